@@ -1,0 +1,1 @@
+"""The cluster's precision controller: records, policies, guards, control loop and broadcast protocol."""

@@ -1,0 +1,53 @@
+"""The engine's own decision: which precision one step runs in.
+
+Pure and standard library only, so that the engine's scheduler and the simulator run the same code.
+The order of precedence: a pinned request, then a fixed directive, then the thresholds of the ``auto`` directive.
+"""
+
+from dataclasses import dataclass
+
+from nestedfp.modes import DirectiveMode, Mode
+
+
+@dataclass(frozen=True, slots=True)
+class StepRule:
+    """Thresholds of the ``auto`` directive. A step runs FP8 as soon as one of them is passed.
+
+    Attributes:
+        fp8_step_tokens: FP8 when the step schedules more tokens than this (the paper's rule takes half of the
+            engine's token budget). None switches the threshold off.
+        fp8_wait_s: FP8 when the oldest waiting request has waited longer than this, in seconds. None switches it off.
+    """
+
+    fp8_step_tokens: int | None = None
+    fp8_wait_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepSignals:
+    """What the scheduler sees at the moment it has filled a step."""
+
+    scheduled_tokens: int
+    oldest_wait_s: float  # age of the oldest request that is still waiting; 0 when none waits
+    has_pinned: bool  # a scheduled request demands FP16
+
+
+@dataclass(frozen=True, slots=True)
+class StepChoice:
+    """The precision of a step, and why."""
+
+    mode: Mode
+    reason: str  # "pinned", "directive", "step_tokens", "wait", "below_thresholds"
+
+
+def choose(signals: StepSignals, directive: DirectiveMode, rule: StepRule) -> StepChoice:
+    """Choose the precision of one step."""
+    if signals.has_pinned:
+        return StepChoice(Mode.FP16, "pinned")
+    if directive is not DirectiveMode.AUTO:
+        return StepChoice(Mode(directive.value), "directive")
+    if rule.fp8_step_tokens is not None and signals.scheduled_tokens > rule.fp8_step_tokens:
+        return StepChoice(Mode.FP8, "step_tokens")
+    if rule.fp8_wait_s is not None and signals.oldest_wait_s > rule.fp8_wait_s:
+        return StepChoice(Mode.FP8, "wait")
+    return StepChoice(Mode.FP16, "below_thresholds")
