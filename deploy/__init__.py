@@ -1,0 +1,1 @@
+"""The Ray Serve application: replicas, ingress, and the start-up command."""

@@ -1,0 +1,170 @@
+"""The replica's end of the control plane: sends a snapshot every period, puts directives in force, watches the lease.
+
+Talks to the engine and to the controller through two small interfaces, so that it knows neither vLLM nor Ray.
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from controller.config import ControllerConfig
+from controller.protocol import DirectiveFollower
+from controller.schema import Directive, DirectiveAck, ReplicaSnapshot
+from deploy.latency import SlidingWindow
+
+log = logging.getLogger(__name__)
+
+EngineCall = Callable[..., Awaitable[Any]]  # (utility name, *arguments) -> result
+REPORT_TIMEOUT_S = 2.0
+LATENCY_SPAN_S = 5.0
+
+
+class ControllerLink(Protocol):
+    """The way to the controller."""
+
+    async def report(self, snapshot: dict[str, Any]) -> dict[str, Any] | None:
+        """Send a snapshot; return the current directive, or None when the controller has none. Raises when unreachable."""
+
+
+class ReplicaAgent:
+    """Control-plane agent of one replica.
+
+    Args:
+        replica_id: the name of the replica in the controller's status.
+        engine: calls a utility of the engine core by name.
+        controller: the way to the controller.
+        config: periods and the fallback that holds when the controller's lease runs out.
+    """
+
+    def __init__(
+        self, replica_id: str, engine: EngineCall, controller: ControllerLink, config: ControllerConfig
+    ) -> None:
+        self._id = replica_id
+        self._incarnation = uuid.uuid4().hex
+        self._engine = engine
+        self._controller = controller
+        self._period_s = config.report_period_s
+        self._follower = DirectiveFollower(replica_id, config.fallback)
+        self._ttft = SlidingWindow(LATENCY_SPAN_S)
+        self._tpot = SlidingWindow(LATENCY_SPAN_S)
+        self._stats: dict[str, Any] | None = None
+        self._stats_at_s = 0.0
+        self._seq = 0
+        self._applying = asyncio.Lock()
+        self._applied: tuple[Any, ...] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._reachable = True
+
+    # -- life cycle ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Put the fallback in force and start the two loops on the running event loop."""
+        await self._put_in_force()
+        self._tasks = [asyncio.create_task(self._poll_engine()), asyncio.create_task(self._report())]
+
+    async def stop(self) -> None:
+        """End the loops."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # -- directives ----------------------------------------------------------------------------------------------------
+
+    async def apply(self, directive: dict[str, Any]) -> dict[str, Any]:
+        """Take a directive; return the acknowledgement once the engine runs its next step under what is in force.
+
+        Raises:
+            pydantic.ValidationError: for a malformed directive; nothing changes then.
+        """
+        _, ack = self._follower.on_directive(time.monotonic(), Directive.model_validate(directive))
+        await self._put_in_force()
+        result: dict[str, Any] = DirectiveAck.model_dump(ack, mode="json")
+        return result
+
+    async def _put_in_force(self) -> None:
+        """Bring the engine in line with the follower. Serialised, so that the engine sees directives in order."""
+        async with self._applying:
+            force = self._follower.in_force(time.monotonic())
+            wanted = (force.mode, force.rule, force.epoch)
+            if wanted == self._applied:
+                return
+            rule = {"fp8_step_tokens": force.rule.fp8_step_tokens, "fp8_wait_s": force.rule.fp8_wait_s}
+            await self._engine(
+                "nestedfp_set_directive", {"mode": force.mode.value, "epoch": force.epoch, "rule": rule}
+            )
+            self._applied = wanted
+
+    # -- latencies -----------------------------------------------------------------------------------------------------
+
+    def observe(self, ttft_s: list[float], itl_s: list[float]) -> None:
+        """Take the latencies of one engine iteration: times to first token and inter-token times."""
+        now_s = time.monotonic()
+        for value in ttft_s:
+            self._ttft.add(now_s, value * 1e3)
+        for value in itl_s:
+            self._tpot.add(now_s, value * 1e3)
+
+    # -- loops ---------------------------------------------------------------------------------------------------------
+
+    async def _poll_engine(self) -> None:
+        # A loop of its own: the engine answers between two steps, and a long step must not delay the snapshots.
+        while True:
+            began_s = time.monotonic()
+            try:
+                self._stats = await self._engine("nestedfp_stats")
+                self._stats_at_s = time.monotonic()
+            except Exception:
+                log.exception("the engine does not answer; the health check will replace this replica")
+                self._stats = None
+                await asyncio.sleep(1.0)
+            await asyncio.sleep(max(0.0, self._period_s - (time.monotonic() - began_s)))
+
+    async def _report(self) -> None:
+        while True:
+            began_s = time.monotonic()
+            try:
+                if self._follower.on_timer(began_s):
+                    log.warning("the controller's lease ran out; falling back to %s", self._follower.in_force(began_s))
+                    await self._put_in_force()
+                if self._stats is not None:
+                    await self._report_once(began_s)
+            except Exception:
+                log.exception("snapshot failed; trying again")
+            await asyncio.sleep(max(0.0, self._period_s - (time.monotonic() - began_s)))
+
+    async def _report_once(self, now_s: float) -> None:
+        snapshot = self.snapshot(now_s).model_dump(mode="json")
+        try:
+            directive = await asyncio.wait_for(self._controller.report(snapshot), REPORT_TIMEOUT_S)
+        except Exception as error:
+            if self._reachable:
+                log.warning("the controller is not reachable (%r); the directive holds until its lease ends", error)
+            self._reachable = False
+            return
+        if not self._reachable:
+            log.warning("the controller is reachable again")
+        self._reachable = True
+        if directive is not None:
+            await self.apply(directive)
+
+    def snapshot(self, now_s: float) -> ReplicaSnapshot:
+        """Build the replica's snapshot from the newest engine statistics."""
+        assert self._stats is not None, "no snapshot before the engine's first answer"
+        stats = dict(self._stats)
+        self._seq += 1
+        # Requests that wait keep waiting while the engine is inside a long step.
+        age_s = now_s - self._stats_at_s if stats["waiting"] else 0.0
+        stats["oldest_wait_s"] += max(0.0, age_s)
+        return ReplicaSnapshot(
+            replica_id=self._id,
+            incarnation=self._incarnation,
+            seq=self._seq,
+            ready=True,
+            lease_remaining_s=self._follower.lease_remaining_s(now_s),
+            ttft=self._ttft.summary(now_s),
+            tpot=self._tpot.summary(now_s),
+            **stats,
+        )

@@ -1,0 +1,139 @@
+"""Builds the Ray Serve application from the configuration; wiring only.
+
+``deploy.app:build`` is the import path for Serve configuration files: ``args: {config: path/to/file.yaml}``.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+from ray.serve.config import DeploymentActorConfig
+from ray.serve.llm import LLMConfig, build_llm_deployment
+from ray.serve.schema import LoggingConfig
+
+from deploy.accelerator import resolve
+from deploy.config import REPOSITORY, DeployConfig, load
+from deploy.ingress import build_ingress
+from deploy.server import CONTROLLER_ACTOR, NestedFPServer
+
+APP_NAME = "nestedfp"
+
+
+def build(args: dict[str, str]) -> Any:
+    """Entry point for Serve configuration files.
+
+    Args:
+        args: ``{"config": path of a deployment YAML}``.
+    """
+    return application(load(Path(args["config"])))
+
+
+def application(config: DeployConfig) -> Any:
+    """Return the Serve application of a configuration."""
+    llm = llm_config(config)
+    server = build_llm_deployment(
+        llm,
+        deployment_cls=NestedFPServer,
+        bind_kwargs={
+            "controller": config.controller.model_dump(mode="json"),
+            "precision": config.engine.quantization == "nestedfp",
+        },
+    )
+    from ray.llm._internal.serve.core.configs.openai_api_models import to_model_metadata
+
+    ingress = serve.deployment(
+        build_ingress(),
+        name="Ingress",
+        num_replicas=1,
+        max_ongoing_requests=4096,
+        ray_actor_options={"num_cpus": 0.1},
+    )
+    return ingress.bind(
+        llm_deployments={config.model.id: server}, model_cards={config.model.id: to_model_metadata(config.model.id, llm)}
+    )
+
+
+def deployment_name(config: DeployConfig) -> str:
+    """Return the name Ray Serve LLM gives the replicas' deployment."""
+    return f"{NestedFPServer.__name__}:{config.model.id.replace('/', '--').replace('.', '_')}"
+
+
+def llm_config(config: DeployConfig) -> LLMConfig:
+    """Return Ray Serve LLM's configuration of the model, its engine and its replicas."""
+    kind = resolve(config.engine.accelerator)
+    threads = config.engine.cpu_threads or default_threads(config)
+    env = {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")])),
+        "HF_HUB_OFFLINE": "1",  # models come from disk; without it the first chat request waits for the hub
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    if kind == "cpu":
+        env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads)}
+    options: dict[str, Any] = {
+        "num_replicas": config.replicas,
+        "health_check_period_s": 2,
+        "health_check_timeout_s": 10,
+        "graceful_shutdown_timeout_s": 20,
+        "max_ongoing_requests": 4096,
+        "max_constructor_retry_count": 2,
+        "ray_actor_options": {"num_cpus": 1},
+        "logging_config": LoggingConfig(enable_access_log=False),
+    }
+    if config.engine.quantization == "nestedfp":
+        options["deployment_actors"] = [controller_actor(config, env)]
+    return LLMConfig(
+        model_loading_config={"model_id": config.model.id, "model_source": str(config.model.folder)},
+        accelerator_config={"kind": kind},
+        engine_kwargs=engine_kwargs(config, kind),
+        deployment_config=options,
+        runtime_env={"env_vars": env},
+        # Ray Serve LLM holds streamed tokens back for 50 ms by default; 0 passes every token on at once.
+        experimental_configs={"stream_batching_interval_ms": 0},
+        log_engine_metrics=False,
+    )
+
+
+def engine_kwargs(config: DeployConfig, kind: str) -> dict[str, Any]:
+    """Return the arguments of each replica's vLLM engine; our scheduler and worker are filled in by the plugin."""
+    engine = config.engine
+    kwargs: dict[str, Any] = {
+        "dtype": "float16",
+        "load_format": config.model.load_format,
+        "max_model_len": config.model.max_model_len,
+        "tensor_parallel_size": engine.tensor_parallel_size,
+        "max_num_seqs": engine.max_num_seqs,
+        "max_num_batched_tokens": engine.max_num_batched_tokens,
+        "enforce_eager": engine.enforce_eager,
+        "enable_prefix_caching": engine.enable_prefix_caching,
+        "gpu_memory_utilization": engine.gpu_memory_utilization,
+    }
+    if engine.kv_cache_bytes is not None:
+        kwargs["kv_cache_memory_bytes"] = engine.kv_cache_bytes
+    if engine.quantization == "nestedfp":
+        kwargs["quantization"] = "nestedfp"
+        kwargs["additional_config"] = {"nestedfp": {"quantize_activations": engine.quantize_activations}}
+    return kwargs
+
+
+def controller_actor(config: DeployConfig, env: dict[str, str]) -> DeploymentActorConfig:
+    """Return the controller as an actor that Serve starts with the deployment and replaces when it dies."""
+    return DeploymentActorConfig(
+        name=CONTROLLER_ACTOR,
+        actor_class="controller.actor:ControllerActor",
+        init_kwargs={
+            "config": config.controller.model_dump(mode="json"),
+            "app_name": APP_NAME,
+            "deployment_name": deployment_name(config),
+            "log_path": config.decision_log,
+        },
+        # Its own environment, without Ray Serve LLM's set-up hook: the controller must not import vLLM, so that it
+        # starts, and restarts, in a second.
+        actor_options={"num_cpus": 0, "runtime_env": {"env_vars": env, "worker_process_setup_hook": None}},
+    )
+
+
+def default_threads(config: DeployConfig) -> int:
+    """Return the threads of each rank of each replica: the cores, shared out, at least one."""
+    cores = len(os.sched_getaffinity(0))
+    return max(1, cores // (config.replicas * config.engine.tensor_parallel_size))

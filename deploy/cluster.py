@@ -1,0 +1,28 @@
+"""A Ray cluster of this machine alone, for the start-up command. On Kubernetes KubeRay makes the cluster instead."""
+
+import logging
+import os
+
+import ray
+from ray import serve
+
+from deploy.config import DeployConfig
+
+OBJECT_STORE_BYTES = 200 << 20  # nothing large travels between processes
+
+
+def start_cluster(config: DeployConfig, verbose: bool) -> None:
+    """Start Ray and Serve's HTTP proxy, on loopback unless the configuration names another address."""
+    ranks = config.replicas * config.engine.tensor_parallel_size
+    ray.init(
+        address="local",  # never attach to somebody else's cluster
+        num_cpus=max(os.cpu_count() or 1, config.replicas + ranks + 2),  # bookkeeping: replicas and ranks need a slot each
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        log_to_driver=verbose,
+        logging_level=logging.INFO if verbose else logging.WARNING,
+    )
+    serve.start(
+        http_options={"host": config.http.host, "port": config.http.port},
+        logging_config={"enable_access_log": False},
+    )

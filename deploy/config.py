@@ -1,0 +1,123 @@
+"""Configuration of the whole service: one YAML file, one frozen pydantic model, unknown keys refused.
+
+Must not import ray, vllm or torch: it is read before anything heavy starts.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from controller.config import ControllerConfig
+
+ADMIN_KEY_ENV = "NESTEDFP_ADMIN_KEY"
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+class ConfigError(ValueError):
+    """The configuration file cannot be used; the message names the file, the key and what is expected."""
+
+
+class Section(BaseModel):
+    """Base of all sections: immutable, no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelSection(Section):
+    """Which model to serve."""
+
+    id: Annotated[str, Field(min_length=1)]  # the name that requests give as "model"
+    path: str  # checkpoint folder; a relative one counts from the repository's root
+    load_format: Literal["auto", "dummy"] = "auto"  # dummy: random weights, needs only config.json and a tokenizer
+    max_model_len: Annotated[int, Field(ge=16)] = 1024  # tokens, prompt and completion together
+
+    @property
+    def folder(self) -> Path:
+        return Path(os.path.expanduser(self.path)) if os.path.isabs(self.path) else REPOSITORY / self.path
+
+
+class EngineSection(Section):
+    """How each replica's vLLM engine runs."""
+
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto"  # auto: gpu if this machine has one that CUDA can use
+    quantization: Literal["nestedfp", "none"] = "nestedfp"  # none: plain FP16 vLLM, the peer to compare with
+    tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
+    max_num_seqs: Annotated[int, Field(ge=1)] = 32
+    max_num_batched_tokens: Annotated[int, Field(ge=16)] = 2048  # token budget of one step
+    enforce_eager: bool = False  # skip torch.compile (and CUDA graphs): starts faster, steps are slower
+    enable_prefix_caching: bool = True
+    quantize_activations: bool = False  # CPU only: FP8 steps round activations to E4M3 as a GPU does
+    kv_cache_bytes: Annotated[int, Field(ge=1 << 20)] | None = None  # required on a CPU; on a GPU None takes what is left
+    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    cpu_threads: Annotated[int, Field(ge=1)] | None = None  # per tensor-parallel rank; None: cores / (replicas * ranks)
+
+
+class HttpSection(Section):
+    """Where the service listens."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=1, le=65535)] = 8000
+
+
+class DeployConfig(Section):
+    """The whole service."""
+
+    model: ModelSection
+    engine: EngineSection = EngineSection()
+    http: HttpSection = HttpSection()
+    replicas: Annotated[int, Field(ge=1)] = 1
+    controller: ControllerConfig = ControllerConfig()
+    decision_log: str | None = None  # JSON lines of the controller's decisions; None: kept in memory only
+
+    @field_validator("model")
+    @classmethod
+    def _folder_exists(cls, model: ModelSection) -> ModelSection:
+        if not (model.folder / "config.json").is_file():
+            raise ValueError(f"path {model.path!r}: no config.json in {model.folder}")
+        return model
+
+    @model_validator(mode="after")
+    def _budget_covers_sequences(self) -> Self:
+        if self.engine.max_num_batched_tokens < self.engine.max_num_seqs:
+            raise ValueError(
+                f"engine.max_num_batched_tokens ({self.engine.max_num_batched_tokens}) must be at least "
+                f"engine.max_num_seqs ({self.engine.max_num_seqs})"
+            )
+        return self
+
+
+def load(path: Path) -> DeployConfig:
+    """Read and check a configuration file.
+
+    Raises:
+        ConfigError: one message that lists every fault with its key.
+    """
+    try:
+        data: Any = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: expected a mapping with the keys {sorted(DeployConfig.model_fields)}, got {data!r}")
+    try:
+        return DeployConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {describe(error)}") from None
+
+
+def describe(error: ValidationError) -> str:
+    """Put a pydantic error on one line per fault: ``key: what is wrong (got value)``."""
+    lines = []
+    for fault in error.errors():
+        where = ".".join(str(part) for part in fault["loc"]) or "configuration"
+        if fault["type"] == "extra_forbidden":
+            lines.append(f"unknown key {where!r}")
+        elif fault["type"] == "missing":
+            lines.append(f"key {where!r} is required")
+        else:
+            lines.append(f"{where}: {fault['msg']}" + ("" if fault["type"] == "value_error" else f" (got {fault['input']!r})"))
+    return "; ".join(lines)

@@ -1,0 +1,101 @@
+"""The HTTP front: OpenAI's routes from Ray Serve LLM, plus the controller's status and the operator's routes."""
+
+import hmac
+import os
+from typing import Annotated, Any
+
+import ray
+from fastapi import FastAPI, Header, HTTPException, Query, status
+from pydantic import BaseModel, ConfigDict, Field
+from ray.serve.llm.ingress import OpenAiIngress, make_fastapi_ingress
+
+from deploy.config import ADMIN_KEY_ENV
+from deploy.server import CONTROLLER_ACTOR
+from nestedfp.modes import DirectiveMode
+
+ACTOR_TIMEOUT_S = 5.0
+
+
+class OverrideRequest(BaseModel):
+    """Body of ``POST /admin/directive``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    mode: DirectiveMode  # "fp16" and "fp8" override the policy, "auto" hands back to it
+    ttl_s: Annotated[float, Field(gt=0)] | None = None  # the override ends by itself; None: until the next one
+
+
+class NestedFPIngress(OpenAiIngress):  # type: ignore[misc]
+    """OpenAI's routes and the control plane's."""
+
+    async def status(self) -> dict[str, Any]:
+        """Mode, epoch and reason in force, and the state of every replica."""
+        result: dict[str, Any] = await _ask_controller("status")
+        return result
+
+    async def decisions(self, since: Annotated[int, Query(ge=0)] = 0) -> list[dict[str, Any]]:
+        """The controller's decisions with an id above ``since``, oldest first."""
+        result: list[dict[str, Any]] = await _ask_controller("decisions", since)
+        return result
+
+    async def set_directive(
+        self, body: OverrideRequest, authorization: Annotated[str | None, Header()] = None
+    ) -> dict[str, Any]:
+        """Override the policy, or hand back to it. Needs ``Authorization: Bearer <admin key>``."""
+        require_admin(authorization)
+        result: dict[str, Any] = await _ask_controller("set_override", body.mode.value, body.ttl_s)
+        return result
+
+
+def require_admin(authorization: str | None) -> None:
+    """Check the admin key.
+
+    Raises:
+        HTTPException: 403 when the service has no key, 401 when the request's is missing or wrong.
+    """
+    key = os.environ.get(ADMIN_KEY_ENV)
+    if not key:
+        raise HTTPException(
+            status.HTTP_403_FORBIDDEN, f"admin routes are off: start the service with {ADMIN_KEY_ENV} set"
+        )
+    given = (authorization or "").removeprefix("Bearer ")
+    if not hmac.compare_digest(given.encode(), key.encode()):
+        raise HTTPException(
+            status.HTTP_401_UNAUTHORIZED,
+            "missing or wrong admin key: send the header 'Authorization: Bearer <key>'",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+
+
+async def _ask_controller(method: str, *args: Any) -> Any:
+    # Looked up for every call: Serve replaces a crashed controller by a new actor of the same name.
+    for entry in ray.util.list_named_actors(all_namespaces=True):
+        if entry["name"].startswith("SERVE_DEPLOYMENT_ACTOR") and entry["name"].endswith(CONTROLLER_ACTOR):
+            try:
+                actor = ray.get_actor(entry["name"], namespace=entry["namespace"])
+                return await getattr(actor, method).options(name=method).remote(*args)
+            except (ValueError, ray.exceptions.RayActorError):
+                continue
+    raise HTTPException(
+        status.HTTP_503_SERVICE_UNAVAILABLE,
+        "the controller is restarting; replicas go on under their last directive and then under the fallback; try again",
+        headers={"Retry-After": "2"},
+    )
+
+
+ROUTES = {
+    "models": lambda app: app.get("/v1/models"),
+    "model_data": lambda app: app.get("/v1/models/{model:path}"),
+    "completions": lambda app: app.post("/v1/completions"),
+    "chat": lambda app: app.post("/v1/chat/completions"),
+    "tokenize": lambda app: app.post("/tokenize"),
+    "detokenize": lambda app: app.post("/detokenize"),
+    "status": lambda app: app.get("/status"),
+    "decisions": lambda app: app.get("/decisions"),
+    "set_directive": lambda app: app.post("/admin/directive"),
+}
+
+
+def build_ingress(app: FastAPI | None = None) -> Any:
+    """Return the ingress class with its routes, ready for ``serve.deployment``."""
+    return make_fastapi_ingress(NestedFPIngress, endpoint_map=ROUTES, app=app)

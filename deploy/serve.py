@@ -1,0 +1,111 @@
+"""``python -m deploy.serve --config FILE``: starts the whole service on this machine and stays until it is told to stop.
+
+Prints one line ``ready http://HOST:PORT after N s`` once the first requests have been answered.
+"""
+
+import argparse
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from deploy.config import ADMIN_KEY_ENV, REPOSITORY, ConfigError, DeployConfig, load
+
+DEFAULT_CONFIG = REPOSITORY / "deploy" / "configs" / "demo.yaml"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the service; return the exit status."""
+    began_s = time.monotonic()
+    parser = argparse.ArgumentParser(prog="python -m deploy.serve", description=__doc__)
+    parser.add_argument("--config", type=Path, default=DEFAULT_CONFIG, help="deployment YAML (default: %(default)s)")
+    parser.add_argument("--verbose", action="store_true", help="show the log of every process on this terminal")
+    args = parser.parse_args(argv)
+    try:
+        config = load(args.config)
+        preflight(config)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    return run(config, args.verbose, began_s, stop)
+
+
+def preflight(config: DeployConfig) -> None:
+    """Check in milliseconds what would otherwise fail after a minute of start-up.
+
+    Raises:
+        ConfigError: the port is taken, or a CPU engine has no size for its KV cache.
+        CheckpointError: a shard is missing or damaged.
+    """
+    import socket
+
+    from deploy.accelerator import resolve
+    from nestedfp.checkpoint import verify_shards
+
+    if config.model.load_format != "dummy":
+        verify_shards(config.model.folder)
+    if resolve(config.engine.accelerator) == "cpu" and config.engine.kv_cache_bytes is None:
+        raise ConfigError("engine.kv_cache_bytes is required on a CPU: the memory of one replica's KV cache, in bytes")
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((config.http.host, config.http.port))
+        except OSError as error:
+            raise ConfigError(
+                f"http: cannot listen on {config.http.host}:{config.http.port} ({error.strerror}); "
+                "stop the other service or set http.port"
+            ) from None
+
+
+def admin_key() -> str:
+    """Return where the admin key comes from, having made one if the environment has none."""
+    if os.environ.get(ADMIN_KEY_ENV):
+        return f"the environment ({ADMIN_KEY_ENV})"
+    path = REPOSITORY / "runs" / "admin.key"
+    path.parent.mkdir(exist_ok=True)
+    os.environ[ADMIN_KEY_ENV] = secrets.token_urlsafe(24)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(os.environ[ADMIN_KEY_ENV])
+    return str(path.relative_to(REPOSITORY))
+
+
+def run(config: DeployConfig, verbose: bool, began_s: float, stop: threading.Event) -> int:
+    """Start Ray and the application, wait until told to stop, and shut everything down."""
+    where = admin_key()
+    # Inherited by every process of the local cluster, which starts with this one.
+    os.environ.setdefault("RAY_DEDUP_LOGS", "1")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    print(f"starting {config.replicas} replica(s) of {config.model.id}; admin key in {where}", flush=True)
+    import ray
+    from ray import serve
+
+    from deploy.app import APP_NAME, application
+    from deploy.cluster import start_cluster
+    from deploy.warmup import warm_up
+
+    url = f"http://{config.http.host}:{config.http.port}"
+    try:
+        start_cluster(config, verbose)
+        serve.run(application(config), name=APP_NAME, route_prefix="/")
+        warm_up(url, config.model.id)
+        print(f"ready {url} after {time.monotonic() - began_s:.0f} s", flush=True)
+        stop.wait()
+        print("stopping", flush=True)
+        return 0
+    except Exception as error:
+        print(f"error: the service did not start: {error}", file=sys.stderr, flush=True)
+        return 1
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""One replica: the engine, its control-plane agent, and the methods that the controller calls."""
+
+import asyncio
+import logging
+from typing import Any
+
+from ray import serve
+from ray.serve.llm import LLMConfig
+from ray.serve.llm.deployment import LLMServer
+
+from controller.config import ControllerConfig
+from deploy.agent import ReplicaAgent
+from deploy.engine import NestedFPEngine
+from nestedfp.vllm_plugin import failure, frontend
+
+log = logging.getLogger(__name__)
+
+CONTROLLER_ACTOR = "nestedfp_controller"
+
+
+class ServeControllerLink:
+    """Reaches the controller actor of this deployment; looks it up anew after a failure, because it may be a new one."""
+
+    def __init__(self) -> None:
+        self._actor: Any = None
+
+    async def report(self, snapshot: dict[str, Any]) -> dict[str, Any] | None:
+        try:
+            if self._actor is None:
+                self._actor = await asyncio.to_thread(serve.get_deployment_actor, CONTROLLER_ACTOR)
+            directive: dict[str, Any] | None = await self._actor.report.remote(snapshot)
+            return directive
+        except BaseException:
+            self._actor = None
+            raise
+
+
+class NestedFPServer(LLMServer):  # type: ignore[misc]
+    """Ray Serve LLM's server with a NestedFP engine under the controller's direction.
+
+    Args:
+        llm_config: the model and its engine.
+        controller: ``ControllerConfig`` as a dictionary.
+        precision: False for a plain engine without modes (the peer in comparisons).
+    """
+
+    _default_engine_cls = NestedFPEngine
+
+    async def __init__(self, llm_config: LLMConfig, *, controller: dict[str, Any], precision: bool, **kwargs: Any) -> None:
+        self._agent: ReplicaAgent | None = None
+        with failure.explained():
+            await super().__init__(llm_config, **kwargs)
+        if not precision:
+            return
+        self._agent = ReplicaAgent(
+            replica_id=serve.get_replica_context().replica_id.unique_id,
+            engine=self.engine.call,
+            controller=ServeControllerLink(),
+            config=ControllerConfig.model_validate(controller),
+        )
+        frontend.observe_latencies(self._agent.observe)
+        await self._agent.start()
+
+    async def apply_directive(self, directive: dict[str, Any]) -> dict[str, Any]:
+        """Put a directive in force and return the acknowledgement; called by the controller's broadcast."""
+        if self._agent is None:
+            raise RuntimeError("this replica runs a plain engine: it has no precision to direct")
+        return await self._agent.apply(directive)

@@ -1,0 +1,47 @@
+"""Discloses in every response how many of its tokens ran in each precision: ``usage.precision_tokens``.
+
+Pure: works on response objects as dictionaries and on server-sent events as text.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+Tokens = dict[str, dict[str, int]]  # {"prompt": {"fp16", "fp8", "cached"}, "completion": {"fp16", "fp8"}}
+PREFIX = "data: "
+
+
+def disclose(usage: dict[str, Any] | None, tokens: Tokens | None) -> dict[str, Any] | None:
+    """Return ``usage`` with ``precision_tokens`` added; made from the tokens alone when there is no usage yet."""
+    if tokens is None:
+        return usage
+    if usage is None:
+        prompt, completion = sum(tokens["prompt"].values()), sum(tokens["completion"].values())
+        usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {**usage, "precision_tokens": tokens}
+
+
+class StreamDiscloser:
+    """Adds the disclosure to a stream of server-sent events.
+
+    A client that asked for ``stream_options.include_usage`` finds it in the usage chunk, as OpenAI defines it. Any other
+    client finds a ``usage`` object in the chunk that carries ``finish_reason``; no chunk is added, so that clients that
+    read ``choices[0]`` of every chunk keep working.
+
+    Args:
+        tokens: returns the counts so far, or None when nothing is known.
+        include_usage: the client asked for a usage chunk.
+    """
+
+    def __init__(self, tokens: Callable[[], Tokens | None], include_usage: bool) -> None:
+        self._tokens = tokens
+        self._marker = '"usage":{' if include_usage else '"finish_reason":"'
+
+    def event(self, event: str) -> str:
+        """Return one event (``data: {...}`` and a blank line), changed only if it is the one to carry the counts."""
+        # The marker cannot come from generated text: quotes are escaped inside JSON strings.
+        if self._marker not in event or not event.startswith(PREFIX):
+            return event
+        chunk = json.loads(event.removeprefix(PREFIX))
+        chunk["usage"] = disclose(chunk.get("usage"), self._tokens())
+        return f"{PREFIX}{json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"

@@ -1,0 +1,24 @@
+"""The pin: a request's demand that all of its tokens are computed in exact FP16. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nestedfp.modes import Mode
+
+PIN_KEY = "precision"  # in SamplingParams.extra_args; over HTTP in vllm_xargs
+PIN_HEADER = "x-nestedfp-precision"
+
+
+def parse_pin(extra_args: Mapping[str, Any] | None) -> bool:
+    """Return True if the request is pinned to FP16.
+
+    Raises:
+        ValueError: for anything but ``"fp16"`` and ``"auto"``.
+    """
+    pin = (extra_args or {}).get(PIN_KEY)
+    if pin not in (None, "auto", Mode.FP16.value):
+        raise ValueError(
+            f"precision must be 'fp16' (every step of this request runs exact FP16) or 'auto' (the service decides), "
+            f"got {pin!r}; set it in vllm_xargs.precision or in the header {PIN_HEADER}"
+        )
+    return pin == Mode.FP16.value

@@ -1,0 +1,89 @@
+"""The quantisation method ``nestedfp``: which layers are nested, and from which kind of checkpoint they come.
+
+A checkpoint whose config.json carries ``{"quantization_config": {"quant_method": "nestedfp", ...}}`` stores the planes;
+any other FP16 or BF16 checkpoint is converted layer by layer while it loads.
+"""
+
+from typing import Any
+
+import torch
+from vllm.config import get_current_vllm_config
+from vllm.model_executor.layers.fused_moe import RoutedExperts
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization import register_quantization_config
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
+from vllm.model_executor.layers.quantization.utils.quant_utils import is_layer_skipped
+
+from nestedfp.format import FORMAT_VERSION
+from nestedfp.vllm_plugin import wiring
+from nestedfp.vllm_plugin.layers import OnlineNestedLinear, StoredNestedLinear
+
+METHOD = "nestedfp"
+_KNOWN_KEYS = {"quant_method", "format_version", "ignore"}
+
+
+class NestedFPConfig(QuantizationConfig):
+    """Quantisation configuration of one model.
+
+    Args:
+        stored: the checkpoint holds the planes (True) or plain weights (False).
+        ignore: names of modules that stay plain FP16.
+    """
+
+    def __init__(self, stored: bool = False, ignore: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.stored = stored
+        self.ignore = list(ignore)
+
+    def get_name(self) -> str:
+        return METHOD
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        # Everything passes vLLM's own check so that wiring.check can refuse with a message that says what to set.
+        return [torch.float16, torch.bfloat16, torch.float32]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return 89  # the first with FP8 tensor cores
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        return []
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "NestedFPConfig":
+        """Read ``quantization_config`` of a converted checkpoint.
+
+        Raises:
+            ValueError: for an unknown key or a format version that this code does not read.
+        """
+        if unknown := sorted(set(config) - _KNOWN_KEYS):
+            raise ValueError(
+                f"config.json: quantization_config holds unknown keys {unknown}; nestedfp knows {sorted(_KNOWN_KEYS)}"
+            )
+        version = config.get("format_version")
+        if version != FORMAT_VERSION:
+            raise ValueError(
+                f"config.json: quantization_config.format_version is {version!r}, this build reads {FORMAT_VERSION}; "
+                "convert the original checkpoint again with nestedfp-convert"
+            )
+        return cls(stored=True, ignore=tuple(config.get("ignore", ())))
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        if isinstance(layer, LinearBase):
+            wiring.require_our_parts(get_current_vllm_config())
+            if is_layer_skipped(prefix, self.ignore, self.packed_modules_mapping):
+                return UnquantizedLinearMethod()
+            return StoredNestedLinear(prefix) if self.stored else OnlineNestedLinear(prefix)
+        if isinstance(layer, RoutedExperts):
+            return UnquantizedFusedMoEMethod(layer.moe_config)
+        return None
+
+
+def register_method() -> None:
+    """Make vLLM know the method's name. Idempotent."""
+    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+
+    if METHOD not in QUANTIZATION_METHODS:
+        register_quantization_config(METHOD)(NestedFPConfig)

@@ -1,0 +1,110 @@
+"""Makes sure that an engine with our weights also has our scheduler and our worker.
+
+``install`` wraps ``EngineArgs.create_engine_config``, the one place through which every front end (``LLM``, ``AsyncLLM``,
+``vllm serve``, Ray Serve LLM) makes its configuration: what the user left open is filled in, what cannot work is refused
+before any process starts. ``require_our_parts`` is the last line of defence inside the worker.
+"""
+
+import functools
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nestedfp.checkpoint import fingerprint, verify_shards
+from nestedfp.vllm_plugin.options import OPTIONS_KEY, PluginOptions
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+SCHEDULER = "nestedfp.vllm_plugin.scheduler.make_scheduler"
+WORKER = "nestedfp.vllm_plugin.worker.NestedFPWorker"
+PLATFORM_WORKERS = ("auto", "vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.worker.gpu_worker.Worker")
+
+
+def install() -> None:
+    """Wrap ``EngineArgs.create_engine_config``. Idempotent."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    original = EngineArgs.create_engine_config
+    if getattr(original, "_nestedfp", False):
+        return
+
+    @functools.wraps(original)
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> "VllmConfig":
+        config = original(self, *args, **kwargs)
+        if config.model_config.quantization == "nestedfp":
+            complete(config)
+        return config
+
+    create_engine_config._nestedfp = True  # type: ignore[attr-defined]
+    EngineArgs.create_engine_config = create_engine_config  # type: ignore[method-assign]
+
+
+def complete(config: "VllmConfig") -> None:
+    """Fill in our scheduler and worker where the user left them open, and check the rest.
+
+    Raises:
+        ValueError: naming the setting that cannot work with nestedfp and what to set instead.
+    """
+    if config.scheduler_config.scheduler_cls is None:
+        config.scheduler_config.scheduler_cls = SCHEDULER
+    if config.parallel_config.worker_cls in PLATFORM_WORKERS:
+        config.parallel_config.worker_cls = WORKER
+    check(config)
+    model_dir = Path(config.model_config.model)
+    if config.load_config.load_format != "dummy" and model_dir.is_dir():
+        verify_shards(model_dir)
+        # vLLM's cache of compiled graphs is keyed by the configuration. Which layers carry outlier lists or stay plain
+        # depends on the weights, so the weights' fingerprint goes into the key.
+        options = dict(config.additional_config.get(OPTIONS_KEY, {}))
+        config.additional_config[OPTIONS_KEY] = {**options, "checkpoint": fingerprint(model_dir)}
+
+    from nestedfp.vllm_plugin import frontend
+
+    frontend.install()
+
+
+def check(config: "VllmConfig") -> None:
+    """Refuse what nestedfp cannot serve.
+
+    Raises:
+        ValueError: with the setting, its value and what to set.
+    """
+    import torch
+
+    if config.model_config.dtype != torch.float16:
+        raise ValueError(
+            f"nestedfp stores FP16 weights, but the engine's dtype is {config.model_config.dtype}; set dtype='float16' "
+            "(a BF16 checkpoint is then cast to FP16 while it loads)"
+        )
+    if config.lora_config is not None:
+        raise ValueError("nestedfp does not serve LoRA adapters; set enable_lora=False or merge the adapter's weights")
+    if config.speculative_config is not None:
+        raise ValueError("nestedfp does not serve speculative decoding; remove speculative_config")
+    if config.model_config.enable_sleep_mode:
+        raise ValueError("nestedfp does not support sleep mode; set enable_sleep_mode=False")
+    require_our_parts(config)
+    PluginOptions.of(config)
+
+
+def require_our_parts(config: "VllmConfig") -> None:
+    """Refuse an engine that has our weights but somebody else's scheduler or worker.
+
+    Raises:
+        ValueError: naming the part and its required value.
+    """
+    for setting, found, wanted in (
+        ("scheduler_cls", config.scheduler_config.scheduler_cls, SCHEDULER),
+        ("worker_cls", config.parallel_config.worker_cls, WORKER),
+    ):
+        name = found if isinstance(found, str) or found is None else f"{found.__module__}.{found.__qualname__}"
+        if name != wanted:
+            raise ValueError(
+                f"nestedfp weights need {setting}={wanted!r} so that every step runs in the precision that was decided "
+                f"for it, but {setting} is {name!r}; leave {setting} unset and nestedfp fills it in"
+            )
+    if os.environ.get("VLLM_PLUGINS") is not None and "nestedfp" not in os.environ["VLLM_PLUGINS"].split(","):
+        raise ValueError(
+            f"VLLM_PLUGINS={os.environ['VLLM_PLUGINS']!r} keeps the nestedfp plugin out of the engine's processes; "
+            "add 'nestedfp' to it or unset it"
+        )
