@@ -1,0 +1,73 @@
+// Every op schema of the extension, and the Python module that carries them. Registration goes through torch's stable
+// ABI, so one binary serves all torch releases from the one it targets on; nestedfp/ops.py holds the fakes and the
+// documentation.
+#include <Python.h>
+#include <torch/csrc/stable/library.h>
+
+#include <string>
+
+#include "cpu/kernels.h"
+#include "format.h"
+#include "mode.h"
+#include "ops_cpu.h"
+
+namespace nestedfp {
+namespace {
+
+void set_mode(int64_t mode) {
+    STD_TORCH_CHECK(mode == static_cast<int64_t>(Mode::kFp16) || mode == static_cast<int64_t>(Mode::kFp8),
+                    "nestedfp::set_mode: expected 0 (FP16) or 1 (FP8), got ", mode);
+    set_current_mode(static_cast<Mode>(mode));
+}
+
+int64_t get_mode() { return static_cast<int64_t>(current_mode()); }
+
+int64_t format_version() { return kFormatVersion; }
+
+std::string cpu_isa() { return cpu::kernels().isa; }
+
+}  // namespace
+}  // namespace nestedfp
+
+STABLE_TORCH_LIBRARY(nestedfp, m) {
+    m.def("split(Tensor weight) -> (Tensor upper, Tensor lower, Tensor counts)");
+    m.def("list_outliers(Tensor weight, int count) -> (Tensor rows, Tensor cols, Tensor deltas)");
+    m.def("pack(Tensor upper, Tensor lower) -> (Tensor packed_upper, Tensor packed_lower)");
+    m.def("unpack(Tensor upper, Tensor lower, int n, int k) -> (Tensor plain_upper, Tensor plain_lower)");
+    m.def(
+        "linear(Tensor x, Tensor upper, Tensor lower, Tensor? bias, Tensor? outlier_rows, Tensor? outlier_cols, "
+        "Tensor? outlier_deltas, SymInt n, SymInt k, bool quantize_activations) -> Tensor");
+    m.def("set_mode(int mode) -> ()");
+    m.def("get_mode() -> int");
+    m.def("format_version() -> int");
+    m.def("cpu_isa() -> str");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(nestedfp, CPU, m) {
+    m.impl("split", TORCH_BOX(&nestedfp::split_cpu));
+    m.impl("list_outliers", TORCH_BOX(&nestedfp::list_outliers_cpu));
+    m.impl("pack", TORCH_BOX(&nestedfp::pack_cpu));
+    m.impl("unpack", TORCH_BOX(&nestedfp::unpack_cpu));
+    m.impl("linear", TORCH_BOX(&nestedfp::linear_cpu));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(nestedfp, CompositeExplicitAutograd, m) {
+    m.impl("set_mode", TORCH_BOX(&nestedfp::set_mode));
+    m.impl("get_mode", TORCH_BOX(&nestedfp::get_mode));
+    m.impl("format_version", TORCH_BOX(&nestedfp::format_version));
+    m.impl("cpu_isa", TORCH_BOX(&nestedfp::cpu_isa));
+}
+
+// `import nestedfp_C` exists to load this library, which registers the ops; the module itself is empty.
+extern "C" PyMODINIT_FUNC PyInit_nestedfp_C() {
+    static PyModuleDef module = {PyModuleDef_HEAD_INIT,
+                                 "nestedfp_C",
+                                 "Registers torch.ops.nestedfp.",
+                                 -1,
+                                 nullptr,
+                                 nullptr,
+                                 nullptr,
+                                 nullptr,
+                                 nullptr};
+    return PyModule_Create(&module);
+}

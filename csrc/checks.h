@@ -1,0 +1,56 @@
+// Argument checks of the ops. Every message says which op, what was expected and what came.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <sstream>
+#include <string>
+
+namespace nestedfp {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+inline std::string shape_of(const Tensor& tensor) {
+    std::ostringstream text;
+    text << '[';
+    for (int64_t i = 0; i < tensor.dim(); ++i) text << (i > 0 ? ", " : "") << tensor.size(i);
+    text << ']';
+    return text.str();
+}
+
+inline const char* name_of(ScalarType type) { return torch::headeronly::toString(type); }
+
+inline void check_cpu(const char* op, const char* name, const Tensor& tensor) {
+    STD_TORCH_CHECK(tensor.is_cpu(), op, ": expected ", name,
+                    " on the CPU, got a tensor on another device; move it with .cpu()");
+}
+
+inline void check_dtype(const char* op, const char* name, const Tensor& tensor, ScalarType expected) {
+    STD_TORCH_CHECK(tensor.scalar_type() == expected, op, ": expected ", name, " of dtype ", name_of(expected),
+                    ", got ", name_of(tensor.scalar_type()), "; convert it with .to()");
+}
+
+inline void check_shape(const char* op, const char* name, const Tensor& tensor, int64_t rows, int64_t cols) {
+    STD_TORCH_CHECK(tensor.dim() == 2 && tensor.size(0) == rows && tensor.size(1) == cols, op, ": expected ", name,
+                    " of shape [", rows, ", ", cols, "], got ", shape_of(tensor));
+}
+
+inline void check_vector(const char* op, const char* name, const Tensor& tensor, int64_t length) {
+    STD_TORCH_CHECK(tensor.dim() == 1 && tensor.size(0) == length, op, ": expected ", name, " of shape [", length,
+                    "], got ", shape_of(tensor));
+}
+
+inline void check_contiguous(const char* op, const char* name, const Tensor& tensor) {
+    STD_TORCH_CHECK(tensor.is_contiguous(), op, ": expected a contiguous ", name, "; call .contiguous() on it");
+}
+
+inline void check_matrix(const char* op, const char* name, const Tensor& tensor) {
+    STD_TORCH_CHECK(tensor.dim() == 2 && tensor.size(0) >= 1 && tensor.size(1) >= 1, op, ": expected ", name,
+                    " of shape [N, K] with N, K >= 1, got ", shape_of(tensor));
+}
+
+}  // namespace nestedfp

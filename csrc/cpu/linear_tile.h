@@ -1,0 +1,325 @@
+// One tile of D[M,N] = X[M,K] @ W[N,K].T, written once over a vector type V (kernels_avx2.cpp, kernels_avx512.cpp).
+//
+// One block of rows (decode): `stream` walks K once, rebuilds weights in registers and uses them at once; the weights
+// are read from memory exactly once and nothing is written but the results. Several blocks (prefill): `multiply`
+// rebuilds a stretch of a panel to FP32 in the first-level cache, and every block of rows then runs a register-blocked
+// FP32 product over it. Both do the same fused multiply-adds on every output element in the same order. See words256.h
+// for the unnamed namespace.
+#pragma once
+
+#include "cpu/half.h"
+#include "cpu/kernels.h"
+#include "cpu/words256.h"
+
+namespace nestedfp::cpu {
+namespace {
+
+// The block sizes that a vector type has kernels for.
+template <int... rows>
+struct RowList {};
+
+// Bytes ahead of the loads that `stream` prefetches. The hardware prefetcher stops at 4 KiB pages, and `stream` crosses
+// one in each of its streams at the same time.
+inline constexpr int64_t kPrefetchBytes = 1024;
+
+template <class V, Weights weights, int parity>
+inline void load_weights(const uint8_t* upper, const int8_t* residual, typename V::Reg out[V::kVecs]) {
+    V::words_to_floats(weight_words<weights, parity>(upper, residual), out);
+}
+
+// Bytes of one pair of k of one panel behind the `upper` pointer.
+constexpr int64_t upper_pair_bytes(Weights weights) { return weights == Weights::kPlain ? 2 * kPairBytes : kPairBytes; }
+
+template <class V, Weights weights, int rows, int panels, int parity>
+inline void stream_step(const uint8_t* const* upper, const int8_t* const* residual, int64_t offset, const float* x,
+                        typename V::Reg (&sums)[panels][rows][V::kVecs]) {
+#pragma GCC unroll 4
+    for (int panel = 0; panel < panels; ++panel) {
+        typename V::Reg w[V::kVecs];
+        load_weights<V, weights, parity>(upper[panel] + offset * upper_pair_bytes(weights),
+                                         weights == Weights::kFp16 ? residual[panel] + offset * kPairBytes : nullptr,
+                                         w);
+#pragma GCC unroll 16
+        for (int row = 0; row < rows; ++row) {
+            const typename V::Reg value = V::broadcast(x + parity * rows + row);
+#pragma GCC unroll 2
+            for (int v = 0; v < V::kVecs; ++v) sums[panel][row][v] = V::fma(value, w[v], sums[panel][row][v]);
+        }
+    }
+}
+
+// c[panels][rows][16] = all of K for `panels` neighbouring panels and one block of rows.
+template <class V, Weights weights, int rows, int panels>
+void stream(const LinearArgs& args, int64_t first_panel, const float* x, float* c) {
+    const int64_t pairs = pair_count(args.k);
+    const uint8_t* upper[panels];
+    const int8_t* residual[panels];
+    for (int panel = 0; panel < panels; ++panel) {
+        upper[panel] = args.upper + (first_panel + panel) * pairs * upper_pair_bytes(weights);
+        residual[panel] =
+            weights == Weights::kFp16 ? args.residual + (first_panel + panel) * pairs * kPairBytes : nullptr;
+    }
+    typename V::Reg sums[panels][rows][V::kVecs];
+#pragma GCC unroll 4
+    for (int panel = 0; panel < panels; ++panel) {
+#pragma GCC unroll 16
+        for (int row = 0; row < rows; ++row) {
+#pragma GCC unroll 2
+            for (int v = 0; v < V::kVecs; ++v) sums[panel][row][v] = V::zero();
+        }
+    }
+    for (int64_t pair = 0; pair < pairs; ++pair) {
+#pragma GCC unroll 4
+        for (int panel = 0; panel < panels; ++panel) {
+            __builtin_prefetch(upper[panel] + pair * upper_pair_bytes(weights) + kPrefetchBytes);
+            if constexpr (weights == Weights::kFp16)
+                __builtin_prefetch(residual[panel] + pair * kPairBytes + kPrefetchBytes);
+        }
+        stream_step<V, weights, rows, panels, 0>(upper, residual, pair, x, sums);
+        stream_step<V, weights, rows, panels, 1>(upper, residual, pair, x, sums);
+        x += 2 * rows;
+    }
+#pragma GCC unroll 4
+    for (int panel = 0; panel < panels; ++panel) {
+#pragma GCC unroll 16
+        for (int row = 0; row < rows; ++row) {
+#pragma GCC unroll 2
+            for (int v = 0; v < V::kVecs; ++v)
+                V::store(c + (panel * rows + row) * kPanel + v * V::kLanes, sums[panel][row][v]);
+        }
+    }
+}
+
+// w[2 * pairs][16] = one panel's weights for `pairs` pairs of k.
+template <class V, Weights weights>
+void unpack_panel(const LinearArgs& args, int64_t panel, int64_t first_pair, int64_t pairs, float* w) {
+    const int64_t start = panel * pair_count(args.k) + first_pair;
+    const uint8_t* upper = args.upper + start * upper_pair_bytes(weights);
+    const int8_t* residual = weights == Weights::kFp16 ? args.residual + start * kPairBytes : nullptr;
+    for (int64_t pair = 0; pair < pairs; ++pair) {
+        typename V::Reg even[V::kVecs];
+        typename V::Reg odd[V::kVecs];
+        load_weights<V, weights, 0>(upper, residual, even);
+        load_weights<V, weights, 1>(upper, residual, odd);
+#pragma GCC unroll 2
+        for (int v = 0; v < V::kVecs; ++v) {
+            V::store(w + v * V::kLanes, even[v]);
+            V::store(w + kPanel + v * V::kLanes, odd[v]);
+        }
+        upper += upper_pair_bytes(weights);
+        if constexpr (weights == Weights::kFp16) residual += kPairBytes;
+        w += 2 * kPanel;
+    }
+}
+
+// c[panels][rows][16] += x[depth][rows] * w[panels][depth][16], with `panel_stride` floats between the panels of c.
+template <class V, int rows, int panels>
+void multiply(const float* x, const float* w, int64_t depth, float* c, int64_t panel_stride) {
+    typename V::Reg sums[panels][rows][V::kVecs];
+#pragma GCC unroll 4
+    for (int panel = 0; panel < panels; ++panel) {
+#pragma GCC unroll 16
+        for (int row = 0; row < rows; ++row) {
+#pragma GCC unroll 2
+            for (int v = 0; v < V::kVecs; ++v) {
+                sums[panel][row][v] = V::load(c + panel * panel_stride + row * kPanel + v * V::kLanes);
+            }
+        }
+    }
+    for (int64_t k = 0; k < depth; ++k) {
+        typename V::Reg weight[panels][V::kVecs];
+#pragma GCC unroll 4
+        for (int panel = 0; panel < panels; ++panel) {
+#pragma GCC unroll 2
+            for (int v = 0; v < V::kVecs; ++v)
+                weight[panel][v] = V::load(w + (panel * depth + k) * kPanel + v * V::kLanes);
+        }
+#pragma GCC unroll 16
+        for (int row = 0; row < rows; ++row) {
+            const typename V::Reg value = V::broadcast(x + k * rows + row);
+#pragma GCC unroll 4
+            for (int panel = 0; panel < panels; ++panel) {
+#pragma GCC unroll 2
+                for (int v = 0; v < V::kVecs; ++v)
+                    sums[panel][row][v] = V::fma(value, weight[panel][v], sums[panel][row][v]);
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (int panel = 0; panel < panels; ++panel) {
+#pragma GCC unroll 16
+        for (int row = 0; row < rows; ++row) {
+#pragma GCC unroll 2
+            for (int v = 0; v < V::kVecs; ++v) {
+                V::store(c + panel * panel_stride + row * kPanel + v * V::kLanes, sums[panel][row][v]);
+            }
+        }
+    }
+}
+
+inline float element_at(const void* data, Element element, int64_t index) {
+    switch (element) {
+        case Element::kFloat:
+            return static_cast<const float*>(data)[index];
+        case Element::kHalf:
+            return to_float(static_cast<const Half*>(data)[index]);
+        case Element::kBFloat16:
+            return to_float(static_cast<const BFloat16*>(data)[index]);
+    }
+    __builtin_unreachable();
+}
+
+inline int64_t first_outlier_from(const LinearArgs& args, int64_t n) {
+    int64_t low = 0;
+    for (int64_t high = args.outliers; low < high;) {
+        const int64_t middle = (low + high) / 2;
+        if (args.outlier_rows[middle] < n) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+// Token scales, outliers, bias, one rounding, store: c[rows][16] of one panel into `out`.
+template <class V, class T>
+void finish_panel(const LinearArgs& args, int64_t panel, int64_t first_row, int64_t rows, float* c) {
+    const int64_t n = panel * kPanel;
+    const int64_t width = args.n - n < kPanel ? args.n - n : kPanel;
+    if (args.token_scale != nullptr) {
+        for (int64_t row = 0; row < rows; ++row) {
+            const float scale = args.token_scale[first_row + row];
+            for (int j = 0; j < kPanel; ++j) c[row * kPanel + j] *= scale;
+        }
+    }
+    if (args.outliers > 0) {
+        for (int64_t i = first_outlier_from(args, n); i < args.outliers && args.outlier_rows[i] < n + width; ++i) {
+            for (int64_t row = 0; row < rows; ++row) {
+                const float x = element_at(args.x, args.element, (first_row + row) * args.k + args.outlier_cols[i]);
+                float& sum = c[row * kPanel + args.outlier_rows[i] - n];
+                sum = __builtin_fmaf(x, args.outlier_deltas[i], sum);
+            }
+        }
+    }
+    alignas(64) float bias[kPanel] = {};
+    if (args.bias != nullptr) {
+        for (int64_t j = 0; j < width; ++j) bias[j] = element_at(args.bias, args.bias_element, n + j);
+    }
+    T* out = static_cast<T*>(args.out) + first_row * args.n + n;
+    for (int64_t row = 0; row < rows; ++row, out += args.n) {
+        alignas(64) T last[kPanel];
+        T* const target = width == kPanel ? out : last;
+#pragma GCC unroll 2
+        for (int v = 0; v < V::kVecs; ++v) {
+            typename V::Reg sum = V::load(c + row * kPanel + v * V::kLanes);
+            if (args.bias != nullptr) sum = V::add(sum, V::load(bias + v * V::kLanes));
+            V::store_as(target + v * V::kLanes, sum);
+        }
+        if (width < kPanel) {
+            for (int64_t j = 0; j < width; ++j) out[j] = last[j];
+        }
+    }
+}
+
+template <class V>
+void finish(const LinearArgs& args, int64_t panel, int64_t first_row, int64_t rows, float* c) {
+    switch (args.element) {
+        case Element::kFloat:
+            return finish_panel<V, float>(args, panel, first_row, rows, c);
+        case Element::kHalf:
+            return finish_panel<V, Half>(args, panel, first_row, rows, c);
+        case Element::kBFloat16:
+            return finish_panel<V, BFloat16>(args, panel, first_row, rows, c);
+    }
+}
+
+template <class V, Weights weights, int rows>
+void stream_panels(const LinearArgs& args, int64_t first_row, int64_t panel, int64_t panel_end) {
+    constexpr int kPanels = V::stream_panels(rows);
+    alignas(64) float c[kPanels * rows * kPanel];
+    const float* const x = args.packed_x + first_row * 2 * pair_count(args.k);
+    for (; panel + kPanels <= panel_end; panel += kPanels) {
+        stream<V, weights, rows, kPanels>(args, panel, x, c);
+        for (int i = 0; i < kPanels; ++i) finish<V>(args, panel + i, first_row, rows, c + i * rows * kPanel);
+    }
+    for (; panel < panel_end; ++panel) {
+        stream<V, weights, rows, 1>(args, panel, x, c);
+        finish<V>(args, panel, first_row, rows, c);
+    }
+}
+
+using StreamFn = void (*)(const LinearArgs&, int64_t, int64_t, int64_t);
+using MultiplyFn = void (*)(const float*, const float*, int64_t, float*, int64_t);
+
+// Entry [rows] of each table is the kernel for a block of that many rows; entry 0 is unused.
+template <class V, Weights weights, class = typename V::Rows>
+struct Streams;
+template <class V, Weights weights, int... rows>
+struct Streams<V, weights, RowList<rows...>> {
+    static constexpr StreamFn table[] = {nullptr, stream_panels<V, weights, rows>...};
+};
+
+template <class V, int panels, class = typename V::Rows>
+struct Multiplies;
+template <class V, int panels, int... rows>
+struct Multiplies<V, panels, RowList<rows...>> {
+    static constexpr MultiplyFn table[] = {nullptr, multiply<V, rows, panels>...};
+};
+
+template <class V, Weights weights>
+void multiply_tile(const LinearArgs& args, Tile tile) {
+    constexpr int kPanels = V::kMultiplyPanels;
+    alignas(64) float c[kMaxTilePanels * kMaxTileRows * kPanel];
+    alignas(64) float w[kPanels * 2 * V::kDepthPairs * kPanel];
+    const int64_t blocks = block_count(args.m, V::kBlockRows);
+    const int64_t pairs = pair_count(args.k);
+    const int64_t first_row = block_begin(args.m, blocks, tile.block_begin);
+    const int64_t rows = block_begin(args.m, blocks, tile.block_end) - first_row;
+    const int64_t panel_stride = rows * kPanel;
+    for (int64_t i = 0; i < (tile.panel_end - tile.panel_begin) * panel_stride; ++i) c[i] = 0.0f;
+
+    for (int64_t pair = 0; pair < pairs; pair += V::kDepthPairs) {
+        const int64_t depth_pairs = pairs - pair < V::kDepthPairs ? pairs - pair : V::kDepthPairs;
+        for (int64_t panel = tile.panel_begin; panel < tile.panel_end; panel += kPanels) {
+            const int64_t panels = tile.panel_end - panel < kPanels ? tile.panel_end - panel : kPanels;
+            for (int64_t i = 0; i < panels; ++i) {
+                unpack_panel<V, weights>(args, panel + i, pair, depth_pairs, w + i * 2 * depth_pairs * kPanel);
+            }
+            for (int64_t block = tile.block_begin; block < tile.block_end; ++block) {
+                const int64_t row = block_begin(args.m, blocks, block);
+                const int64_t block_rows = block_begin(args.m, blocks, block + 1) - row;
+                const MultiplyFn kernel =
+                    panels == kPanels ? Multiplies<V, kPanels>::table[block_rows] : Multiplies<V, 1>::table[block_rows];
+                kernel(args.packed_x + row * 2 * pairs + 2 * pair * block_rows, w, 2 * depth_pairs,
+                       c + (panel - tile.panel_begin) * panel_stride + (row - first_row) * kPanel, panel_stride);
+            }
+        }
+    }
+    for (int64_t panel = tile.panel_begin; panel < tile.panel_end; ++panel) {
+        finish<V>(args, panel, first_row, rows, c + (panel - tile.panel_begin) * panel_stride);
+    }
+}
+
+template <class V, Weights weights>
+void linear(const LinearArgs& args, Tile tile) {
+    const int64_t blocks = block_count(args.m, V::kBlockRows);
+    if (tile.block_end - tile.block_begin == 1) {
+        const int64_t row = block_begin(args.m, blocks, tile.block_begin);
+        const int64_t rows = block_begin(args.m, blocks, tile.block_begin + 1) - row;
+        Streams<V, weights>::table[rows](args, row, tile.panel_begin, tile.panel_end);
+    } else {
+        multiply_tile<V, weights>(args, tile);
+    }
+}
+
+template <class V>
+constexpr Kernels make_table(const char* isa, decltype(Kernels::pack_rows) pack) {
+    return {
+        isa,         V::kBlockRows, V::kMultiplyPanels,
+        split_words, pack,          {linear<V, Weights::kFp16>, linear<V, Weights::kFp8>, linear<V, Weights::kPlain>},
+        read_bytes};
+}
+
+}  // namespace
+}  // namespace nestedfp::cpu

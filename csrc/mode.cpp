@@ -1,0 +1,17 @@
+#include "mode.h"
+
+#include <atomic>
+
+namespace nestedfp {
+namespace {
+
+// Relaxed is enough: the flag orders nothing else. Whoever switches does so between engine steps.
+std::atomic<int64_t> mode_in_force{static_cast<int64_t>(Mode::kFp16)};
+
+}  // namespace
+
+Mode current_mode() { return static_cast<Mode>(mode_in_force.load(std::memory_order_relaxed)); }
+
+void set_current_mode(Mode mode) { mode_in_force.store(static_cast<int64_t>(mode), std::memory_order_relaxed); }
+
+}  // namespace nestedfp
