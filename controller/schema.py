@@ -4,7 +4,7 @@ Frozen pydantic models: unknown keys, NaN and infinities are refused. All ``*_s`
 the name says which clock. Must not import ray, vllm or torch.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -84,3 +84,92 @@ class DirectiveAck(Record):
     epoch: Count
     directive: DirectiveMode
     accepted: bool
+    reason: str = ""  # "applied", "renewed", "older_epoch", "conflict"
+
+
+class Fallback(Record):
+    """What a replica does when it holds no lease: before the first directive, and after the controller fell silent.
+
+    The default lets the engine choose for itself, so that a lost controller costs neither the SLO nor the quality.
+    """
+
+    mode: DirectiveMode = DirectiveMode.AUTO
+    rule: StepRule = StepRule(fp8_wait_s=0.1)  # half of the usual interactive TTFT objective of 200 ms
+
+
+class OverrideView(Record):
+    """The operator's override, as the status shows it."""
+
+    mode: DirectiveMode
+    remaining_s: Seconds | None  # None: holds until it is handed back
+
+
+class ReplicaStatus(Record):
+    """One replica, as the controller last heard of it."""
+
+    id: str
+    mode: Mode
+    epoch: Count
+    directive: DirectiveMode
+    acked: bool  # reports the directive in force: its epoch, its mode and a running lease
+    ready: bool
+    stale: bool  # silent for longer than the guards allow
+    age_s: Seconds  # since the last snapshot, by the controller's clock
+    lease_remaining_s: Seconds  # when the snapshot was taken
+    running: Count
+    waiting: Count
+    waiting_tokens: Count
+    oldest_wait_s: Seconds
+    kv_usage: float
+    tokens_fp16: Count
+    tokens_fp8: Count
+    switches: Count
+    ttft_p90_ms: Milliseconds | None  # None: no request in the window
+    tpot_p90_ms: Milliseconds | None
+    arrivals_per_s: float | None  # None: not known yet
+    tokens_per_s: float | None
+
+
+class DecisionRecord(Record):
+    """One change of the directive: a line of the decision log."""
+
+    kind: Literal["decision"] = "decision"
+    schema_version: int = SCHEMA_VERSION
+    decision_id: Count  # grows by one, from 1 at the start of the controller
+    now_s: float  # the loop's clock
+    wall_s: float | None = None  # seconds since 1970, stamped by the driver
+    from_mode: DirectiveMode
+    to_mode: DirectiveMode
+    rule: StepRule
+    epoch: Count
+    policy: str
+    reason: str
+    inputs: dict[str, float]  # what the decision rested on, units in the names
+
+
+class BroadcastRecord(Record):
+    """How a directive reached the replicas: a line of the decision log, written once all have acknowledged it."""
+
+    kind: Literal["broadcast"] = "broadcast"
+    schema_version: int = SCHEMA_VERSION
+    wall_s: float | None = None
+    epoch: Count
+    mode: DirectiveMode
+    replicas: Count
+    last_ack_ms: Milliseconds  # from the decision to the last replica's acknowledgement
+
+
+class StatusReport(Record):
+    """The answer to GET /status."""
+
+    mode: DirectiveMode  # in force cluster-wide
+    epoch: Count
+    reason: str  # of the directive in force
+    last_reason: str  # of the latest step, which may have held a change back ("held_by_dwell")
+    policy: str
+    since_s: Seconds  # how long the mode has been in force
+    rule: StepRule
+    override: OverrideView | None
+    replicas: tuple[ReplicaStatus, ...]
+    broadcast: BroadcastRecord | None = None  # of the latest directive that every replica has acknowledged
+    step_errors: Count = 0

@@ -1,0 +1,224 @@
+"""The live driver of the control loop: reads the clock, takes snapshots, broadcasts directives, writes the log.
+
+The only file of this package that imports ray, and only when it first broadcasts. A plain class: whoever deploys it
+makes it a Ray actor. All methods are coroutines on one event loop, so that nothing here needs a lock.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from pydantic import ValidationError
+
+from controller.config import ControllerConfig, explain
+from controller.decision_log import DecisionLog
+from controller.loop import ControlLoop, Effects
+from controller.schema import BroadcastRecord, Directive, DirectiveAck, ReplicaSnapshot, StatusReport
+from nestedfp.modes import DirectiveMode
+
+log = logging.getLogger(__name__)
+
+OVERRIDE_WAIT_S = 1.0  # how long the answer to an override waits for the replicas' acknowledgements
+SAME_ERROR_EVERY_S = 10.0  # a failing step would otherwise write ten tracebacks a second
+CANNOT_REACH_EVERY_S = 10.0
+
+
+class Broadcast(Protocol):
+    """The way to all replicas at once. May raise, may return fewer acknowledgements than there are replicas."""
+
+    async def __call__(self, directive: Directive) -> list[DirectiveAck]: ...
+
+
+class ServeBroadcast:
+    """Calls ``apply_directive`` on every replica of a Ray Serve deployment."""
+
+    def __init__(self, app_name: str, deployment_name: str, limit_s: float) -> None:
+        self._app_name = app_name
+        self._deployment_name = deployment_name
+        self._limit_s = limit_s
+        self._handle: Any = None
+
+    async def __call__(self, directive: Directive) -> list[DirectiveAck]:
+        from ray import serve  # here, so that the tests of the actor's logic need not load ray
+
+        if self._handle is None:
+            self._handle = serve.get_deployment_handle(self._deployment_name, self._app_name)
+        response = self._handle.broadcast("apply_directive", directive.model_dump(mode="json"))
+        results = await response.results_async(timeout_s=self._limit_s, return_exceptions=True)
+        acks = []
+        for result in results:
+            if isinstance(result, BaseException):
+                log.warning("a replica did not take directive epoch %d: %r", directive.epoch, result)
+            else:
+                acks.append(DirectiveAck.model_validate(result))
+        return acks
+
+
+class ControllerActor:
+    """The cluster's precision controller.
+
+    Args:
+        config: the controller's section of the service configuration.
+        app_name: Ray Serve application that holds the replicas.
+        deployment_name: its deployment whose replicas have ``apply_directive``.
+        log_path: file for the decision log; None keeps decisions in memory only.
+        broadcast: the way to the replicas; None goes through Ray Serve.
+
+    Raises:
+        ValueError: when the configuration is wrong; the message names each key.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any] | ControllerConfig,
+        app_name: str,
+        deployment_name: str,
+        log_path: str | None = None,
+        broadcast: Broadcast | None = None,
+    ) -> None:
+        try:
+            self._config = ControllerConfig.model_validate(config)
+        except ValidationError as error:
+            raise ValueError(explain(error)) from None
+        self._loop = ControlLoop(self._config)
+        self._log = DecisionLog(log_path, self._config.decisions_kept)
+        self._broadcast = broadcast or ServeBroadcast(app_name, deployment_name, self._config.lease_s)
+        self._sends: set[asyncio.Task[None]] = set()
+        self._settled: BroadcastRecord | None = None
+        self._step_errors = 0
+        self._quiet_until_s: dict[str, float] = {}
+        self._stepper: asyncio.Task[None] | None = None
+
+    # -- called by replicas and operators ------------------------------------------------------------------------------
+
+    async def report(self, snapshot: Mapping[str, Any] | str) -> dict[str, Any]:
+        """Take a replica's snapshot, as a dict or as JSON; answer with the current directive.
+
+        Raises:
+            ValueError: when the snapshot is malformed; nothing changes then.
+        """
+        self._ensure_stepping()
+        now_s = time.monotonic()
+        directive = self._loop.on_snapshot(now_s, _parse_snapshot(snapshot))
+        self._note_settled()
+        return directive.model_dump(mode="json")
+
+    async def set_override(self, mode: str, ttl_s: float | None = None) -> dict[str, Any]:
+        """Put ``mode`` (fp16 or fp8) in force at once, for ``ttl_s`` seconds or until ``auto`` hands back.
+
+        Returns the status as soon as every replica has acknowledged, or after a second.
+
+        Raises:
+            ValueError: for any other mode or a ``ttl_s`` that is not positive; nothing changes then.
+        """
+        self._ensure_stepping()
+        if mode not in set(DirectiveMode):
+            raise ValueError(f"expected mode fp16, fp8 or auto (hand back to the policy), got {mode!r}")
+        send = self._carry_out(self._loop.override(time.monotonic(), DirectiveMode(mode), ttl_s))
+        if send is not None:
+            await asyncio.wait({send}, timeout=OVERRIDE_WAIT_S)
+        return await self.status()
+
+    async def status(self) -> dict[str, Any]:
+        """The cluster's state, ready for JSON."""
+        self._ensure_stepping()
+        report: StatusReport = self._loop.status(time.monotonic())
+        extra = {"broadcast": self._settled, "step_errors": self._step_errors}
+        return report.model_copy(update=extra).model_dump(mode="json")
+
+    async def decisions(self, since_id: int = 0) -> list[dict[str, Any]]:
+        """The decisions after ``since_id`` that are still in memory, oldest first, ready for JSON."""
+        return self._log.since(since_id)
+
+    async def close(self) -> None:
+        """Stop the loop and close the log."""
+        tasks = [task for task in (self._stepper, *self._sends) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._log.close()
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def _ensure_stepping(self) -> None:
+        # Not in __init__: whether a constructor runs inside the event loop is up to whoever creates the actor.
+        if self._stepper is None or self._stepper.done():
+            self._stepper = asyncio.get_running_loop().create_task(self._step_for_ever())
+
+    async def _step_for_ever(self) -> None:
+        while True:
+            now_s = time.monotonic()
+            next_step_at_s = now_s + self._config.step_period_s
+            try:
+                effects = self._loop.step(now_s)
+                next_step_at_s = effects.next_step_at_s
+                self._carry_out(effects)
+            except Exception as error:
+                self._step_errors += 1
+                if self._may_say(repr(error), SAME_ERROR_EVERY_S):
+                    log.exception(
+                        "a step of the control loop failed; the directive stays and the next step tries again"
+                    )
+            await asyncio.sleep(max(0.0, next_step_at_s - time.monotonic()))
+
+    def _carry_out(self, effects: Effects) -> asyncio.Task[None] | None:
+        """Log and send; returns the task of the newest broadcast. Never waits: the loop must not hang on a replica."""
+        send = None
+        # First the broadcast, then the log: a slow disk must not delay the replicas.
+        for directive in effects.directives:
+            send = asyncio.get_running_loop().create_task(self._send(directive))
+            self._sends.add(send)
+            send.add_done_callback(self._sends.discard)
+        if effects.record is not None:
+            record = effects.record.model_copy(update={"wall_s": time.time()})
+            log.info("%s -> %s, epoch %d: %s", record.from_mode, record.to_mode, record.epoch, record.reason)
+            self._log.write(record)
+        return send
+
+    async def _send(self, directive: Directive) -> None:
+        try:
+            acks = await asyncio.wait_for(self._broadcast(directive), self._config.lease_s)
+        except Exception as error:
+            # Not an error of ours: replicas catch up from the answer to their next snapshot.
+            if self._may_say("broadcast", CANNOT_REACH_EVERY_S):
+                log.warning("directive epoch %d could not be broadcast: %r", directive.epoch, error)
+            return
+        now_s = time.monotonic()
+        for ack in acks:
+            self._loop.on_ack(now_s, ack)
+        self._note_settled()
+
+    def _note_settled(self) -> None:
+        """Write how long a directive took to reach every replica, once per epoch."""
+        settled = self._loop.settled()
+        if settled is None or (self._settled is not None and self._settled.epoch == settled[0].epoch):
+            return
+        directive, replicas, after_s = settled
+        self._settled = BroadcastRecord(
+            wall_s=time.time(),
+            epoch=directive.epoch,
+            mode=directive.mode,
+            replicas=replicas,
+            last_ack_ms=after_s * 1e3,
+        )
+        self._log.write(self._settled)
+
+    def _may_say(self, what: str, every_s: float) -> bool:
+        now_s = time.monotonic()
+        if now_s < self._quiet_until_s.get(what, 0.0):
+            return False
+        if len(self._quiet_until_s) > 100:  # messages may hold numbers that differ each time
+            self._quiet_until_s.clear()
+        self._quiet_until_s[what] = now_s + every_s
+        return True
+
+
+def _parse_snapshot(snapshot: Mapping[str, Any] | str) -> ReplicaSnapshot:
+    try:
+        if isinstance(snapshot, str):
+            return ReplicaSnapshot.model_validate_json(snapshot)
+        return ReplicaSnapshot.model_validate(snapshot)
+    except ValidationError as error:
+        raise ValueError(f"malformed snapshot:\n{explain(error)}") from None

@@ -1,0 +1,27 @@
+"""The policies by name. To add one: a file with a config model and a ``decide``, then a line in each table here."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from controller.policies import fixed, slo_feedback, threshold
+from controller.policies.base import PolicySpec
+
+PolicyConfig = Annotated[
+    fixed.StaticFp16 | fixed.StaticFp8 | fixed.EngineAuto | threshold.Threshold | slo_feedback.SloFeedback,
+    Field(discriminator="name"),
+]
+
+POLICIES: Mapping[str, PolicySpec[Any, Any]] = MappingProxyType(
+    {
+        "static_fp16": fixed.SPEC_FP16,
+        "static_fp8": fixed.SPEC_FP8,
+        "engine_auto": fixed.SPEC_AUTO,
+        "threshold": threshold.SPEC,
+        "slo_feedback": slo_feedback.SPEC,
+    }
+)
+
+__all__ = ["POLICIES", "PolicyConfig", "PolicySpec"]
