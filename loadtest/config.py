@@ -1,0 +1,85 @@
+"""What one load test does: a frozen model built from the command line, checked before anything starts. Pure."""
+
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from controller.schema import Record
+from loadtest.prompts import TOKEN_IDS
+from loadtest.records import Policy
+from loadtest.target import loopback_url
+
+Positive = Annotated[float, Field(gt=0)]
+PositiveInt = Annotated[int, Field(ge=1)]
+POLICIES: tuple[Policy, ...] = ("fp16", "fp8", "adaptive")
+
+
+class LoadtestConfig(Record):
+    """One load test. The command line's help explains the fields."""
+
+    # the service: one of the two
+    service_config: Path | None = None
+    url: str | None = None
+    admin_key_env: str = "NESTEDFP_ADMIN_KEY"
+    model: str | None = None
+    start_limit_s: Positive = 900.0
+    # the load
+    trace: Path | None = None
+    seed: Annotated[int, Field(ge=0)] = 0
+    start_s: Annotated[float, Field(ge=0)] | None = None  # None: the window with the most pronounced burst
+    duration_s: Annotated[float, Field(gt=0, le=3600)] = 120.0
+    rate_rps: Positive | None = None  # None: load_fraction of the measured FP16 capacity
+    load_fraction: Annotated[float, Field(gt=0, le=3)] = 0.85
+    context_tokens: Annotated[int, Field(ge=2)] | None = None  # None: what the service says, or 2048
+    length_scale: Positive | None = None
+    max_prompt_tokens: PositiveInt | None = None
+    max_output_tokens: PositiveInt | None = None
+    token_ids: tuple[int, int] = TOKEN_IDS
+    # the runs
+    policies: tuple[Policy, ...] = POLICIES
+    slo_ttft_ms: Positive | None = None  # None: slo_factor x the unloaded latency
+    slo_tpot_ms: Positive | None = None
+    slo_factor: Positive = 5.0
+    probe_s: Annotated[float, Field(gt=0, le=60)] = 10.0
+    probe_concurrency: Annotated[int, Field(ge=1, le=1024)] = 32
+    cooldown_s: Annotated[float, Field(ge=0, le=600)] = 10.0
+    drain_s: Annotated[float, Field(ge=0, le=3600)] = 60.0
+    request_timeout_s: Positive = 120.0
+    max_requests: Annotated[int, Field(ge=1, le=200_000)] = 10_000
+    out: Path = Path("runs")
+
+    @field_validator("url")
+    @classmethod
+    def _loopback(cls, url: str | None) -> str | None:
+        return None if url is None else loopback_url(url)
+
+    @field_validator("policies")
+    @classmethod
+    def _known_policies(cls, policies: tuple[Policy, ...]) -> tuple[Policy, ...]:
+        if not policies or "probe" in policies or len(set(policies)) != len(policies):
+            raise ValueError(f"expected different ones of {','.join(POLICIES)}, got {','.join(policies) or 'none'}")
+        return policies
+
+    @field_validator("token_ids")
+    @classmethod
+    def _wide_enough(cls, token_ids: tuple[int, int]) -> tuple[int, int]:
+        low, high = token_ids
+        if low < 0 or high - low < 32:
+            raise ValueError(f"expected LOW-HIGH with at least 32 ids, got {low}-{high}")
+        return token_ids
+
+    @model_validator(mode="after")
+    def _one_service(self) -> Self:
+        if (self.service_config is None) == (self.url is None):
+            raise ValueError("give either --config FILE (starts the service) or --url URL (a running one)")
+        if self.rate_rps is not None and self.rate_rps * self.duration_s > self.max_requests:
+            raise ValueError(
+                f"--rate {self.rate_rps:g} for {self.duration_s:g} s is more than --max-requests {self.max_requests}"
+            )
+        return self
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether anything must be measured before the runs."""
+        return self.rate_rps is None or self.slo_ttft_ms is None or self.slo_tpot_ms is None

@@ -1,0 +1,17 @@
+"""The errors that end a load test with one readable line instead of a traceback. Standard library only."""
+
+
+class LoadtestError(Exception):
+    """Base: the message says what was expected, what was found and what to do."""
+
+
+class TraceError(LoadtestError):
+    """A trace file cannot be read or cannot give the load that was asked for."""
+
+
+class ServiceError(LoadtestError):
+    """The service did not start, went away, or answered something that the load test does not understand."""
+
+
+class DispatchError(LoadtestError):
+    """The process that sends the requests failed."""

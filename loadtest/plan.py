@@ -1,0 +1,53 @@
+"""What crosses the boundary between the load test and the process that sends the requests. Pydantic models only.
+
+The plan goes in as a JSON file, events come out as JSON lines on standard output, requests as JSON lines in a file.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from controller.schema import Record
+from loadtest.records import Policy
+
+
+class PlannedRequest(Record):
+    """One request to send."""
+
+    at_s: Annotated[float, Field(ge=0)]
+    prompt_tokens: Annotated[int, Field(ge=1)]
+    output_tokens: Annotated[int, Field(ge=1)]
+
+
+class Plan(Record):
+    """The requests of one run and their bounds.
+
+    ``open``: each request is sent at its ``at_s``, whatever happened to the earlier ones. ``closed`` (the calibration
+    probe): ``concurrency`` users send one request after another, in the order of the list, for ``duration_s`` seconds.
+    """
+
+    kind: Literal["open", "closed"]
+    policy: Policy
+    run: Annotated[int, Field(ge=0)]  # number of the run within the load test; part of every prompt
+    url: str
+    model: str
+    requests: tuple[PlannedRequest, ...]
+    duration_s: Annotated[float, Field(gt=0)]
+    drain_s: Annotated[float, Field(ge=0)] = 0.0  # after the last arrival, then what is left is cut
+    concurrency: Annotated[int, Field(ge=1)] = 1
+    request_timeout_s: Annotated[float, Field(gt=0)]
+    seed: int
+    token_ids: tuple[int, int]
+    records_path: Path
+
+
+class Event(Record):
+    """A line of the sender's standard output."""
+
+    event: Literal["start", "progress", "end"]
+    elapsed_s: float = 0.0
+    sent: int = 0
+    in_flight: int = 0
+    done: int = 0
+    errors: int = 0

@@ -1,0 +1,88 @@
+"""The figures of the report (PNG). The only file that imports matplotlib; draws without a display."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from loadtest.metrics import Slo
+from loadtest.records import Policy, RequestRecord, TimelineSample
+from loadtest.verdict import NAMES
+
+COLOURS = {"fp16": "#0072b2", "fp8": "#d55e00", "adaptive": "#009e73"}  # distinguishable for the colour-blind
+LOAD_COLOUR = "#999999"
+ARRIVAL_BIN_S = 2.0
+
+
+def draw_latencies(path: Path, records: Mapping[Policy, Sequence[RequestRecord]], slo: Slo) -> None:
+    """Cumulative distributions of TTFT and TPOT. A curve that ends below 1 belongs to a run with failed requests."""
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
+    for axis, name, limit_ms in ((axes[0], "ttft_ms", slo.ttft_ms), (axes[1], "tpot_ms", slo.tpot_ms)):
+        for policy, requests in records.items():
+            values = np.sort([v for r in requests if (v := getattr(r, name)) is not None and r.error is None])
+            if len(values):
+                share = np.arange(1, len(values) + 1) / len(requests)
+                axis.step(np.maximum(values, 1e-3), share, where="post", label=NAMES[policy], color=COLOURS[policy])
+        axis.axvline(limit_ms, color="black", linestyle=":", label=f"SLO {limit_ms:.4g} ms")
+        axis.set(xscale="log", xlabel=f"{name[:4].upper()} in ms", ylim=(0, 1.02))
+        axis.grid(alpha=0.3)
+        axis.legend(loc="lower right")
+    axes[0].set_ylabel("share of all requests")
+    _save(figure, path)
+
+
+def draw_timelines(
+    path: Path,
+    records: Mapping[Policy, Sequence[RequestRecord]],
+    timelines: Mapping[Policy, Sequence[TimelineSample]],
+    duration_s: float,
+) -> None:
+    """One row a policy: arrivals and waiting requests, and the share of tokens computed in FP8."""
+    figure = Figure(figsize=(11, 1 + 2.4 * max(len(records), 1)), layout="constrained")
+    rows = figure.subplots(max(len(records), 1), 1, sharex=True, squeeze=False)[:, 0]
+    for axis, (policy, requests) in zip(rows, records.items(), strict=False):
+        edges_s = np.arange(0.0, duration_s + ARRIVAL_BIN_S, ARRIVAL_BIN_S)
+        arrivals, _ = np.histogram([request.intended_s for request in requests], edges_s)
+        axis.stairs(arrivals / ARRIVAL_BIN_S, edges_s, color=LOAD_COLOUR, fill=True, alpha=0.5, label="arrivals/s")
+        samples = timelines.get(policy, ())
+        times_s = [sample.at_s for sample in samples]
+        axis.plot(times_s, [s.status.waiting for s in samples], color="black", label="waiting", linewidth=1.2)
+        axis.plot(
+            times_s, [s.status.running for s in samples], color="black", label="running", linewidth=1, linestyle=":"
+        )
+        axis.set(ylabel="requests", title=NAMES[policy], ylim=(0, None))
+        share_axis = axis.twinx()
+        mid_s, fp8_share = fp8_shares(samples)
+        share_axis.fill_between(
+            mid_s, fp8_share, step="mid", color=COLOURS["fp8"], alpha=0.25, label="FP8 share of tokens"
+        )
+        share_axis.set(ylim=(0, 1.02), ylabel="FP8 share")
+        handles = [part for one in (axis, share_axis) for part in one.get_legend_handles_labels()[0]]
+        axis.legend(handles=handles, loc="upper right", fontsize="small", ncols=2)
+    rows[-1].set_xlabel("seconds after the start of the run")
+    _save(figure, path)
+
+
+def fp8_shares(samples: Sequence[TimelineSample]) -> tuple[list[float], list[float]]:
+    """Share of the tokens computed in FP8 between successive samples; NaN where none were."""
+    times_s: list[float] = []
+    shares: list[float] = []
+    for before, after in pairwise(samples):
+        fp16, fp8 = (_growth(before, after, field) for field in ("tokens_fp16", "tokens_fp8"))
+        times_s.append((before.at_s + after.at_s) / 2)
+        shares.append(fp8 / (fp16 + fp8) if fp16 + fp8 else float("nan"))
+    return times_s, shares
+
+
+def _growth(before: TimelineSample, after: TimelineSample, field: str) -> int:
+    old: dict[str, Any] = {replica.id: getattr(replica, field) for replica in before.status.replicas}
+    return sum(max(getattr(r, field) - old.get(r.id, getattr(r, field)), 0) for r in after.status.replicas)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    FigureCanvasAgg(figure).print_png(str(path))  # type: ignore[no-untyped-call]

@@ -1,0 +1,129 @@
+"""Every record that the load test writes or reads: requests, service status, timeline. No I/O beyond JSON lines.
+
+``*_s`` are seconds after the start of the run, ``*_ms`` of a request are milliseconds after its *intended* send time. A
+request that left late therefore carries its lateness in every latency: see docs/loadtest.md on coordinated omission.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from controller.schema import Record
+
+Policy = Literal["fp16", "fp8", "adaptive", "probe"]
+Count = Annotated[int, Field(ge=0)]
+
+
+class PeerRecord(BaseModel):
+    """Base of what the service tells us: fields we do not know are left out, so that it may add some."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class PromptTokens(PeerRecord):
+    """Prompt tokens by the precision of the step that computed them."""
+
+    fp16: Count = 0
+    fp8: Count = 0
+    cached: Count = 0  # read from the prefix cache, not computed
+
+
+class CompletionTokens(PeerRecord):
+    """Completion tokens by the precision of the step that computed them."""
+
+    fp16: Count = 0
+    fp8: Count = 0
+
+
+class PrecisionTokens(PeerRecord):
+    """``usage.precision_tokens`` of a response."""
+
+    prompt: PromptTokens
+    completion: CompletionTokens
+
+
+class RequestRecord(Record):
+    """One request, whether it succeeded or not."""
+
+    policy: Policy
+    index: Count
+    intended_s: float
+    sent_s: float | None  # None: never sent
+    prompt_tokens: Count
+    max_tokens: Count
+    output_tokens: Count
+    status: int | None = None  # HTTP; None when no answer came
+    error: str | None = None
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None  # mean time per output token after the first; None below two tokens
+    latency_ms: float | None = None
+    chunk_ms: tuple[float, ...] = ()  # arrival of every chunk that carried tokens; differences are the ITL
+    precision_tokens: PrecisionTokens | None = None
+    model: str | None = None
+
+    @property
+    def dispatch_lag_ms(self) -> float | None:
+        """How late the request left."""
+        return None if self.sent_s is None else (self.sent_s - self.intended_s) * 1e3
+
+
+class ReplicaStatus(PeerRecord):
+    """One replica in GET /status."""
+
+    id: str
+    mode: str
+    epoch: Count = 0
+    running: Count = 0
+    waiting: Count = 0
+    tokens_fp16: Count = 0
+    tokens_fp8: Count = 0
+    switches: Count = 0
+
+
+class ServiceStatus(PeerRecord):
+    """GET /status."""
+
+    mode: str  # of the directive in force
+    epoch: Count
+    reason: str = ""
+    replicas: tuple[ReplicaStatus, ...]
+
+    @property
+    def waiting(self) -> int:
+        """Requests waiting in all replicas."""
+        return sum(replica.waiting for replica in self.replicas)
+
+    @property
+    def running(self) -> int:
+        """Requests running in all replicas."""
+        return sum(replica.running for replica in self.replicas)
+
+
+class TimelineSample(Record):
+    """The service's status at one moment of a run."""
+
+    policy: Policy
+    at_s: float
+    status: ServiceStatus
+
+
+def mean_tpot_ms(chunk_ms: Sequence[float], output_tokens: int) -> float | None:
+    """Mean time per output token after the first. A chunk may carry several tokens, so tokens divide and not chunks."""
+    if output_tokens < 2 or len(chunk_ms) < 2:
+        return None
+    return (chunk_ms[-1] - chunk_ms[0]) / (output_tokens - 1)
+
+
+def write_jsonl(path: Path, records: Iterable[Record]) -> None:
+    """Write records, one JSON object a line."""
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(record.model_dump_json() + "\n" for record in records)
+
+
+def read_requests(path: Path) -> tuple[RequestRecord, ...]:
+    """Read a requests file, sorted by index."""
+    with path.open(encoding="utf-8") as file:
+        records = (RequestRecord.model_validate_json(line) for line in file if line.strip())
+        return tuple(sorted(records, key=lambda record: record.index))

@@ -1,0 +1,171 @@
+"""Everything the load test found -> summary.json, report.html, a table on the terminal.
+
+The report is made from ``Summary``, the records and the timeline only, so it can be made again from the files of a run.
+"""
+
+import base64
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from rich.console import Console
+from rich.table import Table
+
+from controller.schema import Record
+from loadtest.calibrate import Calibration
+from loadtest.metrics import Percentiles, RunSummary, Slo
+from loadtest.records import Policy, RequestRecord, TimelineSample
+from loadtest.verdict import NAMES
+
+TEMPLATE_DIR = Path(__file__).parent
+
+
+class LoadSummary(Record):
+    """The load that every policy got."""
+
+    trace: str
+    start_s: float
+    duration_s: float
+    requests: int
+    mean_rate_rps: float
+    peak_rate_rps: float  # over 20 s
+    mean_prompt_tokens: float
+    mean_output_tokens: float
+    context_tokens: int
+    length_scale: float
+    seed: int
+
+
+class Summary(Record):
+    """summary.json."""
+
+    schema_version: int = 1
+    started_utc: str
+    model: str
+    machine: str
+    load: LoadSummary
+    calibration: Calibration | None
+    slo: Slo
+    slo_source: str
+    service_slo: dict[str, float]  # what the service's own configuration says about SLOs
+    runs: tuple[RunSummary, ...]
+    verdict: tuple[str, ...]
+    incomplete: str | None = None  # why runs are missing
+    options: dict[str, Any]
+
+
+def write_report(
+    out_dir: Path,
+    summary: Summary,
+    records: Mapping[Policy, Sequence[RequestRecord]],
+    timelines: Mapping[Policy, Sequence[TimelineSample]],
+) -> Path:
+    """Write summary.json, the plots and report.html; returns the path of the latter."""
+    from loadtest.plots import draw_latencies, draw_timelines  # matplotlib takes a second to import
+
+    (out_dir / "summary.json").write_text(summary.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    plots = {"latencies": out_dir / "latencies.png", "timeline": out_dir / "timeline.png"}
+    draw_latencies(plots["latencies"], records, summary.slo)
+    draw_timelines(plots["timeline"], records, timelines, summary.load.duration_s)
+    path = out_dir / "report.html"
+    path.write_text(render_html(summary, {name: plot.read_bytes() for name, plot in plots.items()}), encoding="utf-8")
+    return path
+
+
+def render_html(summary: Summary, plots: Mapping[str, bytes]) -> str:
+    """The report as one self-contained, escaped HTML page."""
+    environment = Environment(loader=FileSystemLoader(TEMPLATE_DIR), autoescape=True, undefined=StrictUndefined)
+    return environment.get_template("report.html.j2").render(
+        summary=summary,
+        header=HEADER,
+        rows=[table_row(run) for run in summary.runs],
+        plots={name: base64.b64encode(png).decode() for name, png in plots.items()},
+        facts=facts(summary),
+    )
+
+
+HEADER = (
+    "policy", "requests", "errors", "TTFT ms p50/p90/p99", "TPOT ms p50/p90/p99", "SLO met", "goodput req/s",
+    "FP16 tokens", "switches", "max waiting", "dispatch lag ms p99",
+)  # fmt: skip
+
+
+def table_row(run: RunSummary) -> tuple[str, ...]:
+    """One row of the table, as text."""
+    return (
+        NAMES.get(run.policy, run.policy),
+        str(run.requests),
+        str(run.errors),
+        _three(run.ttft_ms, 0),
+        _three(run.tpot_ms, 1),
+        f"{100 * run.slo_attainment:.1f} %",
+        f"{run.goodput_rps:.2f}",
+        "?" if run.fp16_token_share is None else f"{100 * run.fp16_token_share:.1f} %",
+        "?" if run.switches is None else str(run.switches),
+        "?" if run.max_waiting is None else str(run.max_waiting),
+        "?" if run.dispatch_lag_ms.p99 is None else f"{run.dispatch_lag_ms.p99:.1f}",
+    )
+
+
+def _three(values: Percentiles, digits: int) -> str:
+    return " / ".join("?" if v is None else f"{v:.{digits}f}" for v in (values.p50, values.p90, values.p99))
+
+
+def facts(summary: Summary) -> tuple[tuple[str, str], ...]:
+    """What was run, as (name, value) lines."""
+    load, calibration = summary.load, summary.calibration
+    lines = [
+        ("Model", summary.model),
+        ("Machine", summary.machine),
+        (
+            "Load",
+            f"{load.trace}, {load.duration_s:g} s from {load.start_s:g} s: {load.requests} requests, mean "
+            f"{load.mean_rate_rps:.2f} requests/s, busiest 20 s {load.peak_rate_rps:.2f} requests/s",
+        ),
+        (
+            "Lengths",
+            f"mean {load.mean_prompt_tokens:.0f} prompt and {load.mean_output_tokens:.0f} output tokens "
+            f"(trace x {load.length_scale:.3g}, context {load.context_tokens})",
+        ),
+        (
+            "SLO of this report",
+            f"TTFT {summary.slo.ttft_ms:.0f} ms, TPOT {summary.slo.tpot_ms:.1f} ms ({summary.slo_source})",
+        ),
+        (
+            "SLO of the service's controller",
+            ", ".join(f"{name} = {value:g}" for name, value in summary.service_slo.items()) or "not known",
+        ),
+    ]
+    if calibration is not None:
+        tpot = "?" if calibration.unloaded_tpot_ms is None else f"{calibration.unloaded_tpot_ms:.1f}"
+        fraction = load.mean_rate_rps / calibration.fp16_capacity_rps
+        peak = load.peak_rate_rps / calibration.fp16_capacity_rps
+        lines.append(
+            (
+                "Calibration",
+                f"unloaded FP16: TTFT {calibration.unloaded_ttft_ms:.0f} ms, TPOT {tpot} ms; capacity "
+                f"{calibration.fp16_capacity_rps:.2f} requests/s in FP16, {calibration.fp8_capacity_rps:.2f} in FP8; "
+                f"the load is {100 * fraction:.0f} % of FP16 capacity on average, "
+                f"{100 * peak:.0f} % in its busiest 20 s",
+            )
+        )
+    return tuple(lines)
+
+
+def print_report(console: Console, summary: Summary) -> None:
+    """The table and the sentences on the terminal."""
+    for name, value in facts(summary):
+        console.print(f"{name}: {value}", markup=False, highlight=False, soft_wrap=True)
+    rows = [table_row(run) for run in summary.runs]
+    table = Table()  # turned: a terminal is narrower than the table of the page
+    table.add_column(HEADER[0])
+    for row in rows:
+        table.add_column(row[0], justify="right", no_wrap=True)
+    for number, name in enumerate(HEADER[1:], start=1):
+        table.add_row(name, *(row[number] for row in rows))
+    console.print(table)
+    if summary.incomplete is not None:
+        console.print(f"INCOMPLETE: {summary.incomplete}", markup=False, highlight=False, soft_wrap=True)
+    for line in summary.verdict:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,175 @@
+"""One whole load test: service, load, calibration, one run a policy, report. Wiring only."""
+
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import yaml
+
+from loadtest.admin import Service
+from loadtest.calibrate import calibrate, choose_rate_rps, choose_slo
+from loadtest.config import LoadtestConfig
+from loadtest.errors import LoadtestError
+from loadtest.metrics import RunSummary, summarise
+from loadtest.progress import Progress
+from loadtest.records import Policy, RequestRecord, TimelineSample, write_jsonl
+from loadtest.report import LoadSummary, Summary, print_report, write_report
+from loadtest.runner import run_policy
+from loadtest.service import serve_command, started_service
+from loadtest.shape import Lengths, at_rate, cut_window, fit_lengths, mean_rate_rps, most_bursty_start_s, peak_rate_rps
+from loadtest.synthetic import synthetic_trace
+from loadtest.trace import Arrival, read_trace
+from loadtest.verdict import verdict
+
+DEFAULT_CONTEXT_TOKENS = 2048
+SYNTHETIC_S = 3600.0
+
+
+def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
+    """Run everything; returns the path of the report. Finished runs are reported even when a later one fails."""
+    trace = read_trace(config.trace) if config.trace else synthetic_trace(config.seed, SYNTHETIC_S)
+    service_slo = slo_settings(config.service_config) if config.service_config else {}
+    started = datetime.now(UTC)
+    out_dir = config.out / started.strftime("%Y%m%dT%H%M%SZ")
+    out_dir.mkdir(parents=True)
+    progress.note(f"results go to {out_dir}")
+    with _service(config, out_dir, progress) as service:
+        model, served_context = service.model()
+        model = config.model or model
+        context = config.context_tokens or served_context or DEFAULT_CONTEXT_TOKENS
+        lengths = Lengths(context, config.length_scale, config.max_prompt_tokens, config.max_output_tokens)
+        fitted, scale = fit_lengths(trace, lengths)
+        start_s = most_bursty_start_s(fitted, config.duration_s) if config.start_s is None else config.start_s
+        window = cut_window(fitted, start_s, config.duration_s)
+        calibration = None
+        if config.needs_calibration:
+            calibration = calibrate(service, config, model, window, out_dir, progress)
+        slo = choose_slo(config, calibration)
+        arrivals = at_rate(fitted, start_s, config.duration_s, choose_rate_rps(config, calibration), config.seed)
+        load = _load_summary(config, context, scale, start_s, arrivals)
+        progress.note(
+            f"{load.requests} requests over {load.duration_s:g} s, mean {load.mean_rate_rps:.2f}/s, busiest 20 s "
+            f"{load.peak_rate_rps:.2f}/s; SLO TTFT {slo.ttft_ms:.0f} ms, TPOT {slo.tpot_ms:.1f} ms"
+        )
+        records: dict[Policy, Sequence[RequestRecord]] = {}
+        timelines: dict[Policy, Sequence[TimelineSample]] = {}
+        runs: list[RunSummary] = []
+
+        def report(incomplete: str | None) -> Path:
+            summary = Summary(
+                started_utc=started.isoformat(timespec="seconds"),
+                model=model,
+                machine=f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+                load=load,
+                calibration=calibration,
+                slo=slo,
+                slo_source=_slo_source(config),
+                service_slo=service_slo,
+                runs=tuple(runs),
+                verdict=verdict(runs),
+                incomplete=incomplete,
+                options=config.model_dump(mode="json"),
+            )
+            write_jsonl(out_dir / "timeline.jsonl", (sample for policy in timelines for sample in timelines[policy]))
+            path = write_report(out_dir, summary, records, timelines)
+            print_report(progress.console, summary)
+            return path
+
+        try:
+            for run, policy in enumerate(config.policies):
+                records[policy], timelines[policy] = run_policy(
+                    service, config, policy, run, model, arrivals, out_dir, progress
+                )
+                runs.append(summarise(records[policy], timelines[policy], slo, config.duration_s))
+                progress.note(_run_line(runs[-1]))
+        except (LoadtestError, KeyboardInterrupt) as error:
+            if runs:
+                progress.note(f"report of the finished runs: {report(str(error) or 'interrupted')}")
+            raise
+        return report(None)
+
+
+@contextmanager
+def _service(config: LoadtestConfig, out_dir: Path, progress: Progress) -> Iterator[Service]:
+    if config.url is not None:
+        key = os.environ.get(config.admin_key_env)
+        if not key:
+            raise LoadtestError(
+                f"expected the admin key of the service in the environment variable {config.admin_key_env}"
+            )
+        with Service(config.url, key) as service:
+            try:
+                yield service
+            finally:
+                _hand_back(service, progress)
+        return
+    assert config.service_config is not None, "LoadtestConfig demands one of the two"
+    command = serve_command(config.service_config)
+    with (
+        started_service(command, out_dir / "service.log", config.start_limit_s, progress.say) as (url, key),
+        Service(url, key) as service,
+    ):
+        progress.note(f"service ready at {url}")
+        yield service
+
+
+def _hand_back(service: Service, progress: Progress) -> None:
+    """A service that goes on running must not stay pinned to the last run's precision."""
+    try:
+        service.hand_back()
+    except LoadtestError as error:
+        progress.note(f"could not hand the precision back to the controller: {error}")
+
+
+def slo_settings(path: Path) -> dict[str, float]:
+    """Every number of a service configuration whose path contains "slo", as {"controller.slo.ttft_ms": 200.0}."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise LoadtestError(f"{path}: cannot read the service configuration ({error.strerror})") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise LoadtestError(f"{path}: expected YAML: {error}") from error
+
+    def numbers(node: Any, name: str) -> Iterator[tuple[str, float]]:
+        if isinstance(node, dict):
+            for key, value in node.items():
+                yield from numbers(value, f"{name}.{key}" if name else str(key))
+        elif isinstance(node, int | float) and not isinstance(node, bool) and "slo" in name.lower():
+            yield name, float(node)
+
+    return dict(numbers(document, ""))
+
+
+def _load_summary(
+    config: LoadtestConfig, context: int, scale: float, start_s: float, arrivals: Sequence[Arrival]
+) -> LoadSummary:
+    return LoadSummary(
+        trace=config.trace.name if config.trace else "synthetic trace",
+        start_s=start_s,
+        duration_s=config.duration_s,
+        requests=len(arrivals),
+        mean_rate_rps=mean_rate_rps(arrivals, config.duration_s),
+        peak_rate_rps=peak_rate_rps(arrivals, config.duration_s),
+        mean_prompt_tokens=mean(arrival.prompt_tokens for arrival in arrivals),
+        mean_output_tokens=mean(arrival.output_tokens for arrival in arrivals),
+        context_tokens=context,
+        length_scale=scale,
+        seed=config.seed,
+    )
+
+
+def _slo_source(config: LoadtestConfig) -> str:
+    measured = [n for n, v in (("TTFT", config.slo_ttft_ms), ("TPOT", config.slo_tpot_ms)) if v is None]
+    return f"{' and '.join(measured)} {config.slo_factor:g} x unloaded latency" if measured else "given"
+
+
+def _run_line(run: RunSummary) -> str:
+    return (
+        f"{run.policy}: {100 * run.slo_attainment:.1f} % within the SLO, {run.errors} of {run.requests} failed, "
+        f"all answered after {run.drained_s:.0f} s"
+    )

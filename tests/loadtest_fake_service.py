@@ -1,0 +1,162 @@
+"""A stand-in for the service that the load test talks to: the real protocol, an engine that only sleeps.
+
+Runs as a process of its own (``python tests/loadtest_fake_service.py``), prints the service's ready line and obeys
+NESTEDFP_ADMIN_KEY. One engine step takes ``--step-ms-fp16`` or ``--step-ms-fp8`` milliseconds and gives one token to each
+of at most ``--max-running`` requests. With the directive "auto" a step runs FP8 while requests wait. The model name of a
+request chooses a fault: "fail" answers HTTP 500, "cut" closes the connection after two tokens, "short" ends early, "mute"
+never answers. GET /received tells the number of completions asked for.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+MODEL = "fake-model"
+
+
+@dataclass(eq=False)
+class Request:
+    prompt_tokens: int
+    max_tokens: int
+    chunks: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+    prompt_mode: str = ""
+    tokens: dict[str, int] = field(default_factory=lambda: {"fp16": 0, "fp8": 0})
+
+
+class Engine:
+    def __init__(self, step_s: dict[str, float], max_running: int) -> None:
+        self.step_s, self.max_running = step_s, max_running
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.directive, self.mode, self.epoch, self.switches, self.received = "auto", "fp16", 0, 0, 0
+        self.tokens = {"fp16": 0, "fp8": 0}
+
+    async def run(self) -> None:
+        while True:
+            while self.waiting and len(self.running) < self.max_running:
+                self.running.append(self.waiting.popleft())
+            if not self.running:
+                await asyncio.sleep(0.002)
+                continue
+            mode = self.directive if self.directive != "auto" else "fp8" if self.waiting else "fp16"
+            self.switches += mode != self.mode
+            self.mode = mode
+            await asyncio.sleep(self.step_s[mode])
+            for request in list(self.running):
+                if not request.prompt_mode:
+                    request.prompt_mode = mode
+                    self.tokens[mode] += request.prompt_tokens
+                request.tokens[mode] += 1
+                self.tokens[mode] += 1
+                request.chunks.put_nowait(mode)
+                if sum(request.tokens.values()) == request.max_tokens:
+                    self.running.remove(request)
+
+    def drop(self, request: Request) -> None:
+        for queue in (self.waiting, self.running):
+            with suppress(ValueError):
+                queue.remove(request)
+
+
+async def completions(http: web.Request) -> web.StreamResponse:
+    engine: Engine = http.app["engine"]
+    body = await http.json()
+    engine.received += 1
+    fault = body["model"]
+    assert body["stream"] and body["ignore_eos"] and body["temperature"] == 0
+    if fault == "fail":
+        return web.json_response({"error": {"message": "made to fail"}}, status=500)
+    if fault == "mute":
+        await asyncio.sleep(3600)
+    request = Request(len(body["prompt"]), body["max_tokens"] - (fault == "short"))
+    engine.waiting.append(request)
+    answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await answer.prepare(http)
+    try:
+        for count in range(request.max_tokens):
+            await request.chunks.get()
+            if fault == "cut" and count == 2:
+                assert http.transport is not None
+                http.transport.abort()
+                return answer
+            await _event(answer, {"model": fault, "choices": [{"text": "x"}]})
+        prompt = {"fp16": 0, "fp8": 0, "cached": 0, request.prompt_mode: request.prompt_tokens}
+        usage = {
+            "prompt_tokens": request.prompt_tokens,
+            "completion_tokens": sum(request.tokens.values()),
+            "precision_tokens": {"prompt": prompt, "completion": request.tokens},
+        }
+        await _event(answer, {"model": fault, "choices": [], "usage": usage})
+        await answer.write(b"data: [DONE]\n\n")
+    finally:
+        engine.drop(request)
+    return answer
+
+
+async def _event(answer: web.StreamResponse, event: dict[str, Any]) -> None:
+    await answer.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+
+
+async def status(http: web.Request) -> web.Response:
+    engine: Engine = http.app["engine"]
+    replica = {
+        "id": "r0", "mode": engine.mode, "epoch": engine.epoch, "running": len(engine.running),
+        "waiting": len(engine.waiting), "tokens_fp16": engine.tokens["fp16"], "tokens_fp8": engine.tokens["fp8"],
+        "switches": engine.switches, "kv_usage": 0.1,
+    }  # fmt: skip
+    return web.json_response({"mode": engine.directive, "epoch": engine.epoch, "reason": "x", "replicas": [replica]})
+
+
+async def directive(http: web.Request) -> web.Response:
+    engine: Engine = http.app["engine"]
+    if http.headers.get("Authorization") != f"Bearer {os.environ.get('NESTEDFP_ADMIN_KEY')}":
+        return web.json_response({"detail": "wrong key"}, status=401)
+    engine.directive = (await http.json())["mode"]
+    engine.epoch += 1
+    return web.json_response({"epoch": engine.epoch, "mode": engine.directive})
+
+
+async def models(_: web.Request) -> web.Response:
+    return web.json_response({"data": [{"id": MODEL, "max_model_len": 256}]})
+
+
+async def received(http: web.Request) -> web.Response:
+    return web.json_response(http.app["engine"].received)
+
+
+async def serve(arguments: argparse.Namespace) -> None:
+    engine = Engine({"fp16": arguments.step_ms_fp16 / 1e3, "fp8": arguments.step_ms_fp8 / 1e3}, arguments.max_running)
+    app = web.Application()
+    app["engine"] = engine
+    app.add_routes(
+        [
+            web.post("/v1/completions", completions),
+            web.get("/v1/models", models),
+            web.get("/status", status),
+            web.post("/admin/directive", directive),
+            web.get("/received", received),
+        ]
+    )
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    assert site._server is not None
+    port = site._server.sockets[0].getsockname()[1]
+    print(f"ready http://127.0.0.1:{port} after 0 s", flush=True)
+    await engine.run()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--step-ms-fp16", type=float, default=20.0)
+    parser.add_argument("--step-ms-fp8", type=float, default=10.0)
+    parser.add_argument("--max-running", type=int, default=4)
+    asyncio.run(serve(parser.parse_args()))
