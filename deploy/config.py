@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from controller.config import ControllerConfig
+from controller.config import ControllerConfig, explain
 
 ADMIN_KEY_ENV = "NESTEDFP_ADMIN_KEY"
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -106,18 +106,4 @@ def load(path: Path) -> DeployConfig:
     try:
         return DeployConfig.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(f"{path}: {describe(error)}") from None
-
-
-def describe(error: ValidationError) -> str:
-    """Put a pydantic error on one line per fault: ``key: what is wrong (got value)``."""
-    lines = []
-    for fault in error.errors():
-        where = ".".join(str(part) for part in fault["loc"]) or "configuration"
-        if fault["type"] == "extra_forbidden":
-            lines.append(f"unknown key {where!r}")
-        elif fault["type"] == "missing":
-            lines.append(f"key {where!r} is required")
-        else:
-            lines.append(f"{where}: {fault['msg']}" + ("" if fault["type"] == "value_error" else f" (got {fault['input']!r})"))
-    return "; ".join(lines)
+        raise ConfigError(f"{path}: {"; ".join(explain(error).splitlines())}") from None

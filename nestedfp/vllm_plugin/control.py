@@ -1,0 +1,38 @@
+"""Direct an engine from Python: for offline use of ``vllm.LLM`` and for benchmarks.
+
+A service is directed by its controller instead; see deploy/agent.py.
+"""
+
+import itertools
+from typing import Any
+
+from nestedfp.modes import DirectiveMode
+from nestedfp.step_rule import StepRule
+
+_epochs = itertools.count(1)
+
+
+def set_directive(llm: Any, mode: DirectiveMode | str, rule: StepRule | None = None) -> None:
+    """Put a directive in force from the next step on.
+
+    Args:
+        llm: a ``vllm.LLM``.
+        mode: ``"fp16"``, ``"fp8"`` or ``"auto"`` (the engine chooses for each step by ``rule``).
+        rule: thresholds of ``auto``.
+
+    Raises:
+        ValueError: for an unknown mode.
+    """
+    rule = rule or StepRule()
+    directive = {
+        "mode": DirectiveMode(mode).value,
+        "epoch": next(_epochs),
+        "rule": {"fp8_step_tokens": rule.fp8_step_tokens, "fp8_wait_s": rule.fp8_wait_s},
+    }
+    llm.llm_engine.engine_core.call_utility("nestedfp_set_directive", directive)
+
+
+def stats(llm: Any) -> dict[str, Any]:
+    """Return the engine's counters; see ``PrecisionMixin.nestedfp_stats``."""
+    result: dict[str, Any] = llm.llm_engine.engine_core.call_utility("nestedfp_stats")
+    return result

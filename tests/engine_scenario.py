@@ -1,0 +1,52 @@
+"""Runs one vLLM engine through a list of generations and prints the results as JSON; the tests start it as a process.
+
+Standard input: {"engine": {arguments of vllm.LLM}, "runs": [{"mode", "rule", "prompts", "max_tokens", "extra_args"}]}.
+Standard output, last line: {"runs": [{"tokens": [[...]], "precision": [usage.precision_tokens], "stats": {...}}]}.
+"""
+
+import json
+import os
+import sys
+
+os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="WARNING")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def main() -> None:
+    """Run the scenario."""
+    scenario = json.load(sys.stdin)
+    from vllm import LLM, SamplingParams
+
+    from nestedfp.step_rule import StepRule
+    from nestedfp.vllm_plugin import control
+    from nestedfp.vllm_plugin.frontend import LEDGER
+
+    nested = scenario.pop("nested", True)
+    llm = LLM(**{"dtype": "float16", "kv_cache_memory_bytes": 64 << 20, "max_model_len": 256, **scenario["engine"]})
+    results = []
+    for run in scenario["runs"]:
+        if nested:
+            control.set_directive(llm, run.get("mode", "fp16"), StepRule(**run.get("rule", {})))
+        params = SamplingParams(
+            max_tokens=run.get("max_tokens", 16), temperature=0, ignore_eos=True, extra_args=run.get("extra_args")
+        )
+        try:
+            outputs = llm.generate(run["prompts"], params, use_tqdm=False)
+        except Exception as error:
+            results.append({"error": f"{type(error).__name__}: {error}"})
+            continue
+        results.append(
+            {
+                "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+                "prompt_tokens": [len(output.prompt_token_ids) for output in outputs],
+                "precision": [LEDGER.usage([output.request_id]) for output in outputs],
+                "stats": control.stats(llm) if nested else None,
+            }
+        )
+        LEDGER.discard([output.request_id for output in outputs])
+    print(json.dumps({"runs": results}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

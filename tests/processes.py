@@ -1,0 +1,27 @@
+"""Starts the project's own scripts as processes, fed with JSON and answering with JSON on their last line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run_json(script: str, payload: Any, timeout_s: float = 300.0, env: dict[str, str] | None = None) -> Any:
+    """Run ``tests/<script>`` with ``payload`` on its standard input; return its last line, parsed."""
+    import os
+
+    process = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / script)],
+        input=json.dumps(payload),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
+        check=False,
+    )
+    assert process.returncode == 0, f"{script} ended with {process.returncode}:\n{process.stdout}\n{process.stderr}"
+    return json.loads(process.stdout.strip().splitlines()[-1])

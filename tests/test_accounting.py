@@ -1,0 +1,92 @@
+"""Token counts per precision: prompt tokens by the step that computed them, completion tokens by the step that sampled."""
+
+import pytest
+
+from nestedfp.modes import Mode
+from nestedfp.vllm_plugin.accounting import EngineTotals, RequestTokens, usage_of
+from nestedfp.vllm_plugin.frontend import TokenLedger
+
+
+def test_a_chunked_prompt_is_split_by_the_mode_of_each_chunk():
+    tokens = RequestTokens()
+    tokens.computed(Mode.FP16, start=0, count=6, prompt_tokens=10)
+    tokens.computed(Mode.FP8, start=6, count=4, prompt_tokens=10)
+    tokens.sampled(Mode.FP8, 1)
+    tokens.computed(Mode.FP16, start=10, count=1, prompt_tokens=10)  # a decode step computes no prompt token
+    tokens.sampled(Mode.FP16, 1)
+    assert usage_of(tokens.counts, 10) == {
+        "prompt": {"fp16": 6, "fp8": 4, "cached": 0},
+        "completion": {"fp16": 1, "fp8": 1},
+    }
+
+
+def test_tokens_that_no_step_computed_came_from_the_cache():
+    tokens = RequestTokens()
+    tokens.computed(Mode.FP8, start=16, count=5, prompt_tokens=21)
+    assert usage_of(tokens.counts, 21)["prompt"] == {"fp16": 0, "fp8": 5, "cached": 16}
+
+
+def test_a_preempted_request_counts_its_prompt_anew_and_keeps_its_completion():
+    tokens = RequestTokens()
+    tokens.computed(Mode.FP16, 0, 8, 8)
+    tokens.sampled(Mode.FP16, 3)
+    tokens.preempted()
+    tokens.computed(Mode.FP8, 0, 11, 8)  # the prompt and the three sampled tokens are computed again
+    tokens.sampled(Mode.FP8, 1)
+    assert usage_of(tokens.counts, 8) == {
+        "prompt": {"fp16": 0, "fp8": 8, "cached": 0},
+        "completion": {"fp16": 3, "fp8": 1},
+    }
+
+
+def test_engine_totals_count_steps_tokens_and_switches():
+    totals = EngineTotals()
+    for mode, count in ((Mode.FP16, 5), (Mode.FP16, 1), (Mode.FP8, 7), (Mode.FP16, 2)):
+        totals.step(mode, count)
+    assert totals.tokens == {Mode.FP16: 8, Mode.FP8: 7}
+    assert totals.steps == {Mode.FP16: 3, Mode.FP8: 1}
+    assert totals.switches == 2
+    totals.took(Mode.FP8, 10.0)
+    totals.took(Mode.FP8, 20.0, weight=0.5)
+    assert totals.step_ms == {Mode.FP16: None, Mode.FP8: 15.0}
+
+
+def test_the_ledger_adds_up_completions_and_counts_each_prompt_once():
+    ledger = TokenLedger()
+    ledger.record("cmpl-a-0", "s0", [4, 0, 1, 0, 6])
+    ledger.record("cmpl-a-0", "s1", [0, 0, 0, 2, 6])  # a second sequence of the same prompt (n = 2)
+    ledger.record("cmpl-a-0", "s0", [4, 0, 3, 0, 6])  # later counts replace earlier ones
+    ledger.record("cmpl-a-1", "s2", [0, 5, 0, 1, 5])
+    ids = ledger.matching("cmpl-a")
+    assert ids == ["cmpl-a-0", "cmpl-a-1"]
+    assert ledger.usage(ids) == {
+        "prompt": {"fp16": 4, "fp8": 5, "cached": 2},
+        "completion": {"fp16": 3, "fp8": 3},
+    }
+    ledger.discard(ids)
+    assert len(ledger) == 0
+    assert ledger.usage(ids) is None
+
+
+def test_the_ledger_drops_the_oldest_entries_beyond_its_capacity():
+    ledger = TokenLedger(capacity=2)
+    for name in "abc":
+        ledger.record(name, "s", [1, 0, 0, 0, 1])
+    assert ledger.usage(["a"]) is None
+    assert len(ledger) == 2
+
+
+@pytest.mark.parametrize("pin", [None, {}, {"precision": "auto"}, {"other": 1}])
+def test_no_pin(pin):
+    from nestedfp.vllm_plugin.pin import parse_pin
+
+    assert parse_pin(pin) is False
+
+
+def test_pin_and_wrong_pin():
+    from nestedfp.vllm_plugin.pin import parse_pin
+
+    assert parse_pin({"precision": "fp16"}) is True
+    for wrong in ("fp8", "FP16", 16, ["fp16"]):
+        with pytest.raises(ValueError, match="precision must be 'fp16'.*got"):
+            parse_pin({"precision": wrong})

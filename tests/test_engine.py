@@ -1,0 +1,137 @@
+"""A whole vLLM engine with nestedfp: the precision of every step, exactness, pins, tensor parallelism, torch.compile.
+
+Each scenario is one engine in one process (tests/engine_scenario.py).
+"""
+
+import pytest
+from processes import ROOT, run_json
+
+from nestedfp.convert import convert
+
+pytestmark = pytest.mark.engine
+
+MODEL = ROOT / "models" / "fairytales-8m"
+PROMPTS = [
+    "Once upon a time there was a king who",
+    "The old woman said to the fox:",
+    "In the middle of the forest",
+]
+LONG = "The youngest brother went out into the wide world to seek his fortune. " * 6
+
+
+def scenario(engine, runs, *, nested=True, timeout_s=300.0, env=None):
+    engine = {"model": str(MODEL), "enforce_eager": True, **engine}
+    if nested and "quantization_config" not in (engine["model"]):
+        engine.setdefault("quantization", "nestedfp")
+    payload = {"engine": engine, "runs": runs, "nested": nested}
+    return run_json("engine_scenario.py", payload, timeout_s, env)["runs"]
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """Tokens of unquantised vLLM."""
+    return scenario({}, [{"prompts": PROMPTS, "max_tokens": 48}], nested=False)[0]["tokens"]
+
+
+@pytest.fixture(scope="module")
+def online():
+    """One engine that converts the plain checkpoint while loading, driven through every mode."""
+    tokens = {"prompts": PROMPTS, "max_tokens": 48}
+    runs = [
+        {"mode": "fp16", **tokens},
+        {"mode": "fp8", **tokens},
+        {"mode": "fp16", **tokens},
+        # Prompts of more than 20 tokens run FP8, decode steps of three sequences FP16.
+        {"mode": "auto", "rule": {"fp8_step_tokens": 20}, "prompts": [f"{i}. {LONG}" for i in range(3)]},
+        {"mode": "fp8", **tokens, "extra_args": {"precision": "fp16"}},
+        # The same long prompt: written by FP8 steps, read from the cache, then pinned, which must not read it.
+        {"mode": "fp8", "prompts": [LONG]},
+        {"mode": "fp8", "prompts": [LONG]},
+        {"mode": "fp8", "prompts": [LONG], "extra_args": {"precision": "fp16"}},
+        {"mode": "fp8", "prompts": [LONG], "extra_args": {"precision": "fp16"}},
+        {"mode": "fp8", "prompts": [LONG], "extra_args": {"precision": "fp32"}},
+        {"mode": "fp16", **tokens},
+    ]
+    return scenario({}, runs)
+
+
+def test_fp16_mode_gives_the_tokens_of_unquantised_vllm(plain, online):
+    assert online[0]["tokens"] == plain
+
+
+def test_modes_switch_back_and_forth_in_one_engine(online):
+    assert online[1]["tokens"] != online[0]["tokens"], "FP8 rounds the weights, so some token should differ"
+    assert online[2]["tokens"] == online[0]["tokens"]
+    assert online[10]["tokens"] == online[0]["tokens"]
+
+
+def test_every_token_is_accounted_for_in_its_mode(online):
+    for run in (online[0], online[1]):
+        mode = "fp16" if run is online[0] else "fp8"
+        for counts, prompt_tokens, tokens in zip(run["precision"], run["prompt_tokens"], run["tokens"], strict=True):
+            assert counts["completion"] == {"fp16": 0, "fp8": 0, mode: len(tokens)}
+            assert counts["prompt"][mode] + counts["prompt"]["cached"] == prompt_tokens
+
+
+def test_the_step_rule_runs_long_prompts_in_fp8_and_decodes_in_fp16(online):
+    for counts in online[3]["precision"]:
+        assert counts["prompt"]["fp16"] == 0
+        assert counts["prompt"]["fp8"] > 0
+        assert counts["completion"]["fp8"] <= 1  # the first token comes from the prefill step
+        assert counts["completion"]["fp16"] >= 15
+
+
+def test_a_pinned_request_runs_fp16_under_an_fp8_directive(plain, online):
+    assert online[4]["tokens"] == plain
+    assert all(c["completion"]["fp8"] == c["prompt"]["fp8"] == 0 for c in online[4]["precision"])
+
+
+def test_a_pinned_request_reads_no_block_that_an_fp8_step_wrote(online):
+    first, again, pinned, pinned_again = (online[i]["precision"][0]["prompt"] for i in (5, 6, 7, 8))
+    assert first["fp8"] > 0
+    assert again["cached"] > 0, "the prefix cache works for everybody else"
+    assert pinned["cached"] == 0
+    assert pinned["fp8"] == 0
+    assert pinned_again["cached"] > 0, "pinned requests share their own exact blocks"
+
+
+def test_a_wrong_pin_is_refused_and_the_engine_goes_on(online):
+    assert "precision must be 'fp16'" in online[9]["error"]
+    assert "got 'fp32'" in online[9]["error"]
+    assert online[10]["tokens"]
+
+
+def test_totals_and_switches(online):
+    first, last = online[0]["stats"], online[10]["stats"]
+    assert first["tokens_fp8"] == 0
+    assert first["switches"] == 0
+    assert last["tokens_fp8"] > 0
+    assert last["switches"] >= 4
+    assert last["arrivals"] == last["finished"]
+    assert last["running"] == last["waiting"] == 0
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    target = tmp_path_factory.mktemp("checkpoint") / "nested"
+    report = convert(MODEL, target)
+    assert report.nested
+    return target
+
+
+def test_a_converted_checkpoint_loads_without_any_argument_on_two_ranks(plain, online, converted):
+    tokens = {"prompts": PROMPTS, "max_tokens": 48}
+    engine = {"model": str(converted), "quantization": None, "tensor_parallel_size": 2}
+    fp16, fp8 = scenario(engine, [{"mode": "fp16", **tokens}, {"mode": "fp8", **tokens}])
+    assert fp16["tokens"] == plain
+    assert fp8["tokens"] != fp16["tokens"]
+    assert all(c["completion"]["fp16"] == 0 for c in fp8["precision"])
+
+
+def test_torch_compile_serves_both_modes_from_one_graph(online):
+    tokens = {"prompts": PROMPTS, "max_tokens": 48}
+    modes = ["fp16", "fp8", "fp16", "fp8"]
+    runs = scenario({"enforce_eager": False}, [{"mode": mode, **tokens} for mode in modes])
+    assert runs[0]["tokens"] == runs[2]["tokens"]
+    assert runs[1]["tokens"] == runs[3]["tokens"]
+    assert runs[0]["tokens"] != runs[1]["tokens"]

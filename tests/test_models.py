@@ -1,0 +1,112 @@
+"""The demonstration model's scripts, end to end on a few lines of text: train, load, encode, chat, evaluate.
+
+Run: pytest tests/test_models.py
+"""
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # third-party imports, not ours
+    import torch
+    from safetensors import safe_open
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from models import evaluate, text, train
+
+TALE = [
+    'Once upon a time there was a fox. "Who goes there?" said the fox.',
+    "Nobody answered, for the wood was dark and the wind was loud.",
+    "",
+    "There lived a king in a tower -- and the king had three daughters, whom he loved.",
+    "The youngest said: I shall go to the wood and find the fox!",
+]
+TINY = "--device cpu --no-bf16 --steps 30 --eval-every 10 --warmup 2 --batch 4 --context 32 --vocab 320 --hidden 64"
+TINY += " --intermediate 128 --layers 2 --heads 2 --kv-heads 1 --head-dim 32 --dropout 0.1 --seed 3"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "train.txt").write_text("\n".join(TALE * 20))
+    (folder / "test.txt").write_text("\n".join(TALE))
+    files = ["--train", str(folder / "train.txt"), "--test", str(folder / "test.txt"), "--out", str(folder / "out")]
+    train.main([*files, *TINY.split()])
+    return folder / "out"
+
+
+def test_training_lowers_the_held_out_loss_and_keeps_the_best(checkpoint: Path) -> None:
+    report = json.loads((checkpoint / "training.json").read_text())
+    losses = [entry["held_out"] for entry in report["history"]]
+    assert losses[-1] < losses[0]
+    assert report["best_held_out"] == pytest.approx(min(losses), abs=1e-3)
+    assert report["linear_layers_that_fit"] == report["linear_layers"] == 14  # q k v o gate up down, twice
+
+
+def test_checkpoint_is_a_tied_fp16_llama(checkpoint: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert (config["head_dim"], config["max_position_embeddings"], config["tie_word_embeddings"]) == (32, 32, True)
+    with safe_open(checkpoint / "model.safetensors", "pt") as file:
+        assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.float16}  # noqa: SIM118
+        assert "lm_head.weight" not in file.keys()  # noqa: SIM118
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    assert model(input_ids=torch.tensor([[0, 65, 66]])).logits.shape == (1, 3, config["vocab_size"])
+
+
+@pytest.mark.parametrize("line", [TALE[0], "Ça coûte  2 €\n\n\tnaïve 漢字 🦊", " leading and trailing "])
+def test_tokenizer_gives_any_text_back(checkpoint: Path, line: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    ids = tokenizer(line).input_ids
+    assert ids[0] == tokenizer.bos_token_id == tokenizer.eos_token_id == 0
+    assert tokenizer.decode(ids, skip_special_tokens=True) == line
+
+
+def test_chat_template_makes_a_story_of_the_messages(checkpoint: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    chat = [
+        {"role": "system", "content": "You are a helpful assistant."},
+        {"role": "user", "content": " There was a fox. "},
+        {"role": "assistant", "content": "It was red"},
+        {"role": "user", "content": "One day the fox"},
+    ]
+    render = lambda messages: tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)  # noqa: E731
+    assert render(chat) == f"{text.END_TOKEN}There was a fox.\nIt was red\nOne day the fox"
+    assert render(chat[:2]) == f"{text.END_TOKEN}There was a fox.\n"
+
+
+def test_passages_never_cross_a_book_and_lose_nothing() -> None:
+    lines = ["a" * 500] * 9 + [""] + ["b" * 500] * 9
+    groups = list(text.passages(lines, seed=7))
+    assert "\n".join(groups).split("\n") == [line for line in lines if line]
+    assert all(len(set(group) - {"\n"}) == 1 for group in groups)
+    assert len(groups) > 2
+
+
+def test_fp8_loss_is_finite_and_close_to_fp16(checkpoint: Path) -> None:
+    report = evaluate.evaluate(checkpoint, checkpoint.parent / "test.txt")
+    fp16, weights, inputs = (report["modes"][mode]["loss"] for mode in evaluate.MODES)
+    assert fp16 == pytest.approx(json.loads((checkpoint / "training.json").read_text())["best_held_out"], rel=0.05)
+    assert 0 < abs(weights - fp16) < 0.05
+    assert 0 < abs(inputs - fp16) < 0.1
+
+
+def test_fp8_weight_is_exact_on_e4m3_values_and_leaves_outliers_alone() -> None:
+    weight = torch.tensor([0.0, 1.75, -1.75, 1 / 256, 2.0**-17, 1.7, 3.1])
+    assert evaluate.fp8_weight(weight).tolist() == [0.0, 1.75, -1.75, 1 / 256, 2.0**-17, 1.75, weight[-1].item()]
+
+
+def test_evaluate_refuses_an_unknown_mode(checkpoint: Path) -> None:
+    with pytest.raises(ValueError, match="unknown mode 'fp4'"):
+        evaluate.load(checkpoint, "fp4")
+
+
+def test_an_empty_text_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("\n\n")
+    with pytest.raises(ValueError, match="no text in the file"):
+        text.read_lines(tmp_path / "empty.txt")

@@ -1,0 +1,52 @@
+"""A half-wired engine refuses to start, and so does what nestedfp cannot serve, each with what to set instead."""
+
+import pytest
+from processes import ROOT, run_json
+
+MODEL = str(ROOT / "models" / "fairytales-8m")
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    truncated = tmp_path_factory.mktemp("truncated")
+    for file in (ROOT / "models" / "fairytales-8m").iterdir():
+        data = file.read_bytes()
+        (truncated / file.name).write_bytes(data[: len(data) // 2] if file.suffix == ".safetensors" else data)
+    cases = {
+        "good": {"args": {}},
+        "scheduler": {"args": {"scheduler_cls": "vllm.v1.core.sched.scheduler.Scheduler"}},
+        "worker": {"args": {"worker_cls": "somebody.elses.Worker"}},
+        "bfloat16": {"args": {"dtype": "bfloat16"}},
+        "lora": {"args": {"enable_lora": True}},
+        "speculative": {
+            "args": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}}
+        },
+        "option": {"args": {"additional_config": {"nestedfp": {"quantise": True}}}},
+        "option type": {"args": {"additional_config": {"nestedfp": {"quantize_activations": "yes"}}}},
+        "truncated": {"args": {"model": str(truncated)}},
+    }
+    return run_json("wiring_scenario.py", {k: {**v, "args": {"model": MODEL, **v["args"]}} for k, v in cases.items()})
+
+
+def test_scheduler_and_worker_are_filled_in(outcomes):
+    assert outcomes["good"]["scheduler_cls"] == "nestedfp.vllm_plugin.scheduler.make_scheduler"
+    assert outcomes["good"]["worker_cls"] == "nestedfp.vllm_plugin.worker.NestedFPWorker"
+    assert len(outcomes["good"]["options"]["checkpoint"]) == 16
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        ("scheduler", "scheduler_cls='nestedfp.vllm_plugin.scheduler.make_scheduler'"),
+        ("worker", "worker_cls='nestedfp.vllm_plugin.worker.NestedFPWorker'"),
+        ("bfloat16", "set dtype='float16'"),
+        ("lora", "enable_lora=False"),
+        ("speculative", "remove speculative_config"),
+        ("option", "keys out of"),
+        ("option type", "must be a bool"),
+        ("truncated", "model.safetensors: expected"),
+    ],
+)
+def test_refused_with_what_to_set(outcomes, case, expected):
+    assert isinstance(outcomes[case], str), f"accepted: {outcomes[case]}"
+    assert expected in outcomes[case]
