@@ -1,6 +1,6 @@
 """The live driver of the control loop: reads the clock, takes snapshots, broadcasts directives, writes the log.
 
-The only file of this package that imports ray, and only when it first broadcasts. A plain class: whoever deploys it
+The only file of this package that imports ray, and only to broadcast through Serve. A plain class: whoever deploys it
 makes it a Ray actor. All methods are coroutines on one event loop, so that nothing here needs a lock.
 """
 
@@ -35,16 +35,17 @@ class ServeBroadcast:
     """Calls ``apply_directive`` on every replica of a Ray Serve deployment."""
 
     def __init__(self, app_name: str, deployment_name: str, limit_s: float) -> None:
+        from ray import serve  # here, so that the tests of the actor's logic need not load ray
+
+        self._serve = serve
         self._app_name = app_name
         self._deployment_name = deployment_name
         self._limit_s = limit_s
         self._handle: Any = None
 
     async def __call__(self, directive: Directive) -> list[DirectiveAck]:
-        from ray import serve  # here, so that the tests of the actor's logic need not load ray
-
         if self._handle is None:
-            self._handle = serve.get_deployment_handle(self._deployment_name, self._app_name)
+            self._handle = self._serve.get_deployment_handle(self._deployment_name, self._app_name)
         response = self._handle.broadcast("apply_directive", directive.model_dump(mode="json"))
         results = await response.results_async(timeout_s=self._limit_s, return_exceptions=True)
         acks = []
@@ -166,7 +167,6 @@ class ControllerActor:
     def _carry_out(self, effects: Effects) -> asyncio.Task[None] | None:
         """Log and send; returns the task of the newest broadcast. Never waits: the loop must not hang on a replica."""
         send = None
-        # First the broadcast, then the log: a slow disk must not delay the replicas.
         for directive in effects.directives:
             send = asyncio.get_running_loop().create_task(self._send(directive))
             self._sends.add(send)
@@ -174,7 +174,8 @@ class ControllerActor:
         if effects.record is not None:
             record = effects.record.model_copy(update={"wall_s": time.time()})
             log.info("%s -> %s, epoch %d: %s", record.from_mode, record.to_mode, record.epoch, record.reason)
-            self._log.write(record)
+            # After the broadcast has begun: a slow disk must not delay the replicas.
+            asyncio.get_running_loop().call_soon(self._log.write, record)
         return send
 
     async def _send(self, directive: Directive) -> None:

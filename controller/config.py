@@ -60,7 +60,7 @@ def _explain_one(fault: dict[str, object], prefix: str) -> str:
     assert isinstance(parts, tuple), "pydantic gives the place of a fault as a tuple"
     # Pydantic puts the chosen alternative of a union into the path; it is not a key of the file.
     keys = [str(part) for i, part in enumerate(parts) if not (i and parts[i - 1] == "policy" and part in POLICIES)]
-    key = prefix + (".".join(keys) or "controller")
+    key = (prefix + ".".join(keys)).rstrip(".") or "the whole"
     if fault["type"] == "extra_forbidden":
         return f"{key}: unknown key; remove it or correct its name"
     if fault["type"] == "missing":

@@ -9,6 +9,7 @@ Predictions, per replica:
 * TTFT: the oldest wait, or, once a queue stands (it did not drain during the whole window, the criterion of CoDel,
   RFC 8289), the queue expected ``horizon_s`` ahead divided by the rate at which tokens leave it; plus one step.
 * FP16 step: the smoothed FP16 step time if FP16 ran lately, else the FP8 step time times ``fp16_step_ratio``.
+* FP16 TPOT: that step, but at least the measured 90th percentile times ``fp16_step_ratio``.
 * FP16 capacity: the token rate, in FP16 equivalents, at which the replica last ran with a standing queue. A decoding
   engine is never idle, so that the share of busy time would say nothing.
 * FP16 KV use: by Little's law a request that takes ``fp16_step_ratio`` times longer holds its blocks as much longer.
@@ -100,9 +101,7 @@ def current_step_ms(view: ReplicaView) -> float | None:
 
 def current_tpot_ms(view: ReplicaView, config: SloFeedback) -> float:
     """Time per output token in milliseconds: measured, but at least a step, which the window has yet to see."""
-    window = view.snapshot.tpot
-    measured_ms = window.p90_ms if window.count >= config.min_window_count else 0.0
-    return max(measured_ms, current_step_ms(view) or 0.0)
+    return max(_measured_tpot_ms(view, config), current_step_ms(view) or 0.0)
 
 
 def predicted_fp16_step_ms(view: ReplicaView, config: SloFeedback) -> float | None:
@@ -114,6 +113,21 @@ def predicted_fp16_step_ms(view: ReplicaView, config: SloFeedback) -> float | No
     return None if snapshot.step_ms_fp8 is None else snapshot.step_ms_fp8 * config.fp16_step_ratio
 
 
+def predicted_fp16_tpot_ms(view: ReplicaView, config: SloFeedback) -> float:
+    """Time per output token in FP16 at the present load, in milliseconds; 0 when nothing is known.
+
+    The 90th percentile lies above the mean step because some steps hold prompts; looking at the mean alone would leave
+    FP8 for the very tail that had entered it.
+    """
+    measured_ms = _measured_tpot_ms(view, config) * config.fp16_step_ratio
+    return max(measured_ms, predicted_fp16_step_ms(view, config) or 0.0)
+
+
+def _measured_tpot_ms(view: ReplicaView, config: SloFeedback) -> float:
+    window = view.snapshot.tpot
+    return window.p90_ms if window.count >= config.min_window_count else 0.0
+
+
 def _objections(observation: Observation, state: State, config: SloFeedback) -> Iterator[tuple[str, float, float]]:
     """Yield (reason, value, limit); a value over its limit argues for staying in FP8."""
     slo, busy = observation.slo, tuple(r for r in observation.replicas if not r.idle)
@@ -121,8 +135,8 @@ def _objections(observation: Observation, state: State, config: SloFeedback) -> 
     yield "load_unknown", sum(r.rates is None or predicted_fp16_step_ms(r, config) is None for r in busy), 0
     ttft_ms = worst(busy, lambda r: predicted_ttft_ms(r, config) * ratio)
     yield "fp16_would_miss_ttft", ttft_ms, config.leave_fraction * slo.ttft_ms
-    step_ms = worst(busy, lambda r: predicted_fp16_step_ms(r, config) or 0.0)
-    yield "fp16_would_miss_tpot", step_ms, config.leave_fraction * slo.tpot_ms
+    tpot_ms = worst(busy, lambda r: predicted_fp16_tpot_ms(r, config))
+    yield "fp16_would_miss_tpot", tpot_ms, config.leave_fraction * slo.tpot_ms
     yield "fp16_would_fill_kv", worst(busy, lambda r: r.snapshot.kv_usage * ratio), config.max_kv_usage
     known = {capacity.replica_id: capacity.tokens_per_s for capacity in state}
     utilisation = worst(

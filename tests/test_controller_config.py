@@ -1,0 +1,91 @@
+"""The controller's configuration: good defaults, and one clear line per fault."""
+
+import re
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from controller.config import ControllerConfig, explain
+from controller.policies import POLICIES
+from controller.policies.fixed import EngineAuto
+from controller.policies.threshold import Threshold
+from nestedfp.modes import DirectiveMode
+from nestedfp.step_rule import StepRule
+
+BAND = {"enter": 0.1, "leave": 0.1}
+ALL_OFF = dict.fromkeys(("wait_s", "waiting_tokens", "ttft_p90_ms", "tpot_p90_ms"))
+
+
+def policy(name: str, **parameters: Any) -> dict[str, Any]:
+    return {"policy": {"name": name, **parameters}}
+
+
+def explain_fault(data: Any, prefix: str = "") -> str:
+    with pytest.raises(ValidationError) as caught:
+        ControllerConfig.model_validate(data)
+    return explain(caught.value, prefix)
+
+
+def test_an_empty_section_is_a_working_configuration() -> None:
+    config = ControllerConfig.model_validate({})
+    assert config.policy.name == "slo_feedback"
+    assert config.fallback.mode is DirectiveMode.AUTO
+    assert config.slo.ttft_ms == 200
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_can_be_named_and_is_the_one_its_config_says(name: str) -> None:
+    extra = {"step_budget_tokens": 2048} if name == "engine_auto" else {}
+    config = ControllerConfig.model_validate({"policy": {"name": name, **extra}})
+    assert isinstance(config.policy, POLICIES[name].config)
+    assert config.policy.name == name
+    decision, _ = POLICIES[name].start(config.policy)
+    assert decision.reason
+
+
+def test_a_configuration_survives_json() -> None:
+    config = ControllerConfig(policy=Threshold(tpot_p90_ms=None))
+    assert ControllerConfig.model_validate_json(config.model_dump_json()) == config
+
+
+def test_engine_auto_takes_half_of_the_step_budget() -> None:
+    assert EngineAuto(step_budget_tokens=8192).rule() == StepRule(fp8_step_tokens=4096)
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        ({"polcy": {}}, r"polcy: unknown key"),
+        ({"guards": {"dwel_s": 3}}, r"guards\.dwel_s: unknown key"),
+        (policy("threshold", wait_s={**BAND, "leaf": 1}), r"policy\.wait_s\.leaf: unknown key"),
+        (policy("treshold"), r"policy\.name: expected one of static_fp16.*threshold.*, got 'treshold'"),
+        ({"policy": {}}, r"policy\.name: expected one of"),
+        ({"policy": "threshold"}, r"policy"),
+        (policy("threshold", wait_s=BAND), r"policy\.wait_s: expected leave < enter"),
+        (policy("threshold", wait_s={"enter": 0.1}), r"policy\.wait_s\.leave: required"),
+        (policy("threshold", **ALL_OFF), r"policy: expected at least one band"),
+        (policy("slo_feedback", leave_fraction=0.9), r"policy: expected leave_fraction < enter_fraction"),
+        (policy("engine_auto"), r"policy: expected step_budget_tokens"),
+        ({"lease_s": 0.15}, r"expected lease_s >= 2 \* report_period_s, got lease_s=0.15"),
+        ({"renew_s": 3}, r"expected lease_s >= renew_s"),
+        ({"guards": {"stale_after_s": 0.1}}, r"expected guards\.stale_after_s >= 2 \* report_period_s"),
+        ({"forget_after_s": 0.5}, r"expected forget_after_s >= guards\.stale_after_s"),
+        ({"rate_window_s": 0.05}, r"expected rate_window_s"),
+        ({"slo": {"ttft_ms": 0}}, r"slo\.ttft_ms: .* got 0"),
+        ({"slo": {"tpot_ms": float("nan")}}, r"slo\.tpot_ms: .* got nan"),
+        ({"fallback": {"mode": "fp12"}}, r"fallback\.mode: .* got 'fp12'"),
+        ({"fallback": {"rule": {"fp8_wait_ms": 1}}}, r"fallback\.rule\.fp8_wait_ms: "),
+        ({"guards": {"max_switches_per_minute": 0}}, r"guards\.max_switches_per_minute: "),
+    ],
+    ids=lambda value: "" if isinstance(value, dict) else value[:30],
+)
+def test_a_fault_gives_one_line_that_names_the_key(data: dict[str, Any], line: str) -> None:
+    text = explain_fault(data)
+    assert re.search(line, text), text
+    assert "\n" not in text
+
+
+def test_two_faults_give_two_lines_under_the_prefix_of_the_file() -> None:
+    lines = explain_fault({"lease": 1, "guards": {"quorum": 2}}, "controller.").splitlines()
+    assert [line.split(":")[0] for line in lines] == ["controller.guards.quorum", "controller.lease"]

@@ -1,0 +1,71 @@
+"""The records that cross processes: strict, immutable, and the same after JSON."""
+
+import math
+from typing import Any
+
+import pytest
+from controller_builders import CALM, make_snapshot
+from pydantic import BaseModel, ValidationError
+
+from controller.schema import DecisionRecord, Directive, DirectiveAck, Fallback, ReplicaSnapshot
+from nestedfp.modes import DirectiveMode
+from nestedfp.step_rule import StepRule
+
+RECORDS: list[BaseModel] = [
+    make_snapshot(),
+    Directive(epoch=3, mode=DirectiveMode.AUTO, lease_s=2, reason="x", rule=StepRule(64, 0.5)),
+    DirectiveAck(replica_id="r", epoch=3, directive=DirectiveMode.FP8, accepted=True),
+    Fallback(),
+    DecisionRecord(
+        decision_id=1,
+        now_s=0.5,
+        from_mode=DirectiveMode.FP16,
+        to_mode=DirectiveMode.FP8,
+        rule=StepRule(),
+        epoch=2,
+        policy="threshold",
+        reason="wait_s_over_enter",
+        inputs={"wait_s": 0.3},
+    ),
+]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda r: type(r).__name__)
+def test_records_survive_json(record: BaseModel) -> None:
+    assert type(record).model_validate_json(record.model_dump_json()) == record
+    assert type(record).model_validate(record.model_dump(mode="json")) == record
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda r: type(r).__name__)
+def test_records_refuse_unknown_keys(record: BaseModel) -> None:
+    with pytest.raises(ValidationError, match="surplus"):
+        type(record).model_validate({**record.model_dump(), "surplus": 1})
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"waiting": -1},
+        {"kv_usage": 1.01},
+        {"oldest_wait_s": math.nan},
+        {"oldest_wait_s": math.inf},
+        {"step_ms_fp8": -0.1},
+        {"mode": "auto"},
+        {"replica_id": ""},
+        {"tokens_fp8": 1.5},
+    ],
+    ids=str,
+)
+def test_a_snapshot_with_an_impossible_value_is_refused(fault: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(fault))):
+        ReplicaSnapshot.model_validate({**CALM, **fault})
+
+
+def test_records_are_immutable() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        make_snapshot().waiting = 3  # type: ignore[misc]
+
+
+def test_an_unknown_threshold_in_a_rule_is_refused() -> None:
+    with pytest.raises(ValidationError, match="fp8_wait_ms"):
+        Directive.model_validate({"epoch": 1, "mode": "auto", "lease_s": 1, "reason": "", "rule": {"fp8_wait_ms": 3}})

@@ -1,0 +1,38 @@
+"""The engine's own decision, as a table."""
+
+import pytest
+
+from nestedfp.modes import DirectiveMode, Mode
+from nestedfp.step_rule import StepRule, StepSignals, choose
+
+AUTO, FP16, FP8 = DirectiveMode.AUTO, DirectiveMode.FP16, DirectiveMode.FP8
+BOTH = StepRule(fp8_step_tokens=1024, fp8_wait_s=0.1)
+BUSY = StepSignals(scheduled_tokens=2048, oldest_wait_s=5.0, has_pinned=False)
+CALM = StepSignals(scheduled_tokens=8, oldest_wait_s=0.0, has_pinned=False)
+
+
+@pytest.mark.parametrize(
+    ("signals", "directive", "rule", "mode", "reason"),
+    [
+        (CALM, FP16, BOTH, Mode.FP16, "directive"),
+        (CALM, FP8, BOTH, Mode.FP8, "directive"),
+        (BUSY, FP16, BOTH, Mode.FP16, "directive"),
+        (CALM, AUTO, BOTH, Mode.FP16, "below_thresholds"),
+        (BUSY, AUTO, BOTH, Mode.FP8, "step_tokens"),
+        (BUSY, AUTO, StepRule(fp8_wait_s=0.1), Mode.FP8, "wait"),
+        (BUSY, AUTO, StepRule(), Mode.FP16, "below_thresholds"),
+        (StepSignals(1024, 0.1, False), AUTO, BOTH, Mode.FP16, "below_thresholds"),  # at a threshold is not past it
+        (StepSignals(1025, 0.0, False), AUTO, BOTH, Mode.FP8, "step_tokens"),
+        (StepSignals(1, 0.11, False), AUTO, BOTH, Mode.FP8, "wait"),
+        (StepSignals(1, 0.0, False), AUTO, StepRule(fp8_step_tokens=0), Mode.FP8, "step_tokens"),
+    ],
+)
+def test_the_rule(signals: StepSignals, directive: DirectiveMode, rule: StepRule, mode: Mode, reason: str) -> None:
+    choice = choose(signals, directive, rule)
+    assert (choice.mode, choice.reason) == (mode, reason)
+
+
+@pytest.mark.parametrize("directive", list(DirectiveMode))
+def test_a_pinned_request_makes_every_step_fp16(directive: DirectiveMode) -> None:
+    choice = choose(StepSignals(2048, 5.0, has_pinned=True), directive, BOTH)
+    assert (choice.mode, choice.reason) == (Mode.FP16, "pinned")
