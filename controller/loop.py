@@ -58,9 +58,10 @@ class ControlLoop:
         self._started(now_s)
         if self._fleet.on_snapshot(now_s, snapshot):
             lapsed = snapshot.epoch > 0 and snapshot.lease_remaining_s == 0
-            if not lapsed:
-                self._adopt(now_s, snapshot)
+            newer = snapshot.epoch >= self._publisher.epoch
             self._publisher.on_report(now_s, snapshot.replica_id, snapshot.epoch, snapshot.directive, lapsed=lapsed)
+            if newer and not lapsed:
+                self._adopt(now_s, snapshot)
         return self._publisher.current()
 
     def on_ack(self, now_s: float, ack: DirectiveAck) -> None:
@@ -145,12 +146,11 @@ class ControlLoop:
 
     def _adopt(self, now_s: float, snapshot: ReplicaSnapshot) -> None:
         """Start from what a predecessor left in force: a restarted controller must not end FP8 amid an overload."""
-        if not self._may_adopt or snapshot.epoch < self._publisher.epoch:
+        if not self._may_adopt:
             return
         self._may_adopt = False
         if snapshot.directive not in (self._publisher.mode, DirectiveMode.AUTO):
-            decision = Decision(snapshot.directive, "adopted_from_replica")
-            self._put_in_force(now_s, decision)
+            self._put_in_force(now_s, Decision(snapshot.directive, "adopted_from_replica"))
 
     def _put_in_force(self, now_s: float, decision: Decision) -> None:
         publisher = self._publisher

@@ -188,7 +188,7 @@ signals = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=300, deadline=None)
 @given(signals, st.sampled_from(["threshold", "slo_feedback"]))
 def test_entering_and_leaving_never_both_hold(replica: dict[str, Any], name: str) -> None:
     """A policy that wants FP8 from FP16 must not want FP16 from FP8 on the same evidence: it would flip for ever."""
@@ -202,6 +202,7 @@ def test_entering_and_leaving_never_both_hold(replica: dict[str, Any], name: str
     assert not (same_mode and from_fp16.mode is FP8 and from_fp8.mode is FP16), (from_fp16, from_fp8)
 
 
+@settings(deadline=None)
 @given(signals, st.sampled_from(["threshold", "slo_feedback"]), st.floats(0, 100))
 def test_a_longer_wait_never_argues_for_fp16(replica: dict[str, Any], name: str, more_s: float) -> None:
     spec = POLICIES[name]

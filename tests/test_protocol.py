@@ -246,7 +246,7 @@ def play(world: World, script: list[tuple[str, Any]]) -> None:
 scripts = st.lists(actions, max_size=60)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(scripts)
 def test_after_any_trouble_two_report_periods_bring_everyone_in_line(script: list[tuple[str, Any]]) -> None:
     world = World()
@@ -270,8 +270,8 @@ def test_after_any_trouble_silence_ends_in_the_fallback(script: list[tuple[str, 
     play(world, script)
     for follower in world.followers.values():
         had_lease = follower.lease_remaining_s(world.now_s) > 0
-        end_s = world.now_s + LEASE_S
-        assert follower.lease_remaining_s(world.now_s) <= LEASE_S
+        end_s = world.now_s + LEASE_S + 1e-9
+        assert follower.lease_remaining_s(world.now_s) <= LEASE_S + 1e-9
         told = follower.on_timer(end_s)
         assert told or not had_lease
         now = follower.in_force(end_s)

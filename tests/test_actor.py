@@ -1,0 +1,227 @@
+"""The live driver with an in-memory way to the replicas: real clock, real event loop, no Ray."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from controller_builders import make_snapshot
+
+from controller.actor import ControllerActor
+from controller.protocol import DirectiveFollower
+from controller.schema import Directive, DirectiveAck, Fallback
+from nestedfp.modes import DirectiveMode
+
+FAST = {
+    "step_period_s": 0.01,
+    "report_period_s": 0.01,
+    "renew_s": 0.02,
+    "lease_s": 0.3,
+    "policy": {"name": "threshold"},
+}
+
+
+class Replicas:
+    """Real followers behind a broadcast that the test can make slow or break."""
+
+    def __init__(self, *names: str) -> None:
+        self.followers = {name: DirectiveFollower(name, Fallback()) for name in names}
+        self.received: list[Directive] = []
+        self.before_delivery: Callable[[], Awaitable[None]] | None = None
+        self.seq = 0
+
+    async def __call__(self, directive: Directive) -> list[DirectiveAck]:
+        if self.before_delivery is not None:
+            await self.before_delivery()
+        self.received.append(directive)
+        now_s = asyncio.get_running_loop().time()
+        return [follower.on_directive(now_s, directive)[1] for follower in self.followers.values()]
+
+    async def report(self, actor: ControllerActor, **load: Any) -> None:
+        self.seq += 1
+        for name, follower in self.followers.items():
+            now_s = asyncio.get_running_loop().time()
+            now = follower.in_force(now_s)
+            snapshot = make_snapshot(
+                replica_id=name,
+                seq=self.seq,
+                epoch=now.epoch,
+                directive=now.mode,
+                lease_remaining_s=follower.lease_remaining_s(now_s),
+                **load,
+            )
+            answer = await actor.report(snapshot.model_dump(mode="json"))
+            follower.on_directive(now_s, Directive.model_validate(answer))
+
+    def modes(self) -> set[str]:
+        now_s = asyncio.get_running_loop().time()
+        return {follower.in_force(now_s).mode.value for follower in self.followers.values()}
+
+
+def drive(
+    test: Callable[[ControllerActor, Replicas], Awaitable[None]],
+    log_path: Path | None = None,
+    config: dict[str, Any] = FAST,
+) -> None:
+    async def main() -> None:
+        replicas = Replicas("r0", "r1")
+        actor = ControllerActor(config, "app", "deployment", str(log_path) if log_path else None, replicas)
+        try:
+            await asyncio.wait_for(test(actor, replicas), 10)
+        finally:
+            await actor.close()
+
+    asyncio.run(main())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def test_a_report_is_answered_with_the_directive_in_force() -> None:
+    async def test(actor: ControllerActor, replicas: Replicas) -> None:
+        as_dict = await actor.report(make_snapshot().model_dump(mode="json"))
+        as_json = await actor.report(make_snapshot(seq=2).model_dump_json())
+        assert as_dict == as_json
+        assert Directive.model_validate(as_dict).mode is DirectiveMode.FP16
+
+    drive(test)
+
+
+def test_a_change_is_broadcast_without_waiting_for_reports() -> None:
+    async def test(actor: ControllerActor, replicas: Replicas) -> None:
+        await replicas.report(actor)
+        assert replicas.modes() == {"fp16"}
+        await actor.report(make_snapshot(replica_id="r0", seq=99, oldest_wait_s=3.0).model_dump(mode="json"))
+        await until(lambda: replicas.modes() == {"fp8"})
+        assert replicas.received[-1].reason == "wait_s_over_enter"
+
+    drive(test)
+
+
+def test_an_override_returns_once_all_replicas_have_acknowledged(tmp_path: Path) -> None:
+    log_path = tmp_path / "deeper" / "decisions.jsonl"
+
+    async def test(actor: ControllerActor, replicas: Replicas) -> None:
+        await replicas.report(actor)
+        status = await actor.set_override("fp8", ttl_s=60)
+        assert replicas.modes() == {"fp8"}
+        assert (status["mode"], status["override"]["mode"]) == ("fp8", "fp8")
+        assert 59 < status["override"]["remaining_s"] <= 60
+        assert all(replica["acked"] for replica in status["replicas"])
+        assert (status["broadcast"]["epoch"], status["broadcast"]["replicas"]) == (status["epoch"], 2)
+        assert 0 <= status["broadcast"]["last_ack_ms"] < 1000
+
+        status = await actor.set_override("auto")
+        assert status["override"] is None
+        decisions = await actor.decisions()
+        assert [d["reason"] for d in decisions if d["to_mode"] == "fp8"] == ["override"]
+        assert await actor.decisions(since_id=decisions[-1]["decision_id"]) == []
+
+    drive(test, log_path)
+    lines = [json.loads(line) for line in log_path.read_text().splitlines()]
+    assert {line["kind"] for line in lines} == {"decision", "broadcast"}
+    assert all(line["wall_s"] > 1.7e9 for line in lines)
+
+
+@pytest.mark.parametrize(("mode", "ttl_s"), [("fp32", None), ("fp8", -1.0), ("auto", 1.0)])
+def test_a_senseless_override_is_refused(mode: str, ttl_s: float | None) -> None:
+    async def test(actor: ControllerActor, replicas: Replicas) -> None:
+        with pytest.raises(ValueError, match="expected"):
+            await actor.set_override(mode, ttl_s)
+        assert (await actor.status())["override"] is None
+
+    drive(test)
+
+
+def test_a_malformed_snapshot_is_refused_by_name_and_the_loop_goes_on() -> None:
+    async def test(actor: ControllerActor, replicas: Replicas) -> None:
+        for bad in ({**make_snapshot().model_dump(mode="json"), "waiting": -1}, "{", {}):
+            with pytest.raises(ValueError, match=r"malformed snapshot:\n\w"):
+                await actor.report(bad)
+        await replicas.report(actor)
+        assert (await actor.status())["step_errors"] == 0
+
+    drive(test)
+
+
+def test_a_broadcast_that_fails_is_healed_by_the_answers_to_snapshots(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail() -> None:
+        raise ConnectionError("no route")
+
+    async def test(actor: ControllerActor, replicas: Replicas) -> None:
+        replicas.before_delivery = fail
+        await replicas.report(actor)
+        await actor.set_override("fp8")
+        assert replicas.received == []
+        await replicas.report(actor)
+        assert replicas.modes() == {"fp8"}
+        await replicas.report(actor)
+        status = await actor.status()
+        assert all(replica["acked"] for replica in status["replicas"])
+        assert status["broadcast"]["mode"] == "fp8"
+
+    with caplog.at_level(logging.WARNING):
+        drive(test)
+    assert caplog.text.count("could not be broadcast") == 1  # said once, not with every retry
+
+
+def test_a_broadcast_that_hangs_blocks_neither_the_loop_nor_the_next_broadcast() -> None:
+    async def test(actor: ControllerActor, replicas: Replicas) -> None:
+        await replicas.report(actor)
+        replicas.before_delivery = lambda: asyncio.sleep(60)
+        hanging = asyncio.create_task(actor.set_override("fp8"))
+        await asyncio.sleep(0.05)
+        replicas.before_delivery = None
+        await actor.set_override("fp16")
+        assert replicas.modes() == {"fp16"}
+        assert (await hanging)["mode"] == "fp16"  # returned although its own broadcast never arrived
+
+    drive(test)
+
+
+def test_an_error_in_a_step_is_logged_with_its_traceback_and_the_loop_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(actor: ControllerActor, replicas: Replicas) -> None:
+        await replicas.report(actor)
+        good_step = actor._loop.step
+
+        def bad_step(now_s: float) -> Any:
+            raise ZeroDivisionError("a fault in a policy")
+
+        actor._loop.step = bad_step  # type: ignore[method-assign]
+        await asyncio.sleep(0.1)
+        assert (await actor.status())["step_errors"] >= 2
+        await replicas.report(actor)  # leases are renewed all the same
+        actor._loop.step = good_step  # type: ignore[method-assign]
+        await actor.report(make_snapshot(replica_id="r0", seq=99, oldest_wait_s=3.0).model_dump(mode="json"))
+        await until(lambda: replicas.modes() == {"fp8"})
+
+    drive(test)
+    assert caplog.text.count("Traceback") == 1
+
+
+def test_a_restarted_actor_takes_over_from_replicas_that_know_higher_epochs() -> None:
+    async def test(actor: ControllerActor, replicas: Replicas) -> None:
+        for follower in replicas.followers.values():
+            follower.on_directive(
+                asyncio.get_running_loop().time(),
+                Directive(epoch=41, mode=DirectiveMode.FP8, lease_s=5, reason="an earlier controller"),
+            )
+        await replicas.report(actor, oldest_wait_s=3.0)
+        await replicas.report(actor, oldest_wait_s=3.0)
+        status = await actor.status()
+        assert status["epoch"] > 41
+        assert replicas.modes() == {status["mode"]} == {"fp8"}
+
+    drive(test)
+
+
+def test_a_wrong_configuration_is_refused_with_the_key() -> None:
+    with pytest.raises(ValueError, match=r"^lease: unknown key"):
+        ControllerActor({"lease": 3}, "app", "deployment", None, Replicas())

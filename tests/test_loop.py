@@ -1,0 +1,371 @@
+"""The control loop: snapshots in, effects out, no mocks and no clock."""
+
+from typing import Any
+
+import pytest
+from controller_builders import make_snapshot, window
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.config import ControllerConfig
+from controller.loop import ControlLoop, Effects
+from controller.protocol import DirectiveFollower
+from controller.schema import DecisionRecord, Directive, ReplicaSnapshot, StatusReport
+from nestedfp.modes import DirectiveMode, Mode
+
+FP16, FP8, AUTO = DirectiveMode.FP16, DirectiveMode.FP8, DirectiveMode.AUTO
+HOT = {"oldest_wait_s": 1.0, "waiting": 20, "waiting_tokens": 9000}
+
+
+def make_loop(policy: str = "threshold", **options: Any) -> ControlLoop:
+    parameters = {"step_budget_tokens": 2048} if policy == "engine_auto" else {}
+    return ControlLoop(ControllerConfig.model_validate({"policy": {"name": policy, **parameters}, **options}))
+
+
+class Cluster:
+    """Drives a loop and its replicas in steps of 100 ms over a perfect network. The load is whatever the test says."""
+
+    def __init__(self, loop: ControlLoop, replicas: tuple[str, ...] = ("r0",), now_s: float = 0.0) -> None:
+        self.loop = loop
+        self.now_s = now_s
+        self.followers = {name: DirectiveFollower(name, ControllerConfig().fallback) for name in replicas}
+        self.silent: set[str] = set()
+        self.seq = 0
+        self.tokens = dict.fromkeys(Mode, 0)
+        self.records: list[DecisionRecord] = []
+        self.last = Effects((), None, now_s)
+
+    def run(self, duration_s: float, tokens_per_s: int = 1000, **load: Any) -> "Cluster":
+        end_s = self.now_s + duration_s
+        while self.now_s < end_s - 1e-9:
+            self.seq += 1
+            for name in self.followers.keys() - self.silent:
+                self.take(name, self.loop.on_snapshot(self.now_s, self.snapshot(name, tokens_per_s, **load)))
+            self.carry_out(self.loop.step(self.now_s))
+            self.now_s = round(self.now_s + 0.1, 6)
+        return self
+
+    def snapshot(self, name: str, tokens_per_s: int, **load: Any) -> ReplicaSnapshot:
+        now = self.followers[name].in_force(self.now_s)
+        mode = Mode.FP8 if now.mode is FP8 else Mode.FP16
+        if name == min(self.followers):
+            self.tokens[mode] += tokens_per_s // 10
+        return make_snapshot(
+            **{
+                "replica_id": name,
+                "seq": self.seq,
+                "mode": mode,
+                "directive": now.mode,
+                "epoch": now.epoch,
+                "lease_remaining_s": self.followers[name].lease_remaining_s(self.now_s),
+                "tokens_fp16": self.tokens[Mode.FP16],
+                "tokens_fp8": self.tokens[Mode.FP8],
+                "steps_fp16": self.tokens[Mode.FP16] // 10,
+                "steps_fp8": self.tokens[Mode.FP8] // 10,
+                "arrivals": self.seq,
+                "arrived_tokens": 100 * self.seq,
+                "step_ms_fp8": 10.0,
+                **load,
+            }
+        )
+
+    def take(self, name: str, directive: Directive) -> None:
+        self.followers[name].on_directive(self.now_s, directive)
+
+    def carry_out(self, effects: Effects) -> None:
+        self.last = effects
+        if effects.record is not None:
+            self.records.append(effects.record)
+        for directive in effects.directives:
+            for name in self.followers.keys() - self.silent:
+                self.take(name, directive)
+
+    @property
+    def modes(self) -> set[DirectiveMode]:
+        return {follower.in_force(self.now_s).mode for follower in self.followers.values()}
+
+    @property
+    def status(self) -> StatusReport:
+        return self.loop.status(self.now_s)
+
+
+@pytest.mark.parametrize(
+    ("policy", "mode"),
+    [("static_fp16", FP16), ("static_fp8", FP8), ("engine_auto", AUTO), ("threshold", FP16), ("slo_feedback", FP16)],
+)
+def test_the_first_step_publishes_and_records_where_the_policy_starts(policy: str, mode: DirectiveMode) -> None:
+    effects = make_loop(policy).step(0.0)
+    assert [(d.epoch, d.mode) for d in effects.directives] == [(1, mode)]
+    assert effects.record is not None
+    assert (effects.record.decision_id, effects.record.from_mode, effects.record.to_mode) == (1, mode, mode)
+    assert effects.next_step_at_s == pytest.approx(0.1)
+    if policy == "engine_auto":
+        assert effects.directives[0].rule.fp8_step_tokens == 1024
+
+
+@pytest.mark.parametrize("policy", ["threshold", "slo_feedback"])
+def test_a_burst_is_met_at_once_held_and_then_left(policy: str) -> None:
+    cluster = Cluster(make_loop(policy), ("r0", "r1")).run(10)
+    assert cluster.modes == {FP16}
+    cluster.run(0.2, **HOT)
+    assert cluster.modes == {FP8}
+    cluster.run(5, **HOT).run(14, tokens_per_s=500)
+    assert cluster.modes == {FP8}
+    assert cluster.status.last_reason == "held_by_dwell"
+    cluster.run(2, tokens_per_s=500)
+    assert cluster.modes == {FP16}
+    assert [(r.from_mode, r.to_mode) for r in cluster.records] == [(FP16, FP16), (FP16, FP8), (FP8, FP16)]
+    assert [r.epoch for r in cluster.records] == [1, 2, 3]
+    assert cluster.records[1].inputs
+
+
+@pytest.mark.parametrize("policy", ["threshold", "slo_feedback"])
+def test_a_lasting_overload_stays_in_fp8_without_flips(policy: str) -> None:
+    cluster = Cluster(make_loop(policy)).run(5).run(120, **HOT)
+    assert cluster.modes == {FP8}
+    assert len(cluster.records) == 2
+
+
+def test_slo_feedback_stays_in_fp8_while_fp16_would_be_too_slow_though_all_is_calm() -> None:
+    cluster = Cluster(make_loop("slo_feedback")).run(2).run(1, tpot=window(40.0)).run(60, step_ms_fp8=18.0)
+    assert cluster.modes == {FP8}
+    assert cluster.status.last_reason == "fp16_would_miss_tpot"
+    cluster.run(1, step_ms_fp8=12.0)
+    assert cluster.modes == {FP16}
+
+
+def test_rates_come_from_totals_over_the_window() -> None:
+    replica = Cluster(make_loop()).run(5, tokens_per_s=4000).status.replicas[0]
+    assert replica.tokens_per_s == pytest.approx(4000)
+    assert replica.arrivals_per_s == pytest.approx(10)
+
+
+def test_a_burst_of_delayed_snapshots_gives_no_rate() -> None:
+    loop = make_loop()
+    for seq in range(1, 20):
+        loop.on_snapshot(5.0 + seq / 1000, make_snapshot(seq=seq, arrivals=seq * 100))
+    assert loop.status(5.1).replicas[0].arrivals_per_s is None
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        {"seq": 5},  # duplicate
+        {"seq": 3},  # overtaken
+        {"seq": 999, "incarnation": "before"},  # of an engine that is gone
+    ],
+)
+def test_late_snapshots_are_answered_and_otherwise_ignored(late: dict[str, Any]) -> None:
+    loop = make_loop()
+    loop.on_snapshot(0.0, make_snapshot(seq=7, incarnation="before"))
+    loop.on_snapshot(0.1, make_snapshot(seq=5, running=5))
+    before = loop.status(0.2)
+    answer = loop.on_snapshot(0.2, make_snapshot(**{**HOT, "running": 9, **late}))
+    assert answer.mode is FP16
+    assert loop.status(0.2) == before
+    assert loop.step(0.2).directives[0].mode is FP16
+
+
+totals = st.fixed_dictionaries(
+    {
+        name: st.integers(0, 2**70)
+        for name in ("tokens_fp16", "tokens_fp8", "steps_fp16", "steps_fp8", "arrivals", "arrived_tokens", "finished")
+    }
+    | {"incarnation": st.sampled_from(["a", "a", "a", "b", "c"])}
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(totals, min_size=1, max_size=10), st.sampled_from(["threshold", "slo_feedback"]))
+def test_garbage_totals_never_change_the_mode(garbage: list[dict[str, Any]], policy: str) -> None:
+    calm = Cluster(make_loop(policy)).run(2)
+    hot = Cluster(make_loop(policy)).run(2).run(25, **HOT)
+    for faults in garbage:
+        calm.run(0.3, **faults)
+        hot.run(0.3, **HOT, **faults)
+    assert calm.modes == {FP16}
+    assert hot.modes == {FP8}
+
+
+@pytest.mark.parametrize("policy", ["threshold", "slo_feedback"])
+def test_an_engine_that_restarts_from_zero_changes_nothing(policy: str) -> None:
+    cluster = Cluster(make_loop(policy)).run(3, tokens_per_s=10**6)
+    cluster.tokens = dict.fromkeys(Mode, 0)
+    cluster.run(0.3, incarnation="b")
+    assert cluster.status.replicas[0].tokens_per_s is None
+    cluster.run(2, incarnation="b")
+    assert cluster.status.replicas[0].tokens_per_s == pytest.approx(1000)
+    assert (cluster.modes, len(cluster.records)) == ({FP16}, 1)
+
+
+def test_a_replica_that_falls_silent_keeps_fp8_until_it_is_forgotten() -> None:
+    cluster = Cluster(make_loop(), ("r0", "r1")).run(2).run(25, **HOT)
+    cluster.silent = {"r1"}
+    cluster.run(9)
+    assert cluster.status.mode is FP8
+    assert cluster.status.last_reason == "held_by_stale_replica"
+    assert [replica.stale for replica in cluster.status.replicas] == [False, True]
+    cluster.run(3)
+    assert cluster.status.mode is FP16
+    assert [replica.id for replica in cluster.status.replicas] == ["r0"]
+    # The silent one never heard of it, and has fallen back by itself.
+    assert cluster.followers["r1"].in_force(cluster.now_s).mode is AUTO
+
+
+def test_no_data_at_all_changes_nothing() -> None:
+    cluster = Cluster(make_loop(), ("r0", "r1")).run(2).run(1, **HOT)
+    cluster.silent = {"r0", "r1"}
+    cluster.run(8)
+    assert (cluster.status.mode, cluster.status.last_reason) == (FP8, "held_by_quorum")
+    cluster.run(30)
+    assert (cluster.status.mode, cluster.status.last_reason) == (FP8, "held_no_ready_replicas")
+
+
+def test_a_warming_replica_is_no_evidence() -> None:
+    cluster = Cluster(make_loop()).run(5, ready=False, **HOT)
+    assert (cluster.status.mode, cluster.status.last_reason) == (FP16, "held_no_ready_replicas")
+
+
+# -- override ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["threshold", "static_fp16", "engine_auto"])
+def test_an_override_is_published_at_once_and_handed_back(policy: str) -> None:
+    cluster = Cluster(make_loop(policy)).run(1)
+    before = cluster.status.mode
+    cluster.carry_out(cluster.loop.override(cluster.now_s, FP8))
+    assert cluster.modes == {FP8}
+    assert (cluster.records[-1].reason, cluster.records[-1].to_mode) == ("override", FP8)
+    cluster.run(100)
+    override = cluster.status.override
+    assert override is not None
+    assert (override.mode, override.remaining_s) == (FP8, None)
+    cluster.carry_out(cluster.loop.override(cluster.now_s, AUTO))
+    assert cluster.modes == {before}
+    assert cluster.status.override is None
+
+
+def test_an_override_outranks_load_and_dwell() -> None:
+    cluster = Cluster(make_loop()).run(2).run(1, **HOT)
+    assert cluster.modes == {FP8}
+    cluster.carry_out(cluster.loop.override(cluster.now_s, FP16))
+    cluster.run(10, **HOT)
+    assert cluster.modes == {FP16}
+
+
+def test_an_override_ends_on_time_and_the_loop_asks_to_be_woken_for_it() -> None:
+    cluster = Cluster(make_loop("static_fp16")).run(1)
+    effects = cluster.loop.override(1.0, FP8, 0.03)
+    assert effects.next_step_at_s == pytest.approx(1.03)
+    assert cluster.loop.status(1.01).override is not None
+    ended = cluster.loop.step(1.03)
+    assert [(d.mode, d.reason) for d in ended.directives] == [(FP16, "static_fp16")]
+
+
+@pytest.mark.parametrize(("mode", "ttl_s"), [(FP8, 0.0), (FP8, -1.0), (FP8, float("nan")), (AUTO, 5.0)])
+def test_a_senseless_ttl_is_refused_and_changes_nothing(mode: DirectiveMode, ttl_s: float) -> None:
+    loop = make_loop()
+    loop.step(0.0)
+    before = loop.status(0.0)
+    with pytest.raises(ValueError, match=r"expected ttl_s > 0.*got ttl_s="):
+        loop.override(0.0, mode, ttl_s)
+    assert loop.status(0.0) == before
+
+
+# -- restarts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["threshold", "slo_feedback"])
+def test_a_restarted_controller_does_not_end_fp8_amid_an_overload(policy: str) -> None:
+    cluster = Cluster(make_loop(policy), ("r0", "r1")).run(2).run(3, **HOT)
+    epoch = cluster.status.epoch
+    cluster.loop = make_loop(policy)
+    cluster.run(1, **HOT)
+    assert cluster.modes == {FP8}
+    assert cluster.status.reason == "adopted_from_replica"
+    assert cluster.status.epoch > epoch
+    cluster.run(30, tokens_per_s=500)
+    assert cluster.modes == {FP16}
+
+
+def test_a_restarted_fixed_policy_insists_on_its_mode() -> None:
+    cluster = Cluster(make_loop("static_fp8")).run(2)
+    cluster.loop = make_loop("static_fp16")
+    assert cluster.run(0.3).modes == {FP16}
+
+
+def test_replicas_reach_their_fallback_and_come_back_when_the_controller_does() -> None:
+    cluster = Cluster(make_loop()).run(2).run(1, **HOT)
+    cluster.silent = {"r0"}
+    cluster.run(3)
+    assert cluster.modes == {AUTO}
+    cluster.silent = set()
+    assert cluster.run(0.3, **HOT).modes == {FP8}
+
+
+# -- reports -----------------------------------------------------------------------------------------------------------
+
+
+def test_status_says_what_each_replica_does() -> None:
+    cluster = Cluster(make_loop(), ("r0", "r1")).run(2).run(1, ttft=window(50, 3), **HOT)
+    status = cluster.status.model_dump(mode="json")
+    assert (status["mode"], status["epoch"], status["policy"]) == ("fp8", 2, "threshold")
+    assert status["reason"] == "wait_s_over_enter"
+    assert status["since_s"] == pytest.approx(1.0)
+    replica = status["replicas"][1]
+    assert (replica["id"], replica["acked"], replica["directive"], replica["epoch"]) == ("r1", True, "fp8", 2)
+    assert (replica["waiting"], replica["oldest_wait_s"], replica["ttft_p90_ms"]) == (20, 1.0, 50.0)
+    assert replica["tpot_p90_ms"] is None
+    assert replica["age_s"] == pytest.approx(0.1)
+
+
+def test_a_directive_is_settled_when_the_last_replica_has_acknowledged() -> None:
+    cluster = Cluster(make_loop(), ("r0", "r1")).run(2)
+    cluster.carry_out(cluster.loop.override(cluster.now_s, FP8))
+    assert cluster.loop.settled() is None
+    cluster.run(0.1)
+    settled = cluster.loop.settled()
+    assert settled is not None
+    directive, replicas, after_s = settled
+    assert (directive.mode, directive.epoch, replicas, after_s) == (FP8, 2, 2, 0.0)
+
+
+def test_an_epoch_raised_above_a_replicas_is_recorded_without_a_change_of_mode() -> None:
+    loop = make_loop("static_fp16")
+    loop.step(0.0)
+    answer = loop.on_snapshot(0.1, make_snapshot(epoch=57, directive=FP8))
+    assert (answer.epoch, answer.mode) == (58, FP16)
+    effects = loop.step(0.2)
+    assert effects.record is not None
+    assert (effects.record.reason, effects.record.epoch) == ("epoch_raised", 58)
+    assert [d.epoch for d in effects.directives] == [58]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 0.5), st.booleans()), max_size=50))
+def test_the_same_inputs_give_the_same_effects(steps: list[tuple[float, bool]]) -> None:
+    def play() -> list[Effects]:
+        loop, now_s, effects = make_loop("slo_feedback"), 0.0, []
+        for seq, (pause_s, hot) in enumerate(steps, start=1):
+            now_s += pause_s
+            loop.on_snapshot(now_s, make_snapshot(seq=seq, **(HOT if hot else {})))
+            effects.append(loop.step(now_s))
+        return effects
+
+    assert play() == play()
+
+
+def test_how_often_the_loop_steps_does_not_change_when_it_may_act() -> None:
+    """Dwell times and windows are in seconds: a loop stepped ten times as often flips no earlier."""
+
+    def leaves_fp8_at_s(period_s: float) -> float:
+        loop = make_loop()
+        for tick in range(round(60 / period_s)):
+            now_s = tick * period_s
+            loop.on_snapshot(now_s, make_snapshot(seq=tick, **(HOT if now_s < 3 else {})))
+            effects = loop.step(now_s)
+            if effects.record is not None and effects.record.from_mode is FP8:
+                return now_s
+        return float("inf")
+
+    assert leaves_fp8_at_s(0.5) == pytest.approx(leaves_fp8_at_s(0.05), abs=0.5)
