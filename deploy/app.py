@@ -7,11 +7,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve.config import DeploymentActorConfig
 from ray.serve.llm import LLMConfig, build_llm_deployment
-from ray.serve.schema import LoggingConfig
 
+from controller.actor import ControllerActor
 from deploy.accelerator import resolve
 from deploy.config import REPOSITORY, DeployConfig, load
 from deploy.ingress import build_ingress
@@ -78,7 +79,7 @@ def llm_config(config: DeployConfig) -> LLMConfig:
         "max_ongoing_requests": 4096,
         "max_constructor_retry_count": 2,
         "ray_actor_options": {"num_cpus": 1},
-        "logging_config": LoggingConfig(enable_access_log=False),
+        "logging_config": {"enable_access_log": False},
     }
     if config.engine.quantization == "nestedfp":
         options["deployment_actors"] = [controller_actor(config, env)]
@@ -120,7 +121,7 @@ def controller_actor(config: DeployConfig, env: dict[str, str]) -> DeploymentAct
     """Return the controller as an actor that Serve starts with the deployment and replaces when it dies."""
     return DeploymentActorConfig(
         name=CONTROLLER_ACTOR,
-        actor_class="controller.actor:ControllerActor",
+        actor_class=ray.remote(ControllerActor),
         init_kwargs={
             "config": config.controller.model_dump(mode="json"),
             "app_name": APP_NAME,

@@ -13,10 +13,14 @@ OBJECT_STORE_BYTES = 200 << 20  # nothing large travels between processes
 
 def start_cluster(config: DeployConfig, verbose: bool) -> None:
     """Start Ray and Serve's HTTP proxy, on loopback unless the configuration names another address."""
+    if not verbose:
+        for name in ("ray.serve", "ray.llm"):
+            logging.getLogger(name).setLevel(logging.WARNING)
     ranks = config.replicas * config.engine.tensor_parallel_size
     ray.init(
         address="local",  # never attach to somebody else's cluster
         num_cpus=max(os.cpu_count() or 1, config.replicas + ranks + 2),  # bookkeeping: replicas and ranks need a slot each
+        _node_ip_address="127.0.0.1",  # Ray's own ports stay on loopback
         include_dashboard=False,
         object_store_memory=OBJECT_STORE_BYTES,
         log_to_driver=verbose,

@@ -106,4 +106,4 @@ def load(path: Path) -> DeployConfig:
     try:
         return DeployConfig.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(f"{path}: {"; ".join(explain(error).splitlines())}") from None
+        raise ConfigError(f"{path}:\n{explain(error)}") from None

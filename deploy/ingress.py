@@ -6,7 +6,9 @@ from typing import Annotated, Any
 
 import ray
 from fastapi import FastAPI, Header, HTTPException, Query, status
+from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
+from ray.llm._internal.serve.core.configs.openai_api_models import OpenAIHTTPException
 from ray.serve.llm.ingress import OpenAiIngress, make_fastapi_ingress
 
 from deploy.config import ADMIN_KEY_ENV
@@ -28,6 +30,15 @@ class OverrideRequest(BaseModel):
 class NestedFPIngress(OpenAiIngress):  # type: ignore[misc]
     """OpenAI's routes and the control plane's."""
 
+    async def _process_llm_request(self, *args: Any, **kwargs: Any) -> Response:
+        # Ray Serve LLM wraps a refusal into its own exception's text; a user needs the engine's sentence only.
+        try:
+            return await super()._process_llm_request(*args, **kwargs)
+        except OpenAIHTTPException as refusal:
+            return error_response(refusal.status_code, refusal.message, refusal.type)
+        except HTTPException as refusal:
+            return error_response(refusal.status_code, str(refusal.detail), "invalid_request_error")
+
     async def status(self) -> dict[str, Any]:
         """Mode, epoch and reason in force, and the state of every replica."""
         result: dict[str, Any] = await _ask_controller("status")
@@ -45,6 +56,12 @@ class NestedFPIngress(OpenAiIngress):  # type: ignore[misc]
         require_admin(authorization)
         result: dict[str, Any] = await _ask_controller("set_override", body.mode.value, body.ttl_s)
         return result
+
+
+def error_response(status_code: int, message: str, kind: str) -> JSONResponse:
+    """Return an error in OpenAI's format."""
+    error = {"message": message, "type": kind, "param": None, "code": status_code}
+    return JSONResponse({"error": error}, status_code=status_code)
 
 
 def require_admin(authorization: str | None) -> None:

@@ -88,13 +88,12 @@ def run(config: DeployConfig, verbose: bool, began_s: float, stop: threading.Eve
 
     from deploy.app import APP_NAME, application
     from deploy.cluster import start_cluster
-    from deploy.warmup import warm_up
 
     url = f"http://{config.http.host}:{config.http.port}"
     try:
         start_cluster(config, verbose)
         serve.run(application(config), name=APP_NAME, route_prefix="/")
-        warm_up(url, config.model.id)
+        wait_for_http(url)
         print(f"ready {url} after {time.monotonic() - began_s:.0f} s", flush=True)
         stop.wait()
         print("stopping", flush=True)
@@ -105,6 +104,26 @@ def run(config: DeployConfig, verbose: bool, began_s: float, stop: threading.Eve
     finally:
         serve.shutdown()
         ray.shutdown()
+
+
+def wait_for_http(url: str, timeout_s: float = 60.0) -> None:
+    """Wait until the models route answers through HTTP.
+
+    Raises:
+        RuntimeError: when it does not in time.
+    """
+    import httpx
+
+    deadline_s = time.monotonic() + timeout_s
+    with httpx.Client(base_url=url, timeout=10.0, trust_env=False) as client:
+        while time.monotonic() < deadline_s:
+            try:
+                if client.get("/v1/models").status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.2)
+    raise RuntimeError(f"{url}/v1/models did not answer within {timeout_s:.0f} s")
 
 
 if __name__ == "__main__":

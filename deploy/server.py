@@ -11,6 +11,7 @@ from ray.serve.llm.deployment import LLMServer
 from controller.config import ControllerConfig
 from deploy.agent import ReplicaAgent
 from deploy.engine import NestedFPEngine
+from deploy.warmup import warm_up
 from nestedfp.vllm_plugin import failure, frontend
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         self._agent: ReplicaAgent | None = None
         with failure.explained():
             await super().__init__(llm_config, **kwargs)
+            await warm_up(self.engine, llm_config.model_id)
         if not precision:
             return
         self._agent = ReplicaAgent(

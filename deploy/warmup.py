@@ -1,19 +1,32 @@
-"""The first requests: they load what the service loads lazily, so that no user pays for it."""
+"""The first requests of a replica: they load what vLLM loads lazily, so that no user pays for it.
 
-import httpx
+They run before the replica joins the control plane, so that their long latencies never look like an overload.
+"""
+
+import logging
+from typing import Any
+
+from ray.llm._internal.serve.core.configs.openai_api_models import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    ErrorResponse,
+)
+
+log = logging.getLogger(__name__)
 
 
-def warm_up(url: str, model: str, timeout_s: float = 120.0) -> None:
-    """Send one completion and one chat.
+async def warm_up(engine: Any, model: str) -> None:
+    """Send one completion and one chat through the engine's own front end.
 
-    Raises:
-        RuntimeError: when the service answers with an error.
+    A refusal is logged and no error: a model without a chat template refuses chats for ever.
     """
-    with httpx.Client(base_url=url, timeout=timeout_s, trust_env=False) as client:
-        for route, body in (
-            ("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 4}),
-            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}),
-        ):
-            response = client.post(route, json={"model": model, **body})
-            if response.is_error:
-                raise RuntimeError(f"{route} answered {response.status_code}: {response.text[:500]}")
+    for run, request in (
+        (engine.completions, CompletionRequest(model=model, prompt="Once upon a time", max_tokens=4)),
+        (
+            engine.chat,
+            ChatCompletionRequest(model=model, messages=[{"role": "user", "content": "Hello"}], max_tokens=4),
+        ),
+    ):
+        async for response in run(request):
+            if isinstance(response, ErrorResponse):
+                log.warning("warm-up request refused: %s", response.error.message)
