@@ -8,8 +8,9 @@ service would then be asked less often.
 
 The HTTP client is geventhttpclient, which is what Locust's FastHttpUser wraps, used directly: FastHttpUser's streaming
 reads blocks of 1024 bytes, which merges several chunks into one time stamp, whereas ``readline`` returns a line as
-soon as it is there. httpx under gevent costs several times the CPU per chunk, taken from a server on the same cores.
-Every request has a connection of its own: no limit on concurrency, no stale keep-alive connection, no retry.
+soon as it is there. httpx under gevent took twice the CPU per chunk (140 against 70 us on a 2-core machine), which is
+taken from a server on the same cores. Every request has a connection of its own: no limit on concurrency, no stale
+keep-alive connection, no retry.
 """
 
 import itertools

@@ -23,13 +23,16 @@ def draw_latencies(path: Path, records: Mapping[Policy, Sequence[RequestRecord]]
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     for axis, name, limit_ms in ((axes[0], "ttft_ms", slo.ttft_ms), (axes[1], "tpot_ms", slo.tpot_ms)):
+        lows = [limit_ms]
         for policy, requests in records.items():
             values = np.sort([v for r in requests if (v := getattr(r, name)) is not None and r.error is None])
             if len(values):
-                share = np.arange(1, len(values) + 1) / len(requests)
+                unmeasurable = sum(r.error is None and getattr(r, name) is None for r in requests)  # one token: no TPOT
+                share = np.arange(1, len(values) + 1) / (len(requests) - unmeasurable)
+                lows.append(float(np.percentile(values, 1)))
                 axis.step(np.maximum(values, 1e-3), share, where="post", label=NAMES[policy], color=COLOURS[policy])
         axis.axvline(limit_ms, color="black", linestyle=":", label=f"SLO {limit_ms:.4g} ms")
-        axis.set(xscale="log", xlabel=f"{name[:4].upper()} in ms", ylim=(0, 1.02))
+        axis.set(xscale="log", xlabel=f"{name[:4].upper()} in ms", ylim=(0, 1.02), xlim=(max(min(lows) / 2, 0.1), None))
         axis.grid(alpha=0.3)
         axis.legend(loc="lower right")
     axes[0].set_ylabel("share of all requests")
@@ -63,7 +66,8 @@ def draw_timelines(
         )
         share_axis.set(ylim=(0, 1.02), ylabel="FP8 share")
         handles = [part for one in (axis, share_axis) for part in one.get_legend_handles_labels()[0]]
-        axis.legend(handles=handles, loc="upper right", fontsize="small", ncols=2)
+        if axis is rows[0]:
+            axis.legend(handles=handles, loc="upper left", fontsize="small", ncols=2)
     rows[-1].set_xlabel("seconds after the start of the run")
     _save(figure, path)
 

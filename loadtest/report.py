@@ -25,7 +25,8 @@ class LoadSummary(Record):
     """The load that every policy got."""
 
     trace: str
-    start_s: float
+    start_s: float  # in the trace
+    span_s: float  # of the trace; more than duration_s when it was squeezed
     duration_s: float
     requests: int
     mean_rate_rps: float
@@ -120,7 +121,8 @@ def facts(summary: Summary) -> tuple[tuple[str, str], ...]:
         ("Machine", summary.machine),
         (
             "Load",
-            f"{load.trace}, {load.duration_s:g} s from {load.start_s:g} s: {load.requests} requests, mean "
+            f"{load.trace}, {load.span_s:.0f} s from {load.start_s:g} s, played in {load.duration_s:g} s: "
+            f"{load.requests} requests, mean "
             f"{load.mean_rate_rps:.2f} requests/s, busiest 20 s {load.peak_rate_rps:.2f} requests/s",
         ),
         (

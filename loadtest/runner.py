@@ -15,6 +15,7 @@ from loadtest.trace import Arrival
 
 DIRECTIVES: dict[Policy, DirectiveName] = {"fp16": "fp16", "fp8": "fp8", "adaptive": "auto"}
 SETTLE_LIMIT_S = 300.0
+SNAPSHOT_S = 0.5  # after which the counters in /status hold everything that the run did
 MAX_FAILED_POLLS = 20  # in a row: the service is gone
 
 
@@ -36,6 +37,8 @@ def run_policy(
 
     def poll(elapsed_s: float, event: Event) -> None:
         nonlocal failed_polls
+        if elapsed_s <= 0:  # the sender is ready, the first request is not due
+            return
         try:
             samples.append(TimelineSample(policy=policy, at_s=elapsed_s, status=service.status()))
             failed_polls = 0
@@ -67,6 +70,8 @@ def run_policy(
         records_path=out_dir / f"requests-{policy}.jsonl",
     )
     records = run_plan(plan, poll)
+    time.sleep(SNAPSHOT_S)
+    poll(max(samples[-1].at_s, 0.0) + SNAPSHOT_S, Event(event="end", sent=len(records), done=len(records)))
     return records, tuple(samples)
 
 

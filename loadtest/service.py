@@ -107,11 +107,12 @@ def _wait_ready(
 
 def _read(stdout: IO[str], log: IO[str], urls: "queue.Queue[str | None]", tail: deque[str]) -> None:
     """Copy the output to the log; put the URL of the ready line, and None at the end."""
-    for line in stdout:
-        with suppress(ValueError):  # the log is closed when grandchildren still write after the stop
-            log.write(line)
-            log.flush()
-        tail.append(line.strip()[:200])
-        if match := READY.search(line):
-            urls.put(match.group(1))
+    with stdout:
+        for line in stdout:
+            with suppress(ValueError):  # the log is closed when grandchildren still write after the stop
+                log.write(line)
+                log.flush()
+            tail.append(line.strip()[:200])
+            if match := READY.search(line):
+                urls.put(match.group(1))
     urls.put(None)

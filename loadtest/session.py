@@ -1,5 +1,6 @@
 """One whole load test: service, load, calibration, one run a policy, report. Wiring only."""
 
+import itertools
 import os
 import platform
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,16 @@ from loadtest.records import Policy, RequestRecord, TimelineSample, write_jsonl
 from loadtest.report import LoadSummary, Summary, print_report, write_report
 from loadtest.runner import run_policy
 from loadtest.service import serve_command, started_service
-from loadtest.shape import Lengths, at_rate, cut_window, fit_lengths, mean_rate_rps, most_bursty_start_s, peak_rate_rps
+from loadtest.shape import (
+    Lengths,
+    Load,
+    at_rate,
+    cut_window,
+    fit_lengths,
+    mean_rate_rps,
+    most_bursty_start_s,
+    peak_rate_rps,
+)
 from loadtest.synthetic import synthetic_trace
 from loadtest.trace import Arrival, read_trace
 from loadtest.verdict import verdict
@@ -35,8 +45,7 @@ def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
     trace = read_trace(config.trace) if config.trace else synthetic_trace(config.seed, SYNTHETIC_S)
     service_slo = slo_settings(config.service_config) if config.service_config else {}
     started = datetime.now(UTC)
-    out_dir = config.out / started.strftime("%Y%m%dT%H%M%SZ")
-    out_dir.mkdir(parents=True)
+    out_dir = new_folder(config.out, started.strftime("%Y%m%dT%H%M%SZ"))
     progress.note(f"results go to {out_dir}")
     with _service(config, out_dir, progress) as service:
         model, served_context = service.model()
@@ -44,14 +53,12 @@ def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
         context = config.context_tokens or served_context or DEFAULT_CONTEXT_TOKENS
         lengths = Lengths(context, config.length_scale, config.max_prompt_tokens, config.max_output_tokens)
         fitted, scale = fit_lengths(trace, lengths)
-        start_s = most_bursty_start_s(fitted, config.duration_s) if config.start_s is None else config.start_s
-        window = cut_window(fitted, start_s, config.duration_s)
         calibration = None
         if config.needs_calibration:
-            calibration = calibrate(service, config, model, window, out_dir, progress)
+            calibration = calibrate(service, config, model, typical_requests(config, fitted), out_dir, progress)
         slo = choose_slo(config, calibration)
-        arrivals = at_rate(fitted, start_s, config.duration_s, choose_rate_rps(config, calibration), config.seed)
-        load = _load_summary(config, context, scale, start_s, arrivals)
+        shaped = at_rate(fitted, config.start_s, config.duration_s, choose_rate_rps(config, calibration), config.seed)
+        load = _load_summary(config, context, scale, shaped)
         progress.note(
             f"{load.requests} requests over {load.duration_s:g} s, mean {load.mean_rate_rps:.2f}/s, busiest 20 s "
             f"{load.peak_rate_rps:.2f}/s; SLO TTFT {slo.ttft_ms:.0f} ms, TPOT {slo.tpot_ms:.1f} ms"
@@ -83,7 +90,7 @@ def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
         try:
             for run, policy in enumerate(config.policies):
                 records[policy], timelines[policy] = run_policy(
-                    service, config, policy, run, model, arrivals, out_dir, progress
+                    service, config, policy, run, model, shaped.arrivals, out_dir, progress
                 )
                 runs.append(summarise(records[policy], timelines[policy], slo, config.duration_s))
                 progress.note(_run_line(runs[-1]))
@@ -126,6 +133,22 @@ def _hand_back(service: Service, progress: Progress) -> None:
         progress.note(f"could not hand the precision back to the controller: {error}")
 
 
+def new_folder(parent: Path, name: str) -> Path:
+    """Make a folder that was not there: ``name``, or ``name-2`` and so on."""
+    for number in itertools.count(1):
+        path = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            if parent.is_dir():
+                continue
+            raise LoadtestError(f"--out: expected a folder, got the file {parent}") from None
+        except OSError as error:
+            raise LoadtestError(f"--out: cannot make the folder {path} ({error.strerror})") from error
+        return path
+    raise AssertionError("the loop ends only by returning")
+
+
 def slo_settings(path: Path) -> dict[str, float]:
     """Every number of a service configuration whose path contains "slo", as {"controller.slo.ttft_ms": 200.0}."""
     try:
@@ -145,12 +168,18 @@ def slo_settings(path: Path) -> dict[str, float]:
     return dict(numbers(document, ""))
 
 
-def _load_summary(
-    config: LoadtestConfig, context: int, scale: float, start_s: float, arrivals: Sequence[Arrival]
-) -> LoadSummary:
+def typical_requests(config: LoadtestConfig, trace: Sequence[Arrival]) -> tuple[Arrival, ...]:
+    """The window of the trace whose lengths the calibration uses."""
+    start_s = most_bursty_start_s(trace, config.duration_s) if config.start_s is None else config.start_s
+    return cut_window(trace, start_s, config.duration_s)
+
+
+def _load_summary(config: LoadtestConfig, context: int, scale: float, shaped: Load) -> LoadSummary:
+    arrivals = shaped.arrivals
     return LoadSummary(
         trace=config.trace.name if config.trace else "synthetic trace",
-        start_s=start_s,
+        start_s=shaped.start_s,
+        span_s=shaped.span_s,
         duration_s=config.duration_s,
         requests=len(arrivals),
         mean_rate_rps=mean_rate_rps(arrivals, config.duration_s),

@@ -45,7 +45,8 @@ def most_bursty_start_s(arrivals: Sequence[Arrival], duration_s: float, burst_s:
     """Start of the window whose largest burst stands out most: its rate over the mean rate of the window.
 
     Only bursts in the middle half of the window count, so that a run shows the service before and after. Starts are
-    tried every 10 s. Short windows count shorter bursts, a quarter of their length. A trace no longer than the window starts at 0.
+    tried every 10 s. Short windows count shorter bursts, a quarter of their length. A trace no longer than the window
+    starts at 0.
     """
     burst_s = min(burst_s, duration_s / 4)
     times_s = np.array([arrival.at_s for arrival in arrivals])
@@ -84,7 +85,7 @@ def fit_lengths(arrivals: Sequence[Arrival], lengths: Lengths) -> tuple[tuple[Ar
     scale = lengths.scale
     if scale is None:
         p99_tokens = float(np.percentile([a.prompt_tokens + a.output_tokens for a in arrivals], 99))
-        scale = min(1.0, lengths.context_tokens / p99_tokens)
+        scale = min(1.0, lengths.context_tokens / max(p99_tokens, 1.0))
     max_output = min(lengths.max_output_tokens or lengths.context_tokens, max(lengths.context_tokens // 2, 1))
     fitted = []
     for arrival in arrivals:
@@ -95,32 +96,43 @@ def fit_lengths(arrivals: Sequence[Arrival], lengths: Lengths) -> tuple[tuple[Ar
     return tuple(fitted), scale
 
 
-def at_rate(
-    arrivals: Sequence[Arrival], start_s: float, duration_s: float, rate_rps: float, seed: int
-) -> tuple[Arrival, ...]:
-    """The window at a mean rate of ``rate_rps``; exactly round(rate x duration) requests, chosen with the seed.
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The arrivals of one run, and the part of the trace that they come from."""
+
+    arrivals: tuple[Arrival, ...]
+    start_s: float
+    span_s: float  # longer than the run when the trace had to be squeezed
+
+
+def at_rate(arrivals: Sequence[Arrival], start_s: float | None, duration_s: float, rate_rps: float, seed: int) -> Load:
+    """A window at a mean rate of ``rate_rps``; exactly round(rate x duration) requests, chosen with the seed.
 
     Choosing that many without replacement is thinning with its count fixed, so the mean rate does not depend on the
-    draw. When the window holds too few, a longer one (from the same start, or earlier where the trace ends) is
-    squeezed.
+    draw. When a window of ``duration_s`` holds too few, a longer one is squeezed. Without a start the window with the
+    most pronounced burst is taken; a given start moves to an earlier one where the trace would end.
     """
     count = round(rate_rps * duration_s)
     if count < 1:
         raise TraceError(
             f"{rate_rps:g} requests/s for {duration_s:g} s is less than one request; raise --rate or --duration"
         )
-    window = cut_window(arrivals, start_s, duration_s)
-    if len(window) < count:
-        span_s = duration_s
-        while len(window) < count:
-            if span_s > arrivals[-1].at_s:
-                raise TraceError(
-                    f"the trace holds {len(arrivals)} requests, {count} are needed for {rate_rps:g} requests/s over "
-                    f"{duration_s:g} s; lower --rate or --duration, or give a longer trace"
-                )
-            span_s *= 1.1
-            window = cut_window(arrivals, max(min(start_s, arrivals[-1].at_s - span_s), 0.0), span_s)
-        squeeze = duration_s / span_s
-        window = tuple(Arrival(a.at_s * squeeze, a.prompt_tokens, a.output_tokens) for a in window)
-    kept = np.random.default_rng([0x7417, seed]).choice(len(window), size=count, replace=False)
-    return tuple(window[index] for index in np.sort(kept))
+    span_s = duration_s
+    while True:
+        if start_s is None:
+            begin_s = most_bursty_start_s(arrivals, span_s, BURST_S * span_s / duration_s)
+        else:
+            begin_s = start_s if span_s == duration_s else max(min(start_s, arrivals[-1].at_s - span_s), 0.0)
+        window = cut_window(arrivals, begin_s, span_s)
+        if len(window) >= count:
+            break
+        if span_s > arrivals[-1].at_s:
+            raise TraceError(
+                f"the trace holds {len(arrivals)} requests, {count} are needed for {rate_rps:g} requests/s over "
+                f"{duration_s:g} s; lower --rate or --duration, or give a longer trace"
+            )
+        span_s *= 1.1
+    squeeze = duration_s / span_s
+    kept = np.sort(np.random.default_rng([0x7417, seed]).choice(len(window), size=count, replace=False))
+    chosen = (window[index] for index in kept)
+    return Load(tuple(Arrival(a.at_s * squeeze, a.prompt_tokens, a.output_tokens) for a in chosen), begin_s, span_s)

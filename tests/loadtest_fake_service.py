@@ -1,10 +1,9 @@
 """A stand-in for the service that the load test talks to: the real protocol, an engine that only sleeps.
 
 Runs as a process of its own (``python tests/loadtest_fake_service.py``), prints the service's ready line and obeys
-NESTEDFP_ADMIN_KEY. One engine step takes ``--step-ms-fp16`` or ``--step-ms-fp8`` milliseconds and gives one token to each
-of at most ``--max-running`` requests. With the directive "auto" a step runs FP8 while requests wait. The model name of a
-request chooses a fault: "fail" answers HTTP 500, "cut" closes the connection after two tokens, "short" ends early, "mute"
-never answers. GET /received tells the number of completions asked for.
+NESTEDFP_ADMIN_KEY. One engine step takes ``--step-ms-fp16`` or ``--step-ms-fp8`` milliseconds and gives one token to
+each of at most ``--max-running`` requests. With the directive "auto" a step runs FP8 while requests wait. Prompts of
+certain lengths get a fault: see FAULTS. GET /received tells the number of completions asked for.
 """
 
 import argparse
@@ -19,6 +18,12 @@ from typing import Any
 from aiohttp import web
 
 MODEL = "fake-model"
+FAULTS = {
+    101: "fail",  # HTTP 500
+    102: "cut",  # the connection is closed after two tokens
+    103: "short",  # one token is missing
+    104: "mute",  # no answer
+}
 
 
 @dataclass(eq=False)
@@ -69,8 +74,8 @@ async def completions(http: web.Request) -> web.StreamResponse:
     engine: Engine = http.app["engine"]
     body = await http.json()
     engine.received += 1
-    fault = body["model"]
-    assert body["stream"] and body["ignore_eos"] and body["temperature"] == 0
+    fault = FAULTS.get(len(body["prompt"]), "")
+    assert (body["stream"], body["ignore_eos"], body["temperature"]) == (True, True, 0)
     if fault == "fail":
         return web.json_response({"error": {"message": "made to fail"}}, status=500)
     if fault == "mute":
@@ -86,14 +91,14 @@ async def completions(http: web.Request) -> web.StreamResponse:
                 assert http.transport is not None
                 http.transport.abort()
                 return answer
-            await _event(answer, {"model": fault, "choices": [{"text": "x"}]})
+            await _event(answer, {"model": MODEL, "choices": [{"text": "x"}]})
         prompt = {"fp16": 0, "fp8": 0, "cached": 0, request.prompt_mode: request.prompt_tokens}
         usage = {
             "prompt_tokens": request.prompt_tokens,
             "completion_tokens": sum(request.tokens.values()),
             "precision_tokens": {"prompt": prompt, "completion": request.tokens},
         }
-        await _event(answer, {"model": fault, "choices": [], "usage": usage})
+        await _event(answer, {"model": MODEL, "choices": [], "usage": usage})
         await answer.write(b"data: [DONE]\n\n")
     finally:
         engine.drop(request)

@@ -1,0 +1,255 @@
+"""Open-loop dispatch against a stand-in service. Run: python -m pytest tests/test_dispatch.py
+
+The stand-in and the sender are processes of their own; nothing of gevent enters this one. Time limits are generous: the
+machine may be busy.
+"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import httpx
+import pytest
+
+from loadtest.admin import Service
+from loadtest.dispatch import REPO_ROOT, run_plan
+from loadtest.errors import DispatchError, LoadtestError, ServiceError
+from loadtest.plan import Event, Plan, PlannedRequest
+from loadtest.records import RequestRecord, mean_tpot_ms
+from loadtest.service import started_service
+from loadtest.sse import parse_stream
+from loadtest.target import loopback_url
+
+FAKE = [sys.executable, str(Path(__file__).with_name("loadtest_fake_service.py"))]
+STEP_MS = 40.0
+
+
+@contextmanager
+def fake_service(tmp_path: Path, *options: str) -> Iterator[tuple[str, str]]:
+    with started_service([*FAKE, *options], tmp_path / "service.log", 30.0, lambda _: None) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory) -> Iterator[str]:
+    """One request at a time, 40 ms a token in either precision."""
+    options = ("--max-running", "1", "--step-ms-fp16", str(STEP_MS), "--step-ms-fp8", str(STEP_MS))
+    with fake_service(tmp_path_factory.mktemp("service"), *options) as (url, _):
+        yield url
+
+
+def make_plan(url: str, tmp_path: Path, at_s: list[float], tokens: int = 5, **overrides: object) -> Plan:
+    fields = {
+        "kind": "open",
+        "policy": "fp16",
+        "run": 0,
+        "url": url,
+        "model": "fake-model",
+        "requests": [{"at_s": t, "prompt_tokens": 8, "output_tokens": tokens} for t in at_s],
+        "duration_s": max(at_s) + 0.1,
+        "drain_s": 10.0,
+        "request_timeout_s": 10.0,
+        "seed": 0,
+        "token_ids": (10, 250),
+        "records_path": tmp_path / "requests.jsonl",
+    }
+    return Plan.model_validate(fields | overrides)
+
+
+def send(plan: Plan) -> tuple[tuple[RequestRecord, ...], list[Event]]:
+    events: list[Event] = []
+    records = run_plan(plan, lambda _, event: events.append(event))
+    return records, events
+
+
+def test_requests_leave_on_time_although_earlier_ones_still_wait(service, tmp_path):
+    at_s = [0.1 * i for i in range(10)]
+    records, events = send(make_plan(service, tmp_path, at_s))
+    assert [record.error for record in records] == [None] * 10
+    assert [record.intended_s for record in records] == at_s
+    assert max(record.dispatch_lag_ms for record in records) < 150  # an answer takes 5 x 40 ms, and they queue
+    assert records[-1].ttft_ms > 900  # the queue is in the TTFT: 9 answers of 200 ms, less the 900 ms of arrivals
+    assert max(event.in_flight for event in events) > 1
+    assert (events[-1].done, events[-1].errors, events[-1].in_flight) == (10, 0, 0)
+
+
+def test_every_chunk_has_its_own_time(service, tmp_path):
+    (record,), _ = send(make_plan(service, tmp_path, [0.0], tokens=12))
+    gaps_ms = [after - before for before, after in pairwise(record.chunk_ms)]
+    assert len(gaps_ms) == 11
+    assert 0.8 * STEP_MS < record.tpot_ms < 3 * STEP_MS
+    assert 0.8 * STEP_MS < sorted(gaps_ms)[5] < 3 * STEP_MS  # merged chunks would show as gaps of nearly nothing
+    assert record.output_tokens == 12
+    assert record.ttft_ms == record.chunk_ms[0] > STEP_MS
+    assert record.precision_tokens.prompt.fp16 == 8
+    assert record.precision_tokens.completion.fp16 == 12
+    assert record.model == "fake-model"
+
+
+def test_failed_requests_are_recorded_and_not_repeated(service, tmp_path):
+    before = httpx.get(f"{service}/received").json()
+    requests = [{"at_s": 0.0, "prompt_tokens": tokens, "output_tokens": 5} for tokens in (101, 102, 103, 104)]
+    records, events = send(make_plan(service, tmp_path, [0.0], requests=requests, request_timeout_s=3.0))
+    failed, cut, short, mute = records
+    assert re.match("HTTP 500: .*made to fail", failed.error)
+    assert failed.status == 500
+    assert re.search("HTTPParseError|ConnectionReset|ended before", cut.error)
+    assert (cut.status, cut.output_tokens) == (200, 2)
+    assert short.error == "expected 5 output tokens, got 4"
+    assert mute.error == "no complete answer within 3 s"
+    assert mute.status is None
+    assert events[-1].errors == 4
+    assert httpx.get(f"{service}/received").json() == before + 4
+
+
+def test_a_run_is_bounded_and_loses_no_request(service, tmp_path):
+    plan = make_plan(service, tmp_path, [0.0, 0.1, 0.2], tokens=100, duration_s=0.3, drain_s=0.5)
+    records, _ = send(plan)
+    assert [record.error for record in records] == ["cut at the end of the run"] * 3
+    assert records[0].output_tokens > 1  # the tokens that came before the cut count
+
+
+def test_the_closed_loop_keeps_its_concurrency(service, tmp_path):
+    plan = make_plan(service, tmp_path, [0.0], tokens=3, kind="closed", duration_s=1.5, concurrency=2)
+    records, events = send(plan)
+    finished = [record for record in records if record.error is None]
+    assert 5 <= len(finished) <= 13  # one at a time, 120 ms each
+    assert max(event.in_flight for event in events) <= 2
+    assert [record.index for record in records] == list(range(len(records)))
+
+
+def test_a_service_that_is_not_there_fails_every_request(tmp_path):
+    (record,), _ = send(make_plan("http://127.0.0.1:9", tmp_path, [0.0]))
+    assert "ConnectionRefused" in record.error
+    assert record.ttft_ms is None
+
+
+def test_a_sender_that_dies_is_reported_with_its_last_words(tmp_path):
+    plan = make_plan("http://192.0.2.1:80", tmp_path, [0.0])  # refused by the sender itself, too
+    with pytest.raises(DispatchError, match=r"exit status 1.*this machine only"):
+        send(plan)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:80", "http://localhost:80/", "http://[::1]:80", "http://127.8.8.8:80"]
+)
+def test_loopback_is_accepted(url):
+    assert loopback_url(url) == url.rstrip("/")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://10.0.0.1:80", "http://example.com", "http://127.0.0.1.example.com", "http://0.0.0.0:1", "https://127.0.0.1",
+     "127.0.0.1:80", "http://127.0.0.1:99999", "http://127.0.0.1@example.com", "http://127.0.0.1/x"],
+)  # fmt: skip
+def test_other_targets_are_refused(url):
+    with pytest.raises(LoadtestError, match="expected"):
+        loopback_url(url)
+
+
+def test_gevent_stays_out_of_the_callers_process():
+    code = "import sys, loadtest.cli, loadtest.plots; sys.exit({'gevent', 'locust'} & set(sys.modules) and 1 or 0)"
+    subprocess.run([sys.executable, "-c", code], cwd=REPO_ROOT, check=True, timeout=60)
+
+
+def test_the_service_stops_with_the_block_and_takes_directives(tmp_path):
+    with fake_service(tmp_path) as (url, key), Service(url, key) as service:
+        assert service.model() == ("fake-model", 256)
+        assert service.direct("fp8", 10.0, lambda _: None).mode == "fp8"
+        service.hand_back()
+        assert service.status().mode == "auto"
+        with (
+            Service(url, "wrong") as stranger,
+            pytest.raises(ServiceError, match=r"HTTP 401: .*does not accept the admin key"),
+        ):
+            stranger.direct("fp8", 10.0, lambda _: None)
+    with Service(url, key) as service, pytest.raises(ServiceError, match="is the service running"):
+        service.status()
+
+
+def test_a_service_that_ends_or_hangs_at_its_start_is_reported(tmp_path):
+    log_path = tmp_path / "log"
+    with (
+        pytest.raises(ServiceError, match=r"exit status 3 before it was ready.*no model"),
+        started_service([sys.executable, "-c", "print('no model'); exit(3)"], log_path, 20.0, lambda _: None),
+    ):
+        pass
+    with (
+        pytest.raises(ServiceError, match=r"did not print 'ready .* within 0.5 s"),
+        started_service([sys.executable, "-c", "import time; time.sleep(60)"], log_path, 0.5, lambda _: None),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("status", "missing"),
+    [
+        ({"mode": "fp16", "epoch": 2, "replicas": []}, "no replica reports"),
+        ({"mode": "fp8", "epoch": 2, "replicas": [{"id": "a", "mode": "fp8", "epoch": 2}]}, "mode fp8 in force"),
+        ({"mode": "fp16", "epoch": 2, "replicas": [{"id": "a", "mode": "fp8", "epoch": 1}]}, "not yet at epoch 2: a"),
+        (
+            {"mode": "fp16", "epoch": 2, "replicas": [{"id": "a", "mode": "fp16", "epoch": 2, "waiting": 3}]},
+            "3 requests",
+        ),
+        ({"mode": "fp16", "epoch": 1, "replicas": [{"id": "a", "mode": "fp16", "epoch": 1}]}, "epoch 1 in force, 2"),
+        ({"mode": "fp16"}, "epoch: Field required"),
+    ],
+)
+def test_a_run_does_not_start_before_the_directive_is_in_force_and_queues_are_empty(status, missing):
+    transport = httpx.MockTransport(
+        lambda request: httpx.Response(200, json={"epoch": 2} if request.method == "POST" else status)
+    )
+    with (
+        Service("http://127.0.0.1:1", "key", transport) as service,
+        pytest.raises(ServiceError, match=f"not settled within 0 s: .*{missing}"),
+    ):
+        service.direct("fp16", 0.0, lambda _: None)
+
+
+DONE = b"data: [DONE]\n"
+TOKEN = b'data: {"model": "m", "choices": [{"text": ""}]}\n'
+
+
+@pytest.mark.parametrize(
+    ("lines", "chunk_times", "output_tokens", "error"),
+    [
+        ([TOKEN, b"\n", TOKEN, DONE], (0.0, 2.0), 2, None),
+        ([b": ping\n", TOKEN, b'data: {"choices": [], "usage": {"completion_tokens": 7}}\n', DONE], (1.0,), 7, None),
+        ([TOKEN], (0.0,), 1, "ended before"),
+        ([], (), 0, "ended before"),
+        ([TOKEN, b"data: {oops\n"], (0.0,), 1, "expected JSON in the stream"),
+        ([b"data: 5\n"], (), 0, "expected a JSON object"),
+        ([TOKEN, b'data: {"error": {"message": "engine died"}}\n', DONE], (0.0,), 1, "engine died"),
+    ],
+)
+def test_streams_are_parsed_also_when_they_are_damaged(lines, chunk_times, output_tokens, error):
+    answer = parse_stream([(float(at), line) for at, line in enumerate(lines)])
+    assert (answer.chunk_times, answer.output_tokens) == (chunk_times, output_tokens)
+    assert answer.complete == (error is None)
+    assert error is None or error in answer.error
+
+
+def test_precision_is_read_from_the_usage_and_may_be_missing_or_strange():
+    usage = b'data: {"choices": [], "usage": {"completion_tokens": 3, "precision_tokens": %s}}\n'
+    known = parse_stream(
+        [(0.0, usage % b'{"prompt": {"fp16": 4, "cached": 2}, "completion": {"fp8": 3}}'), (0.0, DONE)]
+    )
+    assert known.precision_tokens.prompt.cached == 2
+    assert known.precision_tokens.completion.fp8 == 3
+    assert parse_stream([(0.0, usage % b'{"prompt": 5}'), (0.0, DONE)]).precision_tokens is None
+    assert parse_stream([(0.0, TOKEN), (0.0, DONE)]).precision_tokens is None
+
+
+def test_tpot_divides_by_tokens_and_not_by_chunks():
+    assert mean_tpot_ms([100.0, 160.0, 300.0], 5) == 50.0
+    assert mean_tpot_ms([100.0], 1) is None
+    assert mean_tpot_ms([100.0], 4) is None  # all in one chunk: nothing to measure
+
+
+def test_a_plan_refuses_a_request_without_tokens():
+    with pytest.raises(ValueError, match="greater than or equal to 1"):
+        PlannedRequest(at_s=0.0, prompt_tokens=0, output_tokens=1)

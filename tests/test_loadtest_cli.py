@@ -1,0 +1,112 @@
+"""The command line: its errors, and one whole load test. Run: python -m pytest tests/test_loadtest_cli.py"""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from loadtest import session
+from loadtest.cli import main, parse_config
+from loadtest.errors import LoadtestError
+
+FAKE = [sys.executable, str(Path(__file__).with_name("loadtest_fake_service.py"))]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give either --config FILE (starts the service) or --url URL"),
+        (["--config", "x", "--url", "http://127.0.0.1:1"], "give either --config FILE"),
+        (["--url", "http://10.0.0.1:8000"], "the load goes to this machine only"),
+        (["--url", "127.0.0.1:8000"], "expected a URL such as http://127.0.0.1:8000, got '127.0.0.1:8000'"),
+        (["--url", "http://127.0.0.1:1", "--policies", "fp16,fast"], "--policies"),
+        (["--url", "http://127.0.0.1:1", "--policies", "fp16,fp16"], "expected different ones of fp16,fp8,adaptive"),
+        (["--url", "http://127.0.0.1:1", "--policies", ","], "got none"),
+        (["--url", "http://127.0.0.1:1", "--duration", "-5"], "--duration: Input should be greater than 0, got -5.0"),
+        (
+            ["--url", "http://127.0.0.1:1", "--duration", "1e9"],
+            "--duration: Input should be less than or equal to 3600",
+        ),
+        (["--url", "http://127.0.0.1:1", "--duration", "nan"], "--duration: Input should be"),
+        (["--url", "http://127.0.0.1:1", "--rate", "1000"], "is more than --max-requests 10000"),
+        (["--url", "http://127.0.0.1:1", "--token-ids", "5"], "expected LOW-HIGH, e.g. 10-250, got '5'"),
+        (["--url", "http://127.0.0.1:1", "--token-ids", "5-9"], "at least 32 ids, got 5-9"),
+        (["--url", "http://127.0.0.1:1", "--bogus"], "unrecognized arguments: --bogus"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help_lists_the_flags(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    assert "--slo-tpot-ms" in capsys.readouterr().out
+
+
+def test_defaults_and_flags_reach_the_config():
+    config = parse_config(["--config", "a.yaml"])
+    assert config.policies == ("fp16", "fp8", "adaptive")
+    assert config.needs_calibration
+    flags = "--url http://localhost:8000/ --policies adaptive --rate 2 --slo-ttft-ms 5 --slo-tpot-ms 6 --token-ids 7-77"
+    config = parse_config(flags.split())
+    assert (config.url, config.policies, config.token_ids) == ("http://localhost:8000", ("adaptive",), (7, 77))
+    assert not config.needs_calibration
+
+
+def test_failures_are_one_line_and_status_1(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("NESTEDFP_ADMIN_KEY", raising=False)
+    out = ["--out", str(tmp_path)]
+    assert main(["--url", "http://127.0.0.1:9", *out]) == 1
+    assert "in the environment variable NESTEDFP_ADMIN_KEY" in capsys.readouterr().err
+    assert main(["--config", str(tmp_path / "none.yaml"), *out]) == 1
+    assert "none.yaml: cannot read the service configuration" in capsys.readouterr().err
+    assert main(["--url", "http://127.0.0.1:9", "--trace", str(tmp_path / "none.csv"), *out]) == 1
+    assert "none.csv: cannot read the trace" in capsys.readouterr().err
+    monkeypatch.setenv("NESTEDFP_ADMIN_KEY", "k")
+    assert main(["--url", "http://127.0.0.1:9", *out]) == 1
+    assert "GET http://127.0.0.1:9/v1/models: no answer" in capsys.readouterr().err
+
+
+def test_slo_settings_are_found_wherever_they_are(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("controller:\n  slo: {ttft_ms: 200, tpot_ms: 33.3, on: true}\n  period_s: 1\nslo_x: 4\nlist: [1]\n")
+    expected = {"controller.slo.ttft_ms": 200.0, "controller.slo.tpot_ms": 33.3, "slo_x": 4.0}
+    assert session.slo_settings(path) == expected
+    path.write_text("a: [")
+    with pytest.raises(LoadtestError, match="expected YAML"):
+        session.slo_settings(path)
+
+
+def test_a_whole_load_test_starts_the_service_and_writes_the_report(tmp_path, capsys, monkeypatch):
+    """Three policies on a stand-in whose FP8 steps are four times as fast: the report must show the difference."""
+    options = ["--max-running", "3", "--step-ms-fp16", "40", "--step-ms-fp8", "10"]
+    monkeypatch.setattr(session, "serve_command", lambda config: [*FAKE, *options])
+    config = tmp_path / "service.yaml"
+    config.write_text("slo: {ttft_ms: 100}\n")
+    flags = "--duration 3 --probe 1 --cooldown 0 --drain 10 --load-fraction 1.5 --max-prompt-tokens 20"
+    assert main(["--config", str(config), "--out", str(tmp_path / "runs"), *flags.split()]) == 0
+    text = capsys.readouterr().out
+    assert "report: " in text
+    assert "FP16 only" in text
+    (folder,) = (tmp_path / "runs").iterdir()
+    summary = json.loads((folder / "summary.json").read_text())
+    runs = {run["policy"]: run for run in summary["runs"]}
+    assert list(runs) == ["fp16", "fp8", "adaptive"]
+    assert {run["requests"] for run in runs.values()} == {summary["load"]["requests"]}
+    assert {run["errors"] for run in runs.values()} == {0}
+    assert runs["fp16"]["fp16_token_share"] == 1.0
+    assert runs["fp8"]["fp16_token_share"] == 0.0
+    assert 0.0 < runs["adaptive"]["fp16_token_share"] < 1.0
+    assert runs["adaptive"]["switches"] > 0
+    assert runs["fp8"]["ttft_ms"]["p90"] < runs["fp16"]["ttft_ms"]["p90"]
+    assert summary["calibration"]["fp8_capacity_rps"] > 1.5 * summary["calibration"]["fp16_capacity_rps"]
+    assert summary["service_slo"] == {"slo.ttft_ms": 100.0}
+    assert summary["options"]["load_fraction"] == 1.5
+    for name in ("report.html", "timeline.jsonl", "requests-fp16.jsonl", "requests-adaptive.jsonl", "latencies.png"):
+        assert (folder / name).stat().st_size > 500
