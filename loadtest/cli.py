@@ -57,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--load-fraction", type=float, metavar="F", help=f"mean rate over FP16 capacity ({default['load_fraction']:g})"
     )
-    group.add_argument("--context-tokens", type=int, metavar="N", help="prompt and output together (asked, or 2048)")
+    group.add_argument("--context-tokens", type=int, metavar="N", help="prompt and output together (the service's)")
     group.add_argument("--length-scale", type=float, metavar="F", help="of all lengths (99 %% fit the context)")
     group.add_argument("--max-prompt-tokens", type=int, metavar="N")
     group.add_argument("--max-output-tokens", type=int, metavar="N")

@@ -8,9 +8,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean
-from typing import Any
-
-import yaml
 
 from loadtest.admin import Service
 from loadtest.calibrate import calibrate, choose_rate_rps, choose_slo
@@ -22,6 +19,7 @@ from loadtest.records import Policy, RequestRecord, TimelineSample, write_jsonl
 from loadtest.report import LoadSummary, Summary, print_report, write_report
 from loadtest.runner import run_policy
 from loadtest.service import serve_command, started_service
+from loadtest.service_config import UNKNOWN, read_settings
 from loadtest.shape import (
     Lengths,
     Load,
@@ -43,14 +41,14 @@ SYNTHETIC_S = 3600.0
 def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
     """Run everything; returns the path of the report. Finished runs are reported even when a later one fails."""
     trace = read_trace(config.trace) if config.trace else synthetic_trace(config.seed, SYNTHETIC_S)
-    service_slo = slo_settings(config.service_config) if config.service_config else {}
+    settings = read_settings(config.service_config) if config.service_config else UNKNOWN
     started = datetime.now(UTC)
     out_dir = new_folder(config.out, started.strftime("%Y%m%dT%H%M%SZ"))
     progress.note(f"results go to {out_dir}")
     with _service(config, out_dir, progress) as service:
         model, served_context = service.model()
         model = config.model or model
-        context = config.context_tokens or served_context or DEFAULT_CONTEXT_TOKENS
+        context = config.context_tokens or served_context or settings.context_tokens or DEFAULT_CONTEXT_TOKENS
         lengths = Lengths(context, config.length_scale, config.max_prompt_tokens, config.max_output_tokens)
         fitted, scale = fit_lengths(trace, lengths)
         calibration = None
@@ -76,7 +74,7 @@ def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
                 calibration=calibration,
                 slo=slo,
                 slo_source=_slo_source(config),
-                service_slo=service_slo,
+                service_slo=settings.slo,
                 runs=tuple(runs),
                 verdict=verdict(runs),
                 incomplete=incomplete,
@@ -147,25 +145,6 @@ def new_folder(parent: Path, name: str) -> Path:
             raise LoadtestError(f"--out: cannot make the folder {path} ({error.strerror})") from error
         return path
     raise AssertionError("the loop ends only by returning")
-
-
-def slo_settings(path: Path) -> dict[str, float]:
-    """Every number of a service configuration whose path contains "slo", as {"controller.slo.ttft_ms": 200.0}."""
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise LoadtestError(f"{path}: cannot read the service configuration ({error.strerror})") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise LoadtestError(f"{path}: expected YAML: {error}") from error
-
-    def numbers(node: Any, name: str) -> Iterator[tuple[str, float]]:
-        if isinstance(node, dict):
-            for key, value in node.items():
-                yield from numbers(value, f"{name}.{key}" if name else str(key))
-        elif isinstance(node, int | float) and not isinstance(node, bool) and "slo" in name.lower():
-            yield name, float(node)
-
-    return dict(numbers(document, ""))
 
 
 def typical_requests(config: LoadtestConfig, trace: Sequence[Arrival]) -> tuple[Arrival, ...]:

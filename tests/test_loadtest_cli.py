@@ -9,6 +9,7 @@ import pytest
 from loadtest import session
 from loadtest.cli import main, parse_config
 from loadtest.errors import LoadtestError
+from loadtest.service_config import UNKNOWN, ServiceSettings, read_settings
 
 FAKE = [sys.executable, str(Path(__file__).with_name("loadtest_fake_service.py"))]
 
@@ -73,14 +74,17 @@ def test_failures_are_one_line_and_status_1(tmp_path, capsys, monkeypatch):
     assert "GET http://127.0.0.1:9/v1/models: no answer" in capsys.readouterr().err
 
 
-def test_slo_settings_are_found_wherever_they_are(tmp_path):
+def test_the_services_slo_and_context_are_read_from_its_configuration(tmp_path):
     path = tmp_path / "c.yaml"
-    path.write_text("controller:\n  slo: {ttft_ms: 200, tpot_ms: 33.3, on: true}\n  period_s: 1\nslo_x: 4\nlist: [1]\n")
-    expected = {"controller.slo.ttft_ms": 200.0, "controller.slo.tpot_ms": 33.3, "slo_x": 4.0}
-    assert session.slo_settings(path) == expected
+    path.write_text("controller:\n  slo: {ttft_ms: 250}\nmodel: {max_model_len: 512}\n")
+    assert read_settings(path) == ServiceSettings({"ttft_ms": 250.0, "tpot_ms": 33.3}, 512)
+    path.write_text("replicas: 1\n")
+    assert read_settings(path) == ServiceSettings({"ttft_ms": 200.0, "tpot_ms": 33.3}, None)  # the defaults
+    path.write_text("controller: {bogus: 1}\n")
+    assert read_settings(path) == UNKNOWN
     path.write_text("a: [")
     with pytest.raises(LoadtestError, match="expected YAML"):
-        session.slo_settings(path)
+        read_settings(path)
 
 
 def test_a_whole_load_test_starts_the_service_and_writes_the_report(tmp_path, capsys, monkeypatch):
@@ -88,7 +92,7 @@ def test_a_whole_load_test_starts_the_service_and_writes_the_report(tmp_path, ca
     options = ["--max-running", "3", "--step-ms-fp16", "40", "--step-ms-fp8", "10"]
     monkeypatch.setattr(session, "serve_command", lambda config: [*FAKE, *options])
     config = tmp_path / "service.yaml"
-    config.write_text("slo: {ttft_ms: 100}\n")
+    config.write_text("controller: {slo: {ttft_ms: 100}}\n")
     flags = "--duration 3 --probe 1 --cooldown 0 --drain 10 --load-fraction 1.5 --max-prompt-tokens 20"
     assert main(["--config", str(config), "--out", str(tmp_path / "runs"), *flags.split()]) == 0
     text = capsys.readouterr().out
@@ -106,7 +110,7 @@ def test_a_whole_load_test_starts_the_service_and_writes_the_report(tmp_path, ca
     assert runs["adaptive"]["switches"] > 0
     assert runs["fp8"]["ttft_ms"]["p90"] < runs["fp16"]["ttft_ms"]["p90"]
     assert summary["calibration"]["fp8_capacity_rps"] > 1.5 * summary["calibration"]["fp16_capacity_rps"]
-    assert summary["service_slo"] == {"slo.ttft_ms": 100.0}
+    assert summary["service_slo"]["ttft_ms"] == 100.0
     assert summary["options"]["load_fraction"] == 1.5
     for name in ("report.html", "timeline.jsonl", "requests-fp16.jsonl", "requests-adaptive.jsonl", "latencies.png"):
         assert (folder / name).stat().st_size > 500

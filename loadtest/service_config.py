@@ -1,0 +1,42 @@
+"""What the load test reads from the service's own configuration file: the controller's SLO and the model's context.
+
+The service checks the file; here everything that is missing is simply not known.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from controller.config import ControllerConfig
+from loadtest.errors import LoadtestError
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSettings:
+    """Settings of a service that the report shows and the load respects."""
+
+    slo: dict[str, float]  # the controller's, e.g. {"ttft_ms": 200.0}
+    context_tokens: int | None
+
+
+UNKNOWN = ServiceSettings({}, None)
+
+
+def read_settings(path: Path) -> ServiceSettings:
+    """Read a service configuration; one that is not YAML is refused before the service is started."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise LoadtestError(f"{path}: cannot read the service configuration ({error.strerror})") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise LoadtestError(f"{path}: expected YAML: {error}") from error
+    sections = document if isinstance(document, dict) else {}
+    model = sections.get("model")
+    context = model.get("max_model_len") if isinstance(model, dict) else None
+    try:
+        slo = ControllerConfig.model_validate(sections.get("controller") or {}).slo.model_dump()
+    except ValidationError:
+        slo = {}
+    return ServiceSettings(slo, context if isinstance(context, int) and context > 1 else None)
