@@ -1,6 +1,7 @@
 // The linear op on CPU tensors: checks, scratch, and how the work is cut into tiles. Arithmetic lives in cpu/.
 #include "ops_cpu.h"
 
+#include <cstdlib>
 #include <vector>
 
 #include "checks.h"
@@ -12,8 +13,11 @@ namespace {
 // Multiply-adds below which another thread costs more than it saves (a few microseconds of work).
 constexpr int64_t kWorkPerThread = 1 << 17;
 
-// FP32 activations that are packed at a time: bounds the scratch memory of long prefills.
-constexpr int64_t kPackedFloats = int64_t{8} << 20;
+// FP32 activations that are packed at a time: bounds the scratch memory of long prefills to 16 MiB.
+constexpr int64_t kPackedFloats = int64_t{4} << 20;
+
+// Packed activations of this size stay in a second-level cache while all panels pass by.
+constexpr int64_t kCachedFloats = int64_t{64} << 10;
 
 cpu::Element element_of(const char* op, const char* name, const Tensor& tensor) {
     switch (tensor.scalar_type()) {
@@ -32,16 +36,25 @@ cpu::Element element_of(const char* op, const char* name, const Tensor& tensor) 
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Scratch memory, aligned for the widest vectors and left uninitialised.
+Tensor as_contiguous(const Tensor& tensor) {
+    return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
+
+// Scratch memory, aligned for the widest vectors and left uninitialised. Not a tensor: an allocation through the
+// dispatcher costs more than a small layer's arithmetic.
 class FloatBuffer {
   public:
     explicit FloatBuffer(int64_t count)
-        : tensor_(torch::stable::empty({count}, ScalarType::Float, std::nullopt,
-                                       torch::stable::Device(torch::headeronly::DeviceType::CPU))) {}
-    float* data() const { return static_cast<float*>(tensor_.mutable_data_ptr()); }
+        : data_(static_cast<float*>(std::aligned_alloc(64, ceil_div(count * sizeof(float), 64) * 64))) {
+        STD_TORCH_CHECK(data_ != nullptr, "nestedfp: out of memory for ", count * sizeof(float), " bytes of scratch");
+    }
+    FloatBuffer(const FloatBuffer&) = delete;
+    FloatBuffer& operator=(const FloatBuffer&) = delete;
+    ~FloatBuffer() { std::free(data_); }
+    float* data() const { return data_; }
 
   private:
-    Tensor tensor_;
+    float* data_;
 };
 
 // One row block: threads share the panels. Every panel is read once, front to back.
@@ -60,7 +73,9 @@ void run_prefill(const cpu::Kernels& kernels, const cpu::LinearArgs& args, cpu::
     const int64_t row_tiles = ceil_div(blocks, cpu::kMaxTileRows / kernels.block_rows);
     // Narrower tiles when there would be too few to go round; the results do not depend on it.
     const int64_t wanted_tiles = 4 * static_cast<int64_t>(torch::stable::get_num_threads());
-    int64_t tile_panels = cpu::kMaxTilePanels;
+    // One panel at a time, front to back, while X stays in cache anyway.
+    const bool cached = args.m * args.k <= kCachedFloats;
+    int64_t tile_panels = cached ? kernels.tile_panel_step : cpu::kMaxTilePanels;
     while (tile_panels > kernels.tile_panel_step && row_tiles * ceil_div(panels, tile_panels) < wanted_tiles) {
         tile_panels /= 2;
     }
@@ -89,11 +104,12 @@ void run_rows(const cpu::Kernels& kernels, cpu::LinearArgs args, cpu::Weights we
     args.token_scale = quantize ? token_scale : nullptr;
     const cpu::PackRowsArgs pack{args.x, args.element, rows, args.k, quantize, packed, token_scale};
     const int64_t blocks = cpu::block_count(rows, kernels.block_rows);
-    torch::stable::parallel_for(0, blocks, ceil_div(kWorkPerThread / 16, args.k * kernels.block_rows),
-                                [&](int64_t begin, int64_t end) { kernels.pack_rows(pack, begin, end); });
     if (blocks == 1) {
+        kernels.pack_rows(pack, 0, 1);
         run_decode(kernels, args, weights);
     } else {
+        torch::stable::parallel_for(0, blocks, ceil_div(kWorkPerThread / 16, args.k * kernels.block_rows),
+                                    [&](int64_t begin, int64_t end) { kernels.pack_rows(pack, begin, end); });
         run_prefill(kernels, args, weights);
     }
 }
@@ -111,7 +127,7 @@ Tensor run_linear(const char* op, const Tensor& x, const std::optional<Tensor>& 
         check_cpu(op, "bias", *bias);
         check_vector(op, "bias", *bias, args.n);
         args.bias_element = element_of(op, "bias", *bias);
-        contiguous_bias = torch::stable::contiguous(*bias);
+        contiguous_bias = as_contiguous(*bias);
         args.bias = contiguous_bias->const_data_ptr();
     }
     std::vector<int64_t> out_shape;
@@ -121,7 +137,7 @@ Tensor run_linear(const char* op, const Tensor& x, const std::optional<Tensor>& 
     const int64_t m = x.numel() / args.k;
     if (m == 0) return out;
 
-    const Tensor contiguous_x = torch::stable::contiguous(x);
+    const Tensor contiguous_x = as_contiguous(x);
     args.x = contiguous_x.const_data_ptr();
     args.out = out.mutable_data_ptr();
 
@@ -129,11 +145,10 @@ Tensor run_linear(const char* op, const Tensor& x, const std::optional<Tensor>& 
     const int64_t padded_k = 2 * cpu::pair_count(args.k);
     const int64_t fitting = ceil_div(kPackedFloats, padded_k * cpu::kMaxTileRows) * cpu::kMaxTileRows;
     const int64_t chunk = m < fitting ? m : fitting;
-    const FloatBuffer packed(chunk * padded_k);
-    const FloatBuffer token_scale(quantize_activations ? chunk : 0);
+    const FloatBuffer scratch(chunk * padded_k + chunk);  // packed rows, then their scales
     for (int64_t row = 0; row < m; row += chunk) {
         run_rows(kernels, args, weights, quantize_activations, row, m - row < chunk ? m - row : chunk,
-                 static_cast<int64_t>(x.element_size()), packed.data(), token_scale.data());
+                 static_cast<int64_t>(x.element_size()), scratch.data(), scratch.data() + chunk * padded_k);
     }
     return out;
 }

@@ -28,9 +28,8 @@ struct Avx2 {
     static Reg fma(Reg a, Reg b, Reg c) { return _mm256_fmadd_ps(a, b, c); }
     static Reg add(Reg a, Reg b) { return _mm256_add_ps(a, b); }
 
-    static void words_to_floats(__m256i words, Reg out[kVecs]) {
-        out[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(words));
-        out[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(words, 1));
+    static Reg load_words(const uint16_t* p) {
+        return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(p)));
     }
 
     static void store_as(float* p, Reg x) { _mm256_storeu_ps(p, x); }

@@ -28,7 +28,9 @@ struct Avx512 {
     static Reg fma(Reg a, Reg b, Reg c) { return _mm512_fmadd_ps(a, b, c); }
     static Reg add(Reg a, Reg b) { return _mm512_add_ps(a, b); }
 
-    static void words_to_floats(__m256i words, Reg out[kVecs]) { out[0] = _mm512_cvtph_ps(words); }
+    static Reg load_words(const uint16_t* p) {
+        return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(p)));
+    }
 
     static void store_as(float* p, Reg x) { _mm512_storeu_ps(p, x); }
 

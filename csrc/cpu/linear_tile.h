@@ -18,47 +18,16 @@ namespace {
 template <int... rows>
 struct RowList {};
 
-// Bytes ahead of the loads that `stream` prefetches. The hardware prefetcher stops at 4 KiB pages, and `stream` crosses
-// one in each of its streams at the same time.
-inline constexpr int64_t kPrefetchBytes = 1024;
-
-template <class V, Weights weights, int parity>
-inline void load_weights(const uint8_t* upper, const int8_t* residual, typename V::Reg out[V::kVecs]) {
-    V::words_to_floats(weight_words<weights, parity>(upper, residual), out);
-}
-
-// Bytes of one pair of k of one panel behind the `upper` pointer.
-constexpr int64_t upper_pair_bytes(Weights weights) { return weights == Weights::kPlain ? 2 * kPairBytes : kPairBytes; }
-
-template <class V, Weights weights, int rows, int panels, int parity>
-inline void stream_step(const uint8_t* const* upper, const int8_t* const* residual, int64_t offset, const float* x,
-                        typename V::Reg (&sums)[panels][rows][V::kVecs]) {
-#pragma GCC unroll 4
-    for (int panel = 0; panel < panels; ++panel) {
-        typename V::Reg w[V::kVecs];
-        load_weights<V, weights, parity>(upper[panel] + offset * upper_pair_bytes(weights),
-                                         weights == Weights::kFp16 ? residual[panel] + offset * kPairBytes : nullptr,
-                                         w);
-#pragma GCC unroll 16
-        for (int row = 0; row < rows; ++row) {
-            const typename V::Reg value = V::broadcast(x + parity * rows + row);
-#pragma GCC unroll 2
-            for (int v = 0; v < V::kVecs; ++v) sums[panel][row][v] = V::fma(value, w[v], sums[panel][row][v]);
-        }
-    }
-}
+// Pairs of k whose FP16 words are rebuilt at a time: 512 bytes a panel, so that four panels leave the first-level cache
+// to X.
+inline constexpr int64_t kStreamPairs = 8;
 
 // c[panels][rows][16] = all of K for `panels` neighbouring panels and one block of rows.
 template <class V, Weights weights, int rows, int panels>
 void stream(const LinearArgs& args, int64_t first_panel, const float* x, float* c) {
-    const int64_t pairs = pair_count(args.k);
-    const uint8_t* upper[panels];
-    const int8_t* residual[panels];
-    for (int panel = 0; panel < panels; ++panel) {
-        upper[panel] = args.upper + (first_panel + panel) * pairs * upper_pair_bytes(weights);
-        residual[panel] =
-            weights == Weights::kFp16 ? args.residual + (first_panel + panel) * pairs * kPairBytes : nullptr;
-    }
+    alignas(64) uint16_t scratch[panels][kStreamPairs * 2 * kPanel];
+    PanelCursor cursor[panels];
+    for (int panel = 0; panel < panels; ++panel) cursor[panel] = panel_cursor<weights>(args, first_panel + panel);
     typename V::Reg sums[panels][rows][V::kVecs];
 #pragma GCC unroll 4
     for (int panel = 0; panel < panels; ++panel) {
@@ -68,16 +37,27 @@ void stream(const LinearArgs& args, int64_t first_panel, const float* x, float* 
             for (int v = 0; v < V::kVecs; ++v) sums[panel][row][v] = V::zero();
         }
     }
-    for (int64_t pair = 0; pair < pairs; ++pair) {
+    for (int64_t pairs_left = pair_count(args.k); pairs_left > 0; pairs_left -= kStreamPairs) {
+        const int64_t pairs = pairs_left < kStreamPairs ? pairs_left : kStreamPairs;
+        const uint16_t* words[panels];
 #pragma GCC unroll 4
-        for (int panel = 0; panel < panels; ++panel) {
-            __builtin_prefetch(upper[panel] + pair * upper_pair_bytes(weights) + kPrefetchBytes);
-            if constexpr (weights == Weights::kFp16)
-                __builtin_prefetch(residual[panel] + pair * kPairBytes + kPrefetchBytes);
+        for (int panel = 0; panel < panels; ++panel)
+            words[panel] = next_words<weights>(cursor[panel], pairs, scratch[panel]);
+        for (int64_t k = 0; k < 2 * pairs; ++k) {
+#pragma GCC unroll 4
+            for (int panel = 0; panel < panels; ++panel) {
+                typename V::Reg w[V::kVecs];
+#pragma GCC unroll 2
+                for (int v = 0; v < V::kVecs; ++v) w[v] = V::load_words(words[panel] + k * kPanel + v * V::kLanes);
+#pragma GCC unroll 16
+                for (int row = 0; row < rows; ++row) {
+                    const typename V::Reg value = V::broadcast(x + row);
+#pragma GCC unroll 2
+                    for (int v = 0; v < V::kVecs; ++v) sums[panel][row][v] = V::fma(value, w[v], sums[panel][row][v]);
+                }
+            }
+            x += rows;
         }
-        stream_step<V, weights, rows, panels, 0>(upper, residual, pair, x, sums);
-        stream_step<V, weights, rows, panels, 1>(upper, residual, pair, x, sums);
-        x += 2 * rows;
     }
 #pragma GCC unroll 4
     for (int panel = 0; panel < panels; ++panel) {
@@ -90,25 +70,15 @@ void stream(const LinearArgs& args, int64_t first_panel, const float* x, float* 
     }
 }
 
-// w[2 * pairs][16] = one panel's weights for `pairs` pairs of k.
+// w[2 * pairs][16] = the next `pairs` pairs of k of a panel in FP32.
 template <class V, Weights weights>
-void unpack_panel(const LinearArgs& args, int64_t panel, int64_t first_pair, int64_t pairs, float* w) {
-    const int64_t start = panel * pair_count(args.k) + first_pair;
-    const uint8_t* upper = args.upper + start * upper_pair_bytes(weights);
-    const int8_t* residual = weights == Weights::kFp16 ? args.residual + start * kPairBytes : nullptr;
-    for (int64_t pair = 0; pair < pairs; ++pair) {
-        typename V::Reg even[V::kVecs];
-        typename V::Reg odd[V::kVecs];
-        load_weights<V, weights, 0>(upper, residual, even);
-        load_weights<V, weights, 1>(upper, residual, odd);
-#pragma GCC unroll 2
-        for (int v = 0; v < V::kVecs; ++v) {
-            V::store(w + v * V::kLanes, even[v]);
-            V::store(w + kPanel + v * V::kLanes, odd[v]);
-        }
-        upper += upper_pair_bytes(weights);
-        if constexpr (weights == Weights::kFp16) residual += kPairBytes;
-        w += 2 * kPanel;
+void unpack_panel(PanelCursor& cursor, int64_t pairs, float* w) {
+    alignas(64) uint16_t scratch[kStreamPairs * 2 * kPanel];
+    for (; pairs > 0; pairs -= kStreamPairs) {
+        const int64_t some = pairs < kStreamPairs ? pairs : kStreamPairs;
+        const uint16_t* const words = next_words<weights>(cursor, some, scratch);
+        for (int64_t i = 0; i < some * 2 * kPanel; i += V::kLanes) V::store(w + i, V::load_words(words + i));
+        w += some * 2 * kPanel;
     }
 }
 
@@ -157,7 +127,7 @@ void multiply(const float* x, const float* w, int64_t depth, float* c, int64_t p
     }
 }
 
-inline float element_at(const void* data, Element element, int64_t index) {
+__attribute__((noinline)) float element_at(const void* data, Element element, int64_t index) {
     switch (element) {
         case Element::kFloat:
             return static_cast<const float*>(data)[index];
@@ -278,13 +248,18 @@ void multiply_tile(const LinearArgs& args, Tile tile) {
     const int64_t rows = block_begin(args.m, blocks, tile.block_end) - first_row;
     const int64_t panel_stride = rows * kPanel;
     for (int64_t i = 0; i < (tile.panel_end - tile.panel_begin) * panel_stride; ++i) c[i] = 0.0f;
+    PanelCursor cursor[kMaxTilePanels];
+    for (int64_t panel = tile.panel_begin; panel < tile.panel_end; ++panel) {
+        cursor[panel - tile.panel_begin] = panel_cursor<weights>(args, panel);
+    }
 
     for (int64_t pair = 0; pair < pairs; pair += V::kDepthPairs) {
         const int64_t depth_pairs = pairs - pair < V::kDepthPairs ? pairs - pair : V::kDepthPairs;
         for (int64_t panel = tile.panel_begin; panel < tile.panel_end; panel += kPanels) {
             const int64_t panels = tile.panel_end - panel < kPanels ? tile.panel_end - panel : kPanels;
             for (int64_t i = 0; i < panels; ++i) {
-                unpack_panel<V, weights>(args, panel + i, pair, depth_pairs, w + i * 2 * depth_pairs * kPanel);
+                unpack_panel<V, weights>(cursor[panel - tile.panel_begin + i], depth_pairs,
+                                         w + i * 2 * depth_pairs * kPanel);
             }
             for (int64_t block = tile.block_begin; block < tile.block_end; ++block) {
                 const int64_t row = block_begin(args.m, blocks, block);
