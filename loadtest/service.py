@@ -71,7 +71,7 @@ def stop(process: subprocess.Popen[str], limit_s: float) -> None:
         process.terminate()
     try:
         process.wait(timeout=limit_s)
-    except subprocess.TimeoutExpired:
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C: at once
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(timeout=10.0)
