@@ -161,11 +161,15 @@ def print_report(console: Console, summary: Summary) -> None:
         console.print(f"{name}: {value}", markup=False, highlight=False, soft_wrap=True)
     rows = [table_row(run) for run in summary.runs]
     table = Table()  # turned: a terminal is narrower than the table of the page
-    table.add_column(HEADER[0])
+    table.add_column(HEADER[0], no_wrap=True)
     for row in rows:
         table.add_column(row[0], justify="right", no_wrap=True)
     for number, name in enumerate(HEADER[1:], start=1):
-        table.add_row(name, *(row[number] for row in rows))
+        title, _, levels = name.partition(" p50/")
+        parts = [f"{title} {level}" for level in ("p50", *levels.split("/"))] if levels else [name]
+        cells = [row[number].split(" / ") for row in rows]
+        for part, label in enumerate(parts):
+            table.add_row(label, *(cell[part] for cell in cells))
     console.print(table)
     if summary.incomplete is not None:
         console.print(f"INCOMPLETE: {summary.incomplete}", markup=False, highlight=False, soft_wrap=True)

@@ -41,6 +41,10 @@ SYNTHETIC_S = 3600.0
 def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
     """Run everything; returns the path of the report. Finished runs are reported even when a later one fails."""
     trace = read_trace(config.trace) if config.trace else synthetic_trace(config.seed, SYNTHETIC_S)
+    machine = (
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+        f"load average {os.getloadavg()[0]:.1f} before the start"
+    )
     settings = read_settings(config.service_config) if config.service_config else UNKNOWN
     started = datetime.now(UTC)
     out_dir = new_folder(config.out, started.strftime("%Y%m%dT%H%M%SZ"))
@@ -69,7 +73,7 @@ def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
             summary = Summary(
                 started_utc=started.isoformat(timespec="seconds"),
                 model=model,
-                machine=f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+                machine=machine,
                 load=load,
                 calibration=calibration,
                 slo=slo,
