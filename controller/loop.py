@@ -194,6 +194,8 @@ class ControlLoop:
         same: dict[str, Any] = {
             name: getattr(snapshot, name) for name in ReplicaStatus.model_fields if hasattr(snapshot, name)
         }
+        heard = self._publisher.last_heard(snapshot.replica_id)
+        same["epoch"], same["directive"] = heard or (snapshot.epoch, snapshot.directive)
         return ReplicaStatus(
             **same,
             id=snapshot.replica_id,

@@ -44,6 +44,8 @@ class _Peer:
     """What the publisher knows of one replica."""
 
     heard_at_s: float
+    epoch: int = 0  # that it last named, in a snapshot or an acknowledgement
+    directive: DirectiveMode = DirectiveMode.AUTO
     acked_at_s: float | None = None  # of the present epoch
 
 
@@ -82,7 +84,7 @@ class DirectivePublisher:
     ) -> None:
         """Learn what a replica has in force; ``lapsed`` when its lease has run out and it follows its fallback."""
         peer = self._peers.setdefault(replica_id, _Peer(now_s))
-        peer.heard_at_s = now_s
+        peer.heard_at_s, peer.epoch, peer.directive = now_s, epoch, directive
         if epoch > self.epoch or (epoch == self.epoch and (lapsed or directive is not self.mode)):
             self._raise_above(now_s, epoch)
         elif epoch < self.epoch:
@@ -98,6 +100,11 @@ class DirectivePublisher:
         """Whether the replica has reported the present directive."""
         peer = self._peers.get(replica_id)
         return peer is not None and peer.acked_at_s is not None
+
+    def last_heard(self, replica_id: str) -> tuple[int, DirectiveMode] | None:
+        """The epoch and mode that the replica last named; newer than its snapshot when a broadcast came between."""
+        peer = self._peers.get(replica_id)
+        return None if peer is None else (peer.epoch, peer.directive)
 
     def settled_after_s(self) -> float | None:
         """Seconds from the directive to its last acknowledgement; None while one is missing, or without replicas."""

@@ -112,7 +112,8 @@ def test_an_override_returns_once_all_replicas_have_acknowledged(tmp_path: Path)
         assert replicas.modes() == {"fp8"}
         assert (status["mode"], status["override"]["mode"]) == ("fp8", "fp8")
         assert 59 < status["override"]["remaining_s"] <= 60
-        assert all(replica["acked"] for replica in status["replicas"])
+        for replica in status["replicas"]:
+            assert (replica["acked"], replica["directive"], replica["epoch"]) == (True, "fp8", status["epoch"])
         assert (status["broadcast"]["epoch"], status["broadcast"]["replicas"]) == (status["epoch"], 2)
         assert 0 <= status["broadcast"]["last_ack_ms"] < 1000
 
@@ -204,6 +205,18 @@ def test_an_error_in_a_step_is_logged_with_its_traceback_and_the_loop_goes_on(
 
     drive(test)
     assert caplog.text.count("Traceback") == 1
+
+
+def test_a_loop_that_was_ended_from_outside_starts_again_with_the_next_report() -> None:
+    async def test(actor: ControllerActor, replicas: Replicas) -> None:
+        await replicas.report(actor)
+        assert actor._stepper is not None
+        actor._stepper.cancel()
+        await asyncio.wait({actor._stepper})
+        await replicas.report(actor, oldest_wait_s=3.0)
+        await until(lambda: replicas.modes() == {"fp8"})
+
+    drive(test)
 
 
 def test_a_restarted_actor_takes_over_from_replicas_that_know_higher_epochs() -> None:

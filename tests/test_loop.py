@@ -148,6 +148,16 @@ def test_a_burst_of_delayed_snapshots_gives_no_rate() -> None:
 
 
 @pytest.mark.parametrize(
+    "jump", [{"tokens_fp16": 0}, {"arrived_tokens": 1}, {"tokens_fp8": 10**12}, {"arrivals": 10**9}]
+)
+def test_implausible_totals_give_no_rate_until_a_plausible_window_has_passed(jump: dict[str, Any]) -> None:
+    cluster = Cluster(make_loop()).run(3).run(0.1, **jump)
+    assert cluster.status.replicas[0].tokens_per_s is None
+    assert cluster.run(0.3).status.replicas[0].tokens_per_s is None
+    assert cluster.run(1).status.replicas[0].tokens_per_s == pytest.approx(1000)
+
+
+@pytest.mark.parametrize(
     "late",
     [
         {"seq": 5},  # duplicate
