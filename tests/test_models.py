@@ -97,7 +97,7 @@ def test_fp8_loss_is_finite_and_close_to_fp16(checkpoint: Path) -> None:
 
 
 def test_fp8_weight_is_exact_on_e4m3_values_and_leaves_outliers_alone() -> None:
-    weight = torch.tensor([0.0, 1.75, -1.75, 1 / 256, 2.0**-17, 1.7, 3.1])
+    weight = torch.tensor([0.0, 1.75, -1.75, 1 / 256, 2.0**-17, 1.7, 3.1], dtype=torch.float16)
     assert evaluate.fp8_weight(weight).tolist() == [0.0, 1.75, -1.75, 1 / 256, 2.0**-17, 1.75, weight[-1].item()]
 
 
