@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from loadtest.metrics import Slo
 from loadtest.records import Policy, RequestRecord, TimelineSample
@@ -33,6 +34,9 @@ def draw_latencies(path: Path, records: Mapping[Policy, Sequence[RequestRecord]]
                 axis.step(np.maximum(values, 1e-3), share, where="post", label=NAMES[policy], color=COLOURS[policy])
         axis.axvline(limit_ms, color="black", linestyle=":", label=f"SLO {limit_ms:.4g} ms")
         axis.set(xscale="log", xlabel=f"{name[:4].upper()} in ms", ylim=(0, 1.02), xlim=(max(min(lows) / 2, 0.1), None))
+        axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.xaxis.set_minor_formatter(NullFormatter())
         axis.grid(alpha=0.3)
         axis.legend(loc="lower right")
     axes[0].set_ylabel("share of all requests")
