@@ -24,7 +24,7 @@ def start_cluster(config: DeployConfig, verbose: bool) -> None:
         include_dashboard=False,
         object_store_memory=OBJECT_STORE_BYTES,
         log_to_driver=verbose,
-        logging_level=logging.INFO if verbose else logging.WARNING,
+        logging_level=logging.INFO if verbose else logging.ERROR,
     )
     serve.start(
         http_options={"host": config.http.host, "port": config.http.port},

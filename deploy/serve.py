@@ -4,6 +4,7 @@ Prints one line ``ready http://HOST:PORT after N s`` once the first requests hav
 """
 
 import argparse
+import contextlib
 import os
 import secrets
 import signal
@@ -30,10 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    return run(config, args.verbose, began_s, stop)
+    return run(config, args.verbose, began_s)
 
 
 def preflight(config: DeployConfig) -> None:
@@ -75,13 +73,32 @@ def admin_key() -> str:
     return str(path.relative_to(REPOSITORY))
 
 
-def run(config: DeployConfig, verbose: bool, began_s: float, stop: threading.Event) -> int:
+class Stopped(Exception):
+    """SIGINT or SIGTERM arrived."""
+
+
+def stop_on_signals() -> None:
+    """Turn SIGINT and SIGTERM into ``Stopped`` in the main thread. Later signals are ignored: the shutdown is under way."""
+
+    def stop(*_: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        raise Stopped
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+
+
+def run(config: DeployConfig, verbose: bool, began_s: float) -> int:
     """Start Ray and the application, wait until told to stop, and shut everything down."""
     where = admin_key()
     # Inherited by every process of the local cluster, which starts with this one.
     os.environ.setdefault("RAY_DEDUP_LOGS", "1")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if not verbose:
+        # This process imports vLLM only to describe the deployment; what it warns about concerns the replicas.
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     print(f"starting {config.replicas} replica(s) of {config.model.id}; admin key in {where}", flush=True)
     import ray
     from ray import serve
@@ -91,18 +108,23 @@ def run(config: DeployConfig, verbose: bool, began_s: float, stop: threading.Eve
 
     url = f"http://{config.http.host}:{config.http.port}"
     try:
+        stop_on_signals()
         start_cluster(config, verbose)
+        stop_on_signals()  # again: Ray installs handlers of its own
         serve.run(application(config), name=APP_NAME, route_prefix="/")
         wait_for_http(url)
         print(f"ready {url} after {time.monotonic() - began_s:.0f} s", flush=True)
-        stop.wait()
+        threading.Event().wait()
+        raise AssertionError("only a signal ends the wait")
+    except Stopped:
         print("stopping", flush=True)
         return 0
     except Exception as error:
         print(f"error: the service did not start: {error}", file=sys.stderr, flush=True)
         return 1
     finally:
-        serve.shutdown()
+        with contextlib.suppress(Exception):  # nothing to delete when the start failed early
+            serve.delete(APP_NAME)
         ray.shutdown()
 
 

@@ -1,0 +1,306 @@
+"""The whole service, two replicas, over HTTP: answers, disclosure, directives, refusals, and what happens when parts die.
+
+One service for all tests of this file; they run in the order in which they stand.
+"""
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import psutil
+import pytest
+import yaml
+from openai import OpenAI
+from processes import ROOT
+
+pytestmark = pytest.mark.serve
+
+KEY = "test-key"
+MODEL = "fairytales-8m"
+PORT = 8123
+URL = f"http://127.0.0.1:{PORT}"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("service")
+    config = yaml.safe_load((ROOT / "deploy" / "configs" / "demo-two-replicas.yaml").read_text())
+    config["http"] = {"port": PORT}
+    config["decision_log"] = str(folder / "decisions.jsonl")
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    log = (folder / "log").open("w+")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "deploy.serve", "--config", str(folder / "config.yaml")],
+        cwd=ROOT,
+        env={**os.environ, "NESTEDFP_ADMIN_KEY": KEY},
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        wait_until(lambda: "ready " in (folder / "log").read_text() or process.poll() is not None, 400)
+        text = (folder / "log").read_text()
+        assert re.search(rf"^ready {URL} after \d+ s$", text, re.MULTILINE), text
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        log.close()
+
+
+@pytest.fixture
+def client(service):
+    with httpx.Client(base_url=URL, timeout=120, trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture
+def openai(service):
+    with OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        yield client
+
+
+def wait_until(condition, limit_s, pause_s=0.2):
+    deadline_s = time.monotonic() + limit_s
+    while time.monotonic() < deadline_s:
+        if condition():
+            return True
+        time.sleep(pause_s)
+    return False
+
+
+def complete(client, prompt="Once upon a time", **body):
+    response = client.post("/v1/completions", json={"model": MODEL, "prompt": prompt, "max_tokens": 8, **body})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def direct(client, mode):
+    response = client.post("/admin/directive", json={"mode": mode}, headers={"Authorization": f"Bearer {KEY}"})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def counts_add_up(usage):
+    tokens = usage["precision_tokens"]
+    return (
+        sum(tokens["prompt"].values()) == usage["prompt_tokens"]
+        and sum(tokens["completion"].values()) == usage["completion_tokens"]
+    )
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_model_is_listed(openai):
+    assert [model.id for model in openai.models.list()] == [MODEL]
+
+
+def test_a_completion_and_a_chat_answer_with_words(openai):
+    text = openai.completions.create(model=MODEL, prompt="Once upon a time", max_tokens=24).choices[0].text
+    assert len(re.findall(r"[a-z]+", text)) > 8
+    chat = openai.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "Tell me of a fox."}], max_tokens=24
+    )
+    assert len(re.findall(r"[a-z]+", chat.choices[0].message.content)) > 8
+    assert counts_add_up(chat.model_dump()["usage"])
+
+
+def test_a_stream_brings_tokens_one_by_one_and_discloses_at_the_end(openai):
+    chunks = list(openai.completions.create(model=MODEL, prompt="There was a", max_tokens=12, stream=True))
+    assert len([chunk for chunk in chunks if chunk.choices[0].text]) >= 8
+    usage = chunks[-1].model_dump()["usage"]
+    assert usage["completion_tokens"] == 12
+    assert counts_add_up(usage)
+    asked = list(
+        openai.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "A king"}],
+            max_tokens=6,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert asked[-1].choices == []
+    assert counts_add_up(asked[-1].model_dump()["usage"])
+    assert all(chunk.usage is None for chunk in asked[:-1])
+
+
+def test_several_prompts_and_samples_are_counted_together(client):
+    usage = complete(client, ["Once upon a time", "The wolf said"], n=2, temperature=1)["usage"]
+    assert usage["completion_tokens"] == 32
+    assert counts_add_up(usage)
+
+
+# -- directives --------------------------------------------------------------------------------------------------------
+
+
+def test_one_directive_switches_both_replicas(client):
+    for mode in ("fp8", "fp16", "fp8"):
+        status = direct(client, mode)
+        assert status["mode"] == mode
+        assert len(status["replicas"]) == 2
+        assert all(replica["acked"] and replica["directive"] == mode for replica in status["replicas"])
+    before = {r["id"]: r["tokens_fp8"] for r in client.get("/status").json()["replicas"]}
+    threads = [threading.Thread(target=complete, args=(client, f"{i} men")) for i in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wait_until(lambda: all(r["tokens_fp8"] > before[r["id"]] for r in client.get("/status").json()["replicas"]), 3)
+    after = client.get("/status").json()["replicas"]
+    assert all(r["tokens_fp8"] > before[r["id"]] for r in after), "both replicas served in FP8"
+
+
+def test_a_pinned_request_stays_exact_under_fp8(client):
+    direct(client, "fp16")
+    exact = complete(client, max_tokens=32, temperature=0)
+    direct(client, "fp8")
+    for pinned in (
+        complete(client, max_tokens=32, temperature=0, vllm_xargs={"precision": "fp16"}),
+        client.post(
+            "/v1/completions",
+            json={"model": MODEL, "prompt": "Once upon a time", "max_tokens": 32, "temperature": 0},
+            headers={"x-nestedfp-precision": "fp16"},
+        ).json(),
+    ):
+        assert pinned["choices"][0]["text"] == exact["choices"][0]["text"]
+        tokens = pinned["usage"]["precision_tokens"]
+        assert tokens["prompt"]["fp8"] == tokens["completion"]["fp8"] == 0
+    assert complete(client)["usage"]["precision_tokens"]["completion"]["fp8"] == 8
+
+
+def test_decisions_are_told_and_logged(client):
+    decisions = client.get("/decisions").json()
+    assert {"fp8", "fp16"} <= {d.get("to_mode") for d in decisions}
+    assert all(d["reason"] for d in decisions)
+    direct(client, "auto")
+    assert client.get("/status").json()["override"] is None
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}])
+def test_the_admin_route_wants_the_key(client, headers):
+    response = client.post("/admin/directive", json={"mode": "fp8"}, headers=headers)
+    assert response.status_code == 401
+    assert "Authorization: Bearer" in response.text
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "text"),
+    [
+        ('{"model": "fairytales-8m", "prompt": ', 400, "JSON decode error"),
+        ({"model": "nobody", "prompt": "x"}, 404, "nobody"),
+        ({"model": MODEL, "prompt": "word " * 4000}, 400, "maximum context length"),
+        ({"model": MODEL, "prompt": [5] * 1200}, 400, "maximum context length"),
+        ({"model": MODEL, "prompt": "x", "vllm_xargs": {"precision": "fp4"}}, 400, "precision must be 'fp16'"),
+        ({"model": MODEL, "prompt": "x", "max_tokens": -1}, 400, "max_tokens"),
+    ],
+)
+def test_a_bad_request_gets_one_clear_error_and_the_next_one_works(client, body, status, text):
+    content = body if isinstance(body, str) else json.dumps(body)
+    response = client.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code == status, response.text
+    assert text in response.json()["error"]["message"]
+    assert complete(client)["usage"]["completion_tokens"] == 8
+
+
+def test_a_client_that_leaves_in_mid_stream_frees_its_place(client):
+    connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=60)
+    body = {"model": MODEL, "prompt": "Long ago", "max_tokens": 900, "stream": True, "ignore_eos": True}
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    assert response.read(200)
+    connection.sock.close()
+    connection.close()
+    assert wait_until(lambda: all(r["running"] == 0 for r in client.get("/status").json()["replicas"]), 10)
+    assert complete(client)["usage"]["completion_tokens"] == 8
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------
+
+
+def children(service, pattern):
+    found = []
+    for process in psutil.Process(service.pid).children(recursive=True):
+        try:
+            if re.search(pattern, " ".join(process.cmdline())) or re.search(pattern, process.name()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_a_killed_controller_comes_back_above_the_old_epoch(client, service):
+    direct(client, "fp8")
+    epoch = client.get("/status").json()["epoch"]
+    (controller,) = children(service, r"ray::ControllerActor")
+    controller.kill()
+    assert complete(client)["usage"]["completion_tokens"] == 8, "serving does not need the controller"
+
+    def back():
+        response = client.get("/status")
+        if response.status_code != 200:
+            return False
+        status = response.json()
+        return len(status["replicas"]) == 2 and all(r["acked"] for r in status["replicas"])
+
+    assert wait_until(back, 60)
+    assert client.get("/status").json()["epoch"] >= epoch
+    assert all(r["acked"] for r in direct(client, "fp16")["replicas"])
+    direct(client, "auto")
+
+
+def test_a_killed_engine_is_replaced_and_no_request_hangs(client, service):
+    before = {r["id"] for r in client.get("/status").json()["replicas"]}
+    outcomes = []
+
+    def ask(i):
+        try:
+            with httpx.Client(base_url=URL, timeout=90, trust_env=False) as own:
+                body = {"model": MODEL, "prompt": f"{i} birds", "max_tokens": 400, "ignore_eos": True}
+                outcomes.append(own.post("/v1/completions", json=body).status_code)
+        except httpx.HTTPError as error:
+            outcomes.append(repr(error))
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    time.sleep(1.0)
+    children(service, r"VLLM::EngineCor")[0].kill()
+    for thread in threads:
+        thread.join(100)
+    assert not any(thread.is_alive() for thread in threads), "a request hangs"
+    assert len(outcomes) == 8
+    assert 200 in outcomes, "the other replica's requests end well"
+
+    def replaced():
+        response = client.get("/status")
+        if response.status_code != 200:
+            return False
+        ready = {r["id"] for r in response.json()["replicas"] if r["ready"] and not r["stale"]}
+        return len(ready) == 2 and ready != before
+
+    assert wait_until(replaced, 240, 1.0), client.get("/status").text
+    assert all(complete(client)["usage"]["completion_tokens"] == 8 for _ in range(6))
+    assert all(r["acked"] for r in direct(client, "fp8")["replicas"])
+
+
+def test_it_stops_cleanly_and_leaves_no_process(service):
+    family = psutil.Process(service.pid).children(recursive=True)
+    service.send_signal(signal.SIGTERM)
+    assert service.wait(90) == 0
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert not alive, f"left running: {[p.info if hasattr(p, 'info') else p for p in alive]}"
