@@ -1,7 +1,10 @@
-"""Time one linear layer on the CPU, D[M,N] = X[M,K] @ W[N,K].T: ``python -m benchmarks.cpu_linear [--quick] [--out CSV]``.
+"""Time one linear layer on the CPU, D[M,N] = X[M,K] @ W[N,K].T.
 
-All systems of a cell run in one process, interleaved, and the median of their repetitions is kept, so that a slow moment of
-the machine hits all of them. Weights rotate through copies that together exceed the last-level cache: decode reads memory.
+Run: ``python -m benchmarks.cpu_linear [--quick] [--out CSV]``
+
+All systems of a cell run in one process, interleaved, and the median of their repetitions is kept, so that a slow moment
+of the machine hits all of them. Weights rotate through copies that together exceed the last-level cache: decode reads
+memory.
 
 Systems
     read_floor      the 2 N K bytes of FP16 weights, only read, by the same thread pool
@@ -117,14 +120,12 @@ def time_cell(systems: list[System], k: int, m: int, copies: int, budget_s: floa
     inputs = {dtype: x.to(dtype) for dtype in (torch.float16, torch.float32)}
     samples_ms: dict[str, list[float]] = {system.name: [] for system in systems}
     began_s = time.perf_counter()
-    copy = 0
     for repetition in range(MAX_REPETITIONS + 1):
         for system in systems:
             start_s = time.perf_counter()
-            system.run(inputs[system.dtype], copy % copies)
+            system.run(inputs[system.dtype], repetition % copies)
             if repetition > 0:  # the first call warms up
                 samples_ms[system.name].append((time.perf_counter() - start_s) * 1e3)
-        copy += 1
         if repetition >= MIN_REPETITIONS and time.perf_counter() - began_s > budget_s:
             break
     return {name: statistics.median(samples) for name, samples in samples_ms.items()}
@@ -138,10 +139,11 @@ def header(argv: list[str]) -> list[str]:
         vllm_version = vllm.__version__
     except ImportError:
         vllm_version = "none"
-    names = [line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return [
-        f"# CPU: {names[0] if names else platform.processor()}, {len(names)} logical; ISA of nestedfp: {ops.cpu_isa()}; "
-        f"last-level cache {last_level_cache_bytes() >> 20} MiB",
+        f"# CPU: {names[0] if names else platform.processor()}, {len(names)} logical; "
+        f"ISA of nestedfp: {ops.cpu_isa()}; last-level cache {last_level_cache_bytes() >> 20} MiB",
         f"# threads: {torch.get_num_threads()}; torch {torch.__version__}; vllm {vllm_version}; "
         f"python {platform.python_version()}",
         f"# date: {datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC; "
@@ -173,7 +175,9 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
 
     torch.manual_seed(0)
-    shapes, tokens, budget_s = (SHAPES, TOKENS, CELL_BUDGET_S) if not args.quick else (SHAPES[1:3], (1, 4, 8, 64, 256), 0.7)
+    shapes, tokens, budget_s = SHAPES, TOKENS, CELL_BUDGET_S
+    if args.quick:
+        shapes, tokens, budget_s = SHAPES[1:3], (1, 4, 8, 64, 256), 0.7
     print("milliseconds; then floor/fp16, plain/fp16, vllm/fp16, fp16/fp8 (times), GFLOP/s of fp16 and fp8")
     print("     N      K     M | " + " ".join(f"{name.replace('nestedfp', 'nfp'):>9}" for name in COLUMNS))
     rows: list[tuple[object, ...]] = []

@@ -1,9 +1,9 @@
 """Reference for dynamic per-token FP8 quantisation of activations (FP8 mode with ``quantize_activations``).
 
-Each row (token) gets the scale that maps its largest magnitude to E4M3's largest value. This is the arithmetic of vLLM's GPU
-operator ``dynamic_per_token_scaled_fp8_quant``: the smallest scale is 1 / (448 * 512), and rows are divided by the scale, not
-multiplied by its inverse. The kernels reproduce it bit for bit. A row with a NaN or an infinity has no such scale: all its
-outputs are NaN.
+Each row (token) gets the scale that maps its largest magnitude to E4M3's largest value. This is the arithmetic of
+vLLM's GPU operator ``dynamic_per_token_scaled_fp8_quant``: the smallest scale is 1 / (448 * 512), and rows are divided
+by the scale, not multiplied by its inverse. The kernels reproduce it bit for bit. A row with a NaN or an infinity has
+no such scale: all its outputs are NaN.
 """
 
 import torch

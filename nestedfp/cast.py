@@ -1,7 +1,7 @@
 """What a cast from BF16 to FP16 changes, counted before anyone calls the result exact.
 
-NestedFP stores FP16. BF16 has more range and less precision: values beyond 65504 overflow, tiny ones are flushed to zero or
-lose bits as FP16 subnormals, everything between is exact.
+NestedFP stores FP16. BF16 has more range and less precision: values beyond 65504 overflow, tiny ones are flushed to
+zero or lose bits as FP16 subnormals, everything between is exact.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ def cast_report(weight: torch.Tensor) -> CastReport:
         weight: any shape, bfloat16 (float32 works too).
     """
     nonfinite = overflowed = flushed = rounded = 0
-    for part in weight.detach().reshape(-1).split(CHUNK):
+    for part in torch.split(weight.detach().reshape(-1), CHUNK):
         half = part.to(torch.float16)
         finite = part.isfinite()
         overflow = finite & half.isinf()

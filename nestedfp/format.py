@@ -1,7 +1,7 @@
 """The NestedFP weight format, byte for byte, and a plain PyTorch reference for it.
 
-One FP16 weight is stored as two bytes in two separate planes, ``upper`` and ``lower``. FP8 mode reads ``upper`` alone; FP16
-mode reads both and gets the original 16 bits back, every one of them. Same total size as FP16.
+One FP16 weight is stored as two bytes in two separate planes, ``upper`` and ``lower``. FP8 mode reads ``upper`` alone;
+FP16 mode reads both and gets the original 16 bits back, every one of them. Same total size as FP16.
 
 Bits
     FP16 is ``s E1..E5 M1..M10`` with exponent bias 15. A weight with |w| <= 1.75 has E1 = 0, so 15 bits carry it.
@@ -15,25 +15,25 @@ Bits
     lower     ``w & 0xff``                              8 bits: M3..M10
     ========= ========================================= ==========================================================
 
-    ``upper`` is E4M3's code because E4M3's exponent bias is 7 and FP16's is 15: scaling by 2^8 only moves bits, subnormals
-    included. Its magnitude is at most 0x7e (448, E4M3's largest value) and never 0x7f (NaN).
+    ``upper`` is E4M3's code because E4M3's exponent bias is 7 and FP16's is 15: scaling by 2^8 only moves bits,
+    subnormals included. Its magnitude is at most 0x7e (448, E4M3's largest value) and never 0x7f (NaN).
 
 Join
-    ``lower >> 7`` is M3, the last bit that rounding keeps. It differs from the last bit of ``upper`` exactly when rounding
-    carried. So, on the 7 magnitude bits, ``t = upper - (lower >> 7)`` has the right E2..E5 M1 M2 in its top six bits whether
-    or not it did, and ``w = s << 15 | (t >> 1) << 8 | lower``.
+    ``lower >> 7`` is M3, the last bit that rounding keeps. It differs from the last bit of ``upper`` exactly when
+    rounding carried. So, on the 7 magnitude bits, ``t = upper - (lower >> 7)`` has the right E2..E5 M1 M2 in its top
+    six bits whether or not it did, and ``w = s << 15 | (t >> 1) << 8 | lower``.
 
 Scale
-    The value of FP8 mode is ``e4m3(upper) / 256`` with the same constant for every tensor. There are no scales to store,
-    merge or shard: fusing QKV and sharding for tensor parallelism are exact.
+    The value of FP8 mode is ``e4m3(upper) / 256`` with the same constant for every tensor. There are no scales to
+    store, merge or shard: fusing QKV and sharding for tensor parallelism are exact.
 
 Range
-    32,258 finite patterns have |w| <= 1.75, both zeros included; each survives the round trip. The few weights of a layer
-    beyond 1.75 are clamped in the planes and listed (nestedfp/nested_weight.py).
+    32,258 finite patterns have |w| <= 1.75, both zeros included; each survives the round trip. The few weights of a
+    layer beyond 1.75 are clamped in the planes and listed (nestedfp/nested_weight.py).
 
 On disk
-    ``<name>.weight_upper`` and ``<name>.weight_lower``: uint8, the shape of ``<name>.weight``, row-major. Kernels permute the
-    planes once while loading; those layouts are private to them.
+    ``<name>.weight_upper`` and ``<name>.weight_lower``: uint8, the shape of ``<name>.weight``, row-major. Kernels
+    permute the planes once while loading; those layouts are private to them.
 
 The C++ twin is csrc/format.h. Both are tested against each other on all 65,536 patterns.
 """
@@ -63,8 +63,8 @@ def split(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     outside = int((~(weight.abs() <= LIMIT)).sum())
     if outside:
         raise ValueError(
-            f"split: expected every |w| <= {LIMIT}, got {outside} of {weight.numel()} weights beyond it, infinite or NaN; "
-            "nested_weight.nest() handles them"
+            f"split: expected every |w| <= {LIMIT}, got {outside} of {weight.numel()} weights beyond it, infinite or "
+            "NaN; nested_weight.nest() handles them"
         )
     bits = weight.view(torch.int16).to(torch.int32)
     magnitude = bits & 0x7FFF

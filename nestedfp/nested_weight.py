@@ -1,9 +1,9 @@
 """One layer's weight in the NestedFP format: planes plus the list of its few weights beyond 1.75.
 
 Such a weight is clamped to +-1.75 in the planes, and the rest of it is kept as ``(row, col, delta)`` with
-``clamped + delta == w`` exactly in FP32. Both modes add ``x[:, col] * delta`` to output ``row``, so FP16 mode multiplies the
-original weights and FP8 mode keeps its outliers at full precision. Nothing is dropped silently: a layer that the format does
-not suit comes back as ``NotNested`` with the reason.
+``clamped + delta == w`` exactly in FP32. Both modes add ``x[:, col] * delta`` to output ``row``, so FP16 mode
+multiplies the original weights and FP8 mode keeps its outliers at full precision. Nothing is dropped silently: a layer
+that the format does not suit comes back as ``NotNested`` with the reason.
 """
 
 from dataclasses import dataclass
@@ -46,8 +46,9 @@ def nest(weight: torch.Tensor) -> NestedWeight | NotNested:
         weight: [N, K] float16 on the CPU.
 
     Returns:
-        ``NestedWeight``, or ``NotNested`` when the weight holds a NaN or an infinity or when more than 0.1 % of it is beyond
-        1.75. The caller decides what that means: a checkpoint loader refuses the former and keeps the latter plain.
+        ``NestedWeight``, or ``NotNested`` when the weight holds a NaN or an infinity or when more than 0.1 % of it is
+        beyond 1.75. The caller decides what that means: a checkpoint loader refuses the former and keeps the latter
+        plain.
 
     Raises:
         RuntimeError: for another dtype, device or number of dimensions.

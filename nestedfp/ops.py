@@ -1,7 +1,7 @@
 """The compiled operators, typed. Importing this module loads ``nestedfp_C`` and registers ``torch.ops.nestedfp``.
 
-Every tensor operator is functional, has a fake implementation, and is opaque to torch.compile. ``linear`` reads the mode when
-it runs, so that one compiled graph serves both modes.
+Every tensor operator is functional, has a fake implementation, and is opaque to torch.compile. ``linear`` reads the
+mode when it runs, so that one compiled graph serves both modes.
 """
 
 import torch
@@ -115,16 +115,16 @@ def linear(
 ) -> torch.Tensor:
     """Compute ``x @ W.T + bias`` in the mode in force when the operator runs.
 
-    FP16 mode multiplies the exact stored weights. FP8 mode reads only ``upper``: the weights rounded to E4M3. Sums are FP32
-    and rounded once, to the dtype of ``x``. A row's result does not depend on the rows beside it, nor on the number of
-    threads or the instruction set.
+    FP16 mode multiplies the exact stored weights. FP8 mode reads only ``upper``: the weights rounded to E4M3. Sums are
+    FP32 and rounded once, to the dtype of ``x``. A row's result does not depend on the rows beside it, nor on the
+    number of threads or the instruction set.
 
     Args:
         x: [..., k] float16, bfloat16 or float32.
         upper, lower: planes from ``pack``.
         bias: [n] of any of those dtypes, or None.
-        outlier_rows, outlier_cols, outlier_deltas: from ``list_outliers``, or None each; always multiply the ``x`` given,
-            never a quantised one.
+        outlier_rows, outlier_cols, outlier_deltas: from ``list_outliers``, or None each; they always multiply the
+            ``x`` given, never a quantised one.
         n, k: output and input features.
         quantize_activations: in FP8 mode, round each row of ``x`` to E4M3 first (nestedfp/activations.py).
 
@@ -140,33 +140,28 @@ def linear(
     return out
 
 
-@torch.library.register_fake("nestedfp::split")
-def _(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _fake_split(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     plane = weight.new_empty(weight.shape, dtype=torch.uint8)
     return plane, torch.empty_like(plane), weight.new_empty(2, dtype=torch.int64)
 
 
-@torch.library.register_fake("nestedfp::list_outliers")
-def _(weight: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _fake_list_outliers(weight: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     rows = weight.new_empty(count, dtype=torch.int32)
     return rows, torch.empty_like(rows), weight.new_empty(count, dtype=torch.float32)
 
 
-@torch.library.register_fake("nestedfp::pack")
-def _(upper: torch.Tensor, lower: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _fake_pack(upper: torch.Tensor, lower: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     n, k = upper.shape
     packed = upper.new_empty((n + PANEL_ROWS - 1) // PANEL_ROWS, (k + PAIR - 1) // PAIR * PAIR * PANEL_ROWS)
     return packed, torch.empty_like(packed)
 
 
-@torch.library.register_fake("nestedfp::unpack")
-def _(upper: torch.Tensor, lower: torch.Tensor, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _fake_unpack(upper: torch.Tensor, lower: torch.Tensor, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     plane = upper.new_empty(n, k)
     return plane, torch.empty_like(plane)
 
 
-@torch.library.register_fake("nestedfp::linear")
-def _(
+def _fake_linear(
     x: torch.Tensor,
     upper: torch.Tensor,
     lower: torch.Tensor,
@@ -178,5 +173,16 @@ def _(
     k: int,
     quantize_activations: bool,
 ) -> torch.Tensor:
-    torch._check(x.shape[-1] == k, lambda: f"nestedfp::linear: expected x of shape [..., k={k}], got {list(x.shape)}")
+    if x.shape[-1] != k:
+        raise RuntimeError(f"nestedfp::linear: expected x of shape [..., k={k}], got {list(x.shape)}")
     return x.new_empty(*x.shape[:-1], n)
+
+
+for _name, _fake in (
+    ("split", _fake_split),
+    ("list_outliers", _fake_list_outliers),
+    ("pack", _fake_pack),
+    ("unpack", _fake_unpack),
+    ("linear", _fake_linear),
+):
+    torch.library.register_fake(f"nestedfp::{_name}", _fake)

@@ -16,7 +16,8 @@ struct Avx2 {
     static constexpr int kVecs = kPanel / kLanes;
     static constexpr int kBlockRows = 6;
     static constexpr int kMultiplyPanels = 1;
-    static constexpr int kDepthPairs = 128;  // 256 k of a panel in FP32: 16 KiB, half of a 32 KiB first-level cache
+    // 256 k at a time: 8 KiB of FP16 words and 6 KiB of X in a 32 KiB first-level cache, 192 KiB of X in the second.
+    static constexpr int kDepthPairs = 128;
 
     // Enough panels at once for 8 independent sums: two FMA pipes of 4 cycles' latency.
     static constexpr int stream_panels(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }

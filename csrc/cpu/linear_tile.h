@@ -1,10 +1,12 @@
 // One tile of D[M,N] = X[M,K] @ W[N,K].T, written once over a vector type V (kernels_avx2.cpp, kernels_avx512.cpp).
 //
-// One block of rows (decode): `stream` walks K once, rebuilds weights in registers and uses them at once; the weights
-// are read from memory exactly once and nothing is written but the results. Several blocks (prefill): `multiply`
-// rebuilds a stretch of a panel to FP32 in the first-level cache, and every block of rows then runs a register-blocked
-// FP32 product over it. Both do the same fused multiply-adds on every output element in the same order. See words256.h
-// for the unnamed namespace.
+// One block of rows (decode): `stream` walks K once and rebuilds a few FP16 words at a time; the weights are read from
+// memory exactly once and nothing is written but the results.
+// Several blocks (prefill): a stretch of a panel is rebuilt in the first-level cache, and every block of rows runs
+// `multiply` over it.
+//
+// Both do the same fused multiply-adds on every output element in the same order. See words256.h for the unnamed
+// namespace.
 #pragma once
 
 #include "cpu/half.h"
@@ -18,91 +20,23 @@ namespace {
 template <int... rows>
 struct RowList {};
 
-// Pairs of k whose FP16 words are rebuilt at a time: 512 bytes a panel, so that four panels leave the first-level cache
-// to X.
+// Pairs of k whose FP16 words `stream` rebuilds at a time: 512 bytes a panel, so that four panels leave the first-level
+// cache to X.
 inline constexpr int64_t kStreamPairs = 8;
 
-// c[panels][rows][16] = all of K for `panels` neighbouring panels and one block of rows.
-template <class V, Weights weights, int rows, int panels>
-void stream(const LinearArgs& args, int64_t first_panel, const float* x, float* c) {
-    alignas(64) uint16_t scratch[panels][kStreamPairs * 2 * kPanel];
-    PanelCursor cursor[panels];
-    for (int panel = 0; panel < panels; ++panel) cursor[panel] = panel_cursor<weights>(args, first_panel + panel);
-    typename V::Reg sums[panels][rows][V::kVecs];
-#pragma GCC unroll 4
-    for (int panel = 0; panel < panels; ++panel) {
-#pragma GCC unroll 16
-        for (int row = 0; row < rows; ++row) {
-#pragma GCC unroll 2
-            for (int v = 0; v < V::kVecs; ++v) sums[panel][row][v] = V::zero();
-        }
-    }
-    for (int64_t pairs_left = pair_count(args.k); pairs_left > 0; pairs_left -= kStreamPairs) {
-        const int64_t pairs = pairs_left < kStreamPairs ? pairs_left : kStreamPairs;
-        const uint16_t* words[panels];
-#pragma GCC unroll 4
-        for (int panel = 0; panel < panels; ++panel)
-            words[panel] = next_words<weights>(cursor[panel], pairs, scratch[panel]);
-        for (int64_t k = 0; k < 2 * pairs; ++k) {
-#pragma GCC unroll 4
-            for (int panel = 0; panel < panels; ++panel) {
-                typename V::Reg w[V::kVecs];
-#pragma GCC unroll 2
-                for (int v = 0; v < V::kVecs; ++v) w[v] = V::load_words(words[panel] + k * kPanel + v * V::kLanes);
-#pragma GCC unroll 16
-                for (int row = 0; row < rows; ++row) {
-                    const typename V::Reg value = V::broadcast(x + row);
-#pragma GCC unroll 2
-                    for (int v = 0; v < V::kVecs; ++v) sums[panel][row][v] = V::fma(value, w[v], sums[panel][row][v]);
-                }
-            }
-            x += rows;
-        }
-    }
-#pragma GCC unroll 4
-    for (int panel = 0; panel < panels; ++panel) {
-#pragma GCC unroll 16
-        for (int row = 0; row < rows; ++row) {
-#pragma GCC unroll 2
-            for (int v = 0; v < V::kVecs; ++v)
-                V::store(c + (panel * rows + row) * kPanel + v * V::kLanes, sums[panel][row][v]);
-        }
-    }
-}
-
-// w[2 * pairs][16] = the next `pairs` pairs of k of a panel in FP32.
-template <class V, Weights weights>
-void unpack_panel(PanelCursor& cursor, int64_t pairs, float* w) {
-    alignas(64) uint16_t scratch[kStreamPairs * 2 * kPanel];
-    for (; pairs > 0; pairs -= kStreamPairs) {
-        const int64_t some = pairs < kStreamPairs ? pairs : kStreamPairs;
-        const uint16_t* const words = next_words<weights>(cursor, some, scratch);
-        for (int64_t i = 0; i < some * 2 * kPanel; i += V::kLanes) V::store(w + i, V::load_words(words + i));
-        w += some * 2 * kPanel;
-    }
-}
-
-// c[panels][rows][16] += x[depth][rows] * w[panels][depth][16], with `panel_stride` floats between the panels of c.
+// One register each: 16 outputs of `panels` panels for one block of rows.
 template <class V, int rows, int panels>
-void multiply(const float* x, const float* w, int64_t depth, float* c, int64_t panel_stride) {
-    typename V::Reg sums[panels][rows][V::kVecs];
-#pragma GCC unroll 4
-    for (int panel = 0; panel < panels; ++panel) {
-#pragma GCC unroll 16
-        for (int row = 0; row < rows; ++row) {
-#pragma GCC unroll 2
-            for (int v = 0; v < V::kVecs; ++v) {
-                sums[panel][row][v] = V::load(c + panel * panel_stride + row * kPanel + v * V::kLanes);
-            }
-        }
-    }
+using Sums = typename V::Reg[panels][rows][V::kVecs];
+
+// sums += x[depth][rows] * words[panels][depth][16].
+template <class V, int rows, int panels>
+inline void accumulate(const float* x, const uint16_t* const* words, int64_t depth, Sums<V, rows, panels>& sums) {
     for (int64_t k = 0; k < depth; ++k) {
-        typename V::Reg weight[panels][V::kVecs];
+        typename V::Reg w[panels][V::kVecs];
 #pragma GCC unroll 4
         for (int panel = 0; panel < panels; ++panel) {
 #pragma GCC unroll 2
-            for (int v = 0; v < V::kVecs; ++v)
-                weight[panel][v] = V::load(w + (panel * depth + k) * kPanel + v * V::kLanes);
+            for (int v = 0; v < V::kVecs; ++v) w[panel][v] = V::load_words(words[panel] + k * kPanel + v * V::kLanes);
         }
 #pragma GCC unroll 16
         for (int row = 0; row < rows; ++row) {
@@ -111,20 +45,54 @@ void multiply(const float* x, const float* w, int64_t depth, float* c, int64_t p
             for (int panel = 0; panel < panels; ++panel) {
 #pragma GCC unroll 2
                 for (int v = 0; v < V::kVecs; ++v)
-                    sums[panel][row][v] = V::fma(value, weight[panel][v], sums[panel][row][v]);
+                    sums[panel][row][v] = V::fma(value, w[panel][v], sums[panel][row][v]);
             }
         }
     }
+}
+
+template <class V, int rows, int panels, class Function>
+inline void for_each_sum(Sums<V, rows, panels>& sums, const Function& function) {
 #pragma GCC unroll 4
     for (int panel = 0; panel < panels; ++panel) {
 #pragma GCC unroll 16
         for (int row = 0; row < rows; ++row) {
 #pragma GCC unroll 2
-            for (int v = 0; v < V::kVecs; ++v) {
-                V::store(c + panel * panel_stride + row * kPanel + v * V::kLanes, sums[panel][row][v]);
-            }
+            for (int v = 0; v < V::kVecs; ++v) function(sums[panel][row][v], panel, row * kPanel + v * V::kLanes);
         }
     }
+}
+
+// c[panels][rows][16] = all of K for `panels` neighbouring panels and one block of rows.
+template <class V, Weights weights, int rows, int panels>
+void stream(const LinearArgs& args, int64_t first_panel, const float* x, float* c) {
+    alignas(64) uint16_t scratch[panels][kStreamPairs * 2 * kPanel];
+    PanelCursor cursor[panels];
+    for (int panel = 0; panel < panels; ++panel) cursor[panel] = panel_cursor<weights>(args, first_panel + panel);
+    Sums<V, rows, panels> sums;
+    for_each_sum<V, rows, panels>(sums, [](typename V::Reg& sum, int, int) { sum = V::zero(); });
+    for (int64_t pairs_left = pair_count(args.k); pairs_left > 0; pairs_left -= kStreamPairs) {
+        const int64_t pairs = pairs_left < kStreamPairs ? pairs_left : kStreamPairs;
+        const uint16_t* words[panels];
+#pragma GCC unroll 4
+        for (int panel = 0; panel < panels; ++panel)
+            words[panel] = next_words<weights>(cursor[panel], pairs, scratch[panel]);
+        accumulate<V, rows, panels>(x, words, 2 * pairs, sums);
+        x += 2 * pairs * rows;
+    }
+    for_each_sum<V, rows, panels>(
+        sums, [c](typename V::Reg& sum, int panel, int at) { V::store(c + panel * rows * kPanel + at, sum); });
+}
+
+// c[panels][rows][16] += x[depth][rows] * words[panels][depth][16], with `panel_stride` floats between the panels of c.
+template <class V, int rows, int panels>
+void multiply(const float* x, const uint16_t* const* words, int64_t depth, float* c, int64_t panel_stride) {
+    Sums<V, rows, panels> sums;
+    for_each_sum<V, rows, panels>(
+        sums, [=](typename V::Reg& sum, int panel, int at) { sum = V::load(c + panel * panel_stride + at); });
+    accumulate<V, rows, panels>(x, words, depth, sums);
+    for_each_sum<V, rows, panels>(
+        sums, [=](typename V::Reg& sum, int panel, int at) { V::store(c + panel * panel_stride + at, sum); });
 }
 
 __attribute__((noinline)) float element_at(const void* data, Element element, int64_t index) {
@@ -220,7 +188,7 @@ void stream_panels(const LinearArgs& args, int64_t first_row, int64_t panel, int
 }
 
 using StreamFn = void (*)(const LinearArgs&, int64_t, int64_t, int64_t);
-using MultiplyFn = void (*)(const float*, const float*, int64_t, float*, int64_t);
+using MultiplyFn = void (*)(const float*, const uint16_t* const*, int64_t, float*, int64_t);
 
 // Entry [rows] of each table is the kernel for a block of that many rows; entry 0 is unused.
 template <class V, Weights weights, class = typename V::Rows>
@@ -241,7 +209,7 @@ template <class V, Weights weights>
 void multiply_tile(const LinearArgs& args, Tile tile) {
     constexpr int kPanels = V::kMultiplyPanels;
     alignas(64) float c[kMaxTilePanels * kMaxTileRows * kPanel];
-    alignas(64) float w[kPanels * 2 * V::kDepthPairs * kPanel];
+    alignas(64) uint16_t scratch[kPanels][2 * V::kDepthPairs * kPanel];
     const int64_t blocks = block_count(args.m, V::kBlockRows);
     const int64_t pairs = pair_count(args.k);
     const int64_t first_row = block_begin(args.m, blocks, tile.block_begin);
@@ -257,16 +225,16 @@ void multiply_tile(const LinearArgs& args, Tile tile) {
         const int64_t depth_pairs = pairs - pair < V::kDepthPairs ? pairs - pair : V::kDepthPairs;
         for (int64_t panel = tile.panel_begin; panel < tile.panel_end; panel += kPanels) {
             const int64_t panels = tile.panel_end - panel < kPanels ? tile.panel_end - panel : kPanels;
+            const uint16_t* words[kPanels];
             for (int64_t i = 0; i < panels; ++i) {
-                unpack_panel<V, weights>(cursor[panel - tile.panel_begin + i], depth_pairs,
-                                         w + i * 2 * depth_pairs * kPanel);
+                words[i] = next_words<weights>(cursor[panel - tile.panel_begin + i], depth_pairs, scratch[i]);
             }
             for (int64_t block = tile.block_begin; block < tile.block_end; ++block) {
                 const int64_t row = block_begin(args.m, blocks, block);
                 const int64_t block_rows = block_begin(args.m, blocks, block + 1) - row;
                 const MultiplyFn kernel =
                     panels == kPanels ? Multiplies<V, kPanels>::table[block_rows] : Multiplies<V, 1>::table[block_rows];
-                kernel(args.packed_x + row * 2 * pairs + 2 * pair * block_rows, w, 2 * depth_pairs,
+                kernel(args.packed_x + row * 2 * pairs + 2 * pair * block_rows, words, 2 * depth_pairs,
                        c + (panel - tile.panel_begin) * panel_stride + (row - first_row) * kPanel, panel_stride);
             }
         }

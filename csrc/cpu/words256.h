@@ -64,15 +64,18 @@ inline const uint16_t* next_words(PanelCursor& cursor, int64_t pairs, uint16_t* 
         cursor.upper += 2 * pairs * kPairBytes;
         return words;
     } else {
+        const PanelCursor from = cursor;  // a copy in registers: the stores below could alias the caller's
         for (int64_t i = 0; i < pairs; ++i) {
-            __builtin_prefetch(cursor.upper + kPrefetchBytes);
-            if constexpr (weights == Weights::kFp16) __builtin_prefetch(cursor.residual + kPrefetchBytes);
+            const uint8_t* const upper = from.upper + i * kPairBytes;
+            const int8_t* const residual = weights == Weights::kFp16 ? from.residual + i * kPairBytes : nullptr;
+            __builtin_prefetch(upper + kPrefetchBytes);
+            if constexpr (weights == Weights::kFp16) __builtin_prefetch(residual + kPrefetchBytes);
             auto* const out = reinterpret_cast<__m256i*>(scratch + i * 2 * kPanel);
-            _mm256_store_si256(out, weight_words<weights, 0>(cursor.upper, cursor.residual));
-            _mm256_store_si256(out + 1, weight_words<weights, 1>(cursor.upper, cursor.residual));
-            cursor.upper += kPairBytes;
-            if constexpr (weights == Weights::kFp16) cursor.residual += kPairBytes;
+            _mm256_store_si256(out, weight_words<weights, 0>(upper, residual));
+            _mm256_store_si256(out + 1, weight_words<weights, 1>(upper, residual));
         }
+        cursor.upper += pairs * kPairBytes;
+        if constexpr (weights == Weights::kFp16) cursor.residual += pairs * kPairBytes;
         return scratch;
     }
 }
