@@ -1,0 +1,84 @@
+"""Time from a directive to the acknowledgement of the last replica's engine, on an idle service.
+
+    python -m benchmarks.directive_latency --config deploy/configs/demo-two-replicas.yaml
+
+An engine acknowledges when it has put the directive in force, so that its next step runs under it. Writes one line per
+directive: ``directive,replicas,last_ack_ms,http_ms`` (http_ms: the whole request to the admin route).
+"""
+
+import argparse
+import csv
+import itertools
+import statistics
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+
+from loadtest.errors import LoadtestError
+from loadtest.service import serve_command, started_service
+
+RESULT = Path(__file__).parent / "results" / "directive-latency.csv"
+
+
+def measure(url: str, key: str, count: int) -> list[dict[str, float | int | str]]:
+    """Switch the service ``count`` times between FP8 and FP16; return a row for each switch.
+
+    Raises:
+        RuntimeError: when a replica did not acknowledge within the controller's second.
+    """
+    rows: list[dict[str, float | int | str]] = []
+    with httpx.Client(base_url=url, timeout=10, trust_env=False) as client:
+        for mode in itertools.islice(itertools.cycle(("fp8", "fp16")), count + 4):
+            began_s = time.perf_counter()
+            answer = client.post(
+                "/admin/directive", json={"mode": mode}, headers={"Authorization": f"Bearer {key}"}
+            ).raise_for_status()
+            http_ms = (time.perf_counter() - began_s) * 1e3
+            status = answer.json()
+            settled = status["broadcast"]
+            if settled is None or settled["epoch"] != status["epoch"]:
+                raise RuntimeError(f"not every replica acknowledged epoch {status['epoch']}: {status}")
+            rows.append(
+                {
+                    "directive": mode,
+                    "replicas": settled["replicas"],
+                    "last_ack_ms": round(settled["last_ack_ms"], 3),
+                    "http_ms": round(http_ms, 3),
+                }
+            )
+            time.sleep(0.15)
+    return rows[4:]  # the first ones open connections
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.directive_latency", description=__doc__)
+    parser.add_argument("--config", type=Path, default=Path("deploy/configs/demo-two-replicas.yaml"))
+    parser.add_argument("--count", type=int, default=100, help="directives to time (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    args = parser.parse_args(argv)
+    log = Path(tempfile.gettempdir()) / "nestedfp-directive-latency.log"
+    try:
+        with started_service(serve_command(args.config), log, 600.0, lambda _: None) as (url, key):
+            rows = measure(url, key, args.count)
+    except (LoadtestError, httpx.HTTPError, RuntimeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    with args.out.open("w", newline="") as file:
+        file.write(f"# {datetime.now(UTC):%Y-%m-%d} python -m benchmarks.directive_latency --config {args.config}\n")
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    for column in ("last_ack_ms", "http_ms"):
+        values = sorted(float(row[column]) for row in rows)
+        print(f"{column}: p50 {statistics.median(values):.1f}, p99 {values[round(0.99 * (len(values) - 1))]:.1f} ms")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
