@@ -2,9 +2,9 @@
 
 Run: ``python -m benchmarks.cpu_linear [--quick] [--out CSV]``
 
-All systems of a cell run in one process, interleaved, and the median of their repetitions is kept, so that a slow moment
-of the machine hits all of them. Weights rotate through copies that together exceed the last-level cache: decode reads
-memory.
+All systems of a cell run in one process, interleaved, and the median of their repetitions is kept, so that a slow
+moment of the machine hits all of them. Weights rotate through copies that together exceed the last-level cache: decode
+reads memory.
 
 Systems
     read_floor      the 2 N K bytes of FP16 weights, only read, by the same thread pool

@@ -133,6 +133,7 @@ SplitCounts split_words(const uint16_t* weight, uint8_t* upper, uint8_t* lower, 
 uint64_t read_bytes(const uint8_t* data, int64_t bytes) {
     __m256i sums[8] = {};
     for (int64_t i = 0; i < bytes; i += 256) {
+        for (int j = 0; j < 256; j += 64) __builtin_prefetch(data + i + j + 2 * kPrefetchBytes);
 #pragma GCC unroll 8
         for (int j = 0; j < 8; ++j) sums[j] = _mm256_xor_si256(sums[j], load256(data + i + 32 * j));
     }
