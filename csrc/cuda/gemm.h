@@ -1,0 +1,85 @@
+// The GEMM as plain data: what to compute (GemmDesc), how (GemmConfig, from a pure host function), and with which
+// pointers (GemmArgs). D[M,N] = X[M,K] @ W[N,K].T + bias. No torch and no CUDA headers here, so the choice is tested
+// without a GPU.
+#pragma once
+
+#include <cstdint>
+
+struct CUstream_st;
+
+namespace nestedfp::cuda {
+
+enum class Precision : int {
+    kFp16 = 0,  // both planes: the exact FP16 weights times FP16 activations
+    kFp8 = 1,   // upper plane only: E4M3 weights times E4M3 activations with one scale per token
+};
+
+struct GemmDesc {
+    Precision precision;
+    int64_t m;  // tokens
+    int64_t n;  // output features
+    int64_t k;  // input features
+};
+
+// A compiled kernel. The weights are the M operand of wgmma (64 rows a warpgroup), the tokens its N operand.
+struct Tile {
+    Precision precision;
+    int row_warpgroups;  // each owns 64 output features
+    int k_warpgroups;    // each owns every k_warpgroups-th slice of K; they add up through shared memory
+    int tokens;
+    int blocks_per_sm;
+
+    constexpr int rows() const { return 64 * row_warpgroups; }
+    // Columns of K per pipeline stage: 128 bytes of activations for each of the k_warpgroups.
+    constexpr int step() const { return (precision == Precision::kFp16 ? 64 : 128) * k_warpgroups; }
+};
+
+struct GemmConfig {
+    int tile;        // index into tiles()
+    int split;       // thread blocks of a cluster that share one tile's K and add up through distributed shared memory
+    bool tail_only;  // split only the tiles that do not fill a whole wave
+};
+
+// How a problem is cut into work for a grid. Derived from the three structs above.
+struct GemmPlan {
+    int blocks;       // thread blocks, a multiple of split
+    int token_tiles;  // tile = row_tile * token_tiles + token_tile
+    int tiles;        //
+    int whole_tiles;  // tiles [0, whole_tiles) are computed by one block each, the rest by one cluster each
+    int steps;        // pipeline stages along K
+};
+
+struct GemmArgs {
+    const void* x;             // [M, K] FP16, rows x_pitch elements apart; FP8: [M, upper_pitch(K)] from quantize
+    int64_t x_pitch;           //
+    const float* token_scale;  // [M], FP8 only
+    const uint8_t* upper;      // packed (layout.h)
+    const uint8_t* lower;      // packed, FP16 only
+    bool neutral_lower;        // FP16 only: compute with the FP8 weights (W8A16)
+    const void* bias;          // [N] FP16 or null
+    void* out;                 // [M, N] FP16, contiguous
+    bool early_start = true;   // begin to load weights while the kernel before it in the stream still runs
+};
+
+inline constexpr int kMaxTiles = 64;
+int tile_count();
+const Tile& tile_at(int index);
+
+// False, with the reason, if the config cannot compute the problem.
+bool is_valid(const GemmDesc& desc, const GemmConfig& config, int num_sms, const char** reason);
+
+// Needs is_valid.
+GemmPlan make_plan(const GemmDesc& desc, const GemmConfig& config, int num_sms);
+
+// Microseconds that the cost model predicts on an H100. Only for comparing configs of one problem.
+double predict_us(const GemmDesc& desc, const GemmConfig& config, int num_sms);
+
+// The measured best config where the table has the problem's N, K and neighbourhood of M, else the model's best.
+GemmConfig choose_config(const GemmDesc& desc, int num_sms);
+
+// Launches on `stream` of the current device; never synchronises, allocates nothing. Returns a cudaError_t; on an error
+// *message says what was wrong.
+int run_gemm(const GemmDesc& desc, const GemmConfig& config, const GemmArgs& args, int num_sms, CUstream_st* stream,
+             const char** message);
+
+}  // namespace nestedfp::cuda

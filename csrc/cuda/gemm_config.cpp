@@ -1,0 +1,167 @@
+// Which tile, cut how: a pure host function of the problem. A measured table comes first, a cost model fills its gaps.
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <limits>
+
+#include "gemm.h"
+
+namespace nestedfp::cuda {
+namespace {
+
+constexpr Tile kTiles[] = {
+#define NESTEDFP_TILE(precision, row_warpgroups, k_warpgroups, tokens, blocks_per_sm) \
+    {Precision::precision, row_warpgroups, k_warpgroups, tokens, blocks_per_sm},
+#include "tiles.inc"
+#undef NESTEDFP_TILE
+};
+
+constexpr int64_t kMaxSplit = 4;
+
+struct TableRow {
+    Precision precision;
+    int64_t n, k, m;
+    GemmConfig config;
+};
+
+constexpr TableRow kTable[] = {
+#define NESTEDFP_ROW(precision, n, k, m, tile, split, tail_only) \
+    {Precision::precision, n, k, m, {tile, split, tail_only != 0}},
+#include "gemm_table.inc"
+#undef NESTEDFP_ROW
+    {Precision::kFp16, 0, 0, 0, {0, 1, false}},  // the table may be empty, an array may not
+};
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// H100 SXM figures, per multiprocessor. Clocks at 1.755 GHz.
+constexpr double kClocksPerUs = 1755;
+constexpr double kMemoryBytesPerClock = 13.0 * 132;  // whole chip: 3.0 TB/s
+constexpr double kSharedBytesPerClock = 128;
+
+// Thread blocks that run at once. Clusters stay within a GPC, so larger ones leave multiprocessors idle: an H100 holds 30
+// clusters of four at one block per multiprocessor.
+double resident_blocks(const Tile& tile, int split, int num_sms) {
+    constexpr double kUsable[] = {1, 1, 1, 0.95, 0.909};
+    return num_sms * tile.blocks_per_sm * kUsable[split];
+}
+
+// Clocks of one pipeline stage with the multiprocessor to itself.
+double stage_clocks(const Tile& tile) {
+    const double row_groups = tile.row_warpgroups * tile.k_warpgroups;
+    const double tensor = row_groups * 4 * tile.tokens / 2;
+    // Shared memory sees each byte written by TMA, the weights read once (by the decoder or by wgmma) and the activations
+    // read once by every group of 64 rows.
+    const double weight_bytes = row_groups * 8192, x_bytes = tile.k_warpgroups * tile.tokens * 128.0;
+    const double shared = (2 * weight_bytes + x_bytes * (1 + tile.row_warpgroups)) / kSharedBytesPerClock;
+    // Decode: about 42 instructions at half rate per warp and stage on each of the four schedulers.
+    const double decode = tile.precision == Precision::kFp16 ? row_groups * 84 : 0;
+    const double latency = 300;  // of one stage through one warpgroup, from full barrier to release
+    return std::max({tensor, shared, decode, latency / tile.blocks_per_sm});
+}
+
+}  // namespace
+
+int tile_count() { return static_cast<int>(std::size(kTiles)); }
+
+const Tile& tile_at(int index) { return kTiles[index]; }
+
+bool is_valid(const GemmDesc& desc, const GemmConfig& config, int num_sms, const char** reason) {
+    const auto refuse = [&](const char* text) {
+        if (reason != nullptr) *reason = text;
+        return false;
+    };
+    if (config.tile < 0 || config.tile >= tile_count()) return refuse("no such tile");
+    const Tile& tile = kTiles[config.tile];
+    if (tile.precision != desc.precision) return refuse("the tile is of the other precision");
+    if (config.split < 1 || config.split > kMaxSplit) return refuse("split must be 1 to 4");
+    const int64_t tiles = ceil_div(desc.n, tile.rows()) * ceil_div(desc.m, tile.tokens);
+    if (tiles * config.split > std::numeric_limits<int>::max()) return refuse("more tiles than a grid has blocks");
+    if (config.split == 1) return config.tail_only ? refuse("nothing to split in the tail") : true;
+    if (ceil_div(desc.k, tile.step()) < 2 * config.split) return refuse("K is too short for that split");
+    if (config.tail_only) {
+        const int64_t clusters = int64_t{num_sms} * tile.blocks_per_sm / config.split;
+        const int64_t tail = tiles % (clusters * config.split);
+        if (tail == 0 || tail == tiles || tail > clusters) return refuse("the last wave does not fit that split");
+    }
+    return true;
+}
+
+GemmPlan make_plan(const GemmDesc& desc, const GemmConfig& config, int num_sms) {
+    const Tile& tile = kTiles[config.tile];
+    GemmPlan plan{};
+    plan.token_tiles = static_cast<int>(ceil_div(desc.m, tile.tokens));
+    plan.tiles = static_cast<int>(ceil_div(desc.n, tile.rows())) * plan.token_tiles;
+    plan.steps = static_cast<int>(ceil_div(desc.k, tile.step()));
+    const int slots = num_sms * tile.blocks_per_sm;
+    if (config.split == 1) {
+        plan.blocks = std::min(plan.tiles, slots);
+        plan.whole_tiles = plan.tiles;
+    } else if (config.tail_only) {
+        plan.blocks = slots / config.split * config.split;
+        plan.whole_tiles = plan.tiles / plan.blocks * plan.blocks;
+    } else {
+        plan.blocks = plan.tiles * config.split;
+        plan.whole_tiles = 0;
+    }
+    return plan;
+}
+
+double predict_us(const GemmDesc& desc, const GemmConfig& config, int num_sms) {
+    const Tile& tile = kTiles[config.tile];
+    const GemmPlan plan = make_plan(desc, config, num_sms);
+    const double slots = static_cast<double>(num_sms) * tile.blocks_per_sm;
+    const double stage = stage_clocks(tile) * tile.blocks_per_sm;  // blocks of one multiprocessor take turns
+    const double output_bytes = 2.0 * tile.rows() * tile.tokens;
+    const double store = 600 + output_bytes / 64;
+    const double whole_waves = std::ceil(plan.whole_tiles / slots);
+    double clocks = whole_waves * (plan.steps * stage + store);
+    if (config.split > 1) {
+        const double split_waves =
+            std::ceil((plan.tiles - plan.whole_tiles) * config.split / resident_blocks(tile, config.split, num_sms));
+        const double exchange = 1200 + 2 * output_bytes * (config.split - 1) / config.split / 16;
+        clocks += split_waves * (std::ceil(1.0 * plan.steps / config.split) * stage + exchange + store);
+    }
+    const double weight_bytes = 1.0 * desc.n * desc.k * (desc.precision == Precision::kFp16 ? 2 : 1);
+    const double x_bytes = 1.0 * desc.m * desc.k * (desc.precision == Precision::kFp16 ? 2 : 1);
+    // A block takes in at most about 40 bytes per clock, so few blocks cannot use the whole memory.
+    const double active = std::min<double>(num_sms, plan.blocks);
+    const double bandwidth = std::min(kMemoryBytesPerClock, active * 40);
+    const double memory = (weight_bytes + x_bytes + 2.0 * desc.m * desc.n) / bandwidth;
+    // Overlap of the two is not perfect where they are close.
+    return (std::max(clocks, memory) + 0.15 * std::min(clocks, memory)) / kClocksPerUs + 2.5;
+}
+
+GemmConfig choose_config(const GemmDesc& desc, int num_sms) {
+    // Measured rows hold for the multiprocessor count they were measured with. The row with the next larger M serves the
+    // M below it: what was best there still fits.
+    if (num_sms == 132) {
+        const TableRow* best = nullptr;
+        for (const TableRow& row : kTable) {
+            if (row.precision == desc.precision && row.n == desc.n && row.k == desc.k && row.m >= desc.m &&
+                (best == nullptr || row.m < best->m) && is_valid(desc, row.config, num_sms, nullptr)) {
+                best = &row;
+            }
+        }
+        if (best != nullptr) return best->config;
+    }
+    GemmConfig best{0, 1, false};
+    double best_us = std::numeric_limits<double>::infinity();
+    for (int tile = 0; tile < tile_count(); ++tile) {
+        if (kTiles[tile].precision != desc.precision) continue;
+        for (int split = 1; split <= 4; split *= 2) {
+            for (const bool tail_only : {false, true}) {
+                const GemmConfig config{tile, split, tail_only};
+                if (!is_valid(desc, config, num_sms, nullptr)) continue;
+                const double us = predict_us(desc, config, num_sms);
+                if (us < best_us) {
+                    best_us = us;
+                    best = config;
+                }
+            }
+        }
+    }
+    return best;
+}
+
+}  // namespace nestedfp::cuda

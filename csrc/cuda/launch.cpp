@@ -1,0 +1,92 @@
+// run_gemm: tensor maps, cache policies, and the call into the compiled tile.
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include "gemm.h"
+#include "layout.h"
+#include "tile_list.h"
+
+namespace nestedfp::cuda {
+namespace {
+
+using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
+
+// Through the runtime, so that nothing links against libcuda and machines without a driver can still load the module.
+EncodeTiled encode_tiled() {
+    static const EncodeTiled function = [] {
+        void* symbol = nullptr;
+        cudaDriverEntryPointQueryResult found{};
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &symbol, 12000, cudaEnableDefault, &found);
+        return reinterpret_cast<EncodeTiled>(found == cudaDriverEntryPointSuccess ? symbol : nullptr);
+    }();
+    return function;
+}
+
+struct Matrix {
+    const void* data;
+    int element_bytes;
+    int64_t cols, rows, pitch_bytes;
+    int box_cols, box_rows;
+};
+
+bool encode(CUtensorMap* map, const Matrix& matrix) {
+    const EncodeTiled function = encode_tiled();
+    if (function == nullptr) return false;
+    const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(matrix.cols), static_cast<cuuint64_t>(matrix.rows)};
+    const cuuint64_t pitches[1] = {static_cast<cuuint64_t>(matrix.pitch_bytes)};
+    const cuuint32_t box[2] = {static_cast<cuuint32_t>(matrix.box_cols), static_cast<cuuint32_t>(matrix.box_rows)};
+    const cuuint32_t element_strides[2] = {1, 1};
+    const bool is_swizzled = matrix.box_cols * matrix.element_bytes == 128;  // else read by threads, in plain rows
+    return function(map, matrix.element_bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, 2,
+                    const_cast<void*>(matrix.data), sizes, pitches, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                    is_swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+}  // namespace
+
+int run_gemm(const GemmDesc& desc, const GemmConfig& config, const GemmArgs& args, int num_sms, cudaStream_t stream,
+             const char** message) {
+    if (!is_valid(desc, config, num_sms, message)) return cudaErrorInvalidValue;
+    const Tile& tile = tile_at(config.tile);
+    const bool is_fp16 = desc.precision == Precision::kFp16;
+    const int64_t pitch = upper_pitch(desc.k);
+
+    CUtensorMap x_map, upper_map;
+    const int x_bytes = is_fp16 ? 2 : 1;
+    if (!encode(&x_map, {args.x, x_bytes, is_fp16 ? desc.k : pitch, desc.m, args.x_pitch * x_bytes, 128 / x_bytes,
+                         tile.tokens})) {
+        *message = "x must be aligned to 16 bytes, and so must its rows";
+        return cudaErrorInvalidValue;
+    }
+    if (!encode(&upper_map, {args.upper, 1, pitch, desc.n, pitch, is_fp16 ? 64 : 128, tile.rows()})) {
+        *message = "the packed upper plane must be aligned to 16 bytes";
+        return cudaErrorInvalidValue;
+    }
+
+    KernelArgs kernel_args{};
+    kernel_args.lower = args.lower;
+    if (args.neutral_lower) {
+        kernel_args.lower += neutral_offset(desc.n, desc.k);
+    } else {
+        kernel_args.lower_row_stride = lower_col_blocks(desc.k) * kBlockBytes;
+        kernel_args.lower_col_stride = kBlockBytes;
+    }
+    kernel_args.lower_row_blocks = static_cast<int>(lower_row_blocks(desc.n));
+    kernel_args.token_scale = args.token_scale;
+    kernel_args.bias = static_cast<const __half*>(args.bias);
+    kernel_args.out = static_cast<__half*>(args.out);
+    kernel_args.m = static_cast<int>(desc.m);
+    kernel_args.n = static_cast<int>(desc.n);
+    kernel_args.plan = make_plan(desc, config, num_sms);
+    // Weights that are read once must not push the activations out of L2.
+    const bool is_one_pass = kernel_args.plan.token_tiles == 1;
+    kernel_args.weight_policy = is_one_pass ? kEvictFirst : kEvictNormal;
+    kernel_args.x_policy = is_one_pass ? kEvictLast : kEvictNormal;
+
+    const cudaError_t error = tile_launcher(config.tile)(x_map, upper_map, kernel_args, config.split, args.early_start, stream);
+    if (error != cudaSuccess) *message = cudaGetErrorString(error);
+    return error;
+}
+
+}  // namespace nestedfp::cuda

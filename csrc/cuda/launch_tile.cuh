@@ -1,0 +1,44 @@
+// Host side of one compiled tile: shared-memory limit, grid, cluster, programmatic dependent launch.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "gemm_sm90.cuh"
+
+namespace nestedfp::cuda {
+
+// Raises a kernel's shared-memory limit once per device; needed before any launch, also one under graph capture.
+inline cudaError_t allow_shared_memory(const void* kernel, int bytes) {
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+}
+
+template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm>
+cudaError_t launch(const CUtensorMap& x_map, const CUtensorMap& upper_map, const KernelArgs& args, int split,
+                   bool early_start, cudaStream_t stream) {
+    using T = TileTraits<P, RowWarpgroups, KWarpgroups, Tokens, BlocksPerSm>;
+    const auto kernel = gemm_sm90<T>;
+    const cudaError_t error = allow_shared_memory(reinterpret_cast<const void*>(kernel), T::kSharedBytes);
+    if (error != cudaSuccess) return error;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(args.plan.blocks);
+    config.blockDim = dim3(T::kThreads);
+    config.dynamicSmemBytes = T::kSharedBytes;
+    config.stream = stream;
+    cudaLaunchAttribute attributes[2]{};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = early_start;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = split;
+    attributes[1].val.clusterDim.y = 1;
+    attributes[1].val.clusterDim.z = 1;
+    config.attrs = attributes;
+    config.numAttrs = split > 1 ? 2 : 1;
+    return cudaLaunchKernelEx(&config, kernel, x_map, upper_map, args, split);
+}
+
+// Compiles one tile; each line of tiles.inc needs one of these in a tiles_*.cu.
+#define NESTEDFP_INSTANTIATE(precision, ...)                                                                       \
+    template cudaError_t launch<Precision::precision, __VA_ARGS__>(const CUtensorMap&, const CUtensorMap&,         \
+                                                                   const KernelArgs&, int, bool, cudaStream_t)
+
+}  // namespace nestedfp::cuda

@@ -1,0 +1,11 @@
+// FP16 tiles of 160 tokens and more.
+#include "launch_tile.cuh"
+
+namespace nestedfp::cuda {
+
+NESTEDFP_INSTANTIATE(kFp16, 2, 1, 160, 1);
+NESTEDFP_INSTANTIATE(kFp16, 2, 1, 192, 1);
+NESTEDFP_INSTANTIATE(kFp16, 2, 1, 256, 1);
+NESTEDFP_INSTANTIATE(kFp16, 3, 1, 160, 1);
+
+}  // namespace nestedfp::cuda

@@ -1,0 +1,16 @@
+// FP8 tiles of up to 96 tokens.
+#include "launch_tile.cuh"
+
+namespace nestedfp::cuda {
+
+NESTEDFP_INSTANTIATE(kFp8, 1, 2, 16, 2);
+NESTEDFP_INSTANTIATE(kFp8, 1, 2, 32, 2);
+NESTEDFP_INSTANTIATE(kFp8, 2, 1, 16, 2);
+NESTEDFP_INSTANTIATE(kFp8, 2, 1, 32, 2);
+NESTEDFP_INSTANTIATE(kFp8, 2, 1, 64, 2);
+NESTEDFP_INSTANTIATE(kFp8, 1, 2, 64, 1);
+NESTEDFP_INSTANTIATE(kFp8, 2, 1, 64, 1);
+NESTEDFP_INSTANTIATE(kFp8, 2, 1, 96, 1);
+NESTEDFP_INSTANTIATE(kFp8, 3, 1, 96, 1);
+
+}  // namespace nestedfp::cuda

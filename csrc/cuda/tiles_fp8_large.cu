@@ -1,0 +1,13 @@
+// FP8 tiles of 128 tokens and more.
+#include "launch_tile.cuh"
+
+namespace nestedfp::cuda {
+
+NESTEDFP_INSTANTIATE(kFp8, 2, 1, 128, 1);
+NESTEDFP_INSTANTIATE(kFp8, 2, 1, 160, 1);
+NESTEDFP_INSTANTIATE(kFp8, 2, 1, 192, 1);
+NESTEDFP_INSTANTIATE(kFp8, 2, 1, 256, 1);
+NESTEDFP_INSTANTIATE(kFp8, 3, 1, 128, 1);
+NESTEDFP_INSTANTIATE(kFp8, 3, 1, 160, 1);
+
+}  // namespace nestedfp::cuda
