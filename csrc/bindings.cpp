@@ -1,7 +1,5 @@
-// Every op schema of the extension, and the Python module that carries them. Registration goes through torch's stable
-// ABI, so one binary serves all torch releases from the one it targets on; nestedfp/ops.py holds the fakes and the
-// documentation.
-#include <Python.h>
+// Every op schema of the extension. Loading the library registers them, through torch's stable ABI, so that one binary
+// serves all torch releases from the one it targets on; nestedfp/ops.py holds the fakes and the documentation.
 #include <torch/csrc/stable/library.h>
 
 #include <string>
@@ -56,18 +54,4 @@ STABLE_TORCH_LIBRARY_IMPL(nestedfp, CompositeExplicitAutograd, m) {
     m.impl("get_mode", TORCH_BOX(&nestedfp::get_mode));
     m.impl("format_version", TORCH_BOX(&nestedfp::format_version));
     m.impl("cpu_isa", TORCH_BOX(&nestedfp::cpu_isa));
-}
-
-// `import nestedfp_C` exists to load this library, which registers the ops; the module itself is empty.
-extern "C" PyMODINIT_FUNC PyInit_nestedfp_C() {
-    static PyModuleDef module = {PyModuleDef_HEAD_INIT,
-                                 "nestedfp_C",
-                                 "Registers torch.ops.nestedfp.",
-                                 -1,
-                                 nullptr,
-                                 nullptr,
-                                 nullptr,
-                                 nullptr,
-                                 nullptr};
-    return PyModule_Create(&module);
 }

@@ -4,19 +4,22 @@ Every tensor operator is functional, has a fake implementation, and is opaque to
 mode when it runs, so that one compiled graph serves both modes.
 """
 
+from importlib.util import find_spec
+
 import torch
 import torch.library
 
 from nestedfp.format import FORMAT_VERSION
 from nestedfp.modes import Mode
 
+_BUILD = "build it with 'pip install --no-build-isolation .' in the environment whose torch will run it"
+_LIBRARY = find_spec("nestedfp_C")
+if _LIBRARY is None or _LIBRARY.origin is None:
+    raise ImportError(f"nestedfp.ops: the compiled library nestedfp_C is not installed; {_BUILD}")
 try:
-    import nestedfp_C  # type: ignore[import-not-found]  # noqa: F401
-except ImportError as error:
-    raise ImportError(
-        f"nestedfp.ops: the compiled module nestedfp_C cannot be loaded ({error}); build it with "
-        "'pip install --no-build-isolation .' in the environment whose torch will run it"
-    ) from error
+    torch.ops.load_library(_LIBRARY.origin)
+except OSError as error:
+    raise ImportError(f"nestedfp.ops: the compiled library cannot be loaded ({error}); {_BUILD}") from error
 
 _OPS = torch.ops.nestedfp
 _BUILT_VERSION = _OPS.format_version()

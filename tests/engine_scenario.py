@@ -1,7 +1,7 @@
 """Runs one vLLM engine through a list of generations and prints the results as JSON; the tests start it as a process.
 
 Standard input: {"engine": {arguments of vllm.LLM}, "runs": [{"mode", "rule", "prompts", "max_tokens", "extra_args"}]}.
-Standard output, last line: {"runs": [{"tokens": [[...]], "precision": [usage.precision_tokens], "stats": {...}}]}.
+Standard output, last line: {"runs": [{"tokens": [[...]], "margins": [[...]], "precision": [usage.precision_tokens], "stats": {...}}]}.
 """
 
 import json
@@ -11,6 +11,12 @@ import sys
 os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="WARNING")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def margin(step) -> float:
+    """By how much the best token of a step leads the second best, in log-probability."""
+    best, second = sorted((entry.logprob for entry in step.values()), reverse=True)[:2]
+    return best - second
 
 
 def main() -> None:
@@ -23,13 +29,17 @@ def main() -> None:
     from nestedfp.vllm_plugin.frontend import LEDGER
 
     nested = scenario.pop("nested", True)
-    llm = LLM(**{"dtype": "float16", "kv_cache_memory_bytes": 64 << 20, "max_model_len": 256, **scenario["engine"]})
+    llm = LLM(**{"dtype": "float16", "kv_cache_memory_bytes": 64 << 20, "max_model_len": 512, **scenario["engine"]})
     results = []
     for run in scenario["runs"]:
         if nested:
             control.set_directive(llm, run.get("mode", "fp16"), StepRule(**run.get("rule", {})))
         params = SamplingParams(
-            max_tokens=run.get("max_tokens", 16), temperature=0, ignore_eos=True, extra_args=run.get("extra_args")
+            max_tokens=run.get("max_tokens", 16),
+            temperature=0,
+            ignore_eos=True,
+            logprobs=2,
+            extra_args=run.get("extra_args"),
         )
         try:
             outputs = llm.generate(run["prompts"], params, use_tqdm=False)
@@ -39,6 +49,7 @@ def main() -> None:
         results.append(
             {
                 "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+                "margins": [[margin(step) for step in output.outputs[0].logprobs] for output in outputs],
                 "prompt_tokens": [len(output.prompt_token_ids) for output in outputs],
                 "precision": [LEDGER.usage([output.request_id]) for output in outputs],
                 "stats": control.stats(llm) if nested else None,

@@ -1,6 +1,7 @@
-"""Starts the project's own scripts as processes, fed with JSON and answering with JSON on their last line."""
+"""Starts the project's own scripts as processes, fed with JSON and answering with a line of JSON."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def run_json(script: str, payload: Any, timeout_s: float = 300.0, env: dict[str, str] | None = None) -> Any:
-    """Run ``tests/<script>`` with ``payload`` on its standard input; return its last line, parsed."""
-    import os
-
+    """Run ``tests/<script>`` with ``payload`` on its standard input; return its last JSON line, parsed."""
     process = subprocess.run(
         [sys.executable, str(ROOT / "tests" / script)],
         input=json.dumps(payload),
@@ -24,4 +23,5 @@ def run_json(script: str, payload: Any, timeout_s: float = 300.0, env: dict[str,
         check=False,
     )
     assert process.returncode == 0, f"{script} ended with {process.returncode}:\n{process.stdout}\n{process.stderr}"
-    return json.loads(process.stdout.strip().splitlines()[-1])
+    # vLLM logs on standard output, also behind the result while it shuts down.
+    return json.loads([line for line in process.stdout.splitlines() if line.startswith("{")][-1])

@@ -15,8 +15,12 @@ PROMPTS = [
     "Once upon a time there was a king who",
     "The old woman said to the fox:",
     "In the middle of the forest",
+    "The king's daughter took the golden ball and",
+    "When the sun had gone down, the soldier",
+    "There lived a poor woodcutter with his wife",
 ]
-LONG = "The youngest brother went out into the wide world to seek his fortune. " * 6
+LONG = "The youngest brother went out into the wide world to seek his fortune. " * 16  # more than one cache block
+TIE = 0.02  # log-probability: two steps of FP16 logits
 
 
 def scenario(engine, runs, *, nested=True, timeout_s=300.0, env=None):
@@ -27,10 +31,24 @@ def scenario(engine, runs, *, nested=True, timeout_s=300.0, env=None):
     return run_json("engine_scenario.py", payload, timeout_s, env)["runs"]
 
 
+def assert_same_greedy_tokens(run, reference):
+    """The same tokens, except behind a tie.
+
+    Both sides add the same exact products in FP32, in a different order, and round to FP16. Where two tokens are equally
+    likely up to that rounding, either is right, and what follows differs.
+    """
+    identical = 0
+    for tokens, expected, margins in zip(run["tokens"], reference["tokens"], reference["margins"], strict=True):
+        first = next((i for i, (a, b) in enumerate(zip(tokens, expected, strict=True)) if a != b), None)
+        identical += first is None
+        assert first is None or margins[first] < TIE, f"token {first}: {tokens[first]} != {expected[first]} by {margins[first]}"
+    assert identical >= len(PROMPTS) // 2
+
+
 @pytest.fixture(scope="module")
 def plain():
-    """Tokens of unquantised vLLM."""
-    return scenario({}, [{"prompts": PROMPTS, "max_tokens": 48}], nested=False)[0]["tokens"]
+    """Unquantised vLLM."""
+    return scenario({}, [{"prompts": PROMPTS, "max_tokens": 48}], nested=False)[0]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +59,7 @@ def online():
         {"mode": "fp16", **tokens},
         {"mode": "fp8", **tokens},
         {"mode": "fp16", **tokens},
-        # Prompts of more than 20 tokens run FP8, decode steps of three sequences FP16.
+        # Steps of more than 20 tokens run FP8: the prompts, but not the decode steps of three sequences.
         {"mode": "auto", "rule": {"fp8_step_tokens": 20}, "prompts": [f"{i}. {LONG}" for i in range(3)]},
         {"mode": "fp8", **tokens, "extra_args": {"precision": "fp16"}},
         # The same long prompt: written by FP8 steps, read from the cache, then pinned, which must not read it.
@@ -56,7 +74,7 @@ def online():
 
 
 def test_fp16_mode_gives_the_tokens_of_unquantised_vllm(plain, online):
-    assert online[0]["tokens"] == plain
+    assert_same_greedy_tokens(online[0], plain)
 
 
 def test_modes_switch_back_and_forth_in_one_engine(online):
@@ -77,12 +95,12 @@ def test_the_step_rule_runs_long_prompts_in_fp8_and_decodes_in_fp16(online):
     for counts in online[3]["precision"]:
         assert counts["prompt"]["fp16"] == 0
         assert counts["prompt"]["fp8"] > 0
-        assert counts["completion"]["fp8"] <= 1  # the first token comes from the prefill step
-        assert counts["completion"]["fp16"] >= 15
+        assert counts["completion"]["fp8"] <= 2  # tokens that came out of a step with a prompt in it
+        assert counts["completion"]["fp16"] >= 14
 
 
-def test_a_pinned_request_runs_fp16_under_an_fp8_directive(plain, online):
-    assert online[4]["tokens"] == plain
+def test_a_pinned_request_runs_fp16_under_an_fp8_directive(online):
+    assert online[4]["tokens"] == online[0]["tokens"]
     assert all(c["completion"]["fp8"] == c["prompt"]["fp8"] == 0 for c in online[4]["precision"])
 
 
@@ -119,16 +137,16 @@ def converted(tmp_path_factory):
     return target
 
 
-def test_a_converted_checkpoint_loads_without_any_argument_on_two_ranks(plain, online, converted):
+def test_a_converted_checkpoint_loads_without_any_argument_on_two_ranks(plain, converted):
     tokens = {"prompts": PROMPTS, "max_tokens": 48}
     engine = {"model": str(converted), "quantization": None, "tensor_parallel_size": 2}
     fp16, fp8 = scenario(engine, [{"mode": "fp16", **tokens}, {"mode": "fp8", **tokens}])
-    assert fp16["tokens"] == plain
+    assert_same_greedy_tokens(fp16, plain)
     assert fp8["tokens"] != fp16["tokens"]
     assert all(c["completion"]["fp16"] == 0 for c in fp8["precision"])
 
 
-def test_torch_compile_serves_both_modes_from_one_graph(online):
+def test_torch_compile_serves_both_modes_from_one_graph():
     tokens = {"prompts": PROMPTS, "max_tokens": 48}
     modes = ["fp16", "fp8", "fp16", "fp8"]
     runs = scenario({"enforce_eager": False}, [{"mode": mode, **tokens} for mode in modes])
