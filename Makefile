@@ -52,8 +52,9 @@ format: setup ## rewrite the sources as `make check` wants them
 bench-cpu: setup ## time the CPU kernels -> benchmarks/results/cpu-linear.csv
 	$(BIN)/python -m benchmarks.cpu_linear $(ARGS)
 
+LOADTEST_ARGS ?= --duration 150 --load-fraction 0.8 --length-scale 0.12 --max-prompt-tokens 24 --max-output-tokens 48 --probe 30 --probe-concurrency 4
 loadtest: setup ## replay a trace against fp16, fp8 and adaptive (ARGS="--trace FILE") -> runs/
-	$(BIN)/python -m loadtest --config deploy/configs/loadtest.yaml $(ARGS)
+	$(BIN)/python -m loadtest --config deploy/configs/loadtest.yaml $(LOADTEST_ARGS) $(ARGS)
 
 clean: ## remove the build output (the virtual environment stays)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache
