@@ -60,13 +60,17 @@ def library() -> ctypes.CDLL:
     if path is None:
         spec = importlib.util.find_spec("nestedfp_cuda_C")
         if spec is None or spec.origin is None:
-            raise ImportError("nestedfp_cuda_C is not installed: build on a machine with nvcc, or set NESTEDFP_CUDA_LIBRARY")
+            raise ImportError(
+                "nestedfp_cuda_C is not installed: build on a machine with nvcc, or set NESTEDFP_CUDA_LIBRARY"
+            )
         path = spec.origin
     lib = ctypes.CDLL(path)
     problem = [_INT, _LONG, _LONG, _LONG, _INT, ctypes.POINTER(_INT)]
     lib.nestedfp_predict.argtypes, lib.nestedfp_predict.restype = problem, ctypes.c_double
     lib.nestedfp_choose.argtypes = problem
     lib.nestedfp_plan.argtypes = [*problem, ctypes.POINTER(_INT)]
+    if not hasattr(lib, "nestedfp_gemm"):  # built without CUDA, for tests of the choice of configs
+        return lib
     lib.nestedfp_gemm.argtypes = [*problem, _POINTER, _LONG, *[_POINTER] * 3, _INT, _POINTER, _POINTER, _INT, _POINTER]
     lib.nestedfp_split.argtypes = [_POINTER] * 3 + [_LONG, _POINTER, _POINTER]
     lib.nestedfp_pack.argtypes = [_POINTER] * 4 + [_LONG, _LONG, _POINTER]
@@ -204,11 +208,10 @@ def gemm(
     _check(error, f"gemm {describe(config)} m={x.shape[0]} n={weight.n} k={weight.k}")
 
 
-def outliers(
-    x: torch.Tensor, rows: torch.Tensor, cols: torch.Tensor, deltas: torch.Tensor, out: torch.Tensor
-) -> None:
+def outliers(x: torch.Tensor, rows: torch.Tensor, cols: torch.Tensor, deltas: torch.Tensor, out: torch.Tensor) -> None:
     """Add the listed weights' share to ``out``."""
     lists = (rows.data_ptr(), cols.data_ptr(), deltas.data_ptr(), rows.numel())
     _check(
-        library().nestedfp_outliers(x.data_ptr(), x.stride(0), *lists, out.data_ptr(), *out.shape, _stream()), "outliers"
+        library().nestedfp_outliers(x.data_ptr(), x.stride(0), *lists, out.data_ptr(), *out.shape, _stream()),
+        "outliers",
     )

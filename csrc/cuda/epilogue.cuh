@@ -1,5 +1,5 @@
-// From accumulators to D: adds the K slices of one block, then those of a cluster, then scale, bias, rounding and the store.
-// Included by gemm_sm90.cuh.
+// From accumulators to D: adds the K slices of one block, then those of a cluster, then scale, bias, rounding and the
+// store. Included by gemm_sm90.cuh.
 #pragma once
 
 namespace nestedfp::cuda {
@@ -36,10 +36,12 @@ class Epilogue {
         if constexpr (T::kKWarpgroups > 1) add_slices(sum);
         if (!work.is_split && k_warpgroup_ > 0) return;
         const Target target = make_target(work);
-        if (work.is_split) {
-            store_split(sum, target);
+        if (!work.is_split) {
+            store_units<kUnits>(sum, 0, target);
+        } else if (split_ == 2 && kUnits % 2 == 0) {
+            store_pair(sum, target);
         } else {
-            store_whole(sum, target);
+            store_split(sum, target);
         }
     }
 
@@ -146,7 +148,8 @@ class Epilogue {
 #pragma unroll
         for (int g = 0; g < 2; ++g) {
             float2 scale = make_float2(1, 1);
-            if constexpr (!T::kFp16) scale = load_shared_float2(scales() + (unit * 16 + g * 8 + threadIdx.x % 4 * 2) * 4);
+            if constexpr (!T::kFp16)
+                scale = load_shared_float2(scales() + (unit * 16 + g * 8 + threadIdx.x % 4 * 2) * 4);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 v[4 * g + e] = fmaf(sum[4 * g + e], e % 2 == 0 ? scale.x : scale.y, target.bias[e / 2]);
@@ -160,25 +163,58 @@ class Epilogue {
     NESTEDFP_DEVICE void store_unit(int unit, const Target& target, uint32_t from) {
         const int thread = threadIdx.x % 128;
         const int token = target.first_token + unit * 16 + thread / 8;
-        if (token < args_.m) store_piece(load_shared(from + target.piece_offset), token, target.first_row + thread % 8 * 8);
+        if (token < args_.m)
+            store_piece(load_shared(from + target.piece_offset), token, target.first_row + thread % 8 * 8);
     }
 
-    NESTEDFP_DEVICE void store_whole(const float (&sum)[T::kAccumulators], const Target& target) {
+    // `Units` units whose first is `first_unit` of the tile and whose sums begin at sum[0].
+    template <int Units>
+    NESTEDFP_DEVICE void store_units(const float* sum, int first_unit, const Target& target) {
 #pragma unroll
-        for (int chunk = 0; chunk < kUnits; chunk += kChunkUnits) {
-            if (target.first_token + chunk * 16 >= args_.m) break;
+        for (int chunk = 0; chunk < Units; chunk += kChunkUnits) {
+            if (target.first_token + (first_unit + chunk) * 16 >= args_.m) break;
             const uint32_t buffer = next_buffer();
 #pragma unroll
-            for (int i = 0; i < kChunkUnits; ++i) stage_unit(sum + 8 * (chunk + i), chunk + i, target, buffer + i * 2048);
+            for (int i = 0; i < kChunkUnits && chunk + i < Units; ++i) {
+                stage_unit(sum + 8 * (chunk + i), first_unit + chunk + i, target, buffer + i * 2048);
+            }
             // Two buffers: whoever passes has also finished reading the other one.
             named_sync(1 + row_warpgroup_, 128);
 #pragma unroll
-            for (int i = 0; i < kChunkUnits; ++i) store_unit(chunk + i, target, buffer + i * 2048);
+            for (int i = 0; i < kChunkUnits && chunk + i < Units; ++i) {
+                store_unit(first_unit + chunk + i, target, buffer + i * 2048);
+            }
         }
     }
 
-    // Every block of the cluster owns a range of units. It receives all sums of them and adds them in order of rank. A split
+    // Two blocks share a tile: each gives away the sums of one half and adds what it receives to the other. A split
     // tile is a block's last, so by now the memory of the stages is free to receive.
+    NESTEDFP_DEVICE void store_pair(float (&sum)[T::kAccumulators], const Target& target) {
+        constexpr int kHalf = kUnits / 2;
+        const uint32_t received = stages_ + row_warpgroup_ * kHalf * kUnitBytes + threadIdx.x % 128 * 16;
+        cluster_sync();  // the pipelines of both are empty
+        if (k_warpgroup_ == 0) {
+            if (rank_ == 1) {
+#pragma unroll
+                for (int i = 0; i < 8 * kHalf; ++i) {
+                    const float keep = sum[8 * kHalf + i];
+                    sum[8 * kHalf + i] = sum[i];
+                    sum[i] = keep;
+                }
+            }
+            const uint32_t to = peer_address(received, 1 - rank_);
+#pragma unroll
+            for (int i = 0; i < 2 * kHalf; ++i) store_peer_float4(to + i * 2048, group(sum, 2 * kHalf + i));
+        }
+        cluster_sync();  // every sum has arrived
+        if (k_warpgroup_ > 0) return;
+#pragma unroll
+        for (int i = 0; i < 2 * kHalf; ++i) add_group(sum, i, load_shared_float4(received + i * 2048));
+        store_units<kHalf>(sum, rank_ * kHalf, target);
+    }
+
+    // Any split: every block of the cluster owns a range of units, receives all sums of them and adds them in order of
+    // rank.
     NESTEDFP_DEVICE void store_split(const float (&sum)[T::kAccumulators], const Target& target) {
         const int slot_units = (kUnits + split_ - 1) / split_;
         const uint32_t from_stride = T::kRowWarpgroups * slot_units * kUnitBytes;

@@ -61,7 +61,6 @@ struct GemmArgs {
     bool early_start = true;   // begin to load weights while the kernel before it in the stream still runs
 };
 
-inline constexpr int kMaxTiles = 64;
 int tile_count();
 const Tile& tile_at(int index);
 
@@ -76,6 +75,10 @@ double predict_us(const GemmDesc& desc, const GemmConfig& config, int num_sms);
 
 // The measured best config where the table has the problem's N, K and neighbourhood of M, else the model's best.
 GemmConfig choose_config(const GemmDesc& desc, int num_sms);
+
+// Loads every tile onto the current device, so that no later launch, perhaps under graph capture, has to. Returns a
+// cudaError_t.
+int prepare_device();
 
 // Launches on `stream` of the current device; never synchronises, allocates nothing. Returns a cudaError_t; on an error
 // *message says what was wrong.

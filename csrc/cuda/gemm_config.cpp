@@ -39,10 +39,10 @@ constexpr double kClocksPerUs = 1755;
 constexpr double kMemoryBytesPerClock = 13.0 * 132;  // whole chip: 3.0 TB/s
 constexpr double kSharedBytesPerClock = 128;
 
-// Thread blocks that run at once. Clusters stay within a GPC, so larger ones leave multiprocessors idle: an H100 holds 30
-// clusters of four at one block per multiprocessor.
+// Thread blocks that run at once. Clusters stay within a GPC, so larger ones leave multiprocessors idle: an H100 holds
+// 30 clusters of four and fewer than 40 of three at one block per multiprocessor.
 double resident_blocks(const Tile& tile, int split, int num_sms) {
-    constexpr double kUsable[] = {1, 1, 1, 0.95, 0.909};
+    constexpr double kUsable[] = {1, 1, 1, 0.87, 0.909};
     return num_sms * tile.blocks_per_sm * kUsable[split];
 }
 
@@ -50,14 +50,16 @@ double resident_blocks(const Tile& tile, int split, int num_sms) {
 double stage_clocks(const Tile& tile) {
     const double row_groups = tile.row_warpgroups * tile.k_warpgroups;
     const double tensor = row_groups * 4 * tile.tokens / 2;
-    // Shared memory sees each byte written by TMA, the weights read once (by the decoder or by wgmma) and the activations
-    // read once by every group of 64 rows.
+    // Shared memory sees each byte written by TMA, the weights read once (by the decoder or by wgmma) and the
+    // activations read once by every group of 64 rows.
     const double weight_bytes = row_groups * 8192, x_bytes = tile.k_warpgroups * tile.tokens * 128.0;
     const double shared = (2 * weight_bytes + x_bytes * (1 + tile.row_warpgroups)) / kSharedBytesPerClock;
     // Decode: about 42 instructions at half rate per warp and stage on each of the four schedulers.
     const double decode = tile.precision == Precision::kFp16 ? row_groups * 84 : 0;
     const double latency = 300;  // of one stage through one warpgroup, from full barrier to release
-    return std::max({tensor, shared, decode, latency / tile.blocks_per_sm});
+    // Measured: a quarter more than the bound where both planes are decoded.
+    const double losses = tile.precision == Precision::kFp16 ? 1.2 : 1.05;
+    return losses * std::max({tensor, shared, decode, latency / tile.blocks_per_sm});
 }
 
 }  // namespace
@@ -119,7 +121,7 @@ double predict_us(const GemmDesc& desc, const GemmConfig& config, int num_sms) {
     if (config.split > 1) {
         const double split_waves =
             std::ceil((plan.tiles - plan.whole_tiles) * config.split / resident_blocks(tile, config.split, num_sms));
-        const double exchange = 1200 + 2 * output_bytes * (config.split - 1) / config.split / 16;
+        const double exchange = 1500 + 2 * output_bytes / 28 * (config.split == 2 ? 1 : 1.5);
         clocks += split_waves * (std::ceil(1.0 * plan.steps / config.split) * stage + exchange + store);
     }
     const double weight_bytes = 1.0 * desc.n * desc.k * (desc.precision == Precision::kFp16 ? 2 : 1);
@@ -133,8 +135,8 @@ double predict_us(const GemmDesc& desc, const GemmConfig& config, int num_sms) {
 }
 
 GemmConfig choose_config(const GemmDesc& desc, int num_sms) {
-    // Measured rows hold for the multiprocessor count they were measured with. The row with the next larger M serves the
-    // M below it: what was best there still fits.
+    // Measured rows hold for the multiprocessor count they were measured with. The row with the next larger M serves
+    // the M below it: what was best there still fits.
     if (num_sms == 132) {
         const TableRow* best = nullptr;
         for (const TableRow& row : kTable) {

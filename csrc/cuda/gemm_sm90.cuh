@@ -1,12 +1,15 @@
 // D[M,N] = X[M,K] @ W[N,K].T on Hopper, one kernel template for both precisions.
 //
-// A thread block is one producer warpgroup, whose warps each feed one operand through TMA, and row_warpgroups x k_warpgroups
-// consumer warpgroups. Tokens are wgmma's N operand, so every M from 1 up costs what it must. Weights are its M operand:
-//   FP16: both planes go from shared memory to registers, are decoded there (decode.cuh) and enter wgmma as register operand A.
-//         The decode of stage k + 1 is woven between the wgmmas of stage k, and the shared-memory reads run one more stage ahead.
+// A thread block is one producer warpgroup, whose warps each feed one operand through TMA, and row_warpgroups x
+// k_warpgroups consumer warpgroups. Tokens are wgmma's N operand, so every M from 1 up costs what it must. Weights are
+// its M operand:
+//   FP16: both planes go from shared memory to registers, are decoded there (decode.cuh) and enter wgmma as register
+//   operand A.
+//         The decode of stage k + 1 is woven between the wgmmas of stage k, and the shared-memory reads run one more
+//         stage ahead.
 //   FP8:  the upper plane is operand A straight from shared memory.
-// A tile's K may be split over the thread blocks of a cluster; partial sums meet through distributed shared memory in a fixed
-// order (epilogue.cuh). Results do not depend on timing.
+// A tile's K may be split over the thread blocks of a cluster; partial sums meet through distributed shared memory in a
+// fixed order (epilogue.cuh). Results do not depend on timing.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -33,16 +36,16 @@ struct TileTraits {
     static constexpr int kRows = 64 * RowWarpgroups;
     static constexpr int kSliceCols = kFp16 ? 64 : 128;  // K columns per consumer and stage
     static constexpr int kAccumulators = Tokens / 2;     // per thread
-    // Enough tensor work per stage to hide the decode of the next one under it; smaller tiles wait for memory anyway and
-    // save the registers so that two blocks fit on a multiprocessor.
-    static constexpr bool kOverlapDecode = kFp16 && BlocksPerSm == 1;
-    // Up to 192 tokens the decode is woven between the wgmmas. At 256 a stage's wgmmas are long enough to hide it as one
-    // block, and the fewer live registers matter more.
+    // Two warpgroups alone hide the decode of the next stage under their own wgmmas. Where two blocks share a
+    // multiprocessor or three warpgroups a block, the others' wgmmas hide it, and registers are short.
+    static constexpr bool kOverlapDecode = kFp16 && BlocksPerSm == 1 && kConsumers == 2;
+    // Up to 192 tokens the decode is woven between the wgmmas. At 256 a stage's wgmmas are long enough to hide it as
+    // one block, and the fewer live registers matter more.
     static constexpr bool kWeave = Tokens <= 192;
 
     // Two rings of stages, because weights leave shared memory two steps before their activations do (they go through
-    // registers): one ring would hold their dead bytes for as long. A stage has one part per K slice; a weight stage has the
-    // upper parts, then the lower parts.
+    // registers): one ring would hold their dead bytes for as long. A stage has one part per K slice; a weight stage
+    // has the upper parts, then the lower parts.
     static constexpr int kXBytes = Tokens * 128;
     static constexpr int kUpperBytes = kRows * (kFp16 ? 64 : 128);
     static constexpr int kLowerBytes = kFp16 ? kRows * 64 : 0;
@@ -50,7 +53,8 @@ struct TileTraits {
     static constexpr int kLowerOffset = KWarpgroups * kUpperBytes;  // in a weight stage
     static constexpr int kWeightStageBytes = kLowerOffset + KWarpgroups * kLowerBytes;
 
-    // Epilogue: per row warpgroup two buffers of some tokens x 64 rows in FP16, the sums of the other K slices, token scales.
+    // Epilogue: per row warpgroup two buffers of some tokens x 64 rows in FP16, the sums of the other K slices, token
+    // scales.
     static constexpr int kChunkTokens = Tokens < 32 ? Tokens : 32;
     static constexpr int kChunkBytes = kChunkTokens * 128;
     static constexpr int kSliceSumBytes = (KWarpgroups - 1) * RowWarpgroups * Tokens * 256;
@@ -82,7 +86,10 @@ struct TileTraits {
     static_assert(2 * 8 * (kXStages + kWeightStages) <= kBarrierBytes);
 
     static constexpr int kProducerRegisters = BlocksPerSm == 2 ? 24 : kConsumers == 2 ? 40 : 24;
-    static constexpr int kConsumerRegisters = BlocksPerSm == 2 ? 104 : kConsumers == 2 ? 232 : kConsumers == 3 ? 160 : 112;
+    static constexpr int kConsumerRegisters = BlocksPerSm == 2  ? 104
+                                              : kConsumers == 2 ? 232
+                                              : kConsumers == 3 ? 160
+                                                                : 112;
     static constexpr int kProducerWarps = kFp16 ? 3 : 2;
 };
 
@@ -93,8 +100,8 @@ struct Work {
     bool is_split;
 };
 
-// Walks a thread block's share of the tiles; producer and consumers walk in lockstep. Whole tiles first, then at most one
-// split tile, last: its partial sums reuse the pipeline's memory.
+// Walks a thread block's share of the tiles; producer and consumers walk in lockstep. Whole tiles first, then at most
+// one split tile, last: its partial sums reuse the pipeline's memory.
 class Schedule {
   public:
     NESTEDFP_DEVICE Schedule(const GemmPlan& plan, int split, int rank)
@@ -199,8 +206,8 @@ NESTEDFP_DEVICE void produce_weights(int operand, const CUtensorMap& upper_map, 
                 barrier_arrive_expect(barrier, T::kKWarpgroups * T::kLowerBytes);
 #pragma unroll
                 for (int i = 0; i < T::kRowWarpgroups; ++i) {
-                    load_bytes(stage + T::kLowerOffset + i * kBlockBytes, lower[i], barrier, T::kKWarpgroups * kBlockBytes,
-                               args.weight_policy);
+                    load_bytes(stage + T::kLowerOffset + i * kBlockBytes, lower[i], barrier,
+                               T::kKWarpgroups * kBlockBytes, args.weight_policy);
                     lower[i] += T::kKWarpgroups * args.lower_col_stride;
                 }
             }
@@ -210,10 +217,11 @@ NESTEDFP_DEVICE void produce_weights(int operand, const CUtensorMap& upper_map, 
     }
 }
 
-// One warp per operand, because a thread needs about 165 clocks per TMA instruction: a single issuer would bound small tiles.
+// One warp per operand, because a thread needs about 165 clocks per TMA instruction: a single issuer would bound small
+// tiles.
 template <class T>
-NESTEDFP_DEVICE void produce(const CUtensorMap& x_map, const CUtensorMap& upper_map, const KernelArgs& args, uint32_t stages,
-                             int split, int rank) {
+NESTEDFP_DEVICE void produce(const CUtensorMap& x_map, const CUtensorMap& upper_map, const KernelArgs& args,
+                             uint32_t stages, int split, int rank) {
     const int operand = threadIdx.x / 32;  // 0: activations, 1: upper, 2: lower
     if (threadIdx.x % 32 != 0 || operand >= T::kProducerWarps) return;
     if (operand == 0) {
@@ -258,6 +266,11 @@ class Consumer {
   private:
     using Fragments = uint32_t[4][4];  // [k slice of 16][wgmma A register]
 
+    // What a thread reads of one weight stage: rows r (top) and r + 8 (bottom), 16 bytes of each plane.
+    struct Raw {
+        uint4 upper_top, lower_top, upper_bottom, lower_bottom;
+    };
+
     NESTEDFP_DEVICE void wait_weights() {
         barrier_wait(stages_ + T::kWeightsFull + weight_ring_.stage * 8, weight_ring_.phase);
     }
@@ -282,15 +295,15 @@ class Consumer {
     }
 
     // Into registers. Release the stage after the first use, when the loads are known to have completed.
-    NESTEDFP_DEVICE void read_weights() {
+    NESTEDFP_DEVICE void read_weights(Raw& raw) {
         wait_weights();
         const uint32_t upper = weights_ + weight_ring_.stage * T::kWeightStageBytes;
         const uint32_t lower = upper + T::kLowerOffset;
         weight_ring_.advance();
-        upper_top_ = load_shared(upper);
-        lower_top_ = load_shared(lower);
-        upper_bottom_ = load_shared(upper + 512);
-        lower_bottom_ = load_shared(lower + 512);
+        raw.upper_top = load_shared(upper);
+        raw.lower_top = load_shared(lower);
+        raw.upper_bottom = load_shared(upper + 512);
+        raw.lower_bottom = load_shared(lower + 512);
     }
 
     template <int J>
@@ -299,46 +312,48 @@ class Consumer {
     }
 
     template <int J>
-    NESTEDFP_DEVICE void decode(Fragments& f) {
-        decode4(word<J>(upper_top_), word<J>(lower_top_), f[J][0], f[J][2]);
-        decode4(word<J>(upper_bottom_), word<J>(lower_bottom_), f[J][1], f[J][3]);
+    NESTEDFP_DEVICE static void decode(const Raw& raw, Fragments& f) {
+        decode4(word<J>(raw.upper_top), word<J>(raw.lower_top), f[J][0], f[J][2]);
+        decode4(word<J>(raw.upper_bottom), word<J>(raw.lower_bottom), f[J][1], f[J][3]);
     }
 
-    NESTEDFP_DEVICE void decode_all(Fragments& f) {
-        decode<0>(f);
-        decode<1>(f);
-        decode<2>(f);
-        decode<3>(f);
+    NESTEDFP_DEVICE static void decode_all(const Raw& raw, Fragments& f) {
+        decode<0>(raw, f);
+        decode<1>(raw, f);
+        decode<2>(raw, f);
+        decode<3>(raw, f);
     }
 
-    // Multiplies the stage whose fragments are in `now` while it decodes the next stage, whose bytes are in registers, into
-    // `then`, and at last starts to read the one after that. A fragment may be overwritten once the wgmma of the previous step
-    // that read it is done, four wgmmas back: so up to five are in flight, and neither decode nor read holds up the tensor core.
-    NESTEDFP_DEVICE void woven_step(float (&sum)[T::kAccumulators], Fragments& now, Fragments& then, int step, int steps) {
+    // Multiplies the stage whose fragments are in `now` while it decodes the next stage, whose bytes are in `raw`, into
+    // `then`, and at last reads the one after that into `raw`. A fragment may be overwritten once the wgmma of the
+    // previous step that read it is done, four wgmmas back: so up to five are in flight.
+    NESTEDFP_DEVICE void woven_step(float (&sum)[T::kAccumulators], Fragments& now, Fragments& then, Raw& raw, int step,
+                                    int steps) {
         const uint64_t x = next_activations();
         pin(sum);
-        multiply_and_decode<0>(sum, now, then, x, accumulate_);
+        multiply_and_decode<0>(sum, now, then, raw, x, accumulate_);
         accumulate_ = 1;
         if (step + 1 < steps) release_weights();
-        multiply_and_decode<1>(sum, now, then, x, 1);
-        multiply_and_decode<2>(sum, now, then, x, 1);
-        multiply_and_decode<3>(sum, now, then, x, 1);
+        multiply_and_decode<1>(sum, now, then, raw, x, 1);
+        multiply_and_decode<2>(sum, now, then, raw, x, 1);
+        multiply_and_decode<3>(sum, now, then, raw, x, 1);
         if (step > 0) release_activations();  // of the previous step: its last wgmma is four back
-        if (step + 2 < steps) read_weights();
+        if (step + 2 < steps) read_weights(raw);
     }
 
     template <int J>
-    NESTEDFP_DEVICE void multiply_and_decode(float (&sum)[T::kAccumulators], Fragments& now, Fragments& then, uint64_t x,
-                                             int accumulate) {
+    NESTEDFP_DEVICE void multiply_and_decode(float (&sum)[T::kAccumulators], Fragments& now, Fragments& then,
+                                             const Raw& raw, uint64_t x, int accumulate) {
         wgmma_fence();
         WgmmaHalf<T::kTokens>::issue(sum, now[J], x + 2 * J, accumulate);
         wgmma_commit();
         wgmma_wait<4>();
-        decode<J>(then);  // in the last step these are stale bytes that nobody uses
+        decode<J>(raw, then);  // in the last step these are stale bytes that nobody uses
     }
 
     // The same, with the next stage read and decoded in one go under this stage's wgmmas.
-    NESTEDFP_DEVICE void block_step(float (&sum)[T::kAccumulators], Fragments& now, Fragments& then, int step, int steps) {
+    NESTEDFP_DEVICE void block_step(float (&sum)[T::kAccumulators], Fragments& now, Fragments& then, Raw& raw, int step,
+                                    int steps) {
         const uint64_t x = next_activations();
         pin(sum);
         wgmma_fence();
@@ -350,30 +365,32 @@ class Consumer {
         wgmma_commit();
         wgmma_wait<1>();
         if (step > 0) release_activations();
-        if (step + 1 < steps) read_weights();
-        decode_all(then);
+        if (step + 1 < steps) read_weights(raw);
+        decode_all(raw, then);
         if (step + 1 < steps) release_weights();
     }
 
-    NESTEDFP_DEVICE void step_once(float (&sum)[T::kAccumulators], Fragments& now, Fragments& then, int step, int steps) {
+    NESTEDFP_DEVICE void step_once(float (&sum)[T::kAccumulators], Fragments& now, Fragments& then, Raw& raw, int step,
+                                   int steps) {
         if constexpr (T::kWeave) {
-            woven_step(sum, now, then, step, steps);
+            woven_step(sum, now, then, raw, step, steps);
         } else {
-            block_step(sum, now, then, step, steps);
+            block_step(sum, now, then, raw, step, steps);
         }
     }
 
     NESTEDFP_DEVICE void run_overlapped(float (&sum)[T::kAccumulators], int steps) {
         Fragments even, odd;
+        Raw raw;
         accumulate_ = 0;
-        read_weights();
-        decode_all(even);
+        read_weights(raw);
+        decode_all(raw, even);
         release_weights();
-        if (T::kWeave && steps > 1) read_weights();
+        if (T::kWeave && steps > 1) read_weights(raw);
         for (int step = 0;;) {
-            step_once(sum, even, odd, step, steps);
+            step_once(sum, even, odd, raw, step, steps);
             if (++step == steps) break;
-            step_once(sum, odd, even, step, steps);
+            step_once(sum, odd, even, raw, step, steps);
             if (++step == steps) break;
         }
         wgmma_wait<0>();
@@ -383,11 +400,12 @@ class Consumer {
 
     NESTEDFP_DEVICE void run_simple(float (&sum)[T::kAccumulators], int steps) {
         Fragments f;
+        Raw raw;
         accumulate_ = 0;
-        read_weights();
+        read_weights(raw);
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
-            decode_all(f);
+            decode_all(raw, f);
             release_weights();
             const uint64_t x = next_activations();
             pin(sum);
@@ -398,7 +416,7 @@ class Consumer {
                 accumulate_ = 1;
             }
             wgmma_commit();
-            if (step + 1 < steps) read_weights();
+            if (step + 1 < steps) read_weights(raw);
             wgmma_wait<0>();
             pin(sum);
             release_activations();
@@ -437,7 +455,6 @@ class Consumer {
     RingPosition<T::kXStages> x_ring_{0};
     RingPosition<T::kWeightStages> weight_ring_{0};
     int x_release_ = 0, weight_release_ = 0, accumulate_ = 0;
-    uint4 upper_top_, upper_bottom_, lower_top_, lower_bottom_;
 };
 
 }  // namespace nestedfp::cuda

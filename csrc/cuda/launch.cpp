@@ -45,6 +45,14 @@ bool encode(CUtensorMap* map, const Matrix& matrix) {
 
 }  // namespace
 
+int prepare_device() {
+    for (int i = 0; i < tile_count(); ++i) {
+        const cudaError_t error = tile_functions(i).prepare();
+        if (error != cudaSuccess) return error;
+    }
+    return cudaSuccess;
+}
+
 int run_gemm(const GemmDesc& desc, const GemmConfig& config, const GemmArgs& args, int num_sms, cudaStream_t stream,
              const char** message) {
     if (!is_valid(desc, config, num_sms, message)) return cudaErrorInvalidValue;
@@ -84,7 +92,8 @@ int run_gemm(const GemmDesc& desc, const GemmConfig& config, const GemmArgs& arg
     kernel_args.weight_policy = is_one_pass ? kEvictFirst : kEvictNormal;
     kernel_args.x_policy = is_one_pass ? kEvictLast : kEvictNormal;
 
-    const cudaError_t error = tile_launcher(config.tile)(x_map, upper_map, kernel_args, config.split, args.early_start, stream);
+    const cudaError_t error =
+        tile_functions(config.tile).launch(x_map, upper_map, kernel_args, config.split, args.early_start, stream);
     if (error != cudaSuccess) *message = cudaGetErrorString(error);
     return error;
 }

@@ -7,17 +7,18 @@
 
 namespace nestedfp::cuda {
 
-// Raises a kernel's shared-memory limit once per device; needed before any launch, also one under graph capture.
-inline cudaError_t allow_shared_memory(const void* kernel, int bytes) {
-    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+// Loads the kernel onto the current device and raises its shared-memory limit.
+template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm>
+cudaError_t prepare() {
+    using T = TileTraits<P, RowWarpgroups, KWarpgroups, Tokens, BlocksPerSm>;
+    return cudaFuncSetAttribute(gemm_sm90<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, T::kSharedBytes);
 }
 
 template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm>
 cudaError_t launch(const CUtensorMap& x_map, const CUtensorMap& upper_map, const KernelArgs& args, int split,
                    bool early_start, cudaStream_t stream) {
     using T = TileTraits<P, RowWarpgroups, KWarpgroups, Tokens, BlocksPerSm>;
-    const auto kernel = gemm_sm90<T>;
-    const cudaError_t error = allow_shared_memory(reinterpret_cast<const void*>(kernel), T::kSharedBytes);
+    const cudaError_t error = prepare<P, RowWarpgroups, KWarpgroups, Tokens, BlocksPerSm>();
     if (error != cudaSuccess) return error;
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(args.plan.blocks);
@@ -33,12 +34,13 @@ cudaError_t launch(const CUtensorMap& x_map, const CUtensorMap& upper_map, const
     attributes[1].val.clusterDim.z = 1;
     config.attrs = attributes;
     config.numAttrs = split > 1 ? 2 : 1;
-    return cudaLaunchKernelEx(&config, kernel, x_map, upper_map, args, split);
+    return cudaLaunchKernelEx(&config, gemm_sm90<T>, x_map, upper_map, args, split);
 }
 
 // Compiles one tile; each line of tiles.inc needs one of these in a tiles_*.cu.
-#define NESTEDFP_INSTANTIATE(precision, ...)                                                                       \
-    template cudaError_t launch<Precision::precision, __VA_ARGS__>(const CUtensorMap&, const CUtensorMap&,         \
+#define NESTEDFP_INSTANTIATE(precision, ...)                                                               \
+    template cudaError_t prepare<Precision::precision, __VA_ARGS__>();                                     \
+    template cudaError_t launch<Precision::precision, __VA_ARGS__>(const CUtensorMap&, const CUtensorMap&, \
                                                                    const KernelArgs&, int, bool, cudaStream_t)
 
 }  // namespace nestedfp::cuda

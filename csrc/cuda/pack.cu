@@ -1,4 +1,5 @@
-// Planes at load time, at memory speed: split FP16 words, permute canonical planes into the layout of the GEMM, and back.
+// Planes at load time, at memory speed: split FP16 words, permute canonical planes into the layout of the GEMM, and
+// back.
 #include <cuda_runtime.h>
 
 #include "kernels.h"
@@ -34,12 +35,12 @@ __global__ void split_kernel(const uint16_t* weight, uint8_t* upper, uint8_t* lo
     }
 }
 
-// One block per 64 x 64 weights; a thread moves 16 neighbouring bytes of each packed plane. Shared memory turns the permuted
-// accesses into whole rows. Pitches of 80 keep 16-byte accesses aligned and spread over the banks.
+// One block per 64 x 64 weights; a thread moves 16 neighbouring bytes of each packed plane. Shared memory turns the
+// permuted accesses into whole rows. Pitches of 80 keep 16-byte accesses aligned and spread over the banks.
 constexpr int kPitch = 80;
 
-__global__ void __launch_bounds__(kThreads)
-    pack_kernel(const uint8_t* upper, const uint8_t* lower, uint8_t* packed_upper, uint8_t* packed_lower, int n, int k) {
+__global__ void __launch_bounds__(kThreads) pack_kernel(const uint8_t* upper, const uint8_t* lower,
+                                                        uint8_t* packed_upper, uint8_t* packed_lower, int n, int k) {
     __shared__ __align__(16) uint8_t rows[2][kBlockRows * kPitch];
     const int first_row = blockIdx.y * kBlockRows, first_col = blockIdx.x * kBlockCols;
     for (int i = threadIdx.x; i < kBlockRows * kBlockCols; i += kThreads) {
@@ -69,12 +70,12 @@ __global__ void neutral_kernel(uint8_t* blocks) {
     for (int i = threadIdx.x; i < 2 * kBlockBytes; i += kThreads) blocks[i] = static_cast<uint8_t>(bias_of(i));
 }
 
-// Runs alone between the pack kernels and what follows: the GEMM starts to read weights before its predecessor has finished,
-// which is safe behind any kernel but the one that writes them.
+// Runs alone between the pack kernels and what follows: the GEMM starts to read weights before its predecessor has
+// finished, which is safe behind any kernel but the one that writes them.
 __global__ void fence_kernel() {}
 
-__global__ void __launch_bounds__(kThreads)
-    unpack_kernel(const uint8_t* packed_upper, const uint8_t* packed_lower, uint8_t* upper, uint8_t* lower, int n, int k) {
+__global__ void __launch_bounds__(kThreads) unpack_kernel(const uint8_t* packed_upper, const uint8_t* packed_lower,
+                                                          uint8_t* upper, uint8_t* lower, int n, int k) {
     const int64_t col_blocks = lower_col_blocks(k);
     for (int i = threadIdx.x; i < kBlockRows * kBlockCols; i += kThreads) {
         const int row = blockIdx.y * kBlockRows + i / kBlockCols, col = blockIdx.x * kBlockCols + i % kBlockCols;
@@ -97,24 +98,24 @@ dim3 block_grid(int64_t n, int64_t k) {
 int run_split(const uint16_t* weight, uint8_t* upper, uint8_t* lower, int64_t count, unsigned long long* counts,
               cudaStream_t stream) {
     const int64_t blocks = (count + kThreads * 4 - 1) / (kThreads * 4);
-    split_kernel<<<static_cast<unsigned>(blocks < 4096 ? blocks : 4096), kThreads, 0, stream>>>(weight, upper, lower, count,
-                                                                                                counts);
+    split_kernel<<<static_cast<unsigned>(blocks < 4096 ? blocks : 4096), kThreads, 0, stream>>>(weight, upper, lower,
+                                                                                                count, counts);
     return cudaGetLastError();
 }
 
-int run_pack(const uint8_t* upper, const uint8_t* lower, uint8_t* packed_upper, uint8_t* packed_lower, int64_t n, int64_t k,
-             cudaStream_t stream) {
-    pack_kernel<<<block_grid(n, k), kThreads, 0, stream>>>(upper, lower, packed_upper, packed_lower, static_cast<int>(n),
-                                                           static_cast<int>(k));
+int run_pack(const uint8_t* upper, const uint8_t* lower, uint8_t* packed_upper, uint8_t* packed_lower, int64_t n,
+             int64_t k, cudaStream_t stream) {
+    pack_kernel<<<block_grid(n, k), kThreads, 0, stream>>>(upper, lower, packed_upper, packed_lower,
+                                                           static_cast<int>(n), static_cast<int>(k));
     neutral_kernel<<<1, kThreads, 0, stream>>>(packed_lower + neutral_offset(n, k));
     fence_kernel<<<1, 1, 0, stream>>>();
     return cudaGetLastError();
 }
 
-int run_unpack(const uint8_t* packed_upper, const uint8_t* packed_lower, uint8_t* upper, uint8_t* lower, int64_t n, int64_t k,
-               cudaStream_t stream) {
-    unpack_kernel<<<block_grid(n, k), kThreads, 0, stream>>>(packed_upper, packed_lower, upper, lower, static_cast<int>(n),
-                                                             static_cast<int>(k));
+int run_unpack(const uint8_t* packed_upper, const uint8_t* packed_lower, uint8_t* upper, uint8_t* lower, int64_t n,
+               int64_t k, cudaStream_t stream) {
+    unpack_kernel<<<block_grid(n, k), kThreads, 0, stream>>>(packed_upper, packed_lower, upper, lower,
+                                                             static_cast<int>(n), static_cast<int>(k));
     return cudaGetLastError();
 }
 

@@ -1,5 +1,6 @@
-// Per-token activation quantiser: amax, scale and cast in one pass over x, the K permutation of the packed upper plane included.
-// The arithmetic is nestedfp/activations.py's, bit for bit: scale = max(amax / 448, 1 / (448 * 512)), codes = x / scale.
+// Per-token activation quantiser: amax, scale and cast in one pass over x, the K permutation of the packed upper plane
+// included. The arithmetic is nestedfp/activations.py's, bit for bit: scale = max(amax / 448, 1 / (448 * 512)), codes =
+// x / scale.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -23,7 +24,8 @@ NESTEDFP_DEVICE uint32_t to_codes(float low, float high) {
     return codes;
 }
 
-// Eight neighbouring columns k = 16 * j + 8 * h + 0..7 of one token, as read from x. They belong to bytes 16 * t + 4 * j + h and
+// Eight neighbouring columns k = 16 * j + 8 * h + 0..7 of one token, as read from x. They belong to bytes 16 * t + 4 *
+// j + h and
 // + 2 for t = 0..3, so two neighbouring threads (h = 0 and 1) swap halves and then each own whole words of two t.
 NESTEDFP_DEVICE void store_codes(uint4 raw, float scale, uint8_t* codes, int chunk) {
     const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
@@ -44,8 +46,9 @@ NESTEDFP_DEVICE void store_codes(uint4 raw, float scale, uint8_t* codes, int chu
     to[(2 * h + 1) * 4 + j] = __byte_perm(h0, h1, 0x7362);
 }
 
-// One block per token; a thread holds `Chunks` chunks of 8 columns in registers between the two halves of the work. The number
-// of threads is a multiple of 32, so every shuffle is complete: chunks beyond the row are zeros that are not stored.
+// One block per token; a thread holds `Chunks` chunks of 8 columns in registers between the two halves of the work. The
+// number of threads is a multiple of 32, so every shuffle is complete: chunks beyond the row are zeros that are not
+// stored.
 template <int Chunks>
 __global__ void __launch_bounds__(1024)
     quantize_kernel(const __half* x, int64_t x_pitch, uint8_t* codes, float* scales, int k, bool is_aligned) {
@@ -66,7 +69,8 @@ __global__ void __launch_bounds__(1024)
             uint32_t* const words = reinterpret_cast<uint32_t*>(&raw[i]);
 #pragma unroll
             for (int e = 0; e < 8; ++e) {
-                if (chunk * 8 + e < k) words[e / 2] |= static_cast<uint32_t>(__half_as_ushort(row[chunk * 8 + e])) << (e % 2 * 16);
+                if (chunk * 8 + e < k)
+                    words[e / 2] |= static_cast<uint32_t>(__half_as_ushort(row[chunk * 8 + e])) << (e % 2 * 16);
             }
         }
         largest = max_halves(max_halves(max_halves(max_halves(largest, raw[i].x), raw[i].y), raw[i].z), raw[i].w);
@@ -79,7 +83,8 @@ __global__ void __launch_bounds__(1024)
     largest = __reduce_max_sync(~0u, largest);
     // Half patterns order like their magnitudes, infinities and NaNs above all: such a row has no scale.
     const float amax = __half2float(__ushort_as_half(static_cast<unsigned short>(largest)));
-    const float scale = largest >= kInfinityBits ? __int_as_float(0x7fc00000) : fmaxf(__fdiv_rn(amax, kMaxCode), kMinScale);
+    const float scale =
+        largest >= kInfinityBits ? __int_as_float(0x7fc00000) : fmaxf(__fdiv_rn(amax, kMaxCode), kMinScale);
     if (threadIdx.x == 0) scales[blockIdx.x] = scale;
     uint8_t* const to = codes + blockIdx.x * upper_pitch(k);
 #pragma unroll
@@ -108,12 +113,14 @@ cudaError_t launch(const __half* x, int64_t x_pitch, uint8_t* codes, float* scal
     config.attrs = &attribute;
     config.numAttrs = 1;
     const bool is_aligned = reinterpret_cast<uintptr_t>(x) % 16 == 0 && x_pitch % 8 == 0;
-    return cudaLaunchKernelEx(&config, quantize_kernel<Chunks>, x, x_pitch, codes, scales, static_cast<int>(k), is_aligned);
+    return cudaLaunchKernelEx(&config, quantize_kernel<Chunks>, x, x_pitch, codes, scales, static_cast<int>(k),
+                              is_aligned);
 }
 
 }  // namespace
 
-int run_quantize(const void* x, int64_t x_pitch, uint8_t* codes, float* scale, int64_t m, int64_t k, cudaStream_t stream) {
+int run_quantize(const void* x, int64_t x_pitch, uint8_t* codes, float* scale, int64_t m, int64_t k,
+                 cudaStream_t stream) {
     const auto* const halves = static_cast<const __half*>(x);
     const int64_t chunks = upper_pitch(k) / 8;
     const auto threads = [&](int per_thread) {

@@ -1,19 +1,22 @@
-// The launchers in the order of tiles.inc.
+// The compiled tiles in the order of tiles.inc.
 #include "tile_list.h"
 
 namespace nestedfp::cuda {
 
 template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm>
+cudaError_t prepare();
+
+template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm>
 cudaError_t launch(const CUtensorMap&, const CUtensorMap&, const KernelArgs&, int, bool, cudaStream_t);
 
-TileLauncher tile_launcher(int index) {
-    static constexpr TileLauncher kLaunchers[] = {
-#define NESTEDFP_TILE(precision, row_warpgroups, k_warpgroups, tokens, blocks_per_sm) \
-    &launch<Precision::precision, row_warpgroups, k_warpgroups, tokens, blocks_per_sm>,
+TileFunctions tile_functions(int index) {
+    static constexpr TileFunctions kFunctions[] = {
+#define NESTEDFP_TILE(precision, ...) \
+    {&prepare<Precision::precision, __VA_ARGS__>, &launch<Precision::precision, __VA_ARGS__>},
 #include "tiles.inc"
 #undef NESTEDFP_TILE
     };
-    return kLaunchers[index];
+    return kFunctions[index];
 }
 
 }  // namespace nestedfp::cuda

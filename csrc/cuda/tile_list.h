@@ -1,4 +1,4 @@
-// One launcher per compiled tile. tiles_*.cu instantiate them, each file a few, so that they compile in parallel.
+// The compiled tiles as functions. tiles_*.cu instantiate them, each file a few, so that they compile in parallel.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,9 +7,12 @@
 
 namespace nestedfp::cuda {
 
-using TileLauncher = cudaError_t (*)(const CUtensorMap& x_map, const CUtensorMap& upper_map, const KernelArgs& args, int split,
-                                     bool early_start, cudaStream_t stream);
+struct TileFunctions {
+    cudaError_t (*prepare)();
+    cudaError_t (*launch)(const CUtensorMap& x_map, const CUtensorMap& upper_map, const KernelArgs& args, int split,
+                          bool early_start, cudaStream_t stream);
+};
 
-TileLauncher tile_launcher(int index);
+TileFunctions tile_functions(int index);
 
 }  // namespace nestedfp::cuda

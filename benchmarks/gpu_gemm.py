@@ -1,0 +1,139 @@
+"""Times the GPU kernels against the libraries, writes benchmarks/results/h100-gemm.csv and prints geometric means.
+
+python -m benchmarks.gpu_gemm
+
+Systems (FP8 ones include their quantiser; all write FP16):
+    cublas_fp16    torch.mm
+    nestedfp_fp16  both planes, exact weights
+    scaled_mm_fp8  torch._scaled_mm with token and channel scales, fast accumulation, behind the quantiser of this project
+    vllm_fp8       vLLM's dynamic_scaled_fp8_quant per token and cutlass_scaled_mm; only where vLLM can be imported
+    nestedfp_fp8   upper plane, this project's quantiser and GEMM
+nestedfp_* launches start beside their predecessor in the stream (programmatic dependent launch), as in the product; pass
+--plain-launch to see them without. Inputs rotate beyond L2; each time is the median of interleaved replays of a CUDA graph.
+"""
+
+import argparse
+import csv
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from benchmarks import gpu_kernels as kernels
+from benchmarks.gpu_shapes import SHAPES, TOKENS
+from benchmarks.gpu_timing import buffers_beyond_l2, capture, interleaved_us
+from benchmarks.gpu_tune import environment
+
+ROUNDS = 11
+BANDS = {"all": (1, 4096), "M <= 128": (1, 128), "M 192..768": (192, 768), "M >= 1024": (1024, 4096)}
+
+try:
+    from vllm import _custom_ops as vllm_ops  # type: ignore[import-not-found]
+except Exception:  # vLLM is optional here, and may fail to load in many ways
+    vllm_ops = None
+
+
+def systems(
+    x: torch.Tensor, plain: list[torch.Tensor], packed: list[kernels.PackedWeight], early_start: bool
+) -> dict[str, tuple[int, Callable[[int], object]]]:
+    """How to launch each system, and over how many weights it rotates."""
+    (m, k), n = x.shape, packed[0].n
+    out = torch.empty(m, n, device="cuda", dtype=torch.float16)
+    codes = torch.empty(m, k, device="cuda", dtype=torch.uint8)
+    scale = torch.empty(m, device="cuda")
+    codes_e4m3, scale_column = codes.view(torch.float8_e4m3fn), scale.view(m, 1)
+    channel_scale = torch.full((1, n), 2.0**-8, device="cuda")
+    fp16_config = kernels.choose(kernels.FP16, m, n, k)
+    fp8_config = kernels.choose(kernels.FP8, m, n, k)
+
+    def upper(i: int) -> torch.Tensor:
+        return packed[i % len(packed)].upper.view(torch.float8_e4m3fn).t()
+
+    def nestedfp_fp16(i: int) -> None:
+        kernels.gemm(fp16_config, x, packed[i % len(plain)], out, early_start=early_start)
+
+    def nestedfp_fp8(i: int) -> None:
+        kernels.quantize(x, codes, scale)
+        kernels.gemm(fp8_config, codes, packed[i % len(packed)], out, scale=scale, early_start=early_start)
+
+    def scaled_mm(i: int) -> None:
+        kernels.quantize(x, codes, scale)
+        torch._scaled_mm(codes_e4m3, upper(i), scale_column, channel_scale, out_dtype=x.dtype, use_fast_accum=True)
+
+    def vllm(i: int) -> None:
+        quantized, token_scale = vllm_ops.scaled_fp8_quant(x, use_per_token_if_dynamic=True)
+        vllm_ops.cutlass_scaled_mm(quantized, upper(i), token_scale, channel_scale, x.dtype)
+
+    found: dict[str, tuple[int, Callable[[int], object]]] = {
+        "cublas_fp16": (len(plain), lambda i: torch.mm(x, plain[i % len(plain)].t(), out=out)),
+        "nestedfp_fp16": (len(plain), nestedfp_fp16),
+        "scaled_mm_fp8": (len(packed), scaled_mm),
+        "nestedfp_fp8": (len(packed), nestedfp_fp8),
+    }
+    if vllm_ops is not None:
+        found["vllm_fp8"] = (len(packed), vllm)
+    return found
+
+
+def geomean(values: list[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
+
+
+def print_table(times: dict[tuple[int, int, int], dict[str, float]]) -> None:
+    """Ratios of times: geometric mean and worst, by band of token counts."""
+    ratios = [
+        ("nestedfp_fp16", "cublas_fp16"),
+        ("nestedfp_fp8", "scaled_mm_fp8"),
+        ("nestedfp_fp8", "vllm_fp8"),
+        ("nestedfp_fp8", "cublas_fp16"),
+    ]
+    for ours, theirs in ratios:
+        for band, (low, high) in BANDS.items():
+            values = [row[ours] / row[theirs] for (_, _, m), row in times.items() if low <= m <= high and theirs in row]
+            if values:
+                print(f"{ours} / {theirs}  {band:11s} geomean {geomean(values):.3f}  worst {max(values):.3f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/h100-gemm.csv"))
+    parser.add_argument("--plain-launch", action="store_true", help="no programmatic dependent launch of the GEMMs")
+    args = parser.parse_args()
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    times: dict[tuple[int, int, int], dict[str, float]] = {}
+    for n, k in dict.fromkeys(SHAPES.values()):
+        plain, packed = [], []
+        for i in range(buffers_beyond_l2(n * k)):
+            weight = torch.empty(n, k, device="cuda", dtype=torch.float16).normal_(0, 0.02)
+            packed.append(kernels.pack(*kernels.split(weight)[:2]))
+            if i < buffers_beyond_l2(2 * n * k):
+                plain.append(weight)
+        for m in TOKENS:
+            graphs, counts, names = [], [], []
+            floor_us = max(n * k * 2 / 3e6, 2 * m * n * k / 7e8) + 3
+            for name, (rotation, launch) in systems(
+                torch.randn(m, k, device="cuda").half(), plain, packed, not args.plain_launch
+            ).items():
+                count = max(1, math.ceil(600 / floor_us / rotation)) * rotation
+                graphs.append(capture(launch, count))
+                counts.append(count)
+                names.append(name)
+            times[n, k, m] = dict(zip(names, interleaved_us(graphs, counts, ROUNDS), strict=True))
+        del plain, packed, weight
+        torch.cuda.empty_cache()
+    about = environment()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    with args.out.open("w", newline="") as file:
+        file.write(f"# {about['gpu']}, driver {about['driver']}, clocks {about['clocks']} at the end, free-running\n")
+        file.write(f"# torch {about['torch']}, CUDA {about['cuda']}, {about['date']}\n")
+        file.write(f"# python -m benchmarks.gpu_gemm{' --plain-launch' if args.plain_launch else ''}\n")
+        writer = csv.writer(file)
+        writer.writerow(["system", "N", "K", "M", "us"])
+        for (n, k, m), row in times.items():
+            writer.writerows([name, n, k, m, f"{us:.2f}"] for name, us in row.items())
+    print_table(times)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""Small problems through every tile and kernel, for a memory and race checker.
+
+compute-sanitizer --tool memcheck python -m tests.gpu_sanitize
+compute-sanitizer --tool racecheck python -m tests.gpu_sanitize
+"""
+
+import torch
+
+from benchmarks import gpu_kernels as kernels
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    for m, n, k in ((33, 200, 1088), (300, 130, 576)):
+        weight = torch.empty(n, k, device="cuda", dtype=torch.float16).normal_(0, 0.02)
+        upper, lower, _ = kernels.split(weight)
+        packed = kernels.pack(upper, lower)
+        kernels.unpack(packed)
+        x = torch.randn(m, k, device="cuda").half()
+        codes = torch.empty(m, packed.upper.shape[1], device="cuda", dtype=torch.uint8)
+        scale = torch.empty(m, device="cuda")
+        kernels.quantize(x, codes, scale)
+        checked = 0
+        for precision in (kernels.FP16, kernels.FP8):
+            for _, config in kernels.valid_configs(precision, m, n, k):
+                out = torch.empty(m, n, device="cuda", dtype=torch.float16)
+                kernels.gemm(config, codes if precision else x, packed, out, scale=scale if precision else None)
+                checked += 1
+        torch.cuda.synchronize()
+        print(f"m={m} n={n} k={k}: {checked} configs", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""How the CUDA GEMM chooses its tile: pure host code, built here with the C++ compiler alone. No GPU and no nvcc.
+
+Run: ``pytest -q tests/test_gemm_config.py``
+"""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gpu_kernels as kernels
+from benchmarks.gpu_shapes import SHAPES, TOKENS
+
+CUDA = Path(__file__).parents[1] / "csrc/cuda"
+PRECISIONS = (kernels.FP16, kernels.FP8)
+ODD_PROBLEMS = [(m, n, k) for m in (1, 17, 129, 1000, 9000) for n in (1, 65, 4999, 150000) for k in (1, 64, 520, 50000)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def host_library(tmp_path_factory):
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    library = tmp_path_factory.mktemp("gemm_config") / "config.so"
+    sources = [CUDA / "gemm_config.cpp", CUDA / "capi_config.cpp"]
+    command = [
+        compiler,
+        "-std=c++17",
+        "-O1",
+        "-shared",
+        "-fPIC",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-o",
+        library,
+        *sources,
+    ]
+    subprocess.run([str(part) for part in command], check=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NESTEDFP_CUDA_LIBRARY", str(library))
+        kernels.library.cache_clear()
+        kernels.tiles.cache_clear()
+        yield
+    kernels.library.cache_clear()
+    kernels.tiles.cache_clear()
+
+
+def problems():
+    measured = [(m, n, k) for n, k in SHAPES.values() for m in TOKENS]
+    return measured + ODD_PROBLEMS
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_problem_gets_a_valid_config_of_its_precision(precision):
+    for m, n, k in problems():
+        config = kernels.choose(precision, m, n, k)
+        assert kernels.tiles()[config.tile].precision == precision, f"{m=} {n=} {k=}"
+        assert kernels.predict_us(precision, m, n, k, config) > 0, f"{m=} {n=} {k=} {config}"
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_plan_covers_every_tile_once(precision):
+    for m, n, k in problems():
+        for _, config in kernels.valid_configs(precision, m, n, k):
+            tile = kernels.tiles()[config.tile]
+            plan = kernels.plan(precision, m, n, k, config)
+            tiles = -(-n // (64 * tile.row_warpgroups)) * -(-m // tile.tokens)
+            assert plan["tiles"] == tiles
+            assert plan["token_tiles"] == -(-m // tile.tokens)
+            # Whole tiles are strided over the blocks; the rest needs one cluster each, and every block computes something.
+            assert plan["blocks"] % config.split == 0
+            assert 0 <= tiles - plan["whole_tiles"] <= plan["blocks"] // config.split
+            assert plan["blocks"] <= max(plan["whole_tiles"], (tiles - plan["whole_tiles"]) * config.split)
+            # No rank of a cluster gets an empty part of K.
+            assert plan["steps"] >= 2 * config.split or config.split == 1
+
+
+def test_an_unsplit_grid_is_resident_at_once():
+    for m, n, k in problems():
+        config = kernels.choose(kernels.FP16, m, n, k)
+        if config.split == 1:
+            tile = kernels.tiles()[config.tile]
+            assert kernels.plan(kernels.FP16, m, n, k, config)["blocks"] <= kernels.NUM_SMS_H100 * tile.blocks_per_sm
+
+
+def test_an_unknown_or_foreign_tile_is_refused():
+    assert kernels.predict_us(kernels.FP16, 16, 4096, 4096, kernels.Config(99)) < 0
+    foreign = next(i for i, tile in enumerate(kernels.tiles()) if tile.precision == kernels.FP8)
+    assert kernels.predict_us(kernels.FP16, 16, 4096, 4096, kernels.Config(foreign)) < 0
+
+
+def test_a_split_finer_than_the_stages_of_k_is_refused():
+    assert kernels.predict_us(kernels.FP16, 16, 4096, 128, kernels.Config(3, split=4)) < 0
+
+
+def test_a_chip_of_another_size_does_not_use_the_measured_table():
+    for m in (1, 256, 4096):
+        config = kernels.choose(kernels.FP16, m, 6144, 4096, num_sms=114)
+        assert kernels.predict_us(kernels.FP16, m, 6144, 4096, config, num_sms=114) > 0
+
+
+def test_the_table_is_measured_and_says_where():
+    text = (CUDA / "gemm_table.inc").read_text()
+    for word in ("NVIDIA", "driver", "clocks", "CUDA", "benchmarks.gpu_tune"):
+        assert word in text
+    rows = re.findall(r"^NESTEDFP_ROW\(k(Fp16|Fp8), (\d+), (\d+), (\d+),", text, re.MULTILINE)
+    assert len(rows) == len(set(rows)) == 2 * len(set(SHAPES.values())) * len(TOKENS)
+
+
+def test_every_tile_is_instantiated_and_no_other():
+    pattern = r"\((kFp\w+), (\d), (\d), (\d+), (\d)\)"
+    declared = re.findall("NESTEDFP_TILE" + pattern, (CUDA / "tiles.inc").read_text())
+    compiled = [
+        t for path in CUDA.glob("tiles_*.cu") for t in re.findall("NESTEDFP_INSTANTIATE" + pattern, path.read_text())
+    ]
+    assert sorted(declared) == sorted(compiled)

@@ -1,0 +1,222 @@
+"""The CUDA kernels on a GPU, every compiled tile and split: exact decode, accuracy, edges, streams, graphs.
+
+Run: ``pytest -q -m gpu tests/test_gpu_gemm.py``. Under compute-sanitizer: tests/gpu_sanitize.py.
+"""
+
+import pytest
+import torch
+
+from benchmarks import gpu_kernels as kernels
+from nestedfp.activations import quantize_per_token
+from nestedfp.format import LIMIT, UPPER_SCALE, split
+
+pytestmark = pytest.mark.gpu
+
+FP16, FP8 = kernels.FP16, kernels.FP8
+DEVICE = "cuda"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hopper():
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a GPU of compute capability 9.0")
+    torch.manual_seed(0)
+
+
+def every_pattern(n: int, k: int) -> torch.Tensor:
+    """[n, k] float16 that holds all 32,258 values of the format, shuffled."""
+    bits = torch.arange(65536, dtype=torch.int32)
+    values = bits.to(torch.int16).view(torch.float16)
+    values = values[values.abs() <= LIMIT]
+    assert values.numel() == 32258
+    filled = values[torch.randint(values.numel(), (n * k,))]
+    filled[: values.numel()] = values
+    return filled[torch.randperm(n * k)].view(n, k)
+
+
+def packed(weight: torch.Tensor) -> kernels.PackedWeight:
+    return kernels.pack(*(plane.to(DEVICE) for plane in split(weight.cpu())))
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual.double() - expected.double()).norm() / expected.double().norm())
+
+
+def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    codes = torch.full((x.shape[0], -(-x.shape[1] // 64) * 64), 0x55, dtype=torch.uint8, device=DEVICE)
+    scale = torch.full((x.shape[0],), torch.nan, device=DEVICE)
+    kernels.quantize(x, codes, scale)
+    return codes, scale
+
+
+def poisoned(m: int, n: int) -> torch.Tensor:
+    """Output with eight rows more than the kernel may write, all NaN."""
+    return torch.full((m + 8, n), torch.nan, dtype=torch.float16, device=DEVICE)
+
+
+@pytest.mark.parametrize(("n", "k"), [(512, 256), (333, 200), (64, 64), (1, 1), (1000, 1088)])
+def test_split_pack_and_unpack_keep_every_byte(n, k):
+    weight = every_pattern(512, 256)[:, :k][:n] if n * k < 32258 else every_pattern(n, k)
+    n, k = weight.shape
+    upper, lower, counts = kernels.split(weight.to(DEVICE))
+    expected = split(weight)
+    assert counts.tolist() == [0, 0]
+    assert torch.equal(upper.cpu(), expected[0])
+    assert torch.equal(lower.cpu(), expected[1])
+    again = kernels.unpack(kernels.pack(upper, lower))
+    assert torch.equal(again[0], upper)
+    assert torch.equal(again[1], lower)
+
+
+def test_split_clamps_and_counts_what_does_not_fit():
+    weight = torch.tensor([[1.75, -2.0, 65504.0, torch.inf, torch.nan, 0.5]], dtype=torch.float16, device=DEVICE)
+    upper, _, counts = kernels.split(weight)
+    assert counts.tolist() == [2, 2]
+    assert upper[0, :3].tolist() == [0x7E, 0xFE, 0x7E]
+
+
+def test_every_tile_rebuilds_every_weight_exactly():
+    n, k = 512, 512
+    weight = every_pattern(n, k)
+    planes = packed(weight)
+    fp8_weight = (split(weight)[0].view(torch.float8_e4m3fn).float() / UPPER_SCALE).half()
+    x = torch.eye(k, dtype=torch.float16, device=DEVICE)
+    for _, config in kernels.valid_configs(FP16, k, n, k):
+        for neutral, expected in ((False, weight), (True, fp8_weight)):
+            out = poisoned(k, n)
+            kernels.gemm(config, x, planes, out[:k], neutral_lower=neutral)
+            assert torch.equal(out[:k].cpu(), expected.t()), f"{kernels.describe(config)} {neutral=}"
+
+
+@pytest.mark.parametrize(("m", "k"), [(1, 4096), (3, 32768), (5, 200), (2, 72), (7, 17920), (300, 64)])
+def test_the_quantiser_matches_the_reference_bit_for_bit(m, k):
+    x = torch.randn(m, k).half() * 3
+    x[0] = 0
+    codes, scale = quantized(x.to(DEVICE))
+    expected, expected_scale = quantize_per_token(x)
+    order = torch.tensor([16 * j + 2 * t + (0, 8, 1, 9)[c] for t in range(4) for j in range(4) for c in range(4)])
+    padded = torch.zeros(m, codes.shape[1], dtype=torch.uint8)
+    padded[:, :k] = expected.view(torch.uint8)
+    assert torch.equal(codes.cpu(), padded.view(m, -1, 64)[:, :, order].reshape(m, -1))
+    assert torch.equal(scale.cpu(), expected_scale[:, 0])
+
+
+def test_a_token_with_a_nan_or_an_infinity_quantises_to_nan():
+    x = torch.randn(3, 128).half()
+    x[0, 5], x[1, 100] = torch.nan, -torch.inf
+    codes, scale = quantized(x.to(DEVICE))
+    assert scale.isnan().tolist() == [True, True, False]
+    assert ((codes[:2] & 0x7F) == 0x7F).all()
+
+
+@pytest.mark.parametrize(("n", "k"), [(1000, 1088), (2563, 520), (6144, 4096)])
+@pytest.mark.parametrize("m", [1, 7, 16, 33, 100, 257])
+def test_every_config_is_as_accurate_as_cublas(m, n, k):
+    weight = torch.randn(n, k, device=DEVICE).mul_(0.02).half()
+    planes = packed(weight)
+    bias = torch.randn(n, device=DEVICE).half()
+    x = torch.randn(m, k, device=DEVICE).half()
+    exact = x.double() @ weight.double().t()
+    cublas_error = relative_error(x @ weight.t(), exact)
+    codes, scale = quantized(x)
+    reference_codes, reference_scale = quantize_per_token(x.cpu())
+    fp8_x = reference_codes.to(DEVICE).double() * reference_scale.to(DEVICE).double()
+    exact_fp8 = fp8_x @ (split(weight.cpu())[0].to(DEVICE).view(torch.float8_e4m3fn).double() / UPPER_SCALE).t()
+    for precision in (FP16, FP8):
+        for _, config in kernels.valid_configs(precision, m, n, k):
+            with_bias = config.tile % 2 == 0
+            expected = exact if precision == FP16 else exact_fp8
+            expected = expected + bias.double() if with_bias else expected
+            out = poisoned(m, n)
+            kernels.gemm(
+                config,
+                x if precision == FP16 else codes,
+                planes,
+                out[:m],
+                scale=None if precision == FP16 else scale,
+                bias=bias if with_bias else None,
+            )
+            error = relative_error(out[:m], expected)
+            # Measured FP8 errors reach 4e-3 at m = 1: the tensor cores keep about 14 bits of an FP8 partial sum.
+            limit = 1.1 * cublas_error + 2e-5 if precision == FP16 else 6e-3
+            assert error < limit, f"{kernels.describe(config)} {m=} {n=} {k=} {error=} {limit=}"
+            assert out[m:].isnan().all(), f"{kernels.describe(config)} wrote beyond its {m} rows"
+
+
+def test_repeated_runs_give_the_same_bits():
+    m, n, k = 200, 4096, 4096
+    planes = packed((torch.randn(n, k) * 0.02).half())
+    x = torch.randn(m, k, device=DEVICE).half()
+    for _, config in kernels.valid_configs(FP16, m, n, k):
+        first, out = poisoned(m, n), poisoned(m, n)
+        kernels.gemm(config, x, planes, first[:m])
+        for _ in range(5):
+            kernels.gemm(config, x, planes, out[:m])
+            assert torch.equal(out[:m], first[:m]), kernels.describe(config)
+
+
+def test_launches_on_several_streams_do_not_disturb_each_other():
+    m, n, k = 64, 4096, 4096
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    problems = []
+    for _ in streams:
+        weight = torch.randn(n, k, device=DEVICE).mul_(0.02).half()
+        problems.append((torch.randn(m, k, device=DEVICE).half(), packed(weight), poisoned(m, n), weight))
+    torch.cuda.synchronize()
+    config = kernels.choose(FP16, m, n, k)
+    for _ in range(20):
+        for stream, (x, planes, out, _) in zip(streams, problems, strict=True):
+            with torch.cuda.stream(stream):
+                kernels.gemm(config, x, planes, out[:m])
+    torch.cuda.synchronize()
+    for x, _, out, weight in problems:
+        assert relative_error(out[:m], x.double() @ weight.double().t()) < 4e-4
+
+
+def test_a_captured_graph_survives_changes_of_memory_and_input():
+    m, n, k = 48, 2048, 2048
+    weight = torch.randn(n, k, device=DEVICE).mul_(0.02).half()
+    planes = packed(weight)
+    x = torch.zeros(m, k, device=DEVICE, dtype=torch.float16)
+    codes, scale = quantized(x)
+    outs = {FP16: poisoned(m, n), FP8: poisoned(m, n)}
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        for _ in range(3):
+            kernels.gemm(kernels.choose(FP16, m, n, k), x, planes, outs[FP16][:m])
+            kernels.quantize(x, codes, scale)
+            kernels.gemm(kernels.choose(FP8, m, n, k), codes, planes, outs[FP8][:m], scale=scale)
+    for _ in range(3):
+        churn = [torch.full((1 << 22,), torch.nan, device=DEVICE) for _ in range(16)]
+        x.copy_(torch.randn(m, k))
+        graph.replay()
+        torch.cuda.synchronize()
+        del churn
+        torch.cuda.empty_cache()
+        exact = x.double() @ weight.double().t()
+        assert relative_error(outs[FP16][:m], exact) < 4e-4
+        assert relative_error(outs[FP8][:m], exact) < 6e-2
+
+
+def test_a_row_of_x_may_be_part_of_a_wider_one():
+    m, n, k = 5, 256, 512
+    weight = torch.randn(n, k, device=DEVICE).mul_(0.02).half()
+    wide = torch.randn(m, 2 * k, device=DEVICE).half()
+    out = poisoned(m, n)
+    kernels.gemm(kernels.choose(FP16, m, n, k), wide[:, k:], packed(weight), out[:m])
+    assert relative_error(out[:m], wide[:, k:].double() @ weight.double().t()) < 4e-4
+
+
+def test_outliers_are_added_in_full():
+    m, n, k = 9, 300, 400
+    x = torch.randn(m, k, device=DEVICE).half()
+    out = torch.randn(m, n, device=DEVICE).half()
+    rows = torch.tensor([0, 0, 7] + [9] * 70 + [299], dtype=torch.int32, device=DEVICE)
+    cols = torch.randint(k, rows.shape, dtype=torch.int32, device=DEVICE)
+    deltas = torch.randn(rows.shape, device=DEVICE)
+    dense = torch.zeros(n, k, dtype=torch.float64, device=DEVICE)
+    dense.index_put_((rows.long(), cols.long()), deltas.double(), accumulate=True)
+    expected = out.double() + x.double() @ dense.t()
+    kernels.outliers(x, rows, cols, deltas, out)
+    assert relative_error(out, expected) < 4e-4

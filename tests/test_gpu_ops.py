@@ -1,0 +1,125 @@
+"""torch.ops.nestedfp on CUDA tensors: the same answers as on the CPU, modes, outliers, errors, torch.compile.
+
+Run: ``pytest -q -m gpu tests/test_gpu_ops.py``
+"""
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module", autouse=True)
+def operators():
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a GPU of compute capability 9.0")
+    from nestedfp import cuda_ops
+
+    cuda_ops.load()
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def fp16_mode():
+    from nestedfp import ops
+    from nestedfp.modes import Mode
+
+    ops.set_mode(Mode.FP16)
+    yield
+    ops.set_mode(Mode.FP16)
+
+
+def nested(n: int, k: int, outliers: int):
+    """A weight, and it nested on both devices."""
+    from nestedfp.nested_weight import NestedWeight, nest
+
+    weight = (torch.randn(n, k) * 0.02).half()
+    flat = weight.view(-1)
+    flat[torch.randperm(n * k)[:outliers]] = 3.25
+    on_cpu, on_gpu = nest(weight), nest(weight.cuda())
+    assert isinstance(on_cpu, NestedWeight)
+    assert isinstance(on_gpu, NestedWeight)
+    return weight, on_cpu, on_gpu
+
+
+def run(x, nested_weight, bias, quantize):
+    from nestedfp import ops
+
+    upper, lower = ops.pack(nested_weight.upper, nested_weight.lower)
+    lists = (nested_weight.outlier_rows, nested_weight.outlier_cols, nested_weight.outlier_deltas)
+    return ops.linear(x, upper, lower, bias, *lists, *nested_weight.upper.shape, quantize)
+
+
+@pytest.mark.parametrize("outliers", [0, 40])
+def test_nesting_gives_the_same_planes_and_lists_as_on_the_cpu(outliers):
+    _, on_cpu, on_gpu = nested(333, 520, outliers)
+    for name in ("upper", "lower", "outlier_rows", "outlier_cols", "outlier_deltas"):
+        mine, theirs = getattr(on_gpu, name), getattr(on_cpu, name)
+        assert (mine is None) == (theirs is None)
+        assert mine is None or torch.equal(mine.cpu(), theirs), name
+
+
+@pytest.mark.parametrize("outliers", [0, 40])
+@pytest.mark.parametrize("quantize", [True, False])
+@pytest.mark.parametrize("mode_name", ["FP16", "FP8"])
+@pytest.mark.parametrize(
+    ("shape", "n", "k"), [((1,), 333, 520), ((2, 3), 333, 523), ((70,), 1024, 1024), ((0,), 64, 64)]
+)
+def test_linear_agrees_with_the_cpu(shape, n, k, mode_name, quantize, outliers):
+    from nestedfp import ops
+    from nestedfp.modes import Mode
+
+    ops.set_mode(Mode[mode_name])
+    _, on_cpu, on_gpu = nested(n, k, outliers)
+    x, bias = torch.randn(*shape, k).half(), torch.randn(n).half()
+    expected = run(x, on_cpu, bias, quantize)
+    actual = run(x.cuda(), on_gpu, bias.cuda(), quantize)
+    assert actual.shape == expected.shape
+    if actual.numel():
+        error = (actual.cpu().double() - expected.double()).norm() / expected.double().norm()
+        assert error < (6e-3 if mode_name == "FP8" and quantize else 6e-4)
+
+
+def test_unpack_undoes_pack():
+    from nestedfp import cuda_ops, ops
+
+    _, _, on_gpu = nested(130, 200, 0)
+    packed = ops.pack(on_gpu.upper, on_gpu.lower)
+    assert tuple(tuple(plane.shape) for plane in packed) == cuda_ops.packed_shapes(130, 200)
+    upper, lower = ops.unpack(*packed, 130, 200)
+    assert torch.equal(upper, on_gpu.upper)
+    assert torch.equal(lower, on_gpu.lower)
+
+
+def test_the_mode_is_read_when_a_compiled_graph_runs():
+    from nestedfp import ops
+    from nestedfp.modes import Mode
+
+    weight, _, on_gpu = nested(256, 512, 0)
+    upper, lower = ops.pack(on_gpu.upper, on_gpu.lower)
+    compiled = torch.compile(
+        lambda x: ops.linear(x, upper, lower, None, None, None, None, 256, 512, True) + 1, fullgraph=True
+    )
+    x = torch.randn(4, 512).half().cuda()
+    exact = compiled(x)
+    ops.set_mode(Mode.FP8)
+    rounded = compiled(x)
+    assert not torch.equal(exact, rounded)
+    assert torch.allclose(exact.float(), (x.float() @ weight.cuda().float().t() + 1), atol=2e-2)
+
+
+def test_errors_name_what_was_expected():
+    from nestedfp import ops
+
+    _, _, on_gpu = nested(64, 64, 0)
+    upper, lower = ops.pack(on_gpu.upper, on_gpu.lower)
+    x = torch.randn(2, 64).cuda()
+    nothing = (None, None, None, None)
+    with pytest.raises(RuntimeError, match="expected x of dtype Half"):
+        ops.linear(x, upper, lower, *nothing, 64, 64, True)
+    with pytest.raises(RuntimeError, match=r"expected x of shape \[..., k=128\]"):
+        ops.linear(x.half(), upper, lower, *nothing, 64, 128, True)
+    with pytest.raises(RuntimeError, match="expected upper of shape"):
+        ops.linear(x.half(), upper[:32].contiguous(), lower, *nothing, 64, 64, True)
+    with pytest.raises(RuntimeError, match="expected upper on the device"):
+        ops.linear(x.half(), upper.cpu(), lower, *nothing, 64, 64, True)
