@@ -13,6 +13,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.layers.linear import LinearMethodBase, UnquantizedLinearMethod
 from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
 from vllm.model_executor.parameter import ModelWeightParameter
+from vllm.platforms import current_platform
 
 from nestedfp import ops
 from nestedfp.format import join
@@ -33,7 +34,9 @@ class NestedLinearBase(LinearMethodBase):
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
-        self.quantize_activations = PluginOptions.of(get_current_vllm_config()).quantize_activations
+        # A GPU multiplies E4M3 by E4M3; a CPU keeps the activations unless asked to do as a GPU does.
+        options = PluginOptions.of(get_current_vllm_config())
+        self.quantize_activations = options.quantize_activations or not current_platform.is_cpu()
         self.plain = UnquantizedLinearMethod()
 
     def finish(self, layer: torch.nn.Module, weight: torch.Tensor) -> None:

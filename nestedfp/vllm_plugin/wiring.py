@@ -71,7 +71,14 @@ def check(config: "VllmConfig") -> None:
         ValueError: with the setting, its value and what to set.
     """
     import torch
+    from vllm.platforms import current_platform
 
+    capability = current_platform.get_device_capability()
+    if capability is not None and tuple(capability) != (9, 0):
+        raise ValueError(
+            f"nestedfp's GPU kernels need compute capability 9.0 (H100, H200), this GPU has {capability.major}."
+            f"{capability.minor}; serve the model with quantization='none' or 'fp8' there"
+        )
     if config.model_config.dtype != torch.float16:
         raise ValueError(
             f"nestedfp stores FP16 weights, but the engine's dtype is {config.model_config.dtype}; set dtype='float16' "

@@ -30,8 +30,10 @@ class NestedFPWorker(BaseWorker):  # type: ignore[misc,valid-type]
                     "nestedfp needs vLLM's V2 model runner on a GPU, which keeps a set of CUDA graphs for each precision; "
                     "set VLLM_USE_V2_MODEL_RUNNER=1 and remove the setting that vLLM names as unsupported by it"
                 )
+            from nestedfp import cuda_ops
             from nestedfp.vllm_plugin import graphs
 
+            cuda_ops.load()
             graphs.install()
         super().init_device()
 
