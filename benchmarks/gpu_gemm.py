@@ -5,11 +5,11 @@ python -m benchmarks.gpu_gemm
 Systems (FP8 ones include their quantiser; all write FP16):
     cublas_fp16    torch.mm
     nestedfp_fp16  both planes, exact weights
-    scaled_mm_fp8  torch._scaled_mm with token and channel scales, fast accumulation, behind the quantiser of this project
+    scaled_mm_fp8  torch._scaled_mm with token and channel scales, fast accumulation, behind this project's quantiser
     vllm_fp8       vLLM's dynamic_scaled_fp8_quant per token and cutlass_scaled_mm; only where vLLM can be imported
     nestedfp_fp8   upper plane, this project's quantiser and GEMM
-nestedfp_* launches start beside their predecessor in the stream (programmatic dependent launch), as in the product; pass
---plain-launch to see them without. Inputs rotate beyond L2; each time is the median of interleaved replays of a CUDA graph.
+nestedfp_* launches start beside their predecessor in the stream (programmatic dependent launch), as in the product;
+--plain-launch times them without. Weights rotate beyond L2; a time is the median of interleaved CUDA graph replays.
 """
 
 import argparse

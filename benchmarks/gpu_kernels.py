@@ -1,5 +1,6 @@
-"""The CUDA kernels through their C functions (csrc/cuda/capi.cpp), with a config of the caller's choice. For benchmarks, tuning
-and kernel tests; the product calls torch.ops.nestedfp.
+"""The CUDA kernels through their C functions (csrc/cuda/capi.h), with a config of the caller's choice.
+
+For benchmarks, tuning and kernel tests; the product calls torch.ops.nestedfp.
 
 The library is the installed module nestedfp_cuda_C, or the file that NESTEDFP_CUDA_LIBRARY names.
 """
@@ -169,7 +170,7 @@ def unpack(weight: PackedWeight) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def quantize(x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor) -> None:
-    """Quantise [M, K] float16 per token into ``codes`` [M, K padded to 64] uint8, permuted, and ``scale`` [M] float32."""
+    """Quantise [M, K] float16 into ``codes`` [M, K padded to 64] uint8, permuted, and ``scale`` [M] float32."""
     m, k = x.shape
     args = (x.data_ptr(), x.stride(0), codes.data_ptr(), scale.data_ptr(), m, k, _stream())
     _check(library().nestedfp_quantize(*args), "quantize")

@@ -29,7 +29,7 @@ def capture(launch: Callable[[int], object], count: int) -> torch.cuda.CUDAGraph
 
 
 def interleaved_us(graphs: Sequence[torch.cuda.CUDAGraph], launches: Sequence[int], rounds: int) -> list[float]:
-    """Microseconds per launch of each graph: the median over ``rounds`` rounds, each of which replays every graph once."""
+    """Microseconds per launch of each graph: the median over ``rounds``, each of which replays every graph once."""
     for graph in graphs:
         graph.replay()
     torch.cuda.synchronize()

@@ -16,9 +16,9 @@ from benchmarks import gpu_kernels as kernels
 from benchmarks.gpu_shapes import SHAPES, TOKENS
 from benchmarks.gpu_timing import buffers_beyond_l2, capture, interleaved_us
 
-CANDIDATES = 26  # best predictions that are timed
-FINALISTS = 4  # best of those that are timed again, longer
-SLACK = 3.0  # predictions beyond this multiple of the best are not tried
+CANDIDATES = 44  # best predictions that are timed
+FINALISTS = 5  # best of those that are timed again, longer
+SLACK = 4.0  # predictions beyond this multiple of the best are not tried
 
 HEADER = """\
 // Fastest config by measurement: NESTEDFP_ROW(precision, N, K, M, tile, split, tail_only). Generated; do not edit.
@@ -54,8 +54,8 @@ def fastest(precision: int, x: torch.Tensor, weights: list[kernels.PackedWeight]
     ranked = sorted(kernels.valid_configs(precision, m, n, k), key=lambda pair: pair[0])
     candidates = [config for us, config in ranked if us < SLACK * ranked[0][0]][:CANDIDATES]
     floor_us = max(n * k * (2 - precision) / 3e6, 2 * m * n * k / 7e8 / (1 + precision)) + 3
-    count = max(1, math.ceil(500 / floor_us / len(weights))) * len(weights)
-    for rounds in (3, 9):
+    count = max(1, math.ceil(600 / floor_us / len(weights))) * len(weights)
+    for rounds in (3, 15):
         graphs = [capture(lambda i, config=config: launch(config, i), count) for config in candidates]
         times = interleaved_us(graphs, [count] * len(graphs), rounds)
         order = sorted(range(len(times)), key=times.__getitem__)

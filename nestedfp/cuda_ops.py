@@ -1,15 +1,16 @@
-"""The CUDA half of ``torch.ops.nestedfp``. Call ``load`` once; the operators of nestedfp/ops.py then take CUDA tensors too.
+"""The CUDA half of ``torch.ops.nestedfp``. Call ``load`` once; nestedfp/ops.py then takes CUDA tensors too.
 
-The library ``nestedfp_cuda_C`` is separate from ``nestedfp_C`` because machines without nvcc build only the latter. Both
-implement the same schemas, so callers use nestedfp.ops for either device. What differs on a GPU:
+The library ``nestedfp_cuda_C`` is separate from ``nestedfp_C`` because machines without nvcc build only the latter.
+Both implement the same schemas, so callers use nestedfp.ops for either device. What differs on a GPU:
 
 * It must be of compute capability 9.0 (H100, H200), and ``x`` and ``bias`` float16.
 * ``pack`` returns another layout (csrc/cuda/layout.h), of the shapes that ``packed_shapes`` gives.
-* FP8 mode with ``quantize_activations`` multiplies E4M3 by E4M3 on the tensor cores, whose partial sums keep fewer bits than
-  FP32's; without it, FP16 by the FP8 weights in FP32.
-* Results are the same bits for the same inputs and shapes. Another number of tokens may choose another tile, hence another
-  order of additions.
-* The operators enqueue on torch's current stream and may be captured in CUDA graphs once ``pack`` has run on the device.
+* FP8 mode with ``quantize_activations`` multiplies E4M3 by E4M3 on the tensor cores, whose partial sums keep fewer
+  bits than FP32's; without it, FP16 by the FP8 weights in FP32.
+* Results are the same bits for the same inputs and shapes. Another number of tokens may choose another tile, hence
+  another order of additions.
+* The operators enqueue on torch's current stream and may be captured in CUDA graphs once ``pack`` has run on the
+  device. Weights must come from ``pack``: a GEMM starts to load them while its predecessor in the stream still runs.
 
 Measured times: docs/performance.md.
 """
@@ -22,8 +23,6 @@ import torch
 import nestedfp.ops  # noqa: F401  registers the schemas that the library implements
 
 __all__ = ["is_built", "is_supported", "load", "packed_shapes"]
-
-_SCHEMAS = ops.pack.__module__  # the import above must stay: it loads nestedfp_C
 
 
 def is_built() -> bool:
@@ -47,8 +46,8 @@ def load() -> None:
     spec = find_spec("nestedfp_cuda_C")
     if spec is None or spec.origin is None:
         raise ImportError(
-            "nestedfp.cuda_ops: the compiled library nestedfp_cuda_C is not installed; build with nvcc (CUDA 12.8 or newer) on "
-            "the PATH: 'pip install --no-build-isolation .'"
+            "nestedfp.cuda_ops: the compiled library nestedfp_cuda_C is not installed; build with nvcc (CUDA 12.8 or "
+            "newer) on the PATH: 'pip install --no-build-isolation .'"
         )
     try:
         torch.ops.load_library(spec.origin)
@@ -62,8 +61,8 @@ def packed_shapes(n: int, k: int) -> tuple[tuple[int, int], tuple[int]]:
     """Shapes of the planes that ``nestedfp.ops.pack`` returns for CUDA planes [n, k].
 
     Returns:
-        ``(upper, lower)``: [n, k padded to 64], and one dimension of 4096-byte blocks: one per 64 rows and 64 columns, the
-        columns padded to 128, and two neutral ones.
+        ``(upper, lower)``: [n, k padded to 64], and one dimension of 4096-byte blocks: one per 64 rows and 64 columns,
+        the columns padded to 128, and two neutral ones.
     """
     blocks = -(-n // 64) * (-(-k // 128) * 2) + 2
     return (n, -(-k // 64) * 64), (blocks * 4096,)

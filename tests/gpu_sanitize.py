@@ -1,8 +1,13 @@
 """Small problems through every tile and kernel, for a memory and race checker.
 
 compute-sanitizer --tool memcheck python -m tests.gpu_sanitize
-compute-sanitizer --tool racecheck python -m tests.gpu_sanitize
+compute-sanitizer --tool racecheck python -m tests.gpu_sanitize 1
+
+The argument is the largest split of K to run. racecheck takes one thread block's stores into another's
+shared memory for races, whatever cluster barriers lie between.
 """
+
+import sys
 
 import torch
 
@@ -10,6 +15,7 @@ from benchmarks import gpu_kernels as kernels
 
 
 def main() -> None:
+    largest_split = int(sys.argv[1]) if len(sys.argv) > 1 else 4
     torch.manual_seed(0)
     for m, n, k in ((33, 200, 1088), (300, 130, 576)):
         weight = torch.empty(n, k, device="cuda", dtype=torch.float16).normal_(0, 0.02)
@@ -23,6 +29,8 @@ def main() -> None:
         checked = 0
         for precision in (kernels.FP16, kernels.FP8):
             for _, config in kernels.valid_configs(precision, m, n, k):
+                if config.split > largest_split:
+                    continue
                 out = torch.empty(m, n, device="cuda", dtype=torch.float16)
                 kernels.gemm(config, codes if precision else x, packed, out, scale=scale if precision else None)
                 checked += 1

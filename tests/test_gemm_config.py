@@ -70,7 +70,7 @@ def test_every_plan_covers_every_tile_once(precision):
             tiles = -(-n // (64 * tile.row_warpgroups)) * -(-m // tile.tokens)
             assert plan["tiles"] == tiles
             assert plan["token_tiles"] == -(-m // tile.tokens)
-            # Whole tiles are strided over the blocks; the rest needs one cluster each, and every block computes something.
+            # Whole tiles are strided over the blocks, the rest needs one cluster each, and no block is idle.
             assert plan["blocks"] % config.split == 0
             assert 0 <= tiles - plan["whole_tiles"] <= plan["blocks"] // config.split
             assert plan["blocks"] <= max(plan["whole_tiles"], (tiles - plan["whole_tiles"]) * config.split)

@@ -24,6 +24,7 @@ def wrapper(name: str, tokens: int, instruction: str, a_asm: str, a_type: str, a
         a_names.append(f"%{index}")
         index += 1
     a_text = a_asm.format(", ".join(a_names))
+    a_major = ", 0" if name == "WgmmaHalf" else ""
     inputs = ", ".join([*a_args, '"l"(b)', '"r"(accumulate)'])
     return f"""
 template <>
@@ -31,7 +32,7 @@ struct {name}<{tokens}> {{
     static __device__ __forceinline__ void issue(float (&d)[{count}], {a_type}, uint64_t b, int accumulate) {{
         asm volatile(
             "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{index + 1}, 0;\\n"
-            "{instruction.format(tokens)} {{{accumulators}}}, {a_text}, %{index}, p, 1, 1{", 0" if name == "WgmmaHalf" else ""};\\n}}\\n"
+            "{instruction.format(tokens)} {{{accumulators}}}, {a_text}, %{index}, p, 1, 1{a_major};\\n}}\\n"
             : {outputs}
             : {inputs});
     }}
