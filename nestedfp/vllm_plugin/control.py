@@ -29,10 +29,17 @@ def set_directive(llm: Any, mode: DirectiveMode | str, rule: StepRule | None = N
         "epoch": next(_epochs),
         "rule": {"fp8_step_tokens": rule.fp8_step_tokens, "fp8_wait_s": rule.fp8_wait_s},
     }
-    llm.llm_engine.engine_core.call_utility("nestedfp_set_directive", directive)
+    _call(llm, "nestedfp_set_directive", directive)
 
 
 def stats(llm: Any) -> dict[str, Any]:
     """Return the engine's counters; see ``PrecisionMixin.nestedfp_stats``."""
-    result: dict[str, Any] = llm.llm_engine.engine_core.call_utility("nestedfp_stats")
+    result: dict[str, Any] = _call(llm, "nestedfp_stats")
     return result
+
+
+def _call(llm: Any, utility: str, *args: Any) -> Any:
+    client = llm.llm_engine.engine_core
+    if hasattr(client, "call_utility"):
+        return client.call_utility(utility, *args)
+    return getattr(client.engine_core, utility)(*args)  # VLLM_ENABLE_V1_MULTIPROCESSING=0: the core is in this process
