@@ -35,7 +35,7 @@ def nested(n: int, k: int, outliers: int):
 
     weight = (torch.randn(n, k) * 0.02).half()
     flat = weight.view(-1)
-    flat[torch.randperm(n * k)[:outliers]] = 3.25
+    flat[torch.randperm(n * k)[: min(outliers, n * k // 1000)]] = 3.25  # more than 0.1 % would not be nested
     on_cpu, on_gpu = nest(weight), nest(weight.cuda())
     assert isinstance(on_cpu, NestedWeight)
     assert isinstance(on_gpu, NestedWeight)
@@ -98,7 +98,9 @@ def test_the_mode_is_read_when_a_compiled_graph_runs():
     weight, _, on_gpu = nested(256, 512, 0)
     upper, lower = ops.pack(on_gpu.upper, on_gpu.lower)
     compiled = torch.compile(
-        lambda x: ops.linear(x, upper, lower, None, None, None, None, 256, 512, True) + 1, fullgraph=True
+        lambda x: ops.linear(x, upper, lower, None, None, None, None, 256, 512, True) + 1,
+        fullgraph=True,
+        backend="aot_eager",
     )
     x = torch.randn(4, 512).half().cuda()
     exact = compiled(x)

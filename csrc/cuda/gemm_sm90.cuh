@@ -283,13 +283,15 @@ class Consumer {
         return descriptor;
     }
 
-    // One arrival per warp: a warp's instructions are in order, other warps may be behind.
+    // One arrival per warp, once all its lanes have read; other warps may be behind.
     NESTEDFP_DEVICE void release_activations() {
+        __syncwarp();
         if (threadIdx.x % 32 == 0) barrier_arrive(stages_ + T::kXEmpty + x_release_ * 8);
         if (++x_release_ == T::kXStages) x_release_ = 0;
     }
 
     NESTEDFP_DEVICE void release_weights() {
+        __syncwarp();
         if (threadIdx.x % 32 == 0) barrier_arrive(stages_ + T::kWeightsEmpty + weight_release_ * 8);
         if (++weight_release_ == T::kWeightStages) weight_release_ = 0;
     }
