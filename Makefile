@@ -1,6 +1,6 @@
 # make help lists the targets. Everything lives in .venv; nothing outside the repository is changed.
 
-PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
+PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && echo $$p && break; done)
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -19,10 +19,11 @@ help: ## this list
 
 setup: $(VENV)/.built ## virtual environment, pinned dependencies, compiled extension
 
+# The CPU build of torch where pip finds one (a wheel folder or an index of CPU builds); else the default build with its
+# libraries, which runs on a CPU as well.
 $(VENV)/.installed: requirements/cpu.txt
 	@test -n "$(PYTHON)" || { echo "error: need Python 3.11 or 3.12 with venv (Debian: apt install python3 python3-venv); or set PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	@# The CPU build where pip finds one (a wheel folder or an index of CPU builds); else the default build with its libraries.
 	$(BIN)/python -m pip install -q --no-deps "torch==$(TORCH_VERSION)+cpu" 2>/dev/null || $(BIN)/python -m pip install -q "torch==$(TORCH_VERSION)"
 	$(BIN)/python -m pip install -q --no-deps -r requirements/cpu.txt
 	@touch $@
@@ -52,7 +53,8 @@ format: setup ## rewrite the sources as `make check` wants them
 bench-cpu: setup ## time the CPU kernels -> benchmarks/results/cpu-linear.csv
 	$(BIN)/python -m benchmarks.cpu_linear $(ARGS)
 
-LOADTEST_ARGS ?= --duration 150 --load-fraction 0.8 --length-scale 0.12 --max-prompt-tokens 24 --max-output-tokens 48 --probe 30 --probe-concurrency 4
+LOADTEST_ARGS ?= --duration 240 --load-fraction 0.75 --length-scale 0.1 --max-prompt-tokens 16 --max-output-tokens 24 --probe 30 --probe-concurrency 3
+
 loadtest: setup ## replay a trace against fp16, fp8 and adaptive (ARGS="--trace FILE") -> runs/
 	$(BIN)/python -m loadtest --config deploy/configs/loadtest.yaml $(LOADTEST_ARGS) $(ARGS)
 

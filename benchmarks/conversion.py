@@ -49,7 +49,9 @@ def main() -> int:
         }
         for system, run in systems.items():
             ms = timed_ms(run)
-            rows.append({"system": system, "n": n, "k": k, "ms": round(ms, 3), "gb_per_s": round(n * k * 2 / ms / 1e6, 2)})
+            rows.append(
+                {"system": system, "n": n, "k": k, "ms": round(ms, 3), "gb_per_s": round(n * k * 2 / ms / 1e6, 2)}
+            )
             print(f"{system:5} {n}x{k}: {ms:8.2f} ms, {rows[-1]['gb_per_s']:6.2f} GB/s of FP16 weight")
     RESULT.parent.mkdir(parents=True, exist_ok=True)
     with RESULT.open("w", newline="") as file:

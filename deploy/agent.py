@@ -92,9 +92,7 @@ class ReplicaAgent:
             if wanted == self._applied:
                 return
             rule = {"fp8_step_tokens": force.rule.fp8_step_tokens, "fp8_wait_s": force.rule.fp8_wait_s}
-            await self._engine(
-                "nestedfp_set_directive", {"mode": force.mode.value, "epoch": force.epoch, "rule": rule}
-            )
+            await self._engine("nestedfp_set_directive", {"mode": force.mode.value, "epoch": force.epoch, "rule": rule})
             self._applied = wanted
 
     # -- latencies -----------------------------------------------------------------------------------------------------

@@ -51,7 +51,8 @@ def application(config: DeployConfig) -> Any:
         ray_actor_options={"num_cpus": 0.1},
     )
     return ingress.bind(
-        llm_deployments={config.model.id: server}, model_cards={config.model.id: to_model_metadata(config.model.id, llm)}
+        llm_deployments={config.model.id: server},
+        model_cards={config.model.id: to_model_metadata(config.model.id, llm)},
     )
 
 

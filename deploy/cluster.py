@@ -19,7 +19,9 @@ def start_cluster(config: DeployConfig, verbose: bool) -> None:
     ranks = config.replicas * config.engine.tensor_parallel_size
     ray.init(
         address="local",  # never attach to somebody else's cluster
-        num_cpus=max(os.cpu_count() or 1, config.replicas + ranks + 2),  # bookkeeping: replicas and ranks need a slot each
+        num_cpus=max(
+            os.cpu_count() or 1, config.replicas + ranks + 2
+        ),  # bookkeeping: replicas and ranks need a slot each
         _node_ip_address="127.0.0.1",  # Ray's own ports stay on loopback
         include_dashboard=False,
         object_store_memory=OBJECT_STORE_BYTES,

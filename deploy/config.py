@@ -50,7 +50,9 @@ class EngineSection(Section):
     enforce_eager: bool = False  # skip torch.compile (and CUDA graphs): starts faster, steps are slower
     enable_prefix_caching: bool = True
     quantize_activations: bool = False  # CPU only: FP8 steps round activations to E4M3 as a GPU does
-    kv_cache_bytes: Annotated[int, Field(ge=1 << 20)] | None = None  # required on a CPU; on a GPU None takes what is left
+    kv_cache_bytes: Annotated[int, Field(ge=1 << 20)] | None = (
+        None  # required on a CPU; on a GPU None takes what is left
+    )
     gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.9
     cpu_threads: Annotated[int, Field(ge=1)] | None = None  # per tensor-parallel rank; None: cores / (replicas * ranks)
 

@@ -23,13 +23,17 @@ class NestedFPEngine(VLLMEngine):  # type: ignore[misc]
 
     async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         pin_from_header(request, raw_request_info)
-        async with aclosing(self._disclosed(f"chatcmpl-{request.request_id}", request, super().chat(request, raw_request_info))) as items:
+        async with aclosing(
+            self._disclosed(f"chatcmpl-{request.request_id}", request, super().chat(request, raw_request_info))
+        ) as items:
             async for item in items:
                 yield item
 
     async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         pin_from_header(request, raw_request_info)
-        async with aclosing(self._disclosed(f"cmpl-{request.request_id}", request, super().completions(request, raw_request_info))) as items:
+        async with aclosing(
+            self._disclosed(f"cmpl-{request.request_id}", request, super().completions(request, raw_request_info))
+        ) as items:
             async for item in items:
                 yield item
 

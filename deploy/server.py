@@ -47,7 +47,9 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
 
     _default_engine_cls = NestedFPEngine
 
-    async def __init__(self, llm_config: LLMConfig, *, controller: dict[str, Any], precision: bool, **kwargs: Any) -> None:
+    async def __init__(
+        self, llm_config: LLMConfig, *, controller: dict[str, Any], precision: bool, **kwargs: Any
+    ) -> None:
         self._agent: ReplicaAgent | None = None
         with failure.explained():
             await super().__init__(llm_config, **kwargs)

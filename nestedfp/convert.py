@@ -145,7 +145,9 @@ def convert(source: Path, target: Path, include: str = DEFAULT_INCLUDE) -> Repor
         for file in source.iterdir():
             if file.is_file() and file.suffix != ".safetensors" and file.name not in ("config.json", INDEX_NAME):
                 shutil.copy2(file, partial / file.name)
-        weight_map = {name: shard.name for shard in shards for name in _convert_shard(shard, partial, set(report.nested))}
+        weight_map = {
+            name: shard.name for shard in shards for name in _convert_shard(shard, partial, set(report.nested))
+        }
         if (source / INDEX_NAME).is_file():
             index = json.loads((source / INDEX_NAME).read_text())
             (partial / INDEX_NAME).write_text(json.dumps({**index, "weight_map": weight_map}, indent=2))

@@ -50,7 +50,7 @@ def load() -> None:
             "newer) on the PATH: 'pip install --no-build-isolation .'"
         )
     try:
-        torch.ops.load_library(spec.origin)
+        torch.ops.load_library(spec.origin)  # type: ignore[no-untyped-call]
     except OSError as error:
         raise ImportError(
             f"nestedfp.cuda_ops: nestedfp_cuda_C cannot be loaded ({error}); it needs a CUDA build of torch >= 2.11"

@@ -17,7 +17,7 @@ _LIBRARY = find_spec("nestedfp_C")
 if _LIBRARY is None or _LIBRARY.origin is None:
     raise ImportError(f"nestedfp.ops: the compiled library nestedfp_C is not installed; {_BUILD}")
 try:
-    torch.ops.load_library(_LIBRARY.origin)
+    torch.ops.load_library(_LIBRARY.origin)  # type: ignore[no-untyped-call]
 except OSError as error:
     raise ImportError(f"nestedfp.ops: the compiled library cannot be loaded ({error}); {_BUILD}") from error
 

@@ -88,5 +88,5 @@ def test_pin_and_wrong_pin():
 
     assert parse_pin({"precision": "fp16"}) is True
     for wrong in ("fp8", "FP16", 16, ["fp16"]):
-        with pytest.raises(ValueError, match="precision must be 'fp16'.*got"):
+        with pytest.raises(ValueError, match=r"precision must be 'fp16'.*got"):
             parse_pin({"precision": wrong})

@@ -31,7 +31,7 @@ def test_a_truncated_shard_is_named(folder, keep):
 def test_bytes_behind_the_end_are_refused(folder):
     shard = folder / "model.safetensors"
     shard.write_bytes(shard.read_bytes() + b"x")
-    with pytest.raises(CheckpointError, match="expected .* bytes by its header, found"):
+    with pytest.raises(CheckpointError, match=r"expected .* bytes by its header, found"):
         verify_shards(folder)
 
 

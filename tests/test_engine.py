@@ -3,8 +3,11 @@
 Each scenario is one engine in one process (tests/engine_scenario.py).
 """
 
+import shutil
+
 import pytest
 from processes import ROOT, run_json
+from safetensors.torch import load_file, save_file
 
 from nestedfp.convert import convert
 
@@ -41,7 +44,9 @@ def assert_same_greedy_tokens(run, reference):
     for tokens, expected, margins in zip(run["tokens"], reference["tokens"], reference["margins"], strict=True):
         first = next((i for i, (a, b) in enumerate(zip(tokens, expected, strict=True)) if a != b), None)
         identical += first is None
-        assert first is None or margins[first] < TIE, f"token {first}: {tokens[first]} != {expected[first]} by {margins[first]}"
+        assert first is None or margins[first] < TIE, (
+            f"token {first}: {tokens[first]} != {expected[first]} by {margins[first]}"
+        )
     assert identical >= len(PROMPTS) // 2
 
 
@@ -153,3 +158,49 @@ def test_torch_compile_serves_both_modes_from_one_graph():
     assert runs[0]["tokens"] == runs[2]["tokens"]
     assert runs[1]["tokens"] == runs[3]["tokens"]
     assert runs[0]["tokens"] != runs[1]["tokens"]
+
+
+def spoiled(folder, change):
+    """Copy the shipped model with its weights changed."""
+    tensors = load_file(MODEL / "model.safetensors")
+    change(tensors)
+    for file in MODEL.iterdir():
+        if file.suffix == ".json":
+            shutil.copy(file, folder / file.name)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def outliers(tmp_path_factory):
+    def change(tensors):
+        tensors["model.layers.0.mlp.down_proj.weight"][3, 5] = 2.5  # one weight: a list
+        tensors["model.layers.1.self_attn.k_proj.weight"][0, 1] = -3.0  # one part of a fused layer
+        tensors["model.layers.2.mlp.down_proj.weight"][:8] *= 40.0  # too many: stays plain
+        tensors["model.layers.2.mlp.down_proj.weight"].clamp_(-8, 8)
+
+    return spoiled(tmp_path_factory.mktemp("outliers"), change)
+
+
+def test_weights_beyond_the_range_are_served_exactly_from_plain_and_converted_checkpoints(outliers, tmp_path):
+    tokens = {"prompts": PROMPTS, "max_tokens": 12}
+    reference = scenario({"model": str(outliers)}, [tokens], nested=False)[0]
+    online = scenario({"model": str(outliers)}, [{"mode": "fp16", **tokens}, {"mode": "fp8", **tokens}])
+    assert_same_greedy_tokens(online[0], reference)
+    report = convert(outliers, tmp_path / "nested")
+    assert set(report.listed) == {"model.layers.0.mlp.down_proj", "model.layers.1.self_attn.k_proj"}
+    assert report.plain == ["model.layers.2.mlp.down_proj"]
+    stored = scenario(
+        {"model": str(tmp_path / "nested"), "quantization": None},
+        [{"mode": "fp16", **tokens}, {"mode": "fp8", **tokens}],
+    )
+    assert [run["tokens"] for run in stored] == [run["tokens"] for run in online]
+
+
+def test_a_nan_weight_stops_the_start_with_the_name_of_its_layer(tmp_path):
+    def change(tensors):
+        tensors["model.layers.3.mlp.up_proj.weight"][0, 0] = float("nan")
+
+    folder = spoiled(tmp_path, change)
+    with pytest.raises(AssertionError, match=r"layers\.3\.mlp\.gate_up_proj: 1 of \d+ weights are NaN or infinite"):
+        scenario({"model": str(folder)}, [{"prompts": PROMPTS}])

@@ -18,7 +18,9 @@ def main() -> None:
     for name, case in json.load(sys.stdin).items():
         os.environ.update(case.get("env", {}))
         try:
-            config = EngineArgs(**{"quantization": "nestedfp", "dtype": "float16", **case["args"]}).create_engine_config()
+            config = EngineArgs(
+                **{"quantization": "nestedfp", "dtype": "float16", **case["args"]}
+            ).create_engine_config()
             results[name] = {
                 "scheduler_cls": config.scheduler_config.scheduler_cls,
                 "worker_cls": config.parallel_config.worker_cls,

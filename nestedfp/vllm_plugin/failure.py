@@ -35,7 +35,9 @@ def explained() -> Iterator[None]:
         yield
     except Exception as error:
         cause = Path(path).read_text()
-        raise RuntimeError(f"the engine did not start: {cause}" if cause else f"the engine did not start: {error}") from error
+        raise RuntimeError(
+            f"the engine did not start: {cause}" if cause else f"the engine did not start: {error}"
+        ) from error
     finally:
         Path(path).unlink(missing_ok=True)
         if before is None:

@@ -1,0 +1,136 @@
+"""Checkpoint to checkpoint: what is nested, what is listed, what stays plain, and what is refused with nothing written."""
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from nestedfp.checkpoint import INDEX_NAME, CheckpointError
+from nestedfp.convert import convert, main
+from nestedfp.format import FORMAT_VERSION, join
+
+Q, K, V = (f"model.layers.0.self_attn.{name}_proj.weight" for name in "qkv")
+UP, GATE = (f"model.layers.0.mlp.{name}_proj.weight" for name in ("up", "gate"))
+DOWN = "model.layers.0.mlp.down_proj.weight"
+EMBED = "model.embed_tokens.weight"
+
+
+def weights(dtype=torch.float16):
+    torch.manual_seed(0)
+    shapes = {Q: (64, 64), K: (32, 64), V: (32, 64), UP: (96, 64), GATE: (96, 64), DOWN: (64, 96), EMBED: (50, 64)}
+    return {name: (torch.randn(shape) * 0.1).to(dtype) for name, shape in shapes.items()}
+
+
+def write(folder, tensors, **config):
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def read(folder):
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def test_planes_join_to_the_original_and_everything_else_is_kept(tmp_path):
+    original = weights()
+    report = convert(write(tmp_path / "a", original), tmp_path / "b")
+    result = read(tmp_path / "b")
+    assert len(report.nested) == 6
+    for name in (Q, K, V, UP, GATE, DOWN):
+        stem = name.removesuffix(".weight")
+        assert name not in result
+        assert torch.equal(join(result[f"{stem}.weight_upper"], result[f"{stem}.weight_lower"]), original[name])
+    assert torch.equal(result[EMBED], original[EMBED])
+    config = json.loads((tmp_path / "b" / "config.json").read_text())
+    assert config["quantization_config"] == {"quant_method": "nestedfp", "format_version": FORMAT_VERSION, "ignore": []}
+    assert (tmp_path / "b" / "tokenizer.json").read_text() == "{}"
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in "ab"]
+    assert abs(sizes[0] - sizes[1]) < 2000, "the same bytes: only the header differs"
+
+
+def test_a_weight_beyond_the_range_stays_plain_on_disk_and_is_listed(tmp_path):
+    tensors = weights()
+    tensors[UP][3, 5] = 2.5
+    report = convert(write(tmp_path / "a", tensors), tmp_path / "b")
+    assert report.listed == {UP.removesuffix(".weight"): 1}
+    assert torch.equal(read(tmp_path / "b")[UP], tensors[UP])
+
+
+def test_too_many_beyond_the_range_keep_the_fused_group_plain(tmp_path):
+    tensors = weights()
+    tensors[K][:8] = 3.0
+    report = convert(write(tmp_path / "a", tensors), tmp_path / "b")
+    ignored = json.loads((tmp_path / "b" / "config.json").read_text())["quantization_config"]["ignore"]
+    assert ignored == sorted(name.removesuffix(".weight") for name in (Q, K, V))
+    assert set(report.nested) == {name.removesuffix(".weight") for name in (UP, GATE, DOWN)}
+
+
+def test_a_bf16_checkpoint_is_cast_and_the_rounding_is_counted(tmp_path):
+    tensors = weights(torch.bfloat16)
+    tensors[Q][0, 0] = 1e-7  # below FP16's normal range
+    report = convert(write(tmp_path / "a", tensors), tmp_path / "b")
+    assert report.inexact_casts >= 1
+    stem = Q.removesuffix(".weight")
+    result = read(tmp_path / "b")
+    assert torch.equal(join(result[f"{stem}.weight_upper"], result[f"{stem}.weight_lower"]), tensors[Q].half())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_nonfinite_weights_are_refused_and_nothing_is_written(tmp_path, bad):
+    tensors = weights()
+    tensors[DOWN][1, 2] = bad
+    with pytest.raises(CheckpointError, match=r"down_proj\.weight: 1 of 6144 weights are NaN or infinite"):
+        convert(write(tmp_path / "a", tensors), tmp_path / "b")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
+
+
+def test_an_overflowing_cast_is_refused(tmp_path):
+    tensors = weights(torch.bfloat16)
+    tensors[DOWN][1, 2] = 1e6
+    with pytest.raises(CheckpointError, match="overflow"):
+        convert(write(tmp_path / "a", tensors), tmp_path / "b")
+
+
+def test_an_existing_target_is_left_alone(tmp_path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "precious").write_text("x")
+    with pytest.raises(CheckpointError, match="exists"):
+        convert(write(tmp_path / "a", weights()), tmp_path / "b")
+    assert (tmp_path / "b" / "precious").read_text() == "x"
+
+
+def test_several_shards_keep_their_index(tmp_path):
+    tensors = weights()
+    folder = write(tmp_path / "a", {EMBED: tensors.pop(EMBED)})
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    save_file(tensors, folder / "model-2.safetensors")
+    weight_map = {EMBED: "model-1.safetensors", **dict.fromkeys(tensors, "model-2.safetensors")}
+    (folder / INDEX_NAME).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    convert(folder, tmp_path / "b")
+    index = json.loads((tmp_path / "b" / INDEX_NAME).read_text())
+    assert index["weight_map"][Q.replace("weight", "weight_upper")] == "model-2.safetensors"
+    assert index["weight_map"][EMBED] == "model-1.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda folder: write(folder, weights(), quantization_config={"quant_method": "fp8"}), "quantised already"),
+        (lambda folder: write(folder, {EMBED: weights()[EMBED]}), "--include"),
+        (lambda folder: folder, "no config.json"),
+    ],
+)
+def test_the_command_line_says_what_is_wrong(tmp_path, capsys, make, message):
+    assert main([str(make(tmp_path / "a")), str(tmp_path / "b")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
+
+
+def test_the_command_line_reports(tmp_path, capsys):
+    assert main([str(write(tmp_path / "a", weights())), str(tmp_path / "b")]) == 0
+    assert "6 layers nested" in capsys.readouterr().out

@@ -1,0 +1,80 @@
+"""The service's configuration: every shipped file is valid, every fault is named with its key before anything starts."""
+
+import socket
+
+import pytest
+import yaml
+
+from deploy import serve
+from deploy.config import REPOSITORY, ConfigError, load
+
+CONFIGS = sorted((REPOSITORY / "deploy" / "configs").glob("*.yaml"))
+
+
+def write(tmp_path, **changes):
+    data = yaml.safe_load((REPOSITORY / "deploy" / "configs" / "demo.yaml").read_text())
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        if name:
+            data.setdefault(section, {})[name] = value
+        else:
+            data[section] = value
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_shipped_configurations_are_valid_and_listen_on_loopback(path):
+    config = load(path)
+    assert config.http.host == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"modle": {}}, "modle: unknown key"),
+        ({"engine__max_seqs": 4}, "engine.max_seqs: unknown key"),
+        ({"engine__max_num_seqs": 0}, "engine.max_num_seqs"),
+        ({"engine__max_num_batched_tokens": 16, "engine__max_num_seqs": 32}, "must be at least"),
+        ({"model__path": "models/nothing"}, "no config.json"),
+        ({"controller__policy": {"name": "magic"}}, "controller.policy"),
+        ({"controller__slo": {"ttft_ms": -1}}, "controller.slo.ttft_ms"),
+        ({"http__port": 99999}, "http.port"),
+    ],
+)
+def test_a_fault_is_named_with_its_key(tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
+        load(write(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("text", ["- a list", "model: [unclosed", ""])
+def test_what_is_no_mapping_is_refused(tmp_path, text):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError):
+        load(path)
+
+
+def test_a_missing_file_is_refused(tmp_path, capsys):
+    assert serve.main(["--config", str(tmp_path / "none.yaml")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_a_taken_port_is_refused_before_anything_starts(tmp_path, capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        path = write(tmp_path, http__port=taken.getsockname()[1])
+        assert serve.main(["--config", str(path)]) == 2
+    assert "cannot listen" in capsys.readouterr().err
+
+
+def test_a_truncated_checkpoint_is_refused_before_anything_starts(tmp_path, capsys):
+    model = tmp_path / "model"
+    model.mkdir()
+    for file in (REPOSITORY / "models" / "fairytales-8m").iterdir():
+        data = file.read_bytes()
+        (model / file.name).write_bytes(data[:5000] if file.suffix == ".safetensors" else data)
+    assert serve.main(["--config", str(write(tmp_path, model__path=str(model)))]) == 2
+    assert "model.safetensors" in capsys.readouterr().err
