@@ -74,8 +74,8 @@ def run_engine(spec: dict[str, Any]) -> None:
         **SYSTEMS[spec["system"]],
     )
     cache = llm.llm_engine.vllm_config.cache_config
-    ready = {"ready_s": time.perf_counter() - began_s, "kv_blocks": cache.num_gpu_blocks, "block": cache.block_size}
-    print("INFO " + json.dumps({**spec, **ready}), flush=True)
+    ready_s, kv_tokens = time.perf_counter() - began_s, cache.num_gpu_blocks * cache.block_size
+    print(f"INFO {spec['model']} {spec['system']}: ready after {ready_s:.0f} s, KV cache {kv_tokens} tokens", flush=True)
 
     def generate(batch: int, tokens_in: int, tokens_out: int) -> float:
         prompts = [{"prompt_token_ids": [random.randrange(10, 30000) for _ in range(tokens_in)]} for _ in range(batch)]
@@ -153,7 +153,8 @@ def main(argv: list[str] | None = None) -> int:
                     print(f"error: {system} on {model} ended with {process.returncode}", file=sys.stderr)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with args.out.open("w", newline="") as file:
-        file.write(f"# {datetime.now(UTC):%Y-%m-%d} python -m benchmarks.engine {' '.join(argv or sys.argv[1:])}\n")
+        choices = f"--models {args.models} --systems {args.systems} --batches {args.batches} --lengths {args.lengths}"
+        file.write(f"# {datetime.now(UTC):%Y-%m-%d} python -m benchmarks.engine {choices}\n")
         file.write(f"# {gpu_description()}\n")
         file.writelines(f"# {note}\n" for note in notes)
         writer = csv.writer(file)
