@@ -1,7 +1,9 @@
 // The ops that make and rearrange planes: split, list_outliers, pack, unpack. They run once per layer, while loading.
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstring>
 
 #include "checks.h"
 #include "cpu/half.h"
@@ -40,6 +42,36 @@ void for_each_packed(int64_t n, int64_t k, const Move& move, const Pad& pad) {
             }
         }
     });
+}
+
+// A block of whole pairs of one panel of 16 rows that all exist: 16-bit pairs are transposed from rows to panel order.
+// Small enough for the first-level cache, so that memory is read and written in whole lines.
+constexpr int64_t kBlockPairs = 32;
+
+// A plane's pairs [pair_begin, pair_end) of the panel whose first row is at `rows`, through `convert` (a byte to a
+// byte).
+template <class Convert>
+void pack_block(const uint8_t* rows, int64_t k, int64_t pair_begin, int64_t pair_end, uint8_t* panel,
+                const Convert& convert) {
+    uint8_t block[cpu::kPanel][2 * kBlockPairs];
+    const int64_t pairs = pair_end - pair_begin;
+    for (int64_t row = 0; row < cpu::kPanel; ++row) {
+        const uint8_t* const in = rows + row * k + 2 * pair_begin;
+        for (int64_t i = 0; i < 2 * pairs; ++i) block[row][i] = convert(in[i]);
+    }
+    uint8_t* const out = panel + pair_begin * cpu::kPairBytes;
+    for (int64_t pair = 0; pair < pairs; ++pair) {
+        for (int64_t row = 0; row < cpu::kPanel; ++row) {
+            std::memcpy(out + pair * cpu::kPairBytes + 2 * row, &block[row][2 * pair], 2);
+        }
+    }
+}
+
+// lower_to_residual without a branch, so that the compiler vectorises it.
+uint8_t residual_byte(uint8_t lower) {
+    const unsigned low7 = lower & 0x7fu;
+    const unsigned rounded_up = (low7 + (lower >> 7)) > 64u;
+    return static_cast<uint8_t>(low7 - (rounded_up << 7));
 }
 
 Tensor empty_bytes(const Tensor& like, int64_t rows, int64_t cols) {
@@ -131,6 +163,22 @@ std::tuple<Tensor, Tensor> pack_cpu(Tensor upper, Tensor lower) {
     const uint8_t* const lower_in = const_bytes_of(lower);
     uint8_t* const upper_out = bytes_of(packed_upper);
     uint8_t* const lower_out = bytes_of(packed_lower);
+    if (n % cpu::kPanel == 0 && k % 2 == 0) {
+        const int64_t pairs = cpu::pair_count(k);
+        torch::stable::parallel_for(
+            0, cpu::panel_count(n), kGrain / (cpu::kPanel * k) + 1, [&](int64_t begin, int64_t end) {
+                for (int64_t panel = begin; panel < end; ++panel) {
+                    const int64_t in = panel * cpu::kPanel * k;
+                    const int64_t out = panel * pairs * cpu::kPairBytes;
+                    for (int64_t pair = 0; pair < pairs; pair += kBlockPairs) {
+                        const int64_t stop = std::min(pair + kBlockPairs, pairs);
+                        pack_block(upper_in + in, k, pair, stop, upper_out + out, [](uint8_t byte) { return byte; });
+                        pack_block(lower_in + in, k, pair, stop, lower_out + out, residual_byte);
+                    }
+                }
+            });
+        return {packed_upper, packed_lower};
+    }
     for_each_packed(
         n, k,
         [&](int64_t packed, int64_t plain) {
