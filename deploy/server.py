@@ -56,6 +56,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             await warm_up(self.engine, llm_config.model_id)
         if not precision:
             return
+        await self.engine.call("nestedfp_warmed_up")
         self._agent = ReplicaAgent(
             replica_id=serve.get_replica_context().replica_id.unique_id,
             engine=self.engine.call,

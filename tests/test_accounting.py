@@ -49,6 +49,11 @@ def test_engine_totals_count_steps_tokens_and_switches():
     totals.took(Mode.FP8, 10.0)
     totals.took(Mode.FP8, 20.0, weight=0.5)
     assert totals.step_ms == {Mode.FP16: None, Mode.FP8: 15.0}
+    totals.took(Mode.FP8, 5000.0, weight=0.5)
+    assert totals.step_ms[Mode.FP8] == 22.5, "one stall counts as twice the present value"
+    totals.forget_durations()
+    assert totals.step_ms == {Mode.FP16: None, Mode.FP8: None}
+    assert totals.tokens == {Mode.FP16: 8, Mode.FP8: 7}, "counters stay"
 
 
 def test_the_ledger_adds_up_completions_and_counts_each_prompt_once():

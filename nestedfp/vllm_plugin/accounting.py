@@ -54,9 +54,20 @@ class EngineTotals:
         self.last_mode = mode
 
     def took(self, mode: Mode, duration_ms: float, weight: float = 0.2) -> None:
-        """Smooth the duration of a step exponentially into ``step_ms``."""
+        """Smooth the duration of a step exponentially into ``step_ms``.
+
+        One step counts as at most twice the present value: a single stall of the machine says nothing about the load,
+        while steps that stay slow still double the value every four steps.
+        """
         before = self.step_ms[mode]
-        self.step_ms[mode] = duration_ms if before is None else before + weight * (duration_ms - before)
+        if before is None:
+            self.step_ms[mode] = duration_ms
+        else:
+            self.step_ms[mode] = before + weight * (min(duration_ms, 2 * before) - before)
+
+    def forget_durations(self) -> None:
+        """Drop the smoothed durations: after a warm-up, whose first steps are many times slower than any later one."""
+        self.step_ms = dict.fromkeys(Mode, None)
 
 
 def usage_of(counts: list[int], prompt_tokens: int) -> dict[str, dict[str, int]]:

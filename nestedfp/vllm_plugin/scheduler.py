@@ -119,6 +119,10 @@ class PrecisionMixin:
         self._directive, self._rule, self._epoch = mode, rule, int(directive["epoch"])
         return {"mode": mode.value, "epoch": self._epoch}
 
+    def nestedfp_warmed_up(self) -> None:
+        """Forget how long the warm-up's steps took, so that nobody takes a cold start for an overload."""
+        self._totals.forget_durations()
+
     def nestedfp_stats(self) -> dict[str, Any]:
         """Return the engine's counters and queue state; totals count from the start of the engine."""
         totals = self._totals
@@ -174,6 +178,7 @@ def make_scheduler(*, vllm_config: Any, **kwargs: Any) -> Any:
 
     # Utilities are looked up as attributes of the engine core by name; see EngineCoreProc._handle_client_request.
     EngineCore.nestedfp_set_directive = lambda core, directive: core.scheduler.nestedfp_set_directive(directive)
+    EngineCore.nestedfp_warmed_up = lambda core: core.scheduler.nestedfp_warmed_up()
     EngineCore.nestedfp_stats = lambda core: core.scheduler.nestedfp_stats()
     base = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler
     return _class_over(base)(vllm_config=vllm_config, **kwargs)
