@@ -75,7 +75,9 @@ def run_engine(spec: dict[str, Any]) -> None:
     )
     cache = llm.llm_engine.vllm_config.cache_config
     ready_s, kv_tokens = time.perf_counter() - began_s, cache.num_gpu_blocks * cache.block_size
-    print(f"INFO {spec['model']} {spec['system']}: ready after {ready_s:.0f} s, KV cache {kv_tokens} tokens", flush=True)
+    print(
+        f"INFO {spec['model']} {spec['system']}: ready after {ready_s:.0f} s, KV cache {kv_tokens} tokens", flush=True
+    )
 
     def generate(batch: int, tokens_in: int, tokens_out: int) -> float:
         prompts = [{"prompt_token_ids": [random.randrange(10, 30000) for _ in range(tokens_in)]} for _ in range(batch)]
