@@ -39,24 +39,27 @@ class NestedLinearBase(LinearMethodBase):
         self.quantize_activations = options.quantize_activations or not current_platform.is_cpu()
         self.plain = UnquantizedLinearMethod()
 
-    def finish(self, layer: torch.nn.Module, weight: torch.Tensor) -> None:
-        """Nest a layer's FP16 weight, or keep it plain where the format cannot hold it.
+    def finish(self, layer: torch.nn.Module) -> None:
+        """Nest ``layer.weight``, a whole FP16 weight, or keep it plain where the format cannot hold it.
+
+        The weight is released before its planes are packed: at most two copies of one layer exist at a time.
 
         Raises:
             ValueError: for a NaN or an infinity.
         """
-        nested = nest(weight)
+        nested = nest(layer.weight.data)
         if isinstance(nested, NestedWeight):
+            layer.register_parameter("weight", None)
             self.keep_nested(layer, nested)
         elif nested.nonfinite:
             raise ValueError(
-                f"{self.prefix}: {nested.nonfinite} of {weight.numel()} weights are NaN or infinite as FP16; the checkpoint "
+                f"{self.prefix}: {nested.nonfinite} of {layer.weight.numel()} weights are NaN or infinite as FP16; the checkpoint "
                 "is damaged, or is BF16 with values beyond FP16's 65504; nothing was loaded"
             )
         else:
             logger.warning("%s stays plain FP16: %s", self.prefix, nested.reason)
             layer.nestedfp = False
-            layer.weight = Parameter(weight.data, requires_grad=False)
+            layer.weight = Parameter(layer.weight.data, requires_grad=False)
             self.plain.process_weights_after_loading(layer)
 
     def keep_nested(self, layer: torch.nn.Module, nested: NestedWeight) -> None:
@@ -118,9 +121,7 @@ class OnlineNestedLinear(NestedLinearBase):
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         if getattr(layer, "_already_called_process_weights_after_loading", False):
             return
-        weight = layer.weight.data
-        layer.register_parameter("weight", None)
-        self.finish(layer, weight)
+        self.finish(layer)
         layer._already_called_process_weights_after_loading = True
 
 
@@ -172,8 +173,8 @@ class StoredNestedLinear(NestedLinearBase):
             return
         upper, lower, scratch = layer.weight_upper.data, layer.weight_lower.data, layer.nestedfp_scratch
         del layer.nestedfp_scratch
-        layer.register_parameter("weight", None)
         if scratch is None:
+            layer.register_parameter("weight", None)
             self._require_loaded(upper)
             none = (None, None, None)
             self.keep_nested(layer, NestedWeight(upper, lower, *none))
@@ -182,7 +183,8 @@ class StoredNestedLinear(NestedLinearBase):
             self._require_loaded(upper[~plain])
             for name in ("weight_upper", "weight_lower"):
                 layer.register_parameter(name, None)
-            self.finish(layer, torch.where(plain, scratch.data, join(upper, lower)))
+            layer.weight = Parameter(torch.where(plain, scratch.data, join(upper, lower)), requires_grad=False)
+            self.finish(layer)
         layer._already_called_process_weights_after_loading = True
 
     def _require_loaded(self, upper: torch.Tensor) -> None:
