@@ -24,6 +24,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from nestedfp.cast import cast_report
 from nestedfp.checkpoint import INDEX_NAME, CheckpointError, list_shards, verify_shards
 from nestedfp.format import FORMAT_VERSION
 from nestedfp.nested_weight import NestedWeight, nest
@@ -60,11 +61,13 @@ def to_fp16(name: str, tensor: torch.Tensor, report: Report) -> torch.Tensor:
     """
     if tensor.dtype == torch.float16:
         return tensor
-    cast = tensor.to(torch.float16)
-    if int((torch.isinf(cast) & ~torch.isinf(tensor)).sum()):
-        raise CheckpointError(f"{name}: values beyond FP16's 65504 overflow in the cast from {tensor.dtype}")
-    report.inexact_casts += int((cast.to(tensor.dtype) != tensor).sum())
-    return cast
+    counts = cast_report(tensor)
+    if counts.overflowed:
+        raise CheckpointError(
+            f"{name}: {counts.overflowed} values beyond FP16's 65504 overflow in the cast from {tensor.dtype}"
+        )
+    report.inexact_casts += counts.flushed + counts.rounded
+    return tensor.to(torch.float16)
 
 
 def classify(shards: list[Path], include: re.Pattern[str], report: Report) -> None:
