@@ -60,6 +60,8 @@ class ReplicaSnapshot(Record):
     arrivals: Count  # requests
     arrived_tokens: Count  # their prompt tokens
     finished: Count
+    judged: Count = 0  # finished requests whose latencies were held against the SLO
+    within_slo: Count = 0  # those of them that met both objectives
     # latency
     ttft: LatencyWindow = LatencyWindow()
     tpot: LatencyWindow = LatencyWindow()

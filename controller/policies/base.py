@@ -91,6 +91,8 @@ class Decision:
     reason: str  # machine readable: "queue_over_enter"
     rule: StepRule = NO_THRESHOLDS  # used by the mode "auto" only
     inputs: tuple[tuple[str, float], ...] = ()  # what it rested on, for the decision log
+    fp16_load: float | None = None  # offered load / what the replicas could serve in FP16; None: not known
+    fp8_load: float | None = None  # the same for FP8; above 1, degrading alone cannot hold the SLO
 
 
 ConfigT = TypeVar("ConfigT", bound=Settings)
