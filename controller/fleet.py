@@ -104,6 +104,8 @@ def _rates(first: ReplicaSnapshot, last: ReplicaSnapshot, span_s: float) -> Rate
         tokens_fp16=(last.tokens_fp16 - first.tokens_fp16) / span_s,
         tokens_fp8=(last.tokens_fp8 - first.tokens_fp8) / span_s,
         waiting_tokens=(last.waiting_tokens - first.waiting_tokens) / span_s,
+        steps_fp16=(last.steps_fp16 - first.steps_fp16) / span_s,
+        steps_fp8=(last.steps_fp8 - first.steps_fp8) / span_s,
     )
     plausible = rates.arrivals <= MAX_ARRIVALS_PER_S and max(rates.arrived_tokens, rates.tokens) <= MAX_TOKENS_PER_S
     return rates if plausible else None

@@ -17,10 +17,13 @@ class StepRule:
         fp8_step_tokens: FP8 when the step schedules more tokens than this (the paper's rule takes half of the
             engine's token budget). None switches the threshold off.
         fp8_wait_s: FP8 when the oldest waiting request has waited longer than this, in seconds. None switches it off.
+        fp8_budget_fraction: FP8 when the step schedules more than this share of the engine's own token budget. Unlike
+            ``fp8_step_tokens`` it is right for engines of different budgets. None switches it off.
     """
 
     fp8_step_tokens: int | None = None
     fp8_wait_s: float | None = None
+    fp8_budget_fraction: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,7 @@ class StepSignals:
     scheduled_tokens: int
     oldest_wait_s: float  # age of the oldest request that is still waiting; 0 when none waits
     has_pinned: bool  # a scheduled request demands FP16
+    budget_tokens: int | None = None  # the most tokens that a step may schedule; None: the caller does not know
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class StepChoice:
     """The precision of a step, and why."""
 
     mode: Mode
-    reason: str  # "pinned", "directive", "step_tokens", "wait", "below_thresholds"
+    reason: str  # "pinned", "directive", "step_tokens", "step_budget", "wait", "below_thresholds"
 
 
 def choose(signals: StepSignals, directive: DirectiveMode, rule: StepRule) -> StepChoice:
@@ -48,6 +52,9 @@ def choose(signals: StepSignals, directive: DirectiveMode, rule: StepRule) -> St
         return StepChoice(Mode(directive.value), "directive")
     if rule.fp8_step_tokens is not None and signals.scheduled_tokens > rule.fp8_step_tokens:
         return StepChoice(Mode.FP8, "step_tokens")
+    fraction, budget_tokens = rule.fp8_budget_fraction, signals.budget_tokens
+    if fraction is not None and budget_tokens is not None and signals.scheduled_tokens > fraction * budget_tokens:
+        return StepChoice(Mode.FP8, "step_budget")
     if rule.fp8_wait_s is not None and signals.oldest_wait_s > rule.fp8_wait_s:
         return StepChoice(Mode.FP8, "wait")
     return StepChoice(Mode.FP16, "below_thresholds")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from controller.policies import POLICIES, slo_feedback, threshold
 from controller.policies.base import Decision, Observation, ReplicaView
-from controller.policies.fixed import EngineAuto, StaticFp8, StaticFp16
+from controller.policies.fixed import EngineAuto, StaticFp8, StaticFp16, TokenFraction
 from controller.policies.slo_feedback import Capacity, SloFeedback
 from controller.policies.threshold import Band, Threshold
 from nestedfp.modes import DirectiveMode, Mode
@@ -35,6 +35,11 @@ def observe(*replicas: ReplicaView, current: DirectiveMode = FP16, now_s: float 
             "engine_auto",
             EngineAuto(step_budget_tokens=2048, fp8_budget_fraction=0.25, fp8_wait_s=0.5),
             Decision(AUTO, "engine_auto", StepRule(fp8_step_tokens=512, fp8_wait_s=0.5)),
+        ),
+        (
+            "token_fraction",
+            TokenFraction(fraction=0.4),
+            Decision(AUTO, "token_fraction", StepRule(fp8_budget_fraction=0.4)),
         ),
     ],
 )

@@ -8,6 +8,7 @@ from nestedfp.step_rule import StepRule, StepSignals, choose
 AUTO, FP16, FP8 = DirectiveMode.AUTO, DirectiveMode.FP16, DirectiveMode.FP8
 BOTH = StepRule(fp8_step_tokens=1024, fp8_wait_s=0.1)
 BUSY = StepSignals(scheduled_tokens=2048, oldest_wait_s=5.0, has_pinned=False)
+HALF = StepRule(fp8_budget_fraction=0.5)
 CALM = StepSignals(scheduled_tokens=8, oldest_wait_s=0.0, has_pinned=False)
 
 
@@ -25,6 +26,17 @@ CALM = StepSignals(scheduled_tokens=8, oldest_wait_s=0.0, has_pinned=False)
         (StepSignals(1025, 0.0, False), AUTO, BOTH, Mode.FP8, "step_tokens"),
         (StepSignals(1, 0.11, False), AUTO, BOTH, Mode.FP8, "wait"),
         (StepSignals(1, 0.0, False), AUTO, StepRule(fp8_step_tokens=0), Mode.FP8, "step_tokens"),
+        (
+            StepSignals(1024, 9.0, False, budget_tokens=2048),
+            AUTO,
+            HALF,
+            Mode.FP16,
+            "below_thresholds",
+        ),  # half: not past
+        (StepSignals(1025, 0.0, False, budget_tokens=2048), AUTO, HALF, Mode.FP8, "step_budget"),
+        (StepSignals(1025, 0.0, False, budget_tokens=8192), AUTO, HALF, Mode.FP16, "below_thresholds"),
+        (StepSignals(1025, 0.0, False), AUTO, HALF, Mode.FP16, "below_thresholds"),  # budget unknown: no ground for FP8
+        (StepSignals(1025, 0.0, False, budget_tokens=2048), FP16, HALF, Mode.FP16, "directive"),
     ],
 )
 def test_the_rule(signals: StepSignals, directive: DirectiveMode, rule: StepRule, mode: Mode, reason: str) -> None:

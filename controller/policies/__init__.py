@@ -10,7 +10,12 @@ from controller.policies import fixed, slo_feedback, threshold
 from controller.policies.base import PolicySpec
 
 PolicyConfig = Annotated[
-    fixed.StaticFp16 | fixed.StaticFp8 | fixed.EngineAuto | threshold.Threshold | slo_feedback.SloFeedback,
+    fixed.StaticFp16
+    | fixed.StaticFp8
+    | fixed.EngineAuto
+    | fixed.TokenFraction
+    | threshold.Threshold
+    | slo_feedback.SloFeedback,
     Field(discriminator="name"),
 ]
 
@@ -19,6 +24,7 @@ POLICIES: Mapping[str, PolicySpec[Any, Any]] = MappingProxyType(
         "static_fp16": fixed.SPEC_FP16,
         "static_fp8": fixed.SPEC_FP8,
         "engine_auto": fixed.SPEC_AUTO,
+        "token_fraction": fixed.SPEC_TOKEN_FRACTION,
         "threshold": threshold.SPEC,
         "slo_feedback": slo_feedback.SPEC,
     }

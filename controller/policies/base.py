@@ -42,6 +42,8 @@ class Rates:
     tokens_fp16: float  # prompt and completion tokens computed in FP16 steps
     tokens_fp8: float
     waiting_tokens: float  # growth of the queue; negative when it drains
+    steps_fp16: float = 0.0
+    steps_fp8: float = 0.0
 
     @property
     def tokens(self) -> float:

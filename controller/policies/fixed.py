@@ -1,4 +1,4 @@
-"""Policies that never change their mind: always FP16, always FP8, or leave every step to the engine's own rule."""
+"""Policies that never change their mind: always FP16, always FP8, or a rule that the engine applies to every step."""
 
 from typing import Annotated, Literal, Self
 
@@ -47,6 +47,21 @@ class EngineAuto(Settings):
         return StepRule(fp8_step_tokens=tokens, fp8_wait_s=self.fp8_wait_s)
 
 
+class TokenFraction(Settings):
+    """The rule of the NestedFP paper: FP8 for the steps whose tokens pass ``fraction`` of the step's token budget.
+
+    Each engine applies it to its own budget, so that replicas of different sizes may share the policy. It knows neither
+    queue nor SLO: a baseline to compare with, and a good one where long prompts cause the misses.
+    """
+
+    name: Literal["token_fraction"] = "token_fraction"
+    fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5  # of the engine's max_num_batched_tokens
+
+    def rule(self) -> StepRule:
+        """The threshold that the engines get."""
+        return StepRule(fp8_budget_fraction=self.fraction)
+
+
 FP16 = Decision(DirectiveMode.FP16, "static_fp16")
 FP8 = Decision(DirectiveMode.FP8, "static_fp8")
 
@@ -66,11 +81,22 @@ def decide_auto(observation: Observation, state: None, config: EngineAuto) -> tu
     return Decision(DirectiveMode.AUTO, "engine_auto", config.rule()), None
 
 
+def decide_token_fraction(observation: Observation, state: None, config: TokenFraction) -> tuple[Decision, None]:
+    """Always the paper's rule, step by step in the engine."""
+    return Decision(DirectiveMode.AUTO, "token_fraction", config.rule()), None
+
+
 SPEC_FP16 = PolicySpec(StaticFp16, decide_fp16, lambda config: (FP16, None), adaptive=False)
 SPEC_FP8 = PolicySpec(StaticFp8, decide_fp8, lambda config: (FP8, None), adaptive=False)
 SPEC_AUTO = PolicySpec(
     EngineAuto,
     decide_auto,
     lambda config: (Decision(DirectiveMode.AUTO, "engine_auto", config.rule()), None),
+    adaptive=False,
+)
+SPEC_TOKEN_FRACTION = PolicySpec(
+    TokenFraction,
+    decide_token_fraction,
+    lambda config: (Decision(DirectiveMode.AUTO, "token_fraction", config.rule()), None),
     adaptive=False,
 )

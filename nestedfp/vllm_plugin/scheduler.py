@@ -67,6 +67,7 @@ class PrecisionMixin:
             scheduled_tokens=output.total_num_scheduled_tokens,
             oldest_wait_s=self._oldest_wait_s(),
             has_pinned=any(self.requests[rid].nestedfp_pinned for rid in scheduled),
+            budget_tokens=self.max_num_scheduled_tokens,
         )
         mode = choose(signals, self._directive, self._rule).mode
         for rid, count in scheduled.items():
