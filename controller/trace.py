@@ -1,0 +1,117 @@
+"""Azure LLM inference trace (CSV) -> arrivals. Pure but for opening the file; standard library only.
+
+The load test, the simulator and whoever warms up a forecast read traces through this file.
+
+The format is that of the Azure public data set (AzureLLMInferenceTrace_*.csv): a header and one request a line,
+
+    TIMESTAMP,ContextTokens,GeneratedTokens
+    2023-11-16 18:17:03.9799600,4808,10
+
+Reading is strict: the first broken line ends it, naming the file and the line. The one repair: lines that step back by
+at most ``BACKWARDS_TOLERANCE_S`` are sorted, because front ends log slightly out of order. A gap is a quiet time and
+stays as it is.
+"""
+
+import csv
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import _csv
+
+COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+BACKWARDS_TOLERANCE_S = 1.0  # front ends log slightly out of order; more than this is a damaged file
+
+
+class TraceError(ValueError):
+    """A trace cannot be read, or cannot give the load that was asked for; the message is one readable line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request of a trace."""
+
+    at_s: float  # seconds after the start of the trace
+    prompt_tokens: int
+    output_tokens: int
+
+
+def read_trace(path: Path) -> tuple[Arrival, ...]:
+    """Read a trace file; arrivals come back sorted, the first at 0 s."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return parse_trace(file, str(path))
+    except OSError as error:
+        raise TraceError(f"{path}: cannot read the trace ({error.strerror}); give a CSV file to --trace") from error
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path}: expected UTF-8 text, got byte {error.object[error.start]:#04x}") from error
+
+
+def parse_trace(lines: Iterable[str], name: str) -> tuple[Arrival, ...]:
+    """Parse the lines of a trace; ``name`` is only used in error messages."""
+    rows = csv.reader(lines)
+    try:
+        return _parse_rows(rows, name)
+    except csv.Error as error:
+        raise TraceError(f"{name}:{rows.line_num}: not CSV: {error}") from error
+
+
+def _parse_rows(rows: "_csv.Reader", name: str) -> tuple[Arrival, ...]:
+    header = next(rows, None)
+    if header is None:
+        raise TraceError(f"{name}: expected the header {','.join(COLUMNS)}, got an empty file")
+    missing = [column for column in COLUMNS if column not in header]
+    if missing:
+        raise TraceError(f"{name}:1: expected the columns {', '.join(COLUMNS)}; missing: {', '.join(missing)}")
+    at_column, prompt_column, output_column = (header.index(column) for column in COLUMNS)
+
+    times: list[datetime] = []
+    sizes: list[tuple[int, int]] = []
+    for row in rows:
+        if not row:  # a blank line, as at the end of many files
+            continue
+        where = f"{name}:{rows.line_num}"
+        if len(row) != len(header):
+            raise TraceError(f"{where}: expected {len(header)} columns, got {len(row)}: {','.join(row)[:80]!r}")
+        at = _timestamp(row[at_column], where)
+        if times:
+            try:
+                backwards_s = (times[-1] - at).total_seconds()
+            except TypeError as error:
+                raise TraceError(f"{where}: TIMESTAMP with and without time zone in one file") from error
+            if backwards_s > BACKWARDS_TOLERANCE_S:
+                raise TraceError(
+                    f"{where}: expected times in order (tolerance {BACKWARDS_TOLERANCE_S:g} s), "
+                    f"got one {backwards_s:.3f} s before its predecessor; sort the file by TIMESTAMP"
+                )
+        times.append(at)
+        sizes.append(
+            (_count(row[prompt_column], "ContextTokens", where), _count(row[output_column], "GeneratedTokens", where))
+        )
+    if not times:
+        raise TraceError(f"{name}: expected at least one request, got only a header")
+    start = min(times)
+    arrivals = (
+        Arrival((at - start).total_seconds(), prompt, output) for at, (prompt, output) in zip(times, sizes, strict=True)
+    )
+    return tuple(sorted(arrivals, key=lambda arrival: arrival.at_s))
+
+
+def _timestamp(text: str, where: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text.strip())
+    except ValueError as error:
+        raise TraceError(f"{where}: TIMESTAMP: expected e.g. 2023-11-16 18:17:03.97996, got {text!r}") from error
+
+
+def _count(text: str, column: str, where: str) -> int:
+    try:
+        count = int(text)
+    except ValueError as error:
+        raise TraceError(f"{where}: {column}: expected a whole number, got {text!r}") from error
+    if count < 0:
+        raise TraceError(f"{where}: {column}: expected 0 or more, got {count}")
+    return count
