@@ -12,7 +12,7 @@ from controller.config import ControllerConfig
 from controller.fleet import Fleet
 from controller.policies import POLICIES
 from controller.policies.base import Decision, Observation, ReplicaView
-from controller.protocol import DirectivePublisher
+from controller.protocol import DirectivePublisher, lapsed
 from controller.schema import (
     DecisionRecord,
     Directive,
@@ -30,8 +30,11 @@ class Effects:
     """What the driver must do."""
 
     directives: tuple[Directive, ...]  # to broadcast at once
-    record: DecisionRecord | None  # to log
+    record: DecisionRecord | None  # to log: the directive or the ladder's rung changed
     next_step_at_s: float
+    held: DecisionRecord | None = None  # to log: what a guard holds back has changed, the directive has not
+    admission: float = 1.0  # each replica's admission limit is multiplied by this; the directives carry it
+    desired_replicas: int | None = None  # for the autoscaler; None: as many as there are
 
 
 class ControlLoop:
@@ -57,12 +60,11 @@ class ControlLoop:
         """Take a snapshot; the directive returned is the answer, and renews the replica's lease."""
         self._started(now_s)
         if self._fleet.on_snapshot(now_s, snapshot):
-            lapsed = snapshot.epoch > 0 and snapshot.lease_remaining_s == 0
             newer = snapshot.epoch >= self._publisher.epoch
-            self._publisher.on_report(now_s, snapshot.replica_id, snapshot.epoch, snapshot.directive, lapsed=lapsed)
-            if newer and not lapsed:
+            self._publisher.on_snapshot(now_s, snapshot)
+            if newer and not lapsed(snapshot):
                 self._adopt(now_s, snapshot)
-        return self._publisher.current()
+        return self._publisher.answer(snapshot.replica_id)
 
     def on_ack(self, now_s: float, ack: DirectiveAck) -> None:
         """Take a replica's answer to a broadcast."""
@@ -199,6 +201,7 @@ class ControlLoop:
         return ReplicaStatus(
             **same,
             id=snapshot.replica_id,
+            directed=self._publisher.content.mode_for(snapshot.replica_id),
             acked=self._publisher.acked(snapshot.replica_id),
             stale=view.age_s > self._config.guards.stale_after_s,
             age_s=view.age_s,

@@ -4,6 +4,7 @@ Frozen pydantic models: unknown keys, NaN and infinities are refused. All ``*_s`
 the name says which clock. Must not import ray, vllm or torch.
 """
 
+import enum
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -11,11 +12,30 @@ from pydantic import BaseModel, ConfigDict, Field
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.step_rule import StepRule
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 2: scopes, the ladder's rungs, held decisions, advisory mode
 
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
 Milliseconds = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+ReplicaId = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class Scope(enum.StrEnum):
+    """For whom one decision holds."""
+
+    CLUSTER = "cluster"  # for all replicas alike
+    REPLICA = "replica"  # each replica by its own load
+    K_OF_N = "k_of_n"  # FP8 on as many replicas as the load needs
+
+
+class Rung(enum.StrEnum):
+    """How far the controller has gone against an overload; each rung includes the ones before it."""
+
+    NONE = "none"
+    DEGRADE = "degrade"  # FP8
+    SHED = "shed"  # and lower admission limits
+    SCALE = "scale"  # and more replicas asked for
 
 
 class Record(BaseModel):
@@ -36,14 +56,17 @@ class LatencyWindow(Record):
 class ReplicaSnapshot(Record):
     """State of one replica, sent about every 100 ms. Totals count from the start of the replica's present engine."""
 
-    replica_id: Annotated[str, Field(min_length=1, max_length=256)]
+    replica_id: ReplicaId
     incarnation: str  # changes when the engine restarts, so that totals may fall back to zero
     seq: Count  # grows by one with each snapshot of an incarnation
     ready: bool  # False while warming up
+    ready_for_s: Seconds | None = None  # how long it has been ready; None: not told
     # precision
     mode: Mode  # of the last step that ran
     directive: DirectiveMode  # in force on this replica
     epoch: Count  # of the directive in force; 0 before the first one
+    rule: StepRule | None = None  # in force on this replica; None: not told
+    admission_scale: Fraction = 1.0  # in force on this replica
     lease_remaining_s: Seconds
     switches: Count
     steps_fp16: Count
@@ -60,6 +83,7 @@ class ReplicaSnapshot(Record):
     arrivals: Count  # requests
     arrived_tokens: Count  # their prompt tokens
     finished: Count
+    refused: Count = 0  # requests turned away by the admission limit; they are not among the arrivals
     judged: Count = 0  # finished requests whose latencies were held against the SLO
     within_slo: Count = 0  # those of them that met both objectives
     # latency
@@ -70,13 +94,25 @@ class ReplicaSnapshot(Record):
 
 
 class Directive(Record):
-    """What the controller tells replicas. Epochs only grow; a replica ignores an older epoch than its own."""
+    """What the controller tells replicas. Epochs only grow; a replica ignores an older epoch than its own.
+
+    The broadcast names the replicas that differ from the rest; the answer to a snapshot holds what its sender must do
+    and no names. Both forms of an epoch mean the same to a replica.
+    """
 
     epoch: Annotated[int, Field(ge=1)]
-    mode: DirectiveMode
+    mode: DirectiveMode  # of every replica that ``exceptions`` does not name
     lease_s: Annotated[float, Field(gt=0)]
     reason: str
     rule: StepRule = StepRule()
+    exceptions: dict[ReplicaId, DirectiveMode] = {}
+    admission_scale: Fraction = 1.0  # each replica multiplies its admission limit by this
+    slo_ttft_ms: Milliseconds | None = None  # what finished requests are held against; None: the replica's own
+    slo_tpot_ms: Milliseconds | None = None
+
+    def mode_for(self, replica_id: str) -> DirectiveMode:
+        """What this replica must do."""
+        return self.exceptions.get(replica_id, self.mode)
 
 
 class DirectiveAck(Record):
@@ -87,6 +123,8 @@ class DirectiveAck(Record):
     directive: DirectiveMode
     accepted: bool
     reason: str = ""  # "applied", "renewed", "older_epoch", "conflict"
+    rule: StepRule | None = None  # None: not told
+    admission_scale: Fraction = 1.0
 
 
 class Fallback(Record):
@@ -117,7 +155,12 @@ class ReplicaStatus(Record):
     ready: bool
     stale: bool  # silent for longer than the guards allow
     age_s: Seconds  # since the last snapshot, by the controller's clock
+    fault: str | None = None  # why its latest snapshots are no evidence; None: they are
+    directed: DirectiveMode  # what it should have in force
+    overridden: bool = False  # the operator's word for this replica alone
     lease_remaining_s: Seconds  # when the snapshot was taken
+    admission_scale: float = 1.0
+    refused: Count = 0
     running: Count
     waiting: Count
     waiting_tokens: Count
@@ -132,21 +175,42 @@ class ReplicaStatus(Record):
     tokens_per_s: float | None
 
 
+class Outcome(enum.StrEnum):
+    """What became of a decision."""
+
+    APPLIED = "applied"  # the directive changed
+    HELD = "held"  # a guard held back what the policy wanted; written when wish or reason change
+    RELEASED = "released"  # nothing is held back any more, and nothing changed
+    RENUMBERED = "renumbered"  # the same directive under a higher epoch
+    RELOADED = "reloaded"  # another configuration
+
+
 class DecisionRecord(Record):
-    """One change of the directive: a line of the decision log."""
+    """One decision: a line of the decision log."""
 
     kind: Literal["decision"] = "decision"
     schema_version: int = SCHEMA_VERSION
     decision_id: Count  # grows by one, from 1 at the start of the controller
     now_s: float  # the loop's clock
     wall_s: float | None = None  # seconds since 1970, stamped by the driver
+    outcome: Outcome = Outcome.APPLIED
+    advisory: bool = False  # decided and logged only; the epoch is that of the directive in force
+    scope: Scope = Scope.CLUSTER
     from_mode: DirectiveMode
     to_mode: DirectiveMode
+    wanted: DirectiveMode | None = None  # the policy's wish; None when it was not asked
+    exceptions: dict[str, DirectiveMode] = {}  # replicas that differ from to_mode
+    units: dict[str, str] = {}  # reasons by replica, where replicas are decided one by one: of those that changed
     rule: StepRule
     epoch: Count
     policy: str
     reason: str
     inputs: dict[str, float]  # what the decision rested on, units in the names
+    fp16_load: float | None = None  # offered load / capacity, as the policy predicts it; None: not known
+    fp8_load: float | None = None
+    rung: Rung = Rung.NONE
+    admission_scale: float = 1.0
+    desired_replicas: int | None = None
 
 
 class BroadcastRecord(Record):
@@ -161,17 +225,42 @@ class BroadcastRecord(Record):
     last_ack_ms: Milliseconds  # from the decision to the last replica's acknowledgement
 
 
+class BroadcastStats(Record):
+    """Times from decision to last acknowledgement over the latest broadcasts."""
+
+    count: Count = 0
+    p50_ms: Milliseconds | None = None  # None: no broadcast yet
+    p99_ms: Milliseconds | None = None
+
+
 class StatusReport(Record):
     """The answer to GET /status."""
 
-    mode: DirectiveMode  # in force cluster-wide
+    schema_version: int = SCHEMA_VERSION
+    mode: DirectiveMode  # in force, but for the replicas in exceptions
+    exceptions: dict[str, DirectiveMode] = {}
     epoch: Count
     reason: str  # of the directive in force
     last_reason: str  # of the latest step, which may have held a change back ("held_by_dwell")
+    wanted: DirectiveMode | None = None  # what the policy wanted in the latest step; None: it was not asked
     policy: str
+    scope: Scope = Scope.CLUSTER
+    fp8_replicas: Count = 0  # directed to FP8, of those known
+    advisory: bool = False
+    advised_mode: DirectiveMode | None = None  # what would be in force; None unless advisory
+    advised_exceptions: dict[str, DirectiveMode] = {}
+    rung: Rung = Rung.NONE
+    admission_scale: float = 1.0
+    desired_replicas: int | None = None  # None: as many as there are
+    fp16_load: float | None = None
+    fp8_load: float | None = None
     since_s: Seconds  # how long the mode has been in force
     rule: StepRule
     override: OverrideView | None
+    replica_overrides: dict[str, OverrideView] = {}
     replicas: tuple[ReplicaStatus, ...]
     broadcast: BroadcastRecord | None = None  # of the latest directive that every replica has acknowledged
+    broadcasts: BroadcastStats = BroadcastStats()
+    config_loads: Count = 0  # reloads of the configuration since the start
+    config_error: str | None = None  # of the last reload, when it was refused
     step_errors: Count = 0

@@ -46,7 +46,15 @@ def test_follower_table(
     assert follower.on_directive(0.0, make_directive(5, FP8))[0] is True
     assert follower.on_directive(1.0, second) == (
         changed,
-        DirectiveAck(replica_id="r", epoch=in_force[0], directive=in_force[1], accepted=accepted, reason=reason),
+        DirectiveAck(
+            replica_id="r",
+            epoch=in_force[0],
+            directive=in_force[1],
+            accepted=accepted,
+            reason=reason,
+            rule=StepRule(),
+            admission_scale=1.0,
+        ),
     )
     now = follower.in_force(1.0)
     assert (now.epoch, now.mode) == in_force
