@@ -21,6 +21,7 @@ from importlib.util import find_spec
 import torch
 
 import nestedfp.ops  # noqa: F401  registers the schemas that the library implements
+from nestedfp.cuda_layout import packed_shapes
 
 __all__ = ["is_built", "is_supported", "load", "packed_shapes"]
 
@@ -55,14 +56,3 @@ def load() -> None:
         raise ImportError(
             f"nestedfp.cuda_ops: nestedfp_cuda_C cannot be loaded ({error}); it needs a CUDA build of torch >= 2.11"
         ) from error
-
-
-def packed_shapes(n: int, k: int) -> tuple[tuple[int, int], tuple[int]]:
-    """Shapes of the planes that ``nestedfp.ops.pack`` returns for CUDA planes [n, k].
-
-    Returns:
-        ``(upper, lower)``: [n, k padded to 64], and one dimension of 4096-byte blocks: one per 64 rows and 64 columns,
-        the columns padded to 128, and two neutral ones.
-    """
-    blocks = -(-n // 64) * (-(-k // 128) * 2) + 2
-    return (n, -(-k // 64) * 64), (blocks * 4096,)

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import torch
 import torch.library
 
+from nestedfp.cuda_layout import packed_shapes
 from nestedfp.format import FORMAT_VERSION
 from nestedfp.modes import Mode
 
@@ -91,8 +92,8 @@ def pack(upper: torch.Tensor, lower: torch.Tensor) -> tuple[torch.Tensor, torch.
         upper, lower: [N, K] uint8, contiguous.
 
     Returns:
-        uint8 [ceil(N / 16), ceil(K / 2) * 32] twice: the same bytes plus zeros that pad N to 16 and K to 2. The packed
-        lower plane is recoded, one byte for one byte.
+        On a CPU uint8 [ceil(N / 16), ceil(K / 2) * 32] twice: the same bytes plus zeros that pad N to 16 and K to 2. The
+        packed lower plane is recoded, one byte for one byte. On a GPU uint8 of nestedfp.cuda_layout.packed_shapes.
     """
     packed_upper, packed_lower = _OPS.pack(upper, lower)
     return packed_upper, packed_lower
@@ -155,6 +156,9 @@ def _fake_list_outliers(weight: torch.Tensor, count: int) -> tuple[torch.Tensor,
 
 def _fake_pack(upper: torch.Tensor, lower: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     n, k = upper.shape
+    if upper.device.type == "cuda":
+        upper_shape, lower_shape = packed_shapes(n, k)
+        return upper.new_empty(upper_shape), upper.new_empty(lower_shape)
     packed = upper.new_empty((n + PANEL_ROWS - 1) // PANEL_ROWS, (k + PAIR - 1) // PAIR * PAIR * PANEL_ROWS)
     return packed, torch.empty_like(packed)
 

@@ -1,12 +1,14 @@
 """The engine's own decision: which precision one step runs in.
 
 Pure and standard library only, so that the engine's scheduler and the simulator run the same code.
-The order of precedence: a pinned request, then a fixed directive, then the thresholds of the ``auto`` directive.
+The order of precedence: a pinned request, then a fixed directive, then the thresholds of the ``auto`` directive. Where a
+threshold asks for FP8 but the engine's measured step costs say that it saves nothing at this size, the step stays exact.
 """
 
 from dataclasses import dataclass
 
 from nestedfp.modes import DirectiveMode, Mode
+from nestedfp.step_costs import StepCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +43,38 @@ class StepChoice:
     """The precision of a step, and why."""
 
     mode: Mode
-    reason: str  # "pinned", "directive", "step_tokens", "step_budget", "wait", "below_thresholds"
+    reason: str  # "pinned", "directive", "step_tokens", "step_budget", "wait", "below_thresholds", "no_gain"
 
 
-def choose(signals: StepSignals, directive: DirectiveMode, rule: StepRule) -> StepChoice:
-    """Choose the precision of one step."""
+def choose(
+    signals: StepSignals, directive: DirectiveMode, rule: StepRule, costs: StepCosts | None = None
+) -> StepChoice:
+    """Choose the precision of one step.
+
+    Args:
+        signals: the step.
+        directive: what the controller said.
+        rule: thresholds of ``auto``.
+        costs: this engine's measured step costs; None: not measured, FP8 is taken to pay at every size.
+    """
     if signals.has_pinned:
         return StepChoice(Mode.FP16, "pinned")
     if directive is not DirectiveMode.AUTO:
         return StepChoice(Mode(directive.value), "directive")
+    reason = _reason_for_fp8(signals, rule)
+    if reason is None:
+        return StepChoice(Mode.FP16, "below_thresholds")
+    if costs is not None and not costs.fp8_pays(signals.scheduled_tokens):
+        return StepChoice(Mode.FP16, "no_gain")
+    return StepChoice(Mode.FP8, reason)
+
+
+def _reason_for_fp8(signals: StepSignals, rule: StepRule) -> str | None:
     if rule.fp8_step_tokens is not None and signals.scheduled_tokens > rule.fp8_step_tokens:
-        return StepChoice(Mode.FP8, "step_tokens")
+        return "step_tokens"
     fraction, budget_tokens = rule.fp8_budget_fraction, signals.budget_tokens
     if fraction is not None and budget_tokens is not None and signals.scheduled_tokens > fraction * budget_tokens:
-        return StepChoice(Mode.FP8, "step_budget")
+        return "step_budget"
     if rule.fp8_wait_s is not None and signals.oldest_wait_s > rule.fp8_wait_s:
-        return StepChoice(Mode.FP8, "wait")
-    return StepChoice(Mode.FP16, "below_thresholds")
+        return "wait"
+    return None

@@ -1,7 +1,7 @@
 """Runs one vLLM engine through a list of generations and prints the results as JSON; the tests start it as a process.
 
 Standard input: {"engine": {arguments of vllm.LLM}, "runs": [{"mode", "rule", "prompts", "max_tokens", "extra_args"}]}.
-Standard output, one line: {"runs": [{"tokens": [[...]], "margins": [[...]], "precision": [precision_tokens], "stats": {...}}]}.
+Standard output, one line: {"runs": [{"tokens": [[...]], "margins": [[...]], "precision": [precision_tokens], "stats": {...}, "step_costs": [...]}]}.
 """
 
 import json
@@ -53,6 +53,7 @@ def main() -> None:
                 "prompt_tokens": [len(output.prompt_token_ids) for output in outputs],
                 "precision": [LEDGER.usage([output.request_id]) for output in outputs],
                 "stats": control.stats(llm) if nested else None,
+                "step_costs": control.step_costs(llm) if nested else None,
             }
         )
         LEDGER.discard([output.request_id for output in outputs])

@@ -160,6 +160,24 @@ def test_torch_compile_serves_both_modes_from_one_graph():
     assert runs[0]["tokens"] != runs[1]["tokens"]
 
 
+def test_fp16_only_serves_both_kinds_of_checkpoint_exactly_and_knows_no_fp8(plain, converted):
+    run = {"prompts": PROMPTS, "max_tokens": 48, "mode": "fp8"}
+    options = {"additional_config": {"nestedfp": {"fp16_only": True}}}
+    for engine in ({}, {"model": str(converted), "quantization": None}):
+        (result,) = scenario({**engine, **options}, [run])
+        assert_same_greedy_tokens(result, plain)
+        assert result["stats"]["steps_fp8"] == result["stats"]["tokens_fp8"] == 0
+        assert all(c["completion"] == {"fp16": 48, "fp8": 0} for c in result["precision"])
+
+
+def test_measured_step_costs_reach_the_scheduler_of_every_rank():
+    options = {"additional_config": {"nestedfp": {"step_costs": "measure"}}, "tensor_parallel_size": 2}
+    (result,) = scenario(options, [{"prompts": PROMPTS, "mode": "auto"}])
+    sizes = [tokens for tokens, _, _ in result["step_costs"]]
+    assert sizes == [1 << i for i in range(len(sizes))]
+    assert all(fp16_ms > 0 and fp8_ms > 0 for _, fp16_ms, fp8_ms in result["step_costs"])
+
+
 def spoiled(folder, change):
     """Copy the shipped model with its weights changed."""
     tensors = load_file(MODEL / "model.safetensors")

@@ -9,8 +9,10 @@ import sys
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from nestedfp import ops
+from nestedfp.cuda_layout import packed_shapes
 from nestedfp.modes import Mode
 from nestedfp.nested_weight import NestedWeight, nest
 
@@ -174,3 +176,13 @@ def test_an_unknown_isa_is_an_error():
     done = run_python("from nestedfp import ops; ops.cpu_isa()", NESTEDFP_CPU_ISA="sse9")
     assert done.returncode != 0
     assert "NESTEDFP_CPU_ISA: expected scalar, avx2 or avx512, got 'sse9'" in done.stderr
+
+
+@pytest.mark.parametrize(("n", "k"), [(64, 64), (130, 200), (1, 1), (4096, 14336)])
+def test_pack_of_cuda_planes_has_the_shapes_of_the_cuda_layout_under_torch_compile(n, k):
+    with FakeTensorMode():
+        plane = torch.empty(n, k, dtype=torch.uint8, device="cuda")
+        packed = ops.pack(plane, plane)
+    assert tuple(tuple(tensor.shape) for tensor in packed) == packed_shapes(n, k)
+    assert packed[0].shape[1] % 64 == 0
+    assert packed[1].numel() >= n * k

@@ -23,6 +23,8 @@ def outcomes(tmp_path_factory):
         },
         "option": {"args": {"additional_config": {"nestedfp": {"quantise": True}}}},
         "option type": {"args": {"additional_config": {"nestedfp": {"quantize_activations": "yes"}}}},
+        "option choice": {"args": {"additional_config": {"nestedfp": {"unsupported_gpu": "fp8"}}}},
+        "fp16 only": {"args": {"additional_config": {"nestedfp": {"fp16_only": True}}}},
         "truncated": {"args": {"model": str(truncated)}},
     }
     return run_json("wiring_scenario.py", {k: {**v, "args": {"model": MODEL, **v["args"]}} for k, v in cases.items()})
@@ -32,6 +34,11 @@ def test_scheduler_and_worker_are_filled_in(outcomes):
     assert outcomes["good"]["scheduler_cls"] == "nestedfp.vllm_plugin.scheduler.make_scheduler"
     assert outcomes["good"]["worker_cls"] == "nestedfp.vllm_plugin.worker.NestedFPWorker"
     assert len(outcomes["good"]["options"]["checkpoint"]) == 16
+
+
+def test_what_the_plugin_finds_out_travels_with_the_users_options(outcomes):
+    assert outcomes["fp16 only"]["options"]["fp16_only"] is True
+    assert len(outcomes["fp16 only"]["options"]["checkpoint"]) == 16
 
 
 @pytest.mark.parametrize(
@@ -44,6 +51,7 @@ def test_scheduler_and_worker_are_filled_in(outcomes):
         ("speculative", "remove speculative_config"),
         ("option", "keys out of"),
         ("option type", "must be a bool"),
+        ("option choice", "must be one of ('refuse', 'fp16'); got 'fp8'"),
         ("truncated", "model.safetensors: expected"),
     ],
 )

@@ -4,6 +4,7 @@ A service is directed by its controller instead; see deploy/agent.py.
 """
 
 import itertools
+from dataclasses import asdict
 from typing import Any
 
 from nestedfp.modes import DirectiveMode
@@ -27,7 +28,7 @@ def set_directive(llm: Any, mode: DirectiveMode | str, rule: StepRule | None = N
     directive = {
         "mode": DirectiveMode(mode).value,
         "epoch": next(_epochs),
-        "rule": {"fp8_step_tokens": rule.fp8_step_tokens, "fp8_wait_s": rule.fp8_wait_s},
+        "rule": asdict(rule),
     }
     _call(llm, "nestedfp_set_directive", directive)
 
@@ -35,6 +36,12 @@ def set_directive(llm: Any, mode: DirectiveMode | str, rule: StepRule | None = N
 def stats(llm: Any) -> dict[str, Any]:
     """Return the engine's counters; see ``PrecisionMixin.nestedfp_stats``."""
     result: dict[str, Any] = _call(llm, "nestedfp_stats")
+    return result
+
+
+def step_costs(llm: Any) -> list[list[float]] | None:
+    """Return ``[tokens, fp16_ms, fp8_ms]`` by step size as measured at start-up; None: not measured."""
+    result: list[list[float]] | None = _call(llm, "nestedfp_step_costs")
     return result
 
 

@@ -37,6 +37,7 @@ class NestedLinearBase(LinearMethodBase):
         # A GPU multiplies E4M3 by E4M3; a CPU keeps the activations unless asked to do as a GPU does.
         options = PluginOptions.of(get_current_vllm_config())
         self.quantize_activations = options.quantize_activations or not current_platform.is_cpu()
+        self.fp16_only = options.fp16_only
         self.plain = UnquantizedLinearMethod()
 
     def finish(self, layer: torch.nn.Module) -> None:
@@ -47,6 +48,9 @@ class NestedLinearBase(LinearMethodBase):
         Raises:
             ValueError: for a NaN or an infinity.
         """
+        if self.fp16_only:
+            self.keep_plain(layer, layer.weight.data)
+            return
         nested = nest(layer.weight.data)
         if isinstance(nested, NestedWeight):
             layer.register_parameter("weight", None)
@@ -58,9 +62,13 @@ class NestedLinearBase(LinearMethodBase):
             )
         else:
             logger.warning("%s stays plain FP16: %s", self.prefix, nested.reason)
-            layer.nestedfp = False
-            layer.weight = Parameter(layer.weight.data, requires_grad=False)
-            self.plain.process_weights_after_loading(layer)
+            self.keep_plain(layer, layer.weight.data)
+
+    def keep_plain(self, layer: torch.nn.Module, weight: torch.Tensor) -> None:
+        """Keep an FP16 weight for vLLM's own linear."""
+        layer.nestedfp = False
+        layer.weight = Parameter(weight, requires_grad=False)
+        self.plain.process_weights_after_loading(layer)
 
     def keep_nested(self, layer: torch.nn.Module, nested: NestedWeight) -> None:
         """Store the operands that ``apply`` reads."""
@@ -176,8 +184,12 @@ class StoredNestedLinear(NestedLinearBase):
         if scratch is None:
             layer.register_parameter("weight", None)
             self._require_loaded(upper)
-            none = (None, None, None)
-            self.keep_nested(layer, NestedWeight(upper, lower, *none))
+            if self.fp16_only:
+                for name in ("weight_upper", "weight_lower"):
+                    layer.register_parameter(name, None)
+                self.keep_plain(layer, join(upper, lower))
+            else:
+                self.keep_nested(layer, NestedWeight(upper, lower, None, None, None))
         else:
             plain = ~torch.isnan(scratch.data)
             self._require_loaded(upper[~plain])

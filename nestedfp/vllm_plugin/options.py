@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 OPTIONS_KEY = "nestedfp"
+CHOICES = {"step_costs": ("auto", "measure", "off"), "unsupported_gpu": ("refuse", "fp16")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,18 +20,33 @@ class PluginOptions:
     Attributes:
         quantize_activations: FP8 steps on a CPU also round the activations of each token to E4M3, as a GPU does, so
             that the quality of the GPU's FP8 mode can be judged without one. Slower; off by default.
+        step_costs: whether the worker times its steps in both precisions when it starts, so that ``auto`` can leave FP8
+            alone where it saves nothing: "measure", "off", or "auto", which measures on a GPU. On a CPU that other
+            processes share, a short measurement says little.
+        unsupported_gpu: what to do on a GPU without this project's kernels: "refuse", or "fp16" to serve plain FP16
+            through vLLM's own kernels, with no FP8 mode.
+        fp16_only: no FP8 mode: weights are kept or restored as plain FP16 and run through vLLM's own kernels. Filled in
+            by the plugin on an unsupported GPU; may be set anywhere.
         checkpoint: fingerprint of the checkpoint's files; filled in by the plugin.
     """
 
     quantize_activations: bool = False
+    step_costs: str = "auto"
+    unsupported_gpu: str = "refuse"
+    fp16_only: bool = False
     checkpoint: str = ""
+
+    def measures_steps(self, is_cpu: bool) -> bool:
+        """Whether the worker times its steps when it starts."""
+        wanted = self.step_costs == "measure" or (self.step_costs == "auto" and not is_cpu)
+        return wanted and not self.fp16_only
 
     @classmethod
     def of(cls, config: "VllmConfig") -> "PluginOptions":
         """Read the options of an engine.
 
         Raises:
-            ValueError: for an unknown option or one of the wrong type.
+            ValueError: for an unknown option, or a value of the wrong type or none of the choices.
         """
         given: Any = (config.additional_config or {}).get(OPTIONS_KEY, {})
         known = {f.name: type(f.default) for f in fields(cls)}
@@ -42,5 +58,9 @@ class PluginOptions:
             if not isinstance(value, known[name]):
                 raise ValueError(
                     f"additional_config[{OPTIONS_KEY!r}][{name!r}] must be a {known[name].__name__}; got {value!r}"
+                )
+            if name in CHOICES and value not in CHOICES[name]:
+                raise ValueError(
+                    f"additional_config[{OPTIONS_KEY!r}][{name!r}] must be one of {CHOICES[name]}; got {value!r}"
                 )
         return cls(**given)

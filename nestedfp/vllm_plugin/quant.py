@@ -18,6 +18,7 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import is_layer_s
 from nestedfp.format import FORMAT_VERSION
 from nestedfp.vllm_plugin import wiring
 from nestedfp.vllm_plugin.layers import OnlineNestedLinear, StoredNestedLinear
+from nestedfp.vllm_plugin.options import PluginOptions
 
 METHOD = "nestedfp"
 _KNOWN_KEYS = {"quant_method", "format_version", "ignore"}
@@ -45,7 +46,7 @@ class NestedFPConfig(QuantizationConfig):
 
     @classmethod
     def get_min_capability(cls) -> int:
-        return 89  # the first with FP8 tensor cores
+        return 70  # vLLM's own least; wiring.choose_path refuses what has no kernels, or runs it in FP16 only
 
     @staticmethod
     def get_config_filenames() -> list[str]:
@@ -75,7 +76,10 @@ class NestedFPConfig(QuantizationConfig):
             wiring.require_our_parts(get_current_vllm_config())
             if is_layer_skipped(prefix, self.ignore, self.packed_modules_mapping):
                 return UnquantizedLinearMethod()
-            return StoredNestedLinear(prefix) if self.stored else OnlineNestedLinear(prefix)
+            if self.stored:
+                return StoredNestedLinear(prefix)
+            fp16_only = PluginOptions.of(get_current_vllm_config()).fp16_only
+            return UnquantizedLinearMethod() if fp16_only else OnlineNestedLinear(prefix)
         if isinstance(layer, RoutedExperts):
             return UnquantizedFusedMoEMethod(layer.moe_config)
         return None

@@ -14,8 +14,10 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from nestedfp.modes import DirectiveMode, Mode
+from nestedfp.step_costs import StepCosts, slowest
 from nestedfp.step_rule import StepRule, StepSignals, choose
 from nestedfp.vllm_plugin.accounting import COUNTS_KEY, EngineTotals, RequestTokens
+from nestedfp.vllm_plugin.options import PluginOptions
 from nestedfp.vllm_plugin.pin import parse_pin
 
 PINNED_SALT = "nestedfp-fp16"
@@ -28,6 +30,8 @@ class PrecisionMixin:
         super().__init__(*args, **kwargs)
         self._directive = DirectiveMode.FP16  # until somebody says otherwise: full quality
         self._rule = StepRule()
+        self._step_costs: StepCosts | None = None
+        self._fp16_only = PluginOptions.of(self.vllm_config).fp16_only
         self._epoch = 0
         self._totals = EngineTotals()
         self._arrivals = 0
@@ -69,7 +73,8 @@ class PrecisionMixin:
             has_pinned=any(self.requests[rid].nestedfp_pinned for rid in scheduled),
             budget_tokens=self.max_num_scheduled_tokens,
         )
-        mode = choose(signals, self._directive, self._rule).mode
+        choice = choose(signals, self._directive, self._rule, self._step_costs)
+        mode = Mode.FP16 if self._fp16_only else choice.mode
         for rid, count in scheduled.items():
             request = self.requests[rid]
             # vLLM has advanced num_computed_tokens past this step already.
@@ -119,6 +124,14 @@ class PrecisionMixin:
         mode, rule = DirectiveMode(directive["mode"]), StepRule(**(directive.get("rule") or {}))
         self._directive, self._rule, self._epoch = mode, rule, int(directive["epoch"])
         return {"mode": mode.value, "epoch": self._epoch}
+
+    def nestedfp_take_step_costs(self, ranks: list[list[list[float]] | None]) -> None:
+        """Take what every rank measured at its start; see nestedfp/vllm_plugin/step_timing.py."""
+        self._step_costs = slowest(ranks)
+
+    def nestedfp_step_costs(self) -> list[list[float]] | None:
+        """Return ``[tokens, fp16_ms, fp8_ms]`` by step size, which ``auto`` goes by; None: not measured."""
+        return None if self._step_costs is None else self._step_costs.as_lists()
 
     def nestedfp_warmed_up(self) -> None:
         """Forget how long the warm-up's steps took, so that nobody takes a cold start for an overload."""
@@ -173,12 +186,29 @@ def _class_over(base: type) -> type:
     return type(f"NestedFP{base.__name__}", (PrecisionMixin, base), {})
 
 
+def _with_step_costs(core: Any) -> Any:
+    """Return the core's scheduler, which has been given the workers' measurements.
+
+    The scheduler is made without a way to the workers, and its core has one; they answer at once with what they measured
+    before the engine was ready.
+    """
+    if not getattr(core, "nestedfp_asked_workers", False):
+        core.scheduler.nestedfp_take_step_costs(core.model_executor.collective_rpc("nestedfp_step_costs"))
+        core.nestedfp_asked_workers = True
+    return core.scheduler
+
+
+def _set_directive(core: Any, directive: dict[str, Any]) -> Any:
+    return _with_step_costs(core).nestedfp_set_directive(directive)
+
+
 def make_scheduler(*, vllm_config: Any, **kwargs: Any) -> Any:
     """Build the engine's scheduler over the base that vLLM would have taken; vLLM calls this as ``scheduler_cls``."""
     from vllm.v1.engine.core import EngineCore
 
     # Utilities are looked up as attributes of the engine core by name; see EngineCoreProc._handle_client_request.
-    EngineCore.nestedfp_set_directive = lambda core, directive: core.scheduler.nestedfp_set_directive(directive)
+    EngineCore.nestedfp_set_directive = _set_directive
+    EngineCore.nestedfp_step_costs = lambda core: _with_step_costs(core).nestedfp_step_costs()
     EngineCore.nestedfp_warmed_up = lambda core: core.scheduler.nestedfp_warmed_up()
     EngineCore.nestedfp_stats = lambda core: core.scheduler.nestedfp_stats()
     base = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nestedfp.checkpoint import fingerprint, verify_shards
+from nestedfp.vllm_plugin import gpu_support
 from nestedfp.vllm_plugin.options import OPTIONS_KEY, PluginOptions
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def complete(config: "VllmConfig") -> None:
     if config.parallel_config.worker_cls in PLATFORM_WORKERS:
         config.parallel_config.worker_cls = WORKER
     check(config)
+    choose_path(config)
     model_dir = Path(config.model_config.model)
     if config.load_config.load_format != "dummy" and model_dir.is_dir():
         verify_shards(model_dir)
@@ -71,14 +73,7 @@ def check(config: "VllmConfig") -> None:
         ValueError: with the setting, its value and what to set.
     """
     import torch
-    from vllm.platforms import current_platform
 
-    capability = current_platform.get_device_capability()
-    if capability is not None and tuple(capability) != (9, 0):
-        raise ValueError(
-            f"nestedfp's GPU kernels need compute capability 9.0 (H100, H200), this GPU has {capability.major}."
-            f"{capability.minor}; serve the model with quantization='none' or 'fp8' there"
-        )
     if config.model_config.dtype != torch.float16:
         raise ValueError(
             f"nestedfp stores FP16 weights, but the engine's dtype is {config.model_config.dtype}; set dtype='float16' "
@@ -92,6 +87,25 @@ def check(config: "VllmConfig") -> None:
         raise ValueError("nestedfp does not support sleep mode; set enable_sleep_mode=False")
     require_our_parts(config)
     PluginOptions.of(config)
+
+
+def choose_path(config: "VllmConfig") -> None:
+    """Write into the engine's options whether it can run FP8 at all, for every process to read.
+
+    Raises:
+        ValueError: for a GPU that this project has no kernels for.
+    """
+    from vllm.logger import init_logger
+    from vllm.platforms import current_platform
+
+    capability = current_platform.get_device_capability()
+    found = None if capability is None else (capability.major, capability.minor)
+    if gpu_support.support(found, PluginOptions.of(config)) is gpu_support.Path.PLAIN_FP16:
+        options = dict(config.additional_config.get(OPTIONS_KEY, {}))
+        config.additional_config[OPTIONS_KEY] = {**options, "fp16_only": True}
+        init_logger("vllm.nestedfp").warning(
+            "FP16 only: weights are plain FP16 and run through vLLM's own kernels; a directive of fp8 changes nothing"
+        )
 
 
 def require_our_parts(config: "VllmConfig") -> None:

@@ -6,7 +6,9 @@ from vllm.platforms import current_platform
 
 from nestedfp import ops
 from nestedfp.modes import Mode
-from nestedfp.vllm_plugin import failure
+from nestedfp.step_costs import StepCosts
+from nestedfp.vllm_plugin import failure, step_timing
+from nestedfp.vllm_plugin.options import PluginOptions
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as BaseWorker
@@ -22,9 +24,10 @@ class NestedFPWorker(BaseWorker):  # type: ignore[misc,valid-type]
     """
 
     _warm = False
+    _step_costs: StepCosts | None = None
 
     def init_device(self) -> None:
-        if not current_platform.is_cpu():
+        if not current_platform.is_cpu() and not PluginOptions.of(self.vllm_config).fp16_only:
             if not self.use_v2_model_runner:
                 raise ValueError(
                     "nestedfp needs vLLM's V2 model runner on a GPU, which keeps a set of CUDA graphs for each precision; "
@@ -62,5 +65,12 @@ class NestedFPWorker(BaseWorker):  # type: ignore[misc,valid-type]
     def compile_or_warm_up_model(self) -> Any:
         result = super().compile_or_warm_up_model()
         ops.set_mode(Mode.FP16)
+        if PluginOptions.of(self.vllm_config).measures_steps(current_platform.is_cpu()):
+            measure = step_timing.measure_cpu if current_platform.is_cpu() else step_timing.measure_gpu
+            self._step_costs = measure(self.model_runner)
         self._warm = True
         return result
+
+    def nestedfp_step_costs(self) -> list[list[float]] | None:
+        """Return this rank's step costs, ``[tokens, fp16_ms, fp8_ms]`` each; None: not measured."""
+        return None if self._step_costs is None else self._step_costs.as_lists()

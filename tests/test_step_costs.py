@@ -1,0 +1,81 @@
+"""Measured step costs: interpolation, the size from which FP8 pays, combining ranks."""
+
+import pytest
+
+from nestedfp.modes import DirectiveMode, Mode
+from nestedfp.step_costs import MIN_GAIN, StepCost, StepCosts, slowest
+from nestedfp.step_rule import StepRule, StepSignals, choose
+
+# FP8 loses at one token, is even at 4, and saves 40 % from 64 tokens on.
+COSTS = StepCosts((StepCost(1, 10.0, 11.0), StepCost(4, 10.0, 10.0), StepCost(64, 20.0, 12.0)))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "gain"),
+    [(1, -0.1), (2, -1 / 15), (4, 0.0), (34, 1 - 11 / 15), (64, 0.4), (65, 0.4), (100_000, 0.4)],
+)
+def test_the_gain_is_interpolated_between_sizes_and_held_outside(tokens: int, gain: float) -> None:
+    assert COSTS.gain(tokens) == pytest.approx(gain)
+
+
+def test_below_the_smallest_measured_size_its_share_holds() -> None:
+    assert StepCosts((StepCost(16, 10.0, 8.0), StepCost(32, 10.0, 5.0))).gain(1) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("costs", "first"),
+    [
+        (COSTS, 64),
+        (StepCosts((StepCost(1, 10.0, 5.0), StepCost(2, 10.0, 11.0), StepCost(4, 10.0, 5.0))), 4),
+        (StepCosts((StepCost(1, 10.0, 5.0), StepCost(2, 10.0, 5.0))), 1),
+        (StepCosts((StepCost(1, 10.0, 5.0), StepCost(2, 10.0, 10.0))), None),
+    ],
+)
+def test_fp8_pays_from_the_size_behind_the_last_that_does_not_pay(costs: StepCosts, first: int | None) -> None:
+    assert costs.fp8_pays_from() == first
+
+
+def test_a_gain_within_the_noise_does_not_pay() -> None:
+    assert not StepCosts((StepCost(1, 10.0, 10.0 * (1 - MIN_GAIN) + 0.01),)).fp8_pays(1)
+    assert StepCosts((StepCost(1, 10.0, 10.0 * (1 - MIN_GAIN) - 0.01),)).fp8_pays(1)
+
+
+def test_a_step_takes_as_long_as_its_slowest_rank() -> None:
+    first, second = [[1, 10.0, 6.0], [2, 10.0, 6.0]], [[1, 9.0, 7.0], [2, 12.0, 5.0], [4, 1.0, 1.0]]
+    assert slowest([first, second]) == StepCosts((StepCost(1, 10.0, 7.0), StepCost(2, 12.0, 6.0)))
+
+
+@pytest.mark.parametrize("ranks", [[], [None], [[[1, 2.0, 1.0]], None], [[[1, 2.0, 1.0]], [[2, 2.0, 1.0]]]])
+def test_sizes_that_a_rank_did_not_measure_are_unknown(ranks: list[list[list[float]] | None]) -> None:
+    assert slowest(ranks) is None
+
+
+def test_costs_survive_the_way_between_processes() -> None:
+    assert slowest([COSTS.as_lists()]) == COSTS
+
+
+@pytest.mark.parametrize("rows", [(), (StepCost(2, 1.0, 1.0), StepCost(1, 1.0, 1.0)), (StepCost(1, 1.0, 1.0),) * 2])
+def test_rows_must_ascend(rows: tuple[StepCost, ...]) -> None:
+    with pytest.raises(ValueError, match="ascending and unique"):
+        StepCosts(rows)
+
+
+@pytest.mark.parametrize("fields", [(0, 1.0, 1.0), (1, 0.0, 1.0), (1, 1.0, float("nan"))])
+def test_a_cost_that_cannot_be_is_refused(fields: tuple[int, float, float]) -> None:
+    with pytest.raises(ValueError, match="two times above zero"):
+        StepCost(*fields)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "directive", "mode", "reason"),
+    [
+        (1, DirectiveMode.AUTO, Mode.FP16, "no_gain"),
+        (64, DirectiveMode.AUTO, Mode.FP8, "step_tokens"),
+        (1, DirectiveMode.FP8, Mode.FP8, "directive"),  # an order is an order
+    ],
+)
+def test_auto_leaves_fp8_alone_where_it_saves_nothing(
+    tokens: int, directive: DirectiveMode, mode: Mode, reason: str
+) -> None:
+    choice = choose(StepSignals(tokens, 9.0, False), directive, StepRule(fp8_step_tokens=0), COSTS)
+    assert (choice.mode, choice.reason) == (mode, reason)
