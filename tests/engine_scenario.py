@@ -1,7 +1,7 @@
 """Runs one vLLM engine through a list of generations and prints the results as JSON; the tests start it as a process.
 
 Standard input: {"engine": {arguments of vllm.LLM}, "runs": [{"mode", "rule", "prompts", "max_tokens", "extra_args"}]}.
-Standard output, one line: {"runs": [{"tokens": [[...]], "margins": [[...]], "precision": [precision_tokens], "stats": {...}, "step_costs": [...]}]}.
+Standard output, one line: {"runs": [{"tokens": [[...]], "margins": [[...]], "precision": [precision_tokens], "stats": {...}...}]}.
 """
 
 import json

@@ -1,0 +1,151 @@
+"""One vLLM engine with dummy weights in one process: the child starts it and measures, the parent collects rows.
+
+The engine core runs in the child itself, so that a benchmark can reach its scheduler and its model runner, and every
+system is measured the same way. Lines of the child's standard output that begin with ROW or INFO reach the parent.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engine_shapes import config_of
+
+SYSTEMS: dict[str, dict[str, Any]] = {
+    "vllm_fp16": {},
+    "vllm_fp8": {"quantization": "fp8"},
+    "nestedfp": {"quantization": "nestedfp"},  # one engine, measured in both modes
+}
+
+
+def start(spec: dict[str, Any], **arguments: Any) -> Any:
+    """In the child: return a ready ``vllm.LLM``; tells the parent how long that took and what the graphs cost."""
+    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    began_s = time.perf_counter()
+    captures = _record_captures()
+    from vllm import LLM
+
+    llm = LLM(
+        **{
+            "model": spec["model_dir"],
+            "load_format": "dummy",
+            "dtype": "float16",
+            "skip_tokenizer_init": True,
+            "max_model_len": 2048,
+            "max_num_seqs": 512,
+            "max_num_batched_tokens": 8192,
+            "gpu_memory_utilization": 0.9,
+            "enable_prefix_caching": False,
+            **SYSTEMS[spec["system"]],
+            **arguments,
+        }
+    )
+    seconds, graph_bytes = captures[-1] if captures else (0.0, 0)
+    info(
+        f"{spec['model']} {spec['system']}: ready after {time.perf_counter() - began_s:.0f} s, KV cache "
+        f"{kv_capacity_tokens(llm)} tokens, graphs captured in {seconds:.1f} s into {graph_bytes / 2**20:.0f} MiB"
+    )
+    return llm
+
+
+def _record_captures() -> list[tuple[float, int]]:
+    """Wrap vLLM's capture of CUDA graphs; the list fills with (seconds, bytes), the memory profiler's trial first."""
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+    original = GPUModelRunner.capture_model
+    captures: list[tuple[float, int]] = []
+
+    def capture_model(self: Any) -> int:
+        began_s = time.perf_counter()
+        size = original(self)
+        captures.append((time.perf_counter() - began_s, int(size)))
+        return int(size)
+
+    GPUModelRunner.capture_model = capture_model
+    return captures
+
+
+def core_of(llm: Any) -> Any:
+    """Return the engine core, which runs in this process."""
+    return llm.llm_engine.engine_core.engine_core
+
+
+def kv_capacity_tokens(llm: Any) -> int:
+    """Return how many tokens the KV cache holds."""
+    cache = llm.llm_engine.vllm_config.cache_config
+    return int(cache.num_gpu_blocks * cache.block_size)
+
+
+def modes_of(system: str, llm: Any, alternate: bool = False) -> Iterator[str]:
+    """Yield the names of the systems that one engine stands for, with the engine in the right mode."""
+    if system != "nestedfp":
+        yield system
+        return
+    from nestedfp.modes import Mode
+    from nestedfp.step_rule import StepChoice
+    from nestedfp.vllm_plugin import control, scheduler
+
+    for mode in Mode:
+        control.set_directive(llm, mode.value)
+        yield f"nestedfp_{mode.value}"
+    if not alternate:
+        return
+    count = 0
+
+    def flip(*_: Any) -> StepChoice:
+        nonlocal count
+        count += 1
+        return StepChoice(Mode.FP8 if count % 2 else Mode.FP16, "alternate")
+
+    original, scheduler.choose = scheduler.choose, flip  # type: ignore[assignment]
+    yield "nestedfp_alternate"
+    scheduler.choose = original
+
+
+def random_prompt(tokens: int) -> dict[str, list[int]]:
+    """Return a prompt of random token ids."""
+    return {"prompt_token_ids": [random.randrange(10, 30000) for _ in range(tokens)]}
+
+
+def row(*values: Any) -> None:
+    """In the child: hand one row to the parent."""
+    print("ROW " + json.dumps(values), flush=True)
+
+
+def info(note: str) -> None:
+    """In the child: hand a note for the head of the result file to the parent."""
+    print("INFO " + note, flush=True)
+
+
+def collect(
+    module: str, models: Iterable[str], systems: Iterable[str], options: dict[str, Any]
+) -> Iterator[tuple[list[list[Any]], list[str]]]:
+    """In the parent: run ``python -m module --spec ...`` for every engine; yield the rows and notes of each as it ends."""
+    for model in models:
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(config_of(model)))
+            for system in systems:
+                spec = json.dumps({"model": model, "model_dir": folder, "system": system, **options})
+                rows: list[list[Any]] = []
+                notes: list[str] = []
+                process = subprocess.Popen(
+                    [sys.executable, "-m", module, "--spec", spec], stdout=subprocess.PIPE, text=True
+                )
+                assert process.stdout is not None
+                for line in process.stdout:
+                    if line.startswith("ROW "):
+                        rows.append(json.loads(line[4:]))
+                        print(*rows[-1], flush=True)
+                    elif line.startswith("INFO "):
+                        notes.append(line[5:].strip())
+                        print(notes[-1], flush=True)
+                if process.wait():
+                    print(f"error: {system} on {model} ended with {process.returncode}", file=sys.stderr, flush=True)
+                yield rows, notes

@@ -1,0 +1,64 @@
+"""Result files: comment lines, then CSV. Measuring again replaces rows with the same key and keeps all others.
+
+So a long benchmark can be run in pieces that end up in one file. A row that a later run replaced keeps no comment.
+"""
+
+import csv
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+
+def heading(argv: Sequence[str] | None = None) -> list[str]:
+    """Return the comment lines of a run: date and command, then GPU, clocks and versions."""
+    module = getattr(sys.modules["__main__"].__spec__, "name", "?")
+    arguments = " ".join(sys.argv[1:] if argv is None else argv)
+    return [f"{datetime.now(UTC):%Y-%m-%d} python -m {module} {arguments}".rstrip(), gpu_description()]
+
+
+def gpu_description() -> str:
+    """Return GPUs, clocks and versions."""
+    import torch
+
+    query = ["nvidia-smi", "--query-gpu=name,clocks.sm,clocks.mem,driver_version", "--format=csv,noheader"]
+    try:
+        gpu = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip().replace("\n", " | ")
+    except FileNotFoundError:
+        gpu = "no GPU"
+    return f"{gpu}; torch {torch.__version__}, CUDA {torch.version.cuda}"
+
+
+def read(path: Path) -> tuple[list[str], list[str], list[list[str]]]:
+    """Return comments, columns and rows of a result file."""
+    lines = path.read_text().splitlines()
+    comments = [line.removeprefix("#").strip() for line in lines if line.startswith("#")]
+    table = list(csv.reader(line for line in lines if line and not line.startswith("#")))
+    return comments, table[0], table[1:]
+
+
+def merge(
+    path: Path, columns: Sequence[str], keys: int, rows: Sequence[Sequence[Any]], comments: Sequence[str]
+) -> None:
+    """Write rows into a result file, replacing those whose first ``keys`` columns are equal.
+
+    Raises:
+        ValueError: when the file holds other columns.
+    """
+    kept: dict[tuple[str, ...], list[str]] = {}
+    notes: list[str] = []
+    if path.exists():
+        notes, found, old = read(path)
+        if found != list(columns):
+            raise ValueError(f"{path}: expected the columns {list(columns)}, found {found}; move the file away")
+        kept = {tuple(row[:keys]): row for row in old}
+    for row in rows:
+        kept[tuple(map(str, row[:keys]))] = list(map(str, row))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        file.writelines(f"# {note}\n" for note in dict.fromkeys([*notes, *comments]))
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(kept.values())
