@@ -5,9 +5,14 @@ python -m benchmarks.gpu_gemm
 Systems (FP8 ones include their quantiser; all write FP16):
     cublas_fp16    torch.mm
     nestedfp_fp16  both planes, exact weights
-    scaled_mm_fp8  torch._scaled_mm with token and channel scales, fast accumulation, behind this project's quantiser
-    vllm_fp8       vLLM's dynamic_scaled_fp8_quant per token and cutlass_scaled_mm; only where vLLM can be imported
+    scaled_mm_fp8  the faster of the next two for each shape and M
+    scaled_mm_fp8_row     torch._scaled_mm with token and channel scales, fast accumulation, this project's quantiser
+    scaled_mm_fp8_tensor  the same with one scale for each operand. The quantiser's token scales are left out, so the time
+                          is what counts here and not the result; a quantiser per tensor would have to read x twice
+    vllm_fp8       vLLM's scaled_fp8_quant per token and cutlass_scaled_mm; only where vLLM can be imported
     nestedfp_fp8   upper plane, this project's quantiser and GEMM
+    floor_fp16, floor_fp8  not measured: weights, x and result at 3.0 TB/s (the card's copy rate) or the arithmetic at
+                   798 TFLOP/s (FP16, the best rate seen on such cards) and twice that (FP8), whichever takes longer
 nestedfp_* launches start beside their predecessor in the stream (programmatic dependent launch), as in the product;
 --plain-launch times them without. Weights rotate beyond L2; a time is the median of interleaved CUDA graph replays.
 """
@@ -26,6 +31,8 @@ from benchmarks.gpu_timing import buffers_beyond_l2, capture, interleaved_us
 from benchmarks.gpu_tune import environment
 
 ROUNDS = 11
+COPY_BYTES_PER_US = 3.0e6
+FP16_FLOP_PER_US = 798e6
 BANDS = {"all": (1, 4096), "M <= 128": (1, 128), "M 192..768": (192, 768), "M >= 1024": (1024, 4096)}
 
 try:
@@ -43,6 +50,7 @@ def systems(
     codes = torch.empty(m, k, device="cuda", dtype=torch.uint8)
     scale = torch.empty(m, device="cuda")
     codes_e4m3, scale_column = codes.view(torch.float8_e4m3fn), scale.view(m, 1)
+    one, tensor_scale = torch.ones((), device="cuda"), torch.full((), 2.0**-8, device="cuda")
     channel_scale = torch.full((1, n), 2.0**-8, device="cuda")
     fp16_config = kernels.choose(kernels.FP16, m, n, k)
     fp8_config = kernels.choose(kernels.FP8, m, n, k)
@@ -57,9 +65,9 @@ def systems(
         kernels.quantize(x, codes, scale)
         kernels.gemm(fp8_config, codes, packed[i % len(packed)], out, scale=scale, early_start=early_start)
 
-    def scaled_mm(i: int) -> None:
+    def scaled_mm(i: int, x_scale: torch.Tensor, weight_scale: torch.Tensor) -> None:
         kernels.quantize(x, codes, scale)
-        torch._scaled_mm(codes_e4m3, upper(i), scale_column, channel_scale, out_dtype=x.dtype, use_fast_accum=True)
+        torch._scaled_mm(codes_e4m3, upper(i), x_scale, weight_scale, out_dtype=x.dtype, use_fast_accum=True)
 
     def vllm(i: int) -> None:
         quantized, token_scale = vllm_ops.scaled_fp8_quant(x, use_per_token_if_dynamic=True)
@@ -68,12 +76,27 @@ def systems(
     found: dict[str, tuple[int, Callable[[int], object]]] = {
         "cublas_fp16": (len(plain), lambda i: torch.mm(x, plain[i % len(plain)].t(), out=out)),
         "nestedfp_fp16": (len(plain), nestedfp_fp16),
-        "scaled_mm_fp8": (len(packed), scaled_mm),
+        "scaled_mm_fp8_row": (len(packed), lambda i: scaled_mm(i, scale_column, channel_scale)),
+        "scaled_mm_fp8_tensor": (len(packed), lambda i: scaled_mm(i, one, tensor_scale)),
         "nestedfp_fp8": (len(packed), nestedfp_fp8),
     }
     if vllm_ops is not None:
         found["vllm_fp8"] = (len(packed), vllm)
     return found
+
+
+def floor_us(m: int, n: int, k: int, weight_bytes: int) -> float:
+    """Return the time that no kernel can beat with weights of 1 or 2 bytes and as many bytes for each of x."""
+    moved = n * k * weight_bytes + m * k * weight_bytes + m * n * 2
+    return max(moved / COPY_BYTES_PER_US, 2.0 * m * n * k / (FP16_FLOP_PER_US * (2 / weight_bytes)))
+
+
+def with_derived(problem: tuple[int, int, int], measured: dict[str, float]) -> dict[str, float]:
+    """Add the best library call and the floors to the times of one shape and M."""
+    n, k, m = problem
+    library = min(measured["scaled_mm_fp8_row"], measured["scaled_mm_fp8_tensor"])
+    floors = {"floor_fp16": floor_us(m, n, k, 2), "floor_fp8": floor_us(m, n, k, 1)}
+    return {**measured, "scaled_mm_fp8": library, **floors}
 
 
 def geomean(values: list[float]) -> float:
@@ -85,6 +108,7 @@ def print_table(times: dict[tuple[int, int, int], dict[str, float]]) -> None:
     ratios = [
         ("nestedfp_fp16", "cublas_fp16"),
         ("nestedfp_fp8", "scaled_mm_fp8"),
+        ("nestedfp_fp8", "scaled_mm_fp8_row"),
         ("nestedfp_fp8", "vllm_fp8"),
         ("nestedfp_fp8", "cublas_fp16"),
     ]
@@ -111,15 +135,16 @@ def main() -> None:
                 plain.append(weight)
         for m in TOKENS:
             graphs, counts, names = [], [], []
-            floor_us = max(n * k * 2 / 3e6, 2 * m * n * k / 7e8) + 3
+            expected_us = floor_us(m, n, k, 2) + 3
             for name, (rotation, launch) in systems(
                 torch.randn(m, k, device="cuda").half(), plain, packed, not args.plain_launch
             ).items():
-                count = max(1, math.ceil(600 / floor_us / rotation)) * rotation
+                count = max(1, math.ceil(600 / expected_us / rotation)) * rotation
                 graphs.append(capture(launch, count))
                 counts.append(count)
                 names.append(name)
-            times[n, k, m] = dict(zip(names, interleaved_us(graphs, counts, ROUNDS), strict=True))
+            measured = dict(zip(names, interleaved_us(graphs, counts, ROUNDS), strict=True))
+            times[n, k, m] = with_derived((n, k, m), measured)
         del plain, packed, weight
         torch.cuda.empty_cache()
     about = environment()
@@ -128,6 +153,8 @@ def main() -> None:
         file.write(f"# {about['gpu']}, driver {about['driver']}, clocks {about['clocks']} at the end, free-running\n")
         file.write(f"# torch {about['torch']}, CUDA {about['cuda']}, {about['date']}\n")
         file.write(f"# python -m benchmarks.gpu_gemm{' --plain-launch' if args.plain_launch else ''}\n")
+        if vllm_ops is None:
+            file.write("# without vllm_fp8: vLLM cannot be imported\n")
         writer = csv.writer(file)
         writer.writerow(["system", "N", "K", "M", "us"])
         for (n, k, m), row in times.items():
