@@ -8,17 +8,23 @@ from typing import Annotated, Self
 from pydantic import Field, ValidationError, model_validator
 
 from controller.guards import GuardConfig
+from controller.k_of_n import KOfN
+from controller.ladder import LadderConfig
 from controller.policies import POLICIES, PolicyConfig
 from controller.policies.base import Settings, Slo
 from controller.policies.slo_feedback import SloFeedback
-from controller.schema import Fallback
+from controller.schema import Fallback, Scope
 
 
 class ControllerConfig(Settings):
     """All that the control loop needs to know. Every duration is in seconds."""
 
     policy: PolicyConfig = SloFeedback()
+    scope: Scope = Scope.CLUSTER  # for whom one decision holds
+    k_of_n: KOfN = KOfN()  # parameters of that scope
     guards: GuardConfig = GuardConfig()
+    ladder: LadderConfig = LadderConfig()  # what comes when FP8 is not enough
+    advisory: bool = False  # decide and log, but leave the replicas in the mode of the start
     slo: Slo = Slo()
     fallback: Fallback = Fallback()  # what a replica does without a lease
     report_period_s: Annotated[float, Field(gt=0)] = 0.1  # pause between a replica's snapshots
@@ -45,6 +51,20 @@ class ControllerConfig(Settings):
                     f"raise {large} or lower {small}"
                 )
         return self
+
+
+def check_reload(old: ControllerConfig, new: ControllerConfig) -> None:
+    """Refuse what a running controller cannot take up: replicas read these keys once, when they start.
+
+    Raises:
+        ValueError: naming the key.
+    """
+    for key in ("fallback", "report_period_s"):
+        if getattr(old, key) != getattr(new, key):
+            raise ValueError(
+                f"{key}: cannot change while replicas run, which read it when they start; expected "
+                f"{getattr(old, key)!r}, got {getattr(new, key)!r}; restart the service to change it"
+            )
 
 
 def explain(error: ValidationError, prefix: str = "") -> str:

@@ -2,11 +2,17 @@
 
 Ages count from when a snapshot arrived, by the controller's clock: replicas' clocks are never compared. Totals that
 fall back, or that grow faster than any machine computes, give no rate until a window of plausible ones has passed.
+
+Work is done when a snapshot arrives, in constant time on average; looking at a replica costs the same however long the
+window is.
 """
 
+import enum
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from controller.plausible import fault, wait_fault
 from controller.policies.base import Rates, ReplicaView
 from controller.schema import ReplicaSnapshot
 
@@ -15,17 +21,51 @@ MAX_ARRIVALS_PER_S = 1e6
 RETIRED_KEPT = 8
 
 
+class Reception(enum.Enum):
+    """What became of a snapshot."""
+
+    NEW = "new"  # the replica's first
+    TAKEN = "taken"
+    LATE = "late"  # a duplicate, or overtaken by a newer one: nothing is kept
+    IMPLAUSIBLE = "implausible"  # no evidence, but a sign of life
+
+
 @dataclass(slots=True)
 class _Replica:
     """Snapshots of one replica's present incarnation, with the times they arrived."""
 
+    heard_at_s: float
     received: deque[tuple[float, ReplicaSnapshot]] = field(default_factory=deque)
+    lows: deque[tuple[float, int]] = field(default_factory=deque)  # waiting_tokens that no later snapshot undercuts
     retired: deque[str] = field(default_factory=lambda: deque(maxlen=RETIRED_KEPT))  # earlier incarnations
+    newest: ReplicaSnapshot | None = None  # the last one received, plausible or not
+    fault: str | None = None  # of the newest
     fp16_step_at_s: float | None = None  # when steps_fp16 was last seen to have grown
+    rates: Rates | None = None
+    standing_tokens: int = 0
+    refused_per_s: float = 0.0
 
-    @property
-    def last(self) -> tuple[float, ReplicaSnapshot]:
-        return self.received[-1]
+    def restart(self) -> None:
+        self.received.clear()
+        self.lows.clear()
+
+    def take(self, now_s: float, snapshot: ReplicaSnapshot, window_s: float) -> None:
+        received, lows = self.received, self.lows
+        received.append((now_s, snapshot))
+        while lows and lows[-1][1] >= snapshot.waiting_tokens:
+            lows.pop()
+        lows.append((now_s, snapshot.waiting_tokens))
+        # The newest snapshot from before the window is kept: it is what the window's rates count from.
+        while len(received) > 2 and received[1][0] <= now_s - window_s:
+            received.popleft()
+        began_s, first = received[0]
+        while lows[0][0] < began_s:
+            lows.popleft()
+        span_s = now_s - began_s
+        full = span_s >= window_s / 2  # a burst of delayed snapshots spans too little to divide by
+        self.rates = _rates(first, snapshot, span_s) if full else None
+        self.standing_tokens = lows[0][1] if full else 0
+        self.refused_per_s = max(0, snapshot.refused - first.refused) / span_s if full else 0.0
 
 
 class Fleet:
@@ -37,61 +77,115 @@ class Fleet:
     """
 
     def __init__(self, window_s: float, forget_after_s: float) -> None:
-        self._window_s = window_s
-        self._forget_after_s = forget_after_s
+        self.window_s = window_s
+        self.forget_after_s = forget_after_s
         self._replicas: dict[str, _Replica] = {}
+        self._in_order: list[tuple[str, _Replica]] | None = None  # sorted by id; None: to be sorted anew
+        self._faulty: dict[str, str] = {}
 
-    def on_snapshot(self, now_s: float, snapshot: ReplicaSnapshot) -> bool:
-        """Take a snapshot. Returns False, and keeps nothing, for a duplicate or one overtaken by a newer."""
-        replica = self._replicas.setdefault(snapshot.replica_id, _Replica())
-        if snapshot.incarnation in replica.retired:
-            return False
-        if replica.received:
-            _, last = replica.last
-            if last.incarnation != snapshot.incarnation:
-                replica.retired.append(last.incarnation)
-                replica.received.clear()
-                replica.fp16_step_at_s = None
-            elif snapshot.seq <= last.seq:
-                return False
-            elif not _grew(last, snapshot):
-                replica.received.clear()
-            elif snapshot.steps_fp16 > last.steps_fp16:
-                replica.fp16_step_at_s = now_s
-        replica.received.append((now_s, snapshot))
-        # The newest snapshot from before the window is kept: it is what the window's rates count from.
-        while len(replica.received) > 2 and replica.received[1][0] <= now_s - self._window_s:
-            replica.received.popleft()
-        return True
+    def __len__(self) -> int:
+        return len(self._replicas)
 
-    def forget_silent(self, now_s: float) -> frozenset[str]:
-        """Drop the replicas that have been silent for too long; return the ids of those that remain."""
-        gone = [id_ for id_, replica in self._replicas.items() if now_s - replica.last[0] > self._forget_after_s]
-        for id_ in gone:
-            del self._replicas[id_]
+    def __contains__(self, replica_id: object) -> bool:
+        return replica_id in self._replicas
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The replicas known."""
         return frozenset(self._replicas)
 
-    def views(self, now_s: float) -> tuple[ReplicaView, ...]:
-        """All replicas, sorted by id."""
-        return tuple(self._view(now_s, replica) for _, replica in sorted(self._replicas.items()))
+    @property
+    def faults(self) -> Mapping[str, str]:
+        """What is wrong with the latest snapshots, by replica."""
+        return self._faulty
 
-    def _view(self, now_s: float, replica: _Replica) -> ReplicaView:
-        (began_s, first), (arrived_s, last) = replica.received[0], replica.last
-        full = arrived_s - began_s >= self._window_s / 2  # a burst of delayed snapshots spans too little to divide by
-        return ReplicaView(
-            snapshot=last,
-            age_s=max(0.0, now_s - arrived_s),
-            rates=_rates(first, last, arrived_s - began_s) if full else None,
-            standing_tokens=min(snapshot.waiting_tokens for _, snapshot in replica.received) if full else 0,
-            fp16_step_age_s=None if replica.fp16_step_at_s is None else max(0.0, now_s - replica.fp16_step_at_s),
-        )
+    def on_snapshot(self, now_s: float, snapshot: ReplicaSnapshot) -> Reception:
+        """Take a snapshot, unless it is late or cannot be true."""
+        replica, newest = self._replicas.get(snapshot.replica_id), None
+        outcome = Reception.TAKEN
+        if replica is None:
+            replica = self._replicas[snapshot.replica_id] = _Replica(now_s)
+            self._in_order = None
+            outcome = Reception.NEW
+        elif (newest := replica.newest) is not None and (
+            snapshot.incarnation in replica.retired
+            or (snapshot.incarnation == newest.incarnation and snapshot.seq <= newest.seq)
+        ):
+            return Reception.LATE
+        replica.heard_at_s, replica.newest = now_s, snapshot
+        if newest is not None and newest.incarnation != snapshot.incarnation:
+            replica.retired.append(newest.incarnation)
+            replica.restart()
+            replica.fp16_step_at_s = None
+        if self._is_faulty(now_s, replica, snapshot):
+            return Reception.IMPLAUSIBLE
+        if replica.received:
+            _, last = replica.received[-1]
+            if not _grew(last, snapshot):
+                replica.restart()
+            elif snapshot.steps_fp16 > last.steps_fp16:
+                replica.fp16_step_at_s = now_s
+        replica.take(now_s, snapshot, self.window_s)
+        return outcome
+
+    def forget_silent(self, now_s: float) -> bool:
+        """Drop the replicas that have been silent for too long; return whether there were any."""
+        oldest_s = now_s - self.forget_after_s
+        gone = [id_ for id_, replica in self._replicas.items() if replica.heard_at_s < oldest_s]
+        for id_ in gone:
+            del self._replicas[id_]
+            self._faulty.pop(id_, None)
+        if gone:
+            self._in_order = None
+        return bool(gone)
+
+    def views(self, now_s: float) -> tuple[ReplicaView, ...]:
+        """All replicas that have said something plausible, sorted by id."""
+        if self._in_order is None:
+            self._in_order = sorted(self._replicas.items())
+        return tuple([_view(now_s, replica) for _, replica in self._in_order if replica.received])
+
+    def offered_over_admitted(self) -> float:
+        """Requests that came / requests that were let in, over the window; 1 when none was refused."""
+        refused = sum(replica.refused_per_s for replica in self._replicas.values())
+        if refused == 0:
+            return 1.0
+        admitted = sum(replica.rates.arrivals for replica in self._replicas.values() if replica.rates is not None)
+        return (admitted + refused) / max(admitted, 1e-3)
+
+    def _is_faulty(self, now_s: float, replica: _Replica, snapshot: ReplicaSnapshot) -> bool:
+        what = fault(snapshot)
+        if what is None and replica.received:
+            before_s, before = replica.received[-1]
+            what = wait_fault(before, snapshot, now_s - before_s)
+        if what is not None:
+            self._faulty[snapshot.replica_id] = what
+        elif self._faulty:
+            self._faulty.pop(snapshot.replica_id, None)
+        return what is not None
+
+
+def _view(now_s: float, replica: _Replica) -> ReplicaView:
+    arrived_s, last = replica.received[-1]
+    fp16_at_s = replica.fp16_step_at_s
+    return ReplicaView(
+        last,
+        now_s - arrived_s,
+        replica.rates,
+        replica.standing_tokens,
+        None if fp16_at_s is None else now_s - fp16_at_s,
+    )
 
 
 def _grew(before: ReplicaSnapshot, after: ReplicaSnapshot) -> bool:
     """Whether all totals are at least what they were."""
-    return all(
-        getattr(after, total) >= getattr(before, total)
-        for total in ("tokens_fp16", "tokens_fp8", "steps_fp16", "steps_fp8", "arrivals", "arrived_tokens")
+    return (
+        after.tokens_fp16 >= before.tokens_fp16
+        and after.tokens_fp8 >= before.tokens_fp8
+        and after.steps_fp16 >= before.steps_fp16
+        and after.steps_fp8 >= before.steps_fp8
+        and after.arrivals >= before.arrivals
+        and after.arrived_tokens >= before.arrived_tokens
     )
 
 
@@ -106,6 +200,8 @@ def _rates(first: ReplicaSnapshot, last: ReplicaSnapshot, span_s: float) -> Rate
         waiting_tokens=(last.waiting_tokens - first.waiting_tokens) / span_s,
         steps_fp16=(last.steps_fp16 - first.steps_fp16) / span_s,
         steps_fp8=(last.steps_fp8 - first.steps_fp8) / span_s,
+        judged=(last.judged - first.judged) / span_s,
+        within_slo=(last.within_slo - first.within_slo) / span_s,
     )
     plausible = rates.arrivals <= MAX_ARRIVALS_PER_S and max(rates.arrived_tokens, rates.tokens) <= MAX_TOKENS_PER_S
     return rates if plausible else None

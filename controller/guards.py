@@ -2,16 +2,18 @@
 
 Each guard is a pure function, all in seconds and none in ticks, so that a change of the step period changes nothing.
 Missing data argues against a change (as in Kubernetes' horizontal autoscaler): a silent replica is taken to be calm
-when the policy wants FP8, and to be loaded when it wants to leave it.
+when the policy wants FP8, and to be loaded when it wants to leave it. A replica whose snapshots are implausible counts
+as silent. Only the fail-safe, where one is configured, changes the mode without data.
 """
 
-from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from controller.policies.base import Decision, Observation, PolicySpec, ReplicaView, Settings
+from controller.schema import Fallback
 from nestedfp.modes import DirectiveMode
 
 MINUTE_S = 60.0
@@ -27,12 +29,16 @@ class GuardConfig(Settings):
     dwell_fp8_s: Annotated[float, Field(ge=0)] = 20.0  # shortest stay in FP8
     max_switches_per_minute: Annotated[int, Field(ge=1)] = 6
     stale_after_s: Annotated[float, Field(gt=0)] = 1.0  # silence after which a snapshot is no evidence
-    quorum: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the ready replicas that must be fresh
+    quorum: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the replicas that must be ready and fresh
+    expected_replicas: Annotated[int, Field(ge=1)] | None = None  # the quorum counts from this; None: from the ready
+    warm_up_s: Annotated[float, Field(ge=0)] = 2.0  # a replica that has been ready for less is no evidence
+    fail_safe: Fallback | None = None  # in force when there has been no quorum for long; None: the mode stays
+    fail_safe_after_s: Annotated[float, Field(ge=0)] = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class GuardState:
-    """When the mode changed."""
+    """When the mode of a unit changed. A unit is what one decision holds for: the cluster, or one replica."""
 
     changed_at_s: float | None = None  # None: the mode of the start is still in force
     switches_at_s: tuple[float, ...] = ()  # of the last minute
@@ -50,17 +56,34 @@ class Override:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """What the policy wants, or why it was not asked."""
+
+    wish: Decision | None  # None: not asked
+    hold: str | None  # why not
+    policy_state: Any
+    silent_count: int = 0  # ready replicas that are no evidence
+    implausible: bool = False  # one of them because of what it says
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What comes out of policy and guards together."""
 
     decision: Decision  # what to do; its mode is the present one when a guard holds
     wanted: DirectiveMode | None  # the policy's wish; None when it was not asked
     policy_state: Any
+    held: str | None = None  # the guard that holds; None: none does
 
 
-def warmed_up(replicas: tuple[ReplicaView, ...]) -> tuple[ReplicaView, ...]:
-    """The replicas that serve: times measured during warm-up would look like an overload."""
-    return tuple(replica for replica in replicas if replica.snapshot.ready)
+def warmed_up(replicas: tuple[ReplicaView, ...], warm_up_s: float = 0.0) -> tuple[ReplicaView, ...]:
+    """The replicas that serve, and have for a while: what is measured before would look like an overload."""
+    return tuple(
+        replica
+        for replica in replicas
+        if replica.snapshot.ready
+        and (replica.snapshot.ready_for_s is None or replica.snapshot.ready_for_s >= warm_up_s)
+    )
 
 
 def fresh(replicas: tuple[ReplicaView, ...], stale_after_s: float) -> tuple[ReplicaView, ...]:
@@ -68,17 +91,22 @@ def fresh(replicas: tuple[ReplicaView, ...], stale_after_s: float) -> tuple[Repl
     return tuple(replica for replica in replicas if replica.age_s <= stale_after_s)
 
 
-def hold_for_quorum(fresh_count: int, ready_count: int, quorum: float) -> str | None:
-    """Hold when too few of the ready replicas are fresh to judge the cluster."""
+def hold_for_quorum(fresh_count: int, ready_count: int, quorum: float, expected_count: int | None = None) -> str | None:
+    """Hold when too few of the ready replicas, or of those expected, are fresh to judge the cluster."""
     if ready_count == 0:
         return "held_no_ready_replicas"
-    return "held_by_quorum" if fresh_count == 0 or fresh_count < quorum * ready_count else None
+    of_count = max(ready_count, expected_count or 0)
+    return "held_by_quorum" if fresh_count == 0 or fresh_count < quorum * of_count else None
 
 
-def hold_for_stale(current: DirectiveMode, wanted: DirectiveMode, stale_count: int) -> str | None:
+def hold_for_stale(
+    current: DirectiveMode, wanted: DirectiveMode, stale_count: int, *, implausible: bool = False
+) -> str | None:
     """Stay in FP8 while a replica is silent: it may be the loaded one. Entering rests on fresh replicas alone."""
     leaving = current is DirectiveMode.FP8 and wanted is not DirectiveMode.FP8
-    return "held_by_stale_replica" if leaving and stale_count > 0 else None
+    if not leaving or stale_count == 0:
+        return None
+    return "held_by_implausible_replica" if implausible else "held_by_stale_replica"
 
 
 def hold_for_dwell(now_s: float, current: DirectiveMode, state: GuardState, config: GuardConfig) -> str | None:
@@ -108,6 +136,30 @@ def switched(now_s: float, state: GuardState) -> GuardState:
     return replace(state, changed_at_s=now_s, switches_at_s=(*recent, now_s))
 
 
+def ask(
+    spec: PolicySpec[Any, Any],
+    observation: Observation,
+    policy_state: Any,
+    policy_config: Settings,
+    guards: GuardConfig,
+    faulty: Collection[str] = (),
+) -> Asked:
+    """Ask the policy, with the replicas that are evidence, if they are enough.
+
+    ``faulty`` names the replicas whose latest snapshots are implausible.
+    """
+    if not spec.adaptive:
+        wish, policy_state = spec.decide(observation, policy_state, policy_config)
+        return Asked(wish, None, policy_state)
+    ready = warmed_up(observation.replicas, guards.warm_up_s)
+    usable = fresh(ready, guards.stale_after_s)
+    if (hold := hold_for_quorum(len(usable), len(ready), guards.quorum, guards.expected_replicas)) is not None:
+        return Asked(None, hold, policy_state)
+    wish, policy_state = spec.decide(replace(observation, replicas=usable), policy_state, policy_config)
+    silent = {view.replica_id for view in ready} - {view.replica_id for view in usable} if faulty else set()
+    return Asked(wish, None, policy_state, len(ready) - len(usable), implausible=not silent.isdisjoint(faulty))
+
+
 def guarded_decide(
     spec: PolicySpec[Any, Any],
     observation: Observation,
@@ -115,32 +167,21 @@ def guarded_decide(
     policy_config: Settings,
     guards: GuardConfig,
     guard_state: GuardState,
-    override: Override | None,
+    faulty: Collection[str] = (),
 ) -> Verdict:
-    """Ask the policy and apply every guard.
-
-    The order: the operator; then, for policies that observe, quorum; the policy; and for a wish to change, the rest.
-    """
+    """Ask the policy and apply every guard: first quorum; then the policy; and for a wish to change, the rest."""
     now_s, current = observation.now_s, observation.current
-    if (ordered := override_in_force(now_s, override)) is not None:
-        return Verdict(Decision(ordered.mode, "override"), None, policy_state)
-    if not spec.adaptive:
-        decision, policy_state = spec.decide(observation, policy_state, policy_config)
-        return Verdict(decision, decision.mode, policy_state)
-
-    ready = warmed_up(observation.replicas)
-    usable = fresh(ready, guards.stale_after_s)
-    if (hold := hold_for_quorum(len(usable), len(ready), guards.quorum)) is not None:
-        return Verdict(Decision(current, hold), None, policy_state)
-    wish, policy_state = spec.decide(replace(observation, replicas=usable), policy_state, policy_config)
-    if wish.mode is current:
-        return Verdict(wish, wish.mode, policy_state)
-    checks: tuple[Callable[[], str | None], ...] = (
-        lambda: hold_for_stale(current, wish.mode, len(ready) - len(usable)),
-        lambda: hold_for_dwell(now_s, current, guard_state, guards),
-        lambda: hold_for_flip_rate(now_s, guard_state, guards),
+    asked = ask(spec, observation, policy_state, policy_config, guards, faulty)
+    wish = asked.wish
+    if wish is None:
+        return Verdict(Decision(current, str(asked.hold)), None, asked.policy_state, asked.hold)
+    if wish.mode is current or not spec.adaptive:
+        return Verdict(wish, wish.mode, asked.policy_state)
+    hold = (
+        hold_for_stale(current, wish.mode, asked.silent_count, implausible=asked.implausible)
+        or hold_for_dwell(now_s, current, guard_state, guards)
+        or hold_for_flip_rate(now_s, guard_state, guards)
     )
-    for check in checks:
-        if (hold := check()) is not None:
-            return Verdict(Decision(current, hold, inputs=wish.inputs), wish.mode, policy_state)
-    return Verdict(wish, wish.mode, policy_state)
+    if hold is None:
+        return Verdict(wish, wish.mode, asked.policy_state)
+    return Verdict(replace(wish, mode=current, reason=hold), wish.mode, asked.policy_state, hold)

@@ -1,28 +1,30 @@
 """The control loop: snapshots in, directives and decision records out. Zero I/O, no clock, no randomness.
 
 The live actor and the simulator drive this same class: they read the clock, call ``on_snapshot`` and ``step``, and do
-what the returned ``Effects`` say. All times are seconds of the driver's clock, which must not run backwards.
+what the returned ``Effects`` say. All times are seconds of the driver's clock; a step back counts as no time passed.
+
+What is decided and what is in force differ only in advisory mode, where the replicas stay in the mode of the start (or
+in the operator's) while the loop goes on deciding as if its word were followed.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-from controller import guards
-from controller.config import ControllerConfig
-from controller.fleet import Fleet
+from controller import guards, ladder
+from controller.clock import SteadyClock
+from controller.config import ControllerConfig, check_reload
+from controller.fleet import Fleet, Reception
+from controller.orders import Orders
 from controller.policies import POLICIES
-from controller.policies.base import Decision, Observation, ReplicaView
-from controller.protocol import DirectivePublisher, lapsed
-from controller.schema import (
-    DecisionRecord,
-    Directive,
-    DirectiveAck,
-    OverrideView,
-    ReplicaSnapshot,
-    ReplicaStatus,
-    StatusReport,
-)
+from controller.policies.base import Decision, ReplicaView
+from controller.protocol import NO_RULE, Content, DirectivePublisher, lapsed
+from controller.records import Bookkeeper
+from controller.report import status_report
+from controller.schema import DecisionRecord, Directive, DirectiveAck, ReplicaSnapshot, Rung, Scope, StatusReport
+from controller.scope import Plan, Sight, compact, keep_fp8
+from controller.strain import measure
+from controller.subset import make_scope
 from nestedfp.modes import DirectiveMode
+from nestedfp.step_rule import StepRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +34,9 @@ class Effects:
     directives: tuple[Directive, ...]  # to broadcast at once
     record: DecisionRecord | None  # to log: the directive or the ladder's rung changed
     next_step_at_s: float
-    held: DecisionRecord | None = None  # to log: what a guard holds back has changed, the directive has not
+    notes: tuple[DecisionRecord, ...] = ()  # to log: what is held back has changed, or the configuration
     admission: float = 1.0  # each replica's admission limit is multiplied by this; the directives carry it
-    desired_replicas: int | None = None  # for the autoscaler; None: as many as there are
+    desired_replicas: int | None = None  # for the autoscaler; None: as many as without the controller
 
 
 class ControlLoop:
@@ -42,79 +44,105 @@ class ControlLoop:
 
     def __init__(self, config: ControllerConfig) -> None:
         self._config = config
-        self._policy = POLICIES[config.policy.name]
-        start, self._policy_state = self._policy.start(config.policy)
+        start, _ = POLICIES[config.policy.name].start(config.policy)
+        self._start = Content(start.mode, start.rule)
+        self._decided = self._start  # what the policy and its guards want in force
+        self._clock = SteadyClock()
         self._publisher = DirectivePublisher(config.lease_s, config.renew_s, start.mode, start.rule, start.reason)
+        self._publisher.set_terms(config.lease_s, config.renew_s, _slo_ms(config))
         self._fleet = Fleet(config.rate_window_s, config.forget_after_s)
-        self._guard_state = guards.GuardState()
-        self._override: guards.Override | None = None
+        self._scope = make_scope(config)
+        self._ladder = ladder.LadderState()
+        self._orders = Orders()
+        self._books = Bookkeeper(self._start, start.reason)
         self._since_s: float | None = None  # when the mode came into force; None before the first event
-        self._last_reason = start.reason
-        self._records_made = 0
-        self._recorded = (start.mode, 0)  # mode and epoch of the last record
-        self._may_adopt = self._policy.adaptive
+        self._began_s = 0.0
+        self._blind_since_s: float | None = None  # since when there is no quorum
+        self._adopts_from: int | None = 0  # epoch from which a replica's first words are adopted; None: no more
 
     # -- what comes in -------------------------------------------------------------------------------------------------
 
     def on_snapshot(self, now_s: float, snapshot: ReplicaSnapshot) -> Directive:
-        """Take a snapshot; the directive returned is the answer, and renews the replica's lease."""
-        self._started(now_s)
-        if self._fleet.on_snapshot(now_s, snapshot):
-            newer = snapshot.epoch >= self._publisher.epoch
+        """Take a snapshot; the directive returned is the answer for its sender, and renews the lease."""
+        now_s = self._tick(now_s)
+        reception = self._fleet.on_snapshot(now_s, snapshot)
+        if reception is not Reception.LATE:
+            known_epoch = self._publisher.epoch
             self._publisher.on_snapshot(now_s, snapshot)
-            if newer and not lapsed(snapshot):
-                self._adopt(now_s, snapshot)
+            if reception is Reception.NEW and self._adopts_from is not None and not lapsed(snapshot):
+                self._adopt(now_s, snapshot, known_epoch)
         return self._publisher.answer(snapshot.replica_id)
 
     def on_ack(self, now_s: float, ack: DirectiveAck) -> None:
         """Take a replica's answer to a broadcast."""
-        self._started(now_s)
-        self._publisher.on_ack(now_s, ack)
+        self._publisher.on_ack(self._tick(now_s), ack)
 
-    def override(self, now_s: float, mode: DirectiveMode, ttl_s: float | None = None) -> Effects:
-        """Put the operator's mode in force at once; ``auto`` hands back to the policy.
+    def override(
+        self, now_s: float, mode: DirectiveMode, ttl_s: float | None = None, replica_id: str | None = None
+    ) -> Effects:
+        """Put the operator's mode in force at once, for all replicas or for one; ``auto`` hands back to the policy.
+
+        A word for all ends the ones for single replicas. Holds in advisory mode too: the operator acts.
 
         Raises:
-            ValueError: for a ``ttl_s`` that is not positive, or one given with ``auto``.
+            ValueError: for a ``ttl_s`` that is not positive, one given with ``auto``, or an unknown replica; nothing
+                changes then.
         """
-        if ttl_s is not None and (mode is DirectiveMode.AUTO or not 0 < ttl_s < float("inf")):
-            raise ValueError(
-                f"expected ttl_s > 0 with mode fp16 or fp8, got ttl_s={ttl_s!r} with mode {mode.value}; "
-                "leave ttl_s out to override without end, or to hand back"
-            )
-        if mode is DirectiveMode.AUTO:
-            self._override = None
+        if replica_id is not None and replica_id not in self._fleet:
+            raise ValueError(f"expected one of the replicas {sorted(self._fleet.ids)}, got {replica_id!r}; see /status")
+        self._orders.give(self._tick(now_s), mode, ttl_s, replica_id)
+        return self.step(now_s)
+
+    def reload(self, now_s: float, config: ControllerConfig) -> Effects:
+        """Go on under another configuration. What is in force, dwell times and the ladder's rung carry over.
+
+        Raises:
+            ValueError: for a change that replicas could not take up, naming the key; nothing changes then.
+        """
+        check_reload(self._config, config)
+        old, self._config = self._config, config
+        # Another policy of the same scope keeps the guards' memory: a reload must not be a way round dwell times.
+        same_scope = type(make_scope(config)) is type(self._scope)
+        if same_scope:
+            self._scope.reconfigure(config)
         else:
-            self._override = guards.Override(mode, None if ttl_s is None else now_s + ttl_s)
+            self._scope = make_scope(config)
+        self._fleet.window_s, self._fleet.forget_after_s = config.rate_window_s, config.forget_after_s
+        self._publisher.set_terms(config.lease_s, config.renew_s, _slo_ms(config))
+        self._ladder = ladder.limited(self._ladder, config.ladder)
+        if config.advisory and not old.advisory:
+            start, _ = POLICIES[config.policy.name].start(config.policy)
+            self._start = Content(start.mode, start.rule)
+        self._books.reloaded()
         return self.step(now_s)
 
     # -- what goes out -------------------------------------------------------------------------------------------------
 
     def step(self, now_s: float) -> Effects:
         """Decide. To be called at ``next_step_at_s``; earlier does no harm."""
-        self._started(now_s)
-        self._publisher.retain(self._fleet.forget_silent(now_s))
-        self._override = guards.override_in_force(now_s, self._override)
-        observation = Observation(
-            now_s=now_s, replicas=self._fleet.views(now_s), current=self._publisher.mode, slo=self._config.slo
+        driver_s, now_s = now_s, self._tick(now_s)
+        fleet, publisher = self._fleet, self._publisher
+        if fleet.forget_silent(now_s) or publisher.peer_count != len(fleet):
+            publisher.retain(fleet.ids)
+        views = fleet.views(now_s)
+        self._orders.expire(now_s)
+        plan = self._plan(now_s, views)
+        self._books.asked(plan)
+        climbed = self._climb(now_s, views)
+        decided = Content(plan.mode, _rule(plan), plan.exceptions, self._ladder.admission_scale)
+        same_modes = (decided.mode, decided.exceptions) == (self._decided.mode, self._decided.exceptions)
+        self._put_in_force(now_s, decided, climbed if climbed is not None and same_modes else plan.decision.reason)
+        directive = publisher.due(now_s)
+        record, notes = self._books.write(
+            driver_s, now_s, self._config, plan, self._decided, publisher, self._rung(), self._ladder, climbed
         )
-        verdict = guards.guarded_decide(
-            self._policy,
-            observation,
-            self._policy_state,
-            self._config.policy,
-            self._config.guards,
-            self._guard_state,
-            self._override,
-        )
-        self._policy_state = verdict.policy_state
-        self._last_reason = verdict.decision.reason
-        self._put_in_force(now_s, verdict.decision)
-        directive = self._publisher.due(now_s)
         return Effects(
             directives=() if directive is None else (directive,),
-            record=self._record(now_s, verdict.decision),
-            next_step_at_s=self._next_step_at_s(now_s),
+            record=record,
+            next_step_at_s=self._clock.to_driver(self._next_step_at_s(now_s)),
+            notes=notes,
+            admission=publisher.content.admission_scale,
+            desired_replicas=None if self._config.advisory else self._ladder.desired_replicas,
         )
 
     def settled(self) -> tuple[Directive, int, float] | None:
@@ -126,87 +154,132 @@ class ControlLoop:
 
     def status(self, now_s: float) -> StatusReport:
         """What is in force, why, and how each replica stands."""
-        override = guards.override_in_force(now_s, self._override)
-        remaining_s = None if override is None or override.expires_at_s is None else override.expires_at_s - now_s
-        return StatusReport(
-            mode=self._publisher.mode,
-            epoch=self._publisher.epoch,
-            reason=self._publisher.reason,
-            last_reason=self._last_reason,
-            policy=self._config.policy.name,
+        now_s = self._tick(now_s)
+        return status_report(
+            now_s,
+            self._config,
+            self._publisher,
+            self._fleet,
+            self._orders,
+            self._books,
+            self._decided,
+            self._rung(),
+            self._ladder,
             since_s=0.0 if self._since_s is None else max(0.0, now_s - self._since_s),
-            rule=self._publisher.rule,
-            override=None if override is None else OverrideView(mode=override.mode, remaining_s=remaining_s),
-            replicas=tuple(self._replica_status(view) for view in self._fleet.views(now_s)),
         )
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _started(self, now_s: float) -> None:
+    def _tick(self, now_s: float) -> float:
+        now_s = self._clock.read(now_s)
         if self._since_s is None:
+            self._since_s = self._began_s = now_s
+        return now_s
+
+    def _plan(self, now_s: float, views: tuple[ReplicaView, ...]) -> Plan:
+        """Ask the operator, the fail-safe, and then the policy."""
+        ordered = self._orders.for_all
+        if ordered is not None and not self._config.advisory:
+            return Plan(ordered.mode, NO_RULE, {}, Decision(ordered.mode, "override"))
+        if (fail_safe := self._fail_safe(now_s, views)) is not None:
+            return fail_safe
+        plan = self._scope.decide(Sight(now_s, views, self._decided, self._fleet.faults))
+        return keep_fp8(plan, self._decided, views) if self._ladder.holds_fp8 else plan
+
+    def _fail_safe(self, now_s: float, views: tuple[ReplicaView, ...]) -> Plan | None:
+        """The configured mode, once there has been no quorum for long."""
+        bounds = self._config.guards
+        if bounds.fail_safe is None:
+            return None
+        ready = guards.warmed_up(views, bounds.warm_up_s)
+        usable = guards.fresh(ready, bounds.stale_after_s)
+        hold = guards.hold_for_quorum(len(usable), len(ready), bounds.quorum, bounds.expected_replicas)
+        if hold is None:
+            self._blind_since_s = None
+            return None
+        if self._blind_since_s is None:
+            self._blind_since_s = now_s
+        if now_s - self._blind_since_s < bounds.fail_safe_after_s:
+            return None
+        inputs = (("without_quorum_s", now_s - self._blind_since_s), ("fresh_replicas", float(len(usable))))
+        decision = Decision(bounds.fail_safe.mode, "fail_safe", bounds.fail_safe.rule, inputs)
+        return Plan(decision.mode, decision.rule, {}, decision)
+
+    def _climb(self, now_s: float, views: tuple[ReplicaView, ...]) -> str | None:
+        """Go a step up or down the ladder where it is time to; returns why."""
+        ordered = self._orders.for_all
+        if ordered is not None and ordered.mode is not DirectiveMode.FP8:
+            return None  # the operator has ruled out the first rung; what it takes then is the operator's to say
+        offered = self._fleet.offered_over_admitted()
+        strain = measure(now_s, views, self._decided, self._config, self._books.loads[1], offered)
+        self._ladder, climbed = ladder.advance(strain, self._ladder, self._config.ladder)
+        return climbed
+
+    def _rung(self) -> Rung:
+        decided = self._decided
+        degraded = decided.mode is DirectiveMode.FP8 or DirectiveMode.FP8 in decided.exceptions.values()
+        return self._ladder.rung(degraded)
+
+    def _adopt(self, now_s: float, snapshot: ReplicaSnapshot, known_epoch: int) -> None:
+        """Start from what a predecessor left in force: a restarted controller must not end FP8 amid an overload."""
+        adaptive = POLICIES[self._config.policy.name].adaptive
+        whole = self._config.scope is Scope.CLUSTER
+        late = now_s - self._began_s > 2 * self._config.lease_s
+        if not adaptive or (late and not whole):
+            self._adopts_from = None
+            return
+        assert self._adopts_from is not None, "the caller has looked"
+        if snapshot.epoch < (self._adopts_from or known_epoch):
+            return
+        self._adopts_from = None if whole else (self._adopts_from or snapshot.epoch)
+        if snapshot.rule is not None and self._config.ladder.shed and snapshot.admission_scale < 1.0:
+            self._ladder = ladder.adopted(snapshot.admission_scale, now_s)
+        wanted, decided = snapshot.directive, self._decided
+        if wanted is DirectiveMode.AUTO:  # may be the fallback
+            return
+        if whole:
+            content = replace(decided, mode=wanted)
+        else:
+            modes = {replica_id: decided.mode_for(replica_id) for replica_id in self._fleet.ids}
+            mode, exceptions = compact({**modes, snapshot.replica_id: wanted}, decided.mode)
+            content = replace(decided, mode=mode, exceptions=exceptions)
+        content = replace(content, admission_scale=self._ladder.admission_scale)
+        self._put_in_force(now_s, content, "adopted_from_replica", adopting=True)
+
+    def _put_in_force(self, now_s: float, decided: Content, reason: str, *, adopting: bool = False) -> None:
+        """Take a decision over, and publish it unless the mode is advisory."""
+        before = self._decided
+        if not self._config.advisory:
+            decided = self._orders.applied(decided)
+        if decided != before:
+            self._scope.changed(now_s, before, decided, self._fleet.ids)
+            self._decided = decided
+            if not adopting and decided.mode is not before.mode and self._config.scope is Scope.CLUSTER:
+                self._adopts_from = None
+        published = decided
+        if self._config.advisory:
+            ordered = self._orders.for_all
+            start = self._start if ordered is None else Content(ordered.mode)
+            published = self._orders.applied(start)
+            reason = "override" if ordered is not None else "advisory"
+        elif not adopting and decided == before and published.mode is not self._publisher.mode:
+            reason = "advisory_ended"
+        if published == self._publisher.content:
+            return
+        mode_changed = published.mode is not self._publisher.mode
+        self._publisher.set_content(now_s, published, reason)
+        if mode_changed:
             self._since_s = now_s
 
-    def _adopt(self, now_s: float, snapshot: ReplicaSnapshot) -> None:
-        """Start from what a predecessor left in force: a restarted controller must not end FP8 amid an overload."""
-        if not self._may_adopt:
-            return
-        self._may_adopt = False
-        if snapshot.directive not in (self._publisher.mode, DirectiveMode.AUTO):
-            self._put_in_force(now_s, Decision(snapshot.directive, "adopted_from_replica"))
-
-    def _put_in_force(self, now_s: float, decision: Decision) -> None:
-        publisher = self._publisher
-        if decision.mode is publisher.mode and (
-            decision.mode is not DirectiveMode.AUTO or decision.rule == publisher.rule
-        ):
-            return
-        self._may_adopt = False
-        self._guard_state = guards.switched(now_s, self._guard_state)
-        self._since_s = now_s
-        publisher.set_mode(now_s, decision.mode, decision.rule, decision.reason)
-
-    def _record(self, now_s: float, decision: Decision) -> DecisionRecord | None:
-        """A record for every change of mode or epoch, the first directive included."""
-        publisher = self._publisher
-        from_mode, epoch = self._recorded
-        if epoch == publisher.epoch:
-            return None
-        self._recorded = (publisher.mode, publisher.epoch)
-        self._records_made += 1
-        changed = from_mode is not publisher.mode or epoch == 0
-        return DecisionRecord(
-            decision_id=self._records_made,
-            now_s=now_s,
-            from_mode=from_mode,
-            to_mode=publisher.mode,
-            rule=publisher.rule,
-            epoch=publisher.epoch,
-            policy=self._config.policy.name,
-            reason=publisher.reason if changed else "epoch_raised",
-            inputs=dict(decision.inputs),
-        )
-
     def _next_step_at_s(self, now_s: float) -> float:
-        at_s = now_s + self._config.step_period_s
-        expires_at_s = None if self._override is None else self._override.expires_at_s
-        return at_s if expires_at_s is None else min(at_s, expires_at_s)
+        return min((now_s + self._config.step_period_s, *self._orders.ends_s()))
 
-    def _replica_status(self, view: ReplicaView) -> ReplicaStatus:
-        snapshot, rates = view.snapshot, view.rates
-        same: dict[str, Any] = {
-            name: getattr(snapshot, name) for name in ReplicaStatus.model_fields if hasattr(snapshot, name)
-        }
-        heard = self._publisher.last_heard(snapshot.replica_id)
-        same["epoch"], same["directive"] = heard or (snapshot.epoch, snapshot.directive)
-        return ReplicaStatus(
-            **same,
-            id=snapshot.replica_id,
-            directed=self._publisher.content.mode_for(snapshot.replica_id),
-            acked=self._publisher.acked(snapshot.replica_id),
-            stale=view.age_s > self._config.guards.stale_after_s,
-            age_s=view.age_s,
-            ttft_p90_ms=snapshot.ttft.p90_ms if snapshot.ttft.count else None,
-            tpot_p90_ms=snapshot.tpot.p90_ms if snapshot.tpot.count else None,
-            arrivals_per_s=None if rates is None else rates.arrivals,
-            tokens_per_s=None if rates is None else rates.tokens,
-        )
+
+def _slo_ms(config: ControllerConfig) -> tuple[float, float]:
+    return config.slo.ttft_ms, config.slo.tpot_ms
+
+
+def _rule(plan: Plan) -> StepRule:
+    """The rule, where a replica follows one: it is no content otherwise, and must not raise the epoch."""
+    follows = plan.mode is DirectiveMode.AUTO or DirectiveMode.AUTO in plan.exceptions.values()
+    return plan.rule if follows else NO_RULE

@@ -181,6 +181,7 @@ class Outcome(enum.StrEnum):
     APPLIED = "applied"  # the directive changed
     HELD = "held"  # a guard held back what the policy wanted; written when wish or reason change
     RELEASED = "released"  # nothing is held back any more, and nothing changed
+    STATED = "stated"  # the ladder says something new, and the directive stays: FP8 is not enough, or replicas wanted
     RENUMBERED = "renumbered"  # the same directive under a higher epoch
     RELOADED = "reloaded"  # another configuration
 
@@ -250,8 +251,9 @@ class StatusReport(Record):
     advised_mode: DirectiveMode | None = None  # what would be in force; None unless advisory
     advised_exceptions: dict[str, DirectiveMode] = {}
     rung: Rung = Rung.NONE
+    fp8_insufficient: bool = False  # FP8 alone does not hold the SLO
     admission_scale: float = 1.0
-    desired_replicas: int | None = None  # None: as many as there are
+    desired_replicas: int | None = None  # stated to the autoscaler; None: as many as without the controller
     fp16_load: float | None = None
     fp8_load: float | None = None
     since_s: Seconds  # how long the mode has been in force

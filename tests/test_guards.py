@@ -112,7 +112,7 @@ def judge(
     policy: str = "threshold",
     guards: GuardConfig | None = None,
     state: GuardState | None = None,
-    override: Override | None = None,
+    faulty: tuple[str, ...] = (),
 ) -> Verdict:
     spec = POLICIES[policy]
     return guarded_decide(
@@ -122,7 +122,7 @@ def judge(
         spec.config(),
         guards or GuardConfig(),
         state or GuardState(),
-        override,
+        faulty,
     )
 
 
@@ -142,9 +142,19 @@ def judge(
         ([{}], {"current": FP8, "state": GuardState(90.0, (90.0,))}, FP8, "held_by_dwell", FP16),
         ([HOT], {"state": GuardState(99.0, (99.0,))}, FP16, "held_by_dwell", FP8),
         ([HOT], {"state": GuardState(90.0, (80.0,) * 6)}, FP16, "held_by_flip_rate", FP8),
-        ([{}], {"override": Override(FP8), "state": GuardState(99.9, (99.0,) * 9)}, FP8, "override", None),
-        ([HOT], {"override": Override(FP16)}, FP16, "override", None),
-        ([HOT], {"override": Override(FP16, 100.0)}, FP8, "wait_s_over_enter", FP8),
+        # of four that should be there one is too few, whatever it says
+        ([HOT], {"guards": GuardConfig(expected_replicas=4)}, FP16, "held_by_quorum", None),
+        ([HOT], {"guards": GuardConfig(expected_replicas=2)}, FP8, "wait_s_over_enter", FP8),
+        # cold starts are no overload
+        ([{**HOT, "ready_for_s": 1.9}, {}], {}, FP16, "below_enter", FP16),
+        ([{**HOT, "ready_for_s": 2.0}, {}], {}, FP8, "wait_s_over_enter", FP8),
+        (
+            [{}, {"age_s": 2.0, "replica_id": "r1"}],
+            {"current": FP8, "faulty": ("r1",)},
+            FP8,
+            "held_by_implausible_replica",
+            FP16,
+        ),
         ([], {"policy": "static_fp16", "current": FP8, "state": GuardState(99.9)}, FP16, "static_fp16", FP16),
     ],
 )

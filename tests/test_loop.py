@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from controller.config import ControllerConfig
 from controller.loop import ControlLoop, Effects
 from controller.protocol import DirectiveFollower
-from controller.schema import DecisionRecord, Directive, ReplicaSnapshot, StatusReport
+from controller.schema import DecisionRecord, Directive, Outcome, ReplicaSnapshot, StatusReport
 from nestedfp.modes import DirectiveMode, Mode
 
 FP16, FP8, AUTO = DirectiveMode.FP16, DirectiveMode.FP8, DirectiveMode.AUTO
@@ -123,7 +123,9 @@ def test_a_burst_is_met_at_once_held_and_then_left(policy: str) -> None:
 def test_a_lasting_overload_stays_in_fp8_without_flips(policy: str) -> None:
     cluster = Cluster(make_loop(policy)).run(5).run(120, **HOT)
     assert cluster.modes == {FP8}
-    assert len(cluster.records) == 2
+    assert [r.to_mode for r in cluster.records if r.outcome is Outcome.APPLIED] == [FP16, FP8]
+    # One second of waiting everywhere is more than FP8 should allow: the controller says so, once.
+    assert [r.reason for r in cluster.records if r.outcome is Outcome.STATED] == ["fp8_cannot_hold_slo"]
 
 
 def test_slo_feedback_stays_in_fp8_while_fp16_would_be_too_slow_though_all_is_calm() -> None:

@@ -44,6 +44,8 @@ class Rates:
     waiting_tokens: float  # growth of the queue; negative when it drains
     steps_fp16: float = 0.0
     steps_fp8: float = 0.0
+    judged: float = 0.0  # finished requests held against the SLO
+    within_slo: float = 0.0
 
     @property
     def tokens(self) -> float:

@@ -1,0 +1,74 @@
+"""The operator's orders: a mode for all replicas or for one, with or without an end. Zero I/O."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from controller.guards import Override, override_in_force
+from controller.publisher import Content
+from controller.schema import OverrideView
+from nestedfp.modes import DirectiveMode
+
+
+class Orders:
+    """What the operator has ordered and not taken back."""
+
+    def __init__(self) -> None:
+        self.for_all: Override | None = None
+        self.by_replica: dict[str, Override] = {}
+
+    def give(self, now_s: float, mode: DirectiveMode, ttl_s: float | None, replica_id: str | None = None) -> None:
+        """Take an order; ``auto`` hands back to the policy. An order for all ends those for single replicas.
+
+        Raises:
+            ValueError: for a ``ttl_s`` that is not positive, or one given with ``auto``; nothing changes then.
+        """
+        if ttl_s is not None and (mode is DirectiveMode.AUTO or not 0 < ttl_s < float("inf")):
+            raise ValueError(
+                f"expected ttl_s > 0 with mode fp16 or fp8, got ttl_s={ttl_s!r} with mode {mode.value}; "
+                "leave ttl_s out to override without end, or to hand back"
+            )
+        order = None if mode is DirectiveMode.AUTO else Override(mode, None if ttl_s is None else now_s + ttl_s)
+        if replica_id is None:
+            self.for_all = order
+            self.by_replica = {}
+        elif order is None:
+            self.by_replica.pop(replica_id, None)
+        else:
+            self.by_replica[replica_id] = order
+
+    def expire(self, now_s: float) -> None:
+        """Drop what has come to its end."""
+        self.for_all = override_in_force(now_s, self.for_all)
+        if self.by_replica:
+            kept = {replica_id: override_in_force(now_s, order) for replica_id, order in self.by_replica.items()}
+            self.by_replica = {replica_id: order for replica_id, order in kept.items() if order is not None}
+
+    def applied(self, content: Content) -> Content:
+        """The content with the orders for single replicas; those for all are the loop's to apply."""
+        if not self.by_replica:
+            return content
+        exceptions = {**content.exceptions, **{replica_id: order.mode for replica_id, order in self.by_replica.items()}}
+        kept = {replica_id: mode for replica_id, mode in exceptions.items() if mode is not content.mode}
+        return replace(content, exceptions=kept)
+
+    def ends_s(self) -> Iterator[float]:
+        """When orders end."""
+        for order in (self.for_all, *self.by_replica.values()):
+            if order is not None and order.expires_at_s is not None:
+                yield order.expires_at_s
+
+    def view(self, now_s: float) -> tuple[OverrideView | None, dict[str, OverrideView]]:
+        """The orders as the status shows them."""
+        views = {
+            replica_id: shown
+            for replica_id, order in self.by_replica.items()
+            if (shown := _view(now_s, order)) is not None
+        }
+        return _view(now_s, self.for_all), views
+
+
+def _view(now_s: float, order: Override | None) -> OverrideView | None:
+    order = override_in_force(now_s, order)
+    if order is None:
+        return None
+    return OverrideView(mode=order.mode, remaining_s=None if order.expires_at_s is None else order.expires_at_s - now_s)

@@ -1,0 +1,140 @@
+"""The scope k_of_n: FP8 on as many replicas as the load needs. Zero I/O."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from controller import guards, k_of_n
+from controller.config import ControllerConfig
+from controller.policies import POLICIES
+from controller.policies.base import Decision
+from controller.protocol import Content
+from controller.schema import Scope
+from controller.scope import CLUSTER, BaseScope, ClusterScope, Plan, ReplicaScope, Scoped, Sight, compact
+from nestedfp.modes import DirectiveMode
+
+FP16, FP8 = DirectiveMode.FP16, DirectiveMode.FP8
+
+
+def make_scope(config: ControllerConfig) -> Scoped:
+    """The scope that the configuration names."""
+    if not POLICIES[config.policy.name].adaptive or config.scope is Scope.CLUSTER:
+        return ClusterScope(config)
+    return ReplicaScope(config) if config.scope is Scope.REPLICA else SubsetScope(config)
+
+
+class SubsetScope(BaseScope):
+    """FP8 on as many replicas as the load needs; one policy looks at all of them.
+
+    The policy is asked twice. Asked as if FP16 were in force it tells whether the SLO is in danger: K grows. Asked as if
+    FP8 were, it tells whether FP16 would do: K shrinks. In between K stays, or follows the load if that is known.
+    """
+
+    def __init__(self, config: ControllerConfig) -> None:
+        super().__init__(config)
+        self._grew_at_s: float | None = None
+        self._shrank_at_s: float | None = None
+        self._replicas: dict[str, guards.GuardState] = {}
+
+    def decide(self, sight: Sight) -> Plan:
+        config = self._config
+        modes = {view.replica_id: sight.current.mode_for(view.replica_id) for view in sight.views}
+        in_fp8 = {replica_id for replica_id, mode in modes.items() if mode is FP8}
+        current = FP8 if in_fp8 else FP16
+        observation = self._observation(sight, sight.views, current)
+        asked = guards.ask(self._spec, observation, self._policy_state, config.policy, config.guards, sight.faulty)
+        before_state, self._policy_state = self._policy_state, asked.policy_state
+        wish = asked.wish
+        if wish is None:
+            hold = str(asked.hold)
+            return self._plan(sight, modes, Decision(current, hold), None, {CLUSTER: (None, hold)})
+        in_danger = wish.mode is not FP16
+        if in_fp8 and in_danger:
+            entering = replace(observation, current=FP16)
+            danger = guards.ask(self._spec, entering, before_state, config.policy, config.guards, sight.faulty).wish
+            in_danger = danger is not None and danger.mode is not FP16
+        ready = tuple(
+            view
+            for view in guards.warmed_up(sight.views, config.guards.warm_up_s)
+            if view.age_s <= config.guards.stale_after_s
+        )
+        present = sum(view.replica_id in in_fp8 for view in ready)
+        wanted = self._wanted(wish, in_danger, present, len(ready))
+        hold_ = self._hold(sight.now_s, present, wanted, asked)
+        inputs = (*wish.inputs, ("replicas", len(ready)), ("fp8_replicas", present), ("fp8_replicas_wanted", wanted))
+        decision = replace(wish, mode=FP8 if wanted else FP16, inputs=inputs)
+        if wanted == present or hold_ is not None:
+            held: dict[str, tuple[DirectiveMode | None, str]] = {}
+            if hold_ is not None:
+                decision = replace(decision, mode=current, reason=hold_)
+                held = {CLUSTER: (FP8 if wanted > present else FP16, hold_)}
+            return self._plan(sight, modes, decision, wish.mode, held)
+        frozen = {
+            replica_id
+            for replica_id, state in self._replicas.items()
+            if guards.hold_for_flip_rate(sight.now_s, state, config.guards) is not None
+        }
+        selected = k_of_n.chosen(ready, in_fp8, wanted, frozen)
+        modes |= {view.replica_id: FP8 if view.replica_id in selected else FP16 for view in ready}
+        held = {replica_id: (None, "held_by_flip_rate") for replica_id in frozen if replica_id in modes}
+        return self._plan(sight, modes, decision, wish.mode, held)
+
+    def _wanted(self, wish: Decision, in_danger: bool, present: int, replicas: int) -> int:
+        settings = self._config.k_of_n
+        enough = k_of_n.needed(replicas, wish.fp16_load, wish.fp8_load, settings.target_utilisation)
+        if in_danger:
+            return k_of_n.grown(present, replicas, enough)
+        if enough is not None and enough > present and wish.mode is not FP16:
+            return enough
+        ample = k_of_n.needed(
+            replicas, wish.fp16_load, wish.fp8_load, settings.target_utilisation * settings.shrink_margin
+        )
+        if ample is not None and present:
+            return min(present, ample if wish.mode is FP16 else max(1, ample))
+        return max(0, present - 1) if wish.mode is FP16 else present
+
+    def _hold(self, now_s: float, present: int, wanted: int, asked: guards.Asked) -> str | None:
+        bounds = self._config.guards
+        if wanted > present:
+            grew, shrank = self._grew_at_s, self._shrank_at_s
+            soon = (grew is not None and now_s - grew < self._config.k_of_n.grow_every_s) or (
+                shrank is not None and now_s - shrank < bounds.dwell_fp16_s
+            )
+            return "held_by_dwell" if soon else None
+        if wanted < present:
+            stale = guards.hold_for_stale(FP8, FP16, asked.silent_count, implausible=asked.implausible)
+            if stale is not None:
+                return stale
+            last = max((at for at in (self._grew_at_s, self._shrank_at_s) if at is not None), default=None)
+            return "held_by_dwell" if last is not None and now_s - last < bounds.dwell_fp8_s else None
+        return None
+
+    def _plan(
+        self,
+        sight: Sight,
+        modes: Mapping[str, DirectiveMode],
+        decision: Decision,
+        wanted: DirectiveMode | None,
+        held: Mapping[str, tuple[DirectiveMode | None, str]],
+    ) -> Plan:
+        reasons = {
+            replica_id: decision.reason
+            for replica_id, mode in modes.items()
+            if mode is not sight.current.mode_for(replica_id)
+        }
+        mode, exceptions = compact(modes, sight.current.mode)
+        return Plan(mode, sight.current.rule, exceptions, decision, wanted, held, reasons)
+
+    def changed(self, now_s: float, before: Content, after: Content, replica_ids: Collection[str]) -> None:
+        moves = [
+            (replica_id, after.mode_for(replica_id))
+            for replica_id in replica_ids
+            if before.mode_for(replica_id) is not after.mode_for(replica_id)
+        ]
+        for replica_id, _ in moves:
+            self._replicas[replica_id] = guards.switched(now_s, self._replicas.get(replica_id, guards.GuardState()))
+        if len(self._replicas) > 2 * len(replica_ids):
+            self._replicas = {r: state for r, state in self._replicas.items() if r in replica_ids}
+        if any(mode is FP8 for _, mode in moves):
+            self._grew_at_s = now_s
+        elif moves:
+            self._shrank_at_s = now_s
