@@ -12,7 +12,12 @@ ROOT = Path(__file__).resolve().parents[1]
 OURS = ("nestedfp", "controller", "deploy", "loadtest")
 IMPURE = {"ray", "vllm", "torch", "time", "random", "asyncio", "datetime", "threading", "secrets", "uuid"}
 # The files of the controller that may do I/O; the trace reader parses time stamps, but reads no clock.
-DRIVERS = {"controller/actor.py", "controller/decision_log.py", "controller/trace.py"}
+DRIVERS = {
+    "controller/actor.py",
+    "controller/decision_log.py",
+    "controller/trace.py",
+    "controller/simulate/cli.py",
+}
 
 MAY_IMPORT = {
     "deploy": {"controller", "nestedfp"},

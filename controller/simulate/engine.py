@@ -1,0 +1,292 @@
+"""One engine: continuous batching with chunked prefill as vLLM V1 schedules it, in simulated time. Pure.
+
+Each step serves the running requests first, in the order of their admission (one token for each that decodes, a chunk
+for one in prefill), then admits waiting ones first come, first served, while the token budget, ``max_num_seqs`` and the
+KV cache allow; a request is admitted only if its whole prompt fits. When the running requests outgrow the KV cache, the
+one admitted last is preempted: it loses its entries, returns to the head of the queue and is computed anew.
+
+Cost: nothing loops over the requests of a batch. A decoding request is described by constants (``base``, ``finish_at``)
+relative to the engine's count of decode steps; blocks needed by a step come from sixteen counters by phase; finishing
+requests come from a calendar; a stretch of pure decode steps runs in one tight loop. ``advance`` runs all steps that end
+by a given time, so that an engine costs nothing between the events that concern it.
+"""
+
+from collections import deque
+from heapq import heappop, heappush
+from math import inf
+
+from controller.simulate.engine_model import EngineTable
+from controller.simulate.engine_stats import EngineStats
+from controller.simulate.request import SimRequest
+from controller.simulate.windows import WeightedWindow
+from nestedfp.modes import DirectiveMode, Mode
+from nestedfp.step_rule import StepRule, StepSignals, choose
+
+
+class Engine:
+    """A simulated engine. ``directive`` and ``rule`` may be set at any time and count from the next step on."""
+
+    def __init__(self, table: EngineTable) -> None:
+        limits = table.engine
+        self._costs = (table.fp16, table.fp8)  # by is_fp8
+        self._budget = limits.max_num_batched_tokens
+        self._max_seqs = limits.max_num_seqs
+        self._block = limits.block_tokens
+        self.total_blocks = limits.kv_tokens // limits.block_tokens
+        self.directive = DirectiveMode.FP16  # until somebody says otherwise, as in the live engine
+        self.rule = StepRule()
+        # requests
+        self.waiting: deque[SimRequest] = deque()
+        self._running: dict[SimRequest, None] = {}  # in order of admission
+        self._partial: SimRequest | None = None  # the one whose prompt is computed in part
+        self.waiting_tokens = 0  # still to be computed in prefill
+        self._pinned = 0  # running ones
+        # decoding
+        self._decodes = 0
+        self._kv_tokens = 0  # entries of the decoding requests
+        self.decode_steps = 0
+        self._fp16_decode_steps = 0
+        self._calendar: dict[int, list[SimRequest]] = {}  # by finish_at
+        self._finish_counts: list[int] = []  # heap of its keys
+        self._phases = [0] * self._block  # decoding requests by the step count (modulo) that takes a new block
+        self.used_blocks = 0
+        # the step in progress
+        self.ends_s = inf  # inf: idle
+        self._began_s = 0.0
+        self._is_fp8 = False
+        self._step_decodes = 0
+        self._chunks: list[tuple[SimRequest, int]] = []
+        # statistics, as the live engine counts them
+        self.stats = EngineStats()
+        self.preemptions = 0
+        self.arrivals = 0
+        self.arrived_tokens = 0
+        self.finished: list[SimRequest] = []  # since the caller last took them
+        self.finished_count = 0
+        self.ttft = WeightedWindow()
+        self.tpot = WeightedWindow()
+
+    # -- what the cluster does -----------------------------------------------------------------------------------------
+
+    def add(self, now_s: float, request: SimRequest) -> None:
+        """Queue a request; the engine must have been advanced to ``now_s``."""
+        self.arrivals += 1
+        self.arrived_tokens += request.prompt_tokens
+        self.waiting_tokens += request.target
+        self.waiting.append(request)
+        if self.ends_s == inf:
+            self._start(now_s)
+
+    def advance(self, until_s: float) -> None:
+        """Run every step that ends by ``until_s``, and begin the one after."""
+        while self.ends_s <= until_s:
+            now_s = self.ends_s
+            self._complete(now_s)
+            if not self.waiting and self._partial is None:
+                if not self._decodes:
+                    self.ends_s = inf
+                    return
+                now_s = self._decode_run(now_s, until_s)
+            self._start(now_s)
+
+    def unfinished(self) -> list[SimRequest]:
+        """The requests inside, in queue order: what is lost when the engine dies."""
+        return [*self._running, *self.waiting]
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def ongoing(self) -> int:
+        """Requests inside: what a router compares."""
+        return len(self._running) + len(self.waiting)
+
+    @property
+    def kv_usage(self) -> float:
+        return self.used_blocks / self.total_blocks
+
+    def oldest_wait_s(self, now_s: float) -> float:
+        """Age of the request at the head of the queue."""
+        return max(0.0, now_s - self.waiting[0].arrived_s) if self.waiting else 0.0
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def _start(self, now_s: float) -> None:
+        """Fill a step, choose its precision and begin it."""
+        self._chunks = []
+        preempted = self._reserve_decode_blocks()
+        budget = self._budget - self._decodes
+        if self._partial is not None:
+            budget = self._continue_prefill(self._partial, budget)
+            preempted = preempted or self._partial is None
+        if not preempted:
+            self._admit(budget)
+        tokens = self._decodes + sum(count for _, count in self._chunks)
+        assert tokens > 0, "a request that fits the cache alone can always be scheduled"
+        signals = StepSignals(tokens, self.oldest_wait_s(now_s), self._pinned > 0, self._budget)
+        is_fp8 = choose(signals, self.directive, self.rule).mode is Mode.FP8
+        self.stats.scheduled(is_fp8, tokens)
+        self._is_fp8, self._step_decodes, self._began_s = is_fp8, self._decodes, now_s
+        self.ends_s = now_s + self._costs[is_fp8].step_s(tokens, self._decodes, self._kv_tokens)
+
+    def _continue_prefill(self, request: SimRequest, budget: int) -> int:
+        """The next chunk of the one request that is between two chunks. It was admitted last, because a prompt is cut
+        only where the budget ends; so that when blocks are short it is also the one to preempt."""
+        count = min(request.target - request.computed, budget)
+        needed = -(-(request.computed + count) // self._block) - -(-request.computed // self._block)
+        if self.used_blocks + needed > self.total_blocks:
+            self._preempt_last()
+            return budget
+        self._take(request, count, needed)
+        return budget - count
+
+    def _admit(self, budget: int) -> None:
+        while self.waiting and budget > 0 and len(self._running) < self._max_seqs:
+            request = self.waiting[0]
+            if self.used_blocks + -(-request.target // self._block) > self.total_blocks:
+                return
+            self.waiting.popleft()
+            self._running[request] = None
+            self._pinned += request.pinned
+            count = min(request.target, budget)
+            self._take(request, count, -(-count // self._block))
+            budget -= count
+
+    def _take(self, request: SimRequest, count: int, blocks: int) -> None:
+        if count == 0:
+            return
+        request.computed += count
+        self.used_blocks += blocks
+        self.waiting_tokens -= count
+        self._chunks.append((request, count))
+        self._partial = request if request.computed < request.target else None
+
+    def _complete(self, now_s: float) -> None:
+        """What the step in progress has brought: tokens, first tokens, finished requests."""
+        is_fp8, duration_s = self._is_fp8, now_s - self._began_s
+        self.stats.took(is_fp8, duration_s)
+        if self._step_decodes:
+            self.tpot.add(now_s, duration_s * 1e3, self._step_decodes)
+            self._kv_tokens += self._step_decodes
+            self.decode_steps += 1
+            self._fp16_decode_steps += not is_fp8
+            if self._finish_counts and self._finish_counts[0] == self.decode_steps:
+                heappop(self._finish_counts)
+                for request in self._calendar.pop(self.decode_steps):
+                    self._leave_decode(request)
+                    self._finish(now_s, request)
+        for request, count in self._chunks:
+            in_prompt = min(request.computed, request.prompt_tokens) - min(
+                request.computed - count, request.prompt_tokens
+            )
+            if is_fp8:
+                request.prompt_fp8 += in_prompt
+            else:
+                request.prompt_fp16 += in_prompt
+            if request.computed == request.target:
+                self._sampled_by_prefill(now_s, request, is_fp8)
+
+    def _sampled_by_prefill(self, now_s: float, request: SimRequest, is_fp8: bool) -> None:
+        if request.generated == 0:
+            request.first_s = now_s
+            self.ttft.add(now_s, request.ttft_ms)
+        request.generated += 1
+        if is_fp8:
+            request.completion_fp8 += 1
+        else:
+            request.completion_fp16 += 1
+        if request.generated == request.output_tokens:
+            self.used_blocks -= -(-request.target // self._block)
+            self._finish(now_s, request)
+            return
+        count = self.decode_steps
+        request.base = request.target - count
+        request.finish_at = count + request.output_tokens - request.generated
+        request.fp16_mark = self._fp16_decode_steps
+        self._decodes += 1
+        self._kv_tokens += request.target
+        self._phases[(count - request.target) % self._block] += 1
+        if request.finish_at in self._calendar:
+            self._calendar[request.finish_at].append(request)
+        else:
+            self._calendar[request.finish_at] = [request]
+            heappush(self._finish_counts, request.finish_at)
+
+    def _decode_run(self, now_s: float, until_s: float) -> float:
+        """Run pure decode steps while nothing can happen between them; returns when the last one ended."""
+        decodes = self._decodes
+        signals = StepSignals(decodes, 0.0, self._pinned > 0, self._budget)
+        # The same for all of them: nothing that the rule looks at changes.
+        is_fp8 = choose(signals, self.directive, self.rule).mode is Mode.FP8
+        cost, took = self._costs[is_fp8], self.stats.took
+        step_s, growth_s = cost.step_s(decodes, decodes, self._kv_tokens), cost.growth_s(decodes)
+        last = self._finish_counts[0] - 1  # the step that finishes a request is left to the general path
+        phases, block, tpot = self._phases, self._block, self.tpot
+        count = first = self.decode_steps
+        while count < last and now_s + step_s <= until_s:
+            needed = phases[count % block]
+            if self.used_blocks + needed > self.total_blocks:
+                break
+            self.used_blocks += needed
+            now_s += step_s
+            count += 1
+            tpot.add(now_s, step_s * 1e3, decodes)
+            took(is_fp8, step_s)
+            step_s += growth_s
+        done = count - first
+        if done:
+            self.decode_steps = count
+            self._kv_tokens += done * decodes
+            if not is_fp8:
+                self._fp16_decode_steps += done
+            self.stats.scheduled(is_fp8, done * decodes, done)
+        return now_s
+
+    # -- KV cache ------------------------------------------------------------------------------------------------------
+
+    def _reserve_decode_blocks(self) -> bool:
+        """Take the blocks that this step's decodes need; returns whether a request was preempted for them."""
+        preempted = False
+        while self.used_blocks + (needed := self._phases[self.decode_steps % self._block]) > self.total_blocks:
+            self._preempt_last()
+            preempted = True
+        self.used_blocks += needed
+        return preempted
+
+    def _preempt_last(self) -> None:
+        """Take the request admitted last out of the batch, between two steps."""
+        request, _ = self._running.popitem()
+        self.preemptions += 1
+        request.preemptions += 1
+        self._pinned -= request.pinned
+        if request is self._partial:
+            self._partial = None
+            self.waiting_tokens -= request.target - request.computed
+            self.used_blocks -= -(-request.computed // self._block)
+        else:
+            self._calendar[request.finish_at].remove(request)
+            request.generated = request.output_tokens - (request.finish_at - self.decode_steps)
+            self._leave_decode(request)
+            request.target = request.prompt_tokens + request.generated
+        request.computed = request.prompt_fp16 = request.prompt_fp8 = 0
+        self.waiting_tokens += request.target
+        self.waiting.appendleft(request)
+
+    def _leave_decode(self, request: SimRequest) -> None:
+        """Free what a decoding request holds, and note in which precision its tokens were sampled."""
+        entries = request.base + self.decode_steps
+        self._decodes -= 1
+        self._kv_tokens -= entries
+        self.used_blocks -= -(-entries // self._block)
+        self._phases[-request.base % self._block] -= 1
+        in_fp16 = self._fp16_decode_steps - request.fp16_mark
+        request.completion_fp16 += in_fp16
+        request.completion_fp8 += entries - request.target - in_fp16
+
+    def _finish(self, now_s: float, request: SimRequest) -> None:
+        del self._running[request]
+        self._pinned -= request.pinned
+        request.finished_s, request.outcome, request.generated = now_s, "finished", request.output_tokens
+        self.finished.append(request)
+        self.finished_count += 1

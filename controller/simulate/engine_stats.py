@@ -1,0 +1,47 @@
+"""What a simulated engine counts, in the way the live one does. Pure.
+
+Two-element lists are indexed by ``is_fp8``: this is the innermost code of the simulator, and hashing an enum costs more
+than the rest of it.
+"""
+
+from nestedfp.modes import Mode
+
+MODES = (Mode.FP16, Mode.FP8)  # by is_fp8
+SMOOTHING = 0.2  # of step_ms
+
+
+class EngineStats:
+    """Totals since the engine started."""
+
+    __slots__ = ("busy_s", "is_fp8", "step_ms", "steps", "switches", "tokens")
+
+    def __init__(self) -> None:
+        self.is_fp8: bool | None = None  # of the last step
+        self.steps = [0, 0]
+        self.tokens = [0, 0]
+        self.busy_s = [0.0, 0.0]
+        self.step_ms: list[float | None] = [None, None]  # smoothed
+        self.switches = 0
+
+    @property
+    def last_mode(self) -> Mode:
+        """Of the last step; FP16 before the first one."""
+        return MODES[bool(self.is_fp8)]
+
+    def scheduled(self, is_fp8: bool, tokens: int, steps: int = 1) -> None:
+        """Count ``steps`` steps that begin, with ``tokens`` tokens together."""
+        self.tokens[is_fp8] += tokens
+        self.steps[is_fp8] += steps
+        if is_fp8 is not self.is_fp8:
+            self.switches += self.is_fp8 is not None
+            self.is_fp8 = is_fp8
+
+    def took(self, is_fp8: bool, duration_s: float) -> None:
+        """Smooth the duration of a step into ``step_ms``; one step counts as at most twice the value so far."""
+        self.busy_s[is_fp8] += duration_s
+        duration_ms = duration_s * 1e3
+        before_ms = self.step_ms[is_fp8]
+        if before_ms is None:
+            self.step_ms[is_fp8] = duration_ms
+        else:
+            self.step_ms[is_fp8] = before_ms + SMOOTHING * (min(duration_ms, 2 * before_ms) - before_ms)

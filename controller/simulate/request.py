@@ -1,0 +1,71 @@
+"""One request on its way through the simulated cluster. Times are seconds of the simulated clock."""
+
+from typing import Literal
+
+Outcome = Literal["pending", "finished", "shed", "refused", "lost"]
+
+
+class SimRequest:
+    """What happened to a request.
+
+    ``computed`` are the tokens that have KV entries, as far as prefill goes; ``target`` those that prefill must compute:
+    the prompt, and after a preemption also the answer so far.
+    """
+
+    __slots__ = (
+        "arrived_s",
+        "base",
+        "completion_fp8",
+        "completion_fp16",
+        "computed",
+        "finish_at",
+        "finished_s",
+        "first_s",
+        "fp16_mark",
+        "generated",
+        "index",
+        "outcome",
+        "output_tokens",
+        "pinned",
+        "preemptions",
+        "prompt_fp8",
+        "prompt_fp16",
+        "prompt_tokens",
+        "target",
+    )
+
+    def __init__(
+        self, index: int, arrived_s: float, prompt_tokens: int, output_tokens: int, pinned: bool = False
+    ) -> None:
+        self.index = index
+        self.arrived_s = arrived_s
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.pinned = pinned
+        self.outcome: Outcome = "pending"
+        self.first_s = 0.0
+        self.finished_s = 0.0
+        self.generated = 0
+        self.target = prompt_tokens
+        self.computed = 0
+        self.preemptions = 0
+        self.prompt_fp16 = 0
+        self.prompt_fp8 = 0
+        self.completion_fp16 = 0
+        self.completion_fp8 = 0
+        # While decoding, in terms of the engine's count of decode steps:
+        self.base = 0  # tokens with KV entries, less the count
+        self.finish_at = 0  # the count at which the last token is there
+        self.fp16_mark = 0  # FP16 decode steps when decoding began
+
+    @property
+    def ttft_ms(self) -> float:
+        """Time to first token."""
+        return (self.first_s - self.arrived_s) * 1e3
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Mean time per output token after the first; None for one token."""
+        if self.output_tokens < 2:
+            return None
+        return (self.finished_s - self.first_s) * 1e3 / (self.output_tokens - 1)

@@ -1,0 +1,45 @@
+"""Which replica gets a request. Seeded; queue lengths are exact at the moment of the choice.
+
+``p2c`` is Ray Serve's router: two replicas at random, the one with fewer ongoing requests.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+
+from controller.simulate.replica import Replica
+
+Routing = Literal["p2c", "round_robin"]
+Route = Callable[[float, Sequence[Replica]], Replica]
+BLOCK = 4096
+
+
+def make_router(routing: Routing, seed: int) -> Route:
+    """A function of time and the replicas that take requests (at least one)."""
+    if routing == "round_robin":
+        count = -1
+
+        def round_robin(now_s: float, replicas: Sequence[Replica]) -> Replica:
+            nonlocal count
+            count += 1
+            return replicas[count % len(replicas)]
+
+        return round_robin
+
+    rng = np.random.default_rng([0x2C, seed])
+    draws: list[float] = []
+
+    def p2c(now_s: float, replicas: Sequence[Replica]) -> Replica:
+        if len(replicas) == 1:
+            return replicas[0]
+        if len(draws) < 2:
+            draws.extend(rng.random(BLOCK).tolist())
+        first = int(draws.pop() * len(replicas))
+        second = (first + 1 + int(draws.pop() * (len(replicas) - 1))) % len(replicas)
+        one, other = replicas[first], replicas[second]
+        one.engine.advance(now_s)
+        other.engine.advance(now_s)
+        return one if one.engine.ongoing <= other.engine.ongoing else other
+
+    return p2c
