@@ -1,5 +1,7 @@
 """Finds out what the engines run on."""
 
+import os
+import re
 from pathlib import Path
 
 
@@ -8,3 +10,12 @@ def resolve(wanted: str) -> str:
     if wanted != "auto":
         return wanted
     return "gpu" if any(Path("/proc/driver/nvidia/gpus").glob("*")) or Path("/dev/nvidia0").exists() else "cpu"
+
+
+def visible_gpus(devices: Path = Path("/dev")) -> int:
+    """Return how many NVIDIA GPUs this process may use: device files, less those that CUDA_VISIBLE_DEVICES hides."""
+    count = sum(re.fullmatch(r"nvidia\d+", entry.name) is not None for entry in devices.iterdir())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return count
+    return min(count, len([part for part in visible.split(",") if part.strip()]))

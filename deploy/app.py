@@ -72,6 +72,9 @@ def llm_config(config: DeployConfig) -> LLMConfig:
     }
     if kind == "cpu":
         env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads)}
+    else:
+        # On a GPU the ranks are Ray actors, which inherit only what vLLM is told to copy: where to leave a failure's cause.
+        env["VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"] = "NESTEDFP_"
     options: dict[str, Any] = {
         "num_replicas": config.replicas,
         "health_check_period_s": 2,
@@ -114,7 +117,13 @@ def engine_kwargs(config: DeployConfig, kind: str) -> dict[str, Any]:
         kwargs["kv_cache_memory_bytes"] = engine.kv_cache_bytes
     if engine.quantization == "nestedfp":
         kwargs["quantization"] = "nestedfp"
-        kwargs["additional_config"] = {"nestedfp": {"quantize_activations": engine.quantize_activations}}
+        kwargs["additional_config"] = {
+            "nestedfp": {
+                "quantize_activations": engine.quantize_activations,
+                "step_costs": engine.step_costs,
+                "unsupported_gpu": engine.unsupported_gpu,
+            }
+        }
     return kwargs
 
 

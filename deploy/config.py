@@ -54,6 +54,12 @@ class EngineSection(Section):
         None  # required on a CPU; on a GPU None takes what is left
     )
     gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    step_costs: Literal["auto", "measure", "off"] = (
+        "auto"  # time steps in both precisions at the start, so that the directive auto takes FP8 where it pays; auto: on a GPU
+    )
+    unsupported_gpu: Literal["refuse", "fp16"] = (
+        "refuse"  # what to do on a GPU without this project's kernels; fp16: serve exact FP16 only, through vLLM's own
+    )
     cpu_threads: Annotated[int, Field(ge=1)] | None = None  # per tensor-parallel rank; None: cores / (replicas * ranks)
 
 

@@ -38,17 +38,25 @@ def preflight(config: DeployConfig) -> None:
     """Check in milliseconds what would otherwise fail after a minute of start-up.
 
     Raises:
-        ConfigError: the port is taken, or a CPU engine has no size for its KV cache.
+        ConfigError: the port is taken, a CPU engine has no size for its KV cache, or there are too few GPUs.
         CheckpointError: a shard is missing or damaged.
     """
     import socket
 
-    from deploy.accelerator import resolve
+    from deploy.accelerator import resolve, visible_gpus
     from nestedfp.checkpoint import verify_shards
 
     if config.model.load_format != "dummy":
         verify_shards(config.model.folder)
-    if resolve(config.engine.accelerator) == "cpu" and config.engine.kv_cache_bytes is None:
+    kind = resolve(config.engine.accelerator)
+    ranks = config.replicas * config.engine.tensor_parallel_size
+    if kind == "gpu" and 0 < visible_gpus() < ranks:
+        # Ray would wait for more for ever. No device file at all: another kind of machine, which Ray may know better.
+        raise ConfigError(
+            f"replicas ({config.replicas}) x engine.tensor_parallel_size ({config.engine.tensor_parallel_size}) need "
+            f"{ranks} GPUs, this machine has {visible_gpus()}"
+        )
+    if kind == "cpu" and config.engine.kv_cache_bytes is None:
         raise ConfigError("engine.kv_cache_bytes is required on a CPU: the memory of one replica's KV cache, in bytes")
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

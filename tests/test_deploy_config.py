@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from deploy import serve
+from deploy.accelerator import visible_gpus
 from deploy.config import REPOSITORY, ConfigError, load
 
 CONFIGS = sorted((REPOSITORY / "deploy" / "configs").glob("*.yaml"))
@@ -78,3 +79,23 @@ def test_a_truncated_checkpoint_is_refused_before_anything_starts(tmp_path, caps
         (model / file.name).write_bytes(data[:5000] if file.suffix == ".safetensors" else data)
     assert serve.main(["--config", str(write(tmp_path, model__path=str(model)))]) == 2
     assert "model.safetensors" in capsys.readouterr().err
+
+
+def test_too_few_gpus_are_refused_before_anything_starts(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("deploy.accelerator.visible_gpus", lambda: 2)
+    path = write(tmp_path, replicas=2, engine__accelerator="gpu", engine__tensor_parallel_size=2)
+    assert serve.main(["--config", str(path)]) == 2
+    assert "need 4 GPUs, this machine has 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"), [(None, 3), ("", 0), ("1", 1), ("0,2", 2), ("0,1,2,3", 3), ("GPU-1234,GPU-5678", 2)]
+)
+def test_gpus_are_counted_by_device_file_and_visibility(tmp_path, monkeypatch, visible, count):
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert visible_gpus(tmp_path) == count
