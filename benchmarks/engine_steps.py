@@ -40,6 +40,7 @@ class Step:
     prefill_tokens: int
     decode_requests: int
     kv_tokens: int  # cached tokens that its requests attended to
+    mode: str  # the precision it ran in; empty where there is only one
     ended_s: float
 
 
@@ -65,7 +66,8 @@ class Recorder:
             else:
                 decode += 1
         self.launched += bool(output.num_scheduled_tokens)
-        output.benchmark_composition = (prefill, decode, cached)
+        mode = getattr(output, "nestedfp_mode", "")
+        output.benchmark_composition = (prefill, decode, cached, str(mode))
         return output
 
     def _on_update(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -123,19 +125,23 @@ class Driver:
             f"no step with {prefill_tokens} prompt tokens and {decode_requests} decodes; last {self._recorder.steps[-1]}"
         )
 
+    def record(self, prefill_tokens: int, decode_requests: int, steps: int) -> list[Step]:
+        """Run to this composition, then return the next ``steps`` steps."""
+        self.run_to(prefill_tokens, decode_requests)
+        self._recorder.steps.clear()
+        while len(self._recorder.steps) < steps:
+            self._engine.step()
+        return self._recorder.steps[:]
+
     def measure(self, prefill_tokens: int, decode_requests: int, steps: int = STEPS) -> tuple[int, float]:
         """Return the median of cached tokens and milliseconds over consecutive steps of this composition."""
         self._scheduler.max_num_scheduled_tokens = (
             prefill_tokens + decode_requests if prefill_tokens else self._budget_tokens
         )
         try:
-            self.run_to(prefill_tokens, decode_requests)
-            self._recorder.steps.clear()
-            while len(self._recorder.steps) < steps:
-                self._engine.step()
+            recorded = self.record(prefill_tokens, decode_requests, steps)
         finally:
             self._scheduler.max_num_scheduled_tokens = self._budget_tokens
-        recorded = self._recorder.steps[:]
         found = [
             (after.kv_tokens, (after.ended_s - before.ended_s) * 1e3)
             for before, after in itertools.pairwise(recorded[1:])

@@ -19,7 +19,11 @@ def run_json(script: str, payload: Any, timeout_s: float = 300.0, env: dict[str,
         text=True,
         timeout=timeout_s,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+            **(env or {}),
+        },
         check=False,
     )
     assert process.returncode == 0, f"{script} ended with {process.returncode}:\n{process.stdout}\n{process.stderr}"

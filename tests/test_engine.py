@@ -6,6 +6,8 @@ Each scenario is one engine in one process (tests/engine_scenario.py).
 import shutil
 
 import pytest
+import torch
+from greedy import assert_same_greedy_tokens
 from processes import ROOT, run_json
 from safetensors.torch import load_file, save_file
 
@@ -23,7 +25,8 @@ PROMPTS = [
     "There lived a poor woodcutter with his wife",
 ]
 LONG = "The youngest brother went out into the wide world to seek his fortune. " * 16  # more than one cache block
-TIE = 0.02  # log-probability: two steps of FP16 logits
+# On one GPU there is no place for a second rank; on a CPU ranks are threads.
+two_ranks = pytest.mark.skipif(torch.cuda.device_count() == 1, reason="needs two GPUs")
 
 
 def scenario(engine, runs, *, nested=True, timeout_s=300.0, env=None):
@@ -32,22 +35,6 @@ def scenario(engine, runs, *, nested=True, timeout_s=300.0, env=None):
         engine.setdefault("quantization", "nestedfp")
     payload = {"engine": engine, "runs": runs, "nested": nested}
     return run_json("engine_scenario.py", payload, timeout_s, env)["runs"]
-
-
-def assert_same_greedy_tokens(run, reference):
-    """The same tokens, except behind a tie.
-
-    Both sides add the same exact products in FP32, in a different order, and round to FP16. Where two tokens are equally
-    likely up to that rounding, either is right, and what follows differs.
-    """
-    identical = 0
-    for tokens, expected, margins in zip(run["tokens"], reference["tokens"], reference["margins"], strict=True):
-        first = next((i for i, (a, b) in enumerate(zip(tokens, expected, strict=True)) if a != b), None)
-        identical += first is None
-        assert first is None or margins[first] < TIE, (
-            f"token {first}: {tokens[first]} != {expected[first]} by {margins[first]}"
-        )
-    assert identical >= len(PROMPTS) // 2
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +129,7 @@ def converted(tmp_path_factory):
     return target
 
 
+@two_ranks
 def test_a_converted_checkpoint_loads_without_any_argument_on_two_ranks(plain, converted):
     tokens = {"prompts": PROMPTS, "max_tokens": 48}
     engine = {"model": str(converted), "quantization": None, "tensor_parallel_size": 2}
@@ -170,6 +158,7 @@ def test_fp16_only_serves_both_kinds_of_checkpoint_exactly_and_knows_no_fp8(plai
         assert all(c["completion"] == {"fp16": 48, "fp8": 0} for c in result["precision"])
 
 
+@two_ranks
 def test_measured_step_costs_reach_the_scheduler_of_every_rank():
     options = {"additional_config": {"nestedfp": {"step_costs": "measure"}}, "tensor_parallel_size": 2}
     (result,) = scenario(options, [{"prompts": PROMPTS, "mode": "auto"}])
