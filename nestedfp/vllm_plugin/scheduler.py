@@ -150,6 +150,8 @@ class PrecisionMixin:
             "steps_fp8": totals.steps[Mode.FP8],
             "tokens_fp16": totals.tokens[Mode.FP16],
             "tokens_fp8": totals.tokens[Mode.FP8],
+            "fp16_only": self._fp16_only,
+            "fp8_pays_from_tokens": None if self._step_costs is None else self._step_costs.fp8_pays_from(),
             "step_ms_fp16": totals.step_ms[Mode.FP16],
             "step_ms_fp8": totals.step_ms[Mode.FP8],
             "waiting": len(waiting),
