@@ -71,6 +71,8 @@ COPIED = (  # from the snapshot
     "kv_usage",
     "tokens_fp16",
     "tokens_fp8",
+    "fp16_only",
+    "fp8_pays_from_tokens",
     "switches",
 )
 

@@ -170,6 +170,8 @@ class ReplicaStatus(Record):
     kv_usage: float
     tokens_fp16: Count
     tokens_fp8: Count
+    fp16_only: bool = False
+    fp8_pays_from_tokens: Count | None = None
     switches: Count
     ttft_p90_ms: Milliseconds | None  # None: no request in the window
     tpot_p90_ms: Milliseconds | None

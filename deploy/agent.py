@@ -8,6 +8,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from typing import Any, Protocol
 
 from controller.config import ControllerConfig
@@ -91,8 +92,8 @@ class ReplicaAgent:
             wanted = (force.mode, force.rule, force.epoch)
             if wanted == self._applied:
                 return
-            rule = {"fp8_step_tokens": force.rule.fp8_step_tokens, "fp8_wait_s": force.rule.fp8_wait_s}
-            await self._engine("nestedfp_set_directive", {"mode": force.mode.value, "epoch": force.epoch, "rule": rule})
+            content = {"mode": force.mode.value, "epoch": force.epoch, "rule": asdict(force.rule)}
+            await self._engine("nestedfp_set_directive", content)
             self._applied = wanted
 
     # -- latencies -----------------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ class Controller:
 
 
 def directive(epoch, mode, lease_s=5.0):
-    rule = {"fp8_step_tokens": None, "fp8_wait_s": None}
+    rule = {"fp8_step_tokens": None, "fp8_wait_s": None, "fp8_budget_fraction": None}
     return {"epoch": epoch, "mode": mode, "lease_s": lease_s, "reason": "test", "rule": rule}
 
 
@@ -89,7 +89,7 @@ def test_a_broadcast_is_acknowledged_after_the_engine_took_it_and_old_epochs_are
         assert engine.directives[-1] == {
             "mode": "fp8",
             "epoch": 3,
-            "rule": {"fp8_step_tokens": None, "fp8_wait_s": None},
+            "rule": {"fp8_step_tokens": None, "fp8_wait_s": None, "fp8_budget_fraction": None},
         }
         late = await agent.apply(directive(2, "fp16"))
         assert (late["epoch"], late["accepted"]) == (3, False)
