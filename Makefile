@@ -4,11 +4,23 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && echo $$p && break; done)
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+# What the virtual environment is made for: gpu needs the NVIDIA driver, and nvcc to build the kernels.
+ACCELERATOR ?= $(if $(wildcard /dev/nvidia0),gpu,cpu)
 CONFIG ?= deploy/configs/demo.yaml
 ARGS   ?=
 
+# A Python of your own that has everything, this package built and installed: make test-gpu ENV_PYTHON=python3
+ifdef ENV_PYTHON
+RUN := $(ENV_PYTHON)
+else
+RUN := $(BIN)/python
+endif
+
 TORCH_VERSION := 2.13.0
 SOURCES_CXX   := $(wildcard csrc/*.h csrc/*.cpp csrc/*/*.h csrc/*/*.cpp csrc/CMakeLists.txt)
+ifeq ($(ACCELERATOR),gpu)
+SOURCES_CXX   += $(wildcard csrc/cuda/*)
+endif
 
 export RAY_USAGE_STATS_ENABLED := 0
 
@@ -17,8 +29,16 @@ export RAY_USAGE_STATS_ENABLED := 0
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-setup: $(VENV)/.built ## virtual environment, pinned dependencies, compiled extension
+setup: $(if $(ENV_PYTHON),,$(VENV)/.built) ## virtual environment, pinned dependencies, compiled extension
 
+ifeq ($(ACCELERATOR),gpu)
+$(VENV)/.installed: requirements/gpu.txt
+	@test -n "$(PYTHON)" || { echo "error: need Python 3.11 or 3.12 with venv (Debian: apt install python3 python3-venv); or set PYTHON=..." >&2; exit 1; }
+	@command -v nvcc >/dev/null || { echo "error: need nvcc, CUDA 12.8 or newer, to build the kernels; or set ACCELERATOR=cpu" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -r requirements/gpu.txt
+	@touch $@
+else
 # The CPU build of torch where pip finds one (a wheel folder or an index of CPU builds); else the default build with its
 # libraries, which runs on a CPU as well.
 $(VENV)/.installed: requirements/cpu.txt
@@ -27,6 +47,7 @@ $(VENV)/.installed: requirements/cpu.txt
 	$(BIN)/python -m pip install -q --no-deps "torch==$(TORCH_VERSION)+cpu" 2>/dev/null || $(BIN)/python -m pip install -q "torch==$(TORCH_VERSION)"
 	$(BIN)/python -m pip install -q --no-deps -r requirements/cpu.txt
 	@touch $@
+endif
 
 $(VENV)/.built: $(VENV)/.installed $(SOURCES_CXX) pyproject.toml
 	@command -v c++ >/dev/null || { echo "error: need a C++ compiler (Debian: apt install g++)" >&2; exit 1; }
@@ -34,10 +55,16 @@ $(VENV)/.built: $(VENV)/.installed $(SOURCES_CXX) pyproject.toml
 	@touch $@
 
 serve: setup ## start the service (CONFIG=deploy/configs/....yaml)
-	$(BIN)/python -m deploy.serve --config $(CONFIG) $(ARGS)
+	$(RUN) -m deploy.serve --config $(CONFIG) $(ARGS)
 
 test: setup ## all tests that need no GPU
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(RUN) -m pytest -q $(ARGS)
+
+test-gpu: setup ## tests of kernels and engine on an H100 or H200; more with two of them
+	$(RUN) -m pytest -q -m gpu $(ARGS)
+	$(RUN) -m pytest -q tests/test_engine.py $(ARGS)
+	@if command -v compute-sanitizer >/dev/null; then compute-sanitizer --tool memcheck --error-exitcode 1 $(RUN) -m tests.gpu_sanitize; \
+	else echo "no compute-sanitizer on the PATH: memory checks skipped"; fi
 
 check: setup ## lint, formatting, types
 	$(BIN)/ruff check .
@@ -51,14 +78,25 @@ format: setup ## rewrite the sources as `make check` wants them
 	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh')
 
 bench-cpu: setup ## time the CPU kernels -> benchmarks/results/cpu-linear.csv
-	$(BIN)/python -m benchmarks.cpu_linear $(ARGS)
+	$(RUN) -m benchmarks.cpu_linear $(ARGS)
+
+bench-gpu: setup ## time the GPU kernels against the libraries -> benchmarks/results/h100-gemm.csv
+	$(RUN) -m benchmarks.gpu_gemm $(ARGS)
+
+ENGINE_MODELS ?= llama-8b,mistral-24b
+
+bench-engine: setup ## whole engines on one GPU: throughput, steps, switches, profile -> benchmarks/results/h100-*.csv (an hour)
+	$(RUN) -m benchmarks.engine --models $(ENGINE_MODELS) $(ARGS)
+	$(RUN) -m benchmarks.engine_steps --models $(ENGINE_MODELS)
+	$(RUN) -m benchmarks.engine_switch --models $(ENGINE_MODELS)
+	$(RUN) -m benchmarks.engine_profile --models $(ENGINE_MODELS)
 
 LOADTEST_ARGS ?= --duration 240 --load-fraction 0.75 --length-scale 0.1 --max-prompt-tokens 16 --max-output-tokens 24 --probe 30 --probe-concurrency 3
 
 loadtest: setup ## replay a trace against fp16, fp8 and adaptive (ARGS="--trace FILE") -> runs/
-	$(BIN)/python -m loadtest --config deploy/configs/loadtest.yaml $(LOADTEST_ARGS) $(ARGS)
+	$(RUN) -m loadtest --config deploy/configs/loadtest.yaml $(LOADTEST_ARGS) $(ARGS)
 
 clean: ## remove the build output (the virtual environment stays)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache
 
-.PHONY: help setup serve test check format bench-cpu loadtest clean
+.PHONY: help setup serve test test-gpu check format bench-cpu bench-gpu bench-engine loadtest clean
