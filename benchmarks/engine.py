@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
         "benchmarks.engine", args.models.split(","), args.systems.split(","), options
     ):
         results_csv.merge(args.out, COLUMNS, 5, rows, [*heading, *notes])
-        found += bool(rows)
+        found += len(rows)
     return 0 if found else 1
 
 

@@ -127,13 +127,15 @@ def info(note: str) -> None:
 def collect(
     module: str, models: Iterable[str], systems: Iterable[str], options: dict[str, Any]
 ) -> Iterator[tuple[list[list[Any]], list[str]]]:
-    """In the parent: run ``python -m module --spec ...`` for every engine; yield the rows and notes of each as it ends."""
+    """In the parent: run ``python -m module --spec ...`` for every engine; yield new rows, and all its notes so far.
+
+    Rows come one by one, so that what was measured is kept when a run is cut off.
+    """
     for model in models:
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(config_of(model)))
             for system in systems:
                 spec = json.dumps({"model": model, "model_dir": folder, "system": system, **options})
-                rows: list[list[Any]] = []
                 notes: list[str] = []
                 process = subprocess.Popen(
                     [sys.executable, "-m", module, "--spec", spec], stdout=subprocess.PIPE, text=True
@@ -141,11 +143,12 @@ def collect(
                 assert process.stdout is not None
                 for line in process.stdout:
                     if line.startswith("ROW "):
-                        rows.append(json.loads(line[4:]))
-                        print(*rows[-1], flush=True)
+                        values = json.loads(line[4:])
+                        print(*values, flush=True)
+                        yield [values], notes
                     elif line.startswith("INFO "):
                         notes.append(line[5:].strip())
                         print(notes[-1], flush=True)
                 if process.wait():
                     print(f"error: {system} on {model} ended with {process.returncode}", file=sys.stderr, flush=True)
-                yield rows, notes
+                yield [], notes

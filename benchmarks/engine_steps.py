@@ -216,7 +216,7 @@ def main(argv: list[str] | None = None) -> int:
     ):
         # Contexts differ by a few tokens from run to run, so a new run replaces all rows of its system.
         results_csv.merge(args.out, COLUMNS, 5, rows, [*heading, *notes])
-        found += bool(rows)
+        found += len(rows)
     return 0 if found else 1
 
 

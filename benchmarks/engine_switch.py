@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
     found = 0
     for rows, notes in engine_process.collect("benchmarks.engine_switch", args.models.split(","), ["nestedfp"], {}):
         results_csv.merge(args.out, COLUMNS, 4, rows, [*heading, *notes])
-        found += bool(rows)
+        found += len(rows)
     return 0 if found else 1
 
 
