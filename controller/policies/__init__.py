@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from controller.policies import fixed, slo_feedback, threshold
+from controller.policies import error_budget, fixed, predictive, slo_feedback, threshold
 from controller.policies.base import PolicySpec
 
 PolicyConfig = Annotated[
@@ -15,7 +15,10 @@ PolicyConfig = Annotated[
     | fixed.EngineAuto
     | fixed.TokenFraction
     | threshold.Threshold
-    | slo_feedback.SloFeedback,
+    | slo_feedback.SloFeedback
+    | slo_feedback.SloAuto
+    | error_budget.ErrorBudget
+    | predictive.Predictive,
     Field(discriminator="name"),
 ]
 
@@ -27,6 +30,9 @@ POLICIES: Mapping[str, PolicySpec[Any, Any]] = MappingProxyType(
         "token_fraction": fixed.SPEC_TOKEN_FRACTION,
         "threshold": threshold.SPEC,
         "slo_feedback": slo_feedback.SPEC,
+        "slo_auto": slo_feedback.SPEC_AUTO,
+        "error_budget": error_budget.SPEC,
+        "predictive": predictive.SPEC,
     }
 )
 

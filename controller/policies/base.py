@@ -111,8 +111,3 @@ class PolicySpec(Generic[ConfigT, StateT]):
     decide: Callable[[Observation, StateT, ConfigT], tuple[Decision, StateT]]
     start: Callable[[ConfigT], tuple[Decision, StateT]]  # before anything has been observed
     adaptive: bool  # False: the answer depends on the configuration only, so no guard may hold it back
-
-
-def worst(replicas: tuple[ReplicaView, ...], value: Callable[[ReplicaView], float]) -> float:
-    """The largest value over the replicas; 0 when there are none. One slow replica breaks its users' SLO."""
-    return max((value(replica) for replica in replicas), default=0.0)

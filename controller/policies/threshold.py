@@ -1,14 +1,20 @@
 """Two bands per signal: FP8 when any signal passes its enter band, FP16 again when all are below their leave bands.
 
-The worst replica counts. Between the bands the mode stays as it is. Pure.
+A band must be passed for ``enter_after_s``, and all signals must have been below their leave bands for
+``leave_after_s``. Between the bands the mode stays as it is. A signal of the cluster is the value that at most
+``tolerated_share`` of the replicas exceed: with few replicas the worst. Simple to predict, and blind to what FP16 would
+do at the present load: where calm under FP8 is an overload under FP16 it alternates as often as the guards let it. Pure.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from controller.policies.base import Decision, Observation, PolicySpec, Settings, worst
+from controller.policies import load
+from controller.policies.base import Decision, Observation, PolicySpec, Settings
+from controller.policies.health import exceeded_by
 from controller.schema import LatencyWindow
 from nestedfp.modes import DirectiveMode
 
@@ -29,7 +35,7 @@ class Band(Settings):
         return self
 
 
-class Threshold(Settings):
+class Threshold(load.LoadSettings):
     """Bands of the policy ``threshold``; null switches a signal off.
 
     The queue bands lead. TPOT leaves at half of where it enters because FP8 steps are up to twice as fast: a higher
@@ -42,6 +48,9 @@ class Threshold(Settings):
     ttft_p90_ms: Band | None = Band(enter=180, leave=90)
     tpot_p90_ms: Band | None = Band(enter=30, leave=15)
     min_window_count: Annotated[int, Field(ge=1)] = 5  # fewer samples than this never enter FP8
+    enter_after_s: Annotated[float, Field(ge=0)] = 0.0  # a band passed for this long
+    leave_after_s: Annotated[float, Field(ge=0)] = 5.0  # all signals below for this long
+    tolerated_share: Annotated[float, Field(ge=0, lt=1)] = 0.05  # of the replicas, whose troubles count for nothing
 
     @model_validator(mode="after")
     def _has_band(self) -> Self:
@@ -50,43 +59,71 @@ class Threshold(Settings):
         return self
 
 
-def decide(observation: Observation, state: None, config: Threshold) -> tuple[Decision, None]:
-    """Compare the worst replica's signals with the bands."""
+@dataclass(frozen=True, slots=True)
+class State:
+    """Since when the signals have been as they are."""
+
+    learned: load.LoadState = field(default_factory=load.LoadState)
+    over_since_s: float | None = None  # past an enter band; None: not now
+    calm_since_s: float | None = None  # below all leave bands
+
+
+def decide(observation: Observation, state: State, config: Threshold) -> tuple[Decision, State]:
+    """Compare the cluster's signals with the bands."""
+    now_s = observation.now_s
+    estimate, learned = load.update(observation, state.learned, config)
     signals = list(_signals(observation, config))
-    inputs = tuple((name, entering) for name, entering, _, _ in signals)
-    for name, entering, _, band in signals:
-        if entering > band.enter:
-            return Decision(DirectiveMode.FP8, f"{name}_over_enter", inputs=inputs), None
-    if observation.current is not DirectiveMode.FP8:
-        return Decision(DirectiveMode.FP16, "below_enter", inputs=inputs), None
-    for name, _, leaving, band in signals:
-        if leaving >= band.leave:
-            return Decision(DirectiveMode.FP8, f"{name}_over_leave", inputs=inputs), None
-    return Decision(DirectiveMode.FP16, "below_leave", inputs=inputs), None
+    over = next((name for name, entering, _, band in signals if entering > band.enter), "")
+    unrest = next((name for name, _, leaving, band in signals if leaving >= band.leave), "")
+    over_since_s = (now_s if state.over_since_s is None else state.over_since_s) if over else None
+    calm_since_s = None if unrest else (now_s if state.calm_since_s is None else state.calm_since_s)
+
+    mode = observation.current
+    if over_since_s is not None and now_s - over_since_s >= config.enter_after_s:
+        mode, reason = DirectiveMode.FP8, f"{over}_over_enter"
+    elif mode is not DirectiveMode.FP8:
+        mode, reason = DirectiveMode.FP16, f"{over}_passing" if over else "below_enter"
+    elif unrest:
+        reason = f"{unrest}_over_leave"
+    elif calm_since_s is not None and now_s - calm_since_s < config.leave_after_s:
+        reason = "calm_too_short"
+    else:
+        mode, reason = DirectiveMode.FP16, "below_leave"
+    decision = Decision(
+        mode,
+        reason,
+        inputs=tuple((name, entering) for name, entering, _, _ in signals),
+        fp16_load=estimate.fp16_load,
+        fp8_load=estimate.fp8_load,
+    )
+    return decision, State(learned, over_since_s, calm_since_s)
 
 
 def _signals(observation: Observation, config: Threshold) -> Iterator[tuple[str, float, float, Band]]:
     """Yield (name, value for entering, value for leaving, band), the leading signals first."""
-    replicas = observation.replicas
+    snapshots = [view.snapshot for view in observation.replicas]
+    share = config.tolerated_share
     if config.wait_s is not None:
-        wait_s = worst(replicas, lambda r: r.snapshot.oldest_wait_s)
+        wait_s = exceeded_by([snapshot.oldest_wait_s for snapshot in snapshots], share)
         yield "wait_s", wait_s, wait_s, config.wait_s
     if config.waiting_tokens is not None:
-        tokens = worst(replicas, lambda r: r.snapshot.waiting_tokens)
+        tokens = exceeded_by([snapshot.waiting_tokens for snapshot in snapshots], share)
         yield "waiting_tokens", tokens, tokens, config.waiting_tokens
     # A thin window is too little to enter on, but enough to stay.
     if config.ttft_p90_ms is not None:
-        entering = worst(replicas, lambda r: _p90_ms(r.snapshot.ttft, config.min_window_count))
-        yield "ttft_p90_ms", entering, worst(replicas, lambda r: _p90_ms(r.snapshot.ttft, 1)), config.ttft_p90_ms
+        windows = [snapshot.ttft for snapshot in snapshots]
+        yield "ttft_p90_ms", *_p90_ms(windows, config.min_window_count, share), config.ttft_p90_ms
     if config.tpot_p90_ms is not None:
-        entering = worst(replicas, lambda r: _p90_ms(r.snapshot.tpot, config.min_window_count))
-        yield "tpot_p90_ms", entering, worst(replicas, lambda r: _p90_ms(r.snapshot.tpot, 1)), config.tpot_p90_ms
+        windows = [snapshot.tpot for snapshot in snapshots]
+        yield "tpot_p90_ms", *_p90_ms(windows, config.min_window_count, share), config.tpot_p90_ms
 
 
-def _p90_ms(window: LatencyWindow, min_count: int) -> float:
-    return window.p90_ms if window.count >= min_count else 0.0
+def _p90_ms(windows: list[LatencyWindow], min_count: int, share: float) -> tuple[float, float]:
+    """Over the windows with enough samples, and over all that have any."""
+    enough = exceeded_by([window.p90_ms if window.count >= min_count else 0.0 for window in windows], share)
+    return enough, exceeded_by([window.p90_ms if window.count else 0.0 for window in windows], share)
 
 
 SPEC = PolicySpec(
-    Threshold, decide, lambda config: (Decision(DirectiveMode.FP16, "start_in_fp16"), None), adaptive=True
+    Threshold, decide, lambda config: (Decision(DirectiveMode.FP16, "start_in_fp16"), State()), adaptive=True
 )

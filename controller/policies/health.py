@@ -1,0 +1,115 @@
+"""Whether replicas hold the SLO now, and whether they would in FP16. Shared by the adaptive policies. Pure.
+
+Entering FP8 looks at queues and arrivals, because completions saturate: an overloaded engine finishes requests at a
+constant rate however long its queue is. Leaving asks what FP16 would do, because what FP8 does now is no evidence.
+
+* TTFT: the oldest wait, or, once a queue stands, the queue expected ``horizon_s`` ahead divided by the rate at which
+  tokens leave it; plus one step.
+* TPOT: the mean step over the window of the rates, at least the measured 90th percentile.
+* FP16 step: the smoothed FP16 step time if FP16 ran lately, else the FP8 step time times the step ratio.
+* FP16 TPOT: that step, but at least the measured 90th percentile times the step ratio: the percentile lies above the
+  mean step because some steps hold prompts, and looking at the mean alone would leave FP8 for the very tail that had
+  entered it.
+* FP16 KV use: by Little's law a request that takes ``step_ratio`` times longer holds its blocks as much longer.
+
+A signal of the cluster is the value that at most ``tolerated_share`` of the replicas exceed: with few replicas the
+worst, with a thousand not the one that happens to be unlucky.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from controller.policies.base import ReplicaView, Settings
+from nestedfp.modes import Mode
+
+BUSY_MS = 900.0  # of step time in a second: the replica has not paused
+LARGEST_MS = 3.6e6  # keeps predictions finite when next to nothing leaves the queue
+
+
+class HealthSettings(Settings):
+    """Parameters of the predictions."""
+
+    horizon_s: Annotated[float, Field(ge=0, le=60)] = 1.0  # how far ahead a growing queue is looked at
+    fp16_step_memory_s: Annotated[float, Field(ge=0)] = 2.0  # an FP16 step time older than this is not trusted
+    min_window_count: Annotated[int, Field(ge=1)] = 5  # fewer TPOT samples than this are no measurement
+    tolerated_share: Annotated[float, Field(ge=0, lt=1)] = 0.05  # of the replicas, whose troubles count for nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Signals of the cluster."""
+
+    ttft_ms: float  # predicted, in the present mode
+    tpot_ms: float
+    fp16_tpot_ms: float  # predicted for FP16 at the present load
+    kv_usage: float
+    unknown: int  # busy replicas without rates or step times
+    endangered: float  # waiting requests on replicas whose predicted TTFT passes the objective
+
+    def fp16_ttft_ms(self, step_ratio: float) -> float:
+        """Predicted TTFT in FP16."""
+        return min(LARGEST_MS, self.ttft_ms * step_ratio)
+
+
+def assess(
+    replicas: tuple[ReplicaView, ...], ttft_slo_ms: float, step_ratio: float, settings: HealthSettings
+) -> Health:
+    """Look at every replica once. Idle replicas are left out: their latencies and step times are old news."""
+    ttfts: list[float] = []
+    tpots: list[float] = []
+    fp16_tpots: list[float] = []
+    usages: list[float] = []
+    unknown, endangered = 0, 0.0
+    horizon_s, memory_s, min_count = settings.horizon_s, settings.fp16_step_memory_s, settings.min_window_count
+    for view in replicas:
+        snapshot = view.snapshot
+        if snapshot.running == 0 and snapshot.waiting == 0:
+            continue
+        fp16_ms, fp8_ms = snapshot.step_ms_fp16, snapshot.step_ms_fp8
+        step_ms = (fp8_ms if snapshot.mode is Mode.FP8 else fp16_ms) or 0.0
+        window = snapshot.tpot
+        measured_ms = window.p90_ms if window.count >= min_count else 0.0
+        wait_s, rates = snapshot.oldest_wait_s, view.rates
+        tpot_ms = step_ms
+        if rates is not None and (steps := rates.steps_fp16 + rates.steps_fp8) * step_ms >= BUSY_MS:
+            tpot_ms = 1e3 / steps  # a request sees the mean of many steps; the smoothed step only knows the last few
+        if view.standing_tokens > 0 and rates is not None:
+            leaving = rates.arrived_tokens - rates.waiting_tokens
+            if leaving > 0:
+                ahead = snapshot.waiting_tokens + max(0.0, rates.waiting_tokens) * horizon_s
+                wait_s = max(wait_s, ahead / leaving)
+        ttft_ms = min(LARGEST_MS, wait_s * 1e3 + step_ms)
+        if ttft_ms > ttft_slo_ms:
+            endangered += snapshot.waiting
+        age_s = view.fp16_step_age_s
+        if fp16_ms is None or (fp8_ms is not None and (age_s is None or age_s > memory_s)):
+            fp16_ms = None if fp8_ms is None else fp8_ms * step_ratio
+        if rates is None or fp16_ms is None:
+            unknown += 1
+        ttfts.append(ttft_ms)
+        tpots.append(min(LARGEST_MS, max(measured_ms, tpot_ms)))
+        if fp16_ms is not None and step_ms > 0:
+            fp16_ms *= tpot_ms / step_ms
+        fp16_tpots.append(min(LARGEST_MS, max(measured_ms * step_ratio, fp16_ms or 0.0)))
+        usages.append(snapshot.kv_usage)
+    share = settings.tolerated_share
+    return Health(
+        ttft_ms=exceeded_by(ttfts, share),
+        tpot_ms=exceeded_by(tpots, share),
+        fp16_tpot_ms=exceeded_by(fp16_tpots, share),
+        kv_usage=exceeded_by(usages, share),
+        unknown=unknown,
+        endangered=endangered,
+    )
+
+
+def exceeded_by(values: Sequence[float], share: float) -> float:
+    """The smallest value that at most ``share`` of the values exceed; 0 for none."""
+    rank = int(share * len(values))
+    if rank == 0:
+        return max(values, default=0.0)
+    return heapq.nlargest(rank + 1, values)[-1]

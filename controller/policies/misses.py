@@ -1,0 +1,60 @@
+"""The share of finished requests that missed the SLO since the mode changed. Pure.
+
+The predictions look at whole replicas; misses also count what they do not see, such as single unlucky requests.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from controller.policies.base import Observation, Settings
+
+OTHERS_S = 5.0  # after a change the requests that finish had mostly run under the mode before
+MAX_GAP_S = 5.0
+
+
+class MissSettings(Settings):
+    """Parameters of the miss signal."""
+
+    max_miss_share: Annotated[float, Field(gt=0, le=1)] | None = 0.02  # of the requests; null: not looked at
+    miss_memory_s: Annotated[float, Field(gt=0)] = 30.0
+    min_judged: Annotated[int, Field(ge=1)] = 50  # fewer requests than this are no evidence
+
+
+@dataclass(frozen=True, slots=True)
+class Misses:
+    """Decaying counts of requests."""
+
+    at_s: float | None = None
+    judged: float = 0.0
+    missed: float = 0.0
+
+
+def update(observation: Observation, state: Misses, changed_at_s: float | None, settings: MissSettings) -> Misses:
+    """Add what has been judged since the last decision; start anew after a change of mode."""
+    now_s = observation.now_s
+    if changed_at_s is not None and now_s - changed_at_s < OTHERS_S:
+        return Misses(now_s)
+    if state.at_s is None:
+        return Misses(now_s)
+    dt_s = min(MAX_GAP_S, max(0.0, now_s - state.at_s))
+    keep = math.exp(-dt_s / settings.miss_memory_s)
+    judged_per_s, missed_per_s = rates(observation)
+    return Misses(now_s, keep * state.judged + dt_s * judged_per_s, keep * state.missed + dt_s * missed_per_s)
+
+
+def rates(observation: Observation) -> tuple[float, float]:
+    """Requests judged, and requests that missed, per second over all replicas."""
+    judged = within = 0.0
+    for view in observation.replicas:
+        if view.rates is not None:
+            judged += max(0.0, view.rates.judged)
+            within += max(0.0, view.rates.within_slo)
+    return judged, max(0.0, judged - within)
+
+
+def share(state: Misses, settings: MissSettings) -> float | None:
+    """Missed of judged; None while too few have been judged."""
+    return state.missed / state.judged if state.judged >= settings.min_judged else None

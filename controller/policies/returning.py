@@ -1,0 +1,108 @@
+"""When FP16 may be tried again: what every adaptive policy asks before it leaves FP8. Pure.
+
+The parts are explained in their own files: ``health`` (predictions), ``load`` (offered load and capacity), ``backoff``
+(failed returns), ``calm`` (what is directed after the return).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from controller.policies import backoff, calm, health, load
+from controller.policies.base import Observation
+from nestedfp.modes import DirectiveMode
+
+
+class ReturnSettings(load.LoadSettings, health.HealthSettings, backoff.BackoffSettings, calm.CalmSettings):
+    """Parameters that the adaptive policies share. Fractions are of the SLO."""
+
+    enter_fraction: Annotated[float, Field(gt=0, le=1)] = 0.85  # danger: TTFT or TPOT passes this much of the SLO
+    enter_after_s: Annotated[float, Field(ge=0)] = 0.3  # of danger, less half of the time without
+    leave_fraction: Annotated[float, Field(gt=0, le=1)] = 0.7  # FP16 when its predictions stay below this much
+    max_kv_usage: Annotated[float, Field(gt=0, le=1)] = 0.9
+
+    @model_validator(mode="after")
+    def _leave_below_enter(self) -> Self:
+        if self.leave_fraction >= self.enter_fraction:
+            raise ValueError(
+                f"expected leave_fraction < enter_fraction, got {self.leave_fraction:g} and {self.enter_fraction:g}; "
+                "equal or crossed bands would flip at every step"
+            )
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What an adaptive policy remembers, whatever else it does; of fixed size."""
+
+    learned: load.LoadState = field(default_factory=load.LoadState)
+    history: backoff.Backoff = field(default_factory=backoff.Backoff)
+    danger_s: float = 0.0  # how long the SLO has been in danger
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One look at the cluster."""
+
+    seen: health.Health
+    load: load.Load
+    danger: str  # what has endangered the SLO for long enough; empty for nothing
+    dt_s: float  # since the last look
+
+    @property
+    def inputs(self) -> tuple[tuple[str, float], ...]:
+        """For the decision log."""
+        return (("predicted_ttft_ms", self.seen.ttft_ms), ("tpot_ms", self.seen.tpot_ms))
+
+
+def look(observation: Observation, memory: Memory, config: ReturnSettings) -> tuple[View, Memory]:
+    """Learn from the observation, and judge the present."""
+    now_s, slo, at_s = observation.now_s, observation.slo, memory.learned.at_s
+    dt_s = 0.0 if at_s is None else min(load.MAX_GAP_S, max(0.0, now_s - at_s))
+    estimate, learned = load.update(observation, memory.learned, config)
+    seen = health.assess(observation.replicas, slo.ttft_ms, estimate.step_ratio, config)
+    history = backoff.observe(memory.history, now_s, observation.current, estimate.offered, config)
+    danger = ""
+    if seen.ttft_ms > config.enter_fraction * slo.ttft_ms:
+        danger = "predicted_ttft_over_enter"
+    elif seen.tpot_ms > config.enter_fraction * slo.tpot_ms:
+        danger = "tpot_over_enter"
+    danger_s = max(0.0, memory.danger_s + (dt_s if danger else -dt_s / 2))
+    danger_s = min(danger_s, 2 * config.enter_after_s)
+    lasting = danger if danger_s >= config.enter_after_s else ""
+    return View(seen, estimate, lasting, dt_s), Memory(learned, history, danger_s)
+
+
+def objection(
+    view: View, memory: Memory, observation: Observation, config: ReturnSettings
+) -> tuple[str, tuple[tuple[str, float], ...]]:
+    """The first reason to stay in FP8, empty for none, and the values looked at."""
+    inputs: list[tuple[str, float]] = []
+    for reason, value, limit in _objections(view, memory, observation, config):
+        inputs.append((reason, value))
+        if value > limit:
+            return reason, tuple(inputs)
+    return "", tuple(inputs)
+
+
+def _objections(
+    view: View, memory: Memory, observation: Observation, config: ReturnSettings
+) -> Iterator[tuple[str, float, float]]:
+    """Yield (reason, value, limit)."""
+    slo, seen, ratio = observation.slo, view.seen, view.load.step_ratio
+    yield "load_unknown", float(seen.unknown), 0
+    yield "fp16_would_miss_ttft", seen.fp16_ttft_ms(ratio), config.leave_fraction * slo.ttft_ms
+    yield "fp16_would_miss_tpot", seen.fp16_tpot_ms, config.leave_fraction * slo.tpot_ms
+    yield "fp16_would_fill_kv", seen.kv_usage * ratio, config.max_kv_usage
+    if (present := config.calm_load(view.load)) is not None:
+        yield "fp16_would_be_overloaded", present, config.return_load
+    yield "waits_after_failed_return", backoff.hold_left_s(memory.history, observation.now_s), 0
+    if (failed := load.over(view.load.offered, memory.history.failed_load)) is not None:
+        yield "fp16_failed_at_this_load", failed, config.return_load
+
+
+def wished(memory: Memory, mode: DirectiveMode) -> Memory:
+    """Note what the policy decided."""
+    return Memory(memory.learned, backoff.wished(memory.history, mode), memory.danger_s)
