@@ -137,18 +137,17 @@ def collect(
             for system in systems:
                 spec = json.dumps({"model": model, "model_dir": folder, "system": system, **options})
                 notes: list[str] = []
-                process = subprocess.Popen(
-                    [sys.executable, "-m", module, "--spec", spec], stdout=subprocess.PIPE, text=True
-                )
-                assert process.stdout is not None
-                for line in process.stdout:
-                    if line.startswith("ROW "):
-                        values = json.loads(line[4:])
-                        print(*values, flush=True)
-                        yield [values], notes
-                    elif line.startswith("INFO "):
-                        notes.append(line[5:].strip())
-                        print(notes[-1], flush=True)
-                if process.wait():
+                command = [sys.executable, "-m", module, "--spec", spec]
+                with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+                    assert process.stdout is not None
+                    for line in process.stdout:
+                        if line.startswith("ROW "):
+                            values = json.loads(line[4:])
+                            print(*values, flush=True)
+                            yield [values], notes
+                        elif line.startswith("INFO "):
+                            notes.append(line[5:].strip())
+                            print(notes[-1], flush=True)
+                if process.returncode:
                     print(f"error: {system} on {model} ended with {process.returncode}", file=sys.stderr, flush=True)
                 yield [], notes
