@@ -145,6 +145,8 @@ def plan(args: argparse.Namespace) -> list[Job]:
     for path in (args.json, args.records, args.timeline, args.frontier):
         if path is not None and not path.parent.is_dir():
             raise SimulationError(f"{path}: the folder {path.parent} does not exist")
+    if args.frontier is not None:
+        frontier.check(args.frontier)
     scenario = make_scenario(args)
     section = read_section(args.config)
     named = section.get("policy", {}).get("name") if isinstance(section.get("policy"), dict) else None

@@ -83,10 +83,10 @@ class Engine:
             now_s = self.ends_s
             self._complete(now_s)
             if not self.waiting and self._partial is None:
+                now_s = self._decode_run(now_s, until_s)
                 if not self._decodes:
                     self.ends_s = inf
                     return
-                now_s = self._decode_run(now_s, until_s)
             self._start(now_s)
 
     def unfinished(self) -> list[SimRequest]:
@@ -118,11 +118,12 @@ class Engine:
         preempted = self._reserve_decode_blocks()
         budget = self._budget - self._decodes
         if self._partial is not None:
-            budget = self._continue_prefill(self._partial, budget)
-            preempted = preempted or self._partial is None
+            request = self._partial
+            budget = self._continue_prefill(request, budget)
+            preempted = preempted or request.computed == 0
         if not preempted:
             self._admit(budget)
-        tokens = self._decodes + sum(count for _, count in self._chunks)
+        tokens = self._decodes + sum([count for _, count in self._chunks])
         assert tokens > 0, "a request that fits the cache alone can always be scheduled"
         signals = StepSignals(tokens, self.oldest_wait_s(now_s), self._pinned > 0, self._budget)
         is_fp8 = choose(signals, self.directive, self.rule).mode is Mode.FP8
@@ -172,18 +173,12 @@ class Engine:
             self.decode_steps += 1
             self._fp16_decode_steps += not is_fp8
             if self._finish_counts and self._finish_counts[0] == self.decode_steps:
-                heappop(self._finish_counts)
-                for request in self._calendar.pop(self.decode_steps):
-                    self._leave_decode(request)
-                    self._finish(now_s, request)
+                self._finish_due(now_s)
         for request, count in self._chunks:
-            in_prompt = min(request.computed, request.prompt_tokens) - min(
-                request.computed - count, request.prompt_tokens
-            )
-            if is_fp8:
-                request.prompt_fp8 += in_prompt
-            else:
-                request.prompt_fp16 += in_prompt
+            prompt = request.prompt_tokens
+            in_prompt = min(request.computed, prompt) - min(request.computed - count, prompt)
+            request.prompt_fp8 += in_prompt * is_fp8
+            request.prompt_fp16 += in_prompt * (not is_fp8)
             if request.computed == request.target:
                 self._sampled_by_prefill(now_s, request, is_fp8)
 
@@ -192,10 +187,8 @@ class Engine:
             request.first_s = now_s
             self.ttft.add(now_s, request.ttft_ms)
         request.generated += 1
-        if is_fp8:
-            request.completion_fp8 += 1
-        else:
-            request.completion_fp16 += 1
+        request.completion_fp8 += is_fp8
+        request.completion_fp16 += not is_fp8
         if request.generated == request.output_tokens:
             self.used_blocks -= -(-request.target // self._block)
             self._finish(now_s, request)
@@ -214,34 +207,52 @@ class Engine:
             heappush(self._finish_counts, request.finish_at)
 
     def _decode_run(self, now_s: float, until_s: float) -> float:
-        """Run pure decode steps while nothing can happen between them; returns when the last one ended."""
-        decodes = self._decodes
-        signals = StepSignals(decodes, 0.0, self._pinned > 0, self._budget)
-        # The same for all of them: nothing that the rule looks at changes.
-        is_fp8 = choose(signals, self.directive, self.rule).mode is Mode.FP8
-        cost, took = self._costs[is_fp8], self.stats.took
-        step_s, growth_s = cost.step_s(decodes, decodes, self._kv_tokens), cost.growth_s(decodes)
-        last = self._finish_counts[0] - 1  # the step that finishes a request is left to the general path
-        phases, block, tpot = self._phases, self._block, self.tpot
-        count = first = self.decode_steps
-        while count < last and now_s + step_s <= until_s:
-            needed = phases[count % block]
-            if self.used_blocks + needed > self.total_blocks:
+        """Run the pure decode steps that end by ``until_s``; returns when the last one ended.
+
+        A stretch without a finish is one sample of the statistics: its steps differ by the entries they add, which is
+        less than a thousandth of a step.
+        """
+        phases, block, finish_counts = self._phases, self._block, self._finish_counts
+        while self._decodes:
+            decodes = self._decodes
+            # One choice for the whole stretch: nothing that the rule looks at changes in it.
+            signals = StepSignals(decodes, 0.0, self._pinned > 0, self._budget)
+            is_fp8 = choose(signals, self.directive, self.rule).mode is Mode.FP8
+            cost = self._costs[is_fp8]
+            step_s, growth_s = cost.step_s(decodes, decodes, self._kv_tokens), cost.growth_s(decodes)
+            began_s, count = now_s, self.decode_steps
+            first, last = count, finish_counts[0]
+            used_blocks, total_blocks = self.used_blocks, self.total_blocks
+            while count < last and now_s + step_s <= until_s:
+                needed = phases[count % block]
+                if used_blocks + needed > total_blocks:
+                    break
+                used_blocks += needed
+                now_s += step_s
+                step_s += growth_s
+                count += 1
+            done = count - first
+            if not done:
                 break
-            self.used_blocks += needed
-            now_s += step_s
-            count += 1
-            tpot.add(now_s, step_s * 1e3, decodes)
-            took(is_fp8, step_s)
-            step_s += growth_s
-        done = count - first
-        if done:
+            self.used_blocks = used_blocks
             self.decode_steps = count
             self._kv_tokens += done * decodes
-            if not is_fp8:
-                self._fp16_decode_steps += done
+            self._fp16_decode_steps += done * (not is_fp8)
+            duration_s = (now_s - began_s) / done
+            self.tpot.add(now_s, duration_s * 1e3, done * decodes)
             self.stats.scheduled(is_fp8, done * decodes, done)
+            self.stats.took(is_fp8, duration_s, done)
+            if count < last:
+                break
+            self._finish_due(now_s)
         return now_s
+
+    def _finish_due(self, now_s: float) -> None:
+        """Finish the requests whose last token the decode step just counted has brought."""
+        heappop(self._finish_counts)
+        for request in self._calendar.pop(self.decode_steps):
+            self._leave_decode(request)
+            self._finish(now_s, request)
 
     # -- KV cache ------------------------------------------------------------------------------------------------------
 

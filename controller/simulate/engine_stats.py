@@ -36,12 +36,14 @@ class EngineStats:
             self.switches += self.is_fp8 is not None
             self.is_fp8 = is_fp8
 
-    def took(self, is_fp8: bool, duration_s: float) -> None:
-        """Smooth the duration of a step into ``step_ms``; one step counts as at most twice the value so far."""
-        self.busy_s[is_fp8] += duration_s
+    def took(self, is_fp8: bool, duration_s: float, steps: int = 1) -> None:
+        """Smooth the duration of ``steps`` equal steps into ``step_ms``; one counts as at most twice the value so far."""
+        self.busy_s[is_fp8] += duration_s * steps
         duration_ms = duration_s * 1e3
-        before_ms = self.step_ms[is_fp8]
-        if before_ms is None:
-            self.step_ms[is_fp8] = duration_ms
-        else:
-            self.step_ms[is_fp8] = before_ms + SMOOTHING * (min(duration_ms, 2 * before_ms) - before_ms)
+        value_ms = self.step_ms[is_fp8]
+        if value_ms is None:
+            value_ms = duration_ms
+        while steps and duration_ms > 2 * value_ms:
+            value_ms += SMOOTHING * value_ms
+            steps -= 1
+        self.step_ms[is_fp8] = duration_ms + (1 - SMOOTHING) ** steps * (value_ms - duration_ms)

@@ -10,6 +10,7 @@ matrix products (--gemm-csv), and the last be given (--kv-token-ns: bytes of an 
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -134,7 +135,7 @@ def fit_table(args: argparse.Namespace) -> EngineTable:
     gpu = next((line for line in header if "NVIDIA" in line), args.gpu)
     return EngineTable(
         model=args.model,
-        gpu=gpu.split(",")[0],
+        gpu=re.split("[,;]", gpu)[0],
         versions=gpu.partition(";")[2].strip() or "not stated",
         command="python -m controller.simulate.fit " + " ".join(args.command),
         sources=tuple(file.source for file in files),

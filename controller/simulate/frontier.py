@@ -10,14 +10,15 @@ from controller.simulate.metrics import SimulationSummary
 COLUMNS = ("policy", "load", "fp16_token_share", "tight_slo", "loose_slo", "switches_per_min", "requests", "shed")
 
 
-def write(path: Path, summaries: Sequence[SimulationSummary]) -> None:
-    """Write ``path`` and, for a plot, the CSV that it shows beside it.
-
-    Raises:
-        SimulationError: for another kind of file.
-    """
+def check(path: Path) -> None:
+    """Raise SimulationError for a kind of file that ``write`` does not know."""
     if path.suffix not in (".png", ".svg", ".csv"):
         raise SimulationError(f"--frontier: expected a file name that ends in .png, .svg or .csv, got {path.name}")
+
+
+def write(path: Path, summaries: Sequence[SimulationSummary]) -> None:
+    """Write ``path`` and, for a plot, the CSV that it shows beside it."""
+    check(path)
     with path.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)

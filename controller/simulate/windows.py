@@ -50,6 +50,14 @@ class WeightedWindow:
         if not samples:
             return EMPTY
         last = self._count - 1
+        if last + 1 == len(samples):  # single samples: no need to count
+            ordered = sorted([sample[1] for sample in samples])
+            return LatencyWindow(
+                count=last + 1,
+                p50_ms=ordered[round(0.50 * last)],
+                p90_ms=ordered[round(0.90 * last)],
+                p99_ms=ordered[round(0.99 * last)],
+            )
         ranks = (round(0.50 * last), round(0.90 * last), round(0.99 * last))
         found: list[float] = []
         seen, wanted = 0, ranks[0]

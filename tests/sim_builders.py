@@ -1,0 +1,41 @@
+"""Builders for the simulator's tests: a table with round numbers, and small loads."""
+
+from typing import Any
+
+from controller.config import ControllerConfig
+from controller.simulate.engine_model import EngineLimits, EngineTable, FitError, StepCost
+from controller.simulate.request import SimRequest
+from controller.trace import Arrival
+
+EXACT = FitError(observations=1, median_relative=0.0, max_relative=0.0)
+FP16 = StepCost(
+    fixed_ms=10.0, per_token_us=1.0, knee_tokens=256, over_knee_us=20.0, per_decode_us=20.0, per_kv_token_ns=40.0
+)
+FP8 = StepCost(
+    fixed_ms=6.0, per_token_us=1.0, knee_tokens=256, over_knee_us=12.0, per_decode_us=14.0, per_kv_token_ns=40.0
+)
+
+
+def make_table(fp16: StepCost = FP16, fp8: StepCost = FP8, **limits: int) -> EngineTable:
+    """An engine with a budget of 2048 tokens, 64 sequences and 100 000 KV tokens, but for ``limits``."""
+    usual = {"max_num_batched_tokens": 2048, "max_num_seqs": 64, "kv_tokens": 100_000, "max_model_tokens": 8192}
+    return EngineTable(
+        model="test", gpu="none", versions="none", command="none", sources=(),
+        engine=EngineLimits(**{**usual, **limits}),
+        fp16=fp16, fp8=fp8, fit_fp16=EXACT, fit_fp8=EXACT,
+    )  # fmt: skip
+
+
+def make_arrivals(*sizes: tuple[float, int, int]) -> tuple[Arrival, ...]:
+    """Arrivals from (at_s, prompt, output)."""
+    return tuple(Arrival(*size) for size in sizes)
+
+
+def make_requests(*sizes: tuple[float, int, int]) -> list[SimRequest]:
+    """Requests from (at_s, prompt, output)."""
+    return [SimRequest(index, *size) for index, size in enumerate(sizes)]
+
+
+def policy_config(name: str, **section: Any) -> ControllerConfig:
+    """A controller with the usual values but for the policy."""
+    return ControllerConfig.model_validate({"policy": {"name": name}, **section})

@@ -1,0 +1,314 @@
+"""The simulator from outside: load, table, fit, command line. Run: python -m pytest tests/test_sim_cli.py"""
+
+import json
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pytest
+
+from controller.simulate import cli, fit, observations, workload
+from controller.simulate.calibrate import unloaded
+from controller.simulate.engine import Engine
+from controller.simulate.engine_model import TABLE, EngineLimits, StepCost, read_table, write_table
+from controller.simulate.errors import SimulationError
+from controller.simulate.request import SimRequest
+from controller.simulate.session import make_bench, make_config
+from controller.synthetic import synthetic_trace
+from controller.trace import Arrival, TraceError
+from loadtest.metrics import Slo, summarise
+from loadtest.records import TimelineSample, read_requests
+from tests.sim_builders import FP8, FP16, make_arrivals, make_table
+
+LIMITS = EngineLimits(max_model_tokens=4096)
+
+
+# -- load --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ratio", [0.3, 1.0, 2.5])
+def test_another_rate_keeps_lengths_and_the_shape_in_time(ratio: float):
+    load = workload.prepare(synthetic_trace(3, 1800.0), LIMITS, 0.0, 1800.0)
+    scaled = workload.at_rate(load, ratio * load.rate_rps, seed=1)
+    assert scaled.rate_rps == pytest.approx(ratio * load.rate_rps, rel=0.05)
+    at_s = [arrival.at_s for arrival in scaled.arrivals]
+    assert at_s == sorted(at_s)
+    assert at_s[0] >= 0
+    assert at_s[-1] <= 1800.0
+    for pick in (lambda a: a.prompt_tokens, lambda a: a.output_tokens):
+        assert fmean(map(pick, scaled.arrivals)) == pytest.approx(fmean(map(pick, load.arrivals)), rel=0.05)
+    bins = np.arange(0.0, 1801.0, 20.0)
+    before, after = (np.histogram([a.at_s for a in one.arrivals], bins)[0] for one in (load, scaled))
+    assert np.corrcoef(before, after)[0, 1] > 0.75
+    assert scaled == workload.at_rate(load, ratio * load.rate_rps, seed=1)
+
+
+def test_windows_start_at_zero_and_what_no_engine_computes_is_repaired_or_refused():
+    arrivals = make_arrivals((0.0, 1, 1), (10.0, 0, 5), (11.0, 5, 0), (12.0, 4000, 97), (30.0, 1, 1))
+    load = workload.prepare(arrivals, LIMITS, 5.0, 20.0)
+    assert load.arrivals == make_arrivals((5.0, 1, 5), (6.0, 5, 1), (7.0, 4000, 97))
+    assert (load.repaired, load.refused, load.rate_rps) == (2, 1, 3 / 20)
+    with pytest.raises(TraceError, match=r"from 100 s holds no request \(the trace ends at 30 s\)"):
+        workload.prepare(arrivals, LIMITS, 100.0, 20.0)
+
+
+def test_poisson_arrivals_are_poisson_and_bursts_are_not():
+    def dispersion(bursts: bool) -> float:
+        times_s = [arrival.at_s for arrival in synthetic_trace(0, 20_000.0, bursts=bursts)]
+        counts, _ = np.histogram(times_s, np.arange(0.0, 20_000.0, 20.0))
+        return float(counts.var() / counts.mean())
+
+    assert dispersion(False) == pytest.approx(1.0, abs=0.15)
+    assert dispersion(True) > 2.0
+
+
+def test_unloaded_latency_is_the_sum_of_the_steps():
+    alone = unloaded(make_table(), 1000, 5)
+    assert alone.ttft_ms == pytest.approx(FP16.step_s(1000, 0, 0) * 1e3)
+    assert alone.tpot_ms == pytest.approx(fmean(FP16.step_s(1, 1, 1000 + n) for n in range(4)) * 1e3)
+
+
+def test_what_the_configuration_leaves_open_comes_from_the_bench():
+    bench = make_bench(make_table(), synthetic_trace(0, 60.0))
+    config = make_config({"policy": {"name": "slo_feedback", "enter_fraction": 0.9}}, "slo_feedback", bench)
+    assert config.slo == bench.tight
+    assert config.policy.model_dump()["enter_fraction"] == 0.9
+    assert bench.loose.ttft_ms == pytest.approx(2 * bench.tight.ttft_ms)
+    assert make_config({"slo": {"ttft_ms": 70}}, "static_fp16", bench).slo.ttft_ms == 70
+    assert make_config({}, "engine_auto", bench).policy.model_dump()["step_budget_tokens"] == 2048
+    with pytest.raises(SimulationError, match=r"policy\.enter_fracton: unknown key"):
+        make_config({"policy": {"name": "slo_feedback", "enter_fracton": 0.9}}, "slo_feedback", bench)
+
+
+# -- table and fit -----------------------------------------------------------------------------------------------------
+
+
+def test_the_table_that_ships_is_what_the_fit_says_of_the_measurements(tmp_path: Path):
+    shipped = read_table()
+    words = shipped.command.split()[3:]
+    assert fit.main([*words, "--out", str(tmp_path / "again.json")]) == 0
+    again = read_table(tmp_path / "again.json")
+    assert again.model_copy(update={"command": ""}) == shipped.model_copy(update={"command": ""})
+    assert "H100" in shipped.gpu
+    assert max(shipped.fit_fp16.max_relative, shipped.fit_fp8.max_relative) < 0.25
+
+
+def measured(cost: StepCost, steps: list[tuple[int, int, int]], noise: float) -> str:
+    rng = np.random.default_rng(0)
+    return "".join(
+        f"m,nestedfp_fp16,{prefill},{decodes},{kv},{cost.step_s(prefill + decodes, decodes, kv) * 1e3 * factor}\n"
+        f"m,nestedfp_fp8,{prefill},{decodes},{kv},{FP8.step_s(prefill + decodes, decodes, kv) * 1e3 * factor}\n"
+        for (prefill, decodes, kv), factor in zip(steps, 1 + noise * rng.standard_normal(len(steps)), strict=True)
+    )
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+def test_a_fit_to_single_steps_finds_the_model_that_made_them(tmp_path: Path, noise: float):
+    steps = [(p, d, kv) for p in (0, 16, 128, 512, 2048, 8192) for d in (1, 8, 64, 256) for kv in (d * 50, d * 2000)]
+    file = tmp_path / "steps.csv"
+    header = "# NVIDIA H100; torch 2\n# m nestedfp: ready after 1 s, KV cache 12345 tokens\n"
+    file.write_text(header + ",".join(observations.STEP_COLUMNS) + "\n" + measured(FP16, steps, noise))
+    assert fit.main(["--steps-csv", str(file), "--model", "m", "--out", str(tmp_path / "t.json")]) == 0
+    table = read_table(tmp_path / "t.json")
+    assert table.fp16.knee_tokens == pytest.approx(256, rel=0 if noise == 0 else 0.3)
+    for prefill, decodes, kv in steps:
+        size = (prefill + decodes, decodes, kv)
+        assert table.fp16.step_s(*size) == pytest.approx(FP16.step_s(*size), rel=1e-3 if noise == 0 else 0.05)
+    assert table.engine.kv_tokens == 12345
+    assert (table.gpu, table.versions) == ("NVIDIA H100", "torch 2")
+    assert table.fit_fp16.median_relative <= noise + 1e-6
+
+
+@pytest.mark.parametrize("size", [(1, 256, 128), (40, 100, 7), (64, 700, 30), (5, 3000, 1)])
+def test_a_whole_run_is_the_steps_that_the_engine_would_take(size: tuple[int, int, int]):
+    batch, tokens_in, tokens_out = size
+    engine = Engine(make_table(max_num_seqs=2048))
+    seconds = sum(
+        FP16.step_s(step.tokens, step.decodes, step.kv_tokens)
+        for step in observations.steps_of_run(batch, tokens_in, tokens_out, 2048)
+    )
+    # All at once: the first request would else begin its step before the others are there.
+    engine.waiting.extend(requests := [SimRequest(i, 0.0, tokens_in, tokens_out) for i in range(batch - 1)])
+    engine.waiting_tokens = sum(request.target for request in requests)
+    engine.add(0.0, SimRequest(batch, 0.0, tokens_in, tokens_out))
+    while engine.finished_count < batch:
+        last_s = engine.ends_s
+        engine.advance(last_s)
+    assert last_s == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("model,system\n", "missing: batch, input_tokens"),
+        ("model,system,batch,input_tokens,output_tokens,tokens_per_s\n", "found none"),
+        ("model,system,batch,input_tokens,output_tokens,tokens_per_s\nm,nestedfp_fp16,x,1,1,1\n", "batch: expected a number"),
+        ("model,system,batch,input_tokens,output_tokens,tokens_per_s\nm,nestedfp_fp16,1,1\n", "row 1: expected 6 columns"),
+    ],
+)  # fmt: skip
+def test_broken_measurements_end_the_fit_with_one_line(
+    content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "e.csv").write_text(content)
+    arguments = ["--engine-csv", str(tmp_path / "e.csv"), "--model", "m", "--kv-tokens", "1000"]
+    assert fit.main([*arguments, "--out", str(tmp_path / "t.json")]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "t.json").exists()
+
+
+# -- command line ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.csv"
+    rows = [
+        f"2023-11-16 18:{15 + int(a.at_s) // 60:02d}:{a.at_s % 60:09.6f},{a.prompt_tokens},{a.output_tokens}"
+        for a in synthetic_trace(2, 60.0)
+    ]
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(rows) + "\n")
+    return path
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "table.json"
+    write_table(path, make_table())
+    return path
+
+
+def simulate(*arguments: object) -> int:
+    try:
+        return cli.main([str(argument) for argument in arguments])
+    except SystemExit as error:
+        return int(error.code or 0)
+
+
+KEYS = {
+    *("requests", "wall_s", "tight_slo", "loose_slo", "ttft_ms", "tpot_ms"),
+    *("fp16_token_share", "switches_per_min", "replicas"),
+}
+
+
+def test_one_policy_gives_an_object_and_several_a_list(tmp_path: Path, trace: Path, table: Path):
+    out = tmp_path / "out.json"
+    common = ("--trace", trace, "--table", table, "--replicas", 2, "--load", 0.7, "--json", out)
+    assert simulate(*common, "--policy", "slo_feedback") == 0
+    one: dict[str, Any] = json.loads(out.read_text())
+    assert set(one) >= KEYS
+    assert set(one["ttft_ms"]) == set(one["tpot_ms"]) == {"p50", "p90", "p99"}
+    assert (one["replicas"], one["policy"]) == (2, "slo_feedback")
+    assert 0 <= one["tight_slo"] <= one["loose_slo"] <= 1
+    assert simulate(*common, "--policy", "static_fp16", "--policy", "static_fp8", "--jobs", 2) == 0
+    two = json.loads(out.read_text())
+    assert [run["policy"] for run in two] == ["static_fp16", "static_fp8"]
+    assert two[0]["requests"] == two[1]["requests"] == one["requests"]
+
+
+def test_without_a_load_the_trace_keeps_its_rate(tmp_path: Path, trace: Path, table: Path):
+    assert simulate("--trace", trace, "--table", table, "--policy", "static_fp16", "--json", tmp_path / "o.json") == 0
+    assert json.loads((tmp_path / "o.json").read_text())["requests"] == len(trace.read_text().splitlines()) - 1
+
+
+def test_the_load_tests_report_reads_a_simulated_run(tmp_path: Path, trace: Path, table: Path):
+    records, timeline, out = (tmp_path / name for name in ("requests.jsonl", "timeline.jsonl", "out.json"))
+    arguments = ("--trace", trace, "--table", table, "--load", 0.9, "--policy", "slo_feedback", "--admission-limit", 30)
+    assert simulate(*arguments, "--records", records, "--timeline", timeline, "--json", out) == 0
+    summary = json.loads(out.read_text())
+    requests = read_requests(records)
+    samples = [TimelineSample.model_validate_json(line) for line in timeline.read_text().splitlines()]
+    slo = Slo(ttft_ms=5 * summary["unloaded_ttft_ms"], tpot_ms=5 * summary["unloaded_tpot_ms"])
+    seen = summarise(requests, samples, slo, 60.0)
+    assert (seen.policy, seen.requests, seen.errors) == (
+        "adaptive",
+        summary["requests"],
+        summary["shed"] + summary["refused"],
+    )
+    assert seen.slo_attainment == pytest.approx(summary["tight_slo"])
+    assert seen.ttft_ms.p90 == pytest.approx(summary["ttft_ms"]["p90"])
+    assert seen.tpot_ms.p99 == pytest.approx(summary["tpot_ms"]["p99"])
+    assert seen.fp16_token_share == pytest.approx(summary["fp16_token_share"], abs=0.01)
+
+
+def test_a_frontier_has_a_row_for_every_policy_and_load_and_a_plot(tmp_path: Path, trace: Path, table: Path):
+    arguments = ("--trace", trace, "--table", table, "--policy", "static_fp16", "--policy", "static_fp8")
+    assert simulate(*arguments, "--load", 0.5, "--load", 0.9, "--frontier", tmp_path / "f.png") == 0
+    assert len((tmp_path / "f.csv").read_text().splitlines()) == 5
+    assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("kind", ["poisson", "bursts"])
+def test_generated_loads_need_no_trace(kind: str, tmp_path: Path, table: Path):
+    arguments = ("--generate", kind, "--duration", 40, "--table", table, "--policy", "threshold", "--load", 0.5)
+    assert simulate(*arguments, "--json", tmp_path / "o.json") == 0
+    assert json.loads((tmp_path / "o.json").read_text())["load"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "expected one of --trace and --generate"),
+        (("--trace", "{trace}"), "expected --policy NAME"),
+        (("--trace", "{trace}", "--policy", "best"), "--policy: expected one of static_fp16"),
+        (("--trace", "missing.csv", "--policy", "static_fp16"), "missing.csv: cannot read the trace"),
+        (("--trace", "{trace}", "--policy", "static_fp16", "--load", "-1"), "--load: expected a fraction"),
+        (("--trace", "{trace}", "--policy", "static_fp16", "--load", "nan"), "--load: expected a fraction"),
+        (("--trace", "{trace}", "--policy", "static_fp16", "--replicas", "0"), "replicas: "),
+        (("--trace", "{trace}", "--policy", "static_fp16", "--loss", "1.5"), "network.loss: "),
+        (("--trace", "{trace}", "--policy", "static_fp16", "--routing", "best"), "routing: "),
+        (("--trace", "{trace}", "--policy", "static_fp16", "--start", "9999"), "choose another --start"),
+        (("--trace", "{trace}", "--policy", "static_fp16", "--table", "{trace}"), "not an engine table"),
+        (("--trace", "{trace}", "--policy", "static_fp16", "--config", "{trace}"), "expected keys and values"),
+        (("--trace", "{trace}", "--policy", "static_fp16", "--json", "no/such/folder.json"), "does not exist"),
+        (("--generate", "poisson", "--policy", "static_fp16"), "--generate: expected --load"),
+        (("--trace", "{trace}", "--policy", "static_fp16", "--fail", "1+2"), "expected WHO@AT+DOWN"),
+        (("--trace", "{trace}", "--policy", "static_fp16", "--frontier", "f.gif"), "ends in .png, .svg or .csv"),
+    ],
+)
+def test_wrong_arguments_end_with_one_line_and_status_2(
+    arguments: tuple[str, ...], message: str, trace: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert simulate(*(argument.format(trace=trace) for argument in arguments)) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("2023-11-16 18:15:47,12", "expected 3 columns, got 2"),
+        ("2023-11-16 18:16:00,12,many", "GeneratedTokens: expected a whole number"),
+        ("2023-11-16 18:16:00,-1,4", "ContextTokens: expected 0 or more"),
+        ("2023-11-16 17:00:00,12,4", "expected times in order"),
+        ("yesterday,12,4", "TIMESTAMP: expected"),
+    ],
+)
+def test_a_broken_trace_is_one_error_that_names_the_line(
+    line: str, message: str, trace: Path, capsys: pytest.CaptureFixture[str]
+):
+    count = len(trace.read_text().splitlines())
+    with trace.open("a") as file:
+        file.write(line + "\n")
+    assert simulate("--trace", trace, "--policy", "static_fp16") == 2
+    error = capsys.readouterr().err
+    assert f"trace.csv:{count + 1}: {message}" in error
+    assert error.count("\n") == 1
+
+
+def test_a_gap_in_the_trace_is_a_quiet_time(tmp_path: Path, table: Path):
+    path = tmp_path / "gap.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:00:00,100,5\n2023-11-16 18:10:00,100,5\n2023-11-16 18:09:59.5,100,5\n"
+    )
+    assert simulate("--trace", path, "--table", table, "--policy", "slo_feedback", "--json", tmp_path / "o.json") == 0
+    summary = json.loads((tmp_path / "o.json").read_text())
+    assert (summary["requests"], summary["tight_slo"]) == (3, 1.0)
+    assert summary["simulated_s"] > 600
+
+
+def test_arrivals_are_the_traces_own_type():
+    assert workload.Arrival is Arrival
+    assert TABLE.is_file()

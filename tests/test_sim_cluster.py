@@ -1,0 +1,271 @@
+"""The simulated cluster: determinism, routing, network, failures, and that it runs the live core.
+
+Run: python -m pytest tests/test_sim_cluster.py
+"""
+
+import ast
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import controller.actor
+import controller.simulate.cluster
+import controller.simulate.engine
+import controller.simulate.replica
+import deploy.agent
+import nestedfp.step_rule
+from controller.config import ControllerConfig
+from controller.loop import ControlLoop
+from controller.schema import Directive, DirectiveAck, ReplicaSnapshot
+from controller.simulate.cluster import Cluster, RunResult
+from controller.simulate.network import Network, NetworkConfig
+from controller.simulate.replica import Replica
+from controller.simulate.scenario import Failure, Scenario
+from controller.simulate.session import make_bench, make_config, simulate
+from controller.synthetic import synthetic_trace
+from nestedfp.modes import DirectiveMode, Mode
+from tests.sim_builders import make_requests, make_table, policy_config
+
+SIMULATOR = Path(controller.simulate.cluster.__file__).parent
+TABLE = make_table()
+BENCH = make_bench(TABLE, synthetic_trace(seed=1, duration_s=150.0, mean_rate_rps=4.0))
+
+
+def steady(count: int, rate_rps: float) -> list[tuple[float, int, int]]:
+    return [(0.5 + index / rate_rps, 200 + 37 * (index % 17), 20 + index % 50) for index in range(count)]
+
+
+def run(config: ControllerConfig, scenario: Scenario, *sizes: tuple[float, int, int]) -> RunResult:
+    return Cluster(TABLE, config, scenario).run(make_requests(*(sizes or steady(200, 20.0))))
+
+
+def times(result: RunResult) -> list[tuple[str, float, float]]:
+    return [(request.outcome, request.first_s, request.finished_s) for request in result.requests]
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another():
+    noisy = NetworkConfig(delay_ms=20, loss=0.1, duplication=0.1)
+    config = make_config({}, "slo_feedback", BENCH)
+    one, two, other = (
+        simulate(BENCH, config, Scenario(replicas=3, network=noisy, seed=seed), 0.9, lambda: 0.0)[0]
+        for seed in (5, 5, 6)
+    )
+    assert one == two
+    assert one.ttft_ms != other.ttft_ms
+
+
+def test_more_load_is_never_better_and_fp8_carries_more():
+    fp16 = make_config({}, "static_fp16", BENCH)
+    runs = [simulate(BENCH, fp16, Scenario(replicas=2), load, lambda: 0.0)[0] for load in (0.3, 0.7, 1.0, 1.4)]
+    waits = [summary.ttft_ms.p90 for summary in runs]
+    assert waits == sorted(waits)
+    attained = [summary.tight_slo for summary in runs]
+    assert attained == sorted(attained, reverse=True)
+    assert attained[-1] < attained[0]
+    fp8, _ = simulate(BENCH, make_config({}, "static_fp8", BENCH), Scenario(replicas=2), 1.0, lambda: 0.0)
+    assert fp8.tight_slo > runs[2].tight_slo
+    # Before the first directive arrives, replicas follow their fallback.
+    assert (fp8.fp16_token_share or 0.0) < 0.001
+    assert runs[0].fp16_token_share == 1.0
+    assert BENCH.fp8_capacity_rps > BENCH.fp16_capacity_rps
+
+
+def test_at_the_capacity_a_queue_neither_empties_nor_explodes():
+    # The calibration says what a replica carries; well below it waits stay short, well above they grow with the run.
+    fp16 = make_config({}, "static_fp16", BENCH)
+    below, above = (simulate(BENCH, fp16, Scenario(), load, lambda: 0.0)[1] for load in (0.7, 1.5))
+    assert below.ended_s - 150 < 20  # the longest answer alone takes 15
+    assert above.ended_s - 150 > 45
+
+
+def test_every_request_is_answered_or_said_to_be_shed_refused_or_lost():
+    scenario = Scenario(
+        replicas=2,
+        admission_limit=6,
+        failures=(Failure(replica=0, at_s=3.0, down_s=2.0),),
+        network=NetworkConfig(loss=0.2),
+    )
+    result = run(policy_config("static_fp16"), scenario, *steady(300, 40.0), (9.0, 9000, 10))
+    outcomes = {request.outcome for request in result.requests}
+    assert outcomes == {"finished", "shed", "lost", "refused"}
+    assert sum(replica.refused for replica in result.replicas) == sum(r.outcome == "shed" for r in result.requests)
+    assert [replica.name for replica in result.replicas].count("replica-00000") == 2
+    served = sum(replica.engine.finished_count for replica in result.replicas)
+    assert served == sum(request.outcome == "finished" for request in result.requests)
+
+
+def test_requests_are_lost_while_no_replica_serves():
+    failure = Failure(replica=0, at_s=1.0, down_s=2.0)
+    result = run(policy_config("static_fp16"), Scenario(failures=(failure,)), (0.5, 10, 2), (2.0, 10, 2), (4.0, 10, 2))
+    assert [request.outcome for request in result.requests] == ["finished", "lost", "finished"]
+
+
+def test_two_choices_balance_better_than_turns():
+    # Every other request is long: turns give all the long ones to the same replica.
+    sizes = [(0.5 + index * 0.05, 200, 400 if index % 2 else 2) for index in range(400)]
+    longest = {}
+    for routing in ("p2c", "round_robin"):
+        result = run(policy_config("static_fp16"), Scenario(replicas=2, routing=routing), *sizes)
+        longest[routing] = max(request.ttft_ms for request in result.requests)
+        arrivals = sorted(replica.engine.arrivals for replica in result.replicas)
+        assert sum(arrivals) == 400
+        if routing == "round_robin":
+            assert arrivals == [200, 200]
+    assert longest["p2c"] <= longest["round_robin"]
+
+
+def test_an_overload_makes_the_real_loop_go_to_fp8_and_all_replicas_follow():
+    result = run(policy_config("slo_feedback"), Scenario(replicas=3), *steady(1500, 240.0))
+    assert [record.to_mode for record in result.records][:2] == [DirectiveMode.FP16, DirectiveMode.FP8]
+    assert all(replica.engine.stats.tokens[True] > 0 for replica in result.replicas)
+    assert all(replica.directive_changes >= 1 for replica in result.replicas)
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.1, 0.3])
+def test_a_directive_reaches_all_replicas_over_a_lossy_network(loss: float):
+    scenario = Scenario(replicas=64, network=NetworkConfig(loss=loss, duplication=0.1), seed=3)
+    late: list[float] = []
+
+    def look(now_s: float, cluster: Cluster) -> None:
+        behind = sum(r.engine.directive is not DirectiveMode.FP8 for r in cluster.present.values())
+        if behind:
+            late.append(now_s)
+
+    config = policy_config("static_fp8")
+    Cluster(TABLE, config, scenario, observe=look, observe_every_s=0.05).run(make_requests((5.0, 10, 2)))
+    periods = 2 if loss <= 0.1 else 6
+    assert max(late) <= periods * config.report_period_s + 0.05
+
+
+def test_a_silent_controller_leaves_the_fallback_in_force_until_it_is_back():
+    config = policy_config("static_fp8", fallback={"mode": "fp16"})
+    seen: dict[float, DirectiveMode] = {}
+
+    def look(now_s: float, cluster: Cluster) -> None:
+        seen[round(now_s, 1)] = next(iter(cluster.present.values())).engine.directive
+
+    outage = Failure(replica=None, at_s=5.0, down_s=5.0)
+    Cluster(TABLE, config, Scenario(failures=(outage,)), observe=look).run(make_requests((14.0, 10, 2)))
+    assert (seen[4.0], seen[6.5], seen[8.0], seen[11.0]) == tuple(
+        DirectiveMode(mode) for mode in ("fp8", "fp8", "fp16", "fp8")
+    )
+
+
+def test_delays_losses_and_duplicates_come_as_often_as_asked():
+    network = Network(NetworkConfig(delay_ms=10, spread=2.0, loss=0.2, duplication=0.25), seed=0)
+    fates = [network.fate() for _ in range(20_000)]
+    assert sum(not fate for fate in fates) / 20_000 == pytest.approx(0.2, abs=0.01)
+    assert sum(len(fate) == 2 for fate in fates) / 20_000 == pytest.approx(0.2, abs=0.01)  # a quarter of the rest
+    delays = sorted(delay for fate in fates for delay in fate)
+    assert delays[len(delays) // 2] == pytest.approx(0.010, rel=0.05)
+    assert delays[int(0.8413 * len(delays))] == pytest.approx(0.020, rel=0.06)
+
+
+def test_snapshots_are_what_the_schema_demands():
+    replica = Replica("r", "i", TABLE, policy_config("static_fp16"))
+    replica.take(0.0, Directive(epoch=3, mode=DirectiveMode.FP8, lease_s=2.0, reason="test"))
+    for request in make_requests(*((0.0, 400, 40) for _ in range(80))):
+        replica.offer(0.0, request)
+    snapshot = replica.snapshot(0.5)
+    assert ReplicaSnapshot.model_validate(snapshot.model_dump()) == snapshot
+    assert (snapshot.mode, snapshot.directive, snapshot.epoch) == (Mode.FP8, DirectiveMode.FP8, 3)
+    assert snapshot.lease_remaining_s == pytest.approx(1.5)
+    assert (snapshot.running, snapshot.waiting) == (64, 16)
+    assert snapshot.waiting_tokens >= 16 * 400
+    assert snapshot.oldest_wait_s == pytest.approx(0.5)
+    assert snapshot.seq < replica.snapshot(0.6).seq
+
+
+# -- the live core -----------------------------------------------------------------------------------------------------
+
+
+def test_simulator_and_service_use_the_same_classes():
+    assert controller.simulate.cluster.ControlLoop is controller.actor.ControlLoop
+    assert controller.simulate.replica.DirectiveFollower is deploy.agent.DirectiveFollower
+    assert controller.simulate.engine.choose is nestedfp.step_rule.choose
+    scheduler = (SIMULATOR.parents[1] / "nestedfp/vllm_plugin/scheduler.py").read_text()
+    names = {
+        alias.name
+        for node in ast.walk(ast.parse(scheduler))
+        if isinstance(node, ast.ImportFrom) and node.module == "nestedfp.step_rule"
+        for alias in node.names
+    }
+    assert {"choose", "StepRule", "StepSignals"} <= names
+
+
+def test_the_simulator_defines_no_policy_guard_publisher_follower_or_step_rule():
+    core = [path for path in SIMULATOR.parent.rglob("*.py") if SIMULATOR not in path.parents]
+    decided = {
+        node.name
+        for path in core
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
+    }
+    assert {"ControlLoop", "DirectiveFollower", "DirectivePublisher", "guarded_decide", "decide"} <= decided
+    own = {
+        node.name: path.name
+        for path in SIMULATOR.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef | ast.FunctionDef)
+    }
+    forbidden = {"decide", "choose", "guarded_decide", "ControlLoop", "on_directive", "in_force", "due"}
+    assert not forbidden & set(own)
+    assert not [name for name in own if any(word in name for word in ("Policy", "Guard", "Publisher", "Follower"))]
+
+
+class Recorder(ControlLoop):
+    """Notes what the simulator hands to the loop, and what comes out."""
+
+    calls: list[tuple[str, float, Any, Any]]
+
+    def __init__(self, config: ControllerConfig) -> None:
+        super().__init__(config)
+        self.calls = []
+
+    def on_snapshot(self, now_s: float, snapshot: ReplicaSnapshot) -> Directive:
+        answer = super().on_snapshot(now_s, snapshot)
+        self.calls.append(("snapshot", now_s, snapshot, answer))
+        return answer
+
+    def on_ack(self, now_s: float, ack: DirectiveAck) -> None:
+        super().on_ack(now_s, ack)
+        self.calls.append(("ack", now_s, ack, None))
+
+    def step(self, now_s: float) -> Any:
+        effects = super().step(now_s)
+        self.calls.append(("step", now_s, None, effects))
+        return effects
+
+
+def test_the_live_actor_answers_a_simulated_run_with_the_same_directives(monkeypatch: pytest.MonkeyPatch):
+    """What the simulator's loop was told goes through the live actor, as JSON; the answers and effects are the same."""
+    config = policy_config("slo_feedback")
+    monkeypatch.setattr(controller.simulate.cluster, "ControlLoop", Recorder)
+    cluster = Cluster(TABLE, config, Scenario(replicas=2, network=NetworkConfig(loss=0.1)))
+    cluster.run(make_requests(*steady(500, 100.0)))
+    recorder = cluster.loop
+    assert isinstance(recorder, Recorder)
+    modes = {effects.record.to_mode for kind, _, _, effects in recorder.calls if kind == "step" and effects.record}
+    assert modes == {DirectiveMode.FP16, DirectiveMode.FP8}
+
+    async def replay() -> None:
+        async def nowhere(directive: Directive) -> list[DirectiveAck]:
+            return []
+
+        actor = controller.actor.ControllerActor(config.model_dump(), "app", "deployment", broadcast=nowhere)
+        monkeypatch.setattr(actor, "_ensure_stepping", lambda: None)  # the script says when to step
+        clock_s = 0.0
+        monkeypatch.setattr("controller.actor.time.monotonic", lambda: clock_s)
+        for kind, now_s, given, expected in recorder.calls:
+            clock_s = now_s
+            if kind == "snapshot":
+                assert await actor.report(given.model_dump_json()) == expected.model_dump(mode="json")
+            elif kind == "ack":
+                actor._loop.on_ack(now_s, given)
+            else:
+                assert actor._loop.step(now_s) == expected
+        await actor.close()
+
+    asyncio.run(replay())

@@ -1,0 +1,206 @@
+"""The simulated engine: conservation, order, KV limits, preemption. Run: python -m pytest tests/test_sim_engine.py"""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.simulate.engine import Engine
+from controller.simulate.engine_model import EngineTable
+from controller.simulate.engine_stats import EngineStats
+from controller.simulate.request import SimRequest
+from controller.simulate.windows import WeightedWindow
+from deploy.latency import SlidingWindow
+from nestedfp.modes import DirectiveMode, Mode
+from nestedfp.step_rule import StepRule
+from nestedfp.vllm_plugin.accounting import EngineTotals
+from tests.sim_builders import FP8, FP16, make_requests, make_table
+
+FOREVER_S = 1e9
+
+
+def serve(table: EngineTable, requests: Sequence[SimRequest], mode: DirectiveMode = DirectiveMode.FP16) -> Engine:
+    engine = Engine(table)
+    engine.directive = mode
+    for request in requests:
+        engine.advance(request.arrived_s)
+        engine.add(request.arrived_s, request)
+    engine.advance(FOREVER_S)
+    return engine
+
+
+def random_requests(seed: int, count: int, rate_rps: float, longest: int = 1500) -> list[SimRequest]:
+    rng, now_s, sizes = random.Random(seed), 0.0, []
+    for _ in range(count):
+        now_s += rng.expovariate(rate_rps)
+        sizes.append((now_s, rng.randint(1, longest), rng.randint(1, 200)))
+    return make_requests(*sizes)
+
+
+def test_a_request_alone_takes_one_prefill_step_and_one_step_a_token():
+    (request,) = make_requests((2.0, 100, 4))
+    engine = serve(make_table(), [request])
+    prefill_s = FP16.step_s(100, 0, 0)
+    decode_s = sum(FP16.step_s(1, 1, 100 + generated) for generated in range(3))
+    assert request.first_s == pytest.approx(2.0 + prefill_s)
+    assert request.finished_s == pytest.approx(2.0 + prefill_s + decode_s)
+    assert request.ttft_ms == pytest.approx(prefill_s * 1e3)
+    assert request.tpot_ms == pytest.approx(decode_s / 3 * 1e3)
+    assert (engine.stats.steps, engine.stats.tokens) == ([4, 0], [103, 0])
+
+
+def test_fp8_steps_cost_what_the_fp8_model_says():
+    (request,) = make_requests((0.0, 1000, 1))
+    serve(make_table(), [request], DirectiveMode.FP8)
+    assert request.finished_s == pytest.approx(FP8.step_s(1000, 0, 0))
+    assert (request.prompt_fp8, request.completion_fp8, request.prompt_fp16) == (1000, 1, 0)
+
+
+def test_a_long_prompt_is_computed_in_chunks_of_the_budget():
+    (request,) = make_requests((0.0, 5000, 1))
+    engine = serve(make_table(), [request])
+    chunks = [FP16.step_s(tokens, 0, 0) for tokens in (2048, 2048, 904)]
+    assert request.finished_s == pytest.approx(sum(chunks))
+    assert engine.stats.steps[False] == 3
+
+
+def test_decodes_come_before_prompts_in_a_step():
+    requests = make_requests((0.0, 16, 50), (0.005, 4000, 2))
+    engine = Engine(make_table())
+    engine.add(0.0, requests[0])
+    engine.advance(0.005)
+    engine.add(0.005, requests[1])
+    engine.advance(engine.ends_s)  # the second step: one decode and a chunk that fills the budget
+    assert requests[1].computed == 2047
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 1000), rate=st.sampled_from([5.0, 30.0, 200.0]), kv=st.sampled_from([4000, 20_000, 100_000]))
+def test_every_token_is_accounted_for_and_nothing_is_left_behind(seed: int, rate: float, kv: int):
+    requests = random_requests(seed, 120, rate)
+    table = make_table(kv_tokens=kv)
+    engine = Engine(table)
+    rng = random.Random(seed)
+    for request in requests:
+        engine.advance(request.arrived_s)
+        assert 0 <= engine.used_blocks <= engine.total_blocks
+        engine.directive = rng.choice([DirectiveMode.FP16, DirectiveMode.FP8])
+        engine.add(request.arrived_s, request)
+    while engine.ends_s < FOREVER_S:
+        engine.advance(engine.ends_s)
+        assert 0 <= engine.used_blocks <= engine.total_blocks
+        assert engine.running <= table.engine.max_num_seqs
+    for request in requests:
+        assert request.outcome == "finished"
+        assert request.prompt_fp16 + request.prompt_fp8 == request.prompt_tokens
+        assert request.completion_fp16 + request.completion_fp8 == request.output_tokens
+        assert request.arrived_s < request.first_s <= request.finished_s
+    needed = sum(request.prompt_tokens + request.output_tokens - 1 for request in requests)
+    assert sum(engine.stats.tokens) >= needed
+    if engine.preemptions == 0:
+        assert sum(engine.stats.tokens) == needed
+    assert (engine.used_blocks, engine.waiting_tokens, engine.running, len(engine.waiting)) == (0, 0, 0, 0)
+    assert engine.unfinished() == []
+
+
+def test_a_small_cache_preempts_and_the_preempted_lose_time_but_no_token():
+    requests = make_requests(*((0.0, 400, 300) for _ in range(12)))
+    engine = serve(make_table(kv_tokens=6000), requests)
+    assert engine.preemptions > 0
+    assert sum(engine.stats.tokens) > sum(r.prompt_tokens + r.output_tokens - 1 for r in requests)
+    assert all(r.completion_fp16 == 300 for r in requests)
+    calm = serve(make_table(kv_tokens=60_000), other := make_requests(*((0.0, 400, 300) for _ in range(12))))
+    assert calm.preemptions == 0
+    assert max(r.finished_s for r in requests) > max(r.finished_s for r in other)
+
+
+@pytest.mark.parametrize("kv", [5000, 100_000])
+def test_first_tokens_come_in_the_order_of_arrival(kv: int):
+    requests = random_requests(7, 300, 100.0)
+    serve(make_table(kv_tokens=kv), requests)
+    firsts = [request.first_s for request in requests]
+    assert firsts == sorted(firsts)
+
+
+def test_stopping_at_many_moments_changes_nothing():
+    one = serve(make_table(), first := random_requests(3, 200, 20.0))
+    two = Engine(make_table())
+    rng, now_s = random.Random(0), 0.0
+    second = random_requests(3, 200, 20.0)
+    for request in second:
+        while (now_s := now_s + rng.uniform(0.0, 0.02)) < request.arrived_s:
+            two.advance(now_s)
+        now_s = request.arrived_s
+        two.advance(now_s)
+        two.add(now_s, request)
+    two.advance(FOREVER_S)
+    for a, b in zip(first, second, strict=True):
+        assert (a.first_s, a.finished_s) == (pytest.approx(b.first_s), pytest.approx(b.finished_s))
+    assert (one.stats.steps, one.stats.tokens) == (two.stats.steps, two.stats.tokens)
+
+
+def test_pins_and_step_rule_decide_like_the_live_engine():
+    rule = StepRule(fp8_step_tokens=500)
+    engine = Engine(make_table())
+    engine.directive, engine.rule = DirectiveMode.AUTO, rule
+    small, large = make_requests((0.0, 100, 3), (1.0, 1000, 3))
+    pinned = SimRequest(2, 2.0, 1000, 3, pinned=True)
+    for request in (small, large, pinned):
+        engine.advance(request.arrived_s)
+        engine.add(request.arrived_s, request)
+    engine.advance(FOREVER_S)
+    assert (small.prompt_fp16, small.prompt_fp8) == (100, 0)
+    assert (large.prompt_fp16, large.prompt_fp8, large.completion_fp8) == (0, 1000, 1)  # decodes are small steps
+    assert (pinned.prompt_fp16, pinned.prompt_fp8) == (1000, 0)
+
+
+def test_one_server_with_constant_service_waits_as_pollaczek_and_khinchine_say():
+    # One request at a time and one step each: an M/D/1 queue with a load of 0.7.
+    requests = [SimRequest(i, at_s, 100, 1) for i, at_s in enumerate(poisson_times_s(rate_rps=70.0, count=200_000))]
+    table = make_table(max_num_seqs=1)
+    serve(table, requests)
+    service_s = FP16.step_s(100, 0, 0)
+    load = 70.0 * service_s
+    mean_wait_s = sum(r.first_s - r.arrived_s for r in requests) / len(requests) - service_s
+    assert mean_wait_s == pytest.approx(load * service_s / (2 * (1 - load)), rel=0.05)
+
+
+def poisson_times_s(rate_rps: float, count: int) -> list[float]:
+    rng, now_s, times_s = random.Random(1), 0.0, []
+    for _ in range(count):
+        now_s += rng.expovariate(rate_rps)
+        times_s.append(now_s)
+    return times_s
+
+
+@given(
+    samples=st.lists(st.tuples(st.floats(0, 0.5), st.integers(1, 300), st.integers(1, 40)), min_size=1, max_size=200),
+    later_s=st.floats(0, 6),
+)
+def test_weighted_windows_are_the_live_windows(samples: list[tuple[float, int, int]], later_s: float):
+    live, ours, now_s = SlidingWindow(5.0), WeightedWindow(), 0.0
+    for pause_s, latency_ms, count in samples:
+        now_s += pause_s
+        ours.add(now_s, float(latency_ms), count)
+        for _ in range(count):
+            live.add(now_s, float(latency_ms))
+    assert ours.summary(now_s + later_s) == live.summary(now_s + later_s)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0.001, 1.0), st.integers(1, 5)), max_size=50))
+def test_statistics_are_counted_as_the_live_engine_counts_them(steps: list[tuple[bool, float, int]]):
+    live, ours = EngineTotals(), EngineStats()
+    for is_fp8, duration_s, repeated in steps:
+        mode = Mode.FP8 if is_fp8 else Mode.FP16
+        ours.scheduled(is_fp8, 10 * repeated, repeated)
+        ours.took(is_fp8, duration_s, repeated)
+        for _ in range(repeated):
+            live.step(mode, 10)
+            live.took(mode, duration_s * 1e3)
+    assert ours.switches == live.switches
+    for is_fp8, mode in enumerate(Mode):
+        assert (ours.steps[is_fp8], ours.tokens[is_fp8]) == (live.steps[mode], live.tokens[mode])
+        expected = live.step_ms[mode]
+        assert ours.step_ms[is_fp8] == (None if expected is None else pytest.approx(expected))
