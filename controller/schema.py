@@ -74,7 +74,9 @@ class ReplicaSnapshot(Record):
     tokens_fp16: Count  # prompt and completion tokens computed in FP16 steps
     tokens_fp8: Count
     fp16_only: bool = False  # a GPU without kernels for FP8: every step runs FP16, whatever the directive
-    fp8_pays_from_tokens: Count | None = None  # step size from which FP8 saved time at the start; None: not measured
+    fp8_pays_from_tokens: Count | None = (
+        None  # step size from which FP8 saved time at the start; None: not measured, or it never did
+    )
     # queue
     waiting: Count  # requests not yet admitted by the engine's scheduler
     waiting_tokens: Count  # their prompt tokens that must still be computed
