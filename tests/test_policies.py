@@ -71,7 +71,7 @@ def test_fixed_policies_say_the_same_whatever_they_see(name: str, config: Any, d
         (FP16, {"ttft": window(181)}, FP8, "ttft_p90_ms_over_enter"),
         (FP16, {"tpot": window(31)}, FP8, "tpot_p90_ms_over_enter"),
         (FP16, {"tpot": window(31, count=4)}, FP16, "below_enter"),  # too few samples to enter on
-        (FP8, {}, FP8, "calm_too_short"),
+        (FP8, {}, FP16, "below_leave"),
         (FP8, {"oldest_wait_s": 0.05}, FP8, "wait_s_over_leave"),
         (FP8, {"waiting_tokens": 1024}, FP8, "waiting_tokens_over_leave"),
         (FP8, {"tpot": window(20, count=1)}, FP8, "tpot_p90_ms_over_leave"),  # but enough to stay on
@@ -88,8 +88,9 @@ def test_threshold(current: DirectiveMode, replica: dict[str, Any], mode: Direct
     assert "wait_s" in dict(decision.inputs)
 
 
-def test_threshold_leaves_after_five_seconds_of_calm_and_not_before() -> None:
-    config, (_, state) = Threshold(), threshold.SPEC.start(Threshold())
+def test_threshold_leaves_once_it_has_been_calm_for_long_enough() -> None:
+    config = Threshold(leave_after_s=5.0)
+    _, state = threshold.SPEC.start(config)
     reasons = []
     for now_s, wait_s in [(0, 0), (4, 0), (4.5, 0.05), (5, 0), (9.9, 0), (10, 0)]:
         seen = observe(make_view(oldest_wait_s=wait_s), current=FP8, now_s=now_s)

@@ -40,7 +40,7 @@ class LoadSettings(Settings):
     fp16_step_ratio: Annotated[float, Field(ge=1, le=4)] = 1.6  # FP16 step time / FP8 step time until it is learned
     max_utilisation: Annotated[float, Field(gt=0, le=1)] = 0.85  # of the rate at which a replica computes tokens
     fast_s: Annotated[float, Field(gt=0)] = 3.0  # time constant of the load that enters FP8
-    slow_s: Annotated[float, Field(gt=0)] = 20.0  # of the load that must have fallen before FP8 is left
+    slow_s: Annotated[float, Field(gt=0)] = 10.0  # of the load that must have fallen before FP8 is left
     learn_s: Annotated[float, Field(gt=0)] = 120.0  # memory of step times and of tokens per prompt token
     capacity_memory_s: Annotated[float, Field(ge=0)] = 300.0  # memory of what was computed while a queue stood
 

@@ -14,12 +14,14 @@ from controller.policies import backoff, calm, health, load
 from controller.policies.base import Observation
 from nestedfp.modes import DirectiveMode
 
+GRAVE = 2.0  # times the TTFT objective: such a queue does not drain by itself
+
 
 class ReturnSettings(load.LoadSettings, health.HealthSettings, backoff.BackoffSettings, calm.CalmSettings):
     """Parameters that the adaptive policies share. Fractions are of the SLO."""
 
     enter_fraction: Annotated[float, Field(gt=0, le=1)] = 0.85  # danger: TTFT or TPOT passes this much of the SLO
-    enter_after_s: Annotated[float, Field(ge=0)] = 0.3  # of danger, less half of the time without
+    enter_after_s: Annotated[float, Field(ge=0)] = 0.3  # of danger, less half of the time without; at once when grave
     leave_fraction: Annotated[float, Field(gt=0, le=1)] = 0.7  # FP16 when its predictions stay below this much
     max_kv_usage: Annotated[float, Field(gt=0, le=1)] = 0.9
 
@@ -71,7 +73,8 @@ def look(observation: Observation, memory: Memory, config: ReturnSettings) -> tu
         danger = "tpot_over_enter"
     danger_s = max(0.0, memory.danger_s + (dt_s if danger else -dt_s / 2))
     danger_s = min(danger_s, 2 * config.enter_after_s)
-    lasting = danger if danger_s >= config.enter_after_s else ""
+    grave = seen.ttft_ms > GRAVE * slo.ttft_ms
+    lasting = danger if grave or danger_s >= config.enter_after_s else ""
     return View(seen, estimate, lasting, dt_s), Memory(learned, history, danger_s)
 
 

@@ -49,7 +49,9 @@ class Threshold(load.LoadSettings):
     tpot_p90_ms: Band | None = Band(enter=30, leave=15)
     min_window_count: Annotated[int, Field(ge=1)] = 5  # fewer samples than this never enter FP8
     enter_after_s: Annotated[float, Field(ge=0)] = 0.0  # a band passed for this long
-    leave_after_s: Annotated[float, Field(ge=0)] = 5.0  # all signals below for this long
+    leave_after_s: Annotated[float, Field(ge=0)] = (
+        0.0  # all signals below for this long; the guards' dwell holds besides
+    )
     tolerated_share: Annotated[float, Field(ge=0, lt=1)] = 0.05  # of the replicas, whose troubles count for nothing
 
     @model_validator(mode="after")
