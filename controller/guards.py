@@ -25,7 +25,7 @@ class GuardConfig(Settings):
     Azure's bursts last 20 s at the median, so that FP8 is entered within seconds and then held for about as long.
     """
 
-    dwell_fp16_s: Annotated[float, Field(ge=0)] = 2.0  # shortest stay in FP16
+    dwell_fp16_s: Annotated[float, Field(ge=0)] = 2.0  # shortest stay in FP16, or in auto
     dwell_fp8_s: Annotated[float, Field(ge=0)] = 20.0  # shortest stay in FP8
     max_switches_per_minute: Annotated[int, Field(ge=1)] = 6
     stale_after_s: Annotated[float, Field(gt=0)] = 1.0  # silence after which a snapshot is no evidence
@@ -111,7 +111,7 @@ def hold_for_stale(
 
 def hold_for_dwell(now_s: float, current: DirectiveMode, state: GuardState, config: GuardConfig) -> str | None:
     """Hold until the present mode has had its shortest stay."""
-    dwell_s = {DirectiveMode.FP16: config.dwell_fp16_s, DirectiveMode.FP8: config.dwell_fp8_s}.get(current, 0.0)
+    dwell_s = config.dwell_fp8_s if current is DirectiveMode.FP8 else config.dwell_fp16_s
     if state.changed_at_s is None or now_s - state.changed_at_s >= dwell_s:
         return None
     return "held_by_dwell"

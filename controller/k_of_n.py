@@ -50,7 +50,7 @@ def chosen(
 
     ``frozen`` replicas keep what they do, because they have changed too often.
     """
-    ready = tuple(ready)
+    ready = tuple(view for view in ready if not view.snapshot.fp16_only)
     stay = {view.replica_id for view in ready if view.replica_id in frozen and view.replica_id in in_fp8}
     free = sorted(
         (view for view in ready if view.replica_id not in frozen),

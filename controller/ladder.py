@@ -96,7 +96,7 @@ class Strain:
 
     now_s: float
     replicas: int  # that serve, and have been heard of lately
-    fully_degraded: bool  # none of them is left in FP16
+    fully_degraded: bool  # all of them are directed to FP8, or the policy may not do that
     fp8_load: float | None  # admitted load / FP8 capacity, as the policy predicts it
     offered_over_admitted: float  # 1 when nothing was turned away
     over_slo: int  # replicas whose oldest request has waited longer than the objective
@@ -156,8 +156,10 @@ def replicas_needed(strain: Strain, state: LadderState, config: LadderConfig) ->
     elif strain.failing or strain.offered_over_admitted > 1.0:
         wanted = max(strain.replicas + 1.0, strain.replicas * min(2.0, strain.offered_over_admitted))
     else:
-        # Calm says only that as many as there are suffice; that one fewer would has to be tried.
-        wanted = strain.replicas - 1.0 if strain.over_half_slo == 0 else float(strain.replicas)
+        # Calm says only that as many as there are suffice, and of those turned away nothing. That one fewer would do has
+        # to be tried, and only once everybody is let in.
+        fewer = strain.over_half_slo == 0 and state.admission_scale == 1.0
+        wanted = strain.replicas - 1.0 if fewer else float(max(strain.replicas, state.desired_replicas or 0))
     return max(config.min_replicas, min(most, math.ceil(wanted - 1e-9)))
 
 

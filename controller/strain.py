@@ -2,6 +2,7 @@
 
 from controller.config import ControllerConfig
 from controller.ladder import Strain
+from controller.policies import POLICIES
 from controller.policies.base import ReplicaView
 from controller.publisher import Content
 from nestedfp.modes import DirectiveMode
@@ -19,15 +20,16 @@ def measure(
     slo_s, stale_after_s = config.slo.ttft_ms / 1e3, config.guards.stale_after_s
     serving = [view for view in views if view.age_s <= stale_after_s and view.snapshot.ready]
     waits_s = [view.snapshot.oldest_wait_s for view in serving]
-    if current.exceptions:
-        in_fp16 = any(current.mode_for(view.replica_id) is DirectiveMode.FP16 for view in serving)
+    if not POLICIES[config.policy.name].adaptive:
+        degraded = True  # as far as it may be
+    elif current.exceptions:
+        degraded = all(current.mode_for(view.replica_id) is DirectiveMode.FP8 for view in serving)
     else:
-        in_fp16 = current.mode is DirectiveMode.FP16
+        degraded = current.mode is DirectiveMode.FP8
     return Strain(
         now_s=now_s,
         replicas=len(serving),
-        # Under "auto" each engine degrades by itself as soon as it has to: there is nothing left to degrade.
-        fully_degraded=not in_fp16,
+        fully_degraded=degraded,
         fp8_load=fp8_load,
         offered_over_admitted=offered_over_admitted,
         over_slo=sum(wait_s > slo_s for wait_s in waits_s),

@@ -12,7 +12,7 @@ from controller.schema import Scope
 from controller.scope import CLUSTER, BaseScope, ClusterScope, Plan, ReplicaScope, Scoped, Sight, compact
 from nestedfp.modes import DirectiveMode
 
-FP16, FP8 = DirectiveMode.FP16, DirectiveMode.FP8
+FP8 = DirectiveMode.FP8
 
 
 def make_scope(config: ControllerConfig) -> Scoped:
@@ -25,8 +25,8 @@ def make_scope(config: ControllerConfig) -> Scoped:
 class SubsetScope(BaseScope):
     """FP8 on as many replicas as the load needs; one policy looks at all of them.
 
-    The policy is asked twice. Asked as if FP16 were in force it tells whether the SLO is in danger: K grows. Asked as if
-    FP8 were, it tells whether FP16 would do: K shrinks. In between K stays, or follows the load if that is known.
+    The policy is asked twice. Asked as if its calm directive were in force it tells whether the SLO is in danger: K grows.
+    Asked as if FP8 were, it tells whether FP16 would do: K shrinks. In between K stays, or follows the load if that is known.
     """
 
     def __init__(self, config: ControllerConfig) -> None:
@@ -34,12 +34,13 @@ class SubsetScope(BaseScope):
         self._grew_at_s: float | None = None
         self._shrank_at_s: float | None = None
         self._replicas: dict[str, guards.GuardState] = {}
+        self._calm, _ = self._spec.start(config.policy)  # what the policy last wanted when it did not want FP8
 
     def decide(self, sight: Sight) -> Plan:
         config = self._config
         modes = {view.replica_id: sight.current.mode_for(view.replica_id) for view in sight.views}
         in_fp8 = {replica_id for replica_id, mode in modes.items() if mode is FP8}
-        current = FP8 if in_fp8 else FP16
+        current = FP8 if in_fp8 else self._calm.mode
         observation = self._observation(sight, sight.views, current)
         asked = guards.ask(self._spec, observation, self._policy_state, config.policy, config.guards, sight.faulty)
         before_state, self._policy_state = self._policy_state, asked.policy_state
@@ -47,11 +48,13 @@ class SubsetScope(BaseScope):
         if wish is None:
             hold = str(asked.hold)
             return self._plan(sight, modes, Decision(current, hold), None, {CLUSTER: (None, hold)})
-        in_danger = wish.mode is not FP16
-        if in_fp8 and in_danger:
-            entering = replace(observation, current=FP16)
+        in_danger = wish.mode is FP8
+        if wish.mode is not FP8:
+            self._calm = wish
+        elif in_fp8:
+            entering = replace(observation, current=self._calm.mode)
             danger = guards.ask(self._spec, entering, before_state, config.policy, config.guards, sight.faulty).wish
-            in_danger = danger is not None and danger.mode is not FP16
+            in_danger = danger is not None and danger.mode is FP8
         ready = tuple(
             view
             for view in guards.warmed_up(sight.views, config.guards.warm_up_s)
@@ -61,12 +64,15 @@ class SubsetScope(BaseScope):
         wanted = self._wanted(wish, in_danger, present, len(ready))
         hold_ = self._hold(sight.now_s, present, wanted, asked)
         inputs = (*wish.inputs, ("replicas", len(ready)), ("fp8_replicas", present), ("fp8_replicas_wanted", wanted))
-        decision = replace(wish, mode=FP8 if wanted else FP16, inputs=inputs)
-        if wanted == present or hold_ is not None:
+        calm = self._calm.mode
+        decision = replace(wish, mode=FP8 if wanted else calm, inputs=inputs)
+        # An idle wish can still bring another calm directive: engines of their own may choose now, or no more.
+        recalmed = any(mode not in (FP8, calm) for mode in modes.values())
+        if (wanted == present and not recalmed) or hold_ is not None:
             held: dict[str, tuple[DirectiveMode | None, str]] = {}
             if hold_ is not None:
                 decision = replace(decision, mode=current, reason=hold_)
-                held = {CLUSTER: (FP8 if wanted > present else FP16, hold_)}
+                held = {CLUSTER: (FP8 if wanted > present else calm, hold_)}
             return self._plan(sight, modes, decision, wish.mode, held)
         frozen = {
             replica_id
@@ -74,7 +80,7 @@ class SubsetScope(BaseScope):
             if guards.hold_for_flip_rate(sight.now_s, state, config.guards) is not None
         }
         selected = k_of_n.chosen(ready, in_fp8, wanted, frozen)
-        modes |= {view.replica_id: FP8 if view.replica_id in selected else FP16 for view in ready}
+        modes |= {view.replica_id: FP8 if view.replica_id in selected else calm for view in ready}
         held = {replica_id: (None, "held_by_flip_rate") for replica_id in frozen if replica_id in modes}
         return self._plan(sight, modes, decision, wish.mode, held)
 
@@ -83,14 +89,14 @@ class SubsetScope(BaseScope):
         enough = k_of_n.needed(replicas, wish.fp16_load, wish.fp8_load, settings.target_utilisation)
         if in_danger:
             return k_of_n.grown(present, replicas, enough)
-        if enough is not None and enough > present and wish.mode is not FP16:
+        if enough is not None and enough > present and wish.mode is FP8:
             return enough
         ample = k_of_n.needed(
             replicas, wish.fp16_load, wish.fp8_load, settings.target_utilisation * settings.shrink_margin
         )
         if ample is not None and present:
-            return min(present, ample if wish.mode is FP16 else max(1, ample))
-        return max(0, present - 1) if wish.mode is FP16 else present
+            return min(present, max(1, ample) if wish.mode is FP8 else ample)
+        return present if wish.mode is FP8 else max(0, present - 1)
 
     def _hold(self, now_s: float, present: int, wanted: int, asked: guards.Asked) -> str | None:
         bounds = self._config.guards
@@ -101,7 +107,7 @@ class SubsetScope(BaseScope):
             )
             return "held_by_dwell" if soon else None
         if wanted < present:
-            stale = guards.hold_for_stale(FP8, FP16, asked.silent_count, implausible=asked.implausible)
+            stale = guards.hold_for_stale(FP8, self._calm.mode, asked.silent_count, implausible=asked.implausible)
             if stale is not None:
                 return stale
             last = max((at for at in (self._grew_at_s, self._shrank_at_s) if at is not None), default=None)
@@ -122,7 +128,7 @@ class SubsetScope(BaseScope):
             if mode is not sight.current.mode_for(replica_id)
         }
         mode, exceptions = compact(modes, sight.current.mode)
-        return Plan(mode, sight.current.rule, exceptions, decision, wanted, held, reasons)
+        return Plan(mode, self._calm.rule, exceptions, decision, wanted, held, reasons)
 
     def changed(self, now_s: float, before: Content, after: Content, replica_ids: Collection[str]) -> None:
         moves = [

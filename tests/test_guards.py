@@ -73,7 +73,8 @@ def test_a_silent_replica_keeps_the_cluster_in_fp8(
         (FP16, 2.0, None),
         (FP8, 19.9, "held_by_dwell"),
         (FP8, 20.0, None),
-        (AUTO, 0.0, None),
+        (AUTO, 1.9, "held_by_dwell"),
+        (AUTO, 2.0, None),
     ],
 )
 def test_dwell(current: DirectiveMode, after_s: float, held: str | None) -> None:
@@ -118,7 +119,7 @@ def judge(
     return guarded_decide(
         spec,
         Observation(now_s=now_s, replicas=replicas, current=current),
-        None,
+        spec.start(spec.config())[1],
         spec.config(),
         guards or GuardConfig(),
         state or GuardState(),

@@ -1,0 +1,230 @@
+"""The ladder: its rows one by one, then against a cluster of queues under constant loads, where it must come to rest."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.ladder import LadderConfig, LadderState, Strain, adopted, advance, limited, replicas_needed
+from controller.schema import Rung
+
+BOTH = LadderConfig(shed=True, scale=True, max_replicas=16, min_replicas=4)
+
+
+def make_strain(now_s: float, **overrides: Any) -> Strain:
+    """Four replicas in FP8 that do well at 60 % of what they could."""
+    usual: dict[str, Any] = {
+        "replicas": 4,
+        "fully_degraded": True,
+        "fp8_load": 0.6,
+        "offered_over_admitted": 1.0,
+        "over_slo": 0,
+        "over_half_slo": 0,
+    }
+    return Strain(now_s=now_s, **{**usual, **overrides})
+
+
+def climb(state: LadderState, config: LadderConfig, from_s: float, to_s: float, **strain: Any) -> tuple[Any, list[Any]]:
+    """Advance ten times a second under one strain; returns the state and (time, reason) of what happened."""
+    events = []
+    for tick in range(round(from_s * 10), round(to_s * 10)):
+        state, reason = advance(make_strain(tick / 10, **strain), state, config)
+        if reason is not None:
+            events.append((tick / 10, reason))
+    return state, events
+
+
+def test_nothing_happens_while_fp8_holds() -> None:
+    assert climb(LadderState(), BOTH, 0, 300) == (replace(LadderState(), calm_since_s=0.0), [])
+
+
+def test_without_leave_to_act_it_says_that_fp8_is_not_enough_and_when_it_is_again() -> None:
+    state, events = climb(LadderState(), LadderConfig(), 0, 60, fp8_load=1.2)
+    assert events == [(10.0, "fp8_cannot_hold_slo")]
+    assert (state.admission_scale, state.desired_replicas, state.rung(True)) == (1.0, None, Rung.DEGRADE)
+    assert climb(state, LadderConfig(), 60, 100)[1] == [(75.0, "fp8_holds_slo")]
+
+
+@pytest.mark.parametrize(
+    "strain",
+    [{"fp8_load": 1.01}, {"fp8_load": None, "over_slo": 2, "over_half_slo": 2}, {"fp8_load": 0.5, "over_slo": 4}],
+)
+def test_shedding_begins_after_a_while_goes_in_steps_and_stops_at_the_floor(strain: dict[str, Any]) -> None:
+    config = LadderConfig(shed=True, min_admission_scale=0.5)
+    state, events = climb(LadderState(), config, 0, 40, **strain)
+    assert events == [(10.0, "shed_more"), (12.0, "shed_more"), (14.0, "shed_more"), (16.0, "shed_more")]
+    assert (state.admission_scale, state.rung(True)) == (0.5, Rung.SHED)
+
+
+@pytest.mark.parametrize(
+    "strain",
+    [
+        {"fully_degraded": False},  # precision comes first
+        {"fp8_load": 0.99},
+        {"fp8_load": None, "over_slo": 1},  # one of four: a stuck replica is no overload
+        {"replicas": 0},
+    ],
+)
+def test_nothing_is_shed_without_need(strain: dict[str, Any]) -> None:
+    assert climb(LadderState(), BOTH, 0, 100, **{"fp8_load": 1.5, **strain})[1] == []
+
+
+def test_an_overload_with_gaps_shorter_than_the_wait_is_none() -> None:
+    state = LadderState()
+    for second in range(100):
+        load = 0.9 if second % 9 == 0 else 1.5
+        state, events = climb(state, BOTH, second, second + 1, fp8_load=load)
+        assert events == []
+
+
+def test_replicas_are_asked_for_when_users_are_still_turned_away_and_in_the_number_that_the_load_needs() -> None:
+    state, _ = climb(LadderState(), BOTH, 0, 12, fp8_load=1.5)
+    # Shedding works: what is admitted is served. What comes is half as much again.
+    state, events = climb(state, BOTH, 12, 100, fp8_load=1.0, offered_over_admitted=1.5)
+    assert events == [(40.0, "scale_up")]
+    assert state.desired_replicas == 8  # 4 * 1.5 / 0.8 = 7.5
+    assert state.rung(True) is Rung.SCALE
+
+
+@pytest.mark.parametrize(
+    ("strain", "wanted"),
+    [
+        ({"fp8_load": 1.5}, 8),
+        ({"fp8_load": 9.0}, 16),  # bounded
+        ({"fp8_load": 0.1}, 4),
+        ({"fp8_load": None, "offered_over_admitted": 1.5}, 6),
+        ({"fp8_load": None, "offered_over_admitted": 50.0}, 8),  # refused clients try again and count often
+        ({"fp8_load": None, "over_slo": 4}, 5),
+    ],
+)
+def test_the_number_of_replicas(strain: dict[str, Any], wanted: int) -> None:
+    assert replicas_needed(make_strain(0, **strain), LadderState(), BOTH) == wanted
+
+
+def test_the_rungs_are_undone_in_reverse_order() -> None:
+    state = LadderState(insufficient=True, admission_scale=0.64, desired_replicas=8, shed_since_s=0.0)
+    state, events = climb(state, BOTH, 0, 400, replicas=8, fp8_load=0.2)
+    assert [reason for _, reason in events] == ["scale_back", "admit_more", "admit_more", "fp8_holds_slo"]
+    assert [at_s for at_s, _ in events] == [120.0, 135.0, 150.0, 165.0]
+    assert (state.rung(True), state.holds_fp8) == (Rung.DEGRADE, False)
+
+
+def test_users_come_back_while_the_replicas_asked_for_are_needed() -> None:
+    state = LadderState(insufficient=True, admission_scale=0.8, desired_replicas=8, shed_since_s=0.0)
+    state, events = climb(state, BOTH, 0, 1000, replicas=8, fp8_load=0.75)
+    assert [reason for _, reason in events] == ["admit_more"]
+    assert (state.admission_scale, state.desired_replicas) == (1.0, 8)
+
+
+def test_a_restart_goes_on_from_the_scale_that_replicas_report() -> None:
+    state = adopted(0.512, 5.0)
+    assert (state.rung(True), state.insufficient) == (Rung.SHED, True)
+    assert climb(state, BOTH, 5, 25)[1] == [(20.0, "admit_more")]
+    assert adopted(1.0, 5.0) == LadderState()
+
+
+def test_what_a_reload_forbids_ends_at_once() -> None:
+    state = LadderState(insufficient=True, admission_scale=0.2, desired_replicas=12)
+    assert limited(state, LadderConfig()) == LadderState(insufficient=True)
+    narrow = LadderConfig(shed=True, min_admission_scale=0.5, scale=True, max_replicas=6)
+    assert (limited(state, narrow).admission_scale, limited(state, narrow).desired_replicas) == (0.5, 6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scale": True}, "expected max_replicas >= min_replicas"),
+        ({"scale": True, "max_replicas": 2, "min_replicas": 3}, "got max_replicas=2"),
+        ({"scale_load": 0.9}, "expected scale_load <= recover_load"),
+        ({"shed_factor": 1.0}, "shed_factor"),
+    ],
+)
+def test_senseless_numbers_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LadderConfig.model_validate(options)
+
+
+# -- against queues ----------------------------------------------------------------------------------------------------
+
+SLOTS, LIMIT = 32, 128  # requests that a replica computes at once, and lets in at most
+START_S = 60.0  # a new replica takes this long
+
+
+@dataclass
+class Queues:
+    """Equal replicas, each a queue before ``SLOTS`` places; requests are fluid. One request a second fills a place."""
+
+    load_known: bool
+    replicas: int = 4
+    inside: float = 0.0  # requests in each replica
+    coming: list[tuple[float, int]] = field(default_factory=list)  # replicas on their way: when, how many then
+
+    def tick(self, now_s: float, offered: float, scale: float, desired: int | None) -> Strain:
+        """A second under ``offered`` requests a second, in units of what four replicas serve in FP8."""
+        wanted = max(4, desired or 0)
+        if wanted > self.replicas and not self.coming:
+            self.coming.append((now_s + START_S, wanted))
+        if self.coming and now_s >= self.coming[0][0]:
+            self.replicas = self.coming.pop(0)[1]
+        if wanted < self.replicas and not self.coming:
+            self.replicas = wanted
+        arriving = offered * 4 * SLOTS / self.replicas
+        served = min(float(SLOTS), self.inside + arriving)
+        room = max(0.0, scale * LIMIT - self.inside + served)
+        admitted = min(arriving, room)
+        self.inside = max(0.0, self.inside + admitted - served)
+        wait_s = max(0.0, self.inside - SLOTS / 2) / SLOTS
+        over = self.replicas if wait_s > 0.5 else 0
+        return Strain(
+            now_s=now_s,
+            replicas=self.replicas,
+            fully_degraded=True,
+            fp8_load=admitted / SLOTS if self.load_known else None,
+            offered_over_admitted=arriving / max(admitted, 1e-6),
+            over_slo=over,
+            over_half_slo=self.replicas if wait_s > 0.25 else 0,
+        )
+
+
+def play(
+    offered: float, config: LadderConfig, load_known: bool, duration_s: int = 7200
+) -> tuple[LadderState, list[Any]]:
+    queues, state, events = Queues(load_known), LadderState(), []
+    for now_s in range(duration_s):
+        strain = queues.tick(float(now_s), offered, state.admission_scale, state.desired_replicas)
+        state, reason = advance(strain, state, config)
+        if reason is not None:
+            events.append((now_s, reason))
+    return state, events
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(0.05, 8.0), st.booleans())
+def test_a_constant_load_brings_the_ladder_to_rest(offered: float, scale: bool) -> None:
+    config = BOTH if scale else LadderConfig(shed=True)
+    state, events = play(offered, config, load_known=True)
+    assert [event for event in events if event[0] > 3600] == []
+    assert (
+        (state.admission_scale < 1.0) == (offered > (4.0 if scale else 1.0)) or abs(offered - 1) < 0.3 or offered > 3.2
+    )
+
+
+@pytest.mark.parametrize("offered", [0.5, 0.9, 1.2, 1.5, 2.5, 6.0])
+@pytest.mark.parametrize("scale", [False, True])
+def test_where_the_load_is_not_known_trials_become_rare(offered: float, scale: bool) -> None:
+    config = BOTH if scale else LadderConfig(shed=True)
+    _, events = play(offered, config, load_known=False, duration_s=4 * 3600)
+    late = [reason for at_s, reason in events if at_s > 3 * 3600]
+    assert len(late) <= 12, late
+
+
+@pytest.mark.parametrize("load_known", [False, True])
+def test_enough_replicas_end_the_shedding(load_known: bool) -> None:
+    state, events = play(1.9, BOTH, load_known)
+    assert state.admission_scale == 1.0
+    assert state.desired_replicas is not None
+    assert state.desired_replicas >= 8
+    order = [reason for _, reason in events]
+    assert order.index("shed_more") < order.index("scale_up") < order.index("admit_more")
