@@ -102,10 +102,6 @@ class Engine:
         """Requests inside: what a router compares."""
         return len(self._running) + len(self.waiting)
 
-    @property
-    def kv_usage(self) -> float:
-        return self.used_blocks / self.total_blocks
-
     def oldest_wait_s(self, now_s: float) -> float:
         """Age of the request at the head of the queue."""
         return max(0.0, now_s - self.waiting[0].arrived_s) if self.waiting else 0.0

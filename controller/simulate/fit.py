@@ -3,10 +3,11 @@
     python -m controller.simulate.fit --engine-csv benchmarks/results/h100-engine.csv --out TABLE.json
 
 The model is linear in its coefficients but for the knee, so that for each knee a non-negative least-squares problem
-(scipy) gives the rest; the knee with the smallest error is taken. Residuals are relative: a 6 ms step counts as much as
-a 200 ms one. Single steps (--steps-csv) are used instead of whole runs where both are given. A few
-whole runs cannot tell the cost of a token from that of a decode or of a KV entry; so the first may be taken from the
-matrix products (--gemm-csv), and the last be given (--kv-token-ns: bytes of an entry over the memory's bandwidth).
+(scipy) gives the rest; the knee with the smallest error is taken. Residuals are relative to the prediction (by
+reweighting), so that a 6 ms step counts as much as a 200 ms one and noise does not pull the fit down. Single steps
+(--steps-csv) are used instead of whole runs where both are given. A few whole runs cannot tell the cost of a token from
+that of a decode or of a KV entry; so the first may be taken from the matrix products (--gemm-csv), and the last be given
+(--kv-token-ns: bytes of an entry over the memory's bandwidth).
 """
 
 import argparse
@@ -34,6 +35,8 @@ from nestedfp.modes import Mode
 KNEES_TOKENS = (32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024)
 FIXED, TOKEN, OVER, DECODE, KV = range(5)  # the coefficients
 UNITS = np.array([1e-3, 1e-6, 1e-6, 1e-6, 1e-9])  # ms, us, us, us, ns
+TIE_BREAK = 1e-3
+REWEIGHTINGS = 4
 
 Solution = npt.NDArray[np.float64]
 
@@ -86,23 +89,36 @@ def _best_knee(
     """The knee, the coefficients, ``known`` ones among them, and the relative errors of the best fit."""
     best: tuple[float, int, Solution, Solution] | None = None
     seconds = np.array([observation.seconds for observation in observations])
-    free = [index for index in range(len(UNITS)) if index not in known]
     for knee in knees:
-        rows = [features(observation, knee) for observation in observations]
-        matrix = np.array(rows) / seconds[:, None] * UNITS
-        solution = np.zeros(len(UNITS))
-        for index, value in known.items():
-            solution[index] = value
-        solution[free], _ = nnls(matrix[:, free], 1 - matrix @ solution)
+        sizes = np.array([features(observation, knee) for observation in observations]) * UNITS
+        scale = seconds
+        for _ in range(REWEIGHTINGS):
+            solution = _solve(sizes / scale[:, None], seconds / scale, known)
+            if solution[FIXED] <= 0:
+                break
+            scale = sizes @ solution
         if solution[FIXED] <= 0:
             continue  # a step without fixed cost: the knee lies below all measurements
-        errors = np.abs(matrix @ solution - 1)
-        score = float(np.sqrt(np.mean(errors**2)))
+        errors = np.abs(sizes @ solution / seconds - 1)
+        score = float(np.sqrt(np.mean((seconds / scale - 1) ** 2)))
         if best is None or score < best[0] - 1e-9:
             best = score, knee, solution, errors
     if best is None:
         raise SimulationError("the measurements give no fixed cost of a step; add small batches to them")
     return best[1:]
+
+
+def _solve(matrix: Solution, target: Solution, known: Mapping[int, float]) -> Solution:
+    """Non-negative least squares for the coefficients that are not known."""
+    solution = np.zeros(len(UNITS))
+    for index, value in known.items():
+        solution[index] = value
+    free = [index for index in range(len(UNITS)) if index not in known]
+    # The pull towards zero decides only what the measurements leave open, in favour of the fixed cost.
+    pull = TIE_BREAK * np.sqrt(np.sum(matrix**2, axis=0)) * (np.arange(len(UNITS)) != FIXED)
+    rows = np.vstack([matrix[:, free], np.diag(pull)[free][:, free]])
+    solution[free], _ = nnls(rows, np.concatenate([target - matrix @ solution, np.zeros(len(free))]))
+    return solution
 
 
 def fit_table(args: argparse.Namespace) -> EngineTable:

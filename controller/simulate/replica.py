@@ -102,7 +102,7 @@ class Replica:
             waiting_tokens=engine.waiting_tokens,
             oldest_wait_s=engine.oldest_wait_s(now_s),
             running=engine.running,
-            kv_usage=engine.kv_usage,
+            kv_usage=engine.used_blocks / engine.total_blocks,
             arrivals=engine.arrivals,
             arrived_tokens=engine.arrived_tokens,
             finished=engine.finished_count,
