@@ -14,9 +14,13 @@ FP16, FP8, AUTO = DirectiveMode.FP16, DirectiveMode.FP8, DirectiveMode.AUTO
 HOT = {"oldest_wait_s": 1.0, "waiting": 20, "waiting_tokens": 9000}
 
 
-def make_loop(policy: str = "threshold", **options: Any) -> ControlLoop:
+def make_config(policy: str = "threshold", **options: Any) -> ControllerConfig:
     parameters = {"step_budget_tokens": 2048} if policy == "engine_auto" else {}
-    return ControlLoop(ControllerConfig.model_validate({"policy": {"name": policy, **parameters}, **options}))
+    return ControllerConfig.model_validate({"policy": {"name": policy, **parameters}, **options})
+
+
+def make_loop(policy: str = "threshold", **options: Any) -> ControlLoop:
+    return ControlLoop(make_config(policy, **options))
 
 
 class Cluster:

@@ -3,13 +3,13 @@
 from typing import Any
 
 import pytest
-from control_cluster import HOT, Cluster, make_loop
+from control_cluster import HOT, Cluster, make_config, make_loop
 from controller_builders import make_snapshot, window
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.loop import Effects
-from controller.schema import Outcome
+from controller.schema import LatencyWindow, Outcome, Rung
 from nestedfp.modes import DirectiveMode, Mode
 
 FP16, FP8, AUTO = DirectiveMode.FP16, DirectiveMode.FP8, DirectiveMode.AUTO
@@ -307,3 +307,217 @@ def test_how_often_the_loop_steps_does_not_change_when_it_may_act() -> None:
         return float("inf")
 
     assert leaves_fp8_at_s(0.5) == pytest.approx(leaves_fp8_at_s(0.05), abs=0.5)
+
+
+# -- what is held back -------------------------------------------------------------------------------------------------
+
+
+def test_a_wish_held_back_is_noted_once_and_not_with_every_step() -> None:
+    cluster = Cluster(make_loop()).run(2).run(1, **HOT).run(10)
+    held = [note for note in cluster.notes if note.reason == "held_by_dwell"]
+    assert [(n.outcome, n.wanted, n.to_mode, n.rung) for n in held] == [(Outcome.HELD, FP16, FP8, Rung.DEGRADE)]
+    cluster.run(3, **HOT)
+    assert (cluster.notes[-1].outcome, cluster.notes[-1].wanted) == (Outcome.RELEASED, FP8)
+    ids = [record.decision_id for record in (*cluster.records, *cluster.notes)]
+    assert sorted(ids) == list(range(1, len(ids) + 1))
+
+
+def test_a_flickering_wish_is_noted_once_a_second_at_most() -> None:
+    cluster = Cluster(make_loop()).run(2).run(1, **HOT)
+    before = len(cluster.notes)
+    for tick in range(100):
+        cluster.run(0.1, **(HOT if tick % 2 else {}))
+    assert len(cluster.notes) - before <= 11
+
+
+# -- garbage -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        {"oldest_wait_s": 300.0},  # a clock off by minutes
+        {"oldest_wait_s": 1e12},
+        {"ready_for_s": 3.0, "oldest_wait_s": 60.0},
+        {"waiting": 10**9, "waiting_tokens": 10**12},
+        {"step_ms_fp16": 1e9},
+        {"ttft": LatencyWindow(count=9, p50_ms=9e8, p90_ms=9e9, p99_ms=9e9)},
+        {"tpot": LatencyWindow(count=9, p50_ms=90, p90_ms=50, p99_ms=60)},
+    ],
+    ids=str,
+)
+def test_a_snapshot_that_cannot_be_true_is_no_evidence_and_says_so(garbage: dict[str, Any]) -> None:
+    cluster = Cluster(make_loop(), ("r0", "r1")).run(2).run(1, each={"r1": garbage})
+    assert cluster.modes == {FP16}
+    assert (cluster.status.replicas[0].fault, cluster.status.replicas[1].fault is None) == (None, False)
+    cluster.run(10, each={"r1": garbage})
+    assert (cluster.modes, len(cluster.records)) == ({FP16}, 1)
+    hot = Cluster(make_loop(), ("r0", "r1")).run(2).run(25, **HOT).run(5, each={"r1": garbage})
+    assert hot.modes == {FP8}
+    assert hot.status.last_reason == "held_by_implausible_replica"
+    assert hot.run(3).modes == {FP16}
+
+
+def test_a_replica_that_flaps_changes_nothing() -> None:
+    cluster = Cluster(make_loop(), ("r0", "r1")).run(2)
+    for life in range(20):  # cold starts, with the long waits that they bring
+        cluster.run(1.5, each={"r1": {**HOT, "incarnation": f"life {life}", "ready_for_s": 0.5, "oldest_wait_s": 3.0}})
+        cluster.silent = {"r1"}
+        cluster.run(1)
+        cluster.silent = set()
+    assert (cluster.modes, len(cluster.records)) == ({FP16}, 1)
+
+
+@pytest.mark.parametrize("step_s", [-86400.0, -3.0, 3.0])
+def test_a_step_of_the_controllers_clock_neither_flips_nor_stops_the_loop(step_s: float) -> None:
+    loop, jump_s = make_loop(), 0.0
+    for tick in range(600):
+        now_s = 1e5 + tick / 10 + jump_s
+        if tick == 100:
+            jump_s = step_s
+        hot = 50 <= tick < 400
+        answer = loop.on_snapshot(now_s, make_snapshot(seq=tick, **(HOT if hot else {})))
+        effects = loop.step(now_s)
+        assert now_s <= effects.next_step_at_s <= now_s + 0.1 + 1e-6
+        if 60 <= tick < 400:
+            assert answer.mode is FP8
+    assert answer.mode is FP16
+
+
+# -- advisory mode, fail-safe ------------------------------------------------------------------------------------------
+
+
+def test_advisory_decides_and_logs_as_if_it_acted_and_does_not() -> None:
+    acting, advising = Cluster(make_loop()), Cluster(make_loop(advisory=True))
+    for cluster in (acting, advising):
+        cluster.run(2).run(3, **HOT).run(30)
+    changes = [(r.from_mode, r.to_mode, r.now_s, r.reason) for r in acting.records[1:]]
+    assert [(r.from_mode, r.to_mode, r.now_s, r.reason) for r in advising.records[1:]] == changes
+    assert len(changes) == 2
+    assert all(record.advisory for record in advising.records[1:])
+    assert {record.epoch for record in advising.records} == {1}
+    assert advising.modes == {FP16}
+    advising.run(1, **HOT)
+    assert (advising.status.mode, advising.status.advised_mode, advising.status.advisory) == (FP16, FP8, True)
+
+
+def test_the_operator_acts_in_advisory_mode_too_and_a_reload_ends_it() -> None:
+    cluster = Cluster(make_loop(advisory=True)).run(2)
+    cluster.carry_out(cluster.loop.override(cluster.now_s, FP8, 1.0))
+    assert cluster.modes == {FP8}
+    assert cluster.run(2).modes == {FP16}
+    cluster.run(1, **HOT)
+    assert cluster.modes == {FP16}
+    cluster.carry_out(cluster.loop.reload(cluster.now_s, make_config()))
+    assert cluster.modes == {FP8}
+
+
+def test_the_fail_safe_comes_into_force_without_data_and_goes_with_it() -> None:
+    fail_safe = {"fail_safe": {"mode": "fp8"}, "fail_safe_after_s": 5}
+    cluster = Cluster(make_loop(guards=fail_safe), ("r0", "r1")).run(2)
+    cluster.silent = {"r0", "r1"}
+    cluster.run(5)
+    assert cluster.status.mode is FP16
+    cluster.run(2)
+    assert (cluster.status.mode, cluster.records[-1].reason) == (FP8, "fail_safe")
+    cluster.silent = set()
+    assert cluster.run(25).modes == {FP16}
+
+
+# -- overrides by replica ----------------------------------------------------------------------------------------------
+
+
+def test_one_replica_can_be_overridden_for_a_while() -> None:
+    cluster = Cluster(make_loop(), ("r0", "r1")).run(1)
+    cluster.carry_out(cluster.loop.override(cluster.now_s, FP8, 5.0, "r1"))
+    assert cluster.mode_of == {"r0": FP16, "r1": FP8}
+    shown = cluster.status.replica_overrides["r1"]
+    assert (shown.mode, shown.remaining_s) == (FP8, pytest.approx(5.0))
+    assert [replica.overridden for replica in cluster.status.replicas] == [False, True]
+    assert cluster.run(4).mode_of == {"r0": FP16, "r1": FP8}
+    assert cluster.run(2).modes == {FP16}
+    cluster.carry_out(cluster.loop.override(cluster.now_s, FP8, None, "r1"))
+    cluster.carry_out(cluster.loop.override(cluster.now_s, FP16))
+    assert cluster.modes == {FP16}  # a word for all ends those for single replicas
+    with pytest.raises(ValueError, match=r"expected one of the replicas \['r0', 'r1'\], got 'r7'"):
+        cluster.loop.override(cluster.now_s, FP8, None, "r7")
+
+
+# -- ladder in the loop ------------------------------------------------------------------------------------------------
+
+LADDER = {"shed": True, "scale": True, "max_replicas": 8, "shed_after_s": 5, "scale_after_s": 10}
+
+
+def test_the_ladder_reaches_the_replicas_the_effects_the_status_and_the_log() -> None:
+    cluster = Cluster(make_loop(ladder=LADDER), ("r0", "r1")).run(2).run(30, **HOT)
+    assert cluster.last.admission < 1.0
+    assert {follower.in_force(cluster.now_s).admission_scale for follower in cluster.followers.values()} == {
+        cluster.last.admission
+    }
+    assert cluster.last.desired_replicas is not None
+    assert cluster.last.desired_replicas > 2
+    assert (cluster.status.rung, cluster.status.fp8_insufficient) == (Rung.SCALE, True)
+    assert [r.reason for r in cluster.records][:3] == ["start_in_fp16", "wait_s_over_enter", "shed_more"]
+    assert (cluster.records[2].rung, cluster.records[2].admission_scale) == (Rung.SHED, 0.8)
+    assert cluster.records[-1].reason == "scale_up" or cluster.records[-2].reason == "scale_up"
+    cluster.run(60)
+    assert cluster.modes == {FP8}, "precision comes back last"
+    assert cluster.status.last_reason == "held_by_ladder"
+    cluster.run(600)
+    assert (cluster.modes, cluster.last.admission, cluster.last.desired_replicas) == ({FP16}, 1.0, None)
+    assert cluster.status.rung is Rung.NONE
+
+
+def test_a_restarted_controller_goes_on_shedding() -> None:
+    cluster = Cluster(make_loop(ladder=LADDER)).run(2).run(12, **HOT)
+    scale = cluster.last.admission
+    assert scale < 1.0
+    cluster.loop = make_loop(ladder=LADDER)
+    cluster.run(0.5, **HOT)
+    assert cluster.last.admission == scale
+    assert cluster.modes == {FP8}
+
+
+# -- reload ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_reload_that_changes_no_content_keeps_the_epoch() -> None:
+    cluster = Cluster(make_loop()).run(2)
+    epoch = cluster.status.epoch
+    cluster.carry_out(cluster.loop.reload(cluster.now_s, make_config("slo_feedback", slo={"ttft_ms": 900})))
+    assert (cluster.status.epoch, cluster.status.policy, cluster.status.config_loads) == (epoch, "slo_feedback", 1)
+    assert cluster.notes[-1].outcome is Outcome.RELOADED
+    # The objectives travel with the answers, so that replicas judge requests by the new ones.
+    answer = cluster.loop.on_snapshot(cluster.now_s, cluster.snapshot("r0", 0))
+    assert answer.slo_ttft_ms == 900
+
+
+def test_a_reload_is_no_way_round_the_dwell_and_keeps_an_override() -> None:
+    cluster = Cluster(make_loop()).run(2).run(1, **HOT)
+    cluster.carry_out(cluster.loop.reload(cluster.now_s, make_config(guards={"dwell_fp8_s": 19})))
+    cluster.run(5)
+    assert (cluster.modes, cluster.status.last_reason) == ({FP8}, "held_by_dwell")
+    cluster.carry_out(cluster.loop.override(cluster.now_s, FP16))
+    cluster.carry_out(cluster.loop.reload(cluster.now_s, make_config("static_fp8")))
+    assert cluster.modes == {FP16}
+    cluster.carry_out(cluster.loop.override(cluster.now_s, AUTO))
+    assert cluster.modes == {FP8}
+
+
+@pytest.mark.parametrize("scope", ["cluster", "replica", "k_of_n"])
+def test_a_reload_may_change_the_scope(scope: str) -> None:
+    cluster = Cluster(make_loop(scope="replica"), ("r0", "r1")).run(2).run(1, each={"r1": HOT})
+    cluster.carry_out(cluster.loop.reload(cluster.now_s, make_config(scope=scope)))
+    assert cluster.status.scope == scope
+    if scope == "cluster":  # r1 was the exception
+        assert cluster.run(1).modes == {FP16}
+    else:
+        assert cluster.mode_of == {"r0": FP16, "r1": FP8}
+
+
+def test_a_reload_that_replicas_cannot_take_up_is_refused_as_a_whole() -> None:
+    cluster = Cluster(make_loop()).run(2)
+    before = cluster.status
+    with pytest.raises(ValueError, match=r"^report_period_s: cannot change while replicas run.*got 0.2"):
+        cluster.loop.reload(cluster.now_s, make_config("static_fp8", report_period_s=0.2))
+    assert cluster.status == before
