@@ -459,7 +459,7 @@ def test_the_ladder_reaches_the_replicas_the_effects_the_status_and_the_log() ->
     assert (cluster.status.rung, cluster.status.fp8_insufficient) == (Rung.SCALE, True)
     assert [r.reason for r in cluster.records][:3] == ["start_in_fp16", "wait_s_over_enter", "shed_more"]
     assert (cluster.records[2].rung, cluster.records[2].admission_scale) == (Rung.SHED, 0.8)
-    assert cluster.records[-1].reason == "scale_up" or cluster.records[-2].reason == "scale_up"
+    assert "scale_up" in [r.reason for r in cluster.records]
     cluster.run(60)
     assert cluster.modes == {FP8}, "precision comes back last"
     assert cluster.status.last_reason == "held_by_ladder"
@@ -506,7 +506,7 @@ def test_a_reload_is_no_way_round_the_dwell_and_keeps_an_override() -> None:
 
 @pytest.mark.parametrize("scope", ["cluster", "replica", "k_of_n"])
 def test_a_reload_may_change_the_scope(scope: str) -> None:
-    cluster = Cluster(make_loop(scope="replica"), ("r0", "r1")).run(2).run(1, each={"r1": HOT})
+    cluster = Cluster(make_loop(scope="replica"), ("r0", "r1")).run(2).run(1, each={"r1": HOT}).run(1)
     cluster.carry_out(cluster.loop.reload(cluster.now_s, make_config(scope=scope)))
     assert cluster.status.scope == scope
     if scope == "cluster":  # r1 was the exception
