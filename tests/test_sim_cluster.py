@@ -244,7 +244,7 @@ def test_the_live_actor_answers_a_simulated_run_with_the_same_directives(monkeyp
     config = policy_config("slo_feedback")
     monkeypatch.setattr(controller.simulate.cluster, "ControlLoop", Recorder)
     cluster = Cluster(TABLE, config, Scenario(replicas=2, network=NetworkConfig(loss=0.1)))
-    cluster.run(make_requests(*steady(500, 100.0)))
+    cluster.run(make_requests(*steady(900, 200.0)))
     recorder = cluster.loop
     assert isinstance(recorder, Recorder)
     modes = {effects.record.to_mode for kind, _, _, effects in recorder.calls if kind == "step" and effects.record}

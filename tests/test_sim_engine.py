@@ -66,13 +66,17 @@ def test_a_long_prompt_is_computed_in_chunks_of_the_budget():
     assert engine.stats.steps[False] == 3
 
 
-def test_decodes_come_before_prompts_in_a_step():
+@pytest.mark.parametrize("ahead", [False, True])
+def test_decodes_come_before_prompts_and_a_step_filled_ahead_sees_arrivals_later(ahead: bool):
     requests = make_requests((0.0, 16, 50), (0.005, 4000, 2))
-    engine = Engine(make_table())
+    engine = Engine(make_table(async_scheduling=ahead))
     engine.add(0.0, requests[0])
     engine.advance(0.005)
     engine.add(0.005, requests[1])
-    engine.advance(engine.ends_s)  # the second step: one decode and a chunk that fills the budget
+    if ahead:
+        engine.advance(engine.ends_s)  # the second step was filled when the first began
+        assert requests[1].computed == 0
+    engine.advance(engine.ends_s)  # one decode and a chunk that fills the budget
     assert requests[1].computed == 2047
 
 
@@ -91,7 +95,7 @@ def test_every_token_is_accounted_for_and_nothing_is_left_behind(seed: int, rate
     while engine.ends_s < FOREVER_S:
         engine.advance(engine.ends_s)
         assert 0 <= engine.used_blocks <= engine.total_blocks
-        assert engine.running <= table.engine.max_num_seqs
+        assert len(engine.running) <= table.engine.max_num_seqs
     for request in requests:
         assert request.outcome == "finished"
         assert request.prompt_fp16 + request.prompt_fp8 == request.prompt_tokens
@@ -101,7 +105,7 @@ def test_every_token_is_accounted_for_and_nothing_is_left_behind(seed: int, rate
     assert sum(engine.stats.tokens) >= needed
     if engine.preemptions == 0:
         assert sum(engine.stats.tokens) == needed
-    assert (engine.used_blocks, engine.waiting_tokens, engine.running, len(engine.waiting)) == (0, 0, 0, 0)
+    assert (engine.used_blocks, engine.waiting_tokens, len(engine.running), len(engine.waiting)) == (0, 0, 0, 0)
     assert engine.unfinished() == []
 
 

@@ -31,13 +31,14 @@ class Engine:
         self._costs = (table.fp16, table.fp8)  # by is_fp8
         self._budget = limits.max_num_batched_tokens
         self._max_seqs = limits.max_num_seqs
+        self._ahead = limits.async_scheduling
         self._block = limits.block_tokens
         self.total_blocks = limits.kv_tokens // limits.block_tokens
         self.directive = DirectiveMode.FP16  # until somebody says otherwise, as in the live engine
         self.rule = StepRule()
         # requests
         self.waiting: deque[SimRequest] = deque()
-        self._running: dict[SimRequest, None] = {}  # in order of admission
+        self.running: dict[SimRequest, None] = {}  # in order of admission
         self._partial: SimRequest | None = None  # the one whose prompt is computed in part
         self.waiting_tokens = 0  # still to be computed in prefill
         self._pinned = 0  # running ones
@@ -91,16 +92,12 @@ class Engine:
 
     def unfinished(self) -> list[SimRequest]:
         """The requests inside, in queue order: what is lost when the engine dies."""
-        return [*self._running, *self.waiting]
-
-    @property
-    def running(self) -> int:
-        return len(self._running)
+        return [*self.running, *self.waiting]
 
     @property
     def ongoing(self) -> int:
         """Requests inside: what a router compares."""
-        return len(self._running) + len(self.waiting)
+        return len(self.running) + len(self.waiting)
 
     def oldest_wait_s(self, now_s: float) -> float:
         """Age of the request at the head of the queue."""
@@ -117,8 +114,10 @@ class Engine:
             request = self._partial
             budget = self._continue_prefill(request, budget)
             preempted = preempted or request.computed == 0
-        if not preempted:
-            self._admit(budget)
+        if not preempted and self.waiting:
+            # Filled ahead, a step knows the requests that were there when the step before began.
+            idle = not self._decodes and not self._chunks
+            self._admit(budget, now_s if idle or not self._ahead else self._began_s)
         tokens = self._decodes + sum([count for _, count in self._chunks])
         assert tokens > 0, "a request that fits the cache alone can always be scheduled"
         signals = StepSignals(tokens, self.oldest_wait_s(now_s), self._pinned > 0, self._budget)
@@ -138,13 +137,13 @@ class Engine:
         self._take(request, count, needed)
         return budget - count
 
-    def _admit(self, budget: int) -> None:
-        while self.waiting and budget > 0 and len(self._running) < self._max_seqs:
+    def _admit(self, budget: int, seen_s: float) -> None:
+        while self.waiting and budget > 0 and len(self.running) < self._max_seqs:
             request = self.waiting[0]
-            if self.used_blocks + -(-request.target // self._block) > self.total_blocks:
+            if request.arrived_s > seen_s or self.used_blocks + -(-request.target // self._block) > self.total_blocks:
                 return
             self.waiting.popleft()
-            self._running[request] = None
+            self.running[request] = None
             self._pinned += request.pinned
             count = min(request.target, budget)
             self._take(request, count, -(-count // self._block))
@@ -263,7 +262,7 @@ class Engine:
 
     def _preempt_last(self) -> None:
         """Take the request admitted last out of the batch, between two steps."""
-        request, _ = self._running.popitem()
+        request, _ = self.running.popitem()
         self.preemptions += 1
         request.preemptions += 1
         self._pinned -= request.pinned
@@ -292,7 +291,7 @@ class Engine:
         request.completion_fp8 += entries - request.target - in_fp16
 
     def _finish(self, now_s: float, request: SimRequest) -> None:
-        del self._running[request]
+        del self.running[request]
         self._pinned -= request.pinned
         request.finished_s, request.outcome, request.generated = now_s, "finished", request.output_tokens
         self.finished.append(request)

@@ -64,6 +64,7 @@ class EngineLimits(Part):
     kv_tokens: Positive = 400_000  # that the KV cache holds
     block_tokens: Positive = 16
     max_model_tokens: Positive = 16_384  # prompt and answer of one request
+    async_scheduling: bool = True  # a step is filled while the one before runs; vLLM's default, but not on CPUs
 
 
 class FitError(Part):

@@ -137,6 +137,7 @@ def fit_table(args: argparse.Namespace) -> EngineTable:
         max_num_seqs=args.max_num_seqs,
         kv_tokens=kv_tokens,
         max_model_tokens=args.max_model_tokens,
+        async_scheduling=not args.cpu,
     )
     fitted = {}
     for mode in Mode:
@@ -179,6 +180,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192, metavar="N", help="(%(default)s)")
     parser.add_argument("--max-num-seqs", type=int, default=512, metavar="N", help="(%(default)s)")
     parser.add_argument("--max-model-tokens", type=int, default=16384, metavar="N", help="(%(default)s)")
+    parser.add_argument("--cpu", action="store_true", help="the engine runs on a CPU: vLLM fills no step ahead there")
     parser.add_argument("--out", type=Path, default=TABLE, metavar="JSON", help="(the table that ships)")
     return parser
 

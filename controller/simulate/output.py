@@ -78,7 +78,7 @@ def sample(now_s: float, cluster: Cluster) -> dict[str, Any]:
             {
                 "id": replica.name,
                 "mode": MODES[bool(engine.stats.is_fp8)].value,
-                "running": engine.running,
+                "running": len(engine.running),
                 "waiting": len(engine.waiting),
                 "tokens_fp16": engine.stats.tokens[False],
                 "tokens_fp8": engine.stats.tokens[True],

@@ -101,7 +101,7 @@ class Replica:
             waiting=len(engine.waiting),
             waiting_tokens=engine.waiting_tokens,
             oldest_wait_s=engine.oldest_wait_s(now_s),
-            running=engine.running,
+            running=len(engine.running),
             kv_usage=engine.used_blocks / engine.total_blocks,
             arrivals=engine.arrivals,
             arrived_tokens=engine.arrived_tokens,

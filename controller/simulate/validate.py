@@ -100,7 +100,7 @@ def fit_engine(run: live_run.LiveRun, engine: dict[str, Any], kv_tokens: int) ->
         versions="those of the run",
         command="python -m controller.simulate.validate",
         sources=(Source(file="requests of the static phases", sha256="not taken"),),
-        engine=EngineLimits(kv_tokens=kv_tokens, **known),
+        engine=EngineLimits(kv_tokens=kv_tokens, async_scheduling="cpu_threads" not in engine, **known),
         fp16=fitted[Mode.FP16][0],
         fp8=fitted[Mode.FP8][0],
         fit_fp16=fitted[Mode.FP16][1],
