@@ -101,12 +101,13 @@ class ControlLoop:
         """
         check_reload(self._config, config)
         old, self._config = self._config, config
-        # Another policy of the same scope keeps the guards' memory: a reload must not be a way round dwell times.
-        same_scope = type(make_scope(config)) is type(self._scope)
-        if same_scope:
+        # A reload must not be a way round dwell times: the same scope keeps its memory, in another they begin anew.
+        scope = make_scope(config)
+        if type(scope) is type(self._scope):
             self._scope.reconfigure(config)
         else:
-            self._scope = make_scope(config)
+            self._scope = scope
+            scope.changed(self._tick(now_s), Content(DirectiveMode.FP16), self._decided, self._fleet.ids)
         self._fleet.window_s, self._fleet.forget_after_s = config.rate_window_s, config.forget_after_s
         self._publisher.set_terms(config.lease_s, config.renew_s, _slo_ms(config))
         self._ladder = ladder.limited(self._ladder, config.ladder)
