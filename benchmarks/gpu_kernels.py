@@ -27,6 +27,11 @@ class Config:
     tile: int
     split: int = 1
     tail_only: bool = False
+    through_memory: bool = False
+
+    def fields(self) -> "ctypes.Array[ctypes.c_int]":
+        """As the C functions take it."""
+        return (_INT * 4)(self.tile, self.split, self.tail_only, self.through_memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +75,10 @@ def library() -> ctypes.CDLL:
     lib.nestedfp_predict.argtypes, lib.nestedfp_predict.restype = problem, ctypes.c_double
     lib.nestedfp_choose.argtypes = problem
     lib.nestedfp_plan.argtypes = [*problem, ctypes.POINTER(_INT)]
+    lib.nestedfp_partial_sum_bytes.argtypes, lib.nestedfp_partial_sum_bytes.restype = problem, _LONG
     if not hasattr(lib, "nestedfp_gemm"):  # built without CUDA, for tests of the choice of configs
         return lib
-    lib.nestedfp_gemm.argtypes = [*problem, _POINTER, _LONG, *[_POINTER] * 3, _INT, _POINTER, _POINTER, _INT, _POINTER]
+    lib.nestedfp_gemm.argtypes = [*problem, _POINTER, _LONG, *[_POINTER] * 3, _INT, *[_POINTER] * 3, _INT, _POINTER]
     lib.nestedfp_split.argtypes = [_POINTER] * 3 + [_LONG, _POINTER, _POINTER]
     lib.nestedfp_pack.argtypes = [_POINTER] * 4 + [_LONG, _LONG, _POINTER]
     lib.nestedfp_unpack.argtypes = [_POINTER] * 4 + [_LONG, _LONG, _POINTER]
@@ -80,6 +86,7 @@ def library() -> ctypes.CDLL:
     lib.nestedfp_outliers.argtypes = [_POINTER, _LONG, *[_POINTER] * 3, _LONG, _POINTER, _LONG, _LONG, _POINTER]
     lib.nestedfp_upper_pitch.argtypes, lib.nestedfp_upper_pitch.restype = [_LONG], _LONG
     lib.nestedfp_lower_bytes.argtypes, lib.nestedfp_lower_bytes.restype = [_LONG, _LONG], _LONG
+    _check(lib.nestedfp_prepare(), "prepare")
     return lib
 
 
@@ -95,29 +102,30 @@ def tiles() -> tuple[Tile, ...]:
 
 
 def describe(config: Config) -> str:
-    """Short name of a config, such as ``128x64s2``."""
+    """Short name of a config: ``128x64s2``, ``t2`` if only the tail is split, ``m`` if through memory."""
     split = "" if config.split == 1 else f"{'t' if config.tail_only else 's'}{config.split}"
+    split += "m" if config.through_memory else ""
     return f"{tiles()[config.tile]}{split}"
 
 
 def choose(precision: int, m: int, n: int, k: int, num_sms: int = NUM_SMS_H100) -> Config:
     """Return the config that the product uses."""
-    config = (_INT * 3)()
+    config = (_INT * 4)()
     library().nestedfp_choose(precision, m, n, k, num_sms, config)
-    return Config(config[0], config[1], bool(config[2]))
+    return Config(config[0], config[1], bool(config[2]), bool(config[3]))
 
 
 def predict_us(precision: int, m: int, n: int, k: int, config: Config, num_sms: int = NUM_SMS_H100) -> float:
     """Return the cost model's microseconds; negative when the config is not valid for the problem."""
-    fields = (_INT * 3)(config.tile, config.split, config.tail_only)
-    return float(library().nestedfp_predict(precision, m, n, k, num_sms, fields))
+    return float(library().nestedfp_predict(precision, m, n, k, num_sms, config.fields()))
 
 
 def plan(precision: int, m: int, n: int, k: int, config: Config, num_sms: int = NUM_SMS_H100) -> dict[str, int]:
     """Return how a problem is cut into work (csrc/cuda/gemm.h)."""
-    fields, result = (_INT * 3)(config.tile, config.split, config.tail_only), (_INT * 5)()
-    library().nestedfp_plan(precision, m, n, k, num_sms, fields, result)
-    return dict(zip(("blocks", "token_tiles", "tiles", "whole_tiles", "steps"), result, strict=True))
+    names = ("blocks", "row_tiles", "token_tiles", "group", "tiles", "whole_tiles", "cluster", "parts", "steps")
+    result = (_INT * len(names))()
+    library().nestedfp_plan(precision, m, n, k, num_sms, config.fields(), result)
+    return dict(zip(names, result, strict=True))
 
 
 def valid_configs(precision: int, m: int, n: int, k: int) -> Iterator[tuple[float, Config]]:
@@ -125,7 +133,8 @@ def valid_configs(precision: int, m: int, n: int, k: int) -> Iterator[tuple[floa
     for index, tile in enumerate(tiles()):
         if tile.precision != precision:
             continue
-        for config in [Config(index, s, t) for s in (1, 2, 3, 4) for t in (False, True)]:
+        splits = [(s, memory) for memory, most in ((False, 4), (True, 8)) for s in range(1, most + 1)]
+        for config in [Config(index, s, tail, memory) for s, memory in splits for tail in (False, True)]:
             us = predict_us(precision, m, n, k, config)
             if us >= 0:
                 yield us, config
@@ -187,14 +196,11 @@ def gemm(
     early_start: bool = True,
 ) -> None:
     """Compute ``out`` [M, N] from ``x`` [M, K] float16, or from codes and ``scale`` if the tile is an FP8 one."""
-    fields = (_INT * 3)(config.tile, config.split, config.tail_only)
+    problem = (tiles()[config.tile].precision, x.shape[0], weight.n, weight.k, NUM_SMS_H100, config.fields())
+    scratch_bytes = library().nestedfp_partial_sum_bytes(*problem)
+    scratch = torch.empty(scratch_bytes // 4, device=x.device) if scratch_bytes else None
     error = library().nestedfp_gemm(
-        tiles()[config.tile].precision,
-        x.shape[0],
-        weight.n,
-        weight.k,
-        NUM_SMS_H100,
-        fields,
+        *problem,
         x.data_ptr(),
         x.stride(0),
         None if scale is None else scale.data_ptr(),
@@ -203,6 +209,7 @@ def gemm(
         neutral_lower,
         None if bias is None else bias.data_ptr(),
         out.data_ptr(),
+        None if scratch is None else scratch.data_ptr(),
         early_start,
         _stream(),
     )

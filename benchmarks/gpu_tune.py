@@ -13,15 +13,16 @@ from pathlib import Path
 import torch
 
 from benchmarks import gpu_kernels as kernels
-from benchmarks.gpu_shapes import SHAPES, TOKENS
+from benchmarks.gpu_shapes import SHAPES, TOKENS, TUNED_TOKENS
 from benchmarks.gpu_timing import buffers_beyond_l2, capture, interleaved_us
 
-CANDIDATES = 44  # best predictions that are timed
+CANDIDATES = 40  # best predictions that are timed
+CANDIDATES_LARGE = 16  # the same from 1024 tokens on, where predictions are better and launches long
 FINALISTS = 5  # best of those that are timed again, longer
 SLACK = 4.0  # predictions beyond this multiple of the best are not tried
 
 HEADER = """\
-// Fastest config by measurement: NESTEDFP_ROW(precision, N, K, M, tile, split, tail_only). Generated; do not edit.
+// Fastest config by measurement: NESTEDFP_ROW(precision, N, K, M, tile, split, tail_only, through_memory). Generated; do not edit.
 // {gpu}, driver {driver}, clocks {clocks} (free-running), CUDA {cuda}, {date}
 // python -m benchmarks.gpu_tune
 """
@@ -52,7 +53,7 @@ def fastest(precision: int, x: torch.Tensor, weights: list[kernels.PackedWeight]
             kernels.gemm(config, x, weight, out)
 
     ranked = sorted(kernels.valid_configs(precision, m, n, k), key=lambda pair: pair[0])
-    candidates = [config for us, config in ranked if us < SLACK * ranked[0][0]][:CANDIDATES]
+    candidates = [config for us, config in ranked if us < SLACK * ranked[0][0]][: CANDIDATES if m < 1024 else CANDIDATES_LARGE]
     floor_us = max(n * k * (2 - precision) / 3e6, 2 * m * n * k / 7e8 / (1 + precision)) + 3
     count = max(1, math.ceil(600 / floor_us / len(weights))) * len(weights)
     for rounds in (3, 15):
@@ -90,10 +91,11 @@ def main() -> None:
         weights = random_weights(n, k, buffers_beyond_l2(n * k))
         for precision in (kernels.FP16, kernels.FP8):
             used = weights[: buffers_beyond_l2(n * k * (2 - precision))]
-            for m in TOKENS:
+            for m in sorted((*TOKENS, *TUNED_TOKENS)):
                 config, us = fastest(precision, torch.randn(m, k, device="cuda").half(), used)
                 kind = "kFp8" if precision else "kFp16"
-                fields = f"{kind}, {n}, {k}, {m}, {config.tile}, {config.split}, {int(config.tail_only)}"
+                fields = f"{kind}, {n}, {k}, {m}, {config.tile}, {config.split}, "
+                fields += f"{int(config.tail_only)}, {int(config.through_memory)}"
                 rows.append(f"NESTEDFP_ROW({fields})  // {kernels.describe(config)} {us:.1f} us\n")
         print(name, "done", file=sys.stderr, flush=True)
         del weights, used

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu_kernels as kernels
-from benchmarks.gpu_shapes import SHAPES, TOKENS
+from benchmarks.gpu_shapes import SHAPES, TOKENS, TUNED_TOKENS
 
 CUDA = Path(__file__).parents[1] / "csrc/cuda"
 PRECISIONS = (kernels.FP16, kernels.FP8)
@@ -70,12 +70,26 @@ def test_every_plan_covers_every_tile_once(precision):
             tiles = -(-n // (64 * tile.row_warpgroups)) * -(-m // tile.tokens)
             assert plan["tiles"] == tiles
             assert plan["token_tiles"] == -(-m // tile.tokens)
-            # Whole tiles are strided over the blocks, the rest needs one cluster each, and no block is idle.
-            assert plan["blocks"] % config.split == 0
-            assert 0 <= tiles - plan["whole_tiles"] <= plan["blocks"] // config.split
-            assert plan["blocks"] <= max(plan["whole_tiles"], (tiles - plan["whole_tiles"]) * config.split)
+            assert plan["cluster"] * plan["parts"] == config.split
+            # Whole tiles are strided over the blocks, and no block is idle.
+            rest = tiles - plan["whole_tiles"]
+            assert plan["blocks"] <= max(plan["whole_tiles"], rest * config.split)
+            assert plan["whole_tiles"] == tiles or plan["whole_tiles"] % plan["blocks"] == 0
+            if plan["cluster"] > 1:  # one part a block
+                assert plan["blocks"] % config.split == 0
+                assert 0 <= rest <= plan["blocks"] // config.split
             # No rank of a cluster gets an empty part of K.
             assert plan["steps"] >= 2 * config.split or config.split == 1
+
+
+def test_tokens_are_walked_in_groups_of_about_equal_width_that_fit_the_cache():
+    for m, n, k in ((8192, 4096, 4096), (5000, 65536, 5120), (2048, 4096, 4096), (1, 4096, 4096)):
+        for _, config in kernels.valid_configs(kernels.FP16, m, n, k):
+            tokens = kernels.tiles()[config.tile].tokens
+            plan = kernels.plan(kernels.FP16, m, n, k, config)
+            groups = -(-plan["token_tiles"] // plan["group"])
+            assert groups == -(-m // 2048) or plan["group"] == 1
+            assert (plan["group"] - 1) * tokens < 2048
 
 
 def test_an_unsplit_grid_is_resident_at_once():
@@ -94,6 +108,7 @@ def test_an_unknown_or_foreign_tile_is_refused():
 
 def test_a_split_finer_than_the_stages_of_k_is_refused():
     assert kernels.predict_us(kernels.FP16, 16, 4096, 128, kernels.Config(3, split=4)) < 0
+    assert kernels.predict_us(kernels.FP16, 16, 4096, 512, kernels.Config(3, split=8, through_memory=True)) < 0
 
 
 def test_a_chip_of_another_size_does_not_use_the_measured_table():
@@ -107,7 +122,7 @@ def test_the_table_is_measured_and_says_where():
     for word in ("NVIDIA", "driver", "clocks", "CUDA", "benchmarks.gpu_tune"):
         assert word in text
     rows = re.findall(r"^NESTEDFP_ROW\(k(Fp16|Fp8), (\d+), (\d+), (\d+),", text, re.MULTILINE)
-    assert len(rows) == len(set(rows)) == 2 * len(set(SHAPES.values())) * len(TOKENS)
+    assert len(rows) == len(set(rows)) == 2 * len(set(SHAPES.values())) * len(TOKENS + TUNED_TOKENS)
 
 
 def test_every_tile_is_instantiated_and_no_other():

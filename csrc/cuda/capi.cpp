@@ -1,6 +1,7 @@
 // The kernels as C functions, for the tests and benchmarks that choose a config themselves. Loaded with ctypes.
 #include "capi.h"
 
+#include "counters.h"
 #include "kernels.h"
 #include "layout.h"
 
@@ -8,13 +9,16 @@ using namespace nestedfp::cuda;
 
 NESTEDFP_API int nestedfp_gemm(int precision, int64_t m, int64_t n, int64_t k, int num_sms, const int* config,
                                const void* x, int64_t x_pitch, const float* token_scale, const uint8_t* upper,
-                               const uint8_t* lower, int neutral_lower, const void* bias, void* out, int early_start,
-                               void* stream) {
+                               const uint8_t* lower, int neutral_lower, const void* bias, void* out,
+                               float* partial_sums, int early_start, void* stream) {
     const char* message = nullptr;
     return run_gemm(make_desc(precision, m, n, k), make_config(config),
-                    {x, x_pitch, token_scale, upper, lower, neutral_lower != 0, bias, out, early_start != 0}, num_sms,
-                    static_cast<CUstream_st*>(stream), &message);
+                    {x, x_pitch, token_scale, upper, lower, neutral_lower != 0, bias, out, partial_sums,
+                     stream_counters(static_cast<CUstream_st*>(stream)), early_start != 0},
+                    num_sms, static_cast<CUstream_st*>(stream), &message);
 }
+
+NESTEDFP_API int nestedfp_prepare() { return prepare_device(); }
 
 NESTEDFP_API int nestedfp_split(const void* weight, uint8_t* upper, uint8_t* lower, int64_t count, void* counts,
                                 void* stream) {

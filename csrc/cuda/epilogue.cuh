@@ -1,6 +1,12 @@
-// From accumulators to D: adds the K slices of one block, then those of a cluster, then scale, bias, rounding and the
-// store. Included by gemm_sm90.cuh.
+// From accumulators to D: adds the K slices of one block, then the parts of a split tile, then scale, bias, rounding
+// and the store.
 #pragma once
+
+#include <cuda_fp16.h>
+
+#include "kernel_args.h"
+#include "ptx.cuh"
+#include "schedule.cuh"
 
 namespace nestedfp::cuda {
 
@@ -9,13 +15,12 @@ inline constexpr int kMaxSplit = 4;
 template <class T>
 class Epilogue {
   public:
-    NESTEDFP_DEVICE Epilogue(const KernelArgs& args, uint32_t stages, int row_warpgroup, int k_warpgroup, int split,
-                             int rank)
+    NESTEDFP_DEVICE Epilogue(const KernelArgs& args, uint32_t stages, int row_warpgroup, int k_warpgroup, int rank)
         : args_(args),
           stages_(stages),
           row_warpgroup_(row_warpgroup),
           k_warpgroup_(k_warpgroup),
-          split_(split),
+          split_(args.plan.cluster),
           rank_(rank) {}
 
     // Call before the main loop: what the epilogue reads from memory is under way while the tensor cores work.
@@ -34,9 +39,12 @@ class Epilogue {
 
     NESTEDFP_DEVICE void run(float (&sum)[T::kAccumulators], const Work& work) {
         if constexpr (T::kKWarpgroups > 1) add_slices(sum);
-        if (!work.is_split && k_warpgroup_ > 0) return;
+        const bool is_split = work.split_tile >= 0;
+        // A cluster's blocks meet with all their warps.
+        if (k_warpgroup_ > 0 && !(is_split && split_ > 1)) return;
+        if (is_split && split_ == 1 && !collect_parts(sum, work)) return;
         const Target target = make_target(work);
-        if (!work.is_split) {
+        if (!is_split || split_ == 1) {
             store_units<kUnits>(sum, 0, target);
         } else if (split_ == 2 && kUnits % 2 == 0) {
             store_pair(sum, target);
@@ -185,6 +193,41 @@ class Epilogue {
                 store_unit(first_unit + chunk + i, target, buffer + i * 2048);
             }
         }
+    }
+
+    // Parts of a tile meet in device memory. Every block leaves its sums there; the one that comes last adds them all
+    // up in order of part, so that the result does not depend on who that is, and goes on with the tile. Nobody waits.
+    NESTEDFP_DEVICE bool collect_parts(float (&sum)[T::kAccumulators], const Work& work) {
+        const int thread = threadIdx.x % 128, parts = args_.plan.parts;
+        constexpr int64_t kPartFloats = 64 * T::kTokens;
+        const int unit = work.split_tile * T::kRowWarpgroups + row_warpgroup_;
+        float4* const first = reinterpret_cast<float4*>(args_.partial_sums + unit * parts * kPartFloats) + thread;
+        float4* const mine = first + work.part * (kPartFloats / 4);
+        wait_once();  // the kernel before this one may still use that memory
+#pragma unroll
+        for (int i = 0; i < T::kTokens / 8; ++i) __stcg(mine + i * 128, group(sum, i));
+        named_sync(1 + row_warpgroup_, 128);
+        const uint32_t flag = stages_ + T::kLastPartFlag + row_warpgroup_ * 4;
+        if (thread == 0) {
+            int* const counter = args_.counters + unit;
+            const bool is_last = add_acquire_release(counter, 1) == parts - 1;
+            if (is_last) *counter = 0;
+            store_shared_int(flag, is_last);
+        }
+        named_sync(1 + row_warpgroup_, 128);
+        if (load_shared_int(flag) == 0) return false;
+#pragma unroll
+        for (int i = 0; i < T::kTokens / 8; ++i) {
+            const float4 v = __ldcg(first + i * 128);
+            sum[4 * i] = v.x, sum[4 * i + 1] = v.y, sum[4 * i + 2] = v.z, sum[4 * i + 3] = v.w;
+        }
+#pragma unroll 1
+        for (int part = 1; part < parts; ++part) {
+            const float4* const from = first + part * (kPartFloats / 4);
+#pragma unroll
+            for (int i = 0; i < T::kTokens / 8; ++i) add_group(sum, i, __ldcg(from + i * 128));
+        }
+        return true;
     }
 
     // Two blocks share a tile: each gives away the sums of one half and adds what it receives to the other. A split

@@ -36,16 +36,24 @@ struct Tile {
 
 struct GemmConfig {
     int tile;        // index into tiles()
-    int split;       // thread blocks of a cluster that share one tile's K and add up through distributed shared memory
+    int split;       // parts into which K of a tile is cut
     bool tail_only;  // split only the tiles that do not fill a whole wave
+    // Where the sums of the parts meet. False: the parts are the thread blocks of one cluster and add up through
+    // distributed shared memory: quick, but clusters must fit the chip. True: in device memory, any number of parts on
+    // any blocks; whoever comes last adds them up.
+    bool through_memory;
 };
 
 // How a problem is cut into work for a grid. Derived from the three structs above.
 struct GemmPlan {
-    int blocks;       // thread blocks, a multiple of split
-    int token_tiles;  // tile = row_tile * token_tiles + token_tile
-    int tiles;        //
-    int whole_tiles;  // tiles [0, whole_tiles) are computed by one block each, the rest by one cluster each
+    int blocks;       // thread blocks, a multiple of the cluster's size
+    int row_tiles;    //
+    int token_tiles;  //
+    int group;        // token tiles that are walked together, row tile by row tile (schedule.cuh)
+    int tiles;        // row_tiles * token_tiles
+    int whole_tiles;  // tiles [0, whole_tiles) are computed by one block each, the rest in parts
+    int cluster;      // parts that share a cluster; 1 without one
+    int parts;        // parts that meet in device memory; 1 without any
     int steps;        // pipeline stages along K
 };
 
@@ -58,6 +66,8 @@ struct GemmArgs {
     bool neutral_lower;        // FP16 only: compute with the FP8 weights (W8A16)
     const void* bias;          // [N] FP16 or null
     void* out;                 // [M, N] FP16, contiguous
+    float* partial_sums;       // partial_sum_bytes() of scratch, or null if that is 0
+    int* counters;             // kCounters zeros, left as zeros; not shared by GEMMs that may run at the same time
     bool early_start = true;   // begin to load weights while the kernel before it in the stream still runs
 };
 
@@ -67,6 +77,12 @@ const Tile& tile_at(int index);
 // False, with the reason, if the config cannot compute the problem.
 bool is_valid(const GemmDesc& desc, const GemmConfig& config, int num_sms, const char** reason);
 
+// Tiles that may be split through memory, times row warpgroups.
+inline constexpr int kCounters = 2048;
+
+// Scratch that a split through memory needs; 0 for any other config. Needs is_valid.
+int64_t partial_sum_bytes(const GemmDesc& desc, const GemmConfig& config, int num_sms);
+
 // Needs is_valid.
 GemmPlan make_plan(const GemmDesc& desc, const GemmConfig& config, int num_sms);
 
@@ -74,10 +90,11 @@ GemmPlan make_plan(const GemmDesc& desc, const GemmConfig& config, int num_sms);
 double predict_us(const GemmDesc& desc, const GemmConfig& config, int num_sms);
 
 // The measured best config where the table has the problem's N, K and neighbourhood of M, else the model's best.
-GemmConfig choose_config(const GemmDesc& desc, int num_sms);
+// Without counters (counters.h) no config may split through memory.
+GemmConfig choose_config(const GemmDesc& desc, int num_sms, bool has_counters);
 
-// Loads every tile onto the current device, so that no later launch, perhaps under graph capture, has to. Returns a
-// cudaError_t.
+// Loads every tile onto the current device and allocates its counters, so that no later launch, perhaps under graph
+// capture, has to. Returns a cudaError_t.
 int prepare_device();
 
 // Launches on `stream` of the current device; never synchronises, allocates nothing. Returns a cudaError_t; on an error

@@ -16,7 +16,11 @@ constexpr Tile kTiles[] = {
 #undef NESTEDFP_TILE
 };
 
-constexpr int64_t kMaxSplit = 4;
+constexpr int64_t kMaxCluster = 4;
+constexpr int64_t kMaxParts = 8;
+constexpr int64_t kMaxPartialSumBytes = int64_t{64} << 20;
+// Tokens that are walked together: their activations stay in L2 while all rows of the weight pass by.
+constexpr int64_t kGroupTokens = 2048;
 
 struct TableRow {
     Precision precision;
@@ -25,11 +29,11 @@ struct TableRow {
 };
 
 constexpr TableRow kTable[] = {
-#define NESTEDFP_ROW(precision, n, k, m, tile, split, tail_only) \
-    {Precision::precision, n, k, m, {tile, split, tail_only != 0}},
+#define NESTEDFP_ROW(precision, n, k, m, tile, split, tail_only, through_memory) \
+    {Precision::precision, n, k, m, {tile, split, tail_only != 0, through_memory != 0}},
 #include "gemm_table.inc"
 #undef NESTEDFP_ROW
-    {Precision::kFp16, 0, 0, 0, {0, 1, false}},  // the table may be empty, an array may not
+    {Precision::kFp16, 0, 0, 0, {0, 1, false, false}},  // the table may be empty, an array may not
 };
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -57,9 +61,33 @@ double stage_clocks(const Tile& tile) {
     // Decode: about 42 instructions at half rate per warp and stage on each of the four schedulers.
     const double decode = tile.precision == Precision::kFp16 ? row_groups * 84 : 0;
     const double latency = 300;  // of one stage through one warpgroup, from full barrier to release
-    // Measured: a quarter more than the bound where both planes are decoded.
-    const double losses = tile.precision == Precision::kFp16 ? 1.2 : 1.05;
+    // Measured over the bound, all multiprocessors busy, where both planes are decoded.
+    const double fp16_losses = tile.tokens < 128   ? 1.45
+                               : tile.tokens < 176 ? 1.3
+                               : tile.tokens < 256 ? 1.2 + 0.05 * (tile.row_warpgroups - 2)
+                                                   : 1.15;
+    const double losses = tile.precision == Precision::kFp16 ? fp16_losses : 1.05;
     return losses * std::max({tensor, shared, decode, latency / tile.blocks_per_sm});
+}
+
+// Rows hold for the multiprocessor count they were measured with. The row with the next larger M serves the M below it,
+// what was best there still fits, and the last row all M above it.
+const TableRow* measured_row(const GemmDesc& desc, int num_sms, bool has_counters) {
+    const TableRow* best = nullptr;
+    if (num_sms != 132) return best;
+    const auto is_nearer = [&](const TableRow& row) {
+        if (best == nullptr) return true;
+        const bool is_above = row.m >= desc.m, best_is_above = best->m >= desc.m;
+        return is_above != best_is_above ? is_above : is_above ? row.m < best->m : row.m > best->m;
+    };
+    for (const TableRow& row : kTable) {
+        if (row.precision == desc.precision && row.n == desc.n && row.k == desc.k &&
+            (has_counters || !row.config.through_memory) && is_nearer(row) &&
+            is_valid(desc, row.config, num_sms, nullptr)) {
+            best = &row;
+        }
+    }
+    return best;
 }
 
 }  // namespace
@@ -76,15 +104,31 @@ bool is_valid(const GemmDesc& desc, const GemmConfig& config, int num_sms, const
     if (config.tile < 0 || config.tile >= tile_count()) return refuse("no such tile");
     const Tile& tile = kTiles[config.tile];
     if (tile.precision != desc.precision) return refuse("the tile is of the other precision");
-    if (config.split < 1 || config.split > kMaxSplit) return refuse("split must be 1 to 4");
+    if (config.split < 1) return refuse("split must be at least 1");
+    if (config.split > (config.through_memory ? kMaxParts : kMaxCluster)) {
+        return refuse(config.through_memory ? "more than 8 parts" : "more than 4 blocks in a cluster");
+    }
     const int64_t tiles = ceil_div(desc.n, tile.rows()) * ceil_div(desc.m, tile.tokens);
     if (tiles * config.split > std::numeric_limits<int>::max()) return refuse("more tiles than a grid has blocks");
-    if (config.split == 1) return config.tail_only ? refuse("nothing to split in the tail") : true;
+    if (config.split == 1) {
+        return config.tail_only || config.through_memory ? refuse("nothing to split in the tail") : true;
+    }
     if (ceil_div(desc.k, tile.step()) < 2 * config.split) return refuse("K is too short for that split");
+    const int64_t slots = int64_t{num_sms} * tile.blocks_per_sm;
+    int64_t split_tiles = tiles;
     if (config.tail_only) {
-        const int64_t clusters = int64_t{num_sms} * tile.blocks_per_sm / config.split;
-        const int64_t tail = tiles % (clusters * config.split);
-        if (tail == 0 || tail == tiles || tail > clusters) return refuse("the last wave does not fit that split");
+        const int64_t clusters = slots / config.split;
+        const int64_t wave = config.through_memory ? slots : clusters * config.split;
+        split_tiles = tiles % wave;
+        if (split_tiles == 0 || split_tiles == tiles || split_tiles > clusters) {
+            return refuse("the last wave does not fit that split");
+        }
+    }
+    if (config.through_memory) {
+        if (split_tiles * tile.row_warpgroups > kCounters) return refuse("too many tiles to split through memory");
+        if (split_tiles * config.split * tile.rows() * tile.tokens * 4 > kMaxPartialSumBytes) {
+            return refuse("too many partial sums");
+        }
     }
     return true;
 }
@@ -92,21 +136,33 @@ bool is_valid(const GemmDesc& desc, const GemmConfig& config, int num_sms, const
 GemmPlan make_plan(const GemmDesc& desc, const GemmConfig& config, int num_sms) {
     const Tile& tile = kTiles[config.tile];
     GemmPlan plan{};
+    plan.row_tiles = static_cast<int>(ceil_div(desc.n, tile.rows()));
     plan.token_tiles = static_cast<int>(ceil_div(desc.m, tile.tokens));
-    plan.tiles = static_cast<int>(ceil_div(desc.n, tile.rows())) * plan.token_tiles;
+    const int64_t groups = ceil_div(desc.m, kGroupTokens);
+    plan.group = static_cast<int>(ceil_div(plan.token_tiles, groups));
+    plan.tiles = plan.row_tiles * plan.token_tiles;
     plan.steps = static_cast<int>(ceil_div(desc.k, tile.step()));
+    plan.cluster = config.through_memory ? 1 : config.split;
+    plan.parts = config.through_memory ? config.split : 1;
     const int slots = num_sms * tile.blocks_per_sm;
     if (config.split == 1) {
         plan.blocks = std::min(plan.tiles, slots);
         plan.whole_tiles = plan.tiles;
     } else if (config.tail_only) {
-        plan.blocks = slots / config.split * config.split;
+        plan.blocks = slots / plan.cluster * plan.cluster;
         plan.whole_tiles = plan.tiles / plan.blocks * plan.blocks;
     } else {
-        plan.blocks = plan.tiles * config.split;
+        plan.blocks = config.through_memory ? std::min(plan.tiles * plan.parts, slots) : plan.tiles * plan.cluster;
         plan.whole_tiles = 0;
     }
     return plan;
+}
+
+int64_t partial_sum_bytes(const GemmDesc& desc, const GemmConfig& config, int num_sms) {
+    const GemmPlan plan = make_plan(desc, config, num_sms);
+    if (plan.parts == 1) return 0;
+    const Tile& tile = kTiles[config.tile];
+    return int64_t{4} * (plan.tiles - plan.whole_tiles) * plan.parts * tile.rows() * tile.tokens;
 }
 
 double predict_us(const GemmDesc& desc, const GemmConfig& config, int num_sms) {
@@ -119,10 +175,16 @@ double predict_us(const GemmDesc& desc, const GemmConfig& config, int num_sms) {
     const double whole_waves = std::ceil(plan.whole_tiles / slots);
     double clocks = whole_waves * (plan.steps * stage + store);
     if (config.split > 1) {
-        const double split_waves =
-            std::ceil((plan.tiles - plan.whole_tiles) * config.split / resident_blocks(tile, config.split, num_sms));
-        const double exchange = 1500 + 2 * output_bytes / 28 * (config.split == 2 ? 1 : 1.5);
-        clocks += split_waves * (std::ceil(1.0 * plan.steps / config.split) * stage + exchange + store);
+        const double part_count = (plan.tiles - plan.whole_tiles) * config.split;
+        const double part = std::ceil(1.0 * plan.steps / config.split) * stage + store;
+        if (config.through_memory) {
+            // The last block of a tile reads all its sums, two bytes of FP16 output having grown to four.
+            const double collect = 2500 + (config.split + 1) * 2 * output_bytes / 50;
+            clocks += std::ceil(part_count / slots) * part + collect;
+        } else {
+            const double exchange = 1500 + 2 * output_bytes / 28 * (config.split == 2 ? 1 : 1.5);
+            clocks += std::ceil(part_count / resident_blocks(tile, config.split, num_sms)) * (part + exchange);
+        }
     }
     const double weight_bytes = 1.0 * desc.n * desc.k * (desc.precision == Precision::kFp16 ? 2 : 1);
     const double x_bytes = 1.0 * desc.m * desc.k * (desc.precision == Precision::kFp16 ? 2 : 1);
@@ -134,33 +196,24 @@ double predict_us(const GemmDesc& desc, const GemmConfig& config, int num_sms) {
     return (std::max(clocks, memory) + 0.15 * std::min(clocks, memory)) / kClocksPerUs + 2.5;
 }
 
-GemmConfig choose_config(const GemmDesc& desc, int num_sms) {
-    // Measured rows hold for the multiprocessor count they were measured with. The row with the next larger M serves
-    // the M below it: what was best there still fits.
-    if (num_sms == 132) {
-        const TableRow* best = nullptr;
-        for (const TableRow& row : kTable) {
-            if (row.precision == desc.precision && row.n == desc.n && row.k == desc.k && row.m >= desc.m &&
-                (best == nullptr || row.m < best->m) && is_valid(desc, row.config, num_sms, nullptr)) {
-                best = &row;
-            }
-        }
-        if (best != nullptr) return best->config;
-    }
-    GemmConfig best{0, 1, false};
+GemmConfig choose_config(const GemmDesc& desc, int num_sms, bool has_counters) {
+    if (const TableRow* row = measured_row(desc, num_sms, has_counters); row != nullptr) return row->config;
+    GemmConfig best{0, 1, false, false};
     double best_us = std::numeric_limits<double>::infinity();
+    const auto consider = [&](const GemmConfig& config) {
+        if (!is_valid(desc, config, num_sms, nullptr) || (config.through_memory && !has_counters)) return;
+        const double us = predict_us(desc, config, num_sms);
+        if (us < best_us) {
+            best_us = us;
+            best = config;
+        }
+    };
     for (int tile = 0; tile < tile_count(); ++tile) {
         if (kTiles[tile].precision != desc.precision) continue;
-        for (int split = 1; split <= 4; split *= 2) {
-            for (const bool tail_only : {false, true}) {
-                const GemmConfig config{tile, split, tail_only};
-                if (!is_valid(desc, config, num_sms, nullptr)) continue;
-                const double us = predict_us(desc, config, num_sms);
-                if (us < best_us) {
-                    best_us = us;
-                    best = config;
-                }
-            }
+        consider({tile, 1, false, false});
+        for (const bool tail_only : {false, true}) {
+            for (int split = 2; split <= kMaxCluster; split *= 2) consider({tile, split, tail_only, false});
+            for (int split = 2; split <= kMaxParts; ++split) consider({tile, split, tail_only, true});
         }
     }
     return best;

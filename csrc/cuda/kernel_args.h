@@ -23,6 +23,8 @@ struct KernelArgs {
     const float* token_scale;  // FP8 only
     const __half* bias;        // or null
     __half* out;
+    float* partial_sums;  // of the parts that meet in device memory (epilogue.cuh)
+    int* counters;        // one per split tile and row warpgroup, zero between launches
     int m, n;
     GemmPlan plan;
     uint64_t x_policy, weight_policy;

@@ -2,6 +2,7 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include "counters.h"
 #include "gemm.h"
 #include "layout.h"
 #include "tile_list.h"
@@ -50,7 +51,7 @@ int prepare_device() {
         const cudaError_t error = tile_functions(i).prepare();
         if (error != cudaSuccess) return error;
     }
-    return cudaSuccess;
+    return prepare_counters();
 }
 
 int run_gemm(const GemmDesc& desc, const GemmConfig& config, const GemmArgs& args, int num_sms, cudaStream_t stream,
@@ -87,13 +88,19 @@ int run_gemm(const GemmDesc& desc, const GemmConfig& config, const GemmArgs& arg
     kernel_args.m = static_cast<int>(desc.m);
     kernel_args.n = static_cast<int>(desc.n);
     kernel_args.plan = make_plan(desc, config, num_sms);
+    kernel_args.partial_sums = args.partial_sums;
+    kernel_args.counters = args.counters;
+    if (kernel_args.plan.parts > 1 && (args.partial_sums == nullptr || args.counters == nullptr)) {
+        *message = "a split through memory needs partial_sums and counters";
+        return cudaErrorInvalidValue;
+    }
     // Weights that are read once must not push the activations out of L2.
     const bool is_one_pass = kernel_args.plan.token_tiles == 1;
     kernel_args.weight_policy = is_one_pass ? kEvictFirst : kEvictNormal;
     kernel_args.x_policy = is_one_pass ? kEvictLast : kEvictNormal;
 
     const cudaError_t error =
-        tile_functions(config.tile).launch(x_map, upper_map, kernel_args, config.split, args.early_start, stream);
+        tile_functions(config.tile).launch(x_map, upper_map, kernel_args, args.early_start, stream);
     if (error != cudaSuccess) *message = cudaGetErrorString(error);
     return error;
 }

@@ -15,8 +15,8 @@ cudaError_t prepare() {
 }
 
 template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm>
-cudaError_t launch(const CUtensorMap& x_map, const CUtensorMap& upper_map, const KernelArgs& args, int split,
-                   bool early_start, cudaStream_t stream) {
+cudaError_t launch(const CUtensorMap& x_map, const CUtensorMap& upper_map, const KernelArgs& args, bool early_start,
+                   cudaStream_t stream) {
     using T = TileTraits<P, RowWarpgroups, KWarpgroups, Tokens, BlocksPerSm>;
     const cudaError_t error = prepare<P, RowWarpgroups, KWarpgroups, Tokens, BlocksPerSm>();
     if (error != cudaSuccess) return error;
@@ -29,18 +29,18 @@ cudaError_t launch(const CUtensorMap& x_map, const CUtensorMap& upper_map, const
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = early_start;
     attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = split;
+    attributes[1].val.clusterDim.x = args.plan.cluster;
     attributes[1].val.clusterDim.y = 1;
     attributes[1].val.clusterDim.z = 1;
     config.attrs = attributes;
-    config.numAttrs = split > 1 ? 2 : 1;
-    return cudaLaunchKernelEx(&config, gemm_sm90<T>, x_map, upper_map, args, split);
+    config.numAttrs = args.plan.cluster > 1 ? 2 : 1;
+    return cudaLaunchKernelEx(&config, gemm_sm90<T>, x_map, upper_map, args);
 }
 
 // Compiles one tile; each line of tiles.inc needs one of these in a tiles_*.cu.
 #define NESTEDFP_INSTANTIATE(precision, ...)                                                               \
     template cudaError_t prepare<Precision::precision, __VA_ARGS__>();                                     \
     template cudaError_t launch<Precision::precision, __VA_ARGS__>(const CUtensorMap&, const CUtensorMap&, \
-                                                                   const KernelArgs&, int, bool, cudaStream_t)
+                                                                   const KernelArgs&, bool, cudaStream_t)
 
 }  // namespace nestedfp::cuda

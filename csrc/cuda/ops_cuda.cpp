@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "checks.h"
+#include "counters.h"
 #include "gemm.h"
 #include "kernels.h"
 #include "layout.h"
@@ -223,7 +224,13 @@ Tensor linear(Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> bias, 
         args.x_pitch = pitch;
     }
     const char* message = "";
-    const GemmConfig config = choose_config(desc, device.num_sms());
+    args.counters = stream_counters(device.stream());
+    const GemmConfig config = choose_config(desc, device.num_sms(), args.counters != nullptr);
+    std::optional<Tensor> partial_sums;
+    if (const int64_t bytes = partial_sum_bytes(desc, config, device.num_sms()); bytes > 0) {
+        partial_sums = empty(x, {bytes / 4}, ScalarType::Float);
+        args.partial_sums = data<float>(*partial_sums);
+    }
     const int error = run_gemm(desc, config, args, device.num_sms(), device.stream(), &message);
     STD_TORCH_CHECK(error == cudaSuccess, op, ": m=", m, ", n=", n, ", k=", k, ", tile ", config.tile, ", split ",
                     config.split, ": ", message);

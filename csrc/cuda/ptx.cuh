@@ -105,6 +105,16 @@ NESTEDFP_DEVICE void store_shared_float4(uint32_t to, float4 v) {
                  : "memory");
 }
 
+NESTEDFP_DEVICE void store_shared_int(uint32_t to, int v) {
+    asm volatile("st.shared.s32 [%0], %1;" ::"r"(to), "r"(v) : "memory");
+}
+
+NESTEDFP_DEVICE int load_shared_int(uint32_t from) {
+    int v;
+    asm volatile("ld.shared.s32 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
+    return v;
+}
+
 // Four 8x8 matrices of 16-bit elements, transposed: lane i gives the address of row i % 8 of matrix i / 8.
 NESTEDFP_DEVICE void store_matrices_transposed(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b),
@@ -171,6 +181,16 @@ NESTEDFP_DEVICE uint32_t peer_address(uint32_t address, uint32_t rank) {
 NESTEDFP_DEVICE void store_peer_float4(uint32_t to, float4 v) {
     asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
                  : "memory");
+}
+
+// --- device memory ---
+
+// Adds and returns what was there. Orders what this block wrote before, as seen through its barriers, and what it reads
+// after.
+NESTEDFP_DEVICE int add_acquire_release(int* to, int value) {
+    int before;
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(value) : "memory");
+    return before;
 }
 
 // --- programmatic dependent launch: no-ops unless the launch asked for it ---

@@ -7,7 +7,7 @@ template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int Block
 cudaError_t prepare();
 
 template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm>
-cudaError_t launch(const CUtensorMap&, const CUtensorMap&, const KernelArgs&, int, bool, cudaStream_t);
+cudaError_t launch(const CUtensorMap&, const CUtensorMap&, const KernelArgs&, bool, cudaStream_t);
 
 TileFunctions tile_functions(int index) {
     static constexpr TileFunctions kFunctions[] = {

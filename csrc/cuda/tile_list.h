@@ -9,7 +9,7 @@ namespace nestedfp::cuda {
 
 struct TileFunctions {
     cudaError_t (*prepare)();
-    cudaError_t (*launch)(const CUtensorMap& x_map, const CUtensorMap& upper_map, const KernelArgs& args, int split,
+    cudaError_t (*launch)(const CUtensorMap& x_map, const CUtensorMap& upper_map, const KernelArgs& args,
                           bool early_start, cudaStream_t stream);
 };
 
