@@ -116,14 +116,23 @@ def test_a_band_that_is_off_is_not_looked_at() -> None:
     assert (decision.mode, tuple(dict(decision.inputs))) == (FP16, ("ttft_p90_ms",))
 
 
-@pytest.mark.parametrize("name", ["threshold", "slo_feedback", "predictive"])
-@pytest.mark.parametrize(("troubled", "mode"), [(1, FP16), (5, FP16), (6, FP8)])
-def test_with_many_replicas_a_twentieth_may_be_in_trouble(name: str, troubled: int, mode: DirectiveMode) -> None:
+@pytest.mark.parametrize(
+    ("name", "troubled", "mode"),
+    [
+        ("threshold", 5, FP16),
+        ("threshold", 6, FP8),
+        ("slo_feedback", 3, FP16),
+        ("slo_feedback", 10, FP8),
+        ("predictive", 3, FP16),
+        ("predictive", 10, FP8),
+    ],
+)
+def test_of_many_replicas_a_few_may_be_in_trouble(name: str, troubled: int, mode: DirectiveMode) -> None:
     replicas = [make_view(replica_id=f"r{i:03}", oldest_wait_s=9.0 if i < troubled else 0.0) for i in range(100)]
     spec = POLICIES[name]
     config = spec.config()
     decision, state = spec.start(config)
-    for i in range(3):
+    for i in range(9):
         decision, state = spec.decide(observe(*replicas, now_s=float(i)), state, config)
     assert decision.mode is mode
 

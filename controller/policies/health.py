@@ -5,15 +5,14 @@ constant rate however long its queue is. Leaving asks what FP16 would do, becaus
 
 * TTFT: the oldest wait, or, once a queue stands, the queue expected ``horizon_s`` ahead divided by the rate at which
   tokens leave it; plus one step.
-* TPOT: the mean step over the window of the rates, at least the measured 90th percentile.
-* FP16 step: the smoothed FP16 step time if FP16 ran lately, else the FP8 step time times the step ratio.
-* FP16 TPOT: that step, but at least the measured 90th percentile times the step ratio: the percentile lies above the
-  mean step because some steps hold prompts, and looking at the mean alone would leave FP8 for the very tail that had
-  entered it.
+* TPOT: the mean step over the window of the rates, at least the measured median gap between tokens. A request sees
+  the mean of many steps, so that a high percentile of single gaps, long where prompts are computed, would cry wolf.
+* FP16 TPOT: the same times the step ratio; directly after FP16 ran, its own smoothed step time stands for it.
 * FP16 KV use: by Little's law a request that takes ``step_ratio`` times longer holds its blocks as much longer.
 
-A signal of the cluster is the value that at most ``tolerated_share`` of the replicas exceed: with few replicas the
-worst, with a thousand not the one that happens to be unlucky.
+A predicted value of the cluster is the one that at most ``tolerated_share`` of the replicas exceed: with few replicas
+the worst, with a thousand not the one that happens to be unlucky. Danger is a mean instead: each replica's strain is 0
+while it is within ``enter_fraction`` of the objective, and beyond it the quotient, up to ``GREATEST_STRAIN``.
 """
 
 import heapq
@@ -23,10 +22,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from controller.policies.base import ReplicaView, Settings
+from controller.policies.base import ReplicaView, Settings, Slo
 from nestedfp.modes import Mode
 
 BUSY_MS = 900.0  # of step time in a second: the replica has not paused
+GREATEST_STRAIN = 5.0
 LARGEST_MS = 3.6e6  # keeps predictions finite when next to nothing leaves the queue
 
 
@@ -36,7 +36,10 @@ class HealthSettings(Settings):
     horizon_s: Annotated[float, Field(ge=0, le=60)] = 1.0  # how far ahead a growing queue is looked at
     fp16_step_memory_s: Annotated[float, Field(ge=0)] = 2.0  # an FP16 step time older than this is not trusted
     min_window_count: Annotated[int, Field(ge=1)] = 5  # fewer TPOT samples than this are no measurement
-    tolerated_share: Annotated[float, Field(ge=0, lt=1)] = 0.05  # of the replicas, whose troubles count for nothing
+    enter_fraction: Annotated[float, Field(gt=0, le=1)] = 0.85  # danger: TTFT or TPOT passes this much of the SLO
+    tolerated_share: Annotated[float, Field(ge=0, lt=1)] = (
+        0.25  # of the replicas, which may be worse than a signal says
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ class Health:
 
     ttft_ms: float  # predicted, in the present mode
     tpot_ms: float
+    ttft_strain: float  # mean over the busy replicas of their strain by TTFT, and by TPOT
+    tpot_strain: float
     fp16_tpot_ms: float  # predicted for FP16 at the present load
     kv_usage: float
     unknown: int  # busy replicas without rates or step times
@@ -55,15 +60,14 @@ class Health:
         return min(LARGEST_MS, self.ttft_ms * step_ratio)
 
 
-def assess(
-    replicas: tuple[ReplicaView, ...], ttft_slo_ms: float, step_ratio: float, settings: HealthSettings
-) -> Health:
+def assess(replicas: tuple[ReplicaView, ...], slo: Slo, step_ratio: float, settings: HealthSettings) -> Health:
     """Look at every replica once. Idle replicas are left out: their latencies and step times are old news."""
     ttfts: list[float] = []
     tpots: list[float] = []
     fp16_tpots: list[float] = []
     usages: list[float] = []
-    unknown, endangered = 0, 0.0
+    unknown, endangered, ttft_strain, tpot_strain = 0, 0.0, 0.0, 0.0
+    ttft_limit_ms, tpot_limit_ms = settings.enter_fraction * slo.ttft_ms, settings.enter_fraction * slo.tpot_ms
     horizon_s, memory_s, min_count = settings.horizon_s, settings.fp16_step_memory_s, settings.min_window_count
     for view in replicas:
         snapshot = view.snapshot
@@ -72,7 +76,7 @@ def assess(
         fp16_ms, fp8_ms = snapshot.step_ms_fp16, snapshot.step_ms_fp8
         step_ms = (fp8_ms if snapshot.mode is Mode.FP8 else fp16_ms) or 0.0
         window = snapshot.tpot
-        measured_ms = window.p90_ms if window.count >= min_count else 0.0
+        measured_ms = window.p50_ms if window.count >= min_count else 0.0
         wait_s, rates = snapshot.oldest_wait_s, view.rates
         tpot_ms = step_ms
         if rates is not None and (steps := rates.steps_fp16 + rates.steps_fp8) * step_ms >= BUSY_MS:
@@ -83,23 +87,30 @@ def assess(
                 ahead = snapshot.waiting_tokens + max(0.0, rates.waiting_tokens) * horizon_s
                 wait_s = max(wait_s, ahead / leaving)
         ttft_ms = min(LARGEST_MS, wait_s * 1e3 + step_ms)
-        if ttft_ms > ttft_slo_ms:
-            endangered += snapshot.waiting
+        if ttft_ms > ttft_limit_ms:
+            ttft_strain += min(GREATEST_STRAIN, ttft_ms / ttft_limit_ms)
+            if ttft_ms > slo.ttft_ms:
+                endangered += snapshot.waiting
         age_s = view.fp16_step_age_s
         if fp16_ms is None or (fp8_ms is not None and (age_s is None or age_s > memory_s)):
             fp16_ms = None if fp8_ms is None else fp8_ms * step_ratio
         if rates is None or fp16_ms is None:
             unknown += 1
         ttfts.append(ttft_ms)
-        tpots.append(min(LARGEST_MS, max(measured_ms, tpot_ms)))
+        present_ms = min(LARGEST_MS, max(measured_ms, tpot_ms))
+        tpots.append(present_ms)
+        if present_ms > tpot_limit_ms:
+            tpot_strain += min(GREATEST_STRAIN, present_ms / tpot_limit_ms)
         if fp16_ms is not None and step_ms > 0:
             fp16_ms *= tpot_ms / step_ms
         fp16_tpots.append(min(LARGEST_MS, max(measured_ms * step_ratio, fp16_ms or 0.0)))
         usages.append(snapshot.kv_usage)
-    share = settings.tolerated_share
+    share, busy = settings.tolerated_share, max(1, len(ttfts))
     return Health(
         ttft_ms=exceeded_by(ttfts, share),
         tpot_ms=exceeded_by(tpots, share),
+        ttft_strain=ttft_strain / busy,
+        tpot_strain=tpot_strain / busy,
         fp16_tpot_ms=exceeded_by(fp16_tpots, share),
         kv_usage=exceeded_by(usages, share),
         unknown=unknown,

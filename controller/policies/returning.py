@@ -5,7 +5,7 @@ The parts are explained in their own files: ``health`` (predictions), ``load`` (
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -14,14 +14,12 @@ from controller.policies import backoff, calm, health, load
 from controller.policies.base import Observation
 from nestedfp.modes import DirectiveMode
 
-GRAVE = 2.0  # times the TTFT objective: such a queue does not drain by itself
-
 
 class ReturnSettings(load.LoadSettings, health.HealthSettings, backoff.BackoffSettings, calm.CalmSettings):
     """Parameters that the adaptive policies share. Fractions are of the SLO."""
 
-    enter_fraction: Annotated[float, Field(gt=0, le=1)] = 0.85  # danger: TTFT or TPOT passes this much of the SLO
-    enter_after_s: Annotated[float, Field(ge=0)] = 0.3  # of danger, less half of the time without; at once when grave
+    enter_strain: Annotated[float, Field(gt=0)] = 0.2  # FP8 when the smoothed strain passes this
+    strain_s: Annotated[float, Field(gt=0)] = 3.0  # time constant of its smoothing
     leave_fraction: Annotated[float, Field(gt=0, le=1)] = 0.7  # FP16 when its predictions stay below this much
     max_kv_usage: Annotated[float, Field(gt=0, le=1)] = 0.9
 
@@ -41,7 +39,8 @@ class Memory:
 
     learned: load.LoadState = field(default_factory=load.LoadState)
     history: backoff.Backoff = field(default_factory=backoff.Backoff)
-    danger_s: float = 0.0  # how long the SLO has been in danger
+    ttft_strain: float = 0.0  # smoothed
+    tpot_strain: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +49,20 @@ class View:
 
     seen: health.Health
     load: load.Load
-    danger: str  # what has endangered the SLO for long enough; empty for nothing
+    danger: str  # what endangers the SLO; empty for nothing
     dt_s: float  # since the last look
+    ttft_strain: float  # smoothed
+    tpot_strain: float
 
     @property
     def inputs(self) -> tuple[tuple[str, float], ...]:
         """For the decision log."""
-        return (("predicted_ttft_ms", self.seen.ttft_ms), ("tpot_ms", self.seen.tpot_ms))
+        return (
+            ("predicted_ttft_ms", self.seen.ttft_ms),
+            ("tpot_ms", self.seen.tpot_ms),
+            ("ttft_strain", self.ttft_strain),
+            ("tpot_strain", self.tpot_strain),
+        )
 
 
 def look(observation: Observation, memory: Memory, config: ReturnSettings) -> tuple[View, Memory]:
@@ -64,18 +70,18 @@ def look(observation: Observation, memory: Memory, config: ReturnSettings) -> tu
     now_s, slo, at_s = observation.now_s, observation.slo, memory.learned.at_s
     dt_s = 0.0 if at_s is None else min(load.MAX_GAP_S, max(0.0, now_s - at_s))
     estimate, learned = load.update(observation, memory.learned, config)
-    seen = health.assess(observation.replicas, slo.ttft_ms, estimate.step_ratio, config)
+    seen = health.assess(observation.replicas, slo, estimate.step_ratio, config)
     history = backoff.observe(memory.history, now_s, observation.current, estimate.offered, config)
+    ttft_strain = load.smooth(memory.ttft_strain, seen.ttft_strain, dt_s, config.strain_s)
+    tpot_strain = load.smooth(memory.tpot_strain, seen.tpot_strain, dt_s, config.strain_s)
     danger = ""
-    if seen.ttft_ms > config.enter_fraction * slo.ttft_ms:
+    if ttft_strain > config.enter_strain:
         danger = "predicted_ttft_over_enter"
-    elif seen.tpot_ms > config.enter_fraction * slo.tpot_ms:
+    elif tpot_strain > config.enter_strain:
         danger = "tpot_over_enter"
-    danger_s = max(0.0, memory.danger_s + (dt_s if danger else -dt_s / 2))
-    danger_s = min(danger_s, 2 * config.enter_after_s)
-    grave = seen.ttft_ms > GRAVE * slo.ttft_ms
-    lasting = danger if grave or danger_s >= config.enter_after_s else ""
-    return View(seen, estimate, lasting, dt_s), Memory(learned, history, danger_s)
+    return View(seen, estimate, danger, dt_s, ttft_strain, tpot_strain), Memory(
+        learned, history, ttft_strain, tpot_strain
+    )
 
 
 def objection(
@@ -108,4 +114,4 @@ def _objections(
 
 def wished(memory: Memory, mode: DirectiveMode) -> Memory:
     """Note what the policy decided."""
-    return Memory(memory.learned, backoff.wished(memory.history, mode), memory.danger_s)
+    return replace(memory, history=backoff.wished(memory.history, mode))

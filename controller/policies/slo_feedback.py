@@ -1,7 +1,8 @@
 """Fast up, slow down: FP8 as soon as the SLO is in danger, FP16 again only when FP16 is predicted to hold it. Pure.
 
-FP8 when the predicted TTFT or TPOT has passed ``enter_fraction`` of its objective for ``enter_after_s``, or when too
-many requests miss the SLO. FP16 again when nothing of ``returning`` speaks against it.
+FP8 when the strain on TTFT or TPOT, smoothed over seconds, passes ``enter_strain``, or when too many requests miss the
+SLO. One replica alone is in danger for 0.7 s before that, one of four for 5 s; a queue of many times the objective takes
+0.2 s. FP16 again when nothing of ``returning`` speaks against it.
 
 ``slo_auto`` is the same policy with leave to the engines to run single steps in FP8 while all is well.
 """
