@@ -26,6 +26,7 @@ from controller.simulate.errors import SimulationError
 from controller.simulate.metrics import SimulationSummary
 from controller.simulate.scenario import Failure, Scenario
 from controller.simulate.session import Bench, Generator, make_bench, make_config, simulate
+from controller.simulate.workload import JITTER_S
 from controller.synthetic import MEAN_RATE_RPS
 from controller.trace import TraceError, read_trace
 
@@ -69,6 +70,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     group.add_argument("--start", type=float, default=0.0, metavar="S", help="of the window of the trace")
     group.add_argument("--duration", type=float, metavar="S", help="of the window (all of the trace; generated: 600)")
+    group.add_argument(
+        "--jitter",
+        type=float,
+        default=JITTER_S,
+        metavar="S",
+        help="copies of a request are moved by so much (%(default)g)",
+    )
     group.add_argument("--pinned-share", type=float, default=0.0, metavar="F", help="requests that demand FP16")
     group.add_argument("--seed", type=int, default=0)
     group = parser.add_argument_group("control")
@@ -186,6 +194,7 @@ def make_scenario(args: argparse.Namespace) -> Scenario:
                     "duplication": args.duplication,
                 },
                 "failures": args.fail,
+                "jitter_s": args.jitter,
                 "pinned_share": args.pinned_share,
                 "seed": args.seed,
             }

@@ -46,13 +46,13 @@ class Bench:
     fp8_capacity_rps: float
     generator: Generator | None = None
 
-    def at_load(self, load: float | None, replicas: int, seed: int) -> workload.Load:
+    def at_load(self, load: float | None, scenario: Scenario) -> workload.Load:
         """The load at a mean rate of ``load`` times the FP16 capacity of the cluster; None keeps the rate."""
         if load is None:
             return self.load
-        rate_rps = load * self.fp16_capacity_rps * replicas
+        rate_rps = load * self.fp16_capacity_rps * scenario.replicas
         if self.generator is None:
-            return workload.at_rate(self.load, rate_rps, seed)
+            return workload.at_rate(self.load, rate_rps, scenario.seed, scenario.jitter_s)
         arrivals = self.generator.arrivals(rate_rps)
         if not arrivals:
             raise SimulationError(f"no request in {self.generator.duration_s:g} s; raise --load or --duration")
@@ -127,7 +127,7 @@ def simulate(
 ) -> tuple[metrics.SimulationSummary, RunResult]:
     """Run one policy at one load (see ``Bench.at_load``). ``clock`` is the machine's, to say how long it took."""
     began_s = clock()
-    shaped = bench.at_load(load, scenario.replicas, scenario.seed)
+    shaped = bench.at_load(load, scenario)
     requests = workload.make_requests(shaped, scenario.pinned_share, scenario.seed)
     result = Cluster(bench.table, config, scenario, **observer).run(requests)
     count = metrics.outcomes(result)

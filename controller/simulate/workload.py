@@ -3,7 +3,8 @@
 Bringing a trace to another rate keeps its shape in time. Below its own rate each request is kept with the same
 probability. Above it each request stands for several customers who behave alike: it is repeated, the whole part of the
 ratio for sure and the rest by chance, and each copy moved by up to ``JITTER_S``, which is short against the bursts
-(20 s at the median). So relative bursts stay what they were, as they would in a larger cluster with more customers.
+(20 s at the median). So relative bursts stay what they were, as they would in a larger cluster whose customers are busy
+at the same times. A longer jitter makes them independent of each other and the load smoother.
 """
 
 from collections.abc import Sequence
@@ -58,8 +59,8 @@ def prepare(arrivals: Sequence[Arrival], limits: EngineLimits, start_s: float, d
     return Load(kept, span_s, repaired, refused)
 
 
-def at_rate(load: Load, rate_rps: float, seed: int) -> Load:
-    """The same load at another mean rate, the same shape in time."""
+def at_rate(load: Load, rate_rps: float, seed: int, jitter_s: float = JITTER_S) -> Load:
+    """The same load at another mean rate, the same shape in time but for ``jitter_s``."""
     ratio = rate_rps / load.rate_rps
     rng = np.random.default_rng([0x10AD, seed])
     whole, part = int(ratio), ratio % 1
@@ -69,7 +70,7 @@ def at_rate(load: Load, rate_rps: float, seed: int) -> Load:
         raise TraceError(f"a rate of {rate_rps:g} requests/s leaves none of {len(load.arrivals)}; raise --load")
     times_s = np.array([arrival.at_s for arrival in load.arrivals])[indices]
     if ratio > 1:
-        times_s = np.clip(times_s + rng.uniform(-JITTER_S, JITTER_S, len(times_s)), 0, load.span_s)
+        times_s = np.clip(times_s + rng.uniform(-jitter_s, jitter_s, len(times_s)), 0, load.span_s)
     order = np.argsort(times_s, kind="stable")
     arrivals = load.arrivals
     scaled = tuple(
