@@ -5,17 +5,28 @@ makes it a Ray actor. All methods are coroutines on one event loop, so that noth
 """
 
 import asyncio
+import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from pydantic import ValidationError
 
 from controller.config import ControllerConfig, explain
+from controller.config_file import ConfigFile
 from controller.decision_log import DecisionLog
 from controller.loop import ControlLoop, Effects
-from controller.schema import BroadcastRecord, Directive, DirectiveAck, ReplicaSnapshot, StatusReport
+from controller.recorder import RecordingLoop
+from controller.schema import (
+    BroadcastRecord,
+    BroadcastStats,
+    Directive,
+    DirectiveAck,
+    ReplicaSnapshot,
+    StatusReport,
+)
 from nestedfp.modes import DirectiveMode
 
 log = logging.getLogger(__name__)
@@ -23,6 +34,7 @@ log = logging.getLogger(__name__)
 OVERRIDE_WAIT_S = 1.0  # how long the answer to an override waits for the replicas' acknowledgements
 SAME_ERROR_EVERY_S = 10.0  # a failing step would otherwise write ten tracebacks a second
 CANNOT_REACH_EVERY_S = 10.0
+BROADCASTS_KEPT = 1000  # whose times the status summarises
 
 
 class Broadcast(Protocol):
@@ -65,6 +77,8 @@ class ControllerActor:
         app_name: Ray Serve application that holds the replicas.
         deployment_name: its deployment whose replicas have ``apply_directive``.
         log_path: file for the decision log; None keeps decisions in memory only.
+        record_path: file for a recording of all inputs, which ``controller.replay`` plays again; None writes none.
+        config_path: YAML file whose section ``controller`` a reload reads; None refuses reloads.
         broadcast: the way to the replicas; None goes through Ray Serve.
 
     Raises:
@@ -78,16 +92,23 @@ class ControllerActor:
         deployment_name: str,
         log_path: str | None = None,
         broadcast: Broadcast | None = None,
+        record_path: str | None = None,
+        config_path: str | None = None,
     ) -> None:
         try:
             self._config = ControllerConfig.model_validate(config)
         except ValidationError as error:
             raise ValueError(explain(error)) from None
-        self._loop = ControlLoop(self._config)
+        self._loop: ControlLoop | RecordingLoop = (
+            ControlLoop(self._config) if record_path is None else RecordingLoop(self._config, record_path)
+        )
+        self._file = ConfigFile(config_path)
+        self._config_error: str | None = None
         self._log = DecisionLog(log_path, self._config.decisions_kept)
         self._broadcast = broadcast or ServeBroadcast(app_name, deployment_name, self._config.lease_s)
         self._sends: set[asyncio.Task[None]] = set()
         self._settled: BroadcastRecord | None = None
+        self._ack_ms: deque[float] = deque(maxlen=BROADCASTS_KEPT)
         self._step_errors = 0
         self._quiet_until_s: dict[str, float] = {}
         self._stepper: asyncio.Task[None] | None = None
@@ -106,27 +127,53 @@ class ControllerActor:
         self._note_settled()
         return directive.model_dump(mode="json")
 
-    async def set_override(self, mode: str, ttl_s: float | None = None) -> dict[str, Any]:
+    async def set_override(
+        self, mode: str, ttl_s: float | None = None, replica_id: str | None = None
+    ) -> dict[str, Any]:
         """Put ``mode`` (fp16 or fp8) in force at once, for ``ttl_s`` seconds or until ``auto`` hands back.
 
-        Returns the status as soon as every replica has acknowledged, or after a second.
+        For all replicas, or for ``replica_id`` alone. Returns the status as soon as every replica has acknowledged, or
+        after a second.
 
         Raises:
-            ValueError: for any other mode or a ``ttl_s`` that is not positive; nothing changes then.
+            ValueError: for any other mode, a ``ttl_s`` that is not positive or an unknown replica; nothing changes then.
         """
         self._ensure_stepping()
         if mode not in set(DirectiveMode):
             raise ValueError(f"expected mode fp16, fp8 or auto (hand back to the policy), got {mode!r}")
-        send = self._carry_out(self._loop.override(time.monotonic(), DirectiveMode(mode), ttl_s))
+        send = self._carry_out(self._loop.override(time.monotonic(), DirectiveMode(mode), ttl_s, replica_id))
         if send is not None:
             await asyncio.wait({send}, timeout=OVERRIDE_WAIT_S)
+        return await self.status()
+
+    async def reload(self) -> dict[str, Any]:
+        """Take the configuration's file up again; returns the status.
+
+        Raises:
+            ValueError: when the file cannot be used, with one line for each fault; the old configuration stays whole.
+        """
+        self._ensure_stepping()
+        try:
+            config = await asyncio.to_thread(self._file.read)
+            self._carry_out(self._loop.reload(time.monotonic(), config))
+        except ValueError as error:
+            self._config_error = str(error)
+            log.error("the configuration was not reloaded: %s", error)
+            raise
+        self._config, self._config_error = config, None
+        log.info("configuration reloaded from %s", self._file.path)
         return await self.status()
 
     async def status(self) -> dict[str, Any]:
         """The cluster's state, ready for JSON."""
         self._ensure_stepping()
         report: StatusReport = self._loop.status(time.monotonic())
-        extra = {"broadcast": self._settled, "step_errors": self._step_errors}
+        extra = {
+            "broadcast": self._settled,
+            "broadcasts": _statistics(self._ack_ms),
+            "config_error": self._config_error,
+            "step_errors": self._step_errors,
+        }
         return report.model_copy(update=extra).model_dump(mode="json")
 
     async def decisions(self, since_id: int = 0) -> list[dict[str, Any]]:
@@ -140,6 +187,14 @@ class ControllerActor:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._log.close()
+        if isinstance(self._loop, RecordingLoop):
+            self._loop.close()
+
+    async def _reload_if_changed(self) -> None:
+        if not self._config.reload_on_change or not self._file.changed(time.monotonic()):
+            return
+        with contextlib.suppress(ValueError):  # logged, and shown in the status
+            await self.reload()
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -156,6 +211,7 @@ class ControllerActor:
                 effects = self._loop.step(now_s)
                 next_step_at_s = effects.next_step_at_s
                 self._carry_out(effects)
+                await self._reload_if_changed()
             except Exception as error:
                 self._step_errors += 1
                 if self._may_say(repr(error), SAME_ERROR_EVERY_S):
@@ -171,9 +227,18 @@ class ControllerActor:
             send = asyncio.get_running_loop().create_task(self._send(directive))
             self._sends.add(send)
             send.add_done_callback(self._sends.discard)
-        if effects.record is not None:
-            record = effects.record.model_copy(update={"wall_s": time.time()})
-            log.info("%s -> %s, epoch %d: %s", record.from_mode, record.to_mode, record.epoch, record.reason)
+        for decision in (effects.record, *effects.notes):
+            if decision is None:
+                continue
+            record = decision.model_copy(update={"wall_s": time.time()})
+            log.info(
+                "%s: %s -> %s, epoch %d: %s",
+                record.outcome,
+                record.from_mode,
+                record.to_mode,
+                record.epoch,
+                record.reason,
+            )
             # After the broadcast has begun: a slow disk must not delay the replicas.
             asyncio.get_running_loop().call_soon(self._log.write, record)
         return send
@@ -204,6 +269,7 @@ class ControllerActor:
             replicas=replicas,
             last_ack_ms=after_s * 1e3,
         )
+        self._ack_ms.append(self._settled.last_ack_ms)
         self._log.write(self._settled)
 
     def _may_say(self, what: str, every_s: float) -> bool:
@@ -214,6 +280,15 @@ class ControllerActor:
             self._quiet_until_s.clear()
         self._quiet_until_s[what] = now_s + every_s
         return True
+
+
+def _statistics(last_ack_ms: deque[float]) -> BroadcastStats:
+    """Percentiles by nearest rank."""
+    if not last_ack_ms:
+        return BroadcastStats()
+    ordered = sorted(last_ack_ms)
+    last = len(ordered) - 1
+    return BroadcastStats(count=len(ordered), p50_ms=ordered[round(0.5 * last)], p99_ms=ordered[round(0.99 * last)])
 
 
 def _parse_snapshot(snapshot: Mapping[str, Any] | str) -> ReplicaSnapshot:

@@ -34,6 +34,7 @@ class ControllerConfig(Settings):
     rate_window_s: Annotated[float, Field(gt=0)] = 1.0  # span over which arrival and token rates are taken
     forget_after_s: Annotated[float, Field(gt=0)] = 10.0  # silence after which a replica no longer counts
     decisions_kept: Annotated[int, Field(ge=1)] = 1000  # in memory, for the decisions endpoint
+    reload_on_change: bool = False  # take the file up again whenever it changes, besides when the operator asks
 
     @model_validator(mode="after")
     def _durations_agree(self) -> Self:
@@ -62,7 +63,7 @@ def check_reload(old: ControllerConfig, new: ControllerConfig) -> None:
     for key in ("fallback", "report_period_s"):
         if getattr(old, key) != getattr(new, key):
             raise ValueError(
-                f"{key}: cannot change while replicas run, which read it when they start; expected "
+                f"controller.{key}: cannot change while replicas run, which read it when they start; expected "
                 f"{getattr(old, key)!r}, got {getattr(new, key)!r}; restart the service to change it"
             )
 

@@ -133,6 +133,8 @@ class ControlLoop:
         decided = Content(plan.mode, _rule(plan), plan.exceptions, self._ladder.admission_scale)
         same_modes = (decided.mode, decided.exceptions) == (self._decided.mode, self._decided.exceptions)
         self._put_in_force(now_s, decided, climbed if climbed is not None and same_modes else plan.decision.reason)
+        desired_replicas = None if self._config.advisory else self._ladder.desired_replicas
+        publisher.state_replicas(desired_replicas)
         directive = publisher.due(now_s)
         record, notes = self._books.write(
             driver_s, now_s, self._config, plan, self._decided, publisher, self._rung(), self._ladder, climbed
@@ -143,7 +145,7 @@ class ControlLoop:
             next_step_at_s=self._clock.to_driver(self._next_step_at_s(now_s)),
             notes=notes,
             admission=publisher.content.admission_scale,
-            desired_replicas=None if self._config.advisory else self._ladder.desired_replicas,
+            desired_replicas=desired_replicas,
         )
 
     def settled(self) -> tuple[Directive, int, float] | None:

@@ -62,6 +62,7 @@ class DirectivePublisher:
         self.reason = reason
         self.epoch = epoch
         self.slo_ms: tuple[float, float] | None = None  # (ttft, tpot), told along with every directive
+        self.desired_replicas: int | None = None  # likewise
         self._peers: dict[str, _Peer] = {}
         self._lagging: set[str] = set()  # peers that have not acknowledged the present epoch
         self._set_at_s: float | None = None
@@ -95,6 +96,12 @@ class DirectivePublisher:
         """Change what comes with every directive but is no content of it."""
         self.lease_s, self.renew_s, self.slo_ms = lease_s, renew_s, slo_ms
         self._answers.clear()
+
+    def state_replicas(self, desired_replicas: int | None) -> None:
+        """Tell replicas the number wanted; no content either: the answers to their snapshots bring it soon enough."""
+        if desired_replicas != self.desired_replicas:
+            self.desired_replicas = desired_replicas
+            self._answers.clear()
 
     def current(self) -> Directive:
         """The directive with a full lease: what is broadcast."""
@@ -216,6 +223,7 @@ class DirectivePublisher:
             admission_scale=self.content.admission_scale,
             slo_ttft_ms=ttft_ms,
             slo_tpot_ms=tpot_ms,
+            desired_replicas=self.desired_replicas,
         )
 
     def _same(

@@ -113,6 +113,9 @@ class Directive(Record):
     admission_scale: Fraction = 1.0  # each replica multiplies its admission limit by this
     slo_ttft_ms: Milliseconds | None = None  # what finished requests are held against; None: the replica's own
     slo_tpot_ms: Milliseconds | None = None
+    desired_replicas: Count | None = (
+        None  # replicas pass it on to the autoscaler; None: as many as without a controller
+    )
 
     def mode_for(self, replica_id: str) -> DirectiveMode:
         """What this replica must do."""

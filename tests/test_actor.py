@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -65,10 +66,13 @@ def drive(
     test: Callable[[ControllerActor, Replicas], Awaitable[None]],
     log_path: Path | None = None,
     config: dict[str, Any] = FAST,
+    record_path: Path | None = None,
+    config_path: Path | None = None,
 ) -> None:
     async def main() -> None:
         replicas = Replicas("r0", "r1")
-        actor = ControllerActor(config, "app", "deployment", str(log_path) if log_path else None, replicas)
+        paths = [None if path is None else str(path) for path in (log_path, record_path, config_path)]
+        actor = ControllerActor(config, "app", "deployment", paths[0], replicas, *paths[1:])
         try:
             await asyncio.wait_for(test(actor, replicas), 10)
         finally:
@@ -238,3 +242,104 @@ def test_a_restarted_actor_takes_over_from_replicas_that_know_higher_epochs() ->
 def test_a_wrong_configuration_is_refused_with_the_key() -> None:
     with pytest.raises(ValueError, match=r"^lease: unknown key"):
         ControllerActor({"lease": 3}, "app", "deployment", None, Replicas())
+
+
+# -- reload ------------------------------------------------------------------------------------------------------------
+
+
+def service_file(folder: Path, controller: Any) -> Path:
+    path = folder / "service.yaml"
+    path.write_text(json.dumps({"model": {"id": "m"}, "controller": controller}))
+    return path
+
+
+def test_a_reload_takes_the_file_up_without_a_restart(tmp_path: Path) -> None:
+    path = service_file(tmp_path, {**FAST, "policy": {"name": "static_fp8"}})
+
+    async def test(actor: ControllerActor, replicas: Replicas) -> None:
+        await replicas.report(actor)
+        status = await actor.reload()
+        assert (status["policy"], status["mode"], status["config_loads"]) == ("static_fp8", "fp8", 1)
+        await until(lambda: replicas.modes() == {"fp8"})
+        assert "reloaded" in {decision["outcome"] for decision in await actor.decisions()}
+
+    drive(test, config_path=path)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"policy": {"name": "thresold"}}, r"controller\.policy\.name: expected one of"),
+        ({**FAST, "leese_s": 3}, r"controller\.leese_s: unknown key"),
+        ({**FAST, "policy": {"name": "threshold", "wait_s": {"enter": 1, "leave": 2}}}, r"expected leave < enter"),
+        ({**FAST, "report_period_s": 0.02}, r"controller\.report_period_s: cannot change while replicas run"),
+        ([], r"controller: "),
+    ],
+)
+def test_a_bad_file_is_refused_as_a_whole(tmp_path: Path, section: Any, message: str) -> None:
+    path = service_file(tmp_path, section)
+
+    async def test(actor: ControllerActor, replicas: Replicas) -> None:
+        await replicas.report(actor)
+        before = await actor.status()
+        with pytest.raises(ValueError, match=message):
+            await actor.reload()
+        after = await actor.status()
+        assert after["config_error"]
+        assert (after["policy"], after["epoch"], after["config_loads"]) == (before["policy"], before["epoch"], 0)
+        assert after["step_errors"] == 0
+
+    drive(test, config_path=path)
+
+
+def test_a_change_of_the_file_is_noticed_where_that_is_wanted(tmp_path: Path) -> None:
+    watching = {**FAST, "reload_on_change": True}
+    path = service_file(tmp_path, watching)
+
+    async def test(actor: ControllerActor, replicas: Replicas) -> None:
+        await replicas.report(actor)
+        path.write_text("controller: [")
+        os.utime(path, ns=(1, 1))
+        while (await actor.status())["config_error"] is None:
+            await asyncio.sleep(0.02)
+        service_file(tmp_path, {**watching, "policy": {"name": "static_fp8"}})
+        os.utime(path, ns=(2, 2))
+        while (await actor.status())["policy"] != "static_fp8":
+            await asyncio.sleep(0.02)
+        assert (await actor.status())["config_error"] is None
+
+    drive(test, config=watching, config_path=path)
+
+
+def test_a_controller_without_a_file_says_so() -> None:
+    async def test(actor: ControllerActor, replicas: Replicas) -> None:
+        with pytest.raises(ValueError, match="without a configuration file"):
+            await actor.reload()
+
+    drive(test)
+
+
+def test_the_status_summarises_how_long_directives_took(tmp_path: Path) -> None:
+    async def test(actor: ControllerActor, replicas: Replicas) -> None:
+        await replicas.report(actor)
+        for mode in ("fp8", "fp16", "fp8"):
+            await actor.set_override(mode)
+        broadcasts = (await actor.status())["broadcasts"]
+        assert broadcasts["count"] >= 3
+        assert 0 <= broadcasts["p50_ms"] <= broadcasts["p99_ms"] < 1000
+
+    drive(test)
+
+
+def test_one_replica_can_be_overridden() -> None:
+    async def test(actor: ControllerActor, replicas: Replicas) -> None:
+        await replicas.report(actor)
+        status = await actor.set_override("fp8", None, "r1")
+        assert status["replica_overrides"]["r1"]["mode"] == "fp8"
+        now_s = asyncio.get_running_loop().time()
+        assert {name: f.in_force(now_s).mode.value for name, f in replicas.followers.items()} == {
+            "r0": "fp16",
+            "r1": "fp8",
+        }
+
+    drive(test)

@@ -518,6 +518,6 @@ def test_a_reload_may_change_the_scope(scope: str) -> None:
 def test_a_reload_that_replicas_cannot_take_up_is_refused_as_a_whole() -> None:
     cluster = Cluster(make_loop()).run(2)
     before = cluster.status
-    with pytest.raises(ValueError, match=r"^report_period_s: cannot change while replicas run.*got 0.2"):
+    with pytest.raises(ValueError, match=r"^controller\.report_period_s: cannot change while replicas run.*got 0.2"):
         cluster.loop.reload(cluster.now_s, make_config("static_fp8", report_period_s=0.2))
     assert cluster.status == before

@@ -1,0 +1,61 @@
+"""The YAML file that holds the controller's section: read anew on request, or when it has changed. Must not import ray."""
+
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from controller.config import ControllerConfig, explain
+
+SECTION = "controller"
+LOOK_EVERY_S = 1.0
+
+
+class ConfigFile:
+    """A configuration file.
+
+    Args:
+        path: the file; None for a controller that was given its configuration otherwise.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self.path = None if path is None else Path(path)
+        self._seen_ns = self._modified_ns()
+        self._looked_at_s: float | None = None
+
+    def read(self) -> ControllerConfig:
+        """Read and check the section.
+
+        Raises:
+            ValueError: with the file's name and one line for each fault that names the key.
+        """
+        if self.path is None:
+            raise ValueError("this controller was started without a configuration file: there is nothing to reload")
+        try:
+            data = yaml.safe_load(self.path.read_text())
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ValueError(f"{self.path}: cannot be read: {error}") from None
+        if not isinstance(data, dict):
+            raise ValueError(f"{self.path}: expected a mapping with the key {SECTION}, got {data!r}")
+        section = data.get(SECTION)
+        try:
+            return ControllerConfig.model_validate({} if section is None else section)
+        except ValidationError as error:
+            raise ValueError(f"{self.path}: {explain(error, f'{SECTION}.')}") from None
+
+    def changed(self, now_s: float) -> bool:
+        """Whether the file has changed since the last look that said so; looks once a second at most."""
+        if self._looked_at_s is not None and now_s - self._looked_at_s < LOOK_EVERY_S:
+            return False
+        self._looked_at_s = now_s
+        modified_ns = self._modified_ns()
+        if modified_ns is None or modified_ns == self._seen_ns:
+            return False
+        self._seen_ns = modified_ns
+        return True
+
+    def _modified_ns(self) -> int | None:
+        try:
+            return None if self.path is None else self.path.stat().st_mtime_ns
+        except OSError:  # being replaced: there at the next look
+            return None
