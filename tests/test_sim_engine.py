@@ -17,6 +17,7 @@ from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.step_rule import StepRule
 from nestedfp.vllm_plugin.accounting import EngineTotals
 from tests.sim_builders import FP8, FP16, make_requests, make_table
+from tests.sim_reference import SlowEngine
 
 FOREVER_S = 1e9
 
@@ -208,3 +209,24 @@ def test_statistics_are_counted_as_the_live_engine_counts_them(steps: list[tuple
         assert (ours.steps[is_fp8], ours.tokens[is_fp8]) == (live.steps[mode], live.tokens[mode])
         expected = live.step_ms[mode]
         assert ours.step_ms[is_fp8] == (None if expected is None else pytest.approx(expected))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    rate=st.sampled_from([3.0, 20.0, 300.0]),
+    kv=st.sampled_from([3200, 8000, 100_000]),
+    seqs=st.sampled_from([1, 5, 64]),
+    ahead=st.booleans(),
+)
+def test_the_fast_engine_agrees_with_a_slow_one_that_walks_over_every_request(
+    seed: int, rate: float, kv: int, seqs: int, ahead: bool
+):
+    table = make_table(kv_tokens=kv, max_num_seqs=seqs, max_num_batched_tokens=512, async_scheduling=ahead)
+    requests = random_requests(seed, 60, rate)
+    slow = SlowEngine(table)
+    expected = slow.run(random_requests(seed, 60, rate))
+    engine = serve(table, requests)
+    assert engine.preemptions == slow.preemptions
+    for request, other in zip(requests, expected, strict=True):
+        assert (request.first_s, request.finished_s) == (pytest.approx(other.first_s), pytest.approx(other.finished_s))
