@@ -40,8 +40,8 @@ class Predictive(returning.ReturnSettings):
     level_s: Annotated[float, Field(gt=0)] = 5.0  # time constant of the level
     trend_s: Annotated[float, Field(gt=0)] = 20.0  # of the trend
     margin: Annotated[float, Field(ge=0)] = 0.5  # standard deviations of forecast errors on top
-    enter_load: Annotated[float, Field(gt=0)] = 1.0  # of the FP16 capacity
-    leave_load: Annotated[float, Field(gt=0)] = 0.85
+    enter_load: Annotated[float, Field(gt=0)] = 0.8  # of the FP16 capacity
+    leave_load: Annotated[float, Field(gt=0)] = 0.7
     warm_start: WarmStart | None = None
 
     @model_validator(mode="after")
