@@ -22,7 +22,7 @@ DRIVERS = {
 MAY_IMPORT = {
     "deploy": {"controller", "nestedfp"},
     "loadtest": {"controller"},
-    "controller": {"nestedfp.modes", "nestedfp.step_rule"},
+    "controller": {"nestedfp.modes", "nestedfp.step_rule", "nestedfp.step_costs"},
     "nestedfp": set[str](),
 }
 

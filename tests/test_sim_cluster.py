@@ -123,6 +123,31 @@ def test_an_overload_makes_the_real_loop_go_to_fp8_and_all_replicas_follow():
     assert all(replica.directive_changes >= 1 for replica in result.replicas)
 
 
+def test_the_ladder_sheds_then_scales_and_takes_both_back():
+    ladder = {
+        "shed": True,
+        "scale": True,
+        "max_replicas": 4,
+        "shed_after_s": 2,
+        "scale_after_s": 4,
+        "scale_down_after_s": 20,
+    }
+    config = policy_config("slo_feedback", ladder=ladder)
+    scenario = Scenario(replicas=1, max_replicas=4, cold_start_s=5, admission_limit=150)
+    crowd = [(0.5 + index / 150, 400, 30) for index in range(150 * 30)]
+    calm = [(40 + index, 400, 30) for index in range(120)]
+    counts: list[int] = []
+    cluster = Cluster(TABLE, config, scenario, observe=lambda now_s, c: counts.append(len(c.present)))
+    result = cluster.run(make_requests(*crowd, *calm))
+    reasons = [record.reason for record in result.records]
+    assert reasons.index("shed_more") < reasons.index("scale_up")
+    assert max(counts) > 1
+    assert counts[-1] == 1
+    assert result.replica_s > result.ended_s
+    assert {request.outcome for request in result.requests} == {"finished", "shed"}
+    assert all(request.outcome == "finished" for request in result.requests[-80:])
+
+
 @pytest.mark.parametrize("loss", [0.0, 0.1, 0.3])
 def test_a_directive_reaches_all_replicas_over_a_lossy_network(loss: float):
     scenario = Scenario(replicas=64, network=NetworkConfig(loss=loss, duplication=0.1), seed=3)

@@ -29,6 +29,7 @@ class Engine:
     def __init__(self, table: EngineTable) -> None:
         limits = table.engine
         self._costs = (table.fp16, table.fp8)  # by is_fp8
+        self._step_costs = table.step_costs()
         self._budget = limits.max_num_batched_tokens
         self._max_seqs = limits.max_num_seqs
         self._ahead = limits.async_scheduling
@@ -121,7 +122,7 @@ class Engine:
         tokens = self._decodes + sum([count for _, count in self._chunks])
         assert tokens > 0, "a request that fits the cache alone can always be scheduled"
         signals = StepSignals(tokens, self.oldest_wait_s(now_s), self._pinned > 0, self._budget)
-        is_fp8 = choose(signals, self.directive, self.rule).mode is Mode.FP8
+        is_fp8 = choose(signals, self.directive, self.rule, self._step_costs).mode is Mode.FP8
         self.stats.scheduled(is_fp8, tokens)
         self._is_fp8, self._step_decodes, self._began_s = is_fp8, self._decodes, now_s
         self.ends_s = now_s + self._costs[is_fp8].step_s(tokens, self._decodes, self._kv_tokens)
@@ -212,7 +213,7 @@ class Engine:
             decodes = self._decodes
             # One choice for the whole stretch: nothing that the rule looks at changes in it.
             signals = StepSignals(decodes, 0.0, self._pinned > 0, self._budget)
-            is_fp8 = choose(signals, self.directive, self.rule).mode is Mode.FP8
+            is_fp8 = choose(signals, self.directive, self.rule, self._step_costs).mode is Mode.FP8
             cost = self._costs[is_fp8]
             step_s, growth_s = cost.step_s(decodes, decodes, self._kv_tokens), cost.growth_s(decodes)
             began_s, count = now_s, self.decode_steps

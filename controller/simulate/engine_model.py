@@ -16,7 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from controller.config import explain
 from controller.simulate.errors import SimulationError
+from nestedfp import step_costs
 from nestedfp.modes import Mode
+from nestedfp.step_costs import StepCosts
 
 TABLE = Path(__file__).parent / "tables" / "h100-llama-8b.json"
 
@@ -97,6 +99,15 @@ class EngineTable(Part):
     fp8: StepCost
     fit_fp16: FitError
     fit_fp8: FitError
+
+    def step_costs(self) -> StepCosts:
+        """What an engine with this table measures at its start, for the mode ``auto``: steps of prompts alone."""
+        return StepCosts(
+            tuple(
+                step_costs.StepCost(tokens, self.fp16.step_s(tokens, 0, 0) * 1e3, self.fp8.step_s(tokens, 0, 0) * 1e3)
+                for tokens in (2**power for power in range(self.engine.max_num_batched_tokens.bit_length()))
+            )
+        )
 
     def cost(self, mode: Mode) -> StepCost:
         """The coefficients of a precision."""
