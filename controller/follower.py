@@ -47,6 +47,11 @@ class DirectiveFollower:
         return 0 if self._directive is None else self._directive.epoch
 
     @property
+    def latest(self) -> Directive | None:
+        """The newest directive accepted, as it concerns this replica, for what comes with it; None before the first."""
+        return self._directive
+
+    @property
     def expires_at_s(self) -> float:
         """When the lease ends, on the follower's clock."""
         return self._clock.to_driver(self._expires_at_s)

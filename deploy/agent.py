@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from controller.config import ControllerConfig
 from controller.protocol import DirectiveFollower
 from controller.schema import Directive, DirectiveAck, ReplicaSnapshot
+from deploy.admission import Admission
 from deploy.latency import SlidingWindow
 
 log = logging.getLogger(__name__)
@@ -37,17 +38,28 @@ class ReplicaAgent:
         replica_id: the name of the replica in the controller's status.
         engine: calls a utility of the engine core by name.
         controller: the way to the controller.
-        config: periods and the fallback that holds when the controller's lease runs out.
+        config: periods, objectives, and the fallback that holds when the controller's lease runs out.
+        admission: the replica's door, whose scale the controller sets; None: a replica without one.
     """
 
     def __init__(
-        self, replica_id: str, engine: EngineCall, controller: ControllerLink, config: ControllerConfig
+        self,
+        replica_id: str,
+        engine: EngineCall,
+        controller: ControllerLink,
+        config: ControllerConfig,
+        admission: Admission | None = None,
     ) -> None:
         self._id = replica_id
         self._incarnation = uuid.uuid4().hex
         self._engine = engine
         self._controller = controller
         self._period_s = config.report_period_s
+        self._slo_ms = config.slo.ttft_ms, config.slo.tpot_ms
+        self._admission = admission or Admission(None, sequences=1)
+        self._judged = 0
+        self._within_slo = 0
+        self._started_s = time.monotonic()
         self._follower = DirectiveFollower(replica_id, config.fallback)
         self._ttft = SlidingWindow(LATENCY_SPAN_S)
         self._tpot = SlidingWindow(LATENCY_SPAN_S)
@@ -63,6 +75,7 @@ class ReplicaAgent:
 
     async def start(self) -> None:
         """Put the fallback in force and start the two loops on the running event loop."""
+        self._started_s = time.monotonic()
         await self._put_in_force()
         self._tasks = [asyncio.create_task(self._poll_engine()), asyncio.create_task(self._report())]
 
@@ -89,6 +102,7 @@ class ReplicaAgent:
         """Bring the engine in line with the follower. Serialised, so that the engine sees directives in order."""
         async with self._applying:
             force = self._follower.in_force(time.monotonic())
+            self._admission.scale = force.admission_scale
             wanted = (force.mode, force.rule, force.epoch)
             if wanted == self._applied:
                 return
@@ -105,6 +119,35 @@ class ReplicaAgent:
             self._ttft.add(now_s, value * 1e3)
         for value in itl_s:
             self._tpot.add(now_s, value * 1e3)
+
+    def finished(self, requests: list[tuple[float, float | None]]) -> None:
+        """Hold finished requests against the objectives.
+
+        Args:
+            requests: time to first token and mean time per output token, seconds; the latter None for a single token.
+        """
+        latest = self._follower.latest
+        ttft_ms, tpot_ms = self._slo_ms
+        if latest is not None and latest.slo_ttft_ms is not None and latest.slo_tpot_ms is not None:
+            ttft_ms, tpot_ms = latest.slo_ttft_ms, latest.slo_tpot_ms
+        self._judged += len(requests)
+        for ttft_s, tpot_s in requests:
+            self._within_slo += ttft_s * 1e3 <= ttft_ms and (tpot_s is None or tpot_s * 1e3 <= tpot_ms)
+
+    # -- what others ask -----------------------------------------------------------------------------------------------
+
+    @property
+    def directed(self) -> str:
+        """The mode in force: fp16, fp8 or auto."""
+        return self._follower.in_force(time.monotonic()).mode.value
+
+    @property
+    def desired_replicas(self) -> int:
+        """What the controller wants the autoscaler to hear; 0: nothing, or no lease to say it under."""
+        latest = self._follower.latest
+        if latest is None or self._follower.in_force(time.monotonic()).lapsed:
+            return 0
+        return latest.desired_replicas or 0
 
     # -- loops ---------------------------------------------------------------------------------------------------------
 
@@ -155,6 +198,7 @@ class ReplicaAgent:
         stats = dict(self._stats)
         self._seq += 1
         # Requests that wait keep waiting while the engine is inside a long step.
+        force = self._follower.in_force(now_s)
         age_s = now_s - self._stats_at_s if stats["waiting"] else 0.0
         stats["oldest_wait_s"] += max(0.0, age_s)
         return ReplicaSnapshot(
@@ -162,6 +206,12 @@ class ReplicaAgent:
             incarnation=self._incarnation,
             seq=self._seq,
             ready=True,
+            ready_for_s=max(0.0, now_s - self._started_s),
+            rule=force.rule,
+            admission_scale=force.admission_scale,
+            refused=self._admission.refused,
+            judged=self._judged,
+            within_slo=self._within_slo,
             lease_remaining_s=self._follower.lease_remaining_s(now_s),
             ttft=self._ttft.summary(now_s),
             tpot=self._tpot.summary(now_s),

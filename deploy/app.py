@@ -9,13 +9,15 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.serve.config import DeploymentActorConfig
+from ray.serve.config import DeploymentActorConfig, RequestRouterConfig
 from ray.serve.llm import LLMConfig, build_llm_deployment
 
 from controller.actor import ControllerActor
+from controller.schema import Scope
 from deploy.accelerator import resolve
 from deploy.config import REPOSITORY, DeployConfig, load
 from deploy.ingress import build_ingress
+from deploy.routing import STATS_PERIOD_S, PrecisionAwareRouter
 from deploy.server import CONTROLLER_ACTOR, NestedFPServer
 
 APP_NAME = "nestedfp"
@@ -27,18 +29,20 @@ def build(args: dict[str, str]) -> Any:
     Args:
         args: ``{"config": path of a deployment YAML}``.
     """
-    return application(load(Path(args["config"])))
+    path = Path(args["config"])
+    return application(load(path), path)
 
 
-def application(config: DeployConfig) -> Any:
-    """Return the Serve application of a configuration."""
-    llm = llm_config(config)
+def application(config: DeployConfig, path: Path | None = None) -> Any:
+    """Return the Serve application of a configuration, and of the file it came from, which a reload reads again."""
+    llm = llm_config(config, path)
     server = build_llm_deployment(
         llm,
         deployment_cls=NestedFPServer,
         bind_kwargs={
             "controller": config.controller.model_dump(mode="json"),
             "precision": config.engine.quantization == "nestedfp",
+            "admission_limit": config.engine.admission_limit,
         },
     )
     from ray.llm._internal.serve.core.configs.openai_api_models import to_model_metadata
@@ -61,7 +65,7 @@ def deployment_name(config: DeployConfig) -> str:
     return f"{NestedFPServer.__name__}:{config.model.id.replace('/', '--').replace('.', '_')}"
 
 
-def llm_config(config: DeployConfig) -> LLMConfig:
+def llm_config(config: DeployConfig, path: Path | None = None) -> LLMConfig:
     """Return Ray Serve LLM's configuration of the model, its engine and its replicas."""
     kind = resolve(config.engine.accelerator)
     threads = config.engine.cpu_threads or default_threads(config)
@@ -86,7 +90,14 @@ def llm_config(config: DeployConfig) -> LLMConfig:
         "logging_config": {"enable_access_log": False},
     }
     if config.engine.quantization == "nestedfp":
-        options["deployment_actors"] = [controller_actor(config, env)]
+        options["deployment_actors"] = [controller_actor(config, env, path)]
+        options |= scaling_options(config)
+        if config.controller.scope is not Scope.CLUSTER:
+            options["request_router_config"] = RequestRouterConfig(
+                request_router_class=PrecisionAwareRouter, request_routing_stats_period_s=STATS_PERIOD_S
+            )
+        if config.controller.ladder.scale:
+            del options["num_replicas"]
     return LLMConfig(
         model_loading_config={"model_id": config.model.id, "model_source": str(config.model.folder)},
         accelerator_config={"kind": kind},
@@ -127,7 +138,26 @@ def engine_kwargs(config: DeployConfig, kind: str) -> dict[str, Any]:
     return kwargs
 
 
-def controller_actor(config: DeployConfig, env: dict[str, str]) -> DeploymentActorConfig:
+def scaling_options(config: DeployConfig) -> dict[str, Any]:
+    """Return the options that let the controller set the number of replicas; none where it may not."""
+    if not config.controller.ladder.scale:
+        return {}
+    return {
+        "autoscaling_config": {
+            "min_replicas": config.replicas,
+            "initial_replicas": config.replicas,
+            "max_replicas": config.controller.ladder.max_replicas,
+            # The ladder has waited long enough; Serve need not wait again.
+            "upscale_delay_s": 0,
+            "downscale_delay_s": 0,
+            "metrics_interval_s": 2,
+            "look_back_period_s": 4,
+            "policy": {"policy_function": "deploy.scaling:replicas_wanted"},
+        }
+    }
+
+
+def controller_actor(config: DeployConfig, env: dict[str, str], path: Path | None = None) -> DeploymentActorConfig:
     """Return the controller as an actor that Serve starts with the deployment and replaces when it dies."""
     return DeploymentActorConfig(
         name=CONTROLLER_ACTOR,
@@ -137,6 +167,8 @@ def controller_actor(config: DeployConfig, env: dict[str, str]) -> DeploymentAct
             "app_name": APP_NAME,
             "deployment_name": deployment_name(config),
             "log_path": config.decision_log,
+            "record_path": config.input_record,
+            "config_path": None if path is None else str(path.resolve()),
         },
         # Its own environment, without Ray Serve LLM's set-up hook: the controller must not import vLLM, so that it
         # starts, and restarts, in a second.

@@ -47,6 +47,9 @@ class EngineSection(Section):
     tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
     max_num_seqs: Annotated[int, Field(ge=1)] = 32
     max_num_batched_tokens: Annotated[int, Field(ge=16)] = 2048  # token budget of one step
+    admission_limit: Annotated[int, Field(ge=1)] | None = (
+        None  # requests in one replica at most; None: no limit, and 4 * max_num_seqs when the controller sheds load
+    )
     enforce_eager: bool = False  # skip torch.compile (and CUDA graphs): starts faster, steps are slower
     enable_prefix_caching: bool = True
     quantize_activations: bool = False  # CPU only: FP8 steps round activations to E4M3 as a GPU does
@@ -79,6 +82,7 @@ class DeployConfig(Section):
     replicas: Annotated[int, Field(ge=1)] = 1
     controller: ControllerConfig = ControllerConfig()
     decision_log: str | None = None  # JSON lines of the controller's decisions; None: kept in memory only
+    input_record: str | None = None  # recording of the controller's inputs, for controller.replay; None: none
 
     @field_validator("model")
     @classmethod
@@ -93,6 +97,16 @@ class DeployConfig(Section):
             raise ValueError(
                 f"engine.max_num_batched_tokens ({self.engine.max_num_batched_tokens}) must be at least "
                 f"engine.max_num_seqs ({self.engine.max_num_seqs})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _scales_from_replicas(self) -> Self:
+        ladder = self.controller.ladder
+        if ladder.scale and ladder.min_replicas != self.replicas:
+            raise ValueError(
+                f"controller.ladder.min_replicas ({ladder.min_replicas}) must be replicas ({self.replicas}) with "
+                "controller.ladder.scale: true; it is the number without an overload"
             )
         return self
 

@@ -7,15 +7,19 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from ray.llm._internal.serve.core.configs.openai_api_models import ErrorInfo, ErrorResponse
 from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
 
+from deploy.admission import Admission
 from deploy.usage import StreamDiscloser, disclose
 from nestedfp.vllm_plugin import frontend
 from nestedfp.vllm_plugin.pin import PIN_HEADER, PIN_KEY
 
 
 class NestedFPEngine(VLLMEngine):  # type: ignore[misc]
-    """VLLMEngine whose chat and completion responses disclose ``usage.precision_tokens``."""
+    """VLLMEngine with a door, whose chat and completion responses disclose ``usage.precision_tokens``."""
+
+    admission = Admission(None, sequences=1)  # the server puts the replica's own here
 
     async def call(self, utility: str, *args: Any) -> Any:
         """Call a utility of the engine core; answered between two steps."""
@@ -45,6 +49,10 @@ class NestedFPEngine(VLLMEngine):  # type: ignore[misc]
         def tokens() -> Any:
             return ledger.usage(ledger.matching(response_id))
 
+        if not self.admission.enter():
+            error = ErrorInfo(message=self.admission.message(), type="overloaded_error", code=503)
+            yield ErrorResponse(error=error)
+            return
         options = getattr(request, "stream_options", None)
         stream = StreamDiscloser(tokens, include_usage=bool(options and options.include_usage))
         try:
@@ -58,6 +66,7 @@ class NestedFPEngine(VLLMEngine):  # type: ignore[misc]
                     else:
                         yield response
         finally:
+            self.admission.leave()
             ledger.discard(ledger.matching(response_id))
 
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ray.llm._internal.serve.core.configs.openai_api_models import OpenAIHTTPException
 from ray.serve.llm.ingress import OpenAiIngress, make_fastapi_ingress
 
+from deploy.admission import RETRY_AFTER_S
 from deploy.config import ADMIN_KEY_ENV
 from deploy.server import CONTROLLER_ACTOR
 from nestedfp.modes import DirectiveMode
@@ -25,6 +26,7 @@ class OverrideRequest(BaseModel):
 
     mode: DirectiveMode  # "fp16" and "fp8" override the policy, "auto" hands back to it
     ttl_s: Annotated[float, Field(gt=0)] | None = None  # the override ends by itself; None: until the next one
+    replica_id: str | None = None  # for this replica alone; None: for all
 
 
 class NestedFPIngress(OpenAiIngress):  # type: ignore[misc]
@@ -54,14 +56,22 @@ class NestedFPIngress(OpenAiIngress):  # type: ignore[misc]
     ) -> dict[str, Any]:
         """Override the policy, or hand back to it. Needs ``Authorization: Bearer <admin key>``."""
         require_admin(authorization)
-        result: dict[str, Any] = await _ask_controller("set_override", body.mode.value, body.ttl_s)
+        result: dict[str, Any] = await _ask_controller("set_override", body.mode.value, body.ttl_s, body.replica_id)
+        return result
+
+    async def reload(self, authorization: Annotated[str | None, Header()] = None) -> dict[str, Any]:
+        """Take the controller's section of the configuration file up again. Needs the admin key."""
+        require_admin(authorization)
+        result: dict[str, Any] = await _ask_controller("reload")
         return result
 
 
 def error_response(status_code: int, message: str, kind: str) -> JSONResponse:
     """Return an error in OpenAI's format."""
     error = {"message": message, "type": kind, "param": None, "code": status_code}
-    return JSONResponse({"error": error}, status_code=status_code)
+    overloaded = status_code == status.HTTP_503_SERVICE_UNAVAILABLE
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if overloaded else None
+    return JSONResponse({"error": error}, status_code=status_code, headers=headers)
 
 
 def require_admin(authorization: str | None) -> None:
@@ -90,9 +100,16 @@ async def _ask_controller(method: str, *args: Any) -> Any:
         if entry["name"].startswith("SERVE_DEPLOYMENT_ACTOR") and entry["name"].endswith(CONTROLLER_ACTOR):
             try:
                 actor = ray.get_actor(entry["name"], namespace=entry["namespace"])
-                return await getattr(actor, method).options(name=method).remote(*args)
-            except (ValueError, ray.exceptions.RayActorError):
+            except ValueError:  # gone since it was listed
                 continue
+            try:
+                return await getattr(actor, method).options(name=method).remote(*args)
+            except ray.exceptions.RayActorError:
+                continue
+            except ray.exceptions.RayTaskError as error:
+                if isinstance(error.cause, ValueError):
+                    raise HTTPException(status.HTTP_400_BAD_REQUEST, str(error.cause)) from None
+                raise
     raise HTTPException(
         status.HTTP_503_SERVICE_UNAVAILABLE,
         "the controller is restarting; replicas go on under their last directive and then under the fallback; try again",
@@ -110,6 +127,7 @@ ROUTES = {
     "status": lambda app: app.get("/status"),
     "decisions": lambda app: app.get("/decisions"),
     "set_directive": lambda app: app.post("/admin/directive"),
+    "reload": lambda app: app.post("/admin/reload"),
 }
 
 

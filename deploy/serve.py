@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return run(config, args.verbose, began_s)
+    return run(config, args.config, args.verbose, began_s)
 
 
 def preflight(config: DeployConfig) -> None:
@@ -97,7 +97,7 @@ def stop_on_signals() -> None:
         signal.signal(number, stop)
 
 
-def run(config: DeployConfig, verbose: bool, began_s: float) -> int:
+def run(config: DeployConfig, path: Path, verbose: bool, began_s: float) -> int:
     """Start Ray and the application, wait until told to stop, and shut everything down."""
     where = admin_key()
     # Inherited by every process of the local cluster, which starts with this one.
@@ -119,7 +119,7 @@ def run(config: DeployConfig, verbose: bool, began_s: float) -> int:
         stop_on_signals()
         start_cluster(config, verbose)
         stop_on_signals()  # again: Ray installs handlers of its own
-        serve.run(application(config), name=APP_NAME, route_prefix="/")
+        serve.run(application(config, path), name=APP_NAME, route_prefix="/")
         wait_for_http(url)
         print(f"ready {url} after {time.monotonic() - began_s:.0f} s", flush=True)
         threading.Event().wait()

@@ -9,8 +9,11 @@ from ray.serve.llm import LLMConfig
 from ray.serve.llm.deployment import LLMServer
 
 from controller.config import ControllerConfig
+from deploy.admission import Admission
 from deploy.agent import ReplicaAgent
 from deploy.engine import NestedFPEngine
+from deploy.routing import PRECISION_KEY
+from deploy.scaling import DESIRED_KEY
 from deploy.warmup import warm_up
 from nestedfp.vllm_plugin import failure, frontend
 
@@ -43,17 +46,26 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         llm_config: the model and its engine.
         controller: ``ControllerConfig`` as a dictionary.
         precision: False for a plain engine without modes (the peer in comparisons).
+        admission_limit: requests in this replica at most; None: no limit until the controller sheds load.
     """
 
     _default_engine_cls = NestedFPEngine
 
     async def __init__(
-        self, llm_config: LLMConfig, *, controller: dict[str, Any], precision: bool, **kwargs: Any
+        self,
+        llm_config: LLMConfig,
+        *,
+        controller: dict[str, Any],
+        precision: bool,
+        admission_limit: int | None = None,
+        **kwargs: Any,
     ) -> None:
         self._agent: ReplicaAgent | None = None
         with failure.explained():
             await super().__init__(llm_config, **kwargs)
             await warm_up(self.engine, llm_config.model_id)
+        admission = Admission(admission_limit, sequences=llm_config.engine_kwargs["max_num_seqs"])
+        self.engine.admission = admission
         if not precision:
             return
         await self.engine.call("nestedfp_warmed_up")
@@ -62,8 +74,10 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             engine=self.engine.call,
             controller=ServeControllerLink(),
             config=ControllerConfig.model_validate(controller),
+            admission=admission,
         )
         frontend.observe_latencies(self._agent.observe)
+        frontend.observe_finished(self._agent.finished)
         await self._agent.start()
 
     async def apply_directive(self, directive: dict[str, Any]) -> dict[str, Any]:
@@ -71,3 +85,12 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         if self._agent is None:
             raise RuntimeError("this replica runs a plain engine: it has no precision to direct")
         return await self._agent.apply(directive)
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """What the request router knows of this replica; called by Serve every second."""
+        stats: dict[str, Any] = await super().record_routing_stats()
+        return stats if self._agent is None else {**stats, PRECISION_KEY: self._agent.directed}
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What the autoscaler's policy hears from this replica; called by Serve where it scales this deployment."""
+        return {DESIRED_KEY: 0.0 if self._agent is None else float(self._agent.desired_replicas)}

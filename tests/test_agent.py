@@ -3,6 +3,7 @@
 import asyncio
 
 from controller.config import ControllerConfig
+from deploy.admission import Admission
 from deploy.agent import ReplicaAgent
 from deploy.latency import SlidingWindow
 
@@ -60,11 +61,11 @@ def directive(epoch, mode, lease_s=5.0):
     return {"epoch": epoch, "mode": mode, "lease_s": lease_s, "reason": "test", "rule": rule}
 
 
-def run(scenario, controller):
+def run(scenario, controller, admission=None):
     async def main():
         engine = Engine()
         config = ControllerConfig.model_validate({"report_period_s": 0.02})
-        agent = ReplicaAgent("r0", engine, controller, config)
+        agent = ReplicaAgent("r0", engine, controller, config, admission)
         await agent.start()
         try:
             return await scenario(agent, engine)
@@ -122,6 +123,49 @@ def test_a_snapshot_carries_queue_and_latencies_and_waiting_grows_with_its_age()
     assert snapshot["ttft"] == {"count": 1, "p50_ms": 200.0, "p90_ms": 200.0, "p99_ms": 200.0}
     assert snapshot["tpot"]["count"] == 2
     assert [s["seq"] for s in controller.snapshots] == list(range(1, len(controller.snapshots) + 1))
+
+
+def test_a_replica_does_what_is_said_of_it_by_name():
+    async def scenario(agent, engine):
+        ack = await agent.apply({**directive(3, "fp16"), "exceptions": {"r0": "fp8", "r1": "auto"}})
+        assert (ack["epoch"], ack["directive"]) == (3, "fp8")
+        # The answer to a snapshot says the same without names.
+        renewed = await agent.apply(directive(3, "fp8"))
+        assert (renewed["reason"], renewed["accepted"]) == ("renewed", True)
+        return engine.directives[-1]["mode"], agent.directed
+
+    assert run(scenario, Controller()) == ("fp8", "fp8")
+
+
+def test_the_admission_limit_follows_the_directive_and_opens_when_the_lease_ends():
+    door = Admission(10, sequences=4)
+    controller = Controller(ConnectionError("gone"))
+
+    async def scenario(agent, engine):
+        ack = await agent.apply({**directive(1, "fp8", lease_s=0.1), "admission_scale": 0.5, "desired_replicas": 7})
+        assert (ack["admission_scale"], door.limit, agent.desired_replicas) == (0.5, 5, 7)
+        assert [door.enter() for _ in range(6)].count(False) == 1
+        await asyncio.sleep(0.3)
+        return door.limit, agent.desired_replicas
+
+    assert run(scenario, controller, door) == (10, 0)
+    assert {s["admission_scale"] for s in controller.snapshots} >= {1.0}
+    assert controller.snapshots[-1]["refused"] == 1
+
+
+def test_finished_requests_are_held_against_the_objectives_that_the_controller_last_told():
+    controller = Controller()
+
+    async def scenario(agent, engine):
+        agent.finished([(0.19, 0.03), (0.21, 0.03), (0.19, 0.04), (0.1, None)])  # 200 ms, 33.3 ms
+        await agent.apply({**directive(1, "fp16"), "slo_ttft_ms": 1000, "slo_tpot_ms": 20})
+        agent.finished([(0.9, 0.019), (0.1, 0.021)])
+        await asyncio.sleep(0.1)
+
+    run(scenario, controller)
+    snapshot = controller.snapshots[-1]
+    assert (snapshot["judged"], snapshot["within_slo"]) == (6, 3)
+    assert 0 < snapshot["ready_for_s"] < 5
 
 
 def test_a_sliding_window_forgets():

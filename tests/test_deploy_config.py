@@ -99,3 +99,31 @@ def test_gpus_are_counted_by_device_file_and_visibility(tmp_path, monkeypatch, v
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert visible_gpus(tmp_path) == count
+
+
+SCALE = {"ladder": {"shed": True, "scale": True, "min_replicas": 2, "max_replicas": 6}, "scope": "k_of_n"}
+
+
+def test_the_number_without_an_overload_is_the_number_of_replicas(tmp_path):
+    with pytest.raises(ConfigError, match=r"min_replicas \(2\) must be replicas \(1\)"):
+        load(write(tmp_path, controller=SCALE))
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's and vLLM's own
+def test_where_the_controller_may_scale_serve_gets_its_policy_and_the_router(tmp_path):
+    from ray.serve.config import AutoscalingConfig
+
+    from deploy.app import llm_config
+
+    path = write(tmp_path, controller=SCALE, replicas=2)
+    options = llm_config(load(path), path).deployment_config
+    assert "num_replicas" not in options
+    scaling = AutoscalingConfig(**options["autoscaling_config"])
+    assert (scaling.min_replicas, scaling.initial_replicas, scaling.max_replicas) == (2, 2, 6)
+    assert scaling.policy.get_policy().__name__ == "replicas_wanted"
+    assert options["request_router_config"].request_router_class == "deploy.routing.PrecisionAwareRouter"
+    (actor,) = options["deployment_actors"]
+    assert actor.init_kwargs["config_path"] == str(path)
+    usual = llm_config(load(write(tmp_path, replicas=2))).deployment_config
+    assert usual["num_replicas"] == 2
+    assert not {"autoscaling_config", "request_router_config"} & usual.keys()
