@@ -5,16 +5,14 @@ for one in prefill), then admits waiting ones first come, first served, while th
 KV cache allow; a request is admitted only if its whole prompt fits. When the running requests outgrow the KV cache, the
 one admitted last is preempted: it loses its entries, returns to the head of the queue and is computed anew.
 
-Cost: nothing loops over the requests of a batch. A decoding request is described by constants (``base``, ``finish_at``)
-relative to the engine's count of decode steps; blocks needed by a step come from sixteen counters by phase; finishing
-requests come from a calendar; a stretch of pure decode steps runs in one tight loop. ``advance`` runs all steps that end
-by a given time, so that an engine costs nothing between the events that concern it.
+Cost: nothing loops over the requests of a batch (see ``DecodeBatch``), and a stretch of pure decode steps runs in one tight
+loop. ``advance`` runs all steps that end by a given time, so that an engine costs nothing between the events that concern it.
 """
 
 from collections import deque
-from heapq import heappop, heappush
 from math import inf
 
+from controller.simulate.decode_batch import DecodeBatch
 from controller.simulate.engine_model import EngineTable
 from controller.simulate.engine_stats import EngineStats
 from controller.simulate.request import SimRequest
@@ -24,7 +22,7 @@ from nestedfp.step_rule import StepRule, StepSignals, choose
 
 
 class Engine:
-    """A simulated engine. ``directive`` and ``rule`` may be set at any time and count from the next step on."""
+    """A simulated engine; runs FP16 until a directive says otherwise, as the live one does."""
 
     def __init__(self, table: EngineTable) -> None:
         limits = table.engine
@@ -35,7 +33,7 @@ class Engine:
         self._ahead = limits.async_scheduling
         self._block = limits.block_tokens
         self.total_blocks = limits.kv_tokens // limits.block_tokens
-        self.directive = DirectiveMode.FP16  # until somebody says otherwise, as in the live engine
+        self.directive = DirectiveMode.FP16
         self.rule = StepRule()
         # requests
         self.waiting: deque[SimRequest] = deque()
@@ -43,18 +41,12 @@ class Engine:
         self._partial: SimRequest | None = None  # the one whose prompt is computed in part
         self.waiting_tokens = 0  # still to be computed in prefill
         self._pinned = 0  # running ones
-        # decoding
-        self._decodes = 0
-        self._kv_tokens = 0  # entries of the decoding requests
-        self.decode_steps = 0
-        self._fp16_decode_steps = 0
-        self._calendar: dict[int, list[SimRequest]] = {}  # by finish_at
-        self._finish_counts: list[int] = []  # heap of its keys
-        self._phases = [0] * self._block  # decoding requests by the step count (modulo) that takes a new block
+        self._batch = DecodeBatch(self._block)  # the other running ones
         self.used_blocks = 0
         # the step in progress
         self.ends_s = inf  # inf: idle
         self._began_s = 0.0
+        self._decode_only = False  # it is one of a stretch, and not counted yet
         self._is_fp8 = False
         self._step_decodes = 0
         self._chunks: list[tuple[SimRequest, int]] = []
@@ -72,6 +64,8 @@ class Engine:
 
     def add(self, now_s: float, request: SimRequest) -> None:
         """Queue a request; the engine must have been advanced to ``now_s``."""
+        if self._decode_only:
+            self._start(self._began_s)
         self.arrivals += 1
         self.arrived_tokens += request.prompt_tokens
         self.waiting_tokens += request.target
@@ -82,14 +76,20 @@ class Engine:
     def advance(self, until_s: float) -> None:
         """Run every step that ends by ``until_s``, and begin the one after."""
         while self.ends_s <= until_s:
-            now_s = self.ends_s
-            self._complete(now_s)
-            if not self.waiting and self._partial is None:
-                now_s = self._decode_run(now_s, until_s)
-                if not self._decodes:
-                    self.ends_s = inf
-                    return
-            self._start(now_s)
+            now_s = self._began_s
+            if not self._decode_only:
+                now_s = self.ends_s
+                self._complete(now_s)
+            if self.waiting or self._partial is not None:
+                self._start(now_s)
+            else:
+                self._decode_run(now_s, until_s)
+
+    def direct(self, mode: DirectiveMode, rule: StepRule) -> None:
+        """Put a directive in force from the next step on; the engine must have been advanced to the present."""
+        if self._decode_only:
+            self._start(self._began_s)
+        self.directive, self.rule = mode, rule
 
     def unfinished(self) -> list[SimRequest]:
         """The requests inside, in queue order: what is lost when the engine dies."""
@@ -108,24 +108,26 @@ class Engine:
 
     def _start(self, now_s: float) -> None:
         """Fill a step, choose its precision and begin it."""
+        self._decode_only = False
         self._chunks = []
         preempted = self._reserve_decode_blocks()
-        budget = self._budget - self._decodes
+        batch = self._batch
+        budget = self._budget - batch.size
         if self._partial is not None:
             request = self._partial
             budget = self._continue_prefill(request, budget)
             preempted = preempted or request.computed == 0
         if not preempted and self.waiting:
             # Filled ahead, a step knows the requests that were there when the step before began.
-            idle = not self._decodes and not self._chunks
+            idle = not batch.size and not self._chunks
             self._admit(budget, now_s if idle or not self._ahead else self._began_s)
-        tokens = self._decodes + sum([count for _, count in self._chunks])
+        tokens = batch.size + sum([count for _, count in self._chunks])
         assert tokens > 0, "a request that fits the cache alone can always be scheduled"
         signals = StepSignals(tokens, self.oldest_wait_s(now_s), self._pinned > 0, self._budget)
         is_fp8 = choose(signals, self.directive, self.rule, self._step_costs).mode is Mode.FP8
         self.stats.scheduled(is_fp8, tokens)
-        self._is_fp8, self._step_decodes, self._began_s = is_fp8, self._decodes, now_s
-        self.ends_s = now_s + self._costs[is_fp8].step_s(tokens, self._decodes, self._kv_tokens)
+        self._is_fp8, self._step_decodes, self._began_s = is_fp8, batch.size, now_s
+        self.ends_s = now_s + self._costs[is_fp8].step_s(tokens, batch.size, batch.kv_tokens)
 
     def _continue_prefill(self, request: SimRequest, budget: int) -> int:
         """The next chunk of the one request that is between two chunks. It was admitted last, because a prompt is cut
@@ -165,11 +167,8 @@ class Engine:
         self.stats.took(is_fp8, duration_s)
         if self._step_decodes:
             self.tpot.add(now_s, duration_s * 1e3, self._step_decodes)
-            self._kv_tokens += self._step_decodes
-            self.decode_steps += 1
-            self._fp16_decode_steps += not is_fp8
-            if self._finish_counts and self._finish_counts[0] == self.decode_steps:
-                self._finish_due(now_s)
+            self._batch.stepped(is_fp8)
+            self._finish_due(now_s)
         for request, count in self._chunks:
             prompt = request.prompt_tokens
             in_prompt = min(request.computed, prompt) - min(request.computed - count, prompt)
@@ -189,65 +188,55 @@ class Engine:
             self.used_blocks -= -(-request.target // self._block)
             self._finish(now_s, request)
             return
-        count = self.decode_steps
-        request.base = request.target - count
-        request.finish_at = count + request.output_tokens - request.generated
-        request.fp16_mark = self._fp16_decode_steps
-        self._decodes += 1
-        self._kv_tokens += request.target
-        self._phases[(count - request.target) % self._block] += 1
-        if request.finish_at in self._calendar:
-            self._calendar[request.finish_at].append(request)
-        else:
-            self._calendar[request.finish_at] = [request]
-            heappush(self._finish_counts, request.finish_at)
+        self._batch.enter(request)
 
-    def _decode_run(self, now_s: float, until_s: float) -> float:
-        """Run the pure decode steps that end by ``until_s``; returns when the last one ended.
+    def _decode_run(self, now_s: float, until_s: float) -> None:
+        """Run the pure decode steps that end by ``until_s`` and leave the engine in the next step.
 
         A stretch without a finish is one sample of the statistics: its steps differ by the entries they add, which is
-        less than a thousandth of a step.
+        less than a thousandth of a step. The last step is not worked out before something asks for it.
         """
-        phases, block, finish_counts = self._phases, self._block, self._finish_counts
-        while self._decodes:
-            decodes = self._decodes
+        self._decode_only = False
+        batch, phases, block = self._batch, self._batch.phases, self._block
+        while decodes := batch.size:
             # One choice for the whole stretch: nothing that the rule looks at changes in it.
             signals = StepSignals(decodes, 0.0, self._pinned > 0, self._budget)
             is_fp8 = choose(signals, self.directive, self.rule, self._step_costs).mode is Mode.FP8
             cost = self._costs[is_fp8]
-            step_s, growth_s = cost.step_s(decodes, decodes, self._kv_tokens), cost.growth_s(decodes)
-            began_s, count = now_s, self.decode_steps
-            first, last = count, finish_counts[0]
-            used_blocks, total_blocks = self.used_blocks, self.total_blocks
-            while count < last and now_s + step_s <= until_s:
+            step_s, growth_s = cost.step_s(decodes, decodes, batch.kv_tokens), cost.growth_s(decodes)
+            began_s, count = now_s, batch.count
+            first, last = count, batch.next_finish
+            used_blocks, room = self.used_blocks, True
+            while count < last:
                 needed = phases[count % block]
-                if used_blocks + needed > total_blocks:
+                room = used_blocks + needed <= self.total_blocks
+                if not room or now_s + step_s > until_s:
                     break
                 used_blocks += needed
                 now_s += step_s
                 step_s += growth_s
                 count += 1
-            done = count - first
-            if not done:
-                break
-            self.used_blocks = used_blocks
-            self.decode_steps = count
-            self._kv_tokens += done * decodes
-            self._fp16_decode_steps += done * (not is_fp8)
-            duration_s = (now_s - began_s) / done
-            self.tpot.add(now_s, duration_s * 1e3, done * decodes)
-            self.stats.scheduled(is_fp8, done * decodes, done)
-            self.stats.took(is_fp8, duration_s, done)
+            if done := count - first:
+                self.used_blocks = used_blocks
+                batch.stepped(is_fp8, done)
+                duration_s = (now_s - began_s) / done
+                self.tpot.add(now_s, duration_s * 1e3, done * decodes)
+                self.stats.scheduled(is_fp8, done * decodes, done)
+                self.stats.took(is_fp8, duration_s, done)
+            if not room:
+                self._start(now_s)  # which preempts
+                return
             if count < last:
-                break
+                self._decode_only, self._began_s, self.ends_s = True, now_s, now_s + step_s
+                return
             self._finish_due(now_s)
-        return now_s
+        self.ends_s = inf
 
     def _finish_due(self, now_s: float) -> None:
         """Finish the requests whose last token the decode step just counted has brought."""
-        heappop(self._finish_counts)
-        for request in self._calendar.pop(self.decode_steps):
-            self._leave_decode(request)
+        due, blocks = self._batch.finish_due()
+        self.used_blocks -= blocks
+        for request in due:
             self._finish(now_s, request)
 
     # -- KV cache ------------------------------------------------------------------------------------------------------
@@ -255,7 +244,7 @@ class Engine:
     def _reserve_decode_blocks(self) -> bool:
         """Take the blocks that this step's decodes need; returns whether a request was preempted for them."""
         preempted = False
-        while self.used_blocks + (needed := self._phases[self.decode_steps % self._block]) > self.total_blocks:
+        while self.used_blocks + (needed := self._batch.blocks_needed()) > self.total_blocks:
             self._preempt_last()
             preempted = True
         self.used_blocks += needed
@@ -272,24 +261,11 @@ class Engine:
             self.waiting_tokens -= request.target - request.computed
             self.used_blocks -= -(-request.computed // self._block)
         else:
-            self._calendar[request.finish_at].remove(request)
-            request.generated = request.output_tokens - (request.finish_at - self.decode_steps)
-            self._leave_decode(request)
+            self.used_blocks -= self._batch.preempt(request)
             request.target = request.prompt_tokens + request.generated
         request.computed = request.prompt_fp16 = request.prompt_fp8 = 0
         self.waiting_tokens += request.target
         self.waiting.appendleft(request)
-
-    def _leave_decode(self, request: SimRequest) -> None:
-        """Free what a decoding request holds, and note in which precision its tokens were sampled."""
-        entries = request.base + self.decode_steps
-        self._decodes -= 1
-        self._kv_tokens -= entries
-        self.used_blocks -= -(-entries // self._block)
-        self._phases[-request.base % self._block] -= 1
-        in_fp16 = self._fp16_decode_steps - request.fp16_mark
-        request.completion_fp16 += in_fp16
-        request.completion_fp8 += entries - request.target - in_fp16
 
     def _finish(self, now_s: float, request: SimRequest) -> None:
         del self.running[request]

@@ -118,7 +118,7 @@ class Replica:
     def _put_in_force(self, now_s: float) -> None:
         self.engine.advance(now_s)  # steps that have begun keep their precision
         force = self._follower.in_force(now_s)
-        self.engine.directive, self.engine.rule = force.mode, force.rule
+        self.engine.direct(force.mode, force.rule)
         self._admission_scale = force.admission_scale
         if not force.lapsed:
             self.directive_changes += self._directed not in (None, force.mode)
