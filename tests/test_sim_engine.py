@@ -91,7 +91,7 @@ def test_every_token_is_accounted_for_and_nothing_is_left_behind(seed: int, rate
     for request in requests:
         engine.advance(request.arrived_s)
         assert 0 <= engine.used_blocks <= engine.total_blocks
-        engine.directive = rng.choice([DirectiveMode.FP16, DirectiveMode.FP8])
+        engine.direct(rng.choice([DirectiveMode.FP16, DirectiveMode.FP8]), StepRule())
         engine.add(request.arrived_s, request)
     while engine.ends_s < FOREVER_S:
         engine.advance(engine.ends_s)
