@@ -50,7 +50,7 @@ class SlowEngine:
             seen_s = began_s if self.limits.async_scheduling and running else now_s
             scheduled = self.fill(waiting, running, seen_s)
             decodes = [slow for slow in scheduled if slow.decoding]
-            kv_tokens = sum(slow.computed for slow in decodes)
+            kv_tokens = sum(slow.computed for slow in scheduled)
             began_s = now_s
             now_s += self.cost.step_s(sum(scheduled.values()), len(decodes), kv_tokens)
             for slow, count in scheduled.items():

@@ -62,7 +62,7 @@ def test_fp8_steps_cost_what_the_fp8_model_says():
 def test_a_long_prompt_is_computed_in_chunks_of_the_budget():
     (request,) = make_requests((0.0, 5000, 1))
     engine = serve(make_table(), [request])
-    chunks = [FP16.step_s(tokens, 0, 0) for tokens in (2048, 2048, 904)]
+    chunks = [FP16.step_s(tokens, 0, before) for tokens, before in ((2048, 0), (2048, 2048), (904, 4096))]
     assert request.finished_s == pytest.approx(sum(chunks))
     assert engine.stats.steps[False] == 3
 

@@ -113,10 +113,12 @@ class Engine:
         preempted = self._reserve_decode_blocks()
         batch = self._batch
         budget = self._budget - batch.size
+        kv_tokens = batch.kv_tokens
         if self._partial is not None:
-            request = self._partial
+            request, before = self._partial, self._partial.computed
             budget = self._continue_prefill(request, budget)
             preempted = preempted or request.computed == 0
+            kv_tokens += before if request.computed > before else 0
         if not preempted and self.waiting:
             # Filled ahead, a step knows the requests that were there when the step before began.
             idle = not batch.size and not self._chunks
@@ -127,7 +129,7 @@ class Engine:
         is_fp8 = choose(signals, self.directive, self.rule, self._step_costs).mode is Mode.FP8
         self.stats.scheduled(is_fp8, tokens)
         self._is_fp8, self._step_decodes, self._began_s = is_fp8, batch.size, now_s
-        self.ends_s = now_s + self._costs[is_fp8].step_s(tokens, batch.size, batch.kv_tokens)
+        self.ends_s = now_s + self._costs[is_fp8].step_s(tokens, batch.size, kv_tokens)
 
     def _continue_prefill(self, request: SimRequest, budget: int) -> int:
         """The next chunk of the one request that is between two chunks. It was admitted last, because a prompt is cut

@@ -3,9 +3,9 @@ reading the table.
 
     step_ms = fixed + per_token * tokens + over_knee * max(0, tokens - knee) + per_decode * decodes + per_kv * kv_tokens
 
-``tokens`` are all that the step computes, ``decodes`` the requests that get one token each, ``kv_tokens`` the entries
-that their attention reads. ``fixed`` holds the streaming of the weights, which a small step waits for; above the knee a
-step is bound by arithmetic and every token costs. One set of coefficients per precision.
+``tokens`` are all that the step computes, ``decodes`` the requests that get one token each, ``kv_tokens`` the entries of
+earlier steps that its requests attend to. ``fixed`` holds the streaming of the weights, which a small step waits for;
+above the knee a step is bound by arithmetic and every token costs. One set of coefficients per precision.
 """
 
 import json

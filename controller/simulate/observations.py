@@ -127,6 +127,7 @@ def steps_of_run(batch: int, tokens_in: int, tokens_out: int, budget_tokens: int
         prefill = done = 0
         for index, tokens in enumerate(left):
             count = min(tokens, budget - prefill)
+            kv_tokens += tokens_in - tokens if count else 0
             prefill += count
             left[index] -= count
             done += left[index] == 0
