@@ -2,6 +2,7 @@
 #pragma once
 
 #include "decode.cuh"
+#include "kernel_args.h"
 #include "layout.h"
 #include "ptx.cuh"
 #include "schedule.cuh"
@@ -13,7 +14,8 @@ namespace nestedfp::cuda {
 template <class T>
 class Consumer {
   public:
-    NESTEDFP_DEVICE Consumer(uint32_t stages, int row_warpgroup, int k_warpgroup) : stages_(stages) {
+    NESTEDFP_DEVICE Consumer(const KernelArgs& args, uint32_t stages, int row_warpgroup, int k_warpgroup)
+        : stages_(stages), zero_(args.zero) {
         x_ = stages + k_warpgroup * T::kXBytes;
         weights_ = stages + T::kWeightsOffset + k_warpgroup * T::kUpperBytes;
         if constexpr (T::kFp16) {
@@ -65,19 +67,25 @@ class Consumer {
     // One arrival per warp, once all its lanes have read; other warps may be behind.
     NESTEDFP_DEVICE void release_activations() {
         __syncwarp();
-        if (threadIdx.x % 32 == 0) barrier_arrive(stages_ + T::kXEmpty + x_release_ * 8);
+        if (threadIdx.x % 32 < kArrivalsPerWarp) barrier_arrive(stages_ + T::kXEmpty + x_release_ * 8);
         if (++x_release_ == T::kXStages) x_release_ = 0;
     }
 
-    NESTEDFP_DEVICE void release_weights() {
+    // FP8: once the wgmmas that read the stage are done.
+    NESTEDFP_DEVICE void release_weights(uint32_t zero = 0) {
         __syncwarp();
-        if (threadIdx.x % 32 == 0) barrier_arrive(stages_ + T::kWeightsEmpty + weight_release_ * 8);
+        if (threadIdx.x % 32 < kArrivalsPerWarp)
+            barrier_arrive(stages_ + T::kWeightsEmpty + weight_release_ * 8 + zero);
         if (++weight_release_ == T::kWeightStages) weight_release_ = 0;
     }
 
-    // Into registers. Release the stage once a wgmma has been issued whose fragments were decoded from it: then the
-    // loads are known to have completed. The compiler may move an arrival before the decoding, for all it knows of the
-    // loads.
+    // FP16: once what was read into `raw` has arrived in registers. An mbarrier arrival is not ordered after this
+    // warp's loads from shared memory, and the compiler moves it up to them, so that TMA could overwrite what they have
+    // yet to read. An address that depends on every load makes it wait.
+    NESTEDFP_DEVICE void release_weights(const Raw& raw) {
+        release_weights((raw.upper_top.x ^ raw.lower_top.x ^ raw.upper_bottom.x ^ raw.lower_bottom.x) & zero_);
+    }
+
     NESTEDFP_DEVICE void read_weights(Raw& raw) {
         wait_weights();
         const uint32_t upper = weights_ + weight_ring_.stage * T::kWeightStageBytes;
@@ -116,7 +124,7 @@ class Consumer {
         pin(sum);
         multiply_and_decode<0>(sum, now, then, raw, x, accumulate_);
         accumulate_ = 1;
-        release_weights();  // of this step: `now` has been decoded
+        if (step + 1 < steps) release_weights(raw);
         multiply_and_decode<1>(sum, now, then, raw, x, 1);
         multiply_and_decode<2>(sum, now, then, raw, x, 1);
         multiply_and_decode<3>(sum, now, then, raw, x, 1);
@@ -146,10 +154,10 @@ class Consumer {
             accumulate_ = 1;
         }
         wgmma_commit();
-        release_weights();
         wgmma_wait<1>();
         if (step > 0) release_activations();
         if (step + 1 < steps) read_weights(raw);
+        if (step + 1 < steps) release_weights(raw);
         decode_all(raw, then);
     }
 
@@ -167,6 +175,7 @@ class Consumer {
         Raw raw;
         accumulate_ = 0;
         read_weights(raw);
+        release_weights(raw);
         decode_all(raw, even);
         if (T::kWeave && steps > 1) read_weights(raw);
         for (int step = 0;;) {
@@ -188,6 +197,7 @@ class Consumer {
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
             if constexpr (!T::kReadAhead) read_weights(raw);
+            release_weights(raw);
             decode_all(raw, f);
             const uint64_t x = next_activations();
             if constexpr (T::kTakeTurns) named_sync(my_turn_, 256);
@@ -199,7 +209,6 @@ class Consumer {
                 accumulate_ = 1;
             }
             wgmma_commit();
-            release_weights();
             if constexpr (T::kTakeTurns) named_arrive(next_turn_, 256);
             if (T::kReadAhead && step + 1 < steps) read_weights(raw);
             wgmma_wait<0>();
@@ -236,7 +245,7 @@ class Consumer {
         release_activations();
     }
 
-    uint32_t stages_, x_, weights_;
+    uint32_t stages_, x_, weights_, zero_;
     RingPosition<T::kXStages> x_ring_{0};
     RingPosition<T::kWeightStages> weight_ring_{0};
     int x_release_ = 0, weight_release_ = 0, accumulate_ = 0;

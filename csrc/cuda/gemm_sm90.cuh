@@ -30,11 +30,11 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSm)
     if (threadIdx.x == 0) {
         for (int i = 0; i < T::kXStages; ++i) {
             barrier_init(stages + T::kXFull + i * 8, 1);
-            barrier_init(stages + T::kXEmpty + i * 8, 4 * T::kConsumers);
+            barrier_init(stages + T::kXEmpty + i * 8, 4 * kArrivalsPerWarp * T::kConsumers);
         }
         for (int i = 0; i < T::kWeightStages; ++i) {
             barrier_init(stages + T::kWeightsFull + i * 8, T::kProducerWarps - 1);
-            barrier_init(stages + T::kWeightsEmpty + i * 8, 4 * T::kConsumers);
+            barrier_init(stages + T::kWeightsEmpty + i * 8, 4 * kArrivalsPerWarp * T::kConsumers);
         }
         barrier_init_fence();
         prefetch_tensor_map(&x_map);
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSm)
         const int consumer = threadIdx.x / 128 - 1;
         const int k_warpgroup = consumer / T::kRowWarpgroups;
         const int row_warpgroup = consumer - k_warpgroup * T::kRowWarpgroups;
-        Consumer<T> main_loop(stages, row_warpgroup, k_warpgroup);
+        Consumer<T> main_loop(args, stages, row_warpgroup, k_warpgroup);
         Epilogue<T> finish(args, stages, row_warpgroup, k_warpgroup, rank);
         Schedule schedule(args.plan, rank);
         Work work;

@@ -26,6 +26,7 @@ struct KernelArgs {
     float* partial_sums;  // of the parts that meet in device memory (epilogue.cuh)
     int* counters;        // one per split tile and row warpgroup, zero between launches
     int m, n;
+    uint32_t zero;  // 0, which the compiler must not know (consumer.cuh)
     GemmPlan plan;
     uint64_t x_policy, weight_policy;
 };

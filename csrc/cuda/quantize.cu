@@ -126,7 +126,13 @@ int run_quantize(const void* x, int64_t x_pitch, uint8_t* codes, float* scale, i
     const auto threads = [&](int per_thread) {
         return static_cast<int>(round_up((chunks + per_thread - 1) / per_thread, 32));
     };
-    if (chunks <= 1024) return launch<2>(halves, x_pitch, codes, scale, m, k, threads(2), stream);
+    // Many tokens: fewer threads each with more in flight, so that several blocks share a multiprocessor and one loads
+    // while another stores. Few tokens: the latency of one block counts.
+    if (m > 256) {
+        if (chunks <= 1024) return launch<4>(halves, x_pitch, codes, scale, m, k, threads(4), stream);
+        if (chunks <= 8192) return launch<8>(halves, x_pitch, codes, scale, m, k, threads(8), stream);
+        return cudaErrorInvalidValue;
+    }
     if (chunks <= 2048) return launch<2>(halves, x_pitch, codes, scale, m, k, threads(2), stream);
     if (chunks <= 4096) return launch<4>(halves, x_pitch, codes, scale, m, k, threads(4), stream);
     if (chunks <= 8192) return launch<8>(halves, x_pitch, codes, scale, m, k, threads(8), stream);

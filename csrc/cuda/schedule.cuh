@@ -70,6 +70,14 @@ class Schedule {
     bool is_done_ = false;
 };
 
+// Arrivals of a warp that has done with a stage. One, of its first lane, unless built for compute-sanitizer: racecheck
+// takes an arrival to speak for its own lane only.
+#ifdef NESTEDFP_RACECHECK
+inline constexpr int kArrivalsPerWarp = 32;
+#else
+inline constexpr int kArrivalsPerWarp = 1;
+#endif
+
 // Position in the ring of stages. Phases: the parity that a wait on this stage's barrier expects.
 template <int Stages>
 struct RingPosition {
