@@ -22,9 +22,12 @@ from controller.schema import Directive, DirectiveAck, ReplicaSnapshot
 from controller.simulate.cluster import Cluster, RunResult
 from controller.simulate.network import Network, NetworkConfig
 from controller.simulate.replica import Replica
+from controller.simulate.request import SimRequest
+from controller.simulate.routing import make_router
 from controller.simulate.scenario import Failure, Scenario
 from controller.simulate.session import make_bench, make_config, simulate
 from controller.synthetic import synthetic_trace
+from deploy.admission import Admission
 from nestedfp.modes import DirectiveMode, Mode
 from tests.sim_builders import make_requests, make_table, policy_config
 
@@ -114,6 +117,29 @@ def test_two_choices_balance_better_than_turns():
         if routing == "round_robin":
             assert arrivals == [200, 200]
     assert longest["p2c"] <= longest["round_robin"]
+
+
+@pytest.mark.parametrize("configured", [None, 10])
+@pytest.mark.parametrize("scale", [1.0, 0.5, 0.05, 0.001])
+def test_the_admission_limit_is_that_of_the_live_replica(configured: int | None, scale: float):
+    live = Admission(configured, TABLE.engine.max_num_seqs)
+    live.scale = scale
+    replica = Replica("r", "i", TABLE, policy_config("static_fp16"), admission_limit=configured)
+    directive = Directive(epoch=1, mode=DirectiveMode.FP16, lease_s=2.0, reason="test", admission_scale=scale)
+    replica.take(0.0, directive)
+    assert replica.admission_limit == live.limit
+
+
+def test_pinned_requests_go_to_replicas_that_run_fp16_anyway():
+    replicas = [Replica(f"r{i}", "i", TABLE, policy_config("static_fp16")) for i in range(6)]
+    for index, replica in enumerate(replicas):
+        mode = DirectiveMode.FP16 if index in (2, 5) else DirectiveMode.FP8
+        replica.take(0.0, Directive(epoch=1, mode=mode, lease_s=2.0, reason="test"))
+    route = make_router("p2c", seed=0)
+    pinned, free = (SimRequest(0, 0.0, 10, 2, pinned=pinned) for pinned in (True, False))
+    assert {route(0.0, pinned, replicas).name for _ in range(100)} == {"r2", "r5"}
+    assert len({route(0.0, free, replicas).name for _ in range(100)}) == 6
+    assert route(0.0, pinned, replicas[:2]).name in {"r0", "r1"}
 
 
 def test_an_overload_makes_the_real_loop_go_to_fp8_and_all_replicas_follow():

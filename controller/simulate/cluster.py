@@ -92,7 +92,7 @@ class Cluster:
                 request.outcome = "refused"
             elif not self._serving:
                 request.outcome = "lost"
-            elif not self._route(now_s, self._serving).offer(now_s, request):
+            elif not self._route(now_s, request, self._serving).offer(now_s, request):
                 request.outcome = "shed"
         last_arrival_s = now_s
         while any(replica.engine.ends_s < inf for replica in self.present.values()):

@@ -4,6 +4,8 @@ The agent is the live one in simulated time: the same follower, the same snapsho
 steps, and the lease looked at whenever a snapshot is made.
 """
 
+from math import floor
+
 from controller.config import ControllerConfig
 from controller.protocol import DirectiveFollower
 from controller.schema import Directive, DirectiveAck, ReplicaSnapshot
@@ -11,6 +13,8 @@ from controller.simulate.engine import Engine
 from controller.simulate.engine_model import EngineTable
 from controller.simulate.request import SimRequest
 from nestedfp.modes import DirectiveMode
+
+SEQUENCES_IN_QUEUE = 4  # without a configured limit, the scale counts from this many times the sequences
 
 
 class Replica:
@@ -22,7 +26,8 @@ class Replica:
         table: what the engine is like.
         config: of the controller, for the fallback and the SLO.
         ready_at_s: end of the warm-up; no request comes before.
-        admission_limit: ongoing requests above which new ones are turned away; None: no limit.
+        admission_limit: ongoing requests above which new ones are turned away; None: no limit until the controller
+            lowers the admission scale.
     """
 
     def __init__(
@@ -43,6 +48,7 @@ class Replica:
         self.refused = 0
         self.directive_changes = 0  # between one directive and the next; lapses are no decision
         self._limit = admission_limit
+        self._max_seqs = table.engine.max_num_seqs
         self._admission_scale = 1.0
         self._slo_ms = (config.slo.ttft_ms, config.slo.tpot_ms)
         self._follower = DirectiveFollower(name, config.fallback)
@@ -52,11 +58,19 @@ class Replica:
         self._within_slo = 0
         self._put_in_force(0.0)
 
+    @property
+    def admission_limit(self) -> int | None:
+        """Requests inside at most, as the live replica's door; None: no limit."""
+        if self._limit is None and self._admission_scale >= 1.0:
+            return None
+        return max(1, floor((self._limit or SEQUENCES_IN_QUEUE * self._max_seqs) * self._admission_scale))
+
     def offer(self, now_s: float, request: SimRequest) -> bool:
         """Give a request to the engine, or turn it away (False) because of the admission limit."""
         engine = self.engine
         engine.advance(now_s)
-        if self._limit is not None and engine.ongoing >= max(1.0, self._limit * self._admission_scale):
+        limit = self.admission_limit
+        if limit is not None and engine.ongoing >= limit:
             self.refused += 1
             return False
         engine.add(now_s, request)

@@ -1,6 +1,7 @@
 """Which replica gets a request. Seeded; queue lengths are exact at the moment of the choice.
 
-``p2c`` is Ray Serve's router: two replicas at random, the one with fewer ongoing requests.
+``p2c`` is Ray Serve's router: two replicas at random, the one with fewer ongoing requests. As in the service, it takes
+pinned requests to replicas that run FP16 anyway, where there are any, then to those that choose for themselves.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,9 +10,11 @@ from typing import Literal
 import numpy as np
 
 from controller.simulate.replica import Replica
+from controller.simulate.request import SimRequest
+from nestedfp.modes import DirectiveMode
 
 Routing = Literal["p2c", "round_robin"]
-Route = Callable[[float, Sequence[Replica]], Replica]
+Route = Callable[[float, SimRequest, Sequence[Replica]], Replica]
 BLOCK = 4096
 
 
@@ -20,7 +23,7 @@ def make_router(routing: Routing, seed: int) -> Route:
     if routing == "round_robin":
         count = -1
 
-        def round_robin(now_s: float, replicas: Sequence[Replica]) -> Replica:
+        def round_robin(now_s: float, request: SimRequest, replicas: Sequence[Replica]) -> Replica:
             nonlocal count
             count += 1
             return replicas[count % len(replicas)]
@@ -30,7 +33,9 @@ def make_router(routing: Routing, seed: int) -> Route:
     rng = np.random.default_rng([0x2C, seed])
     draws: list[float] = []
 
-    def p2c(now_s: float, replicas: Sequence[Replica]) -> Replica:
+    def p2c(now_s: float, request: SimRequest, replicas: Sequence[Replica]) -> Replica:
+        if request.pinned:
+            replicas = _for_pinned(replicas)
         if len(replicas) == 1:
             return replicas[0]
         if len(draws) < 2:
@@ -43,3 +48,11 @@ def make_router(routing: Routing, seed: int) -> Route:
         return one if one.engine.ongoing <= other.engine.ongoing else other
 
     return p2c
+
+
+def _for_pinned(replicas: Sequence[Replica]) -> Sequence[Replica]:
+    for mode in (DirectiveMode.FP16, DirectiveMode.AUTO):
+        group = [replica for replica in replicas if replica.engine.directive is mode]
+        if group:
+            return group
+    return replicas
