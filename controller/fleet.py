@@ -19,6 +19,7 @@ from controller.schema import ReplicaSnapshot
 MAX_TOKENS_PER_S = 1e7  # ten times what the largest replica of 2026 computes
 MAX_ARRIVALS_PER_S = 1e6
 RETIRED_KEPT = 8
+_set = object.__setattr__
 
 
 class Reception(enum.Enum):
@@ -42,12 +43,14 @@ class _Replica:
     fault: str | None = None  # of the newest
     fp16_step_at_s: float | None = None  # when steps_fp16 was last seen to have grown
     rates: Rates | None = None
-    standing_tokens: int = 0
     refused_per_s: float = 0.0
+    view: ReplicaView | None = None  # of the last plausible snapshot; None: none in this incarnation
+    arrived_s: float = 0.0  # of that snapshot
 
     def restart(self) -> None:
         self.received.clear()
         self.lows.clear()
+        self.view = None
 
     def take(self, now_s: float, snapshot: ReplicaSnapshot, window_s: float) -> None:
         received, lows = self.received, self.lows
@@ -64,8 +67,14 @@ class _Replica:
         span_s = now_s - began_s
         full = span_s >= window_s / 2  # a burst of delayed snapshots spans too little to divide by
         self.rates = _rates(first, snapshot, span_s) if full else None
-        self.standing_tokens = lows[0][1] if full else 0
         self.refused_per_s = max(0, snapshot.refused - first.refused) / span_s if full else 0.0
+        self.arrived_s = now_s
+        self.view = ReplicaView(
+            snapshot,
+            rates=self.rates,
+            standing_tokens=lows[0][1] if full else 0,
+            fp16_step_age_s=None if self.fp16_step_at_s is None else 0.0,
+        )
 
 
 class Fleet:
@@ -80,8 +89,14 @@ class Fleet:
         self.window_s = window_s
         self.forget_after_s = forget_after_s
         self._replicas: dict[str, _Replica] = {}
-        self._in_order: list[tuple[str, _Replica]] | None = None  # sorted by id; None: to be sorted anew
+        self._in_order: list[_Replica] | None = None  # sorted by id; None: to be sorted anew
+        self._refusing: set[str] = set()  # replicas that have turned requests away within their window
+        self._none_silent_before_s = 0.0  # until then nobody can have been silent for too long
         self._faulty: dict[str, str] = {}
+
+    def reconfigure(self, window_s: float, forget_after_s: float) -> None:
+        """Go on with other spans."""
+        self.window_s, self.forget_after_s, self._none_silent_before_s = window_s, forget_after_s, 0.0
 
     def __len__(self) -> int:
         return len(self._replicas)
@@ -126,30 +141,47 @@ class Fleet:
             elif snapshot.steps_fp16 > last.steps_fp16:
                 replica.fp16_step_at_s = now_s
         replica.take(now_s, snapshot, self.window_s)
+        if replica.refused_per_s > 0:
+            self._refusing.add(snapshot.replica_id)
+        elif self._refusing:
+            self._refusing.discard(snapshot.replica_id)
         return outcome
 
     def forget_silent(self, now_s: float) -> bool:
         """Drop the replicas that have been silent for too long; return whether there were any."""
+        if now_s < self._none_silent_before_s:
+            return False
         oldest_s = now_s - self.forget_after_s
         gone = [id_ for id_, replica in self._replicas.items() if replica.heard_at_s < oldest_s]
         for id_ in gone:
             del self._replicas[id_]
             self._faulty.pop(id_, None)
+            self._refusing.discard(id_)
         if gone:
             self._in_order = None
+        earliest_s = min((replica.heard_at_s for replica in self._replicas.values()), default=now_s)
+        self._none_silent_before_s = earliest_s + self.forget_after_s
         return bool(gone)
 
     def views(self, now_s: float) -> tuple[ReplicaView, ...]:
-        """All replicas that have said something plausible, sorted by id."""
+        """All replicas that have said something plausible, sorted by id. Good until the next call: their ages go on."""
         if self._in_order is None:
-            self._in_order = sorted(self._replicas.items())
-        return tuple([_view(now_s, replica) for _, replica in self._in_order if replica.received])
+            self._in_order = [self._replicas[replica_id] for replica_id in sorted(self._replicas)]
+        views = []
+        for replica in self._in_order:
+            if (view := replica.view) is not None:
+                # Making a frozen view anew for every step took longer than the rest of the step.
+                _set(view, "age_s", now_s - replica.arrived_s)
+                if replica.fp16_step_at_s is not None:
+                    _set(view, "fp16_step_age_s", now_s - replica.fp16_step_at_s)
+                views.append(view)
+        return tuple(views)
 
     def offered_over_admitted(self) -> float:
         """Requests that came / requests that were let in, over the window; 1 when none was refused."""
-        refused = sum(replica.refused_per_s for replica in self._replicas.values())
-        if refused == 0:
+        if not self._refusing:
             return 1.0
+        refused = sum(self._replicas[replica_id].refused_per_s for replica_id in self._refusing)
         admitted = sum(replica.rates.arrivals for replica in self._replicas.values() if replica.rates is not None)
         return (admitted + refused) / max(admitted, 1e-3)
 
@@ -163,18 +195,6 @@ class Fleet:
         elif self._faulty:
             self._faulty.pop(snapshot.replica_id, None)
         return what is not None
-
-
-def _view(now_s: float, replica: _Replica) -> ReplicaView:
-    arrived_s, last = replica.received[-1]
-    fp16_at_s = replica.fp16_step_at_s
-    return ReplicaView(
-        last,
-        now_s - arrived_s,
-        replica.rates,
-        replica.standing_tokens,
-        None if fp16_at_s is None else now_s - fp16_at_s,
-    )
 
 
 def _grew(before: ReplicaSnapshot, after: ReplicaSnapshot) -> bool:

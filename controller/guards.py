@@ -79,16 +79,18 @@ class Verdict:
 def warmed_up(replicas: tuple[ReplicaView, ...], warm_up_s: float = 0.0) -> tuple[ReplicaView, ...]:
     """The replicas that serve, and have for a while: what is measured before would look like an overload."""
     return tuple(
-        replica
-        for replica in replicas
-        if replica.snapshot.ready
-        and (replica.snapshot.ready_for_s is None or replica.snapshot.ready_for_s >= warm_up_s)
+        [
+            replica
+            for replica in replicas
+            if (snapshot := replica.snapshot).ready
+            and (snapshot.ready_for_s is None or snapshot.ready_for_s >= warm_up_s)
+        ]
     )
 
 
 def fresh(replicas: tuple[ReplicaView, ...], stale_after_s: float) -> tuple[ReplicaView, ...]:
     """The replicas heard of lately."""
-    return tuple(replica for replica in replicas if replica.age_s <= stale_after_s)
+    return tuple([replica for replica in replicas if replica.age_s <= stale_after_s])
 
 
 def hold_for_quorum(fresh_count: int, ready_count: int, quorum: float, expected_count: int | None = None) -> str | None:

@@ -108,7 +108,7 @@ class ControlLoop:
         else:
             self._scope = scope
             scope.changed(self._tick(now_s), Content(DirectiveMode.FP16), self._decided, self._fleet.ids)
-        self._fleet.window_s, self._fleet.forget_after_s = config.rate_window_s, config.forget_after_s
+        self._fleet.reconfigure(config.rate_window_s, config.forget_after_s)
         self._publisher.set_terms(config.lease_s, config.renew_s, _slo_ms(config))
         self._ladder = ladder.limited(self._ladder, config.ladder)
         if config.advisory and not old.advisory:

@@ -68,6 +68,7 @@ class DirectivePublisher:
         self._set_at_s: float | None = None
         self._last_ack_at_s: float | None = None
         self._sent: tuple[int, float] | None = None  # epoch and time of the last send
+        self._none_silent_before_s = 0.0  # until then nobody can have been silent for renew_s
         self._answers: dict[DirectiveMode, Directive] = {}  # of the present epoch
 
     @property
@@ -95,6 +96,7 @@ class DirectivePublisher:
     def set_terms(self, lease_s: float, renew_s: float, slo_ms: tuple[float, float] | None) -> None:
         """Change what comes with every directive but is no content of it."""
         self.lease_s, self.renew_s, self.slo_ms = lease_s, renew_s, slo_ms
+        self._none_silent_before_s = 0.0
         self._answers.clear()
 
     def state_replicas(self, desired_replicas: int | None) -> None:
@@ -203,13 +205,18 @@ class DirectivePublisher:
         if self._sent is None or self._sent[0] != self.epoch:
             wanted = True
         else:
-            wanted = now_s - self._sent[1] >= self.renew_s and (
-                bool(self._lagging) or any(now_s - peer.heard_at_s > self.renew_s for peer in self._peers.values())
-            )
+            wanted = now_s - self._sent[1] >= self.renew_s and (bool(self._lagging) or self._anyone_silent(now_s))
         if not wanted:
             return None
         self._sent = (self.epoch, now_s)
         return self.current()
+
+    def _anyone_silent(self, now_s: float) -> bool:
+        if now_s < self._none_silent_before_s or not self._peers:
+            return False
+        earliest_s = min(peer.heard_at_s for peer in self._peers.values())
+        self._none_silent_before_s = earliest_s + self.renew_s
+        return now_s - earliest_s > self.renew_s
 
     def _directive(self, mode: DirectiveMode, exceptions: dict[str, DirectiveMode]) -> Directive:
         ttft_ms, tpot_ms = self.slo_ms or (None, None)

@@ -5,6 +5,7 @@ publish: the loop may hold the plan back (operator, ladder, advisory mode) and t
 Policies that do not observe (``adaptive`` is False) decide for the cluster in every scope.
 """
 
+import bisect
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -140,52 +141,45 @@ class ClusterScope(BaseScope):
 
 @dataclass(slots=True)
 class _Unit:
-    """The policy's memory of one replica."""
+    """One replica: the policy's memory of it, and what was decided last."""
 
     policy_state: Any
     guard_state: guards.GuardState = field(default_factory=guards.GuardState)
+    decision: Decision | None = None
+    held: tuple[DirectiveMode | None, str] | None = None
 
 
 class ReplicaScope(BaseScope):
-    """A decision for each replica, from that replica's load alone."""
+    """A decision for each replica, from that replica's load alone.
+
+    A step asks for ``replicas_per_step`` of them at most, in turn: what it costs must not grow with the cluster.
+    """
 
     def __init__(self, config: ControllerConfig) -> None:
         super().__init__(config)
         self._units: dict[str, _Unit] = {}
+        self._asked_last = ""
 
     def decide(self, sight: Sight) -> Plan:
-        # The number expected concerns the cluster: a unit has one replica.
-        bounds = self._config.guards.model_copy(update={"expected_replicas": None})
-        modes: dict[str, DirectiveMode] = {}
-        held: dict[str, tuple[DirectiveMode | None, str]] = {}
-        reasons: dict[str, str] = {}
-        decisions: list[Decision] = []
-        for view in sight.views:
-            replica_id, current = view.replica_id, sight.current.mode_for(view.replica_id)
-            unit = self._units.get(replica_id)
-            if unit is None:
-                unit = self._units[replica_id] = _Unit(self._start())
-            faulty = (replica_id,) if replica_id in sight.faulty else ()
-            verdict = guards.guarded_decide(
-                self._spec,
-                self._observation(sight, (view,), current),
-                unit.policy_state,
-                self._config.policy,
-                bounds,
-                unit.guard_state,
-                faulty,
-            )
-            unit.policy_state = verdict.policy_state
-            modes[replica_id] = verdict.decision.mode
-            decisions.append(verdict.decision)
-            if verdict.held is not None:
-                held[replica_id] = (verdict.wanted, verdict.held)
-            if verdict.decision.mode is not current:
-                reasons[replica_id] = verdict.decision.reason
+        views, current = sight.views, sight.current
+        modes = {view.replica_id: current.mode_for(view.replica_id) for view in views}
         if len(self._units) > len(modes):
             self._units = {replica_id: unit for replica_id, unit in self._units.items() if replica_id in modes}
-        mode, exceptions = compact(modes, sight.current.mode)
-        rules = [decision.rule for decision in decisions if decision.mode is DirectiveMode.AUTO]
+        # The number expected concerns the cluster: a unit has one replica.
+        bounds = self._config.guards
+        if bounds.expected_replicas is not None:
+            bounds = bounds.model_copy(update={"expected_replicas": None})
+        reasons: dict[str, str] = {}
+        for view in self._turn(views):
+            replica_id = view.replica_id
+            unit = self._decide_one(sight, view, modes[replica_id], bounds)
+            assert unit.decision is not None, "a unit that was asked has decided"
+            if unit.decision.mode is not modes[replica_id]:
+                modes[replica_id], reasons[replica_id] = unit.decision.mode, unit.decision.reason
+        held = {replica_id: unit.held for replica_id, unit in self._units.items() if unit.held is not None}
+        mode, exceptions = compact(modes, current.mode)
+        decisions = [unit.decision for unit in self._units.values() if unit.decision is not None]
+        rule = next((decision.rule for decision in decisions if decision.mode is DirectiveMode.AUTO), NO_RULE)
         summary = Decision(
             mode,
             _together(reasons, held) if modes else "held_no_ready_replicas",
@@ -193,7 +187,35 @@ class ReplicaScope(BaseScope):
             fp16_load=_mean([decision.fp16_load for decision in decisions]),
             fp8_load=_mean([decision.fp8_load for decision in decisions]),
         )
-        return Plan(mode, rules[0] if rules else NO_RULE, exceptions, summary, None, held, reasons)
+        return Plan(mode, rule, exceptions, summary, None, held, reasons)
+
+    def _turn(self, views: tuple[ReplicaView, ...]) -> tuple[ReplicaView, ...]:
+        """The next replicas to be asked for, by name after those of the last step, and round again."""
+        count = self._config.replicas_per_step
+        if len(views) <= count:
+            return views
+        start = bisect.bisect_right(views, self._asked_last, key=lambda view: view.replica_id)
+        turn = (*views[start : start + count], *views[: max(0, start + count - len(views))])
+        self._asked_last = turn[-1].replica_id
+        return turn
+
+    def _decide_one(self, sight: Sight, view: ReplicaView, current: DirectiveMode, bounds: guards.GuardConfig) -> _Unit:
+        replica_id = view.replica_id
+        unit = self._units.get(replica_id)
+        if unit is None:
+            unit = self._units[replica_id] = _Unit(self._start())
+        verdict = guards.guarded_decide(
+            self._spec,
+            self._observation(sight, (view,), current),
+            unit.policy_state,
+            self._config.policy,
+            bounds,
+            unit.guard_state,
+            (replica_id,) if replica_id in sight.faulty else (),
+        )
+        unit.policy_state, unit.decision = verdict.policy_state, verdict.decision
+        unit.held = None if verdict.held is None else (verdict.wanted, verdict.held)
+        return unit
 
     def changed(self, now_s: float, before: Content, after: Content, replica_ids: Collection[str]) -> None:
         for replica_id in replica_ids:

@@ -101,6 +101,14 @@ def test_only_the_loaded_replica_goes_to_fp8_and_only_it_comes_back() -> None:
     assert set(cluster.mode_of.values()) == {FP16}
 
 
+def test_a_large_cluster_is_decided_in_turns_and_nobody_is_left_out() -> None:
+    names = tuple(f"r{i}" for i in range(10))
+    cluster = Cluster(make_loop(scope="replica", replicas_per_step=4), names).run(3)
+    seen = [cluster.run(0.1, **HOT).status.fp8_replicas for _ in range(4)]
+    assert seen == [4, 8, 10, 10]
+    assert cluster.modes == {FP8}
+
+
 def test_dwell_and_flip_rate_count_by_replica() -> None:
     guards = {"dwell_fp16_s": 0, "dwell_fp8_s": 0, "max_switches_per_minute": 2}
     cluster = Cluster(make_loop(scope="replica", guards=guards), FOUR).run(1)
