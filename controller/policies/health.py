@@ -22,7 +22,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from controller.policies.base import ReplicaView, Settings, Slo
+from controller.policies.base import Rates, ReplicaView, Settings, Slo
 from nestedfp.modes import Mode
 
 BUSY_MS = 900.0  # of step time in a second: the replica has not paused
@@ -69,41 +69,51 @@ def assess(replicas: tuple[ReplicaView, ...], slo: Slo, step_ratio: float, setti
     unknown, endangered, ttft_strain, tpot_strain = 0, 0.0, 0.0, 0.0
     ttft_limit_ms, tpot_limit_ms = settings.enter_fraction * slo.ttft_ms, settings.enter_fraction * slo.tpot_ms
     horizon_s, memory_s, min_count = settings.horizon_s, settings.fp16_step_memory_s, settings.min_window_count
-    for view in replicas:
-        snapshot = view.snapshot
-        if snapshot.running == 0 and snapshot.waiting == 0:
+    for view in replicas:  # a thousand of them in a millisecond or two: no calls but where something is unusual
+        snapshot, rates = view.snapshot, view.rates
+        waiting = snapshot.waiting
+        if waiting == 0 and snapshot.running == 0:
             continue
         fp16_ms, fp8_ms = snapshot.step_ms_fp16, snapshot.step_ms_fp8
         step_ms = (fp8_ms if snapshot.mode is Mode.FP8 else fp16_ms) or 0.0
-        window = snapshot.tpot
-        measured_ms = window.p50_ms if window.count >= min_count else 0.0
-        wait_s, rates = snapshot.oldest_wait_s, view.rates
-        tpot_ms = step_ms
-        if rates is not None and (steps := rates.steps_fp16 + rates.steps_fp8) * step_ms >= BUSY_MS:
-            tpot_ms = 1e3 / steps  # a request sees the mean of many steps; the smoothed step only knows the last few
-        if view.standing_tokens > 0 and rates is not None:
-            leaving = rates.arrived_tokens - rates.waiting_tokens
-            if leaving > 0:
-                ahead = snapshot.waiting_tokens + max(0.0, rates.waiting_tokens) * horizon_s
-                wait_s = max(wait_s, ahead / leaving)
-        ttft_ms = min(LARGEST_MS, wait_s * 1e3 + step_ms)
+        tpot_ms, ttft_ms = step_ms, snapshot.oldest_wait_s * 1e3
+        if rates is None:
+            unknown += 1
+        else:
+            steps = rates.steps_fp16 + rates.steps_fp8
+            if steps * step_ms >= BUSY_MS:
+                tpot_ms = 1e3 / steps
+            if view.standing_tokens > 0:
+                ttft_ms = max(ttft_ms, 1e3 * _drain_s(snapshot.waiting_tokens, rates, horizon_s))
+        ttft_ms += step_ms
         if ttft_ms > ttft_limit_ms:
+            ttft_ms = min(LARGEST_MS, ttft_ms)
             ttft_strain += min(GREATEST_STRAIN, ttft_ms / ttft_limit_ms)
             if ttft_ms > slo.ttft_ms:
-                endangered += snapshot.waiting
+                endangered += waiting
         age_s = view.fp16_step_age_s
-        if fp16_ms is None or (fp8_ms is not None and (age_s is None or age_s > memory_s)):
-            fp16_ms = None if fp8_ms is None else fp8_ms * step_ratio
-        if rates is None or fp16_ms is None:
-            unknown += 1
+        if fp16_ms is not None and (fp8_ms is None or (age_s is not None and age_s <= memory_s)):
+            fp16_tpot_ms = fp16_ms if step_ms == 0 else fp16_ms * (tpot_ms / step_ms)
+        elif fp8_ms is not None:
+            fp16_tpot_ms = tpot_ms * step_ratio if step_ms == fp8_ms else fp8_ms * step_ratio
+        else:
+            fp16_tpot_ms = 0.0
+            unknown += rates is not None
+        window = snapshot.tpot
+        if window.count >= min_count:
+            measured_ms = window.p50_ms
+            if measured_ms > tpot_ms:
+                tpot_ms = measured_ms
+            if measured_ms * step_ratio > fp16_tpot_ms:
+                fp16_tpot_ms = measured_ms * step_ratio
+        if tpot_ms > tpot_limit_ms:
+            tpot_ms = min(LARGEST_MS, tpot_ms)
+            tpot_strain += min(GREATEST_STRAIN, tpot_ms / tpot_limit_ms)
+        if fp16_tpot_ms > LARGEST_MS:
+            fp16_tpot_ms = LARGEST_MS
         ttfts.append(ttft_ms)
-        present_ms = min(LARGEST_MS, max(measured_ms, tpot_ms))
-        tpots.append(present_ms)
-        if present_ms > tpot_limit_ms:
-            tpot_strain += min(GREATEST_STRAIN, present_ms / tpot_limit_ms)
-        if fp16_ms is not None and step_ms > 0:
-            fp16_ms *= tpot_ms / step_ms
-        fp16_tpots.append(min(LARGEST_MS, max(measured_ms * step_ratio, fp16_ms or 0.0)))
+        tpots.append(tpot_ms)
+        fp16_tpots.append(fp16_tpot_ms)
         usages.append(snapshot.kv_usage)
     share, busy = settings.tolerated_share, max(1, len(ttfts))
     return Health(
@@ -116,6 +126,12 @@ def assess(replicas: tuple[ReplicaView, ...], slo: Slo, step_ratio: float, setti
         unknown=unknown,
         endangered=endangered,
     )
+
+
+def _drain_s(waiting_tokens: int, rates: Rates, horizon_s: float) -> float:
+    """How long the queue that is expected ``horizon_s`` ahead takes to drain; 0 when nothing is known to leave it."""
+    leaving = rates.arrived_tokens - rates.waiting_tokens
+    return (waiting_tokens + max(0.0, rates.waiting_tokens) * horizon_s) / leaving if leaving > 0 else 0.0
 
 
 def exceeded_by(values: Sequence[float], share: float) -> float:

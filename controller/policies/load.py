@@ -25,9 +25,9 @@ from controller.policies.base import Observation, ReplicaView, Settings
 from nestedfp.modes import Mode
 
 LARGEST_LOAD = 99.0  # what a load is reported as when next to nothing can be served
-LONGEST_STEP_MS = 1e7
 MIN_PROMPT_TOKENS = 1.0  # per replica: fewer tell no ratio
-BUSY = 0.9  # share of the window that a replica must have computed for its steps to tell their duration
+LONGEST_STEP_S = 60.0  # a longer one is no step
+BUSY_MS = 900.0  # of step time in a second: less, and the replica has paused between steps
 PURE = 0.98  # share of the steps that one precision must have had
 MIN_SAMPLES_S = 5.0  # seconds of observation before a line is drawn through them
 MIN_SPREAD = 0.05  # of the step sizes, relative to their mean: below it the slope is noise
@@ -159,7 +159,8 @@ def _sum(replicas: tuple[ReplicaView, ...]) -> _Sums:
             continue
         count += 1
         prompt += rates.arrived_tokens
-        admitted += max(0.0, rates.arrived_tokens - rates.waiting_tokens)
+        if rates.arrived_tokens > rates.waiting_tokens:
+            admitted += rates.arrived_tokens - rates.waiting_tokens
         tokens16, tokens8 = rates.tokens_fp16, rates.tokens_fp8
         computed += tokens16 + tokens8
         steps16, steps8 = rates.steps_fp16, rates.steps_fp8
@@ -169,13 +170,13 @@ def _sum(replicas: tuple[ReplicaView, ...]) -> _Sums:
         snapshot = view.snapshot
         if steps16 >= PURE * steps:
             step_ms = snapshot.step_ms_fp16
-            if step_ms is not None and steps * min(step_ms, LONGEST_STEP_MS) >= BUSY * 1e3:
+            if step_ms is not None and steps * step_ms >= BUSY_MS:
                 n16, s16, t16 = n16 + 1, s16 + steps16, t16 + tokens16
             if view.standing_tokens > 0:
                 f16, ft16 = f16 + 1, ft16 + tokens16
         elif steps8 >= PURE * steps:
             step_ms = snapshot.step_ms_fp8
-            if step_ms is not None and steps * min(step_ms, LONGEST_STEP_MS) >= BUSY * 1e3:
+            if step_ms is not None and steps * step_ms >= BUSY_MS:
                 n8, s8, t8 = n8 + 1, s8 + steps8, t8 + tokens8
             if view.standing_tokens > 0:
                 f8, ft8 = f8 + 1, ft8 + tokens8
@@ -220,7 +221,7 @@ def smooth(before: float | None, value: float, dt_s: float, time_constant_s: flo
 
 def _learn_line(line: Line, busy: tuple[int, float, float], dt_s: float, keep: float) -> Line:
     replicas, steps, tokens = busy
-    if replicas == 0 or steps <= 0:
+    if replicas == 0 or steps * LONGEST_STEP_S <= replicas:
         return line
     return line.seen(tokens / steps, 1e3 * replicas / steps, dt_s, keep)
 

@@ -54,10 +54,11 @@ def rates(observation: Observation) -> tuple[float, float]:
     """Requests judged, and requests that missed, per second over all replicas."""
     judged = within = 0.0
     for view in observation.replicas:
-        if view.rates is not None:
-            judged += max(0.0, view.rates.judged)
-            within += max(0.0, view.rates.within_slo)
-    return judged, max(0.0, judged - within)
+        rates = view.rates
+        if rates is not None and rates.judged > 0:
+            judged += rates.judged
+            within += rates.within_slo
+    return judged, min(judged, max(0.0, judged - within))
 
 
 def share(state: Misses, settings: MissSettings) -> float | None:
