@@ -48,7 +48,14 @@ class ControlLoop:
         self._start = Content(start.mode, start.rule)
         self._decided = self._start  # what the policy and its guards want in force
         self._clock = SteadyClock()
-        self._publisher = DirectivePublisher(config.lease_s, config.renew_s, start.mode, start.rule, start.reason)
+        self._publisher = DirectivePublisher(
+            config.lease_s,
+            config.renew_s,
+            start.mode,
+            start.rule,
+            start.reason,
+            resend_s=config.report_period_s / 2,  # sooner than a replica would ask
+        )
         self._publisher.set_terms(config.lease_s, config.renew_s, _slo_ms(config))
         self._fleet = Fleet(config.rate_window_s, config.forget_after_s)
         self._scope = make_scope(config)
@@ -275,7 +282,10 @@ class ControlLoop:
             self._since_s = now_s
 
     def _next_step_at_s(self, now_s: float) -> float:
-        return min((now_s + self._config.step_period_s, *self._orders.ends_s()))
+        times_s = [now_s + self._config.step_period_s, *self._orders.ends_s()]
+        if (again_s := self._publisher.resend_at_s()) is not None:
+            times_s.append(max(now_s, again_s))
+        return min(times_s)
 
 
 def _slo_ms(config: ControllerConfig) -> tuple[float, float]:

@@ -14,7 +14,8 @@ Publisher (the controller), epoch E:
 | it refuses E as a conflict                   | E + 1, same content, to be sent                           |
 | it names E and its content                   | it has acknowledged                                       |
 | it names an epoch < E                        | nothing: the answer to its snapshot carries the directive |
-| timer                                        | send when new, or when a replica lags or is silent        |
+| timer                                        | send when new; soon and thrice again while a replica      |
+|                                              | lags; every renew_s while one lags or is silent           |
 
 A replica that names an epoch above ours has heard an earlier controller; one that names ours with other content has
 heard an earlier controller that had got as far. Neither happens twice for the same epoch, so that epochs stay small.

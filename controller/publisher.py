@@ -12,6 +12,7 @@ from nestedfp.step_rule import StepRule
 
 CONFLICT = "conflict"  # reason of an acknowledgement: the same epoch with other content
 NO_RULE = StepRule()
+RESENDS = 3  # of a new directive, soon after it; then it is left to renewals and to the answers to snapshots
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class DirectivePublisher:
         renew_s: pause between two sends of the same directive.
         mode: what the first directive says; ``rule`` and ``reason`` likewise.
         epoch: of the first directive.
+        resend_s: pause before each of the first ``RESENDS`` repetitions to replicas that lag; None: ``renew_s``.
     """
 
     def __init__(
@@ -56,8 +58,10 @@ class DirectivePublisher:
         rule: StepRule = NO_RULE,
         reason: str = "start",
         epoch: int = 1,
+        resend_s: float | None = None,
     ) -> None:
         self.lease_s, self.renew_s = lease_s, renew_s
+        self.resend_s = renew_s if resend_s is None else min(resend_s, renew_s)
         self.content = Content(mode, rule)
         self.reason = reason
         self.epoch = epoch
@@ -68,6 +72,7 @@ class DirectivePublisher:
         self._set_at_s: float | None = None
         self._last_ack_at_s: float | None = None
         self._sent: tuple[int, float] | None = None  # epoch and time of the last send
+        self._resends_left = 0
         self._none_silent_before_s = 0.0  # until then nobody can have been silent for renew_s
         self._answers: dict[DirectiveMode, Directive] = {}  # of the present epoch
 
@@ -95,6 +100,7 @@ class DirectivePublisher:
 
     def set_terms(self, lease_s: float, renew_s: float, slo_ms: tuple[float, float] | None) -> None:
         """Change what comes with every directive but is no content of it."""
+        self.resend_s = min(self.resend_s, renew_s)
         self.lease_s, self.renew_s, self.slo_ms = lease_s, renew_s, slo_ms
         self._none_silent_before_s = 0.0
         self._answers.clear()
@@ -203,13 +209,21 @@ class DirectivePublisher:
     def due(self, now_s: float) -> Directive | None:
         """The directive if it should be sent to all replicas now; counts as sent."""
         if self._sent is None or self._sent[0] != self.epoch:
-            wanted = True
+            wanted, self._resends_left = True, RESENDS
+        elif (again_s := self.resend_at_s()) is not None and now_s >= again_s:
+            wanted, self._resends_left = True, self._resends_left - 1
         else:
             wanted = now_s - self._sent[1] >= self.renew_s and (bool(self._lagging) or self._anyone_silent(now_s))
         if not wanted:
             return None
         self._sent = (self.epoch, now_s)
         return self.current()
+
+    def resend_at_s(self) -> float | None:
+        """When a new directive is to be sent again, because a replica lags; None: not before the next renewal."""
+        if self._sent is None or not self._lagging or self._resends_left == 0:
+            return None
+        return self._sent[1] + self.resend_s
 
     def _anyone_silent(self, now_s: float) -> bool:
         if now_s < self._none_silent_before_s or not self._peers:
