@@ -14,6 +14,17 @@ from nestedfp.step_rule import StepRule
 RECORDS: list[BaseModel] = [
     make_snapshot(),
     Directive(epoch=3, mode=DirectiveMode.AUTO, lease_s=2, reason="x", rule=StepRule(64, 0.5)),
+    Directive(
+        epoch=3,
+        mode=DirectiveMode.FP16,
+        lease_s=2,
+        reason="x",
+        exceptions={"r7": DirectiveMode.FP8},
+        admission_scale=0.512,
+        slo_ttft_ms=200,
+        slo_tpot_ms=33.3,
+        desired_replicas=4,
+    ),
     DirectiveAck(replica_id="r", epoch=3, directive=DirectiveMode.FP8, accepted=True),
     Fallback(),
     DecisionRecord(
@@ -53,6 +64,9 @@ def test_records_refuse_unknown_keys(record: BaseModel) -> None:
         {"mode": "auto"},
         {"replica_id": ""},
         {"tokens_fp8": 1.5},
+        {"admission_scale": 0.0},
+        {"admission_scale": 1.1},
+        {"refused": -1},
     ],
     ids=str,
 )
@@ -69,3 +83,8 @@ def test_records_are_immutable() -> None:
 def test_an_unknown_threshold_in_a_rule_is_refused() -> None:
     with pytest.raises(ValidationError, match="fp8_wait_ms"):
         Directive.model_validate({"epoch": 1, "mode": "auto", "lease_s": 1, "reason": "", "rule": {"fp8_wait_ms": 3}})
+
+
+def test_a_directive_says_what_each_replica_must_do() -> None:
+    directive = Directive(epoch=1, mode=DirectiveMode.FP16, lease_s=1, reason="", exceptions={"r7": DirectiveMode.FP8})
+    assert (directive.mode_for("r7"), directive.mode_for("r8")) == (DirectiveMode.FP8, DirectiveMode.FP16)
