@@ -227,9 +227,8 @@ class ControllerActor:
             send = asyncio.get_running_loop().create_task(self._send(directive))
             self._sends.add(send)
             send.add_done_callback(self._sends.discard)
-        for decision in (effects.record, *effects.notes):
-            if decision is None:
-                continue
+        decisions = [decision for decision in (effects.record, *effects.notes) if decision is not None]
+        for decision in sorted(decisions, key=lambda decision: decision.decision_id):
             record = decision.model_copy(update={"wall_s": time.time()})
             log.info(
                 "%s: %s -> %s, epoch %d: %s",
