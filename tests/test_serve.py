@@ -20,6 +20,8 @@ import yaml
 from openai import OpenAI
 from processes import ROOT
 
+from controller import replay
+
 pytestmark = pytest.mark.serve
 
 KEY = "test-key"
@@ -33,6 +35,7 @@ def service(tmp_path_factory):
     folder = tmp_path_factory.mktemp("service")
     config = yaml.safe_load((ROOT / "deploy" / "configs" / "demo-two-replicas.yaml").read_text())
     config["http"] = {"port": PORT}
+    config["input_record"] = str(folder / "inputs.jsonl")
     config["decision_log"] = str(folder / "decisions.jsonl")
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     log = (folder / "log").open("w+")
@@ -48,6 +51,7 @@ def service(tmp_path_factory):
         wait_until(lambda: "ready " in (folder / "log").read_text() or process.poll() is not None, 400)
         text = (folder / "log").read_text()
         assert re.search(rf"^ready {URL} after \d+ s$", text, re.MULTILINE), text
+        process.config_path = folder / "config.yaml"
         yield process
     finally:
         process.send_signal(signal.SIGTERM)
@@ -188,6 +192,46 @@ def test_decisions_are_told_and_logged(client):
     assert client.get("/status").json()["override"] is None
 
 
+def test_one_replica_can_be_directed_alone(client):
+    first, second = sorted(r["id"] for r in direct(client, "fp16")["replicas"])
+    body = {"mode": "fp8", "ttl_s": 30, "replica_id": second}
+    response = client.post("/admin/directive", json=body, headers={"Authorization": f"Bearer {KEY}"})
+    assert response.status_code == 200, response.text
+    assert response.json()["exceptions"] == {second: "fp8"}
+    modes = {r["id"]: r["directive"] for r in response.json()["replicas"]}
+    assert modes == {first: "fp16", second: "fp8"}
+    unknown = client.post(
+        "/admin/directive", json={**body, "replica_id": "nobody"}, headers={"Authorization": f"Bearer {KEY}"}
+    )
+    assert (unknown.status_code, "expected one of the replicas" in unknown.text) == (400, True)
+    assert direct(client, "auto")["replica_overrides"] == {}
+
+
+def test_the_status_counts_what_was_judged_and_how_long_directives_took(client):
+    status = client.get("/status").json()
+    assert status["broadcasts"]["count"] > 3
+    assert 0 < status["broadcasts"]["p99_ms"] < 1000
+
+
+def test_the_configuration_is_taken_up_again_without_a_restart(client, service):
+    headers = {"Authorization": f"Bearer {KEY}"}
+    path = service.config_path
+    before = path.read_text()
+    config = yaml.safe_load(before)
+    path.write_text(
+        yaml.safe_dump({**config, "controller": {**config["controller"], "policy": {"name": "static_fp8"}}})
+    )
+    response = client.post("/admin/reload", headers=headers)
+    assert (response.status_code, response.json()["policy"], response.json()["mode"]) == (200, "static_fp8", "fp8")
+    path.write_text(yaml.safe_dump({**config, "controller": {"polcy": {}}}))
+    response = client.post("/admin/reload", headers=headers)
+    assert (response.status_code, "controller.polcy: unknown key" in response.text) == (400, True)
+    assert client.post("/admin/reload").status_code == 401
+    assert client.get("/status").json()["policy"] == "static_fp8"
+    path.write_text(before)
+    assert client.post("/admin/reload", headers=headers).json()["config_loads"] == 2
+
+
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
@@ -303,4 +347,5 @@ def test_it_stops_cleanly_and_leaves_no_process(service):
     service.send_signal(signal.SIGTERM)
     assert service.wait(90) == 0
     _, alive = psutil.wait_procs(family, timeout=20)
+    assert replay.main([str(service.config_path.parent / "inputs.jsonl")]) == 0
     assert not alive, f"left running: {[p.info if hasattr(p, 'info') else p for p in alive]}"
