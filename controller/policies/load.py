@@ -112,7 +112,6 @@ class Load:
     """The estimate. None: not known."""
 
     offered: float | None  # tokens per second and replica, the larger of fast and slow
-    fast: float | None
     prompt_tokens_per_s: float | None  # arriving now, unsmoothed, per replica
     tokens_per_prompt_token: float  # 1 while nothing has been seen
     has_ratio: bool  # whether it has been learned
@@ -253,7 +252,6 @@ def _estimate(observation: Observation, prompt: float | None, state: LoadState, 
         fp8 = fp16 * step_ratio
     return Load(
         offered=offered,
-        fast=None if state.prompt_fast is None else state.prompt_fast * ratio,
         prompt_tokens_per_s=prompt,
         tokens_per_prompt_token=ratio,
         has_ratio=has_ratio,

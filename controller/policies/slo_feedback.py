@@ -32,7 +32,7 @@ class SloAuto(SloSettings):
 
     name: Literal["slo_auto"] = "slo_auto"
     calm_wait_fraction: Annotated[float, Field(gt=0, le=1)] | None = 0.1
-    calm_budget_fraction: Annotated[float, Field(gt=0, lt=1)] | None = 0.5
+    calm_budget_fraction: Annotated[float, Field(gt=0, lt=1)] | None = 0.4
 
 
 @dataclass(frozen=True, slots=True)
