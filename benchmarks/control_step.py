@@ -8,6 +8,7 @@ so that decisions do.
 import argparse
 import csv
 import gc
+import itertools
 import random
 import statistics
 import time
@@ -20,6 +21,7 @@ from controller.schema import LatencyWindow, ReplicaSnapshot, Scope
 from nestedfp.modes import DirectiveMode, Mode
 
 RESULTS = Path(__file__).resolve().parent / "results" / "control-step.csv"
+FIELDS = ("replicas", "policy", "scope", "steps", "step_p50_ms", "step_p99_ms", "snapshot_us")
 PERIOD_S = 0.1
 PARAMETERS = {"engine_auto": {"step_budget_tokens": 2048}}  # of policies that want some
 
@@ -107,17 +109,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100, help="timed steps of each row; fewer for many replicas")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
-    rows = []
-    for replicas in args.replicas:
-        for policy in args.policy:
-            for scope in args.scope:
-                rows.append(measure(policy, scope, replicas, max(20, min(args.steps, 100_000 // replicas))))
-                print(*(f"{key}={value}" for key, value in rows[-1].items()), flush=True)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with args.out.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+        writer = csv.DictWriter(file, fieldnames=FIELDS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        for replicas, policy, scope in itertools.product(args.replicas, args.policy, args.scope):
+            row = measure(policy, scope, replicas, max(20, min(args.steps, 100_000 // replicas)))
+            print(*(f"{key}={value}" for key, value in row.items()), flush=True)
+            writer.writerow(row)
+            file.flush()  # what was measured stays when the run is cut off
 
 
 if __name__ == "__main__":
