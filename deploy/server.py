@@ -61,6 +61,9 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         self._agent: ReplicaAgent | None = None
+        # Where there are GPUs, Ray makes the engine's configuration in another process, so that the plugin's own wiring
+        # does not reach the front end in this one: no pins would be checked and no tokens counted.
+        frontend.install()
         with failure.explained():
             await super().__init__(llm_config, **kwargs)
             await warm_up(self.engine, llm_config.model_id)
