@@ -155,6 +155,26 @@ def test_repeated_runs_give_the_same_bits():
             assert torch.equal(out[:m], first[:m]), kernels.describe(config)
 
 
+# Many short tiles a block, where a stage is refilled as soon as it is released.
+@pytest.mark.parametrize(
+    ("n", "k", "m"), [(2563, 520, 500), (6144, 4096, 200), (6144, 4096, 257), (4096, 2048, 500), (5120, 8192, 256)]
+)
+def test_thousands_of_launches_give_the_same_bits(n, k, m):
+    planes = packed(torch.randn(n, k, device=DEVICE).mul_(0.02).half())
+    x = torch.randn(m, k, device=DEVICE).half()
+    configs = [config for _, config in sorted(kernels.valid_configs(FP16, m, n, k), key=lambda pair: pair[0])[:60]]
+    configs += [c for c in (kernels.Config(0), kernels.Config(4, 4, through_memory=True)) if c not in configs]
+    for config in configs:
+        first = poisoned(m, n)
+        kernels.gemm(config, x, planes, first[:m], early_start=False)
+        differing = torch.zeros(300, dtype=torch.int64, device=DEVICE)
+        for i in range(len(differing)):
+            out = poisoned(m, n)
+            kernels.gemm(config, x, planes, out[:m])
+            differing[i] = (out[:m] != first[:m]).sum()
+        assert differing.count_nonzero() == 0, f"{kernels.describe(config)}: {differing[differing > 0].tolist()[:5]}"
+
+
 def test_launches_on_several_streams_do_not_disturb_each_other():
     m, n, k = 64, 4096, 4096
     streams = [torch.cuda.Stream() for _ in range(4)]
