@@ -75,6 +75,7 @@ class FitError(Part):
     observations: Positive
     median_relative: NotNegative
     max_relative: NotNegative
+    per_request_ms: NotNegative = 0.0  # of a whole run, for taking a request in: no part of any step
 
 
 class Source(Part):

@@ -7,7 +7,8 @@ The model is linear in its coefficients but for the knee, so that for each knee 
 reweighting), so that a 6 ms step counts as much as a 200 ms one and noise does not pull the fit down. Single steps
 (--steps-csv) are used instead of whole runs where both are given. A few whole runs cannot tell the cost of a token from
 that of a decode or of a KV entry; so the first may be taken from the matrix products (--gemm-csv), and the last be given
-(--kv-token-ns: bytes of an entry over the memory's bandwidth).
+(--kv-token-ns: bytes of an entry over the memory's bandwidth). A whole run also holds what it costs to take its requests
+in, one after the other before the first step; that is fitted, told, and no part of the table's steps.
 """
 
 import argparse
@@ -33,8 +34,8 @@ from controller.simulate.errors import SimulationError
 from nestedfp.modes import Mode
 
 KNEES_TOKENS = (32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024)
-FIXED, TOKEN, OVER, DECODE, KV = range(5)  # the coefficients
-UNITS = np.array([1e-3, 1e-6, 1e-6, 1e-6, 1e-9])  # ms, us, us, us, ns
+FIXED, TOKEN, OVER, DECODE, KV, REQUEST = range(6)  # the coefficients
+UNITS = np.array([1e-3, 1e-6, 1e-6, 1e-6, 1e-9, 1e-3])  # ms, us, us, us, ns, ms
 TIE_BREAK = 1e-3
 REWEIGHTINGS = 4
 
@@ -43,7 +44,7 @@ Solution = npt.NDArray[np.float64]
 
 def features(observation: obs.Observation, knee_tokens: int) -> list[float]:
     """What each coefficient is multiplied with, summed over the observation's steps."""
-    sums = [0.0] * 5
+    sums = [0.0, 0.0, 0.0, 0.0, 0.0, float(observation.taken_in)]
     for step, count in observation.steps:
         values = (1, step.tokens, max(0, step.tokens - knee_tokens), step.decodes, step.kv_tokens)
         for index, value in enumerate(values):
@@ -52,7 +53,10 @@ def features(observation: obs.Observation, knee_tokens: int) -> list[float]:
 
 
 def fit_cost(
-    observations: Sequence[obs.Observation], layers: Sequence[obs.Observation] = (), kv_token_ns: float | None = None
+    observations: Sequence[obs.Observation],
+    layers: Sequence[obs.Observation] = (),
+    kv_token_ns: float | None = None,
+    request_ms: float | None = None,
 ) -> tuple[StepCost, FitError]:
     """Fit one precision.
 
@@ -60,26 +64,31 @@ def fit_cost(
         observations: what to fit to.
         layers: the linear layers alone; given, they say what tokens cost and where the knee lies.
         kv_token_ns: given, what a KV entry costs.
+        request_ms: given, what a whole run spends outside its steps on each request.
 
     Raises:
         SimulationError: when there is nothing to fit to.
     """
     if not observations:
         raise SimulationError("expected measurements of nestedfp_fp16 and nestedfp_fp8 for the model, found none")
-    known: dict[int, float] = {} if kv_token_ns is None else {KV: kv_token_ns}
+    given = {KV: kv_token_ns, REQUEST: request_ms}
+    known = {index: value for index, value in given.items() if value is not None}
     knees: Sequence[int] = KNEES_TOKENS
     if layers:
-        knee, solution, _ = _best_knee(layers, KNEES_TOKENS, {DECODE: 0.0, KV: 0.0})
+        knee, solution, _ = _best_knee(layers, KNEES_TOKENS, {DECODE: 0.0, KV: 0.0, REQUEST: 0.0})
         knees = (knee,)
         known |= {TOKEN: solution[TOKEN], OVER: solution[OVER]}
     knee, solution, errors = _best_knee(observations, knees, known)
-    fixed, token, over, decode, kv = (float(f"{value:.6g}") for value in solution)
+    fixed, token, over, decode, kv, request = (float(f"{value:.6g}") for value in solution)
     cost = StepCost(
         fixed_ms=fixed, per_token_us=token, knee_tokens=knee,
         over_knee_us=over, per_decode_us=decode, per_kv_token_ns=kv,
     )  # fmt: skip
     return cost, FitError(
-        observations=len(errors), median_relative=float(np.median(errors)), max_relative=float(errors.max())
+        observations=len(errors),
+        median_relative=float(np.median(errors)),
+        max_relative=float(errors.max()),
+        per_request_ms=request,
     )
 
 
@@ -147,7 +156,7 @@ def fit_table(args: argparse.Namespace) -> EngineTable:
             assert runs is not None, "the parser demands one of the two"
             observed = obs.run_observations(runs, args.model, mode, limits.max_num_batched_tokens)
         layers = obs.gemm_observations(gemms, args.model, mode) if gemms else ()
-        fitted[mode] = fit_cost(observed, layers, args.kv_token_ns)
+        fitted[mode] = fit_cost(observed, layers, args.kv_token_ns, args.request_ms)
     header = files[0].source.header
     gpu = next((line for line in header if "NVIDIA" in line), args.gpu)
     return EngineTable(
@@ -174,6 +183,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--gemm-csv", type=Path, metavar="CSV", help="matrix products, of python -m benchmarks.gpu_gemm"
     )
     parser.add_argument("--kv-token-ns", type=float, metavar="NS", help="time to read one KV entry (fitted)")
+    parser.add_argument(
+        "--request-ms", type=float, metavar="MS", help="that a run spends outside its steps on each request (fitted)"
+    )
     parser.add_argument("--model", default="llama-8b", help="(%(default)s)")
     parser.add_argument("--gpu", default="not stated", help="its name, if the header does not say it")
     parser.add_argument("--kv-tokens", type=int, metavar="N", help="that the KV cache holds (from the header)")
@@ -205,7 +217,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"+ {cost.over_knee_us * 1e-3:.5f} max(0, tokens - {cost.knee_tokens}) "
             f"+ {cost.per_decode_us * 1e-3:.5f} decodes + {cost.per_kv_token_ns * 1e-6:.3g} kv_tokens; "
             f"{fit.observations} observations, relative error median {100 * fit.median_relative:.1f} %, "
-            f"max {100 * fit.max_relative:.1f} %"
+            f"max {100 * fit.max_relative:.1f} %; "
+            f"{fit.per_request_ms:.3f} ms outside the steps for each request"
         )
     print(f"table: {args.out}")
     return 0

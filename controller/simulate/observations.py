@@ -24,7 +24,10 @@ RUN_COLUMNS = ("model", "system", "batch", "input_tokens", "output_tokens", "tok
 STEP_COLUMNS = ("model", "system", "prefill_tokens", "decode_requests", "kv_tokens", "step_ms")
 GEMM_COLUMNS = ("system", "N", "K", "M", "us")
 # Linear layers of a decoder block by model: (outputs N, inputs K); how many blocks.
-LAYERS = {"llama-8b": (((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)), 32)}
+LAYERS = {
+    "llama-8b": (((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)), 32),
+    "mistral-24b": (((6144, 5120), (5120, 4096), (65536, 5120), (5120, 32768)), 40),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class Observation:
 
     steps: tuple[tuple[Step, int], ...]
     seconds: float
+    taken_in: int = 0  # requests that were taken in within that time, before the first step
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ def run_observations(file: Csv, model: str, mode: Mode, budget_tokens: int) -> t
         batch, tokens_in, tokens_out = (int(_number(file, row, name)) for name in RUN_COLUMNS[2:5])
         seconds = batch * tokens_out / _number(file, row, "tokens_per_s")
         steps = tuple((step, 1) for step in steps_of_run(batch, tokens_in, tokens_out, budget_tokens))
-        observations.append(Observation(steps, seconds))
+        observations.append(Observation(steps, seconds, batch))
     return tuple(observations)
 
 
