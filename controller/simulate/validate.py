@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from controller.config import ControllerConfig, explain
 from controller.simulate import live_run
-from controller.simulate.cli import read_section, read_yaml
+from controller.simulate.arguments import read_section, read_yaml
 from controller.simulate.cluster import Cluster, RunResult
 from controller.simulate.engine_model import EngineLimits, EngineTable, Source, read_table
 from controller.simulate.errors import SimulationError
