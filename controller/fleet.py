@@ -4,16 +4,19 @@ Ages count from when a snapshot arrived, by the controller's clock: replicas' cl
 fall back, or that grow faster than any machine computes, give no rate until a window of plausible ones has passed.
 
 Work is done when a snapshot arrives, in constant time on average; looking at a replica costs the same however long the
-window is.
+window is. A step looks at many replicas through the rows of numbers that are written as snapshots arrive.
 """
 
 import enum
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from controller.plausible import fault, wait_fault
 from controller.policies.base import Rates, ReplicaView
+from controller.policies.table import FEWEST, Table
+from controller.rowstore import RowStore
 from controller.schema import ReplicaSnapshot
 
 MAX_TOKENS_PER_S = 1e7  # ten times what the largest replica of 2026 computes
@@ -52,7 +55,7 @@ class _Replica:
         self.lows.clear()
         self.view = None
 
-    def take(self, now_s: float, snapshot: ReplicaSnapshot, window_s: float) -> None:
+    def take(self, now_s: float, snapshot: ReplicaSnapshot, window_s: float) -> ReplicaView:
         received, lows = self.received, self.lows
         received.append((now_s, snapshot))
         while lows and lows[-1][1] >= snapshot.waiting_tokens:
@@ -75,6 +78,7 @@ class _Replica:
             standing_tokens=lows[0][1] if full else 0,
             fp16_step_age_s=None if self.fp16_step_at_s is None else 0.0,
         )
+        return self.view
 
 
 class Fleet:
@@ -89,7 +93,10 @@ class Fleet:
         self.window_s = window_s
         self.forget_after_s = forget_after_s
         self._replicas: dict[str, _Replica] = {}
-        self._in_order: list[_Replica] | None = None  # sorted by id; None: to be sorted anew
+        self._rows = RowStore()  # of the replicas that have a view
+        self._in_order: tuple[list[str], list[int]] | None = (
+            None  # their ids, sorted, and slots; None: to be sorted anew
+        )
         self._refusing: set[str] = set()  # replicas that have turned requests away within their window
         self._none_silent_before_s = 0.0  # until then nobody can have been silent for too long
         self._faulty: dict[str, str] = {}
@@ -120,7 +127,6 @@ class Fleet:
         outcome = Reception.TAKEN
         if replica is None:
             replica = self._replicas[snapshot.replica_id] = _Replica(now_s)
-            self._in_order = None
             outcome = Reception.NEW
         elif (newest := replica.newest) is not None and (
             snapshot.incarnation in replica.retired
@@ -133,6 +139,8 @@ class Fleet:
             replica.restart()
             replica.fp16_step_at_s = None
         if self._is_faulty(now_s, replica, snapshot):
+            if replica.view is None and snapshot.replica_id in self._rows:
+                self._drop_row(snapshot.replica_id)
             return Reception.IMPLAUSIBLE
         if replica.received:
             _, last = replica.received[-1]
@@ -140,7 +148,10 @@ class Fleet:
                 replica.restart()
             elif snapshot.steps_fp16 > last.steps_fp16:
                 replica.fp16_step_at_s = now_s
-        replica.take(now_s, snapshot, self.window_s)
+        view = replica.take(now_s, snapshot, self.window_s)
+        if snapshot.replica_id not in self._rows:
+            self._in_order = None
+        self._rows.put(view, now_s, replica.fp16_step_at_s)
         if replica.refused_per_s > 0:
             self._refusing.add(snapshot.replica_id)
         elif self._refusing:
@@ -157,25 +168,33 @@ class Fleet:
             del self._replicas[id_]
             self._faulty.pop(id_, None)
             self._refusing.discard(id_)
-        if gone:
-            self._in_order = None
+            self._drop_row(id_)
         earliest_s = min((replica.heard_at_s for replica in self._replicas.values()), default=now_s)
         self._none_silent_before_s = earliest_s + self.forget_after_s
         return bool(gone)
 
-    def views(self, now_s: float) -> tuple[ReplicaView, ...]:
+    def views(self, now_s: float) -> Sequence[ReplicaView]:
         """All replicas that have said something plausible, sorted by id. Good until the next call: their ages go on."""
         if self._in_order is None:
-            self._in_order = [self._replicas[replica_id] for replica_id in sorted(self._replicas)]
-        views = []
-        for replica in self._in_order:
-            if (view := replica.view) is not None:
-                # Making a frozen view anew for every step took longer than the rest of the step.
-                _set(view, "age_s", now_s - replica.arrived_s)
-                if replica.fp16_step_at_s is not None:
-                    _set(view, "fp16_step_age_s", now_s - replica.fp16_step_at_s)
-                views.append(view)
-        return tuple(views)
+            ids = sorted(replica_id for replica_id in self._replicas if replica_id in self._rows)
+            self._in_order = ids, self._rows.slots(ids)
+        ids, slots = self._in_order
+        view_of = partial(self._view, now_s)
+        return tuple(map(view_of, ids)) if len(ids) < FEWEST else Table(self._rows.rows(slots, now_s), ids, view_of)
+
+    def _view(self, now_s: float, replica_id: str) -> ReplicaView:
+        replica = self._replicas[replica_id]
+        view = replica.view
+        assert view is not None, "a replica without a view has no row"
+        # Making a frozen view anew for every step would take longer than the rest of the step.
+        _set(view, "age_s", now_s - replica.arrived_s)
+        if replica.fp16_step_at_s is not None:
+            _set(view, "fp16_step_age_s", now_s - replica.fp16_step_at_s)
+        return view
+
+    def _drop_row(self, replica_id: str) -> None:
+        self._rows.drop(replica_id)
+        self._in_order = None
 
     def offered_over_admitted(self) -> float:
         """Requests that came / requests that were let in, over the window; 1 when none was refused."""

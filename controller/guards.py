@@ -6,13 +6,14 @@ when the policy wants FP8, and to be loaded when it wants to leave it. A replica
 as silent. Only the fail-safe, where one is configured, changes the mode without data.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from controller.policies.base import Decision, Observation, PolicySpec, ReplicaView, Settings
+from controller.policies.table import Table, ids_of
 from controller.schema import Fallback
 from nestedfp.modes import DirectiveMode
 
@@ -76,8 +77,10 @@ class Verdict:
     held: str | None = None  # the guard that holds; None: none does
 
 
-def warmed_up(replicas: tuple[ReplicaView, ...], warm_up_s: float = 0.0) -> tuple[ReplicaView, ...]:
+def warmed_up(replicas: Sequence[ReplicaView], warm_up_s: float = 0.0) -> Sequence[ReplicaView]:
     """The replicas that serve, and have for a while: what is measured before would look like an overload."""
+    if isinstance(replicas, Table):
+        return replicas.where((replicas.rows["ready"] > 0) & (replicas.rows["ready_for_s"] >= warm_up_s))
     return tuple(
         [
             replica
@@ -88,8 +91,10 @@ def warmed_up(replicas: tuple[ReplicaView, ...], warm_up_s: float = 0.0) -> tupl
     )
 
 
-def fresh(replicas: tuple[ReplicaView, ...], stale_after_s: float) -> tuple[ReplicaView, ...]:
+def fresh(replicas: Sequence[ReplicaView], stale_after_s: float) -> Sequence[ReplicaView]:
     """The replicas heard of lately."""
+    if isinstance(replicas, Table):
+        return replicas.where(replicas.rows["age_s"] <= stale_after_s)
     return tuple([replica for replica in replicas if replica.age_s <= stale_after_s])
 
 
@@ -121,8 +126,10 @@ def hold_for_dwell(now_s: float, current: DirectiveMode, state: GuardState, conf
 
 def hold_for_flip_rate(now_s: float, state: GuardState, config: GuardConfig) -> str | None:
     """Hold when the last minute has seen as many switches as allowed."""
-    recent = sum(now_s - at_s < MINUTE_S for at_s in state.switches_at_s)
-    return "held_by_flip_rate" if recent >= config.max_switches_per_minute else None
+    most, times_s = config.max_switches_per_minute, state.switches_at_s
+    if len(times_s) < most:
+        return None
+    return "held_by_flip_rate" if sum(now_s - at_s < MINUTE_S for at_s in times_s) >= most else None
 
 
 def override_in_force(now_s: float, override: Override | None) -> Override | None:
@@ -134,8 +141,8 @@ def override_in_force(now_s: float, override: Override | None) -> Override | Non
 
 def switched(now_s: float, state: GuardState) -> GuardState:
     """Note a switch."""
-    recent = tuple(at_s for at_s in state.switches_at_s if now_s - at_s < MINUTE_S)
-    return replace(state, changed_at_s=now_s, switches_at_s=(*recent, now_s))
+    recent = [at_s for at_s in state.switches_at_s if now_s - at_s < MINUTE_S]
+    return GuardState(now_s, (*recent, now_s))
 
 
 def ask(
@@ -157,8 +164,10 @@ def ask(
     usable = fresh(ready, guards.stale_after_s)
     if (hold := hold_for_quorum(len(usable), len(ready), guards.quorum, guards.expected_replicas)) is not None:
         return Asked(None, hold, policy_state)
-    wish, policy_state = spec.decide(replace(observation, replicas=usable), policy_state, policy_config)
-    silent = {view.replica_id for view in ready} - {view.replica_id for view in usable} if faulty else set()
+    if len(usable) < len(observation.replicas):
+        observation = replace(observation, replicas=usable)
+    wish, policy_state = spec.decide(observation, policy_state, policy_config)
+    silent = set(ids_of(ready)) - set(ids_of(usable)) if faulty else set()
     return Asked(wish, None, policy_state, len(ready) - len(usable), implausible=not silent.isdisjoint(faulty))
 
 

@@ -7,12 +7,14 @@ r = L16 / L8 times what one in FP16 does, and K replicas in FP8 serve the load a
 """
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from typing import Annotated
 
+import numpy as np
 from pydantic import Field
 
 from controller.policies.base import ReplicaView, Settings
+from controller.policies.table import Table
 
 
 class KOfN(Settings):
@@ -44,21 +46,18 @@ def grown(present: int, replicas: int, needed_count: int | None) -> int:
 
 
 def chosen(
-    ready: Iterable[ReplicaView], in_fp8: Collection[str], wanted: int, frozen: Collection[str] = ()
+    ready: Sequence[ReplicaView], in_fp8: Collection[str], wanted: int, frozen: Collection[str] = ()
 ) -> frozenset[str]:
     """The replicas that run FP8: those that do already first, then the most loaded; of several, by name.
 
     ``frozen`` replicas keep what they do, because they have changed too often.
     """
-    ready = tuple(view for view in ready if not view.snapshot.fp16_only)
-    stay = {view.replica_id for view in ready if view.replica_id in frozen and view.replica_id in in_fp8}
-    free = sorted(
-        (view for view in ready if view.replica_id not in frozen),
-        key=lambda view: (view.replica_id not in in_fp8, *_least_loaded_last(view)),
-    )
-    return frozenset(stay) | {view.replica_id for view in free[: max(0, wanted - len(stay))]}
-
-
-def _least_loaded_last(view: ReplicaView) -> tuple[float, float, int, str]:
-    snapshot = view.snapshot
-    return (-snapshot.oldest_wait_s, -snapshot.waiting_tokens, -snapshot.running, snapshot.replica_id)
+    table = ready if isinstance(ready, Table) else Table.of(sorted(ready, key=lambda view: view.replica_id))
+    table = table.where(table.rows["fp16_only"] == 0)
+    stay = {replica_id for replica_id in table.ids if replica_id in frozen and replica_id in in_fp8}
+    if frozen:
+        table = table.where(np.array([replica_id not in frozen for replica_id in table.ids], dtype=bool))
+    rows, idle = table.rows, np.array([replica_id not in in_fp8 for replica_id in table.ids], dtype=bool)
+    # The last key counts most; equals stay in the order of their names.
+    order = np.lexsort((-rows["running"], -rows["waiting_tokens"], -rows["oldest_wait_s"], idle))
+    return frozenset(stay) | {table.ids[place] for place in order[: max(0, wanted - len(stay))].tolist()}

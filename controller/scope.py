@@ -7,7 +7,7 @@ Policies that do not observe (``adaptive`` is False) decide for the cluster in e
 
 import bisect
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from controller import guards
 from controller.config import ControllerConfig
 from controller.policies import POLICIES
 from controller.policies.base import Decision, Observation, ReplicaView
+from controller.policies.table import ids_of
 from controller.protocol import NO_RULE, Content
 from nestedfp.modes import DirectiveMode
 from nestedfp.step_rule import StepRule
@@ -27,7 +28,7 @@ class Sight:
     """All that a scope may look at."""
 
     now_s: float
-    views: tuple[ReplicaView, ...]
+    views: Sequence[ReplicaView]
     current: Content  # in force, whoever put it there
     faulty: Collection[str] = ()
 
@@ -60,18 +61,33 @@ class Scoped(Protocol):
 
 def compact(modes: Mapping[str, DirectiveMode], base: DirectiveMode) -> tuple[DirectiveMode, dict[str, DirectiveMode]]:
     """The mode of most replicas (``base`` on a tie), and the replicas that differ from it."""
-    counts = Counter(modes.values())
-    if counts:
-        most = max(counts.values())
-        if counts[base] < most:
-            base = next(mode for mode in DirectiveMode if counts[mode] == most)
+    present = list(modes.values())
+    counts = {mode: present.count(mode) for mode in DirectiveMode}
+    most = max(counts.values())
+    if counts[base] < most:
+        base = next(mode for mode in DirectiveMode if counts[mode] == most)
     return base, {replica_id: mode for replica_id, mode in modes.items() if mode is not base}
 
 
-def keep_fp8(plan: Plan, current: Content, views: tuple[ReplicaView, ...]) -> Plan:
+def modes_now(replica_ids: Collection[str], current: Content) -> dict[str, DirectiveMode]:
+    """The mode of each replica."""
+    modes = dict.fromkeys(replica_ids, current.mode)
+    modes.update((replica_id, mode) for replica_id, mode in current.exceptions.items() if replica_id in modes)
+    return modes
+
+
+def moves(before: Content, after: Content, replica_ids: Collection[str]) -> dict[str, DirectiveMode]:
+    """The replicas whose modes differ, and their modes afterwards."""
+    old = modes_now(replica_ids, before)
+    return {
+        replica_id: mode for replica_id, mode in modes_now(replica_ids, after).items() if mode is not old[replica_id]
+    }
+
+
+def keep_fp8(plan: Plan, current: Content, views: Sequence[ReplicaView]) -> Plan:
     """The plan without what takes FP8 off a replica: precision is the last thing that the ladder gives back."""
     fp8 = DirectiveMode.FP8
-    planned = {view.replica_id: plan.exceptions.get(view.replica_id, plan.mode) for view in views}
+    planned = modes_now(ids_of(views), Content(plan.mode, exceptions=plan.exceptions))
     leaving = {r: fp8 for r, mode in planned.items() if mode is not fp8 and current.mode_for(r) is fp8}
     if not leaving:
         return plan
@@ -107,7 +123,7 @@ class BaseScope:
     def _forget(self) -> None:
         self._policy_state = self._start()
 
-    def _observation(self, sight: Sight, views: tuple[ReplicaView, ...], current: DirectiveMode) -> Observation:
+    def _observation(self, sight: Sight, views: Sequence[ReplicaView], current: DirectiveMode) -> Observation:
         return Observation(now_s=sight.now_s, replicas=views, current=current, slo=self._config.slo)
 
 
@@ -162,7 +178,7 @@ class ReplicaScope(BaseScope):
 
     def decide(self, sight: Sight) -> Plan:
         views, current = sight.views, sight.current
-        modes = {view.replica_id: current.mode_for(view.replica_id) for view in views}
+        modes = modes_now(ids_of(views), current)
         if len(self._units) > len(modes):
             self._units = {replica_id: unit for replica_id, unit in self._units.items() if replica_id in modes}
         # The number expected concerns the cluster: a unit has one replica.
@@ -179,7 +195,7 @@ class ReplicaScope(BaseScope):
         held = {replica_id: unit.held for replica_id, unit in self._units.items() if unit.held is not None}
         mode, exceptions = compact(modes, current.mode)
         decisions = [unit.decision for unit in self._units.values() if unit.decision is not None]
-        rule = next((decision.rule for decision in decisions if decision.mode is DirectiveMode.AUTO), NO_RULE)
+        rules = [decision.rule for decision in decisions if decision.mode is DirectiveMode.AUTO]
         summary = Decision(
             mode,
             _together(reasons, held) if modes else "held_no_ready_replicas",
@@ -187,14 +203,14 @@ class ReplicaScope(BaseScope):
             fp16_load=_mean([decision.fp16_load for decision in decisions]),
             fp8_load=_mean([decision.fp8_load for decision in decisions]),
         )
-        return Plan(mode, rule, exceptions, summary, None, held, reasons)
+        return Plan(mode, rules[0] if rules else NO_RULE, exceptions, summary, None, held, reasons)
 
-    def _turn(self, views: tuple[ReplicaView, ...]) -> tuple[ReplicaView, ...]:
+    def _turn(self, views: Sequence[ReplicaView]) -> Sequence[ReplicaView]:
         """The next replicas to be asked for, by name after those of the last step, and round again."""
         count = self._config.replicas_per_step
         if len(views) <= count:
             return views
-        start = bisect.bisect_right(views, self._asked_last, key=lambda view: view.replica_id)
+        start = bisect.bisect_right(ids_of(views), self._asked_last)
         turn = (*views[start : start + count], *views[: max(0, start + count - len(views))])
         self._asked_last = turn[-1].replica_id
         return turn
@@ -218,9 +234,7 @@ class ReplicaScope(BaseScope):
         return unit
 
     def changed(self, now_s: float, before: Content, after: Content, replica_ids: Collection[str]) -> None:
-        for replica_id in replica_ids:
-            if before.mode_for(replica_id) is after.mode_for(replica_id):
-                continue
+        for replica_id in moves(before, after, replica_ids):
             unit = self._units.get(replica_id)
             if unit is None:
                 unit = self._units[replica_id] = _Unit(self._start())
@@ -240,7 +254,7 @@ def _together(reasons: Mapping[str, str], held: Mapping[str, tuple[DirectiveMode
 def _counts(
     modes: Mapping[str, DirectiveMode], held: Mapping[str, tuple[DirectiveMode | None, str]]
 ) -> tuple[tuple[str, float], ...]:
-    in_fp8 = sum(mode is DirectiveMode.FP8 for mode in modes.values())
+    in_fp8 = list(modes.values()).count(DirectiveMode.FP8)
     return (("replicas", len(modes)), ("fp8_replicas", in_fp8), ("held_replicas", len(held)))
 
 

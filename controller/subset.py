@@ -7,9 +7,21 @@ from controller import guards, k_of_n
 from controller.config import ControllerConfig
 from controller.policies import POLICIES
 from controller.policies.base import Decision
+from controller.policies.table import ids_of
 from controller.protocol import Content
 from controller.schema import Scope
-from controller.scope import CLUSTER, BaseScope, ClusterScope, Plan, ReplicaScope, Scoped, Sight, compact
+from controller.scope import (
+    CLUSTER,
+    BaseScope,
+    ClusterScope,
+    Plan,
+    ReplicaScope,
+    Scoped,
+    Sight,
+    compact,
+    modes_now,
+    moves,
+)
 from nestedfp.modes import DirectiveMode
 
 FP8 = DirectiveMode.FP8
@@ -38,7 +50,7 @@ class SubsetScope(BaseScope):
 
     def decide(self, sight: Sight) -> Plan:
         config = self._config
-        modes = {view.replica_id: sight.current.mode_for(view.replica_id) for view in sight.views}
+        modes = modes_now(ids_of(sight.views), sight.current)
         in_fp8 = {replica_id for replica_id, mode in modes.items() if mode is FP8}
         current = FP8 if in_fp8 else self._calm.mode
         observation = self._observation(sight, sight.views, current)
@@ -55,19 +67,16 @@ class SubsetScope(BaseScope):
             entering = replace(observation, current=self._calm.mode)
             danger = guards.ask(self._spec, entering, before_state, config.policy, config.guards, sight.faulty).wish
             in_danger = danger is not None and danger.mode is FP8
-        ready = tuple(
-            view
-            for view in guards.warmed_up(sight.views, config.guards.warm_up_s)
-            if view.age_s <= config.guards.stale_after_s
-        )
-        present = sum(view.replica_id in in_fp8 for view in ready)
+        ready = guards.fresh(guards.warmed_up(sight.views, config.guards.warm_up_s), config.guards.stale_after_s)
+        ready_ids = ids_of(ready)
+        present = sum([replica_id in in_fp8 for replica_id in ready_ids])
         wanted = self._wanted(wish, in_danger, present, len(ready))
         hold_ = self._hold(sight.now_s, present, wanted, asked)
         inputs = (*wish.inputs, ("replicas", len(ready)), ("fp8_replicas", present), ("fp8_replicas_wanted", wanted))
         calm = self._calm.mode
         decision = replace(wish, mode=FP8 if wanted else calm, inputs=inputs)
         # An idle wish can still bring another calm directive: engines of their own may choose now, or no more.
-        recalmed = any(mode not in (FP8, calm) for mode in modes.values())
+        recalmed = len(in_fp8) + (0 if calm is FP8 else list(modes.values()).count(calm)) < len(modes)
         if (wanted == present and not recalmed) or hold_ is not None:
             held: dict[str, tuple[DirectiveMode | None, str]] = {}
             if hold_ is not None:
@@ -80,7 +89,7 @@ class SubsetScope(BaseScope):
             if guards.hold_for_flip_rate(sight.now_s, state, config.guards) is not None
         }
         selected = k_of_n.chosen(ready, in_fp8, wanted, frozen)
-        modes |= {view.replica_id: FP8 if view.replica_id in selected else calm for view in ready}
+        modes |= {replica_id: FP8 if replica_id in selected else calm for replica_id in ready_ids}
         held = {replica_id: (None, "held_by_flip_rate") for replica_id in frozen if replica_id in modes}
         return self._plan(sight, modes, decision, wish.mode, held)
 
@@ -122,25 +131,18 @@ class SubsetScope(BaseScope):
         wanted: DirectiveMode | None,
         held: Mapping[str, tuple[DirectiveMode | None, str]],
     ) -> Plan:
-        reasons = {
-            replica_id: decision.reason
-            for replica_id, mode in modes.items()
-            if mode is not sight.current.mode_for(replica_id)
-        }
+        before = modes_now(modes, sight.current)
+        reasons = {replica_id: decision.reason for replica_id, mode in modes.items() if mode is not before[replica_id]}
         mode, exceptions = compact(modes, sight.current.mode)
         return Plan(mode, self._calm.rule, exceptions, decision, wanted, held, reasons)
 
     def changed(self, now_s: float, before: Content, after: Content, replica_ids: Collection[str]) -> None:
-        moves = [
-            (replica_id, after.mode_for(replica_id))
-            for replica_id in replica_ids
-            if before.mode_for(replica_id) is not after.mode_for(replica_id)
-        ]
-        for replica_id, _ in moves:
+        moved = moves(before, after, replica_ids)
+        for replica_id in moved:
             self._replicas[replica_id] = guards.switched(now_s, self._replicas.get(replica_id, guards.GuardState()))
         if len(self._replicas) > 2 * len(replica_ids):
             self._replicas = {r: state for r, state in self._replicas.items() if r in replica_ids}
-        if any(mode is FP8 for _, mode in moves):
+        if FP8 in moved.values():
             self._grew_at_s = now_s
-        elif moves:
+        elif moved:
             self._shrank_at_s = now_s

@@ -4,7 +4,7 @@ A policy is a function ``decide(observation, state, config) -> (Decision, state)
 controller's clock; everything else has its unit in its name.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Generic, TypeVar
 
@@ -82,7 +82,7 @@ class Observation:
     """All that a policy may look at."""
 
     now_s: float  # the caller's clock: monotonic when live, virtual in a simulation
-    replicas: tuple[ReplicaView, ...]  # sorted by replica_id
+    replicas: Sequence[ReplicaView]  # sorted by replica_id; of many a ``table.Table``
     current: DirectiveMode = DirectiveMode.FP16  # the directive in force, whoever put it there
     slo: Slo = USUAL_SLO
 

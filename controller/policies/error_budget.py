@@ -12,14 +12,16 @@ The quality budget caps the share of tokens computed in FP8 over the last hour; 
 that an hour at the rate so far would give. Once spent, everything runs FP16 until the share has fallen by a tenth.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from controller.policies import misses, returning
-from controller.policies.base import Decision, Observation, PolicySpec, Settings
+from controller.policies.base import Decision, Observation, PolicySpec, ReplicaView, Settings
 from controller.policies.ring import Ring
+from controller.policies.table import Table, in_order_sum
 from nestedfp.modes import DirectiveMode
 
 BUCKET_S = 1.0
@@ -87,11 +89,7 @@ def decide(observation: Observation, state: State, config: ErrorBudget) -> tuple
     """Enter on burn, leave on a prediction that FP16 would hold the SLO, or when the quality budget is spent."""
     view, memory = returning.look(observation, state.memory, config)
     judged_per_s, missed_per_s = misses.rates(observation)
-    computed = in_fp8 = 0.0
-    for replica in observation.replicas:
-        if replica.rates is not None:
-            computed += replica.rates.tokens
-            in_fp8 += replica.rates.tokens_fp8
+    computed, in_fp8 = tokens_per_s(observation.replicas)
     now_s, dt_s = observation.now_s, view.dt_s
     requests = state.requests.add(now_s, dt_s * judged_per_s, dt_s * missed_per_s)
     tokens = state.tokens.add(now_s, dt_s * computed, dt_s * in_fp8)
@@ -133,6 +131,15 @@ def decide(observation: Observation, state: State, config: ErrorBudget) -> tuple
         fp8_load=view.load.fp8_load,
     )
     return decision, State(returning.wished(memory, mode), requests, tokens, spent)
+
+
+def tokens_per_s(replicas: Sequence[ReplicaView]) -> tuple[float, float]:
+    """Tokens computed, and those computed in FP8, over all replicas."""
+    if isinstance(replicas, Table):
+        in_fp8 = replicas.rows["tokens_fp8"]
+        return in_order_sum(replicas.rows["tokens_fp16"] + in_fp8), in_order_sum(in_fp8)
+    rates = [view.rates for view in replicas if view.rates is not None]
+    return sum([rate.tokens for rate in rates]), sum([rate.tokens_fp8 for rate in rates])
 
 
 def _burn(requests: Ring, window: BurnWindow, endangered: float, config: ErrorBudget) -> Burn:

@@ -21,14 +21,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from controller.policies.base import Observation, ReplicaView, Settings
+from controller.policies.base import Observation, Settings
+from controller.policies.sums import add_up
 from nestedfp.modes import Mode
 
 LARGEST_LOAD = 99.0  # what a load is reported as when next to nothing can be served
 MIN_PROMPT_TOKENS = 1.0  # per replica: fewer tell no ratio
 LONGEST_STEP_S = 60.0  # a longer one is no step
-BUSY_MS = 900.0  # of step time in a second: less, and the replica has paused between steps
-PURE = 0.98  # share of the steps that one precision must have had
 MIN_SAMPLES_S = 5.0  # seconds of observation before a line is drawn through them
 MIN_SPREAD = 0.05  # of the step sizes, relative to their mean: below it the slope is noise
 MAX_GAP_S = 5.0  # a longer pause between two decisions counts as this long
@@ -137,61 +136,9 @@ def over(tokens_per_s: float | None, capacity: float | None) -> float | None:
     return LARGEST_LOAD if capacity * LARGEST_LOAD <= tokens_per_s else tokens_per_s / capacity
 
 
-@dataclass(frozen=True, slots=True)
-class _Sums:
-    """Per second, over all replicas that have rates. ``busy``: those of one precision that never paused."""
-
-    replicas: int
-    prompt: float
-    admitted: float
-    computed: float
-    busy: dict[Mode, tuple[int, float, float]]  # replicas, steps, tokens
-    full: dict[Mode, tuple[int, float]]  # replicas with a standing queue, tokens
-
-
-def _sum(replicas: tuple[ReplicaView, ...]) -> _Sums:
-    count = n16 = n8 = f16 = f8 = 0
-    prompt = admitted = computed = s16 = s8 = t16 = t8 = ft16 = ft8 = 0.0
-    for view in replicas:
-        rates = view.rates
-        if rates is None:
-            continue
-        count += 1
-        prompt += rates.arrived_tokens
-        if rates.arrived_tokens > rates.waiting_tokens:
-            admitted += rates.arrived_tokens - rates.waiting_tokens
-        tokens16, tokens8 = rates.tokens_fp16, rates.tokens_fp8
-        computed += tokens16 + tokens8
-        steps16, steps8 = rates.steps_fp16, rates.steps_fp8
-        steps = steps16 + steps8
-        if steps <= 0:
-            continue
-        snapshot = view.snapshot
-        if steps16 >= PURE * steps:
-            step_ms = snapshot.step_ms_fp16
-            if step_ms is not None and steps * step_ms >= BUSY_MS:
-                n16, s16, t16 = n16 + 1, s16 + steps16, t16 + tokens16
-            if view.standing_tokens > 0:
-                f16, ft16 = f16 + 1, ft16 + tokens16
-        elif steps8 >= PURE * steps:
-            step_ms = snapshot.step_ms_fp8
-            if step_ms is not None and steps * step_ms >= BUSY_MS:
-                n8, s8, t8 = n8 + 1, s8 + steps8, t8 + tokens8
-            if view.standing_tokens > 0:
-                f8, ft8 = f8 + 1, ft8 + tokens8
-    return _Sums(
-        count,
-        prompt,
-        admitted,
-        computed,
-        {Mode.FP16: (n16, s16, t16), Mode.FP8: (n8, s8, t8)},
-        {Mode.FP16: (f16, ft16), Mode.FP8: (f8, ft8)},
-    )
-
-
 def update(observation: Observation, state: LoadState, settings: LoadSettings) -> tuple[Load, LoadState]:
     """Learn from what is seen and estimate."""
-    now_s, sums = observation.now_s, _sum(observation.replicas)
+    now_s, sums = observation.now_s, add_up(observation.replicas)
     dt_s = 0.0 if state.at_s is None else min(MAX_GAP_S, max(0.0, now_s - state.at_s))
     if sums.replicas == 0:
         return _estimate(observation, None, state, settings), state

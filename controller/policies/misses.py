@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from controller.policies.base import Observation, Settings
+from controller.policies.table import Table, in_order_sum
 
 OTHERS_S = 5.0  # after a change the requests that finish had mostly run under the mode before
 MAX_GAP_S = 5.0
@@ -53,7 +54,12 @@ def update(observation: Observation, state: Misses, changed_at_s: float | None, 
 def rates(observation: Observation) -> tuple[float, float]:
     """Requests judged, and requests that missed, per second over all replicas."""
     judged = within = 0.0
-    for view in observation.replicas:
+    replicas = observation.replicas
+    if isinstance(replicas, Table):
+        rows = replicas.rows[replicas.rows["judged"] > 0]
+        judged, within = in_order_sum(rows["judged"]), in_order_sum(rows["within_slo"])
+        return judged, min(judged, max(0.0, judged - within))
+    for view in replicas:
         rates = view.rates
         if rates is not None and rates.judged > 0:
             judged += rates.judged

@@ -114,4 +114,5 @@ def _objections(
 
 def wished(memory: Memory, mode: DirectiveMode) -> Memory:
     """Note what the policy decided."""
-    return replace(memory, history=backoff.wished(memory.history, mode))
+    history = backoff.wished(memory.history, mode)
+    return memory if history is memory.history else replace(memory, history=history)

@@ -20,7 +20,8 @@ class Ring:
     last_s: float = 0.0  # of the latest sample
     index: int = 0  # of the present bucket, counted from the clock's zero
     present: Pair = (0.0, 0.0)
-    past: tuple[Pair, ...] = ()  # oldest first
+    past: tuple[float, ...] = ()  # of the first counter, oldest first
+    past_second: tuple[float, ...] = ()
 
     def add(self, now_s: float, first: float, second: float) -> "Ring":
         """Count; time that runs backwards counts as standing still."""
@@ -29,19 +30,23 @@ class Ring:
         if self.began_s is None:
             return replace(self, began_s=now_s, last_s=now_s, index=index, present=(first, second))
         if index == self.index:
-            return replace(self, last_s=now_s, present=(self.present[0] + first, self.present[1] + second))
-        empty = min(index - self.index - 1, self.count)
-        past = (*self.past, self.present, *((0.0, 0.0),) * empty)[-self.count :]
-        return replace(self, last_s=now_s, index=index, present=(first, second), past=past)
+            present = (self.present[0] + first, self.present[1] + second)
+            # replace() would take longer than the rest
+            return Ring(self.bucket_s, self.count, self.began_s, now_s, index, present, self.past, self.past_second)
+        empty = (0.0,) * min(index - self.index - 1, self.count)
+        return replace(
+            self,
+            last_s=now_s,
+            index=index,
+            present=(first, second),
+            past=(*self.past, self.present[0], *empty)[-self.count :],
+            past_second=(*self.past_second, self.present[1], *empty)[-self.count :],
+        )
 
     def over(self, span_s: float) -> Pair:
         """Sums over the last ``span_s`` seconds, rounded up to a bucket."""
-        buckets = min(len(self.past), round(span_s / self.bucket_s))
-        chosen = self.past[len(self.past) - buckets :]
-        return (
-            self.present[0] + sum(pair[0] for pair in chosen),
-            self.present[1] + sum(pair[1] for pair in chosen),
-        )
+        first = max(0, len(self.past) - round(span_s / self.bucket_s))
+        return self.present[0] + sum(self.past[first:]), self.present[1] + sum(self.past_second[first:])
 
     @property
     def span_s(self) -> float:

@@ -6,15 +6,17 @@ A band must be passed for ``enter_after_s``, and all signals must have been belo
 do at the present load: where calm under FP8 is an overload under FP16 it alternates as often as the guards let it. Pure.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from controller.policies import load
-from controller.policies.base import Decision, Observation, PolicySpec, Settings
-from controller.policies.health import exceeded_by
+from controller.policies.base import Decision, Observation, PolicySpec, ReplicaView, Settings
+from controller.policies.health import Values, exceeded_by
+from controller.policies.table import Rows, Table
 from controller.schema import LatencyWindow
 from nestedfp.modes import DirectiveMode
 
@@ -103,27 +105,42 @@ def decide(observation: Observation, state: State, config: Threshold) -> tuple[D
 
 def _signals(observation: Observation, config: Threshold) -> Iterator[tuple[str, float, float, Band]]:
     """Yield (name, value for entering, value for leaving, band), the leading signals first."""
-    snapshots = [view.snapshot for view in observation.replicas]
-    share = config.tolerated_share
-    if config.wait_s is not None:
-        wait_s = exceeded_by([snapshot.oldest_wait_s for snapshot in snapshots], share)
-        yield "wait_s", wait_s, wait_s, config.wait_s
-    if config.waiting_tokens is not None:
-        tokens = exceeded_by([snapshot.waiting_tokens for snapshot in snapshots], share)
-        yield "waiting_tokens", tokens, tokens, config.waiting_tokens
-    # A thin window is too little to enter on, but enough to stay.
-    if config.ttft_p90_ms is not None:
-        windows = [snapshot.ttft for snapshot in snapshots]
-        yield "ttft_p90_ms", *_p90_ms(windows, config.min_window_count, share), config.ttft_p90_ms
-    if config.tpot_p90_ms is not None:
-        windows = [snapshot.tpot for snapshot in snapshots]
-        yield "tpot_p90_ms", *_p90_ms(windows, config.min_window_count, share), config.tpot_p90_ms
+    replicas, least = observation.replicas, config.min_window_count
+    values = _of_rows(replicas.rows, least) if isinstance(replicas, Table) else _of_views(replicas, least)
+    for name, (entering, leaving) in values.items():
+        band: Band | None = getattr(config, name)
+        if band is not None:
+            enter = exceeded_by(entering, config.tolerated_share)
+            yield name, enter, enter if leaving is entering else exceeded_by(leaving, config.tolerated_share), band
 
 
-def _p90_ms(windows: list[LatencyWindow], min_count: int, share: float) -> tuple[float, float]:
-    """Over the windows with enough samples, and over all that have any."""
-    enough = exceeded_by([window.p90_ms if window.count >= min_count else 0.0 for window in windows], share)
-    return enough, exceeded_by([window.p90_ms if window.count else 0.0 for window in windows], share)
+# Signal -> its values for entering and for leaving. A window of fewer than ``least`` samples is too little to enter on, but
+# enough to stay.
+
+
+def _of_views(replicas: Sequence[ReplicaView], least: int) -> dict[str, tuple[Sequence[float], Sequence[float]]]:
+    snapshots = [view.snapshot for view in replicas]
+    wait_s, tokens = [one.oldest_wait_s for one in snapshots], [one.waiting_tokens for one in snapshots]
+    ttft, tpot = [one.ttft for one in snapshots], [one.tpot for one in snapshots]
+    return {
+        "wait_s": (wait_s, wait_s),
+        "waiting_tokens": (tokens, tokens),
+        "ttft_p90_ms": (_p90_ms(ttft, least), _p90_ms(ttft, 1)),
+        "tpot_p90_ms": (_p90_ms(tpot, least), _p90_ms(tpot, 1)),
+    }
+
+
+def _p90_ms(windows: list[LatencyWindow], least: int) -> list[float]:
+    return [window.p90_ms if window.count >= least else 0.0 for window in windows]
+
+
+def _of_rows(rows: Rows, least: int) -> dict[str, tuple[Values, Values]]:
+    wait_s, tokens = rows["oldest_wait_s"], rows["waiting_tokens"]
+    signals = {"wait_s": (wait_s, wait_s), "waiting_tokens": (tokens, tokens)}
+    for name in ("ttft", "tpot"):
+        count, p90_ms = rows[f"{name}_count"], rows[f"{name}_p90_ms"]
+        signals[f"{name}_p90_ms"] = np.where(count >= least, p90_ms, 0.0), np.where(count >= 1, p90_ms, 0.0)
+    return signals
 
 
 SPEC = PolicySpec(
