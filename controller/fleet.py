@@ -9,12 +9,12 @@ window is. A step looks at many replicas through the rows of numbers that are wr
 
 import enum
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
 from controller.plausible import fault, wait_fault
-from controller.policies.base import Rates, ReplicaView
+from controller.policies.base import Rates, Replicas, ReplicaView
 from controller.policies.table import FEWEST, Table
 from controller.rowstore import RowStore
 from controller.schema import ReplicaSnapshot
@@ -173,7 +173,7 @@ class Fleet:
         self._none_silent_before_s = earliest_s + self.forget_after_s
         return bool(gone)
 
-    def views(self, now_s: float) -> Sequence[ReplicaView]:
+    def views(self, now_s: float) -> Replicas:
         """All replicas that have said something plausible, sorted by id. Good until the next call: their ages go on."""
         if self._in_order is None:
             ids = sorted(replica_id for replica_id in self._replicas if replica_id in self._rows)

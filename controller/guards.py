@@ -6,13 +6,13 @@ when the policy wants FP8, and to be loaded when it wants to leave it. A replica
 as silent. Only the fail-safe, where one is configured, changes the mode without data.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from controller.policies.base import Decision, Observation, PolicySpec, ReplicaView, Settings
+from controller.policies.base import Decision, Observation, PolicySpec, Replicas, Settings
 from controller.policies.table import Table, ids_of
 from controller.schema import Fallback
 from nestedfp.modes import DirectiveMode
@@ -77,7 +77,7 @@ class Verdict:
     held: str | None = None  # the guard that holds; None: none does
 
 
-def warmed_up(replicas: Sequence[ReplicaView], warm_up_s: float = 0.0) -> Sequence[ReplicaView]:
+def warmed_up(replicas: Replicas, warm_up_s: float = 0.0) -> Replicas:
     """The replicas that serve, and have for a while: what is measured before would look like an overload."""
     if isinstance(replicas, Table):
         return replicas.where((replicas.rows["ready"] > 0) & (replicas.rows["ready_for_s"] >= warm_up_s))
@@ -91,7 +91,7 @@ def warmed_up(replicas: Sequence[ReplicaView], warm_up_s: float = 0.0) -> Sequen
     )
 
 
-def fresh(replicas: Sequence[ReplicaView], stale_after_s: float) -> Sequence[ReplicaView]:
+def fresh(replicas: Replicas, stale_after_s: float) -> Replicas:
     """The replicas heard of lately."""
     if isinstance(replicas, Table):
         return replicas.where(replicas.rows["age_s"] <= stale_after_s)

@@ -7,13 +7,13 @@ r = L16 / L8 times what one in FP16 does, and K replicas in FP8 serve the load a
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from controller.policies.base import ReplicaView, Settings
+from controller.policies.base import Replicas, Settings
 from controller.policies.table import Table
 
 
@@ -45,14 +45,12 @@ def grown(present: int, replicas: int, needed_count: int | None) -> int:
     return min(replicas, max(1, 2 * present))
 
 
-def chosen(
-    ready: Sequence[ReplicaView], in_fp8: Collection[str], wanted: int, frozen: Collection[str] = ()
-) -> frozenset[str]:
+def chosen(ready: Replicas, in_fp8: Collection[str], wanted: int, frozen: Collection[str] = ()) -> frozenset[str]:
     """The replicas that run FP8: those that do already first, then the most loaded; of several, by name.
 
     ``frozen`` replicas keep what they do, because they have changed too often.
     """
-    table = ready if isinstance(ready, Table) else Table.of(sorted(ready, key=lambda view: view.replica_id))
+    table = ready if isinstance(ready, Table) else Table.of(tuple(sorted(ready, key=lambda view: view.replica_id)))
     table = table.where(table.rows["fp16_only"] == 0)
     stay = {replica_id for replica_id in table.ids if replica_id in frozen and replica_id in in_fp8}
     if frozen:

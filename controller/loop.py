@@ -7,7 +7,6 @@ What is decided and what is in force differ only in advisory mode, where the rep
 in the operator's) while the loop goes on deciding as if its word were followed.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from controller import guards, ladder
@@ -16,7 +15,7 @@ from controller.config import ControllerConfig, check_reload
 from controller.fleet import Fleet, Reception
 from controller.orders import Orders
 from controller.policies import POLICIES
-from controller.policies.base import Decision, ReplicaView
+from controller.policies.base import Decision, Replicas
 from controller.protocol import NO_RULE, Content, DirectivePublisher, lapsed
 from controller.records import Bookkeeper
 from controller.report import status_report
@@ -187,7 +186,7 @@ class ControlLoop:
             self._since_s = self._began_s = now_s
         return now_s
 
-    def _plan(self, now_s: float, views: Sequence[ReplicaView]) -> Plan:
+    def _plan(self, now_s: float, views: Replicas) -> Plan:
         """Ask the operator, the fail-safe, and then the policy."""
         ordered = self._orders.for_all
         if ordered is not None and not self._config.advisory:
@@ -197,7 +196,7 @@ class ControlLoop:
         plan = self._scope.decide(Sight(now_s, views, self._decided, self._fleet.faults))
         return keep_fp8(plan, self._decided, views) if self._ladder.holds_fp8 else plan
 
-    def _fail_safe(self, now_s: float, views: Sequence[ReplicaView]) -> Plan | None:
+    def _fail_safe(self, now_s: float, views: Replicas) -> Plan | None:
         """The configured mode, once there has been no quorum for long."""
         bounds = self._config.guards
         if bounds.fail_safe is None:
@@ -216,7 +215,7 @@ class ControlLoop:
         decision = Decision(bounds.fail_safe.mode, "fail_safe", bounds.fail_safe.rule, inputs)
         return Plan(decision.mode, decision.rule, {}, decision)
 
-    def _climb(self, now_s: float, views: Sequence[ReplicaView]) -> str | None:
+    def _climb(self, now_s: float, views: Replicas) -> str | None:
         """Go a step up or down the ladder where it is time to; returns why."""
         ordered = self._orders.for_all
         if ordered is not None and ordered.mode is not DirectiveMode.FP8:

@@ -7,14 +7,14 @@ Policies that do not observe (``adaptive`` is False) decide for the cluster in e
 
 import bisect
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from controller import guards
 from controller.config import ControllerConfig
 from controller.policies import POLICIES
-from controller.policies.base import Decision, Observation, ReplicaView
+from controller.policies.base import Decision, Observation, Replicas, ReplicaView
 from controller.policies.table import ids_of
 from controller.protocol import NO_RULE, Content
 from nestedfp.modes import DirectiveMode
@@ -28,7 +28,7 @@ class Sight:
     """All that a scope may look at."""
 
     now_s: float
-    views: Sequence[ReplicaView]
+    views: Replicas
     current: Content  # in force, whoever put it there
     faulty: Collection[str] = ()
 
@@ -84,7 +84,7 @@ def moves(before: Content, after: Content, replica_ids: Collection[str]) -> dict
     }
 
 
-def keep_fp8(plan: Plan, current: Content, views: Sequence[ReplicaView]) -> Plan:
+def keep_fp8(plan: Plan, current: Content, views: Replicas) -> Plan:
     """The plan without what takes FP8 off a replica: precision is the last thing that the ladder gives back."""
     fp8 = DirectiveMode.FP8
     planned = modes_now(ids_of(views), Content(plan.mode, exceptions=plan.exceptions))
@@ -123,7 +123,7 @@ class BaseScope:
     def _forget(self) -> None:
         self._policy_state = self._start()
 
-    def _observation(self, sight: Sight, views: Sequence[ReplicaView], current: DirectiveMode) -> Observation:
+    def _observation(self, sight: Sight, views: Replicas, current: DirectiveMode) -> Observation:
         return Observation(now_s=sight.now_s, replicas=views, current=current, slo=self._config.slo)
 
 
@@ -205,7 +205,7 @@ class ReplicaScope(BaseScope):
         )
         return Plan(mode, rules[0] if rules else NO_RULE, exceptions, summary, None, held, reasons)
 
-    def _turn(self, views: Sequence[ReplicaView]) -> Sequence[ReplicaView]:
+    def _turn(self, views: Replicas) -> Replicas:
         """The next replicas to be asked for, by name after those of the last step, and round again."""
         count = self._config.replicas_per_step
         if len(views) <= count:

@@ -1,12 +1,10 @@
 """Measures what the ladder looks at, from what is known about the replicas. Pure."""
 
-from collections.abc import Sequence
-
 from controller.config import ControllerConfig
 from controller.guards import fresh, warmed_up
 from controller.ladder import Strain
 from controller.policies import POLICIES
-from controller.policies.base import ReplicaView
+from controller.policies.base import Replicas
 from controller.policies.table import Table, ids_of
 from controller.publisher import Content
 from nestedfp.modes import DirectiveMode
@@ -14,7 +12,7 @@ from nestedfp.modes import DirectiveMode
 
 def measure(
     now_s: float,
-    views: Sequence[ReplicaView],
+    views: Replicas,
     current: Content,
     config: ControllerConfig,
     fp8_load: float | None,

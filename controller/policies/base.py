@@ -4,9 +4,9 @@ A policy is a function ``decide(observation, state, config) -> (Decision, state)
 controller's clock; everything else has its unit in its name.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Generic, Protocol, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -77,12 +77,23 @@ class ReplicaView:
         return self.snapshot.running == 0 and self.snapshot.waiting == 0
 
 
+class Replicas(Protocol):
+    """Views of replicas: a tuple of a few, a ``table.Table`` of many."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[ReplicaView]: ...
+    @overload
+    def __getitem__(self, index: int, /) -> ReplicaView: ...
+    @overload
+    def __getitem__(self, index: slice, /) -> tuple[ReplicaView, ...]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Observation:
     """All that a policy may look at."""
 
     now_s: float  # the caller's clock: monotonic when live, virtual in a simulation
-    replicas: Sequence[ReplicaView]  # sorted by replica_id; of many a ``table.Table``
+    replicas: Replicas  # sorted by replica_id
     current: DirectiveMode = DirectiveMode.FP16  # the directive in force, whoever put it there
     slo: Slo = USUAL_SLO
 

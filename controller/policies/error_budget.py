@@ -12,14 +12,13 @@ The quality budget caps the share of tokens computed in FP8 over the last hour; 
 that an hour at the rate so far would give. Once spent, everything runs FP16 until the share has fallen by a tenth.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from controller.policies import misses, returning
-from controller.policies.base import Decision, Observation, PolicySpec, ReplicaView, Settings
+from controller.policies.base import Decision, Observation, PolicySpec, Replicas, Settings
 from controller.policies.ring import Ring
 from controller.policies.table import Table, in_order_sum
 from nestedfp.modes import DirectiveMode
@@ -133,7 +132,7 @@ def decide(observation: Observation, state: State, config: ErrorBudget) -> tuple
     return decision, State(returning.wished(memory, mode), requests, tokens, spent)
 
 
-def tokens_per_s(replicas: Sequence[ReplicaView]) -> tuple[float, float]:
+def tokens_per_s(replicas: Replicas) -> tuple[float, float]:
     """Tokens computed, and those computed in FP8, over all replicas."""
     if isinstance(replicas, Table):
         in_fp8 = replicas.rows["tokens_fp8"]

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from controller.policies.base import Rates, ReplicaView, Settings, Slo
+from controller.policies.base import Rates, Replicas, ReplicaView, Settings, Slo
 from controller.policies.table import Rows, Table, in_order_sum
 from nestedfp.modes import Mode
 
@@ -64,7 +64,7 @@ class Health:
         return min(LARGEST_MS, self.ttft_ms * step_ratio)
 
 
-def assess(replicas: Sequence[ReplicaView], slo: Slo, step_ratio: float, settings: HealthSettings) -> Health:
+def assess(replicas: Replicas, slo: Slo, step_ratio: float, settings: HealthSettings) -> Health:
     """Look at every replica once. Idle replicas are left out: their latencies and step times are old news."""
     if isinstance(replicas, Table):
         return assess_rows(replicas.rows, slo, step_ratio, settings)

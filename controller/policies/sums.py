@@ -1,11 +1,10 @@
 """What the load estimate adds up over all replicas. Pure."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from controller.policies.base import ReplicaView
+from controller.policies.base import Replicas
 from controller.policies.table import Rows, Table, in_order_sum
 from nestedfp.modes import Mode
 
@@ -25,7 +24,7 @@ class Sums:
     full: dict[Mode, tuple[int, float]]  # replicas with a standing queue, tokens
 
 
-def add_up(replicas: Sequence[ReplicaView]) -> Sums:
+def add_up(replicas: Replicas) -> Sums:
     """Look at every replica once."""
     return sum_rows(replicas.rows) if isinstance(replicas, Table) else sum_views(replicas)
 
@@ -59,7 +58,7 @@ def sum_rows(rows: Rows) -> Sums:
     )
 
 
-def sum_views(replicas: Sequence[ReplicaView]) -> Sums:
+def sum_views(replicas: Replicas) -> Sums:
     """One view after the other."""
     count = n16 = n8 = f16 = f8 = 0
     prompt = admitted = computed = s16 = s8 = t16 = t8 = ft16 = ft8 = 0.0

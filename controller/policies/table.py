@@ -16,7 +16,7 @@ from typing import TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
-from controller.policies.base import ReplicaView
+from controller.policies.base import Replicas, ReplicaView
 from nestedfp.modes import Mode
 
 FEWEST = 48  # replicas for which arrays pay
@@ -103,7 +103,7 @@ def numbers(view: ReplicaView, age_s: float, fp16_step_age_s: float | None) -> t
     )
 
 
-class Table(Sequence[ReplicaView]):
+class Table:
     """Replicas as rows of numbers, and as views for whoever asks for one.
 
     Args:
@@ -118,7 +118,7 @@ class Table(Sequence[ReplicaView]):
         self.rows, self.ids, self._view_of = rows, ids, view_of
 
     @classmethod
-    def of(cls, views: Sequence[ReplicaView]) -> "Table":
+    def of(cls, views: Replicas) -> "Table":
         """A table of these views, which must be sorted by id."""
         rows = np.array([numbers(view, view.age_s, view.fp16_step_age_s) for view in views], dtype=ROW)
         return cls(rows, [view.replica_id for view in views], {view.replica_id: view for view in views}.__getitem__)
@@ -145,7 +145,7 @@ class Table(Sequence[ReplicaView]):
         return self._view_of(self.ids[index])
 
 
-def ids_of(replicas: Sequence[ReplicaView]) -> Sequence[str]:
+def ids_of(replicas: Replicas) -> Sequence[str]:
     """Their ids, in order."""
     return replicas.ids if isinstance(replicas, Table) else [view.snapshot.replica_id for view in replicas]
 

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from controller.policies import load
-from controller.policies.base import Decision, Observation, PolicySpec, ReplicaView, Settings
+from controller.policies.base import Decision, Observation, PolicySpec, Replicas, Settings
 from controller.policies.health import Values, exceeded_by
 from controller.policies.table import Rows, Table
 from controller.schema import LatencyWindow
@@ -118,7 +118,7 @@ def _signals(observation: Observation, config: Threshold) -> Iterator[tuple[str,
 # enough to stay.
 
 
-def _of_views(replicas: Sequence[ReplicaView], least: int) -> dict[str, tuple[Sequence[float], Sequence[float]]]:
+def _of_views(replicas: Replicas, least: int) -> dict[str, tuple[Sequence[float], Sequence[float]]]:
     snapshots = [view.snapshot for view in replicas]
     wait_s, tokens = [one.oldest_wait_s for one in snapshots], [one.waiting_tokens for one in snapshots]
     ttft, tpot = [one.ttft for one in snapshots], [one.tpot for one in snapshots]
