@@ -60,27 +60,35 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--duplication", type=float, default=0.0, metavar="F", help="of messages")
 
 
-def read_loads(args: argparse.Namespace) -> list[float | None]:
-    """Check the load's arguments; None stands for the trace's own rate."""
+def check_window(args: argparse.Namespace) -> None:
+    """One source of requests, and a span that can be."""
     if (args.trace is None) == (args.generate is None):
         raise SimulationError("expected one of --trace and --generate")
+    if args.duration is not None and not 0 < args.duration < float("inf"):
+        raise SimulationError(f"--duration: expected seconds above 0, got {args.duration:g}")
+
+
+def read_loads(args: argparse.Namespace) -> list[float | None]:
+    """Check the load's arguments; None stands for the trace's own rate."""
+    check_window(args)
     for load in args.load or ():
         if not 0 < load < 100:
             raise SimulationError(f"--load: expected a fraction of FP16 capacity above 0, such as 0.8, got {load:g}")
-    if args.duration is not None and not 0 < args.duration < float("inf"):
-        raise SimulationError(f"--duration: expected seconds above 0, got {args.duration:g}")
     if args.generate is not None and not args.load:
         raise SimulationError("--generate: expected --load, the mean rate over the FP16 capacity")
     return list(args.load) if args.load else [None]
 
 
-def read_bench(args: argparse.Namespace) -> Bench:
-    """The trace, or the generator, on the engine."""
+def read_bench(args: argparse.Namespace, rate_rps: float | None = None) -> Bench:
+    """The trace, or the generator, on the engine. ``rate_rps``: at which the generator draws, once for all runs."""
     table = read_table(args.table)
     if args.trace is not None:
         return make_bench(table, read_trace(args.trace), args.start, args.duration)
     generator = Generator(args.generate == "bursts", args.duration or 600.0, args.seed)
-    return make_bench(table, generator.arrivals(MEAN_RATE_RPS), generator=generator)
+    arrivals = generator.arrivals(rate_rps or MEAN_RATE_RPS)
+    if not arrivals:
+        raise SimulationError(f"no request in {generator.duration_s:g} s; raise --rate or --duration")
+    return make_bench(table, arrivals, 0.0, generator.duration_s, generator=generator)
 
 
 def check_folders(*paths: Path | None) -> None:
