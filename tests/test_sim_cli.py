@@ -47,6 +47,7 @@ def test_another_rate_keeps_lengths_and_the_shape_in_time(ratio: float):
         smooth = workload.at_rate(load, ratio * load.rate_rps, seed=1, jitter_s=300.0)
         moved, _ = np.histogram([a.at_s for a in smooth.arrivals], bins)
         assert np.corrcoef(before, moved)[0, 1] < 0.5
+        assert max(moved[0], moved[-1]) < moved[1:-1].max(), "copies that leave the window do not pile up at its ends"
 
 
 def test_windows_start_at_zero_and_what_no_engine_computes_is_repaired_or_refused():

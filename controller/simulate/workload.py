@@ -70,7 +70,8 @@ def at_rate(load: Load, rate_rps: float, seed: int, jitter_s: float = JITTER_S) 
         raise TraceError(f"a rate of {rate_rps:g} requests/s leaves none of {len(load.arrivals)}; raise --load")
     times_s = np.array([arrival.at_s for arrival in load.arrivals])[indices]
     if ratio > 1:
-        times_s = np.clip(times_s + rng.uniform(-jitter_s, jitter_s, len(times_s)), 0, load.span_s)
+        # What leaves the window at one end comes in at the other: kept at the ends, the copies would pile up there.
+        times_s = (times_s + rng.uniform(-jitter_s, jitter_s, len(times_s))) % load.span_s
     order = np.argsort(times_s, kind="stable")
     arrivals = load.arrivals
     scaled = tuple(
