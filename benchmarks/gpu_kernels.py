@@ -22,7 +22,7 @@ _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A compiled tile and how K is split (csrc/cuda/gemm.h)."""
+    """A compiled tile and how K is split (csrc/cuda/gemm.h); split 0: every block gets as many steps."""
 
     tile: int
     split: int = 1
@@ -43,10 +43,11 @@ class Tile:
     k_warpgroups: int
     tokens: int
     blocks_per_sm: int
+    pair: int
 
     def __str__(self) -> str:
         sharing = f"k{self.k_warpgroups}" if self.k_warpgroups > 1 else ""
-        return f"{64 * self.row_warpgroups}x{self.tokens}{sharing}{'/2' if self.blocks_per_sm == 2 else ''}"
+        return f"{64 * self.row_warpgroups}x{self.tokens}{sharing}{'/2' if self.blocks_per_sm == 2 else ''}{'p' if self.pair == 2 else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ def library() -> ctypes.CDLL:
     lib.nestedfp_predict.argtypes, lib.nestedfp_predict.restype = problem, ctypes.c_double
     lib.nestedfp_choose.argtypes = problem
     lib.nestedfp_plan.argtypes = [*problem, ctypes.POINTER(_INT)]
+    lib.nestedfp_parts.argtypes = [*problem, _INT, ctypes.POINTER(_INT)]
     lib.nestedfp_partial_sum_bytes.argtypes, lib.nestedfp_partial_sum_bytes.restype = problem, _LONG
     if not hasattr(lib, "nestedfp_gemm"):  # built without CUDA, for tests of the choice of configs
         return lib
@@ -95,14 +97,14 @@ def tiles() -> tuple[Tile, ...]:
     """Every compiled tile, by index."""
     found = []
     for index in range(library().nestedfp_tile_count()):
-        fields = (_INT * 5)()
+        fields = (_INT * 6)()
         library().nestedfp_tile(index, fields)
         found.append(Tile(*fields))
     return tuple(found)
 
 
 def describe(config: Config) -> str:
-    """Short name of a config: ``128x64s2``, ``t2`` if only the tail is split, ``m`` if through memory."""
+    """Short name of a config: ``128x64s2``, ``t2`` if only the tail is split, ``m`` through memory, ``s0m`` even shares."""
     split = "" if config.split == 1 else f"{'t' if config.tail_only else 's'}{config.split}"
     split += "m" if config.through_memory else ""
     return f"{tiles()[config.tile]}{split}"
@@ -122,10 +124,20 @@ def predict_us(precision: int, m: int, n: int, k: int, config: Config, num_sms: 
 
 def plan(precision: int, m: int, n: int, k: int, config: Config, num_sms: int = NUM_SMS_H100) -> dict[str, int]:
     """Return how a problem is cut into work (csrc/cuda/gemm.h)."""
-    names = ("blocks", "row_tiles", "token_tiles", "group", "tiles", "whole_tiles", "cluster", "parts", "steps")
+    names = ("blocks", "row_tiles", "token_tiles", "group", "tiles", "whole_tiles", "cluster", "steps", "shares")
+    names += ("columns", "pair")
     result = (_INT * len(names))()
     library().nestedfp_plan(precision, m, n, k, num_sms, config.fields(), result)
     return dict(zip(names, result, strict=True))
+
+
+def parts(
+    precision: int, m: int, n: int, k: int, config: Config, block: int, num_sms: int = NUM_SMS_H100
+) -> list[tuple[int, int, int, int, int]]:
+    """Return a block's share as (tile, first step, steps, index, count), in its order (csrc/cuda/shares.h)."""
+    fields = (_INT * (5 * 1024))()
+    count = library().nestedfp_parts(precision, m, n, k, num_sms, config.fields(), block, fields)
+    return [tuple(fields[5 * i : 5 * i + 5]) for i in range(count)]  # type: ignore[misc]
 
 
 def valid_configs(precision: int, m: int, n: int, k: int) -> Iterator[tuple[float, Config]]:
@@ -133,7 +145,7 @@ def valid_configs(precision: int, m: int, n: int, k: int) -> Iterator[tuple[floa
     for index, tile in enumerate(tiles()):
         if tile.precision != precision:
             continue
-        splits = [(s, memory) for memory, most in ((False, 4), (True, 8)) for s in range(1, most + 1)]
+        splits = [(s, False) for s in range(1, 5)] + [(s, True) for s in range(9)]
         for config in [Config(index, s, tail, memory) for s, memory in splits for tail in (False, True)]:
             us = predict_us(precision, m, n, k, config)
             if us >= 0:

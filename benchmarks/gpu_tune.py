@@ -16,8 +16,8 @@ from benchmarks import gpu_kernels as kernels
 from benchmarks.gpu_shapes import SHAPES, TOKENS, TUNED_TOKENS
 from benchmarks.gpu_timing import buffers_beyond_l2, capture, interleaved_us
 
-CANDIDATES = 40  # best predictions that are timed
-CANDIDATES_LARGE = 16  # the same from 1024 tokens on, where predictions are better and launches long
+CANDIDATES = 48  # best predictions that are timed
+CANDIDATES_LARGE = 22  # the same from 1024 tokens on, where predictions are better and launches long
 FINALISTS = 5  # best of those that are timed again, longer
 SLACK = 4.0  # predictions beyond this multiple of the best are not tried
 

@@ -67,19 +67,55 @@ def test_every_plan_covers_every_tile_once(precision):
         for _, config in kernels.valid_configs(precision, m, n, k):
             tile = kernels.tiles()[config.tile]
             plan = kernels.plan(precision, m, n, k, config)
-            tiles = -(-n // (64 * tile.row_warpgroups)) * -(-m // tile.tokens)
+            tiles = -(-n // (64 * tile.row_warpgroups * plan["pair"])) * -(-m // tile.tokens)
+            assert plan["pair"] == tile.pair
             assert plan["tiles"] == tiles
             assert plan["token_tiles"] == -(-m // tile.tokens)
-            assert plan["cluster"] * plan["parts"] == config.split
             # Whole tiles are strided over the blocks, and no block is idle.
             rest = tiles - plan["whole_tiles"]
-            assert plan["blocks"] <= max(plan["whole_tiles"], rest * config.split)
+            assert plan["cluster"] == (1 if config.through_memory else config.split)
             assert plan["whole_tiles"] == tiles or plan["whole_tiles"] % plan["blocks"] == 0
-            if plan["cluster"] > 1:  # one part a block
+            if config.split == 1:
+                assert plan["blocks"] <= tiles
+            elif not config.through_memory:  # one part a block, no rank of a cluster without any
                 assert plan["blocks"] % config.split == 0
-                assert 0 <= rest <= plan["blocks"] // config.split
-            # No rank of a cluster gets an empty part of K.
-            assert plan["steps"] >= 2 * config.split or config.split == 1
+                assert 0 < rest <= plan["blocks"] // config.split
+                assert plan["steps"] >= 2 * config.split
+            else:
+                assert plan["blocks"] * plan["pair"] <= kernels.NUM_SMS_H100 * tile.blocks_per_sm
+                assert 0 < plan["shares"] * plan["columns"] <= plan["blocks"]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_shares_cover_every_step_once_and_wait_for_lower_blocks_only(precision):
+    shapes = [(m, n, k) for n, k in SHAPES.values() for m in (1, 96, 256, 384, 512, 1000, 1536)]
+    seen = 0
+    for m, n, k in [*shapes, (3, 1000, 1088), (2500, 333, 700)]:
+        for _, config in kernels.valid_configs(precision, m, n, k):
+            if not config.through_memory or config.tile % 3:
+                continue
+            seen += 1
+            plan = kernels.plan(precision, m, n, k, config)
+            found = {}
+            for block in range(plan["blocks"]):
+                share = kernels.parts(precision, m, n, k, config, block)
+                steps = [steps for _, _, steps, _, _ in share]
+                even = (plan["tiles"] - plan["whole_tiles"]) * plan["steps"] / (plan["shares"] * plan["columns"])
+                assert not share or abs(sum(steps) - even) < 1, f"{m=} {n=} {k=} {config}"
+                # A slot holds one part's sums, and only a share's last tile waits for others.
+                assert all(index == 0 for _, _, _, index, _ in share[1:])
+                assert all(count == 1 or index > 0 for _, _, _, index, count in share[:-1])
+                for tile, first, steps_here, index, count in share:
+                    found.setdefault(tile, []).append((index, first, steps_here, count, block))
+            assert sorted(found) == list(range(plan["tiles"] - plan["whole_tiles"]))
+            for tile in found.values():
+                tile.sort()
+                assert [part[0] for part in tile] == list(range(len(tile)))
+                assert all(part[3] == len(tile) for part in tile)
+                ends = [0] + [first + steps for _, first, steps, _, _ in tile]
+                assert [first for _, first, _, _, _ in tile] == ends[:-1] and ends[-1] == plan["steps"]
+                assert all(a[4] - b[4] == plan["columns"] for a, b in zip(tile, tile[1:], strict=False))
+    assert seen > 100
 
 
 def test_tokens_are_walked_in_groups_of_about_equal_width_that_fit_the_cache():
@@ -97,7 +133,8 @@ def test_an_unsplit_grid_is_resident_at_once():
         config = kernels.choose(kernels.FP16, m, n, k)
         if config.split == 1:
             tile = kernels.tiles()[config.tile]
-            assert kernels.plan(kernels.FP16, m, n, k, config)["blocks"] <= kernels.NUM_SMS_H100 * tile.blocks_per_sm
+            plan = kernels.plan(kernels.FP16, m, n, k, config)
+            assert plan["blocks"] * plan["pair"] <= kernels.NUM_SMS_H100 * tile.blocks_per_sm
 
 
 def test_an_unknown_or_foreign_tile_is_refused():
@@ -126,7 +163,7 @@ def test_the_table_is_measured_and_says_where():
 
 
 def test_every_tile_is_instantiated_and_no_other():
-    pattern = r"\((kFp\w+), (\d), (\d), (\d+), (\d)\)"
+    pattern = r"\((kFp\w+), (\d), (\d), (\d+), (\d), (\d)\)"
     declared = re.findall("NESTEDFP_TILE" + pattern, (CUDA / "tiles.inc").read_text())
     compiled = [
         t for path in CUDA.glob("tiles_*.cu") for t in re.findall("NESTEDFP_INSTANTIATE" + pattern, path.read_text())

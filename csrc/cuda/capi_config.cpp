@@ -1,12 +1,13 @@
 // The choice of a config as C functions, host only: with gemm_config.cpp this makes a library that needs no CUDA, which
 // the tests build with the C++ compiler alone.
 #include "capi.h"
+#include "shares.h"
 
 using namespace nestedfp::cuda;
 
 NESTEDFP_API int nestedfp_tile_count() { return tile_count(); }
 
-// fields[5]: precision, row warpgroups, K warpgroups, tokens, blocks per multiprocessor.
+// fields[6]: precision, row warpgroups, K warpgroups, tokens, blocks per multiprocessor, pair.
 NESTEDFP_API void nestedfp_tile(int index, int* fields) {
     const Tile& tile = tile_at(index);
     fields[0] = static_cast<int>(tile.precision);
@@ -14,6 +15,7 @@ NESTEDFP_API void nestedfp_tile(int index, int* fields) {
     fields[2] = tile.k_warpgroups;
     fields[3] = tile.tokens;
     fields[4] = tile.blocks_per_sm;
+    fields[5] = tile.pair;
 }
 
 // config[4]: tile, split, tail_only, through_memory.
@@ -37,11 +39,24 @@ NESTEDFP_API int64_t nestedfp_partial_sum_bytes(int precision, int64_t m, int64_
     return partial_sum_bytes(make_desc(precision, m, n, k), make_config(config), num_sms);
 }
 
-// plan[9]: the fields of GemmPlan in order.
+// plan[11]: the fields of GemmPlan in order.
 NESTEDFP_API void nestedfp_plan(int precision, int64_t m, int64_t n, int64_t k, int num_sms, const int* config,
                                 int* plan) {
     const GemmPlan made = make_plan(make_desc(precision, m, n, k), make_config(config), num_sms);
     const int fields[] = {made.blocks,      made.row_tiles, made.token_tiles, made.group, made.tiles,
-                          made.whole_tiles, made.cluster,   made.parts,       made.steps};
-    for (int i = 0; i < 9; ++i) plan[i] = fields[i];
+                          made.whole_tiles, made.cluster,   made.steps,       made.shares, made.columns,     made.pair};
+    for (int i = 0; i < 11; ++i) plan[i] = fields[i];
+}
+
+// The parts that a block computes, in its order: fields[5 * i]: tile, first step, steps, index, count. Returns how many.
+NESTEDFP_API int nestedfp_parts(int precision, int64_t m, int64_t n, int64_t k, int num_sms, const int* config,
+                                int block, int* fields) {
+    const GemmPlan plan = make_plan(make_desc(precision, m, n, k), make_config(config), num_sms);
+    Part part;
+    int count = 0;
+    for (int position = -1; plan.shares > 0 && next_part(plan, block, position, part); ++count) {
+        const int values[] = {part.tile, part.first_step, part.steps, part.index, part.count};
+        for (int i = 0; i < 5; ++i) fields[5 * count + i] = values[i];
+    }
+    return count;
 }

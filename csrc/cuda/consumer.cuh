@@ -14,8 +14,9 @@ namespace nestedfp::cuda {
 template <class T>
 class Consumer {
   public:
-    NESTEDFP_DEVICE Consumer(const KernelArgs& args, uint32_t stages, int row_warpgroup, int k_warpgroup)
+    NESTEDFP_DEVICE Consumer(const KernelArgs& args, uint32_t stages, int row_warpgroup, int k_warpgroup, int rank)
         : stages_(stages), zero_(args.zero) {
+        if constexpr (T::kPair == 2) peer_x_empty_ = peer_address(stages + T::kXEmpty, rank ^ 1);
         x_ = stages + k_warpgroup * T::kXBytes;
         weights_ = stages + T::kWeightsOffset + k_warpgroup * T::kUpperBytes;
         if constexpr (T::kFp16) {
@@ -68,6 +69,9 @@ class Consumer {
     NESTEDFP_DEVICE void release_activations() {
         __syncwarp();
         if (threadIdx.x % 32 < kArrivalsPerWarp) barrier_arrive(stages_ + T::kXEmpty + x_release_ * 8);
+        if constexpr (T::kPair == 2) {
+            if (threadIdx.x % 32 >= 32 - kArrivalsPerWarp) barrier_arrive_peer(peer_x_empty_ + x_release_ * 8);
+        }
         if (++x_release_ == T::kXStages) x_release_ = 0;
     }
 
@@ -246,6 +250,7 @@ class Consumer {
     }
 
     uint32_t stages_, x_, weights_, zero_;
+    uint32_t peer_x_empty_ = 0;  // of the other block of the pair, which fills half of this one's activations
     RingPosition<T::kXStages> x_ring_{0};
     RingPosition<T::kWeightStages> weight_ring_{0};
     int x_release_ = 0, weight_release_ = 0, accumulate_ = 0;

@@ -21,6 +21,7 @@ class Epilogue {
           row_warpgroup_(row_warpgroup),
           k_warpgroup_(k_warpgroup),
           split_(args.plan.cluster),
+          pair_rank_(T::kPair == 2 ? rank : 0),
           rank_(rank) {}
 
     // Call before the main loop: what the epilogue reads from memory is under way while the tensor cores work.
@@ -28,9 +29,10 @@ class Epilogue {
         if constexpr (!T::kFp16) {
             if (k_warpgroup_ > 0) return;
             wait_once();
+            const int first_token = locate(args_.plan, work.tile).token_tile * T::kTokens;
 #pragma unroll
             for (int i = 0; i < kScales; ++i) {
-                const int token = work.token_tile * T::kTokens + i * 128 + threadIdx.x % 128;
+                const int token = first_token + i * 128 + threadIdx.x % 128;
                 // 2^-8 undoes the scale of the upper plane.
                 scale_[i] = token < args_.m ? __ldcg(args_.token_scale + token) * 0.00390625f : 0.0f;
             }
@@ -39,7 +41,7 @@ class Epilogue {
 
     NESTEDFP_DEVICE void run(float (&sum)[T::kAccumulators], const Work& work) {
         if constexpr (T::kKWarpgroups > 1) add_slices(sum);
-        const bool is_split = work.split_tile >= 0;
+        const bool is_split = work.parts > 1;
         // A cluster's blocks meet with all their warps.
         if (k_warpgroup_ > 0 && !(is_split && split_ > 1)) return;
         if (is_split && split_ == 1 && !collect_parts(sum, work)) return;
@@ -61,7 +63,7 @@ class Epilogue {
     static_assert(T::kRingBytes >= (kUnits + kMaxSplit - 1) * T::kRowWarpgroups * kUnitBytes,
                   "partial sums of a cluster are received in the memory of the stages");
 
-    NESTEDFP_DEVICE int unit_begin(int rank) const { return rank * kUnits / split_; }
+    NESTEDFP_DEVICE int unit_begin(int rank) const { return rank * kUnits / args_.plan.cluster; }
 
     NESTEDFP_DEVICE static float4 group(const float (&sum)[T::kAccumulators], int i) {
         return make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]);
@@ -113,8 +115,9 @@ class Epilogue {
     NESTEDFP_DEVICE Target make_target(const Work& work) {
         const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
         Target target;
-        target.first_row = work.row_tile * T::kRows + row_warpgroup_ * 64;
-        target.first_token = work.token_tile * T::kTokens;
+        const TilePosition position = locate(args_.plan, work.tile);
+        target.first_row = (position.row_tile * T::kPair + pair_rank_) * T::kRows + row_warpgroup_ * 64;
+        target.first_token = position.token_tile * T::kTokens;
         const int matrix = lane / 8, swizzle = lane % 8;
         target.matrix_offset = (matrix / 2 * 8 + swizzle) * 128 + ((warp * 2 + matrix % 2) ^ swizzle) * 16;
         target.piece_offset = thread / 8 * 128 + ((thread % 8) ^ (thread / 8 % 8)) * 16;
@@ -195,39 +198,77 @@ class Epilogue {
         }
     }
 
-    // Parts of a tile meet in device memory. Every block leaves its sums there; the one that comes last adds them all
-    // up in order of part, so that the result does not depend on who that is, and goes on with the tile. Nobody waits.
+    // Parts of a tile meet in device memory and are added in order of part, so that the result does not depend on timing.
+    // True if this block goes on with the tile.
     NESTEDFP_DEVICE bool collect_parts(float (&sum)[T::kAccumulators], const Work& work) {
-        const int thread = threadIdx.x % 128, parts = args_.plan.parts;
-        constexpr int64_t kPartFloats = 64 * T::kTokens;
-        const int unit = work.split_tile * T::kRowWarpgroups + row_warpgroup_;
-        float4* const first = reinterpret_cast<float4*>(args_.partial_sums + unit * parts * kPartFloats) + thread;
-        float4* const mine = first + work.part * (kPartFloats / 4);
+        const int tile = (work.tile - args_.plan.whole_tiles) * T::kPair + pair_rank_;
+        int* const counter = args_.counters + tile * T::kRowWarpgroups + row_warpgroup_;
         wait_once();  // the kernel before this one may still use that memory
+        if constexpr (T::kLastCollects) {
+            leave_part(sum, work.part);
+            if (!is_last_part(counter, work.parts)) return false;
+            load_part(sum, work.part, 0);
+        } else {
+            if (work.part > 0) {
+                leave_part(sum, work.part);
+                if (threadIdx.x % 128 == 0) add_release(counter, 1);
+                return false;
+            }
+            wait_for_parts(counter, work.parts);
+        }
+#pragma unroll 1
+        for (int part = 1; part < work.parts; ++part) add_part(sum, work.part, part);
+        return true;
+    }
+
+    // This thread's first sum of a part of the tile of which this block computes the part `own`.
+    NESTEDFP_DEVICE float4* part_address(int own, int part) const {
+        const int number = share_number(args_.plan, block_or_pair<T::kPair>()) + (part - own) * args_.plan.columns;
+        const int64_t slot = (number * T::kPair + pair_rank_) * kSlotsPerBlock + (part == 0);
+        float* const first = args_.partial_sums + (slot * T::kRowWarpgroups + row_warpgroup_) * (64 * T::kTokens);
+        return reinterpret_cast<float4*>(first) + threadIdx.x % 128;
+    }
+
+    NESTEDFP_DEVICE void leave_part(const float (&sum)[T::kAccumulators], int own) {
+        float4* const to = part_address(own, own);
 #pragma unroll
-        for (int i = 0; i < T::kTokens / 8; ++i) __stcg(mine + i * 128, group(sum, i));
+        for (int i = 0; i < T::kTokens / 8; ++i) __stcg(to + i * 128, group(sum, i));
         named_sync(1 + row_warpgroup_, 128);
+    }
+
+    NESTEDFP_DEVICE void load_part(float (&sum)[T::kAccumulators], int own, int part) {
+        const float4* const from = part_address(own, part);
+#pragma unroll
+        for (int i = 0; i < T::kTokens / 8; ++i) {
+            const float4 v = __ldcg(from + i * 128);
+            sum[4 * i] = v.x, sum[4 * i + 1] = v.y, sum[4 * i + 2] = v.z, sum[4 * i + 3] = v.w;
+        }
+    }
+
+    NESTEDFP_DEVICE void add_part(float (&sum)[T::kAccumulators], int own, int part) {
+        const float4* const from = part_address(own, part);
+#pragma unroll
+        for (int i = 0; i < T::kTokens / 8; ++i) add_group(sum, i, __ldcg(from + i * 128));
+    }
+
+    NESTEDFP_DEVICE bool is_last_part(int* counter, int parts) {
         const uint32_t flag = stages_ + T::kLastPartFlag + row_warpgroup_ * 4;
-        if (thread == 0) {
-            int* const counter = args_.counters + unit;
+        if (threadIdx.x % 128 == 0) {
             const bool is_last = add_acquire_release(counter, 1) == parts - 1;
             if (is_last) *counter = 0;
             store_shared_int(flag, is_last);
         }
         named_sync(1 + row_warpgroup_, 128);
-        if (load_shared_int(flag) == 0) return false;
-#pragma unroll
-        for (int i = 0; i < T::kTokens / 8; ++i) {
-            const float4 v = __ldcg(first + i * 128);
-            sum[4 * i] = v.x, sum[4 * i + 1] = v.y, sum[4 * i + 2] = v.z, sum[4 * i + 3] = v.w;
+        return load_shared_int(flag) != 0;
+    }
+
+    NESTEDFP_DEVICE void wait_for_parts(int* counter, int parts) {
+        if (threadIdx.x % 128 == 0) {
+            while (load_acquire(counter) != parts - 1) {
+            }
+            *counter = 0;
         }
-#pragma unroll 1
-        for (int part = 1; part < parts; ++part) {
-            const float4* const from = first + part * (kPartFloats / 4);
-#pragma unroll
-            for (int i = 0; i < T::kTokens / 8; ++i) add_group(sum, i, __ldcg(from + i * 128));
-        }
-        return true;
+        named_sync(1 + row_warpgroup_, 128);
     }
 
     // Two blocks share a tile: each gives away the sums of one half and adds what it receives to the other. A split
@@ -235,7 +276,7 @@ class Epilogue {
     NESTEDFP_DEVICE void store_pair(float (&sum)[T::kAccumulators], const Target& target) {
         constexpr int kHalf = kUnits / 2;
         const uint32_t received = stages_ + row_warpgroup_ * kHalf * kUnitBytes + threadIdx.x % 128 * 16;
-        cluster_sync();  // the pipelines of both are empty
+        cluster_meet();  // the pipelines of both are empty
         if (k_warpgroup_ == 0) {
             if (rank_ == 1) {
 #pragma unroll
@@ -262,7 +303,7 @@ class Epilogue {
         const int slot_units = (kUnits + split_ - 1) / split_;
         const uint32_t from_stride = T::kRowWarpgroups * slot_units * kUnitBytes;
         const uint32_t received = stages_ + row_warpgroup_ * slot_units * kUnitBytes + threadIdx.x % 128 * 16;
-        cluster_sync();  // the pipelines of the whole cluster are empty
+        cluster_meet();  // the pipelines of the whole cluster are empty
         if (k_warpgroup_ == 0) {
             int owner = 0;
 #pragma unroll
@@ -318,7 +359,7 @@ class Epilogue {
 
     const KernelArgs& args_;
     uint32_t stages_;
-    int row_warpgroup_, k_warpgroup_, split_, rank_;
+    int row_warpgroup_, k_warpgroup_, split_, pair_rank_, rank_;
     int buffer_ = 0;
     bool is_first_tile_ = true, has_waited_ = false;
     float scale_[kScales];

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "divisor.h"
+
 struct CUstream_st;
 
 namespace nestedfp::cuda {
@@ -28,6 +30,9 @@ struct Tile {
     int k_warpgroups;    // each owns every k_warpgroups-th slice of K; they add up through shared memory
     int tokens;
     int blocks_per_sm;
+    // 2: two blocks of a cluster compute neighbouring row tiles in lockstep, and each loads half of their activations for
+    // both, so that L2 delivers them once.
+    int pair;
 
     constexpr int rows() const { return 64 * row_warpgroups; }
     // Columns of K per pipeline stage: 128 bytes of activations for each of the k_warpgroups.
@@ -36,25 +41,35 @@ struct Tile {
 
 struct GemmConfig {
     int tile;        // index into tiles()
-    int split;       // parts into which K of a tile is cut
+    int split;       // parts into which K of a tile is cut; kEvenShares: as many steps for every block (through_memory)
     bool tail_only;  // split only the tiles that do not fill a whole wave
     // Where the sums of the parts meet. False: the parts are the thread blocks of one cluster and add up through
     // distributed shared memory: quick, but clusters must fit the chip. True: in device memory, any number of parts on
-    // any blocks; whoever comes last adds them up.
+    // any blocks; the block of the first part adds them up.
     bool through_memory;
 };
 
-// How a problem is cut into work for a grid. Derived from the three structs above.
+inline constexpr int kEvenShares = 0;
+
+// How a problem is cut into work for a grid. Derived from the three structs above. Where blocks work in pairs, a pair
+// counts as one block here, and its tiles as one.
 struct GemmPlan {
-    int blocks;       // thread blocks, a multiple of the cluster's size
-    int row_tiles;    //
-    int token_tiles;  //
-    int group;        // token tiles that are walked together, row tile by row tile (schedule.cuh)
-    int tiles;        // row_tiles * token_tiles
-    int whole_tiles;  // tiles [0, whole_tiles) are computed by one block each, the rest in parts
-    int cluster;      // parts that share a cluster; 1 without one
-    int parts;        // parts that meet in device memory; 1 without any
-    int steps;        // pipeline stages along K
+    int pair;             // of the tile
+    int blocks;           // thread blocks, a multiple of the cluster's size
+    int row_tiles;        //
+    int token_tiles;      //
+    int tiles;            // row_tiles * token_tiles
+    Divisor group;        // token tiles that are walked together, row tile by row tile (schedule.cuh)
+    Divisor last_group;   // the same of the last group, which may be smaller
+    Divisor group_tiles;  // row_tiles * group
+    int whole_tiles;      // tiles [0, whole_tiles) are computed by one block each, the rest in parts
+    Divisor cluster;      // parts that share a cluster; 1 without one
+    Divisor steps;        // pipeline stages along K
+    // Parts that meet in device memory. The tiles that are not computed whole stand in `columns` columns, those of one
+    // row next to each other; all steps of a column, row after row, are dealt out in `shares` equal runs, a block each.
+    Divisor shares;        // 0: nothing meets in device memory
+    Divisor columns;       // tiles that share their weights, walked in lockstep
+    Divisor column_steps;  // of a whole column
 };
 
 struct GemmArgs {

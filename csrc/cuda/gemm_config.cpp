@@ -5,13 +5,14 @@
 #include <limits>
 
 #include "gemm.h"
+#include "shares.h"
 
 namespace nestedfp::cuda {
 namespace {
 
 constexpr Tile kTiles[] = {
-#define NESTEDFP_TILE(precision, row_warpgroups, k_warpgroups, tokens, blocks_per_sm) \
-    {Precision::precision, row_warpgroups, k_warpgroups, tokens, blocks_per_sm},
+#define NESTEDFP_TILE(precision, row_warpgroups, k_warpgroups, tokens, blocks_per_sm, pair) \
+    {Precision::precision, row_warpgroups, k_warpgroups, tokens, blocks_per_sm, pair},
 #include "tiles.inc"
 #undef NESTEDFP_TILE
 };
@@ -19,6 +20,7 @@ constexpr Tile kTiles[] = {
 constexpr int64_t kMaxCluster = 4;
 constexpr int64_t kMaxParts = 8;
 constexpr int64_t kMaxPartialSumBytes = int64_t{64} << 20;
+constexpr int64_t kMinShareSteps = 2;
 // Tokens that are walked together: their activations stay in L2 while all rows of the weight pass by.
 constexpr int64_t kGroupTokens = 2048;
 
@@ -104,47 +106,53 @@ bool is_valid(const GemmDesc& desc, const GemmConfig& config, int num_sms, const
     if (config.tile < 0 || config.tile >= tile_count()) return refuse("no such tile");
     const Tile& tile = kTiles[config.tile];
     if (tile.precision != desc.precision) return refuse("the tile is of the other precision");
-    if (config.split < 1) return refuse("split must be at least 1");
+    if (config.split < (config.through_memory ? kEvenShares : 1)) return refuse("split must be at least 1");
     if (config.split > (config.through_memory ? kMaxParts : kMaxCluster)) {
         return refuse(config.through_memory ? "more than 8 parts" : "more than 4 blocks in a cluster");
     }
-    const int64_t tiles = ceil_div(desc.n, tile.rows()) * ceil_div(desc.m, tile.tokens);
-    if (tiles * config.split > std::numeric_limits<int>::max()) return refuse("more tiles than a grid has blocks");
+    if (tile.pair > 1 && config.split > 1 && !config.through_memory) return refuse("a pair has no parts in a cluster");
+    const int64_t tiles = ceil_div(desc.n, tile.rows() * tile.pair) * ceil_div(desc.m, tile.tokens);
+    if (tiles * tile.pair * config.split > std::numeric_limits<int>::max()) return refuse("more tiles than a grid has blocks");
     if (config.split == 1) {
         return config.tail_only || config.through_memory ? refuse("nothing to split in the tail") : true;
     }
-    if (ceil_div(desc.k, tile.step()) < 2 * config.split) return refuse("K is too short for that split");
-    const int64_t slots = int64_t{num_sms} * tile.blocks_per_sm;
+    const int64_t steps = ceil_div(desc.k, tile.step());
+    if (steps < 2 * config.split) return refuse("K is too short for that split");
+    const int64_t slots = int64_t{num_sms} * tile.blocks_per_sm / tile.pair;
     int64_t split_tiles = tiles;
     if (config.tail_only) {
-        const int64_t clusters = slots / config.split;
-        const int64_t wave = config.through_memory ? slots : clusters * config.split;
+        const int64_t wave = config.through_memory ? slots : slots / config.split * config.split;
         split_tiles = tiles % wave;
-        if (split_tiles == 0 || split_tiles == tiles || split_tiles > clusters) {
-            return refuse("the last wave does not fit that split");
-        }
+        if (split_tiles == 0 || split_tiles == tiles) return refuse("no last wave to split");
+        if (split_tiles * config.split > slots) return refuse("the last wave does not fit that split");
     }
-    if (config.through_memory) {
-        if (split_tiles * tile.row_warpgroups > kCounters) return refuse("too many tiles to split through memory");
-        if (split_tiles * config.split * tile.rows() * tile.tokens * 4 > kMaxPartialSumBytes) {
-            return refuse("too many partial sums");
-        }
-    }
+    if (!config.through_memory) return true;
+    if (split_tiles * config.split > slots) return refuse("more parts than blocks that run at once");
+    if (config.split == kEvenShares && tiles % slots == 0) return refuse("whole tiles are even already");
+    if (split_tiles * tile.pair * tile.row_warpgroups > kCounters) return refuse("too many tiles to split through memory");
+    if (partial_sum_bytes(desc, config, num_sms) > kMaxPartialSumBytes) return refuse("too many partial sums");
+    const GemmPlan plan = make_plan(desc, config, num_sms);
+    const int64_t column_steps = split_tiles / int{plan.columns} * steps;
+    if (column_steps < kMinShareSteps * plan.shares) return refuse("too few steps to share");
+    if ((column_steps + 1) * plan.shares > std::numeric_limits<int>::max()) return refuse("too many steps to share");
     return true;
 }
 
 GemmPlan make_plan(const GemmDesc& desc, const GemmConfig& config, int num_sms) {
     const Tile& tile = kTiles[config.tile];
     GemmPlan plan{};
-    plan.row_tiles = static_cast<int>(ceil_div(desc.n, tile.rows()));
+    plan.pair = tile.pair;
+    plan.row_tiles = static_cast<int>(ceil_div(desc.n, tile.rows() * plan.pair));
     plan.token_tiles = static_cast<int>(ceil_div(desc.m, tile.tokens));
     const int64_t groups = ceil_div(desc.m, kGroupTokens);
     plan.group = static_cast<int>(ceil_div(plan.token_tiles, groups));
+    plan.last_group = (plan.token_tiles - 1) % plan.group + 1;
+    plan.group_tiles = plan.group * plan.row_tiles;
     plan.tiles = plan.row_tiles * plan.token_tiles;
     plan.steps = static_cast<int>(ceil_div(desc.k, tile.step()));
     plan.cluster = config.through_memory ? 1 : config.split;
-    plan.parts = config.through_memory ? config.split : 1;
-    const int slots = num_sms * tile.blocks_per_sm;
+    plan.columns = 1;
+    const int slots = num_sms * tile.blocks_per_sm / plan.pair;
     if (config.split == 1) {
         plan.blocks = std::min(plan.tiles, slots);
         plan.whole_tiles = plan.tiles;
@@ -152,44 +160,51 @@ GemmPlan make_plan(const GemmDesc& desc, const GemmConfig& config, int num_sms) 
         plan.blocks = slots / plan.cluster * plan.cluster;
         plan.whole_tiles = plan.tiles / plan.blocks * plan.blocks;
     } else {
-        plan.blocks = config.through_memory ? std::min(plan.tiles * plan.parts, slots) : plan.tiles * plan.cluster;
+        plan.blocks = plan.tiles * plan.cluster;
         plan.whole_tiles = 0;
+    }
+    if (config.through_memory && config.split != 1) {
+        const bool is_rectangle = plan.group == plan.token_tiles && plan.whole_tiles % plan.token_tiles == 0;
+        if (is_rectangle && plan.token_tiles <= slots) plan.columns = plan.token_tiles;
+        const int rest = plan.tiles - plan.whole_tiles;
+        plan.shares = config.split == kEvenShares ? slots / plan.columns : rest / plan.columns * config.split;
+        plan.column_steps = rest / plan.columns * plan.steps;
+        if (!config.tail_only) plan.blocks = plan.shares * plan.columns;
     }
     return plan;
 }
 
 int64_t partial_sum_bytes(const GemmDesc& desc, const GemmConfig& config, int num_sms) {
     const GemmPlan plan = make_plan(desc, config, num_sms);
-    if (plan.parts == 1) return 0;
     const Tile& tile = kTiles[config.tile];
-    return int64_t{4} * (plan.tiles - plan.whole_tiles) * plan.parts * tile.rows() * tile.tokens;
+    return int64_t{4} * kSlotsPerBlock * plan.shares * plan.columns * plan.pair * tile.rows() * tile.tokens;
 }
 
 double predict_us(const GemmDesc& desc, const GemmConfig& config, int num_sms) {
     const Tile& tile = kTiles[config.tile];
     const GemmPlan plan = make_plan(desc, config, num_sms);
-    const double slots = static_cast<double>(num_sms) * tile.blocks_per_sm;
+    const double slots = static_cast<double>(num_sms) * tile.blocks_per_sm / plan.pair;
     const double stage = stage_clocks(tile) * tile.blocks_per_sm;  // blocks of one multiprocessor take turns
     const double output_bytes = 2.0 * tile.rows() * tile.tokens;
     const double store = 600 + output_bytes / 64;
     const double whole_waves = std::ceil(plan.whole_tiles / slots);
     double clocks = whole_waves * (plan.steps * stage + store);
-    if (config.split > 1) {
+    if (plan.shares > 0) {
+        const double share = std::ceil(static_cast<double>(plan.column_steps) / int{plan.shares});
+        // A block stores the sums of its first part and collects those of its last tile, two bytes of FP16 output
+        // having grown to four.
+        const double parts = config.split == kEvenShares ? int{plan.steps} / share + 1 : config.split;
+        clocks += share * stage + store + 2500 + parts * 2 * output_bytes / 50;
+    } else if (config.split > 1) {
         const double part_count = (plan.tiles - plan.whole_tiles) * config.split;
         const double part = std::ceil(1.0 * plan.steps / config.split) * stage + store;
-        if (config.through_memory) {
-            // The last block of a tile reads all its sums, two bytes of FP16 output having grown to four.
-            const double collect = 2500 + (config.split + 1) * 2 * output_bytes / 50;
-            clocks += std::ceil(part_count / slots) * part + collect;
-        } else {
-            const double exchange = 1500 + 2 * output_bytes / 28 * (config.split == 2 ? 1 : 1.5);
-            clocks += std::ceil(part_count / resident_blocks(tile, config.split, num_sms)) * (part + exchange);
-        }
+        const double exchange = 1500 + 2 * output_bytes / 28 * (config.split == 2 ? 1 : 1.5);
+        clocks += std::ceil(part_count / resident_blocks(tile, config.split, num_sms)) * (part + exchange);
     }
     const double weight_bytes = 1.0 * desc.n * desc.k * (desc.precision == Precision::kFp16 ? 2 : 1);
     const double x_bytes = 1.0 * desc.m * desc.k * (desc.precision == Precision::kFp16 ? 2 : 1);
     // A block takes in at most about 40 bytes per clock, so few blocks cannot use the whole memory.
-    const double active = std::min<double>(num_sms, plan.blocks);
+    const double active = std::min<double>(num_sms, plan.blocks * plan.pair);
     const double bandwidth = std::min(kMemoryBytesPerClock, active * 40);
     const double memory = (weight_bytes + x_bytes + 2.0 * desc.m * desc.n) / bandwidth;
     // Overlap of the two is not perfect where they are close.
@@ -213,6 +228,7 @@ GemmConfig choose_config(const GemmDesc& desc, int num_sms, bool has_counters) {
         consider({tile, 1, false, false});
         for (const bool tail_only : {false, true}) {
             for (int split = 2; split <= kMaxCluster; split *= 2) consider({tile, split, tail_only, false});
+            consider({tile, kEvenShares, tail_only, true});
             for (int split = 2; split <= kMaxParts; ++split) consider({tile, split, tail_only, true});
         }
     }

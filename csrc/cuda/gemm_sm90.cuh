@@ -25,12 +25,13 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSm)
               const __grid_constant__ KernelArgs args) {
     extern __shared__ uint8_t shared[];
     const uint32_t stages = (shared_address(shared) + 1023) & ~1023u;
-    const int rank = args.plan.cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
+    constexpr bool kIsPair = T::kPair == 2;
+    const int rank = kIsPair || args.plan.cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
 
     if (threadIdx.x == 0) {
         for (int i = 0; i < T::kXStages; ++i) {
             barrier_init(stages + T::kXFull + i * 8, 1);
-            barrier_init(stages + T::kXEmpty + i * 8, 4 * kArrivalsPerWarp * T::kConsumers);
+            barrier_init(stages + T::kXEmpty + i * 8, 4 * kArrivalsPerWarp * T::kConsumers * T::kPair);
         }
         for (int i = 0; i < T::kWeightStages; ++i) {
             barrier_init(stages + T::kWeightsFull + i * 8, T::kProducerWarps - 1);
@@ -40,7 +41,11 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSm)
         prefetch_tensor_map(&x_map);
         prefetch_tensor_map(&upper_map);
     }
-    __syncthreads();
+    if constexpr (kIsPair) {
+        cluster_meet();
+    } else {
+        __syncthreads();
+    }
 
     if (threadIdx.x < 128) {
         release_registers<T::kProducerRegisters>();
@@ -50,9 +55,9 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSm)
         const int consumer = threadIdx.x / 128 - 1;
         const int k_warpgroup = consumer / T::kRowWarpgroups;
         const int row_warpgroup = consumer - k_warpgroup * T::kRowWarpgroups;
-        Consumer<T> main_loop(args, stages, row_warpgroup, k_warpgroup);
+        Consumer<T> main_loop(args, stages, row_warpgroup, k_warpgroup, rank);
         Epilogue<T> finish(args, stages, row_warpgroup, k_warpgroup, rank);
-        Schedule schedule(args.plan, rank);
+        Schedule<T::kPair> schedule(args.plan, rank);
         Work work;
         float sum[T::kAccumulators];
         while (schedule.next(work)) {
@@ -60,6 +65,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSm)
             main_loop.run(sum, work.steps);
             finish.run(sum, work);
         }
+        if constexpr (kIsPair) cluster_meet();  // the other block may still arrive at this one's barriers
     }
 }
 

@@ -64,7 +64,7 @@ int run_gemm(const GemmDesc& desc, const GemmConfig& config, const GemmArgs& arg
     CUtensorMap x_map, upper_map;
     const int x_bytes = is_fp16 ? 2 : 1;
     if (!encode(&x_map, {args.x, x_bytes, is_fp16 ? desc.k : pitch, desc.m, args.x_pitch * x_bytes, 128 / x_bytes,
-                         tile.tokens})) {
+                         tile.tokens / tile.pair})) {
         *message = "x must be aligned to 16 bytes, and so must its rows";
         return cudaErrorInvalidValue;
     }
@@ -90,7 +90,7 @@ int run_gemm(const GemmDesc& desc, const GemmConfig& config, const GemmArgs& arg
     kernel_args.plan = make_plan(desc, config, num_sms);
     kernel_args.partial_sums = args.partial_sums;
     kernel_args.counters = args.counters;
-    if (kernel_args.plan.parts > 1 && (args.partial_sums == nullptr || args.counters == nullptr)) {
+    if (kernel_args.plan.shares > 0 && (args.partial_sums == nullptr || args.counters == nullptr)) {
         *message = "a split through memory needs partial_sums and counters";
         return cudaErrorInvalidValue;
     }

@@ -8,20 +8,21 @@
 namespace nestedfp::cuda {
 
 // Loads the kernel onto the current device and raises its shared-memory limit.
-template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm>
+template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm, int Pair>
 cudaError_t prepare() {
-    using T = TileTraits<P, RowWarpgroups, KWarpgroups, Tokens, BlocksPerSm>;
+    using T = TileTraits<P, RowWarpgroups, KWarpgroups, Tokens, BlocksPerSm, Pair>;
     return cudaFuncSetAttribute(gemm_sm90<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, T::kSharedBytes);
 }
 
-template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm>
+template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm, int Pair>
 cudaError_t launch(const CUtensorMap& x_map, const CUtensorMap& upper_map, const KernelArgs& args, bool early_start,
                    cudaStream_t stream) {
-    using T = TileTraits<P, RowWarpgroups, KWarpgroups, Tokens, BlocksPerSm>;
-    const cudaError_t error = prepare<P, RowWarpgroups, KWarpgroups, Tokens, BlocksPerSm>();
+    using T = TileTraits<P, RowWarpgroups, KWarpgroups, Tokens, BlocksPerSm, Pair>;
+    const cudaError_t error = prepare<P, RowWarpgroups, KWarpgroups, Tokens, BlocksPerSm, Pair>();
     if (error != cudaSuccess) return error;
+    const int cluster = args.plan.cluster * args.plan.pair;
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(args.plan.blocks);
+    config.gridDim = dim3(args.plan.blocks * args.plan.pair);
     config.blockDim = dim3(T::kThreads);
     config.dynamicSmemBytes = T::kSharedBytes;
     config.stream = stream;
@@ -29,11 +30,11 @@ cudaError_t launch(const CUtensorMap& x_map, const CUtensorMap& upper_map, const
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = early_start;
     attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = args.plan.cluster;
+    attributes[1].val.clusterDim.x = cluster;
     attributes[1].val.clusterDim.y = 1;
     attributes[1].val.clusterDim.z = 1;
     config.attrs = attributes;
-    config.numAttrs = args.plan.cluster > 1 ? 2 : 1;
+    config.numAttrs = cluster > 1 ? 2 : 1;
     return cudaLaunchKernelEx(&config, gemm_sm90<T>, x_map, upper_map, args);
 }
 

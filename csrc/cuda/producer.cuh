@@ -10,11 +10,12 @@ namespace nestedfp::cuda {
 
 template <class T>
 NESTEDFP_DEVICE void produce_activations(const CUtensorMap& x_map, const KernelArgs& args, uint32_t stages, int rank) {
-    Schedule schedule(args.plan, rank);
+    Schedule<T::kPair> schedule(args.plan, rank);
     RingPosition<T::kXStages> ring(1);
     Work work;
     while (schedule.next(work)) {
-        const int token = work.token_tile * T::kTokens;
+        int token = locate(args.plan, work.tile).token_tile * T::kTokens;
+        if constexpr (T::kPair == 2) token += rank * (T::kTokens / 2);
         int slice = work.first_step * T::kKWarpgroups;
 #pragma unroll 1
         for (int step = 0; step < work.steps; ++step) {
@@ -24,7 +25,13 @@ NESTEDFP_DEVICE void produce_activations(const CUtensorMap& x_map, const KernelA
             barrier_arrive_expect(barrier, T::kXStageBytes);
 #pragma unroll
             for (int i = 0; i < T::kKWarpgroups; ++i) {
-                load_box(stage + i * T::kXBytes, &x_map, barrier, (slice + i) * T::kSliceCols, token, args.x_policy);
+                const uint32_t to = stage + i * T::kXBytes;
+                const int col = (slice + i) * T::kSliceCols;
+                if constexpr (T::kPair == 2) {
+                    load_box_for_pair(to + rank * (T::kXBytes / 2), &x_map, barrier, col, token, args.x_policy);
+                } else {
+                    load_box(to, &x_map, barrier, col, token, args.x_policy);
+                }
             }
             slice += T::kKWarpgroups;
             ring.advance();
@@ -35,11 +42,12 @@ NESTEDFP_DEVICE void produce_activations(const CUtensorMap& x_map, const KernelA
 template <class T>
 NESTEDFP_DEVICE void produce_weights(int operand, const CUtensorMap& upper_map, const KernelArgs& args, uint32_t stages,
                                      int rank) {
-    Schedule schedule(args.plan, rank);
+    Schedule<T::kPair> schedule(args.plan, rank);
     RingPosition<T::kWeightStages> ring(1);
     Work work;
     while (schedule.next(work)) {
-        const int row = work.row_tile * T::kRows;
+        int row = locate(args.plan, work.tile).row_tile * (T::kPair * T::kRows);
+        if constexpr (T::kPair == 2) row += rank * T::kRows;
         int slice = work.first_step * T::kKWarpgroups;
         const uint8_t* lower[T::kRowWarpgroups];
 #pragma unroll

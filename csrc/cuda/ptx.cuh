@@ -26,6 +26,12 @@ NESTEDFP_DEVICE void barrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// At a barrier of another thread block of the cluster (peer_address). Not a release at the cluster's scope, which would wait
+// for all of this thread's memory traffic: what the wgmmas have read needs none.
+NESTEDFP_DEVICE void barrier_arrive_peer(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 NESTEDFP_DEVICE void barrier_arrive_expect(uint32_t barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -59,6 +65,16 @@ NESTEDFP_DEVICE void load_box(uint32_t to, const CUtensorMap* map, uint32_t barr
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
         "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
         "l"(map), "r"(barrier), "r"(x), "r"(y), "l"(policy)
+        : "memory");
+}
+
+// The same into both blocks of a pair, at the same place, and at the barrier of each.
+NESTEDFP_DEVICE void load_box_for_pair(uint32_t to, const CUtensorMap* map, uint32_t barrier, int x, int y,
+                                       uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+        "[%0], [%1, {%3, %4}], [%2], %6, %5;" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(x), "r"(y), "l"(policy), "h"(static_cast<uint16_t>(3))
         : "memory");
 }
 
@@ -164,6 +180,14 @@ NESTEDFP_DEVICE uint32_t cluster_rank() {
     return rank;
 }
 
+// Waits for all threads of the cluster, and for nothing that they have written.
+NESTEDFP_DEVICE void cluster_meet() {
+    asm volatile(
+        "barrier.cluster.arrive.relaxed.aligned;\n"
+        "barrier.cluster.wait.aligned;" ::
+            : "memory");
+}
+
 NESTEDFP_DEVICE void cluster_sync() {
     asm volatile(
         "barrier.cluster.arrive.release.aligned;\n"
@@ -191,6 +215,18 @@ NESTEDFP_DEVICE int add_acquire_release(int* to, int value) {
     int before;
     asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(value) : "memory");
     return before;
+}
+
+// Adds, after what this block wrote before, as seen through its barriers.
+NESTEDFP_DEVICE void add_release(int* to, int value) {
+    asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
+// Reads, before what this block reads after, as seen through its barriers.
+NESTEDFP_DEVICE int load_acquire(const int* from) {
+    int value;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+    return value;
 }
 
 // --- programmatic dependent launch: no-ops unless the launch asked for it ---

@@ -3,10 +3,10 @@
 
 namespace nestedfp::cuda {
 
-template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm>
+template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm, int Pair>
 cudaError_t prepare();
 
-template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm>
+template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm, int Pair>
 cudaError_t launch(const CUtensorMap&, const CUtensorMap&, const KernelArgs&, bool, cudaStream_t);
 
 TileFunctions tile_functions(int index) {

@@ -5,7 +5,7 @@
 
 namespace nestedfp::cuda {
 
-template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm>
+template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm, int Pair>
 struct TileTraits {
     static constexpr Precision kPrecision = P;
     static constexpr bool kFp16 = P == Precision::kFp16;
@@ -13,6 +13,7 @@ struct TileTraits {
     static constexpr int kKWarpgroups = KWarpgroups;
     static constexpr int kTokens = Tokens;
     static constexpr int kBlocksPerSm = BlocksPerSm;
+    static constexpr int kPair = Pair;
 
     static constexpr int kConsumers = RowWarpgroups * KWarpgroups;
     static constexpr int kThreads = 128 * (kConsumers + 1);
@@ -25,6 +26,10 @@ struct TileTraits {
     // Up to 192 tokens the decode is woven between the wgmmas. At 256 a stage's wgmmas are long enough to hide it as
     // one block, and the fewer live registers matter more.
     static constexpr bool kWeave = Tokens <= 192;
+
+    // Who adds up a tile's parts that meet in device memory. Small sums: the block that comes last, so that the others
+    // make room for the next kernel. Large ones: the block of the first part, which keeps its own in registers.
+    static constexpr bool kLastCollects = Tokens <= 64;
 
     // Where registers suffice, a stage's bytes are read under the wgmmas of the stage before.
     static constexpr bool kReadAhead = Tokens <= 64 || BlocksPerSm == 1;
@@ -57,9 +62,10 @@ struct TileTraits {
     static constexpr int kMaxStages = 12;
     static constexpr int kExtraXStages = kOverlapDecode && kWeave ? 2 : 0;
     static constexpr int kFitting = (kRingLimit - kExtraXStages * kXStageBytes) / (kXStageBytes + kWeightStageBytes);
-    static constexpr int kWeightStages = kFitting > kMaxStages ? kMaxStages : kFitting;
-    static constexpr int kXFitting = (kRingLimit - kWeightStages * kWeightStageBytes) / kXStageBytes;
+    static constexpr int kXFitting = (kRingLimit - kFitting * kWeightStageBytes) / kXStageBytes;
     static constexpr int kXStages = kXFitting > kMaxStages ? kMaxStages : kXFitting;
+    static constexpr int kWeightFitting = (kRingLimit - kXStages * kXStageBytes) / kWeightStageBytes;
+    static constexpr int kWeightStages = kWeightFitting > kMaxStages ? kMaxStages : kWeightFitting;
     static constexpr int kRingBytes = kXStages * kXStageBytes + kWeightStages * kWeightStageBytes;
     static constexpr int kSharedBytes = 1024 + kRingBytes + kEpilogueBytes + kBarrierBytes;  // 1024 to align
     static_assert(kWeightStages >= 3 && kXStages >= 3, "fewer than three stages cannot hide memory latency");
