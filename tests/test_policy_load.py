@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.policies import load
-from controller.policies.base import Observation, Rates
+from controller.policies.base import Observation, Rates, Slo
 from nestedfp.modes import DirectiveMode, Mode
 
 SETTINGS = load.LoadSettings(max_utilisation=1.0)
@@ -58,6 +58,20 @@ def test_capacity_is_learned_from_step_times_without_an_overload(mode: Mode, rep
     capacity = estimate.fp16_capacity if mode is Mode.FP16 else estimate.fp8_capacity
     assert capacity == pytest.approx(holds, rel=0.01)
     assert estimate.offered == pytest.approx(10000, rel=0.2)
+
+
+def test_an_objective_that_no_step_can_meet_does_not_make_an_idle_replica_look_overloaded() -> None:
+    tight, state = Slo(tpot_ms=BASE_MS[Mode.FP8] / 2), load.LoadState()
+    loads = [8000.0 + 40.0 * (i % 100) for i in range(400)] + [0.0] * 600
+    for i, tokens in enumerate(loads):
+        idle = make_rates(arrived_tokens=0.0, tokens_fp8=0.0, steps_fp8=0.0)
+        rates = busy_rates(tokens, Mode.FP8) if tokens else idle
+        view = make_view(rates=rates, mode=Mode.FP8, step_ms_fp8=1e3 / rates.steps_fp8 if tokens else 5.0)
+        estimate, state = load.update(Observation(i / 10, (view,), DirectiveMode.FP8, tight), state, SETTINGS)
+        if i == 399:
+            assert estimate.fp8_load is not None
+            assert estimate.fp8_load > 1, "under load it is overloaded: too many steps are too long"
+    assert estimate.fp8_load == pytest.approx(0.0, abs=0.01)
 
 
 def test_the_other_precision_is_taken_by_the_ratio() -> None:

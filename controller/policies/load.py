@@ -8,7 +8,8 @@ Loads are tokens per second and replica, prompt and completion together. The par
   forgetting, from seconds in which a replica computed all the time in that precision alone. In a steady state the
   batch grows until ``step = base / (1 - slope * load)``, so that the load at which steps take as long as the TPOT
   objective is ``(1 - base / tpot) / slope``: the capacity, but at most ``max_utilisation / slope``, the rest being
-  what arrivals' randomness needs.
+  what arrivals' randomness needs. Where even a step of one token takes longer than the objective no load is low enough;
+  ``MIN_UTILISATION`` then is the capacity, so that idle replicas do not count as overloaded.
 * Saturation: while a queue stands (it did not drain for a whole window, the criterion of CoDel, RFC 8289) the tokens
   computed per second are all that the replica can, whatever its limit is. The smaller of both counts.
 
@@ -30,6 +31,7 @@ MIN_PROMPT_TOKENS = 1.0  # per replica: fewer tell no ratio
 LONGEST_STEP_S = 60.0  # a longer one is no step
 MIN_SAMPLES_S = 5.0  # seconds of observation before a line is drawn through them
 MIN_SPREAD = 0.05  # of the step sizes, relative to their mean: below it the slope is noise
+MIN_UTILISATION = 0.1  # counts as served however tight the TPOT objective: below it, turning requests away helps nobody
 MAX_GAP_S = 5.0  # a longer pause between two decisions counts as this long
 
 
@@ -222,5 +224,6 @@ def _capacity(line: Line, full: Saturation | None, tpot_ms: float, settings: Loa
     known = [] if full is None else [settings.max_utilisation * full.tokens_per_s]
     if (fit := line.fit()) is not None:
         base_ms, slope_ms = fit
-        known.append(1e3 / slope_ms * max(0.0, min(settings.max_utilisation, 1 - base_ms / tpot_ms)))
+        utilisation = min(settings.max_utilisation, max(MIN_UTILISATION, 1 - base_ms / tpot_ms))
+        known.append(1e3 / slope_ms * utilisation)
     return min(known, default=None)
