@@ -16,12 +16,11 @@ def start_cluster(config: DeployConfig, verbose: bool) -> None:
     if not verbose:
         for name in ("ray.serve", "ray.llm", "httpx"):
             logging.getLogger(name).setLevel(logging.WARNING)
-    ranks = config.replicas * config.engine.tensor_parallel_size
+    ranks = config.most_replicas * config.engine.tensor_parallel_size
     ray.init(
         address="local",  # never attach to somebody else's cluster
-        num_cpus=max(
-            os.cpu_count() or 1, config.replicas + ranks + 2
-        ),  # bookkeeping: replicas and ranks need a slot each
+        # Bookkeeping: replicas and ranks need a slot each. Without slots for them, replicas asked for later never start.
+        num_cpus=max(os.cpu_count() or 1, config.most_replicas + ranks + 2),
         _node_ip_address="127.0.0.1",  # Ray's own ports stay on loopback
         include_dashboard=False,
         object_store_memory=OBJECT_STORE_BYTES,

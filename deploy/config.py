@@ -84,6 +84,12 @@ class DeployConfig(Section):
     decision_log: str | None = None  # JSON lines of the controller's decisions; None: kept in memory only
     input_record: str | None = None  # recording of the controller's inputs, for controller.replay; None: none
 
+    @property
+    def most_replicas(self) -> int:
+        """Replicas at most: those that the controller may ask for included."""
+        ladder = self.controller.ladder
+        return max(self.replicas, ladder.max_replicas or 0) if ladder.scale else self.replicas
+
     @field_validator("model")
     @classmethod
     def _folder_exists(cls, model: ModelSection) -> ModelSection:

@@ -49,11 +49,12 @@ def preflight(config: DeployConfig) -> None:
     if config.model.load_format != "dummy":
         verify_shards(config.model.folder)
     kind = resolve(config.engine.accelerator)
-    ranks = config.replicas * config.engine.tensor_parallel_size
+    ranks = config.most_replicas * config.engine.tensor_parallel_size
     if kind == "gpu" and 0 < visible_gpus() < ranks:
         # Ray would wait for more for ever. No device file at all: another kind of machine, which Ray may know better.
         raise ConfigError(
-            f"replicas ({config.replicas}) x engine.tensor_parallel_size ({config.engine.tensor_parallel_size}) need "
+            f"{'controller.ladder.max_replicas' if config.most_replicas > config.replicas else 'replicas'} "
+            f"({config.most_replicas}) x engine.tensor_parallel_size ({config.engine.tensor_parallel_size}) need "
             f"{ranks} GPUs, this machine has {visible_gpus()}"
         )
     if kind == "cpu" and config.engine.kv_cache_bytes is None:

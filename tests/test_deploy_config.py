@@ -86,6 +86,10 @@ def test_too_few_gpus_are_refused_before_anything_starts(tmp_path, capsys, monke
     path = write(tmp_path, replicas=2, engine__accelerator="gpu", engine__tensor_parallel_size=2)
     assert serve.main(["--config", str(path)]) == 2
     assert "need 4 GPUs, this machine has 2" in capsys.readouterr().err
+    scale = {"ladder": {"scale": True, "max_replicas": 3}}
+    path = write(tmp_path, replicas=1, engine__accelerator="gpu", controller=scale)
+    assert serve.main(["--config", str(path)]) == 2
+    assert "controller.ladder.max_replicas (3) x engine.tensor_parallel_size (1) need 3 GPUs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
