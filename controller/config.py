@@ -12,14 +12,14 @@ from controller.k_of_n import KOfN
 from controller.ladder import LadderConfig
 from controller.policies import POLICIES, PolicyConfig
 from controller.policies.base import Settings, Slo
-from controller.policies.slo_feedback import SloFeedback
+from controller.policies.slo_feedback import SloAuto
 from controller.schema import Fallback, Scope
 
 
 class ControllerConfig(Settings):
     """All that the control loop needs to know. Every duration is in seconds."""
 
-    policy: PolicyConfig = SloFeedback()
+    policy: PolicyConfig = SloAuto()
     scope: Scope = Scope.CLUSTER  # for whom one decision holds
     replicas_per_step: Annotated[int, Field(ge=1)] = 64  # in the scope replica: decided in one step at most, in turn
     k_of_n: KOfN = KOfN()  # parameters of that scope
