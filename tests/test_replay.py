@@ -28,7 +28,8 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with pytest.raises(ValueError, match="expected one of the replicas"):
             await actor.set_override("fp8", None, "nobody")
         await actor.reload()
-        await actor.set_override("fp16")
+        await actor.set_override("fp8")
+        await actor.set_override("fp16")  # sends a directive, whatever the policy had in force before
         await replicas.report(actor)
 
     drive(test, record_path=folder / "inputs.jsonl", config_path=config_file)

@@ -188,6 +188,10 @@ def test_decisions_are_told_and_logged(client):
     decisions = client.get("/decisions").json()
     assert {"fp8", "fp16"} <= {d.get("to_mode") for d in decisions}
     assert all(d["reason"] for d in decisions)
+    latest = decisions[-1]["decision_id"]
+    later = client.get("/decisions", params={"since": latest - 1}).json()
+    assert later[0]["decision_id"] == latest
+    assert client.get("/decisions", params={"since": "yesterday"}).status_code == 422
     direct(client, "auto")
     assert client.get("/status").json()["override"] is None
 

@@ -307,6 +307,15 @@ def test_a_broken_trace_is_one_error_that_names_the_line(
     assert error.count("\n") == 1
 
 
+def test_a_run_that_cannot_be_completed_ends_with_status_1_and_writes_nothing(
+    tmp_path: Path, trace: Path, table: Path, capsys: pytest.CaptureFixture[str]
+):
+    out = tmp_path / "o.json"
+    assert simulate("--trace", trace, "--table", table, "--policy", "static_fp16", "--load", 1e-9, "--json", out) == 1
+    assert "leaves none of" in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_a_gap_in_the_trace_is_a_quiet_time(tmp_path: Path, table: Path):
     path = tmp_path / "gap.csv"
     path.write_text(
