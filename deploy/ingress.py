@@ -1,5 +1,6 @@
 """The HTTP front: OpenAI's routes from Ray Serve LLM, plus the controller's status and the operator's routes."""
 
+import asyncio
 import hmac
 import os
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from deploy.config import ADMIN_KEY_ENV
 from deploy.server import CONTROLLER_ACTOR
 from nestedfp.modes import DirectiveMode
 
-ACTOR_TIMEOUT_S = 5.0
+ACTOR_TIMEOUT_S = 5.0  # an answer takes milliseconds, that to an override a second at most
 
 
 class OverrideRequest(BaseModel):
@@ -103,8 +104,10 @@ async def _ask_controller(method: str, *args: Any) -> Any:
             except ValueError:  # gone since it was listed
                 continue
             try:
-                return await getattr(actor, method).options(name=method).remote(*args)
-            except ray.exceptions.RayActorError:
+                return await asyncio.wait_for(
+                    getattr(actor, method).options(name=method).remote(*args), ACTOR_TIMEOUT_S
+                )
+            except (ray.exceptions.RayActorError, TimeoutError):
                 continue
             except ray.exceptions.RayTaskError as error:
                 if isinstance(error.cause, ValueError):
@@ -112,7 +115,8 @@ async def _ask_controller(method: str, *args: Any) -> Any:
                 raise
     raise HTTPException(
         status.HTTP_503_SERVICE_UNAVAILABLE,
-        "the controller is restarting; replicas go on under their last directive and then under the fallback; try again",
+        "the controller does not answer or is restarting; replicas go on under their last directive and then under the "
+        "fallback; try again",
         headers={"Retry-After": "2"},
     )
 

@@ -5,11 +5,8 @@ One service for all tests of this file; they run in the order in which they stan
 
 import http.client
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -17,15 +14,13 @@ import httpx
 import psutil
 import pytest
 import yaml
+from live_service import ADMIN, MODEL, complete, demo_config, serve, wait_until
 from openai import OpenAI
-from processes import ROOT
 
 from controller import replay
 
 pytestmark = pytest.mark.serve
 
-KEY = "test-key"
-MODEL = "fairytales-8m"
 PORT = 8123
 URL = f"http://127.0.0.1:{PORT}"
 
@@ -33,33 +28,12 @@ URL = f"http://127.0.0.1:{PORT}"
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
     folder = tmp_path_factory.mktemp("service")
-    config = yaml.safe_load((ROOT / "deploy" / "configs" / "demo-two-replicas.yaml").read_text())
-    config["http"] = {"port": PORT}
+    config = demo_config()
     config["input_record"] = str(folder / "inputs.jsonl")
     config["decision_log"] = str(folder / "decisions.jsonl")
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    log = (folder / "log").open("w+")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "deploy.serve", "--config", str(folder / "config.yaml")],
-        cwd=ROOT,
-        env={**os.environ, "NESTEDFP_ADMIN_KEY": KEY},
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        wait_until(lambda: "ready " in (folder / "log").read_text() or process.poll() is not None, 400)
-        text = (folder / "log").read_text()
-        assert re.search(rf"^ready {URL} after \d+ s$", text, re.MULTILINE), text
+    with serve(folder, config, PORT) as process:
         process.config_path = folder / "config.yaml"
         yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        log.close()
 
 
 @pytest.fixture
@@ -74,23 +48,8 @@ def openai(service):
         yield client
 
 
-def wait_until(condition, limit_s, pause_s=0.2):
-    deadline_s = time.monotonic() + limit_s
-    while time.monotonic() < deadline_s:
-        if condition():
-            return True
-        time.sleep(pause_s)
-    return False
-
-
-def complete(client, prompt="Once upon a time", **body):
-    response = client.post("/v1/completions", json={"model": MODEL, "prompt": prompt, "max_tokens": 8, **body})
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
 def direct(client, mode):
-    response = client.post("/admin/directive", json={"mode": mode}, headers={"Authorization": f"Bearer {KEY}"})
+    response = client.post("/admin/directive", json={"mode": mode}, headers=ADMIN)
     assert response.status_code == 200, response.text
     return response.json()
 
@@ -199,14 +158,12 @@ def test_decisions_are_told_and_logged(client):
 def test_one_replica_can_be_directed_alone(client):
     first, second = sorted(r["id"] for r in direct(client, "fp16")["replicas"])
     body = {"mode": "fp8", "ttl_s": 30, "replica_id": second}
-    response = client.post("/admin/directive", json=body, headers={"Authorization": f"Bearer {KEY}"})
+    response = client.post("/admin/directive", json=body, headers=ADMIN)
     assert response.status_code == 200, response.text
     assert response.json()["exceptions"] == {second: "fp8"}
     modes = {r["id"]: r["directive"] for r in response.json()["replicas"]}
     assert modes == {first: "fp16", second: "fp8"}
-    unknown = client.post(
-        "/admin/directive", json={**body, "replica_id": "nobody"}, headers={"Authorization": f"Bearer {KEY}"}
-    )
+    unknown = client.post("/admin/directive", json={**body, "replica_id": "nobody"}, headers=ADMIN)
     assert (unknown.status_code, "expected one of the replicas" in unknown.text) == (400, True)
     assert direct(client, "auto")["replica_overrides"] == {}
 
@@ -218,7 +175,7 @@ def test_the_status_counts_what_was_judged_and_how_long_directives_took(client):
 
 
 def test_the_configuration_is_taken_up_again_without_a_restart(client, service):
-    headers = {"Authorization": f"Bearer {KEY}"}
+    headers = ADMIN
     path = service.config_path
     before = path.read_text()
     config = yaml.safe_load(before)

@@ -1,0 +1,69 @@
+"""Starts the whole service as a process of its own, for the tests that speak HTTP to it."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+from processes import ROOT
+
+KEY = "test-key"
+MODEL = "fairytales-8m"
+ADMIN = {"Authorization": f"Bearer {KEY}"}
+
+
+@contextlib.contextmanager
+def serve(folder: Path, config: Mapping[str, Any], port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the service and wait until it is ready; its configuration lies in ``folder / "config.yaml"``."""
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump({**config, "http": {"port": port}}))
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "deploy.serve", "--config", str(path)],
+            cwd=ROOT,
+            env={**os.environ, "NESTEDFP_ADMIN_KEY": KEY},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            wait_until(lambda: "ready " in (folder / "log").read_text() or process.poll() is not None, 400)
+            text = (folder / "log").read_text()
+            assert re.search(rf"^ready http://127.0.0.1:{port} after \d+ s$", text, re.MULTILINE), text
+            yield process
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def demo_config() -> dict[str, Any]:
+    """The shipped configuration with two replicas."""
+    config: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "configs" / "demo-two-replicas.yaml").read_text())
+    return config
+
+
+def wait_until(condition: Callable[[], Any], limit_s: float, pause_s: float = 0.2) -> Any:
+    """What ``condition`` returned at last: something true, or after ``limit_s`` false."""
+    deadline_s = time.monotonic() + limit_s
+    while not (value := condition()) and time.monotonic() < deadline_s:
+        time.sleep(pause_s)
+    return value
+
+
+def complete(client: httpx.Client, prompt: str = "Once upon a time", **body: Any) -> dict[str, Any]:
+    """A completion of eight tokens, or what ``body`` says; it must succeed."""
+    response = client.post("/v1/completions", json={"model": MODEL, "prompt": prompt, "max_tokens": 8, **body})
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer

@@ -1,0 +1,153 @@
+"""The service under more load than it holds: FP8, then refusals, then a third replica, and all of it undone; K of N.
+
+One service for all tests of this file; they run in the order in which they stand.
+"""
+
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from live_service import ADMIN, MODEL, complete, demo_config, serve, wait_until
+
+pytestmark = pytest.mark.serve
+
+PORT = 8124
+URL = f"http://127.0.0.1:{PORT}"
+CLIENTS = 12
+# No queue may last: on two cores two sequences a replica and objectives of a few milliseconds make one at once.
+QUEUES = {"max_num_seqs": 2, "cpu_threads": 1}
+CONTROLLER = {
+    "slo": {"ttft_ms": 20, "tpot_ms": 20},
+    "guards": {"dwell_fp16_s": 0.5, "dwell_fp8_s": 2, "max_switches_per_minute": 60},
+    "policy": {"name": "threshold", "wait_s": {"enter": 0.02, "leave": 0.01}},
+}
+LADDER = {
+    **CONTROLLER,
+    "ladder": {
+        "shed": True,
+        "scale": True,
+        "min_replicas": 2,
+        "max_replicas": 3,
+        "shed_after_s": 1,
+        "shed_every_s": 0.5,
+        "shed_factor": 0.5,
+        "min_admission_scale": 0.25,
+        "recover_after_s": 1,
+        "scale_after_s": 3,
+        "scale_down_after_s": 80,  # the third replica needs some 40 s to start, twice that on a busy machine
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("ladder")
+    config = demo_config()
+    config["engine"] |= QUEUES
+    config["controller"] = {**LADDER, "scope": "k_of_n"}
+    with serve(folder, config, PORT):
+        yield folder / "config.yaml"
+
+
+@pytest.fixture
+def client(service: Path) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=URL, timeout=120, trust_env=False) as client:
+        yield client
+
+
+@contextmanager
+def crowd(clients: int, **body: Any) -> Iterator[list[httpx.Response]]:
+    """Clients that ask again as soon as they are answered; the answers so far."""
+    answers: list[httpx.Response] = []
+    stop = threading.Event()
+
+    def ask(number: int) -> None:
+        with httpx.Client(base_url=URL, timeout=120, trust_env=False) as own:
+            for turn in itertools.count():
+                if stop.is_set():
+                    return
+                prompt = f"The {number}th king of {turn}"
+                request = {"model": MODEL, "prompt": prompt, "max_tokens": 40, "ignore_eos": True, **body}
+                answers.append(own.post("/v1/completions", json=request))
+                if answers[-1].status_code != 200:
+                    stop.wait(1.0)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield answers
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(120)
+
+
+def status(client: httpx.Client) -> dict[str, Any]:
+    response = client.get("/status")
+    return response.json() if response.status_code == 200 else {"replicas": [], "rung": "?"}
+
+
+def ready(seen: dict[str, Any]) -> int:
+    return sum(r["ready"] and not r["stale"] for r in seen["replicas"])
+
+
+def test_overload_degrades_then_sheds_then_scales_and_all_of_it_is_undone(client: httpx.Client) -> None:
+    with crowd(CLIENTS) as answers:
+        shed = wait_until(lambda: (s := status(client))["rung"] in ("shed", "scale") and s, 60)
+        assert shed, status(client)
+        assert shed["mode"] == "fp8"
+        assert shed["admission_scale"] < 1
+        assert wait_until(lambda: [a for a in answers if a.status_code == 503], 30), "somebody is refused"
+        assert wait_until(lambda: status(client).get("desired_replicas") == 3, 60), status(client)
+    assert wait_until(lambda: ready(status(client)) == 3, 150, 1.0), status(client)
+    outcomes = Counter(answer.status_code for answer in answers)
+    assert set(outcomes) == {200, 503}, outcomes
+    refusal = next(answer for answer in answers if answer.status_code == 503)
+    assert int(refusal.headers["Retry-After"]) > 0
+    assert "this replica is overloaded" in refusal.json()["error"]["message"]
+    assert wait_until(lambda: status(client)["rung"] in ("none", "degrade"), 120, 1.0), status(client)
+    assert status(client)["desired_replicas"] is None
+    assert wait_until(lambda: ready(status(client)) == 2, 90, 1.0), status(client)
+    assert wait_until(lambda: all(r["admission_scale"] == 1 for r in status(client)["replicas"]), 10), status(client)
+    said = [d["rung"] for d in client.get("/decisions").json() if d["kind"] == "decision"]
+    order = [rung for rung, _ in itertools.groupby(said)]
+    assert order.index("degrade") < order.index("shed") < order.index("scale")
+    assert complete(client)["usage"]["completion_tokens"] == 8
+
+
+def test_where_one_of_two_replicas_runs_fp8_pinned_requests_go_to_the_other(
+    client: httpx.Client, service: Path
+) -> None:
+    config = yaml.safe_load(service.read_text())
+    # Danger brings one replica to FP8; the next would follow half a minute later, and none may leave for ten minutes.
+    guards = {**CONTROLLER["guards"], "dwell_fp8_s": 600}
+    controller = {**CONTROLLER, "guards": guards, "scope": "k_of_n", "k_of_n": {"grow_every_s": 30}}
+    service.write_text(yaml.safe_dump({**config, "controller": controller}))
+    assert wait_until(lambda: status(client)["mode"] == "fp16", 60), status(client)
+    response = client.post("/admin/reload", headers=ADMIN)
+    assert response.status_code == 200, response.text
+    with crowd(8):
+        assert wait_until(lambda: status(client)["fp8_replicas"] == 1, 60), status(client)
+    assert wait_until(lambda: all(r["running"] == 0 for r in status(client)["replicas"]), 30)
+    before = {r["directed"]: r for r in status(client)["replicas"]}
+    assert set(before) == {"fp16", "fp8"}
+    threading.Event().wait(2.5)  # replicas tell the router their precision once a second
+    for number in range(10):
+        usage = complete(client, f"{number} wolves", vllm_xargs={"precision": "fp16"})["usage"]
+        assert usage["precision_tokens"]["completion"] == {"fp16": 8, "fp8": 0}
+    wait_until(lambda: all(r["age_s"] < 0.2 for r in status(client)["replicas"]), 1)
+    after = {r["directed"]: r for r in status(client)["replicas"]}
+    assert after["fp8"]["tokens_fp16"] == before["fp8"]["tokens_fp16"], "no pinned request went to the replica in FP8"
+    assert after["fp16"]["tokens_fp16"] >= before["fp16"]["tokens_fp16"] + 10 * 8
+    seen = {
+        complete(client, f"{number} geese")["usage"]["precision_tokens"]["completion"]["fp8"] for number in range(16)
+    }
+    assert seen == {0, 8}, "the others go to both, and each says what it got"
