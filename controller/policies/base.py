@@ -51,11 +51,6 @@ class Rates:
     def tokens(self) -> float:
         return self.tokens_fp16 + self.tokens_fp8
 
-    @property
-    def admitted_tokens(self) -> float:
-        """Prompt tokens that left the queue: what arrived less what piled up."""
-        return max(0.0, self.arrived_tokens - self.waiting_tokens)
-
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
