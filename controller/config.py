@@ -21,7 +21,7 @@ class ControllerConfig(Settings):
 
     policy: PolicyConfig = SloAuto()
     scope: Scope = Scope.CLUSTER  # for whom one decision holds
-    replicas_per_step: Annotated[int, Field(ge=1)] = 64  # in the scope replica: decided in one step at most, in turn
+    replicas_per_step: Annotated[int, Field(ge=1)] = 32  # in the scope replica: decided in one step at most, in turn
     k_of_n: KOfN = KOfN()  # parameters of that scope
     guards: GuardConfig = GuardConfig()
     ladder: LadderConfig = LadderConfig()  # what comes when FP8 is not enough
