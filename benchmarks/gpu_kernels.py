@@ -47,7 +47,8 @@ class Tile:
 
     def __str__(self) -> str:
         sharing = f"k{self.k_warpgroups}" if self.k_warpgroups > 1 else ""
-        return f"{64 * self.row_warpgroups}x{self.tokens}{sharing}{'/2' if self.blocks_per_sm == 2 else ''}{'p' if self.pair == 2 else ''}"
+        residency = ("/2" if self.blocks_per_sm == 2 else "") + ("p" if self.pair == 2 else "")
+        return f"{64 * self.row_warpgroups}x{self.tokens}{sharing}{residency}"
 
 
 @dataclass(frozen=True, slots=True)

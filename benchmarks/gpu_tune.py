@@ -53,7 +53,9 @@ def fastest(precision: int, x: torch.Tensor, weights: list[kernels.PackedWeight]
             kernels.gemm(config, x, weight, out)
 
     ranked = sorted(kernels.valid_configs(precision, m, n, k), key=lambda pair: pair[0])
-    candidates = [config for us, config in ranked if us < SLACK * ranked[0][0]][: CANDIDATES if m < 1024 else CANDIDATES_LARGE]
+    candidates = [config for us, config in ranked if us < SLACK * ranked[0][0]][
+        : CANDIDATES if m < 1024 else CANDIDATES_LARGE
+    ]
     floor_us = max(n * k * (2 - precision) / 3e6, 2 * m * n * k / 7e8 / (1 + precision)) + 3
     count = max(1, math.ceil(600 / floor_us / len(weights))) * len(weights)
     for rounds in (3, 15):

@@ -3,6 +3,7 @@
 Run: ``pytest -q tests/test_gemm_config.py``
 """
 
+import itertools
 import re
 import shutil
 import subprocess
@@ -113,8 +114,9 @@ def test_shares_cover_every_step_once_and_wait_for_lower_blocks_only(precision):
                 assert [part[0] for part in tile] == list(range(len(tile)))
                 assert all(part[3] == len(tile) for part in tile)
                 ends = [0] + [first + steps for _, first, steps, _, _ in tile]
-                assert [first for _, first, _, _, _ in tile] == ends[:-1] and ends[-1] == plan["steps"]
-                assert all(a[4] - b[4] == plan["columns"] for a, b in zip(tile, tile[1:], strict=False))
+                assert [first for _, first, _, _, _ in tile] == ends[:-1]
+                assert ends[-1] == plan["steps"]
+                assert all(a[4] - b[4] == plan["columns"] for a, b in itertools.pairwise(tile))
     assert seen > 100
 
 

@@ -163,7 +163,8 @@ def test_thousands_of_launches_give_the_same_bits(n, k, m):
     planes = packed(torch.randn(n, k, device=DEVICE).mul_(0.02).half())
     x = torch.randn(m, k, device=DEVICE).half()
     configs = [config for _, config in sorted(kernels.valid_configs(FP16, m, n, k), key=lambda pair: pair[0])[:60]]
-    configs += [c for c in (kernels.Config(0), kernels.Config(4, 4, through_memory=True)) if c not in configs]
+    shared = [c for _, c in kernels.valid_configs(FP16, m, n, k) if c.through_memory and c.split in (0, 4)][::4]
+    configs += [c for c in (kernels.Config(0), *shared) if c not in configs]
     for config in configs:
         first = poisoned(m, n)
         kernels.gemm(config, x, planes, first[:m], early_start=False)
@@ -175,22 +176,37 @@ def test_thousands_of_launches_give_the_same_bits(n, k, m):
         assert differing.count_nonzero() == 0, f"{kernels.describe(config)}: {differing[differing > 0].tolist()[:5]}"
 
 
-def test_launches_on_several_streams_do_not_disturb_each_other():
-    m, n, k = 64, 4096, 4096
+def chosen(m, n, k):
+    return [kernels.choose(FP16, m, n, k)]
+
+
+def waiting_for_each_other(m, n, k):
+    """Configs whose blocks wait for sums of other blocks of the same launch, on large tiles."""
+    found = [c for _, c in kernels.valid_configs(FP16, m, n, k) if c.through_memory and not c.tail_only]
+    return [c for c in found if c.split == 0 and kernels.tiles()[c.tile].tokens == 192]
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "configs"), [(64, 4096, 4096, chosen), (384, 5120, 4096, waiting_for_each_other)]
+)
+def test_launches_on_several_streams_do_not_disturb_each_other(m, n, k, configs):
     streams = [torch.cuda.Stream() for _ in range(4)]
     problems = []
     for _ in streams:
         weight = torch.randn(n, k, device=DEVICE).mul_(0.02).half()
         problems.append((torch.randn(m, k, device=DEVICE).half(), packed(weight), poisoned(m, n), weight))
-    torch.cuda.synchronize()
-    config = kernels.choose(FP16, m, n, k)
-    for _ in range(20):
-        for stream, (x, planes, out, _) in zip(streams, problems, strict=True):
-            with torch.cuda.stream(stream):
-                kernels.gemm(config, x, planes, out[:m])
-    torch.cuda.synchronize()
-    for x, _, out, weight in problems:
-        assert relative_error(out[:m], x.double() @ weight.double().t()) < 4e-4
+    found = configs(m, n, k)
+    assert found
+    for config in found:
+        torch.cuda.synchronize()
+        for _ in range(20):
+            for stream, (x, planes, out, _) in zip(streams, problems, strict=True):
+                with torch.cuda.stream(stream):
+                    kernels.gemm(config, x, planes, out[:m])
+        torch.cuda.synchronize()
+        for x, _, out, weight in problems:
+            assert relative_error(out[:m], x.double() @ weight.double().t()) < 4e-4
+            out.fill_(torch.nan)
 
 
 def test_a_captured_graph_survives_changes_of_memory_and_input():

@@ -24,6 +24,12 @@ def outcomes(tmp_path_factory):
         "option": {"args": {"additional_config": {"nestedfp": {"quantise": True}}}},
         "option type": {"args": {"additional_config": {"nestedfp": {"quantize_activations": "yes"}}}},
         "option choice": {"args": {"additional_config": {"nestedfp": {"unsupported_gpu": "fp8"}}}},
+        "hopper": {"args": {}, "capability": [9, 0]},
+        "hopper, early launches off": {
+            "args": {"compilation_config": {"inductor_compile_config": {"triton.enable_pdl": False}}},
+            "capability": [9, 0],
+        },
+        "blackwell": {"args": {}, "capability": [10, 0]},
         "fp16 only": {"args": {"additional_config": {"nestedfp": {"fp16_only": True}}}},
         "truncated": {"args": {"model": str(truncated)}},
     }
@@ -41,6 +47,12 @@ def test_what_the_plugin_finds_out_travels_with_the_users_options(outcomes):
     assert len(outcomes["fp16 only"]["options"]["checkpoint"]) == 16
 
 
+def test_on_hopper_kernels_may_start_early_unless_the_user_says_no(outcomes):
+    assert outcomes["good"]["early_launches"] is None  # a CPU
+    assert outcomes["hopper"]["early_launches"] is True
+    assert outcomes["hopper, early launches off"]["early_launches"] is False
+
+
 @pytest.mark.parametrize(
     ("case", "expected"),
     [
@@ -52,6 +64,7 @@ def test_what_the_plugin_finds_out_travels_with_the_users_options(outcomes):
         ("option", "keys out of"),
         ("option type", "must be a bool"),
         ("option choice", "must be one of ('refuse', 'fp16'); got 'fp8'"),
+        ("blackwell", "this GPU has 10.0"),
         ("truncated", "model.safetensors: expected"),
     ],
 )

@@ -1,6 +1,8 @@
 """Makes engine configurations and prints what came of each as JSON; the tests start it as a process.
 
-Standard input: {name: {"args": {arguments of EngineArgs}, "env": {...}}}. Standard output, last line: {name: message or parts}.
+Standard input: {name: {"args": {arguments of EngineArgs}, "env": {...}, "capability": [major, minor]}}, the last two
+if wanted.
+Standard output, last line: {name: message or parts}.
 """
 
 import json
@@ -13,10 +15,15 @@ os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVE
 def main() -> None:
     """Run all cases in one process."""
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.platforms import current_platform
+    from vllm.platforms.interface import DeviceCapability
 
+    real_capability = type(current_platform).get_device_capability
     results = {}
     for name, case in json.load(sys.stdin).items():
         os.environ.update(case.get("env", {}))
+        fake = DeviceCapability(*case["capability"]) if "capability" in case else None
+        type(current_platform).get_device_capability = (lambda *_, fake=fake: fake) if fake else real_capability
         try:
             config = EngineArgs(
                 **{"quantization": "nestedfp", "dtype": "float16", **case["args"]}
@@ -25,6 +32,7 @@ def main() -> None:
                 "scheduler_cls": config.scheduler_config.scheduler_cls,
                 "worker_cls": config.parallel_config.worker_cls,
                 "options": config.additional_config.get("nestedfp"),
+                "early_launches": config.compilation_config.inductor_compile_config.get("triton.enable_pdl"),
             }
         except Exception as error:
             results[name] = f"{type(error).__name__}: {error}"

@@ -43,12 +43,13 @@ NESTEDFP_API int64_t nestedfp_partial_sum_bytes(int precision, int64_t m, int64_
 NESTEDFP_API void nestedfp_plan(int precision, int64_t m, int64_t n, int64_t k, int num_sms, const int* config,
                                 int* plan) {
     const GemmPlan made = make_plan(make_desc(precision, m, n, k), make_config(config), num_sms);
-    const int fields[] = {made.blocks,      made.row_tiles, made.token_tiles, made.group, made.tiles,
-                          made.whole_tiles, made.cluster,   made.steps,       made.shares, made.columns,     made.pair};
+    const int fields[] = {made.blocks,  made.row_tiles, made.token_tiles, made.group,   made.tiles, made.whole_tiles,
+                          made.cluster, made.steps,     made.shares,      made.columns, made.pair};
     for (int i = 0; i < 11; ++i) plan[i] = fields[i];
 }
 
-// The parts that a block computes, in its order: fields[5 * i]: tile, first step, steps, index, count. Returns how many.
+// The parts that a block computes, in its order: fields[5 * i]: tile, first step, steps, index, count. Returns how
+// many.
 NESTEDFP_API int nestedfp_parts(int precision, int64_t m, int64_t n, int64_t k, int num_sms, const int* config,
                                 int block, int* fields) {
     const GemmPlan plan = make_plan(make_desc(precision, m, n, k), make_config(config), num_sms);

@@ -198,8 +198,8 @@ class Epilogue {
         }
     }
 
-    // Parts of a tile meet in device memory and are added in order of part, so that the result does not depend on timing.
-    // True if this block goes on with the tile.
+    // Parts of a tile meet in device memory and are added in order of part, so that the result does not depend on
+    // timing. True if this block goes on with the tile.
     NESTEDFP_DEVICE bool collect_parts(float (&sum)[T::kAccumulators], const Work& work) {
         const int tile = (work.tile - args_.plan.whole_tiles) * T::kPair + pair_rank_;
         int* const counter = args_.counters + tile * T::kRowWarpgroups + row_warpgroup_;

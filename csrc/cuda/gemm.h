@@ -30,8 +30,8 @@ struct Tile {
     int k_warpgroups;    // each owns every k_warpgroups-th slice of K; they add up through shared memory
     int tokens;
     int blocks_per_sm;
-    // 2: two blocks of a cluster compute neighbouring row tiles in lockstep, and each loads half of their activations for
-    // both, so that L2 delivers them once.
+    // 2: two blocks of a cluster compute neighbouring row tiles in lockstep, and each loads half of their activations
+    // for both, so that L2 delivers them once.
     int pair;
 
     constexpr int rows() const { return 64 * row_warpgroups; }

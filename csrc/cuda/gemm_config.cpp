@@ -112,7 +112,8 @@ bool is_valid(const GemmDesc& desc, const GemmConfig& config, int num_sms, const
     }
     if (tile.pair > 1 && config.split > 1 && !config.through_memory) return refuse("a pair has no parts in a cluster");
     const int64_t tiles = ceil_div(desc.n, tile.rows() * tile.pair) * ceil_div(desc.m, tile.tokens);
-    if (tiles * tile.pair * config.split > std::numeric_limits<int>::max()) return refuse("more tiles than a grid has blocks");
+    if (tiles * tile.pair * config.split > std::numeric_limits<int>::max())
+        return refuse("more tiles than a grid has blocks");
     if (config.split == 1) {
         return config.tail_only || config.through_memory ? refuse("nothing to split in the tail") : true;
     }
@@ -129,7 +130,8 @@ bool is_valid(const GemmDesc& desc, const GemmConfig& config, int num_sms, const
     if (!config.through_memory) return true;
     if (split_tiles * config.split > slots) return refuse("more parts than blocks that run at once");
     if (config.split == kEvenShares && tiles % slots == 0) return refuse("whole tiles are even already");
-    if (split_tiles * tile.pair * tile.row_warpgroups > kCounters) return refuse("too many tiles to split through memory");
+    if (split_tiles * tile.pair * tile.row_warpgroups > kCounters)
+        return refuse("too many tiles to split through memory");
     if (partial_sum_bytes(desc, config, num_sms) > kMaxPartialSumBytes) return refuse("too many partial sums");
     const GemmPlan plan = make_plan(desc, config, num_sms);
     const int64_t column_steps = split_tiles / int{plan.columns} * steps;

@@ -26,8 +26,8 @@ NESTEDFP_DEVICE void barrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// At a barrier of another thread block of the cluster (peer_address). Not a release at the cluster's scope, which would wait
-// for all of this thread's memory traffic: what the wgmmas have read needs none.
+// At a barrier of another thread block of the cluster (peer_address). Not a release at the cluster's scope, which would
+// wait for all of this thread's memory traffic: what the wgmmas have read needs none.
 NESTEDFP_DEVICE void barrier_arrive_peer(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }

@@ -1,9 +1,9 @@
 // How the steps of the tiles that are computed in parts are dealt out to thread blocks (GemmPlan: shares, columns).
 // Plain functions of block and plan, so that they are tested without a GPU.
 //
-// Shares are numbered against the blocks: the block of a tile's first part, which collects the sums of the others, waits
-// for lower blocks only, and the hardware starts those before it. Within a share the part that another block collects
-// comes first and the tile to collect last, when the others' sums are there or about to be.
+// Shares are numbered against the blocks: the block of a tile's first part, which collects the sums of the others,
+// waits for lower blocks only, and the hardware starts those before it. Within a share the part that another block
+// collects comes first and the tile to collect last, when the others' sums are there or about to be.
 #pragma once
 
 #include "gemm.h"
@@ -17,7 +17,8 @@ struct Part {
     int index, count;  // which of the tile's parts; 1: this is the whole tile
 };
 
-// Partial sums that a block may leave: of the part that begins its share, and of the first part of the tile that ends it.
+// Partial sums that a block may leave: of the part that begins its share, and of the first part of the tile that ends
+// it.
 inline constexpr int kSlotsPerBlock = 2;
 
 // A block's column and share as one number; negative if it has no share. The blocks of a tile's parts are plan.columns
