@@ -139,6 +139,23 @@ def test_an_unsplit_grid_is_resident_at_once():
             assert plan["blocks"] * plan["pair"] <= kernels.NUM_SMS_H100 * tile.blocks_per_sm
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_few_tokens_more_than_a_measured_row_do_not_cost_a_whole_wave(precision):
+    for n, k in SHAPES.values():
+        for m in (512, 1024, 2048, 4096):
+            at, above = (
+                kernels.predict_us(precision, tokens, n, k, kernels.choose(precision, tokens, n, k))
+                for tokens in (m, m + 8)
+            )
+            assert above < 1.3 * at, f"{m=} {n=} {k=}: {at:.1f} us, with 8 tokens more {above:.1f} us"
+
+
+def test_a_batch_a_little_smaller_than_a_measured_one_takes_its_config():
+    for n, k in SHAPES.values():
+        for measured, m in ((64, 40), (128, 100), (256, 248), (2048, 2000)):
+            assert kernels.choose(kernels.FP16, m, n, k) == kernels.choose(kernels.FP16, measured, n, k)
+
+
 def test_an_unknown_or_foreign_tile_is_refused():
     assert kernels.predict_us(kernels.FP16, 16, 4096, 4096, kernels.Config(99)) < 0
     foreign = next(i for i, tile in enumerate(kernels.tiles()) if tile.precision == kernels.FP8)

@@ -104,7 +104,8 @@ GemmPlan make_plan(const GemmDesc& desc, const GemmConfig& config, int num_sms);
 // Microseconds that the cost model predicts on an H100. Only for comparing configs of one problem.
 double predict_us(const GemmDesc& desc, const GemmConfig& config, int num_sms);
 
-// The measured best config where the table has the problem's N, K and neighbourhood of M, else the model's best.
+// The measured best config where the table has the problem's N and K and an M close above, else the model's best.
+// Remembered by thread.
 // Without counters (counters.h) no config may split through memory.
 GemmConfig choose_config(const GemmDesc& desc, int num_sms, bool has_counters);
 

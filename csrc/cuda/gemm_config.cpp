@@ -3,6 +3,8 @@
 #include <cmath>
 #include <iterator>
 #include <limits>
+#include <map>
+#include <tuple>
 
 #include "gemm.h"
 #include "shares.h"
@@ -66,28 +68,33 @@ double stage_clocks(const Tile& tile) {
     // Measured over the bound, all multiprocessors busy, where both planes are decoded.
     const double fp16_losses = tile.tokens < 128   ? 1.45
                                : tile.tokens < 176 ? 1.3
+                               : tile.tokens < 192 ? 1.27
                                : tile.tokens < 256 ? 1.2 + 0.05 * (tile.row_warpgroups - 2)
                                                    : 1.15;
     const double losses = tile.precision == Precision::kFp16 ? fp16_losses : 1.05;
     return losses * std::max({tensor, shared, decode, latency / tile.blocks_per_sm});
 }
 
-// Rows hold for the multiprocessor count they were measured with. The row with the next larger M serves the M below it,
-// what was best there still fits, and the last row all M above it.
+// Blocks whose shares begin at different columns of K read different activations at the same time. L2 then delivers
+// them more often, and memory does where they do not stay in L2 beside the weights that stream by. Measured.
+double misalignment(const GemmDesc& desc, const GemmPlan& plan) {
+    const double x_mb = 1e-6 * desc.m * desc.k * (desc.precision == Precision::kFp16 ? 2 : 1);
+    return plan.pair > 1 ? 1.03 + std::max(0.0, x_mb - 40) / 160 : 1.08 + std::max(0.0, x_mb - 20) / 80;
+}
+
+// The row of the measured table for a problem, or null. Rows hold for the multiprocessor count they were measured with.
+// A decode batch takes the row with the next larger M; larger M does so only close below a row, since the number of
+// tiles and with it the best split changes from one multiple of a tile's tokens to the next.
 const TableRow* measured_row(const GemmDesc& desc, int num_sms, bool has_counters) {
+    constexpr int64_t kDecodeTokens = 128;
+    constexpr double kCloseBelow = 0.94;
     const TableRow* best = nullptr;
     if (num_sms != 132) return best;
-    const auto is_nearer = [&](const TableRow& row) {
-        if (best == nullptr) return true;
-        const bool is_above = row.m >= desc.m, best_is_above = best->m >= desc.m;
-        return is_above != best_is_above ? is_above : is_above ? row.m < best->m : row.m > best->m;
-    };
     for (const TableRow& row : kTable) {
-        if (row.precision == desc.precision && row.n == desc.n && row.k == desc.k &&
-            (has_counters || !row.config.through_memory) && is_nearer(row) &&
-            is_valid(desc, row.config, num_sms, nullptr)) {
-            best = &row;
-        }
+        if (row.precision != desc.precision || row.n != desc.n || row.k != desc.k || row.m < desc.m) continue;
+        if (row.m > kDecodeTokens && desc.m < kCloseBelow * row.m) continue;
+        if (row.config.through_memory && !has_counters) continue;
+        if ((best == nullptr || row.m < best->m) && is_valid(desc, row.config, num_sms, nullptr)) best = &row;
     }
     return best;
 }
@@ -189,14 +196,16 @@ double predict_us(const GemmDesc& desc, const GemmConfig& config, int num_sms) {
     const double stage = stage_clocks(tile) * tile.blocks_per_sm;  // blocks of one multiprocessor take turns
     const double output_bytes = 2.0 * tile.rows() * tile.tokens;
     const double store = 600 + output_bytes / 64;
-    const double whole_waves = std::ceil(plan.whole_tiles / slots);
+    // With clusters of four the whole tiles, too, run on fewer blocks at a time.
+    const double turns = plan.cluster > 1 ? std::ceil(plan.blocks / resident_blocks(tile, plan.cluster, num_sms)) : 1;
+    const double whole_waves = turns * std::ceil(plan.whole_tiles / slots);
     double clocks = whole_waves * (plan.steps * stage + store);
     if (plan.shares > 0) {
         const double share = std::ceil(static_cast<double>(plan.column_steps) / int{plan.shares});
         // A block stores the sums of its first part and collects those of its last tile, two bytes of FP16 output
         // having grown to four.
         const double parts = config.split == kEvenShares ? int{plan.steps} / share + 1 : config.split;
-        clocks += share * stage + store + 2500 + parts * 2 * output_bytes / 50;
+        clocks += share * stage * misalignment(desc, plan) + store + 2500 + parts * 2 * output_bytes / 50;
     } else if (config.split > 1) {
         const double part_count = (plan.tiles - plan.whole_tiles) * config.split;
         const double part = std::ceil(1.0 * plan.steps / config.split) * stage + store;
@@ -213,8 +222,9 @@ double predict_us(const GemmDesc& desc, const GemmConfig& config, int num_sms) {
     return (std::max(clocks, memory) + 0.15 * std::min(clocks, memory)) / kClocksPerUs + 2.5;
 }
 
-GemmConfig choose_config(const GemmDesc& desc, int num_sms, bool has_counters) {
-    if (const TableRow* row = measured_row(desc, num_sms, has_counters); row != nullptr) return row->config;
+namespace {
+
+GemmConfig predicted_best(const GemmDesc& desc, int num_sms, bool has_counters) {
     GemmConfig best{0, 1, false, false};
     double best_us = std::numeric_limits<double>::infinity();
     const auto consider = [&](const GemmConfig& config) {
@@ -235,6 +245,21 @@ GemmConfig choose_config(const GemmDesc& desc, int num_sms, bool has_counters) {
         }
     }
     return best;
+}
+
+}  // namespace
+
+GemmConfig choose_config(const GemmDesc& desc, int num_sms, bool has_counters) {
+    // Twenty microseconds of predictions for each of a model's hundred GEMMs would show in a step without a CUDA graph.
+    using Problem = std::tuple<Precision, int64_t, int64_t, int64_t, int, bool>;
+    constexpr size_t kRemembered = 1 << 16;
+    thread_local std::map<Problem, GemmConfig> remembered;
+    const Problem problem{desc.precision, desc.m, desc.n, desc.k, num_sms, has_counters};
+    if (const auto found = remembered.find(problem); found != remembered.end()) return found->second;
+    const TableRow* row = measured_row(desc, num_sms, has_counters);
+    const GemmConfig config = row != nullptr ? row->config : predicted_best(desc, num_sms, has_counters);
+    if (remembered.size() >= kRemembered) remembered.clear();
+    return remembered.emplace(problem, config).first->second;
 }
 
 }  // namespace nestedfp::cuda
