@@ -8,8 +8,9 @@
 //         The decode of stage k + 1 is woven between the wgmmas of stage k, and the shared-memory reads run one more
 //         stage ahead.
 //   FP8:  the upper plane is operand A straight from shared memory.
-// A tile's K may be split over the thread blocks of a cluster; partial sums meet through distributed shared memory in a
-// fixed order (epilogue.cuh). Results do not depend on timing.
+// A tile's K may be split over the thread blocks of a cluster, whose sums meet through distributed shared memory, or
+// over any blocks (shares.h), whose sums meet in device memory; either way in a fixed order (epilogue.cuh), so that
+// results do not depend on timing. Tiles with a pair of blocks load their common activations once.
 #pragma once
 
 #include "consumer.cuh"
