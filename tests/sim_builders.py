@@ -1,9 +1,11 @@
 """Builders for the simulator's tests: a table with round numbers, and small loads."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from controller.config import ControllerConfig
-from controller.simulate.engine_model import EngineLimits, EngineTable, FitError, StepCost
+from controller.simulate.engine_model import EngineLimits, EngineTable, FitError, StepCost, write_table
 from controller.simulate.request import SimRequest
 from controller.trace import Arrival
 
@@ -39,3 +41,18 @@ def make_requests(*sizes: tuple[float, int, int]) -> list[SimRequest]:
 def policy_config(name: str, **section: Any) -> ControllerConfig:
     """A controller with the usual values but for the policy."""
     return ControllerConfig.model_validate({"policy": {"name": name}, **section})
+
+
+def table_file(folder: Path) -> Path:
+    """The table of ``make_table`` as the command lines take it."""
+    path = folder / "table.json"
+    write_table(path, make_table())
+    return path
+
+
+def exit_status(main: Callable[[list[str]], int], *words: object) -> int:
+    """Run a command line in this process; its exit status, whichever way it ends."""
+    try:
+        return main([str(word) for word in words])
+    except SystemExit as error:
+        return int(error.code or 0)

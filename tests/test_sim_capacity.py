@@ -6,25 +6,19 @@ from pathlib import Path
 import pytest
 
 from controller.simulate import capacity
-from controller.simulate.engine_model import write_table
 from controller.simulate.errors import SimulationError
-from tests.sim_builders import make_table
+from tests.sim_builders import exit_status, table_file
 
 COMMON = ("--generate", "poisson", "--duration", "40", "--rate", "30")
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    path = tmp_path / "table.json"
-    write_table(path, make_table())
-    return path
+    return table_file(tmp_path)
 
 
 def run(*words: object) -> int:
-    try:
-        return capacity.main([str(word) for word in words])
-    except SystemExit as error:
-        return int(error.code or 0)
+    return exit_status(capacity.main, *words)
 
 
 def test_the_answer_is_the_smallest_number_that_holds(tmp_path: Path, table: Path, capsys: pytest.CaptureFixture[str]):

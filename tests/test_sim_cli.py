@@ -12,7 +12,7 @@ import pytest
 from controller.simulate import cli, fit, observations, workload
 from controller.simulate.calibrate import unloaded
 from controller.simulate.engine import Engine
-from controller.simulate.engine_model import TABLE, EngineLimits, StepCost, read_table, write_table
+from controller.simulate.engine_model import TABLE, EngineLimits, StepCost, read_table
 from controller.simulate.errors import SimulationError
 from controller.simulate.request import SimRequest
 from controller.simulate.session import make_bench, make_config
@@ -20,7 +20,7 @@ from controller.synthetic import synthetic_trace
 from controller.trace import Arrival, TraceError
 from loadtest.metrics import Slo, summarise
 from loadtest.records import TimelineSample, read_requests
-from tests.sim_builders import FP8, FP16, make_arrivals, make_table
+from tests.sim_builders import FP8, FP16, exit_status, make_arrivals, make_table, table_file
 
 LIMITS = EngineLimits(max_model_tokens=4096)
 
@@ -185,16 +185,11 @@ def trace(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    path = tmp_path / "table.json"
-    write_table(path, make_table())
-    return path
+    return table_file(tmp_path)
 
 
 def simulate(*arguments: object) -> int:
-    try:
-        return cli.main([str(argument) for argument in arguments])
-    except SystemExit as error:
-        return int(error.code or 0)
+    return exit_status(cli.main, *arguments)
 
 
 KEYS = {

@@ -10,26 +10,20 @@ import yaml
 from controller.config import ControllerConfig
 from controller.policies import POLICIES
 from controller.simulate import cli, goal, space, tune
-from controller.simulate.engine_model import write_table
 from controller.simulate.errors import SimulationError
 from controller.simulate.metrics import Percentiles, SimulationSummary
-from tests.sim_builders import make_table
+from tests.sim_builders import exit_status, table_file
 
 COMMON = ("--generate", "bursts", "--duration", "30", "--load", "0.8")
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    path = tmp_path / "table.json"
-    write_table(path, make_table())
-    return path
+    return table_file(tmp_path)
 
 
 def run(*words: object) -> int:
-    try:
-        return tune.main([str(word) for word in words])
-    except SystemExit as error:
-        return int(error.code or 0)
+    return exit_status(tune.main, *words)
 
 
 def summary(**values: object) -> SimulationSummary:

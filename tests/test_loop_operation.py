@@ -1,0 +1,151 @@
+"""The control loop while it runs: advisory mode, the fail-safe, overrides by replica, the ladder, reloads.
+
+What it makes of loads, bad input and restarts: test_loop.py.
+"""
+
+import pytest
+from control_cluster import HOT, Cluster, make_config, make_loop
+
+from controller.schema import Outcome, Rung
+from nestedfp.modes import DirectiveMode
+
+FP16, FP8, AUTO = DirectiveMode.FP16, DirectiveMode.FP8, DirectiveMode.AUTO
+
+
+# -- advisory mode, fail-safe ------------------------------------------------------------------------------------------
+
+
+def test_advisory_decides_and_logs_as_if_it_acted_and_does_not() -> None:
+    acting, advising = Cluster(make_loop()), Cluster(make_loop(advisory=True))
+    for cluster in (acting, advising):
+        cluster.run(2).run(3, **HOT).run(30)
+    changes = [(r.from_mode, r.to_mode, r.now_s, r.reason) for r in acting.records[1:]]
+    assert [(r.from_mode, r.to_mode, r.now_s, r.reason) for r in advising.records[1:]] == changes
+    assert len(changes) == 2
+    assert all(record.advisory for record in advising.records[1:])
+    assert {record.epoch for record in advising.records} == {1}
+    assert advising.modes == {FP16}
+    advising.run(1, **HOT)
+    assert (advising.status.mode, advising.status.advised_mode, advising.status.advisory) == (FP16, FP8, True)
+
+
+def test_the_operator_acts_in_advisory_mode_too_and_a_reload_ends_it() -> None:
+    cluster = Cluster(make_loop(advisory=True)).run(2)
+    cluster.carry_out(cluster.loop.override(cluster.now_s, FP8, 1.0))
+    assert cluster.modes == {FP8}
+    assert cluster.run(2).modes == {FP16}
+    cluster.run(1, **HOT)
+    assert cluster.modes == {FP16}
+    cluster.carry_out(cluster.loop.reload(cluster.now_s, make_config()))
+    assert cluster.modes == {FP8}
+
+
+def test_the_fail_safe_comes_into_force_without_data_and_goes_with_it() -> None:
+    fail_safe = {"fail_safe": {"mode": "fp8"}, "fail_safe_after_s": 5}
+    cluster = Cluster(make_loop(guards=fail_safe), ("r0", "r1")).run(2)
+    cluster.silent = {"r0", "r1"}
+    cluster.run(5)
+    assert cluster.status.mode is FP16
+    cluster.run(2)
+    assert (cluster.status.mode, cluster.records[-1].reason) == (FP8, "fail_safe")
+    cluster.silent = set()
+    assert cluster.run(25).modes == {FP16}
+
+
+# -- overrides by replica ----------------------------------------------------------------------------------------------
+
+
+def test_one_replica_can_be_overridden_for_a_while() -> None:
+    cluster = Cluster(make_loop(), ("r0", "r1")).run(1)
+    cluster.carry_out(cluster.loop.override(cluster.now_s, FP8, 5.0, "r1"))
+    assert cluster.mode_of == {"r0": FP16, "r1": FP8}
+    shown = cluster.status.replica_overrides["r1"]
+    assert (shown.mode, shown.remaining_s) == (FP8, pytest.approx(5.0))
+    assert [replica.overridden for replica in cluster.status.replicas] == [False, True]
+    assert cluster.run(4).mode_of == {"r0": FP16, "r1": FP8}
+    assert cluster.run(2).modes == {FP16}
+    cluster.carry_out(cluster.loop.override(cluster.now_s, FP8, None, "r1"))
+    cluster.carry_out(cluster.loop.override(cluster.now_s, FP16))
+    assert cluster.modes == {FP16}  # a word for all ends those for single replicas
+    with pytest.raises(ValueError, match=r"expected one of the replicas \['r0', 'r1'\], got 'r7'"):
+        cluster.loop.override(cluster.now_s, FP8, None, "r7")
+
+
+# -- ladder in the loop ------------------------------------------------------------------------------------------------
+
+LADDER = {"shed": True, "scale": True, "max_replicas": 8, "shed_after_s": 5, "scale_after_s": 10}
+
+
+def test_the_ladder_reaches_the_replicas_the_effects_the_status_and_the_log() -> None:
+    cluster = Cluster(make_loop(ladder=LADDER), ("r0", "r1")).run(2).run(30, **HOT)
+    assert cluster.last.admission < 1.0
+    assert {follower.in_force(cluster.now_s).admission_scale for follower in cluster.followers.values()} == {
+        cluster.last.admission
+    }
+    assert cluster.last.desired_replicas is not None
+    assert cluster.last.desired_replicas > 2
+    assert (cluster.status.rung, cluster.status.fp8_insufficient) == (Rung.SCALE, True)
+    assert [r.reason for r in cluster.records][:3] == ["start_in_fp16", "wait_s_over_enter", "shed_more"]
+    assert (cluster.records[2].rung, cluster.records[2].admission_scale) == (Rung.SHED, 0.8)
+    assert "scale_up" in [r.reason for r in cluster.records]
+    cluster.run(60)
+    assert cluster.modes == {FP8}, "precision comes back last"
+    assert cluster.status.last_reason == "held_by_ladder"
+    cluster.run(600)
+    assert (cluster.modes, cluster.last.admission, cluster.last.desired_replicas) == ({FP16}, 1.0, None)
+    assert cluster.status.rung is Rung.NONE
+
+
+def test_a_restarted_controller_goes_on_shedding() -> None:
+    cluster = Cluster(make_loop(ladder=LADDER)).run(2).run(12, **HOT)
+    scale = cluster.last.admission
+    assert scale < 1.0
+    cluster.loop = make_loop(ladder=LADDER)
+    cluster.run(0.5, **HOT)
+    assert cluster.last.admission == scale
+    assert cluster.modes == {FP8}
+
+
+# -- reload ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_reload_that_changes_no_content_keeps_the_epoch() -> None:
+    cluster = Cluster(make_loop()).run(2)
+    epoch = cluster.status.epoch
+    cluster.carry_out(cluster.loop.reload(cluster.now_s, make_config("slo_feedback", slo={"ttft_ms": 900})))
+    assert (cluster.status.epoch, cluster.status.policy, cluster.status.config_loads) == (epoch, "slo_feedback", 1)
+    assert cluster.notes[-1].outcome is Outcome.RELOADED
+    # The objectives travel with the answers, so that replicas judge requests by the new ones.
+    answer = cluster.loop.on_snapshot(cluster.now_s, cluster.snapshot("r0", 0))
+    assert answer.slo_ttft_ms == 900
+
+
+def test_a_reload_is_no_way_round_the_dwell_and_keeps_an_override() -> None:
+    cluster = Cluster(make_loop()).run(2).run(1, **HOT)
+    cluster.carry_out(cluster.loop.reload(cluster.now_s, make_config(guards={"dwell_fp8_s": 19})))
+    cluster.run(5)
+    assert (cluster.modes, cluster.status.last_reason) == ({FP8}, "held_by_dwell")
+    cluster.carry_out(cluster.loop.override(cluster.now_s, FP16))
+    cluster.carry_out(cluster.loop.reload(cluster.now_s, make_config("static_fp8")))
+    assert cluster.modes == {FP16}
+    cluster.carry_out(cluster.loop.override(cluster.now_s, AUTO))
+    assert cluster.modes == {FP8}
+
+
+@pytest.mark.parametrize("scope", ["cluster", "replica", "k_of_n"])
+def test_a_reload_may_change_the_scope(scope: str) -> None:
+    cluster = Cluster(make_loop(scope="replica"), ("r0", "r1")).run(2).run(1, each={"r1": HOT}).run(1)
+    cluster.carry_out(cluster.loop.reload(cluster.now_s, make_config(scope=scope)))
+    assert cluster.status.scope == scope
+    if scope == "cluster":  # r1 was the exception
+        assert cluster.run(1).modes == {FP16}
+    else:
+        assert cluster.mode_of == {"r0": FP16, "r1": FP8}
+
+
+def test_a_reload_that_replicas_cannot_take_up_is_refused_as_a_whole() -> None:
+    cluster = Cluster(make_loop()).run(2)
+    before = cluster.status
+    with pytest.raises(ValueError, match=r"^controller\.report_period_s: cannot change while replicas run.*got 0.2"):
+        cluster.loop.reload(cluster.now_s, make_config("static_fp8", report_period_s=0.2))
+    assert cluster.status == before
