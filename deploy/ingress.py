@@ -6,10 +6,12 @@ import os
 from typing import Annotated, Any
 
 import ray
-from fastapi import FastAPI, Header, HTTPException, Query, status
+from fastapi import FastAPI, Header, HTTPException, Query, Request, status
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 from ray.llm._internal.serve.core.configs.openai_api_models import OpenAIHTTPException
+from ray.llm._internal.serve.core.ingress.ingress import init
 from ray.serve.llm.ingress import OpenAiIngress, make_fastapi_ingress
 
 from deploy.admission import RETRY_AFTER_S
@@ -135,6 +137,25 @@ ROUTES = {
 }
 
 
-def build_ingress(app: FastAPI | None = None) -> Any:
+async def explain_invalid(request: Request, error: Exception) -> JSONResponse:
+    """Answer a request that does not validate with 400 and the reason, as OpenAI's clients expect it.
+
+    Ray Serve LLM's own handler repeats the input, and answers 500 where that is no JSON.
+    """
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    kind = request.headers.get("content-type", "none")
+    if first["loc"] == ("body",) and "json" not in kind:
+        message = f"expected a JSON body with the header 'Content-Type: application/json'; got Content-Type {kind}"
+    else:
+        message = f"Invalid request format: {first['msg']} at {first['loc']}"
+    param = ".".join(str(part) for part in first["loc"])
+    body = {"error": {"message": message, "type": first["type"], "param": param, "code": "invalid_parameter"}}
+    return JSONResponse(body, status.HTTP_400_BAD_REQUEST)
+
+
+def build_ingress() -> Any:
     """Return the ingress class with its routes, ready for ``serve.deployment``."""
+    app: FastAPI = init()
+    app.add_exception_handler(RequestValidationError, explain_invalid)
     return make_fastapi_ingress(NestedFPIngress, endpoint_map=ROUTES, app=app)

@@ -222,6 +222,12 @@ def test_a_bad_request_gets_one_clear_error_and_the_next_one_works(client, body,
     assert complete(client)["usage"]["completion_tokens"] == 8
 
 
+def test_a_body_without_the_json_header_is_told_to_send_it(client):
+    response = client.post("/v1/completions", content=json.dumps({"model": MODEL, "prompt": "x"}))
+    assert response.status_code == 400, response.text
+    assert "Content-Type: application/json" in response.json()["error"]["message"]
+
+
 def test_a_client_that_leaves_in_mid_stream_frees_its_place(client):
     connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=60)
     body = {"model": MODEL, "prompt": "Long ago", "max_tokens": 900, "stream": True, "ignore_eos": True}
