@@ -45,7 +45,7 @@ struct GemmConfig {
     bool tail_only;  // split only the tiles that do not fill a whole wave
     // Where the sums of the parts meet. False: the parts are the thread blocks of one cluster and add up through
     // distributed shared memory: quick, but clusters must fit the chip. True: in device memory, any number of parts on
-    // any blocks; the block of the first part adds them up.
+    // any blocks; one of them adds them up (kLastCollects in tile_traits.cuh).
     bool through_memory;
 };
 
