@@ -124,6 +124,7 @@ def engine_kwargs(config: DeployConfig, kind: str) -> dict[str, Any]:
         "enable_prefix_caching": engine.enable_prefix_caching,
         "gpu_memory_utilization": engine.gpu_memory_utilization,
     }
+    kwargs |= engine.extra
     if engine.kv_cache_bytes is not None:
         kwargs["kv_cache_memory_bytes"] = engine.kv_cache_bytes
     if engine.quantization == "nestedfp":

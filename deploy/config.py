@@ -16,6 +16,37 @@ ADMIN_KEY_ENV = "NESTEDFP_ADMIN_KEY"
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
+OWN_KEY = "has a key of its own in this file: set that one"
+# Engine arguments that engine.extra may not carry, and why.
+RESERVED = {
+    **dict.fromkeys(
+        (
+            "load_format",
+            "max_model_len",
+            "tensor_parallel_size",
+            "quantization",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "enforce_eager",
+            "enable_prefix_caching",
+            "gpu_memory_utilization",
+            "kv_cache_memory_bytes",
+        ),
+        OWN_KEY,
+    ),
+    "model": "comes from model.path",
+    "served_model_name": "comes from model.id",
+    "dtype": "is always float16: the weights are stored as FP16",
+    "additional_config": "is filled in by this service",
+    "scheduler_cls": "is filled in by nestedfp, which decides the precision of each step there",
+    "trust_remote_code": "would run code from the checkpoint's folder; this service does not",
+    "kv_transfer_config": "brings KV entries of unknown precision from elsewhere, so that no pin could be kept",
+    "kv_cache_dtype": "other than the default rounds KV entries, so that no answer would be exact",
+    "enable_lora": "is not supported together with nested weights: merge the adapter's weights",
+    "speculative_config": "is not supported together with nested weights",
+}
+
+
 class ConfigError(ValueError):
     """The configuration file cannot be used; the message names the file, the key and what is expected."""
 
@@ -63,7 +94,16 @@ class EngineSection(Section):
     unsupported_gpu: Literal["refuse", "fp16"] = (
         "refuse"  # what to do on a GPU without this project's kernels; fp16: serve exact FP16 only, through vLLM's own
     )
+    extra: dict[str, Any] = {}  # further arguments of vLLM's engine by their names, as vLLM spells them
     cpu_threads: Annotated[int, Field(ge=1)] | None = None  # per tensor-parallel rank; None: cores / (replicas * ranks)
+
+    @field_validator("extra")
+    @classmethod
+    def _breaks_no_promise(cls, extra: dict[str, Any]) -> dict[str, Any]:
+        for name in extra:
+            if name in RESERVED:
+                raise ValueError(f"{name!r} {RESERVED[name]}")
+        return extra
 
 
 class HttpSection(Section):

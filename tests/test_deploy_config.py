@@ -42,6 +42,9 @@ def test_shipped_configurations_are_valid_and_listen_on_loopback(path):
         ({"controller__policy": {"name": "magic"}}, "controller.policy"),
         ({"controller__slo": {"ttft_ms": -1}}, "controller.slo.ttft_ms"),
         ({"http__port": 99999}, "http.port"),
+        ({"engine__extra": {"dtype": "bfloat16"}}, "'dtype' is always float16"),
+        ({"engine__extra": {"max_num_seqs": 4}}, "'max_num_seqs' has a key of its own"),
+        ({"engine__extra": {"kv_cache_dtype": "fp8"}}, "'kv_cache_dtype' other than the default"),
     ],
 )
 def test_a_fault_is_named_with_its_key(tmp_path, changes, message):

@@ -6,6 +6,7 @@ before any process starts. ``require_our_parts`` is the last line of defence ins
 """
 
 import functools
+import importlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,12 +120,17 @@ def require_our_parts(config: "VllmConfig") -> None:
     Raises:
         ValueError: naming the part and its required value.
     """
-    for setting, found, wanted in (
-        ("scheduler_cls", config.scheduler_config.scheduler_cls, SCHEDULER),
-        ("worker_cls", config.parallel_config.worker_cls, WORKER),
+    for setting, found, wanted, ours in (
+        ("scheduler_cls", config.scheduler_config.scheduler_cls, SCHEDULER, False),
+        (
+            "worker_cls",
+            config.parallel_config.worker_cls,
+            WORKER,
+            extends_our_worker(config.parallel_config.worker_cls),
+        ),
     ):
         name = found if isinstance(found, str) or found is None else f"{found.__module__}.{found.__qualname__}"
-        if name != wanted:
+        if name != wanted and not ours:
             raise ValueError(
                 f"nestedfp weights need {setting}={wanted!r} so that every step runs in the precision that was decided "
                 f"for it, but {setting} is {name!r}; leave {setting} unset and nestedfp fills it in"
@@ -134,3 +140,16 @@ def require_our_parts(config: "VllmConfig") -> None:
             f"VLLM_PLUGINS={os.environ['VLLM_PLUGINS']!r} keeps the nestedfp plugin out of the engine's processes; "
             "add 'nestedfp' to it or unset it"
         )
+
+
+def extends_our_worker(found: object) -> bool:
+    """Whether a ``worker_cls`` names a class of somebody else's that extends our worker."""
+    if isinstance(found, str):
+        module, _, name = found.rpartition(".")
+        try:
+            found = getattr(importlib.import_module(module), name, None)
+        except (ImportError, ValueError):
+            return False
+    from nestedfp.vllm_plugin.worker import NestedFPWorker
+
+    return isinstance(found, type) and issubclass(found, NestedFPWorker)
