@@ -24,6 +24,7 @@ from controller.schema import (
     BroadcastStats,
     Directive,
     DirectiveAck,
+    ProxyStats,
     ReplicaSnapshot,
     StatusReport,
 )
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 OVERRIDE_WAIT_S = 1.0  # how long the answer to an override waits for the replicas' acknowledgements
 SAME_ERROR_EVERY_S = 10.0  # a failing step would otherwise write ten tracebacks a second
 CANNOT_REACH_EVERY_S = 10.0
+PROBE_EVERY_S = 1.0
+PROBE_LIMIT_S = 2.0
 BROADCASTS_KEPT = 1000  # whose times the status summarises
 
 
@@ -41,6 +44,12 @@ class Broadcast(Protocol):
     """The way to all replicas at once. May raise, may return fewer acknowledgements than there are replicas."""
 
     async def __call__(self, directive: Directive) -> list[DirectiveAck]: ...
+
+
+class ProxyProbe(Protocol):
+    """Reads the statistics of the proxy in front of the replicas. May raise; None when there is no proxy."""
+
+    async def __call__(self) -> ProxyStats | None: ...
 
 
 class ServeBroadcast:
@@ -80,6 +89,8 @@ class ControllerActor:
         record_path: file for a recording of all inputs, which ``controller.replay`` plays again; None writes none.
         config_path: YAML file whose section ``controller`` a reload reads; None refuses reloads.
         broadcast: the way to the replicas; None goes through Ray Serve.
+        proxy_probe: reads the proxy's statistics for the status, every second; None: there are none to read. Must be
+            picklable where the actor is started by Ray.
 
     Raises:
         ValueError: when the configuration is wrong; the message names each key.
@@ -94,6 +105,7 @@ class ControllerActor:
         broadcast: Broadcast | None = None,
         record_path: str | None = None,
         config_path: str | None = None,
+        proxy_probe: ProxyProbe | None = None,
     ) -> None:
         try:
             self._config = ControllerConfig.model_validate(config)
@@ -111,6 +123,9 @@ class ControllerActor:
         self._ack_ms: deque[float] = deque(maxlen=BROADCASTS_KEPT)
         self._step_errors = 0
         self._quiet_until_s: dict[str, float] = {}
+        self._proxy_probe = proxy_probe
+        self._proxy: ProxyStats | None = None  # as last read; None: not known
+        self._prober: asyncio.Task[None] | None = None
         self._stepper: asyncio.Task[None] | None = None
 
     # -- called by replicas and operators ------------------------------------------------------------------------------
@@ -173,6 +188,7 @@ class ControllerActor:
             "broadcasts": _statistics(self._ack_ms),
             "config_error": self._config_error,
             "step_errors": self._step_errors,
+            "proxy": self._proxy,
         }
         return report.model_copy(update=extra).model_dump(mode="json")
 
@@ -182,7 +198,7 @@ class ControllerActor:
 
     async def close(self) -> None:
         """Stop the loop and close the log."""
-        tasks = [task for task in (self._stepper, *self._sends) if task is not None]
+        tasks = [task for task in (self._stepper, self._prober, *self._sends) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -202,6 +218,8 @@ class ControllerActor:
         # Not in __init__: whether a constructor runs inside the event loop is up to whoever creates the actor.
         if self._stepper is None or self._stepper.done():
             self._stepper = asyncio.get_running_loop().create_task(self._step_for_ever())
+        if self._proxy_probe is not None and (self._prober is None or self._prober.done()):
+            self._prober = asyncio.get_running_loop().create_task(self._probe_for_ever(self._proxy_probe))
 
     async def _step_for_ever(self) -> None:
         while True:
@@ -219,6 +237,17 @@ class ControllerActor:
                         "a step of the control loop failed; the directive stays and the next step tries again"
                     )
             await asyncio.sleep(max(0.0, next_step_at_s - time.monotonic()))
+
+    async def _probe_for_ever(self, probe: ProxyProbe) -> None:
+        # A task of its own: a proxy that hangs must not delay the steps.
+        while True:
+            try:
+                self._proxy = await asyncio.wait_for(probe(), PROBE_LIMIT_S)
+            except Exception as error:
+                self._proxy = None
+                if self._may_say("proxy", CANNOT_REACH_EVERY_S):
+                    log.warning("the proxy's statistics could not be read: %r", error)
+            await asyncio.sleep(PROBE_EVERY_S)
 
     def _carry_out(self, effects: Effects) -> asyncio.Task[None] | None:
         """Log and send; returns the task of the newest broadcast. Never waits: the loop must not hang on a replica."""

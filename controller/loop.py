@@ -16,6 +16,7 @@ from controller.fleet import Fleet, Reception
 from controller.orders import Orders
 from controller.policies import POLICIES
 from controller.policies.base import Decision, Replicas
+from controller.policies.table import ids_of
 from controller.protocol import NO_RULE, Content, DirectivePublisher, lapsed
 from controller.records import Bookkeeper
 from controller.report import status_report
@@ -142,6 +143,7 @@ class ControlLoop:
         self._put_in_force(now_s, decided, climbed if climbed is not None and same_modes else plan.decision.reason)
         desired_replicas = None if self._config.advisory else self._ladder.desired_replicas
         publisher.state_replicas(desired_replicas)
+        publisher.state_ready(*_ready_counts(views, publisher.content))
         directive = publisher.due(now_s)
         record, notes = self._books.write(
             driver_s, now_s, self._config, plan, self._decided, publisher, self._rung(), self._ladder, climbed
@@ -290,6 +292,14 @@ class ControlLoop:
 
 def _slo_ms(config: ControllerConfig) -> tuple[float, float]:
     return config.slo.ttft_ms, config.slo.tpot_ms
+
+
+def _ready_counts(views: Replicas, content: Content) -> tuple[int, int]:
+    """How many replicas are ready, and how many of them are directed to FP16 or auto."""
+    ready = ids_of(guards.warmed_up(views))
+    if content.exceptions:
+        return len(ready), sum([content.mode_for(replica_id) is not DirectiveMode.FP8 for replica_id in ready])
+    return len(ready), 0 if content.mode is DirectiveMode.FP8 else len(ready)
 
 
 def _rule(plan: Plan) -> StepRule:

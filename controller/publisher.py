@@ -67,6 +67,7 @@ class DirectivePublisher:
         self.epoch = epoch
         self.slo_ms: tuple[float, float] | None = None  # (ttft, tpot), told along with every directive
         self.desired_replicas: int | None = None  # likewise
+        self.ready_replicas: tuple[int, int] | None = None  # likewise: all, and those directed to FP16 or auto
         self._peers: dict[str, _Peer] = {}
         self._lagging: set[str] = set()  # peers that have not acknowledged the present epoch
         self._set_at_s: float | None = None
@@ -109,6 +110,12 @@ class DirectivePublisher:
         """Tell replicas the number wanted; no content either: the answers to their snapshots bring it soon enough."""
         if desired_replicas != self.desired_replicas:
             self.desired_replicas = desired_replicas
+            self._answers.clear()
+
+    def state_ready(self, replicas: int, fp16_replicas: int) -> None:
+        """Tell replicas how many are ready, and how many of those run FP16 or auto; no content either."""
+        if (replicas, fp16_replicas) != self.ready_replicas:
+            self.ready_replicas = replicas, fp16_replicas
             self._answers.clear()
 
     def current(self) -> Directive:
@@ -234,6 +241,7 @@ class DirectivePublisher:
 
     def _directive(self, mode: DirectiveMode, exceptions: dict[str, DirectiveMode]) -> Directive:
         ttft_ms, tpot_ms = self.slo_ms or (None, None)
+        replicas, fp16_replicas = self.ready_replicas or (None, None)
         return Directive(
             epoch=self.epoch,
             mode=mode,
@@ -245,6 +253,8 @@ class DirectivePublisher:
             slo_ttft_ms=ttft_ms,
             slo_tpot_ms=tpot_ms,
             desired_replicas=self.desired_replicas,
+            replicas=replicas,
+            fp16_replicas=fp16_replicas,
         )
 
     def _same(

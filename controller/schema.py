@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.step_rule import StepRule
 
-SCHEMA_VERSION = 2  # 2: scopes, the ladder's rungs, held decisions, advisory mode
+SCHEMA_VERSION = 3  # 2: scopes, the ladder's rungs, held decisions, advisory mode; 3: the path, ages of statistics
 
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
@@ -53,14 +53,37 @@ class LatencyWindow(Record):
     p99_ms: Milliseconds = 0.0
 
 
+class PathStats(Record):
+    """The way from a client's socket to the engine and back, in the replica's process that serves HTTP."""
+
+    in_path: Count = 0  # requests accepted over HTTP that the engine does not have yet
+    wait_p90_ms: Milliseconds = 0.0  # from arrival at our first process to the hand-over to the engine, sliding window
+    loop_lag_ms: Milliseconds = 0.0  # largest lag of the event loop in the last second
+    open_streams: Count = 0
+    paused_streams: Count = 0  # of them, those whose clients do not read
+
+
+class ProxyStats(Record):
+    """What HAProxy's statistics say of all replicas together."""
+
+    sessions: Count = 0  # requests at the replicas
+    queued: Count = 0  # requests that wait in HAProxy for a replica
+
+
 class ReplicaSnapshot(Record):
-    """State of one replica, sent about every 100 ms. Totals count from the start of the replica's present engine."""
+    """State of one replica, sent about every 100 ms. Totals count from the start of the replica's present engine.
+
+    Latencies are measured on the whole path: TTFT from the arrival of a request over HTTP to its first byte written, TPOT
+    between bytes written.
+    """
 
     replica_id: ReplicaId
     incarnation: str  # changes when the engine restarts, so that totals may fall back to zero
     seq: Count  # grows by one with each snapshot of an incarnation
     ready: bool  # False while warming up
     ready_for_s: Seconds | None = None  # how long it has been ready; None: not told
+    stats_age_s: Seconds = 0.0  # of the engine's statistics in this snapshot, when it was taken
+    progress_age_s: Seconds | None = None  # how long the engine has had work and made no step; None: not told
     # precision
     mode: Mode  # of the last step that ran
     directive: DirectiveMode  # in force on this replica
@@ -95,6 +118,8 @@ class ReplicaSnapshot(Record):
     tpot: LatencyWindow = LatencyWindow()
     step_ms_fp16: Milliseconds | None = None  # smoothed duration of a non-empty step; None before the first one
     step_ms_fp8: Milliseconds | None = None
+    # path
+    path: PathStats | None = None  # None: not told
 
 
 class Directive(Record):
@@ -116,6 +141,8 @@ class Directive(Record):
     desired_replicas: Count | None = (
         None  # replicas pass it on to the autoscaler; None: as many as without a controller
     )
+    replicas: Count | None = None  # ready ones that the controller knows; None: not told
+    fp16_replicas: Count | None = None  # of them, those directed to FP16 or auto: where pinned requests can go
 
     def mode_for(self, replica_id: str) -> DirectiveMode:
         """What this replica must do."""
@@ -180,6 +207,10 @@ class ReplicaStatus(Record):
     switches: Count
     ttft_p90_ms: Milliseconds | None  # None: no request in the window
     tpot_p90_ms: Milliseconds | None
+    path: PathStats | None = None
+    path_saturated: bool = False  # the path limits this replica, not its engine
+    stats_age_s: Seconds = 0.0
+    progress_age_s: Seconds | None = None
     arrivals_per_s: float | None  # None: not known yet
     tokens_per_s: float | None
 
@@ -269,6 +300,8 @@ class StatusReport(Record):
     rule: StepRule
     override: OverrideView | None
     replica_overrides: dict[str, OverrideView] = {}
+    path_saturated: bool = False  # the path limits a replica, not its engine: another precision would not help it
+    proxy: ProxyStats | None = None  # None: not told
     replicas: tuple[ReplicaStatus, ...]
     broadcast: BroadcastRecord | None = None  # of the latest directive that every replica has acknowledged
     broadcasts: BroadcastStats = BroadcastStats()

@@ -13,7 +13,7 @@ from controller_builders import make_snapshot
 
 from controller.actor import ControllerActor
 from controller.protocol import DirectiveFollower
-from controller.schema import Directive, DirectiveAck, Fallback
+from controller.schema import Directive, DirectiveAck, Fallback, ProxyStats
 from nestedfp.modes import DirectiveMode
 
 FAST = {
@@ -343,3 +343,34 @@ def test_one_replica_can_be_overridden() -> None:
         }
 
     drive(test)
+
+
+def test_the_status_shows_what_the_proxy_says_and_nothing_while_it_does_not_answer(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.actor.PROBE_EVERY_S", 0.01)
+    answers: list[ProxyStats | Exception] = [ProxyStats(sessions=12, queued=3)]
+
+    async def probe() -> ProxyStats:
+        if isinstance(answers[-1], Exception):
+            raise answers[-1]
+        return answers[-1]
+
+    async def main() -> None:
+        actor = ControllerActor(FAST, "app", "deployment", broadcast=Replicas("r0"), proxy_probe=probe)
+
+        async def shown() -> dict[str, Any] | None:
+            await asyncio.sleep(0.1)
+            proxy: dict[str, Any] | None = (await actor.status())["proxy"]
+            return proxy
+
+        try:
+            await actor.status()
+            assert await shown() == {"sessions": 12, "queued": 3}
+            answers.append(ConnectionRefusedError("no proxy"))
+            assert await shown() is None
+        finally:
+            await actor.close()
+
+    asyncio.run(main())
+    assert caplog.text.count("the proxy's statistics could not be read: ConnectionRefusedError('no proxy')") == 1

@@ -149,3 +149,26 @@ def test_a_reload_that_replicas_cannot_take_up_is_refused_as_a_whole() -> None:
     with pytest.raises(ValueError, match=r"^controller\.report_period_s: cannot change while replicas run.*got 0.2"):
         cluster.loop.reload(cluster.now_s, make_config("static_fp8", report_period_s=0.2))
     assert cluster.status == before
+
+
+def test_replicas_hear_how_many_are_ready_and_how_many_of_them_run_fp16() -> None:
+    cluster = Cluster(make_loop("static_fp16"), ("r0", "r1", "r2", "r3"))
+    cluster.run(1, each={"r3": {"ready": False}})
+    told = cluster.followers["r0"].latest
+    assert told is not None
+    assert (told.replicas, told.fp16_replicas) == (3, 3)
+    cluster.carry_out(cluster.loop.override(cluster.now_s, FP8, replica_id="r1"))
+    cluster.run(0.3, each={"r3": {"ready": False}})
+    told = cluster.followers["r0"].latest
+    assert told is not None
+    assert (told.replicas, told.fp16_replicas) == (3, 2)
+
+
+def test_the_status_shows_the_path_and_the_ages_that_a_replica_told() -> None:
+    path = {"in_path": 3, "wait_p90_ms": 1.5, "loop_lag_ms": 4.0, "open_streams": 40, "paused_streams": 1}
+    shown = (
+        Cluster(make_loop("static_fp16")).run(0.2, path=path, stats_age_s=0.2, progress_age_s=0.1).status.replicas[0]
+    )
+    assert shown.path is not None
+    assert shown.path.model_dump() == path
+    assert (shown.stats_age_s, shown.progress_age_s) == (0.2, 0.1)

@@ -7,12 +7,18 @@ import pytest
 from controller_builders import CALM, make_snapshot
 from pydantic import BaseModel, ValidationError
 
-from controller.schema import DecisionRecord, Directive, DirectiveAck, Fallback, ReplicaSnapshot
+from controller.schema import DecisionRecord, Directive, DirectiveAck, Fallback, PathStats, ProxyStats, ReplicaSnapshot
 from nestedfp.modes import DirectiveMode
 from nestedfp.step_rule import StepRule
 
 RECORDS: list[BaseModel] = [
     make_snapshot(),
+    make_snapshot(
+        path=PathStats(in_path=3, wait_p90_ms=1.5, loop_lag_ms=4, open_streams=40, paused_streams=1),
+        stats_age_s=0.1,
+        progress_age_s=0.0,
+    ),
+    ProxyStats(sessions=12, queued=3),
     Directive(epoch=3, mode=DirectiveMode.AUTO, lease_s=2, reason="x", rule=StepRule(64, 0.5)),
     Directive(
         epoch=3,
@@ -24,6 +30,8 @@ RECORDS: list[BaseModel] = [
         slo_ttft_ms=200,
         slo_tpot_ms=33.3,
         desired_replicas=4,
+        replicas=3,
+        fp16_replicas=2,
     ),
     DirectiveAck(replica_id="r", epoch=3, directive=DirectiveMode.FP8, accepted=True),
     Fallback(),
@@ -67,6 +75,9 @@ def test_records_refuse_unknown_keys(record: BaseModel) -> None:
         {"admission_scale": 0.0},
         {"admission_scale": 1.1},
         {"refused": -1},
+        {"stats_age_s": -0.1},
+        {"progress_age_s": math.inf},
+        {"path": {"loop_lag_ms": math.nan}},
     ],
     ids=str,
 )
