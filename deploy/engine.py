@@ -27,47 +27,40 @@ class NestedFPEngine(VLLMEngine):  # type: ignore[misc]
 
     async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         pin_from_header(request, raw_request_info)
-        async with aclosing(
-            self._disclosed(f"chatcmpl-{request.request_id}", request, super().chat(request, raw_request_info))
-        ) as items:
+        async with aclosing(self._disclosed(request, super().chat(request, raw_request_info))) as items:
             async for item in items:
                 yield item
 
     async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         pin_from_header(request, raw_request_info)
-        async with aclosing(
-            self._disclosed(f"cmpl-{request.request_id}", request, super().completions(request, raw_request_info))
-        ) as items:
+        async with aclosing(self._disclosed(request, super().completions(request, raw_request_info))) as items:
             async for item in items:
                 yield item
 
-    async def _disclosed(
-        self, response_id: str, request: Any, responses: AsyncGenerator[Any, None]
-    ) -> AsyncGenerator[Any, None]:
-        ledger = frontend.LEDGER
-
-        def tokens() -> Any:
-            return ledger.usage(ledger.matching(response_id))
-
+    async def _disclosed(self, request: Any, responses: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
         if not self.admission.enter():
             error = ErrorInfo(message=self.admission.message(), type="overloaded_error", code=503)
             yield ErrorResponse(error=error)
             return
-        options = getattr(request, "stream_options", None)
-        stream = StreamDiscloser(tokens, include_usage=bool(options and options.include_usage))
         try:
             async with aclosing(responses):
-                async for response in responses:
-                    if isinstance(response, str):
-                        yield stream.event(response)
-                    elif (usage := getattr(response, "usage", None)) is not None:
-                        disclosed = disclose(usage.model_dump(), tokens())
-                        yield response.model_copy(update={"usage": type(usage).model_validate(disclosed)})
-                    else:
-                        yield response
+                with frontend.collected() as counts:
+
+                    def tokens() -> Any:
+                        return frontend.usage_of(frontend.total(counts.values())) if counts else None
+
+                    options = getattr(request, "stream_options", None)
+                    stream = StreamDiscloser(tokens, include_usage=bool(options and options.include_usage))
+                    async for response in responses:
+                        if isinstance(response, str):
+                            yield stream.event(response)
+                        elif (usage := getattr(response, "usage", None)) is not None:
+                            disclosed = disclose(usage.model_dump(), tokens())
+                            yield response.model_copy(update={"usage": type(usage).model_validate(disclosed)})
+                        else:
+                            yield response
         finally:
             self.admission.leave()
-            ledger.discard(ledger.matching(response_id))
 
 
 def pin_from_header(request: Any, raw_request_info: Any) -> None:

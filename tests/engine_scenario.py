@@ -26,7 +26,7 @@ def main() -> None:
 
     from nestedfp.step_rule import StepRule
     from nestedfp.vllm_plugin import control
-    from nestedfp.vllm_plugin.frontend import LEDGER
+    from nestedfp.vllm_plugin.frontend import counts_of, usage_of
 
     nested = scenario.pop("nested", True)
     llm = LLM(**{"dtype": "float16", "kv_cache_memory_bytes": 64 << 20, "max_model_len": 512, **scenario["engine"]})
@@ -51,12 +51,11 @@ def main() -> None:
                 "tokens": [list(output.outputs[0].token_ids) for output in outputs],
                 "margins": [[margin(step) for step in output.outputs[0].logprobs] for output in outputs],
                 "prompt_tokens": [len(output.prompt_token_ids) for output in outputs],
-                "precision": [LEDGER.usage([output.request_id]) for output in outputs],
+                "precision": [usage_of(counts_of(output)) for output in outputs] if nested else None,
                 "stats": control.stats(llm) if nested else None,
                 "step_costs": control.step_costs(llm) if nested else None,
             }
         )
-        LEDGER.discard([output.request_id for output in outputs])
     print(json.dumps({"runs": results}), flush=True)
 
 

@@ -3,8 +3,7 @@
 import pytest
 
 from nestedfp.modes import Mode
-from nestedfp.vllm_plugin.accounting import EngineTotals, RequestTokens, usage_of
-from nestedfp.vllm_plugin.frontend import TokenLedger
+from nestedfp.vllm_plugin.accounting import EngineTotals, RequestTokens, TokenCounts, total, usage_of
 
 
 def test_a_chunked_prompt_is_split_by_the_mode_of_each_chunk():
@@ -14,7 +13,7 @@ def test_a_chunked_prompt_is_split_by_the_mode_of_each_chunk():
     tokens.sampled(Mode.FP8, 1)
     tokens.computed(Mode.FP16, start=10, count=1, prompt_tokens=10)  # a decode step computes no prompt token
     tokens.sampled(Mode.FP16, 1)
-    assert usage_of(tokens.counts, 10) == {
+    assert usage_of(tokens.counts(10)) == {
         "prompt": {"fp16": 6, "fp8": 4, "cached": 0},
         "completion": {"fp16": 1, "fp8": 1},
     }
@@ -23,7 +22,7 @@ def test_a_chunked_prompt_is_split_by_the_mode_of_each_chunk():
 def test_tokens_that_no_step_computed_came_from_the_cache():
     tokens = RequestTokens()
     tokens.computed(Mode.FP8, start=16, count=5, prompt_tokens=21)
-    assert usage_of(tokens.counts, 21)["prompt"] == {"fp16": 0, "fp8": 5, "cached": 16}
+    assert usage_of(tokens.counts(21))["prompt"] == {"fp16": 0, "fp8": 5, "cached": 16}
 
 
 def test_a_preempted_request_counts_its_prompt_anew_and_keeps_its_completion():
@@ -33,7 +32,7 @@ def test_a_preempted_request_counts_its_prompt_anew_and_keeps_its_completion():
     tokens.preempted()
     tokens.computed(Mode.FP8, 0, 11, 8)  # the prompt and the three sampled tokens are computed again
     tokens.sampled(Mode.FP8, 1)
-    assert usage_of(tokens.counts, 8) == {
+    assert usage_of(tokens.counts(8)) == {
         "prompt": {"fp16": 0, "fp8": 8, "cached": 0},
         "completion": {"fp16": 3, "fp8": 1},
     }
@@ -56,29 +55,9 @@ def test_engine_totals_count_steps_tokens_and_switches():
     assert totals.tokens == {Mode.FP16: 8, Mode.FP8: 7}, "counters stay"
 
 
-def test_the_ledger_adds_up_completions_and_counts_each_prompt_once():
-    ledger = TokenLedger()
-    ledger.record("cmpl-a-0", "s0", [4, 0, 1, 0, 6])
-    ledger.record("cmpl-a-0", "s1", [0, 0, 0, 2, 6])  # a second sequence of the same prompt (n = 2)
-    ledger.record("cmpl-a-0", "s0", [4, 0, 3, 0, 6])  # later counts replace earlier ones
-    ledger.record("cmpl-a-1", "s2", [0, 5, 0, 1, 5])
-    ids = ledger.matching("cmpl-a")
-    assert ids == ["cmpl-a-0", "cmpl-a-1"]
-    assert ledger.usage(ids) == {
-        "prompt": {"fp16": 4, "fp8": 5, "cached": 2},
-        "completion": {"fp16": 3, "fp8": 3},
-    }
-    ledger.discard(ids)
-    assert len(ledger) == 0
-    assert ledger.usage(ids) is None
-
-
-def test_the_ledger_drops_the_oldest_entries_beyond_its_capacity():
-    ledger = TokenLedger(capacity=2)
-    for name in "abc":
-        ledger.record(name, "s", [1, 0, 0, 0, 1])
-    assert ledger.usage(["a"]) is None
-    assert len(ledger) == 2
+def test_counts_of_several_sequences_are_added_up():
+    assert total([TokenCounts(4, 0, 2, 3, 0), TokenCounts(0, 5, 0, 1, 2)]) == (4, 5, 2, 4, 2)
+    assert total([]) == TokenCounts()
 
 
 @pytest.mark.parametrize("pin", [None, {}, {"precision": "auto"}, {"other": 1}])

@@ -4,36 +4,57 @@ A prompt token belongs to the precision of the step that computed its KV entry, 
 the step that sampled it. Prompt tokens that no step of the request computed came from the prefix cache.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from nestedfp.modes import Mode
 
-COUNTS_KEY = "nestedfp"  # under which the counters travel
-# Order of the four counters as they travel from the engine to the front end.
-PROMPT_FP16, PROMPT_FP8, COMPLETION_FP16, COMPLETION_FP8 = range(4)
+COUNTS_KEY = "nestedfp"  # under which the counts travel
+
+
+class TokenCounts(NamedTuple):
+    """Tokens of one sequence, or of several added up, by the precision that computed them."""
+
+    prompt_fp16: int = 0
+    prompt_fp8: int = 0
+    cached: int = 0  # prompt tokens read from the prefix cache
+    completion_fp16: int = 0
+    completion_fp8: int = 0
 
 
 class RequestTokens:
-    """Counters of one request."""
+    """Counters of one sequence in the engine."""
 
-    __slots__ = ("counts",)
+    __slots__ = ("completion_fp8", "completion_fp16", "prompt_fp8", "prompt_fp16")
 
     def __init__(self) -> None:
-        self.counts = [0, 0, 0, 0]
+        self.prompt_fp16 = self.prompt_fp8 = self.completion_fp16 = self.completion_fp8 = 0
 
     def computed(self, mode: Mode, start: int, count: int, prompt_tokens: int) -> None:
         """Count a step that computes the positions ``[start, start + count)`` of a request."""
         in_prompt = min(start + count, prompt_tokens) - start
         if in_prompt > 0:
-            self.counts[PROMPT_FP16 if mode is Mode.FP16 else PROMPT_FP8] += in_prompt
+            if mode is Mode.FP16:
+                self.prompt_fp16 += in_prompt
+            else:
+                self.prompt_fp8 += in_prompt
 
     def sampled(self, mode: Mode, count: int) -> None:
         """Count ``count`` completion tokens sampled by one step."""
-        self.counts[COMPLETION_FP16 if mode is Mode.FP16 else COMPLETION_FP8] += count
+        if mode is Mode.FP16:
+            self.completion_fp16 += count
+        else:
+            self.completion_fp8 += count
 
     def preempted(self) -> None:
         """The request lost its KV entries: its prompt will be computed, or read from the cache, anew."""
-        self.counts[PROMPT_FP16] = self.counts[PROMPT_FP8] = 0
+        self.prompt_fp16 = self.prompt_fp8 = 0
+
+    def counts(self, prompt_tokens: int) -> TokenCounts:
+        """Return the counts so far of a sequence with a prompt of ``prompt_tokens`` tokens."""
+        cached = prompt_tokens - self.prompt_fp16 - self.prompt_fp8
+        return TokenCounts(self.prompt_fp16, self.prompt_fp8, cached, self.completion_fp16, self.completion_fp8)
 
 
 @dataclass
@@ -70,13 +91,14 @@ class EngineTotals:
         self.step_ms = dict.fromkeys(Mode, None)
 
 
-def usage_of(counts: list[int], prompt_tokens: int) -> dict[str, dict[str, int]]:
-    """Return the ``usage.precision_tokens`` object of a response from a request's four counters."""
+def total(counts: Iterable[TokenCounts]) -> TokenCounts:
+    """Add up the counts of several sequences."""
+    return TokenCounts(*map(sum, zip(*counts, strict=True)))
+
+
+def usage_of(counts: TokenCounts) -> dict[str, Any]:
+    """Return the ``usage.precision_tokens`` object of a response."""
     return {
-        "prompt": {
-            "fp16": counts[PROMPT_FP16],
-            "fp8": counts[PROMPT_FP8],
-            "cached": prompt_tokens - counts[PROMPT_FP16] - counts[PROMPT_FP8],
-        },
-        "completion": {"fp16": counts[COMPLETION_FP16], "fp8": counts[COMPLETION_FP8]},
+        "prompt": {"fp16": counts.prompt_fp16, "fp8": counts.prompt_fp8, "cached": counts.cached},
+        "completion": {"fp16": counts.completion_fp16, "fp8": counts.completion_fp8},
     }

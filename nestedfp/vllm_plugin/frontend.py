@@ -1,72 +1,60 @@
-"""The front end's part: checks each request's pin, and collects the token counts that the engine sends along.
+"""The front end's part: checks each request before the engine sees it, and hands each response its token counts.
 
-``install`` wraps two methods: ``InputProcessor.process_inputs``, through which every request of every front end goes, and
-``OutputProcessor.process_outputs``, which receives every output of the engine. Both run in the front-end process.
+``install`` wraps methods of vLLM's front end, all of which run in its process.
+
+Counts: the engine sends the counts of a sequence with the output that finishes it, or with every output where the front
+end may end the request itself (stop strings). There are two ways to read them:
+
+    Who consumes the ``RequestOutput`` objects of ``AsyncLLM.generate`` or ``LLM.generate`` calls ``counts_of(output)`` on the
+    one with ``finished=True``. None means that the engine never said: the request was aborted.
+
+    Who has vLLM's own handlers consume them (``/v1/completions``...) wraps the handler in ``with collected() as counts:``;
+    the dictionary gains an entry for each sequence when it finishes.
+
+``usage_of(counts)`` and ``usage_of(total(counts.values()))`` make ``usage.precision_tokens`` of them. The counts hang on the
+request's own objects and go with them: nothing is looked up by request ids, which clients may choose and use twice, and
+nothing stays behind when a request is aborted or nobody asks.
+
+With ``n > 1`` each of the n sequences is a request of its own in the engine, and all are added up, prompts too: prompt counts
+add up to n times the prompt's length. A sequence that read what its sibling computed says ``cached``, one that computed the
+prompt again says so.
 """
 
 import functools
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
-from nestedfp.vllm_plugin.accounting import COUNTS_KEY, usage_of
+from nestedfp.vllm_plugin.accounting import COUNTS_KEY, TokenCounts, total, usage_of
 from nestedfp.vllm_plugin.pin import PIN_KEY, parse_pin
 
+__all__ = ["collected", "counts_of", "install", "total", "usage_of"]
 
-class TokenLedger:
-    """Token counts of the requests in flight, by the request id that the caller of the engine gave.
+_collecting: ContextVar[dict[str, TokenCounts] | None] = ContextVar("nestedfp_collecting", default=None)
 
-    One id may stand for several sequences (``n > 1``): each prompt is counted once, completions are added up.
-    Entries are taken out by the response that reports them; the oldest are dropped beyond ``capacity``, so that requests
-    nobody asks for cannot pile up.
+
+def counts_of(output: Any) -> TokenCounts | None:
+    """Return the counts over all sequences of a finished ``RequestOutput`` or ``PoolingRequestOutput``.
+
+    None: the output does not finish its request, or the engine never said (the request was aborted).
     """
-
-    def __init__(self, capacity: int = 65536) -> None:
-        self._capacity = capacity
-        self._counts: OrderedDict[str, dict[str, list[int]]] = OrderedDict()
-
-    def record(self, request_id: str, sequence_id: str, counts: list[int]) -> None:
-        """Store the counts so far of one sequence: four counters and the number of prompt tokens."""
-        self._counts.setdefault(request_id, {})[sequence_id] = counts
-        while len(self._counts) > self._capacity:
-            self._counts.popitem(last=False)
-
-    def usage(self, request_ids: list[str]) -> dict[str, Any] | None:
-        """Return ``usage.precision_tokens`` over all given requests, or None when nothing is known of any of them."""
-        known = [self._counts[rid] for rid in request_ids if rid in self._counts]
-        if not known:
-            return None
-        total = [0, 0, 0, 0]
-        prompt_tokens = 0
-        for sequences in known:
-            first = next(iter(sequences.values()))
-            total[0] += first[0]
-            total[1] += first[1]
-            prompt_tokens += first[4]
-            for counts in sequences.values():
-                total[2] += counts[2]
-                total[3] += counts[3]
-        return usage_of(total, prompt_tokens)
-
-    def matching(self, response_id: str) -> list[str]:
-        """Return the ids of the requests of one response: vLLM numbers the prompts of a completion ``<id>-0``, ``-1``."""
-        if response_id in self._counts:
-            return [response_id]
-        ids = []
-        while (numbered := f"{response_id}-{len(ids)}") in self._counts:
-            ids.append(numbered)
-        return ids
-
-    def discard(self, request_ids: list[str]) -> None:
-        """Forget requests; unknown ids are no error."""
-        for rid in request_ids:
-            self._counts.pop(rid, None)
-
-    def __len__(self) -> int:
-        return len(self._counts)
+    counts: TokenCounts | None = getattr(output, "nestedfp_counts", None)
+    return counts
 
 
-LEDGER = TokenLedger()
+@contextmanager
+def collected() -> Iterator[dict[str, TokenCounts]]:
+    """Collect the counts, by sequence, of every request that this context, or a task started in it, adds to the engine."""
+    counts: dict[str, TokenCounts] = {}
+    before = _collecting.get()
+    _collecting.set(counts)
+    try:
+        yield counts
+    finally:
+        _collecting.set(before)  # no token: an asynchronous generator may be closed in another context
+
+
 _observers: list[Callable[[list[float], list[float]], None]] = []
 _finish_observers: list[Callable[[list[tuple[float, float | None]]], None]] = []
 
@@ -112,46 +100,85 @@ def check_pin(extra_args: dict[str, Any] | None) -> None:
 
 
 def install() -> None:
-    """Wrap the two methods. Idempotent."""
+    """Wrap vLLM's methods. Idempotent."""
+    from vllm.outputs import PoolingRequestOutput, RequestOutput
     from vllm.v1.engine.input_processor import InputProcessor
-    from vllm.v1.engine.output_processor import OutputProcessor
+    from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
     if getattr(InputProcessor.process_inputs, "_nestedfp", False):
         return
     process_inputs, process_outputs = InputProcessor.process_inputs, OutputProcessor.process_outputs
+    add_request, new_request_output = OutputProcessor.add_request, RequestState._new_request_output
+    merge = RequestOutput.add
 
     @functools.wraps(process_inputs)
     def checked(self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         check_pin(getattr(params, "extra_args", None))
         return process_inputs(self, request_id, prompt, params, *args, **kwargs)
 
+    @functools.wraps(add_request)
+    def added(self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+        add_request(self, request, *args, **kwargs)
+        collecting, state = _collecting.get(), self.request_states.get(request.request_id)
+        if collecting is not None and state is not None:
+            state.nestedfp_collecting = collecting
+
     @functools.wraps(process_outputs)
-    def collected(self: Any, engine_core_outputs: list[Any], *args: Any, **kwargs: Any) -> Any:
+    def received(self: Any, engine_core_outputs: list[Any], *args: Any, **kwargs: Any) -> Any:
         for output in engine_core_outputs:
             params = output.kv_transfer_params
             if params and (counts := params.pop(COUNTS_KEY, None)) is not None:
                 output.kv_transfer_params = params or None
-                state = self.request_states.get(output.request_id)
-                if state is not None:
-                    LEDGER.record(state.external_req_id, output.request_id, counts)
-        stats = kwargs.get("iteration_stats", args[1] if len(args) > 1 else None)
-        if stats is None or not (_observers or _finish_observers):
-            return process_outputs(self, engine_core_outputs, *args, **kwargs)
-        # One statistics object may collect several calls: only what this call adds is new.
-        seen = (
-            len(stats.time_to_first_tokens_iter),
-            len(stats.inter_token_latencies_iter),
-            len(stats.finished_requests),
-        )
-        result = process_outputs(self, engine_core_outputs, *args, **kwargs)
-        for observer in _observers:
-            observer(stats.time_to_first_tokens_iter[seen[0] :], stats.inter_token_latencies_iter[seen[1] :])
-        if len(stats.finished_requests) > seen[2]:
-            latencies = finished_latencies(stats.finished_requests[seen[2] :])
-            for finish_observer in _finish_observers:
-                finish_observer(latencies)
+                if (state := self.request_states.get(output.request_id)) is not None:
+                    _record(state, TokenCounts(*counts))
+        return _observed(process_outputs, self, engine_core_outputs, *args, **kwargs)
+
+    @functools.wraps(new_request_output)
+    def counted(self: Any, external_req_id: str, outputs: list[Any], finished: bool, *args: Any, **kwargs: Any) -> Any:
+        result = new_request_output(self, external_req_id, outputs, finished, *args, **kwargs)
+        if finished and (sequences := getattr(self.parent_req or self, "nestedfp_sequences", None)):
+            result.nestedfp_counts = total(sequences.values())
         return result
 
+    @functools.wraps(merge)
+    def merged(self: Any, next_output: Any, aggregate: bool) -> None:
+        merge(self, next_output, aggregate)
+        self.nestedfp_counts = next_output.nestedfp_counts
+
     checked._nestedfp = True  # type: ignore[attr-defined]
+    RequestOutput.nestedfp_counts = PoolingRequestOutput.nestedfp_counts = None
     InputProcessor.process_inputs = checked  # type: ignore[method-assign]
-    OutputProcessor.process_outputs = collected  # type: ignore[method-assign]
+    OutputProcessor.add_request = added  # type: ignore[method-assign]
+    OutputProcessor.process_outputs = received  # type: ignore[method-assign]
+    RequestState._new_request_output = counted  # type: ignore[method-assign]
+    RequestOutput.add = merged  # type: ignore[method-assign]
+
+
+def _record(state: Any, counts: TokenCounts) -> None:
+    """Hang the counts so far of one sequence on its request: on the parent's where ``n > 1``."""
+    owner = state.parent_req or state
+    if not hasattr(owner, "nestedfp_sequences"):
+        owner.nestedfp_sequences = {}
+    owner.nestedfp_sequences[state.request_id] = counts
+    if (collecting := getattr(state, "nestedfp_collecting", None)) is not None:
+        collecting[state.request_id] = counts
+
+
+def _observed(process_outputs: Any, self: Any, engine_core_outputs: list[Any], *args: Any, **kwargs: Any) -> Any:
+    stats = kwargs.get("iteration_stats", args[1] if len(args) > 1 else None)
+    if stats is None or not (_observers or _finish_observers):
+        return process_outputs(self, engine_core_outputs, *args, **kwargs)
+    # One statistics object may collect several calls: only what this call adds is new.
+    seen = (
+        len(stats.time_to_first_tokens_iter),
+        len(stats.inter_token_latencies_iter),
+        len(stats.finished_requests),
+    )
+    result = process_outputs(self, engine_core_outputs, *args, **kwargs)
+    for observer in _observers:
+        observer(stats.time_to_first_tokens_iter[seen[0] :], stats.inter_token_latencies_iter[seen[1] :])
+    if len(stats.finished_requests) > seen[2]:
+        latencies = finished_latencies(stats.finished_requests[seen[2] :])
+        for finish_observer in _finish_observers:
+            finish_observer(latencies)
+    return result

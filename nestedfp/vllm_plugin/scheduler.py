@@ -100,10 +100,11 @@ class PrecisionMixin:
                 if request is None:
                     continue
                 request.nestedfp_tokens.sampled(mode, len(item.new_token_ids))
-                # Every output carries the counts so far, because the front end may end a request (stop string) at any
-                # of them. kv_transfer_params is the one free-form field that vLLM passes through to the front end.
-                counts = {COUNTS_KEY: [*request.nestedfp_tokens.counts, request.num_prompt_tokens]}
-                item.kv_transfer_params = {**(item.kv_transfer_params or {}), **counts}
+                # The front end may end a request with stop strings at any of its outputs.
+                if item.finish_reason is not None or (request.sampling_params and request.sampling_params.stop):
+                    # kv_transfer_params is the one free-form field that vLLM passes through to the front end.
+                    counts = {COUNTS_KEY: request.nestedfp_tokens.counts(request.num_prompt_tokens)}
+                    item.kv_transfer_params = {**(item.kv_transfer_params or {}), **counts}
         return results
 
     def _oldest_wait_s(self) -> float:
