@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from controller.plausible import fault, wait_fault
-from controller.policies.base import Rates, Replicas, ReplicaView
+from controller.policies.base import USUAL_SLO, Rates, Replicas, ReplicaView, Slo
+from controller.policies.path import path_saturated
 from controller.policies.table import FEWEST, Table
 from controller.rowstore import RowStore
 from controller.schema import ReplicaSnapshot
@@ -45,6 +46,7 @@ class _Replica:
     newest: ReplicaSnapshot | None = None  # the last one received, plausible or not
     fault: str | None = None  # of the newest
     fp16_step_at_s: float | None = None  # when steps_fp16 was last seen to have grown
+    path_at_s: float | None = None  # when the path, not the engine, was last seen to be the limit
     rates: Rates | None = None
     refused_per_s: float = 0.0
     view: ReplicaView | None = None  # of the last plausible snapshot; None: none in this incarnation
@@ -55,7 +57,7 @@ class _Replica:
         self.lows.clear()
         self.view = None
 
-    def take(self, now_s: float, snapshot: ReplicaSnapshot, window_s: float) -> ReplicaView:
+    def take(self, now_s: float, snapshot: ReplicaSnapshot, window_s: float, slo: Slo) -> ReplicaView:
         received, lows = self.received, self.lows
         received.append((now_s, snapshot))
         while lows and lows[-1][1] >= snapshot.waiting_tokens:
@@ -77,7 +79,11 @@ class _Replica:
             rates=self.rates,
             standing_tokens=lows[0][1] if full else 0,
             fp16_step_age_s=None if self.fp16_step_at_s is None else 0.0,
+            path_age_s=None if self.path_at_s is None else now_s - self.path_at_s,
         )
+        if snapshot.path is not None and path_saturated(self.view, slo):
+            self.path_at_s = now_s
+            _set(self.view, "path_age_s", 0.0)
         return self.view
 
 
@@ -87,10 +93,12 @@ class Fleet:
     Args:
         window_s: span over which rates are taken.
         forget_after_s: silence after which a replica no longer exists.
+        slo: objectives, against which the delays of the path count as long.
     """
 
-    def __init__(self, window_s: float, forget_after_s: float) -> None:
+    def __init__(self, window_s: float, forget_after_s: float, slo: Slo = USUAL_SLO) -> None:
         self.window_s = window_s
+        self.slo = slo
         self.forget_after_s = forget_after_s
         self._replicas: dict[str, _Replica] = {}
         self._rows = RowStore()  # of the replicas that have a view
@@ -101,8 +109,9 @@ class Fleet:
         self._none_silent_before_s = 0.0  # until then nobody can have been silent for too long
         self._faulty: dict[str, str] = {}
 
-    def reconfigure(self, window_s: float, forget_after_s: float) -> None:
-        """Go on with other spans."""
+    def reconfigure(self, window_s: float, forget_after_s: float, slo: Slo) -> None:
+        """Go on with other spans and objectives."""
+        self.slo = slo
         self.window_s, self.forget_after_s, self._none_silent_before_s = window_s, forget_after_s, 0.0
 
     def __len__(self) -> int:
@@ -137,7 +146,7 @@ class Fleet:
         if newest is not None and newest.incarnation != snapshot.incarnation:
             replica.retired.append(newest.incarnation)
             replica.restart()
-            replica.fp16_step_at_s = None
+            replica.fp16_step_at_s = replica.path_at_s = None
         if self._is_faulty(now_s, replica, snapshot):
             if replica.view is None and snapshot.replica_id in self._rows:
                 self._drop_row(snapshot.replica_id)
@@ -148,10 +157,10 @@ class Fleet:
                 replica.restart()
             elif snapshot.steps_fp16 > last.steps_fp16:
                 replica.fp16_step_at_s = now_s
-        view = replica.take(now_s, snapshot, self.window_s)
+        view = replica.take(now_s, snapshot, self.window_s, self.slo)
         if snapshot.replica_id not in self._rows:
             self._in_order = None
-        self._rows.put(view, now_s, replica.fp16_step_at_s)
+        self._rows.put(view, now_s, replica.fp16_step_at_s, replica.path_at_s)
         if replica.refused_per_s > 0:
             self._refusing.add(snapshot.replica_id)
         elif self._refusing:
@@ -190,6 +199,8 @@ class Fleet:
         _set(view, "age_s", now_s - replica.arrived_s)
         if replica.fp16_step_at_s is not None:
             _set(view, "fp16_step_age_s", now_s - replica.fp16_step_at_s)
+        if replica.path_at_s is not None:
+            _set(view, "path_age_s", now_s - replica.path_at_s)
         return view
 
     def _drop_row(self, replica_id: str) -> None:
@@ -240,7 +251,7 @@ def _rates(first: ReplicaSnapshot, last: ReplicaSnapshot, span_s: float) -> Rate
         steps_fp16=(last.steps_fp16 - first.steps_fp16) / span_s,
         steps_fp8=(last.steps_fp8 - first.steps_fp8) / span_s,
         judged=(last.judged - first.judged) / span_s,
-        within_slo=(last.within_slo - first.within_slo) / span_s,
+        within_slo=(last.within_slo + last.path_misses - first.within_slo - first.path_misses) / span_s,
     )
     plausible = rates.arrivals <= MAX_ARRIVALS_PER_S and max(rates.arrived_tokens, rates.tokens) <= MAX_TOKENS_PER_S
     return rates if plausible else None

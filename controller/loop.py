@@ -16,7 +16,7 @@ from controller.fleet import Fleet, Reception
 from controller.orders import Orders
 from controller.policies import POLICIES
 from controller.policies.base import Decision, Replicas
-from controller.policies.table import ids_of
+from controller.policies.table import ids_of, path_limited_count
 from controller.protocol import NO_RULE, Content, DirectivePublisher, lapsed
 from controller.records import Bookkeeper
 from controller.report import status_report
@@ -58,7 +58,7 @@ class ControlLoop:
             resend_s=config.report_period_s / 2,  # sooner than a replica would ask
         )
         self._publisher.set_terms(config.lease_s, config.renew_s, _slo_ms(config))
-        self._fleet = Fleet(config.rate_window_s, config.forget_after_s)
+        self._fleet = Fleet(config.rate_window_s, config.forget_after_s, config.slo)
         self._scope = make_scope(config)
         self._ladder = ladder.LadderState()
         self._orders = Orders()
@@ -116,7 +116,7 @@ class ControlLoop:
         else:
             self._scope = scope
             scope.changed(self._tick(now_s), Content(DirectiveMode.FP16), self._decided, self._fleet.ids)
-        self._fleet.reconfigure(config.rate_window_s, config.forget_after_s)
+        self._fleet.reconfigure(config.rate_window_s, config.forget_after_s, config.slo)
         self._publisher.set_terms(config.lease_s, config.renew_s, _slo_ms(config))
         self._ladder = ladder.limited(self._ladder, config.ladder)
         if config.advisory and not old.advisory:
@@ -145,8 +145,9 @@ class ControlLoop:
         publisher.state_replicas(desired_replicas)
         publisher.state_ready(*_ready_counts(views, publisher.content))
         directive = publisher.due(now_s)
+        limited = path_limited_count(views) > 0
         record, notes = self._books.write(
-            driver_s, now_s, self._config, plan, self._decided, publisher, self._rung(), self._ladder, climbed
+            driver_s, now_s, self._config, plan, self._decided, publisher, self._rung(), self._ladder, climbed, limited
         )
         return Effects(
             directives=() if directive is None else (directive,),

@@ -4,6 +4,7 @@ from typing import Any
 
 from controller.config import ControllerConfig
 from controller.ladder import LadderState
+from controller.policies.path import REASON as PATH_SATURATED
 from controller.publisher import Content, DirectivePublisher
 from controller.schema import DecisionRecord, Outcome, Rung
 from controller.scope import CLUSTER, Plan
@@ -31,6 +32,8 @@ class Bookkeeper:
         self._advised = start
         self._held: dict[str, Held] = {}
         self._noted_at_s: float | None = None
+        self._path_limited = False  # as last noted
+        self._path_noted_at_s: float | None = None
         self._reload_to_note = False
 
     def asked(self, plan: Plan) -> None:
@@ -54,6 +57,7 @@ class Bookkeeper:
         rung: Rung,
         ladder: LadderState,
         climbed: str | None,
+        path_limited: bool,
     ) -> tuple[DecisionRecord | None, tuple[DecisionRecord, ...]]:
         """The record of this step, if something came into force or was stated, and notes."""
 
@@ -120,4 +124,10 @@ class Bookkeeper:
                     )
                 )
                 self._held, self._noted_at_s = held, now_s
+        if path_limited is not self._path_limited and (
+            self._path_noted_at_s is None or now_s - self._path_noted_at_s >= NOTES_EVERY_S
+        ):
+            reason = PATH_SATURATED if path_limited else "path_clear"
+            notes.append(make(Outcome.STATED, reason, decided, decided, advisory=config.advisory))
+            self._path_limited, self._path_noted_at_s = path_limited, now_s
         return record, tuple(notes)

@@ -5,6 +5,8 @@ from controller.fleet import Fleet
 from controller.ladder import LadderState
 from controller.orders import Orders
 from controller.policies.base import ReplicaView
+from controller.policies.path import limits
+from controller.policies.table import path_limited_count
 from controller.publisher import Content, DirectivePublisher
 from controller.records import Bookkeeper
 from controller.schema import ReplicaStatus, Rung, StatusReport
@@ -50,6 +52,7 @@ def status_report(
         rule=content.rule,
         override=override,
         replica_overrides=replica_overrides,
+        path_saturated=path_limited_count(views) > 0,
         replicas=tuple(
             _replica(view, config, publisher, fleet.faults.get(view.replica_id), view.replica_id in replica_overrides)
             for view in views
@@ -97,6 +100,7 @@ def _replica(
         stale=view.age_s > config.guards.stale_after_s,
         fault=fault,
         age_s=view.age_s,
+        path_saturated=limits(view),
         ttft_p90_ms=snapshot.ttft.p90_ms if snapshot.ttft.count else None,
         tpot_p90_ms=snapshot.tpot.p90_ms if snapshot.tpot.count else None,
         arrivals_per_s=None if rates is None else rates.arrivals,

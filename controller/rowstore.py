@@ -1,6 +1,7 @@
 """Where the fleet keeps the rows of its replicas: written in place as snapshots come, copied once for every step. Zero I/O.
 
-A stored row has the *times* at which the snapshot arrived and an FP16 step was last counted where a table has ages.
+A stored row has the *times* at which the snapshot arrived, an FP16 step was last counted and the path last was
+the limit where a table has ages.
 """
 
 from collections.abc import Sequence
@@ -22,12 +23,12 @@ class RowStore:
         self._slots: dict[str, int] = {}
         self._free: list[int] = []
 
-    def put(self, view: ReplicaView, arrived_s: float, fp16_step_at_s: float | None) -> None:
+    def put(self, view: ReplicaView, arrived_s: float, fp16_step_at_s: float | None, path_at_s: float | None) -> None:
         """Take the numbers of a view over."""
         slot = self._slots.get(view.snapshot.replica_id)
         if slot is None:
             slot = self._take_slot(view.snapshot.replica_id)
-        PACKED.pack_into(self._rows.data, slot * PACKED.size, *numbers(view, arrived_s, fp16_step_at_s))
+        PACKED.pack_into(self._rows.data, slot * PACKED.size, *numbers(view, arrived_s, fp16_step_at_s, path_at_s))
 
     def drop(self, replica_id: str) -> None:
         """Forget a replica's numbers, if there are any."""
@@ -45,7 +46,7 @@ class RowStore:
     def rows(self, slots: Sequence[int], now_s: float) -> Rows:
         """A copy of these rows with ages in the place of times."""
         copied = self._rows[slots].view(ROW)[:, 0]
-        for name in ("age_s", "fp16_step_age_s"):
+        for name in ("age_s", "fp16_step_age_s", "path_age_s"):
             np.subtract(now_s, copied[name], out=copied[name])
         return copied
 

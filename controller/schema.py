@@ -58,6 +58,7 @@ class PathStats(Record):
 
     in_path: Count = 0  # requests accepted over HTTP that the engine does not have yet
     wait_p90_ms: Milliseconds = 0.0  # from arrival at our first process to the hand-over to the engine, sliding window
+    delivery_p90_ms: Milliseconds | None = None  # from the engine's output to its bytes written; None: not measured
     loop_lag_ms: Milliseconds = 0.0  # largest lag of the event loop in the last second
     open_streams: Count = 0
     paused_streams: Count = 0  # of them, those whose clients do not read
@@ -113,6 +114,7 @@ class ReplicaSnapshot(Record):
     refused: Count = 0  # requests turned away by the admission limit; they are not among the arrivals
     judged: Count = 0  # finished requests whose latencies were held against the SLO
     within_slo: Count = 0  # those of them that met both objectives
+    path_misses: Count = 0  # those of them that missed one, and would have met both but for what the path added
     # latency
     ttft: LatencyWindow = LatencyWindow()
     tpot: LatencyWindow = LatencyWindow()
@@ -221,7 +223,7 @@ class Outcome(enum.StrEnum):
     APPLIED = "applied"  # the directive changed
     HELD = "held"  # a guard held back what the policy wanted; written when wish or reason change
     RELEASED = "released"  # nothing is held back any more, and nothing changed
-    STATED = "stated"  # the ladder says something new, and the directive stays: FP8 is not enough, or replicas wanted
+    STATED = "stated"  # something new, and the directive stays: FP8 is not enough, replicas wanted, the path saturated
     RENUMBERED = "renumbered"  # the same directive under a higher epoch
     RELOADED = "reloaded"  # another configuration
 

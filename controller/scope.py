@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from controller import guards
 from controller.config import ControllerConfig
-from controller.policies import POLICIES
+from controller.policies import POLICIES, path
 from controller.policies.base import Decision, Observation, Replicas, ReplicaView
 from controller.policies.table import ids_of
 from controller.protocol import NO_RULE, Content
@@ -198,7 +198,7 @@ class ReplicaScope(BaseScope):
         rules = [decision.rule for decision in decisions if decision.mode is DirectiveMode.AUTO]
         summary = Decision(
             mode,
-            _together(reasons, held) if modes else "held_no_ready_replicas",
+            _together(reasons, held, decisions) if modes else "held_no_ready_replicas",
             inputs=_counts(modes, held),
             fp16_load=_mean([decision.fp16_load for decision in decisions]),
             fp8_load=_mean([decision.fp8_load for decision in decisions]),
@@ -245,10 +245,14 @@ class ReplicaScope(BaseScope):
             unit.policy_state = self._start()
 
 
-def _together(reasons: Mapping[str, str], held: Mapping[str, tuple[DirectiveMode | None, str]]) -> str:
+def _together(
+    reasons: Mapping[str, str], held: Mapping[str, tuple[DirectiveMode | None, str]], decisions: Collection[Decision]
+) -> str:
     """One reason for many replicas: the most frequent of those that change, or of those held back."""
     words = list(reasons.values()) or [hold for _, hold in held.values()]
-    return Counter(words).most_common(1)[0][0] if words else "no_replica_changes"
+    if words:
+        return Counter(words).most_common(1)[0][0]
+    return path.REASON if any(decision.reason == path.REASON for decision in decisions) else "no_replica_changes"
 
 
 def _counts(

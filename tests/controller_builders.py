@@ -44,7 +44,12 @@ def make_rates(**overrides: float) -> Rates:
 
 
 def make_view(
-    *, rates: Rates | None = None, age_s: float = 0.0, standing_tokens: int = 0, **snapshot: Any
+    *,
+    rates: Rates | None = None,
+    age_s: float = 0.0,
+    standing_tokens: int = 0,
+    path_age_s: float | None = None,
+    **snapshot: Any,
 ) -> ReplicaView:
     """A view of such a replica, last heard of ``age_s`` ago."""
     return ReplicaView(
@@ -53,6 +58,7 @@ def make_view(
         rates=make_rates() if rates is None else rates,
         standing_tokens=standing_tokens,
         fp16_step_age_s=None,
+        path_age_s=path_age_s,
     )
 
 

@@ -15,7 +15,7 @@ from controller.policies import POLICIES, error_budget, health, misses, sums
 from controller.policies.base import Observation, Rates, ReplicaView, Slo
 from controller.policies.table import FEWEST, FIELDS, Table, in_order_sum
 from controller.publisher import Content
-from controller.schema import LatencyWindow
+from controller.schema import LatencyWindow, PathStats
 from nestedfp.modes import DirectiveMode, Mode
 
 SLO = Slo()
@@ -45,6 +45,13 @@ rates = st.builds(
     judged=amounts(50.0),
     within_slo=amounts(50.0),
 )
+paths = st.builds(
+    PathStats,
+    in_path=st.integers(0, 40),
+    wait_p90_ms=amounts(100.0),
+    delivery_p90_ms=st.none() | amounts(100.0),
+    loop_lag_ms=amounts(200.0),
+)
 snapshots = st.fixed_dictionaries(
     {
         "ready": st.booleans() | st.just(True),
@@ -60,18 +67,20 @@ snapshots = st.fixed_dictionaries(
         "step_ms_fp8": step_times_ms,
         "ttft": windows,
         "tpot": windows,
+        "path": st.none() | paths,
     }
 )
 ages_s = amounts(3.0)
 views = st.builds(
-    lambda snapshot, rates, standing, age_s, fp16_age_s: ReplicaView(
-        make_snapshot(**snapshot), age_s, rates, standing, fp16_age_s
+    lambda snapshot, rates, standing, age_s, fp16_age_s, path_age_s: ReplicaView(
+        make_snapshot(**snapshot), age_s, rates, standing, fp16_age_s, path_age_s
     ),
     snapshots,
     st.none() | rates,
     st.integers(0, 5000),
     ages_s,
     st.none() | ages_s,
+    st.none() | amounts(10.0),
 )
 
 
@@ -154,6 +163,7 @@ reports = st.lists(
                 "steps_fp16": st.integers(0, 200),
                 "arrived_tokens": st.integers(0, 5000),
                 "oldest_wait_s": st.sampled_from([0.0, 0.1, 9999.0]),
+                "path": st.none() | paths,
             }
         ),
     ),

@@ -45,7 +45,7 @@ class Rates:
     steps_fp16: float = 0.0
     steps_fp8: float = 0.0
     judged: float = 0.0  # finished requests held against the SLO
-    within_slo: float = 0.0
+    within_slo: float = 0.0  # of them, those that met it, or would have but for what the path added
 
     @property
     def tokens(self) -> float:
@@ -61,6 +61,7 @@ class ReplicaView:
     rates: Rates | None = None  # None: too few snapshots, a restart, or implausible totals
     standing_tokens: int = 0  # the smallest waiting_tokens over the window: the queue that never drained
     fp16_step_age_s: float | None = None  # since FP16 steps were last counted; None: never
+    path_age_s: float | None = None  # since the path, not the engine, last was the limit; None: never
 
     @property
     def replica_id(self) -> str:

@@ -113,7 +113,7 @@ def decide(observation: Observation, state: State, config: ErrorBudget) -> tuple
     elif min(slow.long, slow.short) > config.slow.burn:
         reason = "slow_burn"
     elif observation.current is not DirectiveMode.FP8:
-        mode, reason = config.calm_mode, "within_error_budget"
+        mode, reason = config.calm_mode, view.calm_reason("within_error_budget")
     elif max(fast.short, slow.short) > config.leave_burn:
         reason = "still_burning"
     else:

@@ -3,10 +3,11 @@
 Entering FP8 looks at queues and arrivals, because completions saturate: an overloaded engine finishes requests at a
 constant rate however long its queue is. Leaving asks what FP16 would do, because what FP8 does now is no evidence.
 
-* TTFT: the oldest wait, or, once a queue stands, the queue expected ``horizon_s`` ahead divided by the rate at which
-  tokens leave it; plus one step.
+* TTFT: the oldest wait, or, once a queue stands, the queue expected ``horizon_s`` ahead, with the requests that are still
+  on the path to the engine, divided by the rate at which tokens leave it; plus one step.
 * TPOT: the mean step over the window of the rates, at least the measured median gap between tokens. A request sees
   the mean of many steps, so that a high percentile of single gaps, long where prompts are computed, would cry wolf.
+  What the path adds to the gap does not count (``path``).
 * FP16 TPOT: the same times the step ratio; directly after FP16 ran, its own smoothed step time stands for it.
 * FP16 KV use: by Little's law a request that takes ``step_ratio`` times longer holds its blocks as much longer.
 
@@ -24,8 +25,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
+from controller.policies import path
 from controller.policies.base import Rates, Replicas, ReplicaView, Settings, Slo
-from controller.policies.table import Rows, Table, in_order_sum
+from controller.policies.table import Rows, Table, in_order_sum, path_limits
 from nestedfp.modes import Mode
 
 Values: TypeAlias = npt.NDArray[np.float64]  # [replicas]
@@ -57,7 +59,7 @@ class Health:
     fp16_tpot_ms: float  # predicted for FP16 at the present load
     kv_usage: float
     unknown: int  # busy replicas without rates or step times
-    endangered: float  # waiting requests on replicas whose predicted TTFT passes the objective
+    endangered: float  # requests that wait, or are on their way, on replicas whose predicted TTFT passes the objective
 
     def fp16_ttft_ms(self, step_ratio: float) -> float:
         """Predicted TTFT in FP16."""
@@ -85,6 +87,8 @@ def assess_views(replicas: Iterable[ReplicaView], slo: Slo, step_ratio: float, s
         waiting = snapshot.waiting
         if waiting == 0 and snapshot.running == 0:
             continue
+        told, path_age_s = snapshot.path, view.path_age_s
+        limited = path_age_s is not None and path_age_s <= path.MEMORY_S
         fp16_ms, fp8_ms = snapshot.step_ms_fp16, snapshot.step_ms_fp8
         step_ms = (fp8_ms if snapshot.mode is Mode.FP8 else fp16_ms) or 0.0
         tpot_ms, ttft_ms = step_ms, snapshot.oldest_wait_s * 1e3
@@ -95,13 +99,14 @@ def assess_views(replicas: Iterable[ReplicaView], slo: Slo, step_ratio: float, s
             if steps * step_ms >= BUSY_MS:
                 tpot_ms = 1e3 / steps
             if view.standing_tokens > 0:
-                ttft_ms = max(ttft_ms, 1e3 * _drain_s(snapshot.waiting_tokens, rates, horizon_s))
+                queued = snapshot.waiting_tokens + (0.0 if limited else path.queued_tokens(snapshot, rates))
+                ttft_ms = max(ttft_ms, 1e3 * _drain_s(queued, rates, horizon_s))
         ttft_ms += step_ms
         if ttft_ms > ttft_limit_ms:
             ttft_ms = min(LARGEST_MS, ttft_ms)
             ttft_strain += min(GREATEST_STRAIN, ttft_ms / ttft_limit_ms)
             if ttft_ms > slo.ttft_ms:
-                endangered += waiting
+                endangered += waiting if told is None or limited else waiting + told.in_path
         age_s = view.fp16_step_age_s
         if fp16_ms is not None and (fp8_ms is None or (age_s is not None and age_s <= memory_s)):
             fp16_tpot_ms = fp16_ms if step_ms == 0 else fp16_ms * (tpot_ms / step_ms)
@@ -111,8 +116,8 @@ def assess_views(replicas: Iterable[ReplicaView], slo: Slo, step_ratio: float, s
             fp16_tpot_ms = 0.0
             unknown += rates is not None
         window = snapshot.tpot
-        if window.count >= min_count:
-            measured_ms = window.p50_ms
+        if window.count >= min_count and not limited:
+            measured_ms = window.p50_ms if told is None else path.engine_tpot_ms(snapshot, window.p50_ms)
             if measured_ms > tpot_ms:
                 tpot_ms = measured_ms
             if measured_ms * step_ratio > fp16_tpot_ms:
@@ -142,6 +147,7 @@ def assess_views(replicas: Iterable[ReplicaView], slo: Slo, step_ratio: float, s
 def assess_rows(rows: Rows, slo: Slo, step_ratio: float, settings: HealthSettings) -> Health:
     """All replicas at once; the result is that of ``assess_views`` to the last bit."""
     rows = rows[(rows["waiting"] > 0) | (rows["running"] > 0)]
+    limited = path_limits(rows)
     with np.errstate(all="ignore"):  # where a division is by 0, another value is taken
         fp16_ms, fp8_ms = rows["step_ms_fp16"], rows["step_ms_fp8"]
         fp16_known, fp8_known = ~np.isnan(fp16_ms), ~np.isnan(fp8_ms)
@@ -153,7 +159,8 @@ def assess_rows(rows: Rows, slo: Slo, step_ratio: float, settings: HealthSetting
 
         growth = rows["queue_growth"]
         leaving = rows["arrived_tokens"] - growth
-        drain_s = (rows["waiting_tokens"] + np.maximum(0.0, growth) * settings.horizon_s) / leaving
+        queued = rows["waiting_tokens"] + np.where(limited, 0.0, rows["path_tokens"])
+        drain_s = (queued + np.maximum(0.0, growth) * settings.horizon_s) / leaving
         drains = (rows["rated"] > 0) & (rows["standing_tokens"] > 0) & (leaving > 0)
         ttft_ms = rows["oldest_wait_s"] * 1e3
         ttft_ms = np.where(drains, np.maximum(ttft_ms, 1e3 * drain_s), ttft_ms) + step_ms
@@ -163,7 +170,8 @@ def assess_rows(rows: Rows, slo: Slo, step_ratio: float, settings: HealthSetting
         from_fp8_ms = np.where(step_ms == fp8_ms, tpot_ms, fp8_ms) * step_ratio
         fp16_tpot_ms = np.where(fp16_recent, from_fp16_ms, np.where(fp8_known, from_fp8_ms, 0.0))
 
-    measured_ms = np.where(rows["tpot_count"] >= settings.min_window_count, rows["tpot_p50_ms"], 0.0)
+    measured = (rows["tpot_count"] >= settings.min_window_count) & ~limited
+    measured_ms = np.where(measured, rows["tpot_p50_ms"], 0.0)
     tpot_ms = np.maximum(tpot_ms, measured_ms)
     fp16_tpot_ms = np.minimum(LARGEST_MS, np.maximum(fp16_tpot_ms, measured_ms * step_ratio))
     ttft_ms, ttft_strain = _strain_rows(ttft_ms, settings.enter_fraction * slo.ttft_ms)
@@ -177,7 +185,7 @@ def assess_rows(rows: Rows, slo: Slo, step_ratio: float, settings: HealthSetting
         fp16_tpot_ms=_exceeded_by_rows(fp16_tpot_ms, share),
         kv_usage=_exceeded_by_rows(rows["kv_usage"], share),
         unknown=int(np.count_nonzero((rows["rated"] == 0) | ~(fp16_known | fp8_known))),
-        endangered=float(rows["waiting"][ttft_ms > slo.ttft_ms].sum()),
+        endangered=float((rows["waiting"] + np.where(limited, 0.0, rows["in_path"]))[ttft_ms > slo.ttft_ms].sum()),
     )
 
 
@@ -196,7 +204,7 @@ def _exceeded_by_rows(values: Values, share: float) -> float:
     return float(np.partition(values, place)[place])
 
 
-def _drain_s(waiting_tokens: int, rates: Rates, horizon_s: float) -> float:
+def _drain_s(waiting_tokens: float, rates: Rates, horizon_s: float) -> float:
     """How long the queue that is expected ``horizon_s`` ahead takes to drain; 0 when nothing is known to leave it."""
     leaving = rates.arrived_tokens - rates.waiting_tokens
     return (waiting_tokens + max(0.0, rates.waiting_tokens) * horizon_s) / leaving if leaving > 0 else 0.0

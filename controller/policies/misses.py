@@ -9,8 +9,9 @@ from typing import Annotated
 
 from pydantic import Field
 
+from controller.policies import path
 from controller.policies.base import Observation, Settings
-from controller.policies.table import Table, in_order_sum
+from controller.policies.table import Table, in_order_sum, path_limits
 
 OTHERS_S = 5.0  # after a change the requests that finish had mostly run under the mode before
 MAX_GAP_S = 5.0
@@ -52,16 +53,16 @@ def update(observation: Observation, state: Misses, changed_at_s: float | None, 
 
 
 def rates(observation: Observation) -> tuple[float, float]:
-    """Requests judged, and requests that missed, per second over all replicas."""
+    """Requests judged, and requests that missed, per second over all replicas that the path does not limit."""
     judged = within = 0.0
     replicas = observation.replicas
     if isinstance(replicas, Table):
-        rows = replicas.rows[replicas.rows["judged"] > 0]
+        rows = replicas.rows[(replicas.rows["judged"] > 0) & ~path_limits(replicas.rows)]
         judged, within = in_order_sum(rows["judged"]), in_order_sum(rows["within_slo"])
         return judged, min(judged, max(0.0, judged - within))
     for view in replicas:
         rates = view.rates
-        if rates is not None and rates.judged > 0:
+        if rates is not None and rates.judged > 0 and not path.limits(view):
             judged += rates.judged
             within += rates.within_slo
     return judged, min(judged, max(0.0, judged - within))

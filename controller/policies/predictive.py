@@ -112,7 +112,7 @@ def decide(observation: Observation, state: State, config: Predictive) -> tuple[
     elif observation.current is not DirectiveMode.FP8:
         reason = view.danger
         if not reason:
-            mode, reason = config.calm_mode, "forecast_within_capacity"
+            mode, reason = config.calm_mode, view.calm_reason("forecast_within_capacity")
     elif forecast is not None and forecast > config.leave_load:
         reason = "forecast_over_leave"
     else:

@@ -10,8 +10,9 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from controller.policies import backoff, calm, health, load
+from controller.policies import backoff, calm, health, load, path
 from controller.policies.base import Observation
+from controller.policies.table import path_limited_count
 from nestedfp.modes import DirectiveMode
 
 
@@ -53,6 +54,7 @@ class View:
     dt_s: float  # since the last look
     ttft_strain: float  # smoothed
     tpot_strain: float
+    path_limited: int  # replicas that the path limits
 
     @property
     def inputs(self) -> tuple[tuple[str, float], ...]:
@@ -62,7 +64,12 @@ class View:
             ("tpot_ms", self.seen.tpot_ms),
             ("ttft_strain", self.ttft_strain),
             ("tpot_strain", self.tpot_strain),
+            *path.inputs(self.path_limited),
         )
+
+    def calm_reason(self, reason: str) -> str:
+        """Why nothing is done."""
+        return path.calm_reason(self.path_limited, reason)
 
 
 def look(observation: Observation, memory: Memory, config: ReturnSettings) -> tuple[View, Memory]:
@@ -79,9 +86,9 @@ def look(observation: Observation, memory: Memory, config: ReturnSettings) -> tu
         danger = "predicted_ttft_over_enter"
     elif tpot_strain > config.enter_strain:
         danger = "tpot_over_enter"
-    return View(seen, estimate, danger, dt_s, ttft_strain, tpot_strain), Memory(
-        learned, history, ttft_strain, tpot_strain
-    )
+    limited = path_limited_count(observation.replicas)
+    view = View(seen, estimate, danger, dt_s, ttft_strain, tpot_strain, limited)
+    return view, Memory(learned, history, ttft_strain, tpot_strain)
 
 
 def objection(

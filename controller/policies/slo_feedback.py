@@ -62,7 +62,7 @@ def decide(observation: Observation, state: State, config: SloSettings) -> tuple
         elif share is not None and config.max_miss_share is not None and share > config.max_miss_share:
             reason = "too_many_misses"
         else:
-            mode, reason = config.calm_mode, "slo_holds"
+            mode, reason = config.calm_mode, view.calm_reason("slo_holds")
     decision = Decision(
         mode,
         reason,

@@ -16,6 +16,7 @@ from typing import TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
+from controller.policies import path
 from controller.policies.base import Replicas, ReplicaView
 from nestedfp.modes import Mode
 
@@ -26,6 +27,7 @@ Mask: TypeAlias = npt.NDArray[np.bool_]  # [replicas]
 FIELDS = (
     "age_s",
     "fp16_step_age_s",  # nan: no FP16 step was ever counted
+    "path_age_s",  # nan: the path never was the limit
     "standing_tokens",
     # of the snapshot; flags are 1 or 0
     "ready",
@@ -40,10 +42,12 @@ FIELDS = (
     "step_ms_fp16",  # nan: no such step yet
     "step_ms_fp8",
     "ttft_count",
-    "ttft_p90_ms",
+    "ttft_p90_ms",  # this and the next two without what the path has added
     "tpot_count",
     "tpot_p50_ms",
     "tpot_p90_ms",
+    "in_path",
+    "path_tokens",  # prompt tokens of the requests in the path
     # rates per second; all 0 where they are not known
     "rated",
     "arrived_tokens",
@@ -60,7 +64,9 @@ PACKED = struct.Struct(f"={len(FIELDS)}d")
 _NO_RATES = (0.0,) * 9
 
 
-def numbers(view: ReplicaView, age_s: float, fp16_step_age_s: float | None) -> tuple[float, ...]:
+def numbers(
+    view: ReplicaView, age_s: float, fp16_step_age_s: float | None, path_age_s: float | None
+) -> tuple[float, ...]:
     """The row of a replica, in the order of ``FIELDS``; the ages are the caller's to state."""
     snapshot, rates = view.snapshot, view.rates
     ttft, tpot = snapshot.ttft, snapshot.tpot
@@ -68,6 +74,7 @@ def numbers(view: ReplicaView, age_s: float, fp16_step_age_s: float | None) -> t
     return (
         age_s,
         nan if fp16_step_age_s is None else fp16_step_age_s,
+        nan if path_age_s is None else path_age_s,
         view.standing_tokens,
         snapshot.ready,
         inf if ready_for_s is None else ready_for_s,
@@ -80,11 +87,19 @@ def numbers(view: ReplicaView, age_s: float, fp16_step_age_s: float | None) -> t
         snapshot.kv_usage,
         nan if fp16_ms is None else fp16_ms,
         nan if fp8_ms is None else fp8_ms,
-        ttft.count,
-        ttft.p90_ms,
-        tpot.count,
-        tpot.p50_ms,
-        tpot.p90_ms,
+        *(
+            (ttft.count, ttft.p90_ms, tpot.count, tpot.p50_ms, tpot.p90_ms, 0.0, 0.0)
+            if snapshot.path is None
+            else (
+                ttft.count,
+                path.engine_ttft_ms(snapshot, ttft.p90_ms),
+                tpot.count,
+                path.engine_tpot_ms(snapshot, tpot.p50_ms),
+                path.engine_tpot_ms(snapshot, tpot.p90_ms),
+                snapshot.path.in_path,
+                path.queued_tokens(snapshot, rates),
+            )
+        ),
         *(
             _NO_RATES
             if rates is None
@@ -120,7 +135,7 @@ class Table:
     @classmethod
     def of(cls, views: Replicas) -> "Table":
         """A table of these views, which must be sorted by id."""
-        rows = np.array([numbers(view, view.age_s, view.fp16_step_age_s) for view in views], dtype=ROW)
+        rows = np.array([numbers(view, view.age_s, view.fp16_step_age_s, view.path_age_s) for view in views], dtype=ROW)
         return cls(rows, [view.replica_id for view in views], {view.replica_id: view for view in views}.__getitem__)
 
     def where(self, mask: Mask) -> "Table":
@@ -148,6 +163,19 @@ class Table:
 def ids_of(replicas: Replicas) -> Sequence[str]:
     """Their ids, in order."""
     return replicas.ids if isinstance(replicas, Table) else [view.snapshot.replica_id for view in replicas]
+
+
+def path_limits(rows: Rows) -> Mask:
+    """``path.limits`` of each replica. Shape (replicas,), bool."""
+    limited: Mask = rows["path_age_s"] <= path.MEMORY_S  # nan compares as false
+    return limited
+
+
+def path_limited_count(replicas: Replicas) -> int:
+    """How many replicas the path limits."""
+    if isinstance(replicas, Table):
+        return int(np.count_nonzero(path_limits(replicas.rows)))
+    return sum([path.limits(view) for view in replicas])
 
 
 def in_order_sum(values: npt.NDArray[np.float64]) -> float:

@@ -13,11 +13,10 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from controller.policies import load
+from controller.policies import load, path
 from controller.policies.base import Decision, Observation, PolicySpec, Replicas, Settings
 from controller.policies.health import Values, exceeded_by
-from controller.policies.table import Rows, Table
-from controller.schema import LatencyWindow
+from controller.policies.table import Rows, Table, path_limited_count, path_limits
 from nestedfp.modes import DirectiveMode
 
 
@@ -76,6 +75,7 @@ def decide(observation: Observation, state: State, config: Threshold) -> tuple[D
     """Compare the cluster's signals with the bands."""
     now_s = observation.now_s
     estimate, learned = load.update(observation, state.learned, config)
+    limited = path_limited_count(observation.replicas)
     signals = list(_signals(observation, config))
     over = next((name for name, entering, _, band in signals if entering > band.enter), "")
     unrest = next((name for name, _, leaving, band in signals if leaving >= band.leave), "")
@@ -86,7 +86,7 @@ def decide(observation: Observation, state: State, config: Threshold) -> tuple[D
     if over_since_s is not None and now_s - over_since_s >= config.enter_after_s:
         mode, reason = DirectiveMode.FP8, f"{over}_over_enter"
     elif mode is not DirectiveMode.FP8:
-        mode, reason = DirectiveMode.FP16, f"{over}_passing" if over else "below_enter"
+        mode, reason = DirectiveMode.FP16, f"{over}_passing" if over else path.calm_reason(limited, "below_enter")
     elif unrest:
         reason = f"{unrest}_over_leave"
     elif calm_since_s is not None and now_s - calm_since_s < config.leave_after_s:
@@ -96,7 +96,7 @@ def decide(observation: Observation, state: State, config: Threshold) -> tuple[D
     decision = Decision(
         mode,
         reason,
-        inputs=tuple((name, entering) for name, entering, _, _ in signals),
+        inputs=(*((name, entering) for name, entering, _, _ in signals), *path.inputs(limited)),
         fp16_load=estimate.fp16_load,
         fp8_load=estimate.fp8_load,
     )
@@ -115,13 +115,20 @@ def _signals(observation: Observation, config: Threshold) -> Iterator[tuple[str,
 
 
 # Signal -> its values for entering and for leaving. A window of fewer than ``least`` samples is too little to enter on, but
-# enough to stay.
+# enough to stay. Where the path is the limit a window says nothing of the engine.
 
 
 def _of_views(replicas: Replicas, least: int) -> dict[str, tuple[Sequence[float], Sequence[float]]]:
     snapshots = [view.snapshot for view in replicas]
     wait_s, tokens = [one.oldest_wait_s for one in snapshots], [one.waiting_tokens for one in snapshots]
-    ttft, tpot = [one.ttft for one in snapshots], [one.tpot for one in snapshots]
+    ttft = [
+        (0, 0.0) if path.limits(view) else (one.ttft.count, path.engine_ttft_ms(one, one.ttft.p90_ms))
+        for view, one in zip(replicas, snapshots, strict=True)
+    ]
+    tpot = [
+        (0, 0.0) if path.limits(view) else (one.tpot.count, path.engine_tpot_ms(one, one.tpot.p90_ms))
+        for view, one in zip(replicas, snapshots, strict=True)
+    ]
     return {
         "wait_s": (wait_s, wait_s),
         "waiting_tokens": (tokens, tokens),
@@ -130,15 +137,16 @@ def _of_views(replicas: Replicas, least: int) -> dict[str, tuple[Sequence[float]
     }
 
 
-def _p90_ms(windows: list[LatencyWindow], least: int) -> list[float]:
-    return [window.p90_ms if window.count >= least else 0.0 for window in windows]
+def _p90_ms(windows: list[tuple[int, float]], least: int) -> list[float]:
+    return [p90_ms if count >= least else 0.0 for count, p90_ms in windows]
 
 
 def _of_rows(rows: Rows, least: int) -> dict[str, tuple[Values, Values]]:
     wait_s, tokens = rows["oldest_wait_s"], rows["waiting_tokens"]
     signals = {"wait_s": (wait_s, wait_s), "waiting_tokens": (tokens, tokens)}
+    limited = path_limits(rows)
     for name in ("ttft", "tpot"):
-        count, p90_ms = rows[f"{name}_count"], rows[f"{name}_p90_ms"]
+        count, p90_ms = np.where(limited, 0.0, rows[f"{name}_count"]), rows[f"{name}_p90_ms"]
         signals[f"{name}_p90_ms"] = np.where(count >= least, p90_ms, 0.0), np.where(count >= 1, p90_ms, 0.0)
     return signals
 

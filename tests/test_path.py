@@ -1,0 +1,201 @@
+"""Where the path to the engine, and not the engine, is the limit: said so, and no precision changed for it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from control_cluster import Cluster, make_config, make_loop
+from controller_builders import make_rates, make_view, window
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.policies import POLICIES
+from controller.policies.base import USUAL_SLO, ReplicaView
+from controller.policies.health import HealthSettings, assess
+from controller.policies.path import engine_tpot_ms, engine_ttft_ms, limits, path_saturated
+from controller.recorder import RecordingLoop
+from controller.replay import replay
+from controller.schema import Outcome, Scope
+from nestedfp.modes import DirectiveMode
+
+FP16, FP8 = DirectiveMode.FP16, DirectiveMode.FP8
+ADAPTIVE = [name for name, spec in POLICIES.items() if spec.adaptive]
+SLOW = {"path": {"in_path": 90, "wait_p90_ms": 900.0, "loop_lag_ms": 250.0}, "ttft": window(1200), "tpot": window(360)}
+
+
+def slow(**path: Any) -> dict[str, Any]:
+    return {"path": {"loop_lag_ms": 150.0, **path}}
+
+
+@pytest.mark.parametrize(
+    ("view", "saturated"),
+    [
+        (make_view(), False),  # nothing is told
+        (make_view(**slow(loop_lag_ms=0.0)), False),
+        (make_view(**slow(loop_lag_ms=100.0)), False),  # one pause of half the objective
+        (make_view(**slow(loop_lag_ms=101.0)), True),
+        (make_view(**slow(loop_lag_ms=0.0, wait_p90_ms=51.0)), True),
+        (make_view(**slow(loop_lag_ms=0.0, delivery_p90_ms=51.0)), True),
+        (make_view(**slow(loop_lag_ms=0.0, wait_p90_ms=49.0, delivery_p90_ms=49.0)), False),
+        (make_view(**slow(), oldest_wait_s=0.05), True),
+        (make_view(**slow(), oldest_wait_s=0.06), False),  # the engine's own queue is long
+        (make_view(**slow(), step_ms_fp16=28.0), True),
+        (make_view(**slow(), step_ms_fp16=29.0), False),  # its steps are too slow
+        (make_view(**slow(), step_ms_fp16=29.0, rates=make_rates(steps_fp16=50.0)), True),  # 20 ms in the mean
+        (make_view(**slow(), step_ms_fp16=290.0, running=0), True),  # idle: old news
+        (make_view(**slow(), waiting=3, waiting_tokens=100, standing_tokens=100), False),  # drains in 100 ms
+        (make_view(**slow(), waiting=3, waiting_tokens=40, standing_tokens=40), True),  # in 40 ms
+    ],
+)
+def test_the_path_is_the_limit_when_it_is_slow_and_the_engine_keeps_up(view: ReplicaView, saturated: bool) -> None:
+    assert path_saturated(view, USUAL_SLO) is saturated
+
+
+def test_the_delays_count_against_the_objective() -> None:
+    view = make_view(path={"wait_p90_ms": 60.0})
+    assert path_saturated(view, USUAL_SLO)
+    assert not path_saturated(view, USUAL_SLO.model_copy(update={"ttft_ms": 500.0}))
+
+
+delays_ms = st.one_of(st.just(0.0), st.floats(0, 3000))
+paths = st.fixed_dictionaries(
+    {
+        "in_path": st.integers(0, 500),
+        "wait_p90_ms": delays_ms,
+        "delivery_p90_ms": st.none() | delays_ms,
+        "loop_lag_ms": delays_ms,
+    }
+)
+
+
+def as_seen_by_clients(path: dict[str, Any], engine_ttft: float = 20.0, step: float = 12.0) -> dict[str, Any]:
+    """Latency windows of an engine with hardly any queue behind such a path; every gap between tokens is delayed as well."""
+    back_ms = path["loop_lag_ms"] if path["delivery_p90_ms"] is None else path["delivery_p90_ms"]
+    return {
+        "path": path,
+        "ttft": window(engine_ttft + path["wait_p90_ms"] + back_ms),
+        "tpot": window(step + back_ms),
+        "step_ms_fp16": step,
+        "step_ms_fp8": step * 0.7,
+    }
+
+
+@pytest.mark.parametrize("policy", ADAPTIVE)
+@settings(max_examples=12, deadline=None)
+@given(seen=st.lists(paths, min_size=1, max_size=4))
+def test_a_slow_path_with_an_idle_engine_never_moves_the_precision(policy: str, seen: list[dict[str, Any]]) -> None:
+    cluster = Cluster(make_loop(policy), ("r0", "r1")).run(3)
+    calm = cluster.status.mode
+    for i, path in enumerate(seen):
+        judged = 100 * (i + 1)  # all missed, by what the path added
+        load = as_seen_by_clients(path) | {"judged": judged, "path_misses": judged}
+        cluster.run(8, **load)
+    assert {record.to_mode for record in cluster.records} <= {FP16, calm}
+
+
+@pytest.mark.parametrize("policy", ADAPTIVE)
+def test_a_saturated_path_moves_nothing_even_where_nobody_tells_whose_the_misses_are(policy: str) -> None:
+    cluster = Cluster(make_loop(policy)).run(3)
+    calm, changes = cluster.status.mode, len(cluster.records)
+    for second in range(1, 61):
+        cluster.run(1, **SLOW, judged=20 * second, within_slo=0)
+    assert (cluster.status.mode, len(cluster.records)) == (calm, changes)
+    assert cluster.status.last_reason == "path_saturated"
+    assert cluster.status.path_saturated
+    assert cluster.status.replicas[0].path_saturated
+
+
+@pytest.mark.parametrize("policy", ADAPTIVE)
+def test_a_long_engine_queue_moves_it_however_slow_the_path_is(policy: str) -> None:
+    cluster = Cluster(make_loop(policy)).run(3)
+    cluster.run(5, **SLOW, oldest_wait_s=1.0, waiting=40, waiting_tokens=9000)
+    assert cluster.modes == {FP8}
+    assert not cluster.status.path_saturated
+
+
+def test_slow_steps_move_it_however_slow_the_path_is() -> None:
+    cluster = Cluster(make_loop("slo_feedback")).run(3)
+    assert cluster.run(5, tokens_per_s=400, **{**SLOW, "step_ms_fp16": 50.0}).modes == {FP8}  # 20 steps a second
+
+
+@pytest.mark.parametrize("policy", ["threshold", "slo_feedback", "slo_auto"])
+def test_the_windows_that_still_show_the_path_after_it_has_cleared_move_nothing(policy: str) -> None:
+    cluster = Cluster(make_loop(policy)).run(3).run(5, **SLOW)
+    calm = cluster.status.mode
+    cluster.run(4, **{**SLOW, "path": {}})
+    assert cluster.status.mode is calm
+    cluster.run(5, path={})
+    assert not cluster.status.path_saturated
+    assert cluster.run(5, path={}, tpot=window(60)).modes == {FP8}  # and then they count again
+
+
+def test_fp8_is_left_though_the_path_is_slow_when_fp16_would_do_for_the_engine() -> None:
+    cluster = Cluster(make_loop("slo_feedback")).run(3).run(3, oldest_wait_s=1.0, waiting=40, waiting_tokens=9000)
+    assert cluster.modes == {FP8}
+    assert cluster.run(40, tokens_per_s=300, **SLOW).modes == {FP16}
+
+
+def test_decisions_say_when_the_path_saturates_and_when_it_clears() -> None:
+    cluster = Cluster(make_loop("slo_auto")).run(3).run(5, **SLOW).run(10, path={})
+    said = [(note.outcome, note.reason, note.epoch) for note in cluster.notes]
+    epoch = cluster.status.epoch
+    assert said == [(Outcome.STATED, "path_saturated", epoch), (Outcome.STATED, "path_clear", epoch)]
+    assert dict(cluster.notes[0].inputs)["path_saturated_replicas"] == 1.0
+
+
+def test_a_path_that_flickers_is_noted_once_a_second_at_most() -> None:
+    config = {"slo": {"ttft_ms": 200}}
+    cluster = Cluster(make_loop("slo_auto", **config)).run(2)
+    for _ in range(20):
+        cluster.run(0.1, **SLOW).run(5.1, path={})
+    assert len(cluster.notes) <= 40
+    gaps = [after.now_s - before.now_s for before, after in zip(cluster.notes, cluster.notes[1:], strict=False)]
+    assert min(gaps) >= 1.0
+
+
+@pytest.mark.parametrize("scope", Scope)
+def test_every_scope_says_so(scope: Scope) -> None:
+    cluster = Cluster(make_loop("slo_feedback", scope=scope), ("r0", "r1")).run(3).run(10, each={"r1": SLOW})
+    assert cluster.modes == {FP16}
+    assert cluster.status.last_reason == "path_saturated"
+    assert [replica.path_saturated for replica in cluster.status.replicas] == [False, True]
+
+
+def test_requests_in_the_path_count_as_queue_where_the_path_is_not_the_limit() -> None:
+    queue = {"waiting": 10, "waiting_tokens": 100, "standing_tokens": 50}
+    rates = make_rates(arrivals=2.0, arrived_tokens=1000.0, waiting_tokens=0.0)  # 500 tokens a request, 1000 a second
+
+    def predicted(view: ReplicaView) -> tuple[float, float]:
+        health = assess((view,), USUAL_SLO, 1.6, HealthSettings())
+        return health.ttft_ms, health.endangered
+
+    assert predicted(make_view(**queue, rates=rates)) == (115.0, 0.0)  # 100 ms to drain and a step of 15 ms
+    on_their_way = make_view(**queue, rates=rates, path={"in_path": 4})
+    assert predicted(on_their_way) == (2115.0, 14.0)  # 2000 tokens more
+    assert predicted(replace(on_their_way, path_age_s=0.0)) == (115.0, 0.0)
+
+
+def test_what_the_path_adds_is_taken_off_but_never_what_the_steps_explain() -> None:
+    told = make_view(path={"wait_p90_ms": 30.0, "loop_lag_ms": 40.0}, step_ms_fp16=25.0).snapshot
+    assert engine_ttft_ms(told, 100.0) == 30.0
+    assert engine_ttft_ms(told, 50.0) == 0.0
+    assert engine_tpot_ms(told, 80.0) == 40.0
+    assert engine_tpot_ms(told, 30.0) == 25.0
+    assert engine_tpot_ms(told, 20.0) == 20.0
+    untold = make_view().snapshot
+    assert (engine_ttft_ms(untold, 100.0), engine_tpot_ms(untold, 30.0)) == (100.0, 30.0)
+
+
+def test_the_memory_of_a_saturated_path_ends() -> None:
+    assert [limits(make_view(path_age_s=age_s)) for age_s in (None, 0.0, 5.0, 5.1)] == [False, True, True, False]
+
+
+def test_a_recording_of_a_saturated_path_replays_with_the_same_effects(tmp_path: Path) -> None:
+    file = tmp_path / "inputs.jsonl"
+    loop: Any = RecordingLoop(make_config("slo_auto"), str(file))
+    Cluster(loop).run(2).run(3, **SLOW).run(8, path={})
+    loop.close()
+    text = file.read_text()
+    assert '"path_saturated"' in text
+    assert replay(text.splitlines())["step"] == 130
