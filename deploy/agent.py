@@ -15,13 +15,15 @@ from controller.config import ControllerConfig
 from controller.protocol import DirectiveFollower
 from controller.schema import Directive, DirectiveAck, ReplicaSnapshot
 from deploy.admission import Admission
-from deploy.latency import SlidingWindow
+from deploy.front.meter import PathMeter
+from nestedfp.modes import DirectiveMode
 
 log = logging.getLogger(__name__)
 
 EngineCall = Callable[..., Awaitable[Any]]  # (utility name, *arguments) -> result
 REPORT_TIMEOUT_S = 2.0
-LATENCY_SPAN_S = 5.0
+ENGINE_TIMEOUT_S = 2.0  # the engine answers between two steps; one that does not may be in a long step, or hang
+HUNG_AFTER_S = 10.0  # no step of a sound engine takes so long
 
 
 class ControllerLink(Protocol):
@@ -39,7 +41,8 @@ class ReplicaAgent:
         engine: calls a utility of the engine core by name.
         controller: the way to the controller.
         config: periods, objectives, and the fallback that holds when the controller's lease runs out.
-        admission: the replica's door, whose scale the controller sets; None: a replica without one.
+        admission: the replica's admission control, whose scale the controller sets; None: a replica without one.
+        meter: of the path that the replica's requests take; None: a replica without one.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class ReplicaAgent:
         controller: ControllerLink,
         config: ControllerConfig,
         admission: Admission | None = None,
+        meter: PathMeter | None = None,
     ) -> None:
         self._id = replica_id
         self._incarnation = uuid.uuid4().hex
@@ -61,8 +65,7 @@ class ReplicaAgent:
         self._within_slo = 0
         self._started_s = time.monotonic()
         self._follower = DirectiveFollower(replica_id, config.fallback)
-        self._ttft = SlidingWindow(LATENCY_SPAN_S)
-        self._tpot = SlidingWindow(LATENCY_SPAN_S)
+        self._meter = meter or PathMeter()
         self._stats: dict[str, Any] | None = None
         self._stats_at_s = 0.0
         self._seq = 0
@@ -77,7 +80,9 @@ class ReplicaAgent:
         """Put the fallback in force and start the two loops on the running event loop."""
         self._started_s = time.monotonic()
         await self._put_in_force()
-        self._tasks = [asyncio.create_task(self._poll_engine()), asyncio.create_task(self._report())]
+        self._stats_at_s = self._started_s
+        loops = (self._poll_engine(), self._report(), self._meter.probe())
+        self._tasks = [asyncio.create_task(loop) for loop in loops]
 
     async def stop(self) -> None:
         """End the loops."""
@@ -112,24 +117,13 @@ class ReplicaAgent:
 
     # -- latencies -----------------------------------------------------------------------------------------------------
 
-    def observe(self, ttft_s: list[float], itl_s: list[float]) -> None:
-        """Take the latencies of one engine iteration: times to first token and inter-token times."""
-        now_s = time.monotonic()
-        for value in ttft_s:
-            self._ttft.add(now_s, value * 1e3)
-        for value in itl_s:
-            self._tpot.add(now_s, value * 1e3)
-
-    def finished(self, requests: list[tuple[float, float | None]]) -> None:
-        """Hold finished requests against the objectives.
-
-        Args:
-            requests: time to first token and mean time per output token, seconds; the latter None for a single token.
-        """
+    def _judge_finished(self) -> None:
+        """Hold the requests that have finished since the last call against the objectives."""
         latest = self._follower.latest
         ttft_ms, tpot_ms = self._slo_ms
         if latest is not None and latest.slo_ttft_ms is not None and latest.slo_tpot_ms is not None:
             ttft_ms, tpot_ms = latest.slo_ttft_ms, latest.slo_tpot_ms
+        requests = self._meter.take_finished()
         self._judged += len(requests)
         for ttft_s, tpot_s in requests:
             self._within_slo += ttft_s * 1e3 <= ttft_ms and (tpot_s is None or tpot_s * 1e3 <= tpot_ms)
@@ -149,6 +143,33 @@ class ReplicaAgent:
             return 0
         return latest.desired_replicas or 0
 
+    def has_peers(self) -> bool:
+        """Whether another replica could take a request."""
+        latest = self._follower.latest
+        return latest is not None and (latest.replicas or 0) > 1
+
+    def pinned_go_elsewhere(self) -> bool:
+        """Whether this replica runs FP8 only and another one FP16."""
+        latest = self._follower.latest
+        if latest is None or not latest.fp16_replicas:
+            return False
+        return self._follower.in_force(time.monotonic()).mode is DirectiveMode.FP8
+
+    @property
+    def silent_s(self) -> float:
+        """How long the engine has not answered, in seconds; 0 while it does."""
+        age_s = time.monotonic() - self._stats_at_s
+        return age_s if age_s > ENGINE_TIMEOUT_S else 0.0
+
+    def check_engine(self) -> None:
+        """Fail where the engine hangs.
+
+        Raises:
+            RuntimeError: the engine has not answered for ``HUNG_AFTER_S``.
+        """
+        if self.silent_s > HUNG_AFTER_S:
+            raise RuntimeError(f"the engine has not answered for {self.silent_s:.0f} s: it hangs or has died")
+
     # -- loops ---------------------------------------------------------------------------------------------------------
 
     async def _poll_engine(self) -> None:
@@ -156,11 +177,14 @@ class ReplicaAgent:
         while True:
             began_s = time.monotonic()
             try:
-                self._stats = await self._engine("nestedfp_stats")
+                # Not cancelled at the limit: a late answer is an answer.
+                call = asyncio.ensure_future(self._engine("nestedfp_stats"))
+                while not (await asyncio.wait({call}, timeout=ENGINE_TIMEOUT_S))[0]:
+                    log.warning("the engine has not answered for %.0f s", time.monotonic() - self._stats_at_s)
+                self._stats = call.result()
                 self._stats_at_s = time.monotonic()
-            except Exception:
-                log.exception("the engine does not answer; the health check will replace this replica")
-                self._stats = None
+            except Exception as error:
+                log.error("the engine does not answer; the health check will replace this replica: %r", error)
                 await asyncio.sleep(1.0)
             await asyncio.sleep(max(0.0, self._period_s - (time.monotonic() - began_s)))
 
@@ -197,10 +221,12 @@ class ReplicaAgent:
         assert self._stats is not None, "no snapshot before the engine's first answer"
         stats = dict(self._stats)
         self._seq += 1
-        # Requests that wait keep waiting while the engine is inside a long step.
+        self._judge_finished()
         force = self._follower.in_force(now_s)
-        age_s = now_s - self._stats_at_s if stats["waiting"] else 0.0
-        stats["oldest_wait_s"] += max(0.0, age_s)
+        age_s = max(0.0, now_s - self._stats_at_s)
+        if stats["waiting"]:  # they keep waiting while the engine is inside a long step
+            stats["oldest_wait_s"] += age_s
+        ttft, tpot = self._meter.windows(now_s)
         return ReplicaSnapshot(
             replica_id=self._id,
             incarnation=self._incarnation,
@@ -213,7 +239,9 @@ class ReplicaAgent:
             judged=self._judged,
             within_slo=self._within_slo,
             lease_remaining_s=self._follower.lease_remaining_s(now_s),
-            ttft=self._ttft.summary(now_s),
-            tpot=self._tpot.summary(now_s),
+            ttft=ttft,
+            tpot=tpot,
+            path=self._meter.stats(now_s),
+            stats_age_s=age_s,
             **stats,
         )

@@ -9,55 +9,68 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.serve.config import DeploymentActorConfig, RequestRouterConfig
+from ray.serve.config import DeploymentActorConfig
 from ray.serve.llm import LLMConfig, build_llm_deployment
 
 from controller.actor import ControllerActor
-from controller.schema import Scope
 from deploy.accelerator import resolve
-from deploy.config import REPOSITORY, DeployConfig, load
-from deploy.ingress import build_ingress
-from deploy.routing import STATS_PERIOD_S, PrecisionAwareRouter
-from deploy.server import CONTROLLER_ACTOR, NestedFPServer
+from deploy.config import DeployConfig, load
+from deploy.control_app import CONTROLLER_ACTOR, control_application, python_path
+from deploy.haproxy import SETTINGS_ENV
+from deploy.haproxy_config import CONTROL_PREFIX
+from deploy.server import NestedFPServer
 
 APP_NAME = "nestedfp"
 
 
 def build(args: dict[str, str]) -> Any:
-    """Entry point for Serve configuration files.
+    """Entry point for Serve configuration files: the replicas, to be mounted at ``/``.
 
     Args:
         args: ``{"config": path of a deployment YAML}``.
+
+    Raises:
+        RuntimeError: the cluster's processes were started without the environment that this service needs.
     """
+    if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1" or SETTINGS_ENV not in os.environ:
+        raise RuntimeError(
+            "this service needs HAProxy in front of its replicas: start every Ray node in the environment that "
+            "'python -m deploy.environment --config FILE' prints"
+        )
     path = Path(args["config"])
     return application(load(path), path)
 
 
+def build_control(args: dict[str, str]) -> Any:
+    """Entry point for Serve configuration files: the control routes, to be mounted at ``/control``.
+
+    Args:
+        args: ``{"application": name of the application that has the replicas}``; without it, ``nestedfp``.
+    """
+    return control_application(args.get("application", APP_NAME))
+
+
 def application(config: DeployConfig, path: Path | None = None) -> Any:
     """Return the Serve application of a configuration, and of the file it came from, which a reload reads again."""
-    llm = llm_config(config, path)
-    server = build_llm_deployment(
-        llm,
-        deployment_cls=NestedFPServer,
+    return build_llm_deployment(
+        llm_config(config, path),
+        # The replica's own HTTP server answers: nothing but HAProxy stands between it and the client.
+        deployment_cls=serve.ingress()(NestedFPServer),
         bind_kwargs={
             "controller": config.controller.model_dump(mode="json"),
             "precision": config.engine.quantization == "nestedfp",
             "admission_limit": config.engine.admission_limit,
+            "max_body_bytes": config.http.max_body_bytes,
         },
     )
-    from ray.llm._internal.serve.core.configs.openai_api_models import to_model_metadata
 
-    ingress = serve.deployment(
-        build_ingress(),
-        name="Ingress",
-        num_replicas=1,
-        max_ongoing_requests=4096,
-        ray_actor_options={"num_cpus": 0.1},
-    )
-    return ingress.bind(
-        llm_deployments={config.model.id: server},
-        model_cards={config.model.id: to_model_metadata(config.model.id, llm)},
-    )
+
+def applications(config: DeployConfig, path: Path) -> list[serve.RunTarget]:
+    """Return both applications as ``serve.run_many`` takes them: the control routes answer when no replica does."""
+    return [
+        serve.RunTarget(control_application(APP_NAME), name=f"{APP_NAME}-control", route_prefix=CONTROL_PREFIX),
+        serve.RunTarget(application(config, path), name=APP_NAME, route_prefix="/"),
+    ]
 
 
 def deployment_name(config: DeployConfig) -> str:
@@ -70,7 +83,7 @@ def llm_config(config: DeployConfig, path: Path | None = None) -> LLMConfig:
     kind = resolve(config.engine.accelerator)
     threads = config.engine.cpu_threads or default_threads(config)
     env = {
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": python_path(),
         "HF_HUB_OFFLINE": "1",  # models come from disk; without it the first chat request waits for the hub
         "VLLM_NO_USAGE_STATS": "1",
     }
@@ -84,7 +97,7 @@ def llm_config(config: DeployConfig, path: Path | None = None) -> LLMConfig:
         "health_check_period_s": 2,
         "health_check_timeout_s": 10,
         "graceful_shutdown_timeout_s": 20,
-        "max_ongoing_requests": 4096,
+        "max_ongoing_requests": 1 << 20,  # admission control is this service's own
         "max_constructor_retry_count": 2,
         "ray_actor_options": {"num_cpus": 1},
         "logging_config": {"enable_access_log": False},
@@ -92,10 +105,6 @@ def llm_config(config: DeployConfig, path: Path | None = None) -> LLMConfig:
     if config.engine.quantization == "nestedfp":
         options["deployment_actors"] = [controller_actor(config, env, path)]
         options |= scaling_options(config)
-        if config.controller.scope is not Scope.CLUSTER:
-            options["request_router_config"] = RequestRouterConfig(
-                request_router_class=PrecisionAwareRouter, request_routing_stats_period_s=STATS_PERIOD_S
-            )
         if config.controller.ladder.scale:
             del options["num_replicas"]
     return LLMConfig(
@@ -104,8 +113,6 @@ def llm_config(config: DeployConfig, path: Path | None = None) -> LLMConfig:
         engine_kwargs=engine_kwargs(config, kind),
         deployment_config=options,
         runtime_env={"env_vars": env},
-        # Ray Serve LLM holds streamed tokens back for 50 ms by default; 0 passes every token on at once.
-        experimental_configs={"stream_batching_interval_ms": 0},
         log_engine_metrics=False,
     )
 

@@ -12,7 +12,7 @@ OBJECT_STORE_BYTES = 200 << 20  # nothing large travels between processes
 
 
 def start_cluster(config: DeployConfig, verbose: bool) -> None:
-    """Start Ray and Serve's HTTP proxy, on loopback unless the configuration names another address."""
+    """Start Ray and Serve with HAProxy, on loopback unless the configuration names another address."""
     if not verbose:
         for name in ("ray.serve", "ray.llm", "httpx"):
             logging.getLogger(name).setLevel(logging.WARNING)

@@ -79,7 +79,7 @@ class EngineSection(Section):
     max_num_seqs: Annotated[int, Field(ge=1)] = 32
     max_num_batched_tokens: Annotated[int, Field(ge=16)] = 2048  # token budget of one step
     admission_limit: Annotated[int, Field(ge=1)] | None = (
-        None  # requests in one replica at most; None: no limit, and 4 * max_num_seqs when the controller sheds load
+        None  # sequences (prompts times n) in one replica at most; None: no limit, and 4 * max_num_seqs while load is shed
     )
     enforce_eager: bool = False  # skip torch.compile (and CUDA graphs): starts faster, steps are slower
     enable_prefix_caching: bool = True
@@ -111,6 +111,7 @@ class HttpSection(Section):
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 8 << 20  # a larger body gets 413
 
 
 class DeployConfig(Section):

@@ -7,12 +7,14 @@ import argparse
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import sys
 import threading
 import time
 from pathlib import Path
 
+from deploy import environment
 from deploy.config import ADMIN_KEY_ENV, REPOSITORY, ConfigError, DeployConfig, load
 
 DEFAULT_CONFIG = REPOSITORY / "deploy" / "configs" / "demo.yaml"
@@ -38,11 +40,13 @@ def preflight(config: DeployConfig) -> None:
     """Check in milliseconds what would otherwise fail after a minute of start-up.
 
     Raises:
-        ConfigError: the port is taken, a CPU engine has no size for its KV cache, or there are too few GPUs.
+        ConfigError: the port is taken, HAProxy is missing, a CPU engine has no size for its KV cache, or there are too few
+            GPUs.
         CheckpointError: a shard is missing or damaged.
     """
     import socket
 
+    from deploy import haproxy
     from deploy.accelerator import resolve, visible_gpus
     from nestedfp.checkpoint import verify_shards
 
@@ -59,6 +63,10 @@ def preflight(config: DeployConfig) -> None:
         )
     if kind == "cpu" and config.engine.kv_cache_bytes is None:
         raise ConfigError("engine.kv_cache_bytes is required on a CPU: the memory of one replica's KV cache, in bytes")
+    try:
+        haproxy.binary()
+    except haproxy.HAProxyMissing as error:
+        raise ConfigError(str(error)) from None
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -108,11 +116,13 @@ def run(config: DeployConfig, path: Path, verbose: bool, began_s: float) -> int:
     if not verbose:
         # This process imports vLLM only to describe the deployment; what it warns about concerns the replicas.
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    folder = environment.private_folder()
+    os.environ |= environment.of(config, folder)
     print(f"starting {config.replicas} replica(s) of {config.model.id}; admin key in {where}", flush=True)
     import ray
     from ray import serve
 
-    from deploy.app import APP_NAME, application
+    from deploy.app import applications
     from deploy.cluster import start_cluster
 
     url = f"http://{config.http.host}:{config.http.port}"
@@ -120,7 +130,7 @@ def run(config: DeployConfig, path: Path, verbose: bool, began_s: float) -> int:
         stop_on_signals()
         start_cluster(config, verbose)
         stop_on_signals()  # again: Ray installs handlers of its own
-        serve.run(application(config, path), name=APP_NAME, route_prefix="/")
+        serve.run_many(applications(config, path))
         wait_for_http(url)
         print(f"ready {url} after {time.monotonic() - began_s:.0f} s", flush=True)
         threading.Event().wait()
@@ -132,9 +142,10 @@ def run(config: DeployConfig, path: Path, verbose: bool, began_s: float) -> int:
         print(f"error: the service did not start: {error}", file=sys.stderr, flush=True)
         return 1
     finally:
-        with contextlib.suppress(Exception):  # nothing to delete when the start failed early
-            serve.delete(APP_NAME)
+        with contextlib.suppress(Exception):  # nothing to end when the start failed early
+            serve.shutdown()
         ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def wait_for_http(url: str, timeout_s: float = 60.0) -> None:

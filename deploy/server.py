@@ -11,15 +11,17 @@ from ray.serve.llm.deployment import LLMServer
 from controller.config import ControllerConfig
 from deploy.admission import Admission
 from deploy.agent import ReplicaAgent
+from deploy.control_app import CONTROLLER_ACTOR
 from deploy.engine import NestedFPEngine
-from deploy.routing import PRECISION_KEY
+from deploy.front.app import Front
+from deploy.front.generate import Generate, Route, Standing
+from deploy.front.handover import take_over
+from deploy.front.meter import PathMeter
 from deploy.scaling import DESIRED_KEY
 from deploy.warmup import warm_up
 from nestedfp.vllm_plugin import failure, frontend
 
 log = logging.getLogger(__name__)
-
-CONTROLLER_ACTOR = "nestedfp_controller"
 
 
 class ServeControllerLink:
@@ -46,7 +48,8 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         llm_config: the model and its engine.
         controller: ``ControllerConfig`` as a dictionary.
         precision: False for a plain engine without modes (the peer in comparisons).
-        admission_limit: requests in this replica at most; None: no limit until the controller sheds load.
+        admission_limit: sequences in this replica at most; None: no limit until the controller sheds load.
+        max_body_bytes: largest body of a request.
     """
 
     _default_engine_cls = NestedFPEngine
@@ -58,17 +61,19 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         controller: dict[str, Any],
         precision: bool,
         admission_limit: int | None = None,
+        max_body_bytes: int,
         **kwargs: Any,
     ) -> None:
         self._agent: ReplicaAgent | None = None
+        self._max_body_bytes = max_body_bytes
+        self._meter = PathMeter()
         # Where there are GPUs, Ray makes the engine's configuration in another process, so that the plugin's own wiring
         # does not reach the front end in this one: no pins would be checked and no tokens counted.
         frontend.install()
         with failure.explained():
             await super().__init__(llm_config, **kwargs)
             await warm_up(self.engine, llm_config.model_id)
-        admission = Admission(admission_limit, sequences=llm_config.engine_kwargs["max_num_seqs"])
-        self.engine.admission = admission
+        self._admission = Admission(admission_limit, sequences=llm_config.engine_kwargs["max_num_seqs"])
         if not precision:
             return
         await self.engine.call("nestedfp_warmed_up")
@@ -77,22 +82,44 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             engine=self.engine.call,
             controller=ServeControllerLink(),
             config=ControllerConfig.model_validate(controller),
-            admission=admission,
+            admission=self._admission,
+            meter=self._meter,
         )
-        frontend.observe_latencies(self._agent.observe)
-        frontend.observe_finished(self._agent.finished)
         await self._agent.start()
+
+    async def __serve_build_asgi_app__(self) -> Front:
+        """Build the application that this replica's HTTP server runs; called by Serve after the constructor."""
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+        from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+
+        app = await super().__serve_build_asgi_app__()
+        completion, chat = app.state.openai_serving_completion, app.state.openai_serving_chat
+        take_over(completion, chat)
+        routes = {
+            "/v1/completions": Route(CompletionRequest, completion, "create_completion", chat=False),
+            "/v1/chat/completions": Route(ChatCompletionRequest, chat, "create_chat_completion", chat=True),
+        }
+        generate = Generate(
+            {path: route for path, route in routes.items() if route.serving is not None},
+            self.engine.client,
+            self._admission,
+            self._meter,
+            self._agent or Standing(),
+            self._max_body_bytes,
+        )
+        return Front(app, generate, self._max_body_bytes)
+
+    async def check_health(self) -> None:
+        """Fail where the engine has died or hangs; called by Serve, which then replaces this replica."""
+        await super().check_health()
+        if self._agent is not None:
+            self._agent.check_engine()
 
     async def apply_directive(self, directive: dict[str, Any]) -> dict[str, Any]:
         """Put a directive in force and return the acknowledgement; called by the controller's broadcast."""
         if self._agent is None:
             raise RuntimeError("this replica runs a plain engine: it has no precision to direct")
         return await self._agent.apply(directive)
-
-    async def record_routing_stats(self) -> dict[str, Any]:
-        """What the request router knows of this replica; called by Serve every second."""
-        stats: dict[str, Any] = await super().record_routing_stats()
-        return stats if self._agent is None else {**stats, PRECISION_KEY: self._agent.directed}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What the autoscaler's policy hears from this replica; called by Serve where it scales this deployment."""

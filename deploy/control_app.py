@@ -1,0 +1,170 @@
+"""The control routes: the controller's status and the operator's orders, as a Serve application of their own.
+
+It needs no engine, so that it answers while replicas start, and when none is left. HAProxy hands it ``/status``, ``/decisions``
+and ``/admin/*`` of the root as well (deploy/haproxy_config.py).
+"""
+
+import asyncio
+import hmac
+import os
+from typing import Annotated, Any
+
+import ray
+from fastapi import FastAPI, Header, HTTPException, Query, Request, status
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+from ray import serve
+
+from deploy.config import ADMIN_KEY_ENV, REPOSITORY
+from nestedfp.modes import DirectiveMode
+
+CONTROLLER_ACTOR = "nestedfp_controller"
+ACTOR_TIMEOUT_S = 5.0  # an answer takes milliseconds, that to an override a second at most
+LONGEST_TTL_S = 7 * 24 * 3600.0
+
+routes = FastAPI(title="NestedFP control", docs_url=None, redoc_url=None)
+
+
+class OverrideRequest(BaseModel):
+    """Body of ``POST /admin/directive``."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    mode: DirectiveMode  # "fp16" and "fp8" override the policy, "auto" hands back to it
+    ttl_s: Annotated[float, Field(gt=0, le=LONGEST_TTL_S)] | None = None  # ends by itself; None: until the next one
+    replica_id: Annotated[str, Field(max_length=256)] | None = None  # for this replica alone; None: for all
+
+
+class Control:
+    """The control plane's routes.
+
+    Args:
+        application: name of the Serve application whose controller is asked.
+    """
+
+    def __init__(self, application: str) -> None:
+        self._application = application
+
+    @routes.get("/status")
+    async def status(self) -> dict[str, Any]:
+        """Mode, epoch and reason in force, and the state of every replica."""
+        result: dict[str, Any] = await self._ask("status")
+        return result
+
+    @routes.get("/decisions")
+    async def decisions(self, since: Annotated[int, Query(ge=0)] = 0) -> list[dict[str, Any]]:
+        """The controller's decisions with an id above ``since``, oldest first."""
+        result: list[dict[str, Any]] = await self._ask("decisions", since)
+        return result
+
+    @routes.post("/admin/directive")
+    async def set_directive(
+        self, body: OverrideRequest, authorization: Annotated[str | None, Header()] = None
+    ) -> dict[str, Any]:
+        """Override the policy, or hand back to it. Needs ``Authorization: Bearer <admin key>``."""
+        require_admin(authorization)
+        result: dict[str, Any] = await self._ask("set_override", body.mode.value, body.ttl_s, body.replica_id)
+        return result
+
+    @routes.post("/admin/reload")
+    async def reload(self, authorization: Annotated[str | None, Header()] = None) -> dict[str, Any]:
+        """Take the controller's section of the configuration file up again. Needs the admin key."""
+        require_admin(authorization)
+        result: dict[str, Any] = await self._ask("reload")
+        return result
+
+    async def _ask(self, method: str, *args: Any) -> Any:
+        # Looked up for every call: Serve replaces a crashed controller by a new actor of the same name.
+        for entry in ray.util.list_named_actors(all_namespaces=True):
+            parts = entry["name"].split("::")
+            if (parts[0], parts[-1]) != ("SERVE_DEPLOYMENT_ACTOR", CONTROLLER_ACTOR) or parts[1] != self._application:
+                continue
+            try:
+                actor = ray.get_actor(entry["name"], namespace=entry["namespace"])
+            except ValueError:  # gone since it was listed
+                continue
+            try:
+                return await asyncio.wait_for(
+                    getattr(actor, method).options(name=method).remote(*args), ACTOR_TIMEOUT_S
+                )
+            except (ray.exceptions.RayActorError, TimeoutError):
+                continue
+            except ray.exceptions.RayTaskError as error:
+                if isinstance(error.cause, ValueError):
+                    raise HTTPException(status.HTTP_400_BAD_REQUEST, str(error.cause)) from None
+                raise
+        raise HTTPException(
+            status.HTTP_503_SERVICE_UNAVAILABLE,
+            "the controller does not answer: it starts or restarts, or the service runs a plain engine that has none; "
+            "replicas go on under their last directive and then under the fallback; try again",
+            headers={"Retry-After": "2"},
+        )
+
+
+def require_admin(authorization: str | None) -> None:
+    """Check the admin key.
+
+    Raises:
+        HTTPException: 403 when the service has no key, 401 when the request's is missing or wrong.
+    """
+    key = os.environ.get(ADMIN_KEY_ENV)
+    if not key:
+        raise HTTPException(
+            status.HTTP_403_FORBIDDEN, f"admin routes are off: start the service with {ADMIN_KEY_ENV} set"
+        )
+    given = (authorization or "").removeprefix("Bearer ")
+    if not hmac.compare_digest(given.encode(), key.encode()):
+        raise HTTPException(
+            status.HTTP_401_UNAUTHORIZED,
+            "missing or wrong admin key: send the header 'Authorization: Bearer <key>'",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+
+
+@routes.exception_handler(RequestValidationError)
+async def explain_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+    """Answer a request that does not validate with 400 and the reason, in OpenAI's format."""
+    first = error.errors()[0]
+    param = ".".join(str(part) for part in first["loc"])
+    kind = request.headers.get("content-type", "none")
+    if first["loc"] == ("body",) and "json" not in kind:
+        message = f"expected a JSON body with the header 'Content-Type: application/json'; got Content-Type {kind}"
+    else:
+        message = f"{first['msg']}, at {param}"
+    return _error(status.HTTP_400_BAD_REQUEST, message, "invalid_request_error", param)
+
+
+@routes.exception_handler(HTTPException)
+async def explain_refused(request: Request, error: HTTPException) -> JSONResponse:
+    """Answer a refusal in OpenAI's format."""
+    answer = _error(error.status_code, str(error.detail), "invalid_request_error", None)
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+def _error(code: int, message: str, kind: str, param: str | None) -> JSONResponse:
+    return JSONResponse({"error": {"message": message, "type": kind, "param": param, "code": code}}, code)
+
+
+def control_application(application: str) -> Any:
+    """Return the Serve application of the control routes of another Serve application."""
+    # Bound here and not where the class stands: Serve takes the routes with the handlers that they have by then.
+    deployment = serve.deployment(
+        serve.ingress(routes)(Control),
+        name="Control",
+        num_replicas=1,
+        max_ongoing_requests=1000,
+        graceful_shutdown_timeout_s=5,
+        ray_actor_options={
+            "num_cpus": 0,
+            "runtime_env": {"env_vars": {"PYTHONPATH": python_path()}},
+        },
+        logging_config={"enable_access_log": False},
+    )
+    return deployment.bind(application)
+
+
+def python_path() -> str:
+    """Return the ``PYTHONPATH`` of the service's processes."""
+    return os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))

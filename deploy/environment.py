@@ -1,0 +1,70 @@
+"""The environment in which a node's Ray processes must start, so that Serve runs HAProxy as this service needs it.
+
+``python -m deploy.environment --config FILE`` prints it for a shell, for clusters that are not started by ``deploy.serve``:
+
+    eval "$(python -m deploy.environment --config FILE)" && ray start --head
+"""
+
+import argparse
+import contextlib
+import shlex
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+from deploy import haproxy
+from deploy.config import DeployConfig, load
+from deploy.haproxy_config import Limits
+
+FOLDER_PREFIX = "nestedfp-"
+
+
+def private_folder() -> Path:
+    """Return a new folder for HAProxy's sockets. Not below the repository: a socket's path may have 107 characters."""
+    return Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir="/tmp"))
+
+
+def of(config: DeployConfig, folder: Path) -> dict[str, str]:
+    """Return the environment for a configuration; HAProxy's files go to ``folder``.
+
+    Raises:
+        HAProxyMissing: there is no HAProxy.
+    """
+    limits = Limits(body_bytes=config.http.max_body_bytes)
+    ports = free_ports(2)
+    return {
+        **haproxy.environment(folder, config.most_replicas, limits),
+        # Serve's Python proxy runs as well, without a request to answer; it must not stand in another service's way.
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports[0]),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(ports[1]),
+    }
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of the loopback interface that nobody listens on at this moment."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the environment; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m deploy.environment", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="deployment YAML")
+    parser.add_argument("--folder", type=Path, help="for HAProxy's files, with a short path (default: a new one)")
+    args = parser.parse_args(argv)
+    try:
+        values = of(load(args.config), args.folder or private_folder())
+    except (ValueError, haproxy.HAProxyMissing) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for name, value in values.items():
+        print(f"export {name}={shlex.quote(value)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,12 @@
+"""The replica's own HTTP front: from the socket to vLLM's engine client and back.
+
+    app.py        the outermost layer: which routes exist, and who answers them
+    generate.py   the two routes that generate: admission, pins, errors, disclosure
+    streams.py    server-sent events written straight from the engine's outputs
+    handover.py   takes a request over from vLLM's serving objects just before they would consume its outputs
+    requests.py   reads and checks a request before anything else sees it
+    replies.py    answers that are no stream, and errors in OpenAI's format
+    meter.py      what a request waits for on this path, and how long
+
+One process, one event loop: the loop that reads the engine's outputs writes them to the sockets.
+"""

@@ -1,0 +1,73 @@
+"""The outermost layer of the replica's HTTP server: which routes exist, and who answers them.
+
+vLLM's application has many more routes, which would pass by admission, pins and disclosure, or change the engine's state. What
+is not named here does not exist.
+"""
+
+import time
+from typing import Any
+
+from deploy.front.generate import Generate
+from deploy.front.replies import Refused, refuse
+from deploy.front.requests import read_body
+
+# Answered by vLLM's application.
+PASSED_ON = {
+    "/v1/models": ("GET",),
+    "/tokenize": ("POST",),
+    "/detokenize": ("POST",),
+    "/version": ("GET",),
+}
+MODEL_PREFIX = "/v1/models/"
+
+
+class Front:
+    """ASGI application of a replica.
+
+    Args:
+        app: vLLM's application.
+        generate: answers the routes that generate.
+        max_body_bytes: largest body.
+    """
+
+    def __init__(self, app: Any, generate: Generate, max_body_bytes: int) -> None:
+        self._app = app
+        self._generate = generate
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)  # the application's start and end; there are no web sockets
+            return
+        arrived_s = time.monotonic()
+        path, method = scope["path"].removeprefix(scope.get("root_path", "")), scope["method"]
+        route = self._generate.routes.get(path)
+        allowed = ("POST",) if route else (("GET",) if path.startswith(MODEL_PREFIX) else PASSED_ON.get(path))
+        try:
+            if allowed is None:
+                raise Refused(404, f"there is no {path[:200]} here", "not_found_error")
+            if method not in allowed:
+                raise Refused(405, f"{path[:200]} takes {' or '.join(allowed)}, not {method}")
+            if route is None:
+                await self._pass_on(scope, receive, send)
+                return
+        except Refused as refusal:
+            await refuse(send, refusal)
+            return
+        await self._generate(route, scope, receive, send, arrived_s)
+
+    async def _pass_on(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["method"] == "GET":
+            await self._app(scope, receive, send)
+            return
+        body = await read_body(receive, self._max_body_bytes)
+        given = False
+
+        async def again() -> Any:
+            nonlocal given
+            if given:
+                return await receive()
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self._app(scope, again, send)

@@ -1,0 +1,274 @@
+"""The two routes that generate: ``/v1/completions`` and ``/v1/chat/completions``."""
+
+import asyncio
+import json
+import logging
+from collections import OrderedDict
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from deploy.admission import Admission
+from deploy.front import streams
+from deploy.front.handover import TURN, Handover, Turn
+from deploy.front.meter import Passage, PathMeter
+from deploy.front.replies import Refused, refuse, reply
+from deploy.front.requests import apply_pin, one_line, parse, read_body, sequences, unknown_fields
+from deploy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS, Limits
+from deploy.usage import StreamDiscloser, disclose
+from nestedfp.vllm_plugin.frontend import collected, counts_of, total, usage_of
+
+log = logging.getLogger(__name__)
+
+IGNORED_HEADER = b"x-nestedfp-ignored"
+EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
+RETRYABLE_BODY_BYTES = Limits.buffer_bytes // 2  # a body of this size fits HAProxy's buffer with any headers
+
+
+@dataclass(frozen=True)
+class Route:
+    """One route: vLLM's request class, its serving object and that one's method; whether it is a chat."""
+
+    model: Any
+    serving: Any
+    method: str
+    chat: bool
+
+
+class Elsewhere:
+    """Which attempts of a request this replica has sent elsewhere: one that comes back was refused everywhere else."""
+
+    def __init__(self, capacity: int = 4096) -> None:
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self._capacity = capacity
+
+    def may_go(self, headers: dict[bytes, bytes], body_bytes: int) -> bool:
+        """Whether a request may be sent on, and remember that it was."""
+        attempt = headers.get(ATTEMPT_HEADER.encode())
+        if attempt is None or body_bytes > RETRYABLE_BODY_BYTES or attempt in self._seen:
+            return False
+        self._seen[attempt] = None
+        if len(self._seen) > self._capacity:
+            self._seen.popitem(last=False)
+        return True
+
+
+class Generate:
+    """Answers the routes that generate.
+
+    Args:
+        routes: by path.
+        client: vLLM's ``AsyncLLM``.
+        admission: the replica's admission control.
+        meter: of the path.
+        standing: what the controller has said about this replica and its peers.
+        max_body_bytes: largest body.
+    """
+
+    def __init__(
+        self,
+        routes: dict[str, Route],
+        client: Any,
+        admission: Admission,
+        meter: PathMeter,
+        standing: "Standing",
+        max_body_bytes: int,
+    ) -> None:
+        self.routes = routes
+        self._client = client
+        self._admission = admission
+        self._meter = meter
+        self._standing = standing
+        self._max_body_bytes = max_body_bytes
+        self._elsewhere = Elsewhere()
+
+    async def __call__(self, route: Route, scope: Any, receive: Any, send: Any, arrived_s: float) -> None:
+        passage = self._meter.arrive(arrived_s)
+        try:
+            await self._admitted(route, scope, receive, send, passage)
+        except Refused as refusal:
+            await refuse(send, refusal)
+        finally:
+            passage.ended()
+
+    async def _admitted(self, route: Route, scope: Any, receive: Any, send: Any, passage: Passage) -> None:
+        headers = dict(scope["headers"])
+        body = await read_body(receive, self._max_body_bytes)
+        request = parse(body, headers, route.model)
+        pinned = apply_pin(request, headers)
+        size = len(body)
+        if self._client.errored:
+            raise self._refusal(headers, size, 503, "this replica's engine has died; it is being replaced")
+        if pinned and self._standing.pinned_go_elsewhere() and self._elsewhere.may_go(headers, size):
+            raise Refused(ELSEWHERE_STATUS, "another replica runs exact FP16")
+        weight = sequences(request)
+        if not self._admission.enter(weight):
+            raise self._refusal(headers, size, 429, self._admission.message())
+        try:
+            await self._answer(route, request, scope, send, passage, headers, size)
+        finally:
+            self._admission.leave(weight)
+
+    def _refusal(self, headers: dict[bytes, bytes], size: int, status: int, message: str) -> Refused:
+        kind = "overloaded_error" if status == 429 else "service_unavailable"
+        if self._standing.has_peers() and self._elsewhere.may_go(headers, size):
+            status = ELSEWHERE_STATUS
+        return Refused(status, message, kind)
+
+    async def _answer(
+        self,
+        route: Route,
+        request: Any,
+        scope: Any,
+        send: Any,
+        passage: Passage,
+        headers: dict[bytes, bytes],
+        size: int,
+    ) -> None:
+        extra = unknown_fields(request)
+        notes = [(IGNORED_HEADER, ", ".join(extra)[:500].encode("ascii", "replace"))] if extra else []
+        turn = Turn(streams.is_plain(request, route.chat), passage.submitted)
+        TURN.set(turn)
+        with collected() as counts:
+            try:
+                result = await getattr(route.serving, route.method)(request, Request(scope))
+                if isinstance(result, Handover):
+                    await self._write(result, send, passage, notes)
+                elif hasattr(result, "__anext__"):
+                    await self._relay(result, request, send, passage, notes, counts)
+                else:
+                    await self._reply(result, send, passage, notes, counts)
+            except asyncio.CancelledError:
+                raise
+            except Refused:
+                raise
+            except Exception as error:
+                raise self._explained(error, passage, headers, size) from error
+
+    def _explained(self, error: Exception, passage: Passage, headers: dict[bytes, bytes], size: int) -> Refused:
+        """What a client hears of an exception that came before its answer began."""
+        from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        if isinstance(error, EngineDeadError):
+            message = "the engine has died; it is being replaced"
+            if passage.submitted_s is None:
+                return self._refusal(headers, size, 503, message)
+            # Not offered to another replica: the request may be what killed this one.
+            return Refused(503, f"{message}; this request was in it", "service_unavailable")
+        info = create_error_response(error).error
+        if info.code == 500 and passage.submitted_s is None:
+            # Before the engine has seen it nothing but the request's own content can be at fault.
+            log.warning("request refused: %s: %s", type(error).__name__, one_line(error))
+            return Refused(400, f"the request cannot be processed: {one_line(error)}")
+        if info.code >= 500:
+            log.error("request failed: %s: %s", type(error).__name__, one_line(error))
+            return Refused(info.code, "the engine failed on this request", info.type)
+        return Refused(info.code, info.message, info.type, info.param)
+
+    # -- streams -------------------------------------------------------------------------------------------------------
+
+    async def _write(self, stream: Handover, send: Any, passage: Passage, notes: list[Any]) -> None:
+        """Write a plain stream from the engine's outputs. What went wrong before the first byte is raised."""
+        frame, call = stream.frame, stream.call
+        collector = await call.start()
+        passage.submitted()
+        begun = False
+        prompt_tokens = completion_tokens = 0
+        try:
+            while True:
+                # Without a switch of tasks where outputs wait already; vLLM has merged those that came meanwhile.
+                output = collector.get_nowait() or await collector.get()
+                part = output.outputs[0]
+                new_tokens = len(part.token_ids)
+                completion_tokens += new_tokens
+                if output.prompt_token_ids is not None:
+                    prompt_tokens = len(output.prompt_token_ids)
+                if output.finished:
+                    if part.finish_reason == "error":
+                        raise RuntimeError("the engine ended the request with an error")
+                    data = frame.last(
+                        part.text,
+                        part.finish_reason,
+                        part.stop_reason,
+                        prompt_tokens,
+                        completion_tokens,
+                        counts_of(output),
+                    )
+                elif not part.text and not new_tokens and not begun:
+                    continue  # a part of the prompt was computed
+                else:
+                    data = frame.text(part.text)
+                if not begun:
+                    begun = True
+                    await send({"type": "http.response.start", "status": 200, "headers": [EVENT_STREAM, *notes]})
+                    data = frame.first + data
+                passage.writing()
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+                passage.wrote(new_tokens)
+                if output.finished:
+                    await send({"type": "http.response.body", "body": b""})
+                    passage.finished()
+                    return
+        except asyncio.CancelledError:
+            await call.abort(collector)
+            raise
+        except Exception as error:
+            if not begun:
+                raise
+            await call.abort(collector)
+            refusal = self._explained(error, passage, {}, RETRYABLE_BODY_BYTES + 1)
+            await send({"type": "http.response.body", "body": streams.error_events(refusal.body())})
+        finally:
+            collector.close()
+
+    async def _relay(
+        self, events: Any, request: Any, send: Any, passage: Passage, notes: list[Any], counts: dict[str, Any]
+    ) -> None:
+        """Pass on the events of vLLM's own generator, with the disclosure added."""
+        options = request.stream_options
+        discloser = StreamDiscloser(
+            lambda: usage_of(total(counts.values())) if counts else None, bool(options and options.include_usage)
+        )
+        begun = False
+        async with aclosing(events):
+            async for event in events:
+                if not begun:
+                    begun = True
+                    # vLLM puts an error into the stream that the client should have had as a status.
+                    if event.startswith('data: {"error"'):
+                        error = json.loads(event.removeprefix("data: "))["error"]
+                        raise Refused(int(error["code"]), error["message"], error["type"], error.get("param"))
+                    await send({"type": "http.response.start", "status": 200, "headers": [EVENT_STREAM, *notes]})
+                passage.writing()
+                await send({"type": "http.response.body", "body": discloser.event(event).encode(), "more_body": True})
+                passage.wrote(1)
+        await send({"type": "http.response.body", "body": b""})
+        passage.finished()
+
+    # -- answers in one piece ------------------------------------------------------------------------------------------
+
+    async def _reply(self, result: Any, send: Any, passage: Passage, notes: list[Any], counts: dict[str, Any]) -> None:
+        from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+
+        if isinstance(result, ErrorResponse):
+            raise Refused(result.error.code, result.error.message, result.error.type, result.error.param)
+        answer = result.model_dump(mode="json")
+        if counts:
+            answer["usage"] = disclose(answer.get("usage"), usage_of(total(counts.values())))
+        await reply(send, 200, msgspec.json.encode(answer), notes)
+
+
+class Standing:
+    """What the controller has told this replica about itself and the others; filled in by the server."""
+
+    def has_peers(self) -> bool:
+        """Whether another replica could take a request."""
+        return False
+
+    def pinned_go_elsewhere(self) -> bool:
+        """Whether this replica runs FP8 and another one FP16."""
+        return False

@@ -1,0 +1,140 @@
+"""Takes a request over from vLLM's serving objects just before they would consume its outputs.
+
+vLLM's serving objects do what this project does not do anew: render prompts and chat templates, tokenize, make sampling
+parameters, check the model's name. For a plain stream ``create_*`` then returns a ``Handover`` instead of a generator: the
+call of the engine that it would have made, and the frame of the chunks. All private names of vLLM's serving objects that this
+front relies on are in this file.
+"""
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from deploy.front.streams import Frame
+
+
+@dataclass(slots=True)
+class EngineCall:
+    """A call of ``AsyncLLM.generate`` that nobody has made yet."""
+
+    client: Any
+    prompt: Any
+    params: Any
+    request_id: str
+    options: dict[str, Any]
+
+    async def start(self) -> Any:
+        """Give the request to the engine; return vLLM's collector of its outputs.
+
+        Raises:
+            Exception: what vLLM says of a request that it refuses.
+        """
+        return await self.client.add_request(self.request_id, self.prompt, self.params, **self.options)
+
+    async def abort(self, collector: Any) -> None:
+        """Make the engine forget the request."""
+        await self.client.abort(collector.request_id, internal=True)
+
+
+@dataclass(slots=True)
+class Handover:
+    """A plain stream, ready to be written."""
+
+    call: EngineCall
+    frame: Frame
+
+
+class Turn:
+    """What the serving objects and the front say to each other about the request of the present task."""
+
+    def __init__(self, plain: bool, submitted: Callable[[], None]) -> None:
+        self.plain = plain
+        self.submitted = submitted
+        self.calls: list[EngineCall] = []
+
+
+TURN: ContextVar[Turn | None] = ContextVar("nestedfp_turn", default=None)
+
+
+class Engine:
+    """Stands before vLLM's ``AsyncLLM`` for the serving objects: remembers the calls of plain streams."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def generate(self, prompt: Any, sampling_params: Any, request_id: str, **options: Any) -> AsyncIterator[Any]:
+        turn = TURN.get()
+        if turn is None:
+            return self._client.generate(prompt, sampling_params, request_id, **options)
+        if turn.plain:
+            turn.calls.append(EngineCall(self._client, prompt, sampling_params, request_id, options))
+        return self._observed(turn, prompt, sampling_params, request_id, options)
+
+    async def _observed(self, turn: Turn, prompt: Any, params: Any, request_id: str, options: dict[str, Any]) -> Any:
+        turn.submitted()
+        async for output in self._client.generate(prompt, params, request_id, **options):
+            yield output
+
+
+def take_over(completion: Any, chat: Any) -> None:
+    """Put the front between vLLM's serving objects and the engine. Either may be None: the model cannot do it."""
+    for serving in (completion, chat):
+        if serving is not None and not isinstance(serving.engine_client, Engine):
+            serving.engine_client = Engine(serving.engine_client)
+    if completion is not None:
+        _take_over_completion(completion)
+    if chat is not None:
+        _take_over_chat(chat)
+
+
+def _take_over_completion(serving: Any) -> None:
+    original = serving.completion_stream_generator
+
+    def stream(
+        request: Any, inputs: Any, results: Any, request_id: str, created: int, model: str, *args: Any, **kwargs: Any
+    ) -> Any:
+        turn = TURN.get()
+        if turn is None or not turn.plain or len(turn.calls) != 1:
+            return original(request, inputs, results, request_id, created, model, *args, **kwargs)
+        frame = Frame.make(
+            request_id,
+            created,
+            model,
+            chat=False,
+            include_usage=_wants_usage(request, serving),
+            fingerprint=serving.system_fingerprint,
+        )
+        return Handover(turn.calls[0], frame)
+
+    serving.completion_stream_generator = stream
+
+
+def _take_over_chat(serving: Any) -> None:
+    original = serving.chat_completion_stream_generator
+
+    def stream(request: Any, results: Any, request_id: str, model: str, *args: Any, **kwargs: Any) -> Any:
+        turn = TURN.get()
+        if turn is None or not turn.plain or len(turn.calls) != 1 or serving.parser_cls is not None:
+            return original(request, results, request_id, model, *args, **kwargs)
+        frame = Frame.make(
+            request_id,
+            int(time.time()),
+            model,
+            chat=True,
+            include_usage=_wants_usage(request, serving),
+            role=serving.get_chat_request_role(request),
+            fingerprint=serving.system_fingerprint,
+        )
+        return Handover(turn.calls[0], frame)
+
+    serving.chat_completion_stream_generator = stream
+
+
+def _wants_usage(request: Any, serving: Any) -> bool:
+    options = request.stream_options
+    return bool(serving.enable_force_include_usage or (options and options.include_usage))

@@ -1,0 +1,158 @@
+"""Measures the path of a request: arrival, hand-over to the engine, first byte, later bytes. Pure but for the loop probe.
+
+TTFT counts from the arrival at this process to the first byte written, TPOT between the bytes written: what the client sees,
+less the network. An answer in one piece has no first byte before its last; for it the engine's own times count, and the time
+before the hand-over is added.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+
+from controller.schema import LatencyWindow, PathStats
+from deploy.latency import SlidingWindow
+
+SPAN_S = 5.0
+LAG_PERIOD_S = 0.05
+LAG_SPAN_S = 1.0
+PAUSED_AFTER_S = 1.0  # a write that has waited for so long waits for a client that does not read
+
+
+class Passage:
+    """One request on its way."""
+
+    __slots__ = ("arrived_s", "first_s", "last_s", "meter", "submitted_s", "tokens", "writing_since_s")
+
+    def __init__(self, meter: "PathMeter", arrived_s: float) -> None:
+        self.meter = meter
+        self.arrived_s = arrived_s
+        self.submitted_s: float | None = None
+        self.first_s: float | None = None
+        self.last_s = 0.0
+        self.tokens = 0
+        self.writing_since_s: float | None = None
+
+    def submitted(self) -> None:
+        """The engine has the request."""
+        if self.submitted_s is None:
+            self.submitted_s = self.meter.clock()
+            self.meter.handed_over(self.submitted_s - self.arrived_s, self.submitted_s)
+
+    def writing(self) -> None:
+        """Bytes are about to be written."""
+        self.writing_since_s = self.meter.clock()
+
+    def wrote(self, tokens: int) -> None:
+        """So many tokens' bytes have been written."""
+        now_s = self.meter.clock()
+        self.writing_since_s = None
+        if self.first_s is None:
+            self.first_s = now_s
+            self.meter.ttft.add(now_s, (now_s - self.arrived_s) * 1e3)
+        elif tokens:
+            self.meter.tpot.add(now_s, (now_s - self.last_s) * 1e3 / tokens)
+        self.last_s = now_s
+        self.tokens += tokens
+
+    def finished(self) -> None:
+        """The stream has ended by itself."""
+        if self.first_s is not None:
+            spread_s = self.last_s - self.first_s
+            self.meter.judge(self.first_s - self.arrived_s, spread_s / (self.tokens - 1) if self.tokens > 1 else None)
+
+    def finished_in_one_piece(self, first_token_s: float, decode_s: float, tokens: int) -> None:
+        """The answer went out in one piece.
+
+        Args:
+            first_token_s: from the hand-over to the first token, by the engine's account.
+            decode_s: from the first token to the last.
+            tokens: of the completion.
+        """
+        now_s = self.meter.clock()
+        ttft_s = first_token_s + ((self.submitted_s or now_s) - self.arrived_s)
+        tpot_s = decode_s / (tokens - 1) if tokens > 1 else None
+        self.meter.ttft.add(now_s, ttft_s * 1e3)
+        if tpot_s is not None:
+            self.meter.tpot.add(now_s, tpot_s * 1e3)
+        self.meter.judge(ttft_s, tpot_s)
+
+    def ended(self) -> None:
+        """The request has left, however it did."""
+        self.meter.left(self)
+
+
+class PathMeter:
+    """All requests of one replica.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.ttft = SlidingWindow(SPAN_S)
+        self.tpot = SlidingWindow(SPAN_S)
+        self._waits = SlidingWindow(SPAN_S)
+        self._open: set[Passage] = set()
+        self._in_path = 0
+        self._lags: deque[tuple[float, float]] = deque()
+        self._finished: list[tuple[float, float | None]] = []
+
+    def arrive(self, arrived_s: float) -> Passage:
+        """A request has arrived; each wants an ``ended``."""
+        passage = Passage(self, arrived_s)
+        self._open.add(passage)
+        self._in_path += 1
+        return passage
+
+    def handed_over(self, waited_s: float, now_s: float) -> None:
+        """The engine has one more of the requests."""
+        self._in_path -= 1
+        self._waits.add(now_s, waited_s * 1e3)
+
+    def left(self, passage: Passage) -> None:
+        """A request has ended."""
+        self._open.discard(passage)
+        if passage.submitted_s is None:
+            self._in_path -= 1
+
+    def judge(self, ttft_s: float, tpot_s: float | None) -> None:
+        """Keep the latencies of a request that ended by itself until ``take_finished``."""
+        self._finished.append((ttft_s, tpot_s))
+
+    def take_finished(self) -> list[tuple[float, float | None]]:
+        """Return (TTFT, mean time per output token or None), seconds, of requests that ended since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def lag(self, lag_s: float) -> None:
+        """The event loop came back so much later than asked."""
+        self._lags.append((self.clock(), lag_s * 1e3))
+
+    def windows(self, now_s: float) -> tuple[LatencyWindow, LatencyWindow]:
+        """Return the windows of TTFT and TPOT."""
+        return self.ttft.summary(now_s), self.tpot.summary(now_s)
+
+    def stats(self, now_s: float) -> PathStats:
+        """Return what stands where on the path."""
+        while self._lags and self._lags[0][0] < now_s - LAG_SPAN_S:
+            self._lags.popleft()
+        waits = self._waits.summary(now_s)
+        return PathStats(
+            in_path=self._in_path,
+            wait_p90_ms=waits.p90_ms,
+            loop_lag_ms=max((lag_ms for _, lag_ms in self._lags), default=0.0),
+            open_streams=len(self._open),
+            paused_streams=sum(
+                passage.writing_since_s is not None and now_s - passage.writing_since_s > PAUSED_AFTER_S
+                for passage in self._open
+            ),
+        )
+
+    async def probe(self) -> None:
+        """Measure the lag of the running event loop for ever."""
+        while True:
+            asked_s = self.clock()
+            await asyncio.sleep(LAG_PERIOD_S)
+            self.lag(max(0.0, self.clock() - asked_s - LAG_PERIOD_S))

