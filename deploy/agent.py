@@ -204,7 +204,8 @@ class ReplicaAgent:
     async def _report_once(self, now_s: float) -> None:
         snapshot = self.snapshot(now_s).model_dump(mode="json")
         try:
-            directive = await asyncio.wait_for(self._controller.report(snapshot), REPORT_TIMEOUT_S)
+            async with asyncio.timeout(REPORT_TIMEOUT_S):  # not wait_for: up to Python 3.11 that may swallow a cancellation
+                directive = await self._controller.report(snapshot)
         except Exception as error:
             if self._reachable:
                 log.warning("the controller is not reachable (%r); the directive holds until its lease ends", error)

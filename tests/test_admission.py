@@ -30,7 +30,7 @@ def test_those_inside_stay_when_the_limit_falls_and_those_that_come_are_counted(
     door.leave()
     door.leave()
     assert door.enter() is False
-    assert "2 requests and takes 2" in door.message()
+    assert "computes 2 sequences and takes 2" in door.message()
     door.leave()
     assert door.enter() is True
     assert (door.inside, door.refused) == (2, 2)
@@ -41,3 +41,27 @@ def test_without_a_limit_everybody_gets_in_and_is_counted_for_a_limit_to_come():
     assert all(door.enter() for _ in range(1000))
     door.scale = 0.9
     assert door.enter() is False
+
+
+def test_a_request_counts_as_the_sequences_it_makes_the_engine_compute():
+    door = Admission(8, sequences=8)
+    assert door.enter(6) is True
+    assert door.enter(3) is False
+    assert door.enter(2) is True
+    assert (door.inside, door.refused) == (8, 1)
+    door.leave(6)
+    assert door.inside == 2
+
+
+def test_a_request_that_is_larger_than_the_limit_gets_in_alone_or_it_could_never_come():
+    door = Admission(4, sequences=8)
+    assert door.enter(9) is True
+    assert door.enter() is False
+    door.leave(9)
+    assert door.enter() is True
+    assert door.enter(9) is False
+
+
+def test_leaving_without_having_entered_is_a_mistake():
+    with pytest.raises(AssertionError, match="leave without enter"):
+        Admission(4, sequences=8).leave()

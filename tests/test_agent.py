@@ -1,10 +1,14 @@
 """The replica's agent against an engine and a controller in memory: leases, catching up, failures of either side."""
 
 import asyncio
+import time
+
+import pytest
 
 from controller.config import ControllerConfig
 from deploy.admission import Admission
 from deploy.agent import ReplicaAgent
+from deploy.front.meter import PathMeter
 from deploy.latency import SlidingWindow
 
 STATS = {
@@ -61,11 +65,11 @@ def directive(epoch, mode, lease_s=5.0):
     return {"epoch": epoch, "mode": mode, "lease_s": lease_s, "reason": "test", "rule": rule}
 
 
-def run(scenario, controller, admission=None):
-    async def main():
-        engine = Engine()
+def run(scenario, controller, admission=None, meter=None, engine=None):
+    async def main(engine=engine):
+        engine = engine or Engine()
         config = ControllerConfig.model_validate({"report_period_s": 0.02})
-        agent = ReplicaAgent("r0", engine, controller, config, admission)
+        agent = ReplicaAgent("r0", engine, controller, config, admission, meter)
         await agent.start()
         try:
             return await scenario(agent, engine)
@@ -110,18 +114,25 @@ def test_without_a_controller_the_lease_ends_in_the_fallback():
 
 
 def test_a_snapshot_carries_queue_and_latencies_and_waiting_grows_with_its_age():
-    controller = Controller()
+    controller, meter = Controller(), PathMeter()
 
     async def scenario(agent, engine):
-        agent.observe([0.2], [0.01, 0.03])
+        passage = meter.arrive(time.monotonic() - 0.2)
+        passage.submitted()
+        for _ in range(3):
+            passage.wrote(1)
         await asyncio.sleep(0.1)
 
-    run(scenario, controller)
+    run(scenario, controller, meter=meter)
     snapshot = controller.snapshots[-1]
     assert snapshot["waiting"] == 1
     assert snapshot["oldest_wait_s"] >= 0.25
-    assert snapshot["ttft"] == {"count": 1, "p50_ms": 200.0, "p90_ms": 200.0, "p99_ms": 200.0}
+    assert snapshot["ttft"]["count"] == 1
+    assert 200 <= snapshot["ttft"]["p50_ms"] < 400
     assert snapshot["tpot"]["count"] == 2
+    assert snapshot["path"]["open_streams"] == 1
+    assert snapshot["path"]["in_path"] == 0
+    assert snapshot["path"]["wait_p90_ms"] >= 200
     assert [s["seq"] for s in controller.snapshots] == list(range(1, len(controller.snapshots) + 1))
 
 
@@ -154,15 +165,18 @@ def test_the_admission_limit_follows_the_directive_and_opens_when_the_lease_ends
 
 
 def test_finished_requests_are_held_against_the_objectives_that_the_controller_last_told():
-    controller = Controller()
+    controller, meter = Controller(), PathMeter()
 
     async def scenario(agent, engine):
-        agent.finished([(0.19, 0.03), (0.21, 0.03), (0.19, 0.04), (0.1, None)])  # 200 ms, 33.3 ms
+        for latencies in ((0.19, 0.03), (0.21, 0.03), (0.19, 0.04), (0.1, None)):  # 200 ms, 33.3 ms
+            meter.judge(*latencies)
+        await asyncio.sleep(0.1)
         await agent.apply({**directive(1, "fp16"), "slo_ttft_ms": 1000, "slo_tpot_ms": 20})
-        agent.finished([(0.9, 0.019), (0.1, 0.021)])
+        for latencies in ((0.9, 0.019), (0.1, 0.021)):
+            meter.judge(*latencies)
         await asyncio.sleep(0.1)
 
-    run(scenario, controller)
+    run(scenario, controller, meter=meter)
     snapshot = controller.snapshots[-1]
     assert (snapshot["judged"], snapshot["within_slo"]) == (6, 3)
     assert 0 < snapshot["ready_for_s"] < 5
@@ -175,3 +189,78 @@ def test_a_sliding_window_forgets():
     assert window.summary(9.0).p50_ms == 60.0  # nearest rank of 40, 50, ..., 90
     assert window.summary(9.0).count == 6
     assert window.summary(100.0).count == 0
+
+
+def test_an_engine_that_hangs_is_noticed_by_its_silence_and_snapshots_carry_the_age_of_what_they_say(monkeypatch):
+    monkeypatch.setattr("deploy.agent.ENGINE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("deploy.agent.HUNG_AFTER_S", 0.2)
+    controller = Controller()
+
+    class Hanging(Engine):
+        """Answers once and then no more, until it is let go."""
+
+        def __init__(self):
+            super().__init__()
+            self.go = asyncio.Event()
+            self.answers = 0
+
+        async def __call__(self, utility, *args):
+            if utility == "nestedfp_stats":
+                if self.answers:
+                    await self.go.wait()
+                self.answers += 1
+            return await super().__call__(utility, *args)
+
+    async def scenario(agent, engine):
+        await asyncio.sleep(0.04)
+        agent.check_engine()
+        await asyncio.sleep(0.3)
+        assert agent.silent_s > 0.2
+        with pytest.raises(RuntimeError, match="has not answered for"):
+            agent.check_engine()
+        assert controller.snapshots[-1]["stats_age_s"] > 0.2
+        assert engine.answers == 1, "no second call stands behind the first one"
+        engine.go.set()
+        await asyncio.sleep(0.1)
+        agent.check_engine()
+        assert agent.silent_s == 0
+
+    run(scenario, controller, engine=Hanging())
+
+
+def test_a_replica_knows_whether_somebody_else_could_take_a_request():
+    async def scenario(agent, engine):
+        seen = []
+        for told in ({}, {"replicas": 1}, {"replicas": 2}, {"replicas": 2, "fp16_replicas": 1}):
+            epoch = len(seen) + 1
+            await agent.apply({**directive(epoch, "fp8"), **told})
+            seen.append((agent.has_peers(), agent.pinned_go_elsewhere()))
+        await agent.apply({**directive(9, "fp16"), "replicas": 2, "fp16_replicas": 1})
+        assert (agent.has_peers(), agent.pinned_go_elsewhere()) == (True, False)
+        return seen
+
+    # The controller is out of reach: what it answers would be the latest word.
+    assert run(scenario, Controller(ConnectionError("gone"))) == [
+        (False, False),
+        (False, False),
+        (True, False),
+        (True, True),
+    ]
+
+
+def test_it_stops_even_where_the_controller_answers_in_the_same_moment():
+    class Slow(Controller):
+        async def report(self, snapshot):
+            self.answer = asyncio.get_running_loop().create_future()
+            return await self.answer
+
+    controller = Slow()
+
+    async def scenario(agent, engine):
+        while not hasattr(controller, "answer"):
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
+        controller.answer.set_result(None)
+        await asyncio.wait_for(agent.stop(), 5)
+
+    run(scenario, controller)

@@ -117,7 +117,7 @@ def test_the_number_without_an_overload_is_the_number_of_replicas(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")  # Ray's and vLLM's own
-def test_where_the_controller_may_scale_serve_gets_its_policy_and_the_router(tmp_path):
+def test_where_the_controller_may_scale_serve_gets_its_policy(tmp_path):
     from ray.serve.config import AutoscalingConfig
 
     from deploy.app import llm_config
@@ -128,9 +128,8 @@ def test_where_the_controller_may_scale_serve_gets_its_policy_and_the_router(tmp
     scaling = AutoscalingConfig(**options["autoscaling_config"])
     assert (scaling.min_replicas, scaling.initial_replicas, scaling.max_replicas) == (2, 2, 6)
     assert scaling.policy.get_policy().__name__ == "replicas_wanted"
-    assert options["request_router_config"].request_router_class == "deploy.routing.PrecisionAwareRouter"
     (actor,) = options["deployment_actors"]
     assert actor.init_kwargs["config_path"] == str(path)
     usual = llm_config(load(write(tmp_path, replicas=2))).deployment_config
     assert usual["num_replicas"] == 2
-    assert not {"autoscaling_config", "request_router_config"} & usual.keys()
+    assert "autoscaling_config" not in usual
