@@ -40,22 +40,27 @@ def read(path: Path) -> tuple[list[str], list[str], list[list[str]]]:
 
 
 def merge(
-    path: Path, columns: Sequence[str], keys: int, rows: Sequence[Sequence[Any]], comments: Sequence[str]
+    path: Path,
+    columns: Sequence[str],
+    keys: int | Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    comments: Sequence[str],
 ) -> None:
-    """Write rows into a result file, replacing those whose first ``keys`` columns are equal.
+    """Write rows into a result file, replacing those whose ``keys`` are equal: the first columns, or those of these names.
 
     Raises:
         ValueError: when the file holds other columns.
     """
+    places = range(keys) if isinstance(keys, int) else [columns.index(key) for key in keys]
     kept: dict[tuple[str, ...], list[str]] = {}
     notes: list[str] = []
     if path.exists():
         notes, found, old = read(path)
         if found != list(columns):
             raise ValueError(f"{path}: expected the columns {list(columns)}, found {found}; move the file away")
-        kept = {tuple(row[:keys]): row for row in old}
+        kept = {tuple(row[i] for i in places): row for row in old}
     for row in rows:
-        kept[tuple(map(str, row[:keys]))] = list(map(str, row))
+        kept[tuple(str(row[i]) for i in places)] = list(map(str, row))
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         file.writelines(f"# {note}\n" for note in dict.fromkeys([*notes, *comments]))

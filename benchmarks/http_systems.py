@@ -1,0 +1,244 @@
+"""Starts what the HTTP benchmark compares, one at a time: the real service, and ``vllm serve`` with the same engine arguments.
+
+Every system is a process of its own whose tree can be looked at; its log lies in the folder it was given.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.http_procs import service_of
+
+ROOT = Path(__file__).resolve().parents[1]
+KEY_ENV = "NESTEDFP_ADMIN_KEY"
+KEY = "benchmark-key"  # of services that this benchmark starts, on loopback
+# vLLM's own start of a server with one API process: what `vllm serve` runs, and found where the package has another name.
+VLLM_SERVER = "vllm.entrypoints.launchers.api_server.entry"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The engine that all systems run, in the words of vLLM's arguments."""
+
+    model_id: str
+    model_dir: Path
+    gpu: bool = False
+    step_ms: float | None = None  # a timed worker; None: the model itself
+    dummy: bool = False
+    max_model_len: int = 1024
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    kv_cache_bytes: int | None = None
+    enforce_eager: bool = True
+    extra: dict[str, Any] = field(default_factory=dict)  # further engine arguments
+
+    def arguments(self) -> dict[str, Any]:
+        """Return vLLM's engine arguments, without the model and what differs between the systems."""
+        arguments: dict[str, Any] = {
+            "dtype": "float16",
+            "load_format": "dummy" if self.dummy else "auto",
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "enforce_eager": self.enforce_eager,
+            "enable_prefix_caching": False,
+            "gpu_memory_utilization": 0.9,
+            **self.extra,
+        }
+        if self.kv_cache_bytes is not None:
+            arguments["kv_cache_memory_bytes"] = self.kv_cache_bytes
+        return arguments
+
+    def environment(self) -> dict[str, str]:
+        """Return what the processes of a system find in their environment."""
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        variables = {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        if not self.gpu:
+            variables |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+        if self.step_ms is not None:
+            variables["TIMED_WORKER_STEP_MS"] = f"{self.step_ms:g}"
+        return {**os.environ, **variables}
+
+
+@dataclass(frozen=True)
+class Service:
+    """A running system."""
+
+    name: str
+    url: str
+    model_id: str
+    pid: int | None  # root of its processes; None: not on this machine, no processor time
+    key: str | None = None  # of its admin routes
+
+
+def deployment(engine: Engine, port: int, replicas: int) -> dict[str, Any]:
+    """Return the service's configuration for an engine; its keys are those of ``deploy.config``."""
+    extra = dict(engine.extra)
+    if engine.step_ms is not None:
+        extra["worker_cls"] = "benchmarks.timed_worker.TimedNestedFPWorker"
+    section: dict[str, Any] = {
+        "accelerator": "gpu" if engine.gpu else "cpu",
+        "max_num_seqs": engine.max_num_seqs,
+        "max_num_batched_tokens": engine.max_num_batched_tokens,
+        "enforce_eager": engine.enforce_eager,
+        "enable_prefix_caching": False,
+        "extra": extra,
+    }
+    if engine.kv_cache_bytes is not None:
+        section["kv_cache_bytes"] = engine.kv_cache_bytes
+    if not engine.gpu:
+        section["cpu_threads"] = 1
+    return {
+        "model": {
+            "id": engine.model_id,
+            "path": str(engine.model_dir),
+            "load_format": "dummy" if engine.dummy else "auto",
+            "max_model_len": engine.max_model_len,
+        },
+        "engine": section,
+        "http": {"port": port},
+        "replicas": replicas,
+        # The benchmark holds the precision still; what it measures is the path.
+        "controller": {"policy": {"name": "static_fp16"}},
+    }
+
+
+def vllm_command(engine: Engine, port: int) -> list[str]:
+    """Return the command of ``vllm serve`` with one API process."""
+    arguments = engine.arguments() | {
+        "model": str(engine.model_dir),
+        "served_model_name": engine.model_id,
+        "host": "127.0.0.1",
+        "port": port,
+    }
+    if engine.step_ms is not None:
+        arguments["worker_cls"] = "benchmarks.timed_worker.TimedCPUWorker"
+        arguments["distributed_executor_backend"] = "benchmarks.timed_worker.InCoreExecutor"
+    command = [sys.executable, "-m", VLLM_SERVER, "--disable-uvicorn-access-log"]
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            command.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            command += [f"--{flag}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+    return command
+
+
+@contextlib.contextmanager
+def start(
+    name: str, engine: Engine, port: int, folder: Path, replicas: int = 1, limit_s: float = 420.0
+) -> Iterator[Service]:
+    """Start a system and wait until it answers; stop it at the end.
+
+    Args:
+        name: "nestedfp" or "vllm_serve".
+
+    Raises:
+        RuntimeError: when it does not start, with the end of its log.
+    """
+    environment = engine.environment()
+    if name == "nestedfp":
+        path = folder / "deployment.yaml"
+        path.write_text(yaml.safe_dump(deployment(engine, port, replicas)))
+        command = [sys.executable, "-m", "deploy.serve", "--config", str(path)]
+        environment.setdefault(KEY_ENV, KEY)
+    else:
+        command = vllm_command(engine, port)
+    log_path = folder / f"{name}.log"
+    with log_path.open("w") as log:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            ready = (
+                (lambda: "\nready " in "\n" + log_path.read_text()) if name == "nestedfp" else (lambda: answers(url))
+            )
+            deadline_s = time.monotonic() + limit_s
+            while not ready():
+                if process.poll() is not None or time.monotonic() > deadline_s:
+                    tail = log_path.read_text()[-3000:]
+                    raise RuntimeError(f"{name} did not start within {limit_s:.0f} s; the end of its log:\n{tail}")
+                time.sleep(0.5)
+            yield Service(name, url, engine.model_id, process.pid, environment.get(KEY_ENV))
+        finally:
+            stop(process)
+
+
+def stop(process: "subprocess.Popen[bytes]", limit_s: float = 90.0) -> None:
+    """End a system and what it started."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(limit_s)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(10)
+
+
+def attach(name: str, url: str) -> Service:
+    """Return a system that runs already; its model is what it says, its admin key that of the environment.
+
+    Raises:
+        RuntimeError: when it does not answer.
+    """
+    try:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
+            model_id = json.load(answer)["data"][0]["id"]
+    except (urllib.error.URLError, OSError, KeyError, IndexError) as error:
+        raise RuntimeError(f"{name}: {url}/v1/models does not answer as expected: {error}") from None
+    port = int(url.rsplit(":", 1)[1].split("/")[0])
+    return Service(name, url, model_id, service_of(port), os.environ.get(KEY_ENV))
+
+
+def answers(url: str) -> bool:
+    """Whether a server's models route answers."""
+    try:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=5) as answer:
+            return answer.status == 200
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def direct(service: Service, mode: str) -> None:
+    """Hold a service in a precision by an override, and wait until a request ran in it.
+
+    Raises:
+        RuntimeError: when the service refuses or does not follow within 10 s.
+    """
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {service.key}"}
+    post(f"{service.url}/admin/directive", {"mode": mode}, headers)
+    body = {"model": service.model_id, "prompt": [1, 2, 3], "max_tokens": 4, "ignore_eos": True}
+    deadline_s = time.monotonic() + 10
+    while time.monotonic() < deadline_s:
+        usage = post(f"{service.url}/v1/completions", body, headers)["usage"]
+        if usage["precision_tokens"]["completion"][mode] == usage["completion_tokens"]:
+            return
+        time.sleep(0.1)
+    raise RuntimeError(f"{service.name} took the directive {mode} but still answers in another precision after 10 s")
+
+
+def post(url: str, body: dict[str, Any], headers: dict[str, str]) -> Any:
+    """POST a JSON body.
+
+    Raises:
+        RuntimeError: with the answer, when it is an error.
+    """
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        raise RuntimeError(f"{url} answered {error.code}: {error.read()[:500].decode(errors='replace')}") from None

