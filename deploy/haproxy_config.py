@@ -32,6 +32,7 @@ class Limits:
         buffer_bytes: of each connection; a request that fits can be tried on another replica.
         tries: replicas that a request is offered to at most, the first included.
         idle_client_s: a client that sends nothing it should, or reads nothing, for so long is let go.
+        check_s: a replica that has not answered two health checks for so long each gets no requests.
         request_s: a request must have arrived as a whole within this time.
     """
 
@@ -41,6 +42,7 @@ class Limits:
     tries: int = 4
     idle_client_s: int = 60
     request_s: int = 30
+    check_s: int = 5
 
 
 @dataclass
@@ -167,6 +169,8 @@ def write(targets: Targets, limits: Limits) -> str:
             [
                 "mode http",
                 "timeout connect 2s",
+                # A replica whose loop is full of requests answers late, and is neither dead nor hung.
+                f"timeout check {limits.check_s}s",
                 f"timeout client {limits.idle_client_s}s",
                 "timeout server 3600s",
                 "timeout tunnel 3600s",
