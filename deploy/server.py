@@ -7,6 +7,7 @@ from typing import Any
 from ray import serve
 from ray.serve.llm import LLMConfig
 from ray.serve.llm.deployment import LLMServer
+from vllm import envs
 
 from controller.config import ControllerConfig
 from deploy.admission import Admission
@@ -73,6 +74,8 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         with failure.explained():
             await super().__init__(llm_config, **kwargs)
             await warm_up(self.engine, llm_config.model_id)
+        # vLLM looks at the environment several times for each output unless it is told that nothing changes any more.
+        envs.enable_envs_cache()
         self._admission = Admission(admission_limit, sequences=llm_config.engine_kwargs["max_num_seqs"])
         if not precision:
             return

@@ -140,7 +140,8 @@ class Generate:
                 elif hasattr(result, "__anext__"):
                     await self._relay(result, request, send, passage, notes, counts)
                 else:
-                    await self._reply(result, send, passage, notes, counts)
+                    await self._reply(result, send, notes, counts)
+                    _observe(turn.finished, passage)
             except asyncio.CancelledError:
                 raise
             except Refused:
@@ -251,7 +252,7 @@ class Generate:
 
     # -- answers in one piece ------------------------------------------------------------------------------------------
 
-    async def _reply(self, result: Any, send: Any, passage: Passage, notes: list[Any], counts: dict[str, Any]) -> None:
+    async def _reply(self, result: Any, send: Any, notes: list[Any], counts: dict[str, Any]) -> None:
         from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
         if isinstance(result, ErrorResponse):
@@ -260,6 +261,15 @@ class Generate:
         if counts:
             answer["usage"] = disclose(answer.get("usage"), usage_of(total(counts.values())))
         await reply(send, 200, msgspec.json.encode(answer), notes)
+
+
+def _observe(outputs: list[Any], passage: Passage) -> None:
+    """Take the latencies of an answer in one piece from the engine's account of its slowest sequence."""
+    known = [output.metrics for output in outputs if output.metrics is not None]
+    if known:
+        slowest = max(known, key=lambda metrics: metrics.first_token_latency)
+        decode_s = slowest.last_token_ts - slowest.first_token_ts
+        passage.finished_in_one_piece(slowest.first_token_latency, decode_s, slowest.num_generation_tokens)
 
 
 class Standing:

@@ -53,6 +53,7 @@ class Turn:
         self.plain = plain
         self.submitted = submitted
         self.calls: list[EngineCall] = []
+        self.finished: list[Any] = []  # the outputs that ended a sequence, where vLLM's own code consumes them
 
 
 TURN: ContextVar[Turn | None] = ContextVar("nestedfp_turn", default=None)
@@ -78,6 +79,8 @@ class Engine:
     async def _observed(self, turn: Turn, prompt: Any, params: Any, request_id: str, options: dict[str, Any]) -> Any:
         turn.submitted()
         async for output in self._client.generate(prompt, params, request_id, **options):
+            if output.finished:
+                turn.finished.append(output)
             yield output
 
 
