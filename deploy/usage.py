@@ -7,7 +7,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-Tokens = dict[str, dict[str, int]]  # {"prompt": {"fp16", "fp8", "cached"}, "completion": {"fp16", "fp8"}}
+# {"prompt": {"fp16": 1, "fp8": 0, "cached": {"fp16": 0, "fp8": 0}}, "completion": {"fp16": 1, "fp8": 0}}
+Tokens = dict[str, dict[str, Any]]
 PREFIX = "data: "
 
 
@@ -16,7 +17,11 @@ def disclose(usage: dict[str, Any] | None, tokens: Tokens | None) -> dict[str, A
     if tokens is None:
         return usage
     if usage is None:
-        prompt, completion = sum(tokens["prompt"].values()), sum(tokens["completion"].values())
+        computed, cached = tokens["prompt"], tokens["prompt"]["cached"]
+        prompt, completion = (
+            computed["fp16"] + computed["fp8"] + sum(cached.values()),
+            sum(tokens["completion"].values()),
+        )
         usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
     return {**usage, "precision_tokens": tokens}
 

@@ -22,12 +22,19 @@ class PeerRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
+class CachedTokens(PeerRecord):
+    """Prompt tokens read from the prefix cache, by the precision of the steps that had computed them."""
+
+    fp16: Count = 0
+    fp8: Count = 0
+
+
 class PromptTokens(PeerRecord):
     """Prompt tokens by the precision of the step that computed them."""
 
     fp16: Count = 0
     fp8: Count = 0
-    cached: Count = 0  # read from the prefix cache, not computed
+    cached: CachedTokens = CachedTokens()
 
 
 class CompletionTokens(PeerRecord):

@@ -92,7 +92,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
                 http.transport.abort()
                 return answer
             await _event(answer, {"model": MODEL, "choices": [{"text": "x"}]})
-        prompt = {"fp16": 0, "fp8": 0, "cached": 0, request.prompt_mode: request.prompt_tokens}
+        prompt = {"fp16": 0, "fp8": 0, "cached": {}, request.prompt_mode: request.prompt_tokens}
         usage = {
             "prompt_tokens": request.prompt_tokens,
             "completion_tokens": sum(request.tokens.values()),

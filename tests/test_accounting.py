@@ -10,30 +10,35 @@ def test_a_chunked_prompt_is_split_by_the_mode_of_each_chunk():
     tokens = RequestTokens()
     tokens.computed(Mode.FP16, start=0, count=6, prompt_tokens=10)
     tokens.computed(Mode.FP8, start=6, count=4, prompt_tokens=10)
-    tokens.sampled(Mode.FP8, 1)
+    tokens.completion_fp8 += 1
     tokens.computed(Mode.FP16, start=10, count=1, prompt_tokens=10)  # a decode step computes no prompt token
-    tokens.sampled(Mode.FP16, 1)
-    assert usage_of(tokens.counts(10)) == {
-        "prompt": {"fp16": 6, "fp8": 4, "cached": 0},
+    assert usage_of(tokens.counts(completion_tokens=2)) == {
+        "prompt": {"fp16": 6, "fp8": 4, "cached": {"fp16": 0, "fp8": 0}},
         "completion": {"fp16": 1, "fp8": 1},
     }
 
 
-def test_tokens_that_no_step_computed_came_from_the_cache():
+def test_tokens_from_the_cache_are_told_by_the_precision_that_wrote_them():
     tokens = RequestTokens()
+    tokens.read_from_cache(16, exact=10, prompt_tokens=21)
     tokens.computed(Mode.FP8, start=16, count=5, prompt_tokens=21)
-    assert usage_of(tokens.counts(21))["prompt"] == {"fp16": 0, "fp8": 5, "cached": 16}
+    assert usage_of(tokens.counts(0))["prompt"] == {"fp16": 0, "fp8": 5, "cached": {"fp16": 10, "fp8": 6}}
+
+
+def test_a_resumed_request_that_reads_its_own_completion_from_the_cache_counts_its_prompt_only():
+    tokens = RequestTokens()
+    tokens.read_from_cache(32, exact=32, prompt_tokens=21)
+    assert tokens.counts(12) == TokenCounts(cached_fp16=21, completion_fp16=12)
 
 
 def test_a_preempted_request_counts_its_prompt_anew_and_keeps_its_completion():
     tokens = RequestTokens()
     tokens.computed(Mode.FP16, 0, 8, 8)
-    tokens.sampled(Mode.FP16, 3)
     tokens.preempted()
     tokens.computed(Mode.FP8, 0, 11, 8)  # the prompt and the three sampled tokens are computed again
-    tokens.sampled(Mode.FP8, 1)
-    assert usage_of(tokens.counts(8)) == {
-        "prompt": {"fp16": 0, "fp8": 8, "cached": 0},
+    tokens.completion_fp8 += 1
+    assert usage_of(tokens.counts(completion_tokens=4)) == {
+        "prompt": {"fp16": 0, "fp8": 8, "cached": {"fp16": 0, "fp8": 0}},
         "completion": {"fp16": 3, "fp8": 1},
     }
 
@@ -56,7 +61,7 @@ def test_engine_totals_count_steps_tokens_and_switches():
 
 
 def test_counts_of_several_sequences_are_added_up():
-    assert total([TokenCounts(4, 0, 2, 3, 0), TokenCounts(0, 5, 0, 1, 2)]) == (4, 5, 2, 4, 2)
+    assert total([TokenCounts(4, 0, 2, 1, 3, 0), TokenCounts(0, 5, 0, 3, 1, 2)]) == (4, 5, 2, 4, 4, 2)
     assert total([]) == TokenCounts()
 
 

@@ -236,9 +236,9 @@ def test_streams_are_parsed_also_when_they_are_damaged(lines, chunk_times, outpu
 def test_precision_is_read_from_the_usage_and_may_be_missing_or_strange():
     usage = b'data: {"choices": [], "usage": {"completion_tokens": 3, "precision_tokens": %s}}\n'
     known = parse_stream(
-        [(0.0, usage % b'{"prompt": {"fp16": 4, "cached": 2}, "completion": {"fp8": 3}}'), (0.0, DONE)]
+        [(0.0, usage % b'{"prompt": {"fp16": 4, "cached": {"fp8": 2}}, "completion": {"fp8": 3}}'), (0.0, DONE)]
     )
-    assert known.precision_tokens.prompt.cached == 2
+    assert known.precision_tokens.prompt.cached.fp8 == 2
     assert known.precision_tokens.completion.fp8 == 3
     assert parse_stream([(0.0, usage % b'{"prompt": 5}'), (0.0, DONE)]).precision_tokens is None
     assert parse_stream([(0.0, TOKEN), (0.0, DONE)]).precision_tokens is None

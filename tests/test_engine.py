@@ -80,7 +80,7 @@ def test_every_token_is_accounted_for_in_its_mode(online):
         mode = "fp16" if run is online[0] else "fp8"
         for counts, prompt_tokens, tokens in zip(run["precision"], run["prompt_tokens"], run["tokens"], strict=True):
             assert counts["completion"] == {"fp16": 0, "fp8": 0, mode: len(tokens)}
-            assert counts["prompt"][mode] + counts["prompt"]["cached"] == prompt_tokens
+            assert counts["prompt"][mode] + sum(counts["prompt"]["cached"].values()) == prompt_tokens
 
 
 def test_the_step_rule_runs_long_prompts_in_fp8_and_decodes_in_fp16(online):
@@ -99,10 +99,10 @@ def test_a_pinned_request_runs_fp16_under_an_fp8_directive(online):
 def test_a_pinned_request_reads_no_block_that_an_fp8_step_wrote(online):
     first, again, pinned, pinned_again = (online[i]["precision"][0]["prompt"] for i in (5, 6, 7, 8))
     assert first["fp8"] > 0
-    assert again["cached"] > 0, "the prefix cache works for everybody else"
-    assert pinned["cached"] == 0
+    assert again["cached"]["fp8"] > 0, "the prefix cache works for everybody else"
+    assert pinned["cached"] == {"fp16": 0, "fp8": 0}
     assert pinned["fp8"] == 0
-    assert pinned_again["cached"] > 0, "pinned requests share their own exact blocks"
+    assert pinned_again["cached"]["fp16"] > 0, "pinned requests share their own exact blocks"
 
 
 def test_a_wrong_pin_is_refused_and_the_engine_goes_on(online):

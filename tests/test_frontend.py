@@ -2,13 +2,10 @@
 
 import copy
 
-import pytest
-from vllm_parts import Engine, FrontEnd, SamplingParams, engine_request
+from vllm_parts import Engine, FrontEnd, ParentRequest, SamplingParams, engine_request
 
-from nestedfp.vllm_plugin.accounting import COUNTS_KEY
+from nestedfp.vllm_plugin.accounting import COUNTS_KEY, TokenCounts
 from nestedfp.vllm_plugin.frontend import collected, counts_of, total, usage_of
-
-with_parent = pytest.importorskip("vllm.v1.engine.parallel_sampling").ParentRequest
 
 
 def served(*requests, mode="fp16", engine=None, front=None):
@@ -45,7 +42,7 @@ def test_the_finishing_output_has_the_counts_and_nothing_of_ours_is_left_in_vllm
     assert output.finished
     assert output.kv_transfer_params is None
     assert usage_of(counts_of(output)) == {
-        "prompt": {"fp16": 0, "fp8": 20, "cached": 0},
+        "prompt": {"fp16": 0, "fp8": 20, "cached": {"fp16": 0, "fp8": 0}},
         "completion": {"fp16": 0, "fp8": 4},
     }
     assert total(counts.values()) == counts_of(output)
@@ -72,7 +69,7 @@ def test_one_request_id_twice_in_flight_keeps_two_accounts():
 def test_each_of_n_sequences_says_what_it_computed_itself():
     engine, front = Engine(), FrontEnd()
     request = engine_request("p", 40, n=2)
-    parent = with_parent(request)
+    parent = ParentRequest(request)
     for index in range(2):
         child = copy.copy(request)
         child.request_id, child.sampling_params = parent.get_child_info(index)
@@ -84,7 +81,7 @@ def test_each_of_n_sequences_says_what_it_computed_itself():
         engine.add(child)
     while engine.scheduler.has_unfinished_requests():
         front.receive(engine.step())
-    assert counts_of(front.taken("p"))[:4] == (80, 0, 0, 8)
+    assert counts_of(front.taken("p")) == TokenCounts(prompt_fp16=80, completion_fp16=8)
 
 
 def test_of_several_prompts_the_second_may_end_first_and_has_its_counts():
@@ -96,10 +93,10 @@ def test_of_several_prompts_the_second_may_end_first_and_has_its_counts():
     front.receive(engine.step())
     assert counts == {}
     front.receive(engine.step())
-    assert total(counts.values())[:4] == (33, 0, 0, 2)
+    assert total(counts.values()) == TokenCounts(prompt_fp16=33, completion_fp16=2)
     while engine.scheduler.has_unfinished_requests():
         front.receive(engine.step())
-    assert total(counts.values())[:4] == (53, 0, 0, 8)
+    assert total(counts.values()) == TokenCounts(prompt_fp16=53, completion_fp16=8)
 
 
 def test_a_slow_reader_gets_the_counts_with_the_merged_output():

@@ -32,7 +32,10 @@ def make_record(index: int = 0, **overrides: object) -> RequestRecord:
         "tpot_ms": 10.0,
         "latency_ms": 70.0,
         "chunk_ms": (50.0, 60.0, 70.0),
-        "precision_tokens": {"prompt": {"fp16": 6, "fp8": 0, "cached": 4}, "completion": {"fp16": 1, "fp8": 2}},
+        "precision_tokens": {
+            "prompt": {"fp16": 6, "fp8": 0, "cached": {"fp16": 4}},
+            "completion": {"fp16": 1, "fp8": 2},
+        },
         "model": "m",
     }
     return RequestRecord.model_validate(fields | overrides)

@@ -4,7 +4,7 @@ import json
 
 from deploy.usage import StreamDiscloser, disclose
 
-TOKENS = {"prompt": {"fp16": 3, "fp8": 2, "cached": 1}, "completion": {"fp16": 4, "fp8": 0}}
+TOKENS = {"prompt": {"fp16": 3, "fp8": 2, "cached": {"fp16": 1, "fp8": 0}}, "completion": {"fp16": 4, "fp8": 0}}
 
 
 def event(**chunk):

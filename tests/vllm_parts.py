@@ -14,12 +14,14 @@ with warnings.catch_warnings():
     import torch
     from vllm import SamplingParams
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
+    from vllm.v1.engine.parallel_sampling import ParentRequest
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.outputs import ModelRunnerOutput
-    from vllm.v1.request import Request
+    from vllm.v1.request import Request, RequestStatus
     from vllm.v1.structured_output import StructuredOutputManager
 
     from nestedfp.vllm_plugin import frontend, register
@@ -28,6 +30,16 @@ with warnings.catch_warnings():
     register()
     frontend.install()
 
+__all__ = [
+    "BLOCK",
+    "Engine",
+    "FrontEnd",
+    "ParentRequest",
+    "RequestStatus",
+    "SamplingParams",
+    "engine_config",
+    "engine_request",
+]
 MODEL = Path(__file__).resolve().parents[1] / "models" / "fairytales-8m"
 BLOCK = 16  # tokens
 
@@ -59,8 +71,8 @@ class Engine:
             block_size=BLOCK,
             log_stats=True,
         )
-        init_none_hash(hash)
-        self._hasher = get_request_block_hasher(BLOCK, lambda value: repr(value).encode())
+        init_none_hash(sha256)
+        self._hasher = get_request_block_hasher(BLOCK, sha256)
 
     def add(self, request: Any) -> Any:
         """Give an ``EngineCoreRequest`` to the scheduler; return its ``Request``."""

@@ -62,7 +62,7 @@ def record(request: SimRequest, policy: str, model: str) -> dict[str, Any]:
         "tpot_ms": request.tpot_ms,
         "latency_ms": (request.finished_s - request.arrived_s) * 1e3,
         "precision_tokens": {
-            "prompt": {"fp16": request.prompt_fp16, "fp8": request.prompt_fp8, "cached": 0},
+            "prompt": {"fp16": request.prompt_fp16, "fp8": request.prompt_fp8, "cached": {"fp16": 0, "fp8": 0}},
             "completion": {"fp16": request.completion_fp16, "fp8": request.completion_fp8},
         },
     }

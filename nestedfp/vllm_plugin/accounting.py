@@ -1,7 +1,8 @@
 """Tokens computed in each precision. Pure: no vLLM, no clock.
 
 A prompt token belongs to the precision of the step that computed its KV entry, a completion token to the precision of
-the step that sampled it. Prompt tokens that no step of the request computed came from the prefix cache.
+the step that sampled it. A prompt token that was read from the prefix cache counts as FP16 if it and all tokens before it were
+computed by FP16 steps, else as FP8.
 """
 
 from collections.abc import Iterable
@@ -18,18 +19,22 @@ class TokenCounts(NamedTuple):
 
     prompt_fp16: int = 0
     prompt_fp8: int = 0
-    cached: int = 0  # prompt tokens read from the prefix cache
+    cached_fp16: int = 0  # prompt tokens read from the prefix cache
+    cached_fp8: int = 0
     completion_fp16: int = 0
     completion_fp8: int = 0
 
 
 class RequestTokens:
-    """Counters of one sequence in the engine."""
+    """Counters of one sequence in the engine.
 
-    __slots__ = ("completion_fp8", "completion_fp16", "prompt_fp8", "prompt_fp16")
+    Completion tokens are counted where they are few: those of FP8 steps. All others are FP16.
+    """
+
+    __slots__ = ("cached_fp8", "cached_fp16", "completion_fp8", "prompt_fp8", "prompt_fp16")
 
     def __init__(self) -> None:
-        self.prompt_fp16 = self.prompt_fp8 = self.completion_fp16 = self.completion_fp8 = 0
+        self.prompt_fp16 = self.prompt_fp8 = self.cached_fp16 = self.cached_fp8 = self.completion_fp8 = 0
 
     def computed(self, mode: Mode, start: int, count: int, prompt_tokens: int) -> None:
         """Count a step that computes the positions ``[start, start + count)`` of a request."""
@@ -40,21 +45,21 @@ class RequestTokens:
             else:
                 self.prompt_fp8 += in_prompt
 
-    def sampled(self, mode: Mode, count: int) -> None:
-        """Count ``count`` completion tokens sampled by one step."""
-        if mode is Mode.FP16:
-            self.completion_fp16 += count
-        else:
-            self.completion_fp8 += count
+    def read_from_cache(self, tokens: int, exact: int, prompt_tokens: int) -> None:
+        """The first ``tokens`` positions of a request came from the prefix cache, ``exact`` of them in exact FP16."""
+        self.cached_fp16 = min(exact, prompt_tokens)
+        self.cached_fp8 = min(tokens, prompt_tokens) - self.cached_fp16
 
     def preempted(self) -> None:
         """The request lost its KV entries: its prompt will be computed, or read from the cache, anew."""
-        self.prompt_fp16 = self.prompt_fp8 = 0
+        self.prompt_fp16 = self.prompt_fp8 = self.cached_fp16 = self.cached_fp8 = 0
 
-    def counts(self, prompt_tokens: int) -> TokenCounts:
-        """Return the counts so far of a sequence with a prompt of ``prompt_tokens`` tokens."""
-        cached = prompt_tokens - self.prompt_fp16 - self.prompt_fp8
-        return TokenCounts(self.prompt_fp16, self.prompt_fp8, cached, self.completion_fp16, self.completion_fp8)
+    def counts(self, completion_tokens: int) -> TokenCounts:
+        """Return the counts so far of a sequence that has sampled ``completion_tokens`` tokens."""
+        fp16 = completion_tokens - self.completion_fp8
+        return TokenCounts(
+            self.prompt_fp16, self.prompt_fp8, self.cached_fp16, self.cached_fp8, fp16, self.completion_fp8
+        )
 
 
 @dataclass
@@ -98,7 +103,8 @@ def total(counts: Iterable[TokenCounts]) -> TokenCounts:
 
 def usage_of(counts: TokenCounts) -> dict[str, Any]:
     """Return the ``usage.precision_tokens`` object of a response."""
+    cached = {"fp16": counts.cached_fp16, "fp8": counts.cached_fp8}
     return {
-        "prompt": {"fp16": counts.prompt_fp16, "fp8": counts.prompt_fp8, "cached": counts.cached},
+        "prompt": {"fp16": counts.prompt_fp16, "fp8": counts.prompt_fp8, "cached": cached},
         "completion": {"fp16": counts.completion_fp16, "fp8": counts.completion_fp8},
     }

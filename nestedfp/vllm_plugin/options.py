@@ -27,6 +27,9 @@ class PluginOptions:
             through vLLM's own kernels, with no FP8 mode.
         fp16_only: no FP8 mode: weights are kept or restored as plain FP16 and run through vLLM's own kernels. Filled in
             by the plugin on an unsupported GPU; may be set anywhere.
+        fp16_reads_fp8_blocks: under a directive of fp16 requests still read prefix-cache blocks that FP8 steps wrote, and
+            disclose them. Off by default: after a burst answers are full quality at once, at the cost of computing those
+            prefixes again.
         checkpoint: fingerprint of the checkpoint's files; filled in by the plugin.
     """
 
@@ -34,6 +37,7 @@ class PluginOptions:
     step_costs: str = "auto"
     unsupported_gpu: str = "refuse"
     fp16_only: bool = False
+    fp16_reads_fp8_blocks: bool = False
     checkpoint: str = ""
 
     def measures_steps(self, is_cpu: bool) -> bool:

@@ -5,59 +5,130 @@ outputs are executed in the order in which they were scheduled, so the attached 
 """
 
 import functools
+import secrets
 import time
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.step_costs import StepCosts, slowest
 from nestedfp.step_rule import StepRule, StepSignals, choose
 from nestedfp.vllm_plugin.accounting import COUNTS_KEY, EngineTotals, RequestTokens
+from nestedfp.vllm_plugin.exact_blocks import ALL, ExactBlocks
 from nestedfp.vllm_plugin.options import PluginOptions
 from nestedfp.vllm_plugin.pin import parse_pin
 
-PINNED_SALT = "nestedfp-fp16"
-
 
 class PrecisionMixin:
-    """What we add to vLLM's scheduler; the base class is chosen by ``make_scheduler``."""
+    """What we add to vLLM's scheduler; the base class is chosen by ``make_scheduler``.
+
+    A step of 256 sequences takes a few milliseconds, so nothing here loops over all sequences of a step unless it has to: the
+    sets below name the few that a step changes.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        options = PluginOptions.of(self.vllm_config)
         self._directive = DirectiveMode.FP16  # until somebody says otherwise: full quality
         self._rule = StepRule()
         self._step_costs: StepCosts | None = None
-        self._fp16_only = PluginOptions.of(self.vllm_config).fp16_only
+        self._fp16_only = options.fp16_only
+        self._fp16_reads_fp8_blocks = options.fp16_reads_fp8_blocks
         self._epoch = 0
         self._totals = EngineTotals()
         self._arrivals = 0
         self._arrived_tokens = 0
         self._finished = 0
         self._last_update_s = 0.0
+        self._progress_s = time.monotonic()  # when a step last ended, or work came to an idle engine
+        # Nobody outside can know it, so no request can name the cache that pinned requests share.
+        self._pinned_salt = secrets.token_hex(16)
+        self._blocks = ExactBlocks(self.kv_cache_manager)
+        self._pinned: dict[str, Request] = {}
+        self._in_prompt: dict[str, Request] = {}  # parts of their prompt are still to be computed or read
+        self._exact: dict[str, Request] = {}  # no FP8 step has written or will be read in their KV entries
+        self._may_end: dict[str, Request] = {}  # the front end may end them at any output: they have stop strings
+        self._ended: dict[str, Request] = {}  # ended by the step whose output is being taken
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def add_request(self, request: Request) -> None:
-        if request.request_id not in self.requests:
+        rid = request.request_id
+        if rid not in self.requests:
+            if not self.running and not self.waiting:
+                self._progress_s = time.monotonic()
             self._arrivals += 1
             self._arrived_tokens += request.num_prompt_tokens
             request.nestedfp_tokens = RequestTokens()
-            request.nestedfp_pinned = _is_pinned(request)
-            if request.nestedfp_pinned:
-                _keep_off_shared_blocks(request)
+            request.nestedfp_earlier_tokens = 0  # sampled for a streaming session's earlier inputs
+            request.nestedfp_waits_since_s = request.arrival_time
+            if _is_pinned(request):
+                self._pinned[rid] = request
+                self._keep_off_shared_blocks(request)
+            if request.sampling_params is not None and request.sampling_params.stop:
+                self._may_end[rid] = request
+            self._starts_over(request)
         super().add_request(request)
+
+    def _starts_over(self, request: Request) -> None:
+        """No position of the request has been computed or read."""
+        request.nestedfp_exact_tokens = ALL
+        request.nestedfp_started = False
+        self._in_prompt[request.request_id] = self._exact[request.request_id] = request
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         request.nestedfp_tokens.preempted()
+        request.nestedfp_waits_since_s = time.time()
+        self._starts_over(request)
         super()._preempt_request(request, *args, **kwargs)
+
+    def _try_promote_blocked_waiting_request(self, request: Request) -> bool:
+        promoted: bool = super()._try_promote_blocked_waiting_request(request)
+        if promoted:  # until now it waited for something else than its turn
+            request.nestedfp_waits_since_s = time.time()
+            if not self.running and not self.waiting:
+                self._progress_s = time.monotonic()
+        return promoted
+
+    def _update_request_as_session(self, session: Request, update: Any) -> None:
+        session.nestedfp_earlier_tokens += session.num_output_tokens  # vLLM makes them part of the prompt
+        super()._update_request_as_session(session, update)
+        session.nestedfp_waits_since_s = session.arrival_time
+        self._in_prompt[session.request_id] = session
+
+    def _handle_stopped_request(self, request: Request) -> bool:
+        self._ended[request.request_id] = request
+        request.nestedfp_sampled = request.nestedfp_earlier_tokens + request.num_output_tokens
+        finished: bool = super()._handle_stopped_request(request)
+        return finished
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self._finished += 1
+        for few in (self._pinned, self._in_prompt, self._exact, self._may_end):
+            few.pop(request.request_id, None)
         return super()._free_request(request, *args, **kwargs)
+
+    def _keep_off_shared_blocks(self, request: Request) -> None:
+        """Give a pinned request a prefix cache of its own kind.
+
+        A cached block may have been written by an FP8 step. Blocks are found by a hash that starts from the request's
+        salt, and every step of a pinned request runs FP16, so a salt that only pinned requests use leads to exact blocks
+        only, and pinned requests still share prefixes with each other.
+        """
+        request.cache_salt = f"{request.cache_salt or ''}|{self._pinned_salt}"
+        request.block_hashes = []
+        request.update_block_hashes()
+
+    def _get_local_prefix_cache_hit(self, request: Request) -> Any:
+        exact_directive = self._directive is DirectiveMode.FP16 and not self._fp16_reads_fp8_blocks
+        self._blocks.wanted = exact_directive or request.request_id in self._pinned
+        return super()._get_local_prefix_cache_hit(request)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -69,47 +140,93 @@ class PrecisionMixin:
             return output
         signals = StepSignals(
             scheduled_tokens=output.total_num_scheduled_tokens,
-            oldest_wait_s=self._oldest_wait_s(),
-            has_pinned=any(self.requests[rid].nestedfp_pinned for rid in scheduled),
+            oldest_wait_s=0.0 if self._rule.fp8_wait_s is None else self._oldest_wait_s(),
+            has_pinned=not self._pinned.keys().isdisjoint(scheduled.keys()),
             budget_tokens=self.max_num_scheduled_tokens,
         )
         choice = choose(signals, self._directive, self._rule, self._step_costs)
         mode = Mode.FP16 if self._fp16_only else choice.mode
-        for rid, count in scheduled.items():
-            request = self.requests[rid]
-            # vLLM has advanced num_computed_tokens past this step already.
-            start = request.num_computed_tokens - count
-            request.nestedfp_tokens.computed(mode, start, count, request.num_prompt_tokens)
+        if mode is Mode.FP8:
+            for rid in self._exact.keys() & scheduled.keys():
+                request = self._exact.pop(rid)
+                # vLLM has advanced num_computed_tokens past this step already.
+                start = request.num_computed_tokens - scheduled[rid]
+                self._blocks.no_longer_exact(request, exact_tokens=start, written_from=start)
+        for rid in self._in_prompt.keys() & scheduled.keys():
+            self._count_prompt(self._in_prompt[rid], mode, scheduled[rid])
         self._totals.step(mode, output.total_num_scheduled_tokens)
         output.nestedfp_mode = mode
         output.nestedfp_scheduled_s = time.monotonic()
         return output
 
+    def _count_prompt(self, request: Request, mode: Mode, count: int) -> None:
+        rid, start = request.request_id, request.num_computed_tokens - count
+        if not request.nestedfp_started:
+            request.nestedfp_started = True
+            exact = self._blocks.exact_prefix(rid, start)
+            request.nestedfp_tokens.read_from_cache(start, exact, request.num_prompt_tokens)
+            if exact < start:
+                self._exact.pop(rid, None)
+                self._blocks.no_longer_exact(request, exact_tokens=exact, written_from=start)
+        request.nestedfp_tokens.computed(mode, start, count, request.num_prompt_tokens)
+        if start + count >= request.num_prompt_tokens:
+            del self._in_prompt[rid]
+
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> dict[int, Any]:
         mode = scheduler_output.nestedfp_mode
-        requests = {rid: self.requests.get(rid) for rid in scheduler_output.num_scheduled_tokens}
+        self._ended.clear()
         results = super().update_from_output(scheduler_output, model_runner_output)
-        if requests:
+        if scheduler_output.num_scheduled_tokens:
             now_s = time.monotonic()
             began_s = max(scheduler_output.nestedfp_scheduled_s, self._last_update_s)
             self._totals.took(mode, (now_s - began_s) * 1e3)
-            self._last_update_s = now_s
-        for result in results.values():
-            for item in result.outputs:
-                request = requests.get(item.request_id)
-                if request is None:
-                    continue
-                request.nestedfp_tokens.sampled(mode, len(item.new_token_ids))
-                # The front end may end a request with stop strings at any of its outputs.
-                if item.finish_reason is not None or (request.sampling_params and request.sampling_params.stop):
-                    # kv_transfer_params is the one free-form field that vLLM passes through to the front end.
-                    counts = {COUNTS_KEY: request.nestedfp_tokens.counts(request.num_prompt_tokens)}
-                    item.kv_transfer_params = {**(item.kv_transfer_params or {}), **counts}
+            self._last_update_s = self._progress_s = now_s
+        if mode is Mode.FP8 or self._ended or self._may_end:
+            for result in results.values():
+                for item in result.outputs:
+                    self._account_for(item, mode)
         return results
 
+    def _account_for(self, item: Any, mode: Mode) -> None:
+        rid = item.request_id
+        ended = self._ended.get(rid)
+        request = ended or self.requests.get(rid)
+        if request is None:
+            return
+        if mode is Mode.FP8:
+            request.nestedfp_tokens.completion_fp8 += len(item.new_token_ids)
+        if ended is not None or rid in self._may_end:
+            # kv_transfer_params is the one free-form field that vLLM passes through to the front end.
+            completion = request.num_output_tokens if ended is None else ended.nestedfp_sampled
+            counts = {COUNTS_KEY: request.nestedfp_tokens.counts(completion)}
+            item.kv_transfer_params = {**(item.kv_transfer_params or {}), **counts}
+
     def _oldest_wait_s(self) -> float:
-        arrivals = [queue.peek_request().arrival_time for queue in (self.waiting, self.skipped_waiting) if queue]
-        return max(0.0, time.time() - min(arrivals)) if arrivals else 0.0
+        """Return how long the first request in line has waited for its turn."""
+        now_s = time.time()
+        return max((now_s - request.nestedfp_waits_since_s for request in self._first_in_line()), default=0.0)
+
+    def _first_in_line(self) -> list[Request]:
+        """Return the requests that may have waited longest, without those that wait for anything but their turn."""
+        first = []
+        if isinstance(self.waiting, FCFSRequestQueue):
+            for request in self.waiting:  # preempted ones stand in front and have waited since their preemption only
+                first.append(request)
+                if request.status is not RequestStatus.PREEMPTED:
+                    break
+        elif self.waiting:
+            first.append(self.waiting.peek_request())
+        return first + self._skipped()
+
+    def _skipped(self) -> list[Request]:
+        """Return the requests that were passed over and do not wait for a grammar, a remote KV cache or their own client."""
+        return [request for request in self.skipped_waiting if not self._is_blocked_waiting_status(request.status)]
+
+    def _last_step_age_s(self) -> float | None:
+        """Return for how long there has been work and no step has ended; None: nothing to do."""
+        if self.pause_state is not PauseState.UNPAUSED or not (self.running or self.waiting or self._skipped()):
+            return None
+        return time.monotonic() - self._progress_s
 
     # -- control (called through EngineCore utilities) -----------------------------------------------------------------
 
@@ -139,9 +256,14 @@ class PrecisionMixin:
         self._totals.forget_durations()
 
     def nestedfp_stats(self) -> dict[str, Any]:
-        """Return the engine's counters and queue state; totals count from the start of the engine."""
+        """Return the engine's counters and queue state; totals count from the start of the engine.
+
+        ``waiting``, ``waiting_tokens`` and ``oldest_wait_s`` are of requests that wait for their turn; those that wait for
+        a grammar to compile, a remote KV cache or their own client are in ``blocked``. A preempted request has waited since
+        its preemption. ``last_step_age_s`` says for how long there has been work and no step has ended; None: no work.
+        """
         totals = self._totals
-        waiting = [*self.waiting, *self.skipped_waiting]
+        waiting = [*self.waiting, *self._skipped()]
         return {
             "mode": (totals.last_mode or Mode.FP16).value,
             "directive": self._directive.value,
@@ -156,9 +278,11 @@ class PrecisionMixin:
             "step_ms_fp16": totals.step_ms[Mode.FP16],
             "step_ms_fp8": totals.step_ms[Mode.FP8],
             "waiting": len(waiting),
+            "blocked": len(self.skipped_waiting) + len(self.waiting) - len(waiting),
             "waiting_tokens": sum(max(0, r.num_tokens - r.num_computed_tokens) for r in waiting)
             + sum(max(0, r.num_prompt_tokens - r.num_computed_tokens) for r in self.running),
             "oldest_wait_s": self._oldest_wait_s(),
+            "last_step_age_s": self._last_step_age_s(),
             "running": len(self.running),
             "kv_usage": float(self.kv_cache_manager.usage),
             "arrivals": self._arrivals,
@@ -170,18 +294,6 @@ class PrecisionMixin:
 def _is_pinned(request: Request) -> bool:
     params = request.sampling_params
     return params is not None and parse_pin(params.extra_args)
-
-
-def _keep_off_shared_blocks(request: Request) -> None:
-    """Give a pinned request a prefix cache of its own kind.
-
-    A cached block may have been written by an FP8 step. Blocks are found by a hash that starts from the request's
-    salt, and every step of a pinned request runs FP16, so a salt that only pinned requests use leads to exact blocks
-    only, and pinned requests still share prefixes with each other.
-    """
-    request.cache_salt = f"{request.cache_salt}|{PINNED_SALT}" if request.cache_salt else PINNED_SALT
-    request.block_hashes = []
-    request.update_block_hashes()
 
 
 @functools.cache

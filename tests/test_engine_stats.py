@@ -1,0 +1,92 @@
+"""What the controller hears of an engine: who waits and since when, and whether steps still end."""
+
+import time
+
+import pytest
+from vllm_parts import BLOCK, Engine, RequestStatus, engine_request
+
+GRAMMAR = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+
+
+def arrived(name, prompt=20, ago_s=0.0, **params):
+    request = engine_request(name, prompt, **params)
+    request.arrival_time = time.time() - ago_s
+    return request
+
+
+def test_a_request_that_waits_for_a_grammar_is_not_in_line():
+    engine = Engine()
+    request = engine.add(arrived("a", ago_s=30))
+    engine.scheduler.waiting.pop_request()
+    request.status = GRAMMAR
+    engine.scheduler.skipped_waiting.add_request(request)
+    stats = engine.scheduler.nestedfp_stats()
+    assert (stats["waiting"], stats["blocked"], stats["oldest_wait_s"]) == (0, 1, 0.0)
+    assert stats["last_step_age_s"] is None, "nothing to compute"
+
+
+def test_a_grammar_that_is_ready_puts_its_request_in_line_from_then_on():
+    engine = Engine(max_num_seqs=1)
+    engine.add(arrived("first", max_tokens=50))
+    engine.step()
+    late = engine.add(arrived("late", ago_s=30))
+    engine.scheduler.waiting.pop_request()
+    late.status = GRAMMAR
+    engine.scheduler.skipped_waiting.add_request(late)
+    late.structured_output_request = type("Ready", (), {"grammar": object()})()
+    assert engine.scheduler._try_promote_blocked_waiting_request(late)
+    assert engine.scheduler.nestedfp_stats()["oldest_wait_s"] < 1.0
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_the_oldest_wait_is_that_of_the_first_in_line(policy):
+    engine = Engine(max_num_seqs=1, scheduling_policy=policy)
+    engine.add(arrived("runs", max_tokens=50))
+    engine.step()
+    engine.add(arrived("waits", ago_s=5))
+    engine.add(arrived("behind", ago_s=2))
+    assert engine.scheduler.nestedfp_stats()["oldest_wait_s"] == pytest.approx(5, abs=0.5)
+
+
+def test_a_preempted_request_waits_since_its_preemption():
+    engine = Engine(blocks=7)
+    requests = [engine.add(arrived(name, 2 * BLOCK, ago_s=60, max_tokens=3 * BLOCK)) for name in "ab"]
+    while not any(request.num_preemptions for request in requests):
+        engine.step()
+    assert engine.scheduler.nestedfp_stats()["waiting"] == 1
+    assert engine.scheduler.nestedfp_stats()["oldest_wait_s"] < 1.0
+
+
+def test_one_that_waits_behind_a_preempted_request_is_still_seen():
+    engine = Engine(blocks=7)
+    requests = [engine.add(arrived(name, 2 * BLOCK, max_tokens=3 * BLOCK)) for name in "ab"]
+    while not any(request.num_preemptions for request in requests):
+        engine.step()
+    engine.add(arrived("c", ago_s=9))
+    assert engine.scheduler.nestedfp_stats()["oldest_wait_s"] == pytest.approx(9, abs=0.5)
+
+
+def test_the_age_of_the_last_step_counts_from_when_there_was_work():
+    engine = Engine()
+    assert engine.scheduler.nestedfp_stats()["last_step_age_s"] is None
+    engine.scheduler._progress_s -= 100.0  # idle for long
+    engine.add(arrived("a"))
+    assert engine.scheduler.nestedfp_stats()["last_step_age_s"] < 1.0
+    scheduled = engine.schedule()
+    engine.scheduler._progress_s -= 7.0  # the step does not end
+    assert engine.scheduler.nestedfp_stats()["last_step_age_s"] == pytest.approx(7.0, abs=0.5)
+    engine.finish(scheduled)
+    assert engine.scheduler.nestedfp_stats()["last_step_age_s"] < 1.0
+    engine.run()
+    assert engine.scheduler.nestedfp_stats()["last_step_age_s"] is None
+
+
+def test_nothing_is_kept_of_requests_that_have_left():
+    engine = Engine()
+    for index in range(3):
+        engine.add(arrived(f"{index}", stop=["x"], detokenize=True, extra_args={"precision": "fp16"}))
+    engine.step()
+    engine.scheduler.finish_requests("0", RequestStatus.FINISHED_ABORTED)
+    engine.run()
+    scheduler = engine.scheduler
+    assert not any((scheduler._pinned, scheduler._in_prompt, scheduler._exact, scheduler._may_end))

@@ -1,0 +1,120 @@
+"""What FP8 steps wrote into the prefix cache: told apart, skipped under an FP16 directive, never read by a pinned request."""
+
+import pytest
+from vllm_parts import BLOCK, Engine, engine_request
+
+PROMPT = list(range(200, 200 + 4 * BLOCK + 3))  # four whole blocks and a bit
+PINNED = {"extra_args": {"precision": "fp16"}}
+
+
+def served(engine, mode, prompt=PROMPT, name=None, **params):
+    """Serve one request under a directive; return its counts."""
+    engine.direct(mode)
+    request = engine.add(engine_request(name or f"{mode}-{id(prompt)}-{engine.scheduler._arrivals}", prompt, **params))
+    engine.run()
+    return request.nestedfp_tokens.counts(request.num_output_tokens)
+
+
+def test_what_an_fp8_step_wrote_is_shared_during_the_burst_and_skipped_after_it():
+    engine = Engine()
+    burst = served(engine, "fp8")
+    assert burst.prompt_fp8 == len(PROMPT)
+    again = served(engine, "fp8")
+    assert (again.cached_fp8, again.cached_fp16) == (4 * BLOCK, 0)
+    after = served(engine, "fp16")
+    assert (after.prompt_fp16, after.cached_fp8, after.cached_fp16) == (len(PROMPT), 0, 0)
+
+
+def test_after_the_first_exact_answer_the_exact_blocks_are_shared_again():
+    engine = Engine()
+    served(engine, "fp8")
+    served(engine, "fp16")
+    assert served(engine, "fp16").cached_fp16 == 4 * BLOCK, "beside the FP8 blocks of the same tokens"
+
+
+def test_the_setting_lets_fp16_requests_read_fp8_blocks_and_says_so():
+    engine = Engine(additional_config={"nestedfp": {"fp16_reads_fp8_blocks": True}})
+    served(engine, "fp8")
+    after = served(engine, "fp16")
+    assert (after.cached_fp8, after.prompt_fp16) == (4 * BLOCK, 3)
+
+
+def test_a_prefix_computed_before_the_burst_stays_exact():
+    engine = Engine()
+    served(engine, "fp16", PROMPT[: 2 * BLOCK])
+    mixed = served(engine, "fp8")
+    assert (mixed.cached_fp16, mixed.prompt_fp8) == (2 * BLOCK, 2 * BLOCK + 3)
+    after = served(engine, "fp16")
+    assert (after.cached_fp16, after.prompt_fp16) == (2 * BLOCK, 2 * BLOCK + 3)
+
+
+def test_a_block_that_one_fp8_step_touched_is_not_exact():
+    engine = Engine()
+    engine.direct("fp16")
+    engine.add(engine_request("a", PROMPT[: BLOCK + 4], max_tokens=2 * BLOCK))
+    for step in range(2 * BLOCK):
+        engine.direct("fp8" if step == 5 else "fp16")
+        engine.step()
+    follower = served(engine, "fp16", [*PROMPT[: BLOCK + 4], *[7] * (2 * BLOCK)])
+    assert follower.cached_fp16 == BLOCK, "the FP8 step wrote position 24; all that attend to it are no longer exact"
+    assert follower.cached_fp8 == 0
+
+
+def test_what_is_computed_over_fp8_blocks_is_not_exact_either():
+    engine = Engine()
+    served(engine, "fp8", PROMPT[: 2 * BLOCK])
+    engine.direct("auto")  # no threshold: every step is FP16, but blocks are shared
+    request = engine.add(engine_request("over", PROMPT))
+    engine.run()
+    counts = request.nestedfp_tokens.counts(request.num_output_tokens)
+    assert (counts.cached_fp8, counts.prompt_fp16) == (2 * BLOCK, 2 * BLOCK + 3)
+    assert served(engine, "fp16").cached_fp16 == 0
+    assert served(engine, "fp8").cached_fp16 == 4 * BLOCK, "twins that the FP16 directive computed"
+
+
+def test_two_requests_of_one_fp8_step_share_blocks_that_this_step_writes():
+    engine = Engine()
+    engine.direct("fp8")
+    requests = [engine.add(engine_request(name, PROMPT)) for name in "ab"]
+    engine.run()
+    second = requests[1].nestedfp_tokens.counts(4)
+    assert (second.cached_fp8, second.cached_fp16) == (4 * BLOCK, 0)
+
+
+def test_a_block_that_is_used_again_loses_its_mark():
+    engine = Engine(blocks=12)
+    served(engine, "fp8")
+    other = [token + 1000 for token in PROMPT]
+    served(engine, "fp16", other)
+    served(engine, "fp16", [token + 1000 for token in other])  # every block has been used again by now
+    assert served(engine, "fp16", [token + 1000 for token in other]).cached_fp16 == 4 * BLOCK
+
+
+def test_a_preempted_request_may_become_exact_again():
+    engine = Engine(blocks=9, enable_prefix_caching=True)
+    engine.direct("fp8")
+    first = engine.add(engine_request("a", PROMPT[: 3 * BLOCK], max_tokens=3 * BLOCK))
+    second = engine.add(engine_request("b", PROMPT[3 * BLOCK :] + PROMPT[: BLOCK + 4], max_tokens=3 * BLOCK))
+    for _ in range(2):
+        engine.step()
+    engine.direct("fp16")
+    engine.run()
+    assert second.num_preemptions + first.num_preemptions > 0, "the cache holds one of them only"
+    again = first if first.num_preemptions else second
+    counts = again.nestedfp_tokens.counts(again.num_output_tokens)
+    assert (counts.prompt_fp8, counts.cached_fp8) == (0, 0)
+    assert counts.prompt_fp16 + counts.cached_fp16 == again.num_prompt_tokens
+
+
+@pytest.mark.parametrize("salt", ["nestedfp-fp16", "|nestedfp-fp16", None])
+def test_no_salt_of_a_client_reaches_the_blocks_of_pinned_requests(salt):
+    engine = Engine()
+    pinned = served(engine, "fp16", **PINNED)
+    assert pinned.prompt_fp16 == len(PROMPT)
+    stranger = served(engine, "fp8", cache_salt=salt)
+    assert stranger.cached_fp16 == stranger.cached_fp8 == 0
+    assert served(engine, "fp8", **PINNED).cached_fp16 == 4 * BLOCK
+
+
+def test_the_salt_of_pinned_requests_differs_between_engines():
+    assert Engine().scheduler._pinned_salt != Engine().scheduler._pinned_salt
