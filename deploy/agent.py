@@ -204,7 +204,9 @@ class ReplicaAgent:
     async def _report_once(self, now_s: float) -> None:
         snapshot = self.snapshot(now_s).model_dump(mode="json")
         try:
-            async with asyncio.timeout(REPORT_TIMEOUT_S):  # not wait_for: up to Python 3.11 that may swallow a cancellation
+            async with asyncio.timeout(
+                REPORT_TIMEOUT_S
+            ):  # not wait_for: up to Python 3.11 that may swallow a cancellation
                 directive = await self._controller.report(snapshot)
         except Exception as error:
             if self._reachable:
@@ -235,6 +237,7 @@ class ReplicaAgent:
             ready=True,
             ready_for_s=max(0.0, now_s - self._started_s),
             rule=force.rule,
+            order=self._follower.order(now_s),
             admission_scale=force.admission_scale,
             refused=self._admission.refused,
             judged=self._judged,

@@ -169,11 +169,11 @@ def watch(haproxy: int, manager: int, node: int, command: list[str], folder: Pat
     """
     began_s = time.monotonic()
     ended = _first_to_end([haproxy, node])
-    if time.monotonic() - began_s < STARTED_S:
-        return  # it never ran; Ray Serve says why
     if node in ended:
         _end(haproxy)
         return
+    if time.monotonic() - began_s < STARTED_S:
+        return  # it never ran; Ray Serve says why
     if _pid_in(folder / CURRENT) not in (None, haproxy) or not _alive(manager):
         return  # a reload, or the end of the service: HAProxy was told to go
     with (folder / "replacement.log").open("ab") as log:

@@ -81,6 +81,7 @@ def read(text: str) -> Targets:
     bind = ""
     rules: list[str] = []
     backends: dict[str, Backend] = {}
+    declared = set(re.findall(r"^backend (\S+)$", text, re.MULTILINE))
     prefixes = dict(re.findall(r"^\s*acl is_(\S+) path_beg (\S+)$", text, re.MULTILINE))
     for line in lines:
         head = line.split(" ", 1)[0]
@@ -101,6 +102,15 @@ def read(text: str) -> Targets:
                 backends[name].servers.append(line)
     if not bind:
         raise ValueError(f"{TEMPLATE_CHANGED}: no line 'bind' in the section 'frontend http_frontend'")
+    used = [name for name in re.findall(r"^\s*use_backend (\S+)", text, re.MULTILINE) if name in declared]
+    for name in used:
+        if name not in backends or not backends[name].check:
+            missing = "default-server" if name in backends else f"acl is_{name} path_beg"
+            raise ValueError(f"{TEMPLATE_CHANGED}: no line '{missing}' for the backend {name!r}")
+    if declared - set(used) - {"default_backend"}:
+        raise ValueError(f"{TEMPLATE_CHANGED}: no line 'use_backend' for {sorted(declared - set(used))}")
+    if not any("healthcheck" in rule for rule in rules):
+        raise ValueError(f"{TEMPLATE_CHANGED}: no line 'acl healthcheck'")
     return Targets(
         socket=found[1],
         global_lines=tuple(line for line in lines if line.startswith(kept)),
@@ -118,9 +128,35 @@ def error_json(status: int, message: str, kind: str) -> str:
 
 def answer(status: int, message: str, kind: str, condition: str = "", retry: bool = False) -> str:
     """Return a rule that answers a request at once, in OpenAI's format."""
-    body = error_json(status, message, kind).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    body = quoted(error_json(status, message, kind))
     hint = f" hdr Retry-After {RETRY_AFTER_S}" if retry else ""
-    return f'http-request return status {status} content-type application/json string "{body}"{hint}{condition}'
+    return f"http-request return status {status} content-type application/json string {body}{hint}{condition}"
+
+
+def quoted(text: str) -> str:
+    """Return a word of HAProxy's grammar that stands for the text."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def own_errors(limits: Limits) -> list[str]:
+    """Return the lines that put HAProxy's own errors into OpenAI's format."""
+    messages = {
+        400: f"this is no valid HTTP request, or its headers are larger than {limits.buffer_bytes} bytes",
+        408: f"the request did not arrive as a whole within {limits.request_s} s",
+        500: "the proxy failed on this request",
+        # Not tried elsewhere: the request may be what ended the replica.
+        502: "the replica that had this request ended before it answered; try again",
+        503: "no replica took this request; try again",
+        504: "the replica that had this request did not answer in time",
+    }
+    lines = []
+    for status, message in messages.items():
+        told = 503 if status == 502 else status
+        kind = "invalid_request_error" if status < 500 else "service_unavailable"
+        hint = f" hdr Retry-After {RETRY_AFTER_S}" if told == 503 else ""
+        body = quoted(error_json(told, message, kind))
+        lines.append(f"http-error status {status} content-type application/json string {body}{hint}")
+    return lines
 
 
 def write(targets: Targets, limits: Limits) -> str:
@@ -145,7 +181,8 @@ def write(targets: Targets, limits: Limits) -> str:
         ),
         f"http-request set-path {CONTROL_PREFIX}%[path] if {{ path {' '.join(CONTROL_PATHS)} }}"
         f" or {{ path_beg {' '.join(CONTROL_FOLDERS)} }}",
-        f"http-response set-status {429} if {{ status {ELSEWHERE_STATUS} }}",
+        f"http-response set-status 429 if {{ status {ELSEWHERE_STATUS} }}",
+        "http-after-response set-status 503 if { status 502 }",
     ]
     for backend in targets.backends:
         name = backend.name
@@ -177,6 +214,8 @@ def write(targets: Targets, limits: Limits) -> str:
                 f"timeout http-request {limits.request_s}s",
                 "timeout http-keep-alive 90s",
                 "option abortonclose",
+                # A small request comes to a replica when it is there as a whole: half-sent ones cost no replica anything.
+                "option http-buffer-request",
                 "option http-no-delay",
                 "option splice-request",
                 "option splice-response",
@@ -185,6 +224,7 @@ def write(targets: Targets, limits: Limits) -> str:
                 f"retries {max(1, limits.tries - 1)}",
                 "balance leastconn",
                 "load-server-state-from-file global",
+                *own_errors(limits),
             ],
         ),
         ("frontend http_frontend", frontend),
