@@ -80,8 +80,11 @@ format: setup ## rewrite the sources as `make check` wants them
 bench-cpu: setup ## time the CPU kernels -> benchmarks/results/cpu-linear.csv
 	$(RUN) -m benchmarks.cpu_linear $(ARGS)
 
-bench-gpu: setup ## time the GPU kernels against the libraries -> benchmarks/results/h100-gemm.csv
+SEED ?= 1
+
+bench-gpu: setup ## time the GPU kernels against the libraries, on layers and on random problems (SEED=) -> benchmarks/results/h100-gemm*.csv
 	$(RUN) -m benchmarks.gpu_gemm $(ARGS)
+	$(RUN) -m benchmarks.gpu_gemm_random --seed $(SEED)
 
 ENGINE_MODELS ?= llama-8b,mistral-24b
 
@@ -91,6 +94,9 @@ bench-engine: setup ## whole engines on one GPU: throughput, steps, switches, pr
 	$(RUN) -m benchmarks.engine_switch --models $(ENGINE_MODELS)
 	$(RUN) -m benchmarks.engine_profile --models $(ENGINE_MODELS)
 
+bench-http: setup ## the HTTP path against vllm serve and the engine alone -> benchmarks/results/http-path.csv (ARGS=--gpu: h100-http.csv)
+	$(RUN) -m benchmarks.http_path $(ARGS)
+
 LOADTEST_ARGS ?= --duration 240 --load-fraction 0.75 --length-scale 0.1 --max-prompt-tokens 16 --max-output-tokens 24 --probe 30 --probe-concurrency 3
 
 loadtest: setup ## replay a trace against fp16, fp8 and adaptive (ARGS="--trace FILE") -> runs/
@@ -99,4 +105,4 @@ loadtest: setup ## replay a trace against fp16, fp8 and adaptive (ARGS="--trace 
 clean: ## remove the build output (the virtual environment stays)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache
 
-.PHONY: help setup serve test test-gpu check format bench-cpu bench-gpu bench-engine loadtest clean
+.PHONY: help setup serve test test-gpu check format bench-cpu bench-gpu bench-engine bench-http loadtest clean

@@ -172,7 +172,7 @@ def measure(spec: dict[str, Any]) -> None:
                 return
             engine_process.row(spec["model"], system, prefill, decode, cached, round(step_ms, 4))
 
-        for context in CONTEXTS_TOKENS:
+        for context in spec["contexts"]:
             sizes = [n for n in DECODE_REQUESTS if n * (context + 400) < kv_tokens]
             ids = driver.submit(sizes[0], context, 2000 - context)
             for size in sizes:
@@ -181,12 +181,12 @@ def measure(spec: dict[str, Any]) -> None:
                 report(0, size)
             driver.abort(ids)
             driver.drain()
-        for prefill in PREFILL_TOKENS:
+        for prefill in spec["prefill_tokens"]:
             ids = driver.submit((STEPS + 6) * prefill // PROMPT_TOKENS + 2, PROMPT_TOKENS, 1)
             report(prefill, 0)
             driver.abort(ids)
             driver.drain()
-        for decode in dict.fromkeys(d for _, d in MIXED):
+        for decode in dict.fromkeys(d for _, d in MIXED) if spec["mixed"] else ():
             running = driver.submit(decode, 512, 1400)
             driver.run_to(0, decode)
             for prefill in (p for p, d in MIXED if d == decode):
@@ -198,11 +198,18 @@ def measure(spec: dict[str, Any]) -> None:
             driver.drain()
 
 
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",") if part]
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run every engine in turn; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine_steps", description=__doc__)
     parser.add_argument("--models", default=",".join(SHAPES), help="comma-separated, of " + ", ".join(SHAPES))
     parser.add_argument("--systems", default=",".join(engine_process.SYSTEMS))
+    parser.add_argument("--contexts", type=_numbers, default=CONTEXTS_TOKENS, help="of decode steps; '' for none")
+    parser.add_argument("--prefill-tokens", type=_numbers, default=PREFILL_TOKENS, help="of prefill steps")
+    parser.add_argument("--mixed", action=argparse.BooleanOptionalAction, default=True, help="steps of both kinds")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--spec", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -210,9 +217,10 @@ def main(argv: list[str] | None = None) -> int:
         measure(json.loads(args.spec))
         return 0
     heading = results_csv.heading(argv)
+    options = {"contexts": args.contexts, "prefill_tokens": args.prefill_tokens, "mixed": args.mixed}
     found = 0
     for rows, notes in engine_process.collect(
-        "benchmarks.engine_steps", args.models.split(","), args.systems.split(","), {}
+        "benchmarks.engine_steps", args.models.split(","), args.systems.split(","), options
     ):
         # Contexts differ by a few tokens from run to run, so a new run replaces all rows of its system.
         results_csv.merge(args.out, COLUMNS, 5, rows, [*heading, *notes])

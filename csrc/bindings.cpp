@@ -20,6 +20,9 @@ void set_mode(int64_t mode) {
 
 int64_t get_mode() { return static_cast<int64_t>(current_mode()); }
 
+// Where the mode is, as an integer, for the library of CUDA kernels, which reads it in every call.
+int64_t mode_address() { return static_cast<int64_t>(reinterpret_cast<uintptr_t>(&mode_in_memory())); }
+
 int64_t format_version() { return kFormatVersion; }
 
 std::string cpu_isa() { return cpu::kernels().isa; }
@@ -37,6 +40,7 @@ STABLE_TORCH_LIBRARY(nestedfp, m) {
         "Tensor? outlier_deltas, SymInt n, SymInt k, bool quantize_activations) -> Tensor");
     m.def("set_mode(int mode) -> ()");
     m.def("get_mode() -> int");
+    m.def("mode_address() -> int");
     m.def("format_version() -> int");
     m.def("cpu_isa() -> str");
 }
@@ -52,6 +56,7 @@ STABLE_TORCH_LIBRARY_IMPL(nestedfp, CPU, m) {
 STABLE_TORCH_LIBRARY_IMPL(nestedfp, CompositeExplicitAutograd, m) {
     m.impl("set_mode", TORCH_BOX(&nestedfp::set_mode));
     m.impl("get_mode", TORCH_BOX(&nestedfp::get_mode));
+    m.impl("mode_address", TORCH_BOX(&nestedfp::mode_address));
     m.impl("format_version", TORCH_BOX(&nestedfp::format_version));
     m.impl("cpu_isa", TORCH_BOX(&nestedfp::cpu_isa));
 }

@@ -1,7 +1,5 @@
 #include "mode.h"
 
-#include <atomic>
-
 namespace nestedfp {
 namespace {
 
@@ -13,5 +11,7 @@ std::atomic<int64_t> mode_in_force{static_cast<int64_t>(Mode::kFp16)};
 Mode current_mode() { return static_cast<Mode>(mode_in_force.load(std::memory_order_relaxed)); }
 
 void set_current_mode(Mode mode) { mode_in_force.store(static_cast<int64_t>(mode), std::memory_order_relaxed); }
+
+const std::atomic<int64_t>& mode_in_memory() { return mode_in_force; }
 
 }  // namespace nestedfp

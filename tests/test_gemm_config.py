@@ -5,48 +5,15 @@ Run: ``pytest -q tests/test_gemm_config.py``
 
 import itertools
 import re
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
+from gemm_library import CUDA, host_library  # noqa: F401  a fixture
 
 from benchmarks import gpu_kernels as kernels
 from benchmarks.gpu_shapes import SHAPES, TOKENS, TUNED_TOKENS
 
-CUDA = Path(__file__).parents[1] / "csrc/cuda"
 PRECISIONS = (kernels.FP16, kernels.FP8)
 ODD_PROBLEMS = [(m, n, k) for m in (1, 17, 129, 1000, 9000) for n in (1, 65, 4999, 150000) for k in (1, 64, 520, 50000)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def host_library(tmp_path_factory):
-    compiler = shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    library = tmp_path_factory.mktemp("gemm_config") / "config.so"
-    sources = [CUDA / "gemm_config.cpp", CUDA / "capi_config.cpp"]
-    command = [
-        compiler,
-        "-std=c++17",
-        "-O1",
-        "-shared",
-        "-fPIC",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        "-o",
-        library,
-        *sources,
-    ]
-    subprocess.run([str(part) for part in command], check=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NESTEDFP_CUDA_LIBRARY", str(library))
-        kernels.library.cache_clear()
-        kernels.tiles.cache_clear()
-        yield
-    kernels.library.cache_clear()
-    kernels.tiles.cache_clear()
 
 
 def problems():

@@ -133,6 +133,17 @@ def test_the_engine_measured_its_steps_in_both_modes(nested):
     assert all(0 < fp16_ms < 1000 and 0 < fp8_ms < 1000 for _, fp16_ms, fp8_ms in nested["step_costs"])
 
 
+def test_kept_timings_are_taken_by_the_next_engine(tmp_path, monkeypatch, nested):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (first,) = scenario([GREEDY])["jobs"]
+    kept = {path.name: path.read_bytes() for path in (tmp_path / "nestedfp").iterdir()}
+    assert kept
+    (second,) = scenario([GREEDY])["jobs"]
+    assert second == first, "the same timings, so the same order of additions"
+    assert {path.name: path.read_bytes() for path in (tmp_path / "nestedfp").iterdir()} == kept
+    assert_same_greedy_tokens(first, nested["jobs"][2])
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_two_ranks_agree_with_one(plain):
     payload = {

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from benchmarks import gpu_kernels as kernels
+from nestedfp import gemm_tuning
 from nestedfp.activations import quantize_per_token
 from nestedfp.format import LIMIT, UPPER_SCALE, split
 
@@ -88,7 +89,9 @@ def test_every_tile_rebuilds_every_weight_exactly():
             assert torch.equal(out[:k].cpu(), expected.t()), f"{kernels.describe(config)} {neutral=}"
 
 
-@pytest.mark.parametrize(("m", "k"), [(1, 4096), (3, 32768), (5, 200), (2, 72), (7, 17920), (300, 64)])
+@pytest.mark.parametrize(
+    ("m", "k"), [(1, 4096), (3, 32768), (5, 200), (2, 72), (7, 17920), (300, 64), (2, 75008), (300, 67000)]
+)
 def test_the_quantiser_matches_the_reference_bit_for_bit(m, k):
     x = torch.randn(m, k).half() * 3
     x[0] = 0
@@ -242,6 +245,29 @@ def test_a_row_of_x_may_be_part_of_a_wider_one():
     out = poisoned(m, n)
     kernels.gemm(kernels.choose(FP16, m, n, k), wide[:, k:], packed(weight), out[:m])
     assert relative_error(out[:m], wide[:, k:].double() @ weight.double().t()) < 4e-4
+
+
+def test_timings_of_this_card_guide_the_choice_and_change_no_result_but_its_last_bits():
+    n, k, tokens = 4096, 2048, (1, 48, 300)
+    weight = torch.randn(n, k, device=DEVICE).mul_(0.02).half()
+    planes = packed(weight)
+    before = {m: chosen(m, n, k)[0] for m in tokens}
+    timings = gemm_tuning.tune({(n, k): [planes]}, tokens, kernels.NUM_SMS_H100)[n, k]
+    assert {(t.precision, t.m) for t in timings} == {(p, m) for p in (FP16, FP8) for m in tokens}
+    assert all(0.5 < t.us < 1000 for t in timings)
+    assert gemm_tuning.take(timings, kernels.NUM_SMS_H100) == len(timings)
+    try:
+        for m in tokens:
+            (config,) = chosen(m, n, k)
+            timed = {t.config: t.us for t in timings if (t.precision, t.m) == (FP16, m)}
+            assert timed[config] == min(timed.values())
+            x = torch.randn(m, k, device=DEVICE).half()
+            out = poisoned(m, n)
+            kernels.gemm(config, x, planes, out[:m])
+            assert relative_error(out[:m], x.double() @ weight.double().t()) < 4e-4
+    finally:
+        gemm_tuning.forget()
+    assert {m: chosen(m, n, k)[0] for m in tokens} == before
 
 
 def test_outliers_are_added_in_full():

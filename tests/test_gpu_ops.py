@@ -141,3 +141,26 @@ def test_errors_name_what_was_expected():
         ops.linear(x.half(), upper[:32].contiguous(), lower, *nothing, 64, 64, True)
     with pytest.raises(RuntimeError, match="expected upper on the device"):
         ops.linear(x.half(), upper.cpu(), lower, *nothing, 64, 64, True)
+
+
+def test_a_weight_wider_than_the_quantiser_holds_is_refused_when_it_is_packed():
+    from nestedfp import ops
+
+    plane = torch.zeros(16, 81984, dtype=torch.uint8).cuda()
+    with pytest.raises(RuntimeError, match="expected at most 81920 input features"):
+        ops.pack(plane, plane)
+
+
+def test_activations_that_are_not_contiguous_or_misaligned_give_the_same_result():
+    from nestedfp import ops
+    from nestedfp.modes import Mode
+
+    _, _, on_gpu = nested(128, 512, 0)
+    x = torch.randn(6, 512).half().cuda()
+    strided = x.t().contiguous().t()
+    shifted = torch.empty(6 * 512 + 1, dtype=torch.float16, device="cuda")[1:].view(6, 512).copy_(x)
+    for mode in Mode:
+        ops.set_mode(mode)
+        expected = run(x, on_gpu, None, True)
+        assert torch.equal(run(strided, on_gpu, None, True), expected)
+        assert torch.equal(run(shifted, on_gpu, None, True), expected)

@@ -1,6 +1,7 @@
 // The kernels as C functions, for the tests and benchmarks that choose a config themselves. Loaded with ctypes.
 #include "capi.h"
 
+#include "chain.h"
 #include "counters.h"
 #include "kernels.h"
 #include "layout.h"
@@ -16,6 +17,18 @@ NESTEDFP_API int nestedfp_gemm(int precision, int64_t m, int64_t n, int64_t k, i
                     {x, x_pitch, token_scale, upper, lower, neutral_lower != 0, bias, out, partial_sums,
                      stream_counters(static_cast<CUstream_st*>(stream)), early_start != 0},
                     num_sms, static_cast<CUstream_st*>(stream), &message);
+}
+
+// The arguments from source to partial_sums are ChainArgs'. config null: the chain without its GEMM.
+NESTEDFP_API int nestedfp_time_chain(int precision, int64_t m, int64_t n, int64_t k, int num_sms, const int* config,
+                                     const void* source, void* x, uint8_t* codes, float* token_scale,
+                                     const uint8_t* const* upper, const uint8_t* const* lower, int weights, void* out,
+                                     float* partial_sums, int links, int replays, void* stream, float* us) {
+    const char* message = nullptr;
+    const GemmConfig wanted = config == nullptr ? GemmConfig{} : make_config(config);
+    return time_chain(make_desc(precision, m, n, k), config == nullptr ? nullptr : &wanted,
+                      {source, x, codes, token_scale, upper, lower, weights, out, partial_sums}, num_sms, links,
+                      replays, static_cast<CUstream_st*>(stream), us, &message);
 }
 
 NESTEDFP_API int nestedfp_prepare() { return prepare_device(); }

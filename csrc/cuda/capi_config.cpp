@@ -1,6 +1,10 @@
 // The choice of a config as C functions, host only: with gemm_config.cpp this makes a library that needs no CUDA, which
 // the tests build with the C++ compiler alone.
+#include <cstring>
+
 #include "capi.h"
+#include "gemm_cost.h"
+#include "gemm_timings.h"
 #include "shares.h"
 
 using namespace nestedfp::cuda;
@@ -32,6 +36,45 @@ NESTEDFP_API double nestedfp_predict(int precision, int64_t m, int64_t n, int64_
     const GemmDesc desc = make_desc(precision, m, n, k);
     const GemmConfig wanted = make_config(config);
     return is_valid(desc, wanted, num_sms, nullptr) ? predict_us(desc, wanted, num_sms) : -1;
+}
+
+// Returns 0, or 1 if the config is not valid for the problem or the time not above zero.
+NESTEDFP_API int nestedfp_take_timing(int precision, int64_t m, int64_t n, int64_t k, int num_sms, const int* config,
+                                      double us) {
+    const GemmDesc desc = make_desc(precision, m, n, k);
+    const GemmConfig timed = make_config(config);
+    if (!(us > 0) || !is_valid(desc, timed, num_sms, nullptr)) return 1;
+    take_timing(desc, timed, num_sms, us);
+    return 0;
+}
+
+NESTEDFP_API void nestedfp_forget_timings() { forget_timings(); }
+
+NESTEDFP_API int nestedfp_common_constants() { return kCommonConstants; }
+NESTEDFP_API int nestedfp_tile_constants() { return kTileConstants; }
+
+// The cost model with other constants than the fitted ones, for whoever fits them. constants: CostModel, then a
+// TileCost for each tile. problems[8 * i]: precision, M, N, K, config[4].
+NESTEDFP_API void nestedfp_predict_with(const double* constants, const int64_t* problems, int count, int num_sms,
+                                        double* us) {
+    CostModel model;
+    std::memcpy(&model, constants, sizeof(model));
+    const auto* const tiles = reinterpret_cast<const TileCost*>(constants + kCommonConstants);
+    for (int i = 0; i < count; ++i) {
+        const int64_t* const row = problems + 8 * i;
+        const GemmConfig config{static_cast<int>(row[4]), static_cast<int>(row[5]), row[6] != 0, row[7] != 0};
+        us[i] = predict_us(make_desc(static_cast<int>(row[0]), row[1], row[2], row[3]), config, num_sms, model,
+                           tiles[config.tile]);
+    }
+}
+
+// constants: as above, of nestedfp_common_constants() + nestedfp_tile_constants() * nestedfp_tile_count().
+NESTEDFP_API void nestedfp_constants(double* constants) {
+    std::memcpy(constants, &kCostModel, sizeof(kCostModel));
+    for (int tile = 0; tile < tile_count(); ++tile) {
+        const TileCost& cost = tile_cost(tile);
+        std::memcpy(constants + kCommonConstants + kTileConstants * tile, &cost, sizeof(cost));
+    }
 }
 
 NESTEDFP_API int64_t nestedfp_partial_sum_bytes(int precision, int64_t m, int64_t n, int64_t k, int num_sms,

@@ -104,9 +104,9 @@ GemmPlan make_plan(const GemmDesc& desc, const GemmConfig& config, int num_sms);
 // Microseconds that the cost model predicts on an H100. Only for comparing configs of one problem.
 double predict_us(const GemmDesc& desc, const GemmConfig& config, int num_sms);
 
-// The measured best config where the table has the problem's N and K and an M close above, else the model's best.
-// Remembered by thread.
-// Without counters (counters.h) no config may split through memory.
+// The best config by what was timed on this card (gemm_timings.h) if desc's N and K were; else the measured one where
+// the table has N, K and an M close above, else the model's best. Remembered by thread. Without counters (counters.h)
+// no config may split through memory.
 GemmConfig choose_config(const GemmDesc& desc, int num_sms, bool has_counters);
 
 // Loads every tile onto the current device and allocates its counters, so that no later launch, perhaps under graph

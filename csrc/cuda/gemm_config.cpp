@@ -1,12 +1,17 @@
-// Which tile, cut how: a pure host function of the problem. A measured table comes first, a cost model fills its gaps.
+// Which tile, cut how: a host function of the problem. What was timed on this card comes first (gemm_timings.h), then a
+// table measured on another, then the cost model alone (gemm_cost.h).
 #include <algorithm>
 #include <cmath>
 #include <iterator>
 #include <limits>
 #include <map>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "gemm.h"
+#include "gemm_cost.h"
+#include "gemm_timings.h"
 #include "shares.h"
 
 namespace nestedfp::cuda {
@@ -41,46 +46,6 @@ constexpr TableRow kTable[] = {
 };
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// H100 SXM figures, per multiprocessor. Clocks at 1.755 GHz.
-constexpr double kClocksPerUs = 1755;
-constexpr double kMemoryBytesPerClock = 13.0 * 132;  // whole chip: 3.0 TB/s
-constexpr double kSharedBytesPerClock = 128;
-
-// Thread blocks that run at once. Clusters stay within a GPC, so larger ones leave multiprocessors idle: an H100 holds
-// 30 clusters of four and fewer than 40 of three at one block per multiprocessor.
-double resident_blocks(const Tile& tile, int split, int num_sms) {
-    constexpr double kUsable[] = {1, 1, 1, 0.87, 0.909};
-    return num_sms * tile.blocks_per_sm * kUsable[split];
-}
-
-// Clocks of one pipeline stage with the multiprocessor to itself.
-double stage_clocks(const Tile& tile) {
-    const double row_groups = tile.row_warpgroups * tile.k_warpgroups;
-    const double tensor = row_groups * 4 * tile.tokens / 2;
-    // Shared memory sees each byte written by TMA, the weights read once (by the decoder or by wgmma) and the
-    // activations read once by every group of 64 rows.
-    const double weight_bytes = row_groups * 8192, x_bytes = tile.k_warpgroups * tile.tokens * 128.0;
-    const double shared = (2 * weight_bytes + x_bytes * (1 + tile.row_warpgroups)) / kSharedBytesPerClock;
-    // Decode: about 42 instructions at half rate per warp and stage on each of the four schedulers.
-    const double decode = tile.precision == Precision::kFp16 ? row_groups * 84 : 0;
-    const double latency = 300;  // of one stage through one warpgroup, from full barrier to release
-    // Measured over the bound, all multiprocessors busy, where both planes are decoded.
-    const double fp16_losses = tile.tokens < 128   ? 1.45
-                               : tile.tokens < 176 ? 1.3
-                               : tile.tokens < 192 ? 1.27
-                               : tile.tokens < 256 ? 1.2 + 0.05 * (tile.row_warpgroups - 2)
-                                                   : 1.15;
-    const double losses = tile.precision == Precision::kFp16 ? fp16_losses : 1.05;
-    return losses * std::max({tensor, shared, decode, latency / tile.blocks_per_sm});
-}
-
-// Blocks whose shares begin at different columns of K read different activations at the same time. L2 then delivers
-// them more often, and memory does where they do not stay in L2 beside the weights that stream by. Measured.
-double misalignment(const GemmDesc& desc, const GemmPlan& plan) {
-    const double x_mb = 1e-6 * desc.m * desc.k * (desc.precision == Precision::kFp16 ? 2 : 1);
-    return plan.pair > 1 ? 1.03 + std::max(0.0, x_mb - 40) / 160 : 1.08 + std::max(0.0, x_mb - 20) / 80;
-}
 
 // The row of the measured table for a problem, or null. Rows hold for the multiprocessor count they were measured with.
 // A decode batch takes the row with the next larger M; larger M does so only close below a row, since the number of
@@ -190,59 +155,57 @@ int64_t partial_sum_bytes(const GemmDesc& desc, const GemmConfig& config, int nu
 }
 
 double predict_us(const GemmDesc& desc, const GemmConfig& config, int num_sms) {
-    const Tile& tile = kTiles[config.tile];
-    const GemmPlan plan = make_plan(desc, config, num_sms);
-    const double slots = static_cast<double>(num_sms) * tile.blocks_per_sm / plan.pair;
-    const double stage = stage_clocks(tile) * tile.blocks_per_sm;  // blocks of one multiprocessor take turns
-    const double output_bytes = 2.0 * tile.rows() * tile.tokens;
-    const double store = 600 + output_bytes / 64;
-    // With clusters of four the whole tiles, too, run on fewer blocks at a time.
-    const double turns = plan.cluster > 1 ? std::ceil(plan.blocks / resident_blocks(tile, plan.cluster, num_sms)) : 1;
-    const double whole_waves = turns * std::ceil(plan.whole_tiles / slots);
-    double clocks = whole_waves * (plan.steps * stage + store);
-    if (plan.shares > 0) {
-        const double share = std::ceil(static_cast<double>(plan.column_steps) / int{plan.shares});
-        // A block stores the sums of its first part and collects those of its last tile, two bytes of FP16 output
-        // having grown to four.
-        const double parts = config.split == kEvenShares ? int{plan.steps} / share + 1 : config.split;
-        clocks += share * stage * misalignment(desc, plan) + store + 2500 + parts * 2 * output_bytes / 50;
-    } else if (config.split > 1) {
-        const double part_count = (plan.tiles - plan.whole_tiles) * config.split;
-        const double part = std::ceil(1.0 * plan.steps / config.split) * stage + store;
-        const double exchange = 1500 + 2 * output_bytes / 28 * (config.split == 2 ? 1 : 1.5);
-        clocks += std::ceil(part_count / resident_blocks(tile, config.split, num_sms)) * (part + exchange);
-    }
-    const double weight_bytes = 1.0 * desc.n * desc.k * (desc.precision == Precision::kFp16 ? 2 : 1);
-    const double x_bytes = 1.0 * desc.m * desc.k * (desc.precision == Precision::kFp16 ? 2 : 1);
-    // A block takes in at most about 40 bytes per clock, so few blocks cannot use the whole memory.
-    const double active = std::min<double>(num_sms, plan.blocks * plan.pair);
-    const double bandwidth = std::min(kMemoryBytesPerClock, active * 40);
-    const double memory = (weight_bytes + x_bytes + 2.0 * desc.m * desc.n) / bandwidth;
-    // Overlap of the two is not perfect where they are close.
-    return (std::max(clocks, memory) + 0.15 * std::min(clocks, memory)) / kClocksPerUs + 2.5;
+    return predict_us(desc, config, num_sms, kCostModel, tile_cost(config.tile));
 }
 
 namespace {
 
-GemmConfig predicted_best(const GemmDesc& desc, int num_sms, bool has_counters) {
-    GemmConfig best{0, 1, false, false};
-    double best_us = std::numeric_limits<double>::infinity();
+// Calls visit(config, predicted microseconds) for every config that can compute the problem.
+template <class Visit>
+void for_each_config(const GemmDesc& desc, int num_sms, bool has_counters, const Visit& visit) {
     const auto consider = [&](const GemmConfig& config) {
-        if (!is_valid(desc, config, num_sms, nullptr) || (config.through_memory && !has_counters)) return;
-        const double us = predict_us(desc, config, num_sms);
-        if (us < best_us) {
-            best_us = us;
-            best = config;
-        }
+        if ((config.through_memory && !has_counters) || !is_valid(desc, config, num_sms, nullptr)) return;
+        visit(config, predict_us(desc, config, num_sms));
     };
     for (int tile = 0; tile < tile_count(); ++tile) {
         if (kTiles[tile].precision != desc.precision) continue;
         consider({tile, 1, false, false});
         for (const bool tail_only : {false, true}) {
-            for (int split = 2; split <= kMaxCluster; split *= 2) consider({tile, split, tail_only, false});
+            for (int split = 2; split <= kMaxCluster; ++split) consider({tile, split, tail_only, false});
             consider({tile, kEvenShares, tail_only, true});
             for (int split = 2; split <= kMaxParts; ++split) consider({tile, split, tail_only, true});
         }
+    }
+}
+
+GemmConfig predicted_best(const GemmDesc& desc, int num_sms, bool has_counters) {
+    GemmConfig best{0, 1, false, false};
+    double best_us = std::numeric_limits<double>::infinity();
+    for_each_config(desc, num_sms, has_counters, [&](const GemmConfig& config, double us) {
+        if (us >= best_us) return;
+        best_us = us;
+        best = config;
+    });
+    return best;
+}
+
+// The best of the configs that the model finds promising, by the model corrected with what was timed.
+GemmConfig corrected_best(const GemmDesc& desc, int num_sms, bool has_counters, const std::vector<Timing>& timings) {
+    constexpr double kPromising = 1.4;
+    std::vector<std::pair<double, GemmConfig>> found;
+    double least_us = std::numeric_limits<double>::infinity();
+    for_each_config(desc, num_sms, has_counters, [&](const GemmConfig& config, double us) {
+        found.emplace_back(us, config);
+        least_us = std::min(least_us, us);
+    });
+    GemmConfig best = found.front().second;
+    double best_us = std::numeric_limits<double>::infinity();
+    for (const auto& [predicted, config] : found) {
+        if (predicted > kPromising * least_us) continue;
+        const double us = corrected_us(desc, config, predicted, timings);
+        if (us >= best_us) continue;
+        best_us = us;
+        best = config;
     }
     return best;
 }
@@ -250,15 +213,25 @@ GemmConfig predicted_best(const GemmDesc& desc, int num_sms, bool has_counters) 
 }  // namespace
 
 GemmConfig choose_config(const GemmDesc& desc, int num_sms, bool has_counters) {
-    // Twenty microseconds of predictions for each of a model's hundred GEMMs would show in a step without a CUDA graph.
+    // Predictions for each of a model's hundred GEMMs would show in a step without a CUDA graph.
     using Problem = std::tuple<Precision, int64_t, int64_t, int64_t, int, bool>;
     constexpr size_t kRemembered = 1 << 16;
     thread_local std::map<Problem, GemmConfig> remembered;
+    thread_local uint64_t version = 0;
+    if (const uint64_t now = timings_version(); now != version || remembered.size() >= kRemembered) {
+        remembered.clear();
+        version = now;
+    }
     const Problem problem{desc.precision, desc.m, desc.n, desc.k, num_sms, has_counters};
     if (const auto found = remembered.find(problem); found != remembered.end()) return found->second;
-    const TableRow* row = measured_row(desc, num_sms, has_counters);
-    const GemmConfig config = row != nullptr ? row->config : predicted_best(desc, num_sms, has_counters);
-    if (remembered.size() >= kRemembered) remembered.clear();
+    GemmConfig config;
+    if (const std::vector<Timing> timings = timings_of(desc); !timings.empty()) {
+        config = corrected_best(desc, num_sms, has_counters, timings);
+    } else if (const TableRow* row = measured_row(desc, num_sms, has_counters); row != nullptr) {
+        config = row->config;
+    } else {
+        config = predicted_best(desc, num_sms, has_counters);
+    }
     return remembered.emplace(problem, config).first->second;
 }
 

@@ -2,6 +2,8 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <unordered_map>
+
 #include "counters.h"
 #include "gemm.h"
 #include "layout.h"
@@ -25,9 +27,25 @@ EncodeTiled encode_tiled() {
 
 struct Matrix {
     const void* data;
-    int element_bytes;
+    int64_t element_bytes;
     int64_t cols, rows, pitch_bytes;
-    int box_cols, box_rows;
+    int64_t box_cols, box_rows;
+
+    bool operator==(const Matrix& other) const {
+        return data == other.data && element_bytes == other.element_bytes && cols == other.cols && rows == other.rows &&
+               pitch_bytes == other.pitch_bytes && box_cols == other.box_cols && box_rows == other.box_rows;
+    }
+};
+
+struct MatrixHash {
+    size_t operator()(const Matrix& matrix) const {
+        uint64_t hash = reinterpret_cast<uintptr_t>(matrix.data);
+        for (const int64_t value : {matrix.cols, matrix.rows, matrix.pitch_bytes, matrix.box_cols, matrix.box_rows}) {
+            hash = (hash ^ static_cast<uint64_t>(value)) * 0x9e3779b97f4a7c15;
+            hash ^= hash >> 32;
+        }
+        return hash;
+    }
 };
 
 bool encode(CUtensorMap* map, const Matrix& matrix) {
@@ -42,6 +60,20 @@ bool encode(CUtensorMap* map, const Matrix& matrix) {
                     const_cast<void*>(matrix.data), sizes, pitches, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
                     is_swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+// The map of a matrix, or null. A map depends on nothing but the matrix, address included, so those of the weights, and
+// of activations that the allocator puts where others were, are encoded once.
+const CUtensorMap* tensor_map(const Matrix& matrix) {
+    constexpr size_t kRemembered = 1 << 14;
+    thread_local std::unordered_map<Matrix, CUtensorMap, MatrixHash> remembered;
+    if (remembered.size() >= kRemembered) remembered.clear();
+    const auto [found, is_new] = remembered.try_emplace(matrix);
+    if (is_new && !encode(&found->second, matrix)) {
+        remembered.erase(found);
+        return nullptr;
+    }
+    return &found->second;
 }
 
 }  // namespace
@@ -61,14 +93,17 @@ int run_gemm(const GemmDesc& desc, const GemmConfig& config, const GemmArgs& arg
     const bool is_fp16 = desc.precision == Precision::kFp16;
     const int64_t pitch = upper_pitch(desc.k);
 
-    CUtensorMap x_map, upper_map;
     const int x_bytes = is_fp16 ? 2 : 1;
-    if (!encode(&x_map, {args.x, x_bytes, is_fp16 ? desc.k : pitch, desc.m, args.x_pitch * x_bytes, 128 / x_bytes,
-                         tile.tokens / tile.pair})) {
+    const CUtensorMap* const found_x = tensor_map({args.x, x_bytes, is_fp16 ? desc.k : pitch, desc.m,
+                                                   args.x_pitch * x_bytes, 128 / x_bytes, tile.tokens / tile.pair});
+    if (found_x == nullptr) {
         *message = "x must be aligned to 16 bytes, and so must its rows";
         return cudaErrorInvalidValue;
     }
-    if (!encode(&upper_map, {args.upper, 1, pitch, desc.n, pitch, is_fp16 ? 64 : 128, tile.rows()})) {
+    const CUtensorMap x_map = *found_x;  // the next one may move it
+    const CUtensorMap* const upper_map =
+        tensor_map({args.upper, 1, pitch, desc.n, pitch, is_fp16 ? 64 : 128, tile.rows()});
+    if (upper_map == nullptr) {
         *message = "the packed upper plane must be aligned to 16 bytes";
         return cudaErrorInvalidValue;
     }
@@ -100,7 +135,7 @@ int run_gemm(const GemmDesc& desc, const GemmConfig& config, const GemmArgs& arg
     kernel_args.x_policy = is_one_pass ? kEvictLast : kEvictNormal;
 
     const cudaError_t error =
-        tile_functions(config.tile).launch(x_map, upper_map, kernel_args, args.early_start, stream);
+        tile_functions(config.tile).launch(x_map, *upper_map, kernel_args, args.early_start, stream);
     if (error != cudaSuccess) *message = cudaGetErrorString(error);
     return error;
 }

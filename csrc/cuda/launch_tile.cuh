@@ -18,8 +18,6 @@ template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int Block
 cudaError_t launch(const CUtensorMap& x_map, const CUtensorMap& upper_map, const KernelArgs& args, bool early_start,
                    cudaStream_t stream) {
     using T = TileTraits<P, RowWarpgroups, KWarpgroups, Tokens, BlocksPerSm, Pair>;
-    const cudaError_t error = prepare<P, RowWarpgroups, KWarpgroups, Tokens, BlocksPerSm, Pair>();
-    if (error != cudaSuccess) return error;
     const int cluster = args.plan.cluster * args.plan.pair;
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(args.plan.blocks * args.plan.pair);

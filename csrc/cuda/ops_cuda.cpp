@@ -5,7 +5,10 @@
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 
+#include <atomic>
+#include <map>
 #include <optional>
+#include <set>
 #include <tuple>
 #include <vector>
 
@@ -28,7 +31,7 @@ class Device {
         STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream(index_, &stream) == 0, op,
                         ": torch has no current CUDA stream on device ", index_);
         stream_ = static_cast<cudaStream_t>(stream);
-        cudaDeviceGetAttribute(&num_sms_, cudaDevAttrMultiProcessorCount, index_);
+        num_sms_ = multiprocessors(index_);
     }
 
     cudaStream_t stream() const { return stream_; }
@@ -36,6 +39,13 @@ class Device {
     int index() const { return index_; }
 
   private:
+    static int multiprocessors(int index) {
+        thread_local std::map<int, int> known;
+        const auto [found, is_new] = known.emplace(index, 0);
+        if (is_new) cudaDeviceGetAttribute(&found->second, cudaDevAttrMultiProcessorCount, index);
+        return found->second;
+    }
+
     static int index_of(const char* op, const char* name, const Tensor& tensor) {
         STD_TORCH_CHECK(tensor.is_cuda(), op, ": expected ", name, " on a CUDA device; move it with .cuda()");
         return tensor.get_device_index();
@@ -64,12 +74,23 @@ void check_hopper(const char* op, const Device& device) {
                     major, ".", minor, " on cuda:", device.index());
 }
 
-// The mode lives in nestedfp_C; the dispatcher is the one door between the two libraries.
+// The mode lives in nestedfp_C; the dispatcher is the one door between the two libraries. It is asked once, where.
 Mode mode_in_force() {
-    StableIValue stack[1] = {};
-    STD_TORCH_CHECK(torch_call_dispatcher("nestedfp::get_mode", "", stack, TORCH_ABI_VERSION) == 0,
-                    "nestedfp::linear: nestedfp::get_mode failed; import nestedfp.ops first");
-    return static_cast<Mode>(torch::stable::detail::to<int64_t>(stack[0]));
+    static const std::atomic<int64_t>* const mode = [] {
+        StableIValue stack[1] = {};
+        STD_TORCH_CHECK(torch_call_dispatcher("nestedfp::mode_address", "", stack, TORCH_ABI_VERSION) == 0,
+                        "nestedfp::linear: nestedfp::mode_address failed; import nestedfp.ops first");
+        return reinterpret_cast<const std::atomic<int64_t>*>(torch::stable::detail::to<int64_t>(stack[0]));
+    }();
+    return static_cast<Mode>(mode->load(std::memory_order_relaxed));
+}
+
+// Kernels are loaded onto a device by pack; a plane may also have been packed on another one.
+void prepare_once(const char* op, const Device& device) {
+    thread_local std::set<int> prepared;
+    if (prepared.count(device.index()) > 0) return;
+    check_error(op, prepare_device());
+    prepared.insert(device.index());
 }
 
 Tensor empty(const Tensor& like, std::vector<int64_t> shape, ScalarType type) {
@@ -148,6 +169,8 @@ std::tuple<Tensor, Tensor> pack(Tensor upper, Tensor lower) {
     check_shape(op, "lower", lower, n, k);
     check_plane(op, "upper", upper, device);
     check_plane(op, "lower", lower, device);
+    STD_TORCH_CHECK(k <= kMaxQuantizedColumns, op, ": expected at most ", kMaxQuantizedColumns,
+                    " input features, which the activation quantiser can hold, got ", k, "; keep this layer plain");
     const Tensor packed_upper = empty(upper, {n, upper_pitch(k)}, ScalarType::Byte);
     const Tensor packed_lower = empty(upper, {lower_bytes(n, k)}, ScalarType::Byte);
     check_error(op, prepare_device());
@@ -194,9 +217,10 @@ Tensor linear(Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> bias, 
     const int64_t m = x.numel() / k;
     if (m == 0) return out;
 
-    const Tensor rows = torch::stable::contiguous(x);
+    prepare_once(op, device);
+    const Tensor rows = x.is_contiguous() ? x : torch::stable::contiguous(x);
     const bool is_fp8 = mode_in_force() == Mode::kFp8;
-    GemmDesc desc{is_fp8 && quantize_activations ? Precision::kFp8 : Precision::kFp16, m, n, k};
+    const GemmDesc desc{is_fp8 && quantize_activations ? Precision::kFp8 : Precision::kFp16, m, n, k};
     GemmArgs args{};
     args.x = rows.const_data_ptr();
     args.x_pitch = k;
@@ -205,32 +229,38 @@ Tensor linear(Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> bias, 
     args.neutral_lower = is_fp8;
     args.bias = bias.has_value() ? bias->const_data_ptr() : nullptr;
     args.out = out.mutable_data_ptr();
-
-    std::optional<Tensor> copy, scale;  // scratch; torch's allocator keeps it in stream order
-    if (desc.precision == Precision::kFp8) {
-        copy = empty(x, {m, upper_pitch(k)}, ScalarType::Byte);
-        scale = empty(x, {m}, ScalarType::Float);
-        check_error(op, run_quantize(args.x, k, data<uint8_t>(*copy), data<float>(*scale), m, k, device.stream()));
-        args.x = copy->const_data_ptr();
-        args.x_pitch = upper_pitch(k);
-        args.token_scale = const_data<float>(*scale);
-    } else if (k % 8 != 0 || reinterpret_cast<uintptr_t>(args.x) % 16 != 0) {
-        // TMA reads rows that begin at multiples of 16 bytes.
-        const int64_t pitch = round_up(k, 8);
-        copy = empty(x, {m, pitch}, ScalarType::Half);
-        check_error(op, cudaMemcpy2DAsync(copy->mutable_data_ptr(), pitch * 2, args.x, k * 2, k * 2, m,
-                                          cudaMemcpyDeviceToDevice, device.stream()));
-        args.x = copy->const_data_ptr();
-        args.x_pitch = pitch;
-    }
-    const char* message = "";
     args.counters = stream_counters(device.stream());
     const GemmConfig config = choose_config(desc, device.num_sms(), args.counters != nullptr);
-    std::optional<Tensor> partial_sums;
-    if (const int64_t bytes = partial_sum_bytes(desc, config, device.num_sms()); bytes > 0) {
-        partial_sums = empty(x, {bytes / 4}, ScalarType::Float);
-        args.partial_sums = data<float>(*partial_sums);
+
+    // One allocation for all scratch memory: partial sums, then the activations as the GEMM reads them, then their
+    // scales. torch's allocator keeps it in stream order.
+    const bool is_quantized = desc.precision == Precision::kFp8;
+    // TMA reads rows that begin at multiples of 16 bytes.
+    const bool is_copied = !is_quantized && (k % 8 != 0 || reinterpret_cast<uintptr_t>(args.x) % 16 != 0);
+    const int64_t pitch = is_quantized ? upper_pitch(k) : round_up(k, 8);
+    const int64_t sums_bytes = round_up(partial_sum_bytes(desc, config, device.num_sms()), 256);
+    const int64_t x_bytes = is_quantized ? round_up(m * pitch, 256) : is_copied ? m * pitch * 2 : 0;
+    const int64_t scratch_bytes = sums_bytes + x_bytes + (is_quantized ? m * 4 : 0);
+    std::optional<Tensor> scratch;
+    if (scratch_bytes > 0) {
+        scratch = empty(x, {scratch_bytes}, ScalarType::Byte);
+        uint8_t* const sums = data<uint8_t>(*scratch);
+        uint8_t* const copy = sums + sums_bytes;
+        if (sums_bytes > 0) args.partial_sums = reinterpret_cast<float*>(sums);
+        if (is_quantized) {
+            auto* const scale = reinterpret_cast<float*>(copy + x_bytes);
+            check_error(op, run_quantize(args.x, k, copy, scale, m, k, device.stream()));
+            args.token_scale = scale;
+        } else if (is_copied) {
+            check_error(op, cudaMemcpy2DAsync(copy, pitch * 2, args.x, k * 2, k * 2, m, cudaMemcpyDeviceToDevice,
+                                              device.stream()));
+        }
+        if (is_quantized || is_copied) {
+            args.x = copy;
+            args.x_pitch = pitch;
+        }
     }
+    const char* message = "";
     const int error = run_gemm(desc, config, args, device.num_sms(), device.stream(), &message);
     STD_TORCH_CHECK(error == cudaSuccess, op, ": m=", m, ", n=", n, ", k=", k, ", tile ", config.tile, ", split ",
                     config.split, ": ", message);

@@ -49,8 +49,11 @@ NESTEDFP_DEVICE void store_codes(uint4 raw, float scale, uint8_t* codes, int chu
 // One block per token; a thread holds `Chunks` chunks of 8 columns in registers between the two halves of the work. The
 // number of threads is a multiple of 32, so every shuffle is complete: chunks beyond the row are zeros that are not
 // stored.
+// Sixteen chunks take more registers than 1024 threads have.
+constexpr int max_threads(int chunks) { return chunks > 8 ? 640 : 1024; }
+
 template <int Chunks>
-__global__ void __launch_bounds__(1024)
+__global__ void __launch_bounds__(max_threads(Chunks))
     quantize_kernel(const __half* x, int64_t x_pitch, uint8_t* codes, float* scales, int k, bool is_aligned) {
     __shared__ uint32_t warp_max[32];
     allow_successor();       // it reads only weights until this kernel has finished
@@ -131,11 +134,11 @@ int run_quantize(const void* x, int64_t x_pitch, uint8_t* codes, float* scale, i
     if (m > 256) {
         if (chunks <= 1024) return launch<4>(halves, x_pitch, codes, scale, m, k, threads(4), stream);
         if (chunks <= 8192) return launch<8>(halves, x_pitch, codes, scale, m, k, threads(8), stream);
-        return cudaErrorInvalidValue;
     }
     if (chunks <= 2048) return launch<2>(halves, x_pitch, codes, scale, m, k, threads(2), stream);
     if (chunks <= 4096) return launch<4>(halves, x_pitch, codes, scale, m, k, threads(4), stream);
     if (chunks <= 8192) return launch<8>(halves, x_pitch, codes, scale, m, k, threads(8), stream);
+    if (k <= kMaxQuantizedColumns) return launch<16>(halves, x_pitch, codes, scale, m, k, threads(16), stream);
     return cudaErrorInvalidValue;
 }
 

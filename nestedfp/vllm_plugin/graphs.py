@@ -3,14 +3,20 @@
 A captured graph replays the kernels of the mode in which it was captured. vLLM already captures a graph for every
 (size, number of active LoRA adapters); nestedfp serves no LoRA, so the second number is free to mean the precision:
 0 is FP16, 1 is FP8. Capture, dispatch, piecewise keys and memory accounting then work as they are.
+
+Steps with prompts in them also get graphs above vLLM's largest size, piecewise ones: below some two thousand tokens the host
+launches an FP8 step's kernels no faster than the GPU computes them.
 """
 
 from typing import Any
 
+from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu import cudagraph_utils, model_runner
 
 from nestedfp import ops
 from nestedfp.modes import Mode
+from nestedfp.vllm_plugin.graph_sizes import larger_sizes
+from nestedfp.vllm_plugin.options import PluginOptions
 
 CASES = {Mode.FP16: 0, Mode.FP8: 1}
 MODES = {case: mode for mode, case in CASES.items()}
@@ -28,6 +34,25 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
         # the largest size is not taken for the cost of every graph.
         for descs in self._capture_descs.values():
             descs.sort(key=lambda desc: (desc.num_active_loras, -desc.num_tokens))
+
+    def _init_candidates(self) -> None:
+        """Set up vLLM's sizes and, for steps that are not all decodes, larger ones.
+
+        The configuration keeps vLLM's own largest size: attention reserves memory by it, for splits of decodes that larger
+        steps do not have.
+        """
+        config = self.compilation_config
+        sizes = config.cudagraph_capture_sizes
+        wanted = PluginOptions.of(self.vllm_config).graph_tokens
+        if not sizes or self.cudagraph_mode.mixed_mode() != CUDAGraphMode.PIECEWISE:
+            super()._init_candidates()
+            return
+        larger = larger_sizes(max(sizes), min(wanted, self.vllm_config.scheduler_config.max_num_batched_tokens))
+        config.cudagraph_capture_sizes = [*sizes, *larger]
+        try:
+            super()._init_candidates()
+        finally:
+            config.cudagraph_capture_sizes = sizes
 
     def capture(self, *args: Any, lora_capture_hook: Any = None, **kwargs: Any) -> None:
         before = ops.get_mode()

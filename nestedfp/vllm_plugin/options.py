@@ -10,7 +10,11 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 OPTIONS_KEY = "nestedfp"
-CHOICES = {"step_costs": ("auto", "measure", "off"), "unsupported_gpu": ("refuse", "fp16")}
+CHOICES = {
+    "step_costs": ("auto", "measure", "off"),
+    "unsupported_gpu": ("refuse", "fp16"),
+    "gemm_choice": ("measure", "model"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,13 @@ class PluginOptions:
             through vLLM's own kernels, with no FP8 mode.
         fp16_only: no FP8 mode: weights are kept or restored as plain FP16 and run through vLLM's own kernels. Filled in
             by the plugin on an unsupported GPU; may be set anywhere.
+        gemm_choice: how a GPU's GEMM configs are chosen: "measure", by what configs take on this card, timed when an engine
+            with such layers first starts and kept on disk, or "model", by the shipped table and the cost model. Times of
+            another day may choose another order of additions, so that last bits differ between engines.
+        gemm_timings: a folder of kept times (a copy of ``~/.cache/nestedfp``) to choose by instead of measuring, so that
+            every engine chooses alike; empty: this card's own.
+        graph_tokens: CUDA graphs for steps of up to so many tokens, in both precisions, beyond the sizes that vLLM captures;
+            0: vLLM's sizes alone.
         fp16_reads_fp8_blocks: under a directive of fp16 requests still read prefix-cache blocks that FP8 steps wrote, and
             disclose them. Off by default: after a burst answers are full quality at once, at the cost of computing those
             prefixes again.
@@ -38,6 +49,9 @@ class PluginOptions:
     unsupported_gpu: str = "refuse"
     fp16_only: bool = False
     fp16_reads_fp8_blocks: bool = False
+    gemm_choice: str = "measure"
+    gemm_timings: str = ""
+    graph_tokens: int = 2048
     checkpoint: str = ""
 
     def measures_steps(self, is_cpu: bool) -> bool:

@@ -7,7 +7,7 @@ from vllm.platforms import current_platform
 from nestedfp import ops
 from nestedfp.modes import Mode
 from nestedfp.step_costs import StepCosts
-from nestedfp.vllm_plugin import failure, step_timing
+from nestedfp.vllm_plugin import cpu_seed, failure, step_timing
 from nestedfp.vllm_plugin.options import PluginOptions
 
 if current_platform.is_cpu():
@@ -27,6 +27,8 @@ class NestedFPWorker(BaseWorker):  # type: ignore[misc,valid-type]
     _step_costs: StepCosts | None = None
 
     def init_device(self) -> None:
+        if current_platform.is_cpu():
+            cpu_seed.install()
         if not current_platform.is_cpu() and not PluginOptions.of(self.vllm_config).fp16_only:
             if not self.use_v2_model_runner:
                 raise ValueError(
@@ -45,6 +47,13 @@ class NestedFPWorker(BaseWorker):  # type: ignore[misc,valid-type]
             super().load_model(*args, **kwargs)
 
     def determine_available_memory(self) -> int:
+        options = PluginOptions.of(self.vllm_config)
+        if not current_platform.is_cpu() and not options.fp16_only:
+            from nestedfp.vllm_plugin import gemm_choice
+
+            # Now: the weights are there, the KV cache is not, and everything that follows, the profile of memory and the
+            # graphs, runs what was chosen.
+            gemm_choice.choose(self.get_model(), options, self.scheduler_config.max_num_batched_tokens)
         # The profile must see the more expensive mode; on a GPU that is FP8 with its quantised activations.
         ops.set_mode(Mode.FP8)
         try:

@@ -1,0 +1,201 @@
+"""The choice of GEMM configs by timings: what they change, how they are kept, what is timed. No GPU and no nvcc.
+
+Run: ``pytest -q tests/test_gemm_choice.py``
+"""
+
+import json
+import logging
+import math
+
+import pytest
+from gemm_library import host_library  # noqa: F401  a fixture
+
+from benchmarks import gpu_kernels as kernels
+from benchmarks.gpu_random import LARGEST_WEIGHT, draw
+from nestedfp import gemm_cache, gemm_tuning
+from nestedfp.cuda_library import Config
+from nestedfp.gemm_cache import Card
+from nestedfp.gemm_tuning import Timing
+from nestedfp.vllm_plugin.options import PluginOptions
+
+SMS = kernels.NUM_SMS_H100
+SHAPE = (6144, 4096)
+CARD = Card("NVIDIA H100 80GB HBM3", 132, "1980 MHz, 2619 MHz, 700.00 W, 580.1", "0123456789abcdef")
+
+
+@pytest.fixture(autouse=True)
+def no_timings():
+    gemm_tuning.forget()
+    yield
+    gemm_tuning.forget()
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "nestedfp"
+
+
+def predicted(precision, m, n, k, factor=lambda config: 1.0):
+    """Timings of the candidates as the cost model predicts them, times a factor."""
+    return [
+        Timing(precision, m, n, k, c, factor(c) * kernels.predict_us(precision, m, n, k, c))
+        for c in gemm_tuning.candidates(precision, m, n, k, SMS)
+    ]
+
+
+@pytest.mark.parametrize("precision", [kernels.FP16, kernels.FP8])
+@pytest.mark.parametrize("m", [1, 100, 600, 3000])
+def test_the_fastest_timed_config_is_chosen_and_forgotten_again(precision, m):
+    n, k = SHAPE
+    before = kernels.choose(precision, m, n, k)
+    slowest = gemm_tuning.candidates(precision, m, n, k, SMS)[-1]
+    timings = predicted(precision, m, n, k, lambda config: 0.3 if config == slowest else 1.0)
+    assert gemm_tuning.take(timings, SMS) == len(timings)
+    assert kernels.choose(precision, m, n, k) == slowest != before
+    gemm_tuning.forget()
+    assert kernels.choose(precision, m, n, k) == before
+
+
+def test_a_token_count_between_two_timed_ones_profits_from_both():
+    n, k = SHAPE
+    favourite = kernels.choose(kernels.FP16, 600, n, k)
+    others = [c for _, c in kernels.valid_configs(kernels.FP16, 600, n, k) if c.tile != favourite.tile]
+    better = min(others, key=lambda c: kernels.predict_us(kernels.FP16, 600, n, k, c))
+
+    def slow_favourite(config):
+        return 1.5 if config.tile == favourite.tile else 1.0
+
+    for m in (512, 640):
+        timings = predicted(kernels.FP16, m, n, k, slow_favourite)
+        for config in (favourite, better):
+            us = kernels.predict_us(kernels.FP16, m, n, k, config)
+            timings += [Timing(kernels.FP16, m, n, k, config, us * slow_favourite(config))] if us > 0 else []
+        gemm_tuning.take(timings, SMS)
+    assert kernels.choose(kernels.FP16, 600, n, k).tile != favourite.tile
+
+
+def test_timings_of_one_shape_and_precision_leave_others_alone():
+    n, k = SHAPE
+    problems = [(kernels.FP8, 256, n, k), (kernels.FP16, 256, n + 64, k), (kernels.FP16, 256, n, k + 64)]
+    before = [kernels.choose(*problem) for problem in problems]
+    odd = gemm_tuning.candidates(kernels.FP16, 256, n, k, SMS)[-1]
+    gemm_tuning.take(predicted(kernels.FP16, 256, n, k, lambda c: 0.2 if c == odd else 1.0), SMS)
+    assert [kernels.choose(*problem) for problem in problems] == before
+
+
+def test_timings_of_configs_that_these_kernels_do_not_have_are_not_taken():
+    n, k = SHAPE
+    assert gemm_tuning.take([Timing(kernels.FP16, 16, n, k, Config(99), 1.0)], SMS) == 0
+
+
+def test_candidates_are_promising_and_of_several_tiles():
+    for m in (1, 64, 300, 4096):
+        found = gemm_tuning.candidates(kernels.FP16, m, *SHAPE, SMS)
+        assert len(found) == (gemm_tuning.CANDIDATES if m < gemm_tuning.LARGE_TOKENS else gemm_tuning.CANDIDATES_LARGE)
+        assert len({config.tile for config in found}) >= 2
+        best = min(us for us, _ in kernels.valid_configs(kernels.FP16, m, *SHAPE))
+        assert kernels.predict_us(kernels.FP16, m, *SHAPE, found[0]) == best
+
+
+def test_any_beginning_of_the_order_of_token_counts_covers_their_range():
+    order = gemm_tuning.spread(gemm_tuning.TUNED_TOKENS)
+    assert sorted(order) == sorted(gemm_tuning.TUNED_TOKENS)
+    assert {min(order[:5]), max(order[:5])} == {1, 8192}
+    widest = max(math.log2(b / a) for a, b in zip(sorted(order[:9]), sorted(order[:9])[1:], strict=False))
+    assert widest <= 5
+
+
+def test_kept_timings_come_back_as_they_were():
+    timings = predicted(kernels.FP8, 48, *SHAPE)
+    gemm_cache.save(CARD, *SHAPE, 8192, timings)
+    found = gemm_cache.load(CARD, *SHAPE, 8192)
+    assert [(t.m, t.config) for t in found] == [(t.m, t.config) for t in timings]
+    assert all(abs(a.us - b.us) < 1e-3 for a, b in zip(found, timings, strict=True))
+    assert gemm_cache.load(CARD, *SHAPE, 2048) == found
+
+
+def test_nothing_is_found_for_larger_steps_another_shape_or_another_card():
+    gemm_cache.save(CARD, *SHAPE, 2048, predicted(kernels.FP8, 48, *SHAPE))
+    throttled = Card(CARD.gpu, CARD.multiprocessors, CARD.limits.replace("700", "400"), CARD.kernels)
+    rebuilt = Card(CARD.gpu, CARD.multiprocessors, CARD.limits, "fedcba9876543210")
+    assert gemm_cache.load(CARD, *SHAPE, 8192) is None
+    assert gemm_cache.load(CARD, 4096, 4096, 2048) is None
+    assert gemm_cache.load(throttled, *SHAPE, 2048) is None
+    assert gemm_cache.load(rebuilt, *SHAPE, 2048) is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "",
+        "{",
+        "[]",
+        '{"format": 0}',
+        '{"format": 1, "max_tokens": 9, "timings": [[1, 2]]}',
+        '{"format": 1, "max_tokens": 9, "timings": [[0, 1, 64, 64, 0, 1, 0, 0, 3.0]]}',  # of another shape
+    ],
+)
+def test_a_damaged_file_costs_one_warning_and_is_written_anew(damage, caplog):
+    gemm_cache.save(CARD, *SHAPE, 9, [])
+    path = gemm_cache.path_of(CARD, *SHAPE)
+    path.write_text(damage)
+    with caplog.at_level(logging.WARNING, "vllm.nestedfp"):
+        logging.getLogger("vllm.nestedfp").addHandler(caplog.handler)
+        assert gemm_cache.load(CARD, *SHAPE, 9) is None
+        logging.getLogger("vllm.nestedfp").removeHandler(caplog.handler)
+    assert len({record.getMessage() for record in caplog.records}) == 1
+    assert str(path) in caplog.text
+    gemm_cache.save(CARD, *SHAPE, 9, predicted(kernels.FP16, 9, *SHAPE))
+    assert gemm_cache.load(CARD, *SHAPE, 9)
+
+
+def test_a_folder_that_cannot_be_written_costs_a_warning_only(cache_folder, caplog):
+    cache_folder.write_text("a file where the folder should be")
+    logging.getLogger("vllm.nestedfp").addHandler(caplog.handler)
+    gemm_cache.save(CARD, *SHAPE, 9, [])
+    logging.getLogger("vllm.nestedfp").removeHandler(caplog.handler)
+    assert "cannot be written" in caplog.text
+
+
+def test_a_folder_of_kept_timings_can_be_pinned(cache_folder, tmp_path):
+    shapes = (SHAPE, (4096, 4096))
+    for shape in shapes:
+        gemm_cache.save(CARD, *shape, 16, predicted(kernels.FP16, 16, *shape))
+    pinned = cache_folder.rename(tmp_path / "pinned")
+    found = gemm_cache.load_folder(pinned)
+    assert {(t.n, t.k) for t in found} == set(shapes)
+    with pytest.raises(ValueError, match=r"holds no file gemm-\*\.json"):
+        gemm_cache.load_folder(tmp_path)
+    next(pinned.iterdir()).write_text("{")
+    with pytest.raises(ValueError, match="cannot be used"):
+        gemm_cache.load_folder(pinned)
+
+
+def test_no_file_is_left_half_written(cache_folder):
+    gemm_cache.save(CARD, *SHAPE, 9, predicted(kernels.FP16, 9, *SHAPE))
+    (file,) = cache_folder.iterdir()
+    assert json.loads(file.read_text())["card"]["gpu"] == CARD.gpu
+
+
+def test_the_options_of_the_choice_are_checked():
+    config = type("Config", (), {})()
+    config.additional_config = {"nestedfp": {"gemm_choice": "model", "gemm_timings": "/a", "graph_tokens": 0}}
+    assert PluginOptions.of(config).gemm_choice == "model"
+    config.additional_config = {"nestedfp": {"gemm_choice": "guess"}}
+    with pytest.raises(ValueError, match="gemm_choice"):
+        PluginOptions.of(config)
+
+
+def test_random_problems_depend_on_the_seed_alone_and_stay_in_their_bounds():
+    problems = list(draw(7, 100, 16))
+    assert problems == list(draw(7, 100, 16)) != list(draw(8, 100, 16))
+    assert sum(len(counts) for _, _, counts in problems) == 100
+    for n, k, counts in problems:
+        assert n % 64 == k % 64 == 0
+        assert min(n, k) >= 2048
+        assert max(n, k) <= 75_000
+        assert n * k <= LARGEST_WEIGHT
+        assert 1 <= counts[0] <= counts[-1] <= 8192
+    with pytest.raises(ValueError, match="at least one cell"):
+        next(draw(7, 0, 16))
