@@ -1,6 +1,6 @@
 """Runs one vLLM engine through a list of generations and prints the results as JSON; the tests start it as a process.
 
-Standard input: {"engine": {arguments of vllm.LLM}, "runs": [{"mode", "rule", "prompts", "max_tokens", "extra_args"}]}.
+Standard input: {"engine": {arguments of vllm.LLM}, "runs": [{"mode", "rule", "prompts", "max_tokens", "extra_args", "params"}]}.
 Standard output, one line: {"runs": [{"tokens": [[...]], "margins": [[...]], "precision": [precision_tokens], "stats": {...}...}]}.
 """
 
@@ -35,11 +35,14 @@ def main() -> None:
         if nested:
             control.set_directive(llm, run.get("mode", "fp16"), StepRule(**run.get("rule", {})))
         params = SamplingParams(
-            max_tokens=run.get("max_tokens", 16),
-            temperature=0,
-            ignore_eos=True,
-            logprobs=2,
-            extra_args=run.get("extra_args"),
+            **{
+                "max_tokens": run.get("max_tokens", 16),
+                "temperature": 0,
+                "ignore_eos": True,
+                "logprobs": 2,
+                "extra_args": run.get("extra_args"),
+                **run.get("params", {}),
+            }
         )
         try:
             outputs = llm.generate(run["prompts"], params, use_tqdm=False)

@@ -167,6 +167,13 @@ def test_measured_step_costs_reach_the_scheduler_of_every_rank():
     assert all(fp16_ms > 0 and fp8_ms > 0 for _, fp16_ms, fp8_ms in result["step_costs"])
 
 
+def test_a_seed_gives_the_same_tokens_whether_the_prompt_is_chunked_or_not():
+    run = {"prompts": [LONG], "max_tokens": 24, "params": {"seed": 7, "temperature": 1.0}}
+    chunked = {"max_num_batched_tokens": 64, "max_num_seqs": 8}  # the prompt takes several steps
+    (whole,), (parts, again) = scenario({}, [run]), scenario(chunked, [run, run])
+    assert parts["tokens"] == again["tokens"] == whole["tokens"]
+
+
 def spoiled(folder, change):
     """Copy the shipped model with its weights changed."""
     tensors = load_file(MODEL / "model.safetensors")

@@ -21,6 +21,8 @@ def outcomes(tmp_path_factory):
         "speculative": {
             "args": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}}
         },
+        "kv connector": {"args": {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}}},
+        "fp8 kv": {"args": {"kv_cache_dtype": "fp8_e5m2"}},
         "option": {"args": {"additional_config": {"nestedfp": {"quantise": True}}}},
         "option type": {"args": {"additional_config": {"nestedfp": {"quantize_activations": "yes"}}}},
         "option choice": {"args": {"additional_config": {"nestedfp": {"unsupported_gpu": "fp8"}}}},
@@ -61,6 +63,8 @@ def test_on_hopper_kernels_may_start_early_unless_the_user_says_no(outcomes):
         ("bfloat16", "set dtype='float16'"),
         ("lora", "enable_lora=False"),
         ("speculative", "remove speculative_config"),
+        ("kv connector", "remove kv_transfer_config"),
+        ("fp8 kv", "leave kv_cache_dtype at 'auto'"),
         ("option", "keys out of"),
         ("option type", "must be a bool"),
         ("option choice", "must be one of ('refuse', 'fp16'); got 'fp8'"),

@@ -14,9 +14,11 @@ with warnings.catch_warnings():
     import torch
     from vllm import SamplingParams
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.exceptions import VLLMValidationError
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
     from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.engine.input_processor import InputProcessor
     from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
     from vllm.v1.engine.parallel_sampling import ParentRequest
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -34,9 +36,11 @@ __all__ = [
     "BLOCK",
     "Engine",
     "FrontEnd",
+    "InputProcessor",
     "ParentRequest",
     "RequestStatus",
     "SamplingParams",
+    "VLLMValidationError",
     "engine_config",
     "engine_request",
 ]

@@ -27,9 +27,9 @@ from contextvars import ContextVar
 from typing import Any
 
 from nestedfp.vllm_plugin.accounting import COUNTS_KEY, TokenCounts, total, usage_of
-from nestedfp.vllm_plugin.pin import PIN_KEY, parse_pin
+from nestedfp.vllm_plugin.pin import PIN_KEY, is_pinned
 
-__all__ = ["collected", "counts_of", "install", "total", "usage_of"]
+__all__ = ["check_pin", "check_token_ids", "collected", "counts_of", "install", "total", "usage_of"]
 
 _collecting: ContextVar[dict[str, TokenCounts] | None] = ContextVar("nestedfp_collecting", default=None)
 
@@ -85,18 +85,57 @@ def finished_latencies(requests: list[Any]) -> list[tuple[float, float | None]]:
     ]
 
 
-def check_pin(extra_args: dict[str, Any] | None) -> None:
-    """Check the pin of a request.
+def check_pin(params: Any) -> bool:
+    """Return whether a request's ``SamplingParams`` or ``PoolingParams`` pin it.
+
+    Raises:
+        VLLMValidationError: for a wrong pin; answered as HTTP 400.
+    """
+    from vllm.exceptions import VLLMValidationError
+
+    try:
+        return is_pinned(params)
+    except ValueError as error:
+        raise VLLMValidationError(str(error), parameter=f"vllm_xargs.{PIN_KEY}") from None
+
+
+def check_token_ids(request: Any, vocabulary_size: int) -> None:
+    """Refuse a request whose prompt or bad words hold a token id that the model has no embedding for: it ends the engine.
+
+    vLLM lets an id pass that the tokenizer knows and the model does not. Positions that an image or other input fills in
+    are not looked up, so their placeholders may be any id.
+
+    Args:
+        request: an ``EngineCoreRequest``.
 
     Raises:
         VLLMValidationError: answered as HTTP 400.
     """
     from vllm.exceptions import VLLMValidationError
 
-    try:
-        parse_pin(extra_args)
-    except ValueError as error:
-        raise VLLMValidationError(str(error), parameter=f"vllm_xargs.{PIN_KEY}") from None
+    def known(ids: Any) -> bool:
+        return not ids or (min(ids) >= 0 and max(ids) < vocabulary_size)
+
+    ids, filled = request.prompt_token_ids or (), request.prompt_is_token_ids
+    if not known(ids):
+        looked_up = [True] * len(ids) if filled is None else list(filled)
+        for feature in request.mm_features or ():
+            start, length = feature.mm_position.offset, feature.mm_position.length
+            looked_up[start : start + length] = [False] * length
+        wrong = next((i for i, token in enumerate(ids) if looked_up[i] and not 0 <= token < vocabulary_size), None)
+        if wrong is not None:
+            raise VLLMValidationError(
+                f"token id {ids[wrong]} at position {wrong} of the prompt is out of the model's vocabulary; expected 0 to "
+                f"{vocabulary_size - 1}",
+                parameter="prompt",
+                value=ids[wrong],
+            )
+    for word in getattr(request.sampling_params, "_bad_words_token_ids", None) or ():
+        if not known(word):
+            raise VLLMValidationError(
+                f"bad_words: a word becomes token ids {word}, which the model's vocabulary of {vocabulary_size} does not hold",
+                parameter="bad_words",
+            )
 
 
 def install() -> None:
@@ -113,12 +152,18 @@ def install() -> None:
 
     @functools.wraps(process_inputs)
     def checked(self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
-        check_pin(getattr(params, "extra_args", None))
-        return process_inputs(self, request_id, prompt, params, *args, **kwargs)
+        check_pin(params)
+        request = process_inputs(self, request_id, prompt, params, *args, **kwargs)
+        check_token_ids(request, self.model_config.get_vocab_size())
+        return request
 
     @functools.wraps(add_request)
     def added(self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+        if request.resumable and (session := self.request_states.get(request.request_id)) is not None:
+            _check_session(session, request)
         add_request(self, request, *args, **kwargs)
+        if request.resumable:
+            self.request_states[request.request_id].nestedfp_pinned = check_pin(request.params)
         collecting, state = _collecting.get(), self.request_states.get(request.request_id)
         if collecting is not None and state is not None:
             state.nestedfp_collecting = collecting
@@ -152,6 +197,17 @@ def install() -> None:
     OutputProcessor.process_outputs = received  # type: ignore[method-assign]
     RequestState._new_request_output = counted  # type: ignore[method-assign]
     RequestOutput.add = merged  # type: ignore[method-assign]
+
+
+def _check_session(session: Any, request: Any) -> None:
+    from vllm.exceptions import VLLMValidationError
+
+    if check_pin(request.params) != session.nestedfp_pinned:
+        raise VLLMValidationError(
+            f"{PIN_KEY} cannot change within a streaming session: its KV entries are of the precision it began with; begin "
+            "another session",
+            parameter=f"vllm_xargs.{PIN_KEY}",
+        )
 
 
 def _record(state: Any, counts: TokenCounts) -> None:

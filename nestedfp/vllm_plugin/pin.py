@@ -5,8 +5,17 @@ from typing import Any
 
 from nestedfp.modes import Mode
 
-PIN_KEY = "precision"  # in SamplingParams.extra_args; over HTTP in vllm_xargs
+PIN_KEY = "precision"  # in SamplingParams.extra_args or PoolingParams.extra_kwargs; over HTTP in vllm_xargs
 PIN_HEADER = "x-nestedfp-precision"
+
+
+def is_pinned(params: Any) -> bool:
+    """Return True if ``SamplingParams`` or ``PoolingParams`` pin their request to FP16; None pins nothing.
+
+    Raises:
+        ValueError: see ``parse_pin``.
+    """
+    return parse_pin(getattr(params, "extra_args", None) or getattr(params, "extra_kwargs", None))
 
 
 def parse_pin(extra_args: Mapping[str, Any] | None) -> bool:

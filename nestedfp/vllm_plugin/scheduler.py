@@ -7,6 +7,7 @@ outputs are executed in the order in which they were scheduled, so the attached 
 import functools
 import secrets
 import time
+from dataclasses import replace
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -22,7 +23,7 @@ from nestedfp.step_rule import StepRule, StepSignals, choose
 from nestedfp.vllm_plugin.accounting import COUNTS_KEY, EngineTotals, RequestTokens
 from nestedfp.vllm_plugin.exact_blocks import ALL, ExactBlocks
 from nestedfp.vllm_plugin.options import PluginOptions
-from nestedfp.vllm_plugin.pin import parse_pin
+from nestedfp.vllm_plugin.pin import is_pinned
 
 
 class PrecisionMixin:
@@ -68,7 +69,7 @@ class PrecisionMixin:
             request.nestedfp_tokens = RequestTokens()
             request.nestedfp_earlier_tokens = 0  # sampled for a streaming session's earlier inputs
             request.nestedfp_waits_since_s = request.arrival_time
-            if _is_pinned(request):
+            if is_pinned(request.sampling_params or request.pooling_params):
                 self._pinned[rid] = request
                 self._keep_off_shared_blocks(request)
             if request.sampling_params is not None and request.sampling_params.stop:
@@ -115,12 +116,16 @@ class PrecisionMixin:
         return super()._free_request(request, *args, **kwargs)
 
     def _keep_off_shared_blocks(self, request: Request) -> None:
-        """Give a pinned request a prefix cache of its own kind.
+        """Give a pinned request a prefix cache, and an encoder cache, of its own kind.
 
         A cached block may have been written by an FP8 step. Blocks are found by a hash that starts from the request's
         salt, and every step of a pinned request runs FP16, so a salt that only pinned requests use leads to exact blocks
-        only, and pinned requests still share prefixes with each other.
+        only, and pinned requests still share prefixes with each other. What an encoder makes of an image is found by the
+        image's identifier, which gets the salt too.
         """
+        request.mm_features = [
+            replace(feature, identifier=f"{feature.identifier}|{self._pinned_salt}") for feature in request.mm_features
+        ]
         request.cache_salt = f"{request.cache_salt or ''}|{self._pinned_salt}"
         request.block_hashes = []
         request.update_block_hashes()
@@ -289,11 +294,6 @@ class PrecisionMixin:
             "arrived_tokens": self._arrived_tokens,
             "finished": self._finished,
         }
-
-
-def _is_pinned(request: Request) -> bool:
-    params = request.sampling_params
-    return params is not None and parse_pin(params.extra_args)
 
 
 @functools.cache

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 SCHEDULER = "nestedfp.vllm_plugin.scheduler.make_scheduler"
 WORKER = "nestedfp.vllm_plugin.worker.NestedFPWorker"
+KV_DTYPES = ("auto", "float16")
 PLATFORM_WORKERS = ("auto", "vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.worker.gpu_worker.Worker")
 
 
@@ -84,6 +85,17 @@ def check(config: "VllmConfig") -> None:
         raise ValueError("nestedfp does not serve LoRA adapters; set enable_lora=False or merge the adapter's weights")
     if config.speculative_config is not None:
         raise ValueError("nestedfp does not serve speculative decoding; remove speculative_config")
+    if config.kv_transfer_config is not None or config.ec_transfer_config is not None:
+        name = "kv_transfer_config" if config.kv_transfer_config is not None else "ec_transfer_config"
+        raise ValueError(
+            f"nestedfp cannot know in which precision a connector's KV or encoder entries were computed, and so cannot keep a "
+            f"request in exact FP16; remove {name} (kv_offloading_size makes one too)"
+        )
+    if config.cache_config.cache_dtype not in KV_DTYPES:
+        raise ValueError(
+            f"nestedfp promises exact FP16, but kv_cache_dtype={config.cache_config.cache_dtype!r} rounds what attention "
+            "reads; leave kv_cache_dtype at 'auto'"
+        )
     if config.model_config.enable_sleep_mode:
         raise ValueError("nestedfp does not support sleep mode; set enable_sleep_mode=False")
     require_our_parts(config)

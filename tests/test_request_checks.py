@@ -1,0 +1,124 @@
+"""Requests that would hurt others or break a promise are refused before the engine sees them: VLLMValidationError, HTTP 400."""
+
+import pytest
+from vllm_parts import (
+    Engine,
+    FrontEnd,
+    InputProcessor,
+    SamplingParams,
+    VLLMValidationError,
+    engine_config,
+    engine_request,
+)
+
+VOCABULARY = 4096  # of the shipped model
+
+
+@pytest.fixture(scope="module")
+def processor():
+    return InputProcessor(engine_config())
+
+
+def process(processor, ids, params=None):
+    return processor.process_inputs(
+        "a", {"type": "token", "prompt_token_ids": ids}, params or SamplingParams(), supported_tasks=("generate",)
+    )
+
+
+def test_every_id_of_the_vocabulary_passes(processor):
+    assert process(processor, [0, VOCABULARY - 1]).prompt_token_ids == [0, VOCABULARY - 1]
+
+
+@pytest.mark.parametrize("ids", [[VOCABULARY], [5, -1], [1, 2**31], [1, 2, VOCABULARY + 1]])
+def test_an_id_that_the_model_has_no_embedding_for_is_refused(processor, ids):
+    with pytest.raises(VLLMValidationError, match="out of"):
+        process(processor, ids)
+
+
+def test_the_position_and_the_range_are_named(processor):
+    with pytest.raises(VLLMValidationError, match=r"token id 4096 at position 2 of the prompt .* expected 0 to 4095"):
+        process(processor, [1, 2, VOCABULARY])
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"logit_bias": {VOCABULARY: 1.0}},
+        {"logit_bias": {-1: 1.0}},
+        {"allowed_token_ids": [VOCABULARY]},
+        {"stop_token_ids": [VOCABULARY]},
+        {"stop_token_ids": [-1]},
+        {"logprob_token_ids": [VOCABULARY]},
+    ],
+)
+def test_ids_outside_the_vocabulary_are_refused_wherever_they_stand(processor, params):
+    with pytest.raises(VLLMValidationError, match=r"vocab|token"):
+        process(processor, [1], SamplingParams(**params))
+
+
+def test_bad_words_of_unknown_ids_are_refused(processor, monkeypatch):
+    monkeypatch.setattr(type(processor.model_config), "get_vocab_size", lambda self: 300)
+    with pytest.raises(VLLMValidationError, match="bad_words"):
+        process(processor, [1], SamplingParams(bad_words=["woodcutter"]))
+
+
+@pytest.mark.parametrize("pin", ["fp8", 16, ["fp16"]])
+def test_a_wrong_pin_is_refused(processor, pin):
+    with pytest.raises(VLLMValidationError, match="precision must be 'fp16'"):
+        process(processor, [1], SamplingParams(extra_args={"precision": pin}))
+
+
+def test_a_pin_cannot_change_within_a_streaming_session():
+    front = FrontEnd()
+
+    def chunk(**params):
+        request = engine_request("s", 20, **params)
+        request.resumable = True
+        return request
+
+    front.add(chunk())
+    front.add(chunk())
+    with pytest.raises(VLLMValidationError, match="cannot change within a streaming session"):
+        front.add(chunk(extra_args={"precision": "fp16"}))
+
+
+def test_a_session_adds_up_over_its_inputs():
+    engine = Engine()
+    first = engine_request("s", 20, max_tokens=3)
+    first.resumable = True
+    session = engine.add(first)
+    engine.direct("fp8")
+    outputs = [output for _ in range(3) for output in engine.step()]
+    more = engine_request("s", 10, max_tokens=3)
+    more.resumable = True
+    engine.direct("fp16")
+    engine.add(more)
+    outputs += [output for _ in range(3) for output in engine.step()]
+    counts = [o.kv_transfer_params["nestedfp"] for o in outputs if o.kv_transfer_params]
+    assert [c[:4] for c in counts] == [(0, 20, 0, 0), (10, 20, 0, 0)]
+    assert [c[4:] for c in counts] == [(0, 3), (3, 3)]
+    assert session.num_prompt_tokens == 32, "two of the three sampled tokens became part of the prompt"
+
+
+def test_pooling_requests_can_be_pinned():
+    from vllm import PoolingParams
+
+    engine = Engine()
+    request = engine_request("e", 20, pooling_params=PoolingParams(task="embed", extra_kwargs={"precision": "fp16"}))
+    engine.add(request)
+    engine.add(engine_request("g", [7] * 20))
+    engine.direct("fp8")
+    assert engine.schedule().nestedfp_mode.value == "fp16"
+
+
+def test_what_an_encoder_made_for_others_is_not_read_by_a_pinned_request():
+    from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+
+    engine = Engine()
+    identifiers = []
+    for name, pin in (("a", None), ("b", {"precision": "fp16"}), ("c", {"precision": "fp16"})):
+        request = engine_request(name, 20, extra_args=pin)
+        request.mm_features = [MultiModalFeatureSpec(None, "image", "hash", PlaceholderRange(offset=2, length=4))]
+        identifiers.append(engine.add(request).mm_features[0].identifier)
+    assert identifiers[0] == "hash"
+    assert identifiers[1] == identifiers[2] != "hash"
