@@ -47,6 +47,13 @@ class NestedFPWorker(BaseWorker):  # type: ignore[misc,valid-type]
             super().load_model(*args, **kwargs)
 
     def determine_available_memory(self) -> int:
+        options = PluginOptions.of(self.vllm_config)
+        if not current_platform.is_cpu() and not options.fp16_only:
+            from nestedfp.vllm_plugin import gemm_choice
+
+            # Now: the weights are there, the KV cache is not, and everything that follows, the profile of memory and the
+            # graphs, runs what was chosen.
+            gemm_choice.choose(self.get_model(), options, self.scheduler_config.max_num_batched_tokens)
         # The profile must see the more expensive mode; on a GPU that is FP8 with its quantised activations.
         ops.set_mode(Mode.FP8)
         try:
