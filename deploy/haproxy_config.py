@@ -16,6 +16,7 @@ ELSEWHERE_STATUS = (
 )
 ATTEMPT_HEADER = "x-nestedfp-attempt"  # the same at every try of one request; a client's own is overwritten
 RETRY_AFTER_S = 2
+METHODS = "GET POST HEAD OPTIONS PUT PATCH DELETE"  # others a replica's server would answer without OpenAI's format
 CONTROL_PREFIX = "/control"  # where the control application is mounted; its routes also answer at the root
 CONTROL_PATHS = ("/status", "/decisions")
 CONTROL_FOLDERS = ("/admin/",)
@@ -141,7 +142,7 @@ def quoted(text: str) -> str:
 def own_errors(limits: Limits) -> list[str]:
     """Return the lines that put HAProxy's own errors into OpenAI's format."""
     messages = {
-        400: f"this is no valid HTTP request, or its headers are larger than {limits.buffer_bytes} bytes",
+        400: "this is no valid HTTP request",
         408: f"the request did not arrive as a whole within {limits.request_s} s",
         500: "the proxy failed on this request",
         # Not tried elsewhere: the request may be what ended the replica.
@@ -179,6 +180,9 @@ def write(targets: Targets, limits: Limits) -> str:
             "invalid_request_error",
             f" if {{ req.hdrs,length gt {limits.header_bytes} }}",
         ),
+        answer(405, "no such method", "invalid_request_error", f" unless {{ method {METHODS} }}"),
+        # A request comes to a replica when it is there as a whole, or fills the buffer: half-sent ones cost no replica anything.
+        f"http-request wait-for-body time {limits.request_s}s if METH_POST",
         f"http-request set-path {CONTROL_PREFIX}%[path] if {{ path {' '.join(CONTROL_PATHS)} }}"
         f" or {{ path_beg {' '.join(CONTROL_FOLDERS)} }}",
         f"http-response set-status 429 if {{ status {ELSEWHERE_STATUS} }}",
@@ -214,8 +218,6 @@ def write(targets: Targets, limits: Limits) -> str:
                 f"timeout http-request {limits.request_s}s",
                 "timeout http-keep-alive 90s",
                 "option abortonclose",
-                # A small request comes to a replica when it is there as a whole: half-sent ones cost no replica anything.
-                "option http-buffer-request",
                 "option http-no-delay",
                 "option splice-request",
                 "option splice-response",

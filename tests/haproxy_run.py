@@ -1,0 +1,194 @@
+"""Runs the real HAProxy as Ray Serve does: its own template, our launcher, small HTTP servers in place of replicas."""
+
+import contextlib
+import http.server
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from deploy import environment, haproxy
+from deploy.haproxy_config import Limits
+
+Reply = tuple[int, dict[str, str], bytes]
+
+
+class Replica(http.server.ThreadingHTTPServer):
+    """Answers HAProxy's health checks with 200 and everything else with what ``answers`` returns.
+
+    Args:
+        answers: (path, headers, body) -> status, headers, body.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, answers: Callable[[str, Mapping[str, str], bytes], Reply]) -> None:
+        replica = self
+        self.answers = answers
+        self.seen: list[tuple[str, dict[str, str]]] = []
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                if self.path == "/-/healthz":
+                    self._say(200, {}, b"")
+                    return
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                replica.seen.append((self.path, headers))
+                self._say(*replica.answers(self.path, headers, body))
+
+            do_POST = do_GET
+
+            def _say(self, status: int, headers: dict[str, str], body: bytes) -> None:
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+            def handle(self) -> None:
+                with contextlib.suppress(ConnectionError):
+                    super().handle()
+
+        self._open: list[socket.socket] = []
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.port = self.server_address[1]
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        connection, address = super().get_request()
+        self._open.append(connection)
+        return connection, address
+
+    def stop(self) -> None:
+        """End as a killed process does: connections are closed, new ones refused."""
+        self.shutdown()
+        self.server_close()
+        for connection in self._open:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+
+
+def ok(text: str) -> Callable[..., Reply]:
+    """Answers that say ``text``."""
+    return lambda path, headers, body: (200, {}, text.encode())
+
+
+def render(folder: Path, port: int, backends: Mapping[str, tuple[str, list[int]]]) -> Path:
+    """Write the configuration that Ray Serve would write; ``backends``: name -> (prefix, ports of its servers)."""
+    from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
+    from ray.serve.config import HTTPOptions
+
+    path = folder / "haproxy.cfg"
+    config = HAProxyConfig(
+        http_options=HTTPOptions(host="127.0.0.1", port=port),
+        socket_path=str(folder / "admin.sock"),
+        server_state_base=str(folder),
+        server_state_file=str(folder / "state"),
+        metrics_enabled=False,
+        is_head=True,
+        has_received_routes=True,
+        has_received_servers=True,
+        health_check_inter="200ms",
+        health_check_fall=2,
+        health_check_rise=1,
+    )
+    made = {
+        name: BackendConfig(
+            name=name,
+            path_prefix=prefix,
+            app_name=name,
+            servers=[ServerConfig(f"{name}-{server}", "127.0.0.1", server) for server in ports],
+            fallback_server=ServerConfig("fallback", "127.0.0.1", 9),
+        )
+        for name, (prefix, ports) in backends.items()
+    }
+    HAProxyApi(config, made, config_file_path=str(path))._generate_config_file_internal()
+    return path
+
+
+# What Ray Serve's manager does, as a process: starts HAProxy and waits. Its parent stands for the node's raylet.
+MANAGER = (
+    "import os, subprocess, sys, time\n"
+    "node = os.getppid()\n"
+    "p = subprocess.Popen(sys.argv[1:])\n"
+    "p.wait()\n"
+    "while os.getppid() == node: time.sleep(0.1)"
+)
+NODE = (
+    "import subprocess, sys, time\n"
+    "for line in sys.stdin:\n"
+    "    p = subprocess.Popen([sys.executable, '-c', sys.argv[1], *sys.argv[2:]])\n"
+    "    print(p.pid, flush=True)\n"
+    "time.sleep(600)"
+)
+
+
+class Node:
+    """A process that stands for a node's raylet; starts managers, which start HAProxy through our launcher."""
+
+    def __init__(self, folder: Path, limits: Limits) -> None:
+        self.folder = folder
+        variables = haproxy.environment(folder, 2, limits)
+        command = [variables["RAY_SERVE_HAPROXY_BINARY_PATH"], "-db", "-f", str(folder / "haproxy.cfg"), "-dR"]
+        log = (folder / "haproxy.log").open("ab")
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", NODE, MANAGER, *command],
+            env={**os.environ, **variables},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+        log.close()
+
+    def start_manager(self) -> int:
+        """Start a manager with its HAProxy; return the manager's process id."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("start\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+    def kill(self) -> None:
+        """End the node's process, and nothing else."""
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+@contextlib.contextmanager
+def running(
+    folder: Path, backends: Mapping[str, tuple[str, list[int]]], limits: Limits | None = None
+) -> Iterator[tuple[Node, int]]:
+    """Run HAProxy in front of the given servers; the node and the port that HAProxy listens on."""
+    (port,) = environment.free_ports(1)
+    node = Node(folder, limits or Limits())
+    render(folder, port, backends)
+    try:
+        node.start_manager()
+        yield node, port
+    finally:
+        node.kill()
+
+
+def error_of(body: bytes) -> dict[str, Any]:
+    """The error of an answer in OpenAI's format; the body must be one."""
+    error: dict[str, Any] = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error

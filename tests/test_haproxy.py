@@ -1,0 +1,471 @@
+"""HAProxy in front of the replicas: Ray Serve's own template read, our configuration checked and run by the real HAProxy."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from haproxy_run import Replica, error_of, ok, render, running
+from live_service import wait_until
+
+from deploy import environment, haproxy
+from deploy.front.generate import Elsewhere
+from deploy.haproxy_config import (
+    ATTEMPT_HEADER,
+    ELSEWHERE_STATUS,
+    RETRY_AFTER_S,
+    TEMPLATE_CHANGED,
+    Limits,
+    Targets,
+    read,
+    write,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Ray's own
+
+APP, CONTROL = "nestedfp-app", "nestedfp-control"
+BACKENDS = {
+    "none": {},
+    "an application": {APP: ("/", [30001])},
+    "two applications and two replicas": {APP: ("/", [30001, 30002]), CONTROL: ("/control", [30003])},
+    "no replica": {APP: ("/", []), CONTROL: ("/control", [])},
+}
+
+
+def targets_of(folder: Path, backends: dict) -> Targets:
+    return read(render(folder, 18000, backends).read_text())
+
+
+def ask(port, path="/", method="GET", body=None, headers=None, timeout_s=10.0):
+    """(status, headers with lower-case names, body) of one request on a connection of its own."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+    try:
+        connection.request(method, path, body, headers or {})
+        response = connection.getresponse()
+        return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
+    finally:
+        connection.close()
+
+
+def answers(port, path="/"):
+    try:
+        return ask(port, path)[0] == 200
+    except OSError:
+        return False
+
+
+# -- the configuration -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backends", BACKENDS.values(), ids=BACKENDS)
+def test_haproxy_itself_finds_our_configuration_valid(tmp_path, backends):
+    path = tmp_path / "ours.cfg"
+    path.write_text(write(targets_of(tmp_path, backends), Limits()))
+    done = subprocess.run([haproxy.binary(), "-c", "-f", str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "ALERT" not in done.stderr
+    assert "WARNING" not in done.stderr, done.stderr
+
+
+def test_replicas_are_taken_over_and_the_python_proxy_is_not(tmp_path):
+    targets = targets_of(tmp_path, BACKENDS["two applications and two replicas"])
+    assert [(backend.name, backend.prefix) for backend in targets.backends] == [(CONTROL, "/control"), (APP, "")]
+    assert [line.split()[2] for line in targets.backends[1].servers] == ["127.0.0.1:30001", "127.0.0.1:30002"]
+    assert targets.bind == "bind 127.0.0.1:18000"
+    text = write(targets, Limits())
+    assert "fallback" not in text
+    assert "listen stats" not in text
+    assert "prometheus" not in text
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("stats socket", "no line 'stats socket'"),
+        ("bind 127", "no line 'bind'"),
+        ("acl is_nestedfp-app path_beg", "no line 'acl is_nestedfp-app path_beg' for the backend 'nestedfp-app'"),
+        ("default-server", "no line 'default-server' for the backend"),
+        ("use_backend nestedfp-app", "no line 'use_backend' for"),
+        ("acl healthcheck", "no line 'acl healthcheck'"),
+    ],
+)
+def test_another_template_gives_one_clear_error(tmp_path, line, told):
+    text = render(tmp_path, 18000, BACKENDS["two applications and two replicas"]).read_text()
+    changed = "\n".join(each for each in text.splitlines() if not each.strip().startswith(line))
+    assert changed != text
+    if line == "acl healthcheck":
+        changed = changed.replace("healthcheck", "health")
+    with pytest.raises(ValueError, match="^" + TEMPLATE_CHANGED) as caught:
+        read(changed)
+    assert told in str(caught.value)
+
+
+def test_the_launcher_says_in_one_line_why_haproxy_cannot_be_started(tmp_path):
+    variables = haproxy.environment(tmp_path, 1)
+    (tmp_path / "haproxy.cfg").write_text("global\n")
+    done = subprocess.run(
+        [variables["RAY_SERVE_HAPROXY_BINARY_PATH"], "-db", "-f", str(tmp_path / "haproxy.cfg")],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: HAProxy cannot be started: ")
+    assert TEMPLATE_CHANGED in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_request_is_offered_to_as_many_replicas_as_there_may_be():
+    assert [_tries(replicas) for replicas in (1, 2, 3, 100)] == [2, 4, 6, haproxy.MOST_TRIES]
+
+
+def _tries(replicas):
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        variables = haproxy.environment(Path(folder), replicas)
+    return json.loads(variables[haproxy.SETTINGS_ENV])["limits"]["tries"]
+
+
+# -- a running HAProxy -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder():
+    # A socket's path may have 107 characters; pytest's own folders are longer.
+    import shutil
+
+    path = environment.private_folder()
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def replicas():
+    made = []
+
+    def make(answer):
+        made.append(Replica(answer))
+        return made[-1]
+
+    yield make
+    for replica in made:
+        replica.stop()
+
+
+def in_front(folder, limits=None, control=(), **apps):
+    """HAProxy in front of replicas; wait for it with ``up``."""
+    backends = {APP: ("/", [replica.port for replica in apps["app"]])}
+    if control:
+        backends[CONTROL] = ("/control", [replica.port for replica in control])
+    return running(folder, backends, limits)
+
+
+def up(port, path="/"):
+    assert wait_until(lambda: answers(port, path), 20, 0.05), "HAProxy does not answer"
+
+
+def elsewhere(path, headers, body):
+    if path == "/up":
+        return 200, {}, b""
+    return ELSEWHERE_STATUS, {"Retry-After": "2"}, b'{"error": {}}'
+
+
+def test_a_request_that_one_replica_sends_elsewhere_is_answered_by_the_other(folder, replicas):
+    first, second = replicas(elsewhere), replicas(ok("second"))
+    with in_front(folder, app=[first, second]) as (_, port):
+        up(port, "/up")
+        got = [ask(port, "/v1", "POST", b"x" * 1000, {ATTEMPT_HEADER: "forged"}) for _ in range(8)]
+    assert {(status, body) for status, _, body in got} == {(200, b"second")}
+    tried = [headers[ATTEMPT_HEADER] for path, headers in first.seen if path == "/v1"]
+    answered = [headers[ATTEMPT_HEADER] for path, headers in second.seen if path == "/v1"]
+    assert tried, "the first replica was asked as well"
+    assert set(tried) <= set(answered), "both know the request by the same name"
+    assert "forged" not in answered
+    assert len(set(answered)) == 8
+
+
+def test_whom_everybody_sends_elsewhere_hears_429_and_never_how_it_was_told(folder, replicas):
+    with in_front(folder, app=[replicas(elsewhere), replicas(elsewhere)]) as (_, port):
+        up(port, "/up")
+        status, headers, _ = ask(port, "/v1", "POST", b"x")
+    assert status == 429
+    assert headers["retry-after"] == "2"
+
+
+def test_the_second_sight_of_a_request_is_final(folder, replicas):
+    def refusing():
+        """Refuses all, as a full replica does: elsewhere at first sight, 429 at the second."""
+        seen = Elsewhere()
+
+        def answer(path, headers, body):
+            if path == "/up":
+                return 200, {}, b""
+            raw = {name.encode(): value.encode() for name, value in headers.items()}
+            if seen.may_go(raw, len(body)):
+                return ELSEWHERE_STATUS, {}, b""
+            return 429, {"Retry-After": "7"}, b'{"error": {"message": "full"}}'
+
+        return answer
+
+    both = [replicas(refusing()), replicas(refusing())]
+    with in_front(folder, app=both) as (_, port):
+        up(port, "/up")
+        for each in both:
+            each.seen.clear()
+        status, headers, body = ask(port, "/v1", "POST", b"x")
+    assert (status, headers["retry-after"], json.loads(body)["error"]["message"]) == (429, "7", "full")
+    offered = [len(each.seen) for each in both]
+    assert sum(offered) <= Limits().tries
+    assert min(offered) >= 1, "both were asked before the client was refused"
+
+
+def test_a_body_beyond_the_limit_gets_413_before_it_is_sent(folder, replicas):
+    replica = replicas(ok("in"))
+    with in_front(folder, Limits(body_bytes=1000), app=[replica]) as (_, port):
+        up(port)
+        assert ask(port, "/v1", "POST", b"x" * 1000)[0] == 200
+        replica.seen.clear()
+        status, _, body = ask(port, "/v1", "POST", None, {"Content-Length": "1001"})
+    assert status == 413
+    assert "larger than 1000 bytes" in error_of(body)["message"]
+    assert replica.seen == []
+
+
+def test_headers_beyond_the_limit_get_431(folder, replicas):
+    with in_front(folder, app=[replicas(ok("in"))]) as (_, port):
+        up(port)
+        assert ask(port, headers={"x-long": "x" * 15_000})[0] == 200
+        status, _, body = ask(port, headers={"x-long": "x" * 17_000})
+        assert (status, error_of(body)["code"]) == (431, 431)
+        assert ask(port, headers={"x-long": "x" * 80_000})[0] == 400, "more than HAProxy can read"
+
+
+def test_a_request_that_never_arrives_as_a_whole_is_let_go_and_no_replica_sees_it(folder, replicas):
+    replica = replicas(ok("in"))
+    with in_front(folder, Limits(request_s=1), app=[replica]) as (_, port):
+        up(port)
+        replica.seen.clear()
+        with socket.create_connection(("127.0.0.1", port), 5) as raw:
+            raw.sendall(b"POST /v1 HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf")
+            text = b"".join(iter(lambda: raw.recv(4096), b""))
+    head, _, body = text.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408")
+    assert "did not arrive as a whole within 1 s" in error_of(body)["message"]
+    assert replica.seen == []
+
+
+def test_where_no_replica_is_up_the_answer_is_503_with_a_sentence_and_a_time(folder, replicas):
+    only = Replica(ok("in"))
+    control = replicas(ok("control"))
+    with in_front(folder, app=[only], control=[control]) as (_, port):
+        up(port)
+        only.stop()
+        stopped_s = time.monotonic()
+        while time.monotonic() - stopped_s < 2:  # before and after HAProxy has noticed
+            status, headers, body = ask(port, "/v1/models")
+            assert status == 503
+            assert int(headers["retry-after"]) == RETRY_AFTER_S
+            assert "try again" in error_of(body)["message"]
+        assert "the service starts, stops or has lost its replicas" in error_of(body)["message"]
+        assert ask(port, "/status")[::2] == (200, b"control"), "the control routes need no replica"
+
+
+def test_before_anything_is_deployed_the_answer_is_503_as_well(folder):
+    with running(folder, {}) as (_, port):
+        assert wait_until(lambda: _refused(port), 20, 0.05)
+        status, headers, body = ask(port, "/v1/models")
+    assert (status, int(headers["retry-after"])) == (503, RETRY_AFTER_S)
+    assert error_of(body)["type"] == "service_unavailable"
+
+
+def _refused(port):
+    try:
+        return ask(port)[0]
+    except OSError:
+        return False
+
+
+def test_a_replica_that_ends_before_it_answers_gives_503_and_its_request_to_nobody_else(folder, replicas):
+    def die(path, headers, body):
+        if path == "/up":
+            return 200, {}, b""
+        raise ConnectionResetError
+
+    both = [replicas(die), replicas(die)]
+    with in_front(folder, app=both) as (_, port):
+        up(port, "/up")
+        for each in both:
+            each.seen.clear()
+        status, headers, body = ask(port, "/v1", "POST", b"x")
+    assert (status, int(headers["retry-after"])) == (503, RETRY_AFTER_S)
+    assert "ended before it answered" in error_of(body)["message"]
+    assert sum(len(each.seen) for each in both) == 1
+
+
+def test_control_routes_of_the_root_go_to_the_control_application(folder, replicas):
+    control = replicas(ok("control"))
+    app = replicas(ok("app"))
+    with in_front(folder, app=[app], control=[control]) as (_, port):
+        up(port)
+        assert wait_until(lambda: answers(port, "/control/up"), 20, 0.05)
+        control.seen.clear()
+        paths = ["/status", "/decisions?since=3", "/admin/directive", "/admin/reload", "/control/status"]
+        assert {ask(port, path)[2] for path in paths} == {b"control"}
+        others = ["/v1/models", "/status/", "/statusx", "/x/status", "/admin", "/controlx"]
+        assert {ask(port, path)[2] for path in others} == {b"app"}
+    assert [path for path, _ in control.seen] == [
+        "/control/status",
+        "/control/decisions?since=3",
+        "/control/admin/directive",
+        "/control/admin/reload",
+        "/control/status",
+    ]
+
+
+def test_requests_go_to_the_replica_with_the_least_outstanding(folder, replicas):
+    gate = threading.Event()
+
+    def slow(path, headers, body):
+        if path == "/slow":
+            gate.wait(20)
+        return 200, {}, b"slow"
+
+    first, second = replicas(slow), replicas(slow)
+    with in_front(folder, app=[first, second]) as (_, port), ThreadPoolExecutor(4) as pool:
+        up(port)
+        waiting = [pool.submit(ask, port, "/slow", timeout_s=30)]
+        assert wait_until(lambda: _count(first, "/slow") + _count(second, "/slow") == 1, 5, 0.01)
+        busy, idle = (first, second) if _count(first, "/slow") else (second, first)
+        before = len(idle.seen)
+        for _ in range(6):
+            assert ask(port, "/quick")[0] == 200
+        assert len(idle.seen) == before + 6
+        assert _count(busy, "/quick") == 0
+        gate.set()
+        assert waiting[0].result()[0] == 200
+
+
+def _count(replica, path):
+    return sum(seen == path for seen, _ in replica.seen)
+
+
+# -- its life ----------------------------------------------------------------------------------------------------------
+
+
+def family(folder):
+    """Processes that run because of this folder: HAProxy and its watchers."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if any(str(folder) in part for part in process.info["cmdline"] or ()):
+            found.append(process)
+    return found
+
+
+def haproxies(folder):
+    return [process for process in family(folder) if process.name() == "haproxy"]
+
+
+def test_nothing_listens_beyond_loopback_and_the_admin_socket_is_private(folder, replicas):
+    with in_front(folder, app=[replicas(ok("in"))]) as (_, port):
+        up(port)
+        (running_one,) = haproxies(folder)
+        listening = [c.laddr for c in running_one.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+        assert [(address.ip, address.port) for address in listening] == [("127.0.0.1", port)]
+        assert (folder / "admin.sock").stat().st_mode & 0o077 == 0
+        assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_a_killed_haproxy_is_back_within_two_seconds_and_the_next_one_takes_over_from_it(folder, replicas):
+    gate = threading.Event()
+
+    def answer(path, headers, body):
+        if path == "/slow":
+            gate.wait(30)
+        return 200, {}, b"in"
+
+    with in_front(folder, app=[replicas(answer)]) as (node, port), ThreadPoolExecutor(1) as pool:
+        up(port)
+        manager = psutil.Process(haproxies(folder)[0].ppid())
+        time.sleep(haproxy.STARTED_S + 0.1)  # one that ends sooner is taken for one that could not start
+        for process in haproxies(folder):
+            process.kill()
+        killed_s = time.monotonic()
+        assert wait_until(lambda: answers(port), 10, 0.02)
+        assert time.monotonic() - killed_s < 2
+        assert wait_until(lambda: not _lives(manager), 5), "Ray Serve's manager is ended: it holds on to the dead one"
+        (replacement,) = haproxies(folder)
+        slow = pool.submit(ask, port, "/slow", timeout_s=40)
+        time.sleep(0.3)
+        render(folder, port, {APP: ("/", [replicas(ok("new")).port])})
+        node.start_manager()
+        assert wait_until(lambda: ask(port)[2] == b"new", 20, 0.05), "the next manager's HAProxy has the port"
+        gate.set()
+        assert slow.result()[::2] == (200, b"in"), "a request of the replacement ends well"
+        assert wait_until(lambda: not _lives(replacement), 10)
+
+
+def _lives(process):
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_reload_drops_nothing_and_starts_no_second_haproxy(folder, replicas):
+    with in_front(folder, app=[replicas(ok("old"))]) as (_, port):
+        up(port)
+        first = haproxies(folder)[0]
+        render(folder, port, {APP: ("/", [replicas(ok("new")).port])})
+        command = [*first.cmdline(), "-sf", str(first.pid), "-x", str(folder / "admin.sock")]
+        command[0] = str(folder / "haproxy")
+        outcomes, stop = [], threading.Event()
+
+        def knock():
+            while not stop.is_set():
+                outcomes.append(ask(port)[0])
+
+        thread = threading.Thread(target=knock)
+        thread.start()
+        variables = {**os.environ, **haproxy.environment(folder, 2)}
+        with (folder / "reload.log").open("ab") as log:
+            second = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
+        try:
+            assert wait_until(lambda: ask(port)[2] == b"new", 20, 0.05)
+            assert wait_until(lambda: not _lives(first), 10)
+            time.sleep(0.5)
+            assert [process.pid for process in haproxies(folder)] == [second.pid]
+            stop.set()
+            thread.join()
+            assert set(outcomes) == {200}
+        finally:
+            stop.set()
+            second.send_signal(signal.SIGUSR1)
+            second.wait(10)
+
+
+def test_when_the_nodes_process_ends_haproxy_ends_and_nothing_stays_behind(folder, replicas):
+    with in_front(folder, app=[replicas(ok("in"))]) as (node, port):
+        up(port)
+        time.sleep(haproxy.STARTED_S + 0.1)
+        assert family(folder)
+        node.kill()
+        assert wait_until(lambda: not family(folder), 5, 0.05), family(folder)
+        with pytest.raises(OSError, match="refused"):
+            ask(port)
+
+
+def test_a_replacement_ends_with_the_nodes_process_too(folder, replicas):
+    with in_front(folder, app=[replicas(ok("in"))]) as (node, port):
+        up(port)
+        time.sleep(haproxy.STARTED_S + 0.1)
+        haproxies(folder)[0].kill()
+        assert wait_until(lambda: answers(port), 5, 0.02)
+        node.kill()
+        assert wait_until(lambda: not family(folder), 5, 0.05), family(folder)
