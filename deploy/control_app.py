@@ -6,6 +6,7 @@ and ``/admin/*`` of the root as well (deploy/haproxy_config.py).
 
 import asyncio
 import hmac
+import logging
 import os
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
+from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from deploy.config import ADMIN_KEY_ENV, REPOSITORY
 from nestedfp.modes import DirectiveMode
@@ -23,7 +25,8 @@ CONTROLLER_ACTOR = "nestedfp_controller"
 ACTOR_TIMEOUT_S = 5.0  # an answer takes milliseconds, that to an override a second at most
 LONGEST_TTL_S = 7 * 24 * 3600.0
 
-routes = FastAPI(title="NestedFP control", docs_url=None, redoc_url=None)
+log = logging.getLogger(__name__)
+routes = FastAPI(title="NestedFP control", docs_url=None, redoc_url=None, openapi_url=None)
 
 
 class OverrideRequest(BaseModel):
@@ -53,7 +56,7 @@ class Control:
         return result
 
     @routes.get("/decisions")
-    async def decisions(self, since: Annotated[int, Query(ge=0)] = 0) -> list[dict[str, Any]]:
+    async def decisions(self, since: Annotated[int, Query(ge=0, lt=2**63)] = 0) -> list[dict[str, Any]]:
         """The controller's decisions with an id above ``since``, oldest first."""
         result: list[dict[str, Any]] = await self._ask("decisions", since)
         return result
@@ -93,7 +96,10 @@ class Control:
             except ray.exceptions.RayTaskError as error:
                 if isinstance(error.cause, ValueError):
                     raise HTTPException(status.HTTP_400_BAD_REQUEST, str(error.cause)) from None
-                raise
+                log.exception("the controller failed on %s", method)
+                raise HTTPException(
+                    status.HTTP_500_INTERNAL_SERVER_ERROR, f"the controller failed on {method}; its log says why"
+                ) from None
         raise HTTPException(
             status.HTTP_503_SERVICE_UNAVAILABLE,
             "the controller does not answer: it starts or restarts, or the service runs a plain engine that has none; "
@@ -135,8 +141,8 @@ async def explain_invalid(request: Request, error: RequestValidationError) -> JS
     return _error(status.HTTP_400_BAD_REQUEST, message, "invalid_request_error", param)
 
 
-@routes.exception_handler(HTTPException)
-async def explain_refused(request: Request, error: HTTPException) -> JSONResponse:
+@routes.exception_handler(StarletteHTTPException)
+async def explain_refused(request: Request, error: StarletteHTTPException) -> JSONResponse:
     """Answer a refusal in OpenAI's format."""
     answer = _error(error.status_code, str(error.detail), "invalid_request_error", None)
     answer.headers.update(error.headers or {})

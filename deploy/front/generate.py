@@ -13,10 +13,11 @@ from starlette.requests import Request
 
 from deploy.admission import Admission
 from deploy.front import streams
+from deploy.front.bounds import sequences
 from deploy.front.handover import TURN, Handover, Turn
 from deploy.front.meter import Passage, PathMeter
 from deploy.front.replies import Refused, refuse, reply
-from deploy.front.requests import apply_pin, one_line, parse, read_body, sequences, unknown_fields
+from deploy.front.requests import apply_pin, one_line, parse, read_body, unknown_fields
 from deploy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS, Limits
 from deploy.usage import StreamDiscloser, disclose
 from nestedfp.vllm_plugin.frontend import collected, counts_of, total, usage_of
@@ -152,7 +153,7 @@ class Generate:
     def _explained(self, error: Exception, passage: Passage, headers: dict[bytes, bytes], size: int) -> Refused:
         """What a client hears of an exception that came before its answer began."""
         from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
-        from vllm.v1.engine.exceptions import EngineDeadError
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         if isinstance(error, EngineDeadError):
             message = "the engine has died; it is being replaced"
@@ -160,9 +161,12 @@ class Generate:
                 return self._refusal(headers, size, 503, message)
             # Not offered to another replica: the request may be what killed this one.
             return Refused(503, f"{message}; this request was in it", "service_unavailable")
+        accepted = (turn := TURN.get()) is not None and turn.accepted
+        if not accepted and isinstance(error, EngineGenerateError) and isinstance(error.__cause__, Exception):
+            error = error.__cause__
         info = create_error_response(error).error
-        if info.code == 500 and passage.submitted_s is None:
-            # Before the engine has seen it nothing but the request's own content can be at fault.
+        if info.code == 500 and not accepted:
+            # Before the engine has taken it nothing but the request's own content can be at fault.
             log.warning("request refused: %s: %s", type(error).__name__, one_line(error))
             return Refused(400, f"the request cannot be processed: {one_line(error)}")
         if info.code >= 500:
@@ -177,6 +181,8 @@ class Generate:
         frame, call = stream.frame, stream.call
         collector = await call.start()
         passage.submitted()
+        if (turn := TURN.get()) is not None:
+            turn.accepted = True
         begun = False
         prompt_tokens = completion_tokens = 0
         try:

@@ -1,22 +1,33 @@
 """Reads a request and checks it before vLLM sees it."""
 
+import asyncio
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from deploy.front.bounds import check_bounds
 from deploy.front.replies import Refused
 from nestedfp.vllm_plugin.pin import PIN_HEADER, PIN_KEY, parse_pin
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 KNOWN_XARGS = frozenset({PIN_KEY})
+BODY_S = 60.0  # a body must have arrived within this time: a client that trickles holds a place in the path
 
 
 async def read_body(receive: Any, limit_bytes: int) -> bytes:
     """Return the whole body.
 
     Raises:
-        Refused: 413 beyond the limit, 400 when the client left before its end.
+        Refused: 413 beyond the limit, 408 when it takes too long, 400 when the client left before its end.
     """
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await _read_body(receive, limit_bytes)
+    except TimeoutError:
+        raise Refused(408, f"the body did not arrive within {BODY_S:.0f} s") from None
+
+
+async def _read_body(receive: Any, limit_bytes: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     while True:
@@ -48,7 +59,11 @@ def parse(body: bytes, headers: dict[bytes, bytes], model: type[RequestT]) -> Re
             f"got Content-Type {kind[:80] or 'none'}",
         )
     try:
-        return model.model_validate_json(body)
+        request = model.model_validate_json(body)
+        check_bounds(request)
+        return request
+    except Refused:
+        raise
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or None
@@ -76,13 +91,6 @@ def apply_pin(request: Any, headers: dict[bytes, bytes]) -> bool:
     if pinned and request.use_beam_search:
         raise Refused(400, "use_beam_search cannot be pinned to FP16: leave one of the two out", param=PIN_KEY)
     return pinned
-
-
-def sequences(request: Any) -> int:
-    """Return how many sequences the engine will have to compute for a request."""
-    prompt = getattr(request, "prompt", None)
-    prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
-    return prompts * max(1, request.n or 1)
 
 
 def unknown_fields(request: Any) -> list[str]:

@@ -1,0 +1,129 @@
+"""Bounds on what one request may ask for, so that it cannot cost its neighbours much. Pure.
+
+The grammar of a structured output is made and compiled before its first token: by xgrammar in milliseconds for what people
+write, but with the square of the length of a literal. Measured there: 10 choices of 1,000 characters take half a second, 100
+of 5,000 half a minute, a schema of 1,000 properties a third of a second. The bounds keep it below a second.
+"""
+
+import json
+import re
+from typing import Any
+
+from deploy.front.replies import Refused
+
+MOST_SEQUENCES = 1024  # prompts times n
+MOST_STOPS = 64
+MOST_STOP_CHARACTERS = 4096  # of all stop strings: each token of an answer is compared with them
+MOST_LISTED = 1024  # bad words, token ids, biases: each is looked up at every step
+MOST_EXTRA_ARGUMENTS = 64
+INT32 = 2**31 - 1  # what the engine keeps of a number
+MOST_GRAMMAR_CHARACTERS = 32_768
+MOST_REGEX_CHARACTERS = 4096
+MOST_LITERAL_CHARACTERS = 512
+MOST_CHOICES = 2048
+DEEPEST_SCHEMA = 32
+UNCOMPILED = (
+    "description",
+    "title",
+    "$comment",
+    "examples",
+    "default",
+)  # of a schema; these are not part of the grammar
+
+
+def check_bounds(request: Any) -> None:
+    """Check a completion or chat request of vLLM's.
+
+    Raises:
+        Refused: 400 with the field, its bound and what came.
+    """
+    _at_most("prompt x n", sequences(request), MOST_SEQUENCES, "sequences")
+    stop = request.stop
+    stops = [stop] if isinstance(stop, str) else stop or []
+    _at_most("stop", len(stops), MOST_STOPS, "strings")
+    _at_most("stop", sum(map(len, stops)), MOST_STOP_CHARACTERS, "characters")
+    if "" in stops:
+        raise Refused(400, "stop holds an empty string: leave it out", param="stop")
+    for name in ("stop_token_ids", "bad_words", "logit_bias", "logprob_token_ids"):
+        _at_most(name, len(getattr(request, name, None) or ()), MOST_LISTED, "entries")
+    _at_most("vllm_xargs", len(request.vllm_xargs or ()), MOST_EXTRA_ARGUMENTS, "entries")
+    for name in ("top_k", "min_tokens", "max_tokens", "max_completion_tokens", "priority"):
+        value = getattr(request, name, None)
+        if value is not None and not -INT32 <= value <= INT32:
+            raise Refused(400, f"{name} is expected between {-INT32} and {INT32}, got {value!r:.40}", param=name)
+    _check_structured(request.structured_outputs)
+    form = request.response_format
+    if form is not None and getattr(form, "json_schema", None) is not None:
+        _check_schema("response_format.json_schema", form.json_schema.json_schema)
+    elif form is not None and form.type == "structural_tag":
+        _check_schema("response_format", form.model_dump(mode="json"))
+    for tool in getattr(request, "tools", None) or ():
+        if (function := getattr(tool, "function", None)) is not None:
+            _check_schema("tools", function.parameters)
+
+
+def sequences(request: Any) -> int:
+    """Return how many sequences the engine will have to compute for a request."""
+    prompt = getattr(request, "prompt", None)
+    prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
+    return prompts * max(1, request.n or 1)
+
+
+def _at_most(name: str, value: int, bound: int, unit: str) -> None:
+    if value > bound:
+        raise Refused(400, f"{name}: at most {bound} {unit} in one request, got {value}", param=name)
+
+
+def _check_structured(structured: Any) -> None:
+    if structured is None:
+        return
+    name = "structured_outputs"
+    if structured.choice is not None:
+        if not isinstance(structured.choice, list) or not all(isinstance(each, str) for each in structured.choice):
+            raise Refused(400, f"{name}.choice: expected a list of strings", param=name)
+        _at_most(f"{name}.choice", len(structured.choice), MOST_CHOICES, "choices")
+        _at_most(f"{name}.choice", sum(map(len, structured.choice)), MOST_GRAMMAR_CHARACTERS, "characters")
+        _at_most(
+            f"{name}.choice", max(map(len, structured.choice), default=0), MOST_LITERAL_CHARACTERS, "characters each"
+        )
+    if structured.regex is not None:
+        _at_most(f"{name}.regex", len(structured.regex), MOST_REGEX_CHARACTERS, "characters")
+    if structured.grammar is not None:
+        _at_most(f"{name}.grammar", len(structured.grammar), MOST_GRAMMAR_CHARACTERS, "characters")
+        literals = re.findall(r'"(?:[^"\\]|\\.)*"', structured.grammar)
+        _at_most(
+            f"{name}.grammar", max(map(len, literals), default=0), MOST_LITERAL_CHARACTERS, "characters in a literal"
+        )
+    for field in ("json", "structural_tag"):
+        if getattr(structured, field, None) is not None:
+            _check_schema(f"{name}.{field}", getattr(structured, field))
+
+
+def _check_schema(name: str, schema: Any) -> None:
+    """Check a JSON schema, as text or parsed."""
+    if isinstance(schema, str):
+        _at_most(name, len(schema), MOST_GRAMMAR_CHARACTERS, "characters")
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError):
+            raise Refused(400, f"{name}: no JSON, or nested too deep", param=name) from None
+    characters = 0
+    open_: list[tuple[Any, int]] = [(schema, 0)]
+    while open_:
+        value, depth = open_.pop()
+        _at_most(name, depth, DEEPEST_SCHEMA, "levels")
+        if isinstance(value, dict):
+            if isinstance(value.get("$ref"), str) and len(value) == 1 and depth == 0:
+                raise Refused(400, f"{name}: a schema that is nothing but a reference to itself", param=name)
+            characters += sum(map(len, value))
+            open_ += [
+                (each, depth + 1) for key, each in value.items() if key not in UNCOMPILED or isinstance(each, dict)
+            ]
+        elif isinstance(value, list):
+            open_ += [(each, depth + 1) for each in value]
+        elif isinstance(value, str):
+            _at_most(name, len(value), MOST_LITERAL_CHARACTERS, "characters in a string")
+            characters += len(value)
+        else:
+            characters += 4
+        _at_most(name, characters, MOST_GRAMMAR_CHARACTERS, "characters")
