@@ -1,5 +1,6 @@
 """A Ray cluster of this machine alone, for the start-up command. On Kubernetes KubeRay makes the cluster instead."""
 
+import contextlib
 import logging
 import os
 
@@ -31,3 +32,11 @@ def start_cluster(config: DeployConfig, verbose: bool) -> None:
         http_options={"host": config.http.host, "port": config.http.port},
         logging_config={"enable_access_log": False},
     )
+
+
+def stop_cluster() -> None:
+    """Let the streams end, then end every process of the cluster; nothing happens where none was started."""
+    if ray.is_initialized():
+        with contextlib.suppress(Exception):  # Serve may not have come up
+            serve.shutdown()
+    ray.shutdown()

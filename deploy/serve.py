@@ -5,13 +5,17 @@ Prints one line ``ready http://HOST:PORT after N s`` once the first requests hav
 
 import argparse
 import contextlib
+import ctypes
+import fcntl
 import os
 import secrets
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from deploy import environment
@@ -26,6 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m deploy.serve", description=__doc__)
     parser.add_argument("--config", type=Path, default=DEFAULT_CONFIG, help="deployment YAML (default: %(default)s)")
     parser.add_argument("--verbose", action="store_true", help="show the log of every process on this terminal")
+    parser.add_argument("--in-own-session", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     try:
         config = load(args.config)
@@ -33,7 +38,35 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return run(config, args.config, args.verbose, began_s)
+    if not args.in_own_session:
+        return shield(["--config", str(args.config), *(["--verbose"] if args.verbose else [])])
+    with admin_key() as where:
+        return run(config, args.config, args.verbose, where, began_s)
+
+
+def shield(arguments: list[str]) -> int:
+    """Run the service in a session of its own and pass signals on; return its exit status.
+
+    A supervisor's stop, ``timeout`` and Ctrl-C signal the whole process group. The cluster's own servers would die of that
+    before the streams have ended, and engines would stay behind; so only this process is in the group.
+    """
+    command = [sys.executable, "-m", "deploy.serve", "--in-own-session", *arguments]
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    service = subprocess.Popen(
+        command, cwd=REPOSITORY, start_new_session=True, preexec_fn=lambda: _die_with_parent(before)
+    )
+    for number in numbers:
+        signal.signal(number, lambda *_: service.terminate())
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return service.wait()
+
+
+def _die_with_parent(mask: set[signal.Signals]) -> None:
+    """In the new process: be told to stop when the parent is killed."""
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def preflight(config: DeployConfig) -> None:
@@ -78,16 +111,35 @@ def preflight(config: DeployConfig) -> None:
             ) from None
 
 
-def admin_key() -> str:
-    """Return where the admin key comes from, having made one if the environment has none."""
+@contextlib.contextmanager
+def admin_key(folder: Path = REPOSITORY / "runs") -> Iterator[str]:
+    """Have an admin key in the environment for the length of the block; yields where it comes from.
+
+    One that is made here is left in ``folder / "admin.key"``, readable by the user alone. A second service beside this one
+    finds the file held and leaves its own in ``admin-PID.key``; no service's key is ever overwritten while it runs.
+    """
     if os.environ.get(ADMIN_KEY_ENV):
-        return f"the environment ({ADMIN_KEY_ENV})"
-    path = REPOSITORY / "runs" / "admin.key"
-    path.parent.mkdir(exist_ok=True)
-    os.environ[ADMIN_KEY_ENV] = secrets.token_urlsafe(24)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(os.environ[ADMIN_KEY_ENV])
-    return str(path.relative_to(REPOSITORY))
+        yield f"the environment ({ADMIN_KEY_ENV})"
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("admin.key", f"admin-{os.getpid()}.key"):
+        path = folder / name
+        # Opened without truncation: what stands there belongs to another service until the lock is ours.
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            file.truncate(0)
+            os.environ[ADMIN_KEY_ENV] = secrets.token_urlsafe(24)
+            file.write(os.environ[ADMIN_KEY_ENV])
+            file.flush()
+            try:
+                yield os.path.relpath(path, REPOSITORY)
+            finally:
+                del os.environ[ADMIN_KEY_ENV]
+                path.unlink(missing_ok=True)
+            return
 
 
 class Stopped(Exception):
@@ -106,9 +158,8 @@ def stop_on_signals() -> None:
         signal.signal(number, stop)
 
 
-def run(config: DeployConfig, path: Path, verbose: bool, began_s: float) -> int:
+def run(config: DeployConfig, path: Path, verbose: bool, where: str, began_s: float) -> int:
     """Start Ray and the application, wait until told to stop, and shut everything down."""
-    where = admin_key()
     # Inherited by every process of the local cluster, which starts with this one.
     os.environ.setdefault("RAY_DEDUP_LOGS", "1")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -116,36 +167,33 @@ def run(config: DeployConfig, path: Path, verbose: bool, began_s: float) -> int:
     if not verbose:
         # This process imports vLLM only to describe the deployment; what it warns about concerns the replicas.
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    folder = environment.private_folder()
-    os.environ |= environment.of(config, folder)
-    print(f"starting {config.replicas} replica(s) of {config.model.id}; admin key in {where}", flush=True)
-    import ray
-    from ray import serve
-
-    from deploy.app import applications
-    from deploy.cluster import start_cluster
-
     url = f"http://{config.http.host}:{config.http.port}"
-    try:
-        stop_on_signals()
-        start_cluster(config, verbose)
-        stop_on_signals()  # again: Ray installs handlers of its own
-        serve.run_many(applications(config, path))
-        wait_for_http(url)
-        print(f"ready {url} after {time.monotonic() - began_s:.0f} s", flush=True)
-        threading.Event().wait()
-        raise AssertionError("only a signal ends the wait")
-    except Stopped:
-        print("stopping", flush=True)
-        return 0
-    except Exception as error:
-        print(f"error: the service did not start: {error}", file=sys.stderr, flush=True)
-        return 1
-    finally:
-        with contextlib.suppress(Exception):  # nothing to end when the start failed early
-            serve.shutdown()
-        ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            stop_on_signals()
+            folder = environment.private_folder()
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            os.environ |= environment.of(config, folder)
+            print(f"starting {config.replicas} replica(s) of {config.model.id}; admin key in {where}", flush=True)
+            from ray import serve
+
+            from deploy.app import applications
+            from deploy.cluster import start_cluster, stop_cluster
+
+            stack.callback(stop_cluster)
+            start_cluster(config, verbose)
+            stop_on_signals()  # again: Ray installs handlers of its own
+            serve.run_many(applications(config, path))
+            wait_for_http(url)
+            print(f"ready {url} after {time.monotonic() - began_s:.0f} s", flush=True)
+            threading.Event().wait()
+            raise AssertionError("only a signal ends the wait")
+        except Stopped:
+            print("stopping", flush=True)
+            return 0
+        except Exception as error:
+            print(f"error: the service did not start: {error}", file=sys.stderr, flush=True)
+            return 1
 
 
 def wait_for_http(url: str, timeout_s: float = 60.0) -> None:
