@@ -84,6 +84,15 @@ def test_timings_of_one_shape_and_precision_leave_others_alone():
     assert [kernels.choose(*problem) for problem in problems] == before
 
 
+def test_steps_far_larger_than_any_timed_one_are_left_to_table_and_model():
+    n, k = SHAPE
+    before = {m: kernels.choose(kernels.FP16, m, n, k) for m in (900, 1024, 8192)}
+    slow = [Timing(kernels.FP16, 768, n, k, config, 1e4) for config in before.values()]
+    gemm_tuning.take([*slow, *predicted(kernels.FP16, 768, n, k, lambda c: 3.0 if c in before.values() else 0.5)], SMS)
+    assert kernels.choose(kernels.FP16, 900, n, k) != before[900]
+    assert {m: kernels.choose(kernels.FP16, m, n, k) for m in (1024, 8192)} == {m: before[m] for m in (1024, 8192)}
+
+
 def test_timings_of_configs_that_these_kernels_do_not_have_are_not_taken():
     n, k = SHAPE
     assert gemm_tuning.take([Timing(kernels.FP16, 16, n, k, Config(99), 1.0)], SMS) == 0
@@ -92,7 +101,7 @@ def test_timings_of_configs_that_these_kernels_do_not_have_are_not_taken():
 def test_candidates_are_promising_and_of_several_tiles():
     for m in (1, 64, 300, 4096):
         found = gemm_tuning.candidates(kernels.FP16, m, *SHAPE, SMS)
-        assert len(found) == (gemm_tuning.CANDIDATES if m < gemm_tuning.LARGE_TOKENS else gemm_tuning.CANDIDATES_LARGE)
+        assert len(found) == gemm_tuning.CANDIDATES
         assert len({config.tile for config in found}) >= 2
         best = min(us for us, _ in kernels.valid_configs(kernels.FP16, m, *SHAPE))
         assert kernels.predict_us(kernels.FP16, m, *SHAPE, found[0]) == best
@@ -101,7 +110,7 @@ def test_candidates_are_promising_and_of_several_tiles():
 def test_any_beginning_of_the_order_of_token_counts_covers_their_range():
     order = gemm_tuning.spread(gemm_tuning.TUNED_TOKENS)
     assert sorted(order) == sorted(gemm_tuning.TUNED_TOKENS)
-    assert {min(order[:5]), max(order[:5])} == {1, 8192}
+    assert {min(order[:5]), max(order[:5])} == {1, 768}
     widest = max(math.log2(b / a) for a, b in zip(sorted(order[:9]), sorted(order[:9])[1:], strict=False))
     assert widest <= 5
 

@@ -1,5 +1,6 @@
 #include "gemm_timings.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <map>
@@ -57,9 +58,13 @@ void forget_timings() {
 uint64_t timings_version() { return version.load(std::memory_order_relaxed); }
 
 std::vector<Timing> timings_of(const GemmDesc& desc) {
+    constexpr double kBeyond = 1.2;
     const std::lock_guard lock(mutex);
     const auto found = all_timings().find(key_of(desc));
-    return found == all_timings().end() ? std::vector<Timing>{} : found->second;
+    if (found == all_timings().end()) return {};
+    int64_t most = 0;
+    for (const Timing& timing : found->second) most = std::max(most, timing.m);
+    return desc.m > kBeyond * most ? std::vector<Timing>{} : found->second;
 }
 
 double corrected_us(const GemmDesc& desc, const GemmConfig& config, double predicted_us,

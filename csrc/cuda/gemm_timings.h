@@ -23,7 +23,7 @@ void forget_timings();
 // Changes whenever timings were taken or forgotten, so that whoever remembers a choice knows to ask again.
 uint64_t timings_version();
 
-// All timings of desc's N, K and precision.
+// All timings of desc's N, K and precision; none if it has many more tokens than any of them.
 std::vector<Timing> timings_of(const GemmDesc& desc);
 
 // The predicted microseconds times the errors that the model made in `timings`, weighted by nearness: the same config

@@ -35,7 +35,7 @@ def weights_by_shape(model: torch.nn.Module) -> dict[tuple[int, int], list[Packe
 
 def token_counts(largest: int) -> list[int]:
     """Return the token counts to time for steps of up to ``largest`` tokens."""
-    return sorted({m for m in gemm_tuning.TUNED_TOKENS if m < largest} | {largest})
+    return sorted({min(m, largest) for m in gemm_tuning.TUNED_TOKENS})
 
 
 def choose(model: torch.nn.Module, options: PluginOptions, max_tokens: int) -> None:
@@ -71,7 +71,8 @@ def _pinned(path: Path) -> list[Timing]:
 
 def _timed(model: torch.nn.Module, max_tokens: int) -> list[Timing]:
     shapes, card = weights_by_shape(model), gemm_cache.this_card()
-    kept = {shape: None if card is None else gemm_cache.load(card, *shape, max_tokens) for shape in shapes}
+    wanted = token_counts(max_tokens)
+    kept = {shape: None if card is None else gemm_cache.load(card, *shape, wanted[-1]) for shape in shapes}
     missing = {shape: weights for shape, weights in shapes.items() if kept[shape] is None}
     if missing:
         logger.info(
@@ -81,9 +82,9 @@ def _timed(model: torch.nn.Module, max_tokens: int) -> list[Timing]:
             BUDGET_S,
         )
         num_sms = torch.cuda.get_device_properties().multi_processor_count
-        measured = gemm_tuning.tune(missing, token_counts(max_tokens), num_sms, BUDGET_S, logger.info)
+        measured = gemm_tuning.tune(missing, wanted, num_sms, BUDGET_S, logger.info)
         for shape, timings in measured.items():
             kept[shape] = timings
             if card is not None:
-                gemm_cache.save(card, *shape, max_tokens, timings)
+                gemm_cache.save(card, *shape, wanted[-1], timings)
     return [timing for timings in kept.values() if timings is not None for timing in timings]
