@@ -148,6 +148,9 @@ def start(
     Raises:
         RuntimeError: when it does not start, with the end of its log.
     """
+    url = f"http://127.0.0.1:{port}"
+    if answers(url):
+        raise RuntimeError(f"{name}: another server answers on {url} already; stop it or choose another --port")
     environment = engine.environment()
     if name == "nestedfp":
         path = folder / "deployment.yaml"
@@ -162,7 +165,6 @@ def start(
             command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            url = f"http://127.0.0.1:{port}"
             ready = (
                 (lambda: "\nready " in "\n" + log_path.read_text()) if name == "nestedfp" else (lambda: answers(url))
             )

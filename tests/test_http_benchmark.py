@@ -226,3 +226,19 @@ def test_a_prompt_in_pieces_gets_its_token_from_the_last_piece():
     # Preempted after three tokens: prompt and answer are computed again, in two pieces.
     assert positions.sampling(step(cached=[("a", 7, 0, 3)], finished=["b"])) == []
     assert positions.sampling(step(cached=[("a", 4, 7, 3)])) == ["a"]
+
+
+def test_every_token_of_a_shape_has_a_text_and_prompts_keep_their_length(monkeypatch, tmp_path):
+    from tokenizers import Tokenizer
+
+    from benchmarks import http_gpu
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = http_gpu.model_folder("llama-8b")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    assert tokenizer.get_vocab_size() == size == 128256
+    assert tokenizer.decode([4096]) == " x4096" or tokenizer.decode([4096]) == "x4096"
+    shipped = Tokenizer.from_file(str(http_gpu.TOKENIZER / "tokenizer.json"))
+    text = http_load.prompts(folder, 416, count=1)[0]
+    assert shipped.encode(text).ids == tokenizer.encode(text).ids
