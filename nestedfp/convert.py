@@ -26,6 +26,7 @@ from safetensors.torch import save_file
 
 from nestedfp.cast import cast_report
 from nestedfp.checkpoint import INDEX_NAME, CheckpointError, list_shards, verify_shards
+from nestedfp.eligible import is_latent_up, is_router
 from nestedfp.format import FORMAT_VERSION
 from nestedfp.nested_weight import NestedWeight, nest
 
@@ -42,6 +43,7 @@ class Report:
     nested: list[str] = field(default_factory=list)
     listed: dict[str, int] = field(default_factory=dict)  # module -> weights beyond 1.75
     plain: list[str] = field(default_factory=list)
+    excluded: list[str] = field(default_factory=list)  # the user's --include leaves them out
     inexact_casts: int = 0  # BF16 weights that FP16 cannot hold exactly
     bytes_read: int = 0
 
@@ -68,6 +70,12 @@ def to_fp16(name: str, tensor: torch.Tensor, report: Report) -> torch.Tensor:
         )
     report.inexact_casts += counts.flushed + counts.rounded
     return tensor.to(torch.float16)
+
+
+def is_eligible(name: str, include: re.Pattern[str]) -> bool:
+    """Whether a tensor is the weight of a layer to nest: its name matches and it is none that never is."""
+    module = name.removesuffix(".weight")
+    return bool(include.search(name)) and not is_router(module) and not is_latent_up(module)
 
 
 def classify(shards: list[Path], include: re.Pattern[str], report: Report) -> None:
@@ -97,13 +105,27 @@ def _linear_weights(shards: list[Path], include: re.Pattern[str]) -> Iterator[tu
     for shard in shards:
         with safe_open(shard, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - not a dictionary
-                if include.search(name):
+                if is_eligible(name, include):
                     yield name, file.get_tensor(name)
+
+
+def leave_out(shards: list[Path], include: re.Pattern[str], report: Report) -> None:
+    """Note every matrix that the user's ``include`` leaves out, so that it is not nested while it loads either.
+
+    Experts are left alone: no engine nests them.
+    """
+    for shard in shards:
+        with safe_open(shard, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - not a dictionary
+                candidate = name.endswith(".weight") and ".experts." not in name and not is_eligible(name, include)
+                if candidate and len(file.get_slice(name).get_shape()) == 2:
+                    report.excluded.append(name.removesuffix(".weight"))
+    _keep_fused_together(report)
 
 
 def _keep_fused_together(report: Report) -> None:
     for group in FUSED:
-        for module in list(report.plain):
+        for module in [*report.plain, *report.excluded]:
             stem, _, leaf = module.rpartition(".")
             if leaf not in group:
                 continue
@@ -116,13 +138,14 @@ def _keep_fused_together(report: Report) -> None:
                     report.plain.append(sibling)
 
 
-def convert(source: Path, target: Path, include: str = DEFAULT_INCLUDE) -> Report:
+def convert(source: Path, target: Path, include: str | None = None) -> Report:
     """Convert a checkpoint folder.
 
     Args:
         source: folder with config.json and safetensors shards.
         target: folder to make; must not exist.
-        include: regular expression that the names of weights to nest match.
+        include: regular expression that the names of weights to nest match; all others stay plain FP16, on disk and when
+            they are served. None: the projections of decoder layers are nested on disk, other linear layers while they load.
 
     Raises:
         CheckpointError: when the source cannot be converted; the target does not exist then.
@@ -137,9 +160,12 @@ def convert(source: Path, target: Path, include: str = DEFAULT_INCLUDE) -> Repor
         raise CheckpointError(f"{source} is quantised already ({method}); convert the original FP16 or BF16 checkpoint")
     verify_shards(source)
     shards, report = list_shards(source), Report()
-    classify(shards, re.compile(include), report)
+    pattern = re.compile(DEFAULT_INCLUDE if include is None else include)
+    classify(shards, pattern, report)
+    if include is not None:
+        leave_out(shards, pattern, report)
     if not report.nested and not report.listed:
-        raise CheckpointError(f"{source}: no weight that can be nested matches {include!r}; see --include")
+        raise CheckpointError(f"{source}: no weight that can be nested matches {pattern.pattern!r}; see --include")
 
     partial = target.with_name(target.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -157,7 +183,7 @@ def convert(source: Path, target: Path, include: str = DEFAULT_INCLUDE) -> Repor
         config["quantization_config"] = {
             "quant_method": "nestedfp",
             "format_version": FORMAT_VERSION,
-            "ignore": sorted(report.plain),
+            "ignore": sorted({*report.plain, *report.excluded}),
         }
         config["dtype"] = config["torch_dtype"] = "float16"
         (partial / "config.json").write_text(json.dumps(config, indent=2))
@@ -190,7 +216,11 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="nestedfp-convert", description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("source", type=Path, help="folder of the FP16 or BF16 checkpoint")
     parser.add_argument("target", type=Path, help="folder to make")
-    parser.add_argument("--include", default=DEFAULT_INCLUDE, help="names of weights to nest (regular expression)")
+    parser.add_argument(
+        "--include",
+        help="names of weights to nest (regular expression); all others stay plain FP16 when served, too. Default: the "
+        "projections of decoder layers on disk, and whatever else can be nested while it loads",
+    )
     args = parser.parse_args(argv)
     began_s = time.monotonic()
     try:

@@ -96,6 +96,26 @@ def test_an_overflowing_cast_is_refused(tmp_path):
         convert(write(tmp_path / "a", tensors), tmp_path / "b")
 
 
+def test_what_include_leaves_out_stays_plain_when_it_is_served_too(tmp_path):
+    report = convert(write(tmp_path / "a", weights()), tmp_path / "b", include=r"(down|q)_proj\.weight$")
+    ignored = json.loads((tmp_path / "b" / "config.json").read_text())["quantization_config"]["ignore"]
+    assert report.nested == [DOWN.removesuffix(".weight")], "q is fused with k and v, which were left out"
+    assert ignored == sorted(name.removesuffix(".weight") for name in (Q, K, V, UP, GATE, EMBED))
+
+
+def test_without_include_nothing_is_kept_from_being_nested_while_it_loads(tmp_path):
+    convert(write(tmp_path / "a", weights()), tmp_path / "b")
+    assert json.loads((tmp_path / "b" / "config.json").read_text())["quantization_config"]["ignore"] == []
+
+
+def test_routers_and_latent_projections_are_not_converted_whatever_include_says(tmp_path):
+    tensors = weights()
+    names = ["model.layers.0.mlp.gate.weight", "model.layers.0.self_attn.kv_b_proj.weight"]
+    tensors |= {name: tensors[DOWN].clone() for name in names}
+    convert(write(tmp_path / "a", tensors), tmp_path / "b", include=r"\.weight$")
+    assert all(name in read(tmp_path / "b") for name in names)
+
+
 def test_an_existing_target_is_left_alone(tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "precious").write_text("x")

@@ -13,6 +13,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # third-party imports, not ours
     import torch
     from vllm import SamplingParams
+    from vllm.distributed import parallel_state
     from vllm.engine.arg_utils import EngineArgs
     from vllm.exceptions import VLLMValidationError
     from vllm.utils.hashing import sha256
@@ -43,6 +44,7 @@ __all__ = [
     "VLLMValidationError",
     "engine_config",
     "engine_request",
+    "model_parallel",
 ]
 MODEL = Path(__file__).resolve().parents[1] / "models" / "fairytales-8m"
 BLOCK = 16  # tokens
@@ -59,6 +61,13 @@ def engine_config(**arguments: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return EngineArgs(**{**defaults, **arguments}).create_engine_config()
+
+
+def model_parallel(folder: Path) -> None:
+    """Make this process the one rank of a model, once; call under a current configuration."""
+    if not parallel_state.model_parallel_is_initialized():
+        parallel_state.init_distributed_environment(1, 0, f"file://{folder}/rendezvous", 0, "gloo")
+        parallel_state.ensure_model_parallel_initialized(1, 1)
 
 
 class Engine:

@@ -15,6 +15,7 @@ from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 from vllm.model_executor.layers.quantization.utils.quant_utils import is_layer_skipped
 
+from nestedfp.eligible import is_latent_up, is_router
 from nestedfp.format import FORMAT_VERSION
 from nestedfp.vllm_plugin import wiring
 from nestedfp.vllm_plugin.layers import OnlineNestedLinear, StoredNestedLinear
@@ -74,7 +75,7 @@ class NestedFPConfig(QuantizationConfig):
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         if isinstance(layer, LinearBase):
             wiring.require_our_parts(get_current_vllm_config())
-            if is_layer_skipped(prefix, self.ignore, self.packed_modules_mapping):
+            if self._stays_plain(layer, prefix):
                 return UnquantizedLinearMethod()
             if self.stored:
                 return StoredNestedLinear(prefix)
@@ -83,6 +84,17 @@ class NestedFPConfig(QuantizationConfig):
         if isinstance(layer, RoutedExperts):
             return UnquantizedFusedMoEMethod(layer.moe_config)
         return None
+
+    def _stays_plain(self, layer: LinearBase, prefix: str) -> bool:
+        if layer.params_dtype != torch.float16:  # a head that computes in FP32, say
+            return True
+        if is_router(prefix) or (is_latent_up(prefix) and get_current_vllm_config().model_config.use_mla):
+            return True
+        return is_layer_skipped(prefix, self.ignore, self.packed_modules_mapping)
+
+    def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
+        """Give the ignored modules the names that they have in vLLM's model."""
+        self.ignore = hf_to_vllm_mapper.apply_list(self.ignore)
 
 
 def register_method() -> None:

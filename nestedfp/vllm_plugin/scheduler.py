@@ -41,6 +41,7 @@ class PrecisionMixin:
         self._step_costs: StepCosts | None = None
         self._fp16_only = options.fp16_only
         self._fp16_reads_fp8_blocks = options.fp16_reads_fp8_blocks
+        self._fp8_share: float | None = None
         self._epoch = 0
         self._totals = EngineTotals()
         self._arrivals = 0
@@ -252,6 +253,11 @@ class PrecisionMixin:
         """Take what every rank measured at its start; see nestedfp/vllm_plugin/step_timing.py."""
         self._step_costs = slowest(ranks)
 
+    def nestedfp_take_fp8_shares(self, ranks: list[float]) -> None:
+        """Take what share of its weights has an FP8 mode on every rank; where it is none, no step is called FP8."""
+        self._fp8_share = min(ranks)
+        self._fp16_only = self._fp16_only or not any(ranks)
+
     def nestedfp_step_costs(self) -> list[list[float]] | None:
         """Return ``[tokens, fp16_ms, fp8_ms]`` by step size, which ``auto`` goes by; None: not measured."""
         return None if self._step_costs is None else self._step_costs.as_lists()
@@ -279,6 +285,7 @@ class PrecisionMixin:
             "tokens_fp16": totals.tokens[Mode.FP16],
             "tokens_fp8": totals.tokens[Mode.FP8],
             "fp16_only": self._fp16_only,
+            "fp8_weight_share": self._fp8_share,
             "fp8_pays_from_tokens": None if self._step_costs is None else self._step_costs.fp8_pays_from(),
             "step_ms_fp16": totals.step_ms[Mode.FP16],
             "step_ms_fp8": totals.step_ms[Mode.FP8],
@@ -301,20 +308,21 @@ def _class_over(base: type) -> type:
     return type(f"NestedFP{base.__name__}", (PrecisionMixin, base), {})
 
 
-def _with_step_costs(core: Any) -> Any:
-    """Return the core's scheduler, which has been given the workers' measurements.
+def _with_workers_answers(core: Any) -> Any:
+    """Return the core's scheduler, which has been given what the workers know.
 
     The scheduler is made without a way to the workers, and its core has one; they answer at once with what they measured
     before the engine was ready.
     """
     if not getattr(core, "nestedfp_asked_workers", False):
         core.scheduler.nestedfp_take_step_costs(core.model_executor.collective_rpc("nestedfp_step_costs"))
+        core.scheduler.nestedfp_take_fp8_shares(core.model_executor.collective_rpc("nestedfp_fp8_share"))
         core.nestedfp_asked_workers = True
     return core.scheduler
 
 
 def _set_directive(core: Any, directive: dict[str, Any]) -> Any:
-    return _with_step_costs(core).nestedfp_set_directive(directive)
+    return _with_workers_answers(core).nestedfp_set_directive(directive)
 
 
 def make_scheduler(*, vllm_config: Any, **kwargs: Any) -> Any:
@@ -323,7 +331,7 @@ def make_scheduler(*, vllm_config: Any, **kwargs: Any) -> Any:
 
     # Utilities are looked up as attributes of the engine core by name; see EngineCoreProc._handle_client_request.
     EngineCore.nestedfp_set_directive = _set_directive
-    EngineCore.nestedfp_step_costs = lambda core: _with_step_costs(core).nestedfp_step_costs()
+    EngineCore.nestedfp_step_costs = lambda core: _with_workers_answers(core).nestedfp_step_costs()
     EngineCore.nestedfp_warmed_up = lambda core: core.scheduler.nestedfp_warmed_up()
     EngineCore.nestedfp_stats = lambda core: core.scheduler.nestedfp_stats()
     base = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler

@@ -8,6 +8,7 @@ before any process starts. ``require_our_parts`` is the last line of defence ins
 import functools
 import importlib
 import os
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,17 +56,32 @@ def complete(config: "VllmConfig") -> None:
         config.parallel_config.worker_cls = WORKER
     check(config)
     choose_path(config)
-    model_dir = Path(config.model_config.model)
-    if config.load_config.load_format != "dummy" and model_dir.is_dir():
-        verify_shards(model_dir)
-        # vLLM's cache of compiled graphs is keyed by the configuration. Which layers carry outlier lists or stay plain
-        # depends on the weights, so the weights' fingerprint goes into the key.
-        options = dict(config.additional_config.get(OPTIONS_KEY, {}))
-        config.additional_config[OPTIONS_KEY] = {**options, "checkpoint": fingerprint(model_dir)}
+    # vLLM's cache of compiled graphs is keyed by the configuration. Which layers carry outlier lists or stay plain depends on
+    # the weights, so what tells them apart goes into the key.
+    options = dict(config.additional_config.get(OPTIONS_KEY, {}))
+    config.additional_config[OPTIONS_KEY] = {**options, "checkpoint": checkpoint_key(config)}
 
     from nestedfp.vllm_plugin import frontend
 
     frontend.install()
+
+
+def checkpoint_key(config: "VllmConfig") -> str:
+    """Return a text that differs between checkpoints of the same shape.
+
+    Raises:
+        CheckpointError: for a local checkpoint that is not whole.
+    """
+    if config.load_config.load_format == "dummy":
+        return "dummy"
+    model_dir = Path(config.model_config.model)
+    if model_dir.is_dir():
+        verify_shards(model_dir)
+        return fingerprint(model_dir)
+    # A model hub's name: its configuration has been read by now, so the commit that it resolved to is known.
+    commit = getattr(config.model_config.hf_config, "_commit_hash", None)
+    # Where nothing tells the weights apart, no compiled graph may be reused.
+    return f"{config.model_config.model}@{commit or secrets.token_hex(8)}"
 
 
 def check(config: "VllmConfig") -> None:

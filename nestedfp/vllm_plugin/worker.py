@@ -7,7 +7,8 @@ from vllm.platforms import current_platform
 from nestedfp import ops
 from nestedfp.modes import Mode
 from nestedfp.step_costs import StepCosts
-from nestedfp.vllm_plugin import cpu_seed, failure, step_timing
+from nestedfp.vllm_plugin import coverage, cpu_seed, failure, step_timing
+from nestedfp.vllm_plugin.fixed_weights import FixedWeights
 from nestedfp.vllm_plugin.options import PluginOptions
 
 if current_platform.is_cpu():
@@ -16,7 +17,7 @@ else:
     from vllm.v1.worker.gpu_worker import Worker as BaseWorker  # type: ignore[assignment]
 
 
-class NestedFPWorker(BaseWorker):  # type: ignore[misc,valid-type]
+class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
     """vLLM's worker for this platform, plus the precision of each step.
 
     The mode is process-wide state of the compiled operator, read when the operator runs: a compiled model needs no
@@ -25,6 +26,7 @@ class NestedFPWorker(BaseWorker):  # type: ignore[misc,valid-type]
 
     _warm = False
     _step_costs: StepCosts | None = None
+    _fp8_share = 0.0
 
     def init_device(self) -> None:
         if current_platform.is_cpu():
@@ -45,6 +47,8 @@ class NestedFPWorker(BaseWorker):  # type: ignore[misc,valid-type]
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         with failure.reported():
             super().load_model(*args, **kwargs)
+            if not PluginOptions.of(self.vllm_config).fp16_only:
+                self._fp8_share = coverage.report(self.get_model())
 
     def determine_available_memory(self) -> int:
         options = PluginOptions.of(self.vllm_config)
@@ -79,6 +83,10 @@ class NestedFPWorker(BaseWorker):  # type: ignore[misc,valid-type]
             self._step_costs = measure(self.model_runner)
         self._warm = True
         return result
+
+    def nestedfp_fp8_share(self) -> float:
+        """Return the share of this rank's weights, in bytes, that has an FP8 mode."""
+        return self._fp8_share
 
     def nestedfp_step_costs(self) -> list[list[float]] | None:
         """Return this rank's step costs, ``[tokens, fp16_ms, fp8_ms]`` each; None: not measured."""
