@@ -3,8 +3,9 @@
     python -m benchmarks.directive_latency --config deploy/configs/demo-two-replicas.yaml
     python -m benchmarks.directive_latency --url http://127.0.0.1:8000 --streams 256     # admin key in NESTEDFP_ADMIN_KEY
 
-Directives and streams share the replica's event loop. An engine acknowledges when it has put the directive in force, so that its next step runs under it. Writes one line per
-directive: ``directive,replicas,last_ack_ms,http_ms`` (http_ms: the whole request to the admin route).
+Directives and streams share the replica's event loop. An engine acknowledges when it has put the directive in force, so that its
+next step runs under it. Writes one line per directive: ``directive,replicas,last_ack_ms,http_ms`` (http_ms: the whole request
+to the admin route).
 """
 
 import argparse
