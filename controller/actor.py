@@ -1,7 +1,7 @@
 """The live driver of the control loop: reads the clock, takes snapshots, broadcasts directives, writes the log.
 
-The only file of this package that imports ray, and only to broadcast through Serve. A plain class: whoever deploys it
-makes it a Ray actor. All methods are coroutines on one event loop, so that nothing here needs a lock.
+A plain class: whoever deploys it makes it a Ray actor. All methods are coroutines on one event loop, so that nothing here
+needs a lock.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -18,16 +18,10 @@ from controller.config import ControllerConfig, explain
 from controller.config_file import ConfigFile
 from controller.decision_log import DecisionLog
 from controller.loop import ControlLoop, Effects
+from controller.reach import Broadcast, ProxyProbe, ServeBroadcast
 from controller.recorder import RecordingLoop
-from controller.schema import (
-    BroadcastRecord,
-    BroadcastStats,
-    Directive,
-    DirectiveAck,
-    ProxyStats,
-    ReplicaSnapshot,
-    StatusReport,
-)
+from controller.schema import BroadcastRecord, Directive, ProxyStats, ReplicaSnapshot
+from controller.status import BroadcastStats, StatusReport
 from nestedfp.modes import DirectiveMode
 
 log = logging.getLogger(__name__)
@@ -40,50 +34,12 @@ PROBE_LIMIT_S = 2.0
 BROADCASTS_KEPT = 1000  # whose times the status summarises
 
 
-class Broadcast(Protocol):
-    """The way to all replicas at once. May raise, may return fewer acknowledgements than there are replicas."""
-
-    async def __call__(self, directive: Directive) -> list[DirectiveAck]: ...
-
-
-class ProxyProbe(Protocol):
-    """Reads the statistics of the proxy in front of the replicas. May raise; None when there is no proxy."""
-
-    async def __call__(self) -> ProxyStats | None: ...
-
-
-class ServeBroadcast:
-    """Calls ``apply_directive`` on every replica of a Ray Serve deployment."""
-
-    def __init__(self, app_name: str, deployment_name: str, limit_s: float) -> None:
-        from ray import serve  # here, so that the tests of the actor's logic need not load ray
-
-        self._serve = serve
-        self._app_name = app_name
-        self._deployment_name = deployment_name
-        self._limit_s = limit_s
-        self._handle: Any = None
-
-    async def __call__(self, directive: Directive) -> list[DirectiveAck]:
-        if self._handle is None:
-            self._handle = self._serve.get_deployment_handle(self._deployment_name, self._app_name)
-        response = self._handle.broadcast("apply_directive", directive.model_dump(mode="json"))
-        results = await response.results_async(timeout_s=self._limit_s, return_exceptions=True)
-        acks = []
-        for result in results:
-            if isinstance(result, BaseException):
-                log.warning("a replica did not take directive epoch %d: %r", directive.epoch, result)
-            else:
-                acks.append(DirectiveAck.model_validate(result))
-        return acks
-
-
 class ControllerActor:
     """The cluster's precision controller.
 
     Args:
         config: the controller's section of the service configuration.
-        app_name: Ray Serve application that holds the replicas.
+        app_name: Ray Serve application that holds the replicas, where Serve does not tell: it names its own actors by it.
         deployment_name: its deployment whose replicas have ``apply_directive``.
         log_path: file for the decision log; None keeps decisions in memory only.
         record_path: file for a recording of all inputs, which ``controller.replay`` plays again; None writes none.

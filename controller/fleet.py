@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from controller.plausible import fault, wait_fault
+from controller.plausible import fault, possible_wait, wait_fault
 from controller.policies.base import USUAL_SLO, Rates, Replicas, ReplicaView, Slo
 from controller.policies.path import path_saturated
 from controller.policies.table import FEWEST, Table
@@ -23,6 +23,8 @@ from controller.schema import ReplicaSnapshot
 MAX_TOKENS_PER_S = 1e7  # ten times what the largest replica of 2026 computes
 MAX_ARRIVALS_PER_S = 1e6
 RETIRED_KEPT = 8
+WARM_STEPS = 16  # of a fresh engine: the first ones load and compile, and the smoothed step time must forget them
+COLD_AT_MOST_S = 10.0  # of work: an engine that has not made so many steps by then is slow, not cold
 _set = object.__setattr__
 
 
@@ -46,6 +48,9 @@ class _Replica:
     newest: ReplicaSnapshot | None = None  # the last one received, plausible or not
     fault: str | None = None  # of the newest
     fp16_step_at_s: float | None = None  # when steps_fp16 was last seen to have grown
+    first_steps: int | None = None  # counted when the present engine was first heard of
+    busy_since_s: float | None = None  # when it was first seen to have work
+    cold: bool = True
     path_at_s: float | None = None  # when the path, not the engine, was last seen to be the limit
     rates: Rates | None = None
     refused_per_s: float = 0.0
@@ -53,6 +58,7 @@ class _Replica:
     arrived_s: float = 0.0  # of that snapshot
 
     def restart(self) -> None:
+        self.first_steps, self.busy_since_s, self.cold = None, None, True
         self.received.clear()
         self.lows.clear()
         self.view = None
@@ -74,17 +80,29 @@ class _Replica:
         self.rates = _rates(first, snapshot, span_s) if full else None
         self.refused_per_s = max(0, snapshot.refused - first.refused) / span_s if full else 0.0
         self.arrived_s = now_s
+        if self.cold:
+            self._warm_up(now_s, snapshot)
         self.view = ReplicaView(
             snapshot,
             rates=self.rates,
             standing_tokens=lows[0][1] if full else 0,
             fp16_step_age_s=None if self.fp16_step_at_s is None else 0.0,
+            cold=self.cold and snapshot.running + snapshot.waiting > 0,
             path_age_s=None if self.path_at_s is None else now_s - self.path_at_s,
         )
         if snapshot.path is not None and path_saturated(self.view, slo):
             self.path_at_s = now_s
             _set(self.view, "path_age_s", 0.0)
         return self.view
+
+    def _warm_up(self, now_s: float, snapshot: ReplicaSnapshot) -> None:
+        steps = snapshot.steps_fp16 + snapshot.steps_fp8
+        if self.first_steps is None:
+            self.first_steps = steps
+        if self.busy_since_s is None and snapshot.running + snapshot.waiting > 0:
+            self.busy_since_s = now_s
+        lasted = self.busy_since_s is not None and now_s - self.busy_since_s >= COLD_AT_MOST_S
+        self.cold = not lasted and steps - self.first_steps < WARM_STEPS
 
 
 class Fleet:
@@ -147,6 +165,9 @@ class Fleet:
             replica.retired.append(newest.incarnation)
             replica.restart()
             replica.fp16_step_at_s = replica.path_at_s = None
+        if replica.received:
+            before_s, before = replica.received[-1]
+            snapshot = possible_wait(before, snapshot, now_s - before_s)
         if self._is_faulty(now_s, replica, snapshot):
             if replica.view is None and snapshot.replica_id in self._rows:
                 self._drop_row(snapshot.replica_id)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from controller.clock import SteadyClock
 from controller.publisher import CONFLICT
-from controller.schema import Directive, DirectiveAck, Fallback
+from controller.schema import Directive, DirectiveAck, Fallback, StandingOrder
 from nestedfp.modes import DirectiveMode
 from nestedfp.step_rule import StepRule
 
@@ -39,6 +39,7 @@ class DirectiveFollower:
         self._clock = SteadyClock()
         self._directive: Directive | None = None  # as it concerns this replica
         self._expires_at_s = 0.0  # on the steady clock
+        self._order_ends_s: float | None = None  # of the order that came with it, on the steady clock; None: no end
         self._lapse_told = True  # whether on_timer has already said that the lease ran out
 
     @property
@@ -70,11 +71,11 @@ class DirectiveFollower:
             outcome = "applied"
         accepted = outcome in ("applied", "renewed")
         if accepted:
-            reduced = (
-                directive.model_copy(update={"mode": mode, "exceptions": {}}) if directive.exceptions else directive
-            )
-            self._directive = reduced
+            self._directive = _reduced(directive, self._replica_id)
             self._expires_at_s = steady_s + directive.lease_s
+            order = self._directive.order
+            left_s = None if order is None else order.remaining_s
+            self._order_ends_s = None if left_s is None else steady_s + left_s
             self._lapse_told = False
         after = self._in_force(steady_s)
         ack = DirectiveAck(
@@ -108,6 +109,14 @@ class DirectiveFollower:
         steady_s = self._clock.read(now_s)
         return 0.0 if self._directive is None else max(0.0, self._expires_at_s - steady_s)
 
+    def order(self, now_s: float) -> StandingOrder | None:
+        """The operator's order as far as this replica knows, whether or not the lease still runs; None: none, or over."""
+        order = None if self._directive is None else self._directive.order
+        if order is None or self._order_ends_s is None:
+            return order
+        remaining_s = self._order_ends_s - self._clock.read(now_s)
+        return order.model_copy(update={"remaining_s": remaining_s}) if remaining_s > 0 else None
+
     def _in_force(self, steady_s: float) -> InForce:
         directive = self._directive
         if directive is None or steady_s >= self._expires_at_s:
@@ -120,3 +129,13 @@ class DirectiveFollower:
             lapsed=False,
             admission_scale=directive.admission_scale,
         )
+
+
+def _reduced(directive: Directive, replica_id: str) -> Directive:
+    """The directive as it concerns one replica, without the names of others."""
+    if not directive.exceptions and not directive.replica_orders:
+        return directive
+    own = directive.replica_orders.get(replica_id, directive.order)
+    return directive.model_copy(
+        update={"mode": directive.mode_for(replica_id), "exceptions": {}, "order": own, "replica_orders": {}}
+    )

@@ -12,12 +12,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from controller.policies.base import Decision, Observation, PolicySpec, Replicas, Settings
+from controller.policies.base import Decision, Observation, PolicySpec, Replicas, ReplicaView, Settings
 from controller.policies.table import Table, ids_of
 from controller.schema import Fallback
 from nestedfp.modes import DirectiveMode
 
 MINUTE_S = 60.0
+ENGINE_STUCK = "engine_stuck"  # reason, where nothing is done and an engine does not answer or does not go forward
 
 
 class GuardConfig(Settings):
@@ -30,6 +31,10 @@ class GuardConfig(Settings):
     dwell_fp8_s: Annotated[float, Field(ge=0)] = 20.0  # shortest stay in FP8
     max_switches_per_minute: Annotated[int, Field(ge=1)] = 6
     stale_after_s: Annotated[float, Field(gt=0)] = 1.0  # silence after which a snapshot is no evidence
+    stats_stale_after_s: Annotated[float, Field(gt=0)] = (
+        5.0  # the same for the engine's statistics in it: a step may last
+    )
+    no_progress_after_s: Annotated[float, Field(gt=0)] = 10.0  # an engine with work and no step for so long is stuck
     quorum: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the replicas that must be ready and fresh
     expected_replicas: Annotated[int, Field(ge=1)] | None = None  # the quorum counts from this; None: from the ready
     warm_up_s: Annotated[float, Field(ge=0)] = 2.0  # a replica that has been ready for less is no evidence
@@ -78,15 +83,21 @@ class Verdict:
 
 
 def warmed_up(replicas: Replicas, warm_up_s: float = 0.0) -> Replicas:
-    """The replicas that serve, and have for a while: what is measured before would look like an overload."""
+    """The replicas that serve, and have for a while: what is measured before would look like an overload.
+
+    With a ``warm_up_s`` above 0 those are left out, too, that compute their first requests, whenever these come.
+    """
     if isinstance(replicas, Table):
-        return replicas.where((replicas.rows["ready"] > 0) & (replicas.rows["ready_for_s"] >= warm_up_s))
+        rows = replicas.rows
+        warm = (rows["ready"] > 0) & (rows["ready_for_s"] >= warm_up_s)
+        return replicas.where(warm & (rows["cold"] == 0) if warm_up_s > 0 else warm)
     return tuple(
         [
             replica
             for replica in replicas
             if (snapshot := replica.snapshot).ready
             and (snapshot.ready_for_s is None or snapshot.ready_for_s >= warm_up_s)
+            and not (replica.cold and warm_up_s > 0)
         ]
     )
 
@@ -96,6 +107,26 @@ def fresh(replicas: Replicas, stale_after_s: float) -> Replicas:
     if isinstance(replicas, Table):
         return replicas.where(replicas.rows["age_s"] <= stale_after_s)
     return tuple([replica for replica in replicas if replica.age_s <= stale_after_s])
+
+
+def engine_fault(view: ReplicaView, config: GuardConfig) -> str | None:
+    """Why nothing is known of this replica's engine though its process reports; None: it answers and goes forward."""
+    snapshot = view.snapshot
+    if snapshot.stats_age_s > config.stats_stale_after_s:
+        return f"its engine has not answered for {snapshot.stats_age_s:.1f} s"
+    if (snapshot.progress_age_s or 0.0) > config.no_progress_after_s:
+        return f"its engine has had work and made no step for {snapshot.progress_age_s:.1f} s"
+    return None
+
+
+def usable(replicas: Replicas, config: GuardConfig) -> Replicas:
+    """The replicas that are evidence: heard of lately, with an engine that answers and goes forward."""
+    replicas = fresh(replicas, config.stale_after_s)
+    if isinstance(replicas, Table):
+        rows = replicas.rows
+        stuck = rows["progress_age_s"] > config.no_progress_after_s
+        return replicas.where((rows["stats_age_s"] <= config.stats_stale_after_s) & ~stuck)
+    return tuple([replica for replica in replicas if engine_fault(replica, config) is None])
 
 
 def hold_for_quorum(fresh_count: int, ready_count: int, quorum: float, expected_count: int | None = None) -> str | None:
@@ -161,14 +192,18 @@ def ask(
         wish, policy_state = spec.decide(observation, policy_state, policy_config)
         return Asked(wish, None, policy_state)
     ready = warmed_up(observation.replicas, guards.warm_up_s)
-    usable = fresh(ready, guards.stale_after_s)
-    if (hold := hold_for_quorum(len(usable), len(ready), guards.quorum, guards.expected_replicas)) is not None:
-        return Asked(None, hold, policy_state)
-    if len(usable) < len(observation.replicas):
-        observation = replace(observation, replicas=usable)
+    heard = fresh(ready, guards.stale_after_s)
+    evidence = usable(heard, guards)
+    if (hold := hold_for_quorum(len(evidence), len(ready), guards.quorum, guards.expected_replicas)) is not None:
+        warming = not len(ready) and len(warmed_up(observation.replicas))
+        return Asked(None, "held_by_warm_up" if warming else hold, policy_state)
+    if len(evidence) < len(observation.replicas):
+        observation = replace(observation, replicas=evidence)
     wish, policy_state = spec.decide(observation, policy_state, policy_config)
-    silent = set(ids_of(ready)) - set(ids_of(usable)) if faulty else set()
-    return Asked(wish, None, policy_state, len(ready) - len(usable), implausible=not silent.isdisjoint(faulty))
+    if len(evidence) < len(heard) and wish.mode is observation.current and wish.mode is not DirectiveMode.FP8:
+        wish = replace(wish, reason=ENGINE_STUCK)  # whatever the others do, the SLO does not hold there
+    silent = set(ids_of(ready)) - set(ids_of(evidence)) if faulty else set()
+    return Asked(wish, None, policy_state, len(ready) - len(evidence), implausible=not silent.isdisjoint(faulty))
 
 
 def guarded_decide(

@@ -16,16 +16,16 @@ from controller.fleet import Fleet, Reception
 from controller.orders import Orders
 from controller.policies import POLICIES
 from controller.policies.base import Decision, Replicas
-from controller.policies.table import ids_of, path_limited_count
-from controller.protocol import NO_RULE, Content, DirectivePublisher, lapsed
+from controller.policies.table import path_limited_count
+from controller.protocol import NO_RULE, Content, DirectivePublisher, Stated, lapsed
 from controller.records import Bookkeeper
 from controller.report import status_report
-from controller.schema import DecisionRecord, Directive, DirectiveAck, ReplicaSnapshot, Rung, Scope, StatusReport
-from controller.scope import Plan, Sight, compact, keep_fp8
+from controller.schema import DecisionRecord, Directive, DirectiveAck, ReplicaSnapshot, Rung, Scope
+from controller.scope import Plan, Sight, compact, keep_fp8, ready_counts
+from controller.status import StatusReport
 from controller.strain import measure
 from controller.subset import make_scope
 from nestedfp.modes import DirectiveMode
-from nestedfp.step_rule import StepRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,8 @@ class ControlLoop:
         if reception is not Reception.LATE:
             known_epoch = self._publisher.epoch
             self._publisher.on_snapshot(now_s, snapshot)
+            if reception is Reception.NEW and now_s - self._began_s <= self._config.forget_after_s:
+                self._orders.adopt(now_s, snapshot)
             if reception is Reception.NEW and self._adopts_from is not None and not lapsed(snapshot):
                 self._adopt(now_s, snapshot, known_epoch)
         return self._publisher.answer(snapshot.replica_id)
@@ -138,12 +140,11 @@ class ControlLoop:
         plan = self._plan(now_s, views)
         self._books.asked(plan)
         climbed = self._climb(now_s, views)
-        decided = Content(plan.mode, _rule(plan), plan.exceptions, self._ladder.admission_scale)
+        decided = Content(plan.mode, plan.rule_in_use, plan.exceptions, self._ladder.admission_scale)
         same_modes = (decided.mode, decided.exceptions) == (self._decided.mode, self._decided.exceptions)
         self._put_in_force(now_s, decided, climbed if climbed is not None and same_modes else plan.decision.reason)
         desired_replicas = None if self._config.advisory else self._ladder.desired_replicas
-        publisher.state_replicas(desired_replicas)
-        publisher.state_ready(*_ready_counts(views, publisher.content))
+        publisher.state(Stated(desired_replicas, *ready_counts(views, publisher.content), *self._orders.told(now_s)))
         directive = publisher.due(now_s)
         limited = path_limited_count(views) > 0
         record, notes = self._books.write(
@@ -205,7 +206,7 @@ class ControlLoop:
         if bounds.fail_safe is None:
             return None
         ready = guards.warmed_up(views, bounds.warm_up_s)
-        usable = guards.fresh(ready, bounds.stale_after_s)
+        usable = guards.usable(ready, bounds)
         hold = guards.hold_for_quorum(len(usable), len(ready), bounds.quorum, bounds.expected_replicas)
         if hold is None:
             self._blind_since_s = None
@@ -293,17 +294,3 @@ class ControlLoop:
 
 def _slo_ms(config: ControllerConfig) -> tuple[float, float]:
     return config.slo.ttft_ms, config.slo.tpot_ms
-
-
-def _ready_counts(views: Replicas, content: Content) -> tuple[int, int]:
-    """How many replicas are ready, and how many of them are directed to FP16 or auto."""
-    ready = ids_of(guards.warmed_up(views))
-    if content.exceptions:
-        return len(ready), sum([content.mode_for(replica_id) is not DirectiveMode.FP8 for replica_id in ready])
-    return len(ready), 0 if content.mode is DirectiveMode.FP8 else len(ready)
-
-
-def _rule(plan: Plan) -> StepRule:
-    """The rule, where a replica follows one: it is no content otherwise, and must not raise the epoch."""
-    follows = plan.mode is DirectiveMode.AUTO or DirectiveMode.AUTO in plan.exceptions.values()
-    return plan.rule if follows else NO_RULE

@@ -1,11 +1,16 @@
-"""The operator's orders: a mode for all replicas or for one, with or without an end. Zero I/O."""
+"""The operator's orders: a mode for all replicas or for one, with or without an end. Zero I/O.
+
+They outlive the controller: replicas are told of them with every directive, and tell a new controller, which takes them up
+until the operator says something else. Of replicas that differ the one with the highest epoch knows best.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
 
 from controller.guards import Override, override_in_force
 from controller.publisher import Content
-from controller.schema import OverrideView
+from controller.schema import ReplicaSnapshot, StandingOrder
+from controller.status import OverrideView
 from nestedfp.modes import DirectiveMode
 
 
@@ -15,6 +20,7 @@ class Orders:
     def __init__(self) -> None:
         self.for_all: Override | None = None
         self.by_replica: dict[str, Override] = {}
+        self._adopted_epoch: int | None = 0  # of the directive whose order was taken up; None: the operator has spoken
 
     def give(self, now_s: float, mode: DirectiveMode, ttl_s: float | None, replica_id: str | None = None) -> None:
         """Take an order; ``auto`` hands back to the policy. An order for all ends those for single replicas.
@@ -27,6 +33,7 @@ class Orders:
                 f"expected ttl_s > 0 with mode fp16 or fp8, got ttl_s={ttl_s!r} with mode {mode.value}; "
                 "leave ttl_s out to override without end, or to hand back"
             )
+        self._adopted_epoch = None
         order = None if mode is DirectiveMode.AUTO else Override(mode, None if ttl_s is None else now_s + ttl_s)
         if replica_id is None:
             self.for_all = order
@@ -35,6 +42,31 @@ class Orders:
             self.by_replica.pop(replica_id, None)
         else:
             self.by_replica[replica_id] = order
+
+    def adopt(self, now_s: float, snapshot: ReplicaSnapshot) -> None:
+        """Take up what a replica was told by a controller before this one."""
+        told = snapshot.order
+        if self._adopted_epoch is None or snapshot.epoch < self._adopted_epoch:
+            return
+        newer, self._adopted_epoch = snapshot.epoch > self._adopted_epoch, snapshot.epoch
+        order = None
+        if told is not None and told.mode is not DirectiveMode.AUTO:
+            order = Override(told.mode, None if told.remaining_s is None else now_s + told.remaining_s)
+        if told is not None and not told.for_all and order is not None:
+            self.by_replica[snapshot.replica_id] = order
+        elif order is not None or newer:
+            self.for_all = order
+
+    def told(self, now_s: float) -> tuple[StandingOrder | None, dict[str, StandingOrder]]:
+        """The orders as replicas are told of them: for all, and for single replicas."""
+        if self.for_all is None and not self.by_replica:
+            return None, {}
+        single = {
+            replica_id: told
+            for replica_id, order in self.by_replica.items()
+            if (told := _told(now_s, order, for_all=False)) is not None
+        }
+        return _told(now_s, self.for_all, for_all=True), single
 
     def expire(self, now_s: float) -> None:
         """Drop what has come to its end."""
@@ -69,6 +101,15 @@ class Orders:
 
 def _view(now_s: float, order: Override | None) -> OverrideView | None:
     order = override_in_force(now_s, order)
+    return None if order is None else OverrideView(mode=order.mode, remaining_s=_remaining_s(now_s, order))
+
+
+def _told(now_s: float, order: Override | None, *, for_all: bool) -> StandingOrder | None:
+    order = override_in_force(now_s, order)
     if order is None:
         return None
-    return OverrideView(mode=order.mode, remaining_s=None if order.expires_at_s is None else order.expires_at_s - now_s)
+    return StandingOrder(mode=order.mode, remaining_s=_remaining_s(now_s, order), for_all=for_all)
+
+
+def _remaining_s(now_s: float, order: Override) -> float | None:
+    return None if order.expires_at_s is None else order.expires_at_s - now_s

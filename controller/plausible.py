@@ -29,6 +29,18 @@ def fault(snapshot: ReplicaSnapshot) -> str | None:
     return _window_fault("ttft", snapshot.ttft) or _window_fault("tpot", snapshot.tpot)
 
 
+def possible_wait(before: ReplicaSnapshot, after: ReplicaSnapshot, elapsed_s: float) -> ReplicaSnapshot:
+    """The snapshot, its oldest wait no longer than it can have become in the ``elapsed_s`` since the one before.
+
+    A request that was preempted waits again, and may tell the time since its arrival: then the wait counts from when it
+    was first seen. A wait that nothing waits for stays as it is: that is no wait but a fault.
+    """
+    possible_s = before.oldest_wait_s + elapsed_s
+    if after.waiting == 0 or after.oldest_wait_s <= possible_s + WAIT_JUMP_S or after.oldest_wait_s > MAX_WAIT_S:
+        return after
+    return after.model_copy(update={"oldest_wait_s": possible_s})
+
+
 def wait_fault(before: ReplicaSnapshot, after: ReplicaSnapshot, elapsed_s: float) -> str | None:
     """What cannot follow: a wait that has grown by more than the ``elapsed_s`` between the two arrivals."""
     possible_s = before.oldest_wait_s + elapsed_s + WAIT_JUMP_S

@@ -34,6 +34,6 @@ The fallback turns nobody away: its admission scale is 1.
 """
 
 from controller.follower import DirectiveFollower, InForce
-from controller.publisher import CONFLICT, NO_RULE, Content, DirectivePublisher, lapsed
+from controller.publisher import CONFLICT, NO_RULE, Content, DirectivePublisher, Stated, lapsed
 
-__all__ = ["CONFLICT", "NO_RULE", "Content", "DirectiveFollower", "DirectivePublisher", "InForce", "lapsed"]
+__all__ = ["CONFLICT", "NO_RULE", "Content", "DirectiveFollower", "DirectivePublisher", "InForce", "Stated", "lapsed"]

@@ -6,7 +6,7 @@ Times are seconds of the controller's clock and must not fall; the control loop 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from controller.schema import Directive, DirectiveAck, ReplicaSnapshot
+from controller.schema import Directive, DirectiveAck, ReplicaSnapshot, StandingOrder
 from nestedfp.modes import DirectiveMode
 from nestedfp.step_rule import StepRule
 
@@ -27,6 +27,17 @@ class Content:
     def mode_for(self, replica_id: str) -> DirectiveMode:
         """What this replica must do."""
         return self.exceptions.get(replica_id, self.mode)
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What comes with a directive besides, and raises no epoch. None: not told."""
+
+    desired_replicas: int | None = None  # for the autoscaler
+    replicas: int | None = None  # ready ones
+    fp16_replicas: int | None = None  # of them, those directed to FP16 or auto
+    order: StandingOrder | None = None  # the operator's, for all replicas
+    replica_orders: Mapping[str, StandingOrder] = field(default_factory=dict)  # for single ones
 
 
 @dataclass(slots=True)
@@ -66,8 +77,7 @@ class DirectivePublisher:
         self.reason = reason
         self.epoch = epoch
         self.slo_ms: tuple[float, float] | None = None  # (ttft, tpot), told along with every directive
-        self.desired_replicas: int | None = None  # likewise
-        self.ready_replicas: tuple[int, int] | None = None  # likewise: all, and those directed to FP16 or auto
+        self.stated = Stated()  # likewise
         self._peers: dict[str, _Peer] = {}
         self._lagging: set[str] = set()  # peers that have not acknowledged the present epoch
         self._set_at_s: float | None = None
@@ -106,28 +116,25 @@ class DirectivePublisher:
         self._none_silent_before_s = 0.0
         self._answers.clear()
 
-    def state_replicas(self, desired_replicas: int | None) -> None:
-        """Tell replicas the number wanted; no content either: the answers to their snapshots bring it soon enough."""
-        if desired_replicas != self.desired_replicas:
-            self.desired_replicas = desired_replicas
-            self._answers.clear()
-
-    def state_ready(self, replicas: int, fp16_replicas: int) -> None:
-        """Tell replicas how many are ready, and how many of those run FP16 or auto; no content either."""
-        if (replicas, fp16_replicas) != self.ready_replicas:
-            self.ready_replicas = replicas, fp16_replicas
+    def state(self, stated: Stated) -> None:
+        """Tell replicas what is no content either: the answers to their snapshots bring it soon enough."""
+        if stated != self.stated:
+            self.stated = stated
             self._answers.clear()
 
     def current(self) -> Directive:
         """The directive with a full lease: what is broadcast."""
-        return self._directive(self.content.mode, dict(self.content.exceptions))
+        exceptions, orders = dict(self.content.exceptions), dict(self.stated.replica_orders)
+        return self._directive(self.content.mode, exceptions, self.stated.order, orders)
 
     def answer(self, replica_id: str) -> Directive:
         """The same for one replica, without the names of others: the answer to its snapshot."""
         mode = self.content.mode_for(replica_id)
+        if (own := self.stated.replica_orders.get(replica_id)) is not None:
+            return self._directive(mode, {}, own)
         answer = self._answers.get(mode)
         if answer is None:
-            answer = self._answers[mode] = self._directive(mode, {})
+            answer = self._answers[mode] = self._directive(mode, {}, self.stated.order)
         return answer
 
     def on_report(
@@ -239,9 +246,14 @@ class DirectivePublisher:
         self._none_silent_before_s = earliest_s + self.renew_s
         return now_s - earliest_s > self.renew_s
 
-    def _directive(self, mode: DirectiveMode, exceptions: dict[str, DirectiveMode]) -> Directive:
+    def _directive(
+        self,
+        mode: DirectiveMode,
+        exceptions: dict[str, DirectiveMode],
+        order: StandingOrder | None,
+        replica_orders: dict[str, StandingOrder] | None = None,
+    ) -> Directive:
         ttft_ms, tpot_ms = self.slo_ms or (None, None)
-        replicas, fp16_replicas = self.ready_replicas or (None, None)
         return Directive(
             epoch=self.epoch,
             mode=mode,
@@ -252,9 +264,11 @@ class DirectivePublisher:
             admission_scale=self.content.admission_scale,
             slo_ttft_ms=ttft_ms,
             slo_tpot_ms=tpot_ms,
-            desired_replicas=self.desired_replicas,
-            replicas=replicas,
-            fp16_replicas=fp16_replicas,
+            desired_replicas=self.stated.desired_replicas,
+            order=order,
+            replica_orders=replica_orders or {},
+            replicas=self.stated.replicas,
+            fp16_replicas=self.stated.fp16_replicas,
         )
 
     def _same(

@@ -22,7 +22,8 @@ from typing import Any
 from controller.config import ControllerConfig
 from controller.decision_log import RotatingLines
 from controller.loop import ControlLoop, Effects
-from controller.schema import SCHEMA_VERSION, Directive, DirectiveAck, ReplicaSnapshot, StatusReport
+from controller.schema import SCHEMA_VERSION, Directive, DirectiveAck, ReplicaSnapshot
+from controller.status import StatusReport
 from nestedfp.modes import DirectiveMode
 
 MAX_FILE_BYTES = 256 << 20  # some seven hours of one replica, at 10 snapshots a second

@@ -2,6 +2,7 @@
 
 from controller.config import ControllerConfig
 from controller.fleet import Fleet
+from controller.guards import engine_fault
 from controller.ladder import LadderState
 from controller.orders import Orders
 from controller.policies.base import ReplicaView
@@ -9,7 +10,8 @@ from controller.policies.path import limits
 from controller.policies.table import path_limited_count
 from controller.publisher import Content, DirectivePublisher
 from controller.records import Bookkeeper
-from controller.schema import ReplicaStatus, Rung, StatusReport
+from controller.schema import Rung
+from controller.status import ReplicaStatus, StatusReport
 from nestedfp.modes import DirectiveMode
 
 
@@ -88,6 +90,7 @@ def _replica(
 ) -> ReplicaStatus:
     snapshot, rates = view.snapshot, view.rates
     heard = publisher.last_heard(snapshot.replica_id)
+    stuck = engine_fault(view, config.guards)
     epoch, directive = heard or (snapshot.epoch, snapshot.directive)
     return ReplicaStatus(
         **{name: getattr(snapshot, name) for name in COPIED},
@@ -97,8 +100,8 @@ def _replica(
         directed=publisher.content.mode_for(snapshot.replica_id),
         overridden=overridden,
         acked=publisher.acked(snapshot.replica_id),
-        stale=view.age_s > config.guards.stale_after_s,
-        fault=fault,
+        stale=view.age_s > config.guards.stale_after_s or stuck is not None,
+        fault=fault or stuck,
         age_s=view.age_s,
         path_saturated=limits(view),
         ttft_p90_ms=snapshot.ttft.p90_ms if snapshot.ttft.count else None,

@@ -71,6 +71,14 @@ class ProxyStats(Record):
     queued: Count = 0  # requests that wait in HAProxy for a replica
 
 
+class StandingOrder(Record):
+    """The operator's override. Replicas keep it, and tell it to a controller that has started anew."""
+
+    mode: DirectiveMode  # fp16 or fp8
+    remaining_s: Seconds | None = None  # None: until it is handed back
+    for_all: bool = True  # False: for one replica alone
+
+
 class ReplicaSnapshot(Record):
     """State of one replica, sent about every 100 ms. Totals count from the start of the replica's present engine.
 
@@ -90,6 +98,7 @@ class ReplicaSnapshot(Record):
     directive: DirectiveMode  # in force on this replica
     epoch: Count  # of the directive in force; 0 before the first one
     rule: StepRule | None = None  # in force on this replica; None: not told
+    order: StandingOrder | None = None  # that this replica was last told of, less the time since; None: none
     admission_scale: Fraction = 1.0  # in force on this replica
     lease_remaining_s: Seconds
     switches: Count
@@ -143,6 +152,8 @@ class Directive(Record):
     desired_replicas: Count | None = (
         None  # replicas pass it on to the autoscaler; None: as many as without a controller
     )
+    order: StandingOrder | None = None  # the operator's, for all replicas, or for the one whose snapshot is answered
+    replica_orders: dict[ReplicaId, StandingOrder] = {}  # those for single replicas, in a broadcast
     replicas: Count | None = None  # ready ones that the controller knows; None: not told
     fp16_replicas: Count | None = None  # of them, those directed to FP16 or auto: where pinned requests can go
 
@@ -171,50 +182,6 @@ class Fallback(Record):
 
     mode: DirectiveMode = DirectiveMode.AUTO
     rule: StepRule = StepRule(fp8_wait_s=0.1)  # half of the usual interactive TTFT objective of 200 ms
-
-
-class OverrideView(Record):
-    """The operator's override, as the status shows it."""
-
-    mode: DirectiveMode
-    remaining_s: Seconds | None  # None: holds until it is handed back
-
-
-class ReplicaStatus(Record):
-    """One replica, as the controller last heard of it."""
-
-    id: str
-    mode: Mode
-    epoch: Count
-    directive: DirectiveMode
-    acked: bool  # reports the directive in force: its epoch, its mode and a running lease
-    ready: bool
-    stale: bool  # silent for longer than the guards allow
-    age_s: Seconds  # since the last snapshot, by the controller's clock
-    fault: str | None = None  # why its latest snapshots are no evidence; None: they are
-    directed: DirectiveMode  # what it should have in force
-    overridden: bool = False  # the operator's word for this replica alone
-    lease_remaining_s: Seconds  # when the snapshot was taken
-    admission_scale: float = 1.0
-    refused: Count = 0
-    running: Count
-    waiting: Count
-    waiting_tokens: Count
-    oldest_wait_s: Seconds
-    kv_usage: float
-    tokens_fp16: Count
-    tokens_fp8: Count
-    fp16_only: bool = False
-    fp8_pays_from_tokens: Count | None = None
-    switches: Count
-    ttft_p90_ms: Milliseconds | None  # None: no request in the window
-    tpot_p90_ms: Milliseconds | None
-    path: PathStats | None = None
-    path_saturated: bool = False  # the path limits this replica, not its engine
-    stats_age_s: Seconds = 0.0
-    progress_age_s: Seconds | None = None
-    arrivals_per_s: float | None  # None: not known yet
-    tokens_per_s: float | None
 
 
 class Outcome(enum.StrEnum):
@@ -266,47 +233,3 @@ class BroadcastRecord(Record):
     mode: DirectiveMode
     replicas: Count
     last_ack_ms: Milliseconds  # from the decision to the last replica's acknowledgement
-
-
-class BroadcastStats(Record):
-    """Times from decision to last acknowledgement over the latest broadcasts."""
-
-    count: Count = 0
-    p50_ms: Milliseconds | None = None  # None: no broadcast yet
-    p99_ms: Milliseconds | None = None
-
-
-class StatusReport(Record):
-    """The answer to GET /status."""
-
-    schema_version: int = SCHEMA_VERSION
-    mode: DirectiveMode  # in force, but for the replicas in exceptions
-    exceptions: dict[str, DirectiveMode] = {}
-    epoch: Count
-    reason: str  # of the directive in force
-    last_reason: str  # of the latest step, which may have held a change back ("held_by_dwell")
-    wanted: DirectiveMode | None = None  # what the policy wanted in the latest step; None: it was not asked
-    policy: str
-    scope: Scope = Scope.CLUSTER
-    fp8_replicas: Count = 0  # directed to FP8, of those known
-    advisory: bool = False
-    advised_mode: DirectiveMode | None = None  # what would be in force; None unless advisory
-    advised_exceptions: dict[str, DirectiveMode] = {}
-    rung: Rung = Rung.NONE
-    fp8_insufficient: bool = False  # FP8 alone does not hold the SLO
-    admission_scale: float = 1.0
-    desired_replicas: int | None = None  # stated to the autoscaler; None: as many as without the controller
-    fp16_load: float | None = None
-    fp8_load: float | None = None
-    since_s: Seconds  # how long the mode has been in force
-    rule: StepRule
-    override: OverrideView | None
-    replica_overrides: dict[str, OverrideView] = {}
-    path_saturated: bool = False  # the path limits a replica, not its engine: another precision would not help it
-    proxy: ProxyStats | None = None  # None: not told
-    replicas: tuple[ReplicaStatus, ...]
-    broadcast: BroadcastRecord | None = None  # of the latest directive that every replica has acknowledged
-    broadcasts: BroadcastStats = BroadcastStats()
-    config_loads: Count = 0  # reloads of the configuration since the start
-    config_error: str | None = None  # of the last reload, when it was refused
-    step_errors: Count = 0

@@ -45,6 +45,12 @@ class Plan:
     held: Mapping[str, tuple[DirectiveMode | None, str]] = field(default_factory=dict)  # unit -> wish, guard
     reasons: Mapping[str, str] = field(default_factory=dict)  # of the replicas that change
 
+    @property
+    def rule_in_use(self) -> StepRule:
+        """The rule, where a replica follows one: it is no content otherwise, and must not raise the epoch."""
+        auto = DirectiveMode.AUTO
+        return self.rule if self.mode is auto or auto in self.exceptions.values() else NO_RULE
+
 
 class Scoped(Protocol):
     """A policy at work in a scope."""
@@ -74,6 +80,14 @@ def modes_now(replica_ids: Collection[str], current: Content) -> dict[str, Direc
     modes = dict.fromkeys(replica_ids, current.mode)
     modes.update((replica_id, mode) for replica_id, mode in current.exceptions.items() if replica_id in modes)
     return modes
+
+
+def ready_counts(views: Replicas, content: Content) -> tuple[int, int]:
+    """How many replicas are ready, and how many of them are directed to FP16 or auto."""
+    ready = ids_of(guards.warmed_up(views))
+    if content.exceptions:
+        return len(ready), sum([content.mode_for(replica_id) is not DirectiveMode.FP8 for replica_id in ready])
+    return len(ready), 0 if content.mode is DirectiveMode.FP8 else len(ready)
 
 
 def moves(before: Content, after: Content, replica_ids: Collection[str]) -> dict[str, DirectiveMode]:

@@ -1,7 +1,7 @@
 """Measures what the ladder looks at, from what is known about the replicas. Pure."""
 
 from controller.config import ControllerConfig
-from controller.guards import fresh, warmed_up
+from controller.guards import usable, warmed_up
 from controller.ladder import Strain
 from controller.policies import POLICIES
 from controller.policies.base import Replicas
@@ -19,7 +19,7 @@ def measure(
     offered_over_admitted: float,
 ) -> Strain:
     """The strain on the replicas that serve and have been heard of lately, under the modes of ``current``."""
-    seen, slo_s = fresh(warmed_up(views), config.guards.stale_after_s), config.slo.ttft_ms / 1e3
+    seen, slo_s = usable(warmed_up(views), config.guards), config.slo.ttft_ms / 1e3
     if isinstance(seen, Table):
         waits_s = seen.rows["oldest_wait_s"]
         over_slo, over_half_slo = int((waits_s > slo_s).sum()), int((waits_s > slo_s / 2).sum())

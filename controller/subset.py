@@ -67,7 +67,7 @@ class SubsetScope(BaseScope):
             entering = replace(observation, current=self._calm.mode)
             danger = guards.ask(self._spec, entering, before_state, config.policy, config.guards, sight.faulty).wish
             in_danger = danger is not None and danger.mode is FP8
-        ready = guards.fresh(guards.warmed_up(sight.views, config.guards.warm_up_s), config.guards.stale_after_s)
+        ready = guards.usable(guards.warmed_up(sight.views, config.guards.warm_up_s), config.guards)
         ready_ids = ids_of(ready)
         present = sum([replica_id in in_fp8 for replica_id in ready_ids])
         wanted = self._wanted(wish, in_danger, present, len(ready))

@@ -7,7 +7,8 @@ from controller_builders import make_snapshot
 from controller.config import ControllerConfig
 from controller.loop import ControlLoop, Effects
 from controller.protocol import DirectiveFollower
-from controller.schema import DecisionRecord, Directive, ReplicaSnapshot, StatusReport
+from controller.schema import DecisionRecord, Directive, ReplicaSnapshot
+from controller.status import StatusReport
 from nestedfp.modes import DirectiveMode, Mode
 
 FP16, FP8, AUTO = DirectiveMode.FP16, DirectiveMode.FP8, DirectiveMode.AUTO
@@ -64,6 +65,7 @@ class Cluster:
                 "directive": now.mode,
                 "epoch": now.epoch,
                 "rule": now.rule,
+                "order": self.followers[name].order(self.now_s),
                 "admission_scale": now.admission_scale,
                 "lease_remaining_s": self.followers[name].lease_remaining_s(self.now_s),
                 "tokens_fp16": self.tokens[Mode.FP16],

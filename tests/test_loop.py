@@ -376,7 +376,7 @@ def test_a_step_of_the_controllers_clock_neither_flips_nor_stops_the_loop(step_s
         if tick == 100:
             jump_s = step_s
         hot = 50 <= tick < 400
-        answer = loop.on_snapshot(now_s, make_snapshot(seq=tick, **(HOT if hot else {})))
+        answer = loop.on_snapshot(now_s, make_snapshot(seq=tick, steps_fp16=100 + 5 * tick, **(HOT if hot else {})))
         effects = loop.step(now_s)
         assert now_s <= effects.next_step_at_s <= now_s + 0.1 + 1e-6
         if 60 <= tick < 400:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from controller_builders import make_snapshot
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller import guards, k_of_n, strain
@@ -57,6 +57,8 @@ snapshots = st.fixed_dictionaries(
         "ready": st.booleans() | st.just(True),
         "ready_for_s": st.none() | amounts(5.0),
         "fp16_only": st.booleans(),
+        "stats_age_s": amounts(8.0),
+        "progress_age_s": st.none() | amounts(15.0),
         "mode": st.sampled_from(Mode),
         "waiting": st.integers(0, 30),
         "waiting_tokens": st.integers(0, 20_000),
@@ -72,8 +74,8 @@ snapshots = st.fixed_dictionaries(
 )
 ages_s = amounts(3.0)
 views = st.builds(
-    lambda snapshot, rates, standing, age_s, fp16_age_s, path_age_s: ReplicaView(
-        make_snapshot(**snapshot), age_s, rates, standing, fp16_age_s, path_age_s
+    lambda snapshot, rates, standing, age_s, fp16_age_s, path_age_s, cold: ReplicaView(
+        make_snapshot(**snapshot), age_s, rates, standing, fp16_age_s, path_age_s, cold
     ),
     snapshots,
     st.none() | rates,
@@ -81,6 +83,7 @@ views = st.builds(
     ages_s,
     st.none() | ages_s,
     st.none() | amounts(10.0),
+    st.booleans(),
 )
 
 
@@ -94,6 +97,7 @@ def named(found: list[ReplicaView]) -> tuple[ReplicaView, ...]:
 fleets = st.lists(views, max_size=30).map(named)
 
 
+@settings(deadline=None)  # what is asserted is no time, and machines are busy
 @given(fleets, st.floats(1, 4), st.sampled_from([0.0, 0.05, 0.25, 0.9]))
 def test_replicas_are_assessed_alike(fleet: tuple[ReplicaView, ...], step_ratio: float, share: float) -> None:
     settings = health.HealthSettings(tolerated_share=share)
@@ -101,6 +105,7 @@ def test_replicas_are_assessed_alike(fleet: tuple[ReplicaView, ...], step_ratio:
     assert health.assess(Table.of(fleet), SLO, step_ratio, settings) == by_view
 
 
+@settings(deadline=None)  # what is asserted is no time, and machines are busy
 @given(fleets)
 def test_loads_misses_and_tokens_add_up_alike(fleet: tuple[ReplicaView, ...]) -> None:
     table = Table.of(fleet)
@@ -110,6 +115,7 @@ def test_loads_misses_and_tokens_add_up_alike(fleet: tuple[ReplicaView, ...]) ->
 
 
 @pytest.mark.parametrize("name", [name for name, spec in POLICIES.items() if spec.adaptive])
+@settings(deadline=None)  # what is asserted is no time, and machines are busy
 @given(fleets=st.lists(fleets, max_size=4), current=st.sampled_from(DirectiveMode))
 def test_policies_decide_alike(name: str, fleets: list[tuple[ReplicaView, ...]], current: DirectiveMode) -> None:
     spec = POLICIES[name]
@@ -121,17 +127,20 @@ def test_policies_decide_alike(name: str, fleets: list[tuple[ReplicaView, ...]],
         assert (by_row, states[1]) == (by_view, states[0])
 
 
+@settings(deadline=None)  # what is asserted is no time, and machines are busy
 @given(fleets)
 def test_guards_and_the_ladder_see_the_same_replicas(fleet: tuple[ReplicaView, ...]) -> None:
     table = Table.of(fleet)
     assert tuple(guards.warmed_up(table, 2.0)) == guards.warmed_up(fleet, 2.0)
     assert tuple(guards.fresh(table, 1.0)) == guards.fresh(fleet, 1.0)
+    assert tuple(guards.usable(table, guards.GuardConfig())) == guards.usable(fleet, guards.GuardConfig())
     exceptions = {"r000": DirectiveMode.FP8}
     for content in (Content(DirectiveMode.FP16), Content(DirectiveMode.FP16, exceptions=exceptions)):
         arguments = (content, ControllerConfig(), 0.5, 1.0)
         assert strain.measure(0.0, table, *arguments) == strain.measure(0.0, fleet, *arguments)
 
 
+@settings(deadline=None)  # what is asserted is no time, and machines are busy
 @given(fleets, st.integers(0, 30), st.data())
 def test_the_loaded_replicas_are_chosen(fleet: tuple[ReplicaView, ...], wanted: int, data: st.DataObject) -> None:
     """Against a plain sort by key."""
@@ -171,6 +180,7 @@ reports = st.lists(
 )
 
 
+@settings(deadline=None)  # what is asserted is no time, and machines are busy
 @given(reports, st.integers(0, FEWEST))
 def test_the_rows_of_a_fleet_are_those_of_its_views(
     heard: list[tuple[int, float, dict[str, Any]]], asleep: int

@@ -11,8 +11,6 @@ from controller.simulate.engine import Engine
 from controller.simulate.engine_model import EngineTable
 from controller.simulate.engine_stats import EngineStats
 from controller.simulate.request import SimRequest
-from controller.simulate.windows import WeightedWindow
-from deploy.latency import SlidingWindow
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.step_rule import StepRule
 from nestedfp.vllm_plugin.accounting import EngineTotals
@@ -190,20 +188,6 @@ def poisson_times_s(rate_rps: float, count: int) -> list[float]:
         now_s += rng.expovariate(rate_rps)
         times_s.append(now_s)
     return times_s
-
-
-@given(
-    samples=st.lists(st.tuples(st.floats(0, 0.5), st.integers(1, 300), st.integers(1, 40)), min_size=1, max_size=200),
-    later_s=st.floats(0, 6),
-)
-def test_weighted_windows_are_the_live_windows(samples: list[tuple[float, int, int]], later_s: float):
-    live, ours, now_s = SlidingWindow(5.0), WeightedWindow(), 0.0
-    for pause_s, latency_ms, count in samples:
-        now_s += pause_s
-        ours.add(now_s, float(latency_ms), count)
-        for _ in range(count):
-            live.add(now_s, float(latency_ms))
-    assert ours.summary(now_s + later_s) == live.summary(now_s + later_s)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0.001, 1.0), st.integers(1, 5)), max_size=50))

@@ -3,7 +3,8 @@
 A return undone within ``undo_within_s`` was a mistake: the next one waits twice as long, up to ``longest_hold_s``. A
 return that lasted resets the wait. Besides, the load at which the return failed is remembered for ``memory_holds``
 waits: until then the load must have fallen below ``return_load`` of it. So a load that FP16 cannot carry costs ever
-fewer tries, down to one in 40 minutes, and a load that has passed costs nothing.
+fewer tries, down to one in 40 minutes. A load that has passed, below ``passed_load`` of it, costs nothing: then nothing is
+waited for either.
 
 The same idea ended the oscillation of another planner: before scaling down, ask whether the smaller configuration
 would hold the objective at the present load.
@@ -25,6 +26,7 @@ class BackoffSettings(Settings):
     first_hold_s: Annotated[float, Field(ge=0)] = 10.0  # in FP8 before FP16 is tried again
     longest_hold_s: Annotated[float, Field(gt=0)] = 600.0
     memory_holds: Annotated[float, Field(ge=1)] = 4.0  # the failure counts this many times as long as the wait
+    passed_load: Annotated[float, Field(ge=0, le=1)] = 0.25  # of the load at which FP16 failed: below, no wait
     return_load: Annotated[float, Field(gt=0, le=1)] = 0.9  # of the load at which FP16 failed, and of its capacity
 
 

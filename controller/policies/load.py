@@ -135,6 +135,8 @@ def over(tokens_per_s: float | None, capacity: float | None) -> float | None:
     """A load, bounded; None when either part is unknown."""
     if tokens_per_s is None or capacity is None:
         return None
+    if tokens_per_s <= 0:
+        return 0.0
     return LARGEST_LOAD if capacity * LARGEST_LOAD <= tokens_per_s else tokens_per_s / capacity
 
 

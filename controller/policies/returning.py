@@ -79,12 +79,15 @@ def look(observation: Observation, memory: Memory, config: ReturnSettings) -> tu
     estimate, learned = load.update(observation, memory.learned, config)
     seen = health.assess(observation.replicas, slo, estimate.step_ratio, config)
     history = backoff.observe(memory.history, now_s, observation.current, estimate.offered, config)
-    ttft_strain = load.smooth(memory.ttft_strain, seen.ttft_strain, dt_s, config.strain_s)
-    tpot_strain = load.smooth(memory.tpot_strain, seen.tpot_strain, dt_s, config.strain_s)
-    danger = ""
-    if ttft_strain > config.enter_strain:
+    # What was suffered in FP8 says nothing about the FP16 that has just begun: carried over, it would undo the return.
+    returned = memory.history.mode is DirectiveMode.FP8 and history.mode is not DirectiveMode.FP8
+    before = (0.0, 0.0) if returned else (memory.ttft_strain, memory.tpot_strain)
+    ttft_strain = load.smooth(before[0], seen.ttft_strain, dt_s, config.strain_s)
+    tpot_strain = load.smooth(before[1], seen.tpot_strain, dt_s, config.strain_s)
+    danger = ""  # lasting, and still there: what has passed while a guard held needs no FP8 any more
+    if ttft_strain > config.enter_strain and seen.ttft_strain > 0:
         danger = "predicted_ttft_over_enter"
-    elif tpot_strain > config.enter_strain:
+    elif tpot_strain > config.enter_strain and seen.tpot_strain > 0:
         danger = "tpot_over_enter"
     limited = path_limited_count(observation.replicas)
     view = View(seen, estimate, danger, dt_s, ttft_strain, tpot_strain, limited)
@@ -114,8 +117,10 @@ def _objections(
     yield "fp16_would_fill_kv", seen.kv_usage * ratio, config.max_kv_usage
     if (present := config.calm_load(view.load)) is not None:
         yield "fp16_would_be_overloaded", present, config.return_load
-    yield "waits_after_failed_return", backoff.hold_left_s(memory.history, observation.now_s), 0
-    if (failed := load.over(view.load.offered, memory.history.failed_load)) is not None:
+    failed = load.over(view.load.offered, memory.history.failed_load)
+    if failed is None or failed > config.passed_load:
+        yield "waits_after_failed_return", backoff.hold_left_s(memory.history, observation.now_s), 0
+    if failed is not None:
         yield "fp16_failed_at_this_load", failed, config.return_load
 
 

@@ -32,6 +32,9 @@ FIELDS = (
     # of the snapshot; flags are 1 or 0
     "ready",
     "ready_for_s",  # inf: not told
+    "cold",
+    "stats_age_s",
+    "progress_age_s",  # 0: not told
     "fp16_only",
     "in_fp8",
     "waiting",
@@ -78,6 +81,9 @@ def numbers(
         view.standing_tokens,
         snapshot.ready,
         inf if ready_for_s is None else ready_for_s,
+        view.cold,
+        snapshot.stats_age_s,
+        snapshot.progress_age_s or 0.0,
         snapshot.fp16_only,
         snapshot.mode is Mode.FP8,
         snapshot.waiting,

@@ -12,11 +12,11 @@ loop. ``advance`` runs all steps that end by a given time, so that an engine cos
 from collections import deque
 from math import inf
 
+from controller.latency import SlidingWindow
 from controller.simulate.decode_batch import DecodeBatch
 from controller.simulate.engine_model import EngineTable
 from controller.simulate.engine_stats import EngineStats
 from controller.simulate.request import SimRequest
-from controller.simulate.windows import WeightedWindow
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.step_rule import StepRule, StepSignals, choose
 
@@ -57,8 +57,8 @@ class Engine:
         self.arrived_tokens = 0
         self.finished: list[SimRequest] = []  # since the caller last took them
         self.finished_count = 0
-        self.ttft = WeightedWindow()
-        self.tpot = WeightedWindow()
+        self.ttft = SlidingWindow()
+        self.tpot = SlidingWindow()
 
     # -- what the cluster does -----------------------------------------------------------------------------------------
 

@@ -105,6 +105,7 @@ class Replica:
             directive=engine.directive,
             epoch=self._follower.epoch,
             rule=engine.rule,
+            order=self._follower.order(now_s),
             admission_scale=self._admission_scale,
             lease_remaining_s=self._follower.lease_remaining_s(now_s),
             switches=stats.switches,
