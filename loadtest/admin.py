@@ -2,7 +2,8 @@
 it.
 
 POST /admin/directive {"mode": "fp16" | "fp8" | "auto"} with the admin key as bearer token; "auto" hands the precision
-back to the controller's policy. GET /status answers with ``records.ServiceStatus``. GET /v1/models names the model.
+back to the controller's policy. GET /status answers with ``records.ServiceStatus``. GET /v1/models names the model. Any other
+OpenAI server has the last one only.
 """
 
 import time
@@ -25,10 +26,10 @@ POLL_S = 0.5
 class Service:
     """A running service. Every failure is a ServiceError that names the endpoint."""
 
-    def __init__(self, url: str, admin_key: str, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(self, url: str, admin_key: str | None, transport: httpx.BaseTransport | None = None) -> None:
         self.url = loopback_url(url)
         self._client = httpx.Client(base_url=self.url, timeout=REPLY_LIMIT_S, transport=transport, trust_env=False)
-        self._headers = {"Authorization": f"Bearer {admin_key}"}
+        self._headers = {} if admin_key is None else {"Authorization": f"Bearer {admin_key}"}
 
     def __enter__(self) -> Self:
         return self
@@ -47,6 +48,14 @@ class Service:
             problem = error.errors()[0]
             where = ".".join(str(part) for part in problem["loc"])
             raise ServiceError(f"GET /status: {where}: {problem['msg']} (got {str(answer)[:200]})") from error
+
+    def has_status(self) -> bool:
+        """Whether the server has a controller that answers GET /status; plain vLLM, behind this service or not, has none."""
+        try:
+            self.status()
+        except ServiceError:
+            return False
+        return True
 
     def model(self) -> tuple[str, int | None]:
         """Name of the served model and, where the service tells it, its context in tokens."""
@@ -95,6 +104,11 @@ class Service:
             ) from error
         if reply.status_code in (401, 403):
             raise ServiceError(f"{where}: HTTP {reply.status_code}: the service does not accept the admin key")
+        if reply.status_code in (404, 405, 503) and path.startswith(("/status", "/admin/")):
+            raise ServiceError(
+                f"{where}: expected HTTP 200, got {reply.status_code}: {reply.text[:200]}; a server without a controller "
+                "takes no directives: give --policies plain"
+            )
         if not reply.is_success:
             raise ServiceError(f"{where}: expected HTTP 200, got {reply.status_code}: {reply.text[:200]}")
         try:

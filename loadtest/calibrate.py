@@ -1,9 +1,10 @@
 """Measure what the service carries, then choose rate and SLO from it. The choices are pure; probes go through dispatch.
 
-Three bounded probes, each ``probe_s`` long: one request at a time in FP16 (the unloaded latency), then a closed loop of
-``probe_concurrency`` users in FP16 and in FP8 (the capacity). Capacity is counted in output tokens over the part of the
-probe after its start-up, divided by the mean output length: requests that are cut at the end still count with the
-tokens they got, so a short probe is not biased against long answers.
+One request at a time gives the unloaded latency. Then, in each precision, a closed loop whose number of users doubles, stage by
+stage, until another doubling brings less than 5 % more output tokens per second: the rate that the service carries. Tokens are
+counted after each stage's start-up, whether or not their requests were cut at the end, so that short stages are not biased
+against long answers. What stood in the way of more is read from the service's status during the last stage: only a rate that
+the engine limited is the engine's capacity.
 """
 
 from collections.abc import Sequence
@@ -19,69 +20,125 @@ from loadtest.errors import LoadtestError
 from loadtest.metrics import Slo
 from loadtest.plan import Event, Plan, PlannedRequest
 from loadtest.progress import Progress
-from loadtest.records import RequestRecord
+from loadtest.records import RequestRecord, TimelineSample, write_jsonl
+from loadtest.sampling import Sampler
+from loadtest.standing import Limit, Place, limited_by, places, stand
 from loadtest.trace import Arrival
 
-WARM_SHARE = 0.3  # of a capacity probe is start-up and not counted
-SETTLE_LIMIT_S = 120.0
+WARM_SHARE = 0.3  # of a stage is start-up and not counted
+FIRST_USERS = 8
+MIN_GROWTH = 0.05
+REFUSALS = (429, 503)  # admission control: the service says itself that it carries no more
+
+Mode = Literal["fp16", "fp8", "plain"]
+ProbeLimit = Literal[Limit, "admission", "users"]  # users: throughput still grew with the most that were tried
+
+
+class Stage(Record):
+    """A closed loop of so many users."""
+
+    users: int
+    tokens_per_s: float  # output
+    where: dict[str, Place]
+
+
+class Capacity(Record):
+    """What the service carried of this load's requests, and what kept it from more."""
+
+    mode: Mode
+    carried_rps: float
+    users: int  # with which it was reached
+    saturated_by: ProbeLimit
+    stages: tuple[Stage, ...]
+
+    @property
+    def engine_rps(self) -> float | None:
+        """The engine's capacity; None where something else was the limit, or nobody tells."""
+        return self.carried_rps if self.saturated_by == "engine" else None
 
 
 class Calibration(Record):
-    """What the probes found."""
+    """What the probes found; what the command line gave was not measured."""
 
-    probe_s: float
-    probe_concurrency: int
+    probe_s: float  # of a stage
     mean_prompt_tokens: float
     mean_output_tokens: float
-    unloaded_requests: int
-    unloaded_ttft_ms: float
-    unloaded_tpot_ms: float | None
-    fp16_capacity_rps: float
-    fp8_capacity_rps: float
+    unloaded_requests: int | None = None
+    unloaded_ttft_ms: float | None = None
+    unloaded_tpot_ms: float | None = None
+    capacities: tuple[Capacity, ...] = ()
 
 
 def calibrate(
     service: Service, config: LoadtestConfig, model: str, load: Sequence[Arrival], work_dir: Path, progress: Progress
 ) -> Calibration:
-    """Run the three probes; leaves the service in FP8."""
+    """Run the probes that the configuration needs; a service that takes directives is left in FP8."""
     prompt_tokens, output_tokens = mean(a.prompt_tokens for a in load), mean(a.output_tokens for a in load)
     typical = (PlannedRequest(at_s=0.0, prompt_tokens=round(prompt_tokens), output_tokens=round(output_tokens)),)
     mixed = tuple(
         PlannedRequest(at_s=0.0, prompt_tokens=a.prompt_tokens, output_tokens=a.output_tokens) for a in load[:2000]
     )
+    tells = config.directed or service.has_status()
 
     def probe(
-        name: str, run: int, mode: Literal["fp16", "fp8"], users: int, requests: tuple[PlannedRequest, ...]
-    ) -> tuple[RequestRecord, ...]:
-        service.direct(mode, SETTLE_LIMIT_S, progress.say)
+        name: str, run: int, mode: Mode, stages: tuple[int, ...], requests: tuple[PlannedRequest, ...]
+    ) -> tuple[tuple[RequestRecord, ...], tuple[TimelineSample, ...], tuple[int, ...]]:
+        if mode != "plain":
+            service.direct(mode, config.settle_limit_s, progress.say)
         plan = Plan(
             kind="closed", policy="probe", run=run, url=service.url, model=model, requests=requests,
-            duration_s=config.probe_s, concurrency=users, request_timeout_s=config.request_timeout_s,
+            duration_s=config.probe_s, stages=stages, min_growth=MIN_GROWTH, request_timeout_s=config.request_timeout_s,
             seed=config.seed, token_ids=config.token_ids, records_path=work_dir / f"probe-{name}.jsonl",
         )  # fmt: skip
+        sampler = Sampler(service, "probe", tells)
+        run_stages: list[int] = []
 
         def tick(elapsed_s: float, event: Event) -> None:
-            progress.say(f"calibrating, {name}: {elapsed_s:.0f}/{config.probe_s:.0f} s, {event.done} done")
+            if event.event == "stage":
+                run_stages.append(event.users)
+                return
+            if event.event == "end" or elapsed_s <= 0:  # all users are gone, or not there yet
+                return
+            sampler.take(elapsed_s, event)
+            users = run_stages[-1] if run_stages else 0
+            progress.say(f"calibrating, {name}: {elapsed_s:.0f} s, {users} at once, {event.done} done")
 
-        return run_plan(plan, tick)
+        records = run_plan(plan, tick)
+        samples = stand(records, sampler.samples)
+        write_jsonl(work_dir / f"probe-{name}-timeline.jsonl", samples)
+        return records, samples, tuple(run_stages)
 
-    ttft_ms, tpot_ms, count = unloaded_latency(probe("unloaded", 1000, "fp16", 1, typical))
-    loaded: dict[str, float] = {}
-    modes: tuple[tuple[Literal["fp16", "fp8"], int], ...] = (("fp16", 1001), ("fp8", 1002))
-    for mode, run in modes:
-        records = probe(f"capacity-{mode}", run, mode, config.probe_concurrency, mixed)
-        loaded[mode] = capacity_rps(records, config.probe_s, output_tokens)
-    return Calibration(
-        probe_s=config.probe_s,
-        probe_concurrency=config.probe_concurrency,
-        mean_prompt_tokens=prompt_tokens,
-        mean_output_tokens=output_tokens,
-        unloaded_requests=count,
-        unloaded_ttft_ms=ttft_ms,
-        unloaded_tpot_ms=tpot_ms,
-        fp16_capacity_rps=loaded["fp16"],
-        fp8_capacity_rps=loaded["fp8"],
+    found: dict[str, object] = {}
+    if config.slo_ttft_ms is None or config.slo_tpot_ms is None:
+        records, _, _ = probe("unloaded", 1000, "fp16" if config.directed else "plain", (1,), typical)
+        ttft_ms, tpot_ms, count = unloaded_latency(records)
+        found |= {"unloaded_ttft_ms": ttft_ms, "unloaded_tpot_ms": tpot_ms, "unloaded_requests": count}
+    capacities = []
+    if config.rate_rps is None:
+        modes: tuple[Mode, ...] = ("fp16", "fp8") if config.directed else ("plain",)
+        for run, mode in enumerate(modes, start=1001):
+            records, samples, stages = probe(
+                f"capacity-{mode}", run, mode, user_stages(config.probe_concurrency), mixed
+            )
+            capacities.append(capacity(mode, records, samples, stages, config.probe_s, output_tokens))
+            progress.note(capacity_text(capacities[-1]))
+    return Calibration.model_validate(
+        {
+            "probe_s": config.probe_s,
+            "mean_prompt_tokens": prompt_tokens,
+            "mean_output_tokens": output_tokens,
+            "capacities": tuple(capacities),
+            **found,
+        }
     )
+
+
+def user_stages(most: int) -> tuple[int, ...]:
+    """Numbers of users to try: doubled from 8 to ``most``."""
+    stages = [min(FIRST_USERS, most)]
+    while stages[-1] < most:
+        stages.append(min(2 * stages[-1], most))
+    return tuple(stages)
 
 
 def unloaded_latency(records: Sequence[RequestRecord]) -> tuple[float, float | None, int]:
@@ -97,36 +154,107 @@ def unloaded_latency(records: Sequence[RequestRecord]) -> tuple[float, float | N
     return median(r.ttft_ms for r in used if r.ttft_ms is not None), median(tpots_ms) if tpots_ms else None, len(used)
 
 
-def capacity_rps(records: Sequence[RequestRecord], probe_s: float, mean_output_tokens: float) -> float:
-    """Requests per second that the closed loop got through, counted in output tokens."""
-    _refuse_errors(records)
-    begin_s = WARM_SHARE * probe_s
+def tokens_between(records: Sequence[RequestRecord], begin_s: float, end_s: float) -> float:
+    """Output tokens that arrived in [begin_s, end_s)."""
     tokens = 0.0
     for record in records:
         times_s = [record.intended_s + at_ms / 1e3 for at_ms in record.chunk_ms]
         per_chunk = record.output_tokens / len(times_s) if times_s else 0.0
-        tokens += per_chunk * sum(begin_s <= at_s < probe_s for at_s in times_s)
-    if not tokens:
+        tokens += per_chunk * sum(begin_s <= at_s < end_s for at_s in times_s)
+    return tokens
+
+
+def capacity(
+    mode: Mode,
+    records: Sequence[RequestRecord],
+    samples: Sequence[TimelineSample],
+    users: Sequence[int],
+    stage_s: float,
+    mean_output_tokens: float,
+) -> Capacity:
+    """What a closed loop with so many users a stage got through, in requests of the mean length.
+
+    Raises:
+        LoadtestError: requests failed for another reason than a refusal, or no token came back.
+    """
+    refused = [record for record in records if record.error is not None and record.status in REFUSALS]
+    _refuse_errors([record for record in records if record.status not in REFUSALS])
+    stages, seen = [], []
+    for number, count in enumerate(users):
+        begin_s, end_s = (number + WARM_SHARE) * stage_s, (number + 1) * stage_s
+        seen = [sample for sample in samples if begin_s <= sample.at_s < end_s]
+        per_s = tokens_between(records, begin_s, end_s) / (end_s - begin_s)
+        stages.append(Stage(users=count, tokens_per_s=per_s, where=places(seen)))
+    best = max(stages, key=lambda stage: stage.tokens_per_s, default=None)
+    if best is None or not best.tokens_per_s:
         raise LoadtestError(
-            f"calibration: no token came back between {begin_s:g} and {probe_s:g} s of the probe; raise --probe, "
+            f"calibration: no token came back in {stage_s:g} s of the probe; raise --probe, "
             "shorten the requests (--length-scale), or give --rate, --slo-ttft-ms and --slo-tpot-ms"
         )
-    return tokens / (probe_s - begin_s) / mean_output_tokens
+    return Capacity(
+        mode=mode,
+        carried_rps=best.tokens_per_s / mean_output_tokens,
+        users=best.users,
+        saturated_by="admission" if refused else saturated_by(stages, limited_by(seen)),
+        stages=tuple(stages),
+    )
+
+
+def saturated_by(stages: Sequence[Stage], seen: Limit) -> ProbeLimit:
+    """What kept the last stage from more, from what its samples showed.
+
+    A standing queue in the engine, the path or the client tells. Without one, throughput that no longer grew although the
+    engine ran most of the users' requests at once tells of the engine too: its steps became longer.
+    """
+    if seen in ("engine", "path", "client"):
+        return seen
+    last, before = stages[-1], [stage.tokens_per_s for stage in stages[:-1]]
+    if not before or last.tokens_per_s > (1 + MIN_GROWTH) * max(before):
+        return "users"
+    if seen == "unknown":
+        return "unknown"
+    running = last.where.get("running")
+    return "engine" if running is not None and running.mean >= 0.5 * last.users else "unknown"
+
+
+LIMIT_TEXTS: dict[ProbeLimit, str] = {
+    "engine": "the engine was the limit",
+    "path": "the PATH in front of the engine was the limit: this is not the engine's capacity",
+    "client": "the CLIENT was the limit: this is not the engine's capacity",
+    "admission": "the service refused more (admission control)",
+    "users": "throughput still grew with the most users tried: the capacity is higher (--probe-concurrency)",
+    "unknown": "what was the limit is not known",
+    "none": "nothing was short",
+}
+
+
+def capacity_text(found: Capacity) -> str:
+    """One sentence."""
+    return (
+        f"{found.mode} carried {found.carried_rps:.2f} requests/s with {found.users} at once; "
+        f"{LIMIT_TEXTS[found.saturated_by]}"
+    )
+
+
+def base_rps(calibration: Calibration) -> float:
+    """The carried rate that loads are fractions of: in FP16, or of the plain server."""
+    return calibration.capacities[0].carried_rps
 
 
 def choose_rate_rps(config: LoadtestConfig, calibration: Calibration | None) -> float:
-    """The given rate, or the fraction of FP16 capacity, at most what --max-requests allows."""
+    """The given rate, or the fraction of what FP16 carried, at most what --max-requests allows."""
     if config.rate_rps is not None:
         return config.rate_rps
     assert calibration is not None, "without a rate there is a calibration"
-    return min(config.load_fraction * calibration.fp16_capacity_rps, config.max_requests / config.duration_s)
+    return min(config.load_fraction * base_rps(calibration), config.max_requests / config.duration_s)
 
 
 def choose_slo(config: LoadtestConfig, calibration: Calibration | None) -> Slo:
     """The given SLO; what is not given is ``slo_factor`` times the unloaded latency."""
     ttft_ms, tpot_ms = config.slo_ttft_ms, config.slo_tpot_ms
     if calibration is not None:
-        ttft_ms = ttft_ms or config.slo_factor * calibration.unloaded_ttft_ms
+        if ttft_ms is None and calibration.unloaded_ttft_ms is not None:
+            ttft_ms = config.slo_factor * calibration.unloaded_ttft_ms
         if tpot_ms is None and calibration.unloaded_tpot_ms is not None:
             tpot_ms = config.slo_factor * calibration.unloaded_tpot_ms
     if ttft_ms is None or tpot_ms is None:

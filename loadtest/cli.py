@@ -18,6 +18,7 @@ examples:
   python -m loadtest --config deploy/configs/loadtest.yaml
   python -m loadtest --config FILE --trace AzureLLMInferenceTrace_conv.csv --duration 300
   python -m loadtest --url http://127.0.0.1:8000 --policies fp16,adaptive --rate 2 --slo-ttft-ms 500 --slo-tpot-ms 60
+  python -m loadtest --url http://127.0.0.1:8001 --policies plain-vllm-serve --rate 2 --slo-ttft-ms 500 --slo-tpot-ms 60
 
 exit status: 0 done, 1 failed (finished runs are still reported), 2 wrong arguments, 130 interrupted
 """
@@ -64,15 +65,33 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument("--token-ids", type=_id_range, metavar="LOW-HIGH", help="ids prompts are drawn from (10-250)")
 
     group = parser.add_argument_group("runs")
-    group.add_argument("--policies", type=_names, metavar="LIST", help=f"({','.join(POLICIES)})")
+    group.add_argument(
+        "--policies",
+        type=_names,
+        metavar="LIST",
+        help=f"({','.join(POLICIES)}); plain, or plain-NAME, alone: a server without controller, run once as it is",
+    )
     group.add_argument("--slo-ttft-ms", type=float, metavar="MS", help="(--slo-factor x unloaded)")
     group.add_argument("--slo-tpot-ms", type=float, metavar="MS", help="(--slo-factor x unloaded)")
     group.add_argument("--slo-factor", type=float, metavar="F", help=f"({default['slo_factor']:g})")
     group.add_argument(
-        "--probe", dest="probe_s", type=float, metavar="S", help=f"each of three ({default['probe_s']:g})"
+        "--probe",
+        dest="probe_s",
+        type=float,
+        metavar="S",
+        help=f"each stage of the calibration ({default['probe_s']:g})",
     )
-    group.add_argument("--probe-concurrency", type=int, metavar="N", help=f"({default['probe_concurrency']})")
+    group.add_argument(
+        "--probe-concurrency", type=int, metavar="N", help=f"users at most ({default['probe_concurrency']})"
+    )
     group.add_argument("--cooldown", dest="cooldown_s", type=float, metavar="S", help=f"({default['cooldown_s']:g})")
+    group.add_argument(
+        "--settle-limit",
+        dest="settle_limit_s",
+        type=float,
+        metavar="S",
+        help=f"for a directive and empty queues ({default['settle_limit_s']:g})",
+    )
     group.add_argument(
         "--drain", dest="drain_s", type=float, metavar="S", help=f"after the last arrival ({default['drain_s']:g})"
     )

@@ -1,5 +1,6 @@
 """What one load test does: a frozen model built from the command line, checked before anything starts. Pure."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -13,6 +14,7 @@ from loadtest.target import loopback_url
 Positive = Annotated[float, Field(gt=0)]
 PositiveInt = Annotated[int, Field(ge=1)]
 POLICIES: tuple[Policy, ...] = ("fp16", "fp8", "adaptive")
+PLAIN = re.compile(r"plain(-[A-Za-z0-9._-]{1,40})?")
 
 
 class LoadtestConfig(Record):
@@ -37,13 +39,18 @@ class LoadtestConfig(Record):
     max_output_tokens: PositiveInt | None = None
     token_ids: tuple[int, int] = TOKEN_IDS
     # the runs
-    policies: tuple[Policy, ...] = POLICIES
+    policies: tuple[Policy, ...] = (
+        POLICIES  # or one that begins with plain: no directives, for a server without controller
+    )
     slo_ttft_ms: Positive | None = None  # None: slo_factor x the unloaded latency
     slo_tpot_ms: Positive | None = None
     slo_factor: Positive = 5.0
     probe_s: Annotated[float, Field(gt=0, le=60)] = 10.0
-    probe_concurrency: Annotated[int, Field(ge=1, le=1024)] = 32
+    probe_concurrency: Annotated[int, Field(ge=1, le=4096)] = (
+        512  # users at most; doubled from 8 while throughput grows
+    )
     cooldown_s: Annotated[float, Field(ge=0, le=600)] = 10.0
+    settle_limit_s: Positive = 120.0  # for a directive to be in force and the queues to be empty
     drain_s: Annotated[float, Field(ge=0, le=3600)] = 60.0
     request_timeout_s: Positive = 120.0
     max_requests: Annotated[int, Field(ge=1, le=200_000)] = 10_000
@@ -54,11 +61,15 @@ class LoadtestConfig(Record):
     def _loopback(cls, url: str | None) -> str | None:
         return None if url is None else loopback_url(url)
 
-    @field_validator("policies")
+    @field_validator("policies", mode="before")
     @classmethod
-    def _known_policies(cls, policies: tuple[Policy, ...]) -> tuple[Policy, ...]:
-        if not policies or "probe" in policies or len(set(policies)) != len(policies):
-            raise ValueError(f"expected different ones of {','.join(POLICIES)}, got {','.join(policies) or 'none'}")
+    def _known_policies(cls, policies: tuple[str, ...]) -> tuple[str, ...]:
+        given = ",".join(policies) or "none"
+        known = all(policy in POLICIES or PLAIN.fullmatch(policy) for policy in policies)
+        if not policies or not known or len(set(policies)) != len(policies):
+            raise ValueError(f"expected different ones of {','.join(POLICIES)}, or plain, or plain-NAME, got {given}")
+        if len(policies) > 1 and not set(policies) <= set(POLICIES):
+            raise ValueError(f"a plain run takes no directives and stands alone: run once per server, got {given}")
         return policies
 
     @field_validator("token_ids")
@@ -78,6 +89,11 @@ class LoadtestConfig(Record):
                 f"--rate {self.rate_rps:g} for {self.duration_s:g} s is more than --max-requests {self.max_requests}"
             )
         return self
+
+    @property
+    def directed(self) -> bool:
+        """Whether the precision is directed; a server without a controller takes no directives."""
+        return set(self.policies) <= set(POLICIES)
 
     @property
     def needs_calibration(self) -> bool:

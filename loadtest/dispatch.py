@@ -61,11 +61,11 @@ def _follow(process: subprocess.Popen[str], plan: Plan, tick: Tick) -> bool:
     assert process.stdout is not None, "the sender is started with a pipe"
     lines: queue.Queue[str | None] = queue.Queue()
     threading.Thread(target=_pump, args=(process.stdout, lines), daemon=True).start()
-    last_arrival_s = plan.requests[-1].at_s if plan.kind == "open" else 0.0
-    bound_s = max(plan.duration_s, last_arrival_s) + plan.drain_s + SLACK_S
+    bound_s = plan.bound_s + SLACK_S
     begun_s = time.monotonic()
     started_s: float | None = None
     latest = Event(event="start")
+    unseen = False  # no tick has had the latest event
     next_tick_s = begun_s
     while True:
         now_s = time.monotonic()
@@ -81,6 +81,7 @@ def _follow(process: subprocess.Popen[str], plan: Plan, tick: Tick) -> bool:
             next_tick_s = time.monotonic() + TICK_S
             if started_s is not None:
                 tick(time.monotonic() - started_s, latest)
+                unseen = False
             continue
         if line is None:
             return False
@@ -93,7 +94,11 @@ def _follow(process: subprocess.Popen[str], plan: Plan, tick: Tick) -> bool:
         elif event.event == "end":
             tick(event.elapsed_s, event)
             return True
-        latest = event
+        elif event.event == "stage":
+            tick(event.elapsed_s, event)
+        lag_ms = max(event.lag_ms, latest.lag_ms) if unseen else event.lag_ms
+        latest = event.model_copy(update={"event": "progress", "lag_ms": lag_ms})
+        unseen = True
 
 
 def _pump(stdout: IO[str], lines: "queue.Queue[str | None]") -> None:

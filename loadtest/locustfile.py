@@ -6,10 +6,7 @@ A request is one Locust user that fires once and stops, so Locust's user count i
 nothing waits for anything else. Users that loop (Locust's usual way, and the probe's) would be a closed loop: a slow
 service would then be asked less often.
 
-The HTTP client is geventhttpclient, which is what Locust's FastHttpUser wraps, used directly: FastHttpUser's streaming
-reads blocks of 1024 bytes, which merges several chunks into one time stamp, whereas ``readline`` returns a line as
-soon as it is there. httpx under gevent took twice the CPU per chunk (140 against 70 us on a 2-core machine), which is
-taken from a server on the same cores. Every request has a connection of its own: no limit on concurrency, no stale
+The HTTP client is ``loadtest.stream_client``. Every request has a connection of its own: no limit on concurrency, no stale
 keep-alive connection, no retry.
 """
 
@@ -19,29 +16,33 @@ from collections.abc import Callable
 from typing import IO, Any
 
 import gevent  # type: ignore[import-untyped]
-from geventhttpclient import HTTPClient
 from locust import User, task
 from locust.exception import StopUser
 
 from loadtest.plan import Plan, PlannedRequest
 from loadtest.prompts import completion_body, prompt_token_ids
 from loadtest.records import RequestRecord, mean_tpot_ms
-from loadtest.sse import parse_stream
+from loadtest.sse import lines_of, parse_stream
+from loadtest.stream_client import Address, Answering, request_bytes, stream
 
 PATH = "/v1/completions"
-HEADERS = {"Content-Type": "application/json", "Accept": "text/event-stream", "Connection": "close"}
-ERROR_BODY_BYTES = 300
+FAILED_PAUSE_S = 0.5
 
 
 class Sender:
     """Sends the requests of one plan and writes their records. Times are seconds after ``start_s`` (perf_counter)."""
 
-    def __init__(self, plan: Plan, client: HTTPClient, records: IO[str]) -> None:
+    def __init__(self, plan: Plan, address: Address, host: str, records: IO[str]) -> None:
         self.plan = plan
-        self.client = client
         self.records = records
+        self.events = 0  # server-sent events read, of all requests; about one a chunk of tokens
+        self.ended_tokens = 0  # of the requests that have ended
+        self.ended_events = 0
+        self._address = address
+        self._host = host
         self.start_s = 0.0
         self.recorded: set[int] = set()
+        self.stopped = False  # the closed loop ends
         self.sent = 0
         self.errors = 0
         self._closed_loop = itertools.count()
@@ -60,31 +61,32 @@ class Sender:
         """The next request of the closed loop; the list starts again when it ends."""
         return next(self._closed_loop)
 
-    def send(self, index: int, intended_s: float, body: bytes, report: Callable[..., Any]) -> None:
-        """Send one request, read its stream, write its record and report it to Locust."""
-        lines: list[tuple[float, bytes]] = []
-        status: int | None = None
+    def send(self, index: int, intended_s: float, body: bytes, report: Callable[..., Any]) -> bool:
+        """Send one request, read its stream, write its record and report it to Locust; False when it failed."""
+        answer = Answering()
         error: str | None = None
         sent_s = self.now_s()
         self.sent += 1
         try:
-            with (
-                gevent.Timeout(self.plan.request_timeout_s),
-                self.client.request("POST", PATH, body, headers=HEADERS) as response,
-            ):
-                status = response.status_code
-                if status == 200:
-                    while line := response.readline(b"\n"):
-                        lines.append((self.now_s(), line))
-                else:
-                    error = f"HTTP {status}: {response.read()[:ERROR_BODY_BYTES].decode(errors='replace')}"
+            with gevent.Timeout(self.plan.request_timeout_s):
+                stream(self._address, request_bytes(self._host, PATH, body), answer, self.now_s, self._count)
+            if answer.status != 200:
+                error = f"HTTP {answer.status}: {answer.error_text()}"
         except gevent.Timeout:
             error = f"no complete answer within {self.plan.request_timeout_s:g} s"
         except gevent.GreenletExit:
             error = "cut at the end of the run"
         except Exception as problem:  # whatever broke the connection is the result of this request, not of the run
             error = f"{type(problem).__name__}: {problem}"
-        self._record(index, intended_s, sent_s, self.now_s(), status, error, lines, report)
+        return self._record(index, intended_s, sent_s, self.now_s(), answer, error, report)
+
+    def tokens_so_far(self) -> float:
+        """Completion tokens read until now. A chunk of an open stream counts as many as those of ended streams had."""
+        per_event = self.ended_tokens / self.ended_events if self.ended_events else 1.0
+        return per_event * self.events
+
+    def _count(self, data: bytes) -> None:
+        self.events += data.count(b"data: ")
 
     def record_unsent(self) -> None:
         """Record the planned requests that were never sent: they are failures, not missing data."""
@@ -98,12 +100,14 @@ class Sender:
         intended_s: float,
         sent_s: float,
         end_s: float,
-        status: int | None,
+        received: Answering,
         error: str | None,
-        lines: list[tuple[float, bytes]],
         report: Callable[..., Any],
-    ) -> None:
-        answer = parse_stream(lines)
+    ) -> bool:
+        streamed = received.status == 200
+        answer = parse_stream(lines_of(received.pieces if streamed else ()))
+        self.ended_tokens += answer.output_tokens
+        self.ended_events += len(answer.chunk_times)
         asked = self._request(index).output_tokens
         if error is None:
             error = answer.error
@@ -112,7 +116,8 @@ class Sender:
         chunk_ms = tuple(round((at_s - intended_s) * 1e3, 3) for at_s in answer.chunk_times)
         latency_ms = (end_s - intended_s) * 1e3
         measured = {
-            "status": status,
+            "status": received.status,
+            "connected_s": received.connected_at,
             "output_tokens": answer.output_tokens,
             "ttft_ms": chunk_ms[0] if chunk_ms else None,
             "tpot_ms": mean_tpot_ms(chunk_ms, answer.output_tokens),
@@ -126,10 +131,11 @@ class Sender:
             request_type="POST",
             name=PATH,
             response_time=latency_ms,
-            response_length=sum(len(line) for _, line in lines),
+            response_length=sum(len(piece) for _, piece in received.pieces),
             exception=error,
             context={},
         )
+        return error is None
 
     def _base(self, index: int, intended_s: float, sent_s: float | None) -> dict[str, Any]:
         request = self._request(index)
@@ -170,15 +176,18 @@ class TraceUser(User):
 
 
 class ProbeUser(User):
-    """Sends one request after another until the runner stops it: the closed loop of the calibration."""
+    """Sends one request after another until it is stopped: the closed loop of the calibration."""
 
-    sender: Sender  # set on the class by the worker, as Locust constructs these users itself
+    def __init__(self, environment: Any, sender: Sender) -> None:
+        super().__init__(environment)
+        self.sender = sender
 
     @task
     def fire(self) -> None:
-        """Send the next request of the list."""
+        """Send the next request of the list; after a failure pause, so that a service that refuses is not flooded."""
         index = self.sender.next_closed_index()
         body = self.sender.body(index)
-        self.sender.send(index, self.sender.now_s(), body, self.environment.events.request.fire)
-        if self.sender.now_s() >= self.sender.plan.duration_s:
-            raise StopUser
+        if not self.sender.send(index, self.sender.now_s(), body, self.environment.events.request.fire):
+            if self.sender.stopped:  # the kill that cut the request has been taken note of, and spent
+                raise StopUser
+            gevent.sleep(FAILED_PAUSE_S)

@@ -13,7 +13,21 @@ from typing import Literal
 import numpy as np
 
 from controller.schema import Record
-from loadtest.records import Policy, RequestRecord, TimelineSample
+from loadtest.records import Policy, RequestRecord, ServiceStatus, TimelineSample
+from loadtest.standing import (
+    LATE_MS,
+    ClientSummary,
+    Limit,
+    PathSummary,
+    Place,
+    client_summary,
+    limited_by,
+    path_summary,
+    places,
+    stand,
+)
+
+LATE_SHARE = 0.01  # of the requests; with more of them late the run says nothing about the service
 
 
 class Slo(Record):
@@ -55,6 +69,13 @@ class RunSummary(Record):
     fp16_token_share_from: Literal["responses", "status", "none"]
     switches: int | None  # all replicas together, from status
     max_waiting: int | None
+    late_starts: int  # requests that left more than 50 ms late
+    valid: bool  # the client was on time
+    invalid_because: str | None = None
+    saturated_by: Limit  # what the requests stood in front of; "none" when nothing was short, "unknown" without /status
+    where: dict[str, Place]  # requests by place: mean and largest number in the arrival window
+    path: PathSummary | None  # None: not told
+    client: ClientSummary
 
 
 def percentiles(values: Iterable[float]) -> Percentiles:
@@ -86,12 +107,17 @@ def fp16_token_share(records: Iterable[RequestRecord]) -> float | None:
     return fp16 / (fp16 + fp8) if fp16 + fp8 else None
 
 
+def statuses(samples: Iterable[TimelineSample]) -> list[ServiceStatus]:
+    """The statuses of the samples that have one."""
+    return [sample.status for sample in samples if sample.status is not None]
+
+
 def counter_growth(samples: Sequence[TimelineSample], field: Literal["switches", "tokens_fp16", "tokens_fp8"]) -> int:
     """Growth of a counter over the run, summed over replicas; one that falls has started again at zero."""
     growth = 0
-    for before, after in pairwise(samples):
-        old = {replica.id: getattr(replica, field) for replica in before.status.replicas}
-        for replica in after.status.replicas:
+    for before, after in pairwise(statuses(samples)):
+        old = {replica.id: getattr(replica, field) for replica in before.replicas}
+        for replica in after.replicas:
             count: int = getattr(replica, field)
             if replica.id in old:
                 growth += count - old[replica.id] if count >= old[replica.id] else count
@@ -107,8 +133,13 @@ def summarise(
     count = len(records)
     ends_s = [record.intended_s + record.latency_ms / 1e3 for record in records if record.latency_ms is not None]
     drained_s = max([duration_s, *ends_s])
+    samples = stand(records, samples)
+    window = [sample for sample in samples if 0 < sample.at_s <= duration_s]
+    told = statuses(samples)
+    late = sum(r.dispatch_lag_ms is not None and r.dispatch_lag_ms > LATE_MS for r in records)
+    invalid = _invalid(late, count)
     share, source = fp16_token_share(records), "responses"
-    if share is None and len(samples) > 1:
+    if share is None and len(told) > 1:
         fp16, fp8 = counter_growth(samples, "tokens_fp16"), counter_growth(samples, "tokens_fp8")
         share, source = (fp16 / (fp16 + fp8), "status") if fp16 + fp8 else (None, "none")
     return RunSummary.model_validate(
@@ -132,7 +163,20 @@ def summarise(
             "output_tokens_per_s": sum(record.output_tokens for record in records) / drained_s,
             "fp16_token_share": share,
             "fp16_token_share_from": source if share is not None else "none",
-            "switches": counter_growth(samples, "switches") if len(samples) > 1 else None,
-            "max_waiting": max((sample.status.waiting for sample in samples), default=None),
+            "switches": counter_growth(samples, "switches") if len(told) > 1 else None,
+            "max_waiting": max((status.waiting for status in told), default=None),
+            "late_starts": late,
+            "valid": invalid is None,
+            "invalid_because": invalid,
+            "saturated_by": "client" if invalid else limited_by(window),
+            "where": places(window),
+            "path": path_summary(window),
+            "client": client_summary(records, samples),
         }
     )
+
+
+def _invalid(late: int, count: int) -> str | None:
+    if late > LATE_SHARE * count:
+        return f"{late} of {count} requests left more than {LATE_MS:g} ms late"
+    return None

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from controller.schema import Record
-from loadtest.calibrate import Calibration
+from loadtest.calibrate import Calibration, base_rps, capacity_text
 from loadtest.metrics import Percentiles, RunSummary, Slo
 from loadtest.records import Policy, RequestRecord, TimelineSample
 from loadtest.verdict import NAMES
@@ -41,7 +41,7 @@ class LoadSummary(Record):
 class Summary(Record):
     """summary.json."""
 
-    schema_version: int = 1
+    schema_version: int = 2  # 2: where requests stood and what was the limit; capacities by stages
     started_utc: str
     model: str
     machine: str
@@ -81,6 +81,8 @@ def render_html(summary: Summary, plots: Mapping[str, bytes]) -> str:
         summary=summary,
         header=HEADER,
         rows=[table_row(run) for run in summary.runs],
+        names=[NAMES.get(run.policy, run.policy) for run in summary.runs],
+        where=where_rows(summary.runs),
         plots={name: base64.b64encode(png).decode() for name, png in plots.items()},
         facts=facts(summary),
     )
@@ -88,8 +90,13 @@ def render_html(summary: Summary, plots: Mapping[str, bytes]) -> str:
 
 HEADER = (
     "policy", "requests", "errors", "TTFT ms p50/p90/p99", "TPOT ms p50/p90/p99", "SLO met", "goodput req/s",
-    "FP16 tokens", "switches", "max waiting", "dispatch lag ms p99",
+    "FP16 tokens", "switches", "limit", "max waiting", "max in path", "dispatch lag ms p99", "late starts",
 )  # fmt: skip
+PLACE_NAMES = {
+    "late": "client: late", "connecting": "client: connecting", "proxy_queued": "HAProxy's queue",
+    "in_path": "path: before the engine", "elsewhere": "path: on the way, either direction", "waiting": "engine: waiting",
+    "running": "engine: running",
+}  # fmt: skip
 
 
 def table_row(run: RunSummary) -> tuple[str, ...]:
@@ -104,9 +111,48 @@ def table_row(run: RunSummary) -> tuple[str, ...]:
         f"{run.goodput_rps:.2f}",
         "?" if run.fp16_token_share is None else f"{100 * run.fp16_token_share:.1f} %",
         "?" if run.switches is None else str(run.switches),
+        run.saturated_by,
         "?" if run.max_waiting is None else str(run.max_waiting),
+        str(run.where["in_path"].max) if "in_path" in run.where else "?",
         "?" if run.dispatch_lag_ms.p99 is None else f"{run.dispatch_lag_ms.p99:.1f}",
+        str(run.late_starts) + ("" if run.valid else " INVALID"),
     )
+
+
+def where_rows(runs: Sequence[RunSummary]) -> list[tuple[str, ...]]:
+    """The table of where requests stood, a row a place or figure, a column a run."""
+    rows = [(title, *(_place(run, place) for run in runs)) for place, title in PLACE_NAMES.items()]
+    rows.append(("path: wait p90 / loop lag, ms, max", *(_path(run) for run in runs)))
+    rows.append(("path: said to be the limit", *(_saturated(run) for run in runs)))
+    rows.append(("client: CPU mean / max, of a core", *(_cpu(run) for run in runs)))
+    rows.append(("client: loop lag / connecting, ms, max", *(_client_ms(run) for run in runs)))
+    rows.append(("client: CPU us per token", *(_number(run.client.cpu_us_per_token) for run in runs)))
+    return rows
+
+
+def _place(run: RunSummary, place: str) -> str:
+    found = run.where.get(place)
+    return "?" if found is None else f"{found.mean:.1f} / {found.max}"
+
+
+def _path(run: RunSummary) -> str:
+    return "?" if run.path is None else f"{run.path.wait_ms:.1f} / {run.path.loop_lag_ms:.1f}"
+
+
+def _saturated(run: RunSummary) -> str:
+    return "?" if run.path is None else f"{100 * run.path.saturated_share:.0f} % of samples"
+
+
+def _cpu(run: RunSummary) -> str:
+    return f"{_number(run.client.cpu_share, 2)} / {_number(run.client.cpu_share_max, 2)}"
+
+
+def _client_ms(run: RunSummary) -> str:
+    return f"{_number(run.client.lag_ms_max, 1)} / {_number(run.client.connect_ms_max, 1)}"
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return "?" if value is None else f"{value:.{digits}f}"
 
 
 def _three(values: Percentiles, digits: int) -> str:
@@ -139,17 +185,21 @@ def facts(summary: Summary) -> tuple[tuple[str, str], ...]:
             ", ".join(f"{name} = {value:g}" for name, value in summary.service_slo.items()) or "not known",
         ),
     ]
-    if calibration is not None:
-        tpot = "?" if calibration.unloaded_tpot_ms is None else f"{calibration.unloaded_tpot_ms:.1f}"
-        fraction = load.mean_rate_rps / calibration.fp16_capacity_rps
-        peak = load.peak_rate_rps / calibration.fp16_capacity_rps
+    if calibration is not None and calibration.unloaded_ttft_ms is not None:
         lines.append(
             (
-                "Calibration",
-                f"unloaded FP16: TTFT {calibration.unloaded_ttft_ms:.0f} ms, TPOT {tpot} ms; capacity "
-                f"{calibration.fp16_capacity_rps:.2f} requests/s in FP16, {calibration.fp8_capacity_rps:.2f} in FP8; "
-                f"the load is {100 * fraction:.0f} % of FP16 capacity on average, "
-                f"{100 * peak:.0f} % in its busiest 20 s",
+                "Unloaded",
+                f"TTFT {calibration.unloaded_ttft_ms:.0f} ms, TPOT {_number(calibration.unloaded_tpot_ms, 1)} ms",
+            )
+        )
+    if calibration is not None and calibration.capacities:
+        share = 100 / base_rps(calibration)
+        lines.append(("Capacity", "; ".join(capacity_text(found) for found in calibration.capacities)))
+        lines.append(
+            (
+                "Load over capacity",
+                f"{share * load.mean_rate_rps:.0f} % of what {calibration.capacities[0].mode} carried on average, "
+                f"{share * load.peak_rate_rps:.0f} % in its busiest 20 s",
             )
         )
     return tuple(lines)
@@ -171,6 +221,13 @@ def print_report(console: Console, summary: Summary) -> None:
         for part, label in enumerate(parts):
             table.add_row(label, *(cell[part] for cell in cells))
     console.print(table)
+    where = Table(title="requests by place, mean / max", title_justify="left")
+    where.add_column("place", no_wrap=True)
+    for run in summary.runs:
+        where.add_column(NAMES.get(run.policy, run.policy), justify="right", no_wrap=True)
+    for places_row in where_rows(summary.runs):
+        where.add_row(*places_row)
+    console.print(where)
     if summary.incomplete is not None:
         console.print(f"INCOMPLETE: {summary.incomplete}", markup=False, highlight=False, soft_wrap=True)
     for line in summary.verdict:

@@ -7,16 +7,15 @@ from pathlib import Path
 from loadtest.admin import DirectiveName, Service
 from loadtest.config import LoadtestConfig
 from loadtest.dispatch import run_plan
-from loadtest.errors import ServiceError
 from loadtest.plan import Event, Plan, PlannedRequest
 from loadtest.progress import Progress
 from loadtest.records import Policy, RequestRecord, TimelineSample
+from loadtest.sampling import Sampler
+from loadtest.standing import stand
 from loadtest.trace import Arrival
 
-DIRECTIVES: dict[Policy, DirectiveName] = {"fp16": "fp16", "fp8": "fp8", "adaptive": "auto"}
-SETTLE_LIMIT_S = 300.0
+DIRECTIVES: dict[Policy, DirectiveName] = {"fp16": "fp16", "fp8": "fp8", "adaptive": "auto"}  # plain ones take none
 SNAPSHOT_S = 0.5  # after which the counters in /status hold everything that the run did
-MAX_FAILED_POLLS = 20  # in a row: the service is gone
 
 
 def run_policy(
@@ -30,27 +29,19 @@ def run_policy(
     progress: Progress,
 ) -> tuple[tuple[RequestRecord, ...], tuple[TimelineSample, ...]]:
     """Replay the arrivals under one policy; returns its requests and timeline."""
-    status = service.direct(DIRECTIVES[policy], SETTLE_LIMIT_S, progress.say)
+    if policy in DIRECTIVES:
+        service.direct(DIRECTIVES[policy], config.settle_limit_s, progress.say)
     _cool_down(config.cooldown_s, policy, progress)
-    samples = [TimelineSample(policy=policy, at_s=0.0, status=status)]
-    failed_polls = 0
+    sampler = Sampler(service, policy, policy in DIRECTIVES or service.has_status())
+    sampler.take(0.0)
 
     def poll(elapsed_s: float, event: Event) -> None:
-        nonlocal failed_polls
         if elapsed_s <= 0:  # the sender is ready, the first request is not due
             return
-        try:
-            samples.append(TimelineSample(policy=policy, at_s=elapsed_s, status=service.status()))
-            failed_polls = 0
-        except ServiceError:
-            failed_polls += 1
-            if failed_polls >= MAX_FAILED_POLLS:
-                raise
-        latest = samples[-1].status
+        sampler.take(elapsed_s, event)
         progress.say(
             f"{policy}: {max(elapsed_s, 0):.0f}/{config.duration_s:.0f} s, {event.sent}/{len(arrivals)} sent, "
-            f"{event.in_flight} in flight, {event.done} done, {event.errors} errors; "
-            f"{latest.waiting} waiting, mode {shown_mode(samples[-1])}"
+            f"{event.in_flight} in flight, {event.done} done, {event.errors} errors{_shown(sampler.samples)}"
         )
 
     plan = Plan(
@@ -71,14 +62,17 @@ def run_policy(
     )
     records = run_plan(plan, poll)
     time.sleep(SNAPSHOT_S)
-    poll(max(samples[-1].at_s, 0.0) + SNAPSHOT_S, Event(event="end", sent=len(records), done=len(records)))
-    return records, tuple(samples)
+    sampler.take(max((sample.at_s for sample in sampler.samples), default=0.0) + SNAPSHOT_S)
+    return records, stand(records, sampler.samples)
 
 
-def shown_mode(sample: TimelineSample) -> str:
-    """Modes of the replicas' last steps, for the progress line."""
-    modes = sorted({replica.mode for replica in sample.status.replicas})
-    return "+".join(modes) or sample.status.mode
+def _shown(samples: Sequence[TimelineSample]) -> str:
+    """What the service said last, for the progress line."""
+    status = samples[-1].status if samples else None
+    if status is None:
+        return ""
+    modes = "+".join(sorted({replica.mode for replica in status.replicas})) or status.mode
+    return f"; {status.in_path or 0} in the path, {status.waiting} waiting, mode {modes}"
 
 
 def _cool_down(cooldown_s: float, policy: Policy, progress: Progress) -> None:

@@ -19,6 +19,7 @@ class ServiceSettings:
 
     slo: dict[str, float]  # the controller's, e.g. {"ttft_ms": 200.0}
     context_tokens: int | None
+    has_controller: bool = True
 
 
 UNKNOWN = ServiceSettings({}, None)
@@ -39,4 +40,8 @@ def read_settings(path: Path) -> ServiceSettings:
         slo = ControllerConfig.model_validate(sections.get("controller") or {}).slo.model_dump()
     except ValidationError:
         slo = {}
-    return ServiceSettings(slo, context if isinstance(context, int) and context > 1 else None)
+    engine = sections.get("engine")
+    plain = isinstance(engine, dict) and engine.get("quantization") == "none"
+    return ServiceSettings(
+        {} if plain else slo, context if isinstance(context, int) and context > 1 else None, has_controller=not plain
+    )

@@ -46,6 +46,11 @@ def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
         f"load average {os.getloadavg()[0]:.1f} before the start"
     )
     settings = read_settings(config.service_config) if config.service_config else UNKNOWN
+    if config.directed and not settings.has_controller:
+        raise LoadtestError(
+            f"{config.service_config}: engine.quantization none runs a plain engine without a controller, which takes no "
+            "directives: give --policies plain"
+        )
     started = datetime.now(UTC)
     out_dir = new_folder(config.out, started.strftime("%Y%m%dT%H%M%SZ"))
     progress.note(f"results go to {out_dir}")
@@ -80,7 +85,7 @@ def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
                 slo_source=_slo_source(config),
                 service_slo=settings.slo,
                 runs=tuple(runs),
-                verdict=verdict(runs),
+                verdict=verdict(runs, calibration),
                 incomplete=incomplete,
                 options=config.model_dump(mode="json"),
             )
@@ -106,16 +111,18 @@ def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
 @contextmanager
 def _service(config: LoadtestConfig, out_dir: Path, progress: Progress) -> Iterator[Service]:
     if config.url is not None:
-        key = os.environ.get(config.admin_key_env)
-        if not key:
+        key = os.environ.get(config.admin_key_env) if config.directed else None
+        if config.directed and not key:
             raise LoadtestError(
-                f"expected the admin key of the service in the environment variable {config.admin_key_env}"
+                f"expected the admin key of the service in the environment variable {config.admin_key_env}; "
+                "a server without a controller needs none: give --policies plain"
             )
         with Service(config.url, key) as service:
             try:
                 yield service
             finally:
-                _hand_back(service, progress)
+                if config.directed:
+                    _hand_back(service, progress)
         return
     assert config.service_config is not None, "LoadtestConfig demands one of the two"
     command = serve_command(config.service_config)
@@ -183,5 +190,6 @@ def _slo_source(config: LoadtestConfig) -> str:
 def _run_line(run: RunSummary) -> str:
     return (
         f"{run.policy}: {100 * run.slo_attainment:.1f} % within the SLO, {run.errors} of {run.requests} failed, "
-        f"all answered after {run.drained_s:.0f} s"
+        f"all answered after {run.drained_s:.0f} s; limit: {run.saturated_by}"
+        + ("" if run.valid else f"; INVALID: {run.invalid_because}")
     )

@@ -1,11 +1,11 @@
 """Server-sent events of a streamed completion -> what the answer was. Pure.
 
-The sender only notes (time, line) pairs while the stream runs, so that parsing never delays a time stamp; this file
+The sender only notes (time, bytes) pieces while the stream runs, so that parsing never delays a time stamp; this file
 turns them into an answer afterwards.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,16 @@ class Answer:
     model: str | None
 
 
-def parse_stream(lines: Sequence[tuple[float, bytes]]) -> Answer:
+def lines_of(pieces: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
+    """Cut pieces of a stream, (time, bytes), into lines, each with the time of the piece that ended it."""
+    rest = b""
+    for at, piece in pieces:
+        *whole, rest = (rest + piece).split(b"\n")
+        for line in whole:
+            yield at, line
+
+
+def parse_stream(lines: Iterable[tuple[float, bytes]]) -> Answer:
     """Parse the lines of a stream, which may have been cut anywhere."""
     chunk_times: list[float] = []
     usage: dict[str, Any] = {}

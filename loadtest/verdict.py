@@ -8,15 +8,17 @@ variation between runs.
 from collections.abc import Sequence
 from math import sqrt
 
+from loadtest.calibrate import Calibration, capacity_text
 from loadtest.metrics import RunSummary
+from loadtest.standing import LATE_MS
 
 TARGET = 0.95  # attainment from which a run "meets the SLO"
-LATE_MS = 50.0  # dispatch lag (p99) from which the sender disturbs what it measures
 FEW_REQUESTS = 100
+SAME = 0.03  # capacities in both precisions that differ by less
 NAMES = {"fp16": "FP16 only", "fp8": "FP8 only", "adaptive": "adaptive"}
 
 
-def verdict(runs: Sequence[RunSummary]) -> tuple[str, ...]:
+def verdict(runs: Sequence[RunSummary], calibration: Calibration | None = None) -> tuple[str, ...]:
     """Sentences, the most important first; cautions last."""
     by_policy = {run.policy: run for run in runs}
     lines: list[str] = []
@@ -28,7 +30,30 @@ def verdict(runs: Sequence[RunSummary]) -> tuple[str, ...]:
         lines.append(_against_fp8(adaptive, fp8))
     if fp16 and fp8:
         lines.append(_compare(fp8, fp16))
-    return tuple(lines + [caution for run in runs for caution in _cautions(run)])
+    lines.extend(_alone(run) for run in runs if run.policy not in NAMES)
+    cautions = [] if calibration is None else _calibration_cautions(calibration)
+    return tuple(lines + cautions + [caution for run in runs for caution in _cautions(run)])
+
+
+def _alone(run: RunSummary) -> str:
+    told = "it told nothing of its queues" if run.path is None and run.max_waiting is None else "its status was read"
+    return (
+        f"{run.policy}: {_percent(run.slo_attainment)} of requests within the SLO. The server ran as it is: no directives; "
+        f"{told}."
+    )
+
+
+def _calibration_cautions(calibration: Calibration) -> list[str]:
+    cautions = [
+        f"Caution: calibration: {capacity_text(found)}."
+        for found in calibration.capacities
+        if found.saturated_by not in ("engine", "unknown")
+    ]
+    rates = {found.mode: found.engine_rps for found in calibration.capacities}
+    fp16, fp8 = rates.get("fp16"), rates.get("fp8")
+    if fp16 is not None and fp8 is not None and abs(fp8 / fp16 - 1) < SAME:
+        cautions.append("Caution: calibration: the engine's capacity is the same in both precisions.")
+    return cautions
 
 
 def _differs(a: RunSummary, b: RunSummary) -> bool:
@@ -91,10 +116,31 @@ def _cautions(run: RunSummary) -> list[str]:
     cautions = []
     if run.errors:
         cautions.append(f"Caution: {name}: {run.errors} of {run.requests} requests failed; they count as SLO misses.")
-    if run.dispatch_lag_ms.p99 is not None and run.dispatch_lag_ms.p99 > LATE_MS:
+    if not run.valid:
         cautions.append(
-            f"Caution: {name}: requests left up to {run.dispatch_lag_ms.p99:.0f} ms late (p99); the lateness is in "
-            "their latencies. The sender lacks CPU."
+            f"Caution: {name}: INVALID, the client was the limit: {run.invalid_because} (p99 "
+            f"{run.dispatch_lag_ms.p99 or 0:.0f} ms); the lateness is in their latencies. The sender lacks CPU."
+        )
+    elif run.late_starts or run.saturated_by == "client":
+        lag = "" if run.client.lag_ms_max is None else f", its event loop up to {run.client.lag_ms_max:.0f} ms"
+        cautions.append(
+            f"Caution: {name}: the client was busy: {run.late_starts} requests left more than {LATE_MS:g} ms late{lag}; "
+            "this is in the latencies."
+        )
+    if run.saturated_by == "path":
+        beside = ", ".join(
+            f"{run.where[place].mean:.0f} {text}"
+            for place, text in (("in_path", "in the path"), ("proxy_queued", "in HAProxy"), ("elsewhere", "on the way"))
+            if place in run.where
+        )
+        inside = sum(run.where[place].mean for place in ("waiting", "running") if place in run.where)
+        cautions.append(
+            f"Caution: {name}: the PATH was the limit, not the engine: on average {beside} and {inside:.0f} in the engine. "
+            "Precision changes little of such latencies."
+        )
+    if run.policy not in NAMES and run.switches is not None:
+        cautions.append(
+            f"Caution: {name}: the server has a controller, which chose the precision; --policies fp16,fp8,adaptive directs it."
         )
     if run.requests < FEW_REQUESTS:
         cautions.append(f"Caution: {name}: only {run.requests} requests; p99 and small differences mean little.")

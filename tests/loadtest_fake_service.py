@@ -4,6 +4,9 @@ Runs as a process of its own (``python tests/loadtest_fake_service.py``), prints
 NESTEDFP_ADMIN_KEY. One engine step takes ``--step-ms-fp16`` or ``--step-ms-fp8`` milliseconds and gives one token to
 each of at most ``--max-running`` requests. With the directive "auto" a step runs FP8 while requests wait. Prompts of
 certain lengths get a fault: see FAULTS. GET /received tells the number of completions asked for.
+
+``--path-ms`` is a narrow path: requests reach the engine one by one, each after so many milliseconds. ``--admission`` refuses
+requests beyond so many with 429. ``--plain`` has no controller: /status and /admin answer as those of a plain engine do.
 """
 
 import argparse
@@ -36,8 +39,10 @@ class Request:
 
 
 class Engine:
-    def __init__(self, step_s: dict[str, float], max_running: int) -> None:
+    def __init__(self, step_s: dict[str, float], max_running: int, path_s: float, admission: int | None) -> None:
         self.step_s, self.max_running = step_s, max_running
+        self.path_s, self.admission, self.in_path, self.open = path_s, admission, 0, 0
+        self.gate = asyncio.Lock()
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.directive, self.mode, self.epoch, self.switches, self.received = "auto", "fp16", 0, 0, 0
@@ -80,6 +85,23 @@ async def completions(http: web.Request) -> web.StreamResponse:
         return web.json_response({"error": {"message": "made to fail"}}, status=500)
     if fault == "mute":
         await asyncio.sleep(3600)
+    if engine.admission is not None and engine.open >= engine.admission:
+        return web.json_response({"error": {"message": "too many"}}, status=429, headers={"Retry-After": "1"})
+    engine.open += 1
+    try:
+        return await answer_stream(http, engine, body, fault)
+    finally:
+        engine.open -= 1
+
+
+async def answer_stream(http: web.Request, engine: Engine, body: dict[str, Any], fault: str) -> web.StreamResponse:
+    if engine.path_s:
+        engine.in_path += 1
+        try:
+            async with engine.gate:
+                await asyncio.sleep(engine.path_s)
+        finally:
+            engine.in_path -= 1
     request = Request(len(body["prompt"]), body["max_tokens"] - (fault == "short"))
     engine.waiting.append(request)
     answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -111,12 +133,21 @@ async def _event(answer: web.StreamResponse, event: dict[str, Any]) -> None:
 
 async def status(http: web.Request) -> web.Response:
     engine: Engine = http.app["engine"]
+    path = {
+        "in_path": engine.in_path, "wait_p90_ms": 1e3 * engine.path_s * engine.in_path, "loop_lag_ms": 1.0,
+        "open_streams": engine.open, "paused_streams": 0, "delivery_p90_ms": None,
+    }  # fmt: skip
     replica = {
         "id": "r0", "mode": engine.mode, "epoch": engine.epoch, "running": len(engine.running),
         "waiting": len(engine.waiting), "tokens_fp16": engine.tokens["fp16"], "tokens_fp8": engine.tokens["fp8"],
-        "switches": engine.switches, "kv_usage": 0.1,
+        "switches": engine.switches, "kv_usage": 0.1, "path": path,
     }  # fmt: skip
-    return web.json_response({"mode": engine.directive, "epoch": engine.epoch, "reason": "x", "replicas": [replica]})
+    report = {"mode": engine.directive, "epoch": engine.epoch, "reason": "x", "replicas": [replica]}
+    return web.json_response(report | {"path_saturated": False, "proxy": {"sessions": engine.open, "queued": 0}})
+
+
+async def no_controller(_: web.Request) -> web.Response:
+    return web.json_response({"error": {"message": "the controller does not answer"}}, status=503)
 
 
 async def directive(http: web.Request) -> web.Response:
@@ -137,15 +168,16 @@ async def received(http: web.Request) -> web.Response:
 
 
 async def serve(arguments: argparse.Namespace) -> None:
-    engine = Engine({"fp16": arguments.step_ms_fp16 / 1e3, "fp8": arguments.step_ms_fp8 / 1e3}, arguments.max_running)
+    step_s = {"fp16": arguments.step_ms_fp16 / 1e3, "fp8": arguments.step_ms_fp8 / 1e3}
+    engine = Engine(step_s, arguments.max_running, arguments.path_ms / 1e3, arguments.admission)
     app = web.Application()
     app["engine"] = engine
     app.add_routes(
         [
             web.post("/v1/completions", completions),
             web.get("/v1/models", models),
-            web.get("/status", status),
-            web.post("/admin/directive", directive),
+            web.get("/status", no_controller if arguments.plain else status),
+            web.post("/admin/directive", no_controller if arguments.plain else directive),
             web.get("/received", received),
         ]
     )
@@ -164,4 +196,7 @@ if __name__ == "__main__":
     parser.add_argument("--step-ms-fp16", type=float, default=20.0)
     parser.add_argument("--step-ms-fp8", type=float, default=10.0)
     parser.add_argument("--max-running", type=int, default=4)
+    parser.add_argument("--path-ms", type=float, default=0.0)
+    parser.add_argument("--admission", type=int)
+    parser.add_argument("--plain", action="store_true")
     asyncio.run(serve(parser.parse_args()))

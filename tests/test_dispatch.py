@@ -21,7 +21,7 @@ from loadtest.errors import DispatchError, LoadtestError, ServiceError
 from loadtest.plan import Event, Plan, PlannedRequest
 from loadtest.records import RequestRecord, mean_tpot_ms
 from loadtest.service import started_service
-from loadtest.sse import parse_stream
+from loadtest.sse import lines_of, parse_stream
 from loadtest.target import loopback_url
 
 FAKE = [sys.executable, str(Path(__file__).with_name("loadtest_fake_service.py"))]
@@ -97,7 +97,7 @@ def test_failed_requests_are_recorded_and_not_repeated(service, tmp_path):
     failed, cut, short, mute = records
     assert re.match("HTTP 500: .*made to fail", failed.error)
     assert failed.status == 500
-    assert re.search("HTTPParseError|ConnectionReset|ended before", cut.error)
+    assert re.search("HTTPParseError|ConnectionReset", cut.error)
     assert (cut.status, cut.output_tokens) == (200, 2)
     assert short.error == "expected 5 output tokens, got 4"
     assert mute.error == "no complete answer within 3 s"
@@ -114,12 +114,30 @@ def test_a_run_is_bounded_and_loses_no_request(service, tmp_path):
 
 
 def test_the_closed_loop_keeps_its_concurrency(service, tmp_path):
-    plan = make_plan(service, tmp_path, [0.0], tokens=3, kind="closed", duration_s=1.5, concurrency=2)
+    plan = make_plan(service, tmp_path, [0.0], tokens=3, kind="closed", duration_s=1.5, stages=(2,))
     records, events = send(plan)
     finished = [record for record in records if record.error is None]
     assert 5 <= len(finished) <= 13  # one at a time, 120 ms each
     assert max(event.in_flight for event in events) <= 2
     assert [record.index for record in records] == list(range(len(records)))
+
+
+def test_the_closed_loop_grows_while_throughput_does_and_no_further(tmp_path):
+    """The stand-in runs 4 at a time: 16 users bring more than 1; 32 bring nothing, and 64 are not tried."""
+    with fake_service(tmp_path, "--max-running", "4", "--step-ms-fp16", "50") as (url, _):
+        plan = make_plan(url, tmp_path, [0.0], tokens=5, kind="closed", duration_s=2.0, stages=(1, 16, 32, 64))
+        events: list[Event] = []
+        records = run_plan(plan, lambda _, event: events.append(event))
+    assert [event.users for event in events if event.event == "stage"] == [1, 16, 32]
+    assert {record.error for record in records} <= {None, "cut at the end of the run"}
+    assert max(event.cpu_s for event in events) > 0
+
+
+def test_requests_tell_when_they_had_a_connection(service, tmp_path):
+    records, events = send(make_plan(service, tmp_path, [0.0, 0.05]))
+    for record in records:
+        assert record.intended_s <= record.sent_s <= record.connected_s < record.intended_s + record.ttft_ms / 1e3
+    assert all(0 <= event.cpu_share < 1.5 for event in events)
 
 
 def test_a_service_that_is_not_there_fails_every_request(tmp_path):
@@ -208,6 +226,12 @@ def test_a_run_does_not_start_before_the_directive_is_in_force_and_queues_are_em
         pytest.raises(ServiceError, match=f"not settled within 0 s: .*{missing}"),
     ):
         service.direct("fp16", 0.0, lambda _: None)
+
+
+def test_pieces_are_cut_into_lines_with_the_time_of_the_piece_that_ends_them():
+    pieces = [(1.0, b"data: a\n\nda"), (2.0, b"ta: b"), (3.0, b"\n\ndata: c\n"), (4.0, b"rest")]
+    lines = [(at, line) for at, line in lines_of(pieces) if line]
+    assert lines == [(1.0, b"data: a"), (3.0, b"data: b"), (3.0, b"data: c")]
 
 
 DONE = b"data: [DONE]\n"

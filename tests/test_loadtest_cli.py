@@ -9,6 +9,7 @@ import pytest
 from loadtest import session
 from loadtest.cli import main, parse_config
 from loadtest.errors import LoadtestError
+from loadtest.service import started_service
 from loadtest.service_config import UNKNOWN, ServiceSettings, read_settings
 
 FAKE = [sys.executable, str(Path(__file__).with_name("loadtest_fake_service.py"))]
@@ -21,7 +22,16 @@ FAKE = [sys.executable, str(Path(__file__).with_name("loadtest_fake_service.py")
         (["--config", "x", "--url", "http://127.0.0.1:1"], "give either --config FILE"),
         (["--url", "http://10.0.0.1:8000"], "the load goes to this machine only"),
         (["--url", "127.0.0.1:8000"], "expected a URL such as http://127.0.0.1:8000, got '127.0.0.1:8000'"),
-        (["--url", "http://127.0.0.1:1", "--policies", "fp16,fast"], "--policies"),
+        (
+            ["--url", "http://127.0.0.1:1", "--policies", "fp16,fast"],
+            "--policies: expected different ones of fp16,fp8,",
+        ),
+        (
+            ["--url", "http://127.0.0.1:1", "--policies", "plain,fp16"],
+            "a plain run takes no directives and stands alone",
+        ),
+        (["--url", "http://127.0.0.1:1", "--policies", "plain vllm"], "or plain-NAME, got plain vllm"),
+        (["--url", "http://127.0.0.1:1", "--policies", "probe"], "got probe"),
         (["--url", "http://127.0.0.1:1", "--policies", "fp16,fp16"], "expected different ones of fp16,fp8,adaptive"),
         (["--url", "http://127.0.0.1:1", "--policies", ","], "got none"),
         (["--url", "http://127.0.0.1:1", "--duration", "-5"], "--duration: Input should be greater than 0, got -5.0"),
@@ -82,6 +92,8 @@ def test_the_services_slo_and_context_are_read_from_its_configuration(tmp_path):
     assert read_settings(path) == ServiceSettings({"ttft_ms": 200.0, "tpot_ms": 33.3}, None)  # the defaults
     path.write_text("controller: {bogus: 1}\n")
     assert read_settings(path) == UNKNOWN
+    path.write_text("engine: {quantization: none}\nmodel: {max_model_len: 512}\n")
+    assert read_settings(path) == ServiceSettings({}, 512, has_controller=False)
     path.write_text("a: [")
     with pytest.raises(LoadtestError, match="expected YAML"):
         read_settings(path)
@@ -93,7 +105,7 @@ def test_a_whole_load_test_starts_the_service_and_writes_the_report(tmp_path, ca
     monkeypatch.setattr(session, "serve_command", lambda config: [*FAKE, *options])
     config = tmp_path / "service.yaml"
     config.write_text("controller: {slo: {ttft_ms: 100}}\n")
-    flags = "--duration 3 --probe 1 --cooldown 0 --drain 10 --load-fraction 1.5 --max-prompt-tokens 20"
+    flags = "--duration 3 --probe 2 --probe-concurrency 8 --cooldown 0 --drain 10 --load-fraction 1.5 --max-prompt-tokens 20"
     assert main(["--config", str(config), "--out", str(tmp_path / "runs"), *flags.split()]) == 0
     text = capsys.readouterr().out
     assert "report: " in text
@@ -109,8 +121,95 @@ def test_a_whole_load_test_starts_the_service_and_writes_the_report(tmp_path, ca
     assert 0.0 < runs["adaptive"]["fp16_token_share"] < 1.0
     assert runs["adaptive"]["switches"] > 0
     assert runs["fp8"]["ttft_ms"]["p90"] < runs["fp16"]["ttft_ms"]["p90"]
-    assert summary["calibration"]["fp8_capacity_rps"] > 1.5 * summary["calibration"]["fp16_capacity_rps"]
+    fp16, fp8 = summary["calibration"]["capacities"]
+    assert fp8["carried_rps"] > 1.5 * fp16["carried_rps"]
+    assert {fp16["saturated_by"], fp8["saturated_by"]} <= {"engine", "client"}  # client: this machine is busy
+    for run in runs.values():
+        assert run["where"]["running"]["max"] <= 3
+        assert run["client"]["cpu_us_per_token"] > 0
+        assert run["valid"] == (run["invalid_because"] is None) == (run["late_starts"] <= 0.01 * run["requests"])
+    assert runs["fp16"]["saturated_by"] in ("engine", "client")
+    samples = [json.loads(line) for line in (folder / "timeline.jsonl").read_text().splitlines()]
+    assert {sample["policy"] for sample in samples} == {"fp16", "fp8", "adaptive"}
+    assert max(sample["standing"]["waiting"] for sample in samples) > 0
     assert summary["service_slo"]["ttft_ms"] == 100.0
     assert summary["options"]["load_fraction"] == 1.5
     for name in ("report.html", "timeline.jsonl", "requests-fp16.jsonl", "requests-adaptive.jsonl", "latencies.png"):
         assert (folder / name).stat().st_size > 500
+
+
+GIVEN = "--rate 10 --duration 3 --drain 10 --cooldown 0 --slo-ttft-ms 500 --slo-tpot-ms 100 --max-prompt-tokens 20"
+
+
+def run_against(tmp_path, options: list[str], flags: str) -> dict:
+    """A load test of a running stand-in; returns its summary."""
+    with started_service([*FAKE, *options], tmp_path / "log", 30.0, lambda _: None) as (url, _):
+        assert main(["--url", url, "--out", str(tmp_path / "runs"), *flags.split()]) == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_a_plain_server_needs_no_key_no_directive_and_no_status(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("NESTEDFP_ADMIN_KEY", raising=False)
+    summary = run_against(tmp_path, ["--plain"], f"--policies plain-vllm-serve {GIVEN}")
+    (run,) = summary["runs"]
+    assert (run["policy"], run["requests"], run["errors"]) == ("plain-vllm-serve", 30, 0)
+    assert run["saturated_by"] in ("unknown", "client")
+    assert (run["switches"], run["path"], run["max_waiting"]) == (None, None, None)
+    assert "no directives" in summary["verdict"][0]
+    assert "plain-vllm-serve" in capsys.readouterr().out
+
+
+def test_a_plain_server_is_calibrated_by_itself(tmp_path, monkeypatch):
+    monkeypatch.delenv("NESTEDFP_ADMIN_KEY", raising=False)
+    flags = (
+        "--policies plain --probe 1 --probe-concurrency 8 --duration 2 --drain 10 --cooldown 0 --max-prompt-tokens 20"
+    )
+    summary = run_against(tmp_path, ["--plain", "--max-running", "2"], flags)
+    (found,) = summary["calibration"]["capacities"]
+    assert found["mode"] == "plain"
+    assert found["saturated_by"] in ("users", "unknown", "client")
+    assert found["carried_rps"] > 0
+
+
+def test_a_server_without_a_controller_is_told_how_to_be_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("NESTEDFP_ADMIN_KEY", "k")
+    with started_service([*FAKE, "--plain"], tmp_path / "log", 30.0, lambda _: None) as (url, _):
+        assert main(["--url", url, "--out", str(tmp_path / "runs"), *GIVEN.split()]) == 1
+    assert "a server without a controller takes no directives: give --policies plain" in capsys.readouterr().err
+    config = tmp_path / "plain.yaml"
+    config.write_text("engine: {quantization: none}\n")
+    assert main(["--config", str(config), "--out", str(tmp_path / "runs"), *GIVEN.split()]) == 1
+    assert "engine.quantization none runs a plain engine" in capsys.readouterr().err
+
+
+def test_a_narrow_path_is_found_and_its_rate_is_not_called_capacity(tmp_path, capsys, monkeypatch):
+    """40 requests a second pass the path, and the engine could take five times as many."""
+    monkeypatch.setenv("NESTEDFP_ADMIN_KEY", "k")
+    options = ["--path-ms", "25", "--max-running", "64", "--step-ms-fp16", "10"]
+    monkeypatch.setattr(session, "serve_command", lambda config: [*FAKE, *options])
+    config = tmp_path / "service.yaml"
+    config.write_text("controller: {slo: {ttft_ms: 100}}\n")
+    flags = "--policies fp16 --probe 2 --probe-concurrency 64 --duration 4 --drain 20 --cooldown 0 --load-fraction 1.5"
+    flags += " --max-prompt-tokens 20 --max-output-tokens 10"
+    assert main(["--config", str(config), "--out", str(tmp_path / "runs"), *flags.split()]) == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    summary = json.loads((folder / "summary.json").read_text())
+    for found in summary["calibration"]["capacities"]:
+        assert found["carried_rps"] < 45
+        assert found["saturated_by"] in ("path", "client")  # client: this machine is busy
+        assert found["stages"][-1]["where"]["in_path"]["mean"] > found["stages"][-1]["where"]["running"]["mean"]
+    (run,) = summary["runs"]
+    assert run["saturated_by"] in ("path", "client")
+    assert run["where"]["in_path"]["max"] > run["where"]["waiting"]["max"]
+    assert any("this is not the engine's capacity" in line for line in summary["verdict"])
+
+
+def test_a_service_that_refuses_is_not_taken_for_broken(tmp_path, monkeypatch):
+    monkeypatch.delenv("NESTEDFP_ADMIN_KEY", raising=False)
+    flags = (
+        "--policies plain --probe 1 --probe-concurrency 16 --duration 2 --drain 10 --cooldown 0 --max-prompt-tokens 20"
+    )
+    summary = run_against(tmp_path, ["--plain", "--admission", "10"], flags)
+    (found,) = summary["calibration"]["capacities"]
+    assert (found["saturated_by"], [stage["users"] for stage in found["stages"]]) == ("admission", [8, 16])

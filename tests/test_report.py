@@ -6,13 +6,25 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
-from loadtest.calibrate import Calibration, capacity_rps, choose_rate_rps, choose_slo, unloaded_latency
+from loadtest.calibrate import (
+    Calibration,
+    Capacity,
+    Stage,
+    capacity,
+    capacity_text,
+    choose_rate_rps,
+    choose_slo,
+    saturated_by,
+    unloaded_latency,
+    user_stages,
+)
 from loadtest.config import LoadtestConfig
 from loadtest.errors import LoadtestError
 from loadtest.metrics import Slo, counter_growth, fp16_token_share, percentiles, summarise
 from loadtest.plots import fp8_shares
 from loadtest.records import RequestRecord, TimelineSample, read_requests, write_jsonl
 from loadtest.report import LoadSummary, Summary, print_report, render_html, write_report
+from loadtest.standing import limited_by, stand
 from loadtest.verdict import verdict
 
 SLO = Slo(ttft_ms=100.0, tpot_ms=20.0)
@@ -122,16 +134,19 @@ def make_config(**overrides: object) -> LoadtestConfig:
     return LoadtestConfig.model_validate({"url": "http://127.0.0.1:1"} | overrides)
 
 
+def make_capacity(mode: str, rate_rps: float, limit: str = "engine") -> Capacity:
+    stages = (Stage(users=8, tokens_per_s=10 * rate_rps, where={}),)
+    return Capacity(mode=mode, carried_rps=rate_rps, users=8, saturated_by=limit, stages=stages)
+
+
 CALIBRATION = Calibration(
     probe_s=10.0,
-    probe_concurrency=4,
     mean_prompt_tokens=100.0,
     mean_output_tokens=10.0,
     unloaded_requests=3,
     unloaded_ttft_ms=30.0,
     unloaded_tpot_ms=4.0,
-    fp16_capacity_rps=2.0,
-    fp8_capacity_rps=3.0,
+    capacities=(make_capacity("fp16", 2.0), make_capacity("fp8", 3.0)),
 )
 
 
@@ -155,9 +170,78 @@ def test_capacity_counts_tokens_after_the_start_up():
     ]
     cut = {"error": "cut at the end of the run", "output_tokens": 10}
     records.append(make_record(9, max_tokens=99, chunk_ms=[100.0 * k for k in range(10)], **cut))
-    assert capacity_rps(records, probe_s=10.0, mean_output_tokens=10.0) == pytest.approx(1.0, rel=0.02)
-    with pytest.raises(LoadtestError, match=r"no token came back between 300 and 1000 s .*--probe"):
-        capacity_rps(records, probe_s=1000.0, mean_output_tokens=10.0)
+    found = capacity("fp16", records, [], (1,), stage_s=10.0, mean_output_tokens=10.0)
+    assert found.carried_rps == pytest.approx(1.0, rel=0.02)
+    assert (found.saturated_by, found.engine_rps) == ("users", None)  # nobody tried more users
+    with pytest.raises(LoadtestError, match=r"no token came back in 1000 s .*--probe"):
+        capacity("fp16", records, [], (1,), stage_s=1000.0, mean_output_tokens=10.0)
+
+
+def test_users_double_up_to_the_most():
+    assert user_stages(3) == (3,)
+    assert user_stages(8) == (8,)
+    assert user_stages(40) == (8, 16, 32, 40)
+
+
+def closed_loop(stages: int, place: dict[str, int], grows: bool) -> tuple[list[RequestRecord], list[TimelineSample]]:
+    """Stages of 10 s with 20 users each, whose requests of ten tokens take a second; all in one place of the service."""
+    records, samples = [], []
+    for second in range(10 * stages):
+        users = 20 * (1 + second // 10) if grows else 20
+        for user in range(users):
+            chunk_ms = [100.0 * k for k in range(1, 11)]
+            times = {"intended_s": float(second), "sent_s": float(second), "connected_s": second + 0.001}
+            fields = {"max_tokens": 10, "output_tokens": 10, "chunk_ms": chunk_ms, "ttft_ms": 100.0, "latency_ms": 1e3}
+            records.append(make_record(second * 1000 + user, **times, **fields))
+        replica = {"id": "a", "mode": "fp16", **{k: v for k, v in place.items() if k != "in_path"}}
+        replica["path"] = {"in_path": place.get("in_path", 0)}
+        status = {"mode": "fp16", "epoch": 1, "replicas": [replica]}
+        samples.append(TimelineSample.model_validate({"policy": "probe", "at_s": second + 0.5, "status": status}))
+    return records, list(stand(records, samples))
+
+
+@pytest.mark.parametrize(
+    ("place", "grows", "limit"),
+    [
+        ({"running": 4, "waiting": 16}, False, "engine"),  # a standing queue in the engine
+        ({"running": 20}, False, "engine"),  # all at once, and no faster with more: longer steps
+        ({"running": 20}, True, "users"),  # still growing
+        ({"running": 2, "in_path": 18}, False, "path"),
+        ({"running": 2}, False, "path"),  # the others are on the way, in nobody's count
+        ({"running": 2, "in_path": 18}, True, "path"),
+    ],
+)
+def test_a_closed_loop_tells_what_kept_it_from_more(place, grows, limit):
+    records, samples = closed_loop(2, place, grows)
+    found = capacity("fp16", records, samples, (20, 40 if grows else 20), stage_s=10.0, mean_output_tokens=10.0)
+    assert found.saturated_by == limit
+    assert (found.engine_rps is None) == (limit != "engine")
+    assert found.carried_rps == pytest.approx(40.0 if grows else 20.0, rel=0.02)
+
+
+def test_a_refusal_ends_the_growth_and_other_failures_end_the_load_test():
+    records, samples = closed_loop(1, {"running": 20}, False)
+    refused = make_record(0, status=429, error="HTTP 429: too many", chunk_ms=(), output_tokens=0)
+    assert capacity("fp16", [*records, refused], samples, (20,), 10.0, 10.0).saturated_by == "admission"
+    broken = make_record(0, status=500, error="HTTP 500: oh", chunk_ms=(), output_tokens=0)
+    with pytest.raises(LoadtestError, match="the first with: HTTP 500: oh"):
+        capacity("fp16", [*records, broken], samples, (20,), 10.0, 10.0)
+
+
+def test_without_a_status_the_limit_is_not_known():
+    stages = [Stage(users=users, tokens_per_s=100.0, where={}) for users in (8, 16)]
+    assert saturated_by(stages, "unknown") == "unknown"
+
+
+def test_a_rate_that_the_path_limits_is_not_called_the_engines_capacity():
+    found = make_capacity("fp16", 11.7, "path")
+    assert "the PATH in front of the engine was the limit: this is not the engine's capacity" in capacity_text(found)
+    fp8 = make_capacity("fp8", 11.8, "path")
+    text = "\n".join(verdict([], CALIBRATION.model_copy(update={"capacities": (found, fp8)})))
+    assert "Caution: calibration: fp16 carried 11.70 requests/s with 8 at once; the PATH" in text
+    same = CALIBRATION.model_copy(update={"capacities": (make_capacity("fp16", 5.0), make_capacity("fp8", 5.1))})
+    assert "same in both precisions" in "\n".join(verdict([], same))
+    assert verdict([], CALIBRATION) == ()
 
 
 def test_rate_and_slo_follow_the_calibration_unless_given():
@@ -210,9 +294,92 @@ def test_the_verdict_weighs_adaptive_against_fp8_and_warns():
     assert "2 of 20 requests failed" in text
     assert "only 20 requests" in text
     assert "90.0 % of the tokens ran in FP16" in text
-    late = few.dispatch_lag_ms.model_copy(update={"p99": 80.0})
-    assert "80 ms late" in "\n".join(verdict([few.model_copy(update={"dispatch_lag_ms": late})]))
     assert verdict([]) == ()
+
+
+def test_late_requests_make_a_run_invalid_and_a_few_are_said():
+    late = [make_record(i, sent_s=i + (0.08 if i < 30 else 0.001), connected_s=i + 0.1) for i in range(1000)]
+    run = summarise(late, [], SLO, 1000.0)
+    assert (run.late_starts, run.valid, run.saturated_by) == (30, False, "client")
+    assert "30 of 1000 requests left more than 50 ms late" in "\n".join(verdict([run]))
+    run = summarise(late[25:], [], SLO, 1000.0)
+    assert (run.late_starts, run.valid, run.invalid_because) == (5, True, None)
+    assert "the client was busy: 5 requests left more than 50 ms late" in "\n".join(verdict([run]))
+
+
+def sample_at(at_s: float, service: dict[str, object] | None, sender: dict[str, float] | None = None) -> TimelineSample:
+    """One replica, or a server without a status."""
+    status = None
+    if service is not None:
+        known = {"id": "a", "mode": "fp16"} | {k: v for k, v in service.items() if k in ("running", "waiting", "path")}
+        rest = {k: v for k, v in service.items() if k in ("proxy", "path_saturated")}
+        status = {"mode": "auto", "epoch": 1, "replicas": [known], **rest}
+    fields = {"policy": "adaptive", "at_s": at_s, "status": status, "sender": sender}
+    return TimelineSample.model_validate(fields)
+
+
+def test_every_request_stands_in_one_place():
+    records = [
+        make_record(0, intended_s=0.0, sent_s=None, connected_s=None, ttft_ms=None, latency_ms=None),  # late for ever
+        make_record(1, intended_s=0.0, sent_s=0.5, connected_s=None, ttft_ms=None, latency_ms=5e3),  # connecting
+        make_record(2, intended_s=0.0, sent_s=0.0, connected_s=0.1, ttft_ms=3e3, latency_ms=5e3),  # unanswered
+        make_record(3, intended_s=0.0, sent_s=0.0, connected_s=0.1, ttft_ms=500.0, latency_ms=5e3),  # streaming
+        make_record(4, intended_s=0.0, sent_s=0.0, connected_s=0.1, ttft_ms=500.0, latency_ms=600.0),  # ended
+        make_record(5, intended_s=2.0, sent_s=2.0, connected_s=2.1, ttft_ms=500.0, latency_ms=600.0),  # not yet due
+    ]
+    service = {"running": 1, "path": {"in_path": 0}, "proxy": {"queued": 0}}
+    (sample,) = stand(records, [sample_at(1.0, service)])
+    stood = sample.standing
+    assert (stood.late, stood.connecting, stood.unanswered, stood.streaming) == (1, 1, 1, 1)
+    assert (stood.in_path, stood.proxy_queued, stood.running, stood.elsewhere) == (0, 0, 1, 1)
+    (sample,) = stand(records, [sample_at(1.0, None)])
+    assert (sample.standing.unanswered, sample.standing.elsewhere, sample.standing.beside_engine) == (1, None, None)
+
+
+@pytest.mark.parametrize(
+    ("service", "sender", "limit"),
+    [
+        ({"running": 20, "waiting": 3}, None, "engine"),
+        ({"running": 20, "waiting": 0}, None, "none"),
+        ({"running": 2, "waiting": 0, "path": {"in_path": 18}}, None, "path"),
+        ({"running": 2, "waiting": 1}, None, "path"),  # 20 are open, and 17 of them in nobody's count
+        ({"running": 20, "path_saturated": True}, None, "path"),  # the controller says so
+        ({"running": 2, "waiting": 0, "proxy": {"queued": 15}}, None, "path"),
+        ({"running": 20, "waiting": 3}, {"cpu_share": 0.97, "lag_ms": 1.0}, "client"),
+        ({"running": 20, "waiting": 3}, {"cpu_share": 0.1, "lag_ms": 80.0}, "client"),
+        (None, {"cpu_share": 0.1, "lag_ms": 1.0}, "unknown"),
+    ],
+)
+def test_the_limit_is_where_the_requests_stand(service, sender, limit):
+    times = {"intended_s": 0.0, "sent_s": 0.0, "connected_s": 0.0, "ttft_ms": 500.0, "latency_ms": 20e3}
+    records = [make_record(i, **times) for i in range(20)]
+    sender = None if sender is None else {"at_s": 1.0, "cpu_s": 1.0, **sender}
+    samples = stand(records, [sample_at(float(second), service, sender) for second in range(1, 10)])
+    assert limited_by(samples) == limit
+    run = summarise(records, samples, SLO, 10.0)
+    assert run.saturated_by == limit
+    assert ("the PATH was the limit" in "\n".join(verdict([run]))) == (limit == "path")
+
+
+def test_a_short_hitch_is_not_called_the_limit():
+    queue, calm = sample_at(1.0, {"running": 2, "waiting": 9}), sample_at(2.0, {"running": 2, "waiting": 0})
+    assert limited_by(stand([], [queue] + [calm] * 19)) == "none"
+    assert limited_by(stand([], [queue] * 5 + [calm] * 15)) == "engine"
+    assert limited_by([]) == "unknown"
+
+
+def test_a_run_against_a_server_without_status_is_reported(tmp_path):
+    records = [make_record(i, policy="plain-vllm", precision_tokens=None) for i in range(200)]
+    samples = stand(records, [TimelineSample(policy="plain-vllm", at_s=float(i), status=None) for i in range(1, 200)])
+    run = summarise(records, samples, SLO, 200.0)
+    assert (run.saturated_by, run.switches, run.fp16_token_share, run.path) == ("unknown", None, None, None)
+    summary = make_summary(runs=(run,), verdict=verdict([run]))
+    text = write_report(tmp_path, summary, {"plain-vllm": records}, {"plain-vllm": samples}).read_text()
+    assert "plain-vllm: 100.0 % of requests within the SLO. The server ran as it is: no directives" in text
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    with console.file:
+        print_report(console, summary)
+    assert "plain-vllm" in console.export_text()
 
 
 def make_summary(**overrides: object) -> Summary:

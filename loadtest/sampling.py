@@ -1,0 +1,46 @@
+"""Looks at the service and the sender while a plan runs: the samples of the timeline."""
+
+from loadtest.admin import Service
+from loadtest.errors import ServiceError
+from loadtest.plan import Event
+from loadtest.records import Policy, SenderLoad, TimelineSample
+
+MAX_FAILED_POLLS = 20  # in a row: the service is gone
+
+
+class Sampler:
+    """Collects samples. Times are seconds after the start of the plan.
+
+    Args:
+        service: what is looked at.
+        policy: of the run.
+        tells: whether the service has a status; a server without one is not asked.
+    """
+
+    def __init__(self, service: Service, policy: Policy, tells: bool) -> None:
+        self.samples: list[TimelineSample] = []
+        self._service = service
+        self._policy = policy
+        self._tells = tells
+        self._failed = 0
+
+    def take(self, at_s: float, event: Event | None = None) -> None:
+        """Take a sample; one that fails is left out.
+
+        Raises:
+            ServiceError: when the status has failed too often in a row.
+        """
+        status = None
+        if self._tells:
+            try:
+                status = self._service.status()
+                self._failed = 0
+            except ServiceError:
+                self._failed += 1
+                if self._failed >= MAX_FAILED_POLLS:
+                    raise
+                return
+        sender = None
+        if event is not None and event.cpu_s:
+            sender = SenderLoad(at_s=event.elapsed_s, cpu_s=event.cpu_s, cpu_share=event.cpu_share, lag_ms=event.lag_ms)
+        self.samples.append(TimelineSample(policy=self._policy, at_s=at_s, status=status, sender=sender))
