@@ -18,6 +18,7 @@ with warnings.catch_warnings():
     from vllm.exceptions import VLLMValidationError
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.engine.input_processor import InputProcessor
     from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
@@ -41,6 +42,7 @@ __all__ = [
     "ParentRequest",
     "RequestStatus",
     "SamplingParams",
+    "Scheduler",
     "VLLMValidationError",
     "engine_config",
     "engine_request",

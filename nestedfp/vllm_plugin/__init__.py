@@ -5,16 +5,30 @@
     layers.py      the two linear methods: convert a plain checkpoint while loading, or load stored planes
     scheduler.py   decides the precision of every step and attaches it to the step's SchedulerOutput
     worker.py      applies the attached precision around the model's forward pass
+    exact_blocks.py  which KV blocks FP8 steps have written
+    coverage.py    which share of a model's weights has an FP8 mode
+    versions.py    versions that were tested; names.py every name of vLLM that is used here
     accounting.py  tokens computed per precision, for each request and for the engine (pure)
     frontend.py    checks the pin of a request and hands each request's token counts to the front end
 
 vLLM calls ``register`` in every process that it starts: front end, engine core and workers.
 """
 
+import logging
+
 
 def register() -> None:
-    """Entry point of the group ``vllm.general_plugins``. Idempotent, cheap, and does not touch CUDA."""
-    from nestedfp.vllm_plugin import quant, wiring
+    """Entry point of the group ``vllm.general_plugins``. Idempotent, cheap, and does not touch CUDA.
 
-    quant.register_method()
-    wiring.install()
+    It runs in every engine's processes, also where nobody asked for nestedfp, so it takes none of them down: what goes wrong
+    here is a warning, and ``quantization="nestedfp"`` is then a name that vLLM does not know.
+    """
+    try:
+        from nestedfp.vllm_plugin import quant, wiring
+
+        quant.register_method()
+        wiring.install()
+    except Exception as error:
+        logging.getLogger("vllm.nestedfp").warning(
+            "the nestedfp plugin is off, everything else runs: %s: %s", type(error).__name__, error
+        )

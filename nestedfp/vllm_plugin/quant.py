@@ -7,18 +7,11 @@ any other FP16 or BF16 checkpoint is converted layer by layer while it loads.
 from typing import Any
 
 import torch
-from vllm.config import get_current_vllm_config
-from vllm.model_executor.layers.fused_moe import RoutedExperts
-from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
-from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
-from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
-from vllm.model_executor.layers.quantization.utils.quant_utils import is_layer_skipped
 
 from nestedfp.eligible import is_latent_up, is_router
 from nestedfp.format import FORMAT_VERSION
 from nestedfp.vllm_plugin import wiring
-from nestedfp.vllm_plugin.layers import OnlineNestedLinear, StoredNestedLinear
 from nestedfp.vllm_plugin.options import PluginOptions
 
 METHOD = "nestedfp"
@@ -73,6 +66,14 @@ class NestedFPConfig(QuantizationConfig):
         return cls(stored=True, ignore=tuple(config.get("ignore", ())))
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        # Here and not above: the name is registered in every process, layers are made in workers.
+        from vllm.config import get_current_vllm_config
+        from vllm.model_executor.layers.fused_moe import RoutedExperts
+        from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+        from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+
+        from nestedfp.vllm_plugin.layers import OnlineNestedLinear, StoredNestedLinear
+
         if isinstance(layer, LinearBase):
             wiring.require_our_parts(get_current_vllm_config())
             if self._stays_plain(layer, prefix):
@@ -85,7 +86,10 @@ class NestedFPConfig(QuantizationConfig):
             return UnquantizedFusedMoEMethod(layer.moe_config)
         return None
 
-    def _stays_plain(self, layer: LinearBase, prefix: str) -> bool:
+    def _stays_plain(self, layer: Any, prefix: str) -> bool:
+        from vllm.config import get_current_vllm_config
+        from vllm.model_executor.layers.quantization.utils.quant_utils import is_layer_skipped
+
         if layer.params_dtype != torch.float16:  # a head that computes in FP32, say
             return True
         if is_router(prefix) or (is_latent_up(prefix) and get_current_vllm_config().model_config.use_mla):
@@ -99,7 +103,7 @@ class NestedFPConfig(QuantizationConfig):
 
 def register_method() -> None:
     """Make vLLM know the method's name. Idempotent."""
-    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS, register_quantization_config
 
     if METHOD not in QUANTIZATION_METHODS:
         register_quantization_config(METHOD)(NestedFPConfig)

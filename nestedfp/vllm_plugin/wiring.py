@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nestedfp.checkpoint import fingerprint, verify_shards
-from nestedfp.vllm_plugin import gpu_support
+from nestedfp.vllm_plugin import gpu_support, names, versions
 from nestedfp.vllm_plugin.options import OPTIONS_KEY, PluginOptions
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def complete(config: "VllmConfig") -> None:
     Raises:
         ValueError: naming the setting that cannot work with nestedfp and what to set instead.
     """
+    check_versions()
     if config.scheduler_config.scheduler_cls is None:
         config.scheduler_config.scheduler_cls = SCHEDULER
     if config.parallel_config.worker_cls in PLATFORM_WORKERS:
@@ -64,6 +65,21 @@ def complete(config: "VllmConfig") -> None:
     from nestedfp.vllm_plugin import frontend
 
     frontend.install()
+
+
+def check_versions() -> None:
+    """Refuse versions of vLLM and torch that were not tested, or that lack what the plugin needs.
+
+    Raises:
+        ValueError: see ``versions.check``; or naming what is not there.
+    """
+    if (warning := versions.check()) is None:
+        return
+    from vllm.logger import init_logger
+
+    if moved := names.missing():
+        raise ValueError(f"{warning}, and {'; '.join(moved)}; install a tested version")
+    init_logger("vllm.nestedfp").warning("%s; %s=1 allows it", warning, versions.ALLOW_ENV)
 
 
 def checkpoint_key(config: "VllmConfig") -> str:
@@ -148,17 +164,12 @@ def require_our_parts(config: "VllmConfig") -> None:
     Raises:
         ValueError: naming the part and its required value.
     """
-    for setting, found, wanted, ours in (
-        ("scheduler_cls", config.scheduler_config.scheduler_cls, SCHEDULER, False),
-        (
-            "worker_cls",
-            config.parallel_config.worker_cls,
-            WORKER,
-            extends_our_worker(config.parallel_config.worker_cls),
-        ),
+    for setting, found, wanted in (
+        ("scheduler_cls", config.scheduler_config.scheduler_cls, SCHEDULER),
+        ("worker_cls", config.parallel_config.worker_cls, WORKER),
     ):
         name = found if isinstance(found, str) or found is None else f"{found.__module__}.{found.__qualname__}"
-        if name != wanted and not ours:
+        if name != wanted and not (wanted == WORKER and extends_our_worker(found)):
             raise ValueError(
                 f"nestedfp weights need {setting}={wanted!r} so that every step runs in the precision that was decided "
                 f"for it, but {setting} is {name!r}; leave {setting} unset and nestedfp fills it in"

@@ -1,0 +1,120 @@
+"""Every name of vLLM that the plugin uses, and the parameters that it counts on: what to look at for another version of vLLM.
+
+``missing`` says which of them have moved. A test holds this list against the imports in this folder.
+"""
+
+import importlib
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+# "module:name" -> parameters, in this order, where we override, wrap or call by position; None: the name alone matters.
+NAMES: dict[str, tuple[str, ...] | None] = {
+    # front end
+    "vllm.engine.arg_utils:EngineArgs.create_engine_config": ("self",),
+    "vllm.exceptions:VLLMValidationError": None,
+    "vllm.outputs:PoolingRequestOutput": None,
+    "vllm.outputs:RequestOutput.add": ("self", "next_output", "aggregate"),
+    "vllm.v1.engine.input_processor:InputProcessor.process_inputs": ("self", "request_id", "prompt", "params"),
+    "vllm.v1.engine.output_processor:OutputProcessor.add_request": ("self", "request"),
+    "vllm.v1.engine.output_processor:OutputProcessor.process_outputs": ("self", "engine_core_outputs"),
+    "vllm.v1.engine.output_processor:RequestState._new_request_output": (
+        "self",
+        "external_req_id",
+        "outputs",
+        "finished",
+    ),
+    # scheduler
+    "vllm.v1.core.sched.async_scheduler:AsyncScheduler": None,
+    "vllm.v1.core.sched.interface:PauseState.UNPAUSED": None,
+    "vllm.v1.core.sched.output:SchedulerOutput": None,
+    "vllm.v1.core.sched.request_queue:FCFSRequestQueue": None,
+    "vllm.v1.core.sched.scheduler:Scheduler.add_request": ("self", "request"),
+    "vllm.v1.core.sched.scheduler:Scheduler.schedule": ("self",),
+    "vllm.v1.core.sched.scheduler:Scheduler.update_from_output": ("self", "scheduler_output", "model_runner_output"),
+    "vllm.v1.core.sched.scheduler:Scheduler._free_request": ("self", "request"),
+    "vllm.v1.core.sched.scheduler:Scheduler._get_local_prefix_cache_hit": ("self", "request"),
+    "vllm.v1.core.sched.scheduler:Scheduler._handle_stopped_request": ("self", "request"),
+    "vllm.v1.core.sched.scheduler:Scheduler._is_blocked_waiting_status": ("status",),
+    "vllm.v1.core.sched.scheduler:Scheduler._preempt_request": ("self", "request"),
+    "vllm.v1.core.sched.scheduler:Scheduler._try_promote_blocked_waiting_request": ("self", "request"),
+    "vllm.v1.core.sched.scheduler:Scheduler._update_request_as_session": ("self", "session", "update"),
+    "vllm.v1.engine.core:EngineCore": None,
+    "vllm.v1.request:Request.update_block_hashes": ("self",),
+    "vllm.v1.request:RequestStatus.PREEMPTED": None,
+    # prefix cache
+    "vllm.v1.core.block_pool:BlockHashToBlockMap.get_one_block": ("self", "key"),
+    "vllm.v1.core.block_pool:BlockPool.cache_full_blocks": (
+        "self",
+        "request",
+        "blocks",
+        "num_cached_blocks",
+        "num_full_blocks",
+        "block_size",
+    ),
+    "vllm.v1.core.block_pool:BlockPool.cache_partial_block": ("self", "request", "block", "num_tokens"),
+    "vllm.v1.core.block_pool:BlockPool.get_cached_block": ("self", "block_hash", "kv_cache_group_ids"),
+    "vllm.v1.core.block_pool:BlockPool.move_block_hashes": ("self", "src_block", "dst_block"),
+    "vllm.v1.core.kv_cache_utils:KVCacheBlock": None,
+    "vllm.v1.core.kv_cache_utils:make_block_hash_with_group_id": ("block_hash", "group_id"),
+    # quantisation and layers
+    "vllm.config:VllmConfig": None,
+    "vllm.config:get_current_vllm_config": (),
+    "vllm.config.compilation:CUDAGraphMode": None,
+    "vllm.distributed.parallel_state:get_pp_group": (),
+    "vllm.distributed.parallel_state:get_tp_group": (),
+    "vllm.logger:init_logger": ("name",),
+    "vllm.model_executor.layers.fused_moe:RoutedExperts": None,
+    "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method:UnquantizedFusedMoEMethod": None,
+    "vllm.model_executor.layers.linear:LinearBase": None,
+    "vllm.model_executor.layers.linear:LinearMethodBase.create_weights": ("self", "layer"),
+    "vllm.model_executor.layers.linear:UnquantizedLinearMethod": None,
+    "vllm.model_executor.layers.quantization:QUANTIZATION_METHODS": None,
+    "vllm.model_executor.layers.quantization:register_quantization_config": ("quantization",),
+    "vllm.model_executor.layers.quantization.base_config:QuantizationConfig.get_quant_method": (
+        "self",
+        "layer",
+        "prefix",
+    ),
+    "vllm.model_executor.layers.quantization.base_config:QuantizeMethodBase": None,
+    "vllm.model_executor.layers.quantization.utils.quant_utils:is_layer_skipped": (
+        "prefix",
+        "ignored_layers",
+        "fused_mapping",
+    ),
+    "vllm.model_executor.layers.vocab_parallel_embedding:VocabParallelEmbedding": None,
+    "vllm.model_executor.model_loader.reload.layerwise:initialize_online_processing": ("layer",),
+    "vllm.model_executor.parameter:ModelWeightParameter": None,
+    # workers
+    "vllm.platforms:current_platform": None,
+    "vllm.v1.worker.cpu_model_runner:CPUModelRunner._bookkeeping_sync": ("self",),
+    "vllm.v1.worker.cpu_model_runner:CPUModelRunner._sample": ("self",),
+    "vllm.v1.worker.cpu_worker:CPUWorker.compile_or_warm_up_model": ("self",),
+    "vllm.v1.worker.gpu:cudagraph_utils": None,
+    "vllm.v1.worker.gpu:model_runner": None,
+    "vllm.v1.worker.gpu_worker:Worker.execute_model": ("self", "scheduler_output"),
+    "vllm.version:__version__": None,
+}
+
+
+def missing(names: Mapping[str, tuple[str, ...] | None] = NAMES) -> list[str]:
+    """Return what is not there or takes other parameters, one sentence each."""
+    return [problem for name, wanted in names.items() if (problem := _problem(name, wanted))]
+
+
+def _problem(name: str, wanted: tuple[str, ...] | None) -> str | None:
+    module, _, path = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part) if hasattr(found, part) else importlib.import_module(f"{module}.{part}")
+    except (ImportError, AttributeError):
+        return f"{name} is not there"
+    if wanted is None:
+        return None
+    parameters = _parameters(found)
+    return None if parameters[: len(wanted)] == list(wanted) else f"{name} takes {parameters}, expected {list(wanted)}"
+
+
+def _parameters(found: Any) -> Iterable[str]:
+    return list(inspect.signature(inspect.unwrap(found)).parameters)
