@@ -35,6 +35,8 @@ def of(config: DeployConfig, folder: Path) -> dict[str, str]:
     ports = free_ports(2)
     return {
         **haproxy.environment(folder, config.most_replicas, limits),
+        # Ray starts its workers with niceness 15: beside anything else that computes, engines and HAProxy would wait for it.
+        "RAY_worker_niceness": "0",
         # Serve's Python proxy runs as well, without a request to answer; it must not stand in another service's way.
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports[0]),
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(ports[1]),
