@@ -27,13 +27,14 @@ def is_plain(request: Any, chat: bool) -> bool:
         and not request.echo
         and not request.return_token_ids
         and request.prompt_logprobs is None
+        and not request.logprob_token_ids
         and not request.use_beam_search
         and not (options and options.continuous_usage_stats)
     )
     if not plain:
         return False
     if chat:
-        return not (request.logprobs or request.logprob_token_ids or request.tools or request.return_prompt_text)
+        return not (request.logprobs or request.tools or request.return_prompt_text)
     prompt = request.prompt
     one = isinstance(prompt, str) or (isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], int))
     return one and request.logprobs is None
