@@ -10,7 +10,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run_json(script: str, payload: Any, timeout_s: float = 300.0, env: dict[str, str] | None = None) -> Any:
+def run_json(script: str, payload: Any, timeout_s: float = 1200.0, env: dict[str, str] | None = None) -> Any:
     """Run ``tests/<script>`` with ``payload`` on its standard input; return its last JSON line, parsed."""
     process = subprocess.run(
         [sys.executable, str(ROOT / "tests" / script)],

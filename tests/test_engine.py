@@ -29,7 +29,7 @@ LONG = "The youngest brother went out into the wide world to seek his fortune. "
 two_ranks = pytest.mark.skipif(torch.cuda.device_count() == 1, reason="needs two GPUs")
 
 
-def scenario(engine, runs, *, nested=True, timeout_s=300.0, env=None):
+def scenario(engine, runs, *, nested=True, timeout_s=1200.0, env=None):
     engine = {"model": str(MODEL), "enforce_eager": True, **engine}
     if nested and "quantization_config" not in (engine["model"]):
         engine.setdefault("quantization", "nestedfp")
