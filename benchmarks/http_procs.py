@@ -27,6 +27,7 @@ ROLES = (
     ("ray/", "ray"),
     ("ray::", "ray"),
     ("api_server", "api_server"),
+    ("benchmarks.http_engine", "engine_front"),
     ("deploy.serve", "driver"),
 )
 

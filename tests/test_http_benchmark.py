@@ -43,6 +43,7 @@ def test_this_process_is_found_with_its_own_processor_time():
         ("ray::ServeController.listen_for_change", "serve_controller"),
         ("/site/ray/core/src/ray/raylet/raylet --raylet_socket_name=x", "ray"),
         ("python -m vllm.entrypoints.launchers.api_server.entry --model x", "api_server"),
+        ("python -m benchmarks.http_engine {}", "engine_front"),
         ("bash", "other"),
     ],
 )
