@@ -30,9 +30,9 @@ RESULT = Path(__file__).parent / "results" / "h100-http.csv"
 SYSTEMS = {"nestedfp_http": "nestedfp", "vllm_http": "vllm_serve", "engine_offline": ""}
 TOKENIZER = ROOT / "models" / "llama-8b-shape"
 SCENARIOS = (
-    Scenario("unloaded", 16, 32, warm_s=2, window_s=6, streams=1),
-    Scenario("open", 416, 88, warm_s=6, window_s=14, rate_per_s=17.0),
-    Scenario("closed", 16, 128, warm_s=8, window_s=12, streams=256),
+    Scenario("unloaded", 16, 32, warm_s=1, window_s=5, streams=1),
+    Scenario("open", 416, 88, warm_s=5, window_s=12, rate_per_s=17.0),
+    Scenario("closed", 16, 128, warm_s=6, window_s=10, streams=256),
 )
 STREAMS, OFFLINE_PROMPTS, PROMPT_TOKENS, OUTPUT_TOKENS = 256, 1024, 16, 128
 
