@@ -6,6 +6,9 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
+from controller.schema import PathStats, ProxyStats
+from controller.status import ReplicaStatus as ControllerReplica
+from controller.status import StatusReport
 from loadtest.calibrate import (
     Calibration,
     Capacity,
@@ -22,10 +25,11 @@ from loadtest.config import LoadtestConfig
 from loadtest.errors import LoadtestError
 from loadtest.metrics import Slo, counter_growth, fp16_token_share, percentiles, summarise
 from loadtest.plots import fp8_shares
-from loadtest.records import RequestRecord, TimelineSample, read_requests, write_jsonl
+from loadtest.records import RequestRecord, ServiceStatus, TimelineSample, read_requests, write_jsonl
 from loadtest.report import LoadSummary, Summary, print_report, render_html, write_report
-from loadtest.standing import limited_by, stand
+from loadtest.standing import limited_by, path_summary, stand
 from loadtest.verdict import verdict
+from nestedfp.step_rule import StepRule
 
 SLO = Slo(ttft_ms=100.0, tpot_ms=20.0)
 
@@ -316,6 +320,29 @@ def sample_at(at_s: float, service: dict[str, object] | None, sender: dict[str, 
         status = {"mode": "auto", "epoch": 1, "replicas": [known], **rest}
     fields = {"policy": "adaptive", "at_s": at_s, "status": status, "sender": sender}
     return TimelineSample.model_validate(fields)
+
+
+def test_what_the_controller_says_of_path_and_proxy_is_read():
+    replica = ControllerReplica(
+        id="a", mode="fp8", epoch=7, directive="fp8", acked=True, ready=True, stale=False, age_s=0.1, directed="fp8",
+        lease_remaining_s=1.0, running=3, waiting=2, waiting_tokens=9, oldest_wait_s=0.1, kv_usage=0.5, tokens_fp16=11,
+        tokens_fp8=12, switches=5, ttft_p90_ms=None, tpot_p90_ms=None, arrivals_per_s=None, tokens_per_s=None,
+        path=PathStats(in_path=4, wait_p90_ms=60.0, loop_lag_ms=70.0, open_streams=9, paused_streams=1),
+    )  # fmt: skip
+    report = StatusReport(
+        mode="fp8", epoch=7, reason="r", last_reason="r", policy="p", since_s=1.0, rule=StepRule(), override=None,
+        path_saturated=True, proxy=ProxyStats(sessions=9, queued=6), replicas=(replica, replica.model_copy(update={"path": None})),
+    )  # fmt: skip
+    status = ServiceStatus.model_validate(report.model_dump(mode="json"))
+    assert (status.in_path, status.waiting, status.running, status.proxy.queued) == (4, 4, 6, 6)
+    assert status.path_saturated
+    summary = path_summary([TimelineSample(policy="fp8", at_s=1.0, status=status)])
+    assert (summary.wait_ms, summary.loop_lag_ms, summary.paused_streams, summary.saturated_share) == (
+        60.0,
+        70.0,
+        1,
+        1.0,
+    )
 
 
 def test_every_request_stands_in_one_place():
