@@ -3,14 +3,16 @@
 | rung    | on                                                          | undone                                            |
 |---------|-------------------------------------------------------------|---------------------------------------------------|
 | degrade | the policy wants FP8                                        | the policy wants FP16 and the rungs below are off |
-| shed    | all replicas in FP8 and the SLO missed for ``shed_after_s`` | calm for ``recover_after_s``, step by step        |
+| shed    | all replicas in FP8 and the SLO missed for ``shed_after_s`` | calm for ``recover_after_s``, step by step, soon  |
+|         |                                                             | one after the other while nobody is refused       |
 | scale   | requests still turned away ``scale_after_s`` later          | fewer would do for ``scale_down_after_s``         |
 
 The SLO is missed when the offered load is above what FP8 serves, or half of the replicas have a request that has waited
-longer than the TTFT objective. Requests that were turned away count as load, or the relief that shedding brings would
-argue for ending it, and the two would take turns. The same holds for replicas that were added: fewer are asked for only
-when fewer would do. Where the load is not known, or wrongly, a step back is a trial; each trial that fails doubles the
-pauses before the next ones, so that a constant load sees ever fewer of them.
+longer than the TTFT objective. While the queue shrinks the next step waits for what the last one did: waits and smoothed
+loads lag behind. Requests that were turned away count as load, or the relief that shedding brings would argue for ending
+it, and the two would take turns. The same holds for replicas that were added: fewer are asked for only when fewer would
+do. Where the load is not known, or wrongly, a step back is a trial; each trial that fails doubles the pauses before the
+next ones, so that a constant load sees ever fewer of them.
 
 While replicas that were asked for are still needed, admission goes back up though the scale rung stays: turning users
 away from idle replicas helps nobody.
@@ -35,7 +37,10 @@ class LadderConfig(Settings):
     shed: bool = False  # may lower admission limits
     scale: bool = False  # may state a number of replicas
     shed_after_s: Annotated[float, Field(ge=0)] = 10.0
-    shed_every_s: Annotated[float, Field(gt=0)] = 2.0  # pause between two steps down
+    shed_every_s: Annotated[float, Field(gt=0)] = 2.0  # pause between two steps down, and up while nobody is refused
+    shed_settle_s: Annotated[float, Field(gt=0)] = (
+        10.0  # pause between two steps down while the queue drains, or is gone
+    )
     shed_factor: Annotated[float, Field(gt=0, lt=1)] = 0.8  # of the admission limit that a step down leaves
     min_admission_scale: Annotated[float, Field(gt=0, le=1)] = 0.1
     recover_after_s: Annotated[float, Field(gt=0)] = 15.0  # calm before each step up
@@ -101,6 +106,7 @@ class Strain:
     offered_over_admitted: float  # 1 when nothing was turned away
     over_slo: int  # replicas whose oldest request has waited longer than the objective
     over_half_slo: int
+    draining: bool = False  # the queue shrinks, or is gone: what has been shed may be enough already
 
     @property
     def offered_load(self) -> float | None:
@@ -221,7 +227,8 @@ def _shed(strain: Strain, state: LadderState, config: LadderConfig) -> Acted:
         return None
     if state.admission_scale <= config.min_admission_scale:
         return None
-    if state.stepped_at_s is not None and now_s - state.stepped_at_s < config.shed_every_s:
+    pause_s = config.shed_settle_s if strain.draining else config.shed_every_s
+    if state.stepped_at_s is not None and now_s - state.stepped_at_s < pause_s:
         return None
     if state.admission_scale == 1.0 and now_s - state.failing_since_s < config.shed_after_s:
         return None
@@ -273,7 +280,14 @@ def _admit(strain: Strain, state: LadderState, config: LadderConfig) -> Acted:
     """Raise admission by a step; first the stated replicas must be as few as would do."""
     if state.admission_scale == 1.0 or state.fewer_since_s is not None:
         return None
-    if _lasted_s(strain.now_s, state.calm_since_s) < config.recover_after_s * _patience(state):
+    # Nobody refused since the last step up: the limit binds nobody, and raising it further risks little.
+    well = (
+        strain.offered_over_admitted <= 1.0
+        and state.stepped_at_s is not None
+        and state.tried_at_s == state.stepped_at_s
+    )
+    pause_s = config.shed_every_s if well else config.recover_after_s
+    if _lasted_s(strain.now_s, state.calm_since_s) < pause_s * _patience(state):
         return None
     scale = min(1.0, round(state.admission_scale / config.shed_factor, 6))
     return replace(

@@ -5,9 +5,11 @@ from controller.guards import usable, warmed_up
 from controller.ladder import Strain
 from controller.policies import POLICIES
 from controller.policies.base import Replicas
-from controller.policies.table import Table, ids_of
+from controller.policies.table import Table, ids_of, in_order_sum
 from controller.publisher import Content
 from nestedfp.modes import DirectiveMode
+
+DRAIN_PER_S = 0.05  # of the queue: one that shrinks faster is gone in 20 s
 
 
 def measure(
@@ -23,9 +25,12 @@ def measure(
     if isinstance(seen, Table):
         waits_s = seen.rows["oldest_wait_s"]
         over_slo, over_half_slo = int((waits_s > slo_s).sum()), int((waits_s > slo_s / 2).sum())
+        queued, growth = in_order_sum(seen.rows["waiting_tokens"]), in_order_sum(seen.rows["queue_growth"])
     else:
         over_slo = sum([view.snapshot.oldest_wait_s > slo_s for view in seen])
         over_half_slo = sum([view.snapshot.oldest_wait_s > slo_s / 2 for view in seen])
+        queued = float(sum([view.snapshot.waiting_tokens for view in seen]))
+        growth = sum([view.rates.waiting_tokens for view in seen if view.rates is not None])
     if not POLICIES[config.policy.name].adaptive:
         degraded = True  # as far as it may be
     elif current.exceptions:
@@ -40,4 +45,5 @@ def measure(
         offered_over_admitted=offered_over_admitted,
         over_slo=over_slo,
         over_half_slo=over_half_slo,
+        draining=growth <= -DRAIN_PER_S * queued,  # 0 <= 0 where nothing waits
     )

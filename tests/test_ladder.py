@@ -107,7 +107,27 @@ def test_the_rungs_are_undone_in_reverse_order() -> None:
     state = LadderState(insufficient=True, admission_scale=0.64, desired_replicas=8, shed_since_s=0.0)
     state, events = climb(state, BOTH, 0, 400, replicas=8, fp8_load=0.2)
     assert [reason for _, reason in events] == ["scale_back", "admit_more", "admit_more", "fp8_holds_slo"]
-    assert [at_s for at_s, _ in events] == [120.0, 135.0, 150.0, 165.0]
+    assert [at_s for at_s, _ in events] == [120.0, 135.0, 137.0, 152.0]
+
+
+def test_while_the_queue_drains_no_more_is_shed_than_every_ten_seconds() -> None:
+    config = LadderConfig(shed=True)
+    state, events = climb(LadderState(), config, 0, 10.5, fp8_load=1.5, over_slo=4)
+    assert events == [(10.0, "shed_more")]
+    state, events = climb(state, config, 10.5, 41, fp8_load=1.2, over_slo=4, over_half_slo=4, draining=True)
+    assert events == [(20.0, "shed_more"), (30.0, "shed_more"), (40.0, "shed_more")]
+    assert state.admission_scale == pytest.approx(0.8**4, abs=1e-5)
+
+
+def test_a_recovery_in_which_nobody_is_refused_takes_seconds_and_not_minutes() -> None:
+    state = LadderState(insufficient=True, admission_scale=0.1, shed_since_s=0.0, stepped_at_s=0.0)
+    state, events = climb(state, LadderConfig(shed=True), 0, 40, fp8_load=0.3)
+    assert state.admission_scale == 1.0
+    assert events[0] == (15.0, "admit_more")
+    assert events[-1][0] <= 36.0
+    refusing = LadderState(insufficient=True, admission_scale=0.5, shed_since_s=0.0, stepped_at_s=0.0)
+    _, events = climb(refusing, LadderConfig(shed=True), 0, 40, fp8_load=0.3, offered_over_admitted=1.2)
+    assert [at_s for at_s, _ in events] == [15.0, 30.0]  # the limit binds: each step is a trial
     assert (state.rung(True), state.holds_fp8) == (Rung.DEGRADE, False)
 
 
@@ -121,7 +141,7 @@ def test_users_come_back_while_the_replicas_asked_for_are_needed() -> None:
 def test_a_restart_goes_on_from_the_scale_that_replicas_report() -> None:
     state = adopted(0.512, 5.0)
     assert (state.rung(True), state.insufficient) == (Rung.SHED, True)
-    assert climb(state, BOTH, 5, 25)[1] == [(20.0, "admit_more")]
+    assert climb(state, BOTH, 5, 23)[1] == [(20.0, "admit_more"), (22.0, "admit_more")]
     assert adopted(1.0, 5.0) == LadderState()
 
 
