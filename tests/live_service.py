@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import yaml
 from processes import ROOT
 
+START_LIMIT_S = 900.0  # on two cores that others use as well
 KEY = "test-key"
 MODEL = "fairytales-8m"
 ADMIN = {"Authorization": f"Bearer {KEY}"}
@@ -35,16 +37,16 @@ def serve(folder: Path, config: Mapping[str, Any], port: int) -> Iterator[subpro
             start_new_session=True,
         )
         try:
-            wait_until(lambda: "ready " in (folder / "log").read_text() or process.poll() is not None, 400)
+            wait_until(lambda: "ready " in (folder / "log").read_text() or process.poll() is not None, START_LIMIT_S)
             text = (folder / "log").read_text()
             assert re.search(rf"^ready http://127.0.0.1:{port} after \d+ s$", text, re.MULTILINE), text
             yield process
         finally:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(60)
+                process.wait(120)
             except subprocess.TimeoutExpired:
-                process.kill()
+                process.kill()  # what it started hears of it and stops
 
 
 def demo_config() -> dict[str, Any]:
@@ -67,3 +69,15 @@ def complete(client: httpx.Client, prompt: str = "Once upon a time", **body: Any
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
     return answer
+
+
+def children(service: subprocess.Popen[bytes], pattern: str = "") -> list[psutil.Process]:
+    """The processes of a service whose name or command line has the pattern."""
+    found = []
+    for process in psutil.Process(service.pid).children(recursive=True):
+        try:
+            if re.search(pattern, " ".join(process.cmdline())) or re.search(pattern, process.name()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
