@@ -21,13 +21,14 @@ prompt again says so.
 """
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 from nestedfp.vllm_plugin.accounting import COUNTS_KEY, TokenCounts, total, usage_of
-from nestedfp.vllm_plugin.pin import PIN_KEY, is_pinned
+from nestedfp.vllm_plugin.pin import PIN_KEY, is_pinned, parse_pin
 
 __all__ = ["check_pin", "check_token_ids", "collected", "counts_of", "install", "total", "usage_of"]
 
@@ -142,13 +143,12 @@ def install() -> None:
     """Wrap vLLM's methods. Idempotent."""
     from vllm.outputs import PoolingRequestOutput, RequestOutput
     from vllm.v1.engine.input_processor import InputProcessor
-    from vllm.v1.engine.output_processor import OutputProcessor, RequestState
+    from vllm.v1.engine.output_processor import OutputProcessor
 
     if getattr(InputProcessor.process_inputs, "_nestedfp", False):
         return
     process_inputs, process_outputs = InputProcessor.process_inputs, OutputProcessor.process_outputs
-    add_request, new_request_output = OutputProcessor.add_request, RequestState._new_request_output
-    merge = RequestOutput.add
+    add_request, merge = OutputProcessor.add_request, RequestOutput.add
 
     @functools.wraps(process_inputs)
     def checked(self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
@@ -178,24 +178,17 @@ def install() -> None:
                     _record(state, TokenCounts(*counts))
         return _observed(process_outputs, self, engine_core_outputs, *args, **kwargs)
 
-    @functools.wraps(new_request_output)
-    def counted(self: Any, external_req_id: str, outputs: list[Any], finished: bool, *args: Any, **kwargs: Any) -> Any:
-        result = new_request_output(self, external_req_id, outputs, finished, *args, **kwargs)
-        if finished and (sequences := getattr(self.parent_req or self, "nestedfp_sequences", None)):
-            result.nestedfp_counts = total(sequences.values())
-        return result
-
     @functools.wraps(merge)
     def merged(self: Any, next_output: Any, aggregate: bool) -> None:
         merge(self, next_output, aggregate)
         self.nestedfp_counts = next_output.nestedfp_counts
 
+    _refuse_pinned_beams()
     checked._nestedfp = True  # type: ignore[attr-defined]
     RequestOutput.nestedfp_counts = PoolingRequestOutput.nestedfp_counts = None
     InputProcessor.process_inputs = checked  # type: ignore[method-assign]
     OutputProcessor.add_request = added  # type: ignore[method-assign]
     OutputProcessor.process_outputs = received  # type: ignore[method-assign]
-    RequestState._new_request_output = counted  # type: ignore[method-assign]
     RequestOutput.add = merged  # type: ignore[method-assign]
 
 
@@ -210,6 +203,34 @@ def _check_session(session: Any, request: Any) -> None:
         )
 
 
+# Beam search makes requests of its own, one for each token of each beam, from these parameters alone.
+BEAM_SEARCH = (
+    ("vllm.entrypoints.openai.completion.protocol", "CompletionRequest"),
+    ("vllm.entrypoints.openai.chat_completion.protocol", "ChatCompletionRequest"),
+)
+
+
+def _refuse_pinned_beams() -> None:
+    """Wrap the requests of vLLM's HTTP server, where this process has one."""
+    for module, name in BEAM_SEARCH:
+        if (request_class := getattr(sys.modules.get(module), name, None)) is not None:
+            request_class.to_beam_search_params = _unpinned(request_class.to_beam_search_params)
+
+
+def _unpinned(to_beam_search_params: Any) -> Any:
+    @functools.wraps(to_beam_search_params)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from vllm.exceptions import VLLMValidationError
+
+        if parse_pin(self.vllm_xargs):
+            raise VLLMValidationError(
+                "use_beam_search cannot be pinned to FP16: leave one of the two out", parameter=f"vllm_xargs.{PIN_KEY}"
+            )
+        return to_beam_search_params(self, *args, **kwargs)
+
+    return checked
+
+
 def _record(state: Any, counts: TokenCounts) -> None:
     """Hang the counts so far of one sequence on its request: on the parent's where ``n > 1``."""
     owner = state.parent_req or state
@@ -218,6 +239,16 @@ def _record(state: Any, counts: TokenCounts) -> None:
     owner.nestedfp_sequences[state.request_id] = counts
     if (collecting := getattr(state, "nestedfp_collecting", None)) is not None:
         collecting[state.request_id] = counts
+    # On this one object, which is about to make its last output: no other output of a step pays for it.
+    state._new_request_output = functools.partial(_counted, state)
+
+
+def _counted(state: Any, external_req_id: str, outputs: list[Any], finished: bool, *args: Any, **kwargs: Any) -> Any:
+    del state._new_request_output
+    output = state._new_request_output(external_req_id, outputs, finished, *args, **kwargs)
+    if finished:
+        output.nestedfp_counts = total((state.parent_req or state).nestedfp_sequences.values())
+    return output
 
 
 def _observed(process_outputs: Any, self: Any, engine_core_outputs: list[Any], *args: Any, **kwargs: Any) -> Any:

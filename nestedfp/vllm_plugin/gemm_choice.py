@@ -27,8 +27,8 @@ def weights_by_shape(model: torch.nn.Module) -> dict[tuple[int, int], list[Packe
     """Return the nested weights of a model by (N, K), largest shape first: it weighs most if the time runs out."""
     found: dict[tuple[int, int], list[PackedWeight]] = defaultdict(list)
     for module in model.modules():
-        if getattr(module, "nestedfp", False):
-            n, k = module.nestedfp_shape
+        n, k = getattr(module, "nestedfp_shape", (0, 0))
+        if getattr(module, "nestedfp", False) and k % 8 == 0:  # others are copied first, and rare
             found[n, k].append(PackedWeight(module.weight_upper.data, module.weight_lower.data, n, k))
     return dict(sorted(found.items(), key=lambda item: -item[0][0] * item[0][1]))
 

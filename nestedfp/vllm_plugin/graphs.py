@@ -4,7 +4,7 @@ A captured graph replays the kernels of the mode in which it was captured. vLLM 
 (size, number of active LoRA adapters); nestedfp serves no LoRA, so the second number is free to mean the precision:
 0 is FP16, 1 is FP8. Capture, dispatch, piecewise keys and memory accounting then work as they are.
 
-Steps with prompts in them also get graphs above vLLM's largest size, piecewise ones: below some two thousand tokens the host
+Steps with prompts in them also get graphs above vLLM's largest size, piecewise ones: below some thousand tokens the host
 launches an FP8 step's kernels no faster than the GPU computes them.
 """
 

@@ -11,6 +11,8 @@ from typing import Any
 # "module:name" -> parameters, in this order, where we override, wrap or call by position; None: the name alone matters.
 NAMES: dict[str, tuple[str, ...] | None] = {
     # front end
+    "vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest.to_beam_search_params": ("self",),
+    "vllm.entrypoints.openai.completion.protocol:CompletionRequest.to_beam_search_params": ("self",),
     "vllm.engine.arg_utils:EngineArgs.create_engine_config": ("self",),
     "vllm.exceptions:VLLMValidationError": None,
     "vllm.outputs:PoolingRequestOutput": None,

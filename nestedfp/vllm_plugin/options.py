@@ -51,7 +51,7 @@ class PluginOptions:
     fp16_reads_fp8_blocks: bool = False
     gemm_choice: str = "measure"
     gemm_timings: str = ""
-    graph_tokens: int = 2048
+    graph_tokens: int = 1024
     checkpoint: str = ""
 
     def measures_steps(self, is_cpu: bool) -> bool:
