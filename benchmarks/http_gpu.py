@@ -82,6 +82,8 @@ def measure_service(
             measurement = measure(service, scenario, service.model_id, texts)
             row = http_rows.values(measurement, scenario) | {"system": system, "model": model, "mode": mode}
             http_rows.save(output, http_rows.GPU_COLUMNS, http_rows.GPU_KEYS, row, comments)
+            if measurement.figures.errors:
+                http_systems.settle(service)
 
 
 @contextlib.contextmanager

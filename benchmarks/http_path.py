@@ -96,6 +96,8 @@ def run(case: Case, system: str, urls: dict[str, str], port: int, output: Path, 
             row |= {"system": system, "engine": case.label, "replicas": case.replicas}
             http_rows.save(output, http_rows.COLUMNS, http_rows.KEYS, row, comments)
             print(f"  load client: {measurement.client_us_per_token:.1f} us per token", flush=True)
+            if isinstance(target, Service) and measurement.figures.errors:
+                http_systems.settle(target)
 
 
 def pairs(values: Sequence[str]) -> dict[str, str]:

@@ -232,6 +232,24 @@ def direct(service: Service, mode: str) -> None:
     raise RuntimeError(f"{service.name} took the directive {mode} but still answers in another precision after 10 s")
 
 
+def settle(service: Service, limit_s: float = 60.0) -> None:
+    """Wait until a service has let go of requests that a load left behind: until it answers a single token at once.
+
+    Raises:
+        RuntimeError: when it still takes longer after the limit.
+    """
+    body = {"model": service.model_id, "prompt": [1, 2, 3], "max_tokens": 1}
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        began_s = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            post(f"{service.url}/v1/completions", body, {"Content-Type": "application/json"})
+            if time.monotonic() - began_s < 0.5:
+                return
+        if time.monotonic() > deadline_s:
+            raise RuntimeError(f"{service.name} is still busy {limit_s:.0f} s after its load ended; start it anew")
+
+
 def post(url: str, body: dict[str, Any], headers: dict[str, str]) -> Any:
     """POST a JSON body.
 
