@@ -1,0 +1,122 @@
+"""The start-up command around the service: the admin key of each, and signals to the whole process group."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import psutil
+import pytest
+from live_service import wait_until
+from processes import ROOT
+
+from deploy import serve
+from deploy.config import ADMIN_KEY_ENV
+
+
+@pytest.fixture(autouse=True)
+def no_key(monkeypatch):
+    monkeypatch.delenv(ADMIN_KEY_ENV, raising=False)
+
+
+def test_a_key_from_the_environment_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv(ADMIN_KEY_ENV, "mine")
+    with serve.admin_key(tmp_path) as where:
+        assert "environment" in where
+        assert os.environ[ADMIN_KEY_ENV] == "mine"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_key_is_made_for_the_user_alone_and_goes_with_the_service(tmp_path):
+    with serve.admin_key(tmp_path):
+        path = tmp_path / "admin.key"
+        assert path.read_text() == os.environ[ADMIN_KEY_ENV]
+        assert len(path.read_text()) >= 32
+        assert path.stat().st_mode & 0o077 == 0
+    assert not list(tmp_path.iterdir())
+    assert ADMIN_KEY_ENV not in os.environ
+
+
+def test_a_second_service_does_not_overwrite_the_key_of_the_first(tmp_path):
+    with serve.admin_key(tmp_path):
+        first = (tmp_path / "admin.key").read_text()
+        script = textwrap.dedent(
+            f"""
+            import os, pathlib
+            from deploy import serve
+            os.environ.pop({ADMIN_KEY_ENV!r}, None)
+            with serve.admin_key(pathlib.Path({str(tmp_path)!r})) as where:
+                print(pathlib.Path(where).name, pathlib.Path({str(tmp_path)!r}, pathlib.Path(where).name).read_text())
+            """
+        )
+        done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+        name, second = done.stdout.split()
+        assert name.startswith("admin-")
+        assert second != first
+        assert (tmp_path / "admin.key").read_text() == first
+    assert not list(tmp_path.iterdir())
+
+
+# The start-up command with a service that only says which signals come.
+SHIELDED = """
+import sys
+from deploy import serve
+if "--in-own-session" in sys.argv:
+    import os, signal, time
+    def stop(*_):
+        print("told", flush=True)
+        time.sleep(1)
+        print("stopped in order", flush=True)
+        os._exit(7)
+    signal.signal(signal.SIGTERM, stop)
+    child = __import__("subprocess").Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    print("up", child.pid, os.getpid(), flush=True)
+    while True:
+        time.sleep(600)
+Popen = serve.subprocess.Popen
+serve.subprocess.Popen = lambda command, **rest: Popen([sys.executable, sys.argv[0], *command[3:]], **rest)
+sys.exit(serve.shield([]))
+"""
+
+
+def shielded(tmp_path):
+    script = tmp_path / "shielded.py"
+    script.write_text(SHIELDED)
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    _, child, service = process.stdout.readline().split()
+    return process, psutil.Process(int(child)), psutil.Process(int(service))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_process_group_reaches_the_service_once_and_its_servers_never(tmp_path, number):
+    process, child, service = shielded(tmp_path)
+    try:
+        os.killpg(process.pid, number)
+        assert process.stdout.readline() == "told\n"
+        assert child.is_running(), "the service's own servers live until it ends them"
+        assert process.stdout.readline() == "stopped in order\n"
+        assert process.wait(10) == 7, "the exit status is the service's"
+    finally:
+        child.kill()
+        process.stdout.close()
+    assert not service.is_running()
+
+
+def test_a_killed_start_up_command_stops_the_service(tmp_path):
+    process, child, service = shielded(tmp_path)
+    try:
+        process.kill()
+        process.wait()
+        assert process.stdout.readline() == "told\n"
+        assert wait_until(lambda: not service.is_running() or service.status() == psutil.STATUS_ZOMBIE, 10)
+    finally:
+        child.kill()
+        process.stdout.close()
