@@ -1,0 +1,394 @@
+"""The outermost layer of a replica: which routes exist, who answers them, and what a client hears when something fails."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import pytest
+from vllm_parts import SamplingParams  # first: it silences third-party warnings
+
+from deploy.admission import Admission
+from deploy.front.app import Front
+from deploy.front.generate import RETRYABLE_BODY_BYTES, Elsewhere, Generate, Route, Standing
+from deploy.front.handover import TURN, EngineCall, Handover
+from deploy.front.meter import PathMeter
+from deploy.front.streams import Frame
+from deploy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS
+
+vllm = pytest.importorskip("vllm")
+
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest  # noqa: E402
+from vllm.exceptions import VLLMValidationError  # noqa: E402
+from vllm.outputs import CompletionOutput, RequestOutput  # noqa: E402
+from vllm.sampling_params import RequestOutputKind  # noqa: E402
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError  # noqa: E402
+from vllm.v1.engine.output_processor import RequestOutputCollector  # noqa: E402
+
+PATH = "/v1/completions"
+LIMIT = 1000
+GOOD = {"model": "m", "prompt": "x"}
+
+
+class Serving:
+    """Stands where vLLM's serving object stands; does what the test says."""
+
+    def __init__(self, do):
+        self._do = do
+
+    async def create(self, request, raw):
+        return await self._do(request)
+
+
+class Peers(Standing):
+    """What the controller told: there are others."""
+
+    def __init__(self, peers=True, fp16_elsewhere=False):
+        self._peers, self._fp16 = peers, fp16_elsewhere
+
+    def has_peers(self):
+        return self._peers
+
+    def pinned_go_elsewhere(self):
+        return self._fp16
+
+
+async def other(scope, receive, send):
+    """vLLM's application: says what it was asked."""
+    body = (await receive()).get("body", b"") if scope["method"] == "POST" else b""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"vllm:" + scope["path"].encode() + b":" + body})
+
+
+class Client:
+    errored = False
+    aborted = 0
+
+    async def abort(self, *args, **kwargs):
+        Client.aborted += 1
+
+
+def front(do=None, standing=None, admission=None, client=None, meter=None):
+    routes = {PATH: Route(CompletionRequest, Serving(do), "create", chat=False)}
+    admission = admission or Admission(None, 8)
+    generate = Generate(routes, client or Client(), admission, meter or PathMeter(), standing or Standing(), LIMIT)
+    return Front(other, generate, LIMIT)
+
+
+def ask(app, path=PATH, method="POST", body=None, headers=None):
+    """(status, headers, body) of one request."""
+    return asyncio.run(asking(app, path, method, body, headers))
+
+
+async def asking(app, path=PATH, method="POST", body=None, headers=None, chunks=None):
+    content = json.dumps(GOOD if body is None else body).encode() if not isinstance(body, bytes) else body
+    waiting = [{"type": "http.request", "body": part, "more_body": True} for part in chunks or []]
+    waiting.append({"type": "http.request", "body": b"" if chunks else content})
+    sent = []
+
+    async def receive():
+        return waiting.pop(0)
+
+    async def send(message):
+        sent.append(message)
+
+    given = {"content-type": "application/json", **(headers or {})}
+    scope = {
+        "type": "http",
+        "path": path,
+        "method": method,
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in given.items()],
+    }
+    await app(scope, receive, send)
+    assert sent[0]["type"] == "http.response.start"
+    assert not sent[-1].get("more_body"), "the answer has an end"
+    return (
+        sent[0]["status"],
+        {name.decode(): value.decode() for name, value in sent[0]["headers"]},
+        b"".join(message.get("body", b"") for message in sent[1:]),
+    )
+
+
+def error_of(answer):
+    error = json.loads(answer[2])["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == answer[0]
+    return error["message"]
+
+
+def failing(error):
+    async def do(request):
+        raise error
+
+    return do
+
+
+# -- routes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/m", "/version"])
+def test_routes_that_only_tell_are_vllms(path):
+    assert ask(front(), path, "GET")[2] == b"vllm:" + path.encode() + b":"
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+def test_routes_that_take_a_body_get_it_as_it_came(path):
+    assert ask(front(), path, "POST", b"{1}")[2] == b"vllm:" + path.encode() + b":{1}"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/docs",
+        "/openapi.json",
+        "/metrics",
+        "/sleep",
+        "/reset_prefix_cache",
+        "/collective_rpc",
+        "/v1/completions/",
+        "/v1/responses",
+        "/v1/load_lora_adapter",
+        "/invocations",
+        "/inference/v1/generate",
+        "/pause",
+        "/v1/modelsx",
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_what_is_not_named_does_not_exist(path, method):
+    answer = ask(front(), path, method)
+    assert answer[0] == 404
+    assert "there is no" in error_of(answer)
+
+
+@pytest.mark.parametrize(
+    ("path", "method"), [(PATH, "GET"), ("/tokenize", "GET"), ("/v1/models", "POST"), (PATH, "HEAD")]
+)
+def test_another_method_gets_405(path, method):
+    answer = ask(front(), path, method)
+    assert answer[0] == 405
+    assert "takes" in error_of(answer)
+
+
+@pytest.mark.parametrize("path", [PATH, "/tokenize"])
+def test_a_body_in_chunks_beyond_the_limit_gets_413(path):
+    answer = asyncio.run(asking(front(), path, chunks=[b"x" * 600, b"x" * 600]))
+    assert answer[0] == 413
+    assert f"larger than {LIMIT} bytes" in error_of(answer)
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_vllm_refuses_is_400_with_its_sentence():
+    answer = ask(front(failing(VLLMValidationError("too long", parameter="prompt", value=3))))
+    assert answer[0] == 400
+    assert "too long" in error_of(answer)
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), AttributeError("None"), RecursionError(), OSError("/x")])
+def test_what_fails_before_the_engine_has_the_request_is_the_requests_fault(error):
+    answer = ask(front(failing(error)))
+    assert answer[0] == 400
+    assert "cannot be processed" in error_of(answer)
+    assert b"Traceback" not in answer[2]
+
+
+def test_what_vllm_wraps_before_the_engine_has_taken_the_request_is_told_by_its_cause():
+    async def do(request):
+        raise EngineGenerateError from VLLMValidationError("regex: escape at the end", parameter="regex", value=1)
+
+    answer = ask(front(do))
+    assert answer[0] == 400
+    assert "escape at the end" in error_of(answer)
+
+
+def test_what_fails_in_the_engine_is_500_without_details():
+    async def do(request):
+        TURN.get().accepted = True
+        raise EngineGenerateError from RuntimeError("in /secret/place.py")
+
+    answer = ask(front(do))
+    assert answer[0] == 500
+    assert error_of(answer) == "the engine failed on this request"
+
+
+@pytest.mark.parametrize("peers", [False, True])
+def test_an_engine_that_died_before_it_had_the_request_sends_it_on_where_there_is_somebody(peers):
+    app = front(failing(EngineDeadError()), Peers(peers))
+    headers = {ATTEMPT_HEADER: "a"}
+    answer = ask(app, headers=headers)
+    assert answer[0] == (ELSEWHERE_STATUS if peers else 503)
+    assert "retry-after" in answer[1]
+    assert ask(app, headers=headers)[0] == 503, "at second sight there is nobody else"
+
+
+def test_an_engine_that_died_of_a_request_does_not_send_it_to_the_next_one():
+    async def do(request):
+        TURN.get().submitted()
+        raise EngineDeadError
+
+    answer = ask(front(do, Peers()), headers={ATTEMPT_HEADER: "a"})
+    assert answer[0] == 503
+    assert "this request was in it" in error_of(answer)
+    assert "retry-after" in answer[1]
+
+
+def test_a_replica_whose_engine_is_dead_does_not_even_try():
+    client = Client()
+    client.errored = True
+    app = front(failing(AssertionError("was tried")), Peers(), client=client)
+    assert ask(app, headers={ATTEMPT_HEADER: "a"})[0] == ELSEWHERE_STATUS
+    assert ask(app)[0] == 503, "without HAProxy in front nobody would try again"
+
+
+# -- streams that break ------------------------------------------------------------------------------------------------
+
+
+def stream_of(*steps):
+    """A ``do`` whose stream brings the outputs, or raises the errors, one after the other."""
+
+    async def do(request):
+        collector = RequestOutputCollector(RequestOutputKind.DELTA, "r")
+
+        class Engine(Client):
+            async def add_request(self, *args, **options):
+                async def feed():
+                    for step in steps:
+                        while collector.output is not None:
+                            await asyncio.sleep(0)
+                        collector.put(step)
+
+                self.feeding = asyncio.create_task(feed())
+                return collector
+
+        frame = Frame.make("id", 1, "m", chat=False, include_usage=False)
+        return Handover(EngineCall(Engine(), None, SamplingParams(), "r", {}), frame)
+
+    return do
+
+
+def output(text, finish=None):
+    completion = CompletionOutput(0, text, [1], None, None, finish_reason=finish)
+    return RequestOutput("r", None, [1], None, [completion], finish is not None)
+
+
+def test_an_engine_that_dies_in_mid_stream_ends_it_with_an_error_event_and_the_end_mark():
+    Client.aborted = 0
+    meter = PathMeter()
+    status, headers, body = ask(
+        front(stream_of(output("a"), EngineDeadError()), meter=meter), body={**GOOD, "stream": True}
+    )
+    assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    first, second, end, nothing = body.decode().split("\n\n")
+    assert json.loads(first.removeprefix("data: "))["choices"][0]["text"] == "a"
+    error = json.loads(second.removeprefix("data: "))["error"]
+    assert (error["code"], "the engine has died" in error["message"]) == (503, True)
+    assert (end, nothing) == ("data: [DONE]", "")
+    assert Client.aborted == 1
+    assert meter.stats(0.0).open_streams == 0
+
+
+def test_an_engine_that_dies_before_the_first_token_gives_a_status():
+    answer = ask(
+        front(stream_of(EngineDeadError()), Peers()), body={**GOOD, "stream": True}, headers={ATTEMPT_HEADER: "a"}
+    )
+    assert answer[0] == 503
+    assert "this request was in it" in error_of(answer)
+
+
+def test_a_stream_that_the_engine_ends_with_an_error_says_so():
+    body = ask(front(stream_of(output("a"), output("", "error"))), body={**GOOD, "stream": True})[2]
+    assert b'"error"' in body
+    assert body.endswith(b"data: [DONE]\n\n")
+
+
+def test_a_client_that_leaves_aborts_the_request_and_frees_its_place():
+    Client.aborted = 0
+    admission, meter = Admission(4, 8), PathMeter()
+    app = front(stream_of(output("a")), admission=admission, meter=meter)  # and then nothing more
+
+    async def leave():
+        asking_ = asyncio.create_task(asking(app, body={**GOOD, "stream": True, "n": 1}))
+        while not meter.stats(0.0).open_streams or not admission.inside:
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        asking_.cancel()
+        await asyncio.gather(asking_, return_exceptions=True)
+
+    asyncio.run(leave())
+    assert Client.aborted == 1
+    assert (admission.inside, meter.stats(0.0).open_streams, meter.stats(0.0).in_path) == (0, 0, 0)
+
+
+def test_fields_that_nothing_reads_are_named_in_a_header():
+    app = front(stream_of(output("a", "length")))
+    headers = ask(app, body={**GOOD, "stream": True, "temprature": 0, "schlüssel": 1})[1]
+    assert headers["x-nestedfp-ignored"] == "schl?ssel, temprature"
+    assert "x-nestedfp-ignored" not in ask(app, body={**GOOD, "stream": True})[1]
+
+
+# -- admission and other replicas --------------------------------------------------------------------------------------
+
+
+def full():
+    admission = Admission(2, 8)
+    assert admission.enter(2)
+    return admission
+
+
+@pytest.mark.parametrize("peers", [False, True])
+def test_a_full_replica_sends_a_request_on_where_there_is_somebody_else(peers):
+    app = front(failing(AssertionError("was let in")), Peers(peers), full())
+    answer = ask(app, headers={ATTEMPT_HEADER: "a"})
+    assert answer[0] == (ELSEWHERE_STATUS if peers else 429)
+    assert "computes 2 sequences and takes 2" in error_of(answer)
+    assert "retry-after" in answer[1]
+    assert ask(app, headers={ATTEMPT_HEADER: "a"})[0] == 429
+
+
+def test_a_request_enters_with_the_weight_of_its_sequences():
+    admission, weights = Admission(8, 8), []
+
+    async def do(request):
+        weights.append(admission.inside)
+        raise VLLMValidationError("enough")
+
+    ask(front(do, admission=admission), body={**GOOD, "prompt": ["a", "b"], "n": 3})
+    assert (weights, admission.inside) == ([6], 0)
+
+
+@pytest.mark.parametrize(
+    ("pin", "fp16_elsewhere", "status"), [("fp16", True, ELSEWHERE_STATUS), ("fp16", False, 400), ("auto", True, 400)]
+)
+def test_a_pinned_request_goes_to_a_replica_that_runs_fp16(pin, fp16_elsewhere, status):
+    app = front(failing(VLLMValidationError("got in")), Peers(True, fp16_elsewhere))
+    headers = {ATTEMPT_HEADER: "a", "x-nestedfp-precision": pin}
+    assert ask(app, headers=headers)[0] == status
+    assert ask(app, headers=headers)[0] == 400, "at second sight it is taken: an FP8 replica runs its steps in FP16"
+
+
+def test_who_was_sent_on_is_remembered_and_the_memory_is_bounded():
+    elsewhere = Elsewhere(capacity=3)
+
+    def go(name, size=10):
+        return elsewhere.may_go({ATTEMPT_HEADER.encode(): name}, size)
+
+    assert [go(b"a"), go(b"a"), go(b"b"), go(b"c"), go(b"d")] == [True, False, True, True, True]
+    assert go(b"a") is True, "forgotten"
+    assert go(b"d") is False
+    assert elsewhere.may_go({}, 10) is False, "no HAProxy in front"
+    assert go(b"e", RETRYABLE_BODY_BYTES + 1) is False, "HAProxy no longer has the body"
+    assert isinstance(elsewhere._seen.popitem()[0], bytes)
+
+
+def test_the_meter_counts_a_request_once_however_it_ends():
+    meter = PathMeter()
+    app = front(failing(VLLMValidationError("no")), meter=meter)
+    for _ in range(3):
+        ask(app)
+    assert SimpleNamespace(**vars(meter.stats(0.0))).in_path == 0
+    assert meter.take_finished() == []

@@ -1,0 +1,248 @@
+"""A request before vLLM sees it: read, parsed, pinned, bounded, or refused with one sentence."""
+
+import asyncio
+import json
+
+import pytest
+from vllm_parts import SamplingParams  # noqa: F401  first: it silences third-party warnings
+
+from deploy.front import bounds, requests
+from deploy.front.replies import Refused
+from deploy.front.requests import apply_pin, one_line, parse, read_body, unknown_fields
+
+vllm = pytest.importorskip("vllm")
+
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest  # noqa: E402
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest  # noqa: E402
+
+JSON = {b"content-type": b"application/json"}
+
+
+def completion(headers=JSON, **body):
+    return parse(json.dumps({"model": "m", "prompt": "x", **body}).encode(), headers, CompletionRequest)
+
+
+def chat(**body):
+    return parse(
+        json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], **body}).encode(),
+        JSON,
+        ChatCompletionRequest,
+    )
+
+
+def refusal(call, *args, **kwargs):
+    with pytest.raises(Refused) as caught:
+        call(*args, **kwargs)
+    return caught.value
+
+
+def reading(*messages, limit=100):
+    waiting = iter(messages)
+
+    async def receive():
+        return next(waiting)
+
+    return asyncio.run(read_body(receive, limit))
+
+
+# -- the body ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_body_comes_in_one_piece_or_in_several():
+    assert reading({"type": "http.request", "body": b"abc"}) == b"abc"
+    parts = [{"type": "http.request", "body": part, "more_body": True} for part in (b"a", b"", b"bc")]
+    assert reading(*parts, {"type": "http.request"}) == b"abc"
+
+
+def test_a_body_without_an_announced_length_is_refused_as_soon_as_it_is_too_long():
+    endless = ({"type": "http.request", "body": b"x" * 60, "more_body": True} for _ in range(10))
+    error = refusal(reading, *endless)
+    assert (error.status, "larger than 100 bytes" in str(error)) == (413, True)
+
+
+def test_a_client_that_leaves_in_its_body_is_no_request():
+    assert (
+        refusal(reading, {"type": "http.request", "body": b"x", "more_body": True}, {"type": "http.disconnect"}).status
+        == 400
+    )
+
+
+def test_a_body_that_trickles_is_let_go(monkeypatch):
+    monkeypatch.setattr(requests, "BODY_S", 0.05)
+
+    async def trickle():
+        await asyncio.sleep(0.02)
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    assert refusal(asyncio.run, read_body(trickle, 1 << 20)).status == 408
+
+
+# -- what it says ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [b"", b"text/plain", b"application/jsonx", b"multipart/form-data"])
+def test_a_body_that_was_not_sent_as_json_is_told_which_header_to_send(kind):
+    error = refusal(completion, {b"content-type": kind})
+    assert (error.status, "'Content-Type: application/json'" in str(error)) == (400, True)
+
+
+@pytest.mark.parametrize("kind", [b"application/json", b"Application/JSON; charset=utf-8", b"application/problem+json"])
+def test_json_by_any_of_its_names_is_taken(kind):
+    assert completion({b"content-type": kind}).prompt == "x"
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b"", "the body is no JSON"),
+        (b"{", "the body is no JSON"),
+        (b"\xff", "the body is no JSON"),
+        (b"[]", "an object"),
+        (b'{"model":"m"}', ""),
+        (b'{"model":"m","prompt":"x","max_tokens":"many"}', "max_tokens"),
+        (b'{"model":"m","prompt":"x","n":"two"}', "n"),
+        (b'{"model":"m","prompt":"x","stop":{"a":1}}', "stop"),
+        (b'{"model":"m","prompt":"\\ud800"}', ""),
+        (b'{"model":"m","prompt":"x","structured_outputs":7}', "wrong type"),
+    ],
+)
+def test_a_fault_is_said_in_one_sentence_with_its_place(body, told):
+    error = refusal(parse, body, JSON, CompletionRequest)
+    assert error.status == 400
+    assert told in str(error)
+    assert "\n" not in str(error)
+    assert "pydantic" not in str(error)
+
+
+@pytest.mark.parametrize("messages", [None, 1, "x", {}, [None], [[]]])
+def test_messages_that_are_none_are_the_requests_fault(messages):
+    error = refusal(chat, messages=messages)
+    assert (error.status, "\n" in str(error)) == (400, False)
+
+
+def test_unknown_fields_are_named_and_known_ones_are_not():
+    request = completion(temprature=0, top_k=3, vllm_xargs={"precision": "fp16", "precison": "fp16"})
+    assert unknown_fields(request) == ["temprature", "vllm_xargs.precison"]
+    assert unknown_fields(completion()) == []
+
+
+@pytest.mark.parametrize("text", ["at /usr/lib/x.py line 3", "<object at 0x7f00>"])
+def test_an_errors_line_shows_no_path_and_no_address(text):
+    assert one_line(ValueError(text)) == "an internal detail"
+    assert one_line(ValueError("first\nsecond")) == "first"
+    assert one_line(ValueError()) == "ValueError"
+    assert len(one_line(ValueError("x" * 1000))) == 300
+
+
+# -- the pin -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("header", "xargs", "pinned"),
+    [
+        (None, None, False),
+        (b"fp16", None, True),
+        (b"auto", None, False),
+        (None, {"precision": "fp16"}, True),
+        (b"fp16", {"precision": "auto"}, False),  # the body is nearer to the request
+        (b"auto", {"precision": "fp16"}, True),
+        (b"fp16", {"other": 1}, True),
+    ],
+)
+def test_a_pin_comes_in_the_body_or_in_the_header_and_reaches_the_engine(header, xargs, pinned):
+    request = completion(**({"vllm_xargs": xargs} if xargs else {}))
+    assert apply_pin(request, {b"x-nestedfp-precision": header} if header else {}) is pinned
+    if pinned:
+        assert request.vllm_xargs["precision"] == "fp16"
+    if xargs and "other" in xargs:
+        assert request.vllm_xargs["other"] == 1
+
+
+@pytest.mark.parametrize("pin", [b"fp8", b"FP16", b"", b"\xff", b"fp16, fp16"])
+def test_another_precision_is_refused(pin):
+    error = refusal(apply_pin, completion(), {b"x-nestedfp-precision": pin})
+    assert (error.status, error.param) == (400, "vllm_xargs.precision")
+    assert "precision must be 'fp16'" in str(error)
+
+
+def test_a_pin_that_could_not_be_kept_is_refused():
+    error = refusal(apply_pin, completion(use_beam_search=True), {b"x-nestedfp-precision": b"fp16"})
+    assert "use_beam_search cannot be pinned" in str(error)
+
+
+# -- the bounds --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        ({"prompt": "x"}, 1),
+        ({"prompt": [1, 2, 3]}, 1),
+        ({"prompt": ["a", "b"]}, 2),
+        ({"prompt": [[1], [2], [3]]}, 3),
+        ({"prompt": ["a", "b"], "n": 4}, 8),
+    ],
+)
+def test_a_request_weighs_its_prompts_times_n(body, count):
+    assert bounds.sequences(completion(**body)) == count
+
+
+LONG = "y" * 5000
+DEEP = {"type": "string"}
+for _ in range(40):
+    DEEP = {"type": "array", "items": DEEP}
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"n": 1025}, "at most 1024 sequences in one request, got 1025"),
+        ({"n": 600, "prompt": ["a", "b"]}, "got 1200"),
+        ({"stop": ["x" * 5000]}, "stop: at most 4096 characters"),
+        ({"stop": [""]}, "an empty string"),
+        ({"stop_token_ids": [1] * 2000}, "stop_token_ids: at most 1024 entries"),
+        ({"bad_words": ["x"] * 2000}, "bad_words: at most 1024"),
+        ({"vllm_xargs": {f"k{i}": 1 for i in range(100)}}, "vllm_xargs: at most 64"),
+        ({"top_k": 10**20}, "top_k is expected between"),
+        ({"structured_outputs": {"choice": [LONG] * 3}}, "structured_outputs.choice: at most 512 characters each"),
+        ({"structured_outputs": {"choice": ["abc"] * 20_000}}, "at most 2048 choices"),
+        ({"structured_outputs": {"choice": ["a" * 500] * 100}}, "at most 32768 characters"),
+        ({"structured_outputs": {"regex": LONG}}, "structured_outputs.regex: at most 4096"),
+        ({"structured_outputs": {"grammar": f'root ::= "{LONG}"'}}, "at most 512 characters in a literal"),
+        ({"structured_outputs": {"grammar": "root ::= " + "a | " * 10_000}}, "at most 32768"),
+        ({"structured_outputs": {"json": {"const": LONG}}}, "characters in a string"),
+        ({"structured_outputs": {"json": json.dumps({"const": LONG})}}, "characters in a string"),
+        ({"structured_outputs": {"json": {"enum": [f"value number {i}" for i in range(5000)]}}}, "at most 32768"),
+        ({"structured_outputs": {"json": DEEP}}, "at most 32 levels"),
+        ({"structured_outputs": {"json": "["}}, "no JSON"),
+        ({"structured_outputs": {"json": {"$ref": "#"}}}, "nothing but a reference"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": DEEP}}},
+            "at most 32 levels",
+        ),
+    ],
+)
+def test_what_would_cost_the_neighbours_is_refused_with_its_bound(body, told):
+    error = refusal(completion, **body)
+    assert error.status == 400
+    assert told in str(error)
+
+
+def test_tools_are_schemas_too():
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"const": LONG}}}
+    assert "tools" in str(refusal(chat, tools=[tool]))
+
+
+@pytest.mark.parametrize(
+    "structured",
+    [
+        {"json": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}},
+        {"json": {"type": "object", "description": LONG}},
+        {"json": {"$ref": "#/$defs/a", "$defs": {"a": {"type": "integer"}}}},
+        {"regex": "[a-z]{3}"},
+        {"choice": ["yes", "no"]},
+        {"grammar": 'root ::= "a" | "b" root'},
+    ],
+)
+def test_what_people_write_passes(structured):
+    assert completion(structured_outputs=structured).structured_outputs is not None

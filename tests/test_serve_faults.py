@@ -1,0 +1,335 @@
+"""The whole service attacked and broken, over HTTP: hostile requests, dead and hung processes, slow clients, open ports, the stop.
+
+One service with two replicas for all tests of this file; they run in the order in which they stand.
+"""
+
+import asyncio
+import collections
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import hostile
+import httpx
+import psutil
+import pytest
+from live_service import ADMIN, MODEL, children, complete, demo_config, serve, wait_until
+
+pytestmark = pytest.mark.serve
+
+PORT = 8125
+URL = f"http://127.0.0.1:{PORT}"
+LEAK = re.compile(r'Traceback|site-packages|0x[0-9a-f]{6,}|File "|/usr/|/tmp/')
+LOCAL = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+def leftovers():
+    """What a service may leave on the machine: its folders and its shared memory."""
+    return {*Path("/tmp").glob("nestedfp-*"), *Path("/dev/shm").glob("*")}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    before = leftovers()
+    with serve(tmp_path_factory.mktemp("faults"), demo_config(), PORT) as process:
+        process.before = before
+        yield process
+
+
+@pytest.fixture
+def client(service):
+    with httpx.Client(base_url=URL, timeout=120, trust_env=False) as client:
+        yield client
+
+
+def status(client):
+    response = client.get("/status")
+    return response.json() if response.status_code == 200 else {"replicas": []}
+
+
+def two_ready(client):
+    """Both replicas report, and both take requests."""
+    replicas = status(client)["replicas"]
+    return (
+        len([r for r in replicas if r["ready"] and not r["stale"]]) == 2 and client.get("/v1/models").status_code == 200
+    )
+
+
+def settled(client):
+    assert wait_until(lambda: two_ready(client), 600, 1.0), client.get("/status").text
+
+
+def replica_processes(service):
+    return [process for process in children(service, r"^ray::.*ServeReplica:nestedfp:NestedFPServer")]
+
+
+# -- hostile requests --------------------------------------------------------------------------------------------------
+
+
+def send_all(cases, workers=6):
+    """(case, status or exception, seconds, body) of every case."""
+    waiting, done = collections.deque(cases), []
+
+    async def work():
+        async with httpx.AsyncClient(base_url=URL, timeout=30, trust_env=False) as own:
+            while waiting:
+                case = waiting.popleft()
+                headers = [(name.encode(), value.encode("latin-1")) for name, value in case.headers]
+                began_s = time.monotonic()
+                try:
+                    answer = await own.request(case.method, case.path, headers=headers, content=case.body)
+                    done.append((case, answer.status_code, time.monotonic() - began_s, answer.text))
+                except httpx.HTTPError as error:
+                    done.append((case, error, time.monotonic() - began_s, ""))
+
+    async def main():
+        await asyncio.gather(*(work() for _ in range(workers)))
+
+    asyncio.run(main())
+    return done
+
+
+def test_no_hostile_request_breaks_the_service_or_gets_more_than_an_answer(client, service):
+    settled(client)
+    engines = {process.pid for process in children(service, "VLLM::EngineCor")}
+    cases = hostile.cases()
+    assert len(cases) >= 2500
+    done = send_all(cases)
+    broken = [
+        (case.name, str(code), body[:200]) for case, code, _, body in done if not isinstance(code, int) or code >= 500
+    ]
+    assert not broken, f"{len(broken)} of {len(done)}: {broken[:10]}"
+    leaks = [(case.name, body[:300]) for case, code, _, body in done if code >= 400 and LEAK.search(body)]
+    assert not leaks, leaks[:10]
+    assert {process.pid for process in children(service, "VLLM::EngineCor")} == engines, "no engine was replaced"
+    assert complete(client)["usage"]["completion_tokens"] == 8
+    took_s = sorted(seconds for _, _, seconds, _ in done)
+    assert took_s[int(0.99 * len(took_s))] < 1.0, [(c.name, round(s, 2)) for c, _, s, _ in done if s > 1][:20]
+
+
+def test_errors_are_in_openais_format(client):
+    for method, path in (("GET", "/v1/none"), ("GET", "/v1/completions"), ("POST", "/status"), ("BREW", "/v1/models")):
+        response = client.request(method, path)
+        assert response.status_code in (404, 405)
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+# -- disclosure --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("extra", [{}, {"n": 2}, {"logprobs": 1}], ids=["plain", "two samples", "log-probabilities"])
+@pytest.mark.parametrize("stream", [None, {}, {"include_usage": True}], ids=["whole", "streamed", "usage asked for"])
+def test_every_answer_discloses(client, route, extra, stream):
+    chat = route.endswith("chat/completions")
+    if chat and "logprobs" in extra:
+        extra = {"logprobs": True, "top_logprobs": 1}
+    body = {"model": MODEL, "max_tokens": 6, "temperature": 1, "ignore_eos": True, **extra}
+    body |= {"messages": [{"role": "user", "content": "A king"}]} if chat else {"prompt": "A king"}
+    if stream is None:
+        usage = client.post(route, json=body).json()["usage"]
+    else:
+        text = client.post(route, json={**body, "stream": True, "stream_options": stream or None}).text
+        events = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
+        assert text.endswith("data: [DONE]\n\n")
+        usage = [event["usage"] for event in events if event.get("usage")][-1]
+    tokens = usage["precision_tokens"]["completion"]
+    assert tokens["fp16"] + tokens["fp8"] == 6 * extra.get("n", 1)
+
+
+# -- ports, keys -------------------------------------------------------------------------------------------------------
+
+
+def listening(service):
+    """(address, port, process) of everything that the service listens on."""
+    found = []
+    for process in [psutil.Process(service.pid), *children(service)]:
+        with contextlib.suppress(psutil.Error):
+            found += [
+                (connection.laddr.ip, connection.laddr.port, " ".join(process.cmdline())[:80])
+                for connection in process.net_connections("inet")
+                if connection.status == psutil.CONN_LISTEN
+            ]
+    return found
+
+
+def test_http_is_listened_for_on_loopback_only(service):
+    open_ports = listening(service)
+    ours = [each for each in open_ports if each[1] == PORT or re.search(r"haproxy|EngineCor|VLLM", each[2])]
+    assert PORT in {port for _, port, _ in ours}
+    assert {address for address, _, _ in ours} <= LOCAL, ours
+    for address, port, process in open_ports:
+        if address in LOCAL:
+            continue
+        # Whatever of Ray's listens elsewhere speaks no HTTP to strangers.
+        with contextlib.suppress(httpx.HTTPError):
+            response = httpx.get(f"http://127.0.0.1:{port}/", timeout=5, trust_env=False)
+            assert response.status_code >= 400, (address, port, process)
+
+
+def test_the_admin_routes_want_the_key_and_the_others_do_not(client):
+    for path in ("/admin/directive", "/admin/reload", "/control/admin/directive"):
+        assert client.post(path, json={"mode": "fp8"}).status_code == 401
+        assert client.post(path, json={"mode": "fp8"}, headers={"Authorization": "Bearer x"}).status_code == 401
+    assert client.get("/status").status_code == client.get("/decisions").status_code == 200
+    assert client.post("/admin/directive", json={"mode": "fp8"}, headers=ADMIN).status_code == 200
+    assert client.post("/admin/directive", json={"mode": "auto"}, headers=ADMIN).status_code == 200
+
+
+# -- clients -----------------------------------------------------------------------------------------------------------
+
+
+def begin(tokens=900, prompt="Long ago"):
+    """A stream of which nothing has been read but its head."""
+    connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=90)
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "stream": True, "ignore_eos": True}
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    return connection, connection.getresponse()
+
+
+def test_clients_that_do_not_read_do_not_hurt_a_neighbour(client):
+    slow = [begin(prompt=f"{i} slow") for i in range(8)]
+    try:
+        for _ in range(5):
+            assert complete(client)["usage"]["completion_tokens"] == 8
+    finally:
+        for connection, response in slow:
+            response.close()
+            connection.close()
+    assert wait_until(lambda: all(r["running"] == 0 for r in status(client)["replicas"]), 30)
+
+
+def test_half_a_request_costs_nobody_anything(client):
+    halves = [socket.create_connection(("127.0.0.1", PORT)) for _ in range(50)]
+    try:
+        for each in halves:
+            each.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        assert complete(client)["usage"]["completion_tokens"] == 8
+        assert all(r["path"]["in_path"] == 0 for r in status(client)["replicas"])
+    finally:
+        for each in halves:
+            each.close()
+
+
+# -- dead and hung processes -------------------------------------------------------------------------------------------
+
+
+class Streams:
+    """Streams that are read in threads; how each of them ended."""
+
+    def __init__(self, count):
+        self.first = [threading.Event() for _ in range(count)]
+        self.ends = [None] * count
+        self.threads = [threading.Thread(target=self._read, args=(i,)) for i in range(count)]
+        for thread in self.threads:
+            thread.start()
+        assert all(event.wait(60) for event in self.first)
+
+    def _read(self, number):
+        connection, response = begin(700, f"{number} ravens")
+        text = b""
+        try:
+            while part := response.read1(4096):
+                text += part
+                self.first[number].set()
+            whole = text.rstrip().endswith(b"data: [DONE]")
+            self.ends[number] = "error event" if b'data: {"error"' in text else "whole" if whole else "closed"
+        except (OSError, http.client.HTTPException):
+            self.ends[number] = "closed"
+        finally:
+            self.first[number].set()
+            connection.close()
+
+    def join(self):
+        for thread in self.threads:
+            thread.join(120)
+        assert not any(thread.is_alive() for thread in self.threads), "a stream hangs"
+        return collections.Counter(self.ends)
+
+
+@pytest.mark.parametrize("victim", ["the replica's process", "its engine core"])
+def test_what_dies_in_mid_stream_ends_its_own_streams_and_no_others(client, service, victim):
+    settled(client)
+    streams = Streams(8)
+    engine_core = victim == "its engine core"
+    found = children(service, r"VLLM::EngineCor") if engine_core else replica_processes(service)
+    found[0].kill()
+    killed_s = time.monotonic()
+    while time.monotonic() - killed_s < 1.5:  # some may still meet the dead one
+        with contextlib.suppress(httpx.HTTPError):
+            client.get("/v1/models")
+        time.sleep(0.05)
+    for _ in range(12):
+        assert complete(client)["usage"]["completion_tokens"] == 8, "1.5 s later no request meets the dead one"
+    ends = streams.join()
+    assert ends["whole"] >= 1, ends
+    assert ends["error event"] + ends["closed"] >= 1, ends
+    settled(client)
+
+
+def test_a_killed_haproxy_is_back_within_two_seconds(client, service):
+    settled(client)
+    for process in [p for p in children(service, r"haproxy") if p.name() == "haproxy"]:
+        process.kill()
+    killed_s = time.monotonic()
+
+    def back():
+        with contextlib.suppress(httpx.HTTPError):
+            return client.get("/v1/models").status_code == 200
+        return False
+
+    assert wait_until(back, 20, 0.05)
+    assert time.monotonic() - killed_s < 2
+    settled(client)
+
+
+def test_a_hung_engine_is_noticed_and_its_replica_replaced(client, service):
+    settled(client)
+    before = {r["id"] for r in status(client)["replicas"]}
+    engine = children(service, r"VLLM::EngineCor")[0]
+    engine.send_signal(signal.SIGSTOP)
+    stopped_s = time.monotonic()
+    assert wait_until(lambda: any(r["stale"] or not r["ready"] for r in status(client)["replicas"]), 15, 0.1)
+    assert time.monotonic() - stopped_s < 15
+    assert wait_until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE, 60), "it is ended"
+    settled(client)
+    assert {r["id"] for r in status(client)["replicas"]} != before
+
+
+def test_the_control_routes_answer_when_no_replica_is_up(client, service):
+    settled(client)
+    for process in replica_processes(service):
+        process.kill()
+    assert wait_until(lambda: client.post("/v1/completions", json={}).status_code == 503, 10, 0.05)
+    response = client.post("/v1/completions", json={"model": MODEL, "prompt": "x"})
+    if response.status_code == 503:  # else a replica is back already
+        assert int(response.headers["Retry-After"]) > 0
+        assert "try again" in response.json()["error"]["message"]
+    for path in ("/status", "/decisions"):
+        assert client.get(path).status_code == 200
+    settled(client)
+
+
+# -- the stop ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_signal_to_the_whole_process_group_stops_it_in_order_and_nothing_is_left(client, service):
+    family = psutil.Process(service.pid).children(recursive=True)
+    os.killpg(service.pid, signal.SIGTERM)
+    assert service.wait(120) == 0
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert not alive, f"left running: {alive}"
+    assert wait_until(lambda: not [path for path in leftovers() - service.before if _mine(path, service)], 10)
+
+
+def _mine(path, service):
+    """Others may run services on this machine as well: a folder of theirs has processes."""
+    users = [p for p in psutil.process_iter(["cmdline"]) if any(str(path) in part for part in p.info["cmdline"] or ())]
+    return path.name.startswith("nestedfp-") and not users
