@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 EngineCall = Callable[..., Awaitable[Any]]  # (utility name, *arguments) -> result
 REPORT_TIMEOUT_S = 2.0
 ENGINE_TIMEOUT_S = 2.0  # the engine answers between two steps; one that does not may be in a long step, or hang
-HUNG_AFTER_S = 10.0  # no step of a sound engine takes so long
+HUNG_AFTER_S = 8.0  # no step of a sound engine takes so long; Serve then asks three times, two seconds apart
 
 
 class ControllerLink(Protocol):
