@@ -3,10 +3,13 @@
 import contextlib
 import logging
 import os
+from collections.abc import Iterator
 
 import ray
 from ray import serve
+from ray._private import services
 
+from deploy.accelerator import resolve
 from deploy.config import DeployConfig
 
 OBJECT_STORE_BYTES = 200 << 20  # nothing large travels between processes
@@ -18,20 +21,40 @@ def start_cluster(config: DeployConfig, verbose: bool) -> None:
         for name in ("ray.serve", "ray.llm", "httpx"):
             logging.getLogger(name).setLevel(logging.WARNING)
     ranks = config.most_replicas * config.engine.tensor_parallel_size
-    ray.init(
-        address="local",  # never attach to somebody else's cluster
-        # Bookkeeping: replicas and ranks need a slot each. Without slots for them, replicas asked for later never start.
-        num_cpus=max(os.cpu_count() or 1, config.most_replicas + ranks + 2),
-        _node_ip_address="127.0.0.1",  # Ray's own ports stay on loopback
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        log_to_driver=verbose,
-        logging_level=logging.INFO if verbose else logging.ERROR,
-    )
+    with kept_on_loopback(resolve(config.engine.accelerator) == "cpu"):
+        ray.init(
+            address="local",  # never attach to somebody else's cluster
+            # Bookkeeping: replicas and ranks need a slot each. Without slots for them, replicas asked for later never start.
+            num_cpus=max(os.cpu_count() or 1, config.most_replicas + ranks + 2),
+            _node_ip_address="127.0.0.1",
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=verbose,
+            logging_level=logging.INFO if verbose else logging.ERROR,
+        )
     serve.start(
         http_options={"host": config.http.host, "port": config.http.port},
         logging_config={"enable_access_log": False},
     )
+
+
+@contextlib.contextmanager
+def kept_on_loopback(wanted: bool) -> Iterator[None]:
+    """Have Ray take 127.0.0.1 as the node's address while it starts, so that its own servers listen there.
+
+    Ray replaces it by an address that other machines reach, and then listens on all interfaces. Left out where ranks are Ray
+    actors on GPUs, which find each other by that address. What still listens on all interfaces then is one gRPC port of each
+    Serve replica, which Serve binds so whatever it is told.
+    """
+    if not wanted:
+        yield
+        return
+    found = services.resolve_ip_for_localhost
+    services.resolve_ip_for_localhost = lambda host: host
+    try:
+        yield
+    finally:
+        services.resolve_ip_for_localhost = found
 
 
 def stop_cluster() -> None:
