@@ -73,6 +73,7 @@ COPIED = (  # from the snapshot
     "waiting",
     "waiting_tokens",
     "oldest_wait_s",
+    "blocked",
     "path",
     "stats_age_s",
     "progress_age_s",
@@ -81,6 +82,7 @@ COPIED = (  # from the snapshot
     "tokens_fp8",
     "fp16_only",
     "fp8_pays_from_tokens",
+    "fp8_weight_share",
     "switches",
 )
 

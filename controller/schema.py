@@ -110,10 +110,12 @@ class ReplicaSnapshot(Record):
     fp8_pays_from_tokens: Count | None = (
         None  # step size from which FP8 saved time at the start; None: not measured, or it never did
     )
+    fp8_weight_share: Annotated[float, Field(ge=0, le=1)] | None = None  # of the weights' bytes; None: not told
     # queue
     waiting: Count  # requests not yet admitted by the engine's scheduler
     waiting_tokens: Count  # their prompt tokens that must still be computed
     oldest_wait_s: Seconds
+    blocked: Count = 0  # requests that wait for a grammar or for KV entries from elsewhere, not for their turn
     running: Count
     kv_usage: Annotated[float, Field(ge=0, le=1)]
     # totals

@@ -46,11 +46,13 @@ class ReplicaStatus(Record):
     waiting: Count
     waiting_tokens: Count
     oldest_wait_s: Seconds
+    blocked: Count = 0
     kv_usage: float
     tokens_fp16: Count
     tokens_fp8: Count
     fp16_only: bool = False
     fp8_pays_from_tokens: Count | None = None
+    fp8_weight_share: float | None = None
     switches: Count
     ttft_p90_ms: Milliseconds | None  # None: no request in the window
     tpot_p90_ms: Milliseconds | None

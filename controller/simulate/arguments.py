@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from controller.config import explain
 from controller.simulate.engine_model import TABLE, read_table
 from controller.simulate.errors import SimulationError
+from controller.simulate.path import PathCost
 from controller.simulate.scenario import Failure, Scenario
 from controller.simulate.session import Bench, Generator, make_bench
 from controller.simulate.workload import JITTER_S
@@ -45,6 +46,14 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--table", type=Path, default=TABLE, metavar="JSON", help="the engine (the table that ships)")
     group.add_argument("--routing", default="p2c", help="p2c as Ray Serve (default), or round_robin")
     group.add_argument("--admission-limit", type=int, metavar="N", help="ongoing requests of a replica (none)")
+    group.add_argument(
+        "--path-us", type=float, nargs="?", const=PathCost().per_token_us, metavar="US",
+        help="processor time of the front end for each streamed token (without a value 42; left out: none)",
+    )  # fmt: skip
+    group.add_argument(
+        "--path-request-us", type=float, default=0.0, metavar="US",
+        help="and for each request, with --path-us (%(default)g)",
+    )  # fmt: skip
     group.add_argument(
         "--max-replicas", type=int, metavar="N", help="up to which the autoscaler may go (none are added)"
     )
@@ -100,6 +109,9 @@ def check_folders(*paths: Path | None) -> None:
 
 def make_scenario(args: argparse.Namespace) -> Scenario:
     """The cluster of the arguments."""
+    if args.path_us is None and args.path_request_us:
+        raise SimulationError("--path-request-us: expected --path-us beside it, the cost of a token")
+    path = None if args.path_us is None else {"per_token_us": args.path_us, "per_request_us": args.path_request_us}
     try:
         return Scenario.model_validate(
             {
@@ -115,6 +127,7 @@ def make_scenario(args: argparse.Namespace) -> Scenario:
                     "duplication": args.duplication,
                 },
                 "failures": args.fail,
+                "path": path,
                 "jitter_s": args.jitter,
                 "pinned_share": args.pinned_share,
                 "seed": args.seed,

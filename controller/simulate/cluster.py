@@ -8,7 +8,6 @@ Engines are advanced lazily, when something looks at them or changes them; so a 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from math import inf
 from typing import Any
 
 from controller.config import ControllerConfig
@@ -95,7 +94,7 @@ class Cluster:
             elif not self._route(now_s, request, self._serving).offer(now_s, request):
                 request.outcome = "shed"
         last_arrival_s = now_s
-        while any(replica.engine.ends_s < inf for replica in self.present.values()):
+        while any(replica.engine.busy for replica in self.present.values()):
             before_s = events[0][0]
             while events[0][0] <= before_s + self._config.step_period_s:
                 now_s, _, action, arguments = heappop(events)
@@ -123,7 +122,7 @@ class Cluster:
             return
         self._at(now_s + self._config.report_period_s, self._report, replica)
         snapshot = replica.snapshot(now_s)
-        if replica.draining and replica.engine.ends_s == inf:
+        if replica.draining and not replica.engine.busy:
             self._remove(now_s, replica)
             return
         for delay_s in self._network.fate():
@@ -180,6 +179,7 @@ class Cluster:
             self._config,
             now_s + ready_in_s,
             self._scenario.admission_limit,
+            self._scenario.path,
         )
         self._everyone.append(replica)
         self.present[replica.name] = replica
@@ -212,7 +212,7 @@ class Cluster:
         replica.engine.advance(now_s)
         for request in replica.engine.unfinished():
             request.outcome = "lost"
-        replica.engine.ends_s = inf
+        replica.engine.stop()
         self._remove(now_s, replica)
         self._at(now_s + failure.down_s, self._start_replica, failure.replica, 0.0)
 

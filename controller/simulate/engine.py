@@ -66,6 +66,7 @@ class Engine:
         """Queue a request; the engine must have been advanced to ``now_s``."""
         if self._decode_only:
             self._start(self._began_s)
+        request.queued_s = now_s
         self.arrivals += 1
         self.arrived_tokens += request.prompt_tokens
         self.waiting_tokens += request.target
@@ -100,9 +101,26 @@ class Engine:
         """Requests inside: what a router compares."""
         return len(self.running) + len(self.waiting)
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything is left to do."""
+        return self.ends_s < inf
+
+    def stop(self) -> None:
+        """The engine dies: nothing more happens."""
+        self.ends_s = inf
+
+    def written(self, began_s: float, ended_s: float, tokens: int) -> float:
+        """Tokens have been made; returns by how many seconds their way to the clients has become longer: here there is none."""
+        return 0.0
+
+    def delay_s(self, now_s: float) -> float:
+        """Until a token made now is with its client."""
+        return 0.0
+
     def oldest_wait_s(self, now_s: float) -> float:
         """Age of the request at the head of the queue."""
-        return max(0.0, now_s - self.waiting[0].arrived_s) if self.waiting else 0.0
+        return max(0.0, now_s - self.waiting[0].queued_s) if self.waiting else 0.0
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -145,7 +163,7 @@ class Engine:
     def _admit(self, budget: int, seen_s: float) -> None:
         while self.waiting and budget > 0 and len(self.running) < self._max_seqs:
             request = self.waiting[0]
-            if request.arrived_s > seen_s or self.used_blocks + -(-request.target // self._block) > self.total_blocks:
+            if request.queued_s > seen_s or self.used_blocks + -(-request.target // self._block) > self.total_blocks:
                 return
             self.waiting.popleft()
             self.running[request] = None
@@ -167,8 +185,9 @@ class Engine:
         """What the step in progress has brought: tokens, first tokens, finished requests."""
         is_fp8, duration_s = self._is_fp8, now_s - self._began_s
         self.stats.took(is_fp8, duration_s)
+        longer_s = self.written(self._began_s, now_s, self._step_decodes + len(self._chunks))
         if self._step_decodes:
-            self.tpot.add(now_s, duration_s * 1e3, self._step_decodes)
+            self.tpot.add(now_s, max(0.0, duration_s + longer_s) * 1e3, self._step_decodes)
             self._batch.stepped(is_fp8)
             self._finish_due(now_s)
         for request, count in self._chunks:
@@ -181,7 +200,7 @@ class Engine:
 
     def _sampled_by_prefill(self, now_s: float, request: SimRequest, is_fp8: bool) -> None:
         if request.generated == 0:
-            request.first_s = now_s
+            request.first_s = now_s + self.delay_s(now_s)
             self.ttft.add(now_s, request.ttft_ms)
         request.generated += 1
         request.completion_fp8 += is_fp8
@@ -222,7 +241,8 @@ class Engine:
                 self.used_blocks = used_blocks
                 batch.stepped(is_fp8, done)
                 duration_s = (now_s - began_s) / done
-                self.tpot.add(now_s, duration_s * 1e3, done * decodes)
+                gap_s = duration_s + self.written(began_s, now_s, done * decodes) / done
+                self.tpot.add(now_s, max(0.0, gap_s) * 1e3, done * decodes)
                 self.stats.scheduled(is_fp8, done * decodes, done)
                 self.stats.took(is_fp8, duration_s, done)
             if not room:
@@ -272,6 +292,7 @@ class Engine:
     def _finish(self, now_s: float, request: SimRequest) -> None:
         del self.running[request]
         self._pinned -= request.pinned
-        request.finished_s, request.outcome, request.generated = now_s, "finished", request.output_tokens
+        request.finished_s = max(request.first_s, now_s + self.delay_s(now_s))
+        request.outcome, request.generated = "finished", request.output_tokens
         self.finished.append(request)
         self.finished_count += 1

@@ -11,6 +11,7 @@ from controller.protocol import DirectiveFollower
 from controller.schema import Directive, DirectiveAck, ReplicaSnapshot
 from controller.simulate.engine import Engine
 from controller.simulate.engine_model import EngineTable
+from controller.simulate.path import PathCost, ServedEngine
 from controller.simulate.request import SimRequest
 from nestedfp.modes import DirectiveMode
 
@@ -28,6 +29,7 @@ class Replica:
         ready_at_s: end of the warm-up; no request comes before.
         admission_limit: ongoing requests above which new ones are turned away; None: no limit until the controller
             lowers the admission scale.
+        path: what the processes in front of the engine cost; None: nothing.
     """
 
     def __init__(
@@ -38,10 +40,12 @@ class Replica:
         config: ControllerConfig,
         ready_at_s: float = 0.0,
         admission_limit: int | None = None,
+        path: PathCost | None = None,
     ) -> None:
         self.name = name
         self.incarnation = incarnation
-        self.engine = Engine(table)
+        self._served = None if path is None else ServedEngine(table, path)
+        self.engine = self._served or Engine(table)
         self.ready_at_s = ready_at_s
         self.gone = False  # failed or retired: messages to it are lost
         self.draining = False  # gets no new requests, and goes when the last is answered
@@ -128,6 +132,7 @@ class Replica:
             tpot=engine.tpot.summary(now_s),
             step_ms_fp16=stats.step_ms[False],
             step_ms_fp8=stats.step_ms[True],
+            path=None if self._served is None else self._served.path_stats(now_s),
         )
 
     def _put_in_force(self, now_s: float) -> None:

@@ -31,6 +31,7 @@ class SimRequest:
         "prompt_fp8",
         "prompt_fp16",
         "prompt_tokens",
+        "queued_s",
         "target",
     )
 
@@ -39,6 +40,7 @@ class SimRequest:
     ) -> None:
         self.index = index
         self.arrived_s = arrived_s
+        self.queued_s = arrived_s  # when the engine has it; later than its arrival where there is a path in front
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.pinned = pinned

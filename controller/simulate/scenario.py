@@ -6,6 +6,7 @@ from pydantic import Field
 
 from controller.simulate.engine_model import Part
 from controller.simulate.network import NetworkConfig
+from controller.simulate.path import PathCost
 from controller.simulate.routing import Routing
 from controller.simulate.workload import JITTER_S
 
@@ -30,6 +31,7 @@ class Scenario(Part):
     routing: Routing = "p2c"
     network: NetworkConfig = NetworkConfig()
     failures: tuple[Failure, ...] = ()
+    path: PathCost | None = None  # in front of each replica; None: it costs nothing
     jitter_s: Seconds = JITTER_S  # by which copies of a request are moved
     pinned_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # of the requests demand exact FP16
     seed: Annotated[int, Field(ge=0)] = 0
