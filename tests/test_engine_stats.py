@@ -5,6 +5,8 @@ import time
 import pytest
 from vllm_parts import BLOCK, Engine, RequestStatus, engine_request
 
+from controller.schema import ReplicaSnapshot
+
 GRAMMAR = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
 
 
@@ -12,6 +14,14 @@ def arrived(name, prompt=20, ago_s=0.0, **params):
     request = engine_request(name, prompt, **params)
     request.arrival_time = time.time() - ago_s
     return request
+
+
+def test_whatever_the_engine_tells_has_its_place_in_the_snapshot():
+    engine = Engine()
+    engine.add(arrived("a"))
+    engine.step()
+    replica = {"replica_id": "r", "incarnation": "i", "seq": 1, "ready": True, "lease_remaining_s": 1.0}
+    ReplicaSnapshot(**replica, **engine.scheduler.nestedfp_stats())
 
 
 def test_a_request_that_waits_for_a_grammar_is_not_in_line():
@@ -22,7 +32,7 @@ def test_a_request_that_waits_for_a_grammar_is_not_in_line():
     engine.scheduler.skipped_waiting.add_request(request)
     stats = engine.scheduler.nestedfp_stats()
     assert (stats["waiting"], stats["blocked"], stats["oldest_wait_s"]) == (0, 1, 0.0)
-    assert stats["last_step_age_s"] is None, "nothing to compute"
+    assert stats["progress_age_s"] is None, "nothing to compute"
 
 
 def test_a_grammar_that_is_ready_puts_its_request_in_line_from_then_on():
@@ -68,17 +78,17 @@ def test_one_that_waits_behind_a_preempted_request_is_still_seen():
 
 def test_the_age_of_the_last_step_counts_from_when_there_was_work():
     engine = Engine()
-    assert engine.scheduler.nestedfp_stats()["last_step_age_s"] is None
+    assert engine.scheduler.nestedfp_stats()["progress_age_s"] is None
     engine.scheduler._progress_s -= 100.0  # idle for long
     engine.add(arrived("a"))
-    assert engine.scheduler.nestedfp_stats()["last_step_age_s"] < 1.0
+    assert engine.scheduler.nestedfp_stats()["progress_age_s"] < 1.0
     scheduled = engine.schedule()
     engine.scheduler._progress_s -= 7.0  # the step does not end
-    assert engine.scheduler.nestedfp_stats()["last_step_age_s"] == pytest.approx(7.0, abs=0.5)
+    assert engine.scheduler.nestedfp_stats()["progress_age_s"] == pytest.approx(7.0, abs=0.5)
     engine.finish(scheduled)
-    assert engine.scheduler.nestedfp_stats()["last_step_age_s"] < 1.0
+    assert engine.scheduler.nestedfp_stats()["progress_age_s"] < 1.0
     engine.run()
-    assert engine.scheduler.nestedfp_stats()["last_step_age_s"] is None
+    assert engine.scheduler.nestedfp_stats()["progress_age_s"] is None
 
 
 def test_nothing_is_kept_of_requests_that_have_left():

@@ -228,7 +228,7 @@ class PrecisionMixin:
         """Return the requests that were passed over and do not wait for a grammar, a remote KV cache or their own client."""
         return [request for request in self.skipped_waiting if not self._is_blocked_waiting_status(request.status)]
 
-    def _last_step_age_s(self) -> float | None:
+    def _progress_age_s(self) -> float | None:
         """Return for how long there has been work and no step has ended; None: nothing to do."""
         if self.pause_state is not PauseState.UNPAUSED or not (self.running or self.waiting or self._skipped()):
             return None
@@ -271,7 +271,7 @@ class PrecisionMixin:
 
         ``waiting``, ``waiting_tokens`` and ``oldest_wait_s`` are of requests that wait for their turn; those that wait for
         a grammar to compile, a remote KV cache or their own client are in ``blocked``. A preempted request has waited since
-        its preemption. ``last_step_age_s`` says for how long there has been work and no step has ended; None: no work.
+        its preemption. ``progress_age_s`` says for how long there has been work and no step has ended; None: no work.
         """
         totals = self._totals
         waiting = [*self.waiting, *self._skipped()]
@@ -294,7 +294,7 @@ class PrecisionMixin:
             "waiting_tokens": sum(max(0, r.num_tokens - r.num_computed_tokens) for r in waiting)
             + sum(max(0, r.num_prompt_tokens - r.num_computed_tokens) for r in self.running),
             "oldest_wait_s": self._oldest_wait_s(),
-            "last_step_age_s": self._last_step_age_s(),
+            "progress_age_s": self._progress_age_s(),
             "running": len(self.running),
             "kv_usage": float(self.kv_cache_manager.usage),
             "arrivals": self._arrivals,
