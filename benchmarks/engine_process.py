@@ -109,9 +109,9 @@ def modes_of(system: str, llm: Any, alternate: bool = False) -> Iterator[str]:
     scheduler.choose = original
 
 
-def random_prompt(tokens: int) -> dict[str, list[int]]:
-    """Return a prompt of random token ids."""
-    return {"prompt_token_ids": [random.randrange(10, 30000) for _ in range(tokens)]}
+def random_prompt(tokens: int, vocabulary: int = 30000) -> dict[str, list[int]]:
+    """Return a prompt of random token ids below ``vocabulary``."""
+    return {"prompt_token_ids": [random.randrange(10, vocabulary) for _ in range(tokens)]}
 
 
 def row(*values: Any) -> None:

@@ -3,6 +3,8 @@
 Run: ``pytest -q tests/test_graph_sizes.py``
 """
 
+from types import SimpleNamespace
+
 import pytest
 
 from nestedfp.vllm_plugin.graph_sizes import larger_sizes
@@ -27,3 +29,47 @@ def test_a_step_is_padded_by_a_few_percent_at_most(up_to, padding):
 
 def test_a_budget_that_is_no_multiple_is_a_size_itself():
     assert larger_sizes(512, 1000)[-1] == 1000
+
+
+def graph_manager(graph_tokens, budget_tokens=8192, mode="FULL_AND_PIECEWISE"):
+    """vLLM's own graph manager with our two sets of graphs, as far as it needs no GPU."""
+    from vllm.config.compilation import CUDAGraphMode
+
+    from nestedfp.vllm_plugin.graphs import DualPrecisionGraphManager
+
+    manager = object.__new__(DualPrecisionGraphManager)
+    manager.compilation_config = SimpleNamespace(
+        cudagraph_capture_sizes=[1, 2, 4, 8, 256, 512], max_cudagraph_capture_size=512
+    )
+    manager.vllm_config = SimpleNamespace(
+        additional_config={"nestedfp": {"graph_tokens": graph_tokens}},
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=budget_tokens),
+        speculative_config=None,
+    )
+    manager.max_num_reqs, manager.decode_query_len, manager.varlen_decode = 1024, 1, False
+    manager.cudagraph_mode, manager.lora_capture_cases = CUDAGraphMode[mode], [0, 1]
+    manager._candidates, manager._capture_descs = {}, {}
+    manager._init_candidates()
+    return manager
+
+
+@pytest.mark.filterwarnings("ignore")  # of vLLM's imports
+def test_steps_with_prompts_get_piecewise_graphs_above_vllm_s_sizes_in_both_precisions():
+    from vllm.config.compilation import CUDAGraphMode
+
+    manager = graph_manager(2048)
+    for precision in (0, 1):
+        (found,) = manager._candidates[600, precision]
+        assert (found.cg_mode, found.num_tokens) == (CUDAGraphMode.PIECEWISE, 608)
+        assert found.num_active_loras == precision
+        assert (2049, precision) not in manager._candidates
+    assert manager.compilation_config.cudagraph_capture_sizes == [1, 2, 4, 8, 256, 512], "vLLM's configuration stays"
+    full = {desc.num_tokens for desc in manager._capture_descs[CUDAGraphMode.FULL]}
+    assert max(full) == 512, "decode graphs stay as they were"
+
+
+@pytest.mark.filterwarnings("ignore")  # of vLLM's imports
+def test_larger_graphs_end_at_the_token_budget_and_can_be_switched_off():
+    assert max(tokens for tokens, _ in graph_manager(2048, 1000)._candidates) == 1000
+    assert max(tokens for tokens, _ in graph_manager(0)._candidates) == 512
+    assert max(tokens for tokens, _ in graph_manager(2048, mode="FULL_DECODE_ONLY")._candidates) == 512
