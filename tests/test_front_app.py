@@ -305,6 +305,14 @@ def test_a_stream_that_the_engine_ends_with_an_error_says_so():
     assert body.endswith(b"data: [DONE]\n\n")
 
 
+def test_a_request_that_the_engine_ends_before_its_first_token_is_the_requests_fault():
+    refused = output("", "error")
+    refused.outputs[0].token_ids = []
+    answer = ask(front(stream_of(refused)), body={**GOOD, "stream": True})
+    assert answer[0] == 400
+    assert "cannot be processed" in error_of(answer)
+
+
 def test_a_client_that_leaves_aborts_the_request_and_frees_its_place():
     Client.aborted = 0
     admission, meter = Admission(4, 8), PathMeter()

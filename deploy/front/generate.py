@@ -153,6 +153,7 @@ class Generate:
     def _explained(self, error: Exception, passage: Passage, headers: dict[bytes, bytes], size: int) -> Refused:
         """What a client hears of an exception that came before its answer began."""
         from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+        from vllm.exceptions import GenerationError
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         if isinstance(error, EngineDeadError):
@@ -162,11 +163,13 @@ class Generate:
             # Not offered to another replica: the request may be what killed this one.
             return Refused(503, f"{message}; this request was in it", "service_unavailable")
         accepted = (turn := TURN.get()) is not None and turn.accepted
+        failed = isinstance(error, (EngineGenerateError, GenerationError))
         if not accepted and isinstance(error, EngineGenerateError) and isinstance(error.__cause__, Exception):
             error = error.__cause__
         info = create_error_response(error).error
-        if info.code == 500 and not accepted:
-            # Before the engine has taken it nothing but the request's own content can be at fault.
+        if info.code == 500 and not (failed and accepted):
+            # Before the engine's first token, or in vLLM's own handling of it, nothing but the request's content can be at
+            # fault: a grammar, say, that cannot be compiled.
             log.warning("request refused: %s: %s", type(error).__name__, one_line(error))
             return Refused(400, f"the request cannot be processed: {one_line(error)}")
         if info.code >= 500:
@@ -181,8 +184,6 @@ class Generate:
         frame, call = stream.frame, stream.call
         collector = await call.start()
         passage.submitted()
-        if (turn := TURN.get()) is not None:
-            turn.accepted = True
         begun = False
         prompt_tokens = completion_tokens = 0
         try:
@@ -192,11 +193,15 @@ class Generate:
                 part = output.outputs[0]
                 new_tokens = len(part.token_ids)
                 completion_tokens += new_tokens
+                if new_tokens and not begun and (turn := TURN.get()) is not None:
+                    turn.accepted = True
                 if output.prompt_token_ids is not None:
                     prompt_tokens = len(output.prompt_token_ids)
                 if output.finished:
                     if part.finish_reason == "error":
-                        raise RuntimeError("the engine ended the request with an error")
+                        from vllm.exceptions import GenerationError
+
+                        raise GenerationError("the engine ended the request with an error")
                     data = frame.last(
                         part.text,
                         part.finish_reason,

@@ -53,7 +53,7 @@ class Turn:
         self.plain = plain
         self.submitted = submitted
         self.calls: list[EngineCall] = []
-        self.accepted = False  # known of a request in vLLM's own hands when its first output comes
+        self.accepted = False  # the engine has computed a token of it
         self.finished: list[Any] = []  # the outputs that ended a sequence, where vLLM's own code consumes them
 
 
@@ -80,7 +80,7 @@ class Engine:
     async def _observed(self, turn: Turn, prompt: Any, params: Any, request_id: str, options: dict[str, Any]) -> Any:
         turn.submitted()
         async for output in self._client.generate(prompt, params, request_id, **options):
-            turn.accepted = True
+            turn.accepted = turn.accepted or any(part.token_ids for part in getattr(output, "outputs", ()))
             if output.finished:
                 turn.finished.append(output)
             yield output
