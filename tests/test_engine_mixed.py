@@ -1,12 +1,17 @@
-"""Arrivals and figures of the open-loop engine benchmark.
+"""Arrivals and figures of the open-loop engine benchmark; its loop over a real engine on the CPU.
 
 Run: ``pytest -q tests/test_engine_mixed.py``
 """
 
 import itertools
+import json
+import os
 import statistics
+import subprocess
+import sys
 
 import pytest
+from processes import ROOT
 
 from benchmarks.engine_mixed import Answer, arrivals, figures_ms, percentile
 
@@ -41,3 +46,23 @@ def test_figures_count_the_middle_of_the_run_and_waiting_before_the_first_step()
     assert (tpot_p50, tpot_p99) == pytest.approx((30.0, 30.0))
     with pytest.raises(ValueError, match="none of 2 requests"):
         figures_ms(edges, 100.0)
+
+
+@pytest.mark.engine
+def test_every_request_of_an_open_loop_is_answered_in_full_by_a_real_engine():
+    engine = {"max_model_len": 64, "enforce_eager": True, "max_num_seqs": 32}
+    spec = {"model": "fairytales-8m", "model_dir": str(ROOT / "models" / "fairytales-8m"), "system": "nestedfp"}
+    load = {"tokens_in": 24, "tokens_out": 6, "load": 0.5, "budget_tokens": 512, "seconds": 4.0, "seed": 1}
+    given = json.dumps({**spec, **load, "rate_rps": None, "capacity_requests": 24, "engine": engine})
+    command = [sys.executable, "-m", "benchmarks.engine_mixed", "--spec", given]
+    quiet = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, **quiet}
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, env=env)
+    assert found.returncode == 0, found.stderr[-3000:]
+    rows = [json.loads(line[4:]) for line in found.stdout.splitlines() if line.startswith("ROW ")]
+    assert [row[1] for row in rows] == ["nestedfp_fp16", "nestedfp_fp8"]
+    for _, _, rate_rps, *times_ms in rows:
+        assert rate_rps > 0
+        assert all(0 < value < 60_000 for value in times_ms)
+        assert times_ms[0] <= times_ms[1]
+        assert times_ms[2] <= times_ms[3]
