@@ -115,7 +115,8 @@ class Generate:
 
     def _refusal(self, headers: dict[bytes, bytes], size: int, status: int, message: str) -> Refused:
         kind = "overloaded_error" if status == 429 else "service_unavailable"
-        if self._standing.has_peers() and self._elsewhere.may_go(headers, size):
+        # A replica whose engine is dead sends everything on: the controller no longer counts it among those that are ready.
+        if (status == 503 or self._standing.has_peers()) and self._elsewhere.may_go(headers, size):
             status = ELSEWHERE_STATUS
         return Refused(status, message, kind)
 
