@@ -49,6 +49,7 @@ class Replicas:
             snapshot = make_snapshot(
                 replica_id=name,
                 seq=self.seq,
+                steps_fp16=100 * self.seq,  # warm after the first
                 epoch=now.epoch,
                 directive=now.mode,
                 lease_remaining_s=follower.lease_remaining_s(now_s),
