@@ -22,6 +22,7 @@ FAST = {
     "renew_s": 0.02,
     "lease_s": 0.3,
     "policy": {"name": "threshold"},
+    "guards": {"warm_up_s": 0},  # the first snapshot counts
 }
 
 
@@ -49,7 +50,6 @@ class Replicas:
             snapshot = make_snapshot(
                 replica_id=name,
                 seq=self.seq,
-                steps_fp16=100 * self.seq,  # warm after the first
                 epoch=now.epoch,
                 directive=now.mode,
                 lease_remaining_s=follower.lease_remaining_s(now_s),
