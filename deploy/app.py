@@ -141,6 +141,10 @@ def engine_kwargs(config: DeployConfig, kind: str) -> dict[str, Any]:
             "nestedfp": {
                 "quantize_activations": engine.quantize_activations,
                 "step_costs": engine.step_costs,
+                "gemm_choice": engine.gemm_choice,
+                "gemm_timings": engine.gemm_timings or "",
+                "graph_tokens": engine.graph_tokens,
+                "fp16_reads_fp8_blocks": engine.fp16_reads_fp8_blocks,
                 "unsupported_gpu": engine.unsupported_gpu,
             }
         }

@@ -91,6 +91,12 @@ class EngineSection(Section):
     step_costs: Literal["auto", "measure", "off"] = (
         "auto"  # time steps in both precisions at the start, so that the directive auto takes FP8 where it pays; auto: on a GPU
     )
+    gemm_choice: Literal["measure", "model"] = (
+        "measure"  # on a GPU: kernel configs by what they take on this card, timed at the first start; or by the shipped model
+    )
+    gemm_timings: str | None = None  # folder of kept times to choose by, so that every engine chooses alike
+    graph_tokens: Annotated[int, Field(ge=0)] = 1024  # on a GPU: CUDA graphs for steps of up to so many tokens
+    fp16_reads_fp8_blocks: bool = False  # under fp16, reuse prefix-cache blocks that FP8 steps wrote, and disclose it
     unsupported_gpu: Literal["refuse", "fp16"] = (
         "refuse"  # what to do on a GPU without this project's kernels; fp16: serve exact FP16 only, through vLLM's own
     )
