@@ -12,16 +12,17 @@ Tokens = dict[str, dict[str, Any]]
 PREFIX = "data: "
 
 
-def disclose(usage: dict[str, Any] | None, tokens: Tokens | None) -> dict[str, Any] | None:
-    """Return ``usage`` with ``precision_tokens`` added; made from the tokens alone when there is no usage yet."""
+def disclose(usage: dict[str, Any] | None, tokens: Tokens | None, samples: int = 1) -> dict[str, Any] | None:
+    """Return ``usage`` with ``precision_tokens`` added; made from the tokens alone when there is no usage yet.
+
+    Each of ``samples`` answers to a prompt counts the prompt, in the tokens; the usage counts it once.
+    """
     if tokens is None:
         return usage
     if usage is None:
         computed, cached = tokens["prompt"], tokens["prompt"]["cached"]
-        prompt, completion = (
-            computed["fp16"] + computed["fp8"] + sum(cached.values()),
-            sum(tokens["completion"].values()),
-        )
+        prompt = (computed["fp16"] + computed["fp8"] + sum(cached.values())) // samples
+        completion = sum(tokens["completion"].values())
         usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
     return {**usage, "precision_tokens": tokens}
 
@@ -36,10 +37,12 @@ class StreamDiscloser:
     Args:
         tokens: returns the counts so far, or None when nothing is known.
         include_usage: the client asked for a usage chunk.
+        samples: ``n`` of the request.
     """
 
-    def __init__(self, tokens: Callable[[], Tokens | None], include_usage: bool) -> None:
+    def __init__(self, tokens: Callable[[], Tokens | None], include_usage: bool, samples: int = 1) -> None:
         self._tokens = tokens
+        self._samples = samples
         self._marker = '"usage":{' if include_usage else '"finish_reason":"'
 
     def event(self, event: str) -> str:
@@ -48,5 +51,5 @@ class StreamDiscloser:
         if self._marker not in event or not event.startswith(PREFIX):
             return event
         chunk = json.loads(event.removeprefix(PREFIX))
-        chunk["usage"] = disclose(chunk.get("usage"), self._tokens())
+        chunk["usage"] = disclose(chunk.get("usage"), self._tokens(), self._samples)
         return f"{PREFIX}{json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"

@@ -165,7 +165,14 @@ def test_replicas_hear_how_many_are_ready_and_how_many_of_them_run_fp16() -> Non
 
 
 def test_the_status_shows_the_path_and_the_ages_that_a_replica_told() -> None:
-    path = {"in_path": 3, "wait_p90_ms": 1.5, "delivery_p90_ms": 2.5, "loop_lag_ms": 4.0, "open_streams": 40, "paused_streams": 1}
+    path = {
+        "in_path": 3,
+        "wait_p90_ms": 1.5,
+        "delivery_p90_ms": 2.5,
+        "loop_lag_ms": 4.0,
+        "open_streams": 40,
+        "paused_streams": 1,
+    }
     shown = (
         Cluster(make_loop("static_fp16")).run(0.2, path=path, stats_age_s=0.2, progress_age_s=0.1).status.replicas[0]
     )

@@ -15,6 +15,12 @@ def payload(text):
     return json.loads(text.removeprefix("data: "))
 
 
+def test_samples_of_one_prompt_count_it_once_in_the_usage():
+    tokens = {"prompt": {"fp16": 4, "fp8": 2, "cached": {"fp16": 2, "fp8": 0}}, "completion": {"fp16": 6, "fp8": 0}}
+    usage = disclose(None, tokens, samples=2)
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (4, 6, 10)
+
+
 def test_usage_gains_the_counts_and_keeps_the_rest():
     assert disclose({"prompt_tokens": 6}, TOKENS) == {"prompt_tokens": 6, "precision_tokens": TOKENS}
     assert disclose({"prompt_tokens": 6}, None) == {"prompt_tokens": 6}

@@ -244,7 +244,9 @@ class Generate:
         """Pass on the events of vLLM's own generator, with the disclosure added."""
         options = request.stream_options
         discloser = StreamDiscloser(
-            lambda: usage_of(total(counts.values())) if counts else None, bool(options and options.include_usage)
+            lambda: usage_of(total(counts.values())) if counts else None,
+            bool(options and options.include_usage),
+            request.n or 1,
         )
         begun = False
         async with aclosing(events):

@@ -22,7 +22,7 @@ prompt again says so.
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -54,36 +54,6 @@ def collected() -> Iterator[dict[str, TokenCounts]]:
         yield counts
     finally:
         _collecting.set(before)  # no token: an asynchronous generator may be closed in another context
-
-
-_observers: list[Callable[[list[float], list[float]], None]] = []
-_finish_observers: list[Callable[[list[tuple[float, float | None]]], None]] = []
-
-
-def observe_latencies(observer: Callable[[list[float], list[float]], None]) -> None:
-    """Call ``observer(times to first token, inter-token times)``, in seconds, after every output of the engine."""
-    _observers.append(observer)
-
-
-def observe_finished(observer: Callable[[list[tuple[float, float | None]]], None]) -> None:
-    """Call ``observer`` with (time to first token, mean time per output token) of requests that have ended, in seconds.
-
-    Only of those that ended by themselves: an aborted request says nothing about the service. The second is None for a
-    single token.
-    """
-    _finish_observers.append(observer)
-
-
-def finished_latencies(requests: list[Any]) -> list[tuple[float, float | None]]:
-    """Latencies of vLLM's ``FinishedRequestStats``; the time to first token is all that was not decoding."""
-    return [
-        (
-            max(0.0, stats.e2e_latency - stats.decode_time),
-            stats.mean_time_per_output_token if stats.num_generation_tokens > 1 else None,
-        )
-        for stats in requests
-        if str(stats.finish_reason) in ("stop", "length")
-    ]
 
 
 def check_pin(params: Any) -> bool:
@@ -176,7 +146,7 @@ def install() -> None:
                 output.kv_transfer_params = params or None
                 if (state := self.request_states.get(output.request_id)) is not None:
                     _record(state, TokenCounts(*counts))
-        return _observed(process_outputs, self, engine_core_outputs, *args, **kwargs)
+        return process_outputs(self, engine_core_outputs, *args, **kwargs)
 
     @functools.wraps(merge)
     def merged(self: Any, next_output: Any, aggregate: bool) -> None:
@@ -249,23 +219,3 @@ def _counted(state: Any, external_req_id: str, outputs: list[Any], finished: boo
     if finished:
         output.nestedfp_counts = total((state.parent_req or state).nestedfp_sequences.values())
     return output
-
-
-def _observed(process_outputs: Any, self: Any, engine_core_outputs: list[Any], *args: Any, **kwargs: Any) -> Any:
-    stats = kwargs.get("iteration_stats", args[1] if len(args) > 1 else None)
-    if stats is None or not (_observers or _finish_observers):
-        return process_outputs(self, engine_core_outputs, *args, **kwargs)
-    # One statistics object may collect several calls: only what this call adds is new.
-    seen = (
-        len(stats.time_to_first_tokens_iter),
-        len(stats.inter_token_latencies_iter),
-        len(stats.finished_requests),
-    )
-    result = process_outputs(self, engine_core_outputs, *args, **kwargs)
-    for observer in _observers:
-        observer(stats.time_to_first_tokens_iter[seen[0] :], stats.inter_token_latencies_iter[seen[1] :])
-    if len(stats.finished_requests) > seen[2]:
-        latencies = finished_latencies(stats.finished_requests[seen[2] :])
-        for finish_observer in _finish_observers:
-            finish_observer(latencies)
-    return result
