@@ -120,7 +120,7 @@ def test_nothing_is_known_before_anything_is_seen() -> None:
 
 @pytest.mark.parametrize(
     ("tokens_per_s", "capacity", "expected"),
-    [(None, 1.0, None), (1.0, None, None), (50.0, 100.0, 0.5), (1.0, 0.0, 99.0), (0.0, 0.0, 99.0), (1e9, 1.0, 99.0)],
+    [(None, 1.0, None), (1.0, None, None), (50.0, 100.0, 0.5), (1.0, 0.0, 99.0), (0.0, 0.0, 0.0), (1e9, 1.0, 99.0)],
 )
 def test_a_load_is_bounded(tokens_per_s: float | None, capacity: float | None, expected: float | None) -> None:
     assert load.over(tokens_per_s, capacity) == expected
