@@ -191,6 +191,13 @@ def test_a_sliding_window_forgets():
     assert window.summary(100.0).count == 0
 
 
+async def until(condition, limit_s=20.0):
+    deadline_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "the condition never came"
+        await asyncio.sleep(0.01)
+
+
 def test_an_engine_that_hangs_is_noticed_by_its_silence_and_snapshots_carry_the_age_of_what_they_say(monkeypatch):
     monkeypatch.setattr("deploy.agent.ENGINE_TIMEOUT_S", 0.05)
     monkeypatch.setattr("deploy.agent.HUNG_AFTER_S", 0.2)
@@ -212,18 +219,15 @@ def test_an_engine_that_hangs_is_noticed_by_its_silence_and_snapshots_carry_the_
             return await super().__call__(utility, *args)
 
     async def scenario(agent, engine):
-        await asyncio.sleep(0.04)
-        agent.check_engine()
-        await asyncio.sleep(0.3)
-        assert agent.silent_s > 0.2
+        await until(lambda: engine.answers == 1)
+        await until(lambda: agent.silent_s > 0.2)
         with pytest.raises(RuntimeError, match="has not answered for"):
             agent.check_engine()
-        assert controller.snapshots[-1]["stats_age_s"] > 0.2
+        await until(lambda: controller.snapshots[-1]["stats_age_s"] > 0.2)
         assert engine.answers == 1, "no second call stands behind the first one"
         engine.go.set()
-        await asyncio.sleep(0.1)
+        await until(lambda: agent.silent_s == 0)
         agent.check_engine()
-        assert agent.silent_s == 0
 
     run(scenario, controller, engine=Hanging())
 

@@ -22,7 +22,7 @@ PAUSED_AFTER_S = 1.0  # a write that has waited for so long waits for a client t
 class Passage:
     """One request on its way."""
 
-    __slots__ = ("arrived_s", "first_s", "last_s", "meter", "submitted_s", "tokens", "writing_since_s")
+    __slots__ = ("arrived_s", "first_s", "last_s", "meter", "paused", "submitted_s", "tokens", "writing_since_s")
 
     def __init__(self, meter: "PathMeter", arrived_s: float) -> None:
         self.meter = meter
@@ -32,6 +32,7 @@ class Passage:
         self.last_s = 0.0
         self.tokens = 0
         self.writing_since_s: float | None = None
+        self.paused = False
 
     def submitted(self) -> None:
         """The engine has the request."""
@@ -46,18 +47,21 @@ class Passage:
     def wrote(self, tokens: int) -> None:
         """So many tokens' bytes have been written."""
         now_s = self.meter.clock()
+        # A client that does not read says nothing about the service.
+        paused = self.writing_since_s is not None and now_s - self.writing_since_s > PAUSED_AFTER_S
+        self.paused = self.paused or paused
         self.writing_since_s = None
         if self.first_s is None:
             self.first_s = now_s
             self.meter.ttft.add(now_s, (now_s - self.arrived_s) * 1e3)
-        elif tokens:
+        elif tokens and not paused:
             self.meter.tpot.add(now_s, (now_s - self.last_s) * 1e3 / tokens)
         self.last_s = now_s
         self.tokens += tokens
 
     def finished(self) -> None:
         """The stream has ended by itself."""
-        if self.first_s is not None:
+        if self.first_s is not None and not self.paused:
             spread_s = self.last_s - self.first_s
             self.meter.judge(self.first_s - self.arrived_s, spread_s / (self.tokens - 1) if self.tokens > 1 else None)
 

@@ -1,0 +1,88 @@
+"""What the path's meter makes of a request: times from arrival to the bytes written, and who counts in them."""
+
+import pytest
+
+from deploy.front.meter import PAUSED_AFTER_S, PathMeter
+
+
+class Clock:
+    def __init__(self):
+        self.now_s = 100.0
+
+    def __call__(self):
+        return self.now_s
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def meter(clock):
+    return PathMeter(clock)
+
+
+def write(passage, clock, tokens=1, takes_s=0.0):
+    passage.writing()
+    clock.now_s += takes_s
+    passage.wrote(tokens)
+
+
+def test_times_count_from_the_arrival_to_the_bytes_written(meter, clock):
+    passage = meter.arrive(clock.now_s)
+    assert meter.stats(clock.now_s).in_path == 1
+    clock.now_s += 0.02
+    passage.submitted()
+    assert (meter.stats(clock.now_s).in_path, meter.stats(clock.now_s).open_streams) == (0, 1)
+    clock.now_s += 0.08
+    write(passage, clock)
+    for tokens in (1, 3):  # three that came at once took as long as one
+        clock.now_s += 0.03
+        write(passage, clock, tokens)
+    passage.finished()
+    passage.ended()
+    ttft, tpot = meter.windows(clock.now_s)
+    assert (ttft.count, ttft.p50_ms) == (1, pytest.approx(100, rel=0.02))
+    assert (tpot.count, tpot.p90_ms) == (2, pytest.approx(30, rel=0.02))
+    assert meter.stats(clock.now_s).wait_p90_ms == pytest.approx(20, rel=0.02)
+    assert meter.take_finished() == [(pytest.approx(0.1), pytest.approx(0.06 / 4))]
+    assert meter.take_finished() == []
+    assert meter.stats(clock.now_s).open_streams == 0
+
+
+def test_a_client_that_does_not_read_is_seen_and_says_nothing_about_the_service(meter, clock):
+    passage = meter.arrive(clock.now_s)
+    passage.submitted()
+    write(passage, clock)
+    passage.writing()
+    clock.now_s += PAUSED_AFTER_S + 0.5
+    assert meter.stats(clock.now_s).paused_streams == 1
+    passage.wrote(1)
+    assert meter.stats(clock.now_s).paused_streams == 0
+    passage.finished()
+    assert meter.windows(clock.now_s)[1].count == 0
+    assert meter.take_finished() == []
+
+
+def test_an_answer_in_one_piece_has_the_engines_times_and_the_wait_before_it(meter, clock):
+    passage = meter.arrive(clock.now_s)
+    clock.now_s += 0.05
+    passage.submitted()
+    clock.now_s += 3.0
+    passage.finished_in_one_piece(first_token_s=0.15, decode_s=0.9, tokens=10)
+    assert meter.take_finished() == [(pytest.approx(0.2), pytest.approx(0.1))]
+    assert meter.windows(clock.now_s)[0].p50_ms == pytest.approx(200, rel=0.02)
+
+
+def test_a_request_that_never_reached_the_engine_leaves_the_path_when_it_ends(meter, clock):
+    passage = meter.arrive(clock.now_s)
+    passage.ended()
+    assert meter.stats(clock.now_s).in_path == 0
+
+
+def test_the_largest_lag_of_the_last_second_counts(meter, clock):
+    for lag_s in (0.004, 0.2, 0.001):
+        meter.lag(lag_s)
+    assert meter.stats(clock.now_s).loop_lag_ms == pytest.approx(200)
+    assert meter.stats(clock.now_s + 1.5).loop_lag_ms == 0
