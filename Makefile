@@ -60,6 +60,9 @@ serve: setup ## start the service (CONFIG=deploy/configs/....yaml)
 test: setup ## all tests that need no GPU
 	$(RUN) -m pytest -q $(ARGS)
 
+test-faults: setup ## kill, stop and attack the running service: a quarter of an hour
+	$(RUN) -m pytest -q -m faults $(ARGS)
+
 test-gpu: setup ## tests of kernels and engine on an H100 or H200; more with two of them
 	$(RUN) -m pytest -q -m gpu $(ARGS)
 	$(RUN) -m pytest -q tests/test_engine.py $(ARGS)
@@ -105,4 +108,4 @@ loadtest: setup ## replay a trace against fp16, fp8 and adaptive (ARGS="--trace 
 clean: ## remove the build output (the virtual environment stays)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache
 
-.PHONY: help setup serve test test-gpu check format bench-cpu bench-gpu bench-engine bench-http loadtest clean
+.PHONY: help setup serve test test-faults test-gpu check format bench-cpu bench-gpu bench-engine bench-http loadtest clean

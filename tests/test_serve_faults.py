@@ -24,7 +24,7 @@ from live_service import ADMIN, MODEL, children, complete, demo_config, serve, w
 
 from deploy.accelerator import resolve
 
-pytestmark = pytest.mark.serve
+pytestmark = [pytest.mark.serve, pytest.mark.faults]
 
 PORT = 8125
 URL = f"http://127.0.0.1:{PORT}"
@@ -76,7 +76,7 @@ def replica_processes(service):
 
 
 def send_all(cases, workers=6):
-    """(case, status or exception, seconds, body) of every case."""
+    """(case, status or exception, seconds, body) of every case; one that takes 30 s counts as a hang."""
     waiting, done = collections.deque(cases), []
 
     async def work():
@@ -112,8 +112,6 @@ def test_no_hostile_request_breaks_the_service_or_gets_more_than_an_answer(clien
     assert not leaks, leaks[:10]
     assert {process.pid for process in children(service, "VLLM::EngineCor")} == engines, "no engine was replaced"
     assert complete(client)["usage"]["completion_tokens"] == 8
-    took_s = sorted(seconds for _, _, seconds, _ in done)
-    assert took_s[int(0.99 * len(took_s))] < 1.0, [(c.name, round(s, 2)) for c, _, s, _ in done if s > 1][:20]
 
 
 def test_errors_are_in_openais_format(client):
