@@ -159,8 +159,11 @@ def test_a_damaged_file_costs_one_warning_and_is_written_anew(damage, caplog):
     assert gemm_cache.load(CARD, *SHAPE, 9)
 
 
-def test_a_folder_that_cannot_be_written_costs_a_warning_only(cache_folder, caplog):
+def test_a_folder_that_cannot_be_written_costs_a_warning_only(cache_folder, caplog, monkeypatch):
     cache_folder.write_text("a file where the folder should be")
+    # Whatever the tests before it made of vLLM's loggers.
+    caplog.set_level(logging.WARNING, "vllm.nestedfp")
+    monkeypatch.setattr(logging.getLogger("vllm.nestedfp"), "disabled", False)
     logging.getLogger("vllm.nestedfp").addHandler(caplog.handler)
     gemm_cache.save(CARD, *SHAPE, 9, [])
     logging.getLogger("vllm.nestedfp").removeHandler(caplog.handler)
