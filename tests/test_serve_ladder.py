@@ -41,7 +41,7 @@ LADDER = {
         "min_admission_scale": 0.25,
         "recover_after_s": 1,
         "scale_after_s": 3,
-        "scale_down_after_s": 80,  # the third replica needs some 40 s to start, twice that on a busy machine
+        "scale_down_after_s": 150,  # the third replica needs some 40 s to start, thrice that on a busy machine
     },
 }
 
@@ -112,15 +112,15 @@ def test_overload_degrades_then_sheds_then_scales_and_all_of_it_is_undone(client
         assert shed["admission_scale"] < 1
         assert wait_until(lambda: [a for a in answers if a.status_code == 429], 30), "somebody is refused"
         assert wait_until(lambda: status(client).get("desired_replicas") == 3, 60), status(client)
-    assert wait_until(lambda: ready(status(client)) == 3, 150, 1.0), status(client)
+    assert wait_until(lambda: ready(status(client)) == 3, 240, 1.0), status(client)
     outcomes = Counter(answer.status_code for answer in answers)
     assert set(outcomes) == {200, 429}, outcomes
     refusal = next(answer for answer in answers if answer.status_code == 429)
     assert int(refusal.headers["Retry-After"]) > 0
     assert "overloaded: this replica computes" in refusal.json()["error"]["message"]
-    assert wait_until(lambda: status(client)["rung"] in ("none", "degrade"), 120, 1.0), status(client)
+    assert wait_until(lambda: status(client)["rung"] in ("none", "degrade"), 240, 1.0), status(client)
     assert status(client)["desired_replicas"] is None
-    assert wait_until(lambda: ready(status(client)) == 2, 90, 1.0), status(client)
+    assert wait_until(lambda: ready(status(client)) == 2, 150, 1.0), status(client)
     assert wait_until(lambda: all(r["admission_scale"] == 1 for r in status(client)["replicas"]), 10), status(client)
     said = [d["rung"] for d in client.get("/decisions").json() if d["kind"] == "decision"]
     order = [rung for rung, _ in itertools.groupby(said)]
