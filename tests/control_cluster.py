@@ -45,7 +45,7 @@ class Cluster:
         end_s = self.now_s + duration_s
         while self.now_s < end_s - 1e-9:
             self.seq += 1
-            for name in self.followers.keys() - self.silent:
+            for name in self.speaking:
                 own = {**load, **(each or {}).get(name, {})}
                 self.take(name, self.loop.on_snapshot(self.now_s, self.snapshot(name, tokens_per_s, **own)))
             self.carry_out(self.loop.step(self.now_s))
@@ -88,8 +88,13 @@ class Cluster:
         if effects.record is not None:
             self.records.append(effects.record)
         for directive in effects.directives:
-            for name in self.followers.keys() - self.silent:
+            for name in self.speaking:
                 self.take(name, directive)
+
+    @property
+    def speaking(self) -> list[str]:
+        """Who is heard, in the order in which they were named: the order of arrival."""
+        return [name for name in self.followers if name not in self.silent]
 
     @property
     def modes(self) -> set[DirectiveMode]:

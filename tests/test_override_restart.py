@@ -53,8 +53,9 @@ def test_an_override_that_ended_while_no_controller_was_there_is_over() -> None:
     assert cluster.status.override is None
 
 
-def test_an_override_of_one_replica_survives_for_that_replica_alone() -> None:
-    cluster = Cluster(make_loop(), ("r0", "r1")).run(3)
+@pytest.mark.parametrize("heard_in_order", [("r0", "r1"), ("r1", "r0")])
+def test_an_override_of_one_replica_survives_for_that_replica_alone(heard_in_order: tuple[str, ...]) -> None:
+    cluster = Cluster(make_loop(), heard_in_order).run(3)
     cluster.carry_out(cluster.loop.override(cluster.now_s, FP8, replica_id="r1"))
     restarted(cluster.run(1), after_s=1.0).run(2)
     assert cluster.mode_of == {"r0": FP16, "r1": FP8}
