@@ -63,6 +63,7 @@ class Server:
                 number += 1
 
     def close(self):
+        self._socket.shutdown(socket.SHUT_RDWR)  # close() alone leaves it listening while another thread accepts
         self._socket.close()
 
 
