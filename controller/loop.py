@@ -79,7 +79,8 @@ class ControlLoop:
             self._publisher.on_snapshot(now_s, snapshot)
             if reception is Reception.NEW and now_s - self._began_s <= self._config.forget_after_s:
                 self._orders.adopt(now_s, snapshot)
-            ordered_alone = snapshot.order is not None and not snapshot.order.for_all  # its mode says nothing of the rest
+            # Under an order of its own a replica's mode says nothing of the others'.
+            ordered_alone = snapshot.order is not None and not snapshot.order.for_all
             if reception is Reception.NEW and self._adopts_from is not None and not (lapsed(snapshot) or ordered_alone):
                 self._adopt(now_s, snapshot, known_epoch)
         return self._publisher.answer(snapshot.replica_id)
