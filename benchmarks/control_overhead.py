@@ -22,8 +22,8 @@ from typing import Any
 import psutil
 
 from controller.config import ControllerConfig
-from controller.loop import ControlLoop
-from controller.schema import ReplicaSnapshot
+from controller.decide.loop import ControlLoop
+from controller.messages import ReplicaSnapshot
 from deploy.agent import ReplicaAgent
 
 RESULT = Path(__file__).parent / "results" / "control-overhead.csv"

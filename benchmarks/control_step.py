@@ -14,10 +14,11 @@ import statistics
 import time
 from pathlib import Path
 
+from controller.audit import Scope
 from controller.config import ControllerConfig
-from controller.loop import ControlLoop
+from controller.decide.loop import ControlLoop
+from controller.messages import LatencyWindow, ReplicaSnapshot
 from controller.policies import POLICIES
-from controller.schema import LatencyWindow, ReplicaSnapshot, Scope
 from nestedfp.modes import DirectiveMode, Mode
 
 RESULTS = Path(__file__).resolve().parent / "results" / "control-step.csv"

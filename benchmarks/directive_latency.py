@@ -27,7 +27,7 @@ from benchmarks import stream_client
 from benchmarks.http_load import body
 from benchmarks.stream_client import Plan
 from loadtest.errors import LoadtestError
-from loadtest.service import serve_command, started_service
+from loadtest.service.process import serve_command, started_service
 
 RESULT = Path(__file__).parent / "results" / "directive-latency.csv"
 

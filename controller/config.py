@@ -7,16 +7,79 @@ from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from controller.guards import GuardConfig
-from controller.k_of_n import KOfN
-from controller.ladder import LadderConfig
+from controller.audit import Scope
+from controller.messages import Fallback
 from controller.policies import POLICIES, PolicyConfig
-from controller.policies.base import Settings, Slo
 from controller.policies.slo_feedback import SloAuto
-from controller.schema import Fallback, Scope
+from workload.frozen import FrozenModel
+from workload.slo import Slo
 
 
-class ControllerConfig(Settings):
+class KOfN(FrozenModel):
+    """Parameters of the scope k_of_n."""
+
+    target_utilisation: Annotated[float, Field(gt=0, le=1)] = 0.85
+    shrink_margin: Annotated[float, Field(gt=0, le=1)] = 0.9  # a smaller K must hold at this times the target
+    grow_every_s: Annotated[float, Field(ge=0)] = 1.0  # pause after growing, for its effect to be seen
+
+
+class GuardConfig(FrozenModel):
+    """Bounds on how a policy may act.
+
+    Azure's bursts last 20 s at the median, so that FP8 is entered within seconds and then held for about as long.
+    """
+
+    dwell_fp16_s: Annotated[float, Field(ge=0)] = 2.0  # shortest stay in FP16, or in auto
+    dwell_fp8_s: Annotated[float, Field(ge=0)] = 20.0  # shortest stay in FP8
+    max_switches_per_minute: Annotated[int, Field(ge=1)] = 6
+    stale_after_s: Annotated[float, Field(gt=0)] = 1.0  # silence after which a snapshot is no evidence
+    stats_stale_after_s: Annotated[float, Field(gt=0)] = (
+        5.0  # the same for the engine's statistics in it: a step may last
+    )
+    no_progress_after_s: Annotated[float, Field(gt=0)] = 10.0  # an engine with work and no step for so long is stuck
+    quorum: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the replicas that must be ready and fresh
+    expected_replicas: Annotated[int, Field(ge=1)] | None = None  # the quorum counts from this; None: from the ready
+    warm_up_s: Annotated[float, Field(ge=0)] = 2.0  # a replica that has been ready for less is no evidence
+    fail_safe: Fallback | None = None  # in force when there has been no quorum for long; None: the mode stays
+    fail_safe_after_s: Annotated[float, Field(ge=0)] = 30.0
+
+
+class LadderConfig(FrozenModel):
+    """Off by default: without ``shed`` and ``scale`` the controller only says when FP8 cannot hold the SLO."""
+
+    shed: bool = False  # may lower admission limits
+    scale: bool = False  # may state a number of replicas
+    shed_after_s: Annotated[float, Field(ge=0)] = 10.0
+    shed_every_s: Annotated[float, Field(gt=0)] = 2.0  # pause between two steps down, and up while nobody is refused
+    shed_settle_s: Annotated[float, Field(gt=0)] = (
+        10.0  # pause between two steps down while the queue drains, or is gone
+    )
+    shed_factor: Annotated[float, Field(gt=0, lt=1)] = 0.8  # of the admission limit that a step down leaves
+    min_admission_scale: Annotated[float, Field(gt=0, le=1)] = 0.1
+    recover_after_s: Annotated[float, Field(gt=0)] = 15.0  # calm before each step up
+    recover_load: Annotated[float, Field(gt=0, le=1)] = 0.85  # offered load / FP8 capacity that counts as calm
+    scale_after_s: Annotated[float, Field(ge=0)] = 30.0
+    scale_load: Annotated[float, Field(gt=0, le=1)] = 0.8  # that the stated number of replicas would have in FP8
+    scale_down_after_s: Annotated[float, Field(gt=0)] = 120.0
+    min_replicas: Annotated[int, Field(ge=1)] = 1  # when nothing is stated
+    max_replicas: Annotated[int, Field(ge=1)] | None = None  # required with scale
+
+    @model_validator(mode="after")
+    def _numbers_agree(self) -> Self:
+        if self.scale and (self.max_replicas is None or self.max_replicas < self.min_replicas):
+            raise ValueError(
+                f"expected max_replicas >= min_replicas with scale: true, got max_replicas={self.max_replicas} and "
+                f"min_replicas={self.min_replicas}; set max_replicas"
+            )
+        if self.scale_load > self.recover_load:
+            raise ValueError(
+                f"expected scale_load <= recover_load, got {self.scale_load:g} and {self.recover_load:g}; "
+                "else the replicas asked for would never end the shedding"
+            )
+        return self
+
+
+class ControllerConfig(FrozenModel):
     """All that the control loop needs to know. Every duration is in seconds."""
 
     policy: PolicyConfig = SloAuto()

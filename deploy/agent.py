@@ -12,8 +12,8 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from controller.config import ControllerConfig
+from controller.messages import Directive, DirectiveAck, ReplicaSnapshot
 from controller.protocol import DirectiveFollower
-from controller.schema import Directive, DirectiveAck, ReplicaSnapshot
 from deploy.admission import Admission
 from deploy.front.meter import PathMeter
 from nestedfp.modes import DirectiveMode

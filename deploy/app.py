@@ -12,7 +12,7 @@ from ray import serve
 from ray.serve.config import DeploymentActorConfig
 from ray.serve.llm import LLMConfig, build_llm_deployment
 
-from controller.actor import ControllerActor
+from controller.live.actor import ControllerActor
 from deploy import proxy_stats
 from deploy.accelerator import resolve
 from deploy.config import DeployConfig, load

@@ -6,7 +6,7 @@ import io
 import os
 from pathlib import Path
 
-from controller.schema import ProxyStats
+from controller.messages import ProxyStats
 
 SOCKET_ENV = "RAY_SERVE_HAPROXY_SOCKET_PATH"
 LIMIT_S = 1.0

@@ -12,18 +12,18 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Literal
 
-from controller.schema import Record
-from loadtest.admin import Service
 from loadtest.config import LoadtestConfig
-from loadtest.dispatch import run_plan
 from loadtest.errors import LoadtestError
-from loadtest.metrics import Slo
-from loadtest.plan import Event, Plan, PlannedRequest
 from loadtest.progress import Progress
-from loadtest.records import RequestRecord, TimelineSample, write_jsonl
+from loadtest.report.standing import Limit, Place, limited_by, places, stand
 from loadtest.sampling import Sampler
-from loadtest.standing import Limit, Place, limited_by, places, stand
-from loadtest.trace import Arrival
+from loadtest.sender.dispatch import run_plan
+from loadtest.sender.plan import Event, Plan, PlannedRequest
+from loadtest.service.admin import Service
+from workload.azure import Arrival
+from workload.frozen import FrozenModel
+from workload.records import RequestRecord, TimelineSample, write_jsonl
+from workload.slo import Slo
 
 WARM_SHARE = 0.3  # of a stage is start-up and not counted
 FIRST_USERS = 8
@@ -34,7 +34,7 @@ Mode = Literal["fp16", "fp8", "plain"]
 ProbeLimit = Literal[Limit, "admission", "users"]  # users: throughput still grew with the most that were tried
 
 
-class Stage(Record):
+class Stage(FrozenModel):
     """A closed loop of so many users."""
 
     users: int
@@ -42,7 +42,7 @@ class Stage(Record):
     where: dict[str, Place]
 
 
-class Capacity(Record):
+class Capacity(FrozenModel):
     """What the service carried of this load's requests, and what kept it from more."""
 
     mode: Mode
@@ -57,7 +57,7 @@ class Capacity(Record):
         return self.carried_rps if self.saturated_by == "engine" else None
 
 
-class Calibration(Record):
+class Calibration(FrozenModel):
     """What the probes found; what the command line gave was not measured."""
 
     probe_s: float  # of a stage

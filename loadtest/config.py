@@ -6,10 +6,10 @@ from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from controller.schema import Record
-from loadtest.prompts import TOKEN_IDS
-from loadtest.records import Policy
-from loadtest.target import loopback_url
+from loadtest.sender.prompts import TOKEN_IDS
+from loadtest.service.target import loopback_url
+from workload.frozen import FrozenModel
+from workload.records import Policy
 
 Positive = Annotated[float, Field(gt=0)]
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -17,7 +17,7 @@ POLICIES: tuple[Policy, ...] = ("fp16", "fp8", "adaptive")
 PLAIN = re.compile(r"plain(-[A-Za-z0-9._-]{1,40})?")
 
 
-class LoadtestConfig(Record):
+class LoadtestConfig(FrozenModel):
     """One load test. The command line's help explains the fields."""
 
     # the service: one of the two

@@ -5,10 +5,6 @@ class LoadtestError(Exception):
     """Base: the message says what was expected, what was found and what to do."""
 
 
-class TraceError(LoadtestError):
-    """A trace file cannot be read or cannot give the load that was asked for."""
-
-
 class ServiceError(LoadtestError):
     """The service did not start, went away, or answered something that the load test does not understand."""
 

@@ -4,15 +4,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadtest.admin import DirectiveName, Service
 from loadtest.config import LoadtestConfig
-from loadtest.dispatch import run_plan
-from loadtest.plan import Event, Plan, PlannedRequest
 from loadtest.progress import Progress
-from loadtest.records import Policy, RequestRecord, TimelineSample
+from loadtest.report.standing import stand
 from loadtest.sampling import Sampler
-from loadtest.standing import stand
-from loadtest.trace import Arrival
+from loadtest.sender.dispatch import run_plan
+from loadtest.sender.plan import Event, Plan, PlannedRequest
+from loadtest.service.admin import DirectiveName, Service
+from workload.azure import Arrival
+from workload.records import Policy, RequestRecord, TimelineSample
 
 DIRECTIVES: dict[Policy, DirectiveName] = {"fp16": "fp16", "fp8": "fp8", "adaptive": "auto"}  # plain ones take none
 SNAPSHOT_S = 0.5  # after which the counters in /status hold everything that the run did

@@ -1,9 +1,9 @@
 """Looks at the service and the sender while a plan runs: the samples of the timeline."""
 
-from loadtest.admin import Service
 from loadtest.errors import ServiceError
-from loadtest.plan import Event
-from loadtest.records import Policy, SenderLoad, TimelineSample
+from loadtest.sender.plan import Event
+from loadtest.service.admin import Service
+from workload.records import Policy, SenderLoad, TimelineSample
 
 MAX_FAILED_POLLS = 20  # in a row: the service is gone
 

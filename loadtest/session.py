@@ -9,30 +9,30 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean
 
-from loadtest.admin import Service
 from loadtest.calibrate import calibrate, choose_rate_rps, choose_slo
 from loadtest.config import LoadtestConfig
 from loadtest.errors import LoadtestError
-from loadtest.metrics import RunSummary, summarise
 from loadtest.progress import Progress
-from loadtest.records import Policy, RequestRecord, TimelineSample, write_jsonl
-from loadtest.report import LoadSummary, Summary, print_report, write_report
+from loadtest.report.metrics import RunSummary, summarise
+from loadtest.report.verdict import verdict
+from loadtest.report.write import LoadSummary, Summary, print_report, write_report
 from loadtest.runner import run_policy
-from loadtest.service import serve_command, started_service
-from loadtest.service_config import UNKNOWN, read_settings
-from loadtest.shape import (
+from loadtest.service.admin import Service
+from loadtest.service.process import serve_command, started_service
+from loadtest.service.settings import UNKNOWN, read_settings
+from workload.azure import Arrival, read_trace
+from workload.records import Policy, RequestRecord, TimelineSample, write_jsonl
+from workload.shape import (
     Lengths,
-    Load,
-    at_rate,
+    Selection,
     cut_window,
     fit_lengths,
     mean_rate_rps,
     most_bursty_start_s,
     peak_rate_rps,
+    select_at_rate,
 )
-from loadtest.synthetic import synthetic_trace
-from loadtest.trace import Arrival, read_trace
-from loadtest.verdict import verdict
+from workload.synthetic import synthetic_trace
 
 DEFAULT_CONTEXT_TOKENS = 2048
 SYNTHETIC_S = 3600.0
@@ -64,7 +64,9 @@ def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
         if config.needs_calibration:
             calibration = calibrate(service, config, model, typical_requests(config, fitted), out_dir, progress)
         slo = choose_slo(config, calibration)
-        shaped = at_rate(fitted, config.start_s, config.duration_s, choose_rate_rps(config, calibration), config.seed)
+        shaped = select_at_rate(
+            fitted, config.start_s, config.duration_s, choose_rate_rps(config, calibration), config.seed
+        )
         load = _load_summary(config, context, scale, shaped)
         progress.note(
             f"{load.requests} requests over {load.duration_s:g} s, mean {load.mean_rate_rps:.2f}/s, busiest 20 s "
@@ -164,7 +166,7 @@ def typical_requests(config: LoadtestConfig, trace: Sequence[Arrival]) -> tuple[
     return cut_window(trace, start_s, config.duration_s)
 
 
-def _load_summary(config: LoadtestConfig, context: int, scale: float, shaped: Load) -> LoadSummary:
+def _load_summary(config: LoadtestConfig, context: int, scale: float, shaped: Selection) -> LoadSummary:
     arrivals = shaped.arrivals
     return LoadSummary(
         trace=config.trace.name if config.trace else "synthetic trace",

@@ -4,11 +4,11 @@ from typing import Any
 
 from controller_builders import make_snapshot
 
+from controller.audit import DecisionRecord, StatusReport
 from controller.config import ControllerConfig
-from controller.loop import ControlLoop, Effects
+from controller.decide.loop import ControlLoop, Effects
+from controller.messages import Directive, ReplicaSnapshot
 from controller.protocol import DirectiveFollower
-from controller.schema import DecisionRecord, Directive, ReplicaSnapshot
-from controller.status import StatusReport
 from nestedfp.modes import DirectiveMode, Mode
 
 FP16, FP8, AUTO = DirectiveMode.FP16, DirectiveMode.FP8, DirectiveMode.AUTO

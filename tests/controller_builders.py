@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from controller.policies.base import Rates, ReplicaView
-from controller.schema import LatencyWindow, ReplicaSnapshot
+from controller.fleet.view import Rates, ReplicaView
+from controller.messages import LatencyWindow, ReplicaSnapshot
 from nestedfp.modes import DirectiveMode, Mode
 
 CALM: dict[str, Any] = {

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from controller.config import ControllerConfig
-from controller.simulate.engine_model import EngineLimits, EngineTable, FitError, StepCost, write_table
-from controller.simulate.request import SimRequest
-from controller.trace import Arrival
+from simulator.engine.cost_table import EngineLimits, EngineTable, FitError, StepCost, write_table
+from simulator.engine.request import SimRequest
+from workload.azure import Arrival
 
 EXACT = FitError(observations=1, median_relative=0.0, max_relative=0.0)
 FP16 = StepCost(

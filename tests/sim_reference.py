@@ -4,8 +4,8 @@ Written from vllm/v1/core/sched/scheduler.py (``schedule``): running requests in
 blocks are short, then admissions unless something was preempted.
 """
 
-from controller.simulate.engine_model import EngineTable
-from controller.simulate.request import SimRequest
+from simulator.engine.cost_table import EngineTable
+from simulator.engine.request import SimRequest
 
 
 class SlowRequest:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from controller_builders import make_snapshot
 
-from controller.actor import ControllerActor
+from controller.live.actor import ControllerActor
+from controller.messages import Directive, DirectiveAck, Fallback, ProxyStats
 from controller.protocol import DirectiveFollower
-from controller.schema import Directive, DirectiveAck, Fallback, ProxyStats
 from nestedfp.modes import DirectiveMode
 
 FAST = {
@@ -349,7 +349,7 @@ def test_one_replica_can_be_overridden() -> None:
 def test_the_status_shows_what_the_proxy_says_and_nothing_while_it_does_not_answer(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controller.actor.PROBE_EVERY_S", 0.01)
+    monkeypatch.setattr("controller.live.actor.PROBE_EVERY_S", 0.01)
     answers: list[ProxyStats | Exception] = [ProxyStats(sessions=12, queued=3)]
 
     async def probe() -> ProxyStats:

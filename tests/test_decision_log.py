@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from controller import decision_log
-from controller.schema import SCHEMA_VERSION, BroadcastRecord, DecisionRecord
+from controller.audit import SCHEMA_VERSION, BroadcastRecord, DecisionRecord
+from controller.live import decision_log
 from nestedfp.modes import DirectiveMode
 from nestedfp.step_rule import StepRule
 

@@ -15,14 +15,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from loadtest.admin import Service
-from loadtest.dispatch import REPO_ROOT, run_plan
 from loadtest.errors import DispatchError, LoadtestError, ServiceError
-from loadtest.plan import Event, Plan, PlannedRequest
-from loadtest.records import RequestRecord, mean_tpot_ms
-from loadtest.service import started_service
-from loadtest.sse import lines_of, parse_stream
-from loadtest.target import loopback_url
+from loadtest.sender.dispatch import REPO_ROOT, run_plan
+from loadtest.sender.plan import Event, Plan, PlannedRequest
+from loadtest.sender.sse import lines_of, parse_stream
+from loadtest.service.admin import Service
+from loadtest.service.process import started_service
+from loadtest.service.target import loopback_url
+from workload.records import RequestRecord, mean_tpot_ms
 
 FAKE = [sys.executable, str(Path(__file__).with_name("loadtest_fake_service.py"))]
 STEP_MS = 40.0
@@ -171,7 +171,9 @@ def test_other_targets_are_refused(url):
 
 
 def test_gevent_stays_out_of_the_callers_process():
-    code = "import sys, loadtest.cli, loadtest.plots; sys.exit({'gevent', 'locust'} & set(sys.modules) and 1 or 0)"
+    code = (
+        "import sys, loadtest.cli, loadtest.report.plots; sys.exit({'gevent', 'locust'} & set(sys.modules) and 1 or 0)"
+    )
     subprocess.run([sys.executable, "-c", code], cwd=REPO_ROOT, check=True, timeout=60)
 
 

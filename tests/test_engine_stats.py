@@ -5,7 +5,7 @@ import time
 import pytest
 from vllm_parts import BLOCK, Engine, RequestStatus, engine_request
 
-from controller.schema import ReplicaSnapshot
+from controller.messages import ReplicaSnapshot
 
 GRAMMAR = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
 

@@ -6,7 +6,7 @@ import pytest
 from control_cluster import Cluster, make_loop
 
 from controller.policies import POLICIES
-from controller.policies.load import over
+from controller.policies.signals.load import over
 from nestedfp.modes import DirectiveMode
 
 FP16, FP8 = DirectiveMode.FP16, DirectiveMode.FP8

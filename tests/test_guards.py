@@ -8,10 +8,9 @@ from controller_builders import make_view
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.guards import (
-    GuardConfig,
+from controller.config import GuardConfig
+from controller.decide.guards import (
     GuardState,
-    Override,
     Verdict,
     fresh,
     guarded_decide,
@@ -19,12 +18,13 @@ from controller.guards import (
     hold_for_flip_rate,
     hold_for_quorum,
     hold_for_stale,
-    override_in_force,
     switched,
     warmed_up,
 )
+from controller.decide.overrides import Override, override_in_force
+from controller.fleet.view import ReplicaView
 from controller.policies import POLICIES
-from controller.policies.base import Observation, ReplicaView
+from controller.policies.base import Observation
 from nestedfp.modes import DirectiveMode
 
 FP16, FP8, AUTO = DirectiveMode.FP16, DirectiveMode.FP8, DirectiveMode.AUTO

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.ladder import LadderConfig, LadderState, Strain, adopted, advance, limited, replicas_needed
-from controller.schema import Rung
+from controller.audit import Rung
+from controller.config import LadderConfig
+from controller.decide.overload import LadderState, Strain, adopted, advance, limited, replicas_needed
 
 BOTH = LadderConfig(shed=True, scale=True, max_replicas=16, min_replicas=4)
 

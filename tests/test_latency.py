@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.latency import HIGHEST_MS, LOWEST_MS, SlidingWindow
-from controller.schema import LatencyWindow
+from controller.messages import LatencyWindow
+from controller.sliding_window import HIGHEST_MS, LOWEST_MS, SlidingWindow
 
 
 def test_a_busy_gpus_second_counts_whole_and_not_only_its_last_samples() -> None:

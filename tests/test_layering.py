@@ -1,48 +1,108 @@
-"""Which package may import which, and what the pure files may not touch, read from the source without importing it."""
+"""Which package may import which, and what the pure files may not touch, read from the source without importing it.
+
+The top level; an arrow points at what is imported:
+
+    nestedfp <---------- controller ----------> workload
+     ^   ^                ^   ^   ^               ^   ^
+     |   +--- simulator --+   |   +--- loadtest --+   |
+     |            |           |                       |
+     |            +-----------|-----------------------+
+     +------- deploy ---------+
+
+``loadtest`` takes no more of ``controller`` than its configuration; ``controller`` and ``simulator`` no more of
+``nestedfp`` than modes, the rule for a step and measured costs.
+"""
 
 import ast
 import importlib.metadata
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-OURS = ("nestedfp", "controller", "deploy", "loadtest")
-IMPURE = {"ray", "vllm", "torch", "time", "random", "asyncio", "datetime", "threading", "secrets", "uuid"}
-# The files of the controller that may do I/O; the trace reader parses time stamps, but reads no clock.
-DRIVERS = {
-    "controller/actor.py",
-    "controller/decision_log.py",
-    "controller/reach.py",
-    "controller/trace.py",
-    "controller/simulate/cli.py",
+SHARED = {"nestedfp.modes", "nestedfp.step_rule", "nestedfp.step_costs"}
+MAY_IMPORT = {
+    "nestedfp": set[str](),
+    "workload": set[str](),
+    "controller": {"workload", *SHARED},
+    "simulator": {"controller", "workload", *SHARED},
+    "loadtest": {"controller.config", "workload"},
+    "deploy": {"controller", "nestedfp", "workload"},
+}
+# From the ground up: a floor imports the floors below it, and its own.
+FLOORS = {
+    "controller": (
+        ("messages", "audit", "sliding_window"),
+        ("fleet", "protocol"),
+        ("policies",),
+        ("config",),
+        ("decide",),
+        ("live",),
+    ),
+    "simulator": (
+        ("errors",),
+        ("engine",),
+        ("cluster",),
+        ("metrics", "calibrate", "output", "frontier"),
+        ("bench",),
+        ("arguments",),
+        ("run",),
+        ("fit", "search", "plots"),
+        ("__main__",),
+    ),
 }
 
-MAY_IMPORT = {
-    "deploy": {"controller", "nestedfp"},
-    "loadtest": {"controller"},
-    "controller": {"nestedfp.modes", "nestedfp.step_rule", "nestedfp.step_costs"},
-    "nestedfp": set[str](),
-}
+IMPURE = {"ray", "vllm", "torch", "time", "random", "asyncio", "datetime", "threading", "secrets", "uuid"}
+FILE_MODULES = {"os", "io", "shutil", "tempfile", "subprocess", "socket", "pathlib", "glob", "logging", "yaml"}
+FILE_CALLS = {"open", "read_text", "read_bytes", "write_text", "write_bytes", "mkdir", "unlink"}
+# Files that may do I/O. The trace reader parses time stamps, but reads no clock.
+DRIVERS = (
+    "controller/live/",
+    "simulator/arguments.py",
+    "simulator/frontier.py",
+    "simulator/output.py",
+    "simulator/run.py",
+    "simulator/engine/cost_table.py",
+    "simulator/fit/",
+    "simulator/plots/",
+    "simulator/search/capacity.py",
+    "simulator/search/tune.py",
+    "simulator/search/warm_start.py",
+    "workload/azure.py",
+    "workload/records.py",
+)
 
 
 def files(package: str) -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in (ROOT / package).rglob("*.py"))
 
 
-def imports(file: str) -> set[str]:
-    """Every module that a file imports, wherever in the file, as absolute dotted names."""
+ALL_FILES = [file for package in MAY_IMPORT for file in files(package)]
+MODULES = {file.removesuffix(".py").removesuffix("/__init__").replace("/", "."): file for file in ALL_FILES}
+PURE = [
+    file
+    for package in ("workload", "controller", "simulator")
+    for file in files(package)
+    if not file.startswith(DRIVERS)
+]
+
+
+def imports(file: str, *, late: bool = True) -> set[str]:
+    """The modules that a file imports, as absolute dotted names; without ``late`` those at its top level only."""
     found = set()
-    for node in ast.walk(ast.parse((ROOT / file).read_text())):
+    tree = ast.parse((ROOT / file).read_text())
+    for node in ast.walk(tree) if late else tree.body:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}:{node.lineno}: relative import; name the package"
             module = node.module or ""
             # "from nestedfp import modes" imports nestedfp.modes.
-            found |= {f"{module}.{alias.name}" for alias in node.names} if module in OURS else {module}
+            inner = {f"{module}.{alias.name}" for alias in node.names} & MODULES.keys()
+            found |= inner | ({module} if len(inner) < len(node.names) else set())
     return found
 
 
@@ -50,25 +110,55 @@ def top(module: str) -> str:
     return module.partition(".")[0]
 
 
-@pytest.mark.parametrize("package", OURS)
+@pytest.mark.parametrize("package", MAY_IMPORT)
 def test_packages_import_along_the_arrows_only(package: str) -> None:
     allowed = MAY_IMPORT[package]
     for file in files(package):
         for module in imports(file):
-            if top(module) in OURS and top(module) != package:
+            if top(module) in MAY_IMPORT and top(module) != package:
                 assert any(module == name or module.startswith(f"{name}.") for name in allowed), (
                     f"{file} imports {module}; {package} may import {sorted(allowed) or 'none of ours'}"
                 )
 
 
-@pytest.mark.parametrize("file", [file for file in files("controller") if file not in DRIVERS])
-def test_the_deciding_files_are_pure(file: str) -> None:
-    touched = {top(module) for module in imports(file)} & IMPURE
-    assert not touched, f"{file} imports {sorted(touched)}; take now_s as an argument and leave I/O to the actor"
+@pytest.mark.parametrize("package", FLOORS)
+def test_a_floor_imports_no_floor_above_it(package: str) -> None:
+    floor_of = {room: floor for floor, rooms in enumerate(FLOORS[package]) for room in rooms}
+    for name, file in MODULES.items():
+        room = name.split(".")[1:2]
+        if top(name) != package or not room:
+            continue
+        for module in imports(file):
+            if top(module) == package and (other := module.split(".")[1:2]):
+                assert floor_of[other[0]] <= floor_of[room[0]], f"{file} imports {module} of a floor above"
+
+
+def test_no_file_imports_itself_through_others() -> None:
+    # Importing a package's module runs its __init__ first, but that is allowed to gather names from its own modules.
+    graph = {name: imports(file, late=False) & MODULES.keys() - {name} for name, file in MODULES.items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError with the circle
+
+
+@pytest.mark.parametrize("package", ["controller", "simulator", "workload", "loadtest"])
+def test_no_folder_holds_more_than_ten_files(package: str) -> None:
+    folders = {path.parent for path in (ROOT / package).rglob("*.py")}
+    crowded = {str(f.relative_to(ROOT)): count for f in folders if (count := len(list(f.glob("*.py")))) > 10}
+    assert not crowded
+
+
+@pytest.mark.parametrize("file", PURE)
+def test_the_deciding_files_read_no_clock_and_no_file(file: str) -> None:
+    touched = {top(module) for module in imports(file)} & (IMPURE | FILE_MODULES)
+    assert not touched, f"{file} imports {sorted(touched)}; take values as arguments and leave I/O to the drivers"
+    for node in ast.walk(ast.parse((ROOT / file).read_text())):
+        if isinstance(node, ast.Call):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            assert called not in FILE_CALLS, f"{file}:{node.lineno} calls {called}; leave files to the drivers"
 
 
 def test_ray_enters_the_controller_in_one_file() -> None:
-    assert {file for file in files("controller") if "ray" in map(top, imports(file))} == {"controller/reach.py"}
+    users = {file for file in files("controller") if "ray" in map(top, imports(file))}
+    assert users == {"controller/live/transport.py"}
 
 
 def test_vllm_enters_nestedfp_in_the_plugin_only() -> None:
@@ -83,7 +173,7 @@ def test_the_shared_nouns_need_the_standard_library_only() -> None:
 
 def test_importing_the_controller_loads_neither_ray_nor_vllm_nor_torch() -> None:
     script = (
-        "import sys, controller.actor; "
+        "import sys, controller.live.actor; "
         "print(*sorted({name.partition('.')[0] for name in sys.modules} & {'ray', 'vllm', 'torch'}))"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -92,10 +182,5 @@ def test_importing_the_controller_loads_neither_ray_nor_vllm_nor_torch() -> None
 
 def test_no_installed_distribution_provides_our_application_packages() -> None:
     provided = importlib.metadata.packages_distributions()
-    for package in ("controller", "deploy", "loadtest"):
+    for package in ("workload", "controller", "simulator", "deploy", "loadtest"):
         assert package not in provided, f"{package} is installed by {provided[package]}; it belongs to the repository"
-
-
-def test_python_files_stay_small() -> None:
-    sizes = {file: len((ROOT / file).read_text().splitlines()) for file in files("controller")}
-    assert {file: lines for file, lines in sizes.items() if lines > 300} == {}

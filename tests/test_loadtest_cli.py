@@ -9,8 +9,8 @@ import pytest
 from loadtest import session
 from loadtest.cli import main, parse_config
 from loadtest.errors import LoadtestError
-from loadtest.service import started_service
-from loadtest.service_config import UNKNOWN, ServiceSettings, read_settings
+from loadtest.service.process import started_service
+from loadtest.service.settings import UNKNOWN, ServiceSettings, read_settings
 
 FAKE = [sys.executable, str(Path(__file__).with_name("loadtest_fake_service.py"))]
 

@@ -8,8 +8,9 @@ from controller_builders import make_snapshot, window
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.loop import Effects
-from controller.schema import LatencyWindow, Outcome, Rung
+from controller.audit import Outcome, Rung
+from controller.decide.loop import Effects
+from controller.messages import LatencyWindow
 from nestedfp.modes import DirectiveMode, Mode
 
 FP16, FP8, AUTO = DirectiveMode.FP16, DirectiveMode.FP8, DirectiveMode.AUTO

@@ -6,7 +6,7 @@ What it makes of loads, bad input and restarts: test_loop.py.
 import pytest
 from control_cluster import HOT, Cluster, make_config, make_loop
 
-from controller.schema import Outcome, Rung
+from controller.audit import Outcome, Rung
 from nestedfp.modes import DirectiveMode
 
 FP16, FP8, AUTO = DirectiveMode.FP16, DirectiveMode.FP8, DirectiveMode.AUTO

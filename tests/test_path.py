@@ -11,14 +11,15 @@ from controller_builders import make_rates, make_view, window
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from controller.audit import Outcome, Scope
+from controller.fleet.http_path import engine_tpot_ms, engine_ttft_ms, limits, path_saturated
+from controller.fleet.view import ReplicaView
+from controller.live.recording import RecordingLoop
+from controller.live.replay import replay
 from controller.policies import POLICIES
-from controller.policies.base import USUAL_SLO, ReplicaView
-from controller.policies.health import HealthSettings, assess
-from controller.policies.path import engine_tpot_ms, engine_ttft_ms, limits, path_saturated
-from controller.recorder import RecordingLoop
-from controller.replay import replay
-from controller.schema import Outcome, Scope
+from controller.policies.signals.health import HealthSettings, assess
 from nestedfp.modes import DirectiveMode
+from workload.slo import USUAL_SLO
 
 FP16, FP8 = DirectiveMode.FP16, DirectiveMode.FP8
 ADAPTIVE = [name for name, spec in POLICIES.items() if spec.adaptive]

@@ -11,8 +11,9 @@ from controller_builders import make_rates, make_view, window
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from controller.fleet.view import ReplicaView
 from controller.policies import POLICIES, slo_feedback, threshold
-from controller.policies.base import Decision, Observation, ReplicaView
+from controller.policies.base import Decision, Observation
 from controller.policies.fixed import EngineAuto, StaticFp8, StaticFp16, TokenFraction
 from controller.policies.threshold import Band, Threshold
 from nestedfp.modes import DirectiveMode, Mode

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from controller.policies import error_budget
 from controller.policies.base import Decision, Observation
 from controller.policies.error_budget import BurnWindow, ErrorBudget
-from controller.policies.ring import Ring
+from controller.policies.signals.ring import Ring
 from nestedfp.modes import DirectiveMode, Mode
 
 FP16, FP8 = DirectiveMode.FP16, DirectiveMode.FP8

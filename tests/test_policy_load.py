@@ -7,9 +7,11 @@ from controller_builders import make_rates, make_view
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.policies import load
-from controller.policies.base import Observation, Rates, Slo
+from controller.fleet.view import Rates
+from controller.policies.base import Observation
+from controller.policies.signals import load
 from nestedfp.modes import DirectiveMode, Mode
+from workload.slo import Slo
 
 SETTINGS = load.LoadSettings(max_utilisation=1.0)
 BASE_MS, SLOPE_MS = {Mode.FP16: 6.0, Mode.FP8: 4.0}, {Mode.FP16: 0.03, Mode.FP8: 0.02}

@@ -1,12 +1,12 @@
-"""The plots' command: it drives the real loop, and what is committed is what it makes."""
+"""The plots' command: they come from the simulator, and what is committed is what it makes."""
 
 from pathlib import Path
 
 import pytest
 
 from controller.policies import POLICIES
-from controller.policy_plots import __main__ as command
-from controller.policy_plots.curves import CURVE, Knot, arrivals, load_at
+from simulator.plots import policies as command
+from simulator.plots.load_curve import CURVE, Knot, arrivals, load_at
 
 PLOTS = Path(__file__).resolve().parents[1] / "docs" / "plots"
 

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from controller.config import ControllerConfig
-from controller.policies import predictive, warm_start
+from controller.policies import predictive
 from controller.policies.base import Decision, Observation
 from controller.policies.predictive import Holt, Predictive, WarmStart
-from controller.trace import Arrival
 from nestedfp.modes import DirectiveMode, Mode
+from simulator.search import warm_start
+from workload.azure import Arrival
 
 FP16, FP8 = DirectiveMode.FP16, DirectiveMode.FP8
 KNOWN = WarmStart(prompt_tokens_per_s=1000, fp16_capacity_tokens_per_s=10_000)

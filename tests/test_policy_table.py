@@ -8,15 +8,18 @@ from controller_builders import make_snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller import guards, k_of_n, strain
 from controller.config import ControllerConfig
-from controller.fleet import Fleet
-from controller.policies import POLICIES, error_budget, health, misses, sums
-from controller.policies.base import Observation, Rates, ReplicaView, Slo
-from controller.policies.table import FEWEST, FIELDS, Table, in_order_sum
-from controller.publisher import Content
-from controller.schema import LatencyWindow, PathStats
+from controller.decide import guards, k_of_n, overload
+from controller.fleet.fleet import Fleet
+from controller.fleet.table import FEWEST, FIELDS, Table, in_order_sum
+from controller.fleet.view import Rates, ReplicaView
+from controller.messages import LatencyWindow, PathStats
+from controller.policies import POLICIES, error_budget
+from controller.policies.base import Observation
+from controller.policies.signals import health, misses, sums
+from controller.protocol.publisher import Content
 from nestedfp.modes import DirectiveMode, Mode
+from workload.slo import Slo
 
 SLO = Slo()
 
@@ -137,7 +140,7 @@ def test_guards_and_the_ladder_see_the_same_replicas(fleet: tuple[ReplicaView, .
     exceptions = {"r000": DirectiveMode.FP8}
     for content in (Content(DirectiveMode.FP16), Content(DirectiveMode.FP16, exceptions=exceptions)):
         arguments = (content, ControllerConfig(), 0.5, 1.0)
-        assert strain.measure(0.0, table, *arguments) == strain.measure(0.0, fleet, *arguments)
+        assert overload.measure(0.0, table, *arguments) == overload.measure(0.0, fleet, *arguments)
 
 
 @settings(deadline=None)  # what is asserted is no time, and machines are busy

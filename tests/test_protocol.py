@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from controller.messages import Directive, DirectiveAck, Fallback
 from controller.protocol import DirectiveFollower, DirectivePublisher
-from controller.schema import Directive, DirectiveAck, Fallback
 from nestedfp.modes import DirectiveMode
 from nestedfp.step_rule import StepRule
 

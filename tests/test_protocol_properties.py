@@ -18,9 +18,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from controller.config import ControllerConfig
-from controller.loop import ControlLoop, Effects
+from controller.decide.loop import ControlLoop, Effects
+from controller.messages import Directive, DirectiveAck
 from controller.protocol import DirectiveFollower
-from controller.schema import Directive, DirectiveAck
 from nestedfp.modes import DirectiveMode
 
 FP16, FP8 = DirectiveMode.FP16, DirectiveMode.FP8

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 
-from controller.reach import application_of
+from controller.live.transport import application_of
 
 
 def test_the_application_is_in_the_name_that_serve_gives_the_actor() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from test_actor import FAST, Replicas, drive
 
-from controller.actor import ControllerActor
-from controller.replay import Difference, RecordingError, files_of, main, replay
+from controller.live.actor import ControllerActor
+from controller.live.replay import Difference, RecordingError, files_of, main, replay
 
 
 @pytest.fixture(scope="module")

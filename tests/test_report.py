@@ -6,9 +6,9 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
-from controller.schema import PathStats, ProxyStats
-from controller.status import ReplicaStatus as ControllerReplica
-from controller.status import StatusReport
+from controller.audit import ReplicaStatus as ControllerReplica
+from controller.audit import StatusReport
+from controller.messages import PathStats, ProxyStats
 from loadtest.calibrate import (
     Calibration,
     Capacity,
@@ -23,13 +23,15 @@ from loadtest.calibrate import (
 )
 from loadtest.config import LoadtestConfig
 from loadtest.errors import LoadtestError
-from loadtest.metrics import Slo, counter_growth, fp16_token_share, percentiles, summarise
-from loadtest.plots import fp8_shares
-from loadtest.records import RequestRecord, ServiceStatus, TimelineSample, read_requests, write_jsonl
-from loadtest.report import LoadSummary, Summary, print_report, render_html, write_report
-from loadtest.standing import limited_by, path_summary, stand
-from loadtest.verdict import verdict
+from loadtest.report.metrics import counter_growth, fp16_token_share, summarise
+from loadtest.report.plots import fp8_shares
+from loadtest.report.standing import limited_by, path_summary, stand
+from loadtest.report.verdict import verdict
+from loadtest.report.write import LoadSummary, Summary, print_report, render_html, write_report
 from nestedfp.step_rule import StepRule
+from workload.percentiles import percentiles
+from workload.records import RequestRecord, ServiceStatus, TimelineSample, read_requests, write_jsonl
+from workload.slo import Slo
 
 SLO = Slo(ttft_ms=100.0, tpot_ms=20.0)
 

@@ -7,7 +7,8 @@ import pytest
 from controller_builders import CALM, make_snapshot
 from pydantic import BaseModel, ValidationError
 
-from controller.schema import DecisionRecord, Directive, DirectiveAck, Fallback, PathStats, ProxyStats, ReplicaSnapshot
+from controller.audit import DecisionRecord
+from controller.messages import Directive, DirectiveAck, Fallback, PathStats, ProxyStats, ReplicaSnapshot
 from nestedfp.modes import DirectiveMode
 from nestedfp.step_rule import StepRule
 

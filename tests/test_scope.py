@@ -9,12 +9,12 @@ from controller_builders import make_view
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller import k_of_n
+from controller.audit import Outcome
+from controller.decide import k_of_n
+from controller.decide.scope import compact
 from controller.policies import POLICIES, threshold
 from controller.policies.base import Decision, Observation, PolicySpec
 from controller.protocol import Content
-from controller.schema import Outcome
-from controller.scope import compact
 from nestedfp.modes import DirectiveMode
 
 FOUR = ("r0", "r1", "r2", "r3")
@@ -167,7 +167,12 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Planned:
     plan = Planned()
     spec = PolicySpec(threshold.Threshold, plan.decide, lambda config: (Decision(FP16, "start"), None), adaptive=True)
     table = {**POLICIES, "threshold": spec}
-    for module in ("controller.loop", "controller.scope", "controller.subset", "controller.strain"):
+    for module in (
+        "controller.decide.loop",
+        "controller.decide.scope",
+        "controller.decide.k_of_n",
+        "controller.decide.overload",
+    ):
         monkeypatch.setattr(f"{module}.POLICIES", table)
     return plan
 

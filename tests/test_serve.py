@@ -16,7 +16,7 @@ import yaml
 from live_service import ADMIN, MODEL, children, complete, demo_config, serve, wait_until
 from openai import OpenAI
 
-from controller import replay
+from controller.live import replay
 
 pytestmark = pytest.mark.serve
 

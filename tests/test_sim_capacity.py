@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from controller.simulate import capacity
-from controller.simulate.errors import SimulationError
+from simulator.errors import SimulationError
+from simulator.search import capacity
 from tests.sim_builders import exit_status, table_file
 
 COMMON = ("--generate", "poisson", "--duration", "40", "--rate", "30")

@@ -10,28 +10,28 @@ from typing import Any
 
 import pytest
 
-import controller.actor
-import controller.simulate.cluster
-import controller.simulate.engine
-import controller.simulate.replica
+import controller.live.actor
 import deploy.agent
 import nestedfp.step_rule
+import simulator.cluster.cluster
+import simulator.cluster.replica
+import simulator.engine.engine
 from controller.config import ControllerConfig
-from controller.loop import ControlLoop
-from controller.schema import Directive, DirectiveAck, ReplicaSnapshot
-from controller.simulate.cluster import Cluster, RunResult
-from controller.simulate.network import Network, NetworkConfig
-from controller.simulate.replica import Replica
-from controller.simulate.request import SimRequest
-from controller.simulate.routing import make_router
-from controller.simulate.scenario import Failure, Scenario
-from controller.simulate.session import make_bench, make_config, simulate
-from controller.synthetic import synthetic_trace
+from controller.decide.loop import ControlLoop
+from controller.messages import Directive, DirectiveAck, ReplicaSnapshot
 from deploy.admission import Admission
 from nestedfp.modes import DirectiveMode, Mode
+from simulator.bench import make_bench, make_config, simulate
+from simulator.cluster.cluster import Cluster, RunResult
+from simulator.cluster.network import Network, NetworkConfig
+from simulator.cluster.replica import Replica
+from simulator.cluster.routing import make_router
+from simulator.cluster.scenario import Failure, Scenario
+from simulator.engine.request import SimRequest
 from tests.sim_builders import make_requests, make_table, policy_config
+from workload.synthetic import synthetic_trace
 
-SIMULATOR = Path(controller.simulate.cluster.__file__).parent
+SIMULATOR = Path(simulator.cluster.cluster.__file__).parent
 TABLE = make_table()
 BENCH = make_bench(TABLE, synthetic_trace(seed=1, duration_s=150.0, mean_rate_rps=4.0))
 
@@ -233,9 +233,9 @@ def test_snapshots_are_what_the_schema_demands():
 
 
 def test_simulator_and_service_use_the_same_classes():
-    assert controller.simulate.cluster.ControlLoop is controller.actor.ControlLoop
-    assert controller.simulate.replica.DirectiveFollower is deploy.agent.DirectiveFollower
-    assert controller.simulate.engine.choose is nestedfp.step_rule.choose
+    assert simulator.cluster.cluster.ControlLoop is controller.live.actor.ControlLoop
+    assert simulator.cluster.replica.DirectiveFollower is deploy.agent.DirectiveFollower
+    assert simulator.engine.engine.choose is nestedfp.step_rule.choose
     scheduler = (SIMULATOR.parents[1] / "nestedfp/vllm_plugin/scheduler.py").read_text()
     names = {
         alias.name
@@ -293,7 +293,7 @@ class Recorder(ControlLoop):
 def test_the_live_actor_answers_a_simulated_run_with_the_same_directives(monkeypatch: pytest.MonkeyPatch):
     """What the simulator's loop was told goes through the live actor, as JSON; the answers and effects are the same."""
     config = policy_config("slo_feedback")
-    monkeypatch.setattr(controller.simulate.cluster, "ControlLoop", Recorder)
+    monkeypatch.setattr(simulator.cluster.cluster, "ControlLoop", Recorder)
     cluster = Cluster(TABLE, config, Scenario(replicas=2, network=NetworkConfig(loss=0.1)))
     cluster.run(make_requests(*steady(900, 200.0)))
     recorder = cluster.loop
@@ -305,10 +305,10 @@ def test_the_live_actor_answers_a_simulated_run_with_the_same_directives(monkeyp
         async def nowhere(directive: Directive) -> list[DirectiveAck]:
             return []
 
-        actor = controller.actor.ControllerActor(config.model_dump(), "app", "deployment", broadcast=nowhere)
+        actor = controller.live.actor.ControllerActor(config.model_dump(), "app", "deployment", broadcast=nowhere)
         monkeypatch.setattr(actor, "_ensure_stepping", lambda: None)  # the script says when to step
         clock_s = 0.0
-        monkeypatch.setattr("controller.actor.time.monotonic", lambda: clock_s)
+        monkeypatch.setattr("controller.live.actor.time.monotonic", lambda: clock_s)
         for kind, now_s, given, expected in recorder.calls:
             clock_s = now_s
             if kind == "snapshot":

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.simulate.engine import Engine
-from controller.simulate.engine_model import EngineTable
-from controller.simulate.engine_stats import EngineStats
-from controller.simulate.request import SimRequest
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.step_rule import StepRule
 from nestedfp.vllm_plugin.accounting import EngineTotals
+from simulator.engine.cost_table import EngineTable
+from simulator.engine.engine import Engine
+from simulator.engine.request import SimRequest
+from simulator.engine.stats import EngineStats
 from tests.sim_builders import FP8, FP16, make_requests, make_table
 from tests.sim_reference import SlowEngine
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from sim_builders import exit_status, make_requests, make_table, policy_config, table_file
 
-from controller.simulate.cli import main
-from controller.simulate.cluster import Cluster, RunResult
-from controller.simulate.engine import Engine
-from controller.simulate.path import Path, PathCost, ServedEngine
-from controller.simulate.request import SimRequest
-from controller.simulate.scenario import Scenario
 from nestedfp.modes import DirectiveMode
+from simulator.cluster.cluster import Cluster, RunResult
+from simulator.cluster.scenario import Scenario
+from simulator.engine.engine import Engine
+from simulator.engine.http_path import Path, PathCost, ServedEngine
+from simulator.engine.request import SimRequest
+from simulator.run import main
 
 FLOOD = [(i / 30, 20, 100) for i in range(900)]  # 30 s of 3000 tokens a second: about half of what the engine computes
 

@@ -9,10 +9,12 @@ import yaml
 
 from controller.config import ControllerConfig
 from controller.policies import POLICIES
-from controller.simulate import cli, goal, space, tune
-from controller.simulate.errors import SimulationError
-from controller.simulate.metrics import Percentiles, SimulationSummary
+from simulator import run
+from simulator.errors import SimulationError
+from simulator.metrics import SimulationSummary
+from simulator.search import goal, space, tune
 from tests.sim_builders import exit_status, table_file
+from workload.percentiles import Percentiles
 
 COMMON = ("--generate", "bursts", "--duration", "30", "--load", "0.8")
 
@@ -22,7 +24,7 @@ def table(tmp_path: Path) -> Path:
     return table_file(tmp_path)
 
 
-def run(*words: object) -> int:
+def tuned(*words: object) -> int:
     return exit_status(tune.main, *words)
 
 
@@ -150,7 +152,7 @@ def test_the_result_is_the_best_trial_that_holds_and_simulates_to_the_same_numbe
     assert section["policy"] == {"name": "token_fraction", "fraction": float(best["fraction"])}
     assert ControllerConfig.model_validate(section).slo.ttft_ms > 0
 
-    assert cli.main([*COMMON, "--table", str(table), "--config", str(out), "--json", str(tmp_path / "o.json")]) == 0
+    assert run.main([*COMMON, "--table", str(table), "--config", str(out), "--json", str(tmp_path / "o.json")]) == 0
     again = json.loads((tmp_path / "o.json").read_text())
     assert again["tight_slo"] == float(best["tight_slo"])
     assert again["fp16_token_share"] == float(best["fp16_token_share"])

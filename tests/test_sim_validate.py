@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
-from controller.simulate import live_run, validate
-from controller.simulate.cluster import Cluster, RunResult
-from controller.simulate.output import record, sample
-from controller.simulate.scenario import Scenario
-from controller.synthetic import synthetic_trace
 from nestedfp.modes import Mode
+from simulator.cluster.cluster import Cluster, RunResult
+from simulator.cluster.scenario import Scenario
+from simulator.fit import live_run, validate
+from simulator.output import record, sample
 from tests.sim_builders import FP8, FP16, make_requests, make_table, policy_config
+from workload.synthetic import synthetic_trace
 
 SECTION = {"slo": {"ttft_ms": 700, "tpot_ms": 100}, "guards": {"dwell_fp8_s": 5}}
 POLICIES = {"fp16": "static_fp16", "fp8": "static_fp8", "adaptive": "slo_feedback"}

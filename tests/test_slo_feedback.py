@@ -7,8 +7,10 @@ import pytest
 from controller_builders import make_rates, make_view, window
 from pydantic import ValidationError
 
-from controller.policies import backoff, slo_feedback
-from controller.policies.base import Decision, Observation, ReplicaView
+from controller.fleet.view import ReplicaView
+from controller.policies import slo_feedback
+from controller.policies.base import Decision, Observation
+from controller.policies.signals import backoff
 from controller.policies.slo_feedback import SloAuto, SloFeedback
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.step_rule import StepRule

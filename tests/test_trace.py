@@ -7,19 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.errors import TraceError
-from loadtest.prompts import prompt_token_ids
-from loadtest.shape import (
+from loadtest.sender.prompts import prompt_token_ids
+from workload.azure import Arrival, TraceError, parse_trace, read_trace
+from workload.shape import (
     Lengths,
-    at_rate,
     cut_window,
     fit_lengths,
     mean_rate_rps,
     most_bursty_start_s,
     peak_rate_rps,
+    select_at_rate,
 )
-from loadtest.synthetic import synthetic_trace
-from loadtest.trace import Arrival, parse_trace, read_trace
+from workload.synthetic import synthetic_trace
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 FIRST = "2023-11-16 18:15:46.6805900,374,44"
@@ -153,16 +152,16 @@ def test_no_request_ever_exceeds_the_context(sizes, context_tokens):
 
 
 def test_thinning_keeps_times_and_gives_the_exact_rate():
-    load = at_rate(even(200), 20.0, 100.0, rate_rps=0.3, seed=5)
+    load = select_at_rate(even(200), 20.0, 100.0, rate_rps=0.3, seed=5)
     assert len(load.arrivals) == 30
     assert (load.start_s, load.span_s) == (20.0, 100.0)
     assert {a.at_s for a in load.arrivals} <= {float(i) for i in range(100)}
-    assert load == at_rate(even(200), 20.0, 100.0, 0.3, seed=5)
-    assert load != at_rate(even(200), 20.0, 100.0, 0.3, seed=6)
+    assert load == select_at_rate(even(200), 20.0, 100.0, 0.3, seed=5)
+    assert load != select_at_rate(even(200), 20.0, 100.0, 0.3, seed=6)
 
 
 def test_a_higher_rate_squeezes_a_longer_window():
-    load = at_rate(even(1000), 900.0, 100.0, rate_rps=4.0, seed=0)
+    load = select_at_rate(even(1000), 900.0, 100.0, rate_rps=4.0, seed=0)
     assert mean_rate_rps(load.arrivals, 100.0) == 4.0
     assert load.span_s > 400
     assert load.start_s < 600  # moved, as the trace would have ended
@@ -171,9 +170,9 @@ def test_a_higher_rate_squeezes_a_longer_window():
 
 def test_impossible_rates_are_refused():
     with pytest.raises(TraceError, match="holds 10 requests, 1000 are needed"):
-        at_rate(even(10), None, 10.0, rate_rps=100.0, seed=0)
+        select_at_rate(even(10), None, 10.0, rate_rps=100.0, seed=0)
     with pytest.raises(TraceError, match="less than one request"):
-        at_rate(even(10), 0.0, 10.0, rate_rps=0.01, seed=0)
+        select_at_rate(even(10), 0.0, 10.0, rate_rps=0.01, seed=0)
 
 
 def test_prompts_have_exact_lengths_and_share_no_prefix():

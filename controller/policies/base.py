@@ -4,85 +4,17 @@ A policy is a function ``decide(observation, state, config) -> (Decision, state)
 controller's clock; everything else has its unit in its name.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Generic, Protocol, TypeVar, overload
+from typing import Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from controller.schema import ReplicaSnapshot
+from controller.fleet.view import Replicas
 from nestedfp.modes import DirectiveMode
 from nestedfp.step_rule import StepRule
+from workload.frozen import FrozenModel
+from workload.slo import USUAL_SLO, Slo
 
-
-class Settings(BaseModel):
-    """Base of all configuration models: immutable, no unknown keys, finite numbers only."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class Slo(Settings):
-    """The objectives that a request should meet. The defaults are the usual interactive ones."""
-
-    ttft_ms: Annotated[float, Field(gt=0)] = 200.0  # time to first token
-    tpot_ms: Annotated[float, Field(gt=0)] = 33.3  # time per output token
-
-
-USUAL_SLO = Slo()
 NO_THRESHOLDS = StepRule()
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Differences of a replica's totals over ``span_s`` seconds, all per second."""
-
-    span_s: float
-    arrivals: float  # requests
-    arrived_tokens: float  # their prompt tokens
-    tokens_fp16: float  # prompt and completion tokens computed in FP16 steps
-    tokens_fp8: float
-    waiting_tokens: float  # growth of the queue; negative when it drains
-    steps_fp16: float = 0.0
-    steps_fp8: float = 0.0
-    judged: float = 0.0  # finished requests held against the SLO
-    within_slo: float = 0.0  # of them, those that met it, or would have but for what the path added
-
-    @property
-    def tokens(self) -> float:
-        return self.tokens_fp16 + self.tokens_fp8
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaView:
-    """One replica as the controller knows it: the last snapshot and what follows from the ones before."""
-
-    snapshot: ReplicaSnapshot
-    age_s: float = 0.0  # since the snapshot arrived
-    rates: Rates | None = None  # None: too few snapshots, a restart, or implausible totals
-    standing_tokens: int = 0  # the smallest waiting_tokens over the window: the queue that never drained
-    fp16_step_age_s: float | None = None  # since FP16 steps were last counted; None: never
-    path_age_s: float | None = None  # since the path, not the engine, last was the limit; None: never
-    cold: bool = False  # computes its first requests: its steps are still slow
-
-    @property
-    def replica_id(self) -> str:
-        return self.snapshot.replica_id
-
-    @property
-    def idle(self) -> bool:
-        """Nothing runs and nothing waits: latencies and step times say nothing about the present."""
-        return self.snapshot.running == 0 and self.snapshot.waiting == 0
-
-
-class Replicas(Protocol):
-    """Views of replicas: a tuple of a few, a ``table.Table`` of many."""
-
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[ReplicaView]: ...
-    @overload
-    def __getitem__(self, index: int, /) -> ReplicaView: ...
-    @overload
-    def __getitem__(self, index: slice, /) -> tuple[ReplicaView, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +39,7 @@ class Decision:
     fp8_load: float | None = None  # the same for FP8; above 1, degrading alone cannot hold the SLO
 
 
-ConfigT = TypeVar("ConfigT", bound=Settings)
+ConfigT = TypeVar("ConfigT", bound=FrozenModel)
 StateT = TypeVar("StateT")
 
 

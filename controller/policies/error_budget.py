@@ -17,11 +17,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from controller.policies import misses, returning
-from controller.policies.base import Decision, Observation, PolicySpec, Replicas, Settings
-from controller.policies.ring import Ring
-from controller.policies.table import Table, in_order_sum
+from controller.fleet.table import Table, in_order_sum
+from controller.fleet.view import Replicas
+from controller.policies import returning
+from controller.policies.base import Decision, Observation, PolicySpec
+from controller.policies.signals import misses
+from controller.policies.signals.ring import Ring
 from nestedfp.modes import DirectiveMode
+from workload.frozen import FrozenModel
 
 BUCKET_S = 1.0
 MOST_BUCKETS = 3600
@@ -30,7 +33,7 @@ MINUTE_S = 60.0
 REFILL = 0.9  # of the quality budget: below it FP8 is allowed again
 
 
-class BurnWindow(Settings):
+class BurnWindow(FrozenModel):
     """A pair of windows and the burn rate that both must pass."""
 
     long_s: Annotated[float, Field(ge=BUCKET_S, le=MOST_BUCKETS * BUCKET_S)]

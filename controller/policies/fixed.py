@@ -4,24 +4,25 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from controller.policies.base import Decision, Observation, PolicySpec, Settings
+from controller.policies.base import Decision, Observation, PolicySpec
 from nestedfp.modes import DirectiveMode
 from nestedfp.step_rule import StepRule
+from workload.frozen import FrozenModel
 
 
-class StaticFp16(Settings):
+class StaticFp16(FrozenModel):
     """Exact FP16 in every step: the quality baseline."""
 
     name: Literal["static_fp16"] = "static_fp16"
 
 
-class StaticFp8(Settings):
+class StaticFp8(FrozenModel):
     """FP8 in every step that holds no pinned request: the speed baseline."""
 
     name: Literal["static_fp8"] = "static_fp8"
 
 
-class EngineAuto(Settings):
+class EngineAuto(FrozenModel):
     """Each engine chooses for each step, by the number of scheduled tokens and the age of the oldest waiting request.
 
     The token threshold is a fraction of the engine's step budget; half of it is the rule of the NestedFP paper.
@@ -47,7 +48,7 @@ class EngineAuto(Settings):
         return StepRule(fp8_step_tokens=tokens, fp8_wait_s=self.fp8_wait_s)
 
 
-class TokenFraction(Settings):
+class TokenFraction(FrozenModel):
     """The rule of the NestedFP paper: FP8 for the steps whose tokens pass ``fraction`` of the step's token budget.
 
     Each engine applies it to its own budget, so that replicas of different sizes may share the policy. It knows neither

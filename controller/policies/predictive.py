@@ -8,7 +8,7 @@ replica, with smoothing weights ``1 - exp(-dt / time constant)``, so that sample
 dangers that ``slo_feedback`` looks at; without a known capacity they alone decide.
 
 A new controller knows no level, no noise and no capacity. ``warm_start`` gives it those of a trace;
-``python -m controller.policies.warm_start --trace FILE`` prints it.
+``python -m simulator warm-start --trace FILE`` prints it.
 """
 
 import math
@@ -17,12 +17,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from controller.policies import load, returning
-from controller.policies.base import Decision, Observation, PolicySpec, Settings
+from controller.policies import returning
+from controller.policies.base import Decision, Observation, PolicySpec
+from controller.policies.signals import load
 from nestedfp.modes import DirectiveMode
+from workload.frozen import FrozenModel
 
 
-class WarmStart(Settings):
+class WarmStart(FrozenModel):
     """What a controller that has run for long would know. Tokens are per replica."""
 
     prompt_tokens_per_s: Annotated[float, Field(ge=0)]

@@ -1,7 +1,7 @@
 """When FP16 may be tried again: what every adaptive policy asks before it leaves FP8. Pure.
 
 The parts are explained in their own files: ``health`` (predictions), ``load`` (offered load and capacity), ``backoff``
-(failed returns), ``calm`` (what is directed after the return).
+(failed returns). ``CalmSettings`` say what is directed after the return.
 """
 
 from collections.abc import Iterator
@@ -10,13 +10,48 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from controller.policies import backoff, calm, health, load, path
+from controller.fleet import http_path
+from controller.fleet.table import path_limited_count
 from controller.policies.base import Observation
-from controller.policies.table import path_limited_count
+from controller.policies.signals import backoff, health, load
 from nestedfp.modes import DirectiveMode
+from nestedfp.step_rule import StepRule
+from workload.frozen import FrozenModel
+from workload.slo import Slo
 
 
-class ReturnSettings(load.LoadSettings, health.HealthSettings, backoff.BackoffSettings, calm.CalmSettings):
+class CalmSettings(FrozenModel):
+    """Thresholds of single steps; both null: every step runs FP16."""
+
+    calm_wait_fraction: Annotated[float, Field(gt=0, le=1)] | None = None  # of the TTFT objective, waited by a request
+    calm_budget_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None  # of the step's token budget
+
+    @property
+    def calm_mode(self) -> DirectiveMode:
+        """The mode of the calm directive."""
+        strict = self.calm_wait_fraction is None and self.calm_budget_fraction is None
+        return DirectiveMode.FP16 if strict else DirectiveMode.AUTO
+
+    def rule(self, slo: Slo, mode: DirectiveMode) -> StepRule:
+        """The rule that goes with a directive of this mode."""
+        if mode is not DirectiveMode.AUTO:
+            return StepRule()
+        wait = self.calm_wait_fraction
+        return StepRule(
+            fp8_wait_s=None if wait is None else wait * slo.ttft_ms / 1e3,
+            fp8_budget_fraction=self.calm_budget_fraction,
+        )
+
+    def calm_capacity(self, estimate: load.Load) -> float | None:
+        """Tokens per second that the calm directive could serve: with leave to run FP8, as much as FP8 can."""
+        return estimate.fp16_capacity if self.calm_mode is DirectiveMode.FP16 else estimate.fp8_capacity
+
+    def calm_load(self, estimate: load.Load) -> float | None:
+        """Offered load over that capacity."""
+        return load.over(estimate.offered, self.calm_capacity(estimate))
+
+
+class ReturnSettings(load.LoadSettings, health.HealthSettings, backoff.BackoffSettings, CalmSettings):
     """Parameters that the adaptive policies share. Fractions are of the SLO."""
 
     enter_strain: Annotated[float, Field(gt=0)] = 0.2  # FP8 when the smoothed strain passes this
@@ -64,12 +99,12 @@ class View:
             ("tpot_ms", self.seen.tpot_ms),
             ("ttft_strain", self.ttft_strain),
             ("tpot_strain", self.tpot_strain),
-            *path.inputs(self.path_limited),
+            *http_path.inputs(self.path_limited),
         )
 
     def calm_reason(self, reason: str) -> str:
         """Why nothing is done."""
-        return path.calm_reason(self.path_limited, reason)
+        return http_path.calm_reason(self.path_limited, reason)
 
 
 def look(observation: Observation, memory: Memory, config: ReturnSettings) -> tuple[View, Memory]:

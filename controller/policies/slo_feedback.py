@@ -12,8 +12,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from controller.policies import misses, returning
+from controller.policies import returning
 from controller.policies.base import Decision, Observation, PolicySpec
+from controller.policies.signals import misses
 from nestedfp.modes import DirectiveMode
 
 

@@ -13,14 +13,17 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from controller.policies import load, path
-from controller.policies.base import Decision, Observation, PolicySpec, Replicas, Settings
-from controller.policies.health import Values, exceeded_by
-from controller.policies.table import Rows, Table, path_limited_count, path_limits
+from controller.fleet import http_path
+from controller.fleet.table import Rows, Table, path_limited_count, path_limits
+from controller.fleet.view import Replicas
+from controller.policies.base import Decision, Observation, PolicySpec
+from controller.policies.signals import load
+from controller.policies.signals.health import Values, exceeded_by
 from nestedfp.modes import DirectiveMode
+from workload.frozen import FrozenModel
 
 
-class Band(Settings):
+class Band(FrozenModel):
     """Enter FP8 above ``enter``; leave it only below ``leave``. In the unit of the signal."""
 
     enter: Annotated[float, Field(gt=0)]
@@ -86,7 +89,7 @@ def decide(observation: Observation, state: State, config: Threshold) -> tuple[D
     if over_since_s is not None and now_s - over_since_s >= config.enter_after_s:
         mode, reason = DirectiveMode.FP8, f"{over}_over_enter"
     elif mode is not DirectiveMode.FP8:
-        mode, reason = DirectiveMode.FP16, f"{over}_passing" if over else path.calm_reason(limited, "below_enter")
+        mode, reason = DirectiveMode.FP16, f"{over}_passing" if over else http_path.calm_reason(limited, "below_enter")
     elif unrest:
         reason = f"{unrest}_over_leave"
     elif calm_since_s is not None and now_s - calm_since_s < config.leave_after_s:
@@ -96,7 +99,7 @@ def decide(observation: Observation, state: State, config: Threshold) -> tuple[D
     decision = Decision(
         mode,
         reason,
-        inputs=(*((name, entering) for name, entering, _, _ in signals), *path.inputs(limited)),
+        inputs=(*((name, entering) for name, entering, _, _ in signals), *http_path.inputs(limited)),
         fp16_load=estimate.fp16_load,
         fp8_load=estimate.fp8_load,
     )
@@ -122,11 +125,11 @@ def _of_views(replicas: Replicas, least: int) -> dict[str, tuple[Sequence[float]
     snapshots = [view.snapshot for view in replicas]
     wait_s, tokens = [one.oldest_wait_s for one in snapshots], [one.waiting_tokens for one in snapshots]
     ttft = [
-        (0, 0.0) if path.limits(view) else (one.ttft.count, path.engine_ttft_ms(one, one.ttft.p90_ms))
+        (0, 0.0) if http_path.limits(view) else (one.ttft.count, http_path.engine_ttft_ms(one, one.ttft.p90_ms))
         for view, one in zip(replicas, snapshots, strict=True)
     ]
     tpot = [
-        (0, 0.0) if path.limits(view) else (one.tpot.count, path.engine_tpot_ms(one, one.tpot.p90_ms))
+        (0, 0.0) if http_path.limits(view) else (one.tpot.count, http_path.engine_tpot_ms(one, one.tpot.p90_ms))
         for view, one in zip(replicas, snapshots, strict=True)
     ]
     return {

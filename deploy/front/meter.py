@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from controller.schema import LatencyWindow, PathStats
+from controller.messages import LatencyWindow, PathStats
 from deploy.latency import SlidingWindow
 
 SPAN_S = 5.0

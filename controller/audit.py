@@ -1,0 +1,173 @@
+"""What the controller says about itself: decision log and status. Frozen pydantic models; times in seconds. Pure."""
+
+import enum
+from typing import Literal
+
+from pydantic import Field
+
+from controller.messages import Count, Milliseconds, PathStats, ProxyStats, Seconds
+from nestedfp.modes import DirectiveMode, Mode
+from nestedfp.step_rule import StepRule
+from workload.frozen import FrozenModel
+
+SCHEMA_VERSION = 3  # 2: scopes, the ladder's rungs, held decisions, advisory mode; 3: the path, ages of statistics
+
+
+class Scope(enum.StrEnum):
+    """For whom one decision holds."""
+
+    CLUSTER = "cluster"  # for all replicas alike
+    REPLICA = "replica"  # each replica by its own load
+    K_OF_N = "k_of_n"  # FP8 on as many replicas as the load needs
+
+
+class Rung(enum.StrEnum):
+    """How far the controller has gone against an overload; each rung includes the ones before it."""
+
+    NONE = "none"
+    DEGRADE = "degrade"  # FP8
+    SHED = "shed"  # and lower admission limits
+    SCALE = "scale"  # and more replicas asked for
+
+
+class Outcome(enum.StrEnum):
+    """What became of a decision."""
+
+    APPLIED = "applied"  # the directive changed
+    HELD = "held"  # a guard held back what the policy wanted; written when wish or reason change
+    RELEASED = "released"  # nothing is held back any more, and nothing changed
+    STATED = "stated"  # something new, and the directive stays: FP8 is not enough, replicas wanted, the path saturated
+    RENUMBERED = "renumbered"  # the same directive under a higher epoch
+    RELOADED = "reloaded"  # another configuration
+
+
+class DecisionRecord(FrozenModel):
+    """One decision: a line of the decision log."""
+
+    kind: Literal["decision"] = "decision"
+    schema_version: int = SCHEMA_VERSION
+    decision_id: Count  # grows by one, from 1 at the start of the controller
+    now_s: float  # the loop's clock
+    wall_s: float | None = None  # seconds since 1970, stamped by the driver
+    outcome: Outcome = Outcome.APPLIED
+    advisory: bool = False  # decided and logged only; the epoch is that of the directive in force
+    scope: Scope = Scope.CLUSTER
+    from_mode: DirectiveMode
+    to_mode: DirectiveMode
+    wanted: DirectiveMode | None = None  # the policy's wish; None when it was not asked
+    exceptions: dict[str, DirectiveMode] = Field(default_factory=dict)  # replicas that differ from to_mode
+    units: dict[str, str] = Field(
+        default_factory=dict
+    )  # reasons by replica, where replicas are decided one by one: of those that changed
+    rule: StepRule
+    epoch: Count
+    policy: str
+    reason: str
+    inputs: dict[str, float]  # what the decision rested on, units in the names
+    fp16_load: float | None = None  # offered load / capacity, as the policy predicts it; None: not known
+    fp8_load: float | None = None
+    rung: Rung = Rung.NONE
+    admission_scale: float = 1.0
+    desired_replicas: int | None = None
+
+
+class BroadcastRecord(FrozenModel):
+    """How a directive reached the replicas: a line of the decision log, written once all have acknowledged it."""
+
+    kind: Literal["broadcast"] = "broadcast"
+    schema_version: int = SCHEMA_VERSION
+    wall_s: float | None = None
+    epoch: Count
+    mode: DirectiveMode
+    replicas: Count
+    last_ack_ms: Milliseconds  # from the decision to the last replica's acknowledgement
+
+
+class OverrideView(FrozenModel):
+    """The operator's override, as the status shows it."""
+
+    mode: DirectiveMode
+    remaining_s: Seconds | None  # None: holds until it is handed back
+
+
+class ReplicaStatus(FrozenModel):
+    """One replica, as the controller last heard of it."""
+
+    id: str
+    mode: Mode
+    epoch: Count
+    directive: DirectiveMode
+    acked: bool  # reports the directive in force: its epoch, its mode and a running lease
+    ready: bool
+    stale: bool  # silent for longer than the guards allow, or its engine does not answer or make steps
+    age_s: Seconds  # since the last snapshot, by the controller's clock
+    fault: str | None = None  # why its latest snapshots are no evidence; None: they are
+    directed: DirectiveMode  # what it should have in force
+    overridden: bool = False  # the operator's word for this replica alone
+    lease_remaining_s: Seconds  # when the snapshot was taken
+    admission_scale: float = 1.0
+    refused: Count = 0
+    running: Count
+    waiting: Count
+    waiting_tokens: Count
+    oldest_wait_s: Seconds
+    blocked: Count = 0
+    kv_usage: float
+    tokens_fp16: Count
+    tokens_fp8: Count
+    fp16_only: bool = False
+    fp8_pays_from_tokens: Count | None = None
+    fp8_weight_share: float | None = None
+    switches: Count
+    ttft_p90_ms: Milliseconds | None  # None: no request in the window
+    tpot_p90_ms: Milliseconds | None
+    path: PathStats | None = None
+    path_saturated: bool = False  # the path limits this replica, not its engine
+    stats_age_s: Seconds = 0.0
+    progress_age_s: Seconds | None = None
+    arrivals_per_s: float | None  # None: not known yet
+    tokens_per_s: float | None
+
+
+class BroadcastStats(FrozenModel):
+    """Times from decision to last acknowledgement over the latest broadcasts."""
+
+    count: Count = 0
+    p50_ms: Milliseconds | None = None  # None: no broadcast yet
+    p99_ms: Milliseconds | None = None
+
+
+class StatusReport(FrozenModel):
+    """The answer to GET /status."""
+
+    schema_version: int = SCHEMA_VERSION
+    mode: DirectiveMode  # in force, but for the replicas in exceptions
+    exceptions: dict[str, DirectiveMode] = Field(default_factory=dict)
+    epoch: Count
+    reason: str  # of the directive in force
+    last_reason: str  # of the latest step, which may have held a change back ("held_by_dwell")
+    wanted: DirectiveMode | None = None  # what the policy wanted in the latest step; None: it was not asked
+    policy: str
+    scope: Scope = Scope.CLUSTER
+    fp8_replicas: Count = 0  # directed to FP8, of those known
+    advisory: bool = False
+    advised_mode: DirectiveMode | None = None  # what would be in force; None unless advisory
+    advised_exceptions: dict[str, DirectiveMode] = Field(default_factory=dict)
+    rung: Rung = Rung.NONE
+    fp8_insufficient: bool = False  # FP8 alone does not hold the SLO
+    admission_scale: float = 1.0
+    desired_replicas: int | None = None  # stated to the autoscaler; None: as many as without the controller
+    fp16_load: float | None = None
+    fp8_load: float | None = None
+    since_s: Seconds  # how long the mode has been in force
+    rule: StepRule
+    override: OverrideView | None
+    replica_overrides: dict[str, OverrideView] = Field(default_factory=dict)
+    path_saturated: bool = False  # the path limits a replica, not its engine: another precision would not help it
+    proxy: ProxyStats | None = None  # None: not told
+    replicas: tuple[ReplicaStatus, ...]
+    broadcast: BroadcastRecord | None = None  # of the latest directive that every replica has acknowledged
+    broadcasts: BroadcastStats = BroadcastStats()
+    config_loads: Count = 0  # reloads of the configuration since the start
+    config_error: str | None = None  # of the last reload, when it was refused
+    step_errors: Count = 0

@@ -1,0 +1,194 @@
+"""What may hold back a policy: warm-up, quorum, stale data, dwell time, flip rate. And the operator, who overrules all.
+
+Each guard is a pure function, all in seconds and none in ticks, so that a change of the step period changes nothing.
+Missing data argues against a change (as in Kubernetes' horizontal autoscaler): a silent replica is taken to be calm
+when the policy wants FP8, and to be loaded when it wants to leave it. A replica whose snapshots are implausible counts
+as silent. Only the fail-safe, where one is configured, changes the mode without data.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+from controller.config import GuardConfig
+from controller.fleet.table import Table, ids_of
+from controller.fleet.view import Replicas, ReplicaView
+from controller.policies.base import Decision, Observation, PolicySpec
+from nestedfp.modes import DirectiveMode
+from workload.frozen import FrozenModel
+
+MINUTE_S = 60.0
+ENGINE_STUCK = "engine_stuck"  # reason, where nothing is done and an engine does not answer or does not go forward
+
+
+@dataclass(frozen=True, slots=True)
+class GuardState:
+    """When the mode of a unit changed. A unit is what one decision holds for: the cluster, or one replica."""
+
+    changed_at_s: float | None = None  # None: the mode of the start is still in force
+    switches_at_s: tuple[float, ...] = ()  # of the last minute
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the policy wants, or why it was not asked."""
+
+    wish: Decision | None  # None: not asked
+    hold: str | None  # why not
+    policy_state: Any
+    silent_count: int = 0  # ready replicas that are no evidence
+    implausible: bool = False  # one of them because of what it says
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What comes out of policy and guards together."""
+
+    decision: Decision  # what to do; its mode is the present one when a guard holds
+    wanted: DirectiveMode | None  # the policy's wish; None when it was not asked
+    policy_state: Any
+    held: str | None = None  # the guard that holds; None: none does
+
+
+def warmed_up(replicas: Replicas, warm_up_s: float = 0.0) -> Replicas:
+    """The replicas that serve, and have for a while: what is measured before would look like an overload.
+
+    With a ``warm_up_s`` above 0 those are left out, too, that compute their first requests, whenever these come.
+    """
+    if isinstance(replicas, Table):
+        rows = replicas.rows
+        warm = (rows["ready"] > 0) & (rows["ready_for_s"] >= warm_up_s)
+        return replicas.where(warm & (rows["cold"] == 0) if warm_up_s > 0 else warm)
+    return tuple(
+        [
+            replica
+            for replica in replicas
+            if (snapshot := replica.snapshot).ready
+            and (snapshot.ready_for_s is None or snapshot.ready_for_s >= warm_up_s)
+            and not (replica.cold and warm_up_s > 0)
+        ]
+    )
+
+
+def fresh(replicas: Replicas, stale_after_s: float) -> Replicas:
+    """The replicas heard of lately."""
+    if isinstance(replicas, Table):
+        return replicas.where(replicas.rows["age_s"] <= stale_after_s)
+    return tuple([replica for replica in replicas if replica.age_s <= stale_after_s])
+
+
+def engine_fault(view: ReplicaView, config: GuardConfig) -> str | None:
+    """Why nothing is known of this replica's engine though its process reports; None: it answers and goes forward."""
+    snapshot = view.snapshot
+    if snapshot.stats_age_s > config.stats_stale_after_s:
+        return f"its engine has not answered for {snapshot.stats_age_s:.1f} s"
+    if (snapshot.progress_age_s or 0.0) > config.no_progress_after_s:
+        return f"its engine has had work and made no step for {snapshot.progress_age_s:.1f} s"
+    return None
+
+
+def usable(replicas: Replicas, config: GuardConfig) -> Replicas:
+    """The replicas that are evidence: heard of lately, with an engine that answers and goes forward."""
+    replicas = fresh(replicas, config.stale_after_s)
+    if isinstance(replicas, Table):
+        rows = replicas.rows
+        stuck = rows["progress_age_s"] > config.no_progress_after_s
+        return replicas.where((rows["stats_age_s"] <= config.stats_stale_after_s) & ~stuck)
+    return tuple([replica for replica in replicas if engine_fault(replica, config) is None])
+
+
+def hold_for_quorum(fresh_count: int, ready_count: int, quorum: float, expected_count: int | None = None) -> str | None:
+    """Hold when too few of the ready replicas, or of those expected, are fresh to judge the cluster."""
+    if ready_count == 0:
+        return "held_no_ready_replicas"
+    of_count = max(ready_count, expected_count or 0)
+    return "held_by_quorum" if fresh_count == 0 or fresh_count < quorum * of_count else None
+
+
+def hold_for_stale(
+    current: DirectiveMode, wanted: DirectiveMode, stale_count: int, *, implausible: bool = False
+) -> str | None:
+    """Stay in FP8 while a replica is silent: it may be the loaded one. Entering rests on fresh replicas alone."""
+    leaving = current is DirectiveMode.FP8 and wanted is not DirectiveMode.FP8
+    if not leaving or stale_count == 0:
+        return None
+    return "held_by_implausible_replica" if implausible else "held_by_stale_replica"
+
+
+def hold_for_dwell(now_s: float, current: DirectiveMode, state: GuardState, config: GuardConfig) -> str | None:
+    """Hold until the present mode has had its shortest stay."""
+    dwell_s = config.dwell_fp8_s if current is DirectiveMode.FP8 else config.dwell_fp16_s
+    if state.changed_at_s is None or now_s - state.changed_at_s >= dwell_s:
+        return None
+    return "held_by_dwell"
+
+
+def hold_for_flip_rate(now_s: float, state: GuardState, config: GuardConfig) -> str | None:
+    """Hold when the last minute has seen as many switches as allowed."""
+    most, times_s = config.max_switches_per_minute, state.switches_at_s
+    if len(times_s) < most:
+        return None
+    return "held_by_flip_rate" if sum(now_s - at_s < MINUTE_S for at_s in times_s) >= most else None
+
+
+def switched(now_s: float, state: GuardState) -> GuardState:
+    """Note a switch."""
+    recent = [at_s for at_s in state.switches_at_s if now_s - at_s < MINUTE_S]
+    return GuardState(now_s, (*recent, now_s))
+
+
+def ask(
+    spec: PolicySpec[Any, Any],
+    observation: Observation,
+    policy_state: Any,
+    policy_config: FrozenModel,
+    guards: GuardConfig,
+    faulty: Collection[str] = (),
+) -> Asked:
+    """Ask the policy, with the replicas that are evidence, if they are enough.
+
+    ``faulty`` names the replicas whose latest snapshots are implausible.
+    """
+    if not spec.adaptive:
+        wish, policy_state = spec.decide(observation, policy_state, policy_config)
+        return Asked(wish, None, policy_state)
+    ready = warmed_up(observation.replicas, guards.warm_up_s)
+    heard = fresh(ready, guards.stale_after_s)
+    evidence = usable(heard, guards)
+    if (hold := hold_for_quorum(len(evidence), len(ready), guards.quorum, guards.expected_replicas)) is not None:
+        warming = not len(ready) and len(warmed_up(observation.replicas))
+        return Asked(None, "held_by_warm_up" if warming else hold, policy_state)
+    if len(evidence) < len(observation.replicas):
+        observation = replace(observation, replicas=evidence)
+    wish, policy_state = spec.decide(observation, policy_state, policy_config)
+    if len(evidence) < len(heard) and wish.mode is observation.current and wish.mode is not DirectiveMode.FP8:
+        wish = replace(wish, reason=ENGINE_STUCK)  # whatever the others do, the SLO does not hold there
+    silent = set(ids_of(ready)) - set(ids_of(evidence)) if faulty else set()
+    return Asked(wish, None, policy_state, len(ready) - len(evidence), implausible=not silent.isdisjoint(faulty))
+
+
+def guarded_decide(
+    spec: PolicySpec[Any, Any],
+    observation: Observation,
+    policy_state: Any,
+    policy_config: FrozenModel,
+    guards: GuardConfig,
+    guard_state: GuardState,
+    faulty: Collection[str] = (),
+) -> Verdict:
+    """Ask the policy and apply every guard: first quorum; then the policy; and for a wish to change, the rest."""
+    now_s, current = observation.now_s, observation.current
+    asked = ask(spec, observation, policy_state, policy_config, guards, faulty)
+    wish = asked.wish
+    if wish is None:
+        return Verdict(Decision(current, str(asked.hold)), None, asked.policy_state, asked.hold)
+    if wish.mode is current or not spec.adaptive:
+        return Verdict(wish, wish.mode, asked.policy_state)
+    hold = (
+        hold_for_stale(current, wish.mode, asked.silent_count, implausible=asked.implausible)
+        or hold_for_dwell(now_s, current, guard_state, guards)
+        or hold_for_flip_rate(now_s, guard_state, guards)
+    )
+    if hold is None:
+        return Verdict(wish, wish.mode, asked.policy_state)
+    return Verdict(replace(wish, mode=current, reason=hold), wish.mode, asked.policy_state, hold)

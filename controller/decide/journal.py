@@ -1,0 +1,133 @@
+"""Turns what the control loop did into records, once each: changes as they come, what is held back when it changes. Pure."""
+
+from typing import Any
+
+from controller.audit import DecisionRecord, Outcome, Rung
+from controller.config import ControllerConfig
+from controller.decide.overload import LadderState
+from controller.decide.scope import CLUSTER, Plan
+from controller.fleet.http_path import REASON as PATH_SATURATED
+from controller.protocol.publisher import Content, DirectivePublisher
+from nestedfp.modes import DirectiveMode
+
+NOTES_EVERY_S = 1.0  # a wish that flickers must not write ten lines a second
+Held = tuple[DirectiveMode | None, str]
+
+
+class Bookkeeper:
+    """Knows what has been recorded, and numbers the decisions.
+
+    Args:
+        start: what the first directive asks for.
+        reason: why.
+    """
+
+    def __init__(self, start: Content, reason: str) -> None:
+        self.last_reason = reason  # of the latest step
+        self.last_wanted: DirectiveMode | None = None
+        self.loads: tuple[float | None, float | None] = (None, None)  # fp16, fp8; of the latest step
+        self.reload_count = 0
+        self._made = 0
+        self._published: tuple[Content, int] = (start, 0)  # and its epoch
+        self._advised = start
+        self._held: dict[str, Held] = {}
+        self._noted_at_s: float | None = None
+        self._path_limited = False  # as last noted
+        self._path_noted_at_s: float | None = None
+        self._reload_to_note = False
+
+    def asked(self, plan: Plan) -> None:
+        """Remember what the latest step decided."""
+        self.last_reason, self.last_wanted = plan.decision.reason, plan.wanted
+        self.loads = (plan.decision.fp16_load, plan.decision.fp8_load)
+
+    def reloaded(self) -> None:
+        """The next step runs under another configuration."""
+        self.reload_count += 1
+        self._reload_to_note = True
+
+    def write(
+        self,
+        driver_s: float,
+        now_s: float,
+        config: ControllerConfig,
+        plan: Plan,
+        decided: Content,
+        publisher: DirectivePublisher,
+        rung: Rung,
+        ladder: LadderState,
+        climbed: str | None,
+        path_limited: bool,
+    ) -> tuple[DecisionRecord | None, tuple[DecisionRecord, ...]]:
+        """The record of this step, if something came into force or was stated, and notes."""
+
+        def make(outcome: Outcome, reason: str, before: Content, after: Content, **more: Any) -> DecisionRecord:
+            self._made += 1
+            return DecisionRecord(
+                decision_id=self._made,
+                now_s=driver_s,
+                outcome=outcome,
+                scope=config.scope,
+                from_mode=before.mode,
+                to_mode=after.mode,
+                wanted=plan.wanted,
+                exceptions=dict(after.exceptions),
+                rule=after.rule,
+                epoch=publisher.epoch,
+                policy=config.policy.name,
+                reason=reason,
+                inputs=dict(plan.decision.inputs),
+                fp16_load=plan.decision.fp16_load,
+                fp8_load=plan.decision.fp8_load,
+                rung=rung,
+                admission_scale=after.admission_scale,
+                desired_replicas=ladder.desired_replicas,
+                **more,
+            )
+
+        notes = []
+        if self._reload_to_note:
+            self._reload_to_note = False
+            notes.append(make(Outcome.RELOADED, "config_reloaded", self._published[0], publisher.content))
+        record = None
+        content, epoch = self._published
+        units = dict(plan.reasons)
+        if epoch != publisher.epoch:
+            same = content == publisher.content and epoch > 0
+            reason = "epoch_raised" if same else publisher.reason
+            outcome = Outcome.RENUMBERED if same else Outcome.APPLIED
+            record = make(outcome, reason, content, publisher.content, units={} if config.advisory else units)
+            self._published = (publisher.content, publisher.epoch)
+        elif config.advisory and decided != self._advised:
+            reason = climbed if climbed and decided.mode is self._advised.mode else plan.decision.reason
+            record = make(Outcome.APPLIED, reason, self._advised, decided, advisory=True, units=units)
+        elif climbed is not None:
+            record = make(Outcome.STATED, climbed, decided, decided, advisory=config.advisory)
+        if record is None or record.advisory or not config.advisory:
+            self._advised = decided
+        held = dict(plan.held)
+        if held != self._held:
+            if record is not None and not held:
+                self._held = held  # the record says it
+            elif self._noted_at_s is None or now_s - self._noted_at_s >= NOTES_EVERY_S:
+                changed = {unit for unit in held.keys() | self._held.keys() if held.get(unit) != self._held.get(unit)}
+                units = {unit: held[unit][1] if unit in held else "released" for unit in changed if unit != CLUSTER}
+                outcome = Outcome.HELD if held else Outcome.RELEASED
+                notes.append(
+                    make(
+                        outcome,
+                        plan.decision.reason,
+                        decided,
+                        decided,
+                        units=dict(sorted(units.items())),
+                        advisory=config.advisory,
+                    )
+                )
+                self._held, self._noted_at_s = held, now_s
+        if path_limited is not self._path_limited and (
+            self._path_noted_at_s is None or now_s - self._path_noted_at_s >= NOTES_EVERY_S
+        ):
+            reason = PATH_SATURATED if path_limited else "path_clear"
+            notes.append(make(Outcome.STATED, reason, decided, decided, advisory=config.advisory))
+            self._path_limited, self._path_noted_at_s = path_limited, now_s
+        return record, tuple(notes)

@@ -1,0 +1,299 @@
+"""The control loop: snapshots in, directives and decision records out. Zero I/O, no clock, no randomness.
+
+The live actor and the simulator drive this same class: they read the clock, call ``on_snapshot`` and ``step``, and do
+what the returned ``Effects`` say. All times are seconds of the driver's clock; a step back counts as no time passed.
+
+What is decided and what is in force differ only in advisory mode, where the replicas stay in the mode of the start (or
+in the operator's) while the loop goes on deciding as if its word were followed.
+"""
+
+from dataclasses import dataclass, replace
+
+from controller.audit import DecisionRecord, Rung, Scope, StatusReport
+from controller.config import ControllerConfig, check_reload
+from controller.decide import guards, overload
+from controller.decide.journal import Bookkeeper
+from controller.decide.k_of_n import make_scope
+from controller.decide.overload import measure
+from controller.decide.overrides import Orders
+from controller.decide.scope import Plan, Sight, compact, keep_fp8, ready_counts
+from controller.decide.status import status_report
+from controller.fleet.fleet import Fleet, Reception
+from controller.fleet.table import path_limited_count
+from controller.fleet.view import Replicas
+from controller.messages import Directive, DirectiveAck, ReplicaSnapshot
+from controller.policies import POLICIES
+from controller.policies.base import Decision
+from controller.protocol import NO_RULE, Content, DirectivePublisher, Stated, lapsed
+from controller.protocol.clock import SteadyClock
+from nestedfp.modes import DirectiveMode
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What the driver must do."""
+
+    directives: tuple[Directive, ...]  # to broadcast at once
+    record: DecisionRecord | None  # to log: the directive or the ladder's rung changed
+    next_step_at_s: float
+    notes: tuple[DecisionRecord, ...] = ()  # to log: what is held back has changed, or the configuration
+    admission: float = 1.0  # each replica's admission limit is multiplied by this; the directives carry it
+    desired_replicas: int | None = None  # for the autoscaler; None: as many as without the controller
+
+
+class ControlLoop:
+    """Decides for the whole cluster."""
+
+    def __init__(self, config: ControllerConfig) -> None:
+        self._config = config
+        start, _ = POLICIES[config.policy.name].start(config.policy)
+        self._start = Content(start.mode, start.rule)
+        self._decided = self._start  # what the policy and its guards want in force
+        self._clock = SteadyClock()
+        self._publisher = DirectivePublisher(
+            config.lease_s,
+            config.renew_s,
+            start.mode,
+            start.rule,
+            start.reason,
+            resend_s=config.report_period_s / 2,  # sooner than a replica would ask
+        )
+        self._publisher.set_terms(config.lease_s, config.renew_s, _slo_ms(config))
+        self._fleet = Fleet(config.rate_window_s, config.forget_after_s, config.slo)
+        self._scope = make_scope(config)
+        self._ladder = overload.LadderState()
+        self._orders = Orders()
+        self._books = Bookkeeper(self._start, start.reason)
+        self._since_s: float | None = None  # when the mode came into force; None before the first event
+        self._began_s = 0.0
+        self._blind_since_s: float | None = None  # since when there is no quorum
+        self._adopts_from: int | None = 0  # epoch from which a replica's first words are adopted; None: no more
+
+    # -- what comes in -------------------------------------------------------------------------------------------------
+
+    def on_snapshot(self, now_s: float, snapshot: ReplicaSnapshot) -> Directive:
+        """Take a snapshot; the directive returned is the answer for its sender, and renews the lease."""
+        now_s = self._tick(now_s)
+        reception = self._fleet.on_snapshot(now_s, snapshot)
+        if reception is not Reception.LATE:
+            known_epoch = self._publisher.epoch
+            self._publisher.on_snapshot(now_s, snapshot)
+            if reception is Reception.NEW and now_s - self._began_s <= self._config.forget_after_s:
+                self._orders.adopt(now_s, snapshot)
+            # Under an order of its own a replica's mode says nothing of the others'.
+            ordered_alone = snapshot.order is not None and not snapshot.order.for_all
+            if reception is Reception.NEW and self._adopts_from is not None and not (lapsed(snapshot) or ordered_alone):
+                self._adopt(now_s, snapshot, known_epoch)
+        return self._publisher.answer(snapshot.replica_id)
+
+    def on_ack(self, now_s: float, ack: DirectiveAck) -> None:
+        """Take a replica's answer to a broadcast."""
+        self._publisher.on_ack(self._tick(now_s), ack)
+
+    def override(
+        self, now_s: float, mode: DirectiveMode, ttl_s: float | None = None, replica_id: str | None = None
+    ) -> Effects:
+        """Put the operator's mode in force at once, for all replicas or for one; ``auto`` hands back to the policy.
+
+        A word for all ends the ones for single replicas. Holds in advisory mode too: the operator acts.
+
+        Raises:
+            ValueError: for a ``ttl_s`` that is not positive, one given with ``auto``, or an unknown replica; nothing
+                changes then.
+        """
+        if replica_id is not None and replica_id not in self._fleet:
+            raise ValueError(f"expected one of the replicas {sorted(self._fleet.ids)}, got {replica_id!r}; see /status")
+        self._orders.give(self._tick(now_s), mode, ttl_s, replica_id)
+        return self.step(now_s)
+
+    def reload(self, now_s: float, config: ControllerConfig) -> Effects:
+        """Go on under another configuration. What is in force, dwell times and the ladder's rung carry over.
+
+        Raises:
+            ValueError: for a change that replicas could not take up, naming the key; nothing changes then.
+        """
+        check_reload(self._config, config)
+        old, self._config = self._config, config
+        # A reload must not be a way round dwell times: the same scope keeps its memory, in another they begin anew.
+        scope = make_scope(config)
+        if type(scope) is type(self._scope):
+            self._scope.reconfigure(config)
+        else:
+            self._scope = scope
+            scope.changed(self._tick(now_s), Content(DirectiveMode.FP16), self._decided, self._fleet.ids)
+        self._fleet.reconfigure(config.rate_window_s, config.forget_after_s, config.slo)
+        self._publisher.set_terms(config.lease_s, config.renew_s, _slo_ms(config))
+        self._ladder = overload.limited(self._ladder, config.ladder)
+        if config.advisory and not old.advisory:
+            start, _ = POLICIES[config.policy.name].start(config.policy)
+            self._start = Content(start.mode, start.rule)
+        self._books.reloaded()
+        return self.step(now_s)
+
+    # -- what goes out -------------------------------------------------------------------------------------------------
+
+    def step(self, now_s: float) -> Effects:
+        """Decide. To be called at ``next_step_at_s``; earlier does no harm."""
+        driver_s, now_s = now_s, self._tick(now_s)
+        fleet, publisher = self._fleet, self._publisher
+        if fleet.forget_silent(now_s) or publisher.peer_count != len(fleet):
+            publisher.retain(fleet.ids)
+        views = fleet.views(now_s)
+        self._orders.expire(now_s)
+        plan = self._plan(now_s, views)
+        self._books.asked(plan)
+        climbed = self._climb(now_s, views)
+        decided = Content(plan.mode, plan.rule_in_use, plan.exceptions, self._ladder.admission_scale)
+        same_modes = (decided.mode, decided.exceptions) == (self._decided.mode, self._decided.exceptions)
+        self._put_in_force(now_s, decided, climbed if climbed is not None and same_modes else plan.decision.reason)
+        desired_replicas = None if self._config.advisory else self._ladder.desired_replicas
+        publisher.state(Stated(desired_replicas, *ready_counts(views, publisher.content), *self._orders.told(now_s)))
+        directive = publisher.due(now_s)
+        limited = path_limited_count(views) > 0
+        record, notes = self._books.write(
+            driver_s, now_s, self._config, plan, self._decided, publisher, self._rung(), self._ladder, climbed, limited
+        )
+        return Effects(
+            directives=() if directive is None else (directive,),
+            record=record,
+            next_step_at_s=self._clock.to_driver(self._next_step_at_s(now_s)),
+            notes=notes,
+            admission=publisher.content.admission_scale,
+            desired_replicas=desired_replicas,
+        )
+
+    def settled(self) -> tuple[Directive, int, float] | None:
+        """Once every known replica has acknowledged: the directive, how many replicas, and seconds it took."""
+        after_s = self._publisher.settled_after_s()
+        if after_s is None:
+            return None
+        return self._publisher.current(), self._publisher.peer_count, after_s
+
+    def status(self, now_s: float) -> StatusReport:
+        """What is in force, why, and how each replica stands."""
+        now_s = self._tick(now_s)
+        return status_report(
+            now_s,
+            self._config,
+            self._publisher,
+            self._fleet,
+            self._orders,
+            self._books,
+            self._decided,
+            self._rung(),
+            self._ladder,
+            since_s=0.0 if self._since_s is None else max(0.0, now_s - self._since_s),
+        )
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _tick(self, now_s: float) -> float:
+        now_s = self._clock.read(now_s)
+        if self._since_s is None:
+            self._since_s = self._began_s = now_s
+        return now_s
+
+    def _plan(self, now_s: float, views: Replicas) -> Plan:
+        """Ask the operator, the fail-safe, and then the policy."""
+        ordered = self._orders.for_all
+        if ordered is not None and not self._config.advisory:
+            return Plan(ordered.mode, NO_RULE, {}, Decision(ordered.mode, "override"))
+        if (fail_safe := self._fail_safe(now_s, views)) is not None:
+            return fail_safe
+        plan = self._scope.decide(Sight(now_s, views, self._decided, self._fleet.faults))
+        return keep_fp8(plan, self._decided, views) if self._ladder.holds_fp8 else plan
+
+    def _fail_safe(self, now_s: float, views: Replicas) -> Plan | None:
+        """The configured mode, once there has been no quorum for long."""
+        bounds = self._config.guards
+        if bounds.fail_safe is None:
+            return None
+        ready = guards.warmed_up(views, bounds.warm_up_s)
+        usable = guards.usable(ready, bounds)
+        hold = guards.hold_for_quorum(len(usable), len(ready), bounds.quorum, bounds.expected_replicas)
+        if hold is None:
+            self._blind_since_s = None
+            return None
+        if self._blind_since_s is None:
+            self._blind_since_s = now_s
+        if now_s - self._blind_since_s < bounds.fail_safe_after_s:
+            return None
+        inputs = (("without_quorum_s", now_s - self._blind_since_s), ("fresh_replicas", float(len(usable))))
+        decision = Decision(bounds.fail_safe.mode, "fail_safe", bounds.fail_safe.rule, inputs)
+        return Plan(decision.mode, decision.rule, {}, decision)
+
+    def _climb(self, now_s: float, views: Replicas) -> str | None:
+        """Go a step up or down the ladder where it is time to; returns why."""
+        ordered = self._orders.for_all
+        if ordered is not None and ordered.mode is not DirectiveMode.FP8:
+            return None  # the operator has ruled out the first rung; what it takes then is the operator's to say
+        offered = self._fleet.offered_over_admitted()
+        strain = measure(now_s, views, self._decided, self._config, self._books.loads[1], offered)
+        self._ladder, climbed = overload.advance(strain, self._ladder, self._config.ladder)
+        return climbed
+
+    def _rung(self) -> Rung:
+        decided = self._decided
+        degraded = decided.mode is DirectiveMode.FP8 or DirectiveMode.FP8 in decided.exceptions.values()
+        return self._ladder.rung(degraded)
+
+    def _adopt(self, now_s: float, snapshot: ReplicaSnapshot, known_epoch: int) -> None:
+        """Start from what a predecessor left in force: a restarted controller must not end FP8 amid an overload."""
+        adaptive = POLICIES[self._config.policy.name].adaptive
+        whole = self._config.scope is Scope.CLUSTER
+        late = now_s - self._began_s > 2 * self._config.lease_s
+        if not adaptive or (late and not whole):
+            self._adopts_from = None
+            return
+        assert self._adopts_from is not None, "the caller has looked"
+        if snapshot.epoch < (self._adopts_from or known_epoch):
+            return
+        self._adopts_from = None if whole else (self._adopts_from or snapshot.epoch)
+        if snapshot.rule is not None and self._config.ladder.shed and snapshot.admission_scale < 1.0:
+            self._ladder = overload.adopted(snapshot.admission_scale, now_s)
+        wanted, decided = snapshot.directive, self._decided
+        if wanted is DirectiveMode.AUTO:  # may be the fallback
+            return
+        if whole:
+            content = replace(decided, mode=wanted)
+        else:
+            modes = {replica_id: decided.mode_for(replica_id) for replica_id in self._fleet.ids}
+            mode, exceptions = compact({**modes, snapshot.replica_id: wanted}, decided.mode)
+            content = replace(decided, mode=mode, exceptions=exceptions)
+        content = replace(content, admission_scale=self._ladder.admission_scale)
+        self._put_in_force(now_s, content, "adopted_from_replica", adopting=True)
+
+    def _put_in_force(self, now_s: float, decided: Content, reason: str, *, adopting: bool = False) -> None:
+        """Take a decision over, and publish it unless the mode is advisory."""
+        before = self._decided
+        if not self._config.advisory:
+            decided = self._orders.applied(decided)
+        if decided != before:
+            self._scope.changed(now_s, before, decided, self._fleet.ids)
+            self._decided = decided
+            if not adopting and decided.mode is not before.mode and self._config.scope is Scope.CLUSTER:
+                self._adopts_from = None
+        published = decided
+        if self._config.advisory:
+            ordered = self._orders.for_all
+            start = self._start if ordered is None else Content(ordered.mode)
+            published = self._orders.applied(start)
+            reason = "override" if ordered is not None else "advisory"
+        elif not adopting and decided == before and published.mode is not self._publisher.mode:
+            reason = "advisory_ended"
+        if published == self._publisher.content:
+            return
+        mode_changed = published.mode is not self._publisher.mode
+        self._publisher.set_content(now_s, published, reason)
+        if mode_changed:
+            self._since_s = now_s
+
+    def _next_step_at_s(self, now_s: float) -> float:
+        times_s = [now_s + self._config.step_period_s, *self._orders.ends_s()]
+        if (again_s := self._publisher.resend_at_s()) is not None:
+            times_s.append(max(now_s, again_s))
+        return min(times_s)
+
+
+def _slo_ms(config: ControllerConfig) -> tuple[float, float]:
+    return config.slo.ttft_ms, config.slo.tpot_ms

@@ -1,0 +1,308 @@
+"""What the controller does when FP8 is not enough: degrade, then shed, then scale; undone in reverse order. Pure.
+
+| rung    | on                                                          | undone                                            |
+|---------|-------------------------------------------------------------|---------------------------------------------------|
+| degrade | the policy wants FP8                                        | the policy wants FP16 and the rungs below are off |
+| shed    | all replicas in FP8 and the SLO missed for ``shed_after_s`` | calm for ``recover_after_s``, step by step, soon  |
+|         |                                                             | one after the other while nobody is refused       |
+| scale   | requests still turned away ``scale_after_s`` later          | fewer would do for ``scale_down_after_s``         |
+
+The SLO is missed when the offered load is above what FP8 serves, or half of the replicas have a request that has waited
+longer than the TTFT objective. While the queue shrinks the next step waits for what the last one did: waits and smoothed
+loads lag behind. Requests that were turned away count as load, or the relief that shedding brings would argue for ending
+it, and the two would take turns. The same holds for replicas that were added: fewer are asked for only when fewer would
+do. Where the load is not known, or wrongly, a step back is a trial; each trial that fails doubles the pauses before the
+next ones, so that a constant load sees ever fewer of them.
+
+While replicas that were asked for are still needed, admission goes back up though the scale rung stays: turning users
+away from idle replicas helps nobody.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+from controller.audit import Rung
+from controller.config import ControllerConfig, LadderConfig
+from controller.decide.guards import usable, warmed_up
+from controller.fleet.table import Table, ids_of, in_order_sum
+from controller.fleet.view import Replicas
+from controller.policies import POLICIES
+from controller.protocol.publisher import Content
+from nestedfp.modes import DirectiveMode
+
+LONGEST_BACKOFF = 64  # times the usual pause
+TRIALS_FORGOTTEN_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class LadderState:
+    """Where on the ladder the cluster stands, and since when."""
+
+    insufficient: bool = False  # FP8 alone does not hold the SLO
+    admission_scale: float = 1.0
+    desired_replicas: int | None = None
+    failing_since_s: float | None = None  # all in FP8, and the SLO missed
+    calm_since_s: float | None = None
+    shed_since_s: float | None = None
+    fewer_since_s: float | None = None  # since when fewer replicas than stated would do
+    stepped_at_s: float | None = None  # of the last step of the admission scale
+    tried_at_s: float | None = None  # of the last step back, which may turn out to have been too early
+    failed_trials: int = 0
+
+    def rung(self, degraded: bool) -> Rung:
+        """The highest rung in use; ``degraded`` when any replica is directed to FP8."""
+        if self.desired_replicas is not None:
+            return Rung.SCALE
+        if self.admission_scale < 1.0:
+            return Rung.SHED
+        return Rung.DEGRADE if degraded else Rung.NONE
+
+    @property
+    def holds_fp8(self) -> bool:
+        """Whether FP16 must wait: precision is the last thing to be restored."""
+        return self.admission_scale < 1.0 or self.desired_replicas is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Strain:
+    """What the ladder looks at."""
+
+    now_s: float
+    replicas: int  # that serve, and have been heard of lately
+    fully_degraded: bool  # all of them are directed to FP8, or the policy may not do that
+    fp8_load: float | None  # admitted load / FP8 capacity, as the policy predicts it
+    offered_over_admitted: float  # 1 when nothing was turned away
+    over_slo: int  # replicas whose oldest request has waited longer than the objective
+    over_half_slo: int
+    draining: bool = False  # the queue shrinks, or is gone: what has been shed may be enough already
+
+    @property
+    def offered_load(self) -> float | None:
+        """Offered load / FP8 capacity; None: not known."""
+        return None if self.fp8_load is None else self.fp8_load * self.offered_over_admitted
+
+    @property
+    def failing(self) -> bool:
+        return (self.fp8_load is not None and self.fp8_load > 1.0) or 2 * self.over_slo >= self.replicas
+
+    def calm(self, recover_load: float) -> bool:
+        return 2 * self.over_half_slo < self.replicas and (
+            self.offered_load is None or self.offered_load <= recover_load
+        )
+
+
+def advance(strain: Strain, state: LadderState, config: LadderConfig) -> tuple[LadderState, str | None]:
+    """Go a step up or down the ladder where it is time to. Returns the new state and, when it acted, why."""
+    if strain.replicas == 0:  # nothing is known: stay, and let no time count
+        return replace(state, failing_since_s=None, calm_since_s=None, fewer_since_s=None), None
+    state = _note(strain, state, config)
+    for act in (_say, _shed, _scale, _scale_back, _admit):
+        if (acted := act(strain, state, config)) is not None:
+            return acted
+    return state, None
+
+
+def adopted(admission_scale: float, now_s: float) -> LadderState:
+    """Go on from the admission scale that an earlier controller left in force."""
+    if admission_scale == 1.0:
+        return LadderState()
+    return LadderState(insufficient=True, admission_scale=admission_scale, shed_since_s=now_s, stepped_at_s=now_s)
+
+
+def limited(state: LadderState, config: LadderConfig) -> LadderState:
+    """The state under another configuration: what is switched off ends at once."""
+    if not config.shed:
+        state = replace(state, admission_scale=1.0, shed_since_s=None, stepped_at_s=None)
+    else:
+        state = replace(state, admission_scale=max(state.admission_scale, config.min_admission_scale))
+    if not config.scale or config.max_replicas is None:
+        return replace(state, desired_replicas=None, fewer_since_s=None)
+    if state.desired_replicas is not None:
+        state = replace(state, desired_replicas=min(state.desired_replicas, config.max_replicas))
+    return state
+
+
+def replicas_needed(strain: Strain, state: LadderState, config: LadderConfig) -> int:
+    """How many replicas would serve the offered load in FP8; from what is turned away when the load is not known."""
+    most = config.max_replicas or strain.replicas
+    if strain.offered_load is not None:
+        wanted = strain.replicas * strain.offered_load / config.scale_load
+    elif strain.failing or strain.offered_over_admitted > 1.0:
+        wanted = max(strain.replicas + 1.0, strain.replicas * min(2.0, strain.offered_over_admitted))
+    else:
+        # Calm says only that as many as there are suffice, and of those turned away nothing. That one fewer would do has
+        # to be tried, and only once everybody is let in.
+        fewer = strain.over_half_slo == 0 and state.admission_scale == 1.0
+        wanted = strain.replicas - 1.0 if fewer else float(max(strain.replicas, state.desired_replicas or 0))
+    return max(config.min_replicas, min(most, math.ceil(wanted - 1e-9)))
+
+
+Acted = tuple[LadderState, str] | None
+
+
+def _note(strain: Strain, state: LadderState, config: LadderConfig) -> LadderState:
+    """Keep the times since when."""
+    now_s = strain.now_s
+
+    def since(holds: bool, since_s: float | None) -> float | None:
+        return (now_s if since_s is None else since_s) if holds else None
+
+    fewer = state.desired_replicas is not None and replicas_needed(strain, state, config) < state.desired_replicas
+    failing = strain.failing and strain.fully_degraded
+    return replace(
+        state,
+        failing_since_s=since(failing, state.failing_since_s),
+        calm_since_s=since(strain.calm(config.recover_load) and not failing, state.calm_since_s),
+        fewer_since_s=since(fewer, state.fewer_since_s),
+    )
+
+
+def _patience(state: LadderState) -> int:
+    """By how much longer than usual calm must last before a step back."""
+    return LONGEST_BACKOFF if state.failed_trials > 5 else 1 << state.failed_trials
+
+
+def _judge_trial(now_s: float, state: LadderState, config: LadderConfig) -> LadderState:
+    """The SLO is missed: if the last step back was lately, it was too early."""
+    if state.tried_at_s is None:
+        return state
+    ago_s = now_s - state.tried_at_s
+    if ago_s > TRIALS_FORGOTTEN_S:
+        return replace(state, tried_at_s=None, failed_trials=0)
+    soon_s = (config.recover_after_s + config.shed_after_s) * _patience(state)
+    return replace(state, tried_at_s=None, failed_trials=state.failed_trials + (ago_s <= soon_s))
+
+
+def _lasted_s(now_s: float, since_s: float | None) -> float:
+    return -1.0 if since_s is None else now_s - since_s
+
+
+def _say(strain: Strain, state: LadderState, config: LadderConfig) -> Acted:
+    """State that FP8 alone does not hold the SLO, or that it does again."""
+    now_s = strain.now_s
+    if not state.insufficient and _lasted_s(now_s, state.failing_since_s) >= config.shed_after_s:
+        state = replace(_judge_trial(now_s, state, config), insufficient=True)
+        return _shed(strain, state, config) or (state, "fp8_cannot_hold_slo")
+    if state.insufficient and not state.holds_fp8 and _lasted_s(now_s, state.calm_since_s) >= config.recover_after_s:
+        return replace(state, insufficient=False, shed_since_s=None), "fp8_holds_slo"
+    return None
+
+
+def _shed(strain: Strain, state: LadderState, config: LadderConfig) -> Acted:
+    """Lower admission by a step."""
+    now_s = strain.now_s
+    if not (config.shed and state.insufficient and state.failing_since_s is not None):
+        return None
+    if state.admission_scale <= config.min_admission_scale:
+        return None
+    pause_s = config.shed_settle_s if strain.draining else config.shed_every_s
+    if state.stepped_at_s is not None and now_s - state.stepped_at_s < pause_s:
+        return None
+    if state.admission_scale == 1.0 and now_s - state.failing_since_s < config.shed_after_s:
+        return None
+    return replace(
+        _judge_trial(now_s, state, config),
+        admission_scale=max(config.min_admission_scale, round(state.admission_scale * config.shed_factor, 6)),
+        shed_since_s=now_s if state.shed_since_s is None else state.shed_since_s,
+        stepped_at_s=now_s,
+        calm_since_s=None,
+    ), "shed_more"
+
+
+def _scale(strain: Strain, state: LadderState, config: LadderConfig) -> Acted:
+    """State more replicas when what came before has not been enough for long."""
+    if not config.scale or not state.insufficient:
+        return None
+    if config.shed:
+        short = state.failing_since_s is not None or strain.offered_over_admitted > 1.0
+        lasted_s, after_s = _lasted_s(strain.now_s, state.shed_since_s), config.scale_after_s
+    else:
+        short = state.failing_since_s is not None
+        lasted_s, after_s = _lasted_s(strain.now_s, state.failing_since_s), config.shed_after_s + config.scale_after_s
+    wanted = replicas_needed(strain, state, config)
+    if (
+        not short
+        or lasted_s < after_s
+        or wanted <= (state.desired_replicas or max(config.min_replicas, strain.replicas))
+    ):
+        return None
+    # While replicas that were asked for have yet to come, their absence is no reason to ask for more.
+    if state.desired_replicas is not None and strain.replicas < state.desired_replicas and strain.offered_load is None:
+        return None
+    return replace(_judge_trial(strain.now_s, state, config), desired_replicas=wanted, fewer_since_s=None), "scale_up"
+
+
+def _scale_back(strain: Strain, state: LadderState, config: LadderConfig) -> Acted:
+    """State fewer replicas, or none, when fewer would do."""
+    pause_s = config.scale_down_after_s * _patience(state)
+    if state.desired_replicas is None or _lasted_s(strain.now_s, state.fewer_since_s) < pause_s:
+        return None
+    wanted = replicas_needed(strain, state, config)
+    stated = wanted if wanted > config.min_replicas else None
+    return replace(
+        state, desired_replicas=stated, fewer_since_s=None, calm_since_s=strain.now_s, tried_at_s=strain.now_s
+    ), "scale_back"
+
+
+def _admit(strain: Strain, state: LadderState, config: LadderConfig) -> Acted:
+    """Raise admission by a step; first the stated replicas must be as few as would do."""
+    if state.admission_scale == 1.0 or state.fewer_since_s is not None:
+        return None
+    # Nobody refused since the last step up: the limit binds nobody, and raising it further risks little.
+    well = (
+        strain.offered_over_admitted <= 1.0
+        and state.stepped_at_s is not None
+        and state.tried_at_s == state.stepped_at_s
+    )
+    pause_s = config.shed_every_s if well else config.recover_after_s
+    if _lasted_s(strain.now_s, state.calm_since_s) < pause_s * _patience(state):
+        return None
+    scale = min(1.0, round(state.admission_scale / config.shed_factor, 6))
+    return replace(
+        state,
+        admission_scale=scale,
+        stepped_at_s=strain.now_s,
+        tried_at_s=strain.now_s,
+        calm_since_s=strain.now_s,
+        shed_since_s=state.shed_since_s if scale < 1.0 else None,
+    ), "admit_more"
+
+
+DRAIN_PER_S = 0.05  # of the queue: one that shrinks faster is gone in 20 s
+
+
+def measure(
+    now_s: float,
+    views: Replicas,
+    current: Content,
+    config: ControllerConfig,
+    fp8_load: float | None,
+    offered_over_admitted: float,
+) -> Strain:
+    """The strain on the replicas that serve and have been heard of lately, under the modes of ``current``."""
+    seen, slo_s = usable(warmed_up(views), config.guards), config.slo.ttft_ms / 1e3
+    if isinstance(seen, Table):
+        waits_s = seen.rows["oldest_wait_s"]
+        over_slo, over_half_slo = int((waits_s > slo_s).sum()), int((waits_s > slo_s / 2).sum())
+        queued, growth = in_order_sum(seen.rows["waiting_tokens"]), in_order_sum(seen.rows["queue_growth"])
+    else:
+        over_slo = sum([view.snapshot.oldest_wait_s > slo_s for view in seen])
+        over_half_slo = sum([view.snapshot.oldest_wait_s > slo_s / 2 for view in seen])
+        queued = float(sum([view.snapshot.waiting_tokens for view in seen]))
+        growth = sum([view.rates.waiting_tokens for view in seen if view.rates is not None])
+    if not POLICIES[config.policy.name].adaptive:
+        degraded = True  # as far as it may be
+    elif current.exceptions:
+        degraded = all([current.mode_for(replica_id) is DirectiveMode.FP8 for replica_id in ids_of(seen)])
+    else:
+        degraded = current.mode is DirectiveMode.FP8
+    return Strain(
+        now_s=now_s,
+        replicas=len(seen),
+        fully_degraded=degraded,
+        fp8_load=fp8_load,
+        offered_over_admitted=offered_over_admitted,
+        over_slo=over_slo,
+        over_half_slo=over_half_slo,
+        draining=growth <= -DRAIN_PER_S * queued,  # 0 <= 0 where nothing waits
+    )

@@ -1,0 +1,132 @@
+"""The operator's orders: a mode for all replicas or for one, with or without an end. Zero I/O.
+
+They outlive the controller: replicas are told of them with every directive, and tell a new controller, which takes them up
+until the operator says something else. Of replicas that differ the one with the highest epoch knows best.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from controller.audit import OverrideView
+from controller.messages import ReplicaSnapshot, StandingOrder
+from controller.protocol.publisher import Content
+from nestedfp.modes import DirectiveMode
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """The operator's word."""
+
+    mode: DirectiveMode  # fp16 or fp8; auto means "no override" and is never stored
+    expires_at_s: float | None = None  # None: until handed back
+
+    def __post_init__(self) -> None:
+        assert self.mode is not DirectiveMode.AUTO, "an override to auto hands back to the policy; store None instead"
+
+
+def override_in_force(now_s: float, override: Override | None) -> Override | None:
+    """The override, unless it has expired."""
+    if override is None or (override.expires_at_s is not None and now_s >= override.expires_at_s):
+        return None
+    return override
+
+
+class Orders:
+    """What the operator has ordered and not taken back."""
+
+    def __init__(self) -> None:
+        self.for_all: Override | None = None
+        self.by_replica: dict[str, Override] = {}
+        self._adopted_epoch: int | None = 0  # of the directive whose order was taken up; None: the operator has spoken
+
+    def give(self, now_s: float, mode: DirectiveMode, ttl_s: float | None, replica_id: str | None = None) -> None:
+        """Take an order; ``auto`` hands back to the policy. An order for all ends those for single replicas.
+
+        Raises:
+            ValueError: for a ``ttl_s`` that is not positive, or one given with ``auto``; nothing changes then.
+        """
+        if ttl_s is not None and (mode is DirectiveMode.AUTO or not 0 < ttl_s < float("inf")):
+            raise ValueError(
+                f"expected ttl_s > 0 with mode fp16 or fp8, got ttl_s={ttl_s!r} with mode {mode.value}; "
+                "leave ttl_s out to override without end, or to hand back"
+            )
+        self._adopted_epoch = None
+        order = None if mode is DirectiveMode.AUTO else Override(mode, None if ttl_s is None else now_s + ttl_s)
+        if replica_id is None:
+            self.for_all = order
+            self.by_replica = {}
+        elif order is None:
+            self.by_replica.pop(replica_id, None)
+        else:
+            self.by_replica[replica_id] = order
+
+    def adopt(self, now_s: float, snapshot: ReplicaSnapshot) -> None:
+        """Take up what a replica was told by a controller before this one."""
+        told = snapshot.order
+        if self._adopted_epoch is None or snapshot.epoch < self._adopted_epoch:
+            return
+        newer, self._adopted_epoch = snapshot.epoch > self._adopted_epoch, snapshot.epoch
+        order = None
+        if told is not None and told.mode is not DirectiveMode.AUTO:
+            order = Override(told.mode, None if told.remaining_s is None else now_s + told.remaining_s)
+        if told is not None and not told.for_all and order is not None:
+            self.by_replica[snapshot.replica_id] = order
+        elif order is not None or newer:
+            self.for_all = order
+
+    def told(self, now_s: float) -> tuple[StandingOrder | None, dict[str, StandingOrder]]:
+        """The orders as replicas are told of them: for all, and for single replicas."""
+        if self.for_all is None and not self.by_replica:
+            return None, {}
+        single = {
+            replica_id: told
+            for replica_id, order in self.by_replica.items()
+            if (told := _told(now_s, order, for_all=False)) is not None
+        }
+        return _told(now_s, self.for_all, for_all=True), single
+
+    def expire(self, now_s: float) -> None:
+        """Drop what has come to its end."""
+        self.for_all = override_in_force(now_s, self.for_all)
+        if self.by_replica:
+            kept = {replica_id: override_in_force(now_s, order) for replica_id, order in self.by_replica.items()}
+            self.by_replica = {replica_id: order for replica_id, order in kept.items() if order is not None}
+
+    def applied(self, content: Content) -> Content:
+        """The content with the orders for single replicas; those for all are the loop's to apply."""
+        if not self.by_replica:
+            return content
+        exceptions = {**content.exceptions, **{replica_id: order.mode for replica_id, order in self.by_replica.items()}}
+        kept = {replica_id: mode for replica_id, mode in exceptions.items() if mode is not content.mode}
+        return replace(content, exceptions=kept)
+
+    def ends_s(self) -> Iterator[float]:
+        """When orders end."""
+        for order in (self.for_all, *self.by_replica.values()):
+            if order is not None and order.expires_at_s is not None:
+                yield order.expires_at_s
+
+    def view(self, now_s: float) -> tuple[OverrideView | None, dict[str, OverrideView]]:
+        """The orders as the status shows them."""
+        views = {
+            replica_id: shown
+            for replica_id, order in self.by_replica.items()
+            if (shown := _view(now_s, order)) is not None
+        }
+        return _view(now_s, self.for_all), views
+
+
+def _view(now_s: float, order: Override | None) -> OverrideView | None:
+    order = override_in_force(now_s, order)
+    return None if order is None else OverrideView(mode=order.mode, remaining_s=_remaining_s(now_s, order))
+
+
+def _told(now_s: float, order: Override | None, *, for_all: bool) -> StandingOrder | None:
+    order = override_in_force(now_s, order)
+    if order is None:
+        return None
+    return StandingOrder(mode=order.mode, remaining_s=_remaining_s(now_s, order), for_all=for_all)
+
+
+def _remaining_s(now_s: float, order: Override) -> float | None:
+    return None if order.expires_at_s is None else order.expires_at_s - now_s

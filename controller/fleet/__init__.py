@@ -1,0 +1,1 @@
+"""What the controller knows about the replicas."""

@@ -1,0 +1,278 @@
+"""What the controller knows about the replicas: the last snapshots, and the rates that their totals give. Zero I/O.
+
+Ages count from when a snapshot arrived, by the controller's clock: replicas' clocks are never compared. Totals that
+fall back, or that grow faster than any machine computes, give no rate until a window of plausible ones has passed.
+
+Work is done when a snapshot arrives, in constant time on average; looking at a replica costs the same however long the
+window is. A step looks at many replicas through the rows of numbers that are written as snapshots arrive.
+"""
+
+import enum
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from controller.fleet.http_path import path_saturated
+from controller.fleet.plausibility import fault, possible_wait, wait_fault
+from controller.fleet.table import FEWEST, RowStore, Table
+from controller.fleet.view import Rates, Replicas, ReplicaView
+from controller.messages import ReplicaSnapshot
+from workload.slo import USUAL_SLO, Slo
+
+MAX_TOKENS_PER_S = 1e7  # ten times what the largest replica of 2026 computes
+MAX_ARRIVALS_PER_S = 1e6
+RETIRED_KEPT = 8
+WARM_STEPS = 16  # of a fresh engine: the first ones load and compile, and the smoothed step time must forget them
+COLD_AT_MOST_S = 10.0  # of work: an engine that has not made so many steps by then is slow, not cold
+_set = object.__setattr__
+
+
+class Reception(enum.Enum):
+    """What became of a snapshot."""
+
+    NEW = "new"  # the replica's first
+    TAKEN = "taken"
+    LATE = "late"  # a duplicate, or overtaken by a newer one: nothing is kept
+    IMPLAUSIBLE = "implausible"  # no evidence, but a sign of life
+
+
+@dataclass(slots=True)
+class _Replica:
+    """Snapshots of one replica's present incarnation, with the times they arrived."""
+
+    heard_at_s: float
+    received: deque[tuple[float, ReplicaSnapshot]] = field(default_factory=deque)
+    lows: deque[tuple[float, int]] = field(default_factory=deque)  # waiting_tokens that no later snapshot undercuts
+    retired: deque[str] = field(default_factory=lambda: deque(maxlen=RETIRED_KEPT))  # earlier incarnations
+    newest: ReplicaSnapshot | None = None  # the last one received, plausible or not
+    fault: str | None = None  # of the newest
+    fp16_step_at_s: float | None = None  # when steps_fp16 was last seen to have grown
+    first_steps: int | None = None  # counted when the present engine was first heard of
+    busy_since_s: float | None = None  # when it was first seen to have work
+    cold: bool = True
+    path_at_s: float | None = None  # when the path, not the engine, was last seen to be the limit
+    rates: Rates | None = None
+    refused_per_s: float = 0.0
+    view: ReplicaView | None = None  # of the last plausible snapshot; None: none in this incarnation
+    arrived_s: float = 0.0  # of that snapshot
+
+    def restart(self) -> None:
+        self.first_steps, self.busy_since_s, self.cold = None, None, True
+        self.received.clear()
+        self.lows.clear()
+        self.view = None
+
+    def take(self, now_s: float, snapshot: ReplicaSnapshot, window_s: float, slo: Slo) -> ReplicaView:
+        received, lows = self.received, self.lows
+        received.append((now_s, snapshot))
+        while lows and lows[-1][1] >= snapshot.waiting_tokens:
+            lows.pop()
+        lows.append((now_s, snapshot.waiting_tokens))
+        # The newest snapshot from before the window is kept: it is what the window's rates count from.
+        while len(received) > 2 and received[1][0] <= now_s - window_s:
+            received.popleft()
+        began_s, first = received[0]
+        while lows[0][0] < began_s:
+            lows.popleft()
+        span_s = now_s - began_s
+        full = span_s >= window_s / 2  # a burst of delayed snapshots spans too little to divide by
+        self.rates = _rates(first, snapshot, span_s) if full else None
+        self.refused_per_s = max(0, snapshot.refused - first.refused) / span_s if full else 0.0
+        self.arrived_s = now_s
+        if self.cold:
+            self._warm_up(now_s, snapshot)
+        self.view = ReplicaView(
+            snapshot,
+            rates=self.rates,
+            standing_tokens=lows[0][1] if full else 0,
+            fp16_step_age_s=None if self.fp16_step_at_s is None else 0.0,
+            cold=self.cold and snapshot.running + snapshot.waiting > 0,
+            path_age_s=None if self.path_at_s is None else now_s - self.path_at_s,
+        )
+        if snapshot.path is not None and path_saturated(self.view, slo):
+            self.path_at_s = now_s
+            _set(self.view, "path_age_s", 0.0)
+        return self.view
+
+    def _warm_up(self, now_s: float, snapshot: ReplicaSnapshot) -> None:
+        steps = snapshot.steps_fp16 + snapshot.steps_fp8
+        if self.first_steps is None:
+            self.first_steps = steps
+        if self.busy_since_s is None and snapshot.running + snapshot.waiting > 0:
+            self.busy_since_s = now_s
+        lasted = self.busy_since_s is not None and now_s - self.busy_since_s >= COLD_AT_MOST_S
+        self.cold = not lasted and steps - self.first_steps < WARM_STEPS
+
+
+class Fleet:
+    """All replicas that have reported lately.
+
+    Args:
+        window_s: span over which rates are taken.
+        forget_after_s: silence after which a replica no longer exists.
+        slo: objectives, against which the delays of the path count as long.
+    """
+
+    def __init__(self, window_s: float, forget_after_s: float, slo: Slo = USUAL_SLO) -> None:
+        self.window_s = window_s
+        self.slo = slo
+        self.forget_after_s = forget_after_s
+        self._replicas: dict[str, _Replica] = {}
+        self._rows = RowStore()  # of the replicas that have a view
+        self._in_order: tuple[list[str], list[int]] | None = (
+            None  # their ids, sorted, and slots; None: to be sorted anew
+        )
+        self._refusing: set[str] = set()  # replicas that have turned requests away within their window
+        self._none_silent_before_s = 0.0  # until then nobody can have been silent for too long
+        self._faulty: dict[str, str] = {}
+
+    def reconfigure(self, window_s: float, forget_after_s: float, slo: Slo) -> None:
+        """Go on with other spans and objectives."""
+        self.slo = slo
+        self.window_s, self.forget_after_s, self._none_silent_before_s = window_s, forget_after_s, 0.0
+
+    def __len__(self) -> int:
+        return len(self._replicas)
+
+    def __contains__(self, replica_id: object) -> bool:
+        return replica_id in self._replicas
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The replicas known."""
+        return frozenset(self._replicas)
+
+    @property
+    def faults(self) -> Mapping[str, str]:
+        """What is wrong with the latest snapshots, by replica."""
+        return self._faulty
+
+    def on_snapshot(self, now_s: float, snapshot: ReplicaSnapshot) -> Reception:
+        """Take a snapshot, unless it is late or cannot be true."""
+        replica, newest = self._replicas.get(snapshot.replica_id), None
+        outcome = Reception.TAKEN
+        if replica is None:
+            replica = self._replicas[snapshot.replica_id] = _Replica(now_s)
+            outcome = Reception.NEW
+        elif (newest := replica.newest) is not None and (
+            snapshot.incarnation in replica.retired
+            or (snapshot.incarnation == newest.incarnation and snapshot.seq <= newest.seq)
+        ):
+            return Reception.LATE
+        replica.heard_at_s, replica.newest = now_s, snapshot
+        if newest is not None and newest.incarnation != snapshot.incarnation:
+            replica.retired.append(newest.incarnation)
+            replica.restart()
+            replica.fp16_step_at_s = replica.path_at_s = None
+        if replica.received:
+            before_s, before = replica.received[-1]
+            snapshot = possible_wait(before, snapshot, now_s - before_s)
+        if self._is_faulty(now_s, replica, snapshot):
+            if replica.view is None and snapshot.replica_id in self._rows:
+                self._drop_row(snapshot.replica_id)
+            return Reception.IMPLAUSIBLE
+        if replica.received:
+            _, last = replica.received[-1]
+            if not _grew(last, snapshot):
+                replica.restart()
+            elif snapshot.steps_fp16 > last.steps_fp16:
+                replica.fp16_step_at_s = now_s
+        view = replica.take(now_s, snapshot, self.window_s, self.slo)
+        if snapshot.replica_id not in self._rows:
+            self._in_order = None
+        self._rows.put(view, now_s, replica.fp16_step_at_s, replica.path_at_s)
+        if replica.refused_per_s > 0:
+            self._refusing.add(snapshot.replica_id)
+        elif self._refusing:
+            self._refusing.discard(snapshot.replica_id)
+        return outcome
+
+    def forget_silent(self, now_s: float) -> bool:
+        """Drop the replicas that have been silent for too long; return whether there were any."""
+        if now_s < self._none_silent_before_s:
+            return False
+        oldest_s = now_s - self.forget_after_s
+        gone = [id_ for id_, replica in self._replicas.items() if replica.heard_at_s < oldest_s]
+        for id_ in gone:
+            del self._replicas[id_]
+            self._faulty.pop(id_, None)
+            self._refusing.discard(id_)
+            self._drop_row(id_)
+        earliest_s = min((replica.heard_at_s for replica in self._replicas.values()), default=now_s)
+        self._none_silent_before_s = earliest_s + self.forget_after_s
+        return bool(gone)
+
+    def views(self, now_s: float) -> Replicas:
+        """All replicas that have said something plausible, sorted by id. Good until the next call: their ages go on."""
+        if self._in_order is None:
+            ids = sorted(replica_id for replica_id in self._replicas if replica_id in self._rows)
+            self._in_order = ids, self._rows.slots(ids)
+        ids, slots = self._in_order
+        view_of = partial(self._view, now_s)
+        return tuple(map(view_of, ids)) if len(ids) < FEWEST else Table(self._rows.rows(slots, now_s), ids, view_of)
+
+    def _view(self, now_s: float, replica_id: str) -> ReplicaView:
+        replica = self._replicas[replica_id]
+        view = replica.view
+        assert view is not None, "a replica without a view has no row"
+        # Making a frozen view anew for every step would take longer than the rest of the step.
+        _set(view, "age_s", now_s - replica.arrived_s)
+        if replica.fp16_step_at_s is not None:
+            _set(view, "fp16_step_age_s", now_s - replica.fp16_step_at_s)
+        if replica.path_at_s is not None:
+            _set(view, "path_age_s", now_s - replica.path_at_s)
+        return view
+
+    def _drop_row(self, replica_id: str) -> None:
+        self._rows.drop(replica_id)
+        self._in_order = None
+
+    def offered_over_admitted(self) -> float:
+        """Requests that came / requests that were let in, over the window; 1 when none was refused."""
+        if not self._refusing:
+            return 1.0
+        refused = sum(self._replicas[replica_id].refused_per_s for replica_id in self._refusing)
+        admitted = sum(replica.rates.arrivals for replica in self._replicas.values() if replica.rates is not None)
+        return (admitted + refused) / max(admitted, 1e-3)
+
+    def _is_faulty(self, now_s: float, replica: _Replica, snapshot: ReplicaSnapshot) -> bool:
+        what = fault(snapshot)
+        if what is None and replica.received:
+            before_s, before = replica.received[-1]
+            what = wait_fault(before, snapshot, now_s - before_s)
+        if what is not None:
+            self._faulty[snapshot.replica_id] = what
+        elif self._faulty:
+            self._faulty.pop(snapshot.replica_id, None)
+        return what is not None
+
+
+def _grew(before: ReplicaSnapshot, after: ReplicaSnapshot) -> bool:
+    """Whether all totals are at least what they were."""
+    return (
+        after.tokens_fp16 >= before.tokens_fp16
+        and after.tokens_fp8 >= before.tokens_fp8
+        and after.steps_fp16 >= before.steps_fp16
+        and after.steps_fp8 >= before.steps_fp8
+        and after.arrivals >= before.arrivals
+        and after.arrived_tokens >= before.arrived_tokens
+    )
+
+
+def _rates(first: ReplicaSnapshot, last: ReplicaSnapshot, span_s: float) -> Rates | None:
+    """Differences per second, or None when no machine could have done it."""
+    rates = Rates(
+        span_s=span_s,
+        arrivals=(last.arrivals - first.arrivals) / span_s,
+        arrived_tokens=(last.arrived_tokens - first.arrived_tokens) / span_s,
+        tokens_fp16=(last.tokens_fp16 - first.tokens_fp16) / span_s,
+        tokens_fp8=(last.tokens_fp8 - first.tokens_fp8) / span_s,
+        waiting_tokens=(last.waiting_tokens - first.waiting_tokens) / span_s,
+        steps_fp16=(last.steps_fp16 - first.steps_fp16) / span_s,
+        steps_fp8=(last.steps_fp8 - first.steps_fp8) / span_s,
+        judged=(last.judged - first.judged) / span_s,
+        within_slo=(last.within_slo + last.path_misses - first.within_slo - first.path_misses) / span_s,
+    )
+    plausible = rates.arrivals <= MAX_ARRIVALS_PER_S and max(rates.arrived_tokens, rates.tokens) <= MAX_TOKENS_PER_S
+    return rates if plausible else None

@@ -1,0 +1,100 @@
+"""Whether the way to the engine and back holds requests up, and not the engine. Shared by the adaptive policies. Pure.
+
+Latencies are measured where clients see them: from a request's arrival over HTTP to bytes written. When the processes in
+front of the engine are the limit they are long however fast its steps are, and another precision changes nothing. So:
+
+* The path is the limit while its delays are large against the TTFT objective and the engine keeps up: its queue is short
+  and its steps are within the TPOT objective. A long queue or long steps always count, whatever the path does.
+* While the path is the limit, and for ``MEMORY_S`` after, the measured latencies and misses of that replica are ignored.
+* Otherwise they are discounted by what the path has added, but never below what the engine's own steps explain.
+* Requests in the path will reach the engine: they count as queue where the path is not the limit.
+"""
+
+from controller.fleet.view import Rates, ReplicaView
+from controller.messages import PathStats, ReplicaSnapshot
+from nestedfp.modes import Mode
+from workload.slo import Slo
+
+REASON = "path_saturated"
+MEMORY_S = 5.0  # the span of the replicas' latency windows
+SLOW_WAIT = 0.25  # of the TTFT objective: a wait in front of the engine, or on the way back, that counts as slow
+SLOW_LAG = 0.5  # the same for the lag of the event loop: it is the largest of a second, and one pause must not do
+SHORT_QUEUE = 0.25  # of the TTFT objective: the engine's own queue is short
+SHORT_STEPS = 0.85  # of the TPOT objective: its steps are within it
+BUSY_MS = 900.0  # of step time in a second: the replica has not paused
+
+
+def path_saturated(view: ReplicaView, slo: Slo) -> bool:
+    """Whether the path, and not the engine, limits this replica now. False where nothing is told of the path."""
+    path = view.snapshot.path
+    return path is not None and _slow(path, slo) and engine_keeps_up(view, slo)
+
+
+def engine_keeps_up(view: ReplicaView, slo: Slo) -> bool:
+    """Whether nothing waits long for the engine, and its steps are short."""
+    snapshot, rates = view.snapshot, view.rates
+    if view.idle:
+        return True
+    short_ms = SHORT_QUEUE * slo.ttft_ms
+    if snapshot.oldest_wait_s * 1e3 > short_ms:
+        return False
+    step_ms = engine_step_ms(snapshot)
+    if rates is not None:
+        leaving = rates.arrived_tokens - rates.waiting_tokens
+        if view.standing_tokens > 0 and 1e3 * snapshot.waiting_tokens > short_ms * leaving:
+            return False
+        steps = rates.steps_fp16 + rates.steps_fp8
+        if steps * step_ms >= BUSY_MS:
+            step_ms = 1e3 / steps
+    return step_ms <= SHORT_STEPS * slo.tpot_ms
+
+
+def limits(view: ReplicaView) -> bool:
+    """Whether the path is the limit of this replica, or was so lately that its latency windows still show it."""
+    return view.path_age_s is not None and view.path_age_s <= MEMORY_S
+
+
+def calm_reason(limited: int, reason: str) -> str:
+    """Why nothing is done; that the SLO holds is not to be said where the path breaks it."""
+    return REASON if limited else reason
+
+
+def inputs(limited: int) -> tuple[tuple[str, float], ...]:
+    """For the decision log."""
+    return (("path_saturated_replicas", float(limited)),) if limited else ()
+
+
+def engine_step_ms(snapshot: ReplicaSnapshot) -> float:
+    """Smoothed duration of a step in the present mode; 0 before the first."""
+    return (snapshot.step_ms_fp8 if snapshot.mode is Mode.FP8 else snapshot.step_ms_fp16) or 0.0
+
+
+def engine_ttft_ms(snapshot: ReplicaSnapshot, measured_ms: float) -> float:
+    """A measured time to first token without what the path has added to it."""
+    path = snapshot.path
+    return measured_ms if path is None else max(0.0, measured_ms - path.wait_p90_ms - _way_back_ms(path))
+
+
+def engine_tpot_ms(snapshot: ReplicaSnapshot, measured_ms: float) -> float:
+    """A measured time between tokens without what the path has added to it."""
+    path = snapshot.path
+    if path is None:
+        return measured_ms
+    return max(min(measured_ms, engine_step_ms(snapshot)), measured_ms - _way_back_ms(path))
+
+
+def queued_tokens(snapshot: ReplicaSnapshot, rates: Rates | None) -> float:
+    """Prompt tokens of the requests in the path, by the mean of those that arrived; 0 when that is not known."""
+    path = snapshot.path
+    if path is None or path.in_path == 0 or rates is None or rates.arrivals <= 0:
+        return 0.0
+    return path.in_path * rates.arrived_tokens / rates.arrivals
+
+
+def _slow(path: PathStats, slo: Slo) -> bool:
+    wait_ms = max(path.wait_p90_ms, path.delivery_p90_ms or 0.0)
+    return wait_ms > SLOW_WAIT * slo.ttft_ms or path.loop_lag_ms > SLOW_LAG * slo.ttft_ms
+
+
+def _way_back_ms(path: PathStats) -> float:
+    return path.loop_lag_ms if path.delivery_p90_ms is None else path.delivery_p90_ms

@@ -1,0 +1,60 @@
+"""One replica as the controller knows it. Rates are per second of the controller's clock. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol, overload
+
+from controller.messages import ReplicaSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Differences of a replica's totals over ``span_s`` seconds, all per second."""
+
+    span_s: float
+    arrivals: float  # requests
+    arrived_tokens: float  # their prompt tokens
+    tokens_fp16: float  # prompt and completion tokens computed in FP16 steps
+    tokens_fp8: float
+    waiting_tokens: float  # growth of the queue; negative when it drains
+    steps_fp16: float = 0.0
+    steps_fp8: float = 0.0
+    judged: float = 0.0  # finished requests held against the SLO
+    within_slo: float = 0.0  # of them, those that met it, or would have but for what the path added
+
+    @property
+    def tokens(self) -> float:
+        return self.tokens_fp16 + self.tokens_fp8
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """One replica as the controller knows it: the last snapshot and what follows from the ones before."""
+
+    snapshot: ReplicaSnapshot
+    age_s: float = 0.0  # since the snapshot arrived
+    rates: Rates | None = None  # None: too few snapshots, a restart, or implausible totals
+    standing_tokens: int = 0  # the smallest waiting_tokens over the window: the queue that never drained
+    fp16_step_age_s: float | None = None  # since FP16 steps were last counted; None: never
+    path_age_s: float | None = None  # since the path, not the engine, last was the limit; None: never
+    cold: bool = False  # computes its first requests: its steps are still slow
+
+    @property
+    def replica_id(self) -> str:
+        return self.snapshot.replica_id
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs and nothing waits: latencies and step times say nothing about the present."""
+        return self.snapshot.running == 0 and self.snapshot.waiting == 0
+
+
+class Replicas(Protocol):
+    """Views of replicas: a tuple of a few, a ``table.Table`` of many."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[ReplicaView]: ...
+    @overload
+    def __getitem__(self, index: int, /) -> ReplicaView: ...
+    @overload
+    def __getitem__(self, index: slice, /) -> tuple[ReplicaView, ...]: ...

@@ -1,0 +1,284 @@
+"""The live driver of the control loop: reads the clock, takes snapshots, broadcasts directives, writes the log.
+
+A plain class: whoever deploys it makes it a Ray actor. All methods are coroutines on one event loop, so that nothing here
+needs a lock.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from controller.audit import BroadcastRecord, BroadcastStats, StatusReport
+from controller.config import ControllerConfig, explain
+from controller.decide.loop import ControlLoop, Effects
+from controller.live.config_file import ConfigFile
+from controller.live.decision_log import DecisionLog
+from controller.live.recording import RecordingLoop
+from controller.live.transport import Broadcast, ProxyProbe, ServeBroadcast
+from controller.messages import Directive, ProxyStats, ReplicaSnapshot
+from nestedfp.modes import DirectiveMode
+
+log = logging.getLogger(__name__)
+
+OVERRIDE_WAIT_S = 1.0  # how long the answer to an override waits for the replicas' acknowledgements
+SAME_ERROR_EVERY_S = 10.0  # a failing step would otherwise write ten tracebacks a second
+CANNOT_REACH_EVERY_S = 10.0
+PROBE_EVERY_S = 1.0
+PROBE_LIMIT_S = 2.0
+BROADCASTS_KEPT = 1000  # whose times the status summarises
+
+
+class ControllerActor:
+    """The cluster's precision controller.
+
+    Args:
+        config: the controller's section of the service configuration.
+        app_name: Ray Serve application that holds the replicas, where Serve does not tell: it names its own actors by it.
+        deployment_name: its deployment whose replicas have ``apply_directive``.
+        log_path: file for the decision log; None keeps decisions in memory only.
+        record_path: file for a recording of all inputs, which ``controller.live.replay`` plays again; None writes none.
+        config_path: YAML file whose section ``controller`` a reload reads; None refuses reloads.
+        broadcast: the way to the replicas; None goes through Ray Serve.
+        proxy_probe: reads the proxy's statistics for the status, every second; None: there are none to read. Must be
+            picklable where the actor is started by Ray.
+
+    Raises:
+        ValueError: when the configuration is wrong; the message names each key.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any] | ControllerConfig,
+        app_name: str,
+        deployment_name: str,
+        log_path: str | None = None,
+        broadcast: Broadcast | None = None,
+        record_path: str | None = None,
+        config_path: str | None = None,
+        proxy_probe: ProxyProbe | None = None,
+    ) -> None:
+        try:
+            self._config = ControllerConfig.model_validate(config)
+        except ValidationError as error:
+            raise ValueError(explain(error)) from None
+        self._loop: ControlLoop | RecordingLoop = (
+            ControlLoop(self._config) if record_path is None else RecordingLoop(self._config, record_path)
+        )
+        self._file = ConfigFile(config_path)
+        self._config_error: str | None = None
+        self._log = DecisionLog(log_path, self._config.decisions_kept)
+        self._broadcast = broadcast or ServeBroadcast(app_name, deployment_name, self._config.lease_s)
+        self._sends: set[asyncio.Task[None]] = set()
+        self._settled: BroadcastRecord | None = None
+        self._ack_ms: deque[float] = deque(maxlen=BROADCASTS_KEPT)
+        self._step_errors = 0
+        self._quiet_until_s: dict[str, float] = {}
+        self._proxy_probe = proxy_probe
+        self._proxy: ProxyStats | None = None  # as last read; None: not known
+        self._prober: asyncio.Task[None] | None = None
+        self._stepper: asyncio.Task[None] | None = None
+
+    # -- called by replicas and operators ------------------------------------------------------------------------------
+
+    async def report(self, snapshot: Mapping[str, Any] | str) -> dict[str, Any]:
+        """Take a replica's snapshot, as a dict or as JSON; answer with the current directive.
+
+        Raises:
+            ValueError: when the snapshot is malformed; nothing changes then.
+        """
+        self._ensure_stepping()
+        now_s = time.monotonic()
+        directive = self._loop.on_snapshot(now_s, _parse_snapshot(snapshot))
+        self._note_settled()
+        return directive.model_dump(mode="json")
+
+    async def set_override(
+        self, mode: str, ttl_s: float | None = None, replica_id: str | None = None
+    ) -> dict[str, Any]:
+        """Put ``mode`` (fp16 or fp8) in force at once, for ``ttl_s`` seconds or until ``auto`` hands back.
+
+        For all replicas, or for ``replica_id`` alone. Returns the status as soon as every replica has acknowledged, or
+        after a second.
+
+        Raises:
+            ValueError: for any other mode, a ``ttl_s`` that is not positive or an unknown replica; nothing changes then.
+        """
+        self._ensure_stepping()
+        if mode not in set(DirectiveMode):
+            raise ValueError(f"expected mode fp16, fp8 or auto (hand back to the policy), got {mode!r}")
+        send = self._carry_out(self._loop.override(time.monotonic(), DirectiveMode(mode), ttl_s, replica_id))
+        if send is not None:
+            await asyncio.wait({send}, timeout=OVERRIDE_WAIT_S)
+        return await self.status()
+
+    async def reload(self) -> dict[str, Any]:
+        """Take the configuration's file up again; returns the status.
+
+        Raises:
+            ValueError: when the file cannot be used, with one line for each fault; the old configuration stays whole.
+        """
+        self._ensure_stepping()
+        try:
+            config = await asyncio.to_thread(self._file.read)
+            self._carry_out(self._loop.reload(time.monotonic(), config))
+        except ValueError as error:
+            self._config_error = str(error)
+            log.error("the configuration was not reloaded: %s", error)
+            raise
+        self._config, self._config_error = config, None
+        log.info("configuration reloaded from %s", self._file.path)
+        return await self.status()
+
+    async def status(self) -> dict[str, Any]:
+        """The cluster's state, ready for JSON."""
+        self._ensure_stepping()
+        report: StatusReport = self._loop.status(time.monotonic())
+        extra = {
+            "broadcast": self._settled,
+            "broadcasts": _statistics(self._ack_ms),
+            "config_error": self._config_error,
+            "step_errors": self._step_errors,
+            "proxy": self._proxy,
+        }
+        return report.model_copy(update=extra).model_dump(mode="json")
+
+    async def decisions(self, since_id: int = 0) -> list[dict[str, Any]]:
+        """The decisions after ``since_id`` that are still in memory, oldest first, ready for JSON."""
+        return self._log.since(since_id)
+
+    async def close(self) -> None:
+        """Stop the loop and close the log."""
+        tasks = [task for task in (self._stepper, self._prober, *self._sends) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._log.close()
+        if isinstance(self._loop, RecordingLoop):
+            self._loop.close()
+
+    async def _reload_if_changed(self) -> None:
+        if not self._config.reload_on_change or not self._file.changed(time.monotonic()):
+            return
+        with contextlib.suppress(ValueError):  # logged, and shown in the status
+            await self.reload()
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def _ensure_stepping(self) -> None:
+        # Not in __init__: whether a constructor runs inside the event loop is up to whoever creates the actor.
+        if self._stepper is None or self._stepper.done():
+            self._stepper = asyncio.get_running_loop().create_task(self._step_for_ever())
+        if self._proxy_probe is not None and (self._prober is None or self._prober.done()):
+            self._prober = asyncio.get_running_loop().create_task(self._probe_for_ever(self._proxy_probe))
+
+    async def _step_for_ever(self) -> None:
+        while True:
+            now_s = time.monotonic()
+            next_step_at_s = now_s + self._config.step_period_s
+            try:
+                effects = self._loop.step(now_s)
+                next_step_at_s = effects.next_step_at_s
+                self._carry_out(effects)
+                await self._reload_if_changed()
+            except Exception as error:
+                self._step_errors += 1
+                if self._may_say(repr(error), SAME_ERROR_EVERY_S):
+                    log.exception(
+                        "a step of the control loop failed; the directive stays and the next step tries again"
+                    )
+            await asyncio.sleep(max(0.0, next_step_at_s - time.monotonic()))
+
+    async def _probe_for_ever(self, probe: ProxyProbe) -> None:
+        # A task of its own: a proxy that hangs must not delay the steps.
+        while True:
+            try:
+                self._proxy = await asyncio.wait_for(probe(), PROBE_LIMIT_S)
+            except Exception as error:
+                self._proxy = None
+                if self._may_say("proxy", CANNOT_REACH_EVERY_S):
+                    log.warning("the proxy's statistics could not be read: %r", error)
+            await asyncio.sleep(PROBE_EVERY_S)
+
+    def _carry_out(self, effects: Effects) -> asyncio.Task[None] | None:
+        """Log and send; returns the task of the newest broadcast. Never waits: the loop must not hang on a replica."""
+        send = None
+        for directive in effects.directives:
+            send = asyncio.get_running_loop().create_task(self._send(directive))
+            self._sends.add(send)
+            send.add_done_callback(self._sends.discard)
+        decisions = [decision for decision in (effects.record, *effects.notes) if decision is not None]
+        for decision in sorted(decisions, key=lambda decision: decision.decision_id):
+            record = decision.model_copy(update={"wall_s": time.time()})
+            log.info(
+                "%s: %s -> %s, epoch %d: %s",
+                record.outcome,
+                record.from_mode,
+                record.to_mode,
+                record.epoch,
+                record.reason,
+            )
+            # After the broadcast has begun: a slow disk must not delay the replicas.
+            asyncio.get_running_loop().call_soon(self._log.write, record)
+        return send
+
+    async def _send(self, directive: Directive) -> None:
+        try:
+            acks = await asyncio.wait_for(self._broadcast(directive), self._config.lease_s)
+        except Exception as error:
+            # Not an error of ours: replicas catch up from the answer to their next snapshot.
+            if self._may_say("broadcast", CANNOT_REACH_EVERY_S):
+                log.warning("directive epoch %d could not be broadcast: %r", directive.epoch, error)
+            return
+        now_s = time.monotonic()
+        for ack in acks:
+            self._loop.on_ack(now_s, ack)
+        self._note_settled()
+
+    def _note_settled(self) -> None:
+        """Write how long a directive took to reach every replica, once per epoch."""
+        settled = self._loop.settled()
+        if settled is None or (self._settled is not None and self._settled.epoch == settled[0].epoch):
+            return
+        directive, replicas, after_s = settled
+        self._settled = BroadcastRecord(
+            wall_s=time.time(),
+            epoch=directive.epoch,
+            mode=directive.mode,
+            replicas=replicas,
+            last_ack_ms=after_s * 1e3,
+        )
+        self._ack_ms.append(self._settled.last_ack_ms)
+        self._log.write(self._settled)
+
+    def _may_say(self, what: str, every_s: float) -> bool:
+        now_s = time.monotonic()
+        if now_s < self._quiet_until_s.get(what, 0.0):
+            return False
+        if len(self._quiet_until_s) > 100:  # messages may hold numbers that differ each time
+            self._quiet_until_s.clear()
+        self._quiet_until_s[what] = now_s + every_s
+        return True
+
+
+def _statistics(last_ack_ms: deque[float]) -> BroadcastStats:
+    """Percentiles by nearest rank."""
+    if not last_ack_ms:
+        return BroadcastStats()
+    ordered = sorted(last_ack_ms)
+    last = len(ordered) - 1
+    return BroadcastStats(count=len(ordered), p50_ms=ordered[round(0.5 * last)], p99_ms=ordered[round(0.99 * last)])
+
+
+def _parse_snapshot(snapshot: Mapping[str, Any] | str) -> ReplicaSnapshot:
+    try:
+        if isinstance(snapshot, str):
+            return ReplicaSnapshot.model_validate_json(snapshot)
+        return ReplicaSnapshot.model_validate(snapshot)
+    except ValidationError as error:
+        raise ValueError(f"malformed snapshot:\n{explain(error)}") from None

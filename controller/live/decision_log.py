@@ -1,0 +1,66 @@
+"""Decisions and broadcasts as JSON lines: the latest in memory, all of them in a rotating file. Must not import ray."""
+
+import logging
+import logging.handlers
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from controller.audit import BroadcastRecord, DecisionRecord
+
+MAX_FILE_BYTES = 16 << 20
+FILES_KEPT = 4
+
+
+class RotatingLines:
+    """Appends lines to a file that the standard library rotates.
+
+    Args:
+        path: the file; its folder is made.
+        max_bytes: size after which a new file is begun.
+        files_kept: older files that stay, as ``path.1`` (the newest of them) and so on.
+    """
+
+    def __init__(self, path: str, max_bytes: int = MAX_FILE_BYTES, files_kept: int = FILES_KEPT) -> None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        # The handler alone, without a logger: it brings rotation, and no configuration of logging can divert it.
+        self._handler = logging.handlers.RotatingFileHandler(
+            path, maxBytes=max_bytes, backupCount=files_kept, encoding="utf-8"
+        )
+
+    def write(self, line: str) -> None:
+        """Append a line. A full disk is reported on stderr by ``logging`` and does not raise."""
+        self._handler.handle(logging.LogRecord("line", logging.INFO, "", 0, line, None, None))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._handler.close()
+
+
+class DecisionLog:
+    """Where the actor writes what the loop decided.
+
+    Args:
+        path: file to append to; None keeps the records in memory only.
+        kept: how many decisions stay in memory.
+    """
+
+    def __init__(self, path: str | None, kept: int) -> None:
+        self._decisions: deque[DecisionRecord] = deque(maxlen=kept)
+        self._lines = None if path is None else RotatingLines(path)
+
+    def write(self, record: DecisionRecord | BroadcastRecord) -> None:
+        """Append a record. A full disk is reported on stderr by ``logging`` and does not raise."""
+        if isinstance(record, DecisionRecord):
+            self._decisions.append(record)
+        if self._lines is not None:
+            self._lines.write(record.model_dump_json())
+
+    def since(self, decision_id: int) -> list[dict[str, Any]]:
+        """The decisions after ``decision_id`` that are still in memory, oldest first, ready for JSON."""
+        return [record.model_dump(mode="json") for record in self._decisions if record.decision_id > decision_id]
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._lines is not None:
+            self._lines.close()

@@ -1,0 +1,163 @@
+"""Every record that crosses a process boundary between replicas, controller and operator.
+
+Frozen pydantic models: unknown keys, NaN and infinities are refused. All ``*_s`` times are durations in seconds unless
+the name says which clock. Must not import ray, vllm or torch.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from nestedfp.modes import DirectiveMode, Mode
+from nestedfp.step_rule import StepRule
+from workload.frozen import FrozenModel
+
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0)]
+Milliseconds = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+ReplicaId = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class LatencyWindow(FrozenModel):
+    """Percentiles of a latency over the replica's sliding window; all zero when ``count`` is 0."""
+
+    count: Count = 0
+    p50_ms: Milliseconds = 0.0
+    p90_ms: Milliseconds = 0.0
+    p99_ms: Milliseconds = 0.0
+
+
+class PathStats(FrozenModel):
+    """The way from a client's socket to the engine and back, in the replica's process that serves HTTP."""
+
+    in_path: Count = 0  # requests accepted over HTTP that the engine does not have yet
+    wait_p90_ms: Milliseconds = 0.0  # from arrival at our first process to the hand-over to the engine, sliding window
+    delivery_p90_ms: Milliseconds | None = None  # from the engine's output to its bytes written; None: not measured
+    loop_lag_ms: Milliseconds = 0.0  # largest lag of the event loop in the last second
+    open_streams: Count = 0
+    paused_streams: Count = 0  # of them, those whose clients do not read
+
+
+class ProxyStats(FrozenModel):
+    """What HAProxy's statistics say of all replicas together."""
+
+    sessions: Count = 0  # requests at the replicas
+    queued: Count = 0  # requests that wait in HAProxy for a replica
+
+
+class StandingOrder(FrozenModel):
+    """The operator's override. Replicas keep it, and tell it to a controller that has started anew."""
+
+    mode: DirectiveMode  # fp16 or fp8
+    remaining_s: Seconds | None = None  # None: until it is handed back
+    for_all: bool = True  # False: for one replica alone
+
+
+class ReplicaSnapshot(FrozenModel):
+    """State of one replica, sent about every 100 ms. Totals count from the start of the replica's present engine.
+
+    Latencies are measured on the whole path: TTFT from the arrival of a request over HTTP to its first byte written, TPOT
+    between bytes written.
+    """
+
+    replica_id: ReplicaId
+    incarnation: str  # changes when the engine restarts, so that totals may fall back to zero
+    seq: Count  # grows by one with each snapshot of an incarnation
+    ready: bool  # False while warming up
+    ready_for_s: Seconds | None = None  # how long it has been ready; None: not told
+    stats_age_s: Seconds = 0.0  # of the engine's statistics in this snapshot, when it was taken
+    progress_age_s: Seconds | None = None  # how long the engine has had work and made no step; None: not told
+    # precision
+    mode: Mode  # of the last step that ran
+    directive: DirectiveMode  # in force on this replica
+    epoch: Count  # of the directive in force; 0 before the first one
+    rule: StepRule | None = None  # in force on this replica; None: not told
+    order: StandingOrder | None = None  # that this replica was last told of, less the time since; None: none
+    admission_scale: Fraction = 1.0  # in force on this replica
+    lease_remaining_s: Seconds
+    switches: Count
+    steps_fp16: Count
+    steps_fp8: Count
+    tokens_fp16: Count  # prompt and completion tokens computed in FP16 steps
+    tokens_fp8: Count
+    fp16_only: bool = False  # a GPU without kernels for FP8: every step runs FP16, whatever the directive
+    fp8_pays_from_tokens: Count | None = (
+        None  # step size from which FP8 saved time at the start; None: not measured, or it never did
+    )
+    fp8_weight_share: Annotated[float, Field(ge=0, le=1)] | None = None  # of the weights' bytes; None: not told
+    # queue
+    waiting: Count  # requests not yet admitted by the engine's scheduler
+    waiting_tokens: Count  # their prompt tokens that must still be computed
+    oldest_wait_s: Seconds
+    blocked: Count = 0  # requests that wait for a grammar or for KV entries from elsewhere, not for their turn
+    running: Count
+    kv_usage: Annotated[float, Field(ge=0, le=1)]
+    # totals
+    arrivals: Count  # requests
+    arrived_tokens: Count  # their prompt tokens
+    finished: Count
+    refused: Count = 0  # requests turned away by the admission limit; they are not among the arrivals
+    judged: Count = 0  # finished requests whose latencies were held against the SLO
+    within_slo: Count = 0  # those of them that met both objectives
+    path_misses: Count = 0  # those of them that missed one, and would have met both but for what the path added
+    # latency
+    ttft: LatencyWindow = LatencyWindow()
+    tpot: LatencyWindow = LatencyWindow()
+    step_ms_fp16: Milliseconds | None = None  # smoothed duration of a non-empty step; None before the first one
+    step_ms_fp8: Milliseconds | None = None
+    # path
+    path: PathStats | None = None  # None: not told
+
+
+class Directive(FrozenModel):
+    """What the controller tells replicas. Epochs only grow; a replica ignores an older epoch than its own.
+
+    The broadcast names the replicas that differ from the rest; the answer to a snapshot holds what its sender must do
+    and no names. Both forms of an epoch mean the same to a replica.
+    """
+
+    epoch: Annotated[int, Field(ge=1)]
+    mode: DirectiveMode  # of every replica that ``exceptions`` does not name
+    lease_s: Annotated[float, Field(gt=0)]
+    reason: str
+    rule: StepRule = StepRule()
+    exceptions: dict[ReplicaId, DirectiveMode] = Field(default_factory=dict)
+    admission_scale: Fraction = 1.0  # each replica multiplies its admission limit by this
+    slo_ttft_ms: Milliseconds | None = None  # what finished requests are held against; None: the replica's own
+    slo_tpot_ms: Milliseconds | None = None
+    desired_replicas: Count | None = (
+        None  # replicas pass it on to the autoscaler; None: as many as without a controller
+    )
+    order: StandingOrder | None = None  # the operator's, for all replicas, or for the one whose snapshot is answered
+    replica_orders: dict[ReplicaId, StandingOrder] = Field(
+        default_factory=dict
+    )  # those for single replicas, in a broadcast
+    replicas: Count | None = None  # ready ones that the controller knows; None: not told
+    fp16_replicas: Count | None = None  # of them, those directed to FP16 or auto: where pinned requests can go
+
+    def mode_for(self, replica_id: str) -> DirectiveMode:
+        """What this replica must do."""
+        return self.exceptions.get(replica_id, self.mode)
+
+
+class DirectiveAck(FrozenModel):
+    """A replica's answer to a directive: what is in force now, whether or not the directive was accepted."""
+
+    replica_id: str
+    epoch: Count
+    directive: DirectiveMode
+    accepted: bool
+    reason: str = ""  # "applied", "renewed", "older_epoch", "conflict"
+    rule: StepRule | None = None  # None: not told
+    admission_scale: Fraction = 1.0
+
+
+class Fallback(FrozenModel):
+    """What a replica does when it holds no lease: before the first directive, and after the controller fell silent.
+
+    The default lets the engine choose for itself, so that a lost controller costs neither the SLO nor the quality.
+    """
+
+    mode: DirectiveMode = DirectiveMode.AUTO
+    rule: StepRule = StepRule(fp8_wait_s=0.1)  # half of the usual interactive TTFT objective of 200 ms

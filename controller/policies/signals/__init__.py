@@ -1,0 +1,1 @@
+"""What policies measure: load, sums over replicas, health, misses, history."""

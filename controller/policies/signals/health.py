@@ -1,0 +1,222 @@
+"""Whether replicas hold the SLO now, and whether they would in FP16. Shared by the adaptive policies. Pure.
+
+Entering FP8 looks at queues and arrivals, because completions saturate: an overloaded engine finishes requests at a
+constant rate however long its queue is. Leaving asks what FP16 would do, because what FP8 does now is no evidence.
+
+* TTFT: the oldest wait, or, once a queue stands, the queue expected ``horizon_s`` ahead, with the requests that are still
+  on the path to the engine, divided by the rate at which tokens leave it; plus one step.
+* TPOT: the mean step over the window of the rates, at least the measured median gap between tokens. A request sees
+  the mean of many steps, so that a high percentile of single gaps, long where prompts are computed, would cry wolf.
+  What the path adds to the gap does not count (``path``).
+* FP16 TPOT: the same times the step ratio; directly after FP16 ran, its own smoothed step time stands for it.
+* FP16 KV use: by Little's law a request that takes ``step_ratio`` times longer holds its blocks as much longer.
+
+A predicted value of the cluster is the one that at most ``tolerated_share`` of the replicas exceed: with few replicas
+the worst, with a thousand not the one that happens to be unlucky. Danger is a mean instead: each replica's strain is 0
+while it is within ``enter_fraction`` of the objective, and beyond it the quotient, up to ``GREATEST_STRAIN``.
+"""
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from controller.fleet import http_path
+from controller.fleet.table import Rows, Table, in_order_sum, path_limits
+from controller.fleet.view import Rates, Replicas, ReplicaView
+from nestedfp.modes import Mode
+from workload.frozen import FrozenModel
+from workload.slo import Slo
+
+Values: TypeAlias = npt.NDArray[np.float64]  # [replicas]
+BUSY_MS = 900.0  # of step time in a second: the replica has not paused
+GREATEST_STRAIN = 5.0
+LARGEST_MS = 3.6e6  # keeps predictions finite when next to nothing leaves the queue
+
+
+class HealthSettings(FrozenModel):
+    """Parameters of the predictions."""
+
+    horizon_s: Annotated[float, Field(ge=0, le=60)] = 1.0  # how far ahead a growing queue is looked at
+    fp16_step_memory_s: Annotated[float, Field(ge=0)] = 2.0  # an FP16 step time older than this is not trusted
+    min_window_count: Annotated[int, Field(ge=1)] = 5  # fewer TPOT samples than this are no measurement
+    enter_fraction: Annotated[float, Field(gt=0, le=1)] = 0.85  # danger: TTFT or TPOT passes this much of the SLO
+    tolerated_share: Annotated[float, Field(ge=0, lt=1)] = (
+        0.25  # of the replicas, which may be worse than a signal says
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Signals of the cluster."""
+
+    ttft_ms: float  # predicted, in the present mode
+    tpot_ms: float
+    ttft_strain: float  # mean over the busy replicas of their strain by TTFT, and by TPOT
+    tpot_strain: float
+    fp16_tpot_ms: float  # predicted for FP16 at the present load
+    kv_usage: float
+    unknown: int  # busy replicas without rates or step times
+    endangered: float  # requests that wait, or are on their way, on replicas whose predicted TTFT passes the objective
+
+    def fp16_ttft_ms(self, step_ratio: float) -> float:
+        """Predicted TTFT in FP16."""
+        return min(LARGEST_MS, self.ttft_ms * step_ratio)
+
+
+def assess(replicas: Replicas, slo: Slo, step_ratio: float, settings: HealthSettings) -> Health:
+    """Look at every replica once. Idle replicas are left out: their latencies and step times are old news."""
+    if isinstance(replicas, Table):
+        return assess_rows(replicas.rows, slo, step_ratio, settings)
+    return assess_views(replicas, slo, step_ratio, settings)
+
+
+def assess_views(replicas: Iterable[ReplicaView], slo: Slo, step_ratio: float, settings: HealthSettings) -> Health:
+    """One view after the other."""
+    ttfts: list[float] = []
+    tpots: list[float] = []
+    fp16_tpots: list[float] = []
+    usages: list[float] = []
+    unknown, endangered, ttft_strain, tpot_strain = 0, 0.0, 0.0, 0.0
+    ttft_limit_ms, tpot_limit_ms = settings.enter_fraction * slo.ttft_ms, settings.enter_fraction * slo.tpot_ms
+    horizon_s, memory_s, min_count = settings.horizon_s, settings.fp16_step_memory_s, settings.min_window_count
+    for view in replicas:  # no calls but where something is unusual
+        snapshot, rates = view.snapshot, view.rates
+        waiting = snapshot.waiting
+        if waiting == 0 and snapshot.running == 0:
+            continue
+        told, path_age_s = snapshot.path, view.path_age_s
+        limited = path_age_s is not None and path_age_s <= http_path.MEMORY_S
+        fp16_ms, fp8_ms = snapshot.step_ms_fp16, snapshot.step_ms_fp8
+        step_ms = (fp8_ms if snapshot.mode is Mode.FP8 else fp16_ms) or 0.0
+        tpot_ms, ttft_ms = step_ms, snapshot.oldest_wait_s * 1e3
+        if rates is None:
+            unknown += 1
+        else:
+            steps = rates.steps_fp16 + rates.steps_fp8
+            if steps * step_ms >= BUSY_MS:
+                tpot_ms = 1e3 / steps
+            if view.standing_tokens > 0:
+                queued = snapshot.waiting_tokens + (0.0 if limited else http_path.queued_tokens(snapshot, rates))
+                ttft_ms = max(ttft_ms, 1e3 * _drain_s(queued, rates, horizon_s))
+        ttft_ms += step_ms
+        if ttft_ms > ttft_limit_ms:
+            ttft_ms = min(LARGEST_MS, ttft_ms)
+            ttft_strain += min(GREATEST_STRAIN, ttft_ms / ttft_limit_ms)
+            if ttft_ms > slo.ttft_ms:
+                endangered += waiting if told is None or limited else waiting + told.in_path
+        age_s = view.fp16_step_age_s
+        if fp16_ms is not None and (fp8_ms is None or (age_s is not None and age_s <= memory_s)):
+            fp16_tpot_ms = fp16_ms if step_ms == 0 else fp16_ms * (tpot_ms / step_ms)
+        elif fp8_ms is not None:
+            fp16_tpot_ms = tpot_ms * step_ratio if step_ms == fp8_ms else fp8_ms * step_ratio
+        else:
+            fp16_tpot_ms = 0.0
+            unknown += rates is not None
+        window = snapshot.tpot
+        if window.count >= min_count and not limited:
+            measured_ms = window.p50_ms if told is None else http_path.engine_tpot_ms(snapshot, window.p50_ms)
+            if measured_ms > tpot_ms:
+                tpot_ms = measured_ms
+            if measured_ms * step_ratio > fp16_tpot_ms:
+                fp16_tpot_ms = measured_ms * step_ratio
+        if tpot_ms > tpot_limit_ms:
+            tpot_ms = min(LARGEST_MS, tpot_ms)
+            tpot_strain += min(GREATEST_STRAIN, tpot_ms / tpot_limit_ms)
+        if fp16_tpot_ms > LARGEST_MS:
+            fp16_tpot_ms = LARGEST_MS
+        ttfts.append(ttft_ms)
+        tpots.append(tpot_ms)
+        fp16_tpots.append(fp16_tpot_ms)
+        usages.append(snapshot.kv_usage)
+    share, busy = settings.tolerated_share, max(1, len(ttfts))
+    return Health(
+        ttft_ms=exceeded_by(ttfts, share),
+        tpot_ms=exceeded_by(tpots, share),
+        ttft_strain=ttft_strain / busy,
+        tpot_strain=tpot_strain / busy,
+        fp16_tpot_ms=exceeded_by(fp16_tpots, share),
+        kv_usage=exceeded_by(usages, share),
+        unknown=unknown,
+        endangered=endangered,
+    )
+
+
+def assess_rows(rows: Rows, slo: Slo, step_ratio: float, settings: HealthSettings) -> Health:
+    """All replicas at once; the result is that of ``assess_views`` to the last bit."""
+    rows = rows[(rows["waiting"] > 0) | (rows["running"] > 0)]
+    limited = path_limits(rows)
+    with np.errstate(all="ignore"):  # where a division is by 0, another value is taken
+        fp16_ms, fp8_ms = rows["step_ms_fp16"], rows["step_ms_fp8"]
+        fp16_known, fp8_known = ~np.isnan(fp16_ms), ~np.isnan(fp8_ms)
+        step_ms = np.where(rows["in_fp8"] > 0, fp8_ms, fp16_ms)
+        step_ms[np.isnan(step_ms)] = 0.0
+
+        steps = rows["steps_fp16"] + rows["steps_fp8"]
+        tpot_ms = np.where(steps * step_ms >= BUSY_MS, 1e3 / steps, step_ms)
+
+        growth = rows["queue_growth"]
+        leaving = rows["arrived_tokens"] - growth
+        queued = rows["waiting_tokens"] + np.where(limited, 0.0, rows["path_tokens"])
+        drain_s = (queued + np.maximum(0.0, growth) * settings.horizon_s) / leaving
+        drains = (rows["rated"] > 0) & (rows["standing_tokens"] > 0) & (leaving > 0)
+        ttft_ms = rows["oldest_wait_s"] * 1e3
+        ttft_ms = np.where(drains, np.maximum(ttft_ms, 1e3 * drain_s), ttft_ms) + step_ms
+
+        fp16_recent = fp16_known & (~fp8_known | (rows["fp16_step_age_s"] <= settings.fp16_step_memory_s))
+        from_fp16_ms = np.where(step_ms == 0, fp16_ms, fp16_ms * (tpot_ms / step_ms))
+        from_fp8_ms = np.where(step_ms == fp8_ms, tpot_ms, fp8_ms) * step_ratio
+        fp16_tpot_ms = np.where(fp16_recent, from_fp16_ms, np.where(fp8_known, from_fp8_ms, 0.0))
+
+    measured = (rows["tpot_count"] >= settings.min_window_count) & ~limited
+    measured_ms = np.where(measured, rows["tpot_p50_ms"], 0.0)
+    tpot_ms = np.maximum(tpot_ms, measured_ms)
+    fp16_tpot_ms = np.minimum(LARGEST_MS, np.maximum(fp16_tpot_ms, measured_ms * step_ratio))
+    ttft_ms, ttft_strain = _strain_rows(ttft_ms, settings.enter_fraction * slo.ttft_ms)
+    tpot_ms, tpot_strain = _strain_rows(tpot_ms, settings.enter_fraction * slo.tpot_ms)
+    share, busy = settings.tolerated_share, max(1, len(rows))
+    return Health(
+        ttft_ms=_exceeded_by_rows(ttft_ms, share),
+        tpot_ms=_exceeded_by_rows(tpot_ms, share),
+        ttft_strain=ttft_strain / busy,
+        tpot_strain=tpot_strain / busy,
+        fp16_tpot_ms=_exceeded_by_rows(fp16_tpot_ms, share),
+        kv_usage=_exceeded_by_rows(rows["kv_usage"], share),
+        unknown=int(np.count_nonzero((rows["rated"] == 0) | ~(fp16_known | fp8_known))),
+        endangered=float((rows["waiting"] + np.where(limited, 0.0, rows["in_path"]))[ttft_ms > slo.ttft_ms].sum()),
+    )
+
+
+def _strain_rows(values_ms: Values, limit_ms: float) -> tuple[Values, float]:
+    """The values, those above the limit bounded, and the sum of the strains of these."""
+    above = values_ms > limit_ms
+    bounded = np.where(above, np.minimum(LARGEST_MS, values_ms), values_ms)
+    return bounded, in_order_sum(np.minimum(GREATEST_STRAIN, bounded[above] / limit_ms))
+
+
+def _exceeded_by_rows(values: Values, share: float) -> float:
+    """``exceeded_by`` of an array."""
+    if len(values) == 0:
+        return 0.0
+    place = len(values) - 1 - int(share * len(values))
+    return float(np.partition(values, place)[place])
+
+
+def _drain_s(waiting_tokens: float, rates: Rates, horizon_s: float) -> float:
+    """How long the queue that is expected ``horizon_s`` ahead takes to drain; 0 when nothing is known to leave it."""
+    leaving = rates.arrived_tokens - rates.waiting_tokens
+    return (waiting_tokens + max(0.0, rates.waiting_tokens) * horizon_s) / leaving if leaving > 0 else 0.0
+
+
+def exceeded_by(values: Sequence[float] | Values, share: float) -> float:
+    """The smallest value that at most ``share`` of the values exceed; 0 for none."""
+    if isinstance(values, np.ndarray):
+        return _exceeded_by_rows(values, share)
+    rank = int(share * len(values))
+    if rank == 0:
+        return max(values, default=0.0)
+    return heapq.nlargest(rank + 1, values)[-1]

@@ -1,0 +1,39 @@
+"""How a directive reaches every replica: both ends of the protocol, without I/O.
+
+Everything that affects the protocol's state lives in ``publisher`` and ``follower``. Times are seconds of the owner's own
+clock, which may step (``controller.protocol.clock``); the two ends never compare clocks. ``content`` means what a directive asks
+of one replica: mode, rule and admission scale. A directive may ask one mode of most and another of those it names.
+
+Publisher (the controller), epoch E:
+
+| event                                        | effect                                                    |
+|----------------------------------------------|-----------------------------------------------------------|
+| set_content, other than the present          | E + 1, to be sent; nobody has acknowledged                |
+| a replica names an epoch > E                 | its epoch + 1, same content, to be sent                   |
+| it names E, but other content, or no lease   | E + 1, same content, to be sent                           |
+| it refuses E as a conflict                   | E + 1, same content, to be sent                           |
+| it names E and its content                   | it has acknowledged                                       |
+| it names an epoch < E                        | nothing: the answer to its snapshot carries the directive |
+| timer                                        | send when new; soon and thrice again while a replica      |
+|                                              | lags; every renew_s while one lags or is silent           |
+
+A replica that names an epoch above ours has heard an earlier controller; one that names ours with other content has
+heard an earlier controller that had got as far. Neither happens twice for the same epoch, so that epochs stay small.
+
+Follower (the replica), epoch F; 0 before the first directive:
+
+| event                                | effect                                                  |
+|--------------------------------------|---------------------------------------------------------|
+| directive, epoch < F                 | ignored                                                 |
+| directive, epoch = F, same content   | the lease starts anew; in force again if it had run out |
+| directive, epoch = F, other content  | refused                                                 |
+| directive, epoch > F                 | in force, F = epoch                                     |
+| the lease runs out                   | the fallback is in force, F stays                       |
+
+The fallback turns nobody away: its admission scale is 1.
+"""
+
+from controller.protocol.follower import DirectiveFollower, InForce
+from controller.protocol.publisher import CONFLICT, NO_RULE, Content, DirectivePublisher, Stated, lapsed
+
+__all__ = ["CONFLICT", "NO_RULE", "Content", "DirectiveFollower", "DirectivePublisher", "InForce", "Stated", "lapsed"]

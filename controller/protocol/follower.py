@@ -1,0 +1,141 @@
+"""The replica's end of the protocol; ``controller.protocol`` has its table. Zero I/O.
+
+Times are seconds of the replica's own clock, which may step: a step back neither ends nor stretches the lease, a step
+forward ends it early.
+"""
+
+from dataclasses import dataclass
+
+from controller.messages import Directive, DirectiveAck, Fallback, StandingOrder
+from controller.protocol.clock import SteadyClock
+from controller.protocol.publisher import CONFLICT
+from nestedfp.modes import DirectiveMode
+from nestedfp.step_rule import StepRule
+
+
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """What a replica must do."""
+
+    mode: DirectiveMode
+    rule: StepRule
+    epoch: int
+    reason: str
+    lapsed: bool  # no lease: this is the fallback
+    admission_scale: float = 1.0
+
+
+class DirectiveFollower:
+    """The replica's end. A restarted replica starts at epoch 0 and catches up from the answer to its first snapshot.
+
+    Args:
+        replica_id: finds the replica among a directive's exceptions, and goes into the acknowledgements.
+        fallback: what is in force without a lease.
+    """
+
+    def __init__(self, replica_id: str, fallback: Fallback) -> None:
+        self._replica_id = replica_id
+        self._fallback = fallback
+        self._clock = SteadyClock()
+        self._directive: Directive | None = None  # as it concerns this replica
+        self._expires_at_s = 0.0  # on the steady clock
+        self._order_ends_s: float | None = None  # of the order that came with it, on the steady clock; None: no end
+        self._lapse_told = True  # whether on_timer has already said that the lease ran out
+
+    @property
+    def epoch(self) -> int:
+        """Of the newest directive accepted, in force or lapsed; 0 before the first."""
+        return 0 if self._directive is None else self._directive.epoch
+
+    @property
+    def latest(self) -> Directive | None:
+        """The newest directive accepted, as it concerns this replica, for what comes with it; None before the first."""
+        return self._directive
+
+    @property
+    def expires_at_s(self) -> float:
+        """When the lease ends, on the follower's clock."""
+        return self._clock.to_driver(self._expires_at_s)
+
+    def on_directive(self, now_s: float, directive: Directive) -> tuple[bool, DirectiveAck]:
+        """Take a directive in whatever order they arrive. Returns whether what is in force changed, and the answer."""
+        steady_s = self._clock.read(now_s)
+        before, mine = self._in_force(steady_s), self._directive
+        mode = directive.mode_for(self._replica_id)
+        if mine is not None and directive.epoch < mine.epoch:
+            outcome = "older_epoch"
+        elif mine is not None and directive.epoch == mine.epoch:
+            asked = (mode, directive.rule, directive.admission_scale)
+            outcome = "renewed" if asked == (mine.mode, mine.rule, mine.admission_scale) else CONFLICT
+        else:
+            outcome = "applied"
+        accepted = outcome in ("applied", "renewed")
+        if accepted:
+            self._directive = _reduced(directive, self._replica_id)
+            self._expires_at_s = steady_s + directive.lease_s
+            order = self._directive.order
+            left_s = None if order is None else order.remaining_s
+            self._order_ends_s = None if left_s is None else steady_s + left_s
+            self._lapse_told = False
+        after = self._in_force(steady_s)
+        ack = DirectiveAck(
+            replica_id=self._replica_id,
+            epoch=self.epoch,
+            directive=after.mode,
+            accepted=accepted,
+            reason=outcome,
+            rule=after.rule,
+            admission_scale=after.admission_scale,
+        )
+        return (before.mode, before.rule, before.admission_scale) != (
+            after.mode,
+            after.rule,
+            after.admission_scale,
+        ), ack
+
+    def on_timer(self, now_s: float) -> bool:
+        """Whether the lease has run out since the last call: true once per lapse, and the fallback is in force then."""
+        if self._lapse_told or not self.in_force(now_s).lapsed:
+            return False
+        self._lapse_told = True
+        return True
+
+    def in_force(self, now_s: float) -> InForce:
+        """What holds now; right also when ``on_timer`` has not been called since the lease ran out."""
+        return self._in_force(self._clock.read(now_s))
+
+    def lease_remaining_s(self, now_s: float) -> float:
+        """Seconds until the fallback; 0 without a lease."""
+        steady_s = self._clock.read(now_s)
+        return 0.0 if self._directive is None else max(0.0, self._expires_at_s - steady_s)
+
+    def order(self, now_s: float) -> StandingOrder | None:
+        """The operator's order as far as this replica knows, whether or not the lease still runs; None: none, or over."""
+        order = None if self._directive is None else self._directive.order
+        if order is None or self._order_ends_s is None:
+            return order
+        remaining_s = self._order_ends_s - self._clock.read(now_s)
+        return order.model_copy(update={"remaining_s": remaining_s}) if remaining_s > 0 else None
+
+    def _in_force(self, steady_s: float) -> InForce:
+        directive = self._directive
+        if directive is None or steady_s >= self._expires_at_s:
+            return InForce(self._fallback.mode, self._fallback.rule, self.epoch, "fallback", lapsed=True)
+        return InForce(
+            directive.mode,
+            directive.rule,
+            directive.epoch,
+            directive.reason,
+            lapsed=False,
+            admission_scale=directive.admission_scale,
+        )
+
+
+def _reduced(directive: Directive, replica_id: str) -> Directive:
+    """The directive as it concerns one replica, without the names of others."""
+    if not directive.exceptions and not directive.replica_orders:
+        return directive
+    own = directive.replica_orders.get(replica_id, directive.order)
+    return directive.model_copy(
+        update={"mode": directive.mode_for(replica_id), "exceptions": {}, "order": own, "replica_orders": {}}
+    )

@@ -1,0 +1,299 @@
+"""The controller's end of the protocol; ``controller.protocol`` has its table. Zero I/O.
+
+Times are seconds of the controller's clock and must not fall; the control loop sees to that.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from controller.messages import Directive, DirectiveAck, ReplicaSnapshot, StandingOrder
+from nestedfp.modes import DirectiveMode
+from nestedfp.step_rule import StepRule
+
+CONFLICT = "conflict"  # reason of an acknowledgement: the same epoch with other content
+NO_RULE = StepRule()
+RESENDS = 3  # of a new directive, soon after it; then it is left to renewals and to the answers to snapshots
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a directive asks for. ``exceptions`` is never changed in place, and names no replica that does ``mode``."""
+
+    mode: DirectiveMode
+    rule: StepRule = NO_RULE
+    exceptions: Mapping[str, DirectiveMode] = field(default_factory=dict)
+    admission_scale: float = 1.0
+
+    def mode_for(self, replica_id: str) -> DirectiveMode:
+        """What this replica must do."""
+        return self.exceptions.get(replica_id, self.mode)
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What comes with a directive besides, and raises no epoch. None: not told."""
+
+    desired_replicas: int | None = None  # for the autoscaler
+    replicas: int | None = None  # ready ones
+    fp16_replicas: int | None = None  # of them, those directed to FP16 or auto
+    order: StandingOrder | None = None  # the operator's, for all replicas
+    replica_orders: Mapping[str, StandingOrder] = field(default_factory=dict)  # for single ones
+
+
+@dataclass(slots=True)
+class _Peer:
+    """What the publisher knows of one replica."""
+
+    heard_at_s: float
+    epoch: int = 0  # that it last named, in a snapshot or an acknowledgement
+    directive: DirectiveMode = DirectiveMode.AUTO
+    acked: bool = False  # the present epoch
+
+
+class DirectivePublisher:
+    """The controller's end. Times must not fall; the control loop sees to that.
+
+    Args:
+        lease_s: how long a replica may act on a directive without hearing of it again.
+        renew_s: pause between two sends of the same directive.
+        mode: what the first directive says; ``rule`` and ``reason`` likewise.
+        epoch: of the first directive.
+        resend_s: pause before each of the first ``RESENDS`` repetitions to replicas that lag; None: ``renew_s``.
+    """
+
+    def __init__(
+        self,
+        lease_s: float,
+        renew_s: float,
+        mode: DirectiveMode,
+        rule: StepRule = NO_RULE,
+        reason: str = "start",
+        epoch: int = 1,
+        resend_s: float | None = None,
+    ) -> None:
+        self.lease_s, self.renew_s = lease_s, renew_s
+        self.resend_s = renew_s if resend_s is None else min(resend_s, renew_s)
+        self.content = Content(mode, rule)
+        self.reason = reason
+        self.epoch = epoch
+        self.slo_ms: tuple[float, float] | None = None  # (ttft, tpot), told along with every directive
+        self.stated = Stated()  # likewise
+        self._peers: dict[str, _Peer] = {}
+        self._lagging: set[str] = set()  # peers that have not acknowledged the present epoch
+        self._set_at_s: float | None = None
+        self._last_ack_at_s: float | None = None
+        self._sent: tuple[int, float] | None = None  # epoch and time of the last send
+        self._resends_left = 0
+        self._none_silent_before_s = 0.0  # until then nobody can have been silent for renew_s
+        self._answers: dict[DirectiveMode, Directive] = {}  # of the present epoch
+
+    @property
+    def mode(self) -> DirectiveMode:
+        """Of every replica that is no exception."""
+        return self.content.mode
+
+    @property
+    def rule(self) -> StepRule:
+        """Thresholds of the mode ``auto``."""
+        return self.content.rule
+
+    def set_mode(self, now_s: float, mode: DirectiveMode, rule: StepRule, reason: str) -> Directive:
+        """Ask the same of all replicas, under a new epoch; the admission scale stays."""
+        self._set(now_s, Content(mode, rule, admission_scale=self.content.admission_scale), reason)
+        return self.current()
+
+    def set_content(self, now_s: float, content: Content, reason: str) -> bool:
+        """Make a new directive unless the present one asks for the same; ``due`` will ask to send it."""
+        if content == self.content:
+            return False
+        self._set(now_s, content, reason)
+        return True
+
+    def set_terms(self, lease_s: float, renew_s: float, slo_ms: tuple[float, float] | None) -> None:
+        """Change what comes with every directive but is no content of it."""
+        self.resend_s = min(self.resend_s, renew_s)
+        self.lease_s, self.renew_s, self.slo_ms = lease_s, renew_s, slo_ms
+        self._none_silent_before_s = 0.0
+        self._answers.clear()
+
+    def state(self, stated: Stated) -> None:
+        """Tell replicas what is no content either: the answers to their snapshots bring it soon enough."""
+        if stated != self.stated:
+            self.stated = stated
+            self._answers.clear()
+
+    def current(self) -> Directive:
+        """The directive with a full lease: what is broadcast."""
+        exceptions, orders = dict(self.content.exceptions), dict(self.stated.replica_orders)
+        return self._directive(self.content.mode, exceptions, self.stated.order, orders)
+
+    def answer(self, replica_id: str) -> Directive:
+        """The same for one replica, without the names of others: the answer to its snapshot."""
+        mode = self.content.mode_for(replica_id)
+        if (own := self.stated.replica_orders.get(replica_id)) is not None:
+            return self._directive(mode, {}, own)
+        answer = self._answers.get(mode)
+        if answer is None:
+            answer = self._answers[mode] = self._directive(mode, {}, self.stated.order)
+        return answer
+
+    def on_report(
+        self,
+        now_s: float,
+        replica_id: str,
+        epoch: int,
+        directive: DirectiveMode,
+        *,
+        lapsed: bool = False,
+        rule: StepRule | None = None,
+        admission_scale: float | None = None,
+    ) -> None:
+        """Learn what a replica has in force; ``lapsed`` when its lease has run out and it follows its fallback.
+
+        ``rule`` and ``admission_scale`` may be left out by those who do not know them.
+        """
+        peer = self._peers.get(replica_id)
+        if peer is None:
+            peer = self._peers[replica_id] = _Peer(now_s)
+            self._lagging.add(replica_id)
+        peer.heard_at_s, peer.epoch, peer.directive = now_s, epoch, directive
+        if epoch > self.epoch or (
+            epoch == self.epoch and (lapsed or not self._same(replica_id, directive, rule, admission_scale))
+        ):
+            self._raise_above(now_s, epoch)
+        elif epoch < self.epoch:
+            peer.acked = False
+            self._lagging.add(replica_id)
+        elif not peer.acked:
+            peer.acked = True
+            self._lagging.discard(replica_id)
+            self._last_ack_at_s = now_s
+
+    def on_snapshot(self, now_s: float, snapshot: ReplicaSnapshot) -> None:
+        """Learn what a replica's snapshot says of its directive."""
+        self.on_report(
+            now_s,
+            snapshot.replica_id,
+            snapshot.epoch,
+            snapshot.directive,
+            lapsed=lapsed(snapshot),
+            rule=snapshot.rule,
+            admission_scale=None if snapshot.rule is None else snapshot.admission_scale,
+        )
+
+    def on_ack(self, now_s: float, ack: DirectiveAck) -> None:
+        """Learn a replica's answer to a broadcast."""
+        self.on_report(
+            now_s,
+            ack.replica_id,
+            ack.epoch,
+            ack.directive,
+            lapsed=ack.reason == CONFLICT,
+            rule=ack.rule,
+            admission_scale=None if ack.rule is None else ack.admission_scale,
+        )
+
+    def acked(self, replica_id: str) -> bool:
+        """Whether the replica has reported the present directive."""
+        peer = self._peers.get(replica_id)
+        return peer is not None and peer.acked
+
+    def last_heard(self, replica_id: str) -> tuple[int, DirectiveMode] | None:
+        """The epoch and mode that the replica last named; newer than its snapshot when a broadcast came between."""
+        peer = self._peers.get(replica_id)
+        return None if peer is None else (peer.epoch, peer.directive)
+
+    def settled_after_s(self) -> float | None:
+        """Seconds from the directive to its last acknowledgement; None while one is missing, or without replicas."""
+        if self._lagging or not self._peers or self._set_at_s is None or self._last_ack_at_s is None:
+            return None
+        return max(0.0, self._last_ack_at_s - self._set_at_s)
+
+    @property
+    def peer_count(self) -> int:
+        """Replicas known."""
+        return len(self._peers)
+
+    def retain(self, replica_ids: Collection[str]) -> None:
+        """Wait for these replicas only: the others are gone, or have sent no snapshot yet."""
+        for replica_id in self._peers.keys() - set(replica_ids):
+            del self._peers[replica_id]
+            self._lagging.discard(replica_id)
+
+    def due(self, now_s: float) -> Directive | None:
+        """The directive if it should be sent to all replicas now; counts as sent."""
+        if self._sent is None or self._sent[0] != self.epoch:
+            wanted, self._resends_left = True, RESENDS
+        elif (again_s := self.resend_at_s()) is not None and now_s >= again_s:
+            wanted, self._resends_left = True, self._resends_left - 1
+        else:
+            wanted = now_s - self._sent[1] >= self.renew_s and (bool(self._lagging) or self._anyone_silent(now_s))
+        if not wanted:
+            return None
+        self._sent = (self.epoch, now_s)
+        return self.current()
+
+    def resend_at_s(self) -> float | None:
+        """When a new directive is to be sent again, because a replica lags; None: not before the next renewal."""
+        if self._sent is None or not self._lagging or self._resends_left == 0:
+            return None
+        return self._sent[1] + self.resend_s
+
+    def _anyone_silent(self, now_s: float) -> bool:
+        if now_s < self._none_silent_before_s or not self._peers:
+            return False
+        earliest_s = min(peer.heard_at_s for peer in self._peers.values())
+        self._none_silent_before_s = earliest_s + self.renew_s
+        return now_s - earliest_s > self.renew_s
+
+    def _directive(
+        self,
+        mode: DirectiveMode,
+        exceptions: dict[str, DirectiveMode],
+        order: StandingOrder | None,
+        replica_orders: dict[str, StandingOrder] | None = None,
+    ) -> Directive:
+        ttft_ms, tpot_ms = self.slo_ms or (None, None)
+        return Directive(
+            epoch=self.epoch,
+            mode=mode,
+            lease_s=self.lease_s,
+            reason=self.reason,
+            rule=self.content.rule,
+            exceptions=exceptions,
+            admission_scale=self.content.admission_scale,
+            slo_ttft_ms=ttft_ms,
+            slo_tpot_ms=tpot_ms,
+            desired_replicas=self.stated.desired_replicas,
+            order=order,
+            replica_orders=replica_orders or {},
+            replicas=self.stated.replicas,
+            fp16_replicas=self.stated.fp16_replicas,
+        )
+
+    def _same(
+        self, replica_id: str, directive: DirectiveMode, rule: StepRule | None, admission_scale: float | None
+    ) -> bool:
+        content = self.content
+        return (
+            directive is content.mode_for(replica_id)
+            and (rule is None or rule == content.rule)
+            and (admission_scale is None or admission_scale == content.admission_scale)
+        )
+
+    def _set(self, now_s: float, content: Content, reason: str) -> None:
+        self.content, self.reason = content, reason
+        self._raise_above(now_s, self.epoch)
+
+    def _raise_above(self, now_s: float, epoch: int) -> None:
+        self.epoch = epoch + 1
+        self._set_at_s, self._last_ack_at_s = now_s, None
+        self._answers.clear()
+        self._lagging = set(self._peers)
+        for peer in self._peers.values():
+            peer.acked = False
+
+
+def lapsed(snapshot: ReplicaSnapshot) -> bool:
+    """Whether the replica had a directive once and follows its fallback now."""
+    return snapshot.epoch > 0 and snapshot.lease_remaining_s == 0

@@ -1,0 +1,236 @@
+"""Everything the load test found -> summary.json, report.html, a table on the terminal.
+
+The report is made from ``Summary``, the records and the timeline only, so it can be made again from the files of a run.
+"""
+
+import base64
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from rich.console import Console
+from rich.table import Table
+
+from loadtest.calibrate import Calibration, base_rps, capacity_text
+from loadtest.report.metrics import RunSummary
+from loadtest.report.verdict import NAMES
+from workload.frozen import FrozenModel
+from workload.percentiles import Percentiles
+from workload.records import Policy, RequestRecord, TimelineSample
+from workload.slo import Slo
+
+TEMPLATE_DIR = Path(__file__).parent
+
+
+class LoadSummary(FrozenModel):
+    """The load that every policy got."""
+
+    trace: str
+    start_s: float  # in the trace
+    span_s: float  # of the trace; more than duration_s when it was squeezed
+    duration_s: float
+    requests: int
+    mean_rate_rps: float
+    peak_rate_rps: float  # over 20 s
+    mean_prompt_tokens: float
+    mean_output_tokens: float
+    context_tokens: int
+    length_scale: float
+    seed: int
+
+
+class Summary(FrozenModel):
+    """summary.json."""
+
+    schema_version: int = 2  # 2: where requests stood and what was the limit; capacities by stages
+    started_utc: str
+    model: str
+    machine: str
+    load: LoadSummary
+    calibration: Calibration | None
+    slo: Slo
+    slo_source: str
+    service_slo: dict[str, float]  # what the service's own configuration says about SLOs
+    runs: tuple[RunSummary, ...]
+    verdict: tuple[str, ...]
+    incomplete: str | None = None  # why runs are missing
+    options: dict[str, Any]
+
+
+def write_report(
+    out_dir: Path,
+    summary: Summary,
+    records: Mapping[Policy, Sequence[RequestRecord]],
+    timelines: Mapping[Policy, Sequence[TimelineSample]],
+) -> Path:
+    """Write summary.json, the plots and report.html; returns the path of the latter."""
+    from loadtest.report.plots import draw_latencies, draw_timelines  # matplotlib takes a second to import
+
+    (out_dir / "summary.json").write_text(summary.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    plots = {"latencies": out_dir / "latencies.png", "timeline": out_dir / "timeline.png"}
+    draw_latencies(plots["latencies"], records, summary.slo)
+    draw_timelines(plots["timeline"], records, timelines, summary.load.duration_s)
+    path = out_dir / "report.html"
+    path.write_text(render_html(summary, {name: plot.read_bytes() for name, plot in plots.items()}), encoding="utf-8")
+    return path
+
+
+def render_html(summary: Summary, plots: Mapping[str, bytes]) -> str:
+    """The report as one self-contained, escaped HTML page."""
+    environment = Environment(loader=FileSystemLoader(TEMPLATE_DIR), autoescape=True, undefined=StrictUndefined)
+    return environment.get_template("report.html.j2").render(
+        summary=summary,
+        header=HEADER,
+        rows=[table_row(run) for run in summary.runs],
+        names=[NAMES.get(run.policy, run.policy) for run in summary.runs],
+        where=where_rows(summary.runs),
+        plots={name: base64.b64encode(png).decode() for name, png in plots.items()},
+        facts=facts(summary),
+    )
+
+
+HEADER = (
+    "policy", "requests", "errors", "TTFT ms p50/p90/p99", "TPOT ms p50/p90/p99", "SLO met", "goodput req/s",
+    "FP16 tokens", "switches", "limit", "max waiting", "max in path", "dispatch lag ms p99", "late starts",
+)  # fmt: skip
+PLACE_NAMES = {
+    "late": "client: late", "connecting": "client: connecting", "proxy_queued": "HAProxy's queue",
+    "in_path": "path: before the engine", "elsewhere": "path: on the way, either direction", "waiting": "engine: waiting",
+    "running": "engine: running",
+}  # fmt: skip
+
+
+def table_row(run: RunSummary) -> tuple[str, ...]:
+    """One row of the table, as text."""
+    return (
+        NAMES.get(run.policy, run.policy),
+        str(run.requests),
+        str(run.errors),
+        _three(run.ttft_ms, 0),
+        _three(run.tpot_ms, 1),
+        f"{100 * run.slo_attainment:.1f} %",
+        f"{run.goodput_rps:.2f}",
+        "?" if run.fp16_token_share is None else f"{100 * run.fp16_token_share:.1f} %",
+        "?" if run.switches is None else str(run.switches),
+        run.saturated_by,
+        "?" if run.max_waiting is None else str(run.max_waiting),
+        str(run.where["in_path"].max) if "in_path" in run.where else "?",
+        "?" if run.dispatch_lag_ms.p99 is None else f"{run.dispatch_lag_ms.p99:.1f}",
+        str(run.late_starts) + ("" if run.valid else " INVALID"),
+    )
+
+
+def where_rows(runs: Sequence[RunSummary]) -> list[tuple[str, ...]]:
+    """The table of where requests stood, a row a place or figure, a column a run."""
+    rows = [(title, *(_place(run, place) for run in runs)) for place, title in PLACE_NAMES.items()]
+    rows.append(("path: wait p90 / loop lag, ms, max", *(_path(run) for run in runs)))
+    rows.append(("path: said to be the limit", *(_saturated(run) for run in runs)))
+    rows.append(("client: CPU mean / max, of a core", *(_cpu(run) for run in runs)))
+    rows.append(("client: loop lag / connecting, ms, max", *(_client_ms(run) for run in runs)))
+    rows.append(("client: CPU us per token", *(_number(run.client.cpu_us_per_token) for run in runs)))
+    return rows
+
+
+def _place(run: RunSummary, place: str) -> str:
+    found = run.where.get(place)
+    return "?" if found is None else f"{found.mean:.1f} / {found.max}"
+
+
+def _path(run: RunSummary) -> str:
+    return "?" if run.path is None else f"{run.path.wait_ms:.1f} / {run.path.loop_lag_ms:.1f}"
+
+
+def _saturated(run: RunSummary) -> str:
+    return "?" if run.path is None else f"{100 * run.path.saturated_share:.0f} % of samples"
+
+
+def _cpu(run: RunSummary) -> str:
+    return f"{_number(run.client.cpu_share, 2)} / {_number(run.client.cpu_share_max, 2)}"
+
+
+def _client_ms(run: RunSummary) -> str:
+    return f"{_number(run.client.lag_ms_max, 1)} / {_number(run.client.connect_ms_max, 1)}"
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return "?" if value is None else f"{value:.{digits}f}"
+
+
+def _three(values: Percentiles, digits: int) -> str:
+    return " / ".join("?" if v is None else f"{v:.{digits}f}" for v in (values.p50, values.p90, values.p99))
+
+
+def facts(summary: Summary) -> tuple[tuple[str, str], ...]:
+    """What was run, as (name, value) lines."""
+    load, calibration = summary.load, summary.calibration
+    lines = [
+        ("Model", summary.model),
+        ("Machine", summary.machine),
+        (
+            "Load",
+            f"{load.trace}, {load.span_s:.0f} s from {load.start_s:g} s, played in {load.duration_s:g} s: "
+            f"{load.requests} requests, mean "
+            f"{load.mean_rate_rps:.2f} requests/s, busiest 20 s {load.peak_rate_rps:.2f} requests/s",
+        ),
+        (
+            "Lengths",
+            f"mean {load.mean_prompt_tokens:.0f} prompt and {load.mean_output_tokens:.0f} output tokens "
+            f"(trace x {load.length_scale:.3g}, context {load.context_tokens})",
+        ),
+        (
+            "SLO of this report",
+            f"TTFT {summary.slo.ttft_ms:.0f} ms, TPOT {summary.slo.tpot_ms:.1f} ms ({summary.slo_source})",
+        ),
+        (
+            "SLO of the service's controller",
+            ", ".join(f"{name} = {value:g}" for name, value in summary.service_slo.items()) or "not known",
+        ),
+    ]
+    if calibration is not None and calibration.unloaded_ttft_ms is not None:
+        lines.append(
+            (
+                "Unloaded",
+                f"TTFT {calibration.unloaded_ttft_ms:.0f} ms, TPOT {_number(calibration.unloaded_tpot_ms, 1)} ms",
+            )
+        )
+    if calibration is not None and calibration.capacities:
+        share = 100 / base_rps(calibration)
+        lines.append(("Capacity", "; ".join(capacity_text(found) for found in calibration.capacities)))
+        lines.append(
+            (
+                "Load over capacity",
+                f"{share * load.mean_rate_rps:.0f} % of what {calibration.capacities[0].mode} carried on average, "
+                f"{share * load.peak_rate_rps:.0f} % in its busiest 20 s",
+            )
+        )
+    return tuple(lines)
+
+
+def print_report(console: Console, summary: Summary) -> None:
+    """The table and the sentences on the terminal."""
+    for name, value in facts(summary):
+        console.print(f"{name}: {value}", markup=False, highlight=False, soft_wrap=True)
+    rows = [table_row(run) for run in summary.runs]
+    table = Table()  # turned: a terminal is narrower than the table of the page
+    table.add_column(HEADER[0], no_wrap=True)
+    for row in rows:
+        table.add_column(row[0], justify="right", no_wrap=True)
+    for number, name in enumerate(HEADER[1:], start=1):
+        title, _, levels = name.partition(" p50/")
+        parts = [f"{title} {level}" for level in ("p50", *levels.split("/"))] if levels else [name]
+        cells = [row[number].split(" / ") for row in rows]
+        for part, label in enumerate(parts):
+            table.add_row(label, *(cell[part] for cell in cells))
+    console.print(table)
+    where = Table(title="requests by place, mean / max", title_justify="left")
+    where.add_column("place", no_wrap=True)
+    for run in summary.runs:
+        where.add_column(NAMES.get(run.policy, run.policy), justify="right", no_wrap=True)
+    for places_row in where_rows(summary.runs):
+        where.add_row(*places_row)
+    console.print(where)
+    if summary.incomplete is not None:
+        console.print(f"INCOMPLETE: {summary.incomplete}", markup=False, highlight=False, soft_wrap=True)
+    for line in summary.verdict:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,1 @@
+"""The process that sends the requests, and how it is driven."""

@@ -1,0 +1,193 @@
+"""Locust users that send streamed completions and note when every line of the answer arrived.
+
+Imported only by ``loadtest.sender.worker``: Locust patches the standard library for gevent when it is imported.
+
+A request is one Locust user that fires once and stops, so Locust's user count is the number of requests in flight and
+nothing waits for anything else. Users that loop (Locust's usual way, and the probe's) would be a closed loop: a slow
+service would then be asked less often.
+
+The HTTP client is ``loadtest.sender.stream_client``. Every request has a connection of its own: no limit on concurrency, no stale
+keep-alive connection, no retry.
+"""
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import IO, Any
+
+import gevent  # type: ignore[import-untyped]
+from locust import User, task
+from locust.exception import StopUser
+
+from loadtest.sender.plan import Plan, PlannedRequest
+from loadtest.sender.prompts import completion_body, prompt_token_ids
+from loadtest.sender.sse import lines_of, parse_stream
+from loadtest.sender.stream_client import Address, Answering, request_bytes, stream
+from workload.records import RequestRecord, mean_tpot_ms
+
+PATH = "/v1/completions"
+FAILED_PAUSE_S = 0.5
+
+
+class Sender:
+    """Sends the requests of one plan and writes their records. Times are seconds after ``start_s`` (perf_counter)."""
+
+    def __init__(self, plan: Plan, address: Address, host: str, records: IO[str]) -> None:
+        self.plan = plan
+        self.records = records
+        self.events = 0  # server-sent events read, of all requests; about one a chunk of tokens
+        self.ended_tokens = 0  # of the requests that have ended
+        self.ended_events = 0
+        self._address = address
+        self._host = host
+        self.start_s = 0.0
+        self.recorded: set[int] = set()
+        self.stopped = False  # the closed loop ends
+        self.sent = 0
+        self.errors = 0
+        self._closed_loop = itertools.count()
+
+    def now_s(self) -> float:
+        """Seconds since the start of the run."""
+        return time.perf_counter() - self.start_s
+
+    def body(self, index: int) -> bytes:
+        """Body of request ``index``."""
+        plan, request = self.plan, self._request(index)
+        prompt = prompt_token_ids(plan.seed, plan.run, index, request.prompt_tokens, plan.token_ids)
+        return completion_body(plan.model, prompt, request.output_tokens)
+
+    def next_closed_index(self) -> int:
+        """The next request of the closed loop; the list starts again when it ends."""
+        return next(self._closed_loop)
+
+    def send(self, index: int, intended_s: float, body: bytes, report: Callable[..., Any]) -> bool:
+        """Send one request, read its stream, write its record and report it to Locust; False when it failed."""
+        answer = Answering()
+        error: str | None = None
+        sent_s = self.now_s()
+        self.sent += 1
+        try:
+            with gevent.Timeout(self.plan.request_timeout_s):
+                stream(self._address, request_bytes(self._host, PATH, body), answer, self.now_s, self._count)
+            if answer.status != 200:
+                error = f"HTTP {answer.status}: {answer.error_text()}"
+        except gevent.Timeout:
+            error = f"no complete answer within {self.plan.request_timeout_s:g} s"
+        except gevent.GreenletExit:
+            error = "cut at the end of the run"
+        except Exception as problem:  # whatever broke the connection is the result of this request, not of the run
+            error = f"{type(problem).__name__}: {problem}"
+        return self._record(index, intended_s, sent_s, self.now_s(), answer, error, report)
+
+    def tokens_so_far(self) -> float:
+        """Completion tokens read until now. A chunk of an open stream counts as many as those of ended streams had."""
+        per_event = self.ended_tokens / self.ended_events if self.ended_events else 1.0
+        return per_event * self.events
+
+    def _count(self, data: bytes) -> None:
+        self.events += data.count(b"data: ")
+
+    def record_unsent(self) -> None:
+        """Record the planned requests that were never sent: they are failures, not missing data."""
+        for index, request in enumerate(self.plan.requests):
+            if index not in self.recorded:
+                self._write(self._base(index, request.at_s, None), "not sent: the run ended before")
+
+    def _record(
+        self,
+        index: int,
+        intended_s: float,
+        sent_s: float,
+        end_s: float,
+        received: Answering,
+        error: str | None,
+        report: Callable[..., Any],
+    ) -> bool:
+        streamed = received.status == 200
+        answer = parse_stream(lines_of(received.pieces if streamed else ()))
+        self.ended_tokens += answer.output_tokens
+        self.ended_events += len(answer.chunk_times)
+        asked = self._request(index).output_tokens
+        if error is None:
+            error = answer.error
+        if error is None and answer.output_tokens != asked:
+            error = f"expected {asked} output tokens, got {answer.output_tokens}"
+        chunk_ms = tuple(round((at_s - intended_s) * 1e3, 3) for at_s in answer.chunk_times)
+        latency_ms = (end_s - intended_s) * 1e3
+        measured = {
+            "status": received.status,
+            "connected_s": received.connected_at,
+            "output_tokens": answer.output_tokens,
+            "ttft_ms": chunk_ms[0] if chunk_ms else None,
+            "tpot_ms": mean_tpot_ms(chunk_ms, answer.output_tokens),
+            "latency_ms": latency_ms,
+            "chunk_ms": chunk_ms,
+            "precision_tokens": answer.precision_tokens,
+            "model": answer.model,
+        }
+        self._write(self._base(index, intended_s, sent_s) | measured, error)
+        report(
+            request_type="POST",
+            name=PATH,
+            response_time=latency_ms,
+            response_length=sum(len(piece) for _, piece in received.pieces),
+            exception=error,
+            context={},
+        )
+        return error is None
+
+    def _base(self, index: int, intended_s: float, sent_s: float | None) -> dict[str, Any]:
+        request = self._request(index)
+        return {
+            "policy": self.plan.policy,
+            "index": index,
+            "intended_s": intended_s,
+            "sent_s": sent_s,
+            "prompt_tokens": request.prompt_tokens,
+            "max_tokens": request.output_tokens,
+            "output_tokens": 0,
+        }
+
+    def _write(self, fields: dict[str, Any], error: str | None) -> None:
+        record = RequestRecord.model_validate(fields | {"error": error})
+        self.recorded.add(record.index)
+        self.errors += error is not None
+        self.records.write(record.model_dump_json() + "\n")
+        self.records.flush()
+
+    def _request(self, index: int) -> PlannedRequest:
+        return self.plan.requests[index % len(self.plan.requests)]
+
+
+class TraceUser(User):
+    """Fires one request of the trace and stops."""
+
+    def __init__(self, environment: Any, sender: Sender, index: int, body: bytes) -> None:
+        super().__init__(environment)
+        self.sender, self.index, self.body = sender, index, body
+
+    @task
+    def fire(self) -> None:
+        """Send the request."""
+        intended_s = self.sender.plan.requests[self.index].at_s
+        self.sender.send(self.index, intended_s, self.body, self.environment.events.request.fire)
+        raise StopUser
+
+
+class ProbeUser(User):
+    """Sends one request after another until it is stopped: the closed loop of the calibration."""
+
+    def __init__(self, environment: Any, sender: Sender) -> None:
+        super().__init__(environment)
+        self.sender = sender
+
+    @task
+    def fire(self) -> None:
+        """Send the next request of the list; after a failure pause, so that a service that refuses is not flooded."""
+        index = self.sender.next_closed_index()
+        body = self.sender.body(index)
+        if not self.sender.send(index, self.sender.now_s(), body, self.environment.events.request.fire):
+            if self.sender.stopped:  # the kill that cut the request has been taken note of, and spent
+                raise StopUser
+            gevent.sleep(FAILED_PAUSE_S)

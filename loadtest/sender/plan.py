@@ -1,0 +1,66 @@
+"""What crosses the boundary between the load test and the process that sends the requests. Pydantic models only.
+
+The plan goes in as a JSON file, events come out as JSON lines on standard output, requests as JSON lines in a file.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from workload.frozen import FrozenModel
+from workload.records import Policy
+
+
+class PlannedRequest(FrozenModel):
+    """One request to send."""
+
+    at_s: Annotated[float, Field(ge=0)]
+    prompt_tokens: Annotated[int, Field(ge=1)]
+    output_tokens: Annotated[int, Field(ge=1)]
+
+
+class Plan(FrozenModel):
+    """The requests of one run and their bounds.
+
+    ``open``: each request is sent at its ``at_s``, whatever happened to the earlier ones. ``closed`` (the calibration
+    probe): users send one request after another, in the order of the list. There is a stage for each number of users in
+    ``stages``, ``duration_s`` long; after one that brings less than ``min_growth`` more tokens per second no other follows.
+    """
+
+    kind: Literal["open", "closed"]
+    policy: Policy
+    run: Annotated[int, Field(ge=0)]  # number of the run within the load test; part of every prompt
+    url: str
+    model: str
+    requests: tuple[PlannedRequest, ...]
+    duration_s: Annotated[float, Field(gt=0)]
+    drain_s: Annotated[float, Field(ge=0)] = 0.0  # after the last arrival, then what is left is cut
+    stages: tuple[Annotated[int, Field(ge=1)], ...] = (1,)
+    min_growth: Annotated[float, Field(ge=0)] = 0.05
+    request_timeout_s: Annotated[float, Field(gt=0)]
+    seed: int
+    token_ids: tuple[int, int]
+    records_path: Path
+
+    @property
+    def bound_s(self) -> float:
+        """When the last request is cut, seconds after the start."""
+        if self.kind == "closed":
+            return self.duration_s * len(self.stages)
+        return max(self.duration_s, self.requests[-1].at_s) + self.drain_s
+
+
+class Event(FrozenModel):
+    """A line of the sender's standard output."""
+
+    event: Literal["start", "stage", "progress", "end"]  # stage: one begins, with the users it has
+    users: int = 0
+    elapsed_s: float = 0.0
+    sent: int = 0
+    in_flight: int = 0
+    done: int = 0
+    errors: int = 0
+    cpu_s: float = 0.0  # see records.SenderLoad
+    cpu_share: float = 0.0
+    lag_ms: float = 0.0

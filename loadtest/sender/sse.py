@@ -1,0 +1,80 @@
+"""Server-sent events of a streamed completion -> what the answer was. Pure.
+
+The sender only notes (time, bytes) pieces while the stream runs, so that parsing never delays a time stamp; this file
+turns them into an answer afterwards.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from workload.records import PrecisionTokens
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A parsed stream. Times are in the unit and clock of the lines."""
+
+    chunk_times: tuple[float, ...]  # chunks that carried tokens
+    output_tokens: int  # from usage, or the number of chunks when usage is missing
+    complete: bool  # [DONE] was seen
+    error: str | None
+    precision_tokens: PrecisionTokens | None
+    model: str | None
+
+
+def lines_of(pieces: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
+    """Cut pieces of a stream, (time, bytes), into lines, each with the time of the piece that ended it."""
+    rest = b""
+    for at, piece in pieces:
+        *whole, rest = (rest + piece).split(b"\n")
+        for line in whole:
+            yield at, line
+
+
+def parse_stream(lines: Iterable[tuple[float, bytes]]) -> Answer:
+    """Parse the lines of a stream, which may have been cut anywhere."""
+    chunk_times: list[float] = []
+    usage: dict[str, Any] = {}
+    model: str | None = None
+    for at, line in lines:
+        if not line.startswith(b"data:"):  # comments, event names, blank separators
+            continue
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            return Answer(tuple(chunk_times), _tokens(usage, chunk_times), True, None, _precision(usage), model)
+        try:
+            event = json.loads(data)
+        except ValueError:
+            return _failed(f"expected JSON in the stream, got {data[:80]!r}", chunk_times, usage, model)
+        if not isinstance(event, dict):
+            return _failed(f"expected a JSON object in the stream, got {data[:80]!r}", chunk_times, usage, model)
+        if event.get("error"):
+            error = event["error"]
+            text = error.get("message", error) if isinstance(error, dict) else error
+            return _failed(f"error in the stream: {text}", chunk_times, usage, model)
+        model = event.get("model") or model
+        if event.get("choices"):
+            chunk_times.append(at)
+        if isinstance(event.get("usage"), dict):
+            usage = event["usage"]
+    return _failed("the stream ended before [DONE]", chunk_times, usage, model)
+
+
+def _failed(error: str, chunk_times: list[float], usage: dict[str, Any], model: str | None) -> Answer:
+    return Answer(tuple(chunk_times), _tokens(usage, chunk_times), False, error, _precision(usage), model)
+
+
+def _tokens(usage: dict[str, Any], chunk_times: list[float]) -> int:
+    tokens = usage.get("completion_tokens")
+    return tokens if isinstance(tokens, int) and tokens >= 0 else len(chunk_times)
+
+
+def _precision(usage: dict[str, Any]) -> PrecisionTokens | None:
+    try:
+        return PrecisionTokens.model_validate(usage["precision_tokens"])
+    except (KeyError, ValidationError):
+        return None

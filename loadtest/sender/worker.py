@@ -1,0 +1,144 @@
+"""``python -m loadtest.sender.worker PLAN.json``: the process that sends the requests, driven by Locust.
+
+A process of its own, because importing Locust replaces the standard library's sockets and threads by gevent's. Standard
+output carries ``plan.Event`` lines, two a second; records go to the plan's file as the requests end. Bounded in time
+by the plan and in number by its list; ends by itself when its parent is gone.
+"""
+
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import gevent  # type: ignore[import-untyped]
+from locust.env import Environment
+from locust.runners import LocalRunner
+
+from loadtest.sender.locustfile import ProbeUser, Sender, TraceUser
+from loadtest.sender.plan import Event, Plan
+from loadtest.sender.stream_client import resolve
+from loadtest.service.target import loopback_url
+
+LEAD_S = 0.5  # between the end of the preparations and the first arrival
+PROGRESS_S = 0.5
+LAG_PERIOD_S = 0.02
+WARM_SHARE = 0.3  # of a stage of the closed loop is start-up and not counted
+
+
+class Gauge:
+    """How busy this process is, between two looks at it."""
+
+    def __init__(self) -> None:
+        self._begin_s = time.process_time()
+        self._cpu_s, self._wall_s, self._lag_s = self._begin_s, time.perf_counter(), 0.0
+
+    def probe(self) -> None:
+        """Measure the lag of the event loop for ever."""
+        while True:
+            asked_s = time.perf_counter()
+            gevent.sleep(LAG_PERIOD_S)
+            self._lag_s = max(self._lag_s, time.perf_counter() - asked_s - LAG_PERIOD_S)
+
+    def take(self) -> dict[str, float]:
+        """Processor time since the start; processor share and largest lag since the last call."""
+        cpu_s, wall_s, lag_s = time.process_time(), time.perf_counter(), self._lag_s
+        share = (cpu_s - self._cpu_s) / max(wall_s - self._wall_s, 1e-6)
+        self._cpu_s, self._wall_s, self._lag_s = cpu_s, wall_s, 0.0
+        return {"cpu_s": cpu_s - self._begin_s, "cpu_share": share, "lag_ms": 1e3 * lag_s}
+
+
+def main(plan_path: Path) -> None:
+    """Run one plan."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    plan = Plan.model_validate_json(plan_path.read_text(encoding="utf-8"))
+    url = urlsplit(loopback_url(plan.url))
+    assert url.hostname is not None, "loopback_url refuses a URL without a host"
+    user = ProbeUser if plan.kind == "closed" else TraceUser
+    environment = Environment(user_classes=[user], host=plan.url)
+    runner = environment.create_local_runner()
+    gevent.signal_handler(signal.SIGTERM, _stop)
+    with plan.records_path.open("w", encoding="utf-8") as records:
+        sender = Sender(plan, resolve(url.hostname, url.port or 80), url.netloc, records)
+        run = _run_closed if plan.kind == "closed" else _run_open
+        gauge = run(sender, environment, runner)
+    _emit(sender, runner, gauge, "end")
+
+
+def _run_open(sender: Sender, environment: Environment, runner: LocalRunner) -> Gauge:
+    plan = sender.plan
+    bodies = [sender.body(index) for index in range(len(plan.requests))]  # before the clock starts: it costs CPU
+    gauge = _start(sender, runner, lead_s=LEAD_S)
+    for index, request in enumerate(plan.requests):
+        gevent.sleep(max(request.at_s - sender.now_s(), 0))
+        TraceUser(environment, sender, index, bodies[index]).start(runner.user_greenlets)
+    runner.user_greenlets.join(timeout=max(plan.bound_s - sender.now_s(), 0))
+    runner.user_greenlets.kill(block=True)
+    sender.record_unsent()
+    return gauge
+
+
+def _run_closed(sender: Sender, environment: Environment, runner: LocalRunner) -> Gauge:
+    plan = sender.plan
+    gauge = _start(sender, runner, lead_s=0.0)
+    best_per_s = 0.0
+    for stage, users in enumerate(plan.stages):
+        while runner.user_count < users:
+            ProbeUser(environment, sender).start(runner.user_greenlets)
+        _emit(sender, runner, gauge, "stage")
+        gevent.sleep(max((stage + WARM_SHARE) * plan.duration_s - sender.now_s(), 0))
+        before, before_s = sender.tokens_so_far(), sender.now_s()
+        gevent.sleep(max((stage + 1) * plan.duration_s - before_s, 0))
+        per_s = (sender.tokens_so_far() - before) / max(sender.now_s() - before_s, 1e-6)
+        if sender.errors or per_s < (1 + plan.min_growth) * best_per_s:
+            break
+        best_per_s = max(best_per_s, per_s)
+    sender.stopped = True
+    runner.user_greenlets.kill(block=True)
+    return gauge
+
+
+def _start(sender: Sender, runner: LocalRunner, lead_s: float) -> Gauge:
+    parent = os.getppid()
+    gc.collect()
+    gc.freeze()  # what was imported and prepared is not looked at again: a full collection would stall every stream
+    sender.start_s = time.perf_counter() + lead_s
+    gauge = Gauge()
+    _emit(sender, runner, gauge, "start")
+
+    def progress() -> None:
+        while os.getppid() == parent:
+            gevent.sleep(PROGRESS_S)
+            _emit(sender, runner, gauge, "progress")
+        os._exit(1)  # nobody reads the results any more
+
+    gevent.spawn(progress)
+    gevent.spawn(gauge.probe)
+    return gauge
+
+
+def _emit(sender: Sender, runner: LocalRunner, gauge: Gauge, event: str) -> None:
+    line = Event.model_validate(
+        {
+            "event": event,
+            "elapsed_s": sender.now_s(),
+            "users": runner.user_count if event == "stage" else 0,
+            "sent": sender.sent,
+            "in_flight": runner.user_count,
+            "done": max(sender.sent - runner.user_count, 0),
+            "errors": sender.errors,
+            **gauge.take(),
+        }
+    )
+    print(line.model_dump_json(), flush=True)
+
+
+def _stop() -> None:
+    os._exit(128 + signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

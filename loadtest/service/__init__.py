@@ -1,0 +1,1 @@
+"""The service under test: its process, settings and admin routes."""

@@ -1,0 +1,133 @@
+"""The service's control and status endpoints, as the load test uses them. Blocking httpx; the only file that imports
+it.
+
+POST /admin/directive {"mode": "fp16" | "fp8" | "auto"} with the admin key as bearer token; "auto" hands the precision
+back to the controller's policy. GET /status answers with ``records.ServiceStatus``. GET /v1/models names the model. Any other
+OpenAI server has the last one only.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import httpx
+from pydantic import ValidationError
+
+from loadtest.errors import ServiceError
+from loadtest.service.target import loopback_url
+from workload.records import ServiceStatus
+
+DirectiveName = Literal["fp16", "fp8", "auto"]
+REPLY_LIMIT_S = 10.0
+POLL_S = 0.5
+
+
+class Service:
+    """A running service. Every failure is a ServiceError that names the endpoint."""
+
+    def __init__(self, url: str, admin_key: str | None, transport: httpx.BaseTransport | None = None) -> None:
+        self.url = loopback_url(url)
+        self._client = httpx.Client(base_url=self.url, timeout=REPLY_LIMIT_S, transport=transport, trust_env=False)
+        self._headers = {} if admin_key is None else {"Authorization": f"Bearer {admin_key}"}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    def status(self) -> ServiceStatus:
+        """What every replica is doing."""
+        answer = self._json("GET", "/status")
+        try:
+            return ServiceStatus.model_validate(answer)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(str(part) for part in problem["loc"])
+            raise ServiceError(f"GET /status: {where}: {problem['msg']} (got {str(answer)[:200]})") from error
+
+    def has_status(self) -> bool:
+        """Whether the server has a controller that answers GET /status; plain vLLM, behind this service or not, has none."""
+        try:
+            self.status()
+        except ServiceError:
+            return False
+        return True
+
+    def model(self) -> tuple[str, int | None]:
+        """Name of the served model and, where the service tells it, its context in tokens."""
+        answer = self._json("GET", "/v1/models")
+        try:
+            card = answer["data"][0]
+            context = card.get("max_model_len")
+            return str(card["id"]), context if isinstance(context, int) and context > 1 else None
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise ServiceError(
+                f'GET /v1/models: expected {{"data": [{{"id": ...}}]}}, got {str(answer)[:200]}; give --model'
+            ) from error
+
+    def direct(self, mode: DirectiveName, limit_s: float, progress: Callable[[str], None]) -> ServiceStatus:
+        """Give a directive and wait until it is in force everywhere and no request waits or runs."""
+        answer = self._json("POST", "/admin/directive", headers=self._headers, body={"mode": mode})
+        epoch = answer.get("epoch") if isinstance(answer, dict) else None
+        least_epoch = epoch if isinstance(epoch, int) else 0
+        deadline_s = time.monotonic() + limit_s
+        while True:
+            try:
+                status = self.status()
+                missing = _not_settled(status, mode, least_epoch)
+            except ServiceError as error:  # the controller may be restarting
+                missing = str(error)
+            if missing is None:
+                return status
+            if time.monotonic() > deadline_s:
+                raise ServiceError(f"directive {mode} not settled within {limit_s:g} s: {missing}")
+            progress(f"waiting for {mode}: {missing}")
+            time.sleep(POLL_S)
+
+    def hand_back(self) -> None:
+        """Let the controller's policy choose the precision again."""
+        self._json("POST", "/admin/directive", headers=self._headers, body={"mode": "auto"})
+
+    def _json(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, body: dict[str, str] | None = None
+    ) -> Any:
+        where = f"{method} {self.url}{path}"
+        try:
+            reply = self._client.request(method, path, headers=headers, json=body)
+        except httpx.HTTPError as error:
+            raise ServiceError(
+                f"{where}: no answer ({type(error).__name__}: {error}); is the service running?"
+            ) from error
+        if reply.status_code in (401, 403):
+            raise ServiceError(f"{where}: HTTP {reply.status_code}: the service does not accept the admin key")
+        if reply.status_code in (404, 405, 503) and path.startswith(("/status", "/admin/")):
+            raise ServiceError(
+                f"{where}: expected HTTP 200, got {reply.status_code}: {reply.text[:200]}; a server without a controller "
+                "takes no directives: give --policies plain"
+            )
+        if not reply.is_success:
+            raise ServiceError(f"{where}: expected HTTP 200, got {reply.status_code}: {reply.text[:200]}")
+        try:
+            return reply.json()
+        except ValueError as error:
+            raise ServiceError(f"{where}: expected JSON, got {reply.text[:200]!r}") from error
+
+
+def _not_settled(status: ServiceStatus, mode: DirectiveName, least_epoch: int) -> str | None:
+    """What is still missing, or None."""
+    if not status.replicas:
+        return "no replica reports"
+    if status.epoch < least_epoch:
+        return f"epoch {status.epoch} in force, {least_epoch} expected"
+    if mode != "auto" and status.mode != mode:
+        return f"mode {status.mode} in force"
+    behind = [replica.id for replica in status.replicas if replica.epoch < status.epoch]
+    if mode != "auto" and behind:
+        return f"replicas not yet at epoch {status.epoch}: {', '.join(behind)}"
+    if status.waiting or status.running:
+        return f"{status.waiting} requests waiting, {status.running} running"
+    return None

@@ -1,0 +1,118 @@
+"""Start the service as a subprocess and stop it again. Contract with ``python -m deploy.serve --config FILE``:
+
+* the environment variable NESTEDFP_ADMIN_KEY carries the key that its admin endpoints accept;
+* once it answers requests it prints a line ``ready http://127.0.0.1:PORT after N s`` on standard output or error;
+* SIGTERM makes it end. What is left after a while is killed, with its process group.
+"""
+
+import os
+import queue
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from loadtest.errors import ServiceError
+from loadtest.sender.dispatch import REPO_ROOT
+from loadtest.service.target import loopback_url
+
+ADMIN_KEY_ENV = "NESTEDFP_ADMIN_KEY"
+READY = re.compile(r"\bready (http://\S+) after ([0-9.]+) s")
+STOP_LIMIT_S = 40.0
+
+
+def serve_command(config: Path) -> list[str]:
+    """Command line of the service."""
+    return [sys.executable, "-m", "deploy.serve", "--config", str(config.resolve())]
+
+
+@contextmanager
+def started_service(
+    command: Sequence[str], log_path: Path, limit_s: float, progress: Callable[[str], None]
+) -> Iterator[tuple[str, str]]:
+    """Run the service for the length of the block; yields its URL and admin key. Its output goes to ``log_path``."""
+    admin_key = secrets.token_urlsafe(24)
+    with log_path.open("w", encoding="utf-8") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=REPO_ROOT,
+            env=os.environ | {ADMIN_KEY_ENV: admin_key, "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C reaches only this process, which then stops the service
+        )
+        assert process.stdout is not None, "the service is started with a pipe"
+        urls: queue.Queue[str | None] = queue.Queue()
+        tail: deque[str] = deque(maxlen=5)
+        reader = threading.Thread(target=_read, args=(process.stdout, log, urls, tail), daemon=True)
+        reader.start()
+        try:
+            yield _wait_ready(process, urls, tail, log_path, limit_s, progress), admin_key
+        finally:
+            progress("stopping the service")
+            stop(process, STOP_LIMIT_S)
+            reader.join(timeout=5.0)  # grandchildren may hold the pipe a little longer
+
+
+def stop(process: subprocess.Popen[str], limit_s: float) -> None:
+    """SIGTERM, then SIGKILL for what is left of the process group after ``limit_s``."""
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(timeout=limit_s)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C: at once
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(timeout=10.0)
+
+
+def _wait_ready(
+    process: subprocess.Popen[str],
+    urls: "queue.Queue[str | None]",
+    tail: deque[str],
+    log_path: Path,
+    limit_s: float,
+    progress: Callable[[str], None],
+) -> str:
+    begun_s = time.monotonic()
+    while (waited_s := time.monotonic() - begun_s) < limit_s:
+        progress(f"waiting for the service: {waited_s:.0f} s")
+        try:
+            url = urls.get(timeout=1.0)
+        except queue.Empty:
+            continue
+        if url is None:
+            process.wait(timeout=10.0)
+            raise ServiceError(
+                f"the service ended with exit status {process.returncode} before it was ready; "
+                f"its output is in {log_path} and ends: {' | '.join(tail) or '(nothing)'}"
+            )
+        return loopback_url(url.replace("//0.0.0.0:", "//127.0.0.1:"))  # listening everywhere includes here
+    raise ServiceError(
+        f"the service did not print 'ready http://127.0.0.1:PORT after N s' within {limit_s:g} s; "
+        f"its output is in {log_path}; --start-limit waits longer"
+    )
+
+
+def _read(stdout: IO[str], log: IO[str], urls: "queue.Queue[str | None]", tail: deque[str]) -> None:
+    """Copy the output to the log; put the URL of the ready line, and None at the end."""
+    with stdout:
+        for line in stdout:
+            with suppress(ValueError):  # the log is closed when grandchildren still write after the stop
+                log.write(line)
+                log.flush()
+            tail.append(line.strip()[:200])
+            if match := READY.search(line):
+                urls.put(match.group(1))
+    urls.put(None)

@@ -1,0 +1,172 @@
+"""Arguments that the command lines of the simulator share: the load, the cluster, the network, and what becomes of them."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from controller.config import explain
+from simulator.bench import Bench, Generator, make_bench
+from simulator.cluster.scenario import Failure, Scenario
+from simulator.engine.cost_table import TABLE, read_table
+from simulator.engine.http_path import PathCost
+from simulator.errors import SimulationError
+from workload.azure import read_trace
+from workload.resample import JITTER_S
+from workload.synthetic import MEAN_RATE_RPS
+
+
+def add_load(parser: argparse.ArgumentParser) -> None:
+    """What arrives."""
+    group = parser.add_argument_group("load (one of --trace and --generate)")
+    group.add_argument("--trace", type=Path, metavar="CSV", help="Azure trace")
+    group.add_argument("--generate", choices=("poisson", "bursts"), help="arrivals with Azure's lengths")
+    group.add_argument(
+        "--load", type=float, action="append", metavar="F", help="mean rate over the FP16 capacity; may repeat"
+    )
+    group.add_argument("--start", type=float, default=0.0, metavar="S", help="of the window of the trace")
+    group.add_argument("--duration", type=float, metavar="S", help="of the window (all of the trace; generated: 600)")
+    group.add_argument(
+        "--jitter",
+        type=float,
+        default=JITTER_S,
+        metavar="S",
+        help="copies of a request are moved by so much (%(default)g)",
+    )
+    group.add_argument("--pinned-share", type=float, default=0.0, metavar="F", help="requests that demand FP16")
+    group.add_argument("--seed", type=int, default=0)
+
+
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    """Replicas, and the network between them and the controller."""
+    group = parser.add_argument_group("cluster")
+    group.add_argument("--replicas", type=int, default=1, metavar="N", help="(%(default)s)")
+    group.add_argument("--table", type=Path, default=TABLE, metavar="JSON", help="the engine (the table that ships)")
+    group.add_argument("--routing", default="p2c", help="p2c as Ray Serve (default), or round_robin")
+    group.add_argument("--admission-limit", type=int, metavar="N", help="ongoing requests of a replica (none)")
+    group.add_argument(
+        "--path-us", type=float, nargs="?", const=PathCost().per_token_us, metavar="US",
+        help="processor time of the front end for each streamed token (without a value 42; left out: none)",
+    )  # fmt: skip
+    group.add_argument(
+        "--path-request-us", type=float, default=0.0, metavar="US",
+        help="and for each request, with --path-us (%(default)g)",
+    )  # fmt: skip
+    group.add_argument(
+        "--max-replicas", type=int, metavar="N", help="up to which the autoscaler may go (none are added)"
+    )
+    group.add_argument("--cold-start", type=float, default=60.0, metavar="S", help="of an added replica (%(default)g)")
+    group.add_argument(
+        "--fail", type=_failure, action="append", metavar="WHO@AT+DOWN", default=[],
+        help="replica number or 'controller', when it fails and for how long, in seconds: 3@120+60; may repeat",
+    )  # fmt: skip
+    group = parser.add_argument_group("network between controller and replicas")
+    group.add_argument("--delay-ms", type=float, default=1.0, metavar="MS", help="median, one way (%(default)g)")
+    group.add_argument("--delay-spread", type=float, default=2.0, metavar="F", help="p84 over median (%(default)g)")
+    group.add_argument("--loss", type=float, default=0.0, metavar="F", help="of messages")
+    group.add_argument("--duplication", type=float, default=0.0, metavar="F", help="of messages")
+
+
+def check_window(args: argparse.Namespace) -> None:
+    """One source of requests, and a span that can be."""
+    if (args.trace is None) == (args.generate is None):
+        raise SimulationError("expected one of --trace and --generate")
+    if args.duration is not None and not 0 < args.duration < float("inf"):
+        raise SimulationError(f"--duration: expected seconds above 0, got {args.duration:g}")
+
+
+def read_loads(args: argparse.Namespace) -> list[float | None]:
+    """Check the load's arguments; None stands for the trace's own rate."""
+    check_window(args)
+    for load in args.load or ():
+        if not 0 < load < 100:
+            raise SimulationError(f"--load: expected a fraction of FP16 capacity above 0, such as 0.8, got {load:g}")
+    if args.generate is not None and not args.load:
+        raise SimulationError("--generate: expected --load, the mean rate over the FP16 capacity")
+    return list(args.load) if args.load else [None]
+
+
+def read_bench(args: argparse.Namespace, rate_rps: float | None = None) -> Bench:
+    """The trace, or the generator, on the engine. ``rate_rps``: at which the generator draws, once for all runs."""
+    table = read_table(args.table)
+    if args.trace is not None:
+        return make_bench(table, read_trace(args.trace), args.start, args.duration)
+    generator = Generator(args.generate == "bursts", args.duration or 600.0, args.seed)
+    arrivals = generator.arrivals(rate_rps or MEAN_RATE_RPS)
+    if not arrivals:
+        raise SimulationError(f"no request in {generator.duration_s:g} s; raise --rate or --duration")
+    return make_bench(table, arrivals, 0.0, generator.duration_s, generator=generator)
+
+
+def check_folders(*paths: Path | None) -> None:
+    """Files are written at the end; that they can be is known at the start."""
+    for path in paths:
+        if path is not None and not path.parent.is_dir():
+            raise SimulationError(f"{path}: the folder {path.parent} does not exist")
+
+
+def make_scenario(args: argparse.Namespace) -> Scenario:
+    """The cluster of the arguments."""
+    if args.path_us is None and args.path_request_us:
+        raise SimulationError("--path-request-us: expected --path-us beside it, the cost of a token")
+    path = None if args.path_us is None else {"per_token_us": args.path_us, "per_request_us": args.path_request_us}
+    try:
+        return Scenario.model_validate(
+            {
+                "replicas": args.replicas,
+                "max_replicas": args.max_replicas,
+                "cold_start_s": args.cold_start,
+                "admission_limit": args.admission_limit,
+                "routing": args.routing,
+                "network": {
+                    "delay_ms": args.delay_ms,
+                    "spread": args.delay_spread,
+                    "loss": args.loss,
+                    "duplication": args.duplication,
+                },
+                "failures": args.fail,
+                "path": path,
+                "jitter_s": args.jitter,
+                "pinned_share": args.pinned_share,
+                "seed": args.seed,
+            }
+        )
+    except ValidationError as error:
+        raise SimulationError(explain(error).replace("\n", "; ")) from error
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file of keys and values."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SimulationError(f"{path}: cannot read the configuration ({error.strerror})") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SimulationError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise SimulationError(f"{path}: expected keys and values, got {type(content).__name__}")
+    return content
+
+
+def read_section(path: Path | None) -> dict[str, Any]:
+    """The controller's section of a YAML file; a file without a key ``controller`` is the section."""
+    if path is None:
+        return {}
+    content = read_yaml(path)
+    section = content.get("controller", content)
+    if not isinstance(section, dict):
+        raise SimulationError(f"{path}: controller: expected keys and values, got {type(section).__name__}")
+    return section
+
+
+def _failure(text: str) -> Failure:
+    who, _, rest = text.partition("@")
+    at_s, _, down_s = rest.partition("+")
+    try:
+        return Failure(replica=None if who == "controller" else int(who), at_s=float(at_s), down_s=float(down_s))
+    except (ValueError, ValidationError) as error:
+        raise argparse.ArgumentTypeError(
+            f"expected WHO@AT+DOWN, such as 3@120+60 or controller@120+5, got {text!r}"
+        ) from error

@@ -1,0 +1,1 @@
+"""Replicas, network and routing around simulated engines."""

@@ -1,0 +1,235 @@
+"""The event loop: requests, snapshots, directives and decisions in the order of simulated time.
+
+It drives the live ``ControlLoop`` as the live actor does: it reads the (simulated) clock, hands in snapshots and
+acknowledgements, calls ``step`` when the loop asked for it, and carries out the effects over the simulated network.
+Engines are advanced lazily, when something looks at them or changes them; so a step costs no event.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any
+
+from controller.audit import DecisionRecord
+from controller.config import ControllerConfig
+from controller.decide.loop import ControlLoop
+from controller.messages import Directive, DirectiveAck, ReplicaSnapshot
+from simulator.cluster.network import Network
+from simulator.cluster.replica import Replica
+from simulator.cluster.routing import make_router
+from simulator.cluster.scenario import Failure, Scenario
+from simulator.engine.cost_table import EngineTable
+from simulator.engine.request import SimRequest
+from simulator.errors import SimulationError
+
+LONGEST_DRAIN_S = 7 * 86400.0  # a queue that lasts longer is a fault of the simulator
+
+
+@dataclass(slots=True)
+class RunResult:
+    """What a simulation leaves behind."""
+
+    requests: Sequence[SimRequest]
+    replicas: list[Replica]  # every incarnation that there was
+    records: list[DecisionRecord]
+    ended_s: float  # simulated
+    events: int
+    replica_s: float = 0.0  # time that replicas were there
+    samples: list[Any] = field(default_factory=list)  # of the observer
+
+
+class Cluster:
+    """N replicas, one controller, one stream of requests."""
+
+    def __init__(
+        self,
+        table: EngineTable,
+        config: ControllerConfig,
+        scenario: Scenario,
+        observe: Callable[[float, "Cluster"], Any] | None = None,
+        observe_every_s: float = 0.5,
+    ) -> None:
+        self._table, self._config, self._scenario = table, config, scenario
+        self.loop = ControlLoop(config)
+        self._network = Network(scenario.network, scenario.seed)
+        self._route = make_router(scenario.routing, scenario.seed)
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._events_made = 0
+        self._controller_up = True
+        self._incarnations = 0
+        self._everyone: list[Replica] = []
+        self._serving: list[Replica] = []  # those that get requests
+        self.present: dict[str, Replica] = {}
+        self._starting = 0  # replicas that the autoscaler has asked for
+        self._present_since_s: dict[Replica, float] = {}
+        self._replica_s = 0.0
+        self.records: list[DecisionRecord] = []
+        self.desired_replicas: int | None = None
+        self._observe, self._observe_every_s = observe, observe_every_s
+        self._samples: list[Any] = []
+
+    def run(self, requests: Sequence[SimRequest]) -> RunResult:
+        """Simulate until every request is answered, turned away or lost. ``requests`` are in order of arrival."""
+        count = self._scenario.replicas
+        for number in range(count):
+            # Snapshots spread over the period, as those of processes that started by themselves.
+            self._start_replica(0.0, number, 0.0, self._config.report_period_s * number / count)
+        for failure in self._scenario.failures:
+            self._at(failure.at_s, self._fail, failure)
+        self._at(0.0, self._step)
+        if self._observe is not None:
+            self._at(0.0, self._sample)
+        largest_tokens = min(self._table.engine.max_model_tokens, self._table.engine.kv_tokens)
+        events, now_s, handled = self._events, 0.0, 0
+        for request in requests:
+            arrived_s = request.arrived_s
+            while events[0][0] <= arrived_s:
+                now_s, _, action, arguments = heappop(events)
+                action(now_s, *arguments)
+                handled += 1
+            now_s = arrived_s
+            if request.prompt_tokens + request.output_tokens > largest_tokens:
+                request.outcome = "refused"
+            elif not self._serving:
+                request.outcome = "lost"
+            elif not self._route(now_s, request, self._serving).offer(now_s, request):
+                request.outcome = "shed"
+        last_arrival_s = now_s
+        while any(replica.engine.busy for replica in self.present.values()):
+            before_s = events[0][0]
+            while events[0][0] <= before_s + self._config.step_period_s:
+                now_s, _, action, arguments = heappop(events)
+                action(now_s, *arguments)
+                handled += 1
+            for replica in self.present.values():
+                replica.engine.advance(now_s)
+            if now_s > last_arrival_s + LONGEST_DRAIN_S:
+                raise SimulationError(f"requests are still running {LONGEST_DRAIN_S:g} s after the last arrival")
+        for since_s in self._present_since_s.values():
+            self._replica_s += now_s - since_s
+        return RunResult(
+            requests, self._everyone, self.records, now_s, handled + len(requests), self._replica_s, self._samples
+        )
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def _at(self, at_s: float, action: Callable[..., None], *arguments: Any) -> None:
+        self._events_made += 1
+        heappush(self._events, (at_s, self._events_made, action, arguments))
+
+    def _report(self, now_s: float, replica: Replica) -> None:
+        """A replica sends its snapshot."""
+        if replica.gone:
+            return
+        self._at(now_s + self._config.report_period_s, self._report, replica)
+        snapshot = replica.snapshot(now_s)
+        if replica.draining and not replica.engine.busy:
+            self._remove(now_s, replica)
+            return
+        for delay_s in self._network.fate():
+            self._at(now_s + delay_s, self._snapshot_arrives, replica, snapshot)
+
+    def _snapshot_arrives(self, now_s: float, replica: Replica, snapshot: ReplicaSnapshot) -> None:
+        if self._controller_up:
+            directive = self.loop.on_snapshot(now_s, snapshot)
+            for delay_s in self._network.fate():
+                self._at(now_s + delay_s, self._directive_arrives, replica, directive, False)
+
+    def _directive_arrives(self, now_s: float, replica: Replica, directive: Directive, broadcast: bool) -> None:
+        if replica.gone:
+            return
+        ack = replica.take(now_s, directive)
+        if broadcast:  # the answer to a snapshot is not acknowledged: the next snapshot tells
+            for delay_s in self._network.fate():
+                self._at(now_s + delay_s, self._ack_arrives, ack)
+
+    def _ack_arrives(self, now_s: float, ack: DirectiveAck) -> None:
+        if self._controller_up:
+            self.loop.on_ack(now_s, ack)
+
+    def _step(self, now_s: float) -> None:
+        """The controller decides."""
+        if not self._controller_up:
+            self._at(now_s + self._config.step_period_s, self._step)
+            return
+        effects = self.loop.step(now_s)
+        self._at(effects.next_step_at_s, self._step)
+        for directive in effects.directives:
+            for replica in self.present.values():
+                for delay_s in self._network.fate():
+                    self._at(now_s + delay_s, self._directive_arrives, replica, directive, True)
+        if effects.record is not None:
+            self.records.append(effects.record)
+        self.desired_replicas = effects.desired_replicas
+        if self._scenario.max_replicas is not None:
+            self._scale(now_s, effects.desired_replicas)
+
+    def _sample(self, now_s: float) -> None:
+        assert self._observe is not None, "only planned with an observer"
+        self._samples.append(self._observe(now_s, self))
+        self._at(now_s + self._observe_every_s, self._sample)
+
+    # -- replicas that come and go -------------------------------------------------------------------------------------
+
+    def _start_replica(self, now_s: float, number: int, ready_in_s: float, report_in_s: float = 0.0) -> None:
+        self._incarnations += 1
+        replica = Replica(
+            f"replica-{number:05d}",
+            f"incarnation-{self._incarnations}",
+            self._table,
+            self._config,
+            now_s + ready_in_s,
+            self._scenario.admission_limit,
+            self._scenario.path,
+        )
+        self._everyone.append(replica)
+        self.present[replica.name] = replica
+        self._present_since_s[replica] = now_s
+        if ready_in_s > 0:
+            self._at(now_s + ready_in_s, self._begin_serving, replica)
+        else:
+            self._begin_serving(now_s, replica)
+        self._at(now_s + report_in_s, self._report, replica)
+
+    def _begin_serving(self, now_s: float, replica: Replica) -> None:
+        if not replica.gone and not replica.draining:
+            self._serving.append(replica)
+
+    def _remove(self, now_s: float, replica: Replica) -> None:
+        replica.gone = True
+        del self.present[replica.name]
+        self._replica_s += now_s - self._present_since_s.pop(replica)
+        if replica in self._serving:
+            self._serving.remove(replica)
+
+    def _fail(self, now_s: float, failure: Failure) -> None:
+        if failure.replica is None:
+            self._controller_up = False
+            self._at(now_s + failure.down_s, self._restart_controller)
+            return
+        replica = self.present.get(f"replica-{failure.replica:05d}")
+        if replica is None:
+            return  # it is down already
+        replica.engine.advance(now_s)
+        for request in replica.engine.unfinished():
+            request.outcome = "lost"
+        replica.engine.stop()
+        self._remove(now_s, replica)
+        self._at(now_s + failure.down_s, self._start_replica, failure.replica, 0.0)
+
+    def _restart_controller(self, now_s: float) -> None:
+        self.loop = ControlLoop(self._config)
+        self._controller_up = True
+
+    def _scale(self, now_s: float, desired: int | None) -> None:
+        """Ray Serve's autoscaler, without its delays: replicas are asked for at once and serve after a cold start."""
+        most, fewest = self._scenario.max_replicas or 0, self._scenario.replicas
+        target = fewest if desired is None else min(max(desired, fewest), most)
+        staying = [replica for replica in self.present.values() if not replica.draining]
+        for _ in range(target - len(staying)):
+            number = next(n for n in range(most + len(self.present)) if f"replica-{n:05d}" not in self.present)
+            self._start_replica(now_s, number, self._scenario.cold_start_s)
+        for replica in staying[target:]:
+            replica.draining = True
+            if replica in self._serving:
+                self._serving.remove(replica)

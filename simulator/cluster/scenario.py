@@ -1,0 +1,37 @@
+"""What happens in a simulation besides the load: replicas, network, failures. Frozen models."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from simulator.cluster.network import NetworkConfig
+from simulator.cluster.routing import Routing
+from simulator.engine.http_path import PathCost
+from workload.frozen import FrozenModel
+from workload.resample import JITTER_S
+
+Seconds = Annotated[float, Field(ge=0)]
+
+
+class Failure(FrozenModel):
+    """A replica dies with all its requests and comes back as a new incarnation; or the controller does."""
+
+    replica: Annotated[int, Field(ge=0)] | None  # None: the controller
+    at_s: Seconds
+    down_s: Annotated[float, Field(gt=0)]
+
+
+class Scenario(FrozenModel):
+    """One simulated cluster."""
+
+    replicas: Annotated[int, Field(ge=1)] = 1
+    max_replicas: Annotated[int, Field(ge=1)] | None = None  # of the autoscaler; None: it may not add any
+    cold_start_s: Seconds = 60.0  # until an added replica serves
+    admission_limit: Annotated[int, Field(ge=1)] | None = None  # ongoing requests of a replica
+    routing: Routing = "p2c"
+    network: NetworkConfig = NetworkConfig()
+    failures: tuple[Failure, ...] = ()
+    path: PathCost | None = None  # in front of each replica; None: it costs nothing
+    jitter_s: Seconds = JITTER_S  # by which copies of a request are moved
+    pinned_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # of the requests demand exact FP16
+    seed: Annotated[int, Field(ge=0)] = 0

@@ -1,0 +1,139 @@
+"""How long an engine step takes, and what an engine can hold: a table fitted from measurements by ``fit``. Pure but for
+reading the table.
+
+    step_ms = fixed + per_token * tokens + over_knee * max(0, tokens - knee) + per_decode * decodes + per_kv * kv_tokens
+
+``tokens`` are all that the step computes, ``decodes`` the requests that get one token each, ``kv_tokens`` the entries of
+earlier steps that its requests attend to. ``fixed`` holds the streaming of the weights, which a small step waits for;
+above the knee a step is bound by arithmetic and every token costs. One set of coefficients per precision.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from controller.config import explain
+from nestedfp import step_costs
+from nestedfp.modes import Mode
+from nestedfp.step_costs import StepCosts
+from simulator.errors import SimulationError
+from workload.frozen import FrozenModel
+
+TABLE = Path(__file__).parent / "tables" / "h100-llama-8b.json"
+
+NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+
+
+class StepCost(FrozenModel):
+    """Coefficients of one precision."""
+
+    fixed_ms: Annotated[float, Field(gt=0)]
+    per_token_us: NotNegative
+    knee_tokens: Annotated[int, Field(ge=0)]
+    over_knee_us: NotNegative  # on top of per_token_us
+    per_decode_us: NotNegative
+    per_kv_token_ns: NotNegative
+
+    def step_s(self, tokens: int, decodes: int, kv_tokens: int) -> float:
+        """Duration of one step in seconds."""
+        over = tokens - self.knee_tokens
+        return (
+            self.fixed_ms * 1e-3
+            + self.per_token_us * 1e-6 * tokens
+            + (self.over_knee_us * 1e-6 * over if over > 0 else 0.0)
+            + self.per_decode_us * 1e-6 * decodes
+            + self.per_kv_token_ns * 1e-9 * kv_tokens
+        )
+
+    def growth_s(self, decodes: int) -> float:
+        """How much longer each next step is while ``decodes`` requests decode: every one adds a KV entry a step."""
+        return self.per_kv_token_ns * 1e-9 * decodes
+
+
+class EngineLimits(FrozenModel):
+    """What bounds a step and the engine, as vLLM names it."""
+
+    max_num_batched_tokens: Positive = 8192  # the step's token budget
+    max_num_seqs: Positive = 512
+    kv_tokens: Positive = 400_000  # that the KV cache holds
+    block_tokens: Positive = 16
+    max_model_tokens: Positive = 16_384  # prompt and answer of one request
+    async_scheduling: bool = True  # a step is filled while the one before runs; vLLM's default, but not on CPUs
+
+    @property
+    def longest_tokens(self) -> int:
+        """Prompt and answer of the longest request that the engine takes."""
+        return min(self.max_model_tokens, self.kv_tokens)
+
+
+class FitError(FrozenModel):
+    """How far the model is from what it was fitted to, relative to each observation."""
+
+    observations: Positive
+    median_relative: NotNegative
+    max_relative: NotNegative
+    per_request_ms: NotNegative = 0.0  # of a whole run, for taking a request in: no part of any step
+
+
+class Source(FrozenModel):
+    """A file of measurements."""
+
+    file: str
+    sha256: str
+    header: tuple[str, ...] = ()  # its comment lines: GPU, clocks, versions, command
+
+
+class EngineTable(FrozenModel):
+    """One model on one accelerator."""
+
+    schema_version: int = 1
+    model: str
+    gpu: str
+    versions: str
+    command: str  # that made the table
+    sources: tuple[Source, ...]
+    engine: EngineLimits
+    fp16: StepCost
+    fp8: StepCost
+    fit_fp16: FitError
+    fit_fp8: FitError
+
+    def step_costs(self) -> StepCosts:
+        """What an engine with this table measures at its start, for the mode ``auto``: steps of prompts alone."""
+        return StepCosts(
+            tuple(
+                step_costs.StepCost(tokens, self.fp16.step_s(tokens, 0, 0) * 1e3, self.fp8.step_s(tokens, 0, 0) * 1e3)
+                for tokens in (2**power for power in range(self.engine.max_num_batched_tokens.bit_length()))
+            )
+        )
+
+    def cost(self, mode: Mode) -> StepCost:
+        """The coefficients of a precision."""
+        return self.fp8 if mode is Mode.FP8 else self.fp16
+
+
+def read_table(path: Path = TABLE) -> EngineTable:
+    """Read a table.
+
+    Raises:
+        SimulationError: when the file cannot be read or is not a table.
+    """
+    try:
+        return EngineTable.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SimulationError(
+            f"{path}: cannot read the engine table ({error.strerror}); make one with python -m simulator fit"
+        ) from error
+    except ValidationError as error:
+        raise SimulationError(f"{path}: not an engine table: {explain(error).replace(chr(10), '; ')}") from error
+    except UnicodeDecodeError as error:
+        raise SimulationError(f"{path}: expected UTF-8 text, got byte {error.object[error.start]:#04x}") from error
+
+
+def write_table(path: Path, table: EngineTable) -> None:
+    """Write a table, readable by people."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(table.model_dump(mode="json"), indent=2) + "\n", encoding="utf-8")

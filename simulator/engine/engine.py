@@ -1,0 +1,298 @@
+"""One engine: continuous batching with chunked prefill as vLLM V1 schedules it, in simulated time. Pure.
+
+Each step serves the running requests first, in the order of their admission (one token for each that decodes, a chunk
+for one in prefill), then admits waiting ones first come, first served, while the token budget, ``max_num_seqs`` and the
+KV cache allow; a request is admitted only if its whole prompt fits. When the running requests outgrow the KV cache, the
+one admitted last is preempted: it loses its entries, returns to the head of the queue and is computed anew.
+
+Cost: nothing loops over the requests of a batch (see ``DecodeBatch``), and a stretch of pure decode steps runs in one tight
+loop. ``advance`` runs all steps that end by a given time, so that an engine costs nothing between the events that concern it.
+"""
+
+from collections import deque
+from math import inf
+
+from controller.sliding_window import SlidingWindow
+from nestedfp.modes import DirectiveMode, Mode
+from nestedfp.step_rule import StepRule, StepSignals, choose
+from simulator.engine.cost_table import EngineTable
+from simulator.engine.decode_batch import DecodeBatch
+from simulator.engine.request import SimRequest
+from simulator.engine.stats import EngineStats
+
+
+class Engine:
+    """A simulated engine; runs FP16 until a directive says otherwise, as the live one does."""
+
+    def __init__(self, table: EngineTable) -> None:
+        limits = table.engine
+        self._costs = (table.fp16, table.fp8)  # by is_fp8
+        self._step_costs = table.step_costs()
+        self._budget = limits.max_num_batched_tokens
+        self._max_seqs = limits.max_num_seqs
+        self._ahead = limits.async_scheduling
+        self._block = limits.block_tokens
+        self.total_blocks = limits.kv_tokens // limits.block_tokens
+        self.directive = DirectiveMode.FP16
+        self.rule = StepRule()
+        # requests
+        self.waiting: deque[SimRequest] = deque()
+        self.running: dict[SimRequest, None] = {}  # in order of admission
+        self._partial: SimRequest | None = None  # the one whose prompt is computed in part
+        self.waiting_tokens = 0  # still to be computed in prefill
+        self._pinned = 0  # running ones
+        self._batch = DecodeBatch(self._block)  # the other running ones
+        self.used_blocks = 0
+        # the step in progress
+        self.ends_s = inf  # inf: idle
+        self._began_s = 0.0
+        self._decode_only = False  # it is one of a stretch, and not counted yet
+        self._is_fp8 = False
+        self._step_decodes = 0
+        self._chunks: list[tuple[SimRequest, int]] = []
+        # statistics, as the live engine counts them
+        self.stats = EngineStats()
+        self.preemptions = 0
+        self.arrivals = 0
+        self.arrived_tokens = 0
+        self.finished: list[SimRequest] = []  # since the caller last took them
+        self.finished_count = 0
+        self.ttft = SlidingWindow()
+        self.tpot = SlidingWindow()
+
+    # -- what the cluster does -----------------------------------------------------------------------------------------
+
+    def add(self, now_s: float, request: SimRequest) -> None:
+        """Queue a request; the engine must have been advanced to ``now_s``."""
+        if self._decode_only:
+            self._start(self._began_s)
+        request.queued_s = now_s
+        self.arrivals += 1
+        self.arrived_tokens += request.prompt_tokens
+        self.waiting_tokens += request.target
+        self.waiting.append(request)
+        if self.ends_s == inf:
+            self._start(now_s)
+
+    def advance(self, until_s: float) -> None:
+        """Run every step that ends by ``until_s``, and begin the one after."""
+        while self.ends_s <= until_s:
+            now_s = self._began_s
+            if not self._decode_only:
+                now_s = self.ends_s
+                self._complete(now_s)
+            if self.waiting or self._partial is not None:
+                self._start(now_s)
+            else:
+                self._decode_run(now_s, until_s)
+
+    def direct(self, mode: DirectiveMode, rule: StepRule) -> None:
+        """Put a directive in force from the next step on; the engine must have been advanced to the present."""
+        if self._decode_only:
+            self._start(self._began_s)
+        self.directive, self.rule = mode, rule
+
+    def unfinished(self) -> list[SimRequest]:
+        """The requests inside, in queue order: what is lost when the engine dies."""
+        return [*self.running, *self.waiting]
+
+    @property
+    def ongoing(self) -> int:
+        """Requests inside: what a router compares."""
+        return len(self.running) + len(self.waiting)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is left to do."""
+        return self.ends_s < inf
+
+    def stop(self) -> None:
+        """The engine dies: nothing more happens."""
+        self.ends_s = inf
+
+    def written(self, began_s: float, ended_s: float, tokens: int) -> float:
+        """Tokens have been made; returns by how many seconds their way to the clients has become longer: here there is none."""
+        return 0.0
+
+    def delay_s(self, now_s: float) -> float:
+        """Until a token made now is with its client."""
+        return 0.0
+
+    def oldest_wait_s(self, now_s: float) -> float:
+        """Age of the request at the head of the queue."""
+        return max(0.0, now_s - self.waiting[0].queued_s) if self.waiting else 0.0
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def _start(self, now_s: float) -> None:
+        """Fill a step, choose its precision and begin it."""
+        self._decode_only = False
+        self._chunks = []
+        preempted = self._reserve_decode_blocks()
+        batch = self._batch
+        budget = self._budget - batch.size
+        kv_tokens = batch.kv_tokens
+        if self._partial is not None:
+            request, before = self._partial, self._partial.computed
+            budget = self._continue_prefill(request, budget)
+            preempted = preempted or request.computed == 0
+            kv_tokens += before if request.computed > before else 0
+        if not preempted and self.waiting:
+            # Filled ahead, a step knows the requests that were there when the step before began.
+            idle = not batch.size and not self._chunks
+            self._admit(budget, now_s if idle or not self._ahead else self._began_s)
+        tokens = batch.size + sum([count for _, count in self._chunks])
+        assert tokens > 0, "a request that fits the cache alone can always be scheduled"
+        signals = StepSignals(tokens, self.oldest_wait_s(now_s), self._pinned > 0, self._budget)
+        is_fp8 = choose(signals, self.directive, self.rule, self._step_costs).mode is Mode.FP8
+        self.stats.scheduled(is_fp8, tokens)
+        self._is_fp8, self._step_decodes, self._began_s = is_fp8, batch.size, now_s
+        self.ends_s = now_s + self._costs[is_fp8].step_s(tokens, batch.size, kv_tokens)
+
+    def _continue_prefill(self, request: SimRequest, budget: int) -> int:
+        """The next chunk of the one request that is between two chunks. It was admitted last, because a prompt is cut
+        only where the budget ends; so that when blocks are short it is also the one to preempt."""
+        count = min(request.target - request.computed, budget)
+        needed = -(-(request.computed + count) // self._block) - -(-request.computed // self._block)
+        if self.used_blocks + needed > self.total_blocks:
+            self._preempt_last()
+            return budget
+        self._take(request, count, needed)
+        return budget - count
+
+    def _admit(self, budget: int, seen_s: float) -> None:
+        while self.waiting and budget > 0 and len(self.running) < self._max_seqs:
+            request = self.waiting[0]
+            if request.queued_s > seen_s or self.used_blocks + -(-request.target // self._block) > self.total_blocks:
+                return
+            self.waiting.popleft()
+            self.running[request] = None
+            self._pinned += request.pinned
+            count = min(request.target, budget)
+            self._take(request, count, -(-count // self._block))
+            budget -= count
+
+    def _take(self, request: SimRequest, count: int, blocks: int) -> None:
+        if count == 0:
+            return
+        request.computed += count
+        self.used_blocks += blocks
+        self.waiting_tokens -= count
+        self._chunks.append((request, count))
+        self._partial = request if request.computed < request.target else None
+
+    def _complete(self, now_s: float) -> None:
+        """What the step in progress has brought: tokens, first tokens, finished requests."""
+        is_fp8, duration_s = self._is_fp8, now_s - self._began_s
+        self.stats.took(is_fp8, duration_s)
+        longer_s = self.written(self._began_s, now_s, self._step_decodes + len(self._chunks))
+        if self._step_decodes:
+            self.tpot.add(now_s, max(0.0, duration_s + longer_s) * 1e3, self._step_decodes)
+            self._batch.stepped(is_fp8)
+            self._finish_due(now_s)
+        for request, count in self._chunks:
+            prompt = request.prompt_tokens
+            in_prompt = min(request.computed, prompt) - min(request.computed - count, prompt)
+            request.prompt_fp8 += in_prompt * is_fp8
+            request.prompt_fp16 += in_prompt * (not is_fp8)
+            if request.computed == request.target:
+                self._sampled_by_prefill(now_s, request, is_fp8)
+
+    def _sampled_by_prefill(self, now_s: float, request: SimRequest, is_fp8: bool) -> None:
+        if request.generated == 0:
+            request.first_s = now_s + self.delay_s(now_s)
+            self.ttft.add(now_s, request.ttft_ms)
+        request.generated += 1
+        request.completion_fp8 += is_fp8
+        request.completion_fp16 += not is_fp8
+        if request.generated == request.output_tokens:
+            self.used_blocks -= -(-request.target // self._block)
+            self._finish(now_s, request)
+            return
+        self._batch.enter(request)
+
+    def _decode_run(self, now_s: float, until_s: float) -> None:
+        """Run the pure decode steps that end by ``until_s`` and leave the engine in the next step.
+
+        A stretch without a finish is one sample of the statistics: its steps differ by the entries they add, which is
+        less than a thousandth of a step. The last step is not worked out before something asks for it.
+        """
+        self._decode_only = False
+        batch, phases, block = self._batch, self._batch.phases, self._block
+        while decodes := batch.size:
+            # One choice for the whole stretch: nothing that the rule looks at changes in it.
+            signals = StepSignals(decodes, 0.0, self._pinned > 0, self._budget)
+            is_fp8 = choose(signals, self.directive, self.rule, self._step_costs).mode is Mode.FP8
+            cost = self._costs[is_fp8]
+            step_s, growth_s = cost.step_s(decodes, decodes, batch.kv_tokens), cost.growth_s(decodes)
+            began_s, count = now_s, batch.count
+            first, last = count, batch.next_finish
+            used_blocks, room = self.used_blocks, True
+            while count < last:
+                needed = phases[count % block]
+                room = used_blocks + needed <= self.total_blocks
+                if not room or now_s + step_s > until_s:
+                    break
+                used_blocks += needed
+                now_s += step_s
+                step_s += growth_s
+                count += 1
+            if done := count - first:
+                self.used_blocks = used_blocks
+                batch.stepped(is_fp8, done)
+                duration_s = (now_s - began_s) / done
+                gap_s = duration_s + self.written(began_s, now_s, done * decodes) / done
+                self.tpot.add(now_s, max(0.0, gap_s) * 1e3, done * decodes)
+                self.stats.scheduled(is_fp8, done * decodes, done)
+                self.stats.took(is_fp8, duration_s, done)
+            if not room:
+                self._start(now_s)  # which preempts
+                return
+            if count < last:
+                self._decode_only, self._began_s, self.ends_s = True, now_s, now_s + step_s
+                return
+            self._finish_due(now_s)
+        self.ends_s = inf
+
+    def _finish_due(self, now_s: float) -> None:
+        """Finish the requests whose last token the decode step just counted has brought."""
+        due, blocks = self._batch.finish_due()
+        self.used_blocks -= blocks
+        for request in due:
+            self._finish(now_s, request)
+
+    # -- KV cache ------------------------------------------------------------------------------------------------------
+
+    def _reserve_decode_blocks(self) -> bool:
+        """Take the blocks that this step's decodes need; returns whether a request was preempted for them."""
+        preempted = False
+        while self.used_blocks + (needed := self._batch.blocks_needed()) > self.total_blocks:
+            self._preempt_last()
+            preempted = True
+        self.used_blocks += needed
+        return preempted
+
+    def _preempt_last(self) -> None:
+        """Take the request admitted last out of the batch, between two steps."""
+        request, _ = self.running.popitem()
+        self.preemptions += 1
+        request.preemptions += 1
+        self._pinned -= request.pinned
+        if request is self._partial:
+            self._partial = None
+            self.waiting_tokens -= request.target - request.computed
+            self.used_blocks -= -(-request.computed // self._block)
+        else:
+            self.used_blocks -= self._batch.preempt(request)
+            request.target = request.prompt_tokens + request.generated
+        request.computed = request.prompt_fp16 = request.prompt_fp8 = 0
+        self.waiting_tokens += request.target
+        self.waiting.appendleft(request)
+
+    def _finish(self, now_s: float, request: SimRequest) -> None:
+        del self.running[request]
+        self._pinned -= request.pinned
+        request.finished_s = max(request.first_s, now_s + self.delay_s(now_s))
+        request.outcome, request.generated = "finished", request.output_tokens
+        self.finished.append(request)
+        self.finished_count += 1

@@ -1,0 +1,1 @@
+"""The cost of a step, fitted to measurements and checked against live runs."""

@@ -1,0 +1,156 @@
+"""Command line of the simulator: arguments in, JSON, table and plot out, exit status.
+
+python -m simulator --trace FILE --policy slo_feedback --replicas 4 --load 0.8 --json out.json
+"""
+
+import argparse
+import gc
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+from controller.config import ControllerConfig
+from controller.policies import POLICIES
+from simulator import arguments, frontier, output
+from simulator.bench import Bench, make_config, simulate
+from simulator.cluster.scenario import Scenario
+from simulator.errors import SimulationError
+from simulator.metrics import SimulationSummary
+from workload.azure import TraceError
+
+EPILOG = """\
+examples:
+  python -m simulator --trace AzureLLMInferenceTrace_conv.csv --policy slo_feedback --replicas 4 --load 0.8
+  python -m simulator --trace FILE --policy static_fp16 --policy static_fp8 --policy slo_feedback \\
+      --replicas 4 --load 0.6 --load 0.8 --load 1.0 --frontier frontier.png
+  python -m simulator --generate bursts --duration 600 --policy threshold --replicas 64 --load 0.9 --loss 0.1
+
+other commands: python -m simulator capacity | fit | plots | replay | tune | validate | warm-start, each with --help
+
+exit status: 0 all runs completed, 1 failed, 2 wrong arguments
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run; sent to a worker process."""
+
+    bench: Bench
+    config: ControllerConfig
+    scenario: Scenario
+    load: float | None
+    records: Path | None
+    timeline: Path | None
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The arguments."""
+    parser = argparse.ArgumentParser(
+        prog="python -m simulator",
+        description="Rehearse a precision policy on a trace: simulated engines, the live control loop.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    arguments.add_load(parser)
+    group = parser.add_argument_group("control")
+    group.add_argument(
+        "--policy", action="append", metavar="NAME", help=f"of {', '.join(POLICIES)}; may repeat (that of --config)"
+    )
+    group.add_argument("--config", type=Path, metavar="YAML", help="the controller's section, or a file that holds it")
+    arguments.add_cluster(parser)
+    group = parser.add_argument_group("results")
+    group.add_argument("--json", type=Path, metavar="FILE", help="the numbers; several runs give a list")
+    group.add_argument(
+        "--records", type=Path, metavar="JSONL", help="every request, as the load test writes it (one run)"
+    )
+    group.add_argument("--timeline", type=Path, metavar="JSONL", help="replicas every 0.5 s, likewise (one run)")
+    group.add_argument("--frontier", type=Path, metavar="PNG|CSV", help="SLO attainment against share of FP16 tokens")
+    group.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at the same time (%(default)s)")
+    return parser
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    parser = build_parser()
+    args = parser.parse_args(given)
+    try:
+        jobs = plan(args)
+    except (SimulationError, TraceError) as error:
+        parser.exit(2, f"simulate: {error}\n")
+    try:
+        summaries = run_all(jobs, args.jobs)
+        if args.json is not None:
+            plain = [summary.model_dump(mode="json") for summary in summaries]
+            args.json.write_text(json.dumps(plain if len(plain) > 1 else plain[0], indent=2) + "\n", encoding="utf-8")
+        if args.frontier is not None:
+            frontier.write(args.frontier, summaries)
+    except (SimulationError, TraceError, OSError) as error:
+        print(f"simulate: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def plan(args: argparse.Namespace) -> list[Job]:
+    """Check everything that can be checked before the first run.
+
+    Raises:
+        SimulationError, TraceError: with one readable line.
+    """
+    loads = arguments.read_loads(args)
+    if args.jobs < 1:
+        raise SimulationError(f"--jobs: expected 1 or more, got {args.jobs}")
+    arguments.check_folders(args.json, args.records, args.timeline, args.frontier)
+    if args.frontier is not None:
+        frontier.check(args.frontier)
+    scenario = arguments.make_scenario(args)
+    section = arguments.read_section(args.config)
+    named = section.get("policy", {}).get("name") if isinstance(section.get("policy"), dict) else None
+    policies = args.policy or ([named] if named else None)
+    if policies is None:
+        raise SimulationError(f"expected --policy NAME, one of {', '.join(POLICIES)}, or --config with a policy")
+    if len(policies) * len(loads) > 1 and (args.records or args.timeline):
+        raise SimulationError("--records and --timeline are of one run; give one --policy and one --load")
+    bench = arguments.read_bench(args)
+    return [
+        Job(bench, make_config(section, policy, bench), scenario, load, args.records, args.timeline)
+        for policy, load in product(policies, loads)
+    ]
+
+
+def run_all(jobs: Sequence[Job], processes: int) -> list[SimulationSummary]:
+    """Run the jobs, several at a time; each is printed when it and those before it are done."""
+    print(output.HEADER)
+    if processes == 1 or len(jobs) == 1:
+        return _print_each(map(run_one, jobs))
+    with ProcessPoolExecutor(min(processes, len(jobs))) as pool:
+        return _print_each(pool.map(run_one, jobs))
+
+
+def _print_each(summaries: Iterable[SimulationSummary]) -> list[SimulationSummary]:
+    printed = []
+    for summary in summaries:
+        print(output.line(summary), flush=True)
+        printed.append(summary)
+    return printed
+
+
+def run_one(job: Job) -> SimulationSummary:
+    """One run, and the files that are asked for."""
+    gc.disable()  # a run makes millions of objects without a cycle
+    try:
+        observer = {} if job.timeline is None else {"observe": output.sample}
+        summary, result = simulate(job.bench, job.config, job.scenario, job.load, time.perf_counter, **observer)
+        if job.records is not None:
+            output.write_records(job.records, result, summary.policy, job.bench.table.model)
+        if job.timeline is not None:
+            output.write_timeline(job.timeline, result, summary.policy)
+        return summary
+    finally:
+        gc.enable()
+        gc.collect()

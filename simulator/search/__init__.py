@@ -1,0 +1,1 @@
+"""Searches over simulations: parameters of a policy, number of replicas."""

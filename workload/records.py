@@ -1,0 +1,198 @@
+"""Every record that the load test writes or reads: requests, service status, timeline. No I/O beyond JSON lines.
+
+``*_s`` are seconds after the start of the run, ``*_ms`` of a request are milliseconds after its *intended* send time. A
+request that left late therefore carries its lateness in every latency: see docs/loadtest.md on coordinated omission.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from workload.frozen import FrozenModel
+
+# fp16, fp8 and adaptive are directed; plain, or plain-NAME, is a server that takes no directives; probe is the calibration.
+Policy = Annotated[str, Field(pattern=r"^(fp16|fp8|adaptive|probe|plain(-[A-Za-z0-9._-]{1,40})?)$")]
+Count = Annotated[int, Field(ge=0)]
+
+
+class PeerRecord(BaseModel):
+    """Base of what the service tells us: fields we do not know are left out, so that it may add some."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class CachedTokens(PeerRecord):
+    """Prompt tokens read from the prefix cache, by the precision of the steps that had computed them."""
+
+    fp16: Count = 0
+    fp8: Count = 0
+
+
+class PromptTokens(PeerRecord):
+    """Prompt tokens by the precision of the step that computed them."""
+
+    fp16: Count = 0
+    fp8: Count = 0
+    cached: CachedTokens = CachedTokens()
+
+
+class CompletionTokens(PeerRecord):
+    """Completion tokens by the precision of the step that computed them."""
+
+    fp16: Count = 0
+    fp8: Count = 0
+
+
+class PrecisionTokens(PeerRecord):
+    """``usage.precision_tokens`` of a response."""
+
+    prompt: PromptTokens
+    completion: CompletionTokens
+
+
+class RequestRecord(FrozenModel):
+    """One request, whether it succeeded or not."""
+
+    policy: Policy
+    index: Count
+    intended_s: float
+    sent_s: float | None  # when the sender took it up; None: never sent
+    connected_s: float | None = None  # when it had a connection; None: it never had one
+    prompt_tokens: Count
+    max_tokens: Count
+    output_tokens: Count
+    status: int | None = None  # HTTP; None when no answer came
+    error: str | None = None
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None  # mean time per output token after the first; None below two tokens
+    latency_ms: float | None = None
+    chunk_ms: tuple[float, ...] = ()  # arrival of every chunk that carried tokens; differences are the ITL
+    precision_tokens: PrecisionTokens | None = None
+    model: str | None = None
+
+    @property
+    def dispatch_lag_ms(self) -> float | None:
+        """How late the request left."""
+        return None if self.sent_s is None else (self.sent_s - self.intended_s) * 1e3
+
+
+class PathStatus(PeerRecord):
+    """The path of one replica in GET /status: between the socket and the engine."""
+
+    in_path: Count = 0  # requests accepted that the engine does not have yet
+    wait_p90_ms: float = 0.0  # from their arrival to the engine
+    loop_lag_ms: float = 0.0  # of the replica's event loop, the largest in the last second
+    open_streams: Count = 0
+    paused_streams: Count = 0  # whose clients do not read
+
+
+class ProxyStatus(PeerRecord):
+    """What GET /status says of HAProxy."""
+
+    sessions: Count = 0
+    queued: Count = 0  # requests that wait for a replica
+
+
+class ReplicaStatus(PeerRecord):
+    """One replica in GET /status."""
+
+    id: str
+    mode: str
+    epoch: Count = 0
+    running: Count = 0
+    waiting: Count = 0
+    tokens_fp16: Count = 0
+    tokens_fp8: Count = 0
+    switches: Count = 0
+    path: PathStatus | None = None  # None: not told
+    path_saturated: bool = False
+
+
+class ServiceStatus(PeerRecord):
+    """GET /status."""
+
+    mode: str  # of the directive in force
+    epoch: Count
+    reason: str = ""
+    path_saturated: bool = False  # the path limits a replica, not its engine
+    proxy: ProxyStatus | None = None  # None: not told
+    replicas: tuple[ReplicaStatus, ...]
+
+    @property
+    def waiting(self) -> int:
+        """Requests waiting in all replicas."""
+        return sum(replica.waiting for replica in self.replicas)
+
+    @property
+    def running(self) -> int:
+        """Requests running in all replicas."""
+        return sum(replica.running for replica in self.replicas)
+
+    @property
+    def in_path(self) -> int | None:
+        """Requests in front of the engines, in the replicas' own processes; None where no replica tells."""
+        told = [replica.path.in_path for replica in self.replicas if replica.path is not None]
+        return sum(told) if told else None
+
+
+class SenderLoad(FrozenModel):
+    """How busy the sender's process was."""
+
+    at_s: float  # of its word
+    cpu_s: float  # processor time since the start of the run
+    cpu_share: float  # since its last word, over wall time; it has one thread, so that 1 is all it can have
+    lag_ms: float  # largest lag of its event loop: how much later than the data a time stamp may be
+
+
+class Standing(FrozenModel):
+    """Where the requests of the run stood at one moment. Client counts are exact, from the requests' own times."""
+
+    late: Count  # client: due and not yet taken up
+    connecting: Count  # client: without a connection
+    unanswered: Count  # sent, no token yet
+    streaming: Count  # tokens arriving
+    proxy_queued: Count | None  # None: the service does not tell
+    in_path: Count | None
+    waiting: Count | None  # in the engine's queue
+    running: Count | None
+    # Sent and not ended for the client, and in no count of the service: in kernel buffers, in the proxy, on the way back.
+    elsewhere: Count | None
+
+    @property
+    def beside_engine(self) -> int | None:
+        """Requests that the client has sent and that the engine does not hold."""
+        if self.elsewhere is None:
+            return None
+        return (self.in_path or 0) + (self.proxy_queued or 0) + self.elsewhere
+
+
+class TimelineSample(FrozenModel):
+    """The service's status at one moment of a run, and where its requests stood."""
+
+    policy: Policy
+    at_s: float
+    status: ServiceStatus | None  # None: the server has none
+    sender: SenderLoad | None = None
+    standing: Standing | None = None  # filled in after the run
+
+
+def mean_tpot_ms(chunk_ms: Sequence[float], output_tokens: int) -> float | None:
+    """Mean time per output token after the first. A chunk may carry several tokens, so tokens divide and not chunks."""
+    if output_tokens < 2 or len(chunk_ms) < 2:
+        return None
+    return (chunk_ms[-1] - chunk_ms[0]) / (output_tokens - 1)
+
+
+def write_jsonl(path: Path, records: Iterable[FrozenModel]) -> None:
+    """Write records, one JSON object a line."""
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(record.model_dump_json() + "\n" for record in records)
+
+
+def read_requests(path: Path) -> tuple[RequestRecord, ...]:
+    """Read a requests file, sorted by index."""
+    with path.open(encoding="utf-8") as file:
+        records = (RequestRecord.model_validate_json(line) for line in file if line.strip())
+        return tuple(sorted(records, key=lambda record: record.index))
