@@ -56,7 +56,7 @@ def snapshot(
         arrivals=tick,
         arrived_tokens=250 * tick,
         finished=tick,
-        judged=tick,
+        slo_evaluated=tick,
         within_slo=tick - tick // 50,
         ttft=window,
         tpot=window,

@@ -5,12 +5,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from controller.messages import Count, Milliseconds, PathStats, ProxyStats, Seconds
-from nestedfp.modes import DirectiveMode, Mode
+from controller.messages import Count, Milliseconds, ProxyStats, ReplicaState, Seconds
+from nestedfp.modes import DirectiveMode
 from nestedfp.step_rule import StepRule
 from workload.frozen import FrozenModel
 
-SCHEMA_VERSION = 3  # 2: scopes, the ladder's rungs, held decisions, advisory mode; 3: the path, ages of statistics
+# 2: scopes, the ladder's rungs, held decisions, advisory mode; 3: the path, ages of statistics; 4: slo_evaluated.
+SCHEMA_VERSION = 4
 
 
 class Scope(enum.StrEnum):
@@ -34,7 +35,7 @@ class Outcome(enum.StrEnum):
     """What became of a decision."""
 
     APPLIED = "applied"  # the directive changed
-    HELD = "held"  # a guard held back what the policy wanted; written when wish or reason change
+    HELD = "held"  # a guard held back what the policy wanted; written when proposal or reason change
     RELEASED = "released"  # nothing is held back any more, and nothing changed
     STATED = "stated"  # something new, and the directive stays: FP8 is not enough, replicas wanted, the path saturated
     RENUMBERED = "renumbered"  # the same directive under a higher epoch
@@ -54,11 +55,10 @@ class DecisionRecord(FrozenModel):
     scope: Scope = Scope.CLUSTER
     from_mode: DirectiveMode
     to_mode: DirectiveMode
-    wanted: DirectiveMode | None = None  # the policy's wish; None when it was not asked
+    wanted: DirectiveMode | None = None  # the policy's proposal; None when it was not asked
     exceptions: dict[str, DirectiveMode] = Field(default_factory=dict)  # replicas that differ from to_mode
-    units: dict[str, str] = Field(
-        default_factory=dict
-    )  # reasons by replica, where replicas are decided one by one: of those that changed
+    # Reasons by replica, where replicas are decided one by one: of those that changed.
+    units: dict[str, str] = Field(default_factory=dict)
     rule: StepRule
     epoch: Count
     policy: str
@@ -90,41 +90,19 @@ class OverrideView(FrozenModel):
     remaining_s: Seconds | None  # None: holds until it is handed back
 
 
-class ReplicaStatus(FrozenModel):
-    """One replica, as the controller last heard of it."""
+class ReplicaStatus(ReplicaState):
+    """One replica, as the controller last heard of it. Epoch and directive are of its latest snapshot or acknowledgement."""
 
     id: str
-    mode: Mode
-    epoch: Count
-    directive: DirectiveMode
     acked: bool  # reports the directive in force: its epoch, its mode and a running lease
-    ready: bool
     stale: bool  # silent for longer than the guards allow, or its engine does not answer or make steps
     age_s: Seconds  # since the last snapshot, by the controller's clock
     fault: str | None = None  # why its latest snapshots are no evidence; None: they are
     directed: DirectiveMode  # what it should have in force
     overridden: bool = False  # the operator's word for this replica alone
-    lease_remaining_s: Seconds  # when the snapshot was taken
-    admission_scale: float = 1.0
-    refused: Count = 0
-    running: Count
-    waiting: Count
-    waiting_tokens: Count
-    oldest_wait_s: Seconds
-    blocked: Count = 0
-    kv_usage: float
-    tokens_fp16: Count
-    tokens_fp8: Count
-    fp16_only: bool = False
-    fp8_pays_from_tokens: Count | None = None
-    fp8_weight_share: float | None = None
-    switches: Count
     ttft_p90_ms: Milliseconds | None  # None: no request in the window
     tpot_p90_ms: Milliseconds | None
-    path: PathStats | None = None
     path_saturated: bool = False  # the path limits this replica, not its engine
-    stats_age_s: Seconds = 0.0
-    progress_age_s: Seconds | None = None
     arrivals_per_s: float | None  # None: not known yet
     tokens_per_s: float | None
 
@@ -164,7 +142,7 @@ class StatusReport(FrozenModel):
     override: OverrideView | None
     replica_overrides: dict[str, OverrideView] = Field(default_factory=dict)
     path_saturated: bool = False  # the path limits a replica, not its engine: another precision would not help it
-    proxy: ProxyStats | None = None  # None: not told
+    proxy: ProxyStats | None = None  # None: not reported
     replicas: tuple[ReplicaStatus, ...]
     broadcast: BroadcastRecord | None = None  # of the latest directive that every replica has acknowledged
     broadcasts: BroadcastStats = BroadcastStats()

@@ -33,9 +33,8 @@ class GuardConfig(FrozenModel):
     dwell_fp8_s: Annotated[float, Field(ge=0)] = 20.0  # shortest stay in FP8
     max_switches_per_minute: Annotated[int, Field(ge=1)] = 6
     stale_after_s: Annotated[float, Field(gt=0)] = 1.0  # silence after which a snapshot is no evidence
-    stats_stale_after_s: Annotated[float, Field(gt=0)] = (
-        5.0  # the same for the engine's statistics in it: a step may last
-    )
+    # The same for the engine's statistics in it: a step may last.
+    stats_stale_after_s: Annotated[float, Field(gt=0)] = 5.0
     no_progress_after_s: Annotated[float, Field(gt=0)] = 10.0  # an engine with work and no step for so long is stuck
     quorum: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the replicas that must be ready and fresh
     expected_replicas: Annotated[int, Field(ge=1)] | None = None  # the quorum counts from this; None: from the ready
@@ -51,9 +50,8 @@ class LadderConfig(FrozenModel):
     scale: bool = False  # may state a number of replicas
     shed_after_s: Annotated[float, Field(ge=0)] = 10.0
     shed_every_s: Annotated[float, Field(gt=0)] = 2.0  # pause between two steps down, and up while nobody is refused
-    shed_settle_s: Annotated[float, Field(gt=0)] = (
-        10.0  # pause between two steps down while the queue drains, or is gone
-    )
+    # Pause between two steps down while the queue drains, or is gone.
+    shed_settle_s: Annotated[float, Field(gt=0)] = 10.0
     shed_factor: Annotated[float, Field(gt=0, lt=1)] = 0.8  # of the admission limit that a step down leaves
     min_admission_scale: Annotated[float, Field(gt=0, le=1)] = 0.1
     recover_after_s: Annotated[float, Field(gt=0)] = 15.0  # calm before each step up

@@ -54,38 +54,28 @@ class StandingOrder(FrozenModel):
     for_all: bool = True  # False: for one replica alone
 
 
-class ReplicaSnapshot(FrozenModel):
-    """State of one replica, sent about every 100 ms. Totals count from the start of the replica's present engine.
+class EngineStats(FrozenModel):
+    """What the engine's scheduler says of itself (``nestedfp_stats``). Totals count from the start of the engine.
 
-    Latencies are measured on the whole path: TTFT from the arrival of a request over HTTP to its first byte written, TPOT
-    between bytes written.
+    The one place for a new statistic: snapshot and status have every field of it.
     """
 
-    replica_id: ReplicaId
-    incarnation: str  # changes when the engine restarts, so that totals may fall back to zero
-    seq: Count  # grows by one with each snapshot of an incarnation
-    ready: bool  # False while warming up
-    ready_for_s: Seconds | None = None  # how long it has been ready; None: not told
-    stats_age_s: Seconds = 0.0  # of the engine's statistics in this snapshot, when it was taken
-    progress_age_s: Seconds | None = None  # how long the engine has had work and made no step; None: not told
+    progress_age_s: Seconds | None = None  # how long the engine has had work and made no step; None: not reported
     # precision
     mode: Mode  # of the last step that ran
     directive: DirectiveMode  # in force on this replica
     epoch: Count  # of the directive in force; 0 before the first one
-    rule: StepRule | None = None  # in force on this replica; None: not told
-    order: StandingOrder | None = None  # that this replica was last told of, less the time since; None: none
-    admission_scale: Fraction = 1.0  # in force on this replica
-    lease_remaining_s: Seconds
     switches: Count
     steps_fp16: Count
     steps_fp8: Count
     tokens_fp16: Count  # prompt and completion tokens computed in FP16 steps
     tokens_fp8: Count
     fp16_only: bool = False  # a GPU without kernels for FP8: every step runs FP16, whatever the directive
-    fp8_pays_from_tokens: Count | None = (
-        None  # step size from which FP8 saved time at the start; None: not measured, or it never did
-    )
-    fp8_weight_share: Annotated[float, Field(ge=0, le=1)] | None = None  # of the weights' bytes; None: not told
+    # Step size from which FP8 saved time at the start; None: not measured, or it never did.
+    fp8_pays_from_tokens: Count | None = None
+    fp8_weight_share: Annotated[float, Field(ge=0, le=1)] | None = None  # of the weights' bytes; None: not reported
+    step_ms_fp16: Milliseconds | None = None  # EWMA of the durations of non-empty steps; None before the first one
+    step_ms_fp8: Milliseconds | None = None
     # queue
     waiting: Count  # requests not yet admitted by the engine's scheduler
     waiting_tokens: Count  # their prompt tokens that must still be computed
@@ -97,17 +87,39 @@ class ReplicaSnapshot(FrozenModel):
     arrivals: Count  # requests
     arrived_tokens: Count  # their prompt tokens
     finished: Count
-    refused: Count = 0  # requests turned away by the admission limit; they are not among the arrivals
-    judged: Count = 0  # finished requests whose latencies were held against the SLO
+
+
+class ReplicaState(EngineStats):
+    """The engine's statistics, and what its replica adds that the status shows as well."""
+
+    ready: bool  # False while warming up
+    stats_age_s: Seconds = 0.0  # of the engine's statistics, when the snapshot was taken
+    lease_remaining_s: Seconds  # likewise
+    admission_scale: Fraction = 1.0  # in force on this replica
+    refused: Count = 0  # requests rejected by the admission limit; they are not among the arrivals
+    path: PathStats | None = None  # None: not reported
+
+
+class ReplicaSnapshot(ReplicaState):
+    """State of one replica, sent about every 100 ms.
+
+    Latencies are measured on the whole path: TTFT from the arrival of a request over HTTP to its first byte written, TPOT
+    between bytes written.
+    """
+
+    replica_id: ReplicaId
+    incarnation: str  # changes when the engine restarts, so that totals may fall back to zero
+    seq: Count  # grows by one with each snapshot of an incarnation
+    ready_for_s: Seconds | None = None  # how long it has been ready; None: not reported
+    rule: StepRule | None = None  # in force on this replica; None: not reported
+    order: StandingOrder | None = None  # that this replica was last told of, less the time since; None: none
+    # totals
+    slo_evaluated: Count = 0  # finished requests whose latencies were held against the SLO
     within_slo: Count = 0  # those of them that met both objectives
     path_misses: Count = 0  # those of them that missed one, and would have met both but for what the path added
     # latency
     ttft: LatencyWindow = LatencyWindow()
     tpot: LatencyWindow = LatencyWindow()
-    step_ms_fp16: Milliseconds | None = None  # smoothed duration of a non-empty step; None before the first one
-    step_ms_fp8: Milliseconds | None = None
-    # path
-    path: PathStats | None = None  # None: not told
 
 
 class Directive(FrozenModel):
@@ -126,14 +138,12 @@ class Directive(FrozenModel):
     admission_scale: Fraction = 1.0  # each replica multiplies its admission limit by this
     slo_ttft_ms: Milliseconds | None = None  # what finished requests are held against; None: the replica's own
     slo_tpot_ms: Milliseconds | None = None
-    desired_replicas: Count | None = (
-        None  # replicas pass it on to the autoscaler; None: as many as without a controller
-    )
+    # Replicas pass it on to the autoscaler; None: as many as without a controller.
+    desired_replicas: Count | None = None
     order: StandingOrder | None = None  # the operator's, for all replicas, or for the one whose snapshot is answered
-    replica_orders: dict[ReplicaId, StandingOrder] = Field(
-        default_factory=dict
-    )  # those for single replicas, in a broadcast
-    replicas: Count | None = None  # ready ones that the controller knows; None: not told
+    # Those for single replicas, in a broadcast.
+    replica_orders: dict[ReplicaId, StandingOrder] = Field(default_factory=dict)
+    replicas: Count | None = None  # ready ones that the controller knows; None: not reported
     fp16_replicas: Count | None = None  # of them, those directed to FP16 or auto: where pinned requests can go
 
     def mode_for(self, replica_id: str) -> DirectiveMode:
@@ -149,7 +159,7 @@ class DirectiveAck(FrozenModel):
     directive: DirectiveMode
     accepted: bool
     reason: str = ""  # "applied", "renewed", "older_epoch", "conflict"
-    rule: StepRule | None = None  # None: not told
+    rule: StepRule | None = None  # None: not reported
     admission_scale: Fraction = 1.0
 
 

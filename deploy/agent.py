@@ -61,7 +61,7 @@ class ReplicaAgent:
         self._period_s = config.report_period_s
         self._slo_ms = config.slo.ttft_ms, config.slo.tpot_ms
         self._admission = admission or Admission(None, sequences=1)
-        self._judged = 0
+        self._slo_evaluated = 0
         self._within_slo = 0
         self._started_s = time.monotonic()
         self._follower = DirectiveFollower(replica_id, config.fallback)
@@ -124,7 +124,7 @@ class ReplicaAgent:
         if latest is not None and latest.slo_ttft_ms is not None and latest.slo_tpot_ms is not None:
             ttft_ms, tpot_ms = latest.slo_ttft_ms, latest.slo_tpot_ms
         requests = self._meter.take_finished()
-        self._judged += len(requests)
+        self._slo_evaluated += len(requests)
         for ttft_s, tpot_s in requests:
             self._within_slo += ttft_s * 1e3 <= ttft_ms and (tpot_s is None or tpot_s * 1e3 <= tpot_ms)
 
@@ -139,7 +139,7 @@ class ReplicaAgent:
     def desired_replicas(self) -> int:
         """What the controller wants the autoscaler to hear; 0: nothing, or no lease to say it under."""
         latest = self._follower.latest
-        if latest is None or self._follower.in_force(time.monotonic()).lapsed:
+        if latest is None or self._follower.in_force(time.monotonic()).expired:
             return 0
         return latest.desired_replicas or 0
 
@@ -240,7 +240,7 @@ class ReplicaAgent:
             order=self._follower.order(now_s),
             admission_scale=force.admission_scale,
             refused=self._admission.refused,
-            judged=self._judged,
+            slo_evaluated=self._slo_evaluated,
             within_slo=self._within_slo,
             lease_remaining_s=self._follower.lease_remaining_s(now_s),
             ttft=ttft,

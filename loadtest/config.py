@@ -39,16 +39,14 @@ class LoadtestConfig(FrozenModel):
     max_output_tokens: PositiveInt | None = None
     token_ids: tuple[int, int] = TOKEN_IDS
     # the runs
-    policies: tuple[Policy, ...] = (
-        POLICIES  # or one that begins with plain: no directives, for a server without controller
-    )
+    # Or one that begins with plain: no directives, for a server without controller.
+    policies: tuple[Policy, ...] = POLICIES
     slo_ttft_ms: Positive | None = None  # None: slo_factor x the unloaded latency
     slo_tpot_ms: Positive | None = None
     slo_factor: Positive = 5.0
     probe_s: Annotated[float, Field(gt=0, le=60)] = 10.0
-    probe_concurrency: Annotated[int, Field(ge=1, le=4096)] = (
-        512  # users at most; doubled from 8 while throughput grows
-    )
+    # Users at most; doubled from 8 while throughput grows.
+    probe_concurrency: Annotated[int, Field(ge=1, le=4096)] = 512
     cooldown_s: Annotated[float, Field(ge=0, le=600)] = 10.0
     settle_limit_s: Positive = 120.0  # for a directive to be in force and the queues to be empty
     drain_s: Annotated[float, Field(ge=0, le=3600)] = 60.0

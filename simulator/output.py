@@ -1,14 +1,23 @@
 """What a simulation prints and writes: a line of a table, and the load test's JSON lines, so that its report reads them."""
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from simulator.cluster.cluster import Cluster, RunResult
 from simulator.engine.request import SimRequest
 from simulator.engine.stats import MODES
 from simulator.metrics import SimulationSummary
 from workload.percentiles import Percentiles
+from workload.records import (
+    CompletionTokens,
+    PrecisionTokens,
+    PromptTokens,
+    ReplicaStatus,
+    RequestRecord,
+    ServiceStatus,
+    TimelineSample,
+    write_jsonl,
+)
 
 HEADER = (
     f"{'policy':16s} {'load':>5s} {'requests':>8s} {'tight':>6s} {'loose':>6s} {'TTFT p50/p90/p99 ms':>22s} "
@@ -35,71 +44,73 @@ def _three(values: Percentiles, digits: int) -> str:
 
 
 def write_records(path: Path, result: RunResult, policy: str, model: str) -> None:
-    """Every request as the load test's ``RequestRecord``."""
-    with path.open("w", encoding="utf-8") as file:
-        for request in result.requests:
-            file.write(json.dumps(record(request, NAMES.get(policy, "adaptive"), model)) + "\n")
+    """Every request as the load test records it."""
+    write_jsonl(path, (record(request, NAMES.get(policy, "adaptive"), model) for request in result.requests))
 
 
-def record(request: SimRequest, policy: str, model: str) -> dict[str, Any]:
+def record(request: SimRequest, policy: str, model: str) -> RequestRecord:
     """One request; chunks are left out, because single tokens are not followed."""
-    common: dict[str, Any] = {
-        "policy": policy,
-        "index": request.index,
-        "intended_s": request.arrived_s,
-        "sent_s": request.arrived_s,
-        "prompt_tokens": request.prompt_tokens,
-        "max_tokens": request.output_tokens,
-        "model": model,
-    }
-    if request.outcome != "finished":
-        status, error = ERRORS[request.outcome]
-        return {**common, "output_tokens": 0, "status": status, "error": error}
-    return {
-        **common,
-        "output_tokens": request.output_tokens,
-        "status": 200,
+    finished = request.outcome == "finished"
+    status, error = (200, None) if finished else ERRORS[request.outcome]
+    asked = RequestRecord(
+        policy=policy,
+        index=request.index,
+        intended_s=request.arrived_s,
+        sent_s=request.arrived_s,
+        prompt_tokens=request.prompt_tokens,
+        max_tokens=request.output_tokens,
+        output_tokens=request.output_tokens if finished else 0,
+        status=status,
+        error=error,
+        model=model,
+    )
+    if not finished:
+        return asked
+    tokens = PrecisionTokens(
+        prompt=PromptTokens(fp16=request.prompt_fp16, fp8=request.prompt_fp8),
+        completion=CompletionTokens(fp16=request.completion_fp16, fp8=request.completion_fp8),
+    )
+    answer = {
         "ttft_ms": request.ttft_ms,
         "tpot_ms": request.tpot_ms,
         "latency_ms": (request.finished_s - request.arrived_s) * 1e3,
-        "precision_tokens": {
-            "prompt": {"fp16": request.prompt_fp16, "fp8": request.prompt_fp8, "cached": {"fp16": 0, "fp8": 0}},
-            "completion": {"fp16": request.completion_fp16, "fp8": request.completion_fp8},
-        },
+        "precision_tokens": tokens,
     }
+    return asked.model_copy(update=answer)
 
 
-def sample(now_s: float, cluster: Cluster) -> dict[str, Any]:
+def sample(now_s: float, cluster: Cluster) -> tuple[float, ServiceStatus]:
     """The cluster at one moment, as the service's status tells it."""
     replicas = []
     for replica in cluster.present.values():
         engine = replica.engine
         engine.advance(now_s)
         replicas.append(
-            {
-                "id": replica.name,
-                "mode": MODES[bool(engine.stats.is_fp8)].value,
-                "running": len(engine.running),
-                "waiting": len(engine.waiting),
-                "tokens_fp16": engine.stats.tokens[False],
-                "tokens_fp8": engine.stats.tokens[True],
-                "switches": engine.stats.switches,
-            }
+            ReplicaStatus(
+                id=replica.name,
+                mode=MODES[bool(engine.stats.is_fp8)].value,
+                running=len(engine.running),
+                waiting=len(engine.waiting),
+                tokens_fp16=engine.stats.tokens[False],
+                tokens_fp8=engine.stats.tokens[True],
+                switches=engine.stats.switches,
+            )
         )
     latest = cluster.records[-1] if cluster.records else None
-    return {
-        "at_s": now_s,
-        "status": {
-            "mode": latest.to_mode.value if latest else "fp16",
-            "epoch": latest.epoch if latest else 0,
-            "reason": latest.reason if latest else "start",
-            "replicas": replicas,
-        },
-    }
+    return now_s, ServiceStatus(
+        mode=latest.to_mode.value if latest else "fp16",
+        epoch=latest.epoch if latest else 0,
+        reason=latest.reason if latest else "start",
+        replicas=tuple(replicas),
+    )
+
+
+def timeline(result: RunResult, policy: str) -> Iterator[TimelineSample]:
+    """What ``sample`` took, under the policy's name in the load test."""
+    name = NAMES.get(policy, "adaptive")
+    return (TimelineSample(policy=name, at_s=at_s, status=status) for at_s, status in result.samples)
 
 
 def write_timeline(path: Path, result: RunResult, policy: str) -> None:
-    """The samples as the load test's ``TimelineSample``."""
-    with path.open("w", encoding="utf-8") as file:
-        for taken in result.samples:
-            file.write(json.dumps({"policy": NAMES.get(policy, "adaptive"), **taken}) + "\n")
+    """The samples as the load test records them."""
+    write_jsonl(path, timeline(result, policy))

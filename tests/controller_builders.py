@@ -39,7 +39,13 @@ def make_snapshot(**overrides: Any) -> ReplicaSnapshot:
 
 def make_rates(**overrides: float) -> Rates:
     """1000 prompt tokens arrive and 1200 tokens are computed in FP16 each second."""
-    calm = {"arrivals": 2.0, "arrived_tokens": 1000.0, "tokens_fp16": 1200.0, "tokens_fp8": 0.0, "waiting_tokens": 0.0}
+    calm = {
+        "arrivals_per_s": 2.0,
+        "arrived_tokens_per_s": 1000.0,
+        "tokens_fp16_per_s": 1200.0,
+        "tokens_fp8_per_s": 0.0,
+        "queue_growth_tokens_per_s": 0.0,
+    }
     return Rates(span_s=1.0, **{**calm, **overrides})
 
 

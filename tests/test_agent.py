@@ -178,7 +178,7 @@ def test_finished_requests_are_held_against_the_objectives_that_the_controller_l
 
     run(scenario, controller, meter=meter)
     snapshot = controller.snapshots[-1]
-    assert (snapshot["judged"], snapshot["within_slo"]) == (6, 3)
+    assert (snapshot["slo_evaluated"], snapshot["within_slo"]) == (6, 3)
     assert 0 < snapshot["ready_for_s"] < 5
 
 

@@ -64,7 +64,7 @@ def test_engine_auto_takes_half_of_the_step_budget() -> None:
         ({"policy": "threshold"}, r"policy"),
         (policy("threshold", wait_s=BAND), r"policy\.wait_s: expected leave < enter"),
         (policy("threshold", wait_s={"enter": 0.1}), r"policy\.wait_s\.leave: required"),
-        (policy("threshold", **ALL_OFF), r"policy: expected at least one band"),
+        (policy("threshold", **ALL_OFF), r"policy: expected thresholds for at least one signal"),
         (policy("slo_feedback", leave_fraction=0.9), r"policy: expected leave_fraction < enter_fraction"),
         (policy("engine_auto"), r"policy: expected step_budget_tokens"),
         ({"lease_s": 0.15}, r"expected lease_s >= 2 \* report_period_s, got lease_s=0.15"),

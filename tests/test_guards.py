@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from controller.config import GuardConfig
 from controller.decide.guards import (
+    GuardedDecision,
     GuardState,
-    Verdict,
     fresh,
     guarded_decide,
     hold_for_dwell,
@@ -114,7 +114,7 @@ def judge(
     guards: GuardConfig | None = None,
     state: GuardState | None = None,
     faulty: tuple[str, ...] = (),
-) -> Verdict:
+) -> GuardedDecision:
     spec = POLICIES[policy]
     return guarded_decide(
         spec,
@@ -166,8 +166,8 @@ def test_guards_round_a_policy(
     reason: str,
     wanted: DirectiveMode | None,
 ) -> None:
-    verdict = judge(*(make_view(**replica) for replica in replicas), **options)
-    assert (verdict.decision.mode, verdict.decision.reason, verdict.wanted) == (mode, reason, wanted)
+    guarded = judge(*(make_view(**replica) for replica in replicas), **options)
+    assert (guarded.decision.mode, guarded.decision.reason, guarded.wanted) == (mode, reason, wanted)
 
 
 @settings(deadline=None)
@@ -179,10 +179,10 @@ def test_no_load_makes_the_mode_change_faster_than_the_guards_allow(steps: list[
     for pause_s, hot in steps:
         now_s += pause_s
         view = make_view(**(HOT if hot else {}))
-        verdict = judge(view, current=current, now_s=now_s, guards=config, state=state)
-        if verdict.decision.mode is not current:
-            changes.append((now_s, verdict.decision.mode))
-            current, state = verdict.decision.mode, switched(now_s, state)
+        guarded = judge(view, current=current, now_s=now_s, guards=config, state=state)
+        if guarded.decision.mode is not current:
+            changes.append((now_s, guarded.decision.mode))
+            current, state = guarded.decision.mode, switched(now_s, state)
     for (before_s, entered), (after_s, _) in itertools.pairwise(changes):
         assert after_s - before_s >= (2.0 if entered is FP16 else 5.0)
     for at_s, _ in changes:

@@ -261,11 +261,11 @@ def test_status_says_what_each_replica_does() -> None:
 def test_a_directive_is_settled_when_the_last_replica_has_acknowledged() -> None:
     cluster = Cluster(make_loop(), ("r0", "r1")).run(2)
     cluster.carry_out(cluster.loop.override(cluster.now_s, FP8))
-    assert cluster.loop.settled() is None
+    assert cluster.loop.converged() is None
     cluster.run(0.1)
-    settled = cluster.loop.settled()
-    assert settled is not None
-    directive, replicas, after_s = settled
+    converged = cluster.loop.converged()
+    assert converged is not None
+    directive, replicas, after_s = converged
     assert (directive.mode, directive.epoch, replicas, after_s) == (FP8, 2, 2, 0.0)
 
 

@@ -44,7 +44,7 @@ def slow(**path: Any) -> dict[str, Any]:
         (make_view(**slow(), oldest_wait_s=0.06), False),  # the engine's own queue is long
         (make_view(**slow(), step_ms_fp16=28.0), True),
         (make_view(**slow(), step_ms_fp16=29.0), False),  # its steps are too slow
-        (make_view(**slow(), step_ms_fp16=29.0, rates=make_rates(steps_fp16=50.0)), True),  # 20 ms in the mean
+        (make_view(**slow(), step_ms_fp16=29.0, rates=make_rates(steps_fp16_per_s=50.0)), True),  # 20 ms in the mean
         (make_view(**slow(), step_ms_fp16=290.0, running=0), True),  # idle: old news
         (make_view(**slow(), waiting=3, waiting_tokens=100, standing_tokens=100), False),  # drains in 100 ms
         (make_view(**slow(), waiting=3, waiting_tokens=40, standing_tokens=40), True),  # in 40 ms
@@ -90,8 +90,8 @@ def test_a_slow_path_with_an_idle_engine_never_moves_the_precision(policy: str, 
     cluster = Cluster(make_loop(policy), ("r0", "r1")).run(3)
     calm = cluster.status.mode
     for i, path in enumerate(seen):
-        judged = 100 * (i + 1)  # all missed, by what the path added
-        load = as_seen_by_clients(path) | {"judged": judged, "path_misses": judged}
+        slo_evaluated = 100 * (i + 1)  # all missed, by what the path added
+        load = as_seen_by_clients(path) | {"slo_evaluated": slo_evaluated, "path_misses": slo_evaluated}
         cluster.run(8, **load)
     assert {record.to_mode for record in cluster.records} <= {FP16, calm}
 
@@ -101,7 +101,7 @@ def test_a_saturated_path_moves_nothing_even_where_nobody_tells_whose_the_misses
     cluster = Cluster(make_loop(policy)).run(3)
     calm, changes = cluster.status.mode, len(cluster.records)
     for second in range(1, 61):
-        cluster.run(1, **SLOW, judged=20 * second, within_slo=0)
+        cluster.run(1, **SLOW, slo_evaluated=20 * second, within_slo=0)
     assert (cluster.status.mode, len(cluster.records)) == (calm, changes)
     assert cluster.status.last_reason == "path_saturated"
     assert cluster.status.path_saturated
@@ -168,11 +168,13 @@ def test_every_scope_says_so(scope: Scope) -> None:
 
 def test_requests_in_the_path_count_as_queue_where_the_path_is_not_the_limit() -> None:
     queue = {"waiting": 10, "waiting_tokens": 100, "standing_tokens": 50}
-    rates = make_rates(arrivals=2.0, arrived_tokens=1000.0, waiting_tokens=0.0)  # 500 tokens a request, 1000 a second
+    rates = make_rates(
+        arrivals_per_s=2.0, arrived_tokens_per_s=1000.0, queue_growth_tokens_per_s=0.0
+    )  # 500 tokens a request, 1000 a second
 
     def predicted(view: ReplicaView) -> tuple[float, float]:
         health = assess((view,), USUAL_SLO, 1.6, HealthSettings())
-        return health.ttft_ms, health.endangered
+        return health.ttft_ms, health.at_risk
 
     assert predicted(make_view(**queue, rates=rates)) == (115.0, 0.0)  # 100 ms to drain and a step of 15 ms
     on_their_way = make_view(**queue, rates=rates, path={"in_path": 4})

@@ -15,7 +15,7 @@ from controller.fleet.view import ReplicaView
 from controller.policies import POLICIES, slo_feedback, threshold
 from controller.policies.base import Decision, Observation
 from controller.policies.fixed import EngineAuto, StaticFp8, StaticFp16, TokenFraction
-from controller.policies.threshold import Band, Threshold
+from controller.policies.threshold import Hysteresis, Threshold
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.step_rule import StepRule
 
@@ -111,7 +111,7 @@ def test_threshold_enters_once_a_band_has_been_passed_for_long_enough() -> None:
 
 
 def test_a_band_that_is_off_is_not_looked_at() -> None:
-    config = Threshold(wait_s=None, waiting_tokens=None, tpot_p90_ms=None, ttft_p90_ms=Band(enter=9, leave=3))
+    config = Threshold(wait_s=None, waiting_tokens=None, tpot_p90_ms=None, ttft_p90_ms=Hysteresis(enter=9, leave=3))
     hot = make_view(oldest_wait_s=9, waiting_tokens=10**6, tpot=window(500))
     decision, _ = threshold.decide(observe(hot), threshold.SPEC.start(config)[1], config)
     assert (decision.mode, tuple(dict(decision.inputs))) == (FP16, ("ttft_p90_ms",))
@@ -184,8 +184,10 @@ def test_a_longer_wait_never_argues_for_fp16(replica: dict[str, Any], name: str,
 @given(signals, st.sampled_from(ADAPTIVE), st.floats(1, 50), st.floats(1, 3))
 def test_more_arrivals_never_argue_for_fp16(replica: dict[str, Any], name: str, share: float, more: float) -> None:
     """At an equal state: the same step times, the same queue, only more that arrives and has not been computed yet."""
-    rates = make_rates(arrived_tokens=1000.0 * share, steps_fp16=20.0)
-    worse = replace(rates, arrived_tokens=rates.arrived_tokens * more, waiting_tokens=rates.arrived_tokens * (more - 1))
+    rates = make_rates(arrived_tokens_per_s=1000.0 * share, steps_fp16_per_s=20.0)
+    worse = replace(
+        rates, arrived_tokens=rates.arrived_tokens_per_s * more, waiting_tokens=rates.arrived_tokens_per_s * (more - 1)
+    )
     for current in (FP16, FP8):
         before = decide_for(name, make_view(**replica, rates=rates), current)
         after = decide_for(name, make_view(**replica, rates=worse), current)
@@ -220,15 +222,15 @@ absurd = st.fixed_dictionaries(
         "tpot": st.builds(window, HUGE, st.sampled_from([0, 1, 10**18])),
         "rates": st.builds(
             make_rates,
-            arrivals=HUGE,
-            arrived_tokens=st.sampled_from([0.0, 1e-300, 1e7]),
-            tokens_fp16=st.sampled_from([0.0, 1e-300, 1e7]),
-            tokens_fp8=st.sampled_from([0.0, 1e-300, 1e7]),
-            waiting_tokens=st.sampled_from([-1e300, -1.0, 0.0, 1e300]),
-            steps_fp16=st.sampled_from([0.0, 1e-300, 1e9]),
-            steps_fp8=st.sampled_from([0.0, 1e-300, 1e9]),
-            judged=st.sampled_from([-1e300, 0.0, 1e-300, 1e300]),
-            within_slo=st.sampled_from([-1e300, 0.0, 1e-300, 1e300]),
+            arrivals_per_s=HUGE,
+            arrived_tokens_per_s=st.sampled_from([0.0, 1e-300, 1e7]),
+            tokens_fp16_per_s=st.sampled_from([0.0, 1e-300, 1e7]),
+            tokens_fp8_per_s=st.sampled_from([0.0, 1e-300, 1e7]),
+            queue_growth_tokens_per_s=st.sampled_from([-1e300, -1.0, 0.0, 1e300]),
+            steps_fp16_per_s=st.sampled_from([0.0, 1e-300, 1e9]),
+            steps_fp8_per_s=st.sampled_from([0.0, 1e-300, 1e9]),
+            slo_evaluated_per_s=st.sampled_from([-1e300, 0.0, 1e-300, 1e300]),
+            within_slo_per_s=st.sampled_from([-1e300, 0.0, 1e-300, 1e300]),
         ),
     }
 )

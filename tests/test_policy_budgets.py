@@ -26,7 +26,9 @@ def run(
     for seconds, view in phases:
         for _ in range(round(seconds * 5)):
             mode = Mode(current.value)
-            served = make_rates(**{f"tokens_{mode.value}": 1200.0, f"tokens_{other(mode).value}": 0.0, **view["rates"]})
+            served = make_rates(
+                **{f"tokens_{mode.value}_per_s": 1200.0, f"tokens_{other(mode).value}_per_s": 0.0, **view["rates"]}
+            )
             replica = make_view(
                 **{"mode": mode, "step_ms_fp16": 10.0, "step_ms_fp8": 8.0, **view.get("snapshot", {}), "rates": served}
             )
@@ -44,7 +46,7 @@ def other(mode: Mode) -> Mode:
 
 
 def judged(per_s: float, missed: float) -> dict[str, Any]:
-    return {"rates": {"judged": per_s, "within_slo": per_s * (1 - missed)}}
+    return {"rates": {"slo_evaluated_per_s": per_s, "within_slo_per_s": per_s * (1 - missed)}}
 
 
 def test_a_fast_burn_enters_once_the_long_window_has_burned_too() -> None:
@@ -69,7 +71,10 @@ def test_misses_within_the_budget_change_nothing() -> None:
 
 
 def test_requests_in_danger_count_before_they_have_missed() -> None:
-    stuck = {"rates": {"judged": 1.0, "within_slo": 1.0}, "snapshot": {"oldest_wait_s": 2.0, "waiting": 50}}
+    stuck = {
+        "rates": {"slo_evaluated_per_s": 1.0, "within_slo_per_s": 1.0},
+        "snapshot": {"oldest_wait_s": 2.0, "waiting": 50},
+    }
     changes = run(ErrorBudget(), [(60, judged(1, 0)), (2, stuck)])
     assert (changes[1][0], changes[1][1].reason) == (pytest.approx(60, abs=0.3), "fast_burn")
 

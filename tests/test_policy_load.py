@@ -23,18 +23,18 @@ def busy_rates(tokens_per_s: float, mode: Mode) -> Rates:
     step_ms = BASE_MS[mode] / (1 - SLOPE_MS[mode] * tokens_per_s / 1e3)
     fp16 = mode is Mode.FP16
     return make_rates(
-        arrived_tokens=tokens_per_s / 1.25,
-        tokens_fp16=tokens_per_s if fp16 else 0.0,
-        tokens_fp8=0.0 if fp16 else tokens_per_s,
-        steps_fp16=1e3 / step_ms if fp16 else 0.0,
-        steps_fp8=0.0 if fp16 else 1e3 / step_ms,
+        arrived_tokens_per_s=tokens_per_s / 1.25,
+        tokens_fp16_per_s=tokens_per_s if fp16 else 0.0,
+        tokens_fp8_per_s=0.0 if fp16 else tokens_per_s,
+        steps_fp16_per_s=1e3 / step_ms if fp16 else 0.0,
+        steps_fp8_per_s=0.0 if fp16 else 1e3 / step_ms,
     )
 
 
 def watch(rates: list[Rates], mode: Mode = Mode.FP16, standing_tokens: int = 0, replicas: int = 1) -> load.Load:
     state = load.LoadState()
     for i, now in enumerate(rates):
-        step_ms = 1e3 / (now.steps_fp16 + now.steps_fp8)
+        step_ms = 1e3 / (now.steps_fp16_per_s + now.steps_fp8_per_s)
         views = [
             make_view(
                 replica_id=f"r{k}",
@@ -66,9 +66,9 @@ def test_an_objective_that_no_step_can_meet_does_not_make_an_idle_replica_look_o
     tight, state = Slo(tpot_ms=BASE_MS[Mode.FP8] / 2), load.LoadState()
     loads = [8000.0 + 40.0 * (i % 100) for i in range(400)] + [0.0] * 600
     for i, tokens in enumerate(loads):
-        idle = make_rates(arrived_tokens=0.0, tokens_fp8=0.0, steps_fp8=0.0)
+        idle = make_rates(arrived_tokens_per_s=0.0, tokens_fp8_per_s=0.0, steps_fp8_per_s=0.0)
         rates = busy_rates(tokens, Mode.FP8) if tokens else idle
-        view = make_view(rates=rates, mode=Mode.FP8, step_ms_fp8=1e3 / rates.steps_fp8 if tokens else 5.0)
+        view = make_view(rates=rates, mode=Mode.FP8, step_ms_fp8=1e3 / rates.steps_fp8_per_s if tokens else 5.0)
         estimate, state = load.update(Observation(i / 10, (view,), DirectiveMode.FP8, tight), state, SETTINGS)
         if i == 399:
             assert estimate.fp8_load is not None
@@ -89,7 +89,7 @@ def test_both_precisions_seen_give_the_ratio_of_their_steps() -> None:
     for i in range(800):
         mode = Mode.FP16 if i < 400 else Mode.FP8
         rates = busy_rates(8000.0 + 40.0 * (i % 100), mode)
-        step_ms = 1e3 / (rates.steps_fp16 + rates.steps_fp8)
+        step_ms = 1e3 / (rates.steps_fp16_per_s + rates.steps_fp8_per_s)
         view = make_view(rates=rates, mode=mode, step_ms_fp16=step_ms, step_ms_fp8=step_ms)
         estimate, state = load.update(Observation(i / 10, (view,)), state, SETTINGS)
     assert estimate.step_ratio == pytest.approx(1.5, rel=0.01)  # 6 / 4 and 0.03 / 0.02
@@ -132,5 +132,5 @@ def test_a_load_is_bounded(tokens_per_s: float | None, capacity: float | None, e
 def test_smoothing_knows_no_steps_only_time(pauses_s: list[float], start: float, value: float) -> None:
     smoothed = start
     for pause_s in pauses_s:
-        smoothed = load.smooth(smoothed, value, pause_s, 5.0)
-    assert smoothed == pytest.approx(load.smooth(start, value, sum(pauses_s), 5.0), abs=1e-6)
+        smoothed = load.ewma(smoothed, value, pause_s, 5.0)
+    assert smoothed == pytest.approx(load.ewma(start, value, sum(pauses_s), 5.0), abs=1e-6)

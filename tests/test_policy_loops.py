@@ -105,7 +105,9 @@ def test_one_slot_and_a_server_near_its_fp16_capacity_settle_in_fp8() -> None:
 def test_a_decision_over_a_thousand_replicas_takes_little_time(policy: str) -> None:
     views = tuple(
         make_view(
-            replica_id=f"r{i:04}", rates=make_rates(steps_fp16=66.0, judged=2.0, within_slo=2.0), step_ms_fp16=15.0
+            replica_id=f"r{i:04}",
+            rates=make_rates(steps_fp16_per_s=66.0, slo_evaluated_per_s=2.0, within_slo_per_s=2.0),
+            step_ms_fp16=15.0,
         )
         for i in range(1000)
     )

@@ -55,9 +55,9 @@ def play(config: Predictive, arriving: list[float], current: DirectiveMode = FP1
     for i, tokens in enumerate(arriving):
         mode = Mode(current.value)
         rates = make_rates(
-            arrived_tokens=tokens,
-            tokens_fp16=tokens if mode is Mode.FP16 else 0.0,
-            tokens_fp8=tokens if mode is Mode.FP8 else 0.0,
+            arrived_tokens_per_s=tokens,
+            tokens_fp16_per_s=tokens if mode is Mode.FP16 else 0.0,
+            tokens_fp8_per_s=tokens if mode is Mode.FP8 else 0.0,
         )
         view = make_view(**{"mode": mode, "step_ms_fp16": 10.0, "step_ms_fp8": 7.0, **snapshot}, rates=rates)
         decision, state = predictive.decide(Observation(i / 10, (view,), current), state, config)

@@ -64,9 +64,9 @@ def test_follower_table(
 def test_a_follower_starts_in_its_fallback() -> None:
     follower = DirectiveFollower("r", FALLBACK)
     now = follower.in_force(0.0)
-    assert (now.mode, now.rule, now.epoch, now.lapsed) == (AUTO, FALLBACK.rule, 0, True)
+    assert (now.mode, now.rule, now.epoch, now.expired) == (AUTO, FALLBACK.rule, 0, True)
     assert follower.lease_remaining_s(0.0) == 0
-    assert follower.on_timer(100.0) is False  # nothing has lapsed: nothing was ever in force
+    assert follower.on_timer(100.0) is False  # nothing has expired: nothing was ever in force
 
 
 def test_a_lease_that_runs_out_is_told_once_and_a_renewal_restores_the_directive() -> None:
@@ -85,7 +85,7 @@ def test_a_lease_that_runs_out_is_told_once_and_a_renewal_restores_the_directive
 
 
 @pytest.mark.parametrize(
-    ("epoch", "directive", "lapsed", "new_epoch", "acked"),
+    ("epoch", "directive", "expired", "new_epoch", "acked"),
     [
         (5, FP16, False, 5, True),
         (4, FP16, False, 5, False),
@@ -97,10 +97,10 @@ def test_a_lease_that_runs_out_is_told_once_and_a_renewal_restores_the_directive
         (4, FP16, True, 5, False),
     ],
 )
-def test_publisher_table(epoch: int, directive: DirectiveMode, lapsed: bool, new_epoch: int, acked: bool) -> None:
+def test_publisher_table(epoch: int, directive: DirectiveMode, expired: bool, new_epoch: int, acked: bool) -> None:
     publisher = make_publisher(epoch=5)
     publisher.due(0.0)
-    publisher.on_report(1.0, "r", epoch, directive, lapsed=lapsed)
+    publisher.on_report(1.0, "r", epoch, directive, expired=expired)
     assert (publisher.epoch, publisher.mode, publisher.acked("r")) == (new_epoch, FP16, acked)
     assert (publisher.due(1.0) is not None) == (new_epoch > 5 or not acked)
 
@@ -139,12 +139,12 @@ def test_the_time_to_the_last_acknowledgement_is_known_once_all_have_acknowledge
     for replica in ("a", "b"):
         publisher.on_report(0.0, replica, 0, AUTO)
     publisher.set_mode(10.0, FP8, StepRule(), "x")
-    assert publisher.settled_after_s() is None
+    assert publisher.converged_after_s() is None
     publisher.on_report(10.25, "a", 2, FP8)
-    assert publisher.settled_after_s() is None
+    assert publisher.converged_after_s() is None
     publisher.on_report(10.5, "b", 2, FP8)
     publisher.on_report(10.75, "a", 2, FP8)
-    assert publisher.settled_after_s() == 0.5
+    assert publisher.converged_after_s() == 0.5
 
 
 # -- both, over a bad network ------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class World:
     def report(self, name: str) -> None:
         follower = self.followers[name]
         now = follower.in_force(self.now_s)
-        self.wire.append(("publisher", (name, now.epoch, now.mode, now.lapsed and now.epoch > 0)))
+        self.wire.append(("publisher", (name, now.epoch, now.mode, now.expired and now.epoch > 0)))
 
     def broadcast(self) -> None:
         directive = self.publisher.due(self.now_s)
@@ -185,8 +185,8 @@ class World:
         elif isinstance(message, DirectiveAck):
             self.publisher.on_ack(self.now_s, message)
         else:
-            name, epoch, mode, lapsed = message
-            self.publisher.on_report(self.now_s, name, epoch, mode, lapsed=lapsed)
+            name, epoch, mode, expired = message
+            self.publisher.on_report(self.now_s, name, epoch, mode, expired=expired)
             self.wire.append((name, self.publisher.current()))
 
     def receive(self, name: str, directive: Directive) -> None:
@@ -196,9 +196,9 @@ class World:
         epoch, mode = self.seen.get(name, (0, None))
         now = follower.in_force(self.now_s)
         assert now.epoch >= epoch, "an epoch went backwards"
-        if now.epoch == epoch and mode is not None and not now.lapsed:
+        if now.epoch == epoch and mode is not None and not now.expired:
             assert now.mode is mode, "one epoch, two modes"
-        if not now.lapsed:
+        if not now.expired:
             self.seen[name] = (now.epoch, now.mode)
 
     def restart_follower(self, name: str) -> None:
@@ -265,7 +265,7 @@ def test_after_any_trouble_two_report_periods_bring_everyone_in_line(script: lis
     world.exchange()
     for name, follower in world.followers.items():
         now = follower.in_force(world.now_s)
-        assert (now.epoch, now.mode, now.lapsed) == (world.publisher.epoch, wanted, False)
+        assert (now.epoch, now.mode, now.expired) == (world.publisher.epoch, wanted, False)
         assert world.publisher.acked(name) or now.epoch == world.publisher.epoch
     world.exchange()
     assert all(world.publisher.acked(name) for name in REPLICAS)
@@ -283,7 +283,7 @@ def test_after_any_trouble_silence_ends_in_the_fallback(script: list[tuple[str, 
         told = follower.on_timer(end_s)
         assert told or not had_lease
         now = follower.in_force(end_s)
-        assert (now.mode, now.rule, now.lapsed) == (FALLBACK.mode, FALLBACK.rule, True)
+        assert (now.mode, now.rule, now.expired) == (FALLBACK.mode, FALLBACK.rule, True)
 
 
 @settings(max_examples=100, deadline=None)

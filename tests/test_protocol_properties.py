@@ -75,7 +75,7 @@ class Node:
         force = self.follower.in_force(now_s)
         epoch, content = self.seen
         assert force.epoch >= epoch, "an epoch went backwards"
-        if not force.lapsed:
+        if not force.expired:
             present = (force.mode, force.rule, force.admission_scale)
             assert force.epoch > epoch or content in (None, present), "one epoch, two contents"
             self.seen = (force.epoch, present)
@@ -157,7 +157,7 @@ class World:
 
     def in_force(self) -> list[tuple[DirectiveMode, bool]]:
         forces = [node.follower.in_force(node.now(self.true_s)) for node in self.nodes]
-        return [(force.mode, force.lapsed) for force in forces]
+        return [(force.mode, force.expired) for force in forces]
 
 
 def void(_: object) -> None:
@@ -292,7 +292,7 @@ def test_after_any_trouble_silence_ends_in_the_fail_safe(
         node.follower.in_force(now_s)
         node.follower.in_force(now_s - 500.0)
         force = node.follower.in_force(now_s - 500.0 + world.config.lease_s + 1e-6)  # sums of floats round
-        assert (force.mode, force.rule, force.admission_scale, force.lapsed) == (
+        assert (force.mode, force.rule, force.admission_scale, force.expired) == (
             fallback.mode,
             fallback.rule,
             1.0,
@@ -313,7 +313,7 @@ def test_no_step_of_its_clock_lets_a_follower_outlive_its_lease(jumps: list[tupl
         lived_s += max(0.0, jump_s) + pause_s
         now_s += pause_s
         if lived_s >= 2.0 + 1e-6:
-            assert follower.in_force(now_s).lapsed
+            assert follower.in_force(now_s).expired
             assert follower.on_timer(now_s) or follower.on_timer(now_s) is False
             return
         assert follower.lease_remaining_s(now_s) <= 2.0

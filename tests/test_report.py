@@ -328,7 +328,8 @@ def test_what_the_controller_says_of_path_and_proxy_is_read():
     replica = ControllerReplica(
         id="a", mode="fp8", epoch=7, directive="fp8", acked=True, ready=True, stale=False, age_s=0.1, directed="fp8",
         lease_remaining_s=1.0, running=3, waiting=2, waiting_tokens=9, oldest_wait_s=0.1, kv_usage=0.5, tokens_fp16=11,
-        tokens_fp8=12, switches=5, ttft_p90_ms=None, tpot_p90_ms=None, arrivals_per_s=None, tokens_per_s=None,
+        tokens_fp8=12, steps_fp16=1, steps_fp8=1, arrivals=5, arrived_tokens=9, finished=0, switches=5,
+        ttft_p90_ms=None, tpot_p90_ms=None, arrivals_per_s=None, tokens_per_s=None,
         path=PathStats(in_path=4, wait_p90_ms=60.0, loop_lag_ms=70.0, open_streams=9, paused_streams=1),
     )  # fmt: skip
     report = StatusReport(

@@ -33,8 +33,8 @@ LIMITS = EngineLimits(max_model_tokens=4096)
 
 @pytest.mark.parametrize("ratio", [0.3, 1.0, 2.5])
 def test_another_rate_keeps_lengths_and_the_shape_in_time(ratio: float):
-    load = resample.prepare(synthetic_trace(3, 1800.0), LIMITS, 0.0, 1800.0)
-    scaled = resample.at_rate(load, ratio * load.rate_rps, seed=1)
+    load = resample.prepare(synthetic_trace(3, 1800.0), LIMITS.longest_tokens, 0.0, 1800.0)
+    scaled = resample.resampled(load, ratio * load.rate_rps, seed=1)
     assert scaled.rate_rps == pytest.approx(ratio * load.rate_rps, rel=0.05)
     at_s = [arrival.at_s for arrival in scaled.arrivals]
     assert at_s == sorted(at_s)
@@ -45,9 +45,9 @@ def test_another_rate_keeps_lengths_and_the_shape_in_time(ratio: float):
     bins = np.arange(0.0, 1801.0, 20.0)
     before, after = (np.histogram([a.at_s for a in one.arrivals], bins)[0] for one in (load, scaled))
     assert np.corrcoef(before, after)[0, 1] > 0.75
-    assert scaled == resample.at_rate(load, ratio * load.rate_rps, seed=1)
+    assert scaled == resample.resampled(load, ratio * load.rate_rps, seed=1)
     if ratio > 1:  # customers that are busy at times of their own
-        smooth = resample.at_rate(load, ratio * load.rate_rps, seed=1, jitter_s=300.0)
+        smooth = resample.resampled(load, ratio * load.rate_rps, seed=1, jitter_s=300.0)
         moved, _ = np.histogram([a.at_s for a in smooth.arrivals], bins)
         assert np.corrcoef(before, moved)[0, 1] < 0.5
         assert max(moved[0], moved[-1]) < moved[1:-1].max(), "copies that leave the window do not pile up at its ends"
@@ -55,11 +55,11 @@ def test_another_rate_keeps_lengths_and_the_shape_in_time(ratio: float):
 
 def test_windows_start_at_zero_and_what_no_engine_computes_is_repaired_or_refused():
     arrivals = make_arrivals((0.0, 1, 1), (10.0, 0, 5), (11.0, 5, 0), (12.0, 4000, 97), (30.0, 1, 1))
-    load = resample.prepare(arrivals, LIMITS, 5.0, 20.0)
+    load = resample.prepare(arrivals, LIMITS.longest_tokens, 5.0, 20.0)
     assert load.arrivals == make_arrivals((5.0, 1, 5), (6.0, 5, 1), (7.0, 4000, 97))
     assert (load.repaired, load.refused, load.rate_rps) == (2, 1, 3 / 20)
     with pytest.raises(TraceError, match=r"from 100 s holds no request \(the trace ends at 30 s\)"):
-        resample.prepare(arrivals, LIMITS, 100.0, 20.0)
+        resample.prepare(arrivals, LIMITS.longest_tokens, 100.0, 20.0)
 
 
 def test_poisson_arrivals_are_poisson_and_bursts_are_not():

@@ -13,7 +13,7 @@ from nestedfp.vllm_plugin.accounting import EngineTotals
 from simulator.engine.cost_table import EngineTable
 from simulator.engine.engine import Engine
 from simulator.engine.request import SimRequest
-from simulator.engine.stats import EngineStats
+from simulator.engine.stats import StepTotals
 from tests.sim_builders import FP8, FP16, make_requests, make_table
 from tests.sim_reference import SlowEngine
 
@@ -192,7 +192,7 @@ def poisson_times_s(rate_rps: float, count: int) -> list[float]:
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0.001, 1.0), st.integers(1, 5)), max_size=50))
 def test_statistics_are_counted_as_the_live_engine_counts_them(steps: list[tuple[bool, float, int]]):
-    live, ours = EngineTotals(), EngineStats()
+    live, ours = EngineTotals(), StepTotals()
     for is_fp8, duration_s, repeated in steps:
         mode = Mode.FP8 if is_fp8 else Mode.FP16
         ours.scheduled(is_fp8, 10 * repeated, repeated)

@@ -14,7 +14,7 @@ from nestedfp.modes import Mode
 from simulator.cluster.cluster import Cluster, RunResult
 from simulator.cluster.scenario import Scenario
 from simulator.fit import live_run, validate
-from simulator.output import record, sample
+from simulator.output import record, sample, timeline
 from tests.sim_builders import FP8, FP16, make_requests, make_table, policy_config
 from workload.synthetic import synthetic_trace
 
@@ -33,18 +33,18 @@ def play(policy: str) -> RunResult:
 def write_phase(folder: Path, phase: str, result: RunResult) -> list[dict[str, Any]]:
     with (folder / f"requests-{phase}.jsonl").open("w") as file:
         for request in result.requests:
-            line = record(request, phase, "test")
+            line = record(request, phase, "test").model_dump(mode="json")
             step_ms = request.tpot_ms or 0.0
             chunks = [request.ttft_ms + step_ms * number for number in range(request.output_tokens)]
             file.write(json.dumps({**line, "error": None, "chunk_ms": chunks}) + "\n")
-    return [{"policy": phase, **taken} for taken in result.samples]
+    return [taken.model_dump(mode="json") | {"policy": phase} for taken in timeline(result, phase)]
 
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    timeline = [line for phase, policy in POLICIES.items() for line in write_phase(folder, phase, play(policy))]
-    (folder / "timeline.jsonl").write_text("".join(json.dumps(line) + "\n" for line in timeline))
+    taken = [line for phase, policy in POLICIES.items() for line in write_phase(folder, phase, play(policy))]
+    (folder / "timeline.jsonl").write_text("".join(json.dumps(line) + "\n" for line in taken))
     (folder / "service.yaml").write_text(
         yaml.safe_dump(
             {

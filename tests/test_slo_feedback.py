@@ -17,7 +17,7 @@ from nestedfp.step_rule import StepRule
 
 FP16, FP8, AUTO = DirectiveMode.FP16, DirectiveMode.FP8, DirectiveMode.AUTO
 CALM_FP8 = {"mode": Mode.FP8, "step_ms_fp16": None, "step_ms_fp8": 10.0}
-IN_FP8 = make_rates(tokens_fp16=0.0, tokens_fp8=1200.0)
+IN_FP8 = make_rates(tokens_fp16_per_s=0.0, tokens_fp8_per_s=1200.0)
 
 
 def observe(*replicas: ReplicaView, current: DirectiveMode = FP16, now_s: float = 100.0) -> Observation:
@@ -47,7 +47,7 @@ def after(
         ({"tpot": window(29)}, FP8, "tpot_over_enter"),
         ({"tpot": window(29, count=4)}, FP16, "slo_holds"),
         ({"step_ms_fp16": 29.0}, FP8, "tpot_over_enter"),
-        ({"step_ms_fp16": 29.0, "rates": make_rates(steps_fp16=50.0)}, FP16, "slo_holds"),  # the mean step: 20 ms
+        ({"step_ms_fp16": 29.0, "rates": make_rates(steps_fp16_per_s=50.0)}, FP16, "slo_holds"),  # the mean step: 20 ms
         ({"step_ms_fp16": None}, FP16, "slo_holds"),
         ({"tpot": window(500), "step_ms_fp16": 500.0, "running": 0}, FP16, "slo_holds"),  # idle: old news
     ],
@@ -94,7 +94,7 @@ def test_a_stall_of_a_fifth_of_a_second_is_no_danger() -> None:
         ({"kv_usage": 0.6}, FP8, "fp16_would_fill_kv"),
         ({"running": 0, "kv_usage": 0.6, "step_ms_fp8": 99.0}, FP16, "fp16_would_hold_slo"),
         (
-            {"waiting": 1, "waiting_tokens": 10, "standing_tokens": 10, "rates": replace(IN_FP8, steps_fp8=40.0)},
+            {"waiting": 1, "waiting_tokens": 10, "standing_tokens": 10, "rates": replace(IN_FP8, steps_fp8_per_s=40.0)},
             FP8,
             "fp16_would_be_overloaded",  # all that it computes while a queue stands is what FP8 can
         ),
@@ -118,11 +118,13 @@ def test_an_fp16_step_seen_lately_is_trusted_over_the_ratio() -> None:
     assert (decision.mode, decision.reason) == (FP8, "fp16_would_miss_tpot")
 
 
-@pytest.mark.parametrize(("judged", "within", "mode"), [(20.0, 20.0, FP16), (20.0, 19.8, FP16), (20.0, 19.0, FP8)])
+@pytest.mark.parametrize(
+    ("slo_evaluated", "within", "mode"), [(20.0, 20.0, FP16), (20.0, 19.8, FP16), (20.0, 19.0, FP8)]
+)
 def test_requests_that_miss_enter_fp8_though_no_replica_looks_ill(
-    judged: float, within: float, mode: DirectiveMode
+    slo_evaluated: float, within: float, mode: DirectiveMode
 ) -> None:
-    view = make_view(rates=make_rates(judged=judged, within_slo=within))
+    view = make_view(rates=make_rates(slo_evaluated_per_s=slo_evaluated, within_slo_per_s=within))
     decision, _ = after(60.0, view)
     assert decision.mode is mode
     assert decision.reason == ("slo_holds" if mode is FP16 else "too_many_misses")
@@ -133,19 +135,19 @@ def test_requests_that_miss_enter_fp8_though_no_replica_looks_ill(
 def test_a_failed_return_doubles_the_wait_and_remembers_the_load() -> None:
     settings = SloFeedback(first_hold_s=10, undo_within_s=60, memory_holds=4)
     history, now_s, holds = backoff.Backoff(), 0.0, []
-    history = backoff.wished(backoff.observe(history, now_s, FP16, 1000.0, settings), FP8)
+    history = backoff.proposed(backoff.observe(history, now_s, FP16, 1000.0, settings), FP8)
     for stay_s in (100.0, 30.0, 30.0, 30.0, 61.0):
         now_s += stay_s
-        history = backoff.wished(backoff.observe(history, now_s, FP8, 1000.0 - now_s, settings), FP16)
+        history = backoff.proposed(backoff.observe(history, now_s, FP8, 1000.0 - now_s, settings), FP16)
         holds.append((history.hold_s, history.failed_load))
         now_s += 20.0
-        history = backoff.wished(backoff.observe(history, now_s, FP16, 500.0, settings), FP8)
+        history = backoff.proposed(backoff.observe(history, now_s, FP16, 500.0, settings), FP8)
     assert holds == [(10.0, None), (20.0, 850.0), (40.0, 800.0), (80.0, 750.0), (10.0, None)]
 
 
 def test_the_remembered_load_is_forgotten_after_four_waits() -> None:
     settings = SloFeedback()
-    history = backoff.Backoff(mode=FP8, wished=FP8, changed_at_s=0.0, hold_s=20.0, failed_load=900.0, failed_at_s=0.0)
+    history = backoff.Backoff(mode=FP8, proposed=FP8, changed_at_s=0.0, hold_s=20.0, failed_load=900.0, failed_at_s=0.0)
     assert backoff.observe(history, 80.0, FP8, 1.0, settings).failed_load == 900.0
     assert backoff.observe(history, 80.1, FP8, 1.0, settings).failed_load is None
     assert backoff.hold_left_s(history, 15.0) == 5.0
@@ -153,7 +155,7 @@ def test_the_remembered_load_is_forgotten_after_four_waits() -> None:
 
 def test_an_operators_fp8_is_no_failure_of_fp16() -> None:
     settings = SloFeedback()
-    history = backoff.wished(backoff.observe(backoff.Backoff(), 0.0, FP16, 1000.0, settings), FP16)
+    history = backoff.proposed(backoff.observe(backoff.Backoff(), 0.0, FP16, 1000.0, settings), FP16)
     history = backoff.observe(history, 5.0, FP8, 1000.0, settings)
     assert (history.hold_s, history.failed_load) == (0.0, None)
 

@@ -2,7 +2,7 @@
 
 The load test, the simulator and whoever warms up a forecast read traces through this file.
 
-The format is that of the Azure public data set (AzureLLMInferenceTrace_*.csv): a header and one request a line,
+The format is that of the Azure public data set (AzureLLMInferenceTrace_*.csv): a header and one request per line,
 
     TIMESTAMP,ContextTokens,GeneratedTokens
     2023-11-16 18:17:03.9799600,4808,10

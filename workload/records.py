@@ -106,7 +106,7 @@ class ReplicaStatus(PeerRecord):
     tokens_fp16: Count = 0
     tokens_fp8: Count = 0
     switches: Count = 0
-    path: PathStatus | None = None  # None: not told
+    path: PathStatus | None = None  # None: not reported
     path_saturated: bool = False
 
 
@@ -117,7 +117,7 @@ class ServiceStatus(PeerRecord):
     epoch: Count
     reason: str = ""
     path_saturated: bool = False  # the path limits a replica, not its engine
-    proxy: ProxyStatus | None = None  # None: not told
+    proxy: ProxyStatus | None = None  # None: not reported
     replicas: tuple[ReplicaStatus, ...]
 
     @property
@@ -186,7 +186,7 @@ def mean_tpot_ms(chunk_ms: Sequence[float], output_tokens: int) -> float | None:
 
 
 def write_jsonl(path: Path, records: Iterable[FrozenModel]) -> None:
-    """Write records, one JSON object a line."""
+    """Write records, one JSON object per line."""
     with path.open("w", encoding="utf-8") as file:
         file.writelines(record.model_dump_json() + "\n" for record in records)
 

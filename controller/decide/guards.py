@@ -30,24 +30,20 @@ class GuardState:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What the policy wants, or why it was not asked."""
+class GuardedDecision:
+    """What the policy proposes, and what the guards make of it."""
 
-    wish: Decision | None  # None: not asked
-    hold: str | None  # why not
+    decision: Decision  # what to do; its mode is the present one when a guard holds
+    proposal: Decision | None  # the policy's; None: it was not asked
     policy_state: Any
+    held: str | None = None  # the guard that holds; None: none does
     silent_count: int = 0  # ready replicas that are no evidence
     implausible: bool = False  # one of them because of what it says
 
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What comes out of policy and guards together."""
-
-    decision: Decision  # what to do; its mode is the present one when a guard holds
-    wanted: DirectiveMode | None  # the policy's wish; None when it was not asked
-    policy_state: Any
-    held: str | None = None  # the guard that holds; None: none does
+    @property
+    def wanted(self) -> DirectiveMode | None:
+        """The mode that the policy proposes; None when it was not asked."""
+        return None if self.proposal is None else self.proposal.mode
 
 
 def warmed_up(replicas: Replicas, warm_up_s: float = 0.0) -> Replicas:
@@ -137,34 +133,41 @@ def switched(now_s: float, state: GuardState) -> GuardState:
     return GuardState(now_s, (*recent, now_s))
 
 
-def ask(
+def propose(
     spec: PolicySpec[Any, Any],
     observation: Observation,
     policy_state: Any,
     policy_config: FrozenModel,
     guards: GuardConfig,
     faulty: Collection[str] = (),
-) -> Asked:
-    """Ask the policy, with the replicas that are evidence, if they are enough.
+) -> GuardedDecision:
+    """Ask the policy, with the replicas that are evidence, if they are enough; the other guards are still to come.
 
     ``faulty`` names the replicas whose latest snapshots are implausible.
     """
     if not spec.adaptive:
-        wish, policy_state = spec.decide(observation, policy_state, policy_config)
-        return Asked(wish, None, policy_state)
+        proposal, policy_state = spec.decide(observation, policy_state, policy_config)
+        return GuardedDecision(proposal, proposal, policy_state)
     ready = warmed_up(observation.replicas, guards.warm_up_s)
     heard = fresh(ready, guards.stale_after_s)
     evidence = usable(heard, guards)
     if (hold := hold_for_quorum(len(evidence), len(ready), guards.quorum, guards.expected_replicas)) is not None:
-        warming = not len(ready) and len(warmed_up(observation.replicas))
-        return Asked(None, "held_by_warm_up" if warming else hold, policy_state)
+        if not len(ready) and len(warmed_up(observation.replicas)):
+            hold = "held_by_warm_up"
+        return GuardedDecision(Decision(observation.current, hold), None, policy_state, hold)
     if len(evidence) < len(observation.replicas):
         observation = replace(observation, replicas=evidence)
-    wish, policy_state = spec.decide(observation, policy_state, policy_config)
-    if len(evidence) < len(heard) and wish.mode is observation.current and wish.mode is not DirectiveMode.FP8:
-        wish = replace(wish, reason=ENGINE_STUCK)  # whatever the others do, the SLO does not hold there
+    proposal, policy_state = spec.decide(observation, policy_state, policy_config)
+    if len(evidence) < len(heard) and proposal.mode is observation.current and proposal.mode is not DirectiveMode.FP8:
+        proposal = replace(proposal, reason=ENGINE_STUCK)  # whatever the others do, the SLO does not hold there
     silent = set(ids_of(ready)) - set(ids_of(evidence)) if faulty else set()
-    return Asked(wish, None, policy_state, len(ready) - len(evidence), implausible=not silent.isdisjoint(faulty))
+    return GuardedDecision(
+        proposal,
+        proposal,
+        policy_state,
+        silent_count=len(ready) - len(evidence),
+        implausible=not silent.isdisjoint(faulty),
+    )
 
 
 def guarded_decide(
@@ -175,20 +178,18 @@ def guarded_decide(
     guards: GuardConfig,
     guard_state: GuardState,
     faulty: Collection[str] = (),
-) -> Verdict:
-    """Ask the policy and apply every guard: first quorum; then the policy; and for a wish to change, the rest."""
+) -> GuardedDecision:
+    """Ask the policy and apply every guard: first quorum; then the policy; and for a proposal to change, the rest."""
     now_s, current = observation.now_s, observation.current
-    asked = ask(spec, observation, policy_state, policy_config, guards, faulty)
-    wish = asked.wish
-    if wish is None:
-        return Verdict(Decision(current, str(asked.hold)), None, asked.policy_state, asked.hold)
-    if wish.mode is current or not spec.adaptive:
-        return Verdict(wish, wish.mode, asked.policy_state)
+    proposed = propose(spec, observation, policy_state, policy_config, guards, faulty)
+    wanted = proposed.wanted
+    if wanted is None or wanted is current or not spec.adaptive:
+        return proposed
     hold = (
-        hold_for_stale(current, wish.mode, asked.silent_count, implausible=asked.implausible)
+        hold_for_stale(current, wanted, proposed.silent_count, implausible=proposed.implausible)
         or hold_for_dwell(now_s, current, guard_state, guards)
         or hold_for_flip_rate(now_s, guard_state, guards)
     )
     if hold is None:
-        return Verdict(wish, wish.mode, asked.policy_state)
-    return Verdict(replace(wish, mode=current, reason=hold), wish.mode, asked.policy_state, hold)
+        return proposed
+    return replace(proposed, decision=replace(proposed.decision, mode=current, reason=hold), held=hold)

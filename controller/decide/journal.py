@@ -10,11 +10,11 @@ from controller.fleet.http_path import REASON as PATH_SATURATED
 from controller.protocol.publisher import Content, DirectivePublisher
 from nestedfp.modes import DirectiveMode
 
-NOTES_EVERY_S = 1.0  # a wish that flickers must not write ten lines a second
+NOTES_EVERY_S = 1.0  # a proposal that flickers must not write ten lines per second
 Held = tuple[DirectiveMode | None, str]
 
 
-class Bookkeeper:
+class DecisionJournal:
     """Knows what has been recorded, and numbers the decisions.
 
     Args:
@@ -36,7 +36,7 @@ class Bookkeeper:
         self._path_noted_at_s: float | None = None
         self._reload_to_note = False
 
-    def asked(self, plan: Plan) -> None:
+    def note_plan(self, plan: Plan) -> None:
         """Remember what the latest step decided."""
         self.last_reason, self.last_wanted = plan.decision.reason, plan.wanted
         self.loads = (plan.decision.fp16_load, plan.decision.fp8_load)

@@ -16,7 +16,7 @@ from controller.decide.scope import (
     Plan,
     ReplicaScope,
     Scoped,
-    Sight,
+    ScopeInput,
     compact,
     modes_now,
     moves,
@@ -52,64 +52,74 @@ class SubsetScope(BaseScope):
         self._replicas: dict[str, guards.GuardState] = {}
         self._calm, _ = self._spec.start(config.policy)  # what the policy last wanted when it did not want FP8
 
-    def decide(self, sight: Sight) -> Plan:
+    def decide(self, scope_input: ScopeInput) -> Plan:
         config = self._config
-        modes = modes_now(ids_of(sight.views), sight.current)
+        modes = modes_now(ids_of(scope_input.views), scope_input.current)
         in_fp8 = {replica_id for replica_id, mode in modes.items() if mode is FP8}
         current = FP8 if in_fp8 else self._calm.mode
-        observation = self._observation(sight, sight.views, current)
-        asked = guards.ask(self._spec, observation, self._policy_state, config.policy, config.guards, sight.faulty)
-        before_state, self._policy_state = self._policy_state, asked.policy_state
-        wish = asked.wish
-        if wish is None:
-            hold = str(asked.hold)
-            return self._plan(sight, modes, Decision(current, hold), None, {CLUSTER: (None, hold)})
-        in_danger = wish.mode is FP8
-        if wish.mode is not FP8:
-            self._calm = wish
+        observation = self._observation(scope_input, scope_input.views, current)
+        proposed = guards.propose(
+            self._spec, observation, self._policy_state, config.policy, config.guards, scope_input.faulty
+        )
+        before_state, self._policy_state = self._policy_state, proposed.policy_state
+        proposal = proposed.proposal
+        if proposal is None:
+            return self._plan(scope_input, modes, proposed.decision, None, {CLUSTER: (None, str(proposed.held))})
+        in_danger = proposal.mode is FP8
+        if proposal.mode is not FP8:
+            self._calm = proposal
         elif in_fp8:
             entering = replace(observation, current=self._calm.mode)
-            danger = guards.ask(self._spec, entering, before_state, config.policy, config.guards, sight.faulty).wish
+            danger = guards.propose(
+                self._spec, entering, before_state, config.policy, config.guards, scope_input.faulty
+            ).proposal
             in_danger = danger is not None and danger.mode is FP8
-        ready = guards.usable(guards.warmed_up(sight.views, config.guards.warm_up_s), config.guards)
+        ready = guards.usable(guards.warmed_up(scope_input.views, config.guards.warm_up_s), config.guards)
         ready_ids = ids_of(ready)
         present = sum([replica_id in in_fp8 for replica_id in ready_ids])
-        wanted = self._wanted(wish, in_danger, present, len(ready))
-        hold_ = self._hold(sight.now_s, present, wanted, asked)
-        inputs = (*wish.inputs, ("replicas", len(ready)), ("fp8_replicas", present), ("fp8_replicas_wanted", wanted))
+        wanted = self._wanted(proposal, in_danger, present, len(ready))
+        hold_ = self._hold(scope_input.now_s, present, wanted, proposed)
+        inputs = (
+            *proposal.inputs,
+            ("replicas", len(ready)),
+            ("fp8_replicas", present),
+            ("fp8_replicas_wanted", wanted),
+        )
         calm = self._calm.mode
-        decision = replace(wish, mode=FP8 if wanted else calm, inputs=inputs)
-        # An idle wish can still bring another calm directive: engines of their own may choose now, or no more.
+        decision = replace(proposal, mode=FP8 if wanted else calm, inputs=inputs)
+        # An idle proposal can still bring another calm directive: engines of their own may choose now, or no more.
         recalmed = len(in_fp8) + (0 if calm is FP8 else list(modes.values()).count(calm)) < len(modes)
         if (wanted == present and not recalmed) or hold_ is not None:
             held: dict[str, tuple[DirectiveMode | None, str]] = {}
             if hold_ is not None:
                 decision = replace(decision, mode=current, reason=hold_)
                 held = {CLUSTER: (FP8 if wanted > present else calm, hold_)}
-            return self._plan(sight, modes, decision, wish.mode, held)
+            return self._plan(scope_input, modes, decision, proposal.mode, held)
         frozen = {
             replica_id
             for replica_id, state in self._replicas.items()
-            if guards.hold_for_flip_rate(sight.now_s, state, config.guards) is not None
+            if guards.hold_for_flip_rate(scope_input.now_s, state, config.guards) is not None
         }
         selected = chosen(ready, in_fp8, wanted, frozen)
         modes |= {replica_id: FP8 if replica_id in selected else calm for replica_id in ready_ids}
         held = {replica_id: (None, "held_by_flip_rate") for replica_id in frozen if replica_id in modes}
-        return self._plan(sight, modes, decision, wish.mode, held)
+        return self._plan(scope_input, modes, decision, proposal.mode, held)
 
-    def _wanted(self, wish: Decision, in_danger: bool, present: int, replicas: int) -> int:
+    def _wanted(self, proposal: Decision, in_danger: bool, present: int, replicas: int) -> int:
         settings = self._config.k_of_n
-        enough = needed(replicas, wish.fp16_load, wish.fp8_load, settings.target_utilisation)
+        enough = needed(replicas, proposal.fp16_load, proposal.fp8_load, settings.target_utilisation)
         if in_danger:
             return grown(present, replicas, enough)
-        if enough is not None and enough > present and wish.mode is FP8:
+        if enough is not None and enough > present and proposal.mode is FP8:
             return enough
-        ample = needed(replicas, wish.fp16_load, wish.fp8_load, settings.target_utilisation * settings.shrink_margin)
+        ample = needed(
+            replicas, proposal.fp16_load, proposal.fp8_load, settings.target_utilisation * settings.shrink_margin
+        )
         if ample is not None and present:
-            return min(present, max(1, ample) if wish.mode is FP8 else ample)
-        return present if wish.mode is FP8 else max(0, present - 1)
+            return min(present, max(1, ample) if proposal.mode is FP8 else ample)
+        return present if proposal.mode is FP8 else max(0, present - 1)
 
-    def _hold(self, now_s: float, present: int, wanted: int, asked: guards.Asked) -> str | None:
+    def _hold(self, now_s: float, present: int, wanted: int, proposed: guards.GuardedDecision) -> str | None:
         bounds = self._config.guards
         if wanted > present:
             grew, shrank = self._grew_at_s, self._shrank_at_s
@@ -118,7 +128,7 @@ class SubsetScope(BaseScope):
             )
             return "held_by_dwell" if soon else None
         if wanted < present:
-            stale = guards.hold_for_stale(FP8, self._calm.mode, asked.silent_count, implausible=asked.implausible)
+            stale = guards.hold_for_stale(FP8, self._calm.mode, proposed.silent_count, implausible=proposed.implausible)
             if stale is not None:
                 return stale
             last = max((at for at in (self._grew_at_s, self._shrank_at_s) if at is not None), default=None)
@@ -127,15 +137,15 @@ class SubsetScope(BaseScope):
 
     def _plan(
         self,
-        sight: Sight,
+        scope_input: ScopeInput,
         modes: Mapping[str, DirectiveMode],
         decision: Decision,
         wanted: DirectiveMode | None,
         held: Mapping[str, tuple[DirectiveMode | None, str]],
     ) -> Plan:
-        before = modes_now(modes, sight.current)
+        before = modes_now(modes, scope_input.current)
         reasons = {replica_id: decision.reason for replica_id, mode in modes.items() if mode is not before[replica_id]}
-        mode, exceptions = compact(modes, sight.current.mode)
+        mode, exceptions = compact(modes, scope_input.current.mode)
         return Plan(mode, self._calm.rule, exceptions, decision, wanted, held, reasons)
 
     def changed(self, now_s: float, before: Content, after: Content, replica_ids: Collection[str]) -> None:

@@ -12,19 +12,19 @@ from dataclasses import dataclass, replace
 from controller.audit import DecisionRecord, Rung, Scope, StatusReport
 from controller.config import ControllerConfig, check_reload
 from controller.decide import guards, overload
-from controller.decide.journal import Bookkeeper
+from controller.decide.journal import DecisionJournal
 from controller.decide.k_of_n import make_scope
 from controller.decide.overload import measure
-from controller.decide.overrides import Orders
-from controller.decide.scope import Plan, Sight, compact, keep_fp8, ready_counts
+from controller.decide.overrides import Overrides
+from controller.decide.scope import Plan, ScopeInput, compact, keep_fp8, ready_counts
 from controller.decide.status import status_report
-from controller.fleet.fleet import Fleet, Reception
+from controller.fleet.fleet import Fleet, IngestResult
 from controller.fleet.table import path_limited_count
 from controller.fleet.view import Replicas
 from controller.messages import Directive, DirectiveAck, ReplicaSnapshot
 from controller.policies import POLICIES
 from controller.policies.base import Decision
-from controller.protocol import NO_RULE, Content, DirectivePublisher, Stated, lapsed
+from controller.protocol import NO_RULE, Content, DirectivePublisher, Stated, lease_expired
 from controller.protocol.clock import SteadyClock
 from nestedfp.modes import DirectiveMode
 
@@ -62,8 +62,8 @@ class ControlLoop:
         self._fleet = Fleet(config.rate_window_s, config.forget_after_s, config.slo)
         self._scope = make_scope(config)
         self._ladder = overload.LadderState()
-        self._orders = Orders()
-        self._books = Bookkeeper(self._start, start.reason)
+        self._overrides = Overrides()
+        self._journal = DecisionJournal(self._start, start.reason)
         self._since_s: float | None = None  # when the mode came into force; None before the first event
         self._began_s = 0.0
         self._blind_since_s: float | None = None  # since when there is no quorum
@@ -74,15 +74,19 @@ class ControlLoop:
     def on_snapshot(self, now_s: float, snapshot: ReplicaSnapshot) -> Directive:
         """Take a snapshot; the directive returned is the answer for its sender, and renews the lease."""
         now_s = self._tick(now_s)
-        reception = self._fleet.on_snapshot(now_s, snapshot)
-        if reception is not Reception.LATE:
+        ingested = self._fleet.on_snapshot(now_s, snapshot)
+        if ingested is not IngestResult.LATE:
             known_epoch = self._publisher.epoch
             self._publisher.on_snapshot(now_s, snapshot)
-            if reception is Reception.NEW and now_s - self._began_s <= self._config.forget_after_s:
-                self._orders.adopt(now_s, snapshot)
+            if ingested is IngestResult.NEW and now_s - self._began_s <= self._config.forget_after_s:
+                self._overrides.adopt(now_s, snapshot)
             # Under an order of its own a replica's mode says nothing of the others'.
             ordered_alone = snapshot.order is not None and not snapshot.order.for_all
-            if reception is Reception.NEW and self._adopts_from is not None and not (lapsed(snapshot) or ordered_alone):
+            if (
+                ingested is IngestResult.NEW
+                and self._adopts_from is not None
+                and not (lease_expired(snapshot) or ordered_alone)
+            ):
                 self._adopt(now_s, snapshot, known_epoch)
         return self._publisher.answer(snapshot.replica_id)
 
@@ -103,7 +107,7 @@ class ControlLoop:
         """
         if replica_id is not None and replica_id not in self._fleet:
             raise ValueError(f"expected one of the replicas {sorted(self._fleet.ids)}, got {replica_id!r}; see /status")
-        self._orders.give(self._tick(now_s), mode, ttl_s, replica_id)
+        self._overrides.set(self._tick(now_s), mode, ttl_s, replica_id)
         return self.step(now_s)
 
     def reload(self, now_s: float, config: ControllerConfig) -> Effects:
@@ -127,7 +131,7 @@ class ControlLoop:
         if config.advisory and not old.advisory:
             start, _ = POLICIES[config.policy.name].start(config.policy)
             self._start = Content(start.mode, start.rule)
-        self._books.reloaded()
+        self._journal.reloaded()
         return self.step(now_s)
 
     # -- what goes out -------------------------------------------------------------------------------------------------
@@ -139,18 +143,20 @@ class ControlLoop:
         if fleet.forget_silent(now_s) or publisher.peer_count != len(fleet):
             publisher.retain(fleet.ids)
         views = fleet.views(now_s)
-        self._orders.expire(now_s)
+        self._overrides.expire(now_s)
         plan = self._plan(now_s, views)
-        self._books.asked(plan)
+        self._journal.note_plan(plan)
         climbed = self._climb(now_s, views)
         decided = Content(plan.mode, plan.rule_in_use, plan.exceptions, self._ladder.admission_scale)
         same_modes = (decided.mode, decided.exceptions) == (self._decided.mode, self._decided.exceptions)
         self._put_in_force(now_s, decided, climbed if climbed is not None and same_modes else plan.decision.reason)
         desired_replicas = None if self._config.advisory else self._ladder.desired_replicas
-        publisher.state(Stated(desired_replicas, *ready_counts(views, publisher.content), *self._orders.told(now_s)))
+        publisher.state(
+            Stated(desired_replicas, *ready_counts(views, publisher.content), *self._overrides.reported(now_s))
+        )
         directive = publisher.due(now_s)
         limited = path_limited_count(views) > 0
-        record, notes = self._books.write(
+        record, notes = self._journal.write(
             driver_s, now_s, self._config, plan, self._decided, publisher, self._rung(), self._ladder, climbed, limited
         )
         return Effects(
@@ -162,9 +168,9 @@ class ControlLoop:
             desired_replicas=desired_replicas,
         )
 
-    def settled(self) -> tuple[Directive, int, float] | None:
+    def converged(self) -> tuple[Directive, int, float] | None:
         """Once every known replica has acknowledged: the directive, how many replicas, and seconds it took."""
-        after_s = self._publisher.settled_after_s()
+        after_s = self._publisher.converged_after_s()
         if after_s is None:
             return None
         return self._publisher.current(), self._publisher.peer_count, after_s
@@ -177,8 +183,8 @@ class ControlLoop:
             self._config,
             self._publisher,
             self._fleet,
-            self._orders,
-            self._books,
+            self._overrides,
+            self._journal,
             self._decided,
             self._rung(),
             self._ladder,
@@ -195,12 +201,12 @@ class ControlLoop:
 
     def _plan(self, now_s: float, views: Replicas) -> Plan:
         """Ask the operator, the fail-safe, and then the policy."""
-        ordered = self._orders.for_all
+        ordered = self._overrides.for_all
         if ordered is not None and not self._config.advisory:
             return Plan(ordered.mode, NO_RULE, {}, Decision(ordered.mode, "override"))
         if (fail_safe := self._fail_safe(now_s, views)) is not None:
             return fail_safe
-        plan = self._scope.decide(Sight(now_s, views, self._decided, self._fleet.faults))
+        plan = self._scope.decide(ScopeInput(now_s, views, self._decided, self._fleet.faults))
         return keep_fp8(plan, self._decided, views) if self._ladder.holds_fp8 else plan
 
     def _fail_safe(self, now_s: float, views: Replicas) -> Plan | None:
@@ -224,11 +230,11 @@ class ControlLoop:
 
     def _climb(self, now_s: float, views: Replicas) -> str | None:
         """Go a step up or down the ladder where it is time to; returns why."""
-        ordered = self._orders.for_all
+        ordered = self._overrides.for_all
         if ordered is not None and ordered.mode is not DirectiveMode.FP8:
             return None  # the operator has ruled out the first rung; what it takes then is the operator's to say
         offered = self._fleet.offered_over_admitted()
-        strain = measure(now_s, views, self._decided, self._config, self._books.loads[1], offered)
+        strain = measure(now_s, views, self._decided, self._config, self._journal.loads[1], offered)
         self._ladder, climbed = overload.advance(strain, self._ladder, self._config.ladder)
         return climbed
 
@@ -267,7 +273,7 @@ class ControlLoop:
         """Take a decision over, and publish it unless the mode is advisory."""
         before = self._decided
         if not self._config.advisory:
-            decided = self._orders.applied(decided)
+            decided = self._overrides.applied(decided)
         if decided != before:
             self._scope.changed(now_s, before, decided, self._fleet.ids)
             self._decided = decided
@@ -275,9 +281,9 @@ class ControlLoop:
                 self._adopts_from = None
         published = decided
         if self._config.advisory:
-            ordered = self._orders.for_all
+            ordered = self._overrides.for_all
             start = self._start if ordered is None else Content(ordered.mode)
-            published = self._orders.applied(start)
+            published = self._overrides.applied(start)
             reason = "override" if ordered is not None else "advisory"
         elif not adopting and decided == before and published.mode is not self._publisher.mode:
             reason = "advisory_ended"
@@ -289,7 +295,7 @@ class ControlLoop:
             self._since_s = now_s
 
     def _next_step_at_s(self, now_s: float) -> float:
-        times_s = [now_s + self._config.step_period_s, *self._orders.ends_s()]
+        times_s = [now_s + self._config.step_period_s, *self._overrides.ends_s()]
         if (again_s := self._publisher.resend_at_s()) is not None:
             times_s.append(max(now_s, again_s))
         return min(times_s)

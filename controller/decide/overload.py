@@ -5,17 +5,17 @@
 | degrade | the policy wants FP8                                        | the policy wants FP16 and the rungs below are off |
 | shed    | all replicas in FP8 and the SLO missed for ``shed_after_s`` | calm for ``recover_after_s``, step by step, soon  |
 |         |                                                             | one after the other while nobody is refused       |
-| scale   | requests still turned away ``scale_after_s`` later          | fewer would do for ``scale_down_after_s``         |
+| scale   | requests still rejected ``scale_after_s`` later          | fewer would do for ``scale_down_after_s``         |
 
 The SLO is missed when the offered load is above what FP8 serves, or half of the replicas have a request that has waited
-longer than the TTFT objective. While the queue shrinks the next step waits for what the last one did: waits and smoothed
-loads lag behind. Requests that were turned away count as load, or the relief that shedding brings would argue for ending
+longer than the TTFT objective. While the queue shrinks the next step waits for what the last one did: waits and the
+EWMA of the load lag behind. Requests that were rejected count as load, or the relief that shedding brings would argue for ending
 it, and the two would take turns. The same holds for replicas that were added: fewer are asked for only when fewer would
 do. Where the load is not known, or wrongly, a step back is a trial; each trial that fails doubles the pauses before the
 next ones, so that a constant load sees ever fewer of them.
 
-While replicas that were asked for are still needed, admission goes back up though the scale rung stays: turning users
-away from idle replicas helps nobody.
+While replicas that were asked for are still needed, admission goes back up though the scale rung stays: rejecting users
+ from idle replicas helps nobody.
 """
 
 import math
@@ -71,7 +71,7 @@ class Strain:
     replicas: int  # that serve, and have been heard of lately
     fully_degraded: bool  # all of them are directed to FP8, or the policy may not do that
     fp8_load: float | None  # admitted load / FP8 capacity, as the policy predicts it
-    offered_over_admitted: float  # 1 when nothing was turned away
+    offered_over_admitted: float  # 1 when nothing was rejected
     over_slo: int  # replicas whose oldest request has waited longer than the objective
     over_half_slo: int
     draining: bool = False  # the queue shrinks, or is gone: what has been shed may be enough already
@@ -123,14 +123,14 @@ def limited(state: LadderState, config: LadderConfig) -> LadderState:
 
 
 def replicas_needed(strain: Strain, state: LadderState, config: LadderConfig) -> int:
-    """How many replicas would serve the offered load in FP8; from what is turned away when the load is not known."""
+    """How many replicas would serve the offered load in FP8; from what is rejected when the load is not known."""
     most = config.max_replicas or strain.replicas
     if strain.offered_load is not None:
         wanted = strain.replicas * strain.offered_load / config.scale_load
     elif strain.failing or strain.offered_over_admitted > 1.0:
         wanted = max(strain.replicas + 1.0, strain.replicas * min(2.0, strain.offered_over_admitted))
     else:
-        # Calm says only that as many as there are suffice, and of those turned away nothing. That one fewer would do has
+        # Calm says only that as many as there are suffice, and of those rejected nothing. That one fewer would do has
         # to be tried, and only once everybody is let in.
         fewer = strain.over_half_slo == 0 and state.admission_scale == 1.0
         wanted = strain.replicas - 1.0 if fewer else float(max(strain.replicas, state.desired_replicas or 0))
@@ -284,12 +284,12 @@ def measure(
     if isinstance(seen, Table):
         waits_s = seen.rows["oldest_wait_s"]
         over_slo, over_half_slo = int((waits_s > slo_s).sum()), int((waits_s > slo_s / 2).sum())
-        queued, growth = in_order_sum(seen.rows["waiting_tokens"]), in_order_sum(seen.rows["queue_growth"])
+        queued, growth = in_order_sum(seen.rows["waiting_tokens"]), in_order_sum(seen.rows["queue_growth_tokens_per_s"])
     else:
         over_slo = sum([view.snapshot.oldest_wait_s > slo_s for view in seen])
         over_half_slo = sum([view.snapshot.oldest_wait_s > slo_s / 2 for view in seen])
         queued = float(sum([view.snapshot.waiting_tokens for view in seen]))
-        growth = sum([view.rates.waiting_tokens for view in seen if view.rates is not None])
+        growth = sum([view.rates.queue_growth_tokens_per_s for view in seen if view.rates is not None])
     if not POLICIES[config.policy.name].adaptive:
         degraded = True  # as far as it may be
     elif current.exceptions:

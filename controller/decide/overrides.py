@@ -31,7 +31,7 @@ def override_in_force(now_s: float, override: Override | None) -> Override | Non
     return override
 
 
-class Orders:
+class Overrides:
     """What the operator has ordered and not taken back."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Orders:
         self.by_replica: dict[str, Override] = {}
         self._adopted_epoch: int | None = 0  # of the directive whose order was taken up; None: the operator has spoken
 
-    def give(self, now_s: float, mode: DirectiveMode, ttl_s: float | None, replica_id: str | None = None) -> None:
+    def set(self, now_s: float, mode: DirectiveMode, ttl_s: float | None, replica_id: str | None = None) -> None:
         """Take an order; ``auto`` hands back to the policy. An order for all ends those for single replicas.
 
         Raises:
@@ -62,28 +62,28 @@ class Orders:
 
     def adopt(self, now_s: float, snapshot: ReplicaSnapshot) -> None:
         """Take up what a replica was told by a controller before this one."""
-        told = snapshot.order
+        reported = snapshot.order
         if self._adopted_epoch is None or snapshot.epoch < self._adopted_epoch:
             return
         newer, self._adopted_epoch = snapshot.epoch > self._adopted_epoch, snapshot.epoch
         order = None
-        if told is not None and told.mode is not DirectiveMode.AUTO:
-            order = Override(told.mode, None if told.remaining_s is None else now_s + told.remaining_s)
-        if told is not None and not told.for_all and order is not None:
+        if reported is not None and reported.mode is not DirectiveMode.AUTO:
+            order = Override(reported.mode, None if reported.remaining_s is None else now_s + reported.remaining_s)
+        if reported is not None and not reported.for_all and order is not None:
             self.by_replica[snapshot.replica_id] = order
         elif order is not None or newer:
             self.for_all = order
 
-    def told(self, now_s: float) -> tuple[StandingOrder | None, dict[str, StandingOrder]]:
+    def reported(self, now_s: float) -> tuple[StandingOrder | None, dict[str, StandingOrder]]:
         """The orders as replicas are told of them: for all, and for single replicas."""
         if self.for_all is None and not self.by_replica:
             return None, {}
         single = {
-            replica_id: told
+            replica_id: reported
             for replica_id, order in self.by_replica.items()
-            if (told := _told(now_s, order, for_all=False)) is not None
+            if (reported := _reported(now_s, order, for_all=False)) is not None
         }
-        return _told(now_s, self.for_all, for_all=True), single
+        return _reported(now_s, self.for_all, for_all=True), single
 
     def expire(self, now_s: float) -> None:
         """Drop what has come to its end."""
@@ -121,7 +121,7 @@ def _view(now_s: float, order: Override | None) -> OverrideView | None:
     return None if order is None else OverrideView(mode=order.mode, remaining_s=_remaining_s(now_s, order))
 
 
-def _told(now_s: float, order: Override | None, *, for_all: bool) -> StandingOrder | None:
+def _reported(now_s: float, order: Override | None, *, for_all: bool) -> StandingOrder | None:
     order = override_in_force(now_s, order)
     if order is None:
         return None

@@ -26,7 +26,7 @@ CLUSTER = ""  # the key of the cluster among held units
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class ScopeInput:
     """All that a scope may look at."""
 
     now_s: float
@@ -43,8 +43,8 @@ class Plan:
     rule: StepRule
     exceptions: Mapping[str, DirectiveMode]
     decision: Decision  # reason, inputs and loads, for the cluster as a whole
-    wanted: DirectiveMode | None = None  # the policy's wish; None: not asked, or replicas differ
-    held: Mapping[str, tuple[DirectiveMode | None, str]] = field(default_factory=dict)  # unit -> wish, guard
+    wanted: DirectiveMode | None = None  # the policy's proposal; None: not asked, or replicas differ
+    held: Mapping[str, tuple[DirectiveMode | None, str]] = field(default_factory=dict)  # unit -> proposal, guard
     reasons: Mapping[str, str] = field(default_factory=dict)  # of the replicas that change
 
     @property
@@ -57,7 +57,7 @@ class Plan:
 class Scoped(Protocol):
     """A policy at work in a scope."""
 
-    def decide(self, sight: Sight) -> Plan:
+    def decide(self, scope_input: ScopeInput) -> Plan:
         """What should be in force now."""
 
     def changed(self, now_s: float, before: Content, after: Content, replica_ids: Collection[str]) -> None:
@@ -139,8 +139,8 @@ class BaseScope:
     def _forget(self) -> None:
         self._policy_state = self._start()
 
-    def _observation(self, sight: Sight, views: Replicas, current: DirectiveMode) -> Observation:
-        return Observation(now_s=sight.now_s, replicas=views, current=current, slo=self._config.slo)
+    def _observation(self, scope_input: ScopeInput, views: Replicas, current: DirectiveMode) -> Observation:
+        return Observation(now_s=scope_input.now_s, replicas=views, current=current, slo=self._config.slo)
 
 
 class ClusterScope(BaseScope):
@@ -150,21 +150,21 @@ class ClusterScope(BaseScope):
         super().__init__(config)
         self._guard_state = guards.GuardState()
 
-    def decide(self, sight: Sight) -> Plan:
-        verdict = guards.guarded_decide(
+    def decide(self, scope_input: ScopeInput) -> Plan:
+        guarded = guards.guarded_decide(
             self._spec,
-            self._observation(sight, sight.views, sight.current.mode),
+            self._observation(scope_input, scope_input.views, scope_input.current.mode),
             self._policy_state,
             self._config.policy,
             self._config.guards,
             self._guard_state,
-            sight.faulty,
+            scope_input.faulty,
         )
-        self._policy_state = verdict.policy_state
-        decision = verdict.decision
-        rule = sight.current.rule if verdict.held is not None else decision.rule
-        held = {} if verdict.held is None else {CLUSTER: (verdict.wanted, verdict.held)}
-        return Plan(decision.mode, rule, {}, decision, verdict.wanted, held)
+        self._policy_state = guarded.policy_state
+        decision = guarded.decision
+        rule = scope_input.current.rule if guarded.held is not None else decision.rule
+        held = {} if guarded.held is None else {CLUSTER: (guarded.wanted, guarded.held)}
+        return Plan(decision.mode, rule, {}, decision, guarded.wanted, held)
 
     def changed(self, now_s: float, before: Content, after: Content, replica_ids: Collection[str]) -> None:
         if before.mode is not after.mode or before.rule != after.rule:
@@ -192,8 +192,8 @@ class ReplicaScope(BaseScope):
         self._units: dict[str, _Unit] = {}
         self._asked_last = ""
 
-    def decide(self, sight: Sight) -> Plan:
-        views, current = sight.views, sight.current
+    def decide(self, scope_input: ScopeInput) -> Plan:
+        views, current = scope_input.views, scope_input.current
         modes = modes_now(ids_of(views), current)
         if len(self._units) > len(modes):
             self._units = {replica_id: unit for replica_id, unit in self._units.items() if replica_id in modes}
@@ -204,7 +204,7 @@ class ReplicaScope(BaseScope):
         reasons: dict[str, str] = {}
         for view in self._turn(views):
             replica_id = view.replica_id
-            unit = self._decide_one(sight, view, modes[replica_id], bounds)
+            unit = self._decide_one(scope_input, view, modes[replica_id], bounds)
             assert unit.decision is not None, "a unit that was asked has decided"
             if unit.decision.mode is not modes[replica_id]:
                 modes[replica_id], reasons[replica_id] = unit.decision.mode, unit.decision.reason
@@ -231,22 +231,24 @@ class ReplicaScope(BaseScope):
         self._asked_last = turn[-1].replica_id
         return turn
 
-    def _decide_one(self, sight: Sight, view: ReplicaView, current: DirectiveMode, bounds: GuardConfig) -> _Unit:
+    def _decide_one(
+        self, scope_input: ScopeInput, view: ReplicaView, current: DirectiveMode, bounds: GuardConfig
+    ) -> _Unit:
         replica_id = view.replica_id
         unit = self._units.get(replica_id)
         if unit is None:
             unit = self._units[replica_id] = _Unit(self._start())
-        verdict = guards.guarded_decide(
+        guarded = guards.guarded_decide(
             self._spec,
-            self._observation(sight, (view,), current),
+            self._observation(scope_input, (view,), current),
             unit.policy_state,
             self._config.policy,
             bounds,
             unit.guard_state,
-            (replica_id,) if replica_id in sight.faulty else (),
+            (replica_id,) if replica_id in scope_input.faulty else (),
         )
-        unit.policy_state, unit.decision = verdict.policy_state, verdict.decision
-        unit.held = None if verdict.held is None else (verdict.wanted, verdict.held)
+        unit.policy_state, unit.decision = guarded.policy_state, guarded.decision
+        unit.held = None if guarded.held is None else (guarded.wanted, guarded.held)
         return unit
 
     def changed(self, now_s: float, before: Content, after: Content, replica_ids: Collection[str]) -> None:

@@ -3,13 +3,14 @@
 from controller.audit import ReplicaStatus, Rung, StatusReport
 from controller.config import ControllerConfig
 from controller.decide.guards import engine_fault
-from controller.decide.journal import Bookkeeper
+from controller.decide.journal import DecisionJournal
 from controller.decide.overload import LadderState
-from controller.decide.overrides import Orders
+from controller.decide.overrides import Overrides
 from controller.fleet.fleet import Fleet
 from controller.fleet.http_path import limits
 from controller.fleet.table import path_limited_count
 from controller.fleet.view import ReplicaView
+from controller.messages import ReplicaState
 from controller.protocol.publisher import Content, DirectivePublisher
 from nestedfp.modes import DirectiveMode
 
@@ -19,8 +20,8 @@ def status_report(
     config: ControllerConfig,
     publisher: DirectivePublisher,
     fleet: Fleet,
-    orders: Orders,
-    books: Bookkeeper,
+    overrides: Overrides,
+    journal: DecisionJournal,
     decided: Content,
     rung: Rung,
     ladder: LadderState,
@@ -28,15 +29,15 @@ def status_report(
 ) -> StatusReport:
     """What is in force, why, and how each replica stands. Times are seconds of the loop's clock."""
     content = publisher.content
-    override, replica_overrides = orders.view(now_s)
+    override, replica_overrides = overrides.view(now_s)
     views = fleet.views(now_s)
     return StatusReport(
         mode=content.mode,
         exceptions=dict(content.exceptions),
         epoch=publisher.epoch,
         reason=publisher.reason,
-        last_reason=books.last_reason,
-        wanted=books.last_wanted,
+        last_reason=journal.last_reason,
+        wanted=journal.last_wanted,
         policy=config.policy.name,
         scope=config.scope,
         fp8_replicas=sum(content.mode_for(view.replica_id) is DirectiveMode.FP8 for view in views),
@@ -47,8 +48,8 @@ def status_report(
         fp8_insufficient=ladder.insufficient,
         admission_scale=content.admission_scale,
         desired_replicas=ladder.desired_replicas,
-        fp16_load=books.loads[0],
-        fp8_load=books.loads[1],
+        fp16_load=journal.loads[0],
+        fp8_load=journal.loads[1],
         since_s=since_s,
         rule=content.rule,
         override=override,
@@ -58,32 +59,8 @@ def status_report(
             _replica(view, config, publisher, fleet.faults.get(view.replica_id), view.replica_id in replica_overrides)
             for view in views
         ),
-        config_loads=books.reload_count,
+        config_loads=journal.reload_count,
     )
-
-
-COPIED = (  # from the snapshot
-    "mode",
-    "ready",
-    "lease_remaining_s",
-    "admission_scale",
-    "refused",
-    "running",
-    "waiting",
-    "waiting_tokens",
-    "oldest_wait_s",
-    "blocked",
-    "path",
-    "stats_age_s",
-    "progress_age_s",
-    "kv_usage",
-    "tokens_fp16",
-    "tokens_fp8",
-    "fp16_only",
-    "fp8_pays_from_tokens",
-    "fp8_weight_share",
-    "switches",
-)
 
 
 def _replica(
@@ -92,12 +69,12 @@ def _replica(
     snapshot, rates = view.snapshot, view.rates
     heard = publisher.last_heard(snapshot.replica_id)
     stuck = engine_fault(view, config.guards)
-    epoch, directive = heard or (snapshot.epoch, snapshot.directive)
+    shared = {name: getattr(snapshot, name) for name in ReplicaState.model_fields}
+    if heard is not None:
+        shared["epoch"], shared["directive"] = heard
     return ReplicaStatus(
-        **{name: getattr(snapshot, name) for name in COPIED},
+        **shared,
         id=snapshot.replica_id,
-        epoch=epoch,
-        directive=directive,
         directed=publisher.content.mode_for(snapshot.replica_id),
         overridden=overridden,
         acked=publisher.acked(snapshot.replica_id),
@@ -107,6 +84,6 @@ def _replica(
         path_saturated=limits(view),
         ttft_p90_ms=snapshot.ttft.p90_ms if snapshot.ttft.count else None,
         tpot_p90_ms=snapshot.tpot.p90_ms if snapshot.tpot.count else None,
-        arrivals_per_s=None if rates is None else rates.arrivals,
-        tokens_per_s=None if rates is None else rates.tokens,
+        arrivals_per_s=None if rates is None else rates.arrivals_per_s,
+        tokens_per_s=None if rates is None else rates.tokens_per_s,
     )

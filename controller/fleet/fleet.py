@@ -23,12 +23,12 @@ from workload.slo import USUAL_SLO, Slo
 MAX_TOKENS_PER_S = 1e7  # ten times what the largest replica of 2026 computes
 MAX_ARRIVALS_PER_S = 1e6
 RETIRED_KEPT = 8
-WARM_STEPS = 16  # of a fresh engine: the first ones load and compile, and the smoothed step time must forget them
+WARM_STEPS = 16  # of a fresh engine: the first ones load and compile, and the EWMA step time must forget them
 COLD_AT_MOST_S = 10.0  # of work: an engine that has not made so many steps by then is slow, not cold
 _set = object.__setattr__
 
 
-class Reception(enum.Enum):
+class IngestResult(enum.Enum):
     """What became of a snapshot."""
 
     NEW = "new"  # the replica's first
@@ -120,9 +120,8 @@ class Fleet:
         self.forget_after_s = forget_after_s
         self._replicas: dict[str, _Replica] = {}
         self._rows = RowStore()  # of the replicas that have a view
-        self._in_order: tuple[list[str], list[int]] | None = (
-            None  # their ids, sorted, and slots; None: to be sorted anew
-        )
+        # Their ids, sorted, and slots; None: to be sorted anew.
+        self._in_order: tuple[list[str], list[int]] | None = None
         self._refusing: set[str] = set()  # replicas that have turned requests away within their window
         self._none_silent_before_s = 0.0  # until then nobody can have been silent for too long
         self._faulty: dict[str, str] = {}
@@ -148,18 +147,18 @@ class Fleet:
         """What is wrong with the latest snapshots, by replica."""
         return self._faulty
 
-    def on_snapshot(self, now_s: float, snapshot: ReplicaSnapshot) -> Reception:
+    def on_snapshot(self, now_s: float, snapshot: ReplicaSnapshot) -> IngestResult:
         """Take a snapshot, unless it is late or cannot be true."""
         replica, newest = self._replicas.get(snapshot.replica_id), None
-        outcome = Reception.TAKEN
+        outcome = IngestResult.TAKEN
         if replica is None:
             replica = self._replicas[snapshot.replica_id] = _Replica(now_s)
-            outcome = Reception.NEW
+            outcome = IngestResult.NEW
         elif (newest := replica.newest) is not None and (
             snapshot.incarnation in replica.retired
             or (snapshot.incarnation == newest.incarnation and snapshot.seq <= newest.seq)
         ):
-            return Reception.LATE
+            return IngestResult.LATE
         replica.heard_at_s, replica.newest = now_s, snapshot
         if newest is not None and newest.incarnation != snapshot.incarnation:
             replica.retired.append(newest.incarnation)
@@ -171,7 +170,7 @@ class Fleet:
         if self._is_faulty(now_s, replica, snapshot):
             if replica.view is None and snapshot.replica_id in self._rows:
                 self._drop_row(snapshot.replica_id)
-            return Reception.IMPLAUSIBLE
+            return IngestResult.IMPLAUSIBLE
         if replica.received:
             _, last = replica.received[-1]
             if not _grew(last, snapshot):
@@ -233,7 +232,7 @@ class Fleet:
         if not self._refusing:
             return 1.0
         refused = sum(self._replicas[replica_id].refused_per_s for replica_id in self._refusing)
-        admitted = sum(replica.rates.arrivals for replica in self._replicas.values() if replica.rates is not None)
+        admitted = sum(replica.rates.arrivals_per_s for replica in self._replicas.values() if replica.rates is not None)
         return (admitted + refused) / max(admitted, 1e-3)
 
     def _is_faulty(self, now_s: float, replica: _Replica, snapshot: ReplicaSnapshot) -> bool:
@@ -264,15 +263,18 @@ def _rates(first: ReplicaSnapshot, last: ReplicaSnapshot, span_s: float) -> Rate
     """Differences per second, or None when no machine could have done it."""
     rates = Rates(
         span_s=span_s,
-        arrivals=(last.arrivals - first.arrivals) / span_s,
-        arrived_tokens=(last.arrived_tokens - first.arrived_tokens) / span_s,
-        tokens_fp16=(last.tokens_fp16 - first.tokens_fp16) / span_s,
-        tokens_fp8=(last.tokens_fp8 - first.tokens_fp8) / span_s,
-        waiting_tokens=(last.waiting_tokens - first.waiting_tokens) / span_s,
-        steps_fp16=(last.steps_fp16 - first.steps_fp16) / span_s,
-        steps_fp8=(last.steps_fp8 - first.steps_fp8) / span_s,
-        judged=(last.judged - first.judged) / span_s,
-        within_slo=(last.within_slo + last.path_misses - first.within_slo - first.path_misses) / span_s,
+        arrivals_per_s=(last.arrivals - first.arrivals) / span_s,
+        arrived_tokens_per_s=(last.arrived_tokens - first.arrived_tokens) / span_s,
+        tokens_fp16_per_s=(last.tokens_fp16 - first.tokens_fp16) / span_s,
+        tokens_fp8_per_s=(last.tokens_fp8 - first.tokens_fp8) / span_s,
+        queue_growth_tokens_per_s=(last.waiting_tokens - first.waiting_tokens) / span_s,
+        steps_fp16_per_s=(last.steps_fp16 - first.steps_fp16) / span_s,
+        steps_fp8_per_s=(last.steps_fp8 - first.steps_fp8) / span_s,
+        slo_evaluated_per_s=(last.slo_evaluated - first.slo_evaluated) / span_s,
+        within_slo_per_s=(last.within_slo + last.path_misses - first.within_slo - first.path_misses) / span_s,
     )
-    plausible = rates.arrivals <= MAX_ARRIVALS_PER_S and max(rates.arrived_tokens, rates.tokens) <= MAX_TOKENS_PER_S
+    plausible = (
+        rates.arrivals_per_s <= MAX_ARRIVALS_PER_S
+        and max(rates.arrived_tokens_per_s, rates.tokens_per_s) <= MAX_TOKENS_PER_S
+    )
     return rates if plausible else None

@@ -40,10 +40,10 @@ def engine_keeps_up(view: ReplicaView, slo: Slo) -> bool:
         return False
     step_ms = engine_step_ms(snapshot)
     if rates is not None:
-        leaving = rates.arrived_tokens - rates.waiting_tokens
+        leaving = rates.arrived_tokens_per_s - rates.queue_growth_tokens_per_s
         if view.standing_tokens > 0 and 1e3 * snapshot.waiting_tokens > short_ms * leaving:
             return False
-        steps = rates.steps_fp16 + rates.steps_fp8
+        steps = rates.steps_fp16_per_s + rates.steps_fp8_per_s
         if steps * step_ms >= BUSY_MS:
             step_ms = 1e3 / steps
     return step_ms <= SHORT_STEPS * slo.tpot_ms
@@ -65,7 +65,7 @@ def inputs(limited: int) -> tuple[tuple[str, float], ...]:
 
 
 def engine_step_ms(snapshot: ReplicaSnapshot) -> float:
-    """Smoothed duration of a step in the present mode; 0 before the first."""
+    """EWMA of the durations of steps in the present mode; 0 before the first."""
     return (snapshot.step_ms_fp8 if snapshot.mode is Mode.FP8 else snapshot.step_ms_fp16) or 0.0
 
 
@@ -86,9 +86,9 @@ def engine_tpot_ms(snapshot: ReplicaSnapshot, measured_ms: float) -> float:
 def queued_tokens(snapshot: ReplicaSnapshot, rates: Rates | None) -> float:
     """Prompt tokens of the requests in the path, by the mean of those that arrived; 0 when that is not known."""
     path = snapshot.path
-    if path is None or path.in_path == 0 or rates is None or rates.arrivals <= 0:
+    if path is None or path.in_path == 0 or rates is None or rates.arrivals_per_s <= 0:
         return 0.0
-    return path.in_path * rates.arrived_tokens / rates.arrivals
+    return path.in_path * rates.arrived_tokens_per_s / rates.arrivals_per_s
 
 
 def _slow(path: PathStats, slo: Slo) -> bool:

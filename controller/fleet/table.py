@@ -31,10 +31,10 @@ FIELDS = (
     "standing_tokens",
     # of the snapshot; flags are 1 or 0
     "ready",
-    "ready_for_s",  # inf: not told
+    "ready_for_s",  # inf: not reported
     "cold",
     "stats_age_s",
-    "progress_age_s",  # 0: not told
+    "progress_age_s",  # 0: not reported
     "fp16_only",
     "in_fp8",
     "waiting",
@@ -51,16 +51,16 @@ FIELDS = (
     "tpot_p90_ms",
     "in_path",
     "path_tokens",  # prompt tokens of the requests in the path
-    # rates per second; all 0 where they are not known
+    # rates; all 0 where they are not known
     "rated",
-    "arrived_tokens",
-    "tokens_fp16",
-    "tokens_fp8",
-    "queue_growth",  # of waiting_tokens
-    "steps_fp16",
-    "steps_fp8",
-    "judged",
-    "within_slo",
+    "arrived_tokens_per_s",
+    "tokens_fp16_per_s",
+    "tokens_fp8_per_s",
+    "queue_growth_tokens_per_s",
+    "steps_fp16_per_s",
+    "steps_fp8_per_s",
+    "slo_evaluated_per_s",
+    "within_slo_per_s",
 )
 ROW = np.dtype([(name, np.float64) for name in FIELDS])
 PACKED = struct.Struct(f"={len(FIELDS)}d")
@@ -111,14 +111,14 @@ def numbers(
             if rates is None
             else (
                 1.0,
-                rates.arrived_tokens,
-                rates.tokens_fp16,
-                rates.tokens_fp8,
-                rates.waiting_tokens,
-                rates.steps_fp16,
-                rates.steps_fp8,
-                rates.judged,
-                rates.within_slo,
+                rates.arrived_tokens_per_s,
+                rates.tokens_fp16_per_s,
+                rates.tokens_fp8_per_s,
+                rates.queue_growth_tokens_per_s,
+                rates.steps_fp16_per_s,
+                rates.steps_fp8_per_s,
+                rates.slo_evaluated_per_s,
+                rates.within_slo_per_s,
             )
         ),
     )

@@ -12,19 +12,19 @@ class Rates:
     """Differences of a replica's totals over ``span_s`` seconds, all per second."""
 
     span_s: float
-    arrivals: float  # requests
-    arrived_tokens: float  # their prompt tokens
-    tokens_fp16: float  # prompt and completion tokens computed in FP16 steps
-    tokens_fp8: float
-    waiting_tokens: float  # growth of the queue; negative when it drains
-    steps_fp16: float = 0.0
-    steps_fp8: float = 0.0
-    judged: float = 0.0  # finished requests held against the SLO
-    within_slo: float = 0.0  # of them, those that met it, or would have but for what the path added
+    arrivals_per_s: float  # requests
+    arrived_tokens_per_s: float  # their prompt tokens
+    tokens_fp16_per_s: float  # prompt and completion tokens computed in FP16 steps
+    tokens_fp8_per_s: float
+    queue_growth_tokens_per_s: float  # growth of the queue; negative when it drains
+    steps_fp16_per_s: float = 0.0
+    steps_fp8_per_s: float = 0.0
+    slo_evaluated_per_s: float = 0.0  # finished requests held against the SLO
+    within_slo_per_s: float = 0.0  # of them, those that met it, or would have but for what the path added
 
     @property
-    def tokens(self) -> float:
-        return self.tokens_fp16 + self.tokens_fp8
+    def tokens_per_s(self) -> float:
+        return self.tokens_fp16_per_s + self.tokens_fp8_per_s
 
 
 @dataclass(frozen=True, slots=True)

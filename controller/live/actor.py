@@ -27,7 +27,7 @@ from nestedfp.modes import DirectiveMode
 log = logging.getLogger(__name__)
 
 OVERRIDE_WAIT_S = 1.0  # how long the answer to an override waits for the replicas' acknowledgements
-SAME_ERROR_EVERY_S = 10.0  # a failing step would otherwise write ten tracebacks a second
+SAME_ERROR_EVERY_S = 10.0  # a failing step would otherwise write ten tracebacks per second
 CANNOT_REACH_EVERY_S = 10.0
 PROBE_EVERY_S = 1.0
 PROBE_LIMIT_S = 2.0
@@ -75,7 +75,7 @@ class ControllerActor:
         self._log = DecisionLog(log_path, self._config.decisions_kept)
         self._broadcast = broadcast or ServeBroadcast(app_name, deployment_name, self._config.lease_s)
         self._sends: set[asyncio.Task[None]] = set()
-        self._settled: BroadcastRecord | None = None
+        self._converged: BroadcastRecord | None = None
         self._ack_ms: deque[float] = deque(maxlen=BROADCASTS_KEPT)
         self._step_errors = 0
         self._quiet_until_s: dict[str, float] = {}
@@ -95,7 +95,7 @@ class ControllerActor:
         self._ensure_stepping()
         now_s = time.monotonic()
         directive = self._loop.on_snapshot(now_s, _parse_snapshot(snapshot))
-        self._note_settled()
+        self._note_converged()
         return directive.model_dump(mode="json")
 
     async def set_override(
@@ -140,7 +140,7 @@ class ControllerActor:
         self._ensure_stepping()
         report: StatusReport = self._loop.status(time.monotonic())
         extra = {
-            "broadcast": self._settled,
+            "broadcast": self._converged,
             "broadcasts": _statistics(self._ack_ms),
             "config_error": self._config_error,
             "step_errors": self._step_errors,
@@ -238,23 +238,23 @@ class ControllerActor:
         now_s = time.monotonic()
         for ack in acks:
             self._loop.on_ack(now_s, ack)
-        self._note_settled()
+        self._note_converged()
 
-    def _note_settled(self) -> None:
+    def _note_converged(self) -> None:
         """Write how long a directive took to reach every replica, once per epoch."""
-        settled = self._loop.settled()
-        if settled is None or (self._settled is not None and self._settled.epoch == settled[0].epoch):
+        converged = self._loop.converged()
+        if converged is None or (self._converged is not None and self._converged.epoch == converged[0].epoch):
             return
-        directive, replicas, after_s = settled
-        self._settled = BroadcastRecord(
+        directive, replicas, after_s = converged
+        self._converged = BroadcastRecord(
             wall_s=time.time(),
             epoch=directive.epoch,
             mode=directive.mode,
             replicas=replicas,
             last_ack_ms=after_s * 1e3,
         )
-        self._ack_ms.append(self._settled.last_ack_ms)
-        self._log.write(self._settled)
+        self._ack_ms.append(self._converged.last_ack_ms)
+        self._log.write(self._converged)
 
     def _may_say(self, what: str, every_s: float) -> bool:
         now_s = time.monotonic()

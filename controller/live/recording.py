@@ -26,7 +26,7 @@ from controller.live.decision_log import RotatingLines
 from controller.messages import Directive, DirectiveAck, ReplicaSnapshot
 from nestedfp.modes import DirectiveMode
 
-MAX_FILE_BYTES = 256 << 20  # some seven hours of one replica, at 10 snapshots a second
+MAX_FILE_BYTES = 256 << 20  # some seven hours of one replica, at 10 snapshots per second
 FILES_KEPT = 8
 
 
@@ -71,8 +71,8 @@ class RecordingLoop:
         dumped = config.model_dump(mode="json")
         return self._recorded("reload", lambda: self._loop.reload(now_s, config), now_s=now_s, config=dumped)
 
-    def settled(self) -> tuple[Directive, int, float] | None:
-        return self._loop.settled()
+    def converged(self) -> tuple[Directive, int, float] | None:
+        return self._loop.converged()
 
     def status(self, now_s: float) -> StatusReport:
         # Reading the clock is part of the loop's state only when the clock steps back; a status is no input otherwise.

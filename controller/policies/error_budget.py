@@ -90,13 +90,13 @@ class Burn:
 def decide(observation: Observation, state: State, config: ErrorBudget) -> tuple[Decision, State]:
     """Enter on burn, leave on a prediction that FP16 would hold the SLO, or when the quality budget is spent."""
     view, memory = returning.look(observation, state.memory, config)
-    judged_per_s, missed_per_s = misses.rates(observation)
+    evaluated_per_s, missed_per_s = misses.rates(observation)
     computed, in_fp8 = tokens_per_s(observation.replicas)
     now_s, dt_s = observation.now_s, view.dt_s
-    requests = state.requests.add(now_s, dt_s * judged_per_s, dt_s * missed_per_s)
+    requests = state.requests.add(now_s, dt_s * evaluated_per_s, dt_s * missed_per_s)
     tokens = state.tokens.add(now_s, dt_s * computed, dt_s * in_fp8)
-    fast = _burn(requests, config.fast, view.seen.endangered, config)
-    slow = _burn(requests, config.slow, view.seen.endangered, config)
+    fast = _burn(requests, config.fast, view.seen.at_risk, config)
+    slow = _burn(requests, config.slow, view.seen.at_risk, config)
     share = fp8_share(tokens)
     cap = config.max_fp8_share
     spent = cap is not None and share >= (REFILL * cap if state.spent else cap)
@@ -120,37 +120,28 @@ def decide(observation: Observation, state: State, config: ErrorBudget) -> tuple
     elif max(fast.short, slow.short) > config.leave_burn:
         reason = "still_burning"
     else:
-        reason, values = returning.objection(view, memory, observation, config)
+        mode, reason, values = returning.leave_fp8(view, memory, observation, config)
         inputs += values
-        if not reason:
-            mode, reason = config.calm_mode, "fp16_would_hold_slo"
-    decision = Decision(
-        mode,
-        reason,
-        rule=config.rule(observation.slo, mode),
-        inputs=inputs,
-        fp16_load=view.load.fp16_load,
-        fp8_load=view.load.fp8_load,
-    )
-    return decision, State(returning.wished(memory, mode), requests, tokens, spent)
+    decision = returning.decision(view, observation, config, mode, reason, inputs)
+    return decision, State(returning.proposed(memory, mode), requests, tokens, spent)
 
 
 def tokens_per_s(replicas: Replicas) -> tuple[float, float]:
     """Tokens computed, and those computed in FP8, over all replicas."""
     if isinstance(replicas, Table):
-        in_fp8 = replicas.rows["tokens_fp8"]
-        return in_order_sum(replicas.rows["tokens_fp16"] + in_fp8), in_order_sum(in_fp8)
+        in_fp8 = replicas.rows["tokens_fp8_per_s"]
+        return in_order_sum(replicas.rows["tokens_fp16_per_s"] + in_fp8), in_order_sum(in_fp8)
     rates = [view.rates for view in replicas if view.rates is not None]
-    return sum([rate.tokens for rate in rates]), sum([rate.tokens_fp8 for rate in rates])
+    return sum([rate.tokens_per_s for rate in rates]), sum([rate.tokens_fp8_per_s for rate in rates])
 
 
-def _burn(requests: Ring, window: BurnWindow, endangered: float, config: ErrorBudget) -> Burn:
+def _burn(requests: Ring, window: BurnWindow, at_risk: float, config: ErrorBudget) -> Burn:
     """Misses over the budget of misses, those in the making included."""
 
     def over(span_s: float) -> float:
-        judged, missed = requests.over(span_s)
-        judged += endangered
-        return (missed + endangered) / judged / (1 - config.objective) if judged >= least else 0.0
+        slo_evaluated, missed = requests.over(span_s)
+        slo_evaluated += at_risk
+        return (missed + at_risk) / slo_evaluated / (1 - config.objective) if slo_evaluated >= least else 0.0
 
     least = config.min_events
     long = over(window.long_s)

@@ -118,19 +118,10 @@ def decide(observation: Observation, state: State, config: Predictive) -> tuple[
     elif forecast is not None and forecast > config.leave_load:
         reason = "forecast_over_leave"
     else:
-        reason, values = returning.objection(view, memory, observation, config)
+        mode, reason, values = returning.leave_fp8(view, memory, observation, config)
         inputs += values
-        if not reason:
-            mode, reason = config.calm_mode, "fp16_would_hold_slo"
-    decision = Decision(
-        mode,
-        reason,
-        rule=config.rule(observation.slo, mode),
-        inputs=inputs,
-        fp16_load=view.load.fp16_load,
-        fp8_load=view.load.fp8_load,
-    )
-    return decision, State(returning.wished(memory, mode), holt, capacity)
+    decision = returning.decision(view, observation, config, mode, reason, inputs)
+    return decision, State(returning.proposed(memory, mode), holt, capacity)
 
 
 def start(config: Predictive) -> tuple[Decision, State]:

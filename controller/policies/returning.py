@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from controller.fleet import http_path
 from controller.fleet.table import path_limited_count
-from controller.policies.base import Observation
+from controller.policies.base import Decision, Observation
 from controller.policies.signals import backoff, health, load
 from nestedfp.modes import DirectiveMode
 from nestedfp.step_rule import StepRule
@@ -54,7 +54,7 @@ class CalmSettings(FrozenModel):
 class ReturnSettings(load.LoadSettings, health.HealthSettings, backoff.BackoffSettings, CalmSettings):
     """Parameters that the adaptive policies share. Fractions are of the SLO."""
 
-    enter_strain: Annotated[float, Field(gt=0)] = 0.2  # FP8 when the smoothed strain passes this
+    enter_strain: Annotated[float, Field(gt=0)] = 0.2  # FP8 when the EWMA of the strain passes this
     strain_s: Annotated[float, Field(gt=0)] = 3.0  # time constant of its smoothing
     leave_fraction: Annotated[float, Field(gt=0, le=1)] = 0.7  # FP16 when its predictions stay below this much
     max_kv_usage: Annotated[float, Field(gt=0, le=1)] = 0.9
@@ -75,7 +75,7 @@ class Memory:
 
     learned: load.LoadState = field(default_factory=load.LoadState)
     history: backoff.Backoff = field(default_factory=backoff.Backoff)
-    ttft_strain: float = 0.0  # smoothed
+    ttft_strain: float = 0.0  # EWMA
     tpot_strain: float = 0.0
 
 
@@ -87,7 +87,7 @@ class View:
     load: load.Load
     danger: str  # what endangers the SLO; empty for nothing
     dt_s: float  # since the last look
-    ttft_strain: float  # smoothed
+    ttft_strain: float  # EWMA
     tpot_strain: float
     path_limited: int  # replicas that the path limits
 
@@ -117,8 +117,8 @@ def look(observation: Observation, memory: Memory, config: ReturnSettings) -> tu
     # What was suffered in FP8 says nothing about the FP16 that has just begun: carried over, it would undo the return.
     returned = memory.history.mode is DirectiveMode.FP8 and history.mode is not DirectiveMode.FP8
     before = (0.0, 0.0) if returned else (memory.ttft_strain, memory.tpot_strain)
-    ttft_strain = load.smooth(before[0], seen.ttft_strain, dt_s, config.strain_s)
-    tpot_strain = load.smooth(before[1], seen.tpot_strain, dt_s, config.strain_s)
+    ttft_strain = load.ewma(before[0], seen.ttft_strain, dt_s, config.strain_s)
+    tpot_strain = load.ewma(before[1], seen.tpot_strain, dt_s, config.strain_s)
     danger = ""  # lasting, and still there: what has passed while a guard held needs no FP8 any more
     if ttft_strain > config.enter_strain and seen.ttft_strain > 0:
         danger = "predicted_ttft_over_enter"
@@ -129,19 +129,40 @@ def look(observation: Observation, memory: Memory, config: ReturnSettings) -> tu
     return view, Memory(learned, history, ttft_strain, tpot_strain)
 
 
-def objection(
+def leave_fp8(
+    view: View, memory: Memory, observation: Observation, config: ReturnSettings
+) -> tuple[DirectiveMode, str, tuple[tuple[str, float], ...]]:
+    """The mode from now on, why, and the values looked at, for a policy that has no reason of its own to stay in FP8."""
+    reason, values = veto(view, memory, observation, config)
+    return (DirectiveMode.FP8, reason, values) if reason else (config.calm_mode, "fp16_would_hold_slo", values)
+
+
+def decision(
+    view: View,
+    observation: Observation,
+    config: ReturnSettings,
+    mode: DirectiveMode,
+    reason: str,
+    inputs: tuple[tuple[str, float], ...],
+) -> Decision:
+    """The decision with its rule and the predicted loads."""
+    loads = {"fp16_load": view.load.fp16_load, "fp8_load": view.load.fp8_load}
+    return Decision(mode, reason, rule=config.rule(observation.slo, mode), inputs=inputs, **loads)
+
+
+def veto(
     view: View, memory: Memory, observation: Observation, config: ReturnSettings
 ) -> tuple[str, tuple[tuple[str, float], ...]]:
     """The first reason to stay in FP8, empty for none, and the values looked at."""
     inputs: list[tuple[str, float]] = []
-    for reason, value, limit in _objections(view, memory, observation, config):
+    for reason, value, limit in _vetoes(view, memory, observation, config):
         inputs.append((reason, value))
         if value > limit:
             return reason, tuple(inputs)
     return "", tuple(inputs)
 
 
-def _objections(
+def _vetoes(
     view: View, memory: Memory, observation: Observation, config: ReturnSettings
 ) -> Iterator[tuple[str, float, float]]:
     """Yield (reason, value, limit)."""
@@ -159,7 +180,7 @@ def _objections(
         yield "fp16_failed_at_this_load", failed, config.return_load
 
 
-def wished(memory: Memory, mode: DirectiveMode) -> Memory:
+def proposed(memory: Memory, mode: DirectiveMode) -> Memory:
     """Note what the policy decided."""
-    history = backoff.wished(memory.history, mode)
+    history = backoff.proposed(memory.history, mode)
     return memory if history is memory.history else replace(memory, history=history)

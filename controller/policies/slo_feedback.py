@@ -1,6 +1,6 @@
 """Fast up, slow down: FP8 as soon as the SLO is in danger, FP16 again only when FP16 is predicted to hold it. Pure.
 
-FP8 when the strain on TTFT or TPOT, smoothed over seconds, passes ``enter_strain``, or when too many requests miss the
+FP8 when the strain on TTFT or TPOT, as an EWMA over seconds, passes ``enter_strain``, or when too many requests miss the
 SLO. One replica alone is in danger for 0.7 s before that, one of four for 5 s; a queue of many times the objective takes
 0.2 s. FP16 again when nothing of ``returning`` speaks against it.
 
@@ -50,10 +50,8 @@ def decide(observation: Observation, state: State, config: SloSettings) -> tuple
     missed = misses.update(observation, state.missed, memory.history.changed_at_s, config)
     inputs, mode = view.inputs, DirectiveMode.FP8
     if observation.current is DirectiveMode.FP8:
-        reason, values = returning.objection(view, memory, observation, config)
+        mode, reason, values = returning.leave_fp8(view, memory, observation, config)
         inputs += values
-        if not reason:
-            mode, reason = config.calm_mode, "fp16_would_hold_slo"
     else:
         share = misses.share(missed, config)
         if share is not None:
@@ -64,15 +62,8 @@ def decide(observation: Observation, state: State, config: SloSettings) -> tuple
             reason = "too_many_misses"
         else:
             mode, reason = config.calm_mode, view.calm_reason("slo_holds")
-    decision = Decision(
-        mode,
-        reason,
-        rule=config.rule(observation.slo, mode),
-        inputs=inputs,
-        fp16_load=view.load.fp16_load,
-        fp8_load=view.load.fp8_load,
-    )
-    return decision, State(returning.wished(memory, mode), missed)
+    decision = returning.decision(view, observation, config, mode, reason, inputs)
+    return decision, State(returning.proposed(memory, mode), missed)
 
 
 def start(config: SloSettings) -> tuple[Decision, State]:

@@ -34,6 +34,15 @@ The fallback turns nobody away: its admission scale is 1.
 """
 
 from controller.protocol.follower import DirectiveFollower, InForce
-from controller.protocol.publisher import CONFLICT, NO_RULE, Content, DirectivePublisher, Stated, lapsed
+from controller.protocol.publisher import CONFLICT, NO_RULE, Content, DirectivePublisher, Stated, lease_expired
 
-__all__ = ["CONFLICT", "NO_RULE", "Content", "DirectiveFollower", "DirectivePublisher", "InForce", "Stated", "lapsed"]
+__all__ = [
+    "CONFLICT",
+    "NO_RULE",
+    "Content",
+    "DirectiveFollower",
+    "DirectivePublisher",
+    "InForce",
+    "Stated",
+    "lease_expired",
+]

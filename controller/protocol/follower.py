@@ -21,7 +21,7 @@ class InForce:
     rule: StepRule
     epoch: int
     reason: str
-    lapsed: bool  # no lease: this is the fallback
+    expired: bool  # no lease: this is the fallback
     admission_scale: float = 1.0
 
 
@@ -40,7 +40,7 @@ class DirectiveFollower:
         self._directive: Directive | None = None  # as it concerns this replica
         self._expires_at_s = 0.0  # on the steady clock
         self._order_ends_s: float | None = None  # of the order that came with it, on the steady clock; None: no end
-        self._lapse_told = True  # whether on_timer has already said that the lease ran out
+        self._expiry_reported = True  # whether on_timer has already said that the lease ran out
 
     @property
     def epoch(self) -> int:
@@ -76,7 +76,7 @@ class DirectiveFollower:
             order = self._directive.order
             left_s = None if order is None else order.remaining_s
             self._order_ends_s = None if left_s is None else steady_s + left_s
-            self._lapse_told = False
+            self._expiry_reported = False
         after = self._in_force(steady_s)
         ack = DirectiveAck(
             replica_id=self._replica_id,
@@ -95,9 +95,9 @@ class DirectiveFollower:
 
     def on_timer(self, now_s: float) -> bool:
         """Whether the lease has run out since the last call: true once per lapse, and the fallback is in force then."""
-        if self._lapse_told or not self.in_force(now_s).lapsed:
+        if self._expiry_reported or not self.in_force(now_s).expired:
             return False
-        self._lapse_told = True
+        self._expiry_reported = True
         return True
 
     def in_force(self, now_s: float) -> InForce:
@@ -120,13 +120,13 @@ class DirectiveFollower:
     def _in_force(self, steady_s: float) -> InForce:
         directive = self._directive
         if directive is None or steady_s >= self._expires_at_s:
-            return InForce(self._fallback.mode, self._fallback.rule, self.epoch, "fallback", lapsed=True)
+            return InForce(self._fallback.mode, self._fallback.rule, self.epoch, "fallback", expired=True)
         return InForce(
             directive.mode,
             directive.rule,
             directive.epoch,
             directive.reason,
-            lapsed=False,
+            expired=False,
             admission_scale=directive.admission_scale,
         )
 

@@ -31,7 +31,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What comes with a directive besides, and raises no epoch. None: not told."""
+    """What comes with a directive besides, and raises no epoch. None: not reported."""
 
     desired_replicas: int | None = None  # for the autoscaler
     replicas: int | None = None  # ready ones
@@ -144,7 +144,7 @@ class DirectivePublisher:
         epoch: int,
         directive: DirectiveMode,
         *,
-        lapsed: bool = False,
+        expired: bool = False,
         rule: StepRule | None = None,
         admission_scale: float | None = None,
     ) -> None:
@@ -158,7 +158,7 @@ class DirectivePublisher:
             self._lagging.add(replica_id)
         peer.heard_at_s, peer.epoch, peer.directive = now_s, epoch, directive
         if epoch > self.epoch or (
-            epoch == self.epoch and (lapsed or not self._same(replica_id, directive, rule, admission_scale))
+            epoch == self.epoch and (expired or not self._same(replica_id, directive, rule, admission_scale))
         ):
             self._raise_above(now_s, epoch)
         elif epoch < self.epoch:
@@ -176,7 +176,7 @@ class DirectivePublisher:
             snapshot.replica_id,
             snapshot.epoch,
             snapshot.directive,
-            lapsed=lapsed(snapshot),
+            expired=lease_expired(snapshot),
             rule=snapshot.rule,
             admission_scale=None if snapshot.rule is None else snapshot.admission_scale,
         )
@@ -188,7 +188,7 @@ class DirectivePublisher:
             ack.replica_id,
             ack.epoch,
             ack.directive,
-            lapsed=ack.reason == CONFLICT,
+            expired=ack.reason == CONFLICT,
             rule=ack.rule,
             admission_scale=None if ack.rule is None else ack.admission_scale,
         )
@@ -203,7 +203,7 @@ class DirectivePublisher:
         peer = self._peers.get(replica_id)
         return None if peer is None else (peer.epoch, peer.directive)
 
-    def settled_after_s(self) -> float | None:
+    def converged_after_s(self) -> float | None:
         """Seconds from the directive to its last acknowledgement; None while one is missing, or without replicas."""
         if self._lagging or not self._peers or self._set_at_s is None or self._last_ack_at_s is None:
             return None
@@ -294,6 +294,6 @@ class DirectivePublisher:
             peer.acked = False
 
 
-def lapsed(snapshot: ReplicaSnapshot) -> bool:
+def lease_expired(snapshot: ReplicaSnapshot) -> bool:
     """Whether the replica had a directive once and follows its fallback now."""
     return snapshot.epoch > 0 and snapshot.lease_remaining_s == 0

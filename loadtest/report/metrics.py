@@ -59,7 +59,7 @@ class RunSummary(FrozenModel):
     invalid_because: str | None = None
     saturated_by: Limit  # what the requests stood in front of; "none" when nothing was short, "unknown" without /status
     where: dict[str, Place]  # requests by place: mean and largest number in the arrival window
-    path: PathSummary | None  # None: not told
+    path: PathSummary | None  # None: not reported
     client: ClientSummary
 
 

@@ -1,7 +1,7 @@
 """``python -m loadtest.sender.worker PLAN.json``: the process that sends the requests, driven by Locust.
 
 A process of its own, because importing Locust replaces the standard library's sockets and threads by gevent's. Standard
-output carries ``plan.Event`` lines, two a second; records go to the plan's file as the requests end. Bounded in time
+output carries ``plan.Event`` lines, two per second; records go to the plan's file as the requests end. Bounded in time
 by the plan and in number by its list; ends by itself when its parent is gone.
 """
 

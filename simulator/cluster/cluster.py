@@ -60,7 +60,6 @@ class Cluster:
         self._everyone: list[Replica] = []
         self._serving: list[Replica] = []  # those that get requests
         self.present: dict[str, Replica] = {}
-        self._starting = 0  # replicas that the autoscaler has asked for
         self._present_since_s: dict[Replica, float] = {}
         self._replica_s = 0.0
         self.records: list[DecisionRecord] = []
@@ -69,7 +68,7 @@ class Cluster:
         self._samples: list[Any] = []
 
     def run(self, requests: Sequence[SimRequest]) -> RunResult:
-        """Simulate until every request is answered, turned away or lost. ``requests`` are in order of arrival."""
+        """Simulate until every request is answered, rejected or lost. ``requests`` are in order of arrival."""
         count = self._scenario.replicas
         for number in range(count):
             # Snapshots spread over the period, as those of processes that started by themselves.

@@ -27,7 +27,7 @@ class Replica:
         table: what the engine is like.
         config: of the controller, for the fallback and the SLO.
         ready_at_s: end of the warm-up; no request comes before.
-        admission_limit: ongoing requests above which new ones are turned away; None: no limit until the controller
+        admission_limit: ongoing requests above which new ones are rejected; None: no limit until the controller
             lowers the admission scale.
         path: what the processes in front of the engine cost; None: nothing.
     """
@@ -58,19 +58,19 @@ class Replica:
         self._follower = DirectiveFollower(name, config.fallback)
         self._directed: DirectiveMode | None = None
         self._seq = 0
-        self._judged = 0
+        self._slo_evaluated = 0
         self._within_slo = 0
         self._put_in_force(0.0)
 
     @property
     def admission_limit(self) -> int | None:
-        """Requests inside at most, as the live replica's door; None: no limit."""
+        """Requests inside at most, as the live replica's admission control; None: no limit."""
         if self._limit is None and self._admission_scale >= 1.0:
             return None
         return max(1, floor((self._limit or SEQUENCES_IN_QUEUE * self._max_seqs) * self._admission_scale))
 
     def offer(self, now_s: float, request: SimRequest) -> bool:
-        """Give a request to the engine, or turn it away (False) because of the admission limit."""
+        """Give a request to the engine, or reject it (False) because of the admission limit."""
         engine = self.engine
         engine.advance(now_s)
         limit = self.admission_limit
@@ -96,7 +96,7 @@ class Replica:
         engine = self.engine
         engine.advance(now_s)
         if engine.finished:
-            self._judge()
+            self._evaluate_slo()
         stats = engine.stats
         self._seq += 1
         return ReplicaSnapshot(
@@ -126,7 +126,7 @@ class Replica:
             arrived_tokens=engine.arrived_tokens,
             finished=engine.finished_count,
             refused=self.refused,
-            judged=self._judged,
+            slo_evaluated=self._slo_evaluated,
             within_slo=self._within_slo,
             ttft=engine.ttft.summary(now_s),
             tpot=engine.tpot.summary(now_s),
@@ -140,14 +140,14 @@ class Replica:
         force = self._follower.in_force(now_s)
         self.engine.direct(force.mode, force.rule)
         self._admission_scale = force.admission_scale
-        if not force.lapsed:
+        if not force.expired:
             self.directive_changes += self._directed not in (None, force.mode)
             self._directed = force.mode
 
-    def _judge(self) -> None:
+    def _evaluate_slo(self) -> None:
         ttft_limit_ms, tpot_limit_ms = self._slo_ms
         for request in self.engine.finished:
-            self._judged += 1
+            self._slo_evaluated += 1
             tpot_ms = request.tpot_ms
             self._within_slo += request.ttft_ms <= ttft_limit_ms and (tpot_ms is None or tpot_ms <= tpot_limit_ms)
         self.engine.finished.clear()

@@ -18,7 +18,7 @@ from nestedfp.step_rule import StepRule, StepSignals, choose
 from simulator.engine.cost_table import EngineTable
 from simulator.engine.decode_batch import DecodeBatch
 from simulator.engine.request import SimRequest
-from simulator.engine.stats import EngineStats
+from simulator.engine.stats import StepTotals
 
 
 class Engine:
@@ -51,7 +51,7 @@ class Engine:
         self._step_decodes = 0
         self._chunks: list[tuple[SimRequest, int]] = []
         # statistics, as the live engine counts them
-        self.stats = EngineStats()
+        self.stats = StepTotals()
         self.preemptions = 0
         self.arrivals = 0
         self.arrived_tokens = 0

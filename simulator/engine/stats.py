@@ -7,10 +7,10 @@ than the rest of it.
 from nestedfp.modes import Mode
 
 MODES = (Mode.FP16, Mode.FP8)  # by is_fp8
-SMOOTHING = 0.2  # of step_ms
+EWMA_WEIGHT = 0.2  # of step_ms
 
 
-class EngineStats:
+class StepTotals:
     """Totals since the engine started."""
 
     __slots__ = ("busy_s", "is_fp8", "step_ms", "steps", "switches", "tokens")
@@ -20,7 +20,7 @@ class EngineStats:
         self.steps = [0, 0]
         self.tokens = [0, 0]
         self.busy_s = [0.0, 0.0]
-        self.step_ms: list[float | None] = [None, None]  # smoothed
+        self.step_ms: list[float | None] = [None, None]  # EWMA
         self.switches = 0
 
     @property
@@ -37,13 +37,13 @@ class EngineStats:
             self.is_fp8 = is_fp8
 
     def took(self, is_fp8: bool, duration_s: float, steps: int = 1) -> None:
-        """Smooth the duration of ``steps`` equal steps into ``step_ms``; one counts as at most twice the value so far."""
+        """Take ``steps`` equal steps into the EWMA ``step_ms``; one counts as at most twice the value so far."""
         self.busy_s[is_fp8] += duration_s * steps
         duration_ms = duration_s * 1e3
         value_ms = self.step_ms[is_fp8]
         if value_ms is None:
             value_ms = duration_ms
         while steps and duration_ms > 2 * value_ms:
-            value_ms += SMOOTHING * value_ms
+            value_ms += EWMA_WEIGHT * value_ms
             steps -= 1
-        self.step_ms[is_fp8] = duration_ms + (1 - SMOOTHING) ** steps * (value_ms - duration_ms)
+        self.step_ms[is_fp8] = duration_ms + (1 - EWMA_WEIGHT) ** steps * (value_ms - duration_ms)

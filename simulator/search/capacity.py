@@ -67,14 +67,14 @@ def build_parser() -> argparse.ArgumentParser:
     arguments.add_cluster(parser)
     group = parser.add_argument_group("question")
     group.add_argument("--slo", required=True, metavar="S", help="tight>=SHARE or loose>=SHARE, such as tight>=0.95")
-    group.add_argument("--rate", type=float, metavar="RPS", help="mean requests a second (the trace's own)")
+    group.add_argument("--rate", type=float, metavar="RPS", help="mean requests per second (the trace's own)")
     group.add_argument(
         "--policy", action="append", metavar="NAME", help="adaptive one; may repeat (that of --config, or slo_auto)"
     )
     group.add_argument("--config", type=Path, metavar="YAML", help="the controller's section, or a file that holds it")
     group.add_argument("--gpus-per-replica", type=int, default=1, metavar="N", help="(%(default)s)")
     group.add_argument("--json", type=Path, metavar="FILE")
-    # The question asks for the replicas, and says the load in requests a second.
+    # The question asks for the replicas, and says the load in requests per second.
     parser.set_defaults(max_replicas=64)
     return parser
 
@@ -125,7 +125,7 @@ def plan(args: argparse.Namespace) -> tuple[Target, Bench, Scenario, list[Contro
     if args.load or args.replicas != 1:
         raise SimulationError("--load and --replicas: expected neither; say --rate, and the replicas are the answer")
     if args.generate is not None and args.rate is None:
-        raise SimulationError("--generate: expected --rate, the mean requests a second")
+        raise SimulationError("--generate: expected --rate, the mean requests per second")
     arguments.check_window(args)
     arguments.check_folders(args.json)
     for name in ("max_replicas", "gpus_per_replica"):
@@ -133,7 +133,7 @@ def plan(args: argparse.Namespace) -> tuple[Target, Bench, Scenario, list[Contro
             raise SimulationError(f"--{name.replace('_', '-')}: expected 1 or more, got {getattr(args, name)}")
     target = parse_slo(args.slo)
     if args.rate is not None and not 0 < args.rate < float("inf"):
-        raise SimulationError(f"--rate: expected requests a second above 0, got {args.rate:g}")
+        raise SimulationError(f"--rate: expected requests per second above 0, got {args.rate:g}")
     section = arguments.read_section(args.config)
     named = section["policy"].get("name") if isinstance(section.get("policy"), dict) else None
     adaptive = args.policy or [named or "slo_auto"]

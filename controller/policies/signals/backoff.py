@@ -35,7 +35,7 @@ class Backoff:
     """What is remembered of earlier changes."""
 
     mode: DirectiveMode | None = None  # in force at the last decision
-    wished: DirectiveMode | None = None  # by the last decision
+    proposed: DirectiveMode | None = None  # by the last decision
     changed_at_s: float | None = None  # when the mode changed; None: not since the start
     hold_s: float = 0.0
     failed_load: float | None = None  # tokens per second and replica
@@ -51,7 +51,7 @@ def observe(
     if current is state.mode:
         return state
     first = state.mode is None
-    entered = current is DirectiveMode.FP8 and state.wished is DirectiveMode.FP8 and not first
+    entered = current is DirectiveMode.FP8 and state.proposed is DirectiveMode.FP8 and not first
     if entered:
         since_s = state.changed_at_s
         undone = since_s is not None and now_s - since_s < settings.undo_within_s
@@ -76,6 +76,6 @@ def hold_left_s(state: Backoff, now_s: float) -> float:
     return 0.0 if state.changed_at_s is None else max(0.0, state.changed_at_s + state.hold_s - now_s)
 
 
-def wished(state: Backoff, mode: DirectiveMode) -> Backoff:
+def proposed(state: Backoff, mode: DirectiveMode) -> Backoff:
     """Note what the policy decided; guards may still hold it back."""
-    return state if state.wished is mode else replace(state, wished=mode)
+    return state if state.proposed is mode else replace(state, proposed=mode)

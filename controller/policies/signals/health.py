@@ -8,7 +8,7 @@ constant rate however long its queue is. Leaving asks what FP16 would do, becaus
 * TPOT: the mean step over the window of the rates, at least the measured median gap between tokens. A request sees
   the mean of many steps, so that a high percentile of single gaps, long where prompts are computed, would cry wolf.
   What the path adds to the gap does not count (``path``).
-* FP16 TPOT: the same times the step ratio; directly after FP16 ran, its own smoothed step time stands for it.
+* FP16 TPOT: the same times the step ratio; directly after FP16 ran, the EWMA of its own step time stands for it.
 * FP16 KV use: by Little's law a request that takes ``step_ratio`` times longer holds its blocks as much longer.
 
 A predicted value of the cluster is the one that at most ``tolerated_share`` of the replicas exceed: with few replicas
@@ -45,9 +45,8 @@ class HealthSettings(FrozenModel):
     fp16_step_memory_s: Annotated[float, Field(ge=0)] = 2.0  # an FP16 step time older than this is not trusted
     min_window_count: Annotated[int, Field(ge=1)] = 5  # fewer TPOT samples than this are no measurement
     enter_fraction: Annotated[float, Field(gt=0, le=1)] = 0.85  # danger: TTFT or TPOT passes this much of the SLO
-    tolerated_share: Annotated[float, Field(ge=0, lt=1)] = (
-        0.25  # of the replicas, which may be worse than a signal says
-    )
+    # Of the replicas, which may be worse than a signal says.
+    tolerated_share: Annotated[float, Field(ge=0, lt=1)] = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class Health:
     fp16_tpot_ms: float  # predicted for FP16 at the present load
     kv_usage: float
     unknown: int  # busy replicas without rates or step times
-    endangered: float  # requests that wait, or are on their way, on replicas whose predicted TTFT passes the objective
+    at_risk: float  # requests that wait, or are on their way, on replicas whose predicted TTFT passes the objective
 
     def fp16_ttft_ms(self, step_ratio: float) -> float:
         """Predicted TTFT in FP16."""
@@ -81,7 +80,7 @@ def assess_views(replicas: Iterable[ReplicaView], slo: Slo, step_ratio: float, s
     tpots: list[float] = []
     fp16_tpots: list[float] = []
     usages: list[float] = []
-    unknown, endangered, ttft_strain, tpot_strain = 0, 0.0, 0.0, 0.0
+    unknown, at_risk, ttft_strain, tpot_strain = 0, 0.0, 0.0, 0.0
     ttft_limit_ms, tpot_limit_ms = settings.enter_fraction * slo.ttft_ms, settings.enter_fraction * slo.tpot_ms
     horizon_s, memory_s, min_count = settings.horizon_s, settings.fp16_step_memory_s, settings.min_window_count
     for view in replicas:  # no calls but where something is unusual
@@ -97,7 +96,7 @@ def assess_views(replicas: Iterable[ReplicaView], slo: Slo, step_ratio: float, s
         if rates is None:
             unknown += 1
         else:
-            steps = rates.steps_fp16 + rates.steps_fp8
+            steps = rates.steps_fp16_per_s + rates.steps_fp8_per_s
             if steps * step_ms >= BUSY_MS:
                 tpot_ms = 1e3 / steps
             if view.standing_tokens > 0:
@@ -108,7 +107,7 @@ def assess_views(replicas: Iterable[ReplicaView], slo: Slo, step_ratio: float, s
             ttft_ms = min(LARGEST_MS, ttft_ms)
             ttft_strain += min(GREATEST_STRAIN, ttft_ms / ttft_limit_ms)
             if ttft_ms > slo.ttft_ms:
-                endangered += waiting if told is None or limited else waiting + told.in_path
+                at_risk += waiting if told is None or limited else waiting + told.in_path
         age_s = view.fp16_step_age_s
         if fp16_ms is not None and (fp8_ms is None or (age_s is not None and age_s <= memory_s)):
             fp16_tpot_ms = fp16_ms if step_ms == 0 else fp16_ms * (tpot_ms / step_ms)
@@ -142,7 +141,7 @@ def assess_views(replicas: Iterable[ReplicaView], slo: Slo, step_ratio: float, s
         fp16_tpot_ms=exceeded_by(fp16_tpots, share),
         kv_usage=exceeded_by(usages, share),
         unknown=unknown,
-        endangered=endangered,
+        at_risk=at_risk,
     )
 
 
@@ -156,11 +155,11 @@ def assess_rows(rows: Rows, slo: Slo, step_ratio: float, settings: HealthSetting
         step_ms = np.where(rows["in_fp8"] > 0, fp8_ms, fp16_ms)
         step_ms[np.isnan(step_ms)] = 0.0
 
-        steps = rows["steps_fp16"] + rows["steps_fp8"]
+        steps = rows["steps_fp16_per_s"] + rows["steps_fp8_per_s"]
         tpot_ms = np.where(steps * step_ms >= BUSY_MS, 1e3 / steps, step_ms)
 
-        growth = rows["queue_growth"]
-        leaving = rows["arrived_tokens"] - growth
+        growth = rows["queue_growth_tokens_per_s"]
+        leaving = rows["arrived_tokens_per_s"] - growth
         queued = rows["waiting_tokens"] + np.where(limited, 0.0, rows["path_tokens"])
         drain_s = (queued + np.maximum(0.0, growth) * settings.horizon_s) / leaving
         drains = (rows["rated"] > 0) & (rows["standing_tokens"] > 0) & (leaving > 0)
@@ -187,7 +186,7 @@ def assess_rows(rows: Rows, slo: Slo, step_ratio: float, settings: HealthSetting
         fp16_tpot_ms=_exceeded_by_rows(fp16_tpot_ms, share),
         kv_usage=_exceeded_by_rows(rows["kv_usage"], share),
         unknown=int(np.count_nonzero((rows["rated"] == 0) | ~(fp16_known | fp8_known))),
-        endangered=float((rows["waiting"] + np.where(limited, 0.0, rows["in_path"]))[ttft_ms > slo.ttft_ms].sum()),
+        at_risk=float((rows["waiting"] + np.where(limited, 0.0, rows["in_path"]))[ttft_ms > slo.ttft_ms].sum()),
     )
 
 
@@ -208,8 +207,8 @@ def _exceeded_by_rows(values: Values, share: float) -> float:
 
 def _drain_s(waiting_tokens: float, rates: Rates, horizon_s: float) -> float:
     """How long the queue that is expected ``horizon_s`` ahead takes to drain; 0 when nothing is known to leave it."""
-    leaving = rates.arrived_tokens - rates.waiting_tokens
-    return (waiting_tokens + max(0.0, rates.waiting_tokens) * horizon_s) / leaving if leaving > 0 else 0.0
+    leaving = rates.arrived_tokens_per_s - rates.queue_growth_tokens_per_s
+    return (waiting_tokens + max(0.0, rates.queue_growth_tokens_per_s) * horizon_s) / leaving if leaving > 0 else 0.0
 
 
 def exceeded_by(values: Sequence[float] | Values, share: float) -> float:

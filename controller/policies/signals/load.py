@@ -114,7 +114,7 @@ class Load:
     """The estimate. None: not known."""
 
     offered: float | None  # tokens per second and replica, the larger of fast and slow
-    prompt_tokens_per_s: float | None  # arriving now, unsmoothed, per replica
+    prompt_tokens_per_s: float | None  # arriving now, no EWMA, per replica
     tokens_per_prompt_token: float  # 1 while nothing has been seen
     has_ratio: bool  # whether it has been learned
     fp16_capacity: float | None
@@ -151,8 +151,8 @@ def update(observation: Observation, state: LoadState, settings: LoadSettings) -
     prompt = sums.prompt / sums.replicas
     learned = LoadState(
         at_s=now_s,
-        prompt_fast=smooth(state.prompt_fast, prompt, dt_s, settings.fast_s),
-        prompt_slow=smooth(state.prompt_slow, prompt, dt_s, settings.slow_s),
+        prompt_fast=ewma(state.prompt_fast, prompt, dt_s, settings.fast_s),
+        prompt_slow=ewma(state.prompt_slow, prompt, dt_s, settings.slow_s),
         computed=keep * state.computed + dt_s * sums.computed / sums.replicas,
         admitted=keep * state.admitted + dt_s * sums.admitted / sums.replicas,
         fp16=_learn_line(state.fp16, sums.busy[Mode.FP16], dt_s, keep),
@@ -163,7 +163,7 @@ def update(observation: Observation, state: LoadState, settings: LoadSettings) -
     return _estimate(observation, prompt, learned, settings), learned
 
 
-def smooth(before: float | None, value: float, dt_s: float, time_constant_s: float) -> float:
+def ewma(before: float | None, value: float, dt_s: float, time_constant_s: float) -> float:
     """Exponential smoothing for samples at irregular times."""
     if before is None:
         return value
@@ -185,7 +185,7 @@ def _learn_full(
         forgotten = before is not None and now_s - before.seen_at_s > settings.capacity_memory_s
         return None if forgotten else before
     mean = tokens / replicas
-    return Saturation(smooth(before.tokens_per_s if before else None, mean, dt_s, settings.fast_s), now_s)
+    return Saturation(ewma(before.tokens_per_s if before else None, mean, dt_s, settings.fast_s), now_s)
 
 
 def _estimate(observation: Observation, prompt: float | None, state: LoadState, settings: LoadSettings) -> Load:

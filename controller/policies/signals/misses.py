@@ -34,7 +34,7 @@ class Misses:
 
     at_s: float | None = None
     began_s: float = 0.0
-    judged: float = 0.0
+    slo_evaluated: float = 0.0
     missed: float = 0.0
 
 
@@ -47,26 +47,29 @@ def update(observation: Observation, state: Misses, changed_at_s: float | None, 
         return Misses(now_s, now_s)
     dt_s = min(MAX_GAP_S, max(0.0, now_s - state.at_s))
     keep = math.exp(-dt_s / settings.miss_memory_s)
-    judged_per_s, missed_per_s = rates(observation)
+    evaluated_per_s, missed_per_s = rates(observation)
     return Misses(
-        now_s, state.began_s, keep * state.judged + dt_s * judged_per_s, keep * state.missed + dt_s * missed_per_s
+        now_s,
+        state.began_s,
+        keep * state.slo_evaluated + dt_s * evaluated_per_s,
+        keep * state.missed + dt_s * missed_per_s,
     )
 
 
 def rates(observation: Observation) -> tuple[float, float]:
     """Requests judged, and requests that missed, per second over all replicas that the path does not limit."""
-    judged = within = 0.0
+    slo_evaluated = within = 0.0
     replicas = observation.replicas
     if isinstance(replicas, Table):
-        rows = replicas.rows[(replicas.rows["judged"] > 0) & ~path_limits(replicas.rows)]
-        judged, within = in_order_sum(rows["judged"]), in_order_sum(rows["within_slo"])
-        return judged, min(judged, max(0.0, judged - within))
+        rows = replicas.rows[(replicas.rows["slo_evaluated_per_s"] > 0) & ~path_limits(replicas.rows)]
+        slo_evaluated, within = in_order_sum(rows["slo_evaluated_per_s"]), in_order_sum(rows["within_slo_per_s"])
+        return slo_evaluated, min(slo_evaluated, max(0.0, slo_evaluated - within))
     for view in replicas:
         rates = view.rates
-        if rates is not None and rates.judged > 0 and not http_path.limits(view):
-            judged += rates.judged
-            within += rates.within_slo
-    return judged, min(judged, max(0.0, judged - within))
+        if rates is not None and rates.slo_evaluated_per_s > 0 and not http_path.limits(view):
+            slo_evaluated += rates.slo_evaluated_per_s
+            within += rates.within_slo_per_s
+    return slo_evaluated, min(slo_evaluated, max(0.0, slo_evaluated - within))
 
 
 def share(state: Misses, settings: MissSettings) -> float | None:
@@ -75,10 +78,10 @@ def share(state: Misses, settings: MissSettings) -> float | None:
     The lower end of Wilson's score interval at 95 %, one-sided (E. B. Wilson, JASA 22, 1927): a few unlucky requests of
     a few hundred say nothing.
     """
-    judged = state.judged
+    slo_evaluated = state.slo_evaluated
     long_enough = state.at_s is not None and state.at_s - state.began_s >= settings.miss_after_s
-    if judged < settings.min_judged or not long_enough:
+    if slo_evaluated < settings.min_judged or not long_enough:
         return None
-    share, z2 = min(1.0, state.missed / judged), Z_95**2
-    spread = Z_95 * math.sqrt(share * (1 - share) / judged + z2 / (4 * judged * judged))
-    return max(0.0, (share + z2 / (2 * judged) - spread) / (1 + z2 / judged))
+    share, z2 = min(1.0, state.missed / slo_evaluated), Z_95**2
+    spread = Z_95 * math.sqrt(share * (1 - share) / slo_evaluated + z2 / (4 * slo_evaluated * slo_evaluated))
+    return max(0.0, (share + z2 / (2 * slo_evaluated) - spread) / (1 + z2 / slo_evaluated))

@@ -31,8 +31,8 @@ def add_up(replicas: Replicas) -> Sums:
 
 def sum_rows(rows: Rows) -> Sums:
     """All replicas at once; the result is that of ``sum_views`` to the last bit."""
-    tokens = {Mode.FP16: rows["tokens_fp16"], Mode.FP8: rows["tokens_fp8"]}
-    steps = {Mode.FP16: rows["steps_fp16"], Mode.FP8: rows["steps_fp8"]}
+    tokens = {Mode.FP16: rows["tokens_fp16_per_s"], Mode.FP8: rows["tokens_fp8_per_s"]}
+    steps = {Mode.FP16: rows["steps_fp16_per_s"], Mode.FP8: rows["steps_fp8_per_s"]}
     step_ms = {Mode.FP16: rows["step_ms_fp16"], Mode.FP8: rows["step_ms_fp8"]}
     all_steps, queued = steps[Mode.FP16] + steps[Mode.FP8], rows["standing_tokens"] > 0
     busy: dict[Mode, tuple[int, float, float]] = {}
@@ -47,11 +47,11 @@ def sum_rows(rows: Rows) -> Sums:
             in_order_sum(tokens[mode][never_paused]),
         )
         full[mode] = int(np.count_nonzero(stands)), in_order_sum(tokens[mode][stands])
-    arrived = rows["arrived_tokens"]
+    arrived = rows["arrived_tokens_per_s"]
     return Sums(
         replicas=int(np.count_nonzero(rows["rated"])),
         prompt=in_order_sum(arrived),
-        admitted=in_order_sum(np.maximum(0.0, arrived - rows["queue_growth"])),
+        admitted=in_order_sum(np.maximum(0.0, arrived - rows["queue_growth_tokens_per_s"])),
         computed=in_order_sum(tokens[Mode.FP16] + tokens[Mode.FP8]),
         busy=busy,
         full=full,
@@ -67,12 +67,12 @@ def sum_views(replicas: Replicas) -> Sums:
         if rates is None:
             continue
         count += 1
-        prompt += rates.arrived_tokens
-        if rates.arrived_tokens > rates.waiting_tokens:
-            admitted += rates.arrived_tokens - rates.waiting_tokens
-        tokens16, tokens8 = rates.tokens_fp16, rates.tokens_fp8
+        prompt += rates.arrived_tokens_per_s
+        if rates.arrived_tokens_per_s > rates.queue_growth_tokens_per_s:
+            admitted += rates.arrived_tokens_per_s - rates.queue_growth_tokens_per_s
+        tokens16, tokens8 = rates.tokens_fp16_per_s, rates.tokens_fp8_per_s
         computed += tokens16 + tokens8
-        steps16, steps8 = rates.steps_fp16, rates.steps_fp8
+        steps16, steps8 = rates.steps_fp16_per_s, rates.steps_fp8_per_s
         steps = steps16 + steps8
         if steps <= 0:
             continue
