@@ -16,6 +16,7 @@ from controller.protocol import DirectiveFollower
 from controller.schema import Directive, DirectiveAck, ReplicaSnapshot
 from deploy.admission import Admission
 from deploy.front.meter import PathMeter
+from deploy.metrics.replica import ReplicaView
 from nestedfp.modes import DirectiveMode
 
 log = logging.getLogger(__name__)
@@ -129,6 +130,22 @@ class ReplicaAgent:
             self._within_slo += ttft_s * 1e3 <= ttft_ms and (tpot_s is None or tpot_s * 1e3 <= tpot_ms)
 
     # -- what others ask -----------------------------------------------------------------------------------------------
+
+    def view(self) -> ReplicaView | None:
+        """What a page of metrics shows of this replica; None before the engine's first answer."""
+        if self._stats is None:
+            return None
+        now_s = time.monotonic()
+        force = self._follower.in_force(now_s)
+        return ReplicaView(
+            stats=self._stats,
+            stats_age_s=max(0.0, now_s - self._stats_at_s),
+            directive=force.mode,
+            epoch=force.epoch,
+            lease_remaining_s=self._follower.lease_remaining_s(now_s),
+            judged=self._judged,
+            within_slo=self._within_slo,
+        )
 
     @property
     def directed(self) -> str:

@@ -11,7 +11,7 @@ import os
 from typing import Annotated, Any
 
 import ray
-from fastapi import FastAPI, Header, HTTPException, Query, Request, status
+from fastapi import FastAPI, Header, HTTPException, Query, Request, Response, status
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
@@ -19,6 +19,8 @@ from ray import serve
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from deploy.config import ADMIN_KEY_ENV, REPOSITORY
+from deploy.metrics.cluster import ClusterMetrics
+from deploy.metrics.page import CONTENT_TYPE
 from nestedfp.modes import DirectiveMode
 
 CONTROLLER_ACTOR = "nestedfp_controller"
@@ -48,6 +50,12 @@ class Control:
 
     def __init__(self, application: str) -> None:
         self._application = application
+        self._metrics = ClusterMetrics(application, self._ask)
+
+    @routes.get("/metrics")
+    async def metrics(self) -> Response:
+        """Metrics of the controller and of every replica, in OpenMetrics."""
+        return Response(await self._metrics.text(), media_type=CONTENT_TYPE)
 
     @routes.get("/status")
     async def status(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ ATTEMPT_HEADER = "x-nestedfp-attempt"  # the same at every try of one request; a
 RETRY_AFTER_S = 2
 METHODS = "GET POST HEAD OPTIONS PUT PATCH DELETE"  # others a replica's server would answer without OpenAI's format
 CONTROL_PREFIX = "/control"  # where the control application is mounted; its routes also answer at the root
-CONTROL_PATHS = ("/status", "/decisions")
+CONTROL_PATHS = ("/status", "/decisions", "/metrics")
 CONTROL_FOLDERS = ("/admin/",)
 TEMPLATE_CHANGED = "Ray Serve's HAProxy configuration is not as expected"
 

@@ -1,7 +1,9 @@
 """One replica: the engine, its control-plane agent, and the methods that the controller calls."""
 
 import asyncio
+import contextlib
 import logging
+import time
 from typing import Any
 
 from ray import serve
@@ -18,11 +20,17 @@ from deploy.front.app import Front
 from deploy.front.generate import Generate, Route, Standing
 from deploy.front.handover import take_over
 from deploy.front.meter import PathMeter
+from deploy.front.pages import Shown
+from deploy.metrics import bulk
+from deploy.metrics.page import CONTENT_TYPE
+from deploy.metrics.replica import ReplicaMetrics
 from deploy.scaling import DESIRED_KEY
 from deploy.warmup import warm_up
 from nestedfp.vllm_plugin import failure, frontend
 
 log = logging.getLogger(__name__)
+
+STEP_SECONDS_TIMEOUT_S = 1.0
 
 
 class ServeControllerLink:
@@ -68,6 +76,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         self._agent: ReplicaAgent | None = None
         self._max_body_bytes = max_body_bytes
         self._meter = PathMeter()
+        self._step_seconds: dict[str, float] = {}
         # Where there are GPUs, Ray makes the engine's configuration in another process, so that the plugin's own wiring
         # does not reach the front end in this one: no pins would be checked and no tokens counted.
         frontend.install()
@@ -78,6 +87,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         envs.enable_envs_cache()
         self._admission = Admission(admission_limit, sequences=llm_config.engine_kwargs["max_num_seqs"])
         if not precision:
+            self._page = await self._metrics()
             return
         await self.engine.call("nestedfp_warmed_up")
         self._agent = ReplicaAgent(
@@ -89,6 +99,36 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             meter=self._meter,
         )
         await self._agent.start()
+        self._page = await self._metrics()
+
+    async def _metrics(self) -> ReplicaMetrics:
+        """Make the replica's metrics; after the engine has started."""
+        context = serve.get_replica_context()
+        layers = await self.engine.call("nestedfp_layers") if self._agent is not None else {}
+        histograms = bulk.take_over(self.engine.client)
+        self._flushing = asyncio.create_task(bulk.flush_for_ever(histograms))
+        labels = {
+            "application": context.app_name,
+            "replica": context.replica_id.unique_id,
+            "model": self._llm_config.model_id,
+        }
+        return ReplicaMetrics(labels, self._meter.requests, self._admission, layers, histograms)
+
+    async def metrics_page(self) -> str:
+        """Return the replica's metrics (OpenMetrics); called by its HTTP server, and by the application's page."""
+        view = None if self._agent is None else self._agent.view()
+        if view is not None:
+            # An engine inside a long step, or a dead one: what it said last stands.
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(STEP_SECONDS_TIMEOUT_S):
+                    self._step_seconds = await self.engine.call("nestedfp_step_seconds")
+            seconds = {f"step_s_{mode}": value for mode, value in self._step_seconds.items()}
+            view = view._replace(stats={**view.stats, **seconds})
+        # In a thread: some ten milliseconds during which tokens are to be written.
+        return await asyncio.to_thread(self._page.text, view, self._meter.stats(time.monotonic()))
+
+    async def _show_metrics(self) -> Shown:
+        return Shown(200, CONTENT_TYPE, (await self.metrics_page()).encode())
 
     async def __serve_build_asgi_app__(self) -> Front:
         """Build the application that this replica's HTTP server runs; called by Serve after the constructor."""
@@ -110,7 +150,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             self._agent or Standing(),
             self._max_body_bytes,
         )
-        return Front(app, generate, self._max_body_bytes)
+        return Front(app, generate, self._max_body_bytes, {"/metrics": self._show_metrics})
 
     async def check_health(self) -> None:
         """Fail where the engine has died or hangs; called by Serve, which then replaces this replica."""

@@ -5,9 +5,11 @@ is not named here does not exist.
 """
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from deploy.front.generate import Generate
+from deploy.front.pages import Page, show
 from deploy.front.replies import Refused, refuse
 from deploy.front.requests import read_body
 
@@ -28,10 +30,14 @@ class Front:
         app: vLLM's application.
         generate: answers the routes that generate.
         max_body_bytes: largest body.
+        pages: what this replica says of itself: GET routes by path.
     """
 
-    def __init__(self, app: Any, generate: Generate, max_body_bytes: int) -> None:
+    def __init__(
+        self, app: Any, generate: Generate, max_body_bytes: int, pages: Mapping[str, Page] | None = None
+    ) -> None:
         self._app = app
+        self._pages = pages or {}
         self._generate = generate
         self._max_body_bytes = max_body_bytes
 
@@ -42,12 +48,16 @@ class Front:
         arrived_s = time.monotonic()
         path, method = scope["path"].removeprefix(scope.get("root_path", "")), scope["method"]
         route = self._generate.routes.get(path)
-        allowed = ("POST",) if route else (("GET",) if path.startswith(MODEL_PREFIX) else PASSED_ON.get(path))
+        own = path.startswith(MODEL_PREFIX) or path in self._pages
+        allowed = ("POST",) if route else (("GET",) if own else PASSED_ON.get(path))
         try:
             if allowed is None:
                 raise Refused(404, f"there is no {path[:200]} here", "not_found_error")
             if method not in allowed:
                 raise Refused(405, f"{path[:200]} takes {' or '.join(allowed)}, not {method}")
+            if (page := self._pages.get(path)) is not None:
+                await show(send, await page())
+                return
             if route is None:
                 await self._pass_on(scope, receive, send)
                 return

@@ -19,6 +19,7 @@ from deploy.front.meter import Passage, PathMeter
 from deploy.front.replies import Refused, refuse, reply
 from deploy.front.requests import apply_pin, one_line, parse, read_body, unknown_fields
 from deploy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS, Limits
+from deploy.metrics.requests import Outcome, outcome_of
 from deploy.usage import StreamDiscloser, disclose
 from nestedfp.vllm_plugin.frontend import collected, counts_of, total, usage_of
 
@@ -91,7 +92,14 @@ class Generate:
         try:
             await self._admitted(route, scope, receive, send, passage)
         except Refused as refusal:
+            passage.outcome = outcome_of(refusal.status, ELSEWHERE_STATUS)
             await refuse(send, refusal)
+        except asyncio.CancelledError:
+            passage.outcome = Outcome.LEFT
+            raise
+        except BaseException:
+            passage.outcome = Outcome.FAILED
+            raise
         finally:
             passage.ended()
 
@@ -99,7 +107,7 @@ class Generate:
         headers = dict(scope["headers"])
         body = await read_body(receive, self._max_body_bytes)
         request = parse(body, headers, route.model)
-        pinned = apply_pin(request, headers)
+        passage.pinned = pinned = apply_pin(request, headers)
         size = len(body)
         if self._client.errored:
             raise self._refusal(headers, size, 503, "this replica's engine has died; it is being replaced")
@@ -135,6 +143,7 @@ class Generate:
         turn = Turn(streams.is_plain(request, route.chat), passage.submitted)
         TURN.set(turn)
         with collected() as counts:
+            passage.counts = counts
             try:
                 result = await getattr(route.serving, route.method)(request, Request(scope))
                 if isinstance(result, Handover):
@@ -234,6 +243,7 @@ class Generate:
                 raise
             await call.abort(collector)
             refusal = self._explained(error, passage, {}, RETRYABLE_BODY_BYTES + 1)
+            passage.outcome = outcome_of(refusal.status, ELSEWHERE_STATUS)
             await send({"type": "http.response.body", "body": streams.error_events(refusal.body())})
         finally:
             collector.close()

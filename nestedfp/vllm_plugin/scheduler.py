@@ -266,6 +266,10 @@ class PrecisionMixin:
         """Forget how long the warm-up's steps took, so that nobody takes a cold start for an overload."""
         self._totals.forget_durations()
 
+    def nestedfp_step_seconds(self) -> dict[str, float]:
+        """Return how many seconds the steps of each precision have taken since the start."""
+        return {mode.value: seconds for mode, seconds in self._totals.seconds.items()}
+
     def nestedfp_stats(self) -> dict[str, Any]:
         """Return the engine's counters and queue state; totals count from the start of the engine.
 
@@ -334,5 +338,7 @@ def make_scheduler(*, vllm_config: Any, **kwargs: Any) -> Any:
     EngineCore.nestedfp_step_costs = lambda core: _with_workers_answers(core).nestedfp_step_costs()
     EngineCore.nestedfp_warmed_up = lambda core: core.scheduler.nestedfp_warmed_up()
     EngineCore.nestedfp_stats = lambda core: core.scheduler.nestedfp_stats()
+    EngineCore.nestedfp_step_seconds = lambda core: core.scheduler.nestedfp_step_seconds()
+    EngineCore.nestedfp_layers = lambda core: core.model_executor.collective_rpc("nestedfp_layers")[0]
     base = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler
     return _class_over(base)(vllm_config=vllm_config, **kwargs)

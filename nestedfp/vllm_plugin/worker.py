@@ -88,6 +88,11 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
         """Return the share of this rank's weights, in bytes, that has an FP8 mode."""
         return self._fp8_share
 
+    def nestedfp_layers(self) -> dict[str, int]:
+        """Return how many of this rank's linear layers are nested, listed (nested, with an outlier list) and plain."""
+        layers = coverage.cover(self.get_model()).layers
+        return {kind: layers[kind] for kind in ("nested", "listed", "plain")}
+
     def nestedfp_step_costs(self) -> list[list[float]] | None:
         """Return this rank's step costs, ``[tokens, fp16_ms, fp8_ms]`` each; None: not measured."""
         return None if self._step_costs is None else self._step_costs.as_lists()
