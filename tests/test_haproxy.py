@@ -347,11 +347,11 @@ def test_requests_go_to_the_replica_with_the_least_outstanding(folder, replicas)
         waiting = [pool.submit(ask, port, "/slow", timeout_s=30)]
         assert wait_until(lambda: _count(first, "/slow") + _count(second, "/slow") == 1, 5, 0.01)
         busy, idle = (first, second) if _count(first, "/slow") else (second, first)
-        before = len(idle.seen)
-        for _ in range(6):
+        for _ in range(20):
             assert ask(port, "/quick")[0] == 200
-        assert len(idle.seen) == before + 6
-        assert _count(busy, "/quick") == 0
+        # Not all: HAProxy counts an answer as outstanding for a moment after its client has it.
+        assert _count(idle, "/quick") >= 15
+        assert _count(idle, "/quick") + _count(busy, "/quick") == 20
         gate.set()
         assert waiting[0].result()[0] == 200
 
