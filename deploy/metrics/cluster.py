@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from prometheus_client.core import Metric
-from ray import serve
 
 from deploy.metrics import controller, page
 from deploy.metrics.replica import gauge
@@ -73,6 +72,8 @@ class ClusterMetrics:
     async def _replica_pages(self) -> list[Any]:
         """Return each replica's page, or what went wrong with it; nothing where there is no such application."""
         try:
+            from ray import serve  # here, so that tests of what is made of the answers need not load it
+
             async with asyncio.timeout(2 * REPLICA_TIMEOUT_S):
                 if self._handle is None:
                     self._handle = await asyncio.to_thread(serve.get_app_handle, self._application)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client.core import Metric
-from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.openmetrics.exposition import ALLOWUTF8, CONTENT_TYPE_LATEST, generate_latest
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 END = "# EOF\n"
@@ -37,7 +37,8 @@ def labelled(families: Iterable[Metric], labels: Mapping[str, str]) -> Iterator[
 
 def render(families: Iterable[Metric], labels: Mapping[str, str]) -> str:
     """Return a page with ``labels`` on every sample."""
-    text: str = generate_latest(_Families(labelled(families, labels))).decode()
+    # Not the default escaping: it turns the colon of the samples of vllm: into an underscore, which is a legal character.
+    text: str = generate_latest(_Families(labelled(families, labels)), escaping=ALLOWUTF8).decode()
     return text
 
 
