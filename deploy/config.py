@@ -96,6 +96,9 @@ class EngineSection(Section):
     )
     gemm_timings: str | None = None  # folder of kept times to choose by, so that every engine chooses alike
     graph_tokens: Annotated[int, Field(ge=0)] = 1024  # on a GPU: CUDA graphs for steps of up to so many tokens
+    grammar_cpu_s: Annotated[float, Field(gt=0, le=600)] = (
+        3.0  # processor time that compiling the grammar of one structured output may take; more is refused with 400
+    )
     fp16_reads_fp8_blocks: bool = False  # under fp16, reuse prefix-cache blocks that FP8 steps wrote, and disclose it
     unsupported_gpu: Literal["refuse", "fp16"] = (
         "refuse"  # what to do on a GPU without this project's kernels; fp16: serve exact FP16 only, through vLLM's own

@@ -16,6 +16,7 @@ from deploy.admission import Admission
 from deploy.agent import ReplicaAgent
 from deploy.control_app import CONTROLLER_ACTOR
 from deploy.engine import NestedFPEngine
+from deploy.front import grammars
 from deploy.front.app import Front
 from deploy.front.generate import Generate, Route, Standing
 from deploy.front.handover import take_over
@@ -59,6 +60,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         precision: False for a plain engine without modes (the peer in comparisons).
         admission_limit: sequences in this replica at most; None: no limit until the controller sheds load.
         max_body_bytes: largest body of a request.
+        grammar_cpu_s: processor time that compiling one grammar may take.
     """
 
     _default_engine_cls = NestedFPEngine
@@ -71,10 +73,12 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         precision: bool,
         admission_limit: int | None = None,
         max_body_bytes: int,
+        grammar_cpu_s: float,
         **kwargs: Any,
     ) -> None:
         self._agent: ReplicaAgent | None = None
         self._max_body_bytes = max_body_bytes
+        self._grammar_cpu_s = grammar_cpu_s
         self._meter = PathMeter()
         self._step_seconds: dict[str, float] = {}
         # Where there are GPUs, Ray makes the engine's configuration in another process, so that the plugin's own wiring
@@ -137,7 +141,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
 
         app = await super().__serve_build_asgi_app__()
         completion, chat = app.state.openai_serving_completion, app.state.openai_serving_chat
-        take_over(completion, chat)
+        take_over(completion, chat, grammars.of_client(self.engine.client, self._grammar_cpu_s))
         routes = {
             "/v1/completions": Route(CompletionRequest, completion, "create_completion", chat=False),
             "/v1/chat/completions": Route(ChatCompletionRequest, chat, "create_chat_completion", chat=True),

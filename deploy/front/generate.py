@@ -177,9 +177,11 @@ class Generate:
         if not accepted and isinstance(error, EngineGenerateError) and isinstance(error.__cause__, Exception):
             error = error.__cause__
         info = create_error_response(error).error
+        if turn is not None and turn.constrained and failed:
+            return Refused(400, "the grammar has no way on from the text so far", param="structured_outputs")
         if info.code == 500 and not (failed and accepted):
             # Before the engine's first token, or in vLLM's own handling of it, nothing but the request's content can be at
-            # fault: a grammar, say, that cannot be compiled.
+            # fault.
             log.warning("request refused: %s: %s", type(error).__name__, one_line(error))
             return Refused(400, f"the request cannot be processed: {one_line(error)}")
         if info.code >= 500:

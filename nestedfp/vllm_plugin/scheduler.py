@@ -5,8 +5,11 @@ outputs are executed in the order in which they were scheduled, so the attached 
 """
 
 import functools
+import os
 import secrets
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +27,24 @@ from nestedfp.vllm_plugin.accounting import COUNTS_KEY, EngineTotals, RequestTok
 from nestedfp.vllm_plugin.exact_blocks import ALL, ExactBlocks
 from nestedfp.vllm_plugin.options import PluginOptions
 from nestedfp.vllm_plugin.pin import is_pinned
+
+GRAMMAR_THREADS = 8
+LOWEST_PRIORITY = 19
+
+
+def compile_aside(manager: Any) -> None:
+    """Have grammars compiled by more threads than vLLM's, at the lowest priority.
+
+    A small grammar then does not wait behind large ones, nor a step for the processor. ``manager`` is vLLM's
+    ``StructuredOutputManager``; one without a tokenizer compiles nothing.
+    """
+    if (before := getattr(manager, "executor", None)) is None:
+        return
+    # Linux keeps a niceness for each thread; those that the compiler starts inherit it.
+    manager.executor = ThreadPoolExecutor(
+        GRAMMAR_THREADS, "grammars", lambda: os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+    )
+    before.shutdown()
 
 
 class PrecisionMixin:
@@ -52,6 +73,7 @@ class PrecisionMixin:
         # Nobody outside can know it, so no request can name the cache that pinned requests share.
         self._pinned_salt = secrets.token_hex(16)
         self._blocks = ExactBlocks(self.kv_cache_manager)
+        compile_aside(self.structured_output_manager)
         self._pinned: dict[str, Request] = {}
         self._in_prompt: dict[str, Request] = {}  # parts of their prompt are still to be computed or read
         self._exact: dict[str, Request] = {}  # no FP8 step has written or will be read in their KV entries
@@ -340,5 +362,6 @@ def make_scheduler(*, vllm_config: Any, **kwargs: Any) -> Any:
     EngineCore.nestedfp_stats = lambda core: core.scheduler.nestedfp_stats()
     EngineCore.nestedfp_step_seconds = lambda core: core.scheduler.nestedfp_step_seconds()
     EngineCore.nestedfp_layers = lambda core: core.model_executor.collective_rpc("nestedfp_layers")[0]
+    EngineCore.nestedfp_self_checks = lambda core: core.model_executor.collective_rpc("nestedfp_self_check")
     base = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler
     return _class_over(base)(vllm_config=vllm_config, **kwargs)
