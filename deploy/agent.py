@@ -178,14 +178,27 @@ class ReplicaAgent:
         age_s = time.monotonic() - self._stats_at_s
         return age_s if age_s > ENGINE_TIMEOUT_S else 0.0
 
+    @property
+    def stalled_s(self) -> float:
+        """How long the engine has had work and made no step, by its newest statistics and their age; 0: it has none."""
+        progress_age_s = None if self._stats is None else self._stats.get("progress_age_s")
+        return 0.0 if progress_age_s is None else progress_age_s + self.stats_age_s
+
+    @property
+    def stats_age_s(self) -> float:
+        """Age of the engine's newest statistics, in seconds."""
+        return max(0.0, time.monotonic() - self._stats_at_s)
+
     def check_engine(self) -> None:
         """Fail where the engine hangs.
 
         Raises:
-            RuntimeError: the engine has not answered for ``HUNG_AFTER_S``.
+            RuntimeError: for ``HUNG_AFTER_S`` the engine has not answered, or has had work and made no step.
         """
         if self.silent_s > HUNG_AFTER_S:
             raise RuntimeError(f"the engine has not answered for {self.silent_s:.0f} s: it hangs or has died")
+        if self.stalled_s > HUNG_AFTER_S:
+            raise RuntimeError(f"the engine has had work and made no step for {self.stalled_s:.0f} s: it hangs")
 
     # -- loops ---------------------------------------------------------------------------------------------------------
 
