@@ -363,6 +363,5 @@ def make_scheduler(*, vllm_config: Any, **kwargs: Any) -> Any:
     EngineCore.nestedfp_step_seconds = lambda core: core.scheduler.nestedfp_step_seconds()
     EngineCore.nestedfp_layers = lambda core: core.model_executor.collective_rpc("nestedfp_layers")[0]
     EngineCore.nestedfp_self_checks = lambda core: core.model_executor.collective_rpc("nestedfp_self_check")
-    EngineCore.nestedfp_self_checks = lambda core: core.model_executor.collective_rpc("nestedfp_self_check")
     base = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler
     return _class_over(base)(vllm_config=vllm_config, **kwargs)
