@@ -22,9 +22,11 @@ from deploy.front.generate import Generate, Route, Standing
 from deploy.front.handover import take_over
 from deploy.front.meter import PathMeter
 from deploy.front.pages import Shown
+from deploy.health import Health, StartChecks
 from deploy.metrics import bulk
 from deploy.metrics.page import CONTENT_TYPE
 from deploy.metrics.replica import ReplicaMetrics
+from deploy.probe import probe_modes
 from deploy.scaling import DESIRED_KEY
 from deploy.warmup import warm_up
 from nestedfp.vllm_plugin import failure, frontend
@@ -81,6 +83,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         self._grammar_cpu_s = grammar_cpu_s
         self._meter = PathMeter()
         self._step_seconds: dict[str, float] = {}
+        self._start = StartChecks({}, [])
         # Where there are GPUs, Ray makes the engine's configuration in another process, so that the plugin's own wiring
         # does not reach the front end in this one: no pins would be checked and no tokens counted.
         frontend.install()
@@ -93,9 +96,15 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         if not precision:
             self._page = await self._metrics()
             return
+        context = serve.get_replica_context()
+        stats = await self.engine.call("nestedfp_stats")
+        self._start = StartChecks(
+            await probe_modes(self.engine, llm_config.model_id, stats["fp16_only"]),
+            await self.engine.call("nestedfp_self_checks"),
+        )
         await self.engine.call("nestedfp_warmed_up")
         self._agent = ReplicaAgent(
-            replica_id=serve.get_replica_context().replica_id.unique_id,
+            replica_id=context.replica_id.unique_id,
             engine=self.engine.call,
             controller=ServeControllerLink(),
             config=ControllerConfig.model_validate(controller),
@@ -116,7 +125,9 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             "replica": context.replica_id.unique_id,
             "model": self._llm_config.model_id,
         }
-        return ReplicaMetrics(labels, self._meter.requests, self._admission, layers, histograms)
+        return ReplicaMetrics(
+            labels, self._meter.requests, self._admission, layers, histograms, self._start.worst_cosine
+        )
 
     async def metrics_page(self) -> str:
         """Return the replica's metrics (OpenMetrics); called by its HTTP server, and by the application's page."""
@@ -154,7 +165,14 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             self._agent or Standing(),
             self._max_body_bytes,
         )
-        return Front(app, generate, self._max_body_bytes, {"/metrics": self._show_metrics})
+        health = Health(
+            serve.get_replica_context().replica_id.unique_id,
+            self.check_health,
+            lambda: None if self._agent is None else self._agent.stats_age_s,
+            self._start,
+        )
+        pages = {"/metrics": self._show_metrics, "/health": health.health, "/ready": health.ready}
+        return Front(app, generate, self._max_body_bytes, pages)
 
     async def check_health(self) -> None:
         """Fail where the engine has died or hangs; called by Serve, which then replaces this replica."""

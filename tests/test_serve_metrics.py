@@ -83,6 +83,15 @@ def test_the_page_is_openmetrics_and_both_replicas_and_the_controller_are_on_it(
     assert layers["nested"] > 0
 
 
+def test_the_service_is_healthy_and_ready_after_both_precisions_answered_a_probe(client):
+    assert client.get("/health").json()["status"] == "healthy"
+    ready = client.get("/ready")
+    assert ready.status_code == 200
+    assert set(ready.json()["probe_s"]) == {"fp16", "fp8"}
+    assert all(check["worst_cosine"] > 0.99 and check["layers"] > 0 for check in ready.json()["self_checks"])
+    assert 0 <= ready.json()["stats_age_s"] < 2
+
+
 def test_the_number_of_series_is_bounded_whatever_clients_send(client):
     def series():
         page = client.get("/metrics").text

@@ -139,6 +139,7 @@ class ReplicaMetrics:
         layers: linear layers of the first rank by how they are stored: ``{"nested": 12, "listed": 0, "plain": 1}``; empty:
             a plain engine.
         histograms: to be flushed before a page is made.
+        worst_cosine: of FP8 against FP16 over all layers, from the self-check of the start; None: not checked.
     """
 
     def __init__(
@@ -148,12 +149,14 @@ class ReplicaMetrics:
         admission: Admission,
         layers: Mapping[str, int],
         histograms: Iterable[BulkHistogram] = (),
+        worst_cosine: float | None = None,
     ) -> None:
         self._labels = dict(labels)
         self._requests = requests
         self._admission = admission
         self._layers = dict(layers)
         self._histograms = list(histograms)
+        self._worst_cosine = worst_cosine
         self._pages = 0
         self._page_s = 0.0
 
@@ -172,6 +175,9 @@ class ReplicaMetrics:
             families.append(
                 by(GaugeMetricFamily, "nestedfp_layers", "Linear layers by how they are stored", "kind", self._layers)
             )
+        if self._worst_cosine is not None:
+            text = "Lowest cosine of FP8 against FP16 over all layers, from the start's self-check"
+            families.append(gauge("nestedfp_self_check_cosine_ratio", text, self._worst_cosine))
         families.append(
             CounterMetricFamily("nestedfp_page_seconds", "Time that making these pages has taken", value=self._page_s)
         )
