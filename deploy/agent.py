@@ -160,6 +160,12 @@ class ReplicaAgent:
             return 0
         return latest.desired_replicas or 0
 
+    @property
+    def replicas(self) -> int:
+        """How many replicas there are, as far as the controller has told; at least one."""
+        latest = self._follower.latest
+        return max(1, (latest.replicas or 1) if latest is not None else 1)
+
     def has_peers(self) -> bool:
         """Whether another replica could take a request."""
         latest = self._follower.latest

@@ -62,6 +62,8 @@ def application(config: DeployConfig, path: Path | None = None) -> Any:
             "precision": config.engine.quantization == "nestedfp",
             "admission_limit": config.engine.admission_limit,
             "max_body_bytes": config.http.max_body_bytes,
+            "keys_file": config.http.keys_file,
+            "cors_origins": list(config.http.cors_origins),
             "grammar_cpu_s": config.engine.grammar_cpu_s,
         },
     )

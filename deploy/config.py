@@ -115,12 +115,17 @@ class EngineSection(Section):
         return extra
 
 
+Origin = Annotated[str, Field(pattern=r"^(https?://[^/*\s]+|\*)$")]  # "https://chat.example.com"; "*": every page
+
+
 class HttpSection(Section):
     """Where the service listens."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
     max_body_bytes: Annotated[int, Field(ge=1024)] = 8 << 20  # a larger body gets 413
+    keys_file: str | None = None  # who may ask: deploy/keys.py; None: everybody, unless NESTEDFP_KEYS_FILE is set
+    cors_origins: tuple[Origin, ...] = ()  # web pages of these may ask from their visitors' browsers
 
 
 class DeployConfig(Section):

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from ray import serve
@@ -18,11 +19,13 @@ from deploy.control_app import CONTROLLER_ACTOR
 from deploy.engine import NestedFPEngine
 from deploy.front import grammars
 from deploy.front.app import Front
+from deploy.front.cors import allowing
 from deploy.front.generate import Generate, Route, Standing
 from deploy.front.handover import take_over
 from deploy.front.meter import PathMeter
 from deploy.front.pages import Shown
 from deploy.health import Health, StartChecks
+from deploy.keys import Keys, path_of
 from deploy.metrics import bulk
 from deploy.metrics.page import CONTENT_TYPE
 from deploy.metrics.replica import ReplicaMetrics
@@ -63,6 +66,8 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         admission_limit: sequences in this replica at most; None: no limit until the controller sheds load.
         max_body_bytes: largest body of a request.
         grammar_cpu_s: processor time that compiling one grammar may take.
+        keys_file: who may ask (deploy/keys.py); None: everybody, unless the environment names a file.
+        cors_origins: web pages of these origins may ask from their visitors' browsers.
     """
 
     _default_engine_cls = NestedFPEngine
@@ -76,11 +81,15 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         admission_limit: int | None = None,
         max_body_bytes: int,
         grammar_cpu_s: float,
+        keys_file: str | None = None,
+        cors_origins: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
         self._agent: ReplicaAgent | None = None
         self._max_body_bytes = max_body_bytes
         self._grammar_cpu_s = grammar_cpu_s
+        self._cors_origins = list(cors_origins)
+        self._keys = Keys(path_of(keys_file), parts=lambda: 1 if self._agent is None else self._agent.replicas)
         self._meter = PathMeter()
         self._step_seconds: dict[str, float] = {}
         self._start = StartChecks({}, [])
@@ -145,7 +154,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
     async def _show_metrics(self) -> Shown:
         return Shown(200, CONTENT_TYPE, (await self.metrics_page()).encode())
 
-    async def __serve_build_asgi_app__(self) -> Front:
+    async def __serve_build_asgi_app__(self) -> Any:
         """Build the application that this replica's HTTP server runs; called by Serve after the constructor."""
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.entrypoints.openai.completion.protocol import CompletionRequest
@@ -164,6 +173,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             self._meter,
             self._agent or Standing(),
             self._max_body_bytes,
+            self._keys,
         )
         health = Health(
             serve.get_replica_context().replica_id.unique_id,
@@ -172,7 +182,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             self._start,
         )
         pages = {"/metrics": self._show_metrics, "/health": health.health, "/ready": health.ready}
-        return Front(app, generate, self._max_body_bytes, pages)
+        return allowing(self._cors_origins, Front(app, generate, self._max_body_bytes, pages))
 
     async def check_health(self) -> None:
         """Fail where the engine has died or hangs; called by Serve, which then replaces this replica."""

@@ -59,6 +59,7 @@ class Front:
                 await show(send, await page())
                 return
             if route is None:
+                self._generate.keys.of(dict(scope["headers"]))
                 await self._pass_on(scope, receive, send)
                 return
         except Refused as refusal:
@@ -67,6 +68,8 @@ class Front:
         await self._generate(route, scope, receive, send, arrived_s)
 
     async def _pass_on(self, scope: Any, receive: Any, send: Any) -> None:
+        # Whom a web page may let its visitors' browsers ask is not for vLLM to say: it would allow every page.
+        scope = {**scope, "headers": [header for header in scope["headers"] if header[0] != b"origin"]}
         if scope["method"] == "GET":
             await self._app(scope, receive, send)
             return

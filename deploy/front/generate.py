@@ -19,6 +19,7 @@ from deploy.front.meter import Passage, PathMeter
 from deploy.front.replies import Refused, refuse, reply
 from deploy.front.requests import apply_pin, one_line, parse, read_body, unknown_fields
 from deploy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS, Limits
+from deploy.keys import Holder, Keys, Limited
 from deploy.metrics.requests import Outcome, outcome_of
 from deploy.usage import StreamDiscloser, disclose
 from nestedfp.vllm_plugin.frontend import collected, counts_of, total, usage_of
@@ -68,6 +69,7 @@ class Generate:
         meter: of the path.
         standing: what the controller has said about this replica and its peers.
         max_body_bytes: largest body.
+        keys: who may ask; without: everybody.
     """
 
     def __init__(
@@ -78,7 +80,9 @@ class Generate:
         meter: PathMeter,
         standing: "Standing",
         max_body_bytes: int,
+        keys: Keys | None = None,
     ) -> None:
+        self.keys = keys or Keys()
         self.routes = routes
         self._client = client
         self._admission = admission
@@ -105,6 +109,7 @@ class Generate:
 
     async def _admitted(self, route: Route, scope: Any, receive: Any, send: Any, passage: Passage) -> None:
         headers = dict(scope["headers"])
+        holder = self.keys.of(headers)
         body = await read_body(receive, self._max_body_bytes)
         request = parse(body, headers, route.model)
         passage.pinned = pinned = apply_pin(request, headers)
@@ -117,9 +122,21 @@ class Generate:
         if not self._admission.enter(weight):
             raise self._refusal(headers, size, 429, self._admission.message())
         try:
+            if holder is not None:
+                self._take_from_quota(holder, pinned, headers, size)
             await self._answer(route, request, scope, send, passage, headers, size)
         finally:
             self._admission.leave(weight)
+            if holder is not None:
+                holder.leave(passage.used_tokens, pinned)
+
+    def _take_from_quota(self, holder: Holder, pinned: bool, headers: dict[bytes, bytes], size: int) -> None:
+        try:
+            holder.enter(pinned)
+        except Limited as limited:
+            if self._standing.has_peers() and self._elsewhere.may_go(headers, size):
+                raise limited.elsewhere() from None
+            raise
 
     def _refusal(self, headers: dict[bytes, bytes], size: int, status: int, message: str) -> Refused:
         kind = "overloaded_error" if status == 429 else "service_unavailable"

@@ -98,6 +98,11 @@ class Passage:
             self.meter.tpot.add(now_s, tpot_s * 1e3)
         self.meter.judge(ttft_s, tpot_s)
 
+    @property
+    def used_tokens(self) -> int:
+        """Tokens of prompts and completions, computed and cached; where the engine never said, those that were written."""
+        return sum(map(sum, self.counts.values())) or self.tokens
+
     def ended(self) -> None:
         """The request has left, however it did."""
         self.meter.left(self)
