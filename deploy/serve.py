@@ -79,10 +79,12 @@ def preflight(config: DeployConfig) -> None:
     """
     import socket
 
-    from deploy import haproxy
+    from deploy import haproxy, keys
     from deploy.accelerator import resolve, visible_gpus
     from nestedfp.checkpoint import verify_shards
 
+    if (path := keys.path_of(config.http.keys_file)) is not None:
+        keys.load(path)
     if config.model.load_format != "dummy":
         verify_shards(config.model.folder)
     kind = resolve(config.engine.accelerator)
