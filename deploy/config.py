@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from controller.config import ControllerConfig, explain
 
-ADMIN_KEY_ENV = "NESTEDFP_ADMIN_KEY"
+ADMIN_KEY_ENV = "NESTEDFP_ADMIN_KEY"  # of the start-up command; no other process gets it
+KEY_FILE_ENV = "NESTEDFP_ADMIN_KEY_FILE"  # where the process that checks the key reads it
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
@@ -149,7 +150,10 @@ class DeployConfig(Section):
     @classmethod
     def _folder_exists(cls, model: ModelSection) -> ModelSection:
         if not (model.folder / "config.json").is_file():
-            raise ValueError(f"path {model.path!r}: no config.json in {model.folder}")
+            raise ValueError(
+                f"path {model.path!r}: no config.json in {model.folder}; the model must lie in a local folder (one of a model "
+                f"hub: hf download {model.path} --local-dir FOLDER)"
+            )
         return model
 
     @model_validator(mode="after")

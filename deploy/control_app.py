@@ -8,6 +8,7 @@ import asyncio
 import hmac
 import logging
 import os
+from pathlib import Path
 from typing import Annotated, Any
 
 import ray
@@ -18,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from deploy.config import ADMIN_KEY_ENV, REPOSITORY
+from deploy.config import KEY_FILE_ENV, REPOSITORY
 from deploy.front.replies import Refused
 from deploy.keys import Keys, Role, Unauthorized, path_of
 from deploy.metrics.cluster import ClusterMetrics
@@ -150,12 +151,17 @@ def require_admin(authorization: str | None) -> None:
     """Check the admin key.
 
     Raises:
-        HTTPException: 403 when the service has no key, 401 when the request's is missing or wrong.
+        HTTPException: 403 when the service has no key, which it reads in the file that ``NESTEDFP_ADMIN_KEY_FILE`` names; 401
+            when the request's is missing or wrong.
     """
-    key = os.environ.get(ADMIN_KEY_ENV)
+    try:
+        key = Path(os.environ[KEY_FILE_ENV]).read_text().strip()
+    except (KeyError, OSError):
+        key = ""
     if not key:
         raise HTTPException(
-            status.HTTP_403_FORBIDDEN, f"admin routes are off: start the service with {ADMIN_KEY_ENV} set"
+            status.HTTP_403_FORBIDDEN,
+            f"admin routes are off: {KEY_FILE_ENV} names no file that holds a key and that this service may read",
         )
     given = (authorization or "").removeprefix("Bearer ")
     if not hmac.compare_digest(given.encode(), key.encode()):

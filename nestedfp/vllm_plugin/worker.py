@@ -5,6 +5,7 @@ from typing import Any
 
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
+from vllm.v1.core.kv_cache_utils import check_enough_kv_cache_memory
 
 from nestedfp import ops
 from nestedfp.modes import Mode
@@ -66,9 +67,12 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
         # The profile must see the more expensive mode; on a GPU that is FP8 with its quantised activations.
         ops.set_mode(Mode.FP8)
         try:
-            return super().determine_available_memory()
+            available: int = super().determine_available_memory()
         finally:
             ops.set_mode(Mode.FP16)
+        with failure.reported():  # the engine core finds the same, and tells nobody
+            check_enough_kv_cache_memory(self.vllm_config, self.get_kv_cache_spec(), available)
+        return available
 
     def execute_model(self, scheduler_output: Any) -> Any:
         mode = getattr(scheduler_output, "nestedfp_mode", None)
