@@ -236,7 +236,7 @@ def keep_logs(session: Path, runs: Path = REPOSITORY / "runs") -> None:
 
 
 def wait_for_http(url: str, timeout_s: float = 60.0) -> None:
-    """Wait until the models route answers through HTTP.
+    """Wait until a replica says through HTTP that it is ready.
 
     Raises:
         RuntimeError: when it does not in time.
@@ -247,12 +247,12 @@ def wait_for_http(url: str, timeout_s: float = 60.0) -> None:
     with httpx.Client(base_url=url, timeout=10.0, trust_env=False) as client:
         while time.monotonic() < deadline_s:
             try:
-                if client.get("/v1/models").status_code == 200:
+                if client.get("/ready").status_code == 200:  # needs no key
                     return
             except httpx.TransportError:
                 pass
             time.sleep(0.2)
-    raise RuntimeError(f"{url}/v1/models did not answer within {timeout_s:.0f} s")
+    raise RuntimeError(f"{url}/ready did not answer within {timeout_s:.0f} s")
 
 
 if __name__ == "__main__":

@@ -127,6 +127,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         """Make the replica's metrics; after the engine has started."""
         context = serve.get_replica_context()
         layers = await self.engine.call("nestedfp_layers") if self._agent is not None else {}
+        bulk.lean_statistics()
         histograms = bulk.take_over(self.engine.client)
         self._flushing = asyncio.create_task(bulk.flush_for_ever(histograms))
         labels = {

@@ -12,7 +12,7 @@ from controller.schema import PathStats
 from deploy.admission import Admission
 from deploy.front.meter import PathMeter
 from deploy.metrics import controller, page
-from deploy.metrics.bulk import BulkHistogram
+from deploy.metrics.bulk import BulkHistogram, lean_statistics
 from deploy.metrics.cluster import ClusterMetrics
 from deploy.metrics.replica import ReplicaMetrics, ReplicaView
 from deploy.metrics.requests import Outcome, Precision, RequestMetrics, outcome_of, precision_of
@@ -175,6 +175,34 @@ def test_observations_in_bulk_land_where_single_ones_do():
     many.flush()
     many.flush()
     assert samples(page.render(single.collect(), {})) == pytest.approx(samples(page.render(bulk.collect(), {})))
+
+
+def test_the_lean_statistics_of_a_token_say_what_those_of_vllm_say(monkeypatch):
+    from vllm.v1.metrics.stats import IterationStats, LoRARequestStates, RequestStateStats
+
+    original = IterationStats.update_from_output
+    assert not getattr(original, "_nestedfp", False)
+
+    class Output:
+        request_id, prefill_stats, num_nans_in_logits, events = "r", None, 0, None
+
+        def __init__(self, tokens):
+            self.new_token_ids = [7] * tokens
+
+    def statistics():
+        """A first token, then one, three and no tokens."""
+        told, request, lora = IterationStats(), RequestStateStats(arrival_time=5.0), LoRARequestStates(False)
+        told.iteration_timestamp = 6.0
+        for now_s, tokens, first in ((10.0, 1, True), (10.5, 1, False), (11.5, 3, False), (11.75, 0, False)):
+            told.update_from_output(Output(tokens), now_s, first, request, lora, None)
+        return vars(told) | {"prompt_token_stats": vars(told.prompt_token_stats)}, vars(request)
+
+    expected = statistics()
+    monkeypatch.setattr(IterationStats, "update_from_output", original)  # restored at the end
+    lean_statistics()
+    assert IterationStats.update_from_output is not original
+    assert statistics() == expected
+    assert expected[0]["inter_token_latencies_iter"] == [0.5, 1.0, 0.25]
 
 
 # -- the controller ----------------------------------------------------------------------------------------------------

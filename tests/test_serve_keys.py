@@ -133,7 +133,7 @@ def test_a_withdrawn_key_is_refused_within_seconds_and_the_others_stay(service, 
 
 def test_no_key_shows_in_a_log_or_in_the_environment_of_a_process(service, folder):
     wanted = [secret.encode() for secret in [*SECRETS.values(), KEY]]
-    logs = [folder / "log", *Path("/tmp/ray/session_latest/logs").rglob("*")]
+    logs = [folder / "log", *logs_of(service)]
     found = [path for path in logs if path.is_file() and any(key in path.read_bytes() for key in wanted)]
     assert not found
     for process in psutil.Process(service.pid).children(recursive=True):

@@ -1,8 +1,8 @@
-"""A histogram of vLLM's that takes its observations in bulk.
+"""vLLM's statistics of every token, made cheap: they run on the loop that also writes the tokens to the sockets.
 
-vLLM observes the time between two tokens for every token of every request: 3 us each in ``prometheus_client``, on the loop
-that also writes the tokens to the sockets. Here an observation is one append to a list; the list is sorted into the buckets,
-by numpy, four times a second and before a page is made.
+vLLM observes the time between two tokens for every token of every request, 1.1 us each in ``prometheus_client``. Here an
+observation is one append to a list; the list is sorted into the buckets, by numpy, four times a second and before a page is
+made: 0.15 us.
 """
 
 import asyncio
@@ -58,6 +58,35 @@ def take_over(client: Any) -> list[BulkHistogram]:
             logger.histogram_inter_token_latency[engine] = bulk
             found.append(bulk)
     return found
+
+
+def lean_statistics() -> None:
+    """Have vLLM's statistics of a token that continues an answer take a third of the time. Idempotent.
+
+    Most tokens do, and bring nothing but the time since the one before; for them vLLM's method looks at what only other
+    tokens have.
+    """
+    from vllm import envs
+    from vllm.v1.metrics.stats import IterationStats
+
+    original = IterationStats.update_from_output
+    if getattr(original, "_nestedfp", False) or envs.VLLM_COMPUTE_NANS_IN_LOGITS:
+        return
+
+    def update(
+        self: Any, output: Any, now_s: float, is_prefilling: bool, request: Any, lora_states: Any, lora_name: Any
+    ) -> None:
+        if is_prefilling or output.events is not None:
+            original(self, output, now_s, is_prefilling, request, lora_states, lora_name)
+            return
+        tokens = len(output.new_token_ids)
+        self.num_generation_tokens += tokens
+        request.num_generation_tokens += tokens
+        self.inter_token_latencies_iter.append(now_s - request.last_token_ts)
+        request.last_token_ts = now_s
+
+    update._nestedfp = True  # type: ignore[attr-defined]
+    IterationStats.update_from_output = update  # type: ignore[method-assign]
 
 
 async def flush_for_ever(histograms: list[BulkHistogram], period_s: float = FLUSH_PERIOD_S) -> None:
