@@ -43,6 +43,23 @@ RESERVED = {
     "trust_remote_code": "would run code from the checkpoint's folder; this service does not",
     "kv_transfer_config": "brings KV entries of unknown precision from elsewhere, so that no pin could be kept",
     "kv_cache_dtype": "other than the default rounds KV entries, so that no answer would be exact",
+    **dict.fromkeys(
+        ("runner", "convert", "task", "pooler_config"),
+        "makes embeddings or scores, for which this service has no routes",
+    ),
+    **dict.fromkeys(("host", "port", "uds", "root_path"), "is not vLLM's to say here: set http.host and http.port"),
+    **dict.fromkeys(
+        ("allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials"),
+        "is not vLLM's to say here: set http.cors_origins",
+    ),
+    **dict.fromkeys(
+        ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "enable_ssl_refresh"),
+        "would have no effect: this service speaks HTTP; put a server that ends TLS before it",
+    ),
+    "api_key": "would guard nothing: vLLM's own server does not run here; set http.keys_file",
+    "middleware": "would have no effect: vLLM's own server does not run here",
+    "lora_modules": "is not supported together with nested weights: merge the adapter's weights",
+    "tool_server": "belongs to routes that this service does not have",
     "enable_lora": "is not supported together with nested weights: merge the adapter's weights",
     "speculative_config": "is not supported together with nested weights",
 }

@@ -3,9 +3,10 @@
 What is wrong here would otherwise fail in every replica, a minute later. Imports vLLM, which takes seconds.
 """
 
+import dataclasses
+import difflib
 import os
 import re
-from typing import Any
 
 from deploy.config import ConfigError, DeployConfig
 
@@ -20,26 +21,29 @@ def check_model(config: DeployConfig) -> None:
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # as in the replicas
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import FrontendArgs
     from vllm.tokenizers import cached_tokenizer_from_config
 
     from deploy.accelerator import resolve
     from deploy.app import engine_kwargs
 
-    arguments: dict[str, Any] = {
-        **engine_kwargs(config, resolve(config.engine.accelerator)),
-        "model": str(config.model.folder),
-    }
+    engine, server = _names(AsyncEngineArgs), _names(FrontendArgs)
+    for name in config.engine.extra:
+        if name not in engine | server:
+            near = difflib.get_close_matches(name, engine | server, 1)
+            raise ConfigError(f"engine.extra: vLLM has no argument {name!r}{f', but {near[0]!r}' if near else ''}")
+    given = {**engine_kwargs(config, resolve(config.engine.accelerator)), "model": str(config.model.folder)}
+    # Structured ones say little about the model, and are made into objects by Ray Serve LLM.
+    arguments = {name: value for name, value in given.items() if name in engine and not isinstance(value, dict)}
     try:
         model = AsyncEngineArgs(**arguments).create_model_config()
-    except TypeError as error:
-        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        if unknown is None:
-            raise
-        raise ConfigError(
-            f"engine.extra: vLLM's engine has no argument {unknown[1]!r}; see vllm.EngineArgs for their names"
-        ) from None
     except ValueError as error:
         raise ConfigError(f"model {config.model.path!r}: {cause(error)}{_remedy(config, str(error))}") from None
+    if model.runner_type != "generate":
+        raise ConfigError(
+            f"model {config.model.path!r} makes no text (vLLM runs it as {model.runner_type!r}), and this service has no routes "
+            "for embeddings and scores; serve a model that generates"
+        )
     if model.skip_tokenizer_init:
         return
     try:
@@ -49,6 +53,10 @@ def check_model(config: DeployConfig) -> None:
             f"model {config.model.path!r}: its tokenizer cannot be loaded ({cause(error)}); the folder needs the tokenizer's "
             "files as well, tokenizer.json and tokenizer_config.json as a rule"
         ) from None
+
+
+def _names(arguments: type) -> set[str]:
+    return {field.name for field in dataclasses.fields(arguments)}
 
 
 def cause(error: Exception) -> str:

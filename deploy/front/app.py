@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from deploy.front import openapi
 from deploy.front.generate import Generate
 from deploy.front.pages import Page, show
 from deploy.front.replies import Refused, refuse
@@ -37,7 +38,8 @@ class Front:
         self, app: Any, generate: Generate, max_body_bytes: int, pages: Mapping[str, Page] | None = None
     ) -> None:
         self._app = app
-        self._pages = pages or {}
+        paths = {*generate.routes, *PASSED_ON}
+        self._pages = {openapi.PATH: openapi.page(app, paths), **(pages or {})}
         self._generate = generate
         self._max_body_bytes = max_body_bytes
 
