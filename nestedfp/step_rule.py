@@ -56,7 +56,7 @@ class StepChoice:
     """The precision of a step, and why."""
 
     mode: Mode
-    # "pinned", "directive", "step_tokens", "step_budget", "wait", "ttft_slack", "tpot_slack", "below_thresholds", "no_gain"
+    # "pinned", "directive", "step_tokens", "step_budget", "wait", "below_thresholds", "no_gain", or what was late
     reason: str
 
 

@@ -14,16 +14,21 @@ Two facts make that possible.
   token at ``first_s``, a step that ends at ``t`` gives it a mean TPOT of ``(t - first_s) / (n + 1 - n0)``. That stays below
   the deadline ``d`` while ``t <= first_s - d * n0 + d * (n + 1)``: again a constant of the request and one number of all, so
   the tightest one is the top of a heap.
+
+A third number stands for requests that nobody knows yet: a usual prompt that comes just after a step has begun.
 """
 
 from collections import deque
+from collections.abc import Hashable
 from heapq import heapify, heappop, heappush
-from math import inf
+from math import exp, inf
 
 from nestedfp.modes import Mode
 from nestedfp.step_costs import StepCosts
 from nestedfp.step_rule import StepRule
 
+RATE_S = 2.0  # time constant of the rate at which prompt tokens arrive
+MEAN_WEIGHT = 0.05  # of the newest prompt in the mean length
 EXCESS_WEIGHT = 0.2  # of the newest step in what steps take beyond their measured cost
 
 
@@ -69,32 +74,53 @@ class PromptLine:
         self.s_per_token = s_per_token
         self._came = 0  # prompt tokens
         self._gone = 0  # of requests that have left the line
-        self._tokens: dict[str, int] = {}  # of those in line
-        self._computed: dict[str, int] = {}  # where a part of the prompt is
+        self._tokens: dict[Hashable, int] = {}  # of those in line
+        self._computed: dict[Hashable, int] = {}  # where a part of the prompt is
         self._parts = 0  # sum of these
-        self._by_age: deque[tuple[float, str]] = deque()
-        self._by_need: deque[tuple[float, str]] = deque()  # falling; whoever comes after a smaller one hides it
+        self._tokens_per_s = 0.0
+        self._mean_tokens = 0.0  # of a prompt
+        self._newest_s = -inf
+        self._by_age: deque[tuple[float, Hashable]] = deque()
+        self._by_need: deque[tuple[float, Hashable]] = deque()  # falling; whoever comes after a smaller one hides it
 
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def arrived(self, key: str, arrived_s: float, tokens: int) -> None:
+    def arrived(self, key: Hashable, arrived_s: float, tokens: int) -> None:
         """A request has come to the end of the line."""
         self._came += tokens
         self._tokens[key] = tokens
+        self._learn(arrived_s, tokens)
         need = self._came * self.s_per_token - arrived_s
         while self._by_need and self._by_need[-1][0] <= need:
             self._by_need.pop()
         self._by_need.append((need, key))
         self._by_age.append((arrived_s, key))
 
-    def computed(self, key: str, tokens: int) -> None:
-        """So many tokens of its prompt are computed now, or were found in a cache; of others nothing is noted."""
+    def _learn(self, arrived_s: float, tokens: int) -> None:
+        passed_s, self._newest_s = max(0.0, arrived_s - self._newest_s), max(arrived_s, self._newest_s)
+        self._tokens_per_s = self._tokens_per_s * exp(-passed_s / RATE_S) + tokens / RATE_S
+        self._mean_tokens += MEAN_WEIGHT * (tokens - self._mean_tokens) if self._mean_tokens else tokens
+
+    def wait_of_next_s(self, now_s: float, ends_s: float) -> float:
+        """Seconds to the first token of a usual request that comes right after a step has begun: it cannot be in the step.
+
+        It waits for the step's end; then, at FP8 speed, come those in line, those that arrive during the step, and itself.
+        """
+        rate = self._tokens_per_s * exp(-max(0.0, now_s - self._newest_s) / RATE_S)
+        tokens = self._came - self._gone - self._parts + (ends_s - now_s) * rate + self._mean_tokens
+        return ends_s - now_s + tokens * self.s_per_token
+
+    def computed(self, key: Hashable, tokens: int) -> None:
+        """So many tokens of its prompt are computed, with the step being filled, or were found in a cache.
+
+        Of requests that are not in line nothing is noted.
+        """
         if key in self._tokens:
             self._parts += tokens - self._computed.get(key, 0)
             self._computed[key] = tokens
 
-    def left(self, key: str) -> None:
+    def left(self, key: Hashable) -> None:
         """It has its first token, or its client has gone. Unknown ones do no harm.
 
         One that goes out of its turn takes with it the needs that it hid: until their turn only the first one's age counts.
@@ -110,12 +136,11 @@ class PromptLine:
             self._by_age.popleft()
         return self._by_age[0][0] if self._by_age else None
 
-    def latest_start_s(self, ttft_s: float, step_tokens: int = 0) -> float:
+    def latest_start_s(self, ttft_s: float) -> float:
         """Until when full FP8 steps must begin so that every request in line has its first token within ``ttft_s``.
 
         Args:
             ttft_s: the deadline, from a request's arrival.
-            step_tokens: prompt tokens that a step before them computes.
 
         Returns:
             A time, perhaps one that has passed; infinity where nobody waits.
@@ -124,7 +149,7 @@ class PromptLine:
             self._by_need.popleft()
         if not self._by_need:
             return inf
-        return ttft_s - self._by_need[0][0] + (self._gone + self._parts + step_tokens) * self.s_per_token
+        return ttft_s - self._by_need[0][0] + (self._gone + self._parts) * self.s_per_token
 
 
 class DecodeHeap:
@@ -133,19 +158,19 @@ class DecodeHeap:
     def __init__(self) -> None:
         self._tpot_s = 0.0
         self._count = 0  # decode steps
-        self._entered: dict[str, tuple[float, int]] = {}  # (time of the first token, the count then)
-        self._heap: list[tuple[float, str]] = []
+        self._entered: dict[Hashable, tuple[float, int]] = {}  # (time of the first token, the count then)
+        self._heap: list[tuple[float, Hashable]] = []
 
     def __len__(self) -> int:
         return len(self._entered)
 
-    def entered(self, key: str, first_s: float, tokens: int = 1) -> None:
+    def entered(self, key: Hashable, first_s: float, tokens: int = 1) -> None:
         """It has ``tokens`` tokens now, the first since ``first_s``, and gets one more in every decode step."""
         at = self._count - (tokens - 1)
         self._entered[key] = first_s, at
         heappush(self._heap, (first_s - self._tpot_s * at, key))
 
-    def left(self, key: str) -> None:
+    def left(self, key: Hashable) -> None:
         """It is done, preempted or aborted. Unknown ones do no harm."""
         self._entered.pop(key, None)
 
@@ -167,7 +192,7 @@ class DecodeHeap:
             heappop(self._heap)
         return self._heap[0][0] + tpot_s * (self._count + steps) if self._heap else inf
 
-    def _is_of_now(self, value: float, key: str) -> bool:
+    def _is_of_now(self, value: float, key: Hashable) -> bool:
         """Whether this is what the request entered with last: it may have left, and come again."""
         entered = self._entered.get(key)
         return entered is not None and entered[0] - self._tpot_s * entered[1] == value
@@ -184,28 +209,30 @@ class StepSlack:
         self.prompts = PromptLine(s_per_token)
         self.decodes = DecodeHeap()
 
-    def left(self, key: str) -> None:
+    def left(self, key: Hashable) -> None:
         """A request is gone from wherever it was."""
         self.prompts.left(key)
         self.decodes.left(key)
 
-    def late(self, rule: StepRule, ends_s: float, prompt_tokens: int) -> str | None:
-        """Say which deadline a step would break, if any.
+    def late(self, rule: StepRule, now_s: float, ends_s: float) -> str | None:
+        """Say which deadline a step would break, if any; what it computes of prompts has been noted already.
 
         Args:
             rule: with the deadlines.
-            ends_s: when the step would end.
-            prompt_tokens: that the step computes.
+            now_s: when the step would begin.
+            ends_s: when it would end.
 
         Returns:
-            ``"ttft_slack"``, ``"tpot_slack"`` or None.
+            ``"ttft_slack"``: of a request that waits or is in the step; ``"next_slack"``: of the next one to come;
+            ``"tpot_slack"``: of one that decodes; or None.
         """
-        if rule.ttft_deadline_s is not None and (oldest_s := self.prompts.oldest_s()) is not None:
+        if (ttft_s := rule.ttft_deadline_s) is not None:
             # The first in line may have its first token with this step, and whoever comes after it with full FP8 steps.
-            if ends_s - oldest_s > rule.ttft_deadline_s:
+            oldest_s = self.prompts.oldest_s()
+            if oldest_s is not None and ends_s > min(oldest_s + ttft_s, self.prompts.latest_start_s(ttft_s)):
                 return "ttft_slack"
-            if ends_s > self.prompts.latest_start_s(rule.ttft_deadline_s, prompt_tokens):
-                return "ttft_slack"
+            if self.prompts.wait_of_next_s(now_s, ends_s) > ttft_s:
+                return "next_slack"
         if rule.tpot_deadline_s is not None and ends_s > self.decodes.latest_end_s(rule.tpot_deadline_s):
             return "tpot_slack"
         return None

@@ -24,8 +24,8 @@ class Walk:
     computed: dict[str, int] = field(default_factory=dict)
     decoding: dict[str, tuple[float, int]] = field(default_factory=dict)  # first_s, tokens so far
 
-    def latest_start_s(self, ttft_s: float, step_tokens: int) -> float:
-        ahead, latest = -step_tokens, inf
+    def latest_start_s(self, ttft_s: float) -> float:
+        ahead, latest = 0, inf
         for name, arrived_s, tokens in self.line:
             ahead += tokens - self.computed.get(name, 0)
             latest = min(latest, arrived_s + ttft_s - ahead * S_PER_TOKEN)
@@ -82,7 +82,7 @@ def test_the_constants_agree_with_a_walk_over_every_request(events: list[tuple[s
         assert len(slack.prompts) == len(walk.line)
         assert slack.decodes.latest_end_s(tpot_s) == pytest.approx(walk.latest_end_s(tpot_s))
         if what != "abort" and not any(kind == "abort" for kind, _, _ in events):
-            assert slack.prompts.latest_start_s(ttft_s, 7) == pytest.approx(walk.latest_start_s(ttft_s, 7))
+            assert slack.prompts.latest_start_s(ttft_s) == pytest.approx(walk.latest_start_s(ttft_s))
 
 
 def test_one_that_leaves_the_line_early_does_not_make_the_others_look_safer_than_they_are_for_long() -> None:
@@ -113,28 +113,41 @@ RULE = StepRule(ttft_deadline_s=0.5, tpot_deadline_s=0.02)
 def test_a_step_that_would_end_too_late_for_the_first_in_line_is_late() -> None:
     slack = StepSlack(S_PER_TOKEN)
     slack.prompts.arrived("a", 10.0, 100)
-    assert slack.late(RULE, ends_s=10.49, prompt_tokens=100) is None
-    assert slack.late(RULE, ends_s=10.51, prompt_tokens=100) == "ttft_slack"
+    assert slack.late(RULE, 10.4, ends_s=10.49) != "ttft_slack"
+    assert slack.late(RULE, 10.4, ends_s=10.51) == "ttft_slack"
 
 
 def test_a_step_that_leaves_too_little_time_for_the_last_in_line_is_late() -> None:
     slack = StepSlack(S_PER_TOKEN)
     slack.prompts.arrived("a", 10.0, 100)
     slack.prompts.arrived("b", 10.0, 400)
-    assert slack.late(RULE, ends_s=10.09, prompt_tokens=100) is None  # 400 tokens more by 10.49
-    assert slack.late(RULE, ends_s=10.11, prompt_tokens=100) == "ttft_slack"
-    assert slack.late(StepRule(tpot_deadline_s=0.02), ends_s=99.0, prompt_tokens=100) is None
+    slack.prompts.computed("a", 100)
+    assert slack.late(RULE, 10.05, ends_s=10.09) != "ttft_slack"  # 400 tokens more by 10.49
+    assert slack.late(RULE, 10.05, ends_s=10.11) == "ttft_slack"
+    assert slack.late(StepRule(tpot_deadline_s=0.02), 10.0, ends_s=99.0) is None
+
+
+def test_a_step_that_the_next_usual_request_could_not_wait_for_is_late() -> None:
+    slack = StepSlack(S_PER_TOKEN)
+    for number in range(100):  # 200 tokens, one request a second
+        slack.prompts.arrived(number, float(number), 200)
+        slack.left(number)
+    # Of a step of 0.2 s: the rest of it, 0.2 * 200 tokens that come meanwhile, and its own 200.
+    assert slack.prompts.wait_of_next_s(99.0, 99.2) == pytest.approx(0.2 + 0.2 * 0.2 + 0.2, rel=0.1)
+    assert slack.late(RULE, 99.0, ends_s=99.2) is None
+    assert slack.late(RULE, 99.0, ends_s=99.3) == "next_slack"
+    assert slack.late(RULE, 109.0, ends_s=109.29) is None  # ten quiet seconds later
 
 
 def test_a_step_that_brings_a_mean_above_the_objective_is_late() -> None:
     slack = StepSlack(S_PER_TOKEN)
     slack.decodes.entered("a", 10.0)
-    assert slack.late(RULE, ends_s=10.019, prompt_tokens=0) is None
-    assert slack.late(RULE, ends_s=10.021, prompt_tokens=0) == "tpot_slack"
+    assert slack.late(RULE, 10.0, ends_s=10.019) is None
+    assert slack.late(RULE, 10.0, ends_s=10.021) == "tpot_slack"
     slack.decodes.stepped()  # a quick one: what it has left is kept
-    assert slack.late(RULE, ends_s=10.039, prompt_tokens=0) is None
+    assert slack.late(RULE, 10.02, ends_s=10.039) is None
     slack.left("a")
-    assert slack.late(RULE, ends_s=99.0, prompt_tokens=0) is None
+    assert slack.late(RULE, 98.9, ends_s=99.0) is None
 
 
 def test_what_is_late_runs_fp8_where_fp8_pays() -> None:
