@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from deploy import environment, leftovers
+from deploy import environment, leftovers, start_failure
 from deploy.config import ADMIN_KEY_ENV, KEY_FILE_ENV, REPOSITORY, ConfigError, DeployConfig, load
 
 DEFAULT_CONFIG = REPOSITORY / "deploy" / "configs" / "demo.yaml"
@@ -220,7 +220,7 @@ def run(config: DeployConfig, path: Path, verbose: bool, began_s: float, key: st
             print("stopping", flush=True)
             return 0
         except Exception as error:
-            print(f"error: the service did not start: {error}", file=sys.stderr, flush=True)
+            print(f"error: the service did not start: {start_failure.cause(error)}", file=sys.stderr, flush=True)
             if session is not None:
                 keep_logs(session)
             return 1
