@@ -113,6 +113,7 @@ RULE = StepRule(ttft_deadline_s=0.5, tpot_deadline_s=0.02)
 def test_a_step_that_would_end_too_late_for_the_first_in_line_is_late() -> None:
     slack = StepSlack(S_PER_TOKEN)
     slack.prompts.arrived("a", 10.0, 100)
+    slack.prompts.computed("a", 100)
     assert slack.late(RULE, 10.4, ends_s=10.49) != "ttft_slack"
     assert slack.late(RULE, 10.4, ends_s=10.51) == "ttft_slack"
 
