@@ -180,6 +180,13 @@ def write(targets: Targets, limits: Limits) -> str:
             "invalid_request_error",
             f" if {{ req.hdrs,length gt {limits.header_bytes} }}",
         ),
+        # Ray Serve reads this header as UTF-8, and fails on other bytes.
+        answer(
+            400,
+            "the header X-Request-Id holds characters beyond ASCII",
+            "invalid_request_error",
+            " if { req.hdr(x-request-id) -m reg '[^ -~]' }",
+        ),
         answer(405, "no such method", "invalid_request_error", f" unless {{ method {METHODS} }}"),
         # A request comes to a replica when it is there as a whole, or fills the buffer: half-sent ones cost no replica anything.
         f"http-request wait-for-body time {limits.request_s}s if METH_POST",

@@ -251,6 +251,14 @@ def test_headers_beyond_the_limit_get_431(folder, replicas):
         assert ask(port, headers={"x-long": "x" * 80_000})[0] == 400, "more than HAProxy can read"
 
 
+def test_a_request_id_beyond_ascii_gets_400(folder, replicas):
+    with in_front(folder, app=[replicas(ok("in"))]) as (_, port):
+        up(port)
+        assert ask(port, headers={"x-request-id": "a b-{7}"})[0] == 200
+        status, _, body = ask(port, headers={"x-request-id": "é"})
+        assert (status, error_of(body)["code"]) == (400, 400)
+
+
 def test_a_request_that_never_arrives_as_a_whole_is_let_go_and_no_replica_sees_it(folder, replicas):
     replica = replicas(ok("in"))
     with in_front(folder, Limits(request_s=1), app=[replica]) as (_, port):
