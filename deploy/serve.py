@@ -29,13 +29,20 @@ def main(argv: list[str] | None = None) -> int:
     began_s = time.monotonic()
     parser = argparse.ArgumentParser(prog="python -m deploy.serve", description=__doc__)
     parser.add_argument("--config", type=Path, default=DEFAULT_CONFIG, help="deployment YAML (default: %(default)s)")
+    parser.add_argument(
+        "--address", help="deploy on the Ray cluster at this address (auto, or HOST:PORT of its GCS) and return"
+    )
     parser.add_argument("--verbose", action="store_true", help="show the log of every process on this terminal")
     parser.add_argument("--in-own-session", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     try:
         config = load(args.config)
+        if args.address is not None:
+            from deploy import attach
+
+            return attach.run(config, args.config.resolve(), args.address)
         preflight(config)
-    except ValueError as error:
+    except (ValueError, ConnectionError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if not args.in_own_session:
