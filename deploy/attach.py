@@ -5,6 +5,7 @@ prints, because Ray Serve reads it when its processes start; every node is asked
 """
 
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from deploy.config import ConfigError, DeployConfig
 from deploy.haproxy import SETTINGS_ENV
 
 PREFIXES = ("RAY_SERVE_", SETTINGS_ENV)
+CONNECT_TIMEOUT_S = 5.0
 HOW = "start every node in the environment that 'python -m deploy.environment --config FILE' prints"
 
 
@@ -25,9 +27,10 @@ def run(config: DeployConfig, path: Path, address: str) -> int:
         address: of the cluster as ``ray.init`` takes it: ``auto``, or ``HOST:PORT`` of its GCS.
 
     Raises:
-        ConfigError: a node lacks the environment.
+        ConfigError: a node lacks the environment, or the address is none.
         ConnectionError: there is no cluster at the address.
     """
+    require_listener(address)
     import ray
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -54,6 +57,25 @@ def run(config: DeployConfig, path: Path, address: str) -> int:
         return 0
     finally:
         ray.shutdown()
+
+
+def require_listener(address: str) -> None:
+    """Fail within seconds where nothing listens; Ray would try for minutes.
+
+    Raises:
+        ConfigError: it is no such address, or nothing listens there.
+    """
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdigit():
+        raise ConfigError(f"--address: expected auto or HOST:PORT of a cluster's GCS, got {address!r}")
+    try:
+        socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise ConfigError(
+            f"--address: no Ray cluster at {address} ({error}); start one with 'ray start --head'"
+        ) from None
 
 
 def node_environments() -> dict[str, dict[str, str]]:
