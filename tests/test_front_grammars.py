@@ -43,8 +43,9 @@ def trial():
     yield trial
     process = trial.grammars._process
     trial.grammars.close()
-    assert process.exitcode == 0, "it ends by itself"
+    process.join(60)
     trial.loop.close()
+    assert process.exitcode == 0, "it ends by itself"
 
 
 def long_choices(number):

@@ -2,7 +2,7 @@
 
 What a grammar costs is known only by compiling it, and a thread that compiles cannot be stopped. So this process, which has
 one thread and has loaded the tokenizer, forks for every grammar: the child does what the engine would do, and the kernel ends it
-when it has used up its time. Children have the lowest priority, so that engine and front go first.
+when it has used up its time. Children have a low priority, so that engine and front go first.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from typing import Any
 
 MOST_AT_ONCE = 8
 CHILD_MEMORY_BYTES = 4 << 30  # beyond what this process has: a few characters may ask for any amount
-LOWEST_PRIORITY = 19
+LOW_PRIORITY = 10
 FIELDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 
@@ -108,7 +108,7 @@ def _fork(job: Job, setting: Setting, manager: Any, connection: Connection) -> i
         return reading
     try:
         connection.close()
-        os.nice(LOWEST_PRIORITY)
+        os.nice(LOW_PRIORITY)
         # The kernel ends this process by SIGPROF, all threads' time counted, whatever it is in.
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_PROF, setting.cpu_s)

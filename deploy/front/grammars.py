@@ -64,11 +64,10 @@ class Grammars:
         _tried.set(True)
 
     def close(self) -> None:
-        """End the process."""
+        """Tell the process to end. Without this it ends with the replica's."""
         self._sender.shutdown()
         if self._connection is not None:
             self._connection.send(None)
-            self._process.join(5)
 
     async def _answer(self, text: str) -> str:
         if (known := self._known.get(text)) is not None:
