@@ -214,13 +214,14 @@ class StepSlack:
         self.prompts.left(key)
         self.decodes.left(key)
 
-    def late(self, rule: StepRule, now_s: float, ends_s: float) -> str | None:
+    def late(self, rule: StepRule, now_s: float, ends_s: float, steps: int = 1) -> str | None:
         """Say which deadline a step would break, if any; what it computes of prompts has been noted already.
 
         Args:
             rule: with the deadlines.
             now_s: when the step would begin.
             ends_s: when it would end.
+            steps: decode steps until then; more than one where others have been filled and not been counted yet.
 
         Returns:
             ``"ttft_slack"``: of a request that waits or is in the step; ``"next_slack"``: of the next one to come;
@@ -233,6 +234,6 @@ class StepSlack:
                 return "ttft_slack"
             if self.prompts.wait_of_next_s(now_s, ends_s) > ttft_s:
                 return "next_slack"
-        if rule.tpot_deadline_s is not None and ends_s > self.decodes.latest_end_s(rule.tpot_deadline_s):
+        if rule.tpot_deadline_s is not None and ends_s > self.decodes.latest_end_s(rule.tpot_deadline_s, steps):
             return "tpot_slack"
         return None
