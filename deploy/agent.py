@@ -16,6 +16,7 @@ from controller.messages import Directive, DirectiveAck, ReplicaSnapshot
 from controller.protocol import DirectiveFollower
 from deploy.admission import Admission
 from deploy.front.meter import PathMeter
+from deploy.metrics.replica import ReplicaView
 from nestedfp.modes import DirectiveMode
 
 log = logging.getLogger(__name__)
@@ -130,6 +131,22 @@ class ReplicaAgent:
 
     # -- what others ask -----------------------------------------------------------------------------------------------
 
+    def view(self) -> ReplicaView | None:
+        """What a page of metrics shows of this replica; None before the engine's first answer."""
+        if self._stats is None:
+            return None
+        now_s = time.monotonic()
+        force = self._follower.in_force(now_s)
+        return ReplicaView(
+            stats=self._stats,
+            stats_age_s=max(0.0, now_s - self._stats_at_s),
+            directive=force.mode,
+            epoch=force.epoch,
+            lease_remaining_s=self._follower.lease_remaining_s(now_s),
+            judged=self._slo_evaluated,
+            within_slo=self._within_slo,
+        )
+
     @property
     def directed(self) -> str:
         """The mode in force: fp16, fp8 or auto."""
@@ -142,6 +159,12 @@ class ReplicaAgent:
         if latest is None or self._follower.in_force(time.monotonic()).expired:
             return 0
         return latest.desired_replicas or 0
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas there are, as far as the controller has told; at least one."""
+        latest = self._follower.latest
+        return max(1, (latest.replicas or 1) if latest is not None else 1)
 
     def has_peers(self) -> bool:
         """Whether another replica could take a request."""
@@ -161,14 +184,27 @@ class ReplicaAgent:
         age_s = time.monotonic() - self._stats_at_s
         return age_s if age_s > ENGINE_TIMEOUT_S else 0.0
 
+    @property
+    def stalled_s(self) -> float:
+        """How long the engine has had work and made no step, by its newest statistics and their age; 0: it has none."""
+        progress_age_s = None if self._stats is None else self._stats.get("progress_age_s")
+        return 0.0 if progress_age_s is None else progress_age_s + self.stats_age_s
+
+    @property
+    def stats_age_s(self) -> float:
+        """Age of the engine's newest statistics, in seconds."""
+        return max(0.0, time.monotonic() - self._stats_at_s)
+
     def check_engine(self) -> None:
         """Fail where the engine hangs.
 
         Raises:
-            RuntimeError: the engine has not answered for ``HUNG_AFTER_S``.
+            RuntimeError: for ``HUNG_AFTER_S`` the engine has not answered, or has had work and made no step.
         """
         if self.silent_s > HUNG_AFTER_S:
             raise RuntimeError(f"the engine has not answered for {self.silent_s:.0f} s: it hangs or has died")
+        if self.stalled_s > HUNG_AFTER_S:
+            raise RuntimeError(f"the engine has had work and made no step for {self.stalled_s:.0f} s: it hangs")
 
     # -- loops ---------------------------------------------------------------------------------------------------------
 

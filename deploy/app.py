@@ -46,9 +46,10 @@ def build_control(args: dict[str, str]) -> Any:
     """Entry point for Serve configuration files: the control routes, to be mounted at ``/control``.
 
     Args:
-        args: ``{"application": name of the application that has the replicas}``; without it, ``nestedfp``.
+        args: ``{"application": name of the application that has the replicas}``; without it, ``nestedfp``. ``keys_file`` says
+            who may ask, as in the configuration.
     """
-    return control_application(args.get("application", APP_NAME))
+    return control_application(args.get("application", APP_NAME), args.get("keys_file"))
 
 
 def application(config: DeployConfig, path: Path | None = None) -> Any:
@@ -62,6 +63,9 @@ def application(config: DeployConfig, path: Path | None = None) -> Any:
             "precision": config.engine.quantization == "nestedfp",
             "admission_limit": config.engine.admission_limit,
             "max_body_bytes": config.http.max_body_bytes,
+            "keys_file": config.http.keys_file,
+            "cors_origins": list(config.http.cors_origins),
+            "grammar_cpu_s": config.engine.grammar_cpu_s,
         },
     )
 
@@ -69,7 +73,11 @@ def application(config: DeployConfig, path: Path | None = None) -> Any:
 def applications(config: DeployConfig, path: Path) -> list[serve.RunTarget]:
     """Return both applications as ``serve.run_many`` takes them: the control routes answer when no replica does."""
     return [
-        serve.RunTarget(control_application(APP_NAME), name=f"{APP_NAME}-control", route_prefix=CONTROL_PREFIX),
+        serve.RunTarget(
+            control_application(APP_NAME, config.http.keys_file),
+            name=f"{APP_NAME}-control",
+            route_prefix=CONTROL_PREFIX,
+        ),
         serve.RunTarget(application(config, path), name=APP_NAME, route_prefix="/"),
     ]
 

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import ray
 from ray import serve
@@ -15,8 +16,11 @@ from deploy.config import DeployConfig
 OBJECT_STORE_BYTES = 200 << 20  # nothing large travels between processes
 
 
-def start_cluster(config: DeployConfig, verbose: bool) -> None:
-    """Start Ray and Serve with HAProxy, on loopback unless the configuration names another address."""
+def start_cluster(config: DeployConfig, folder: Path, verbose: bool) -> None:
+    """Start Ray and Serve with HAProxy, on loopback unless the configuration names another address.
+
+    Ray's session, with the logs of all processes, goes to ``folder``, whose path must be short: there are sockets in it.
+    """
     if not verbose:
         for name in ("ray.serve", "ray.llm", "httpx"):
             logging.getLogger(name).setLevel(logging.WARNING)
@@ -27,6 +31,7 @@ def start_cluster(config: DeployConfig, verbose: bool) -> None:
             # Bookkeeping: replicas and ranks need a slot each. Without slots for them, replicas asked for later never start.
             num_cpus=max(os.cpu_count() or 1, config.most_replicas + ranks + 2),
             _node_ip_address="127.0.0.1",
+            _temp_dir=str(folder),
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
             log_to_driver=verbose,
@@ -57,9 +62,13 @@ def kept_on_loopback(wanted: bool) -> Iterator[None]:
         services.resolve_ip_for_localhost = found
 
 
-def stop_cluster() -> None:
-    """Let the streams end, then end every process of the cluster; nothing happens where none was started."""
+def stop_cluster(application: str) -> None:
+    """Let the streams of an application end, then end every process of the cluster; nothing happens where none was started."""
     if ray.is_initialized():
         with contextlib.suppress(Exception):  # Serve may not have come up
+            # First the replicas alone: a shutdown of Serve ends HAProxy at once, and every stream with it. Until they have
+            # ended, HAProxy answers new requests with 503.
+            serve.delete(application)
+        with contextlib.suppress(Exception):
             serve.shutdown()
     ray.shutdown()

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from controller.config import ControllerConfig, explain
 
-ADMIN_KEY_ENV = "NESTEDFP_ADMIN_KEY"
+ADMIN_KEY_ENV = "NESTEDFP_ADMIN_KEY"  # of the start-up command; no other process gets it
+KEY_FILE_ENV = "NESTEDFP_ADMIN_KEY_FILE"  # where the process that checks the key reads it
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
@@ -42,6 +43,23 @@ RESERVED = {
     "trust_remote_code": "would run code from the checkpoint's folder; this service does not",
     "kv_transfer_config": "brings KV entries of unknown precision from elsewhere, so that no pin could be kept",
     "kv_cache_dtype": "other than the default rounds KV entries, so that no answer would be exact",
+    **dict.fromkeys(
+        ("runner", "convert", "task", "pooler_config"),
+        "makes embeddings or scores, for which this service has no routes",
+    ),
+    **dict.fromkeys(("host", "port", "uds", "root_path"), "is not vLLM's to say here: set http.host and http.port"),
+    **dict.fromkeys(
+        ("allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials"),
+        "is not vLLM's to say here: set http.cors_origins",
+    ),
+    **dict.fromkeys(
+        ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "enable_ssl_refresh"),
+        "would have no effect: this service speaks HTTP; put a server that ends TLS before it",
+    ),
+    "api_key": "would guard nothing: vLLM's own server does not run here; set http.keys_file",
+    "middleware": "would have no effect: vLLM's own server does not run here",
+    "lora_modules": "is not supported together with nested weights: merge the adapter's weights",
+    "tool_server": "belongs to routes that this service does not have",
     "enable_lora": "is not supported together with nested weights: merge the adapter's weights",
     "speculative_config": "is not supported together with nested weights",
 }
@@ -96,6 +114,9 @@ class EngineSection(Section):
     )
     gemm_timings: str | None = None  # folder of kept times to choose by, so that every engine chooses alike
     graph_tokens: Annotated[int, Field(ge=0)] = 1024  # on a GPU: CUDA graphs for steps of up to so many tokens
+    grammar_cpu_s: Annotated[float, Field(gt=0, le=600)] = (
+        3.0  # processor time that compiling the grammar of one structured output may take; more is refused with 400
+    )
     fp16_reads_fp8_blocks: bool = False  # under fp16, reuse prefix-cache blocks that FP8 steps wrote, and disclose it
     unsupported_gpu: Literal["refuse", "fp16"] = (
         "refuse"  # what to do on a GPU without this project's kernels; fp16: serve exact FP16 only, through vLLM's own
@@ -112,12 +133,17 @@ class EngineSection(Section):
         return extra
 
 
+Origin = Annotated[str, Field(pattern=r"^(https?://[^/*\s]+|\*)$")]  # "https://chat.example.com"; "*": every page
+
+
 class HttpSection(Section):
     """Where the service listens."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
     max_body_bytes: Annotated[int, Field(ge=1024)] = 8 << 20  # a larger body gets 413
+    keys_file: str | None = None  # who may ask: deploy/keys.py; None: everybody, unless NESTEDFP_KEYS_FILE is set
+    cors_origins: tuple[Origin, ...] = ()  # web pages of these may ask from their visitors' browsers
 
 
 class DeployConfig(Section):
@@ -141,7 +167,10 @@ class DeployConfig(Section):
     @classmethod
     def _folder_exists(cls, model: ModelSection) -> ModelSection:
         if not (model.folder / "config.json").is_file():
-            raise ValueError(f"path {model.path!r}: no config.json in {model.folder}")
+            raise ValueError(
+                f"path {model.path!r}: no config.json in {model.folder}; the model must lie in a local folder (one of a model "
+                f"hub: hf download {model.path} --local-dir FOLDER)"
+            )
         return model
 
     @model_validator(mode="after")

@@ -8,17 +8,22 @@ import asyncio
 import hmac
 import logging
 import os
+from pathlib import Path
 from typing import Annotated, Any
 
 import ray
-from fastapi import FastAPI, Header, HTTPException, Query, Request, status
+from fastapi import FastAPI, Header, HTTPException, Query, Request, Response, status
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from deploy.config import ADMIN_KEY_ENV, REPOSITORY
+from deploy.config import KEY_FILE_ENV, REPOSITORY
+from deploy.front.replies import Refused
+from deploy.keys import Keys, Role, Unauthorized, path_of
+from deploy.metrics.cluster import ClusterMetrics
+from deploy.metrics.page import CONTENT_TYPE
 from nestedfp.modes import DirectiveMode
 
 CONTROLLER_ACTOR = "nestedfp_controller"
@@ -44,20 +49,34 @@ class Control:
 
     Args:
         application: name of the Serve application whose controller is asked.
+        keys_file: who may ask (deploy/keys.py); None: everybody, unless the environment names a file.
     """
 
-    def __init__(self, application: str) -> None:
+    def __init__(self, application: str, keys_file: str | None = None) -> None:
         self._application = application
+        self._keys = Keys(path_of(keys_file))
+        self._metrics = ClusterMetrics(application, self._ask)
+
+    @routes.get("/metrics")
+    async def metrics(self) -> Response:
+        """Metrics of the controller and of every replica, in OpenMetrics."""
+        return Response(await self._metrics.text(), media_type=CONTENT_TYPE)
 
     @routes.get("/status")
-    async def status(self) -> dict[str, Any]:
+    async def status(self, authorization: Annotated[str | None, Header()] = None) -> dict[str, Any]:
         """Mode, epoch and reason in force, and the state of every replica."""
+        self._require_role(authorization)
         result: dict[str, Any] = await self._ask("status")
         return result
 
     @routes.get("/decisions")
-    async def decisions(self, since: Annotated[int, Query(ge=0, lt=2**63)] = 0) -> list[dict[str, Any]]:
+    async def decisions(
+        self,
+        since: Annotated[int, Query(ge=0, lt=2**63)] = 0,
+        authorization: Annotated[str | None, Header()] = None,
+    ) -> list[dict[str, Any]]:
         """The controller's decisions with an id above ``since``, oldest first."""
+        self._require_role(authorization)
         result: list[dict[str, Any]] = await self._ask("decisions", since)
         return result
 
@@ -66,16 +85,36 @@ class Control:
         self, body: OverrideRequest, authorization: Annotated[str | None, Header()] = None
     ) -> dict[str, Any]:
         """Override the policy, or hand back to it. Needs ``Authorization: Bearer <admin key>``."""
-        require_admin(authorization)
+        self._require_admin(authorization)
         result: dict[str, Any] = await self._ask("set_override", body.mode.value, body.ttl_s, body.replica_id)
         return result
 
     @routes.post("/admin/reload")
     async def reload(self, authorization: Annotated[str | None, Header()] = None) -> dict[str, Any]:
         """Take the controller's section of the configuration file up again. Needs the admin key."""
-        require_admin(authorization)
+        self._require_admin(authorization)
         result: dict[str, Any] = await self._ask("reload")
         return result
+
+    def _require_role(self, authorization: str | None) -> None:
+        """Let everybody in where no keys are configured, else holders of a key with the role admin, or of the admin key.
+
+        Raises:
+            HTTPException: 401 for no key or a wrong one, 403 for one with another role.
+        """
+        if self._keys.configured:
+            self._require_admin(authorization)
+
+    def _require_admin(self, authorization: str | None) -> None:
+        """Let holders of the admin key in, and of a key with the role admin."""
+        try:
+            if self._keys.holder(authorization, Role.ADMIN) is not None:
+                return
+        except Unauthorized:
+            pass  # it may be the admin key, which is in no file of keys
+        except Refused as refusal:
+            raise HTTPException(refusal.status, str(refusal)) from None
+        require_admin(authorization)
 
     async def _ask(self, method: str, *args: Any) -> Any:
         # Looked up for every call: Serve replaces a crashed controller by a new actor of the same name.
@@ -112,12 +151,17 @@ def require_admin(authorization: str | None) -> None:
     """Check the admin key.
 
     Raises:
-        HTTPException: 403 when the service has no key, 401 when the request's is missing or wrong.
+        HTTPException: 403 when the service has no key, which it reads in the file that ``NESTEDFP_ADMIN_KEY_FILE`` names; 401
+            when the request's is missing or wrong.
     """
-    key = os.environ.get(ADMIN_KEY_ENV)
+    try:
+        key = Path(os.environ[KEY_FILE_ENV]).read_text().strip()
+    except (KeyError, OSError):
+        key = ""
     if not key:
         raise HTTPException(
-            status.HTTP_403_FORBIDDEN, f"admin routes are off: start the service with {ADMIN_KEY_ENV} set"
+            status.HTTP_403_FORBIDDEN,
+            f"admin routes are off: {KEY_FILE_ENV} names no file that holds a key and that this service may read",
         )
     given = (authorization or "").removeprefix("Bearer ")
     if not hmac.compare_digest(given.encode(), key.encode()):
@@ -153,7 +197,7 @@ def _error(code: int, message: str, kind: str, param: str | None) -> JSONRespons
     return JSONResponse({"error": {"message": message, "type": kind, "param": param, "code": code}}, code)
 
 
-def control_application(application: str) -> Any:
+def control_application(application: str, keys_file: str | None = None) -> Any:
     """Return the Serve application of the control routes of another Serve application."""
     # Bound here and not where the class stands: Serve takes the routes with the handlers that they have by then.
     deployment = serve.deployment(
@@ -168,7 +212,7 @@ def control_application(application: str) -> Any:
         },
         logging_config={"enable_access_log": False},
     )
-    return deployment.bind(application)
+    return deployment.bind(application, keys_file)
 
 
 def python_path() -> str:

@@ -37,6 +37,7 @@ def of(config: DeployConfig, folder: Path) -> dict[str, str]:
         **haproxy.environment(folder, config.most_replicas, limits),
         # Ray starts its workers with niceness 15: beside anything else that computes, engines and HAProxy would wait for it.
         "RAY_worker_niceness": "0",
+        "VLLM_RPC_BASE_PATH": str(folder),  # sockets between a replica and its engine
         # Serve's Python proxy runs as well, without a request to answer; it must not stand in another service's way.
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports[0]),
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(ports[1]),

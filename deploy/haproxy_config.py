@@ -18,7 +18,7 @@ ATTEMPT_HEADER = "x-nestedfp-attempt"  # the same at every try of one request; a
 RETRY_AFTER_S = 2
 METHODS = "GET POST HEAD OPTIONS PUT PATCH DELETE"  # others a replica's server would answer without OpenAI's format
 CONTROL_PREFIX = "/control"  # where the control application is mounted; its routes also answer at the root
-CONTROL_PATHS = ("/status", "/decisions")
+CONTROL_PATHS = ("/status", "/decisions", "/metrics")
 CONTROL_FOLDERS = ("/admin/",)
 TEMPLATE_CHANGED = "Ray Serve's HAProxy configuration is not as expected"
 
@@ -179,6 +179,13 @@ def write(targets: Targets, limits: Limits) -> str:
             f"the headers are larger than {limits.header_bytes} bytes",
             "invalid_request_error",
             f" if {{ req.hdrs,length gt {limits.header_bytes} }}",
+        ),
+        # Ray Serve reads this header as UTF-8, and fails on other bytes.
+        answer(
+            400,
+            "the header X-Request-Id holds characters beyond ASCII",
+            "invalid_request_error",
+            " if { req.hdr(x-request-id) -m reg '[^ -~]' }",
         ),
         answer(405, "no such method", "invalid_request_error", f" unless {{ method {METHODS} }}"),
         # A request comes to a replica when it is there as a whole, or fills the buffer: half-sent ones cost no replica anything.

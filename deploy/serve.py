@@ -18,8 +18,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from deploy import environment
-from deploy.config import ADMIN_KEY_ENV, REPOSITORY, ConfigError, DeployConfig, load
+from deploy import environment, leftovers, start_failure
+from deploy.config import ADMIN_KEY_ENV, KEY_FILE_ENV, REPOSITORY, ConfigError, DeployConfig, load
 
 DEFAULT_CONFIG = REPOSITORY / "deploy" / "configs" / "demo.yaml"
 
@@ -29,36 +29,52 @@ def main(argv: list[str] | None = None) -> int:
     began_s = time.monotonic()
     parser = argparse.ArgumentParser(prog="python -m deploy.serve", description=__doc__)
     parser.add_argument("--config", type=Path, default=DEFAULT_CONFIG, help="deployment YAML (default: %(default)s)")
+    parser.add_argument(
+        "--address", help="deploy on the Ray cluster at this address (auto, or HOST:PORT of its GCS) and return"
+    )
     parser.add_argument("--verbose", action="store_true", help="show the log of every process on this terminal")
     parser.add_argument("--in-own-session", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     try:
         config = load(args.config)
+        if args.address is not None:
+            from deploy import attach
+
+            return attach.run(config, args.config.resolve(), args.address)
         preflight(config)
-    except ValueError as error:
+    except (ValueError, ConnectionError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if not args.in_own_session:
         return shield(["--config", str(args.config), *(["--verbose"] if args.verbose else [])])
-    with admin_key() as where:
-        return run(config, args.config, args.verbose, where, began_s)
+    return run(config, args.config, args.verbose, began_s, key=sys.stdin.read())
 
 
 def shield(arguments: list[str]) -> int:
     """Run the service in a session of its own and pass signals on; return its exit status.
 
+    It reads the admin key of this process's environment, if there is one, from its standard input.
+
     A supervisor's stop, ``timeout`` and Ctrl-C signal the whole process group. The cluster's own servers would die of that
     before the streams have ended, and engines would stay behind; so only this process is in the group.
     """
     command = [sys.executable, "-m", "deploy.serve", "--in-own-session", *arguments]
+    key = os.environ.pop(ADMIN_KEY_ENV, "")
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     service = subprocess.Popen(
-        command, cwd=REPOSITORY, start_new_session=True, preexec_fn=lambda: _die_with_parent(before)
+        command,
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=lambda: _die_with_parent(before),
     )
+    assert service.stdin is not None, "made as a pipe"
     for number in numbers:
         signal.signal(number, lambda *_: service.terminate())
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with contextlib.suppress(BrokenPipeError), service.stdin as pipe:
+        pipe.write(key.encode())
     return service.wait()
 
 
@@ -75,14 +91,20 @@ def preflight(config: DeployConfig) -> None:
     Raises:
         ConfigError: the port is taken, HAProxy is missing, a CPU engine has no size for its KV cache, or there are too few
             GPUs.
+        ValueError: this version of Ray was not tested.
         CheckpointError: a shard is missing or damaged.
     """
     import socket
 
-    from deploy import haproxy
+    from deploy import haproxy, keys
     from deploy.accelerator import resolve, visible_gpus
     from nestedfp.checkpoint import verify_shards
+    from nestedfp.vllm_plugin import versions
 
+    if warning := versions.check(("ray",)):
+        print(f"warning: {warning}", file=sys.stderr)
+    if (path := keys.path_of(config.http.keys_file)) is not None:
+        keys.load(path)
     if config.model.load_format != "dummy":
         verify_shards(config.model.folder)
     kind = resolve(config.engine.accelerator)
@@ -112,18 +134,21 @@ def preflight(config: DeployConfig) -> None:
 
 
 @contextlib.contextmanager
-def admin_key(folder: Path = REPOSITORY / "runs") -> Iterator[str]:
-    """Have an admin key in the environment for the length of the block; yields where it comes from.
+def admin_key(given: str, folder: Path, runs: Path = REPOSITORY / "runs") -> Iterator[tuple[Path, str]]:
+    """Have the admin key in a file that this user alone can read; yields the file, and where an operator finds the key.
 
-    One that is made here is left in ``folder / "admin.key"``, readable by the user alone. A second service beside this one
-    finds the file held and leaves its own in ``admin-PID.key``; no service's key is ever overwritten while it runs.
+    A key that was given goes into ``folder``. One that is made here is left in ``runs / "admin.key"``. A second service beside
+    this one finds the file held and leaves its own in ``admin-PID.key``; no service's key is ever overwritten while it runs.
     """
-    if os.environ.get(ADMIN_KEY_ENV):
-        yield f"the environment ({ADMIN_KEY_ENV})"
+    if given:
+        path = folder / "admin.key"
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(given)
+        yield path, f"the environment ({ADMIN_KEY_ENV})"
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    runs.mkdir(parents=True, exist_ok=True)
     for name in ("admin.key", f"admin-{os.getpid()}.key"):
-        path = folder / name
+        path = runs / name
         # Opened without truncation: what stands there belongs to another service until the lock is ours.
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
             try:
@@ -131,13 +156,11 @@ def admin_key(folder: Path = REPOSITORY / "runs") -> Iterator[str]:
             except BlockingIOError:
                 continue
             file.truncate(0)
-            os.environ[ADMIN_KEY_ENV] = secrets.token_urlsafe(24)
-            file.write(os.environ[ADMIN_KEY_ENV])
+            file.write(secrets.token_urlsafe(24))
             file.flush()
             try:
-                yield os.path.relpath(path, REPOSITORY)
+                yield path, os.path.relpath(path, REPOSITORY)
             finally:
-                del os.environ[ADMIN_KEY_ENV]
                 path.unlink(missing_ok=True)
             return
 
@@ -158,7 +181,7 @@ def stop_on_signals() -> None:
         signal.signal(number, stop)
 
 
-def run(config: DeployConfig, path: Path, verbose: bool, where: str, began_s: float) -> int:
+def run(config: DeployConfig, path: Path, verbose: bool, began_s: float, key: str) -> int:
     """Start Ray and the application, wait until told to stop, and shut everything down."""
     # Inherited by every process of the local cluster, which starts with this one.
     os.environ.setdefault("RAY_DEDUP_LOGS", "1")
@@ -168,20 +191,32 @@ def run(config: DeployConfig, path: Path, verbose: bool, where: str, began_s: fl
         # This process imports vLLM only to describe the deployment; what it warns about concerns the replicas.
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     url = f"http://{config.http.host}:{config.http.port}"
+    session: Path | None = None
     with contextlib.ExitStack() as stack:
         try:
             stop_on_signals()
-            folder = environment.private_folder()
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            os.environ |= environment.of(config, folder)
-            print(f"starting {config.replicas} replica(s) of {config.model.id}; admin key in {where}", flush=True)
+            folder = stack.enter_context(leftovers.own_folder())
+            session = folder / "ray"
+            key_file, where = stack.enter_context(admin_key(key, folder))
+            os.environ |= environment.of(config, folder) | {KEY_FILE_ENV: str(key_file)}
+            print(
+                f"starting {config.replicas} replica(s) of {config.model.id}; admin key in {where}; "
+                f"logs in {session}/session_latest/logs",
+                flush=True,
+            )
             from ray import serve
 
-            from deploy.app import applications
+            from deploy.app import APP_NAME, applications
             from deploy.cluster import start_cluster, stop_cluster
+            from deploy.model_check import check_model
 
-            stack.callback(stop_cluster)
-            start_cluster(config, verbose)
+            check_model(config)
+            memory = stack.enter_context(leftovers.SharedMemory(folder))
+            processes = stack.enter_context(leftovers.no_process_left())
+            stack.callback(stop_cluster, APP_NAME)
+            stack.callback(lambda: processes.extend(leftovers.descendants()))
+            stack.callback(memory.look)
+            start_cluster(config, session, verbose)
             stop_on_signals()  # again: Ray installs handlers of its own
             serve.run_many(applications(config, path))
             wait_for_http(url)
@@ -192,12 +227,23 @@ def run(config: DeployConfig, path: Path, verbose: bool, where: str, began_s: fl
             print("stopping", flush=True)
             return 0
         except Exception as error:
-            print(f"error: the service did not start: {error}", file=sys.stderr, flush=True)
+            print(f"error: the service did not start: {start_failure.cause(error)}", file=sys.stderr, flush=True)
+            if session is not None:
+                keep_logs(session)
             return 1
 
 
+def keep_logs(session: Path, runs: Path = REPOSITORY / "runs") -> None:
+    """Keep the logs of a start that failed, in place of those of the one before."""
+    kept = runs / "failed-start"
+    shutil.rmtree(kept, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        shutil.copytree(session / "session_latest" / "logs", kept, ignore_dangling_symlinks=True)
+        print(f"its logs are in {os.path.relpath(kept, REPOSITORY)}", file=sys.stderr, flush=True)
+
+
 def wait_for_http(url: str, timeout_s: float = 60.0) -> None:
-    """Wait until the models route answers through HTTP.
+    """Wait until a replica says through HTTP that it is ready.
 
     Raises:
         RuntimeError: when it does not in time.
@@ -208,12 +254,12 @@ def wait_for_http(url: str, timeout_s: float = 60.0) -> None:
     with httpx.Client(base_url=url, timeout=10.0, trust_env=False) as client:
         while time.monotonic() < deadline_s:
             try:
-                if client.get("/v1/models").status_code == 200:
+                if client.get("/ready").status_code == 200:  # needs no key
                     return
             except httpx.TransportError:
                 pass
             time.sleep(0.2)
-    raise RuntimeError(f"{url}/v1/models did not answer within {timeout_s:.0f} s")
+    raise RuntimeError(f"{url}/ready did not answer within {timeout_s:.0f} s")
 
 
 if __name__ == "__main__":

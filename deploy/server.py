@@ -1,7 +1,10 @@
 """One replica: the engine, its control-plane agent, and the methods that the controller calls."""
 
 import asyncio
+import contextlib
 import logging
+import time
+from collections.abc import Sequence
 from typing import Any
 
 from ray import serve
@@ -14,15 +17,26 @@ from deploy.admission import Admission
 from deploy.agent import ReplicaAgent
 from deploy.control_app import CONTROLLER_ACTOR
 from deploy.engine import NestedFPEngine
+from deploy.front import grammars
 from deploy.front.app import Front
+from deploy.front.cors import allowing
 from deploy.front.generate import Generate, Route, Standing
 from deploy.front.handover import take_over
 from deploy.front.meter import PathMeter
+from deploy.front.pages import Shown
+from deploy.health import Health, StartChecks
+from deploy.keys import Keys, path_of
+from deploy.metrics import bulk
+from deploy.metrics.page import CONTENT_TYPE
+from deploy.metrics.replica import ReplicaMetrics
+from deploy.probe import probe_modes
 from deploy.scaling import DESIRED_KEY
 from deploy.warmup import warm_up
 from nestedfp.vllm_plugin import failure, frontend
 
 log = logging.getLogger(__name__)
+
+STEP_SECONDS_TIMEOUT_S = 1.0
 
 
 class ServeControllerLink:
@@ -51,6 +65,9 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         precision: False for a plain engine without modes (the peer in comparisons).
         admission_limit: sequences in this replica at most; None: no limit until the controller sheds load.
         max_body_bytes: largest body of a request.
+        grammar_cpu_s: processor time that compiling one grammar may take.
+        keys_file: who may ask (deploy/keys.py); None: everybody, unless the environment names a file.
+        cors_origins: web pages of these origins may ask from their visitors' browsers.
     """
 
     _default_engine_cls = NestedFPEngine
@@ -63,11 +80,19 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         precision: bool,
         admission_limit: int | None = None,
         max_body_bytes: int,
+        grammar_cpu_s: float,
+        keys_file: str | None = None,
+        cors_origins: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
         self._agent: ReplicaAgent | None = None
         self._max_body_bytes = max_body_bytes
+        self._grammar_cpu_s = grammar_cpu_s
+        self._cors_origins = list(cors_origins)
+        self._keys = Keys(path_of(keys_file), parts=lambda: 1 if self._agent is None else self._agent.replicas)
         self._meter = PathMeter()
+        self._step_seconds: dict[str, float] = {}
+        self._start = StartChecks({}, [])
         # Where there are GPUs, Ray makes the engine's configuration in another process, so that the plugin's own wiring
         # does not reach the front end in this one: no pins would be checked and no tokens counted.
         frontend.install()
@@ -78,10 +103,17 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         envs.enable_envs_cache()
         self._admission = Admission(admission_limit, sequences=llm_config.engine_kwargs["max_num_seqs"])
         if not precision:
+            self._page = await self._metrics()
             return
+        context = serve.get_replica_context()
+        stats = await self.engine.call("nestedfp_stats")
+        self._start = StartChecks(
+            await probe_modes(self.engine, llm_config.model_id, stats["fp16_only"]),
+            await self.engine.call("nestedfp_self_checks"),
+        )
         await self.engine.call("nestedfp_warmed_up")
         self._agent = ReplicaAgent(
-            replica_id=serve.get_replica_context().replica_id.unique_id,
+            replica_id=context.replica_id.unique_id,
             engine=self.engine.call,
             controller=ServeControllerLink(),
             config=ControllerConfig.model_validate(controller),
@@ -89,15 +121,48 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             meter=self._meter,
         )
         await self._agent.start()
+        self._page = await self._metrics()
 
-    async def __serve_build_asgi_app__(self) -> Front:
+    async def _metrics(self) -> ReplicaMetrics:
+        """Make the replica's metrics; after the engine has started."""
+        context = serve.get_replica_context()
+        layers = await self.engine.call("nestedfp_layers") if self._agent is not None else {}
+        bulk.lean_statistics()
+        histograms = bulk.take_over(self.engine.client)
+        self._flushing = asyncio.create_task(bulk.flush_for_ever(histograms))
+        labels = {
+            "application": context.app_name,
+            "replica": context.replica_id.unique_id,
+            "model": self._llm_config.model_id,
+        }
+        return ReplicaMetrics(
+            labels, self._meter.requests, self._admission, layers, histograms, self._start.worst_cosine
+        )
+
+    async def metrics_page(self) -> str:
+        """Return the replica's metrics (OpenMetrics); called by its HTTP server, and by the application's page."""
+        view = None if self._agent is None else self._agent.view()
+        if view is not None:
+            # An engine inside a long step, or a dead one: what it said last stands.
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(STEP_SECONDS_TIMEOUT_S):
+                    self._step_seconds = await self.engine.call("nestedfp_step_seconds")
+            seconds = {f"step_s_{mode}": value for mode, value in self._step_seconds.items()}
+            view = view._replace(stats={**view.stats, **seconds})
+        # In a thread: some ten milliseconds during which tokens are to be written.
+        return await asyncio.to_thread(self._page.text, view, self._meter.stats(time.monotonic()))
+
+    async def _show_metrics(self) -> Shown:
+        return Shown(200, CONTENT_TYPE, (await self.metrics_page()).encode())
+
+    async def __serve_build_asgi_app__(self) -> Any:
         """Build the application that this replica's HTTP server runs; called by Serve after the constructor."""
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
         app = await super().__serve_build_asgi_app__()
         completion, chat = app.state.openai_serving_completion, app.state.openai_serving_chat
-        take_over(completion, chat)
+        take_over(completion, chat, grammars.of_client(self.engine.client, self._grammar_cpu_s))
         routes = {
             "/v1/completions": Route(CompletionRequest, completion, "create_completion", chat=False),
             "/v1/chat/completions": Route(ChatCompletionRequest, chat, "create_chat_completion", chat=True),
@@ -109,8 +174,16 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             self._meter,
             self._agent or Standing(),
             self._max_body_bytes,
+            self._keys,
         )
-        return Front(app, generate, self._max_body_bytes)
+        health = Health(
+            serve.get_replica_context().replica_id.unique_id,
+            self.check_health,
+            lambda: None if self._agent is None else self._agent.stats_age_s,
+            self._start,
+        )
+        pages = {"/metrics": self._show_metrics, "/health": health.health, "/ready": health.ready}
+        return allowing(self._cors_origins, Front(app, generate, self._max_body_bytes, pages))
 
     async def check_health(self) -> None:
         """Fail where the engine has died or hangs; called by Serve, which then replaces this replica."""

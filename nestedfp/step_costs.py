@@ -40,20 +40,28 @@ class StepCosts:
         if not sizes or sizes != sorted(set(sizes)):
             raise ValueError(f"step costs must be ascending and unique in tokens and not empty, got {sizes}")
 
-    def gain(self, tokens: int) -> float:
-        """Return the share of an FP16 step's time that FP8 saves; negative where FP8 is slower.
+    def times_ms(self, tokens: int) -> tuple[float, float]:
+        """Return what a step of this size takes in FP16 and in FP8, in milliseconds.
 
-        Times between two measured sizes are interpolated; outside, the nearest size's share holds.
+        Times between two measured sizes are interpolated. Below the smallest its time holds, since the weights are read
+        all the same; above the largest, time grows with the tokens.
         """
         after = bisect_left(self.rows, tokens, key=lambda row: row.tokens)
         high = self.rows[min(after, len(self.rows) - 1)]
         low = self.rows[max(after - 1, 0)]
-        if high.tokens <= tokens or low.tokens >= tokens:
-            nearest = high if high.tokens <= tokens else self.rows[after]
-            return 1 - nearest.fp8_ms / nearest.fp16_ms
+        if high.tokens <= tokens:
+            return high.fp16_ms * (tokens / high.tokens), high.fp8_ms * (tokens / high.tokens)
+        if low.tokens >= tokens:
+            return low.fp16_ms, low.fp8_ms
         part = (tokens - low.tokens) / (high.tokens - low.tokens)
-        fp16_ms = low.fp16_ms + part * (high.fp16_ms - low.fp16_ms)
-        fp8_ms = low.fp8_ms + part * (high.fp8_ms - low.fp8_ms)
+        return low.fp16_ms + part * (high.fp16_ms - low.fp16_ms), low.fp8_ms + part * (high.fp8_ms - low.fp8_ms)
+
+    def gain(self, tokens: int) -> float:
+        """Return the share of an FP16 step's time that FP8 saves; negative where FP8 is slower.
+
+        Outside the measured sizes the nearest size's share holds.
+        """
+        fp16_ms, fp8_ms = self.times_ms(tokens)
         return 1 - fp8_ms / fp16_ms
 
     def fp8_pays(self, tokens: int) -> bool:

@@ -1,8 +1,9 @@
 """The engine's own decision: which precision one step runs in.
 
 Pure and standard library only, so that the engine's scheduler and the simulator run the same code.
-The order of precedence: a pinned request, then a fixed directive, then the thresholds of the ``auto`` directive. Where a
-threshold asks for FP8 but the engine's measured step costs say that it saves nothing at this size, the step stays exact.
+The order of precedence: a pinned request, then a fixed directive, then the thresholds and deadlines of the ``auto``
+directive. Where one of these asks for FP8 but the engine's measured step costs say that it saves nothing at this size, the
+step stays exact.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from nestedfp.step_costs import StepCosts
 
 @dataclass(frozen=True, slots=True)
 class StepRule:
-    """Thresholds of the ``auto`` directive. A step runs FP8 as soon as one of them is passed.
+    """Thresholds and deadlines of the ``auto`` directive. A step runs FP8 as soon as one of them is passed.
 
     Attributes:
         fp8_step_tokens: FP8 when the step schedules more tokens than this (the paper's rule takes half of the
@@ -21,11 +22,22 @@ class StepRule:
         fp8_wait_s: FP8 when the oldest waiting request has waited longer than this, in seconds. None switches it off.
         fp8_budget_fraction: FP8 when the step schedules more than this share of the engine's own token budget. Unlike
             ``fp8_step_tokens`` it is right for engines of different budgets. None switches it off.
+        ttft_deadline_s: FP8 when the step in FP16 would make a request's time to first token longer than this, the
+            waiting ones counted with what is before them at FP8 speed. None switches it off.
+        tpot_deadline_s: FP8 when after the step in FP16 a request's mean time per output token would be above this, in
+            seconds. None switches it off.
     """
 
     fp8_step_tokens: int | None = None
     fp8_wait_s: float | None = None
     fp8_budget_fraction: float | None = None
+    ttft_deadline_s: float | None = None
+    tpot_deadline_s: float | None = None
+
+    @property
+    def has_deadlines(self) -> bool:
+        """Whether the caller must say which requests a step would make late."""
+        return self.ttft_deadline_s is not None or self.tpot_deadline_s is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +48,7 @@ class StepSignals:
     oldest_wait_s: float  # age of the oldest request that is still waiting; 0 when none waits
     has_pinned: bool  # a scheduled request demands FP16
     budget_tokens: int | None = None  # the most tokens that a step may schedule; None: the caller does not know
+    late: str | None = None  # the deadline that the step would break in FP16, as nestedfp/step_slack.py names it
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +56,8 @@ class StepChoice:
     """The precision of a step, and why."""
 
     mode: Mode
-    reason: str  # "pinned", "directive", "step_tokens", "step_budget", "wait", "below_thresholds", "no_gain"
+    # "pinned", "directive", "step_tokens", "step_budget", "wait", "below_thresholds", "no_gain", or what was late
+    reason: str
 
 
 def choose(
@@ -77,4 +91,4 @@ def _reason_for_fp8(signals: StepSignals, rule: StepRule) -> str | None:
         return "step_budget"
     if rule.fp8_wait_s is not None and signals.oldest_wait_s > rule.fp8_wait_s:
         return "wait"
-    return None
+    return signals.late

@@ -23,10 +23,12 @@ ADMIN = {"Authorization": f"Bearer {KEY}"}
 
 
 @contextlib.contextmanager
-def serve(folder: Path, config: Mapping[str, Any], port: int) -> Iterator[subprocess.Popen[bytes]]:
+def serve(
+    folder: Path, config: Mapping[str, Any], port: int, http: Mapping[str, Any] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """Start the service and wait until it is ready; its configuration lies in ``folder / "config.yaml"``."""
     path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump({**config, "http": {"port": port}}))
+    path.write_text(yaml.safe_dump({**config, "http": {"port": port, **(http or {})}}))
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "deploy.serve", "--config", str(path)],

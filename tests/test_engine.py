@@ -61,6 +61,10 @@ def online():
         {"mode": "fp8", "prompts": [LONG], "extra_args": {"precision": "fp16"}},
         {"mode": "fp8", "prompts": [LONG], "extra_args": {"precision": "fp32"}},
         {"mode": "fp16", **tokens},
+        # Deadlines that every step breaks, and such that none does.
+        {"mode": "auto", "rule": {"ttft_deadline_s": 1e-6}, "prompts": [f"{i}: {LONG}" for i in range(3)]},
+        {"mode": "auto", "rule": {"tpot_deadline_s": 1e-6}, "prompts": [f"{i}; {LONG}" for i in range(3)]},
+        {"mode": "auto", "rule": {"ttft_deadline_s": 900.0, "tpot_deadline_s": 900.0}, **tokens},
     ]
     return scenario({}, runs)
 
@@ -89,6 +93,16 @@ def test_the_step_rule_runs_long_prompts_in_fp8_and_decodes_in_fp16(online):
         assert counts["prompt"]["fp8"] > 0
         assert counts["completion"]["fp8"] <= 2  # tokens that came out of a step with a prompt in it
         assert counts["completion"]["fp16"] >= 14
+
+
+def test_a_step_runs_fp8_where_a_request_would_be_late(online):
+    for counts in online[11]["precision"]:  # nobody comes in time: neither those that wait nor whoever came next
+        assert counts["prompt"]["fp16"] == counts["completion"]["fp16"] == 0
+    for counts in online[12]["precision"]:  # no time to first token is asked for
+        assert counts["prompt"]["fp8"] == 0 or counts["completion"]["fp8"] > 0
+        assert counts["completion"]["fp8"] >= 14
+    for counts in online[13]["precision"]:
+        assert counts["prompt"]["fp8"] == counts["completion"]["fp8"] == 0
 
 
 def test_a_pinned_request_runs_fp16_under_an_fp8_directive(online):

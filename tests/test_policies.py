@@ -186,7 +186,9 @@ def test_more_arrivals_never_argue_for_fp16(replica: dict[str, Any], name: str, 
     """At an equal state: the same step times, the same queue, only more that arrives and has not been computed yet."""
     rates = make_rates(arrived_tokens_per_s=1000.0 * share, steps_fp16_per_s=20.0)
     worse = replace(
-        rates, arrived_tokens=rates.arrived_tokens_per_s * more, waiting_tokens=rates.arrived_tokens_per_s * (more - 1)
+        rates,
+        arrived_tokens_per_s=rates.arrived_tokens_per_s * more,
+        queue_growth_tokens_per_s=rates.arrived_tokens_per_s * (more - 1),
     )
     for current in (FP16, FP8):
         before = decide_for(name, make_view(**replica, rates=rates), current)

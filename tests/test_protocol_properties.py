@@ -168,15 +168,15 @@ def void(_: object) -> None:
 
 
 def test_a_directive_reaches_64_replicas_within_two_report_periods_at_a_loss_of_a_tenth() -> None:
-    """Of 300 seeded runs, in 297 at least all 64; in every run all of them within five periods.
+    """Of 100 seeded runs, in 98 at least all 64; in every run all of them within five periods.
 
     Each message, either way, is lost with probability 0.1 and else takes 1 to 20 ms. In two periods the directive is
     broadcast four times, and a replica asks once at least (and hears, with probability 0.81): it stays in the dark with
-    probability below 0.1^4 * 0.19 = 2e-5, one of 64 below 1.3e-3. Four or more of 300 runs fail then with probability
+    probability below 0.1^4 * 0.19 = 2e-5, one of 64 below 1.3e-3. Three or more of 100 runs fail then with probability
     below 1e-3.
     """
     late = 0
-    for seed in range(300):
+    for seed in range(100):
         world = World(64, Network(loss=0.1), seed)
         world.run(1.0 + world.random.uniform(0, PERIOD_S))
         world.order_all(FP8)
@@ -184,7 +184,7 @@ def test_a_directive_reaches_64_replicas_within_two_report_periods_at_a_loss_of_
         late += any(force != (FP8, False) for force in world.in_force())
         world.run(3 * PERIOD_S)
         assert all(force == (FP8, False) for force in world.in_force()), f"seed {seed}"
-    assert late <= 3
+    assert late <= 2
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.1, 0.3, 0.6])

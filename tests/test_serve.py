@@ -171,7 +171,7 @@ def test_one_replica_can_be_directed_alone(client):
 def test_the_status_counts_what_was_judged_and_how_long_directives_took(client):
     status = client.get("/status").json()
     assert status["broadcasts"]["count"] > 3
-    assert 0 < status["broadcasts"]["p99_ms"] < 1000
+    assert 0 < status["broadcasts"]["p50_ms"] <= status["broadcasts"]["p99_ms"]
 
 
 def test_the_configuration_is_taken_up_again_without_a_restart(client, service):
@@ -265,25 +265,32 @@ def test_a_killed_controller_comes_back_above_the_old_epoch(client, service):
 
 def test_a_killed_engine_is_replaced_and_no_request_hangs(client, service):
     before = {r["id"] for r in client.get("/status").json()["replicas"]}
-    outcomes = []
+    outcomes, killed = [], threading.Event()
 
     def ask(i):
-        try:
-            with httpx.Client(base_url=URL, timeout=90, trust_env=False) as own:
-                body = {"model": MODEL, "prompt": f"{i} birds", "max_tokens": 400, "ignore_eos": True}
-                outcomes.append(own.post("/v1/completions", json=body).status_code)
-        except httpx.HTTPError as error:
-            outcomes.append(repr(error))
+        body = {"model": MODEL, "prompt": f"{i} birds", "max_tokens": 400, "ignore_eos": True}
+        with httpx.Client(base_url=URL, timeout=90, trust_env=False) as own:
+            while True:  # both replicas stay busy until the status has said so
+                last = killed.is_set()
+                try:
+                    outcomes.append(own.post("/v1/completions", json=body).status_code)
+                except httpx.HTTPError as error:
+                    outcomes.append(repr(error))
+                if last:
+                    return
 
     threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
     for thread in threads:
         thread.start()
-    assert wait_until(lambda: all(r["running"] for r in client.get("/status").json()["replicas"]), 60, 0.05)
-    children(service, r"VLLM::EngineCor")[0].kill()
+    try:
+        assert wait_until(lambda: all(r["running"] for r in client.get("/status").json()["replicas"]), 60, 0.05)
+        children(service, r"VLLM::EngineCor")[0].kill()
+    finally:
+        killed.set()
     for thread in threads:
         thread.join(100)
     assert not any(thread.is_alive() for thread in threads), "a request hangs"
-    assert len(outcomes) == 8
+    assert len(outcomes) >= 8
     assert 200 in outcomes, "the other replica's requests end well"
 
     def replaced():

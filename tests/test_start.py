@@ -1,10 +1,11 @@
-"""The start-up command around the service: the admin key of each, and signals to the whole process group."""
+"""The start-up command around the service: the admin key of each, what it leaves, and signals to the whole process group."""
 
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,23 +16,18 @@ from deploy import serve
 from deploy.config import ADMIN_KEY_ENV
 
 
-@pytest.fixture(autouse=True)
-def no_key(monkeypatch):
-    monkeypatch.delenv(ADMIN_KEY_ENV, raising=False)
-
-
-def test_a_key_from_the_environment_is_left_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv(ADMIN_KEY_ENV, "mine")
-    with serve.admin_key(tmp_path) as where:
+def test_a_given_key_goes_into_a_file_for_the_user_alone(tmp_path):
+    (tmp_path / "own").mkdir()
+    with serve.admin_key("mine", tmp_path / "own", tmp_path / "runs") as (path, where):
         assert "environment" in where
-        assert os.environ[ADMIN_KEY_ENV] == "mine"
-    assert not list(tmp_path.iterdir())
+        assert path.read_text() == "mine"
+        assert path.stat().st_mode & 0o077 == 0
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_key_is_made_for_the_user_alone_and_goes_with_the_service(tmp_path):
-    with serve.admin_key(tmp_path):
-        path = tmp_path / "admin.key"
-        assert path.read_text() == os.environ[ADMIN_KEY_ENV]
+    with serve.admin_key("", tmp_path, tmp_path) as (path, _):
+        assert path == tmp_path / "admin.key"
         assert len(path.read_text()) >= 32
         assert path.stat().st_mode & 0o077 == 0
     assert not list(tmp_path.iterdir())
@@ -39,15 +35,15 @@ def test_a_key_is_made_for_the_user_alone_and_goes_with_the_service(tmp_path):
 
 
 def test_a_second_service_does_not_overwrite_the_key_of_the_first(tmp_path):
-    with serve.admin_key(tmp_path):
+    with serve.admin_key("", tmp_path, tmp_path):
         first = (tmp_path / "admin.key").read_text()
         script = textwrap.dedent(
             f"""
-            import os, pathlib
+            import pathlib
             from deploy import serve
-            os.environ.pop({ADMIN_KEY_ENV!r}, None)
-            with serve.admin_key(pathlib.Path({str(tmp_path)!r})) as where:
-                print(pathlib.Path(where).name, pathlib.Path({str(tmp_path)!r}, pathlib.Path(where).name).read_text())
+            folder = pathlib.Path({str(tmp_path)!r})
+            with serve.admin_key("", folder, folder) as (path, where):
+                print(path.name, path.read_text())
             """
         )
         done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -71,7 +67,7 @@ if "--in-own-session" in sys.argv:
         os._exit(7)
     signal.signal(signal.SIGTERM, stop)
     child = __import__("subprocess").Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    print("up", child.pid, os.getpid(), flush=True)
+    print(sys.stdin.read(), child.pid, os.getpid(), flush=True)
     while True:
         time.sleep(600)
 Popen = serve.subprocess.Popen
@@ -80,18 +76,24 @@ sys.exit(serve.shield([]))
 """
 
 
+def environment_of(pid):
+    return Path(f"/proc/{pid}/environ").read_text()
+
+
 def shielded(tmp_path):
     script = tmp_path / "shielded.py"
     script.write_text(SHIELDED)
     process = subprocess.Popen(
         [sys.executable, str(script)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), ADMIN_KEY_ENV: "a-key"},
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
-    _, child, service = process.stdout.readline().split()
+    key, child, service = process.stdout.readline().split()
+    assert key == "a-key"
+    assert "a-key" not in environment_of(child) + environment_of(service)
     return process, psutil.Process(int(child)), psutil.Process(int(service))
 
 

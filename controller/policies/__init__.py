@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from controller.policies import error_budget, fixed, predictive, slo_feedback, threshold
+from controller.policies import deadlines, error_budget, fixed, predictive, slo_feedback, threshold
 from controller.policies.base import PolicySpec
 
 PolicyConfig = Annotated[
@@ -18,7 +18,8 @@ PolicyConfig = Annotated[
     | slo_feedback.SloFeedback
     | slo_feedback.SloAuto
     | error_budget.ErrorBudget
-    | predictive.Predictive,
+    | predictive.Predictive
+    | deadlines.Deadlines,
     Field(discriminator="name"),
 ]
 
@@ -33,6 +34,7 @@ POLICIES: Mapping[str, PolicySpec[Any, Any]] = MappingProxyType(
         "slo_auto": slo_feedback.SPEC_AUTO,
         "error_budget": error_budget.SPEC,
         "predictive": predictive.SPEC,
+        "deadlines": deadlines.SPEC,
     }
 )
 

@@ -5,6 +5,8 @@
     streams.py    server-sent events written straight from the engine's outputs
     handover.py   takes a request over from vLLM's serving objects just before they would consume its outputs
     requests.py   reads and checks a request before anything else sees it
+    bounds.py     what one request may ask for
+    grammars.py   tries each grammar of a structured output in a process of its own (grammar_process.py) before the engine
     replies.py    answers that are no stream, and errors in OpenAI's format
     meter.py      what a request waits for on this path, and how long
 

@@ -5,9 +5,12 @@ is not named here does not exist.
 """
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
+from deploy.front import openapi
 from deploy.front.generate import Generate
+from deploy.front.pages import Page, show
 from deploy.front.replies import Refused, refuse
 from deploy.front.requests import read_body
 
@@ -28,10 +31,15 @@ class Front:
         app: vLLM's application.
         generate: answers the routes that generate.
         max_body_bytes: largest body.
+        pages: what this replica says of itself: GET routes by path.
     """
 
-    def __init__(self, app: Any, generate: Generate, max_body_bytes: int) -> None:
+    def __init__(
+        self, app: Any, generate: Generate, max_body_bytes: int, pages: Mapping[str, Page] | None = None
+    ) -> None:
         self._app = app
+        paths = {*generate.routes, *PASSED_ON}
+        self._pages = {openapi.PATH: openapi.page(app, paths), **(pages or {})}
         self._generate = generate
         self._max_body_bytes = max_body_bytes
 
@@ -42,13 +50,18 @@ class Front:
         arrived_s = time.monotonic()
         path, method = scope["path"].removeprefix(scope.get("root_path", "")), scope["method"]
         route = self._generate.routes.get(path)
-        allowed = ("POST",) if route else (("GET",) if path.startswith(MODEL_PREFIX) else PASSED_ON.get(path))
+        own = path.startswith(MODEL_PREFIX) or path in self._pages
+        allowed = ("POST",) if route else (("GET",) if own else PASSED_ON.get(path))
         try:
             if allowed is None:
                 raise Refused(404, f"there is no {path[:200]} here", "not_found_error")
             if method not in allowed:
                 raise Refused(405, f"{path[:200]} takes {' or '.join(allowed)}, not {method}")
+            if (page := self._pages.get(path)) is not None:
+                await show(send, await page())
+                return
             if route is None:
+                self._generate.keys.of(dict(scope["headers"]))
                 await self._pass_on(scope, receive, send)
                 return
         except Refused as refusal:
@@ -57,6 +70,8 @@ class Front:
         await self._generate(route, scope, receive, send, arrived_s)
 
     async def _pass_on(self, scope: Any, receive: Any, send: Any) -> None:
+        # Whom a web page may let its visitors' browsers ask is not for vLLM to say: it would allow every page.
+        scope = {**scope, "headers": [header for header in scope["headers"] if header[0] != b"origin"]}
         if scope["method"] == "GET":
             await self._app(scope, receive, send)
             return

@@ -19,6 +19,8 @@ from deploy.front.meter import Passage, PathMeter
 from deploy.front.replies import Refused, refuse, reply
 from deploy.front.requests import apply_pin, one_line, parse, read_body, unknown_fields
 from deploy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS, Limits
+from deploy.keys import Holder, Keys, Limited
+from deploy.metrics.requests import Outcome, outcome_of
 from deploy.usage import StreamDiscloser, disclose
 from nestedfp.vllm_plugin.frontend import collected, counts_of, total, usage_of
 
@@ -67,6 +69,7 @@ class Generate:
         meter: of the path.
         standing: what the controller has said about this replica and its peers.
         max_body_bytes: largest body.
+        keys: who may ask; without: everybody.
     """
 
     def __init__(
@@ -77,7 +80,9 @@ class Generate:
         meter: PathMeter,
         standing: "Standing",
         max_body_bytes: int,
+        keys: Keys | None = None,
     ) -> None:
+        self.keys = keys or Keys()
         self.routes = routes
         self._client = client
         self._admission = admission
@@ -91,15 +96,23 @@ class Generate:
         try:
             await self._admitted(route, scope, receive, send, passage)
         except Refused as refusal:
+            passage.outcome = outcome_of(refusal.status, ELSEWHERE_STATUS)
             await refuse(send, refusal)
+        except asyncio.CancelledError:
+            passage.outcome = Outcome.LEFT
+            raise
+        except BaseException:
+            passage.outcome = Outcome.FAILED
+            raise
         finally:
             passage.ended()
 
     async def _admitted(self, route: Route, scope: Any, receive: Any, send: Any, passage: Passage) -> None:
         headers = dict(scope["headers"])
+        holder = self.keys.of(headers)
         body = await read_body(receive, self._max_body_bytes)
         request = parse(body, headers, route.model)
-        pinned = apply_pin(request, headers)
+        passage.pinned = pinned = apply_pin(request, headers)
         size = len(body)
         if self._client.errored:
             raise self._refusal(headers, size, 503, "this replica's engine has died; it is being replaced")
@@ -109,9 +122,21 @@ class Generate:
         if not self._admission.enter(weight):
             raise self._refusal(headers, size, 429, self._admission.message())
         try:
+            if holder is not None:
+                self._take_from_quota(holder, pinned, headers, size)
             await self._answer(route, request, scope, send, passage, headers, size)
         finally:
             self._admission.leave(weight)
+            if holder is not None:
+                holder.leave(passage.used_tokens, pinned)
+
+    def _take_from_quota(self, holder: Holder, pinned: bool, headers: dict[bytes, bytes], size: int) -> None:
+        try:
+            holder.enter(pinned)
+        except Limited as limited:
+            if self._standing.has_peers() and self._elsewhere.may_go(headers, size):
+                raise limited.elsewhere() from None
+            raise
 
     def _refusal(self, headers: dict[bytes, bytes], size: int, status: int, message: str) -> Refused:
         kind = "overloaded_error" if status == 429 else "service_unavailable"
@@ -135,6 +160,7 @@ class Generate:
         turn = Turn(streams.is_plain(request, route.chat), passage.submitted)
         TURN.set(turn)
         with collected() as counts:
+            passage.counts = counts
             try:
                 result = await getattr(route.serving, route.method)(request, Request(scope))
                 if isinstance(result, Handover):
@@ -168,9 +194,11 @@ class Generate:
         if not accepted and isinstance(error, EngineGenerateError) and isinstance(error.__cause__, Exception):
             error = error.__cause__
         info = create_error_response(error).error
+        if turn is not None and turn.constrained and failed:
+            return Refused(400, "the grammar has no way on from the text so far", param="structured_outputs")
         if info.code == 500 and not (failed and accepted):
             # Before the engine's first token, or in vLLM's own handling of it, nothing but the request's content can be at
-            # fault: a grammar, say, that cannot be compiled.
+            # fault.
             log.warning("request refused: %s: %s", type(error).__name__, one_line(error))
             return Refused(400, f"the request cannot be processed: {one_line(error)}")
         if info.code >= 500:
@@ -234,6 +262,7 @@ class Generate:
                 raise
             await call.abort(collector)
             refusal = self._explained(error, passage, {}, RETRYABLE_BODY_BYTES + 1)
+            passage.outcome = outcome_of(refusal.status, ELSEWHERE_STATUS)
             await send({"type": "http.response.body", "body": streams.error_events(refusal.body())})
         finally:
             collector.close()

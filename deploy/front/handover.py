@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from deploy.front.grammars import Grammars
 from deploy.front.streams import Frame
 
 
@@ -24,13 +25,17 @@ class EngineCall:
     params: Any
     request_id: str
     options: dict[str, Any]
+    grammars: Grammars | None = None
 
     async def start(self) -> Any:
         """Give the request to the engine; return vLLM's collector of its outputs.
 
         Raises:
+            Refused: its grammar does not compile in time.
             Exception: what vLLM says of a request that it refuses.
         """
+        if self.grammars is not None:
+            await self.grammars.check(self.params)
         return await self.client.add_request(self.request_id, self.prompt, self.params, **self.options)
 
     async def abort(self, collector: Any) -> None:
@@ -54,6 +59,7 @@ class Turn:
         self.submitted = submitted
         self.calls: list[EngineCall] = []
         self.accepted = False  # the engine has computed a token of it
+        self.constrained = False  # by a grammar, which may turn out to have no way on
         self.finished: list[Any] = []  # the outputs that ended a sequence, where vLLM's own code consumes them
 
 
@@ -61,10 +67,11 @@ TURN: ContextVar[Turn | None] = ContextVar("nestedfp_turn", default=None)
 
 
 class Engine:
-    """Stands before vLLM's ``AsyncLLM`` for the serving objects: remembers the calls of plain streams."""
+    """Stands before vLLM's ``AsyncLLM`` for the serving objects: remembers the calls of plain streams, tries grammars."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, grammars: Grammars | None = None) -> None:
         self._client = client
+        self._grammars = grammars
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
@@ -73,11 +80,14 @@ class Engine:
         turn = TURN.get()
         if turn is None:
             return self._client.generate(prompt, sampling_params, request_id, **options)
+        turn.constrained = turn.constrained or getattr(sampling_params, "structured_outputs", None) is not None
         if turn.plain:
-            turn.calls.append(EngineCall(self._client, prompt, sampling_params, request_id, options))
+            turn.calls.append(EngineCall(self._client, prompt, sampling_params, request_id, options, self._grammars))
         return self._observed(turn, prompt, sampling_params, request_id, options)
 
     async def _observed(self, turn: Turn, prompt: Any, params: Any, request_id: str, options: dict[str, Any]) -> Any:
+        if self._grammars is not None:
+            await self._grammars.check(params)
         turn.submitted()
         async for output in self._client.generate(prompt, params, request_id, **options):
             turn.accepted = turn.accepted or any(part.token_ids for part in getattr(output, "outputs", ()))
@@ -86,11 +96,11 @@ class Engine:
             yield output
 
 
-def take_over(completion: Any, chat: Any) -> None:
+def take_over(completion: Any, chat: Any, grammars: Grammars | None = None) -> None:
     """Put the front between vLLM's serving objects and the engine. Either may be None: the model cannot do it."""
     for serving in (completion, chat):
         if serving is not None and not isinstance(serving.engine_client, Engine):
-            serving.engine_client = Engine(serving.engine_client)
+            serving.engine_client = Engine(serving.engine_client, grammars)
     if completion is not None:
         _take_over_completion(completion)
     if chat is not None:

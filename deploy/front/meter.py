@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 from controller.messages import LatencyWindow, PathStats
 from deploy.latency import SlidingWindow
+from deploy.metrics.requests import Outcome, RequestMetrics, precision_of
+from nestedfp.vllm_plugin.accounting import TokenCounts
 
 SPAN_S = 5.0
 LAG_PERIOD_S = 0.05
@@ -22,7 +24,19 @@ PAUSED_AFTER_S = 1.0  # a write that has waited for so long waits for a client t
 class Passage:
     """One request on its way."""
 
-    __slots__ = ("arrived_s", "first_s", "last_s", "meter", "paused", "submitted_s", "tokens", "writing_since_s")
+    __slots__ = (
+        "arrived_s",
+        "counts",
+        "first_s",
+        "last_s",
+        "meter",
+        "outcome",
+        "paused",
+        "pinned",
+        "submitted_s",
+        "tokens",
+        "writing_since_s",
+    )
 
     def __init__(self, meter: "PathMeter", arrived_s: float) -> None:
         self.meter = meter
@@ -33,6 +47,9 @@ class Passage:
         self.tokens = 0
         self.writing_since_s: float | None = None
         self.paused = False
+        self.pinned = False
+        self.counts: dict[str, TokenCounts] = {}  # by sequence, as the engine tells them
+        self.outcome = Outcome.OK
 
     def submitted(self) -> None:
         """The engine has the request."""
@@ -81,6 +98,11 @@ class Passage:
             self.meter.tpot.add(now_s, tpot_s * 1e3)
         self.meter.judge(ttft_s, tpot_s)
 
+    @property
+    def used_tokens(self) -> int:
+        """Tokens of prompts and completions, computed and cached; where the engine never said, those that were written."""
+        return sum(map(sum, self.counts.values())) or self.tokens
+
     def ended(self) -> None:
         """The request has left, however it did."""
         self.meter.left(self)
@@ -95,6 +117,7 @@ class PathMeter:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
+        self.requests = RequestMetrics()
         self.ttft = SlidingWindow(SPAN_S)
         self.tpot = SlidingWindow(SPAN_S)
         self._waits = SlidingWindow(SPAN_S)
@@ -118,12 +141,14 @@ class PathMeter:
     def left(self, passage: Passage) -> None:
         """A request has ended."""
         self._open.discard(passage)
+        self.requests.left(precision_of(passage.counts), passage.pinned, passage.outcome)
         if passage.submitted_s is None:
             self._in_path -= 1
 
     def judge(self, ttft_s: float, tpot_s: float | None) -> None:
         """Keep the latencies of a request that ended by itself until ``take_finished``."""
         self._finished.append((ttft_s, tpot_s))
+        self.requests.judged(ttft_s, tpot_s)
 
     def take_finished(self) -> list[tuple[float, float | None]]:
         """Return (TTFT, mean time per output token or None), seconds, of requests that ended since the last call."""

@@ -69,6 +69,7 @@ class EngineTotals:
     tokens: dict[Mode, int] = field(default_factory=lambda: dict.fromkeys(Mode, 0))
     steps: dict[Mode, int] = field(default_factory=lambda: dict.fromkeys(Mode, 0))
     step_ms: dict[Mode, float | None] = field(default_factory=lambda: dict.fromkeys(Mode, None))
+    seconds: dict[Mode, float] = field(default_factory=lambda: dict.fromkeys(Mode, 0.0))  # that steps have taken
     switches: int = 0
     last_mode: Mode | None = None
 
@@ -80,11 +81,12 @@ class EngineTotals:
         self.last_mode = mode
 
     def took(self, mode: Mode, duration_ms: float, weight: float = 0.2) -> None:
-        """Smooth the duration of a step exponentially into ``step_ms``.
+        """Add the duration of a step to ``seconds``, and smooth it exponentially into ``step_ms``.
 
         One step counts as at most twice the present value: a single stall of the machine says nothing about the load,
         while steps that stay slow still double the value every four steps.
         """
+        self.seconds[mode] += duration_ms / 1e3
         before = self.step_ms[mode]
         if before is None:
             self.step_ms[mode] = duration_ms

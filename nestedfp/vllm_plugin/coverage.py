@@ -25,11 +25,13 @@ class Coverage:
         nested: of layers that have an FP8 mode.
         plain: of all others, by what they are.
         plain_linear: names of linear layers without an FP8 mode that are no routers.
+        layers: linear layers by how they are stored: nested, listed (nested, with weights beyond 1.75 in a list), plain.
     """
 
     nested: int = 0
     plain: Counter[str] = field(default_factory=Counter)
     plain_linear: list[str] = field(default_factory=list)
+    layers: Counter[str] = field(default_factory=Counter)
 
     @property
     def fp8_share(self) -> float:
@@ -61,8 +63,10 @@ def cover(model: Any) -> Coverage:
             size = inputs * outputs * FP16_BYTES  # a CPU has packed the weight by now, so its tensor says nothing
             if getattr(module, "nestedfp", False):
                 found.nested += size
+                found.layers["nested" if module.outlier_deltas is None else "listed"] += 1
             else:
                 found.plain["routers" if is_router(name) else "linear layers"] += size
+                found.layers["plain"] += 1
                 if not is_router(name):
                     found.plain_linear.append(name)
             continue

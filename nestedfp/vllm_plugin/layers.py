@@ -18,6 +18,7 @@ from vllm.platforms import current_platform
 from nestedfp import ops
 from nestedfp.format import join
 from nestedfp.nested_weight import NestedWeight, nest
+from nestedfp.vllm_plugin import self_check
 from nestedfp.vllm_plugin.options import PluginOptions
 
 logger = init_logger("vllm.nestedfp")
@@ -82,6 +83,7 @@ class NestedLinearBase(LinearMethodBase):
         layer.outlier_rows = nested.outlier_rows
         layer.outlier_cols = nested.outlier_cols
         layer.outlier_deltas = nested.outlier_deltas
+        self_check.remember(layer)
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         if not layer.nestedfp:

@@ -88,6 +88,7 @@ NAMES: dict[str, tuple[str, ...] | None] = {
     "vllm.model_executor.model_loader.reload.layerwise:initialize_online_processing": ("layer",),
     "vllm.model_executor.parameter:ModelWeightParameter": None,
     # workers
+    "vllm.v1.core.kv_cache_utils:check_enough_kv_cache_memory": ("vllm_config", "kv_cache_spec", "available_memory"),
     "vllm.platforms:current_platform": None,
     "vllm.v1.worker.cpu_model_runner:CPUModelRunner._bookkeeping_sync": ("self",),
     "vllm.v1.worker.cpu_model_runner:CPUModelRunner._sample": ("self",),

@@ -5,8 +5,11 @@ outputs are executed in the order in which they were scheduled, so the attached 
 """
 
 import functools
+import os
 import secrets
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -21,9 +24,28 @@ from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.step_costs import StepCosts, slowest
 from nestedfp.step_rule import StepRule, StepSignals, choose
 from nestedfp.vllm_plugin.accounting import COUNTS_KEY, EngineTotals, RequestTokens
+from nestedfp.vllm_plugin.deadlines import DeadlineWatch
 from nestedfp.vllm_plugin.exact_blocks import ALL, ExactBlocks
 from nestedfp.vllm_plugin.options import PluginOptions
 from nestedfp.vllm_plugin.pin import is_pinned
+
+GRAMMAR_THREADS = 8
+LOW_PRIORITY = 10
+
+
+def compile_aside(manager: Any) -> None:
+    """Have grammars compiled by more threads than vLLM's, at a low priority.
+
+    A small grammar then does not wait behind large ones, nor a step for the processor. ``manager`` is vLLM's
+    ``StructuredOutputManager``; one without a tokenizer compiles nothing.
+    """
+    if (before := getattr(manager, "executor", None)) is None:
+        return
+    # Linux keeps a niceness for each thread; those that the compiler starts inherit it.
+    manager.executor = ThreadPoolExecutor(
+        GRAMMAR_THREADS, "grammars", lambda: os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
+    )
+    before.shutdown()
 
 
 class PrecisionMixin:
@@ -42,6 +64,7 @@ class PrecisionMixin:
         self._fp16_only = options.fp16_only
         self._fp16_reads_fp8_blocks = options.fp16_reads_fp8_blocks
         self._fp8_share: float | None = None
+        self._watch = DeadlineWatch(self.max_num_scheduled_tokens)
         self._epoch = 0
         self._totals = EngineTotals()
         self._arrivals = 0
@@ -52,6 +75,7 @@ class PrecisionMixin:
         # Nobody outside can know it, so no request can name the cache that pinned requests share.
         self._pinned_salt = secrets.token_hex(16)
         self._blocks = ExactBlocks(self.kv_cache_manager)
+        compile_aside(self.structured_output_manager)
         self._pinned: dict[str, Request] = {}
         self._in_prompt: dict[str, Request] = {}  # parts of their prompt are still to be computed or read
         self._exact: dict[str, Request] = {}  # no FP8 step has written or will be read in their KV entries
@@ -70,12 +94,17 @@ class PrecisionMixin:
             request.nestedfp_tokens = RequestTokens()
             request.nestedfp_earlier_tokens = 0  # sampled for a streaming session's earlier inputs
             request.nestedfp_waits_since_s = request.arrival_time
+            request.nestedfp_first_token_s = None
             if is_pinned(request.sampling_params or request.pooling_params):
                 self._pinned[rid] = request
                 self._keep_off_shared_blocks(request)
             if request.sampling_params is not None and request.sampling_params.stop:
                 self._may_end[rid] = request
             self._starts_over(request)
+            super().add_request(request)
+            if not self._is_blocked_waiting_status(request.status):
+                self._watch.waits(request)
+            return
         super().add_request(request)
 
     def _starts_over(self, request: Request) -> None:
@@ -87,6 +116,7 @@ class PrecisionMixin:
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         request.nestedfp_tokens.preempted()
         request.nestedfp_waits_since_s = time.time()
+        self._watch.preempted(request)
         self._starts_over(request)
         super()._preempt_request(request, *args, **kwargs)
 
@@ -94,6 +124,7 @@ class PrecisionMixin:
         promoted: bool = super()._try_promote_blocked_waiting_request(request)
         if promoted:  # until now it waited for something else than its turn
             request.nestedfp_waits_since_s = time.time()
+            self._watch.waits(request)
             if not self.running and not self.waiting:
                 self._progress_s = time.monotonic()
         return promoted
@@ -102,6 +133,8 @@ class PrecisionMixin:
         session.nestedfp_earlier_tokens += session.num_output_tokens  # vLLM makes them part of the prompt
         super()._update_request_as_session(session, update)
         session.nestedfp_waits_since_s = session.arrival_time
+        session.nestedfp_first_token_s = None
+        self._watch.waits(session)
         self._in_prompt[session.request_id] = session
 
     def _handle_stopped_request(self, request: Request) -> bool:
@@ -114,6 +147,7 @@ class PrecisionMixin:
         self._finished += 1
         for few in (self._pinned, self._in_prompt, self._exact, self._may_end):
             few.pop(request.request_id, None)
+        self._watch.left(request.request_id)
         return super()._free_request(request, *args, **kwargs)
 
     def _keep_off_shared_blocks(self, request: Request) -> None:
@@ -144,11 +178,17 @@ class PrecisionMixin:
         if not scheduled:
             output.nestedfp_mode = self._totals.last_mode or Mode.FP16
             return output
+        tokens = output.total_num_scheduled_tokens
+        prompts = [self._in_prompt[rid] for rid in self._in_prompt.keys() & scheduled.keys()]
+        for request in prompts:
+            self._watch.computes(request, min(request.num_computed_tokens, request.num_prompt_tokens))
+        watched = self._directive is DirectiveMode.AUTO and self._rule.has_deadlines
         signals = StepSignals(
-            scheduled_tokens=output.total_num_scheduled_tokens,
+            scheduled_tokens=tokens,
             oldest_wait_s=0.0 if self._rule.fp8_wait_s is None else self._oldest_wait_s(),
             has_pinned=not self._pinned.keys().isdisjoint(scheduled.keys()),
             budget_tokens=self.max_num_scheduled_tokens,
+            late=self._watch.late(self._rule, tokens, with_prompts=bool(prompts)) if watched else None,
         )
         choice = choose(signals, self._directive, self._rule, self._step_costs)
         mode = Mode.FP16 if self._fp16_only else choice.mode
@@ -158,9 +198,12 @@ class PrecisionMixin:
                 # vLLM has advanced num_computed_tokens past this step already.
                 start = request.num_computed_tokens - scheduled[rid]
                 self._blocks.no_longer_exact(request, exact_tokens=start, written_from=start)
-        for rid in self._in_prompt.keys() & scheduled.keys():
-            self._count_prompt(self._in_prompt[rid], mode, scheduled[rid])
-        self._totals.step(mode, output.total_num_scheduled_tokens)
+        for request in prompts:
+            self._count_prompt(request, mode, scheduled[request.request_id])
+        output.nestedfp_with_prompts = bool(prompts)
+        output.nestedfp_first_tokens = [r.request_id for r in prompts if r.request_id not in self._in_prompt]
+        self._watch.filled(mode, tokens, output.nestedfp_first_tokens, with_prompts=bool(prompts))
+        self._totals.step(mode, tokens)
         output.nestedfp_mode = mode
         output.nestedfp_scheduled_s = time.monotonic()
         return output
@@ -186,6 +229,13 @@ class PrecisionMixin:
             now_s = time.monotonic()
             began_s = max(scheduler_output.nestedfp_scheduled_s, self._last_update_s)
             self._totals.took(mode, (now_s - began_s) * 1e3)
+            self._watch.ended(
+                mode,
+                scheduler_output.total_num_scheduled_tokens,
+                now_s - began_s,
+                [self.requests[rid] for rid in scheduler_output.nestedfp_first_tokens if rid in self.requests],
+                with_prompts=scheduler_output.nestedfp_with_prompts,
+            )
             self._last_update_s = self._progress_s = now_s
         if mode is Mode.FP8 or self._ended or self._may_end:
             for result in results.values():
@@ -252,6 +302,7 @@ class PrecisionMixin:
     def nestedfp_take_step_costs(self, ranks: list[list[list[float]] | None]) -> None:
         """Take what every rank measured at its start; see nestedfp/vllm_plugin/step_timing.py."""
         self._step_costs = slowest(ranks)
+        self._watch.use(self._step_costs)
 
     def nestedfp_take_fp8_shares(self, ranks: list[float]) -> None:
         """Take what share of its weights has an FP8 mode on every rank; where it is none, no step is called FP8."""
@@ -265,6 +316,10 @@ class PrecisionMixin:
     def nestedfp_warmed_up(self) -> None:
         """Forget how long the warm-up's steps took, so that nobody takes a cold start for an overload."""
         self._totals.forget_durations()
+
+    def nestedfp_step_seconds(self) -> dict[str, float]:
+        """Return how many seconds the steps of each precision have taken since the start."""
+        return {mode.value: seconds for mode, seconds in self._totals.seconds.items()}
 
     def nestedfp_stats(self) -> dict[str, Any]:
         """Return the engine's counters and queue state; totals count from the start of the engine.
@@ -334,5 +389,8 @@ def make_scheduler(*, vllm_config: Any, **kwargs: Any) -> Any:
     EngineCore.nestedfp_step_costs = lambda core: _with_workers_answers(core).nestedfp_step_costs()
     EngineCore.nestedfp_warmed_up = lambda core: core.scheduler.nestedfp_warmed_up()
     EngineCore.nestedfp_stats = lambda core: core.scheduler.nestedfp_stats()
+    EngineCore.nestedfp_step_seconds = lambda core: core.scheduler.nestedfp_step_seconds()
+    EngineCore.nestedfp_layers = lambda core: core.model_executor.collective_rpc("nestedfp_layers")[0]
+    EngineCore.nestedfp_self_checks = lambda core: core.model_executor.collective_rpc("nestedfp_self_check")
     base = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler
     return _class_over(base)(vllm_config=vllm_config, **kwargs)

@@ -1,13 +1,16 @@
 """The worker: applies the precision that the scheduler attached to a step, on every tensor-parallel rank."""
 
+from dataclasses import asdict
 from typing import Any
 
+from vllm.logger import init_logger
 from vllm.platforms import current_platform
+from vllm.v1.core.kv_cache_utils import check_enough_kv_cache_memory
 
 from nestedfp import ops
 from nestedfp.modes import Mode
 from nestedfp.step_costs import StepCosts
-from nestedfp.vllm_plugin import coverage, cpu_seed, failure, step_timing
+from nestedfp.vllm_plugin import coverage, cpu_seed, failure, self_check, step_timing
 from nestedfp.vllm_plugin.fixed_weights import FixedWeights
 from nestedfp.vllm_plugin.options import PluginOptions
 
@@ -15,6 +18,8 @@ if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as BaseWorker
 else:
     from vllm.v1.worker.gpu_worker import Worker as BaseWorker  # type: ignore[assignment]
+
+logger = init_logger("vllm.nestedfp")
 
 
 class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
@@ -27,6 +32,7 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
     _warm = False
     _step_costs: StepCosts | None = None
     _fp8_share = 0.0
+    _self_check: self_check.SelfCheck | None = None
 
     def init_device(self) -> None:
         if current_platform.is_cpu():
@@ -61,9 +67,12 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
         # The profile must see the more expensive mode; on a GPU that is FP8 with its quantised activations.
         ops.set_mode(Mode.FP8)
         try:
-            return super().determine_available_memory()
+            available: int = super().determine_available_memory()
         finally:
             ops.set_mode(Mode.FP16)
+        with failure.reported():  # the engine core finds the same, and tells nobody
+            check_enough_kv_cache_memory(self.vllm_config, self.get_kv_cache_spec(), available)
+        return available
 
     def execute_model(self, scheduler_output: Any) -> Any:
         mode = getattr(scheduler_output, "nestedfp_mode", None)
@@ -81,12 +90,24 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
         if PluginOptions.of(self.vllm_config).measures_steps(current_platform.is_cpu()):
             measure = step_timing.measure_cpu if current_platform.is_cpu() else step_timing.measure_gpu
             self._step_costs = measure(self.model_runner)
+        with failure.reported():
+            self._self_check = self_check.run(self.get_model())
+        logger.info("%s", self._self_check.line())
         self._warm = True
         return result
 
     def nestedfp_fp8_share(self) -> float:
         """Return the share of this rank's weights, in bytes, that has an FP8 mode."""
         return self._fp8_share
+
+    def nestedfp_self_check(self) -> dict[str, Any] | None:
+        """Return what the numerical self-check of the start found on this rank; None: it has not run."""
+        return None if self._self_check is None else asdict(self._self_check)
+
+    def nestedfp_layers(self) -> dict[str, int]:
+        """Return how many of this rank's linear layers are nested, listed (nested, with an outlier list) and plain."""
+        layers = coverage.cover(self.get_model()).layers
+        return {kind: layers[kind] for kind in ("nested", "listed", "plain")}
 
     def nestedfp_step_costs(self) -> list[list[float]] | None:
         """Return this rank's step costs, ``[tokens, fp16_ms, fp8_ms]`` each; None: not measured."""

@@ -10,15 +10,16 @@ loop. ``advance`` runs all steps that end by a given time, so that an engine cos
 """
 
 from collections import deque
-from math import inf
+from math import ceil, inf
 
 from controller.sliding_window import SlidingWindow
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.step_rule import StepRule, StepSignals, choose
+from nestedfp.step_slack import StepSlack, StepTimes
 from simulator.engine.cost_table import EngineTable
 from simulator.engine.decode_batch import DecodeBatch
 from simulator.engine.request import SimRequest
-from simulator.engine.stats import StepTotals
+from simulator.engine.stats import MODES, StepTotals
 
 
 class Engine:
@@ -28,7 +29,9 @@ class Engine:
         limits = table.engine
         self._costs = (table.fp16, table.fp8)  # by is_fp8
         self._step_costs = table.step_costs()
+        self._times = StepTimes(self._step_costs)
         self._budget = limits.max_num_batched_tokens
+        self._slack = StepSlack(self._times.s_per_prompt_token(self._budget))
         self._max_seqs = limits.max_num_seqs
         self._ahead = limits.async_scheduling
         self._block = limits.block_tokens
@@ -71,6 +74,7 @@ class Engine:
         self.arrived_tokens += request.prompt_tokens
         self.waiting_tokens += request.target
         self.waiting.append(request)
+        self._slack.prompts.arrived(request.index, request.arrived_s, request.target)
         if self.ends_s == inf:
             self._start(now_s)
 
@@ -143,11 +147,21 @@ class Engine:
             self._admit(budget, now_s if idle or not self._ahead else self._began_s)
         tokens = batch.size + sum([count for _, count in self._chunks])
         assert tokens > 0, "a request that fits the cache alone can always be scheduled"
-        signals = StepSignals(tokens, self.oldest_wait_s(now_s), self._pinned > 0, self._budget)
+        late = self._late(now_s, tokens) if self._has_deadlines else None
+        signals = StepSignals(tokens, self.oldest_wait_s(now_s), self._pinned > 0, self._budget, late)
         is_fp8 = choose(signals, self.directive, self.rule, self._step_costs).mode is Mode.FP8
         self.stats.scheduled(is_fp8, tokens)
         self._is_fp8, self._step_decodes, self._began_s = is_fp8, batch.size, now_s
         self.ends_s = now_s + self._costs[is_fp8].step_s(tokens, batch.size, kv_tokens)
+
+    @property
+    def _has_deadlines(self) -> bool:
+        return self.directive is DirectiveMode.AUTO and self.rule.has_deadlines
+
+    def _late(self, now_s: float, tokens: int) -> str | None:
+        """Which deadline the step would break in FP16."""
+        predicted_s = self._times.predicted_s(Mode.FP16, tokens, with_prompts=bool(self._chunks))
+        return self._slack.late(self.rule, now_s, now_s + predicted_s)
 
     def _continue_prefill(self, request: SimRequest, budget: int) -> int:
         """The next chunk of the one request that is between two chunks. It was admitted last, because a prompt is cut
@@ -179,16 +193,20 @@ class Engine:
         self.used_blocks += blocks
         self.waiting_tokens -= count
         self._chunks.append((request, count))
+        self._slack.prompts.computed(request.index, request.computed)
         self._partial = request if request.computed < request.target else None
 
     def _complete(self, now_s: float) -> None:
         """What the step in progress has brought: tokens, first tokens, finished requests."""
         is_fp8, duration_s = self._is_fp8, now_s - self._began_s
         self.stats.took(is_fp8, duration_s)
+        tokens = self._step_decodes + sum([count for _, count in self._chunks])
+        self._times.took(MODES[is_fp8], tokens, duration_s, with_prompts=bool(self._chunks))
         longer_s = self.written(self._began_s, now_s, self._step_decodes + len(self._chunks))
         if self._step_decodes:
             self.tpot.add(now_s, max(0.0, duration_s + longer_s) * 1e3, self._step_decodes)
             self._batch.stepped(is_fp8)
+            self._slack.decodes.stepped()
             self._finish_due(now_s)
         for request, count in self._chunks:
             prompt = request.prompt_tokens
@@ -201,6 +219,7 @@ class Engine:
     def _sampled_by_prefill(self, now_s: float, request: SimRequest, is_fp8: bool) -> None:
         if request.generated == 0:
             request.first_s = now_s + self.delay_s(now_s)
+            self._slack.prompts.left(request.index)
             self.ttft.add(now_s, request.ttft_ms)
         request.generated += 1
         request.completion_fp8 += is_fp8
@@ -210,6 +229,7 @@ class Engine:
             self._finish(now_s, request)
             return
         self._batch.enter(request)
+        self._slack.decodes.entered(request.index, request.first_s, request.generated)
 
     def _decode_run(self, now_s: float, until_s: float) -> None:
         """Run the pure decode steps that end by ``until_s`` and leave the engine in the next step.
@@ -220,13 +240,16 @@ class Engine:
         self._decode_only = False
         batch, phases, block = self._batch, self._batch.phases, self._block
         while decodes := batch.size:
-            # One choice for the whole stretch: nothing that the rule looks at changes in it.
-            signals = StepSignals(decodes, 0.0, self._pinned > 0, self._budget)
+            # One choice for the whole stretch: but for deadlines, nothing that the rule looks at changes in it.
+            late = self._late(now_s, decodes) if self._has_deadlines else None
+            signals = StepSignals(decodes, 0.0, self._pinned > 0, self._budget, late)
             is_fp8 = choose(signals, self.directive, self.rule, self._step_costs).mode is Mode.FP8
             cost = self._costs[is_fp8]
             step_s, growth_s = cost.step_s(decodes, decodes, batch.kv_tokens), cost.growth_s(decodes)
             began_s, count = now_s, batch.count
-            first, last = count, batch.next_finish
+            first, last = count, float(batch.next_finish)
+            if self._has_deadlines:
+                last = min(last, count + self._steps_until_another_choice(now_s, decodes, is_fp8))
             used_blocks, room = self.used_blocks, True
             while count < last:
                 needed = phases[count % block]
@@ -240,7 +263,9 @@ class Engine:
             if done := count - first:
                 self.used_blocks = used_blocks
                 batch.stepped(is_fp8, done)
+                self._slack.decodes.stepped(done)
                 duration_s = (now_s - began_s) / done
+                self._times.took(MODES[is_fp8], decodes, duration_s, with_prompts=False)
                 gap_s = duration_s + self.written(began_s, now_s, done * decodes) / done
                 self.tpot.add(now_s, max(0.0, gap_s) * 1e3, done * decodes)
                 self.stats.scheduled(is_fp8, done * decodes, done)
@@ -253,6 +278,18 @@ class Engine:
                 return
             self._finish_due(now_s)
         self.ends_s = inf
+
+    def _steps_until_another_choice(self, now_s: float, decodes: int, is_fp8: bool) -> float:
+        """Decode steps of this precision until the mean TPOT of the most endangered request asks for the other one."""
+        tpot_s = self.rule.tpot_deadline_s
+        if tpot_s is None:
+            return inf
+        fp16_s = self._times.predicted_s(Mode.FP16, decodes, with_prompts=False)
+        left_s = self._slack.decodes.latest_end_s(tpot_s) - now_s - fp16_s  # after an FP16 step; negative: it is late
+        if not is_fp8:
+            return inf if fp16_s <= tpot_s else 1 + max(0, left_s // (fp16_s - tpot_s))
+        gained_s = tpot_s - self._times.predicted_s(Mode.FP8, decodes, with_prompts=False)
+        return inf if gained_s <= 0 else max(1, ceil(-left_s / gained_s))
 
     def _finish_due(self, now_s: float) -> None:
         """Finish the requests whose last token the decode step just counted has brought."""
@@ -281,9 +318,11 @@ class Engine:
         if request is self._partial:
             self._partial = None
             self.waiting_tokens -= request.target - request.computed
+            self._slack.prompts.computed(request.index, 0)
             self.used_blocks -= -(-request.computed // self._block)
         else:
             self.used_blocks -= self._batch.preempt(request)
+            self._slack.decodes.left(request.index)
             request.target = request.prompt_tokens + request.generated
         request.computed = request.prompt_fp16 = request.prompt_fp8 = 0
         self.waiting_tokens += request.target
@@ -292,6 +331,7 @@ class Engine:
     def _finish(self, now_s: float, request: SimRequest) -> None:
         del self.running[request]
         self._pinned -= request.pinned
+        self._slack.left(request.index)
         request.finished_s = max(request.first_s, now_s + self.delay_s(now_s))
         request.outcome, request.generated = "finished", request.output_tokens
         self.finished.append(request)

@@ -1,0 +1,35 @@
+"""Every engine keeps the deadlines of its own requests: a step runs FP16 unless that would make one of them late. Pure.
+
+The step rule is nestedfp/step_slack.py; here it is told which share of the SLO's objectives a step may use up.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from controller.policies.base import Decision, Observation, PolicySpec
+from nestedfp.modes import DirectiveMode
+from nestedfp.step_rule import StepRule
+from workload.frozen import FrozenModel
+
+
+class Deadlines(FrozenModel):
+    """Parameters of the policy ``deadlines``."""
+
+    name: Literal["deadlines"] = "deadlines"
+    ttft_fraction: Annotated[float, Field(gt=0, le=1)] = 0.8  # of the objective; the rest is for what no engine sees
+    tpot_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
+
+
+def decide(observation: Observation, state: None, config: Deadlines) -> tuple[Decision, None]:
+    """Hand the deadlines down."""
+    rule = StepRule(
+        ttft_deadline_s=config.ttft_fraction * observation.slo.ttft_ms * 1e-3,
+        tpot_deadline_s=config.tpot_fraction * observation.slo.tpot_ms * 1e-3,
+    )
+    return Decision(DirectiveMode.AUTO, "deadlines", rule), None
+
+
+SPEC = PolicySpec(
+    Deadlines, decide, lambda config: (Decision(DirectiveMode.FP16, "start_in_fp16"), None), adaptive=False
+)

@@ -1,0 +1,168 @@
+"""Structured outputs: every grammar is tried in a process of its own before the engine compiles it.
+
+The engine then gets only grammars of which it is known that they compile in time, and the front's own loop checks none. A grammar
+that has been tried is remembered.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import multiprocessing
+import threading
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from typing import Any
+
+from deploy.front.grammar_process import FIELDS, OPTIONS, Setting, run
+from deploy.front.replies import Refused
+
+log = logging.getLogger(__name__)
+
+WALL_S = 60.0  # beside everything else that computes here
+REMEMBERED_BYTES = 16 << 20
+_tried: ContextVar[bool] = ContextVar("nestedfp_grammar_tried", default=False)
+
+
+class Grammars:
+    """Tries grammars of structured outputs in a process beside this one, which is started with the first of them.
+
+    Args:
+        setting: of the engine.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._known: OrderedDict[str, str] = OrderedDict()  # what came of a grammar, the oldest first
+        self._known_bytes = 0
+        self._asked: dict[str, asyncio.Future[str]] = {}
+        self._process: Any = None
+        self._connection: Any = None
+        self._texts: dict[int, str] = {}
+        self._numbers = 0
+        self._sender = ThreadPoolExecutor(1, "grammars")
+
+    async def check(self, params: Any) -> None:
+        """Try the grammar of a request's ``SamplingParams``, if it has one, and leave there what the engine will compile.
+
+        Raises:
+            Refused: 400 with the reason, or 503 when this machine was too busy to find out.
+        """
+        wanted = getattr(params, "structured_outputs", None)
+        if wanted is None or wanted.all_constraints_none():
+            return
+        text = json.dumps({name: getattr(wanted, name) for name in (*FIELDS, *OPTIONS)})
+        answer = json.loads(await self._answer(text))
+        if "busy" in answer:
+            raise Refused(503, f"{answer['busy']}; try again", "service_unavailable")
+        if "refused" in answer:
+            raise Refused(400, f"the grammar is refused: {_one_line(answer['refused'])}", param="structured_outputs")
+        for name, value in answer["params"].items():
+            setattr(wanted, name, value)
+        wanted._backend, wanted._backend_was_auto = answer["backend"], answer["automatic"]
+        _tried.set(True)
+
+    def close(self) -> None:
+        """Tell the process to end. Without this it ends with the replica's."""
+        self._sender.shutdown()
+        if self._connection is not None:
+            self._connection.send(None)
+
+    async def _answer(self, text: str) -> str:
+        if (known := self._known.get(text)) is not None:
+            self._known.move_to_end(text)
+            return known
+        if text not in self._asked:
+            self._ask(text)
+        return await asyncio.shield(self._asked[text])
+
+    def _ask(self, text: str) -> None:
+        if self._connection is None:
+            self._start()
+        self._numbers += 1
+        self._texts[self._numbers] = text
+        self._asked[text] = asyncio.get_running_loop().create_future()
+        # Aside: while the process starts, it reads nothing. Where it has ended, ``_lost`` answers.
+        self._sender.submit(self._connection.send, (self._numbers, text))
+
+    def _start(self) -> None:
+        # Not forked: this process has threads, and the engine's client.
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=run, args=(theirs, self._setting), name="grammars", daemon=True)
+        self._process.start()
+        theirs.close()
+        arguments = (self._connection, asyncio.get_running_loop())
+        threading.Thread(target=self._listen, args=arguments, name="grammars", daemon=True).start()
+
+    def _listen(self, connection: Any, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            while True:
+                number, answer = connection.recv()
+                loop.call_soon_threadsafe(self._take, number, answer)
+        except (EOFError, OSError):
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and this process is about to
+                loop.call_soon_threadsafe(self._lost)
+
+    def _take(self, number: int, answer: str) -> None:
+        text = self._texts.pop(number)
+        if (future := self._asked.pop(text, None)) is not None and not future.done():
+            future.set_result(answer)
+        if "busy" in json.loads(answer):
+            return
+        self._known[text] = answer
+        self._known_bytes += len(text) + len(answer)
+        while self._known_bytes > REMEMBERED_BYTES:
+            oldest, its_answer = self._known.popitem(last=False)
+            self._known_bytes -= len(oldest) + len(its_answer)
+
+    def _lost(self) -> None:
+        self._connection = None
+        if self._texts:
+            log.error("the process that tries grammars has ended; the next grammar starts another one")
+        self._texts.clear()
+        answer = json.dumps({"busy": "the process that tries grammars has ended"})
+        for future in self._asked.values():
+            if not future.done():
+                future.set_result(answer)
+        self._asked.clear()
+
+
+def skip_tried() -> None:
+    """Have vLLM not check again, in the front's loop, what has been tried. Idempotent."""
+    from vllm.sampling_params import SamplingParams
+
+    original = SamplingParams._validate_structured_outputs
+    if getattr(original, "_nestedfp", False):
+        return
+
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not (_tried.get() and self.structured_outputs is not None and self.structured_outputs._backend):
+            original(self, *args, **kwargs)
+
+    checked._nestedfp = True  # type: ignore[attr-defined]
+    SamplingParams._validate_structured_outputs = checked
+
+
+def of_client(client: Any, cpu_s: float) -> Grammars:
+    """Return the trial of grammars for an engine, of vLLM's ``AsyncLLM``."""
+    config = client.vllm_config
+    model = config.model_config
+    skip_tried()
+    return Grammars(
+        Setting(
+            tokenizer=client.get_tokenizer(),
+            vocabulary=model.get_vocab_size(),
+            options=config.structured_outputs_config,
+            is_diffusion=model.is_diffusion,
+            cpu_s=cpu_s,
+            wall_s=WALL_S,
+        )
+    )
+
+
+def _one_line(text: str) -> str:
+    from deploy.front.requests import one_line
+
+    return one_line(ValueError(text.partition(" Pattern: ")[0]))  # vLLM repeats a pattern, or what it has made of it

@@ -1,0 +1,1 @@
+"""Draws the pictures of the documents: ``python -m docs.draw``."""

@@ -1,0 +1,6 @@
+"""python -m docs.draw: draw every picture of the documents into docs/pictures."""
+
+from docs.draw import architecture, bits
+
+for picture in (bits, architecture):
+    picture.draw()

@@ -1,0 +1,145 @@
+"""Grammars are tried in a process of their own, with a limit on what they cost."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+from processes import ROOT
+from vllm.config import StructuredOutputsConfig
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.tokenizers import get_tokenizer
+
+from deploy.front import grammars
+from deploy.front.grammar_process import Setting
+from deploy.front.replies import Refused
+
+pytestmark = pytest.mark.engine  # no engine, but a process that loads what an engine loads
+VOCABULARY = 4096
+
+
+class Trial:
+    """The front's side on a loop that lives as long as the tests."""
+
+    def __init__(self, cpu_s):
+        self.loop = asyncio.new_event_loop()
+        tokenizer = get_tokenizer(str(ROOT / "models" / "fairytales-8m"))
+        self.grammars = grammars.Grammars(
+            Setting(tokenizer, VOCABULARY, StructuredOutputsConfig(), False, cpu_s=cpu_s, wall_s=120.0)
+        )
+
+    async def one(self, **constraint):
+        params = SamplingParams(structured_outputs=StructuredOutputsParams(**constraint))
+        await self.grammars.check(params)
+        return params.structured_outputs
+
+    def __call__(self, **constraint):
+        return self.loop.run_until_complete(self.one(**constraint))
+
+
+@pytest.fixture(scope="module")
+def trial():
+    trial = Trial(cpu_s=3.0)
+    yield trial
+    process = trial.grammars._process
+    trial.grammars.close()
+    process.join(60)
+    trial.loop.close()
+    assert process.exitcode == 0, "it ends by itself"
+
+
+def long_choices(number):
+    return [f"{number}-{i:03d}" + "y" * 5000 for i in range(100)]
+
+
+def test_a_grammar_that_compiles_is_left_as_the_engine_will_compile_it(trial):
+    found = trial(choice=["yes", "no"])
+    assert found._backend == "xgrammar"
+    assert found._backend_was_auto
+    assert found.choice is None
+    assert "yes" in found.grammar
+
+
+def test_what_has_been_tried_is_remembered(trial):
+    trial(regex="[d-f]{3}")
+    asked = trial.grammars._numbers
+    trial(regex="[d-f]{3}")
+    assert trial.grammars._numbers == asked
+
+
+def test_a_request_without_a_grammar_asks_nobody(trial):
+    asked = trial.grammars._numbers
+    trial.loop.run_until_complete(trial.grammars.check(SamplingParams()))
+    assert trial.grammars._numbers == asked
+
+
+def test_three_letters_do_not_wait_behind_six_grammars_of_half_a_minute_each_and_those_are_refused(trial):
+    trial(regex="a")  # the process is up
+    ended = []
+
+    async def heavy(number):
+        try:
+            await trial.one(choice=long_choices(number))
+        except Refused as refusal:
+            ended.append(f"{refusal.status}: {refusal}")
+
+    async def small():
+        await asyncio.sleep(0.2)
+        await trial.one(regex="[a-c]{3}")
+        ended.append("three letters")
+
+    async def both():
+        await asyncio.gather(*map(heavy, range(6)), small())
+
+    trial.loop.run_until_complete(both())
+    assert ended[0] == "three letters"
+    assert ended[1:] == ["400: the grammar is refused: it takes more than 3 s to compile; simplify it"] * 6
+
+
+@pytest.mark.parametrize(
+    ("constraint", "reason"),
+    [
+        ({"regex": "("}, "invalid regex"),
+        ({"grammar": "root ::= root"}, "allows no text"),
+        ({"json": {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}}, "allows no text"),
+        ({"json": "{"}, "Invalid JSON"),
+    ],
+)
+def test_what_does_not_compile_or_allows_nothing_is_refused_with_the_reason(trial, constraint, reason):
+    with pytest.raises(Refused, match=reason) as caught:
+        trial(**constraint)
+    assert caught.value.status == 400
+
+
+def test_whoever_waits_hears_of_a_killed_process_and_another_one_takes_over(trial):
+    trial(regex="a")
+    before = trial.grammars._process.pid
+
+    async def killed():
+        waiting = asyncio.ensure_future(trial.one(choice=long_choices(9)))
+        await asyncio.sleep(0.2)
+        os.kill(before, signal.SIGKILL)
+        await waiting
+
+    with pytest.raises(Refused, match="try again") as caught:
+        trial.loop.run_until_complete(killed())
+    assert caught.value.status == 503
+    assert trial(regex="[g-i]{3}")._backend == "xgrammar"
+    assert trial.grammars._process.pid != before
+
+
+def test_vllm_does_not_check_again_what_has_been_tried(trial, monkeypatch):
+    grammars.skip_tried()
+    config, tokenizer = StructuredOutputsConfig(), trial.grammars._setting.tokenizer
+
+    async def both():
+        params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))
+        await trial.grammars.check(params)
+        monkeypatch.setattr("vllm.v1.structured_output.backend_xgrammar.validate_xgrammar_grammar", None)
+        params._validate_structured_outputs(type("Model", (), {"is_diffusion": False}), config, tokenizer)
+        other = SamplingParams(structured_outputs=StructuredOutputsParams(regex="z"))
+        grammars._tried.set(False)
+        with pytest.raises(TypeError):  # it would be checked
+            other._validate_structured_outputs(type("Model", (), {"is_diffusion": False}), config, tokenizer)
+
+    trial.loop.run_until_complete(both())

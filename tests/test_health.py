@@ -1,0 +1,172 @@
+"""Health from forward progress, and the probes before a replica may serve."""
+
+import asyncio
+import json
+
+import pytest
+from test_agent import STATS, Controller, Engine, run, until
+
+from deploy.front.app import Front
+from deploy.health import Health, StartChecks
+from nestedfp.vllm_plugin.accounting import TokenCounts
+
+
+def shown(health, route="health"):
+    answer = asyncio.run(getattr(health, route)())
+    return answer.status, json.loads(answer.body)
+
+
+def health_of(check, probe_s=None, cosines=()):
+    checks = [{"layers": 3, "plane_bytes": 10, "worst_cosine": cosine, "worst_layer": "a"} for cosine in cosines]
+    return Health("r0", check, lambda: 0.25, StartChecks(probe_s or {}, checks))
+
+
+async def sound():
+    pass
+
+
+async def hung():
+    raise RuntimeError("the engine has not answered for 9 s")
+
+
+def test_a_sound_replica_is_healthy_and_ready_with_what_was_checked():
+    health = health_of(sound, {"fp16": 0.01, "fp8": 0.02}, [0.999, 0.998])
+    status, body = shown(health)
+    assert (status, body["status"], body["stats_age_s"]) == (200, "healthy", 0.25)
+    status, body = shown(health, "ready")
+    assert (status, body["status"], body["probe_s"]) == (200, "ready", {"fp16": 0.01, "fp8": 0.02})
+    assert [check["worst_cosine"] for check in body["self_checks"]] == [0.999, 0.998]
+
+
+@pytest.mark.parametrize("route", ["health", "ready"])
+def test_a_hung_engine_makes_the_replica_unhealthy_with_the_reason(route):
+    status, body = shown(health_of(hung), route)
+    assert status == 503
+    assert body["status"].startswith("not ")
+    assert body["reason"] == "the engine has not answered for 9 s"
+
+
+@pytest.mark.parametrize(("cosines", "worst"), [([], None), ([None], None), ([0.99, None, 0.98], 0.98)])
+def test_the_worst_cosine_is_that_of_all_ranks(cosines, worst):
+    assert StartChecks({}, [{"worst_cosine": cosine} for cosine in cosines]).worst_cosine == worst
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/health", 200), ("POST", "/health", 405), ("GET", "/health/x", 404), ("GET", "/ready", 200)],
+)
+def test_the_front_answers_for_the_replica_itself(method, path, status):
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    async def ask():
+        health = health_of(sound)
+        generate = type("NoRoutes", (), {"routes": {}})()
+        front = Front(None, generate, 1000, {"/health": health.health, "/ready": health.ready})
+        await front({"type": "http", "method": method, "path": path, "headers": []}, None, send)
+
+    asyncio.run(ask())
+    assert sent[0]["status"] == status
+    json.loads(sent[1]["body"])
+
+
+# -- forward progress --------------------------------------------------------------------------------------------------
+
+
+class Answering(Engine):
+    """Answers whatever it is asked, and makes no step while it has work: a deadlock inside the scheduler."""
+
+    progress_age_s: float | None = None
+
+    async def __call__(self, utility, *args):
+        await super().__call__(utility, *args)
+        return {**STATS, "progress_age_s": self.progress_age_s}
+
+
+def test_an_engine_that_answers_and_makes_no_step_is_noticed_and_one_without_work_is_not(monkeypatch):
+    monkeypatch.setattr("deploy.agent.HUNG_AFTER_S", 0.5)
+
+    async def scenario(agent, engine):
+        await until(lambda: agent.view() is not None)
+        agent.check_engine()
+        engine.progress_age_s = 0.1
+        await until(lambda: agent.stalled_s > 0)
+        agent.check_engine()
+        engine.progress_age_s = 0.6
+        await until(lambda: agent.stalled_s > 0.5)
+        with pytest.raises(RuntimeError, match="has had work and made no step for 1 s"):
+            agent.check_engine()
+        engine.progress_age_s = None
+        await until(lambda: agent.stalled_s == 0)
+        agent.check_engine()
+
+    run(scenario, Controller(), engine=Answering())
+
+
+# -- probes ------------------------------------------------------------------------------------------------------------
+
+
+class ProbedEngine:
+    """Answers completions in the precision that it was told, or in another one."""
+
+    def __init__(self, counts_in):
+        self.mode = None
+        self.directives = []
+        self._counts_in = counts_in  # directed mode -> TokenCounts, None (no answer) or an exception
+
+    async def call(self, utility, directive):
+        assert utility == "nestedfp_set_directive"
+        self.mode = directive["mode"]
+        self.directives.append(self.mode)
+
+    async def completions(self, request):
+        from nestedfp.vllm_plugin import frontend
+
+        counts = self._counts_in(self.mode)
+        if isinstance(counts, Exception):
+            raise counts
+        if counts is not None:
+            frontend._collecting.get()["s"] = counts
+            yield object()
+
+
+def directed(mode):
+    return TokenCounts(completion_fp16=4) if mode == "fp16" else TokenCounts(completion_fp8=4)
+
+
+def probe(engine, fp16_only=False):
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from deploy.probe import probe_modes
+    return asyncio.run(probe_modes(engine, "m", fp16_only))
+
+
+def test_both_precisions_are_probed_and_full_quality_is_left_in_force():
+    engine = ProbedEngine(directed)
+    assert set(probe(engine)) == {"fp16", "fp8"}
+    assert engine.directives == ["fp16", "fp8", "fp16"]
+
+
+@pytest.mark.parametrize(
+    ("counts_in", "fp16_only", "message"),
+    [
+        (lambda mode: TokenCounts(completion_fp16=4), False, "directed to fp8.*4 tokens in fp16 and 0 in fp8"),
+        (directed, True, "expected 4 in fp16"),
+        (lambda mode: TokenCounts(completion_fp16=3), False, "directed to fp16"),
+        (lambda mode: None, False, "did not answer a probe in fp16"),
+    ],
+    ids=["never FP8", "FP8 without kernels", "too few", "no answer"],
+)
+def test_a_replica_whose_engine_answers_otherwise_does_not_start(counts_in, fp16_only, message):
+    engine = ProbedEngine(counts_in)
+    with pytest.raises(RuntimeError, match=message):
+        probe(engine, fp16_only)
+    assert engine.directives[-1] == "fp16"
+
+
+def test_an_engine_that_has_only_fp16_is_ready_with_it():
+    assert set(probe(ProbedEngine(lambda mode: TokenCounts(completion_fp16=4)), fp16_only=True)) == {"fp16", "fp8"}

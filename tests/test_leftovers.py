@@ -1,0 +1,132 @@
+"""What a service leaves on the machine, and its removal."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from multiprocessing import shared_memory
+
+import pytest
+from live_service import wait_until
+from processes import ROOT
+
+from deploy import leftovers
+
+
+@pytest.fixture
+def memory():
+    """A piece of shared memory that this process has not mapped, and nobody tracks."""
+    made = shared_memory.SharedMemory(create=True, size=4096)
+    from multiprocessing.resource_tracker import unregister
+
+    unregister(made._name, "shared_memory")
+    made.close()
+    yield made.name
+    leftovers.remove([made.name])
+
+
+def exists(name):
+    return (leftovers.SHARED_MEMORY / name).exists()
+
+
+def holder(name):
+    """A child that has it mapped, and tracks nothing."""
+    script = textwrap.dedent(
+        f"""
+        import mmap, time
+        with open("/dev/shm/{name}", "r+b") as file:
+            held = mmap.mmap(file.fileno(), 4096)
+        print("up", flush=True)
+        time.sleep(600)
+        """
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"up\n"
+    process.stdout.close()
+    return process
+
+
+def killed(process):
+    process.kill()
+    process.wait()
+
+
+def test_the_folder_goes_with_the_service():
+    with leftovers.own_folder() as folder:
+        (folder / "ray").mkdir()
+        assert folder.stat().st_mode & 0o077 == 0
+    assert not folder.exists()
+
+
+def test_shared_memory_of_a_killed_process_goes_at_the_second_look(tmp_path, memory):
+    watch = leftovers.SharedMemory(tmp_path)
+    process = holder(memory)
+    watch.look()
+    watch.look()
+    assert exists(memory), "in use"
+    killed(process)
+    watch.look()
+    watch.look()
+    assert not exists(memory)
+
+
+def test_at_the_end_goes_what_was_ever_seen_and_nothing_else(tmp_path, memory):
+    other = shared_memory.SharedMemory(create=True, size=4096)
+    try:
+        with leftovers.SharedMemory(tmp_path) as watch:
+            process = holder(memory)
+            watch.look()
+            killed(process)
+        assert not exists(memory)
+        assert exists(other.name), "this process's own"
+    finally:
+        other.close()
+        other.unlink()
+
+
+def test_the_next_start_removes_what_a_killed_service_left(tmp_path, memory, monkeypatch):
+    script = textwrap.dedent(
+        f"""
+        import os, pathlib
+        from deploy import environment, leftovers
+        leftovers.private_folder = lambda: pathlib.Path(environment.tempfile.mkdtemp(prefix="nestedfp-", dir={str(tmp_path)!r}))
+        with leftovers.own_folder() as folder:
+            (folder / leftovers.NOTED).write_text({memory!r})
+            os.kill(os.getpid(), 9)
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False)
+    assert done.returncode == -9
+    (folder,) = tmp_path.iterdir()
+    leftovers.sweep(tmp_path)
+    assert folder.exists(), "it may be one that is about to be locked"
+    old = time.time() - 2 * leftovers.YOUNG_S
+    os.utime(folder / leftovers.LOCK, (old, old))
+    leftovers.sweep(tmp_path)
+    assert not folder.exists()
+    assert not exists(memory)
+
+
+def test_no_start_touches_the_folder_of_a_running_service_or_one_of_another_kind(tmp_path, monkeypatch):
+    monkeypatch.setattr(leftovers, "private_folder", lambda: _made(tmp_path / "nestedfp-running"))
+    other = _made(tmp_path / "nestedfp-made-by-hand")
+    with leftovers.own_folder() as folder:
+        old = time.time() - 2 * leftovers.YOUNG_S
+        os.utime(folder / leftovers.LOCK, (old, old))
+        leftovers.sweep(tmp_path)
+        assert folder.exists()
+    assert other.exists()
+
+
+def _made(path):
+    path.mkdir()
+    return path
+
+
+def test_processes_that_do_not_end_are_ended(monkeypatch):
+    monkeypatch.setattr(leftovers, "END_S", 0.5)
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    with leftovers.no_process_left() as processes:
+        processes.extend(leftovers.descendants())
+    assert wait_until(lambda: process.poll() is not None, 5)

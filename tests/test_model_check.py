@@ -1,0 +1,83 @@
+"""What would fail in every replica is found before anything starts, and said in one sentence."""
+
+import json
+import shutil
+
+import pytest
+import yaml
+from processes import ROOT
+
+from deploy.config import ConfigError, load
+from deploy.model_check import check_model
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's and vLLM's own, while they are imported
+SHIPPED = ROOT / "models" / "fairytales-8m"
+
+
+def configured(tmp_path, model=None, extra=None, **changes):
+    data = yaml.safe_load((ROOT / "deploy" / "configs" / "demo.yaml").read_text())
+    data["model"] |= {"path": str(model or SHIPPED), **changes}
+    data["engine"]["extra"] = extra or {}
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return load(path)
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(SHIPPED, folder)
+    return folder
+
+
+def change(folder, **values):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def refused(config):
+    with pytest.raises(ConfigError) as caught:
+        check_model(config)
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    return sentence
+
+
+def test_the_shipped_model_passes_with_arguments_of_engine_and_server(tmp_path):
+    check_model(configured(tmp_path, extra={"seed": 1, "enable_auto_tool_choice": True, "tool_call_parser": "hermes"}))
+
+
+def test_an_unknown_architecture(tmp_path, model):
+    change(model, architectures=["NoSuchForCausalLM"])
+    assert "NoSuchForCausalLM" in (sentence := refused(configured(tmp_path, model)))
+    assert "serve a model that vLLM" in sentence
+
+
+def test_an_unknown_model_type(tmp_path, model):
+    change(model, architectures=["NoSuchForCausalLM"], model_type="nosuch")
+    assert "model type `nosuch`" in refused(configured(tmp_path, model))
+
+
+def test_a_missing_tokenizer(tmp_path, model):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (model / name).unlink()
+    assert "its tokenizer cannot be loaded" in refused(configured(tmp_path, model))
+
+
+def test_a_context_longer_than_the_models(tmp_path):
+    assert "lower model.max_model_len (99999)" in refused(configured(tmp_path, max_model_len=99999))
+
+
+def test_an_argument_that_vllm_does_not_have_and_the_one_that_was_meant(tmp_path):
+    sentence = refused(configured(tmp_path, extra={"tool_cal_parser": "hermes"}))
+    assert sentence == "engine.extra: vLLM has no argument 'tool_cal_parser', but 'tool_call_parser'"
+
+
+def test_the_name_of_a_model_hub(tmp_path):
+    with pytest.raises(ConfigError, match="hf download some/model --local-dir FOLDER"):
+        configured(tmp_path, "some/model")
+
+
+def test_a_model_that_makes_no_text(tmp_path, model):
+    change(model, architectures=["LlamaForSequenceClassification"])
+    assert "has no routes for embeddings" in refused(configured(tmp_path, model))

@@ -1,0 +1,181 @@
+"""What is left of deadlines: against a walk over every request, and by hand."""
+
+from dataclasses import dataclass, field
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nestedfp.modes import DirectiveMode, Mode
+from nestedfp.step_costs import StepCost, StepCosts
+from nestedfp.step_rule import StepRule, StepSignals, choose
+from nestedfp.step_slack import DecodeHeap, PromptLine, StepSlack, StepTimes
+
+S_PER_TOKEN = 1e-3
+COSTS = StepCosts((StepCost(1, 10.0, 6.0), StepCost(100, 20.0, 12.0)))
+
+
+@dataclass
+class Walk:
+    """The same by looking at every request: what the constants stand for."""
+
+    line: list[tuple[str, float, int]] = field(default_factory=list)  # name, arrived_s, tokens
+    computed: dict[str, int] = field(default_factory=dict)
+    decoding: dict[str, tuple[float, int]] = field(default_factory=dict)  # first_s, tokens so far
+
+    def latest_start_s(self, ttft_s: float) -> float:
+        ahead, latest = 0, inf
+        for name, arrived_s, tokens in self.line:
+            ahead += tokens - self.computed.get(name, 0)
+            latest = min(latest, arrived_s + ttft_s - ahead * S_PER_TOKEN)
+        return latest
+
+    def latest_end_s(self, tpot_s: float) -> float:
+        return min((first_s + tpot_s * tokens for first_s, tokens in self.decoding.values()), default=inf)
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["arrive", "arrive", "compute", "first_token", "abort", "step", "step", "finish", "deadline"]),
+        st.integers(1, 500),
+        st.floats(0, 0.5),
+    ),
+    max_size=120,
+)
+
+
+@given(EVENTS)
+@settings(max_examples=200, deadline=None)
+def test_the_constants_agree_with_a_walk_over_every_request(events: list[tuple[str, int, float]]) -> None:
+    slack, walk, now_s, ttft_s, tpot_s = StepSlack(S_PER_TOKEN), Walk(), 0.0, 1.0, 0.05
+    for number, (what, size, passed_s) in enumerate(events):
+        now_s += passed_s
+        name = f"r{number}"
+        if what == "arrive":
+            slack.prompts.arrived(name, now_s, size)
+            walk.line.append((name, now_s, size))
+        elif what == "compute" and walk.line:
+            first, _, tokens = walk.line[0]
+            walk.computed[first] = min(size, tokens - 1)
+            slack.prompts.computed(first, walk.computed[first])
+        elif what == "first_token" and walk.line:  # always the first in line
+            first, _, _ = walk.line.pop(0)
+            slack.prompts.left(first)
+            slack.decodes.entered(first, now_s)
+            walk.decoding[first] = now_s, 1
+        elif what == "abort" and walk.line:  # of the last: whoever comes behind one that goes moves up only then
+            last, _, _ = walk.line.pop()
+            walk.computed.pop(last, None)
+            slack.left(last)
+        elif what == "step":
+            slack.decodes.stepped()
+            walk.decoding = {name: (first_s, tokens + 1) for name, (first_s, tokens) in walk.decoding.items()}
+        elif what == "finish" and walk.decoding:
+            done = sorted(walk.decoding)[size % len(walk.decoding)]
+            del walk.decoding[done]
+            slack.left(done)
+        elif what == "deadline":
+            ttft_s, tpot_s = 0.1 + passed_s, 0.01 + passed_s / 10
+        oldest = min((arrived_s for _, arrived_s, _ in walk.line), default=None)
+        assert slack.prompts.oldest_s() == oldest
+        assert len(slack.prompts) == len(walk.line)
+        assert slack.decodes.latest_end_s(tpot_s) == pytest.approx(walk.latest_end_s(tpot_s))
+        if what != "abort" and not any(kind == "abort" for kind, _, _ in events):
+            assert slack.prompts.latest_start_s(ttft_s) == pytest.approx(walk.latest_start_s(ttft_s))
+
+
+def test_one_that_leaves_the_line_early_does_not_make_the_others_look_safer_than_they_are_for_long() -> None:
+    line = PromptLine(S_PER_TOKEN)
+    for name in "abc":
+        line.arrived(name, 0.0, 100)
+    line.left("b")
+    assert line.latest_start_s(1.0) == pytest.approx(1.0 - 0.2)  # "c" has 100 of "a" and its own before it
+    line.left("a")
+    assert line.latest_start_s(1.0) == pytest.approx(1.0 - 0.1)
+
+
+def test_a_request_that_comes_again_counts_as_what_it_is_now() -> None:
+    heap = DecodeHeap()
+    heap.entered("a", 0.0)
+    heap.stepped(10)
+    assert heap.latest_end_s(0.1) == pytest.approx(1.1)
+    heap.left("a")  # preempted with 11 tokens
+    heap.stepped(5)
+    heap.entered("a", 0.0, tokens=12)
+    assert heap.latest_end_s(0.1) == pytest.approx(1.2)
+    assert len(heap) == 1
+
+
+RULE = StepRule(ttft_deadline_s=0.5, tpot_deadline_s=0.02)
+
+
+def test_a_step_that_would_end_too_late_for_the_first_in_line_is_late() -> None:
+    slack = StepSlack(S_PER_TOKEN)
+    slack.prompts.arrived("a", 10.0, 100)
+    slack.prompts.computed("a", 100)
+    assert slack.late(RULE, 10.4, ends_s=10.49) != "ttft_slack"
+    assert slack.late(RULE, 10.4, ends_s=10.51) == "ttft_slack"
+
+
+def test_a_step_that_leaves_too_little_time_for_the_last_in_line_is_late() -> None:
+    slack = StepSlack(S_PER_TOKEN)
+    slack.prompts.arrived("a", 10.0, 100)
+    slack.prompts.arrived("b", 10.0, 400)
+    slack.prompts.computed("a", 100)
+    assert slack.late(RULE, 10.05, ends_s=10.09) != "ttft_slack"  # 400 tokens more by 10.49
+    assert slack.late(RULE, 10.05, ends_s=10.11) == "ttft_slack"
+    assert slack.late(StepRule(tpot_deadline_s=0.02), 10.0, ends_s=99.0) is None
+
+
+def test_a_step_that_the_next_usual_request_could_not_wait_for_is_late() -> None:
+    slack = StepSlack(S_PER_TOKEN)
+    for number in range(100):  # 200 tokens, one request a second
+        slack.prompts.arrived(number, float(number), 200)
+        slack.left(number)
+    # Of a step of 0.2 s: the rest of it, 0.2 * 200 tokens that come meanwhile, and its own 200.
+    assert slack.prompts.wait_of_next_s(99.0, 99.2) == pytest.approx(0.2 + 0.2 * 0.2 + 0.2, rel=0.1)
+    assert slack.late(RULE, 99.0, ends_s=99.2) is None
+    assert slack.late(RULE, 99.0, ends_s=99.3) == "next_slack"
+    assert slack.late(RULE, 109.0, ends_s=109.29) is None  # ten quiet seconds later
+
+
+def test_a_step_that_brings_a_mean_above_the_objective_is_late() -> None:
+    slack = StepSlack(S_PER_TOKEN)
+    slack.decodes.entered("a", 10.0)
+    assert slack.late(RULE, 10.0, ends_s=10.019) is None
+    assert slack.late(RULE, 10.0, ends_s=10.021) == "tpot_slack"
+    slack.decodes.stepped()  # a quick one: what it has left is kept
+    assert slack.late(RULE, 10.02, ends_s=10.039) is None
+    slack.left("a")
+    assert slack.late(RULE, 98.9, ends_s=99.0) is None
+
+
+def test_what_is_late_runs_fp8_where_fp8_pays() -> None:
+    signals = StepSignals(64, 0.0, has_pinned=False, late="ttft_slack")
+    assert choose(signals, DirectiveMode.AUTO, RULE, COSTS).mode is Mode.FP8
+    assert choose(signals, DirectiveMode.AUTO, RULE, COSTS).reason == "ttft_slack"
+    assert choose(signals, DirectiveMode.FP16, RULE, COSTS).mode is Mode.FP16
+    even = StepCosts((StepCost(1, 10.0, 10.0),))
+    assert choose(signals, DirectiveMode.AUTO, RULE, even).reason == "no_gain"
+    pinned = StepSignals(64, 0.0, has_pinned=True, late="ttft_slack")
+    assert choose(pinned, DirectiveMode.AUTO, RULE, COSTS).mode is Mode.FP16
+
+
+def test_a_prediction_learns_what_attention_adds_in_either_precision() -> None:
+    times = StepTimes(COSTS)
+    assert times.predicted_s(Mode.FP16, 100, with_prompts=False) == pytest.approx(0.020)
+    for _ in range(50):
+        times.took(Mode.FP8, 100, 0.017, with_prompts=False)  # 12 ms measured at the start
+    assert times.predicted_s(Mode.FP8, 100, with_prompts=False) == pytest.approx(0.017, rel=1e-3)
+    assert times.predicted_s(Mode.FP16, 100, with_prompts=False) == pytest.approx(0.025, rel=1e-3)
+    assert times.predicted_s(Mode.FP16, 100, with_prompts=True) == pytest.approx(0.020)
+    assert times.s_per_prompt_token(200) == pytest.approx(0.012 / 100)
+
+
+def test_without_measured_costs_it_goes_by_what_steps_took() -> None:
+    times = StepTimes(None)
+    for _ in range(50):
+        times.took(Mode.FP16, 8, 0.03, with_prompts=False)
+    assert times.predicted_s(Mode.FP16, 8, with_prompts=False) == pytest.approx(0.03, rel=1e-3)
+    assert times.s_per_prompt_token(2048) == 0.0
