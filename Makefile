@@ -65,7 +65,7 @@ test-faults: setup ## kill, stop and attack the running service: a quarter of an
 
 test-gpu: setup ## tests of kernels and engine on an H100 or H200; more with two of them
 	$(RUN) -m pytest -q -m gpu $(ARGS)
-	$(RUN) -m pytest -q tests/test_engine.py $(ARGS)
+	$(RUN) -m pytest -q tests/plugin/test_engine.py $(ARGS)
 	@if command -v compute-sanitizer >/dev/null; then compute-sanitizer --tool memcheck --error-exitcode 1 $(RUN) -m tests.gpu_sanitize; \
 	else echo "no compute-sanitizer on the PATH: memory checks skipped"; fi
 

@@ -1,6 +1,6 @@
 """Arrivals and figures of the open-loop engine benchmark; its loop over a real engine on the CPU.
 
-Run: ``pytest -q tests/test_engine_mixed.py``
+Run: ``pytest -q tests/benchmarks/test_engine_mixed.py``
 """
 
 import itertools

@@ -1,6 +1,6 @@
 """Which token counts get a CUDA graph above vLLM's own sizes. No GPU.
 
-Run: ``pytest -q tests/test_graph_sizes.py``
+Run: ``pytest -q tests/plugin/test_graph_sizes.py``
 """
 
 from types import SimpleNamespace

@@ -10,7 +10,7 @@ import vllm_parts  # vLLM, imported with its warnings kept quiet
 
 from nestedfp.vllm_plugin import names, versions, wiring
 
-PLUGIN = Path(__file__).resolve().parents[1] / "nestedfp" / "vllm_plugin"
+PLUGIN = Path(__file__).resolve().parents[2] / "nestedfp" / "vllm_plugin"
 assert vllm_parts.MODEL
 
 

@@ -1,4 +1,4 @@
-"""The search for a policy's parameters. Run: python -m pytest tests/test_sim_tune.py"""
+"""The search for a policy's parameters. Run: python -m pytest tests/simulator/test_sim_tune.py"""
 
 import csv
 import json
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from sim_builders import exit_status, table_file
 
 from controller.config import ControllerConfig
 from controller.policies import POLICIES
@@ -13,7 +14,6 @@ from simulator import run
 from simulator.errors import SimulationError
 from simulator.metrics import SimulationSummary
 from simulator.search import goal, space, tune
-from tests.sim_builders import exit_status, table_file
 from workload.percentiles import Percentiles
 
 COMMON = ("--generate", "bursts", "--duration", "30", "--load", "0.8")

@@ -1,4 +1,4 @@
-"""The command line: its errors, and one whole load test. Run: python -m pytest tests/test_loadtest_cli.py"""
+"""The command line: its errors, and one whole load test. Run: python -m pytest tests/loadtest/test_loadtest_cli.py"""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from loadtest.errors import LoadtestError
 from loadtest.service.process import started_service
 from loadtest.service.settings import UNKNOWN, ServiceSettings, read_settings
 
-FAKE = [sys.executable, str(Path(__file__).with_name("loadtest_fake_service.py"))]
+FAKE = [sys.executable, str(Path(__file__).parents[1].joinpath("loadtest_fake_service.py"))]
 
 
 @pytest.mark.parametrize(

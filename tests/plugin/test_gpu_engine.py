@@ -1,7 +1,7 @@
 """A whole vLLM engine on a GPU with both sets of CUDA graphs: exactness against vLLM's own FP16, flipping every step.
 
-Run: ``pytest -q -m gpu tests/test_gpu_engine.py``. Each scenario is one engine in one process
-(tests/gpu_engine_scenario.py). tests/test_engine.py runs on a GPU as well.
+Run: ``pytest -q -m gpu tests/plugin/test_gpu_engine.py``. Each scenario is one engine in one process
+(tests/gpu_engine_scenario.py). tests/plugin/test_engine.py runs on a GPU as well.
 """
 
 import statistics

@@ -1,4 +1,4 @@
-"""The simulator from outside: load, table, fit, command line. Run: python -m pytest tests/test_sim_cli.py"""
+"""The simulator from outside: load, table, fit, command line. Run: python -m pytest tests/simulator/test_sim_cli.py"""
 
 import hashlib
 import json
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sim_builders import FP8, FP16, exit_status, make_arrivals, make_table, table_file
 
 from loadtest.report.metrics import summarise
 from simulator import run
@@ -18,7 +19,6 @@ from simulator.engine.engine import Engine
 from simulator.engine.request import SimRequest
 from simulator.errors import SimulationError
 from simulator.fit import fit, observations
-from tests.sim_builders import FP8, FP16, exit_status, make_arrivals, make_table, table_file
 from workload import resample
 from workload.azure import Arrival, TraceError
 from workload.records import TimelineSample, read_requests

@@ -1,4 +1,4 @@
-"""Metrics, calibration, verdict and report on made-up records. Run: python -m pytest tests/test_report.py"""
+"""Metrics, calibration, verdict and report on made-up records. Run: python -m pytest tests/loadtest/test_report.py"""
 
 import json
 from html.parser import HTMLParser

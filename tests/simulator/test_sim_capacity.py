@@ -1,13 +1,13 @@
-"""How many replicas a trace needs. Run: python -m pytest tests/test_sim_capacity.py"""
+"""How many replicas a trace needs. Run: python -m pytest tests/simulator/test_sim_capacity.py"""
 
 import json
 from pathlib import Path
 
 import pytest
+from sim_builders import exit_status, table_file
 
 from simulator.errors import SimulationError
 from simulator.search import capacity
-from tests.sim_builders import exit_status, table_file
 
 COMMON = ("--generate", "poisson", "--duration", "40", "--rate", "30")
 

@@ -1,6 +1,6 @@
 """The demonstration model's scripts, end to end on a few lines of text: train, load, encode, chat, evaluate.
 
-Run: pytest tests/test_models.py
+Run: pytest tests/checkpoints/test_models.py
 """
 
 import json

@@ -1,6 +1,6 @@
 """A simulated service plays the live one: the validation must find its engine and its modes again.
 
-Run: python -m pytest tests/test_sim_validate.py
+Run: python -m pytest tests/simulator/test_sim_validate.py
 """
 
 import json
@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import yaml
+from sim_builders import FP8, FP16, make_requests, make_table, policy_config
 
 from nestedfp.modes import Mode
 from simulator.cluster.cluster import Cluster, RunResult
 from simulator.cluster.scenario import Scenario
 from simulator.fit import live_run, validate
 from simulator.output import record, sample, timeline
-from tests.sim_builders import FP8, FP16, make_requests, make_table, policy_config
 from workload.synthetic import synthetic_trace
 
 SECTION = {"slo": {"ttft_ms": 700, "tpot_ms": 100}, "guards": {"dwell_fp8_s": 5}}

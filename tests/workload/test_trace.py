@@ -1,4 +1,4 @@
-"""Traces: reading, the synthetic one, and shaping. Run: python -m pytest tests/test_trace.py"""
+"""Traces: reading, the synthetic one, and shaping. Run: python -m pytest tests/workload/test_trace.py"""
 
 from itertools import pairwise
 

@@ -8,7 +8,7 @@ from controller.policies import POLICIES
 from simulator.plots import policies as command
 from simulator.plots.load_curve import CURVE, Knot, arrivals, load_at
 
-PLOTS = Path(__file__).resolve().parents[1] / "docs" / "plots"
+PLOTS = Path(__file__).resolve().parents[2] / "docs" / "plots"
 
 
 def test_arrivals_follow_the_curve() -> None:

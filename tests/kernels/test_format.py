@@ -1,6 +1,6 @@
 """The weight format on all 65,536 FP16 patterns: reference, torch's own E4M3, and the compiled kernels agree.
 
-Run: ``pytest -q tests/test_format.py``
+Run: ``pytest -q tests/kernels/test_format.py``
 """
 
 import pytest

@@ -1,6 +1,6 @@
 """How the CUDA GEMM chooses its tile: pure host code, built here with the C++ compiler alone. No GPU and no nvcc.
 
-Run: ``pytest -q tests/test_gemm_config.py``
+Run: ``pytest -q tests/kernels/test_gemm_config.py``
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Open-loop dispatch against a stand-in service. Run: python -m pytest tests/test_dispatch.py
+"""Open-loop dispatch against a stand-in service. Run: python -m pytest tests/loadtest/test_dispatch.py
 
 The stand-in and the sender are processes of their own; nothing of gevent enters this one. Time limits are generous: the
 machine may be busy.
@@ -24,7 +24,7 @@ from loadtest.service.process import started_service
 from loadtest.service.target import loopback_url
 from workload.records import RequestRecord, mean_tpot_ms
 
-FAKE = [sys.executable, str(Path(__file__).with_name("loadtest_fake_service.py"))]
+FAKE = [sys.executable, str(Path(__file__).parents[1].joinpath("loadtest_fake_service.py"))]
 STEP_MS = 40.0
 
 

@@ -1,6 +1,6 @@
 """The linear operator on the CPU: right in both modes against FP64, and the same bits however it is run.
 
-Run: ``pytest -q tests/test_cpu_linear.py``
+Run: ``pytest -q tests/kernels/test_cpu_linear.py``
 """
 
 import json
@@ -20,7 +20,7 @@ from nestedfp.format import upper_to_float
 from nestedfp.modes import Mode
 from nestedfp.nested_weight import NestedWeight, nest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 EPSILON = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
 PROCESSOR_HAS_AVX512 = "avx512bw" in Path("/proc/cpuinfo").read_text()
 

@@ -1,6 +1,6 @@
 """The compiled operators as torch sees them: schemas, fakes, error texts, and the mode switch under torch.compile.
 
-Run: ``pytest -q tests/test_ops.py``
+Run: ``pytest -q tests/kernels/test_ops.py``
 """
 
 import os

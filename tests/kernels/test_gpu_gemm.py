@@ -1,6 +1,6 @@
 """The CUDA kernels on a GPU, every compiled tile and split: exact decode, accuracy, edges, streams, graphs.
 
-Run: ``pytest -q -m gpu tests/test_gpu_gemm.py``. Under compute-sanitizer: tests/gpu_sanitize.py.
+Run: ``pytest -q -m gpu tests/kernels/test_gpu_gemm.py``. Under compute-sanitizer: tests/gpu_sanitize.py.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""The simulated engine: conservation, order, KV limits, preemption. Run: python -m pytest tests/test_sim_engine.py"""
+"""The simulated engine: conservation, order, KV limits, preemption. Run: python -m pytest tests/simulator/test_sim_engine.py"""
 
 import random
 from collections.abc import Sequence
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sim_builders import FP8, FP16, make_requests, make_table
+from sim_reference import SlowEngine
 
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.step_rule import StepRule
@@ -14,8 +16,6 @@ from simulator.engine.cost_table import EngineTable
 from simulator.engine.engine import Engine
 from simulator.engine.request import SimRequest
 from simulator.engine.stats import StepTotals
-from tests.sim_builders import FP8, FP16, make_requests, make_table
-from tests.sim_reference import SlowEngine
 
 FOREVER_S = 1e9
 

@@ -1,6 +1,6 @@
 """torch.ops.nestedfp on CUDA tensors: the same answers as on the CPU, modes, outliers, errors, torch.compile.
 
-Run: ``pytest -q -m gpu tests/test_gpu_ops.py``
+Run: ``pytest -q -m gpu tests/kernels/test_gpu_ops.py``
 """
 
 import pytest

@@ -1,6 +1,6 @@
 """The choice of GEMM configs by timings: what they change, how they are kept, what is timed. No GPU and no nvcc.
 
-Run: ``pytest -q tests/test_gemm_choice.py``
+Run: ``pytest -q tests/plugin/test_gemm_choice.py``
 """
 
 import json
