@@ -1,4 +1,4 @@
-"""The CUDA kernels through their C functions (csrc/cuda/capi.h), with a config of the caller's choice.
+"""The CUDA kernels through their C functions (csrc/cuda/capi), with a config of the caller's choice.
 
 For benchmarks, tuning and kernel tests; the product calls torch.ops.nestedfp.
 
@@ -52,7 +52,7 @@ __all__ = [
 
 
 def plan(precision: int, m: int, n: int, k: int, config: Config, num_sms: int = NUM_SMS_H100) -> dict[str, int]:
-    """Return how a problem is cut into work (csrc/cuda/gemm.h)."""
+    """Return how a problem is cut into work (csrc/cuda/config/gemm.h)."""
     names = ("blocks", "row_tiles", "token_tiles", "group", "tiles", "whole_tiles", "cluster", "steps", "shares")
     names += ("columns", "pair")
     result = (ctypes.c_int * len(names))()
@@ -63,7 +63,7 @@ def plan(precision: int, m: int, n: int, k: int, config: Config, num_sms: int = 
 def parts(
     precision: int, m: int, n: int, k: int, config: Config, block: int, num_sms: int = NUM_SMS_H100
 ) -> list[tuple[int, int, int, int, int]]:
-    """Return a block's share as (tile, first step, steps, index, count), in its order (csrc/cuda/shares.h)."""
+    """Return a block's share as (tile, first step, steps, index, count), in its order (csrc/cuda/config/stream_k.h)."""
     fields = (ctypes.c_int * (5 * 1024))()
     count = library().nestedfp_parts(precision, m, n, k, num_sms, config.fields(), block, fields)
     return [tuple(fields[5 * i : 5 * i + 5]) for i in range(count)]  # type: ignore[misc]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_time_configs --seed 1 --seconds 60 --out configs.csv
 
-Rows ``precision,N,K,M,tile,split,tail_only,through_memory,us``: microseconds of one GEMM in the chain of csrc/cuda/chain.h,
+Rows ``precision,N,K,M,tile,split,tail_only,through_memory,us``: microseconds of one GEMM in the chain of csrc/cuda/kernels/chain.h,
 without the chain's other kernels. Of each problem the configs that the present cost model likes best and some others.
 """
 

@@ -1,6 +1,6 @@
-"""Measures which config is fastest for every shape, token count and precision, and writes csrc/cuda/gemm_table.inc.
+"""Measures which config is fastest for every shape, token count and precision, and writes csrc/cuda/generated/gemm_table.inc.
 
-python -m benchmarks.gpu_tune --out csrc/cuda/gemm_table.inc
+python -m benchmarks.gpu_tune --out csrc/cuda/generated/gemm_table.inc
 """
 
 import argparse

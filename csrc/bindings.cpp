@@ -4,10 +4,10 @@
 
 #include <string>
 
-#include "cpu/kernels.h"
+#include "cpu/kernels/kernels.h"
+#include "cpu/ops_cpu.h"
 #include "format.h"
 #include "mode.h"
-#include "ops_cpu.h"
 
 namespace nestedfp {
 namespace {

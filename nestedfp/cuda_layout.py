@@ -1,4 +1,4 @@
-"""Shapes of the planes that the CUDA kernels read (csrc/cuda/layout.h). Pure."""
+"""Shapes of the planes that the CUDA kernels read (csrc/cuda/kernels/layout.h). Pure."""
 
 
 def packed_shapes(n: int, k: int) -> tuple[tuple[int, int], tuple[int]]:

@@ -1,4 +1,4 @@
-"""The CUDA kernels' C functions (csrc/cuda/capi*.cpp): configs of the GEMM, what they are predicted to take, and timing them.
+"""The CUDA kernels' C functions (csrc/cuda/capi): configs of the GEMM, what they are predicted to take, and timing them.
 
 The product multiplies through torch.ops.nestedfp, which chooses a config by itself; this module is for who chooses or
 judges configs: nestedfp/gemm_tuning.py, benchmarks and tests. The library is the installed module nestedfp_cuda_C, or the
@@ -19,14 +19,14 @@ import torch
 
 FP16, FP8 = 0, 1
 NUM_SMS_H100 = 132
-PARTIAL_SUM_BYTES = 64 << 20  # the most that a config may need (kMaxPartialSumBytes in csrc/cuda/gemm_config.cpp)
+PARTIAL_SUM_BYTES = 64 << 20  # the most that a config may need (kMaxPartialSumBytes in csrc/cuda/config/gemm_config.cpp)
 
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A compiled tile and how K is split (csrc/cuda/gemm.h); split 0: every block gets as many steps."""
+    """A compiled tile and how K is split (csrc/cuda/config/gemm.h); split 0: every block gets as many steps."""
 
     tile: int
     split: int = 1
@@ -40,7 +40,7 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A compiled kernel (csrc/cuda/gemm.h)."""
+    """A compiled kernel (csrc/cuda/config/gemm.h)."""
 
     precision: int
     row_warpgroups: int
@@ -57,7 +57,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """One weight in the kernels' layout (csrc/cuda/layout.h)."""
+    """One weight in the kernels' layout (csrc/cuda/kernels/layout.h)."""
 
     upper: torch.Tensor  # [N, K padded to 64] uint8
     lower: torch.Tensor  # blocks, uint8
@@ -159,11 +159,11 @@ def valid_configs(
 
 @cache
 def _timing_stream() -> torch.cuda.Stream:
-    return torch.cuda.Stream()  # type: ignore[no-untyped-call]  # one for all: each stream takes a set of counters (csrc/cuda/counters.h)
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]  # one for all: each stream takes a set of counters (csrc/cuda/host/semaphores.h)
 
 
 class Chain:
-    """Times configs of one GEMM in the place that it has in a model: csrc/cuda/chain.h.
+    """Times configs of one GEMM in the place that it has in a model: csrc/cuda/kernels/chain.h.
 
     Args:
         precision: FP16 or FP8; the latter with the quantiser in every link.

@@ -4,7 +4,7 @@ The library ``nestedfp_cuda_C`` is separate from ``nestedfp_C`` because machines
 Both implement the same schemas, so callers use nestedfp.ops for either device. What differs on a GPU:
 
 * It must be of compute capability 9.0 (H100, H200), and ``x`` and ``bias`` float16.
-* ``pack`` returns another layout (csrc/cuda/layout.h), of the shapes that ``packed_shapes`` gives.
+* ``pack`` returns another layout (csrc/cuda/kernels/layout.h), of the shapes that ``packed_shapes`` gives.
 * FP8 mode with ``quantize_activations`` multiplies E4M3 by E4M3 on the tensor cores, whose partial sums keep fewer
   bits than FP32's; without it, FP16 by the FP8 weights in FP32.
 * Results are the same bits for the same inputs and shapes. Another number of tokens may choose another tile, hence

@@ -1,7 +1,7 @@
 """Choice of GEMM configs at load: times promising ones on a model's own weights, and hands the times to the kernels.
 
 ``torch.ops.nestedfp.linear`` takes for any number of tokens the config that the cost model likes best. Where times of this
-card are known for a layer's shape, the model is corrected by the errors that it made on them (csrc/cuda/gemm_timings.h), so
+card are known for a layer's shape, the model is corrected by the errors that it made on them (csrc/cuda/config/gemm_timings.h), so
 that token counts in between and configs that were not timed profit as well.
 
 Another config may add up in another order, so the last bits of a result may change with the times. Who needs the same bits

@@ -86,7 +86,7 @@ def list_outliers(weight: torch.Tensor, count: int) -> tuple[torch.Tensor, torch
 
 
 def pack(upper: torch.Tensor, lower: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rearrange row-major planes into the layout that ``linear`` reads (csrc/cpu/kernels.h).
+    """Rearrange row-major planes into the layout that ``linear`` reads (csrc/cpu/kernels/kernels.h).
 
     Args:
         upper, lower: [N, K] uint8, contiguous.

@@ -8,8 +8,9 @@ import pytest
 
 from benchmarks import gpu_kernels as kernels
 
-CUDA = Path(__file__).parents[1] / "csrc/cuda"
-SOURCES = ("gemm_config", "gemm_cost", "gemm_timings", "capi_config")
+CSRC = Path(__file__).parents[1] / "csrc"
+CUDA = CSRC / "cuda"
+SOURCES = (*sorted((CUDA / "config").glob("*.cpp")), CUDA / "capi/capi_config.cpp")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -19,7 +20,7 @@ def host_library(tmp_path_factory):
         pytest.skip("no C++ compiler")
     library = tmp_path_factory.mktemp("gemm_config") / "config.so"
     flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]
-    subprocess.run([compiler, *flags, "-o", library, *(CUDA / f"{name}.cpp" for name in SOURCES)], check=True)
+    subprocess.run([compiler, *flags, "-o", library, f"-I{CSRC}", *SOURCES], check=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NESTEDFP_CUDA_LIBRARY", str(library))
         kernels.library.cache_clear()

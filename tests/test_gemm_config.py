@@ -141,7 +141,7 @@ def test_a_chip_of_another_size_does_not_use_the_measured_table():
 
 
 def test_the_table_is_measured_and_says_where():
-    text = (CUDA / "gemm_table.inc").read_text()
+    text = (CUDA / "generated/gemm_table.inc").read_text()
     for word in ("NVIDIA", "driver", "clocks", "CUDA", "benchmarks.gpu_tune"):
         assert word in text
     rows = re.findall(r"^NESTEDFP_ROW\(k(Fp16|Fp8), (\d+), (\d+), (\d+),", text, re.MULTILINE)

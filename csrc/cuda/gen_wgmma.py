@@ -61,7 +61,7 @@ def main() -> None:
             "uint64_t a",
             ['"l"(a)'],
         )
-    Path(__file__).with_name("wgmma.inc").write_text(text)
+    (Path(__file__).parent / "gemm/wgmma.inc").write_text(text)
 
 
 if __name__ == "__main__":

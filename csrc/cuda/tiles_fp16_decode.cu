@@ -1,5 +1,5 @@
 // FP16 tiles of up to 64 tokens.
-#include "launch_tile.cuh"
+#include "cuda/host/launch_tile.cuh"
 
 namespace nestedfp::cuda {
 

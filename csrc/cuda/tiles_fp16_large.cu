@@ -1,5 +1,5 @@
 // FP16 tiles of 160 tokens and more.
-#include "launch_tile.cuh"
+#include "cuda/host/launch_tile.cuh"
 
 namespace nestedfp::cuda {
 

@@ -1,5 +1,5 @@
 // FP8 tiles of up to 96 tokens.
-#include "launch_tile.cuh"
+#include "cuda/host/launch_tile.cuh"
 
 namespace nestedfp::cuda {
 

@@ -1,5 +1,5 @@
 // FP8 tiles of 128 tokens and more.
-#include "launch_tile.cuh"
+#include "cuda/host/launch_tile.cuh"
 
 namespace nestedfp::cuda {
 
