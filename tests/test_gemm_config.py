@@ -3,14 +3,23 @@
 Run: ``pytest -q tests/test_gemm_config.py``
 """
 
+import importlib.util
 import itertools
 import re
+import shutil
+import subprocess
+import sys
 
 import pytest
 from gemm_library import CUDA, host_library  # noqa: F401  a fixture
 
 from benchmarks import gpu_kernels as kernels
 from benchmarks.gpu_shapes import SHAPES, TOKENS, TUNED_TOKENS
+
+_SPEC = importlib.util.spec_from_file_location("generate_tiles", CUDA / "generate_tiles.py")
+generate_tiles = importlib.util.module_from_spec(_SPEC)  # run by CMake, so it is in no package
+sys.modules["generate_tiles"] = generate_tiles
+_SPEC.loader.exec_module(generate_tiles)
 
 PRECISIONS = (kernels.FP16, kernels.FP8)
 ODD_PROBLEMS = [(m, n, k) for m in (1, 17, 129, 1000, 9000) for n in (1, 65, 4999, 150000) for k in (1, 64, 520, 50000)]
@@ -148,10 +157,48 @@ def test_the_table_is_measured_and_says_where():
     assert len(rows) == len(set(rows)) == 2 * len(set(SHAPES.values())) * len(TOKENS + TUNED_TOKENS)
 
 
-def test_every_tile_is_instantiated_and_no_other():
-    pattern = r"\((kFp\w+), (\d), (\d), (\d+), (\d), (\d)\)"
-    declared = re.findall("NESTEDFP_TILE" + pattern, (CUDA / "tiles.inc").read_text())
-    compiled = [
-        t for path in CUDA.glob("tiles_*.cu") for t in re.findall("NESTEDFP_INSTANTIATE" + pattern, path.read_text())
+def test_every_tile_is_instantiated_and_no_other(tmp_path):
+    sources = generate_tiles.generate(tmp_path)
+    compiled = re.findall(r"^NESTEDFP_INSTANTIATE\((.+)\);$", "".join(p.read_text() for p in sources), re.MULTILINE)
+    built = [
+        f"{'kFp8' if tile.precision else 'kFp16'}, {tile.row_warpgroups}, {tile.k_warpgroups}, {tile.tokens}, "
+        f"{tile.blocks_per_sm}, {tile.pair}"
+        for tile in kernels.tiles()
     ]
-    assert sorted(declared) == sorted(compiled)
+    assert compiled == built
+    assert all(path.read_text().count("NESTEDFP_INSTANTIATE") <= generate_tiles.TILES_PER_FILE for path in sources)
+
+
+def test_a_tile_list_that_did_not_change_compiles_nothing_again(tmp_path):
+    first = generate_tiles.generate(tmp_path)
+    (tmp_path / "tiles_99.cu").write_text("of a longer list")
+    times = [path.stat().st_mtime_ns for path in tmp_path.iterdir() if path.name != "tiles_99.cu"]
+    assert generate_tiles.generate(tmp_path) == first
+    assert [path.stat().st_mtime_ns for path in tmp_path.iterdir()] == times
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("NESTEDFP_TILE(kFp16, 2, 1, 100, 1, 1)", "expected tokens a multiple of 16 up to 256, got 100"),
+        ("NESTEDFP_TILE(kFp4, 2, 1, 64, 1, 1)", "expected NESTEDFP_TILE"),
+        ("NESTEDFP_TILE(kFp16, 1, 2, 16, 2, 1)", "the tile stands above already"),
+    ],
+)
+def test_a_tile_that_cannot_be_compiled_is_refused_when_the_build_is_configured(line, reason):
+    text = generate_tiles.TILES.read_text()
+    with pytest.raises(ValueError, match=re.escape(f"tiles.inc:{len(text.splitlines()) + 1}: {reason}")):
+        generate_tiles.read_tiles(text + line)
+
+
+@pytest.mark.parametrize("tile", [-1, 40, 99, 17])  # 17 is an FP8 tile
+def test_a_measured_row_of_a_tile_that_does_not_exist_does_not_compile(tmp_path, tile):
+    shutil.copytree(CUDA / "config", tmp_path / "cuda/config")
+    shutil.copy(CUDA / "tiles.inc", tmp_path / "cuda")
+    (tmp_path / "cuda/generated").mkdir()
+    row = f"NESTEDFP_ROW(kFp16, 6144, 4096, 1, {tile}, 2, 0, 1)\n"
+    (tmp_path / "cuda/generated/gemm_table.inc").write_text(row)
+    command = ["c++", "-std=c++17", "-fsyntax-only", f"-I{tmp_path}", tmp_path / "cuda/config/gemm_config.cpp"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert f"gemm_table.inc: tiles.inc has no tile {tile} of that precision" in done.stderr

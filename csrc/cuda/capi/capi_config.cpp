@@ -9,11 +9,11 @@
 
 using namespace nestedfp::cuda;
 
-NESTEDFP_API int nestedfp_tile_count() { return tile_count(); }
+NESTEDFP_API int nestedfp_tile_count() { return kTileCount; }
 
 // fields[6]: precision, row warpgroups, K warpgroups, tokens, blocks per multiprocessor, pair.
 NESTEDFP_API void nestedfp_tile(int index, int* fields) {
-    const Tile& tile = tile_at(index);
+    const Tile& tile = kTiles[index];
     fields[0] = static_cast<int>(tile.precision);
     fields[1] = tile.row_warpgroups;
     fields[2] = tile.k_warpgroups;
@@ -71,7 +71,7 @@ NESTEDFP_API void nestedfp_predict_with(const double* constants, const int64_t* 
 // constants: as above, of nestedfp_common_constants() + nestedfp_tile_constants() * nestedfp_tile_count().
 NESTEDFP_API void nestedfp_constants(double* constants) {
     std::memcpy(constants, &kCostModel, sizeof(kCostModel));
-    for (int tile = 0; tile < tile_count(); ++tile) {
+    for (int tile = 0; tile < kTileCount; ++tile) {
         const TileCost& cost = tile_cost(tile);
         std::memcpy(constants + kCommonConstants + kTileConstants * tile, &cost, sizeof(cost));
     }

@@ -6,13 +6,9 @@
 #include <cstdint>
 
 #include "cuda/config/divisor.h"
+#include "cuda/config/tiles.h"
 
 namespace nestedfp::cuda {
-
-enum class Precision : int {
-    kFp16 = 0,  // both planes: the exact FP16 weights times FP16 activations
-    kFp8 = 1,   // upper plane only: E4M3 weights times E4M3 activations with one scale per token
-};
 
 struct GemmDesc {
     Precision precision;
@@ -21,24 +17,8 @@ struct GemmDesc {
     int64_t k;  // input features
 };
 
-// A compiled kernel. The weights are the M operand of wgmma (64 rows a warpgroup), the tokens its N operand.
-struct Tile {
-    Precision precision;
-    int row_warpgroups;  // each owns 64 output features
-    int k_warpgroups;    // each owns every k_warpgroups-th slice of K; they add up through shared memory
-    int tokens;
-    int blocks_per_sm;
-    // 2: two blocks of a cluster compute neighbouring row tiles in lockstep, and each loads half of their activations
-    // for both, so that L2 delivers them once.
-    int pair;
-
-    constexpr int rows() const { return 64 * row_warpgroups; }
-    // Columns of K per pipeline stage: 128 bytes of activations for each of the k_warpgroups.
-    constexpr int step() const { return (precision == Precision::kFp16 ? 64 : 128) * k_warpgroups; }
-};
-
 struct GemmConfig {
-    int tile;        // index into tiles()
+    int tile;        // index into kTiles
     int split;       // parts into which K of a tile is cut; kEvenShares: as many steps for every block (through_memory)
     bool tail_only;  // split only the tiles that do not fill a whole wave
     // Where the sums of the parts meet. False: the parts are the thread blocks of one cluster and add up through
@@ -69,9 +49,6 @@ struct GemmPlan {
     Divisor columns;       // tiles that share their weights, walked in lockstep
     Divisor column_steps;  // of a whole column
 };
-
-int tile_count();
-const Tile& tile_at(int index);
 
 // False, with the reason, if the config cannot compute the problem.
 bool is_valid(const GemmDesc& desc, const GemmConfig& config, int num_sms, const char** reason);

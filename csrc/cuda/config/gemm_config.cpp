@@ -2,7 +2,6 @@
 // table measured on another, then the cost model alone (gemm_cost.h).
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <limits>
 #include <map>
 #include <tuple>
@@ -16,13 +15,6 @@
 
 namespace nestedfp::cuda {
 namespace {
-
-constexpr Tile kTiles[] = {
-#define NESTEDFP_TILE(precision, row_warpgroups, k_warpgroups, tokens, blocks_per_sm, pair) \
-    {Precision::precision, row_warpgroups, k_warpgroups, tokens, blocks_per_sm, pair},
-#include "cuda/tiles.inc"
-#undef NESTEDFP_TILE
-};
 
 constexpr int64_t kMaxCluster = 4;
 constexpr int64_t kMaxParts = 8;
@@ -45,6 +37,17 @@ constexpr TableRow kTable[] = {
     {Precision::kFp16, 0, 0, 0, {0, 1, false, false}},  // the table may be empty, an array may not
 };
 
+constexpr bool is_tile_of(int tile, Precision precision) {
+    return tile >= 0 && tile < kTileCount && kTiles[tile].precision == precision;
+}
+
+// The table names tiles by their position in tiles.inc; the compiler points at the line that does not fit.
+#define NESTEDFP_ROW(precision, n, k, m, tile, ...)       \
+    static_assert(is_tile_of(tile, Precision::precision), \
+                  "gemm_table.inc: tiles.inc has no tile " #tile " of that precision; run benchmarks.gpu_tune again");
+#include "cuda/generated/gemm_table.inc"
+#undef NESTEDFP_ROW
+
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The row of the measured table for a problem, or null. Rows hold for the multiprocessor count they were measured with.
@@ -66,16 +69,12 @@ const TableRow* measured_row(const GemmDesc& desc, int num_sms, bool has_counter
 
 }  // namespace
 
-int tile_count() { return static_cast<int>(std::size(kTiles)); }
-
-const Tile& tile_at(int index) { return kTiles[index]; }
-
 bool is_valid(const GemmDesc& desc, const GemmConfig& config, int num_sms, const char** reason) {
     const auto refuse = [&](const char* text) {
         if (reason != nullptr) *reason = text;
         return false;
     };
-    if (config.tile < 0 || config.tile >= tile_count()) return refuse("no such tile");
+    if (config.tile < 0 || config.tile >= kTileCount) return refuse("no such tile");
     const Tile& tile = kTiles[config.tile];
     if (tile.precision != desc.precision) return refuse("the tile is of the other precision");
     if (config.split < (config.through_memory ? kEvenShares : 1)) return refuse("split must be at least 1");
@@ -167,7 +166,7 @@ void for_each_config(const GemmDesc& desc, int num_sms, bool has_counters, const
         if ((config.through_memory && !has_counters) || !is_valid(desc, config, num_sms, nullptr)) return;
         visit(config, predict_us(desc, config, num_sms));
     };
-    for (int tile = 0; tile < tile_count(); ++tile) {
+    for (int tile = 0; tile < kTileCount; ++tile) {
         if (kTiles[tile].precision != desc.precision) continue;
         consider({tile, 1, false, false});
         for (const bool tail_only : {false, true}) {

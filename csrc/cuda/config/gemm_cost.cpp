@@ -10,12 +10,20 @@ constexpr double kClocksPerUs = 1755;
 
 struct Measured {
     CostModel common;
-    TileCost tiles[64];
+    TileCost tiles[kTileCount];
 };
 
 constexpr Measured kMeasured = {
 #include "cuda/generated/gemm_cost.inc"
 };
+
+constexpr bool has_every_tile() {
+    for (const TileCost& cost : kMeasured.tiles) {
+        if (!(cost.stage > 0)) return false;
+    }
+    return true;
+}
+static_assert(has_every_tile(), "gemm_cost.inc lacks constants of the last tiles; run benchmarks.gpu_fit_cost again");
 
 }  // namespace
 
@@ -25,7 +33,7 @@ const TileCost& tile_cost(int tile) { return kMeasured.tiles[tile]; }
 
 double predict_us(const GemmDesc& desc, const GemmConfig& config, int num_sms, const CostModel& model,
                   const TileCost& cost) {
-    const Tile& tile = tile_at(config.tile);
+    const Tile& tile = kTiles[config.tile];
     const GemmPlan plan = make_plan(desc, config, num_sms);
     const bool is_fp16 = desc.precision == Precision::kFp16;
     const int p = is_fp16 ? 0 : 1;

@@ -5,8 +5,8 @@
 #include "cuda/gemm/kernel_args.h"
 #include "cuda/gemm/ptx.cuh"
 #include "cuda/gemm/schedule.cuh"
-#include "cuda/gemm/wgmma.inc"
 #include "cuda/kernels/layout.h"
+#include "tiles/wgmma.inc"  // in the build folder: cuda/generate_tiles.py
 
 namespace nestedfp::cuda {
 

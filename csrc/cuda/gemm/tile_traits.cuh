@@ -1,7 +1,7 @@
 // A compiled tile: its threads, registers and the map of its shared memory, all known to the compiler.
 #pragma once
 
-#include "cuda/config/gemm.h"
+#include "cuda/config/tiles.h"
 
 namespace nestedfp::cuda {
 

@@ -80,7 +80,7 @@ const CUtensorMap* tensor_map(const Matrix& matrix) {
 }  // namespace
 
 int prepare_device() {
-    for (int i = 0; i < tile_count(); ++i) {
+    for (int i = 0; i < kTileCount; ++i) {
         const cudaError_t error = tile_functions(i).prepare();
         if (error != cudaSuccess) return error;
     }
@@ -90,7 +90,7 @@ int prepare_device() {
 int run_gemm(const GemmDesc& desc, const GemmConfig& config, const GemmArgs& args, int num_sms, cudaStream_t stream,
              const char** message) {
     if (!is_valid(desc, config, num_sms, message)) return cudaErrorInvalidValue;
-    const Tile& tile = tile_at(config.tile);
+    const Tile& tile = kTiles[config.tile];
     const bool is_fp16 = desc.precision == Precision::kFp16;
     const int64_t pitch = upper_pitch(desc.k);
 

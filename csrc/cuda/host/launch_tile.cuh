@@ -36,7 +36,7 @@ cudaError_t launch(const CUtensorMap& x_map, const CUtensorMap& upper_map, const
     return cudaLaunchKernelEx(&config, gemm_sm90<T>, x_map, upper_map, args);
 }
 
-// Compiles one tile; each line of tiles.inc needs one of these in a tiles_*.cu.
+// Compiles one tile, in a file that cuda/generate_tiles.py writes.
 #define NESTEDFP_INSTANTIATE(precision, ...)                                                               \
     template cudaError_t prepare<Precision::precision, __VA_ARGS__>();                                     \
     template cudaError_t launch<Precision::precision, __VA_ARGS__>(const CUtensorMap&, const CUtensorMap&, \

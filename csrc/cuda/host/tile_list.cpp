@@ -1,4 +1,3 @@
-// The compiled tiles in the order of tiles.inc.
 #include "cuda/host/tile_list.h"
 
 namespace nestedfp::cuda {

@@ -1,4 +1,4 @@
-// The compiled tiles as functions. tiles_*.cu instantiate them, each file a few, so that they compile in parallel.
+// The compiled tiles as functions, by position in tiles.inc.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,0 +1,39 @@
+// The compiled tiles as data. The list itself is cuda/tiles.inc, from which cuda/generate_tiles.py writes the files
+// that compile them.
+#pragma once
+
+#include <iterator>
+
+namespace nestedfp::cuda {
+
+enum class Precision : int {
+    kFp16 = 0,  // both planes: the exact FP16 weights times FP16 activations
+    kFp8 = 1,   // upper plane only: E4M3 weights times E4M3 activations with one scale per token
+};
+
+// A compiled kernel. The weights are the M operand of wgmma (64 rows a warpgroup), the tokens its N operand.
+struct Tile {
+    Precision precision;
+    int row_warpgroups;  // each owns 64 output features
+    int k_warpgroups;    // each owns every k_warpgroups-th slice of K; they add up through shared memory
+    int tokens;
+    int blocks_per_sm;
+    // 2: two blocks of a cluster compute neighbouring row tiles in lockstep, and each loads half of their activations
+    // for both, so that L2 delivers them once.
+    int pair;
+
+    constexpr int rows() const { return 64 * row_warpgroups; }
+    // Columns of K per pipeline stage: 128 bytes of activations for each of the k_warpgroups.
+    constexpr int step() const { return (precision == Precision::kFp16 ? 64 : 128) * k_warpgroups; }
+};
+
+inline constexpr Tile kTiles[] = {
+#define NESTEDFP_TILE(precision, row_warpgroups, k_warpgroups, tokens, blocks_per_sm, pair) \
+    {Precision::precision, row_warpgroups, k_warpgroups, tokens, blocks_per_sm, pair},
+#include "cuda/tiles.inc"
+#undef NESTEDFP_TILE
+};
+
+inline constexpr int kTileCount = static_cast<int>(std::size(kTiles));
+
+}  // namespace nestedfp::cuda
