@@ -33,7 +33,7 @@ class Timings:
         for path in paths:
             with path.open() as file:
                 rows += list(csv.DictReader(line for line in file if not line.startswith("#")))
-        fields = ("M", "N", "K", "tile", "split", "tail_only", "through_memory")
+        fields = ("M", "N", "K", "tile", "split", "tail_only", "global_workspace")
         table = [[PRECISIONS[row["precision"]], *(int(row[name]) for name in fields)] for row in rows]
         self.problems = np.ascontiguousarray(table, dtype=np.int64)
         self.us = np.array([float(row["us"]) for row in rows])

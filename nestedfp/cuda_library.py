@@ -19,39 +19,39 @@ import torch
 
 FP16, FP8 = 0, 1
 NUM_SMS_H100 = 132
-PARTIAL_SUM_BYTES = 64 << 20  # the most that a config may need (kMaxPartialSumBytes in csrc/cuda/config/gemm_config.cpp)
+MAX_WORKSPACE_BYTES = 64 << 20  # the most that split-K may need
 
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A compiled tile and how K is split (csrc/cuda/config/gemm.h); split 0: every block gets as many steps."""
+    """A compiled tile and how K is split (csrc/cuda/config/gemm.h); split 0 is Stream-K."""
 
     tile: int
     split: int = 1
     tail_only: bool = False
-    through_memory: bool = False
+    global_workspace: bool = False
 
     def fields(self) -> "ctypes.Array[ctypes.c_int]":
         """As the C functions take it."""
-        return (_INT * 4)(self.tile, self.split, self.tail_only, self.through_memory)
+        return (_INT * 4)(self.tile, self.split, self.tail_only, self.global_workspace)
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A compiled kernel (csrc/cuda/config/gemm.h)."""
+    """A compiled kernel (csrc/cuda/config/tiles.h)."""
 
     precision: int
     row_warpgroups: int
     k_warpgroups: int
     tokens: int
     blocks_per_sm: int
-    pair: int
+    multicast_ctas: int
 
     def __str__(self) -> str:
         sharing = f"k{self.k_warpgroups}" if self.k_warpgroups > 1 else ""
-        residency = ("/2" if self.blocks_per_sm == 2 else "") + ("p" if self.pair == 2 else "")
+        residency = ("/2" if self.blocks_per_sm == 2 else "") + ("c2" if self.multicast_ctas == 2 else "")
         return f"{64 * self.row_warpgroups}x{self.tokens}{sharing}{residency}"
 
 
@@ -87,7 +87,7 @@ def library() -> ctypes.CDLL:
     lib.nestedfp_take_timing.argtypes = [*problem, ctypes.c_double]
     lib.nestedfp_plan.argtypes = [*problem, ctypes.POINTER(_INT)]
     lib.nestedfp_parts.argtypes = [*problem, _INT, ctypes.POINTER(_INT)]
-    lib.nestedfp_partial_sum_bytes.argtypes, lib.nestedfp_partial_sum_bytes.restype = problem, _LONG
+    lib.nestedfp_workspace_bytes.argtypes, lib.nestedfp_workspace_bytes.restype = problem, _LONG
     if not hasattr(lib, "nestedfp_gemm"):  # built without CUDA, for tests of the choice of configs
         return lib
     lib.nestedfp_gemm.argtypes = [*problem, _POINTER, _LONG, *[_POINTER] * 3, _INT, *[_POINTER] * 3, _INT, _POINTER]
@@ -125,9 +125,9 @@ def tiles() -> tuple[Tile, ...]:
 
 
 def describe(config: Config) -> str:
-    """Short name of a config: ``128x64s2``, ``t2`` if only the tail is split, ``m`` through memory, ``s0m`` even shares."""
+    """Short name of a config: ``128x64s2``, ``t2`` if only the tail is split, ``g`` with a global workspace, ``s0g`` Stream-K."""
     split = "" if config.split == 1 else f"{'t' if config.tail_only else 's'}{config.split}"
-    split += "m" if config.through_memory else ""
+    split += "g" if config.global_workspace else ""
     return f"{tiles()[config.tile]}{split}"
 
 
@@ -151,7 +151,7 @@ def valid_configs(
         if tile.precision != precision:
             continue
         splits = [(s, False) for s in range(1, 5)] + [(s, True) for s in range(9)]
-        for config in [Config(index, s, tail, memory) for s, memory in splits for tail in (False, True)]:
+        for config in [Config(index, s, tail, workspace) for s, workspace in splits for tail in (False, True)]:
             us = predict_us(precision, m, n, k, config, num_sms)
             if us >= 0:
                 yield us, config
@@ -159,7 +159,7 @@ def valid_configs(
 
 @cache
 def _timing_stream() -> torch.cuda.Stream:
-    return torch.cuda.Stream()  # type: ignore[no-untyped-call]  # one for all: each stream takes a set of counters (csrc/cuda/host/semaphores.h)
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]  # one for all: each takes a set of semaphores (csrc/cuda/host/semaphores.h)
 
 
 class Chain:
@@ -195,7 +195,7 @@ class Chain:
         x, out = torch.empty_like(source), torch.empty(m, n, device=device, dtype=half)
         codes = torch.empty(m, weights[0].upper.shape[1], device=device, dtype=torch.uint8)
         scale = torch.empty(m, device=device)
-        sums = torch.empty(PARTIAL_SUM_BYTES // 4, device=device)
+        sums = torch.empty(MAX_WORKSPACE_BYTES // 4, device=device)
         self._buffers = (source, x, codes, scale, out, sums)
         # At least this long: the weight at 3 TB/s, or the arithmetic at 800 TFLOP/s (FP8 twice that).
         least_us = max(n * k * (2 - precision) / 3e6, 2 * m * n * k / (8e8 * (1 + precision))) + 4

@@ -11,7 +11,7 @@ using namespace nestedfp::cuda;
 
 NESTEDFP_API int nestedfp_tile_count() { return kTileCount; }
 
-// fields[6]: precision, row warpgroups, K warpgroups, tokens, blocks per multiprocessor, pair.
+// fields[6]: precision, row warpgroups, K warpgroups, tokens, blocks per multiprocessor, multicast CTAs.
 NESTEDFP_API void nestedfp_tile(int index, int* fields) {
     const Tile& tile = kTiles[index];
     fields[0] = static_cast<int>(tile.precision);
@@ -19,16 +19,16 @@ NESTEDFP_API void nestedfp_tile(int index, int* fields) {
     fields[2] = tile.k_warpgroups;
     fields[3] = tile.tokens;
     fields[4] = tile.blocks_per_sm;
-    fields[5] = tile.pair;
+    fields[5] = tile.multicast_ctas;
 }
 
-// config[4]: tile, split, tail_only, through_memory.
+// config[4]: tile, split, tail_only, global_workspace.
 NESTEDFP_API void nestedfp_choose(int precision, int64_t m, int64_t n, int64_t k, int num_sms, int* config) {
     const GemmConfig chosen = choose_config(make_desc(precision, m, n, k), num_sms, true);
     config[0] = chosen.tile;
     config[1] = chosen.split;
     config[2] = chosen.tail_only;
-    config[3] = chosen.through_memory;
+    config[3] = chosen.global_workspace;
 }
 
 // The predicted microseconds, or a negative number if the config is not valid for the problem.
@@ -77,17 +77,18 @@ NESTEDFP_API void nestedfp_constants(double* constants) {
     }
 }
 
-NESTEDFP_API int64_t nestedfp_partial_sum_bytes(int precision, int64_t m, int64_t n, int64_t k, int num_sms,
-                                                const int* config) {
-    return partial_sum_bytes(make_desc(precision, m, n, k), make_config(config), num_sms);
+NESTEDFP_API int64_t nestedfp_workspace_bytes(int precision, int64_t m, int64_t n, int64_t k, int num_sms,
+                                              const int* config) {
+    return workspace_bytes(make_desc(precision, m, n, k), make_config(config), num_sms);
 }
 
 // plan[11]: the fields of GemmPlan in order.
 NESTEDFP_API void nestedfp_plan(int precision, int64_t m, int64_t n, int64_t k, int num_sms, const int* config,
                                 int* plan) {
     const GemmPlan made = make_plan(make_desc(precision, m, n, k), make_config(config), num_sms);
-    const int fields[] = {made.blocks,  made.row_tiles, made.token_tiles, made.group,   made.tiles, made.whole_tiles,
-                          made.cluster, made.steps,     made.shares,      made.columns, made.pair};
+    const int fields[] = {made.blocks,     made.row_tiles,   made.token_tiles,   made.raster_group,
+                          made.tiles,      made.whole_tiles, made.cluster,       made.steps,
+                          made.work_units, made.columns,     made.multicast_ctas};
     for (int i = 0; i < 11; ++i) plan[i] = fields[i];
 }
 
@@ -98,7 +99,7 @@ NESTEDFP_API int nestedfp_parts(int precision, int64_t m, int64_t n, int64_t k, 
     const GemmPlan plan = make_plan(make_desc(precision, m, n, k), make_config(config), num_sms);
     Part part;
     int count = 0;
-    for (int position = -1; plan.shares > 0 && next_part(plan, block, position, part); ++count) {
+    for (int position = -1; plan.work_units > 0 && next_part(plan, block, position, part); ++count) {
         const int values[] = {part.tile, part.first_step, part.steps, part.index, part.count};
         for (int i = 0; i < 5; ++i) fields[5 * count + i] = values[i];
     }

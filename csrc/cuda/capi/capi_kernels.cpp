@@ -10,25 +10,25 @@ using namespace nestedfp::cuda;
 
 NESTEDFP_API int nestedfp_gemm(int precision, int64_t m, int64_t n, int64_t k, int num_sms, const int* config,
                                const void* x, int64_t x_pitch, const float* token_scale, const uint8_t* upper,
-                               const uint8_t* lower, int neutral_lower, const void* bias, void* out,
-                               float* partial_sums, int early_start, void* stream) {
+                               const uint8_t* lower, int neutral_lower, const void* bias, void* out, float* workspace,
+                               int pdl, void* stream) {
     const char* message = nullptr;
     return run_gemm(make_desc(precision, m, n, k), make_config(config),
-                    {x, x_pitch, token_scale, upper, lower, neutral_lower != 0, bias, out, partial_sums,
-                     stream_counters(static_cast<CUstream_st*>(stream)), early_start != 0},
+                    {x, x_pitch, token_scale, upper, lower, neutral_lower != 0, bias, out, workspace,
+                     stream_semaphores(static_cast<CUstream_st*>(stream)), pdl != 0},
                     num_sms, static_cast<CUstream_st*>(stream), &message);
 }
 
-// The arguments from source to partial_sums are ChainArgs'. config null: the chain without its GEMM.
+// The arguments from source to workspace are ChainArgs'. config null: the chain without its GEMM.
 NESTEDFP_API int nestedfp_time_chain(int precision, int64_t m, int64_t n, int64_t k, int num_sms, const int* config,
                                      const void* source, void* x, uint8_t* codes, float* token_scale,
                                      const uint8_t* const* upper, const uint8_t* const* lower, int weights, void* out,
-                                     float* partial_sums, int links, int replays, void* stream, float* us) {
+                                     float* workspace, int links, int replays, void* stream, float* us) {
     const char* message = nullptr;
     const GemmConfig wanted = config == nullptr ? GemmConfig{} : make_config(config);
     return time_chain(make_desc(precision, m, n, k), config == nullptr ? nullptr : &wanted,
-                      {source, x, codes, token_scale, upper, lower, weights, out, partial_sums}, num_sms, links,
-                      replays, static_cast<CUstream_st*>(stream), us, &message);
+                      {source, x, codes, token_scale, upper, lower, weights, out, workspace}, num_sms, links, replays,
+                      static_cast<CUstream_st*>(stream), us, &message);
 }
 
 NESTEDFP_API int nestedfp_prepare() { return prepare_device(); }

@@ -37,7 +37,7 @@ double predict_us(const GemmDesc& desc, const GemmConfig& config, int num_sms, c
     const GemmPlan plan = make_plan(desc, config, num_sms);
     const bool is_fp16 = desc.precision == Precision::kFp16;
     const int p = is_fp16 ? 0 : 1;
-    const double slots = static_cast<double>(num_sms) * tile.blocks_per_sm / plan.pair;
+    const double slots = static_cast<double>(num_sms) * tile.blocks_per_sm / plan.multicast_ctas;
     const double sums_bytes = 4.0 * tile.rows() * tile.tokens;
     // A stage runs quicker while other multiprocessors are idle.
     const auto stage_at = [&](double blocks) {
@@ -52,16 +52,16 @@ double predict_us(const GemmDesc& desc, const GemmConfig& config, int num_sms, c
     double clocks = turns * full_waves * (plan.steps * cost.stage + cost.drain);
     if (last_wave > 0) clocks += turns * (plan.steps * stage_at(last_wave) + cost.drain);
 
-    if (plan.shares > 0) {
-        const double share = std::ceil(static_cast<double>(plan.column_steps) / int{plan.shares});
+    if (plan.work_units > 0) {
+        const double unit = std::ceil(static_cast<double>(plan.column_steps) / int{plan.work_units});
         const double x_mb = 1e-6 * desc.m * desc.k * (is_fp16 ? 2 : 1);
-        const double beyond_mb = std::max(0.0, x_mb - model.uneven_from_mb[plan.pair > 1]);
-        const double uneven = model.uneven[plan.pair > 1] + std::min(0.5, model.uneven_per_mb * beyond_mb);
-        // A block stores the sums of its first part and collects those of its last tile.
-        const double parts = config.split == kEvenShares ? int{plan.steps} / share + 1 : config.split;
-        const double blocks = static_cast<double>(int{plan.shares}) * int{plan.columns};
-        clocks += share * stage_at(blocks) * (config.split == kEvenShares || plan.columns > 1 ? uneven : 1) +
-                  cost.drain + model.share_fixed[tile.tokens <= 64] + parts * sums_bytes / model.share_bytes;
+        const double beyond_mb = std::max(0.0, x_mb - model.uneven_from_mb[plan.multicast_ctas > 1]);
+        const double uneven = model.uneven[plan.multicast_ctas > 1] + std::min(0.5, model.uneven_per_mb * beyond_mb);
+        // A block stores the sums of its first part and reduces those of its last tile.
+        const double parts = config.split == kStreamK ? int{plan.steps} / unit + 1 : config.split;
+        const double blocks = static_cast<double>(int{plan.work_units}) * int{plan.columns};
+        clocks += unit * stage_at(blocks) * (config.split == kStreamK || plan.columns > 1 ? uneven : 1) + cost.drain +
+                  model.workspace_fixed[tile.tokens <= 64] + parts * sums_bytes / model.workspace_bytes;
     } else if (config.split > 1) {
         const double blocks = 1.0 * (plan.tiles - plan.whole_tiles) * config.split;
         const double part = std::ceil(1.0 * plan.steps / config.split) * stage_at(blocks) + cost.drain;
@@ -70,9 +70,9 @@ double predict_us(const GemmDesc& desc, const GemmConfig& config, int num_sms, c
     }
 
     const double bytes = is_fp16 ? 2 : 1;
-    const double groups = std::ceil(int{plan.token_tiles} / static_cast<double>(int{plan.group}));
+    const double groups = std::ceil(int{plan.token_tiles} / static_cast<double>(int{plan.raster_group}));
     const double weight_bytes = groups * desc.n * desc.k * bytes, x_bytes = bytes * desc.m * desc.k;
-    const double blocks = plan.blocks * plan.pair;
+    const double blocks = plan.blocks * plan.multicast_ctas;
     const double bandwidth = std::min(model.memory[p], blocks * cost.intake);
     const double memory = (weight_bytes + x_bytes + 2.0 * desc.m * desc.n) / bandwidth;
     const double together =

@@ -7,26 +7,42 @@ namespace nestedfp::cuda {
 
 // Of one compiled tile, in clocks at 1.755 GHz.
 struct TileCost {
-    double stage;   // one pipeline stage of a block, every multiprocessor full
-    double drain;   // filling and draining the pipeline and storing the result, once a tile
-    double alone;   // a stage on an otherwise idle chip, as a share of `stage`
-    double intake;  // bytes per clock that a block takes in at most
+    // One pipeline stage of a block, every multiprocessor full.
+    double stage;
+    // Filling and draining the pipeline and storing the result, once a tile.
+    double drain;
+    // A stage on an otherwise idle chip, as a fraction of `stage`.
+    double alone;
+    // Bytes per clock that a block takes in at most.
+    double intake;
 };
 
-// Common constants. Arrays are by precision.
+// Common constants. Arrays are by precision unless they say otherwise.
 struct CostModel {
-    double launch_us[2];       // once a GEMM
-    double overlap[2];         // exponent that joins arithmetic and memory: large where the longer one hides the other
-    double memory[2];          // bytes per clock of the whole chip
-    double cluster_fixed;      // clocks of the exchange within a cluster
-    double cluster_bytes;      // its bytes per clock
-    double share_fixed[2];     // clocks of the exchange through device memory, [1]: where the last block collects
-    double share_bytes;        // its bytes per clock
-    double uneven[2];          // stages of shares at different columns, times longer; [1]: in pairs
-    double uneven_per_mb;      // more per megabyte of activations beyond
-    double uneven_from_mb[2];  // what L2 holds beside the weights that stream by
-    double cluster_of_four;    // share of the multiprocessors that clusters of four reach
-    double long_run[2];        // the power cap: arithmetic this much longer where it alone bounds the time
+    // Once a GEMM.
+    double launch_us[2];
+    // Exponent that joins arithmetic and memory: large where the longer one hides the other.
+    double overlap[2];
+    // Bytes per clock of the whole chip.
+    double memory[2];
+    // Split-K in a cluster: clocks of the exchange, and its bytes per clock.
+    double cluster_fixed;
+    double cluster_bytes;
+    // Split-K with a global workspace: clocks of the exchange, [1]: where the last block to arrive reduces; bytes per
+    // clock.
+    double workspace_fixed[2];
+    double workspace_bytes;
+    // Stages of work units that are at different columns of K take longer by this factor, [1]: where tiles are
+    // multicast.
+    double uneven[2];
+    // More per megabyte of activations beyond what L2 holds beside the weights that stream by, [1]: where tiles are
+    // multicast.
+    double uneven_per_mb;
+    double uneven_from_mb[2];
+    // Fraction of the multiprocessors that clusters of four reach.
+    double cluster_of_four;
+    // The power cap: arithmetic takes this much longer where it alone bounds the time.
+    double long_run[2];
 };
 
 inline constexpr int kTileConstants = sizeof(TileCost) / sizeof(double);

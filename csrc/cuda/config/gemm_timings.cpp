@@ -21,9 +21,9 @@ std::atomic<uint64_t> version{0};
 
 Key key_of(const GemmDesc& desc) { return {desc.precision, desc.n, desc.k}; }
 
-// How K is cut: whole, in a cluster, in even shares, in parts through memory; of the tail or of all tiles.
+// How K is cut: not at all, in a cluster, by Stream-K, by split-K with a global workspace; of the tail or of all tiles.
 int kind_of(const GemmConfig& config) {
-    const int kind = config.split == 1 ? 0 : !config.through_memory ? 1 : config.split == kEvenShares ? 2 : 3;
+    const int kind = config.split == 1 ? 0 : !config.global_workspace ? 1 : config.split == kStreamK ? 2 : 3;
     return 2 * kind + config.tail_only;
 }
 

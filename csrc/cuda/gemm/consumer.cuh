@@ -10,13 +10,13 @@
 
 namespace nestedfp::cuda {
 
-// One consumer warpgroup's share of the main loop: 64 rows x Tokens, one K slice of every stage.
+// One consumer warpgroup's part of the main loop: 64 rows x Tokens, one K slice of every stage.
 template <class T>
 class Consumer {
   public:
     NESTEDFP_DEVICE Consumer(const KernelArgs& args, uint32_t stages, int row_warpgroup, int k_warpgroup, int rank)
         : stages_(stages), zero_(args.zero) {
-        if constexpr (T::kPair == 2) peer_x_empty_ = peer_address(stages + T::kXEmpty, rank ^ 1);
+        if constexpr (T::kMulticastCtas == 2) peer_x_empty_ = peer_address(stages + T::kXEmpty, rank ^ 1);
         x_ = stages + k_warpgroup * T::kXBytes;
         weights_ = stages + T::kWeightsOffset + k_warpgroup * T::kUpperBytes;
         if constexpr (T::kFp16) {
@@ -26,7 +26,7 @@ class Consumer {
         } else {
             weights_ += row_warpgroup * 8192;
         }
-        if constexpr (T::kTakeTurns) {
+        if constexpr (T::kPingPong) {
             constexpr int kFirst = 1 + T::kRowWarpgroups;  // named barriers; the ones before are the epilogue's
             my_turn_ = kFirst + row_warpgroup;
             next_turn_ = kFirst + (row_warpgroup + 1) % T::kRowWarpgroups;
@@ -69,7 +69,7 @@ class Consumer {
     NESTEDFP_DEVICE void release_activations() {
         __syncwarp();
         if (threadIdx.x % 32 < kArrivalsPerWarp) barrier_arrive(stages_ + T::kXEmpty + x_release_ * 8);
-        if constexpr (T::kPair == 2) {
+        if constexpr (T::kMulticastCtas == 2) {
             if (threadIdx.x % 32 >= 32 - kArrivalsPerWarp) barrier_arrive_peer(peer_x_empty_ + x_release_ * 8);
         }
         if (++x_release_ == T::kXStages) x_release_ = 0;
@@ -122,8 +122,8 @@ class Consumer {
     // Multiplies the stage whose fragments are in `now` while it decodes the next stage, whose bytes are in `raw`, into
     // `then`, and at last reads the one after that into `raw`. A fragment may be overwritten once the wgmma of the
     // previous step that read it is done, four wgmmas back: so up to five are in flight.
-    NESTEDFP_DEVICE void woven_step(float (&sum)[T::kAccumulators], Fragments& now, Fragments& then, Raw& raw, int step,
-                                    int steps) {
+    NESTEDFP_DEVICE void interleaved_step(float (&sum)[T::kAccumulators], Fragments& now, Fragments& then, Raw& raw,
+                                          int step, int steps) {
         const uint64_t x = next_activations();
         pin(sum);
         multiply_and_decode<0>(sum, now, then, raw, x, accumulate_);
@@ -147,8 +147,8 @@ class Consumer {
     }
 
     // The same, with the next stage read and decoded in one go under this stage's wgmmas.
-    NESTEDFP_DEVICE void block_step(float (&sum)[T::kAccumulators], Fragments& now, Fragments& then, Raw& raw, int step,
-                                    int steps) {
+    NESTEDFP_DEVICE void batched_step(float (&sum)[T::kAccumulators], Fragments& now, Fragments& then, Raw& raw,
+                                      int step, int steps) {
         const uint64_t x = next_activations();
         pin(sum);
         wgmma_fence();
@@ -167,10 +167,10 @@ class Consumer {
 
     NESTEDFP_DEVICE void step_once(float (&sum)[T::kAccumulators], Fragments& now, Fragments& then, Raw& raw, int step,
                                    int steps) {
-        if constexpr (T::kWeave) {
-            woven_step(sum, now, then, raw, step, steps);
+        if constexpr (T::kInterleaveDecode) {
+            interleaved_step(sum, now, then, raw, step, steps);
         } else {
-            block_step(sum, now, then, raw, step, steps);
+            batched_step(sum, now, then, raw, step, steps);
         }
     }
 
@@ -181,7 +181,7 @@ class Consumer {
         read_weights(raw);
         release_weights(raw);
         decode_all(raw, even);
-        if (T::kWeave && steps > 1) read_weights(raw);
+        if (T::kInterleaveDecode && steps > 1) read_weights(raw);
         for (int step = 0;;) {
             step_once(sum, even, odd, raw, step, steps);
             if (++step == steps) break;
@@ -204,7 +204,7 @@ class Consumer {
             release_weights(raw);
             decode_all(raw, f);
             const uint64_t x = next_activations();
-            if constexpr (T::kTakeTurns) named_sync(my_turn_, 256);
+            if constexpr (T::kPingPong) named_sync(my_turn_, 256);
             pin(sum);
             wgmma_fence();
 #pragma unroll
@@ -213,7 +213,7 @@ class Consumer {
                 accumulate_ = 1;
             }
             wgmma_commit();
-            if constexpr (T::kTakeTurns) named_arrive(next_turn_, 256);
+            if constexpr (T::kPingPong) named_arrive(next_turn_, 256);
             if (T::kReadAhead && step + 1 < steps) read_weights(raw);
             wgmma_wait<0>();
             pin(sum);
@@ -250,7 +250,7 @@ class Consumer {
     }
 
     uint32_t stages_, x_, weights_, zero_;
-    uint32_t peer_x_empty_ = 0;  // of the other block of the pair, which fills half of this one's activations
+    uint32_t peer_x_empty_ = 0;  // of the other CTA, which multicasts half of this one's activations
     RingPosition<T::kXStages> x_ring_{0};
     RingPosition<T::kWeightStages> weight_ring_{0};
     int x_release_ = 0, weight_release_ = 0, accumulate_ = 0;

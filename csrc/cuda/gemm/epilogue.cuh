@@ -21,7 +21,7 @@ class Epilogue {
           row_warpgroup_(row_warpgroup),
           k_warpgroup_(k_warpgroup),
           split_(args.plan.cluster),
-          pair_rank_(T::kPair == 2 ? rank : 0),
+          cta_rank_(T::kMulticastCtas == 2 ? rank : 0),
           rank_(rank) {}
 
     // Call before the main loop: what the epilogue reads from memory is under way while the tensor cores work.
@@ -42,16 +42,16 @@ class Epilogue {
     NESTEDFP_DEVICE void run(float (&sum)[T::kAccumulators], const Work& work) {
         if constexpr (T::kKWarpgroups > 1) add_slices(sum);
         const bool is_split = work.parts > 1;
-        // A cluster's blocks meet with all their warps.
+        // A cluster synchronises with all warps of its blocks.
         if (k_warpgroup_ > 0 && !(is_split && split_ > 1)) return;
-        if (is_split && split_ == 1 && !collect_parts(sum, work)) return;
+        if (is_split && split_ == 1 && !reduce_parts(sum, work)) return;
         const Target target = make_target(work);
         if (!is_split || split_ == 1) {
             store_units<kUnits>(sum, 0, target);
         } else if (split_ == 2 && kUnits % 2 == 0) {
-            store_pair(sum, target);
+            store_cluster_of_two(sum, target);
         } else {
-            store_split(sum, target);
+            store_cluster(sum, target);
         }
     }
 
@@ -76,7 +76,7 @@ class Epilogue {
         sum[4 * i + 3] += v.w;
     }
 
-    // K warpgroup 0 collects the sums of the others.
+    // K warpgroup 0 adds up the sums of the others.
     NESTEDFP_DEVICE void add_slices(float (&sum)[T::kAccumulators]) {
         constexpr int kThreads = 128 * T::kKWarpgroups;
         constexpr int kSliceBytes = T::kRowWarpgroups * T::kTokens * 256;
@@ -116,7 +116,7 @@ class Epilogue {
         const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
         Target target;
         const TilePosition position = locate(args_.plan, work.tile);
-        target.first_row = (position.row_tile * T::kPair + pair_rank_) * T::kRows + row_warpgroup_ * 64;
+        target.first_row = (position.row_tile * T::kMulticastCtas + cta_rank_) * T::kRows + row_warpgroup_ * 64;
         target.first_token = position.token_tile * T::kTokens;
         const int matrix = lane / 8, swizzle = lane % 8;
         target.matrix_offset = (matrix / 2 * 8 + swizzle) * 128 + ((warp * 2 + matrix % 2) ^ swizzle) * 16;
@@ -141,7 +141,7 @@ class Epilogue {
     }
 
     NESTEDFP_DEVICE void wait_once() {
-        if (!has_waited_) wait_for_predecessor();
+        if (!has_waited_) pdl_wait();
         has_waited_ = true;
     }
 
@@ -198,23 +198,23 @@ class Epilogue {
         }
     }
 
-    // Parts of a tile meet in device memory and are added in order of part, so that the result does not depend on
+    // Split-K with a global workspace: partial sums are added in order of part, so that the result does not depend on
     // timing. True if this block goes on with the tile.
-    NESTEDFP_DEVICE bool collect_parts(float (&sum)[T::kAccumulators], const Work& work) {
-        const int tile = (work.tile - args_.plan.whole_tiles) * T::kPair + pair_rank_;
-        int* const counter = args_.counters + tile * T::kRowWarpgroups + row_warpgroup_;
+    NESTEDFP_DEVICE bool reduce_parts(float (&sum)[T::kAccumulators], const Work& work) {
+        const int tile = (work.tile - args_.plan.whole_tiles) * T::kMulticastCtas + cta_rank_;
+        int* const semaphore = args_.semaphores + tile * T::kRowWarpgroups + row_warpgroup_;
         wait_once();  // the kernel before this one may still use that memory
-        if constexpr (T::kLastCollects) {
-            leave_part(sum, work.part);
-            if (!is_last_part(counter, work.parts)) return false;
+        if constexpr (T::kLastArriverReduces) {
+            store_part(sum, work.part);
+            if (!is_last_arrival(semaphore, work.parts)) return false;
             load_part(sum, work.part, 0);
         } else {
             if (work.part > 0) {
-                leave_part(sum, work.part);
-                if (threadIdx.x % 128 == 0) add_release(counter, 1);
+                store_part(sum, work.part);
+                if (threadIdx.x % 128 == 0) add_release(semaphore, 1);
                 return false;
             }
-            wait_for_parts(counter, work.parts);
+            wait_for_parts(semaphore, work.parts);
         }
 #pragma unroll 1
         for (int part = 1; part < work.parts; ++part) add_part(sum, work.part, part);
@@ -223,13 +223,14 @@ class Epilogue {
 
     // This thread's first sum of a part of the tile of which this block computes the part `own`.
     NESTEDFP_DEVICE float4* part_address(int own, int part) const {
-        const int number = share_number(args_.plan, block_or_pair<T::kPair>()) + (part - own) * args_.plan.columns;
-        const int64_t slot = (number * T::kPair + pair_rank_) * kSlotsPerBlock + (part == 0);
-        float* const first = args_.partial_sums + (slot * T::kRowWarpgroups + row_warpgroup_) * (64 * T::kTokens);
+        const int number =
+            work_unit_of(args_.plan, scheduled_block<T::kMulticastCtas>()) + (part - own) * args_.plan.columns;
+        const int64_t slot = (number * T::kMulticastCtas + cta_rank_) * kSlotsPerBlock + (part == 0);
+        float* const first = args_.workspace + (slot * T::kRowWarpgroups + row_warpgroup_) * (64 * T::kTokens);
         return reinterpret_cast<float4*>(first) + threadIdx.x % 128;
     }
 
-    NESTEDFP_DEVICE void leave_part(const float (&sum)[T::kAccumulators], int own) {
+    NESTEDFP_DEVICE void store_part(const float (&sum)[T::kAccumulators], int own) {
         float4* const to = part_address(own, own);
 #pragma unroll
         for (int i = 0; i < T::kTokens / 8; ++i) __stcg(to + i * 128, group(sum, i));
@@ -251,32 +252,32 @@ class Epilogue {
         for (int i = 0; i < T::kTokens / 8; ++i) add_group(sum, i, __ldcg(from + i * 128));
     }
 
-    NESTEDFP_DEVICE bool is_last_part(int* counter, int parts) {
+    NESTEDFP_DEVICE bool is_last_arrival(int* semaphore, int parts) {
         const uint32_t flag = stages_ + T::kLastPartFlag + row_warpgroup_ * 4;
         if (threadIdx.x % 128 == 0) {
-            const bool is_last = add_acquire_release(counter, 1) == parts - 1;
-            if (is_last) *counter = 0;
+            const bool is_last = add_acquire_release(semaphore, 1) == parts - 1;
+            if (is_last) *semaphore = 0;
             store_shared_int(flag, is_last);
         }
         named_sync(1 + row_warpgroup_, 128);
         return load_shared_int(flag) != 0;
     }
 
-    NESTEDFP_DEVICE void wait_for_parts(int* counter, int parts) {
+    NESTEDFP_DEVICE void wait_for_parts(int* semaphore, int parts) {
         if (threadIdx.x % 128 == 0) {
-            while (load_acquire(counter) != parts - 1) {
+            while (load_acquire(semaphore) != parts - 1) {
             }
-            *counter = 0;
+            *semaphore = 0;
         }
         named_sync(1 + row_warpgroup_, 128);
     }
 
-    // Two blocks share a tile: each gives away the sums of one half and adds what it receives to the other. A split
-    // tile is a block's last, so by now the memory of the stages is free to receive.
-    NESTEDFP_DEVICE void store_pair(float (&sum)[T::kAccumulators], const Target& target) {
+    // Split-K in a cluster of two: each block gives away the sums of one half and adds what it receives to the other. A
+    // split tile is a block's last, so by now the memory of the stages is free to receive.
+    NESTEDFP_DEVICE void store_cluster_of_two(float (&sum)[T::kAccumulators], const Target& target) {
         constexpr int kHalf = kUnits / 2;
         const uint32_t received = stages_ + row_warpgroup_ * kHalf * kUnitBytes + threadIdx.x % 128 * 16;
-        cluster_meet();  // the pipelines of both are empty
+        cluster_sync_relaxed();  // the pipelines of both are empty
         if (k_warpgroup_ == 0) {
             if (rank_ == 1) {
 #pragma unroll
@@ -297,13 +298,13 @@ class Epilogue {
         store_units<kHalf>(sum, rank_ * kHalf, target);
     }
 
-    // Any split: every block of the cluster owns a range of units, receives all sums of them and adds them in order of
+    // Split-K in any cluster: every block owns a range of units, receives all sums of them and adds them in order of
     // rank.
-    NESTEDFP_DEVICE void store_split(const float (&sum)[T::kAccumulators], const Target& target) {
+    NESTEDFP_DEVICE void store_cluster(const float (&sum)[T::kAccumulators], const Target& target) {
         const int slot_units = (kUnits + split_ - 1) / split_;
         const uint32_t from_stride = T::kRowWarpgroups * slot_units * kUnitBytes;
         const uint32_t received = stages_ + row_warpgroup_ * slot_units * kUnitBytes + threadIdx.x % 128 * 16;
-        cluster_meet();  // the pipelines of the whole cluster are empty
+        cluster_sync_relaxed();  // the pipelines of the whole cluster are empty
         if (k_warpgroup_ == 0) {
             int owner = 0;
 #pragma unroll
@@ -359,7 +360,7 @@ class Epilogue {
 
     const KernelArgs& args_;
     uint32_t stages_;
-    int row_warpgroup_, k_warpgroup_, split_, pair_rank_, rank_;
+    int row_warpgroup_, k_warpgroup_, split_, cta_rank_, rank_;
     int buffer_ = 0;
     bool is_first_tile_ = true, has_waited_ = false;
     float scale_[kScales];

@@ -17,16 +17,22 @@ inline constexpr uint64_t kEvictLast = 0x14F0000000000000;
 
 struct KernelArgs {
     const uint8_t* lower;
-    int64_t lower_row_stride;  // bytes from one block of 64 rows to the next; 0 with neutral_lower
-    int64_t lower_col_stride;  // bytes from one block of 64 columns to the next; 0 with neutral_lower
+    // Bytes from one block of 64 rows or columns to the next; 0 with neutral_lower.
+    int64_t lower_row_stride;
+    int64_t lower_col_stride;
     int lower_row_blocks;
-    const float* token_scale;  // FP8 only
-    const __half* bias;        // or null
+    // FP8 only.
+    const float* token_scale;
+    // Or null.
+    const __half* bias;
     __half* out;
-    float* partial_sums;  // of the parts that meet in device memory (epilogue.cuh)
-    int* counters;        // one per split tile and row warpgroup, zero between launches
+    // Partial sums of split-K with a global workspace (epilogue.cuh).
+    float* workspace;
+    // One per split tile and row warpgroup, zero between launches.
+    int* semaphores;
     int m, n;
-    uint32_t zero;  // 0, which the compiler must not know (consumer.cuh)
+    // 0, which the compiler must not know (consumer.cuh).
+    uint32_t zero;
     GemmPlan plan;
     uint64_t x_policy, weight_policy;
 };

@@ -10,12 +10,12 @@ namespace nestedfp::cuda {
 
 template <class T>
 NESTEDFP_DEVICE void produce_activations(const CUtensorMap& x_map, const KernelArgs& args, uint32_t stages, int rank) {
-    Schedule<T::kPair> schedule(args.plan, rank);
+    Schedule<T::kMulticastCtas> schedule(args.plan, rank);
     RingPosition<T::kXStages> ring(1);
     Work work;
     while (schedule.next(work)) {
         int token = locate(args.plan, work.tile).token_tile * T::kTokens;
-        if constexpr (T::kPair == 2) token += rank * (T::kTokens / 2);
+        if constexpr (T::kMulticastCtas == 2) token += rank * (T::kTokens / 2);
         int slice = work.first_step * T::kKWarpgroups;
 #pragma unroll 1
         for (int step = 0; step < work.steps; ++step) {
@@ -27,8 +27,8 @@ NESTEDFP_DEVICE void produce_activations(const CUtensorMap& x_map, const KernelA
             for (int i = 0; i < T::kKWarpgroups; ++i) {
                 const uint32_t to = stage + i * T::kXBytes;
                 const int col = (slice + i) * T::kSliceCols;
-                if constexpr (T::kPair == 2) {
-                    load_box_for_pair(to + rank * (T::kXBytes / 2), &x_map, barrier, col, token, args.x_policy);
+                if constexpr (T::kMulticastCtas == 2) {
+                    load_box_multicast(to + rank * (T::kXBytes / 2), &x_map, barrier, col, token, args.x_policy);
                 } else {
                     load_box(to, &x_map, barrier, col, token, args.x_policy);
                 }
@@ -42,12 +42,12 @@ NESTEDFP_DEVICE void produce_activations(const CUtensorMap& x_map, const KernelA
 template <class T>
 NESTEDFP_DEVICE void produce_weights(int operand, const CUtensorMap& upper_map, const KernelArgs& args, uint32_t stages,
                                      int rank) {
-    Schedule<T::kPair> schedule(args.plan, rank);
+    Schedule<T::kMulticastCtas> schedule(args.plan, rank);
     RingPosition<T::kWeightStages> ring(1);
     Work work;
     while (schedule.next(work)) {
-        int row = locate(args.plan, work.tile).row_tile * (T::kPair * T::kRows);
-        if constexpr (T::kPair == 2) row += rank * T::kRows;
+        int row = locate(args.plan, work.tile).row_tile * (T::kMulticastCtas * T::kRows);
+        if constexpr (T::kMulticastCtas == 2) row += rank * T::kRows;
         int slice = work.first_step * T::kKWarpgroups;
         const uint8_t* lower[T::kRowWarpgroups];
 #pragma unroll
@@ -93,8 +93,8 @@ NESTEDFP_DEVICE void produce(const CUtensorMap& x_map, const CUtensorMap& upper_
     if (threadIdx.x % 32 != 0 || operand >= T::kProducerWarps) return;
     if (operand == 0) {
         // Weights do not depend on the kernel before this one, so only the activations wait for it.
-        wait_for_predecessor();
-        allow_successor();
+        pdl_wait();
+        pdl_launch_dependents();
     }
     if (operand == 0) {
         produce_activations<T>(x_map, args, stages, rank);

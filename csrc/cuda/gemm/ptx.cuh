@@ -68,9 +68,9 @@ NESTEDFP_DEVICE void load_box(uint32_t to, const CUtensorMap* map, uint32_t barr
         : "memory");
 }
 
-// The same into both blocks of a pair, at the same place, and at the barrier of each.
-NESTEDFP_DEVICE void load_box_for_pair(uint32_t to, const CUtensorMap* map, uint32_t barrier, int x, int y,
-                                       uint64_t policy) {
+// The same, multicast to both CTAs of a cluster of two: to the same place and the barrier of each.
+NESTEDFP_DEVICE void load_box_multicast(uint32_t to, const CUtensorMap* map, uint32_t barrier, int x, int y,
+                                        uint64_t policy) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
         "[%0], [%1, {%3, %4}], [%2], %6, %5;" ::"r"(to),
@@ -181,7 +181,7 @@ NESTEDFP_DEVICE uint32_t cluster_rank() {
 }
 
 // Waits for all threads of the cluster, and for nothing that they have written.
-NESTEDFP_DEVICE void cluster_meet() {
+NESTEDFP_DEVICE void cluster_sync_relaxed() {
     asm volatile(
         "barrier.cluster.arrive.relaxed.aligned;\n"
         "barrier.cluster.wait.aligned;" ::
@@ -229,12 +229,13 @@ NESTEDFP_DEVICE int load_acquire(const int* from) {
     return value;
 }
 
-// --- programmatic dependent launch: no-ops unless the launch asked for it ---
+// --- programmatic dependent launch (PDL): a kernel starts while the one before it in the stream still runs, and waits
+// for that one's results where it needs them. No-ops unless the launch asked for it ---
 
 // Returns once every kernel before this one in the stream has finished and its writes are visible.
-NESTEDFP_DEVICE void wait_for_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+NESTEDFP_DEVICE void pdl_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // Lets the next kernel of the stream start as soon as there is room for it.
-NESTEDFP_DEVICE void allow_successor() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+NESTEDFP_DEVICE void pdl_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 }  // namespace nestedfp::cuda

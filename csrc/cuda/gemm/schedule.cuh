@@ -7,39 +7,42 @@
 
 namespace nestedfp::cuda {
 
-// The share of one tile that a thread block computes.
+// What a thread block computes of one tile.
 struct Work {
     int tile;
     int first_step, steps;
-    int part, parts;  // of the tile's parts, which meet in the epilogue; 0 of 1: the whole tile
+    int part, parts;  // of the tile's parts, which the epilogue reduces; 0 of 1: the whole tile
 };
 
 struct TilePosition {
     int row_tile, token_tile;
 };
 
-// Tiles are numbered by groups of token tiles, within a group by row tile, within a row tile by token tile: the blocks
-// that run at the same time share their weights and, as far as they fit into L2, their activations.
+// CTA rasterisation: tiles are numbered by groups of token tiles, within a group by row tile, within a row tile by
+// token tile. The blocks that run at the same time share their weights and, as far as they fit into L2, their
+// activations.
 NESTEDFP_DEVICE TilePosition locate(const GemmPlan& plan, int tile) {
-    const int group = tile / plan.group_tiles, in_group = tile - group * plan.group_tiles;
-    const int first_token_tile = group * plan.group;
-    const Divisor& width = first_token_tile + plan.group < plan.token_tiles ? plan.group : plan.last_group;
+    const int group = tile / plan.raster_group_tiles, in_group = tile - group * plan.raster_group_tiles;
+    const int first_token_tile = group * plan.raster_group;
+    const Divisor& width =
+        first_token_tile + plan.raster_group < plan.token_tiles ? plan.raster_group : plan.last_raster_group;
     const int row_tile = in_group / width;
     return {row_tile, first_token_tile + in_group - row_tile * width};
 }
 
-// This block's number, or its pair's.
-template <int Pair>
-NESTEDFP_DEVICE int block_or_pair() {
-    return static_cast<int>(blockIdx.x) / Pair;
+// This block's number, or its multicast cluster's.
+template <int MulticastCtas>
+NESTEDFP_DEVICE int scheduled_block() {
+    return static_cast<int>(blockIdx.x) / MulticastCtas;
 }
 
-// Walks a thread block's share of the tiles; producer and consumers walk in lockstep. Whole tiles first, then parts of
+// Hands out the work of a thread block; producer and consumers ask in lockstep. Whole tiles first, then parts of
 // split ones: with a cluster at most one, since its partial sums reuse the pipeline's memory.
-template <int Pair>
+template <int MulticastCtas>
 class Schedule {
   public:
-    NESTEDFP_DEVICE Schedule(const GemmPlan& plan, int rank) : plan_(plan), rank_(rank), next_(block_or_pair<Pair>()) {}
+    NESTEDFP_DEVICE Schedule(const GemmPlan& plan, int rank)
+        : plan_(plan), rank_(rank), next_(scheduled_block<MulticastCtas>()) {}
 
     NESTEDFP_DEVICE bool next(Work& work) {
         if (next_ < plan_.whole_tiles) {
@@ -47,7 +50,7 @@ class Schedule {
             next_ += plan_.blocks;
             return true;
         }
-        return plan_.shares > 0 ? next_of_share(work) : plan_.cluster > 1 && part_of_cluster(work);
+        return plan_.work_units > 0 ? next_of_work_unit(work) : plan_.cluster > 1 && part_of_cluster(work);
     }
 
   private:
@@ -60,16 +63,16 @@ class Schedule {
         return true;
     }
 
-    NESTEDFP_DEVICE bool next_of_share(Work& work) {
+    NESTEDFP_DEVICE bool next_of_work_unit(Work& work) {
         Part part;
-        if (!next_part(plan_, block_or_pair<Pair>(), position_, part)) return false;
+        if (!next_part(plan_, scheduled_block<MulticastCtas>(), position_, part)) return false;
         work = {plan_.whole_tiles + part.tile, part.first_step, part.steps, part.index, part.count};
         return true;
     }
 
     const GemmPlan& plan_;
     int rank_, next_;
-    int position_ = -1;  // in the steps of the share; -1 before the first part
+    int position_ = -1;  // in the steps of the work unit; -1 before the first part
 };
 
 // Arrivals of a warp that has done with a stage. One, of its first lane, unless built for compute-sanitizer: racecheck

@@ -5,7 +5,7 @@
 
 namespace nestedfp::cuda {
 
-template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm, int Pair>
+template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm, int MulticastCtas>
 struct TileTraits {
     static constexpr Precision kPrecision = P;
     static constexpr bool kFp16 = P == Precision::kFp16;
@@ -13,7 +13,7 @@ struct TileTraits {
     static constexpr int kKWarpgroups = KWarpgroups;
     static constexpr int kTokens = Tokens;
     static constexpr int kBlocksPerSm = BlocksPerSm;
-    static constexpr int kPair = Pair;
+    static constexpr int kMulticastCtas = MulticastCtas;
 
     static constexpr int kConsumers = RowWarpgroups * KWarpgroups;
     static constexpr int kThreads = 128 * (kConsumers + 1);
@@ -23,19 +23,19 @@ struct TileTraits {
     // Two warpgroups alone hide the decode of the next stage under their own wgmmas. Where two blocks share a
     // multiprocessor or three warpgroups a block, the others' wgmmas hide it, and registers are short.
     static constexpr bool kOverlapDecode = kFp16 && BlocksPerSm == 1 && kConsumers == 2;
-    // Up to 192 tokens the decode is woven between the wgmmas. At 256 a stage's wgmmas are long enough to hide it as
+    // Up to 192 tokens the decode is interleaved with the wgmmas. At 256 a stage's wgmmas are long enough to hide it as
     // one block, and the fewer live registers matter more.
-    static constexpr bool kWeave = Tokens <= 192;
+    static constexpr bool kInterleaveDecode = Tokens <= 192;
 
-    // Who adds up a tile's parts that meet in device memory. Small sums: the block that comes last, so that the others
-    // make room for the next kernel. Large ones: the block of the first part, which keeps its own in registers.
-    static constexpr bool kLastCollects = Tokens <= 64;
+    // Who reduces a tile's partial sums from the global workspace. Small sums: the block that arrives last, so that the
+    // others make room for the next kernel. Large ones: the block of the first part, which keeps its own in registers.
+    static constexpr bool kLastArriverReduces = Tokens <= 64;
 
     // Where registers suffice, a stage's bytes are read under the wgmmas of the stage before.
     static constexpr bool kReadAhead = Tokens <= 64 || BlocksPerSm == 1;
-    // Three warpgroups take turns on the tensor cores, so that one decodes while another multiplies: 14 % at 128
-    // tokens. At 192, short of registers, it costs 5 %; at 64 and 96 there is too little to hide behind.
-    static constexpr bool kTakeTurns = kFp16 && RowWarpgroups == 3 && Tokens >= 128 && Tokens <= 160;
+    // Ping-pong: three warpgroups take turns on the tensor cores, so that one decodes while another multiplies: 14 % at
+    // 128 tokens. At 192, short of registers, it costs 5 %; at 64 and 96 there is too little to hide behind.
+    static constexpr bool kPingPong = kFp16 && RowWarpgroups == 3 && Tokens >= 128 && Tokens <= 160;
 
     // Two rings of stages, because weights leave shared memory two steps before their activations do (they go through
     // registers): one ring would hold their dead bytes for as long. A stage has one part per K slice; a weight stage
@@ -60,7 +60,7 @@ struct TileTraits {
     static constexpr int kBarrierBytes = 512;
     static constexpr int kRingLimit = kSharedLimit - 1024 - kBarrierBytes - kEpilogueBytes;
     static constexpr int kMaxStages = 12;
-    static constexpr int kExtraXStages = kOverlapDecode && kWeave ? 2 : 0;
+    static constexpr int kExtraXStages = kOverlapDecode && kInterleaveDecode ? 2 : 0;
     static constexpr int kFitting = (kRingLimit - kExtraXStages * kXStageBytes) / (kXStageBytes + kWeightStageBytes);
     static constexpr int kXFitting = (kRingLimit - kFitting * kWeightStageBytes) / kXStageBytes;
     static constexpr int kXStages = kXFitting > kMaxStages ? kMaxStages : kXFitting;

@@ -84,7 +84,7 @@ int prepare_device() {
         const cudaError_t error = tile_functions(i).prepare();
         if (error != cudaSuccess) return error;
     }
-    return prepare_counters();
+    return prepare_semaphores();
 }
 
 int run_gemm(const GemmDesc& desc, const GemmConfig& config, const GemmArgs& args, int num_sms, cudaStream_t stream,
@@ -95,8 +95,9 @@ int run_gemm(const GemmDesc& desc, const GemmConfig& config, const GemmArgs& arg
     const int64_t pitch = upper_pitch(desc.k);
 
     const int x_bytes = is_fp16 ? 2 : 1;
-    const CUtensorMap* const found_x = tensor_map({args.x, x_bytes, is_fp16 ? desc.k : pitch, desc.m,
-                                                   args.x_pitch * x_bytes, 128 / x_bytes, tile.tokens / tile.pair});
+    const CUtensorMap* const found_x =
+        tensor_map({args.x, x_bytes, is_fp16 ? desc.k : pitch, desc.m, args.x_pitch * x_bytes, 128 / x_bytes,
+                    tile.tokens / tile.multicast_ctas});
     if (found_x == nullptr) {
         *message = "x must be aligned to 16 bytes, and so must its rows";
         return cudaErrorInvalidValue;
@@ -124,10 +125,10 @@ int run_gemm(const GemmDesc& desc, const GemmConfig& config, const GemmArgs& arg
     kernel_args.m = static_cast<int>(desc.m);
     kernel_args.n = static_cast<int>(desc.n);
     kernel_args.plan = make_plan(desc, config, num_sms);
-    kernel_args.partial_sums = args.partial_sums;
-    kernel_args.counters = args.counters;
-    if (kernel_args.plan.shares > 0 && (args.partial_sums == nullptr || args.counters == nullptr)) {
-        *message = "a split through memory needs partial_sums and counters";
+    kernel_args.workspace = args.workspace;
+    kernel_args.semaphores = args.semaphores;
+    if (kernel_args.plan.work_units > 0 && (args.workspace == nullptr || args.semaphores == nullptr)) {
+        *message = "split-K with a global workspace needs a workspace and semaphores";
         return cudaErrorInvalidValue;
     }
     // Weights that are read once must not push the activations out of L2.
@@ -135,8 +136,7 @@ int run_gemm(const GemmDesc& desc, const GemmConfig& config, const GemmArgs& arg
     kernel_args.weight_policy = is_one_pass ? kEvictFirst : kEvictNormal;
     kernel_args.x_policy = is_one_pass ? kEvictLast : kEvictNormal;
 
-    const cudaError_t error =
-        tile_functions(config.tile).launch(x_map, *upper_map, kernel_args, args.early_start, stream);
+    const cudaError_t error = tile_functions(config.tile).launch(x_map, *upper_map, kernel_args, args.pdl, stream);
     if (error != cudaSuccess) *message = cudaGetErrorString(error);
     return error;
 }

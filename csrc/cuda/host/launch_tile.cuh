@@ -8,25 +8,25 @@
 namespace nestedfp::cuda {
 
 // Loads the kernel onto the current device and raises its shared-memory limit.
-template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm, int Pair>
+template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm, int MulticastCtas>
 cudaError_t prepare() {
-    using T = TileTraits<P, RowWarpgroups, KWarpgroups, Tokens, BlocksPerSm, Pair>;
+    using T = TileTraits<P, RowWarpgroups, KWarpgroups, Tokens, BlocksPerSm, MulticastCtas>;
     return cudaFuncSetAttribute(gemm_sm90<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, T::kSharedBytes);
 }
 
-template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm, int Pair>
-cudaError_t launch(const CUtensorMap& x_map, const CUtensorMap& upper_map, const KernelArgs& args, bool early_start,
+template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm, int MulticastCtas>
+cudaError_t launch(const CUtensorMap& x_map, const CUtensorMap& upper_map, const KernelArgs& args, bool pdl,
                    cudaStream_t stream) {
-    using T = TileTraits<P, RowWarpgroups, KWarpgroups, Tokens, BlocksPerSm, Pair>;
-    const int cluster = args.plan.cluster * args.plan.pair;
+    using T = TileTraits<P, RowWarpgroups, KWarpgroups, Tokens, BlocksPerSm, MulticastCtas>;
+    const int cluster = args.plan.cluster * args.plan.multicast_ctas;
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(args.plan.blocks * args.plan.pair);
+    config.gridDim = dim3(args.plan.blocks * args.plan.multicast_ctas);
     config.blockDim = dim3(T::kThreads);
     config.dynamicSmemBytes = T::kSharedBytes;
     config.stream = stream;
     cudaLaunchAttribute attributes[2]{};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = early_start;
+    attributes[0].val.programmaticStreamSerializationAllowed = pdl;
     attributes[1].id = cudaLaunchAttributeClusterDimension;
     attributes[1].val.clusterDim.x = cluster;
     attributes[1].val.clusterDim.y = 1;

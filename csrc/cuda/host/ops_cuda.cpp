@@ -229,8 +229,8 @@ Tensor linear(Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> bias, 
     args.neutral_lower = is_fp8;
     args.bias = bias.has_value() ? bias->const_data_ptr() : nullptr;
     args.out = out.mutable_data_ptr();
-    args.counters = stream_counters(device.stream());
-    const GemmConfig config = choose_config(desc, device.num_sms(), args.counters != nullptr);
+    args.semaphores = stream_semaphores(device.stream());
+    const GemmConfig config = choose_config(desc, device.num_sms(), args.semaphores != nullptr);
 
     // One allocation for all scratch memory: partial sums, then the activations as the GEMM reads them, then their
     // scales. torch's allocator keeps it in stream order.
@@ -238,7 +238,7 @@ Tensor linear(Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> bias, 
     // TMA reads rows that begin at multiples of 16 bytes.
     const bool is_copied = !is_quantized && (k % 8 != 0 || reinterpret_cast<uintptr_t>(args.x) % 16 != 0);
     const int64_t pitch = is_quantized ? upper_pitch(k) : round_up(k, 8);
-    const int64_t sums_bytes = round_up(partial_sum_bytes(desc, config, device.num_sms()), 256);
+    const int64_t sums_bytes = round_up(workspace_bytes(desc, config, device.num_sms()), 256);
     const int64_t x_bytes = is_quantized ? round_up(m * pitch, 256) : is_copied ? m * pitch * 2 : 0;
     const int64_t scratch_bytes = sums_bytes + x_bytes + (is_quantized ? m * 4 : 0);
     std::optional<Tensor> scratch;
@@ -246,7 +246,7 @@ Tensor linear(Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> bias, 
         scratch = empty(x, {scratch_bytes}, ScalarType::Byte);
         uint8_t* const sums = data<uint8_t>(*scratch);
         uint8_t* const copy = sums + sums_bytes;
-        if (sums_bytes > 0) args.partial_sums = reinterpret_cast<float*>(sums);
+        if (sums_bytes > 0) args.workspace = reinterpret_cast<float*>(sums);
         if (is_quantized) {
             auto* const scale = reinterpret_cast<float*>(copy + x_bytes);
             check_error(op, run_quantize(args.x, k, copy, scale, m, k, device.stream()));

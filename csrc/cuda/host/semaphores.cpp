@@ -14,7 +14,7 @@ namespace {
 constexpr int kStreams = 64;  // per device; 8 KB each
 
 struct Pool {
-    int* counters = nullptr;
+    int* semaphores = nullptr;
     std::map<cudaStream_t, int> slots;
 };
 
@@ -26,34 +26,34 @@ std::map<int, Pool>& pools() {
 
 }  // namespace
 
-int prepare_counters() {
+int prepare_semaphores() {
     int device = 0;
     cudaError_t error = cudaGetDevice(&device);
     if (error != cudaSuccess) return error;
     const std::lock_guard lock(mutex);
     Pool& pool = pools()[device];
-    if (pool.counters != nullptr) return cudaSuccess;
-    constexpr size_t kBytes = sizeof(int) * kStreams * kCounters;
+    if (pool.semaphores != nullptr) return cudaSuccess;
+    constexpr size_t kBytes = sizeof(int) * kStreams * kSemaphores;
     void* memory = nullptr;
     error = cudaMalloc(&memory, kBytes);
     if (error == cudaSuccess) error = cudaMemset(memory, 0, kBytes);
     if (error == cudaSuccess) error = cudaDeviceSynchronize();  // other streams do not wait for the memset
-    if (error == cudaSuccess) pool.counters = static_cast<int*>(memory);
+    if (error == cudaSuccess) pool.semaphores = static_cast<int*>(memory);
     return error;
 }
 
-int* stream_counters(cudaStream_t stream) {
+int* stream_semaphores(cudaStream_t stream) {
     int device = 0;
     if (cudaGetDevice(&device) != cudaSuccess) return nullptr;
     const std::lock_guard lock(mutex);
     Pool& pool = pools()[device];
-    if (pool.counters == nullptr) return nullptr;
+    if (pool.semaphores == nullptr) return nullptr;
     const auto found = pool.slots.find(stream);
-    if (found != pool.slots.end()) return pool.counters + found->second * kCounters;
+    if (found != pool.slots.end()) return pool.semaphores + found->second * kSemaphores;
     const int slot = static_cast<int>(pool.slots.size());
     if (slot == kStreams) return nullptr;
     pool.slots.emplace(stream, slot);
-    return pool.counters + slot * kCounters;
+    return pool.semaphores + slot * kSemaphores;
 }
 
 }  // namespace nestedfp::cuda

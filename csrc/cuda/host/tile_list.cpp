@@ -2,10 +2,10 @@
 
 namespace nestedfp::cuda {
 
-template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm, int Pair>
+template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm, int MulticastCtas>
 cudaError_t prepare();
 
-template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm, int Pair>
+template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm, int MulticastCtas>
 cudaError_t launch(const CUtensorMap&, const CUtensorMap&, const KernelArgs&, bool, cudaStream_t);
 
 TileFunctions tile_functions(int index) {

@@ -9,8 +9,8 @@ namespace nestedfp::cuda {
 
 struct TileFunctions {
     cudaError_t (*prepare)();
-    cudaError_t (*launch)(const CUtensorMap& x_map, const CUtensorMap& upper_map, const KernelArgs& args,
-                          bool early_start, cudaStream_t stream);
+    cudaError_t (*launch)(const CUtensorMap& x_map, const CUtensorMap& upper_map, const KernelArgs& args, bool pdl,
+                          cudaStream_t stream);
 };
 
 TileFunctions tile_functions(int index);

@@ -16,8 +16,8 @@ namespace {
 // Stands for the norm or activation before a GEMM: a block for each token, which reads its input once and writes x
 // once.
 __global__ void __launch_bounds__(256) write_input(const uint32_t* source, uint32_t* x, int words) {
-    allow_successor();
-    wait_for_predecessor();
+    pdl_launch_dependents();
+    pdl_wait();
     const int64_t row = static_cast<int64_t>(blockIdx.x) * words;
     for (int i = threadIdx.x; i < words; i += blockDim.x) x[row + i] = source[row + i];
 }
@@ -54,8 +54,8 @@ int launch_link(const GemmDesc& desc, const GemmConfig* config, const ChainArgs&
     gemm.upper = args.upper[weight];
     gemm.lower = args.lower[weight];
     gemm.out = args.out;
-    gemm.partial_sums = args.partial_sums;
-    gemm.counters = stream_counters(stream);
+    gemm.workspace = args.workspace;
+    gemm.semaphores = stream_semaphores(stream);
     return run_gemm(desc, *config, gemm, num_sms, stream, message);
 }
 

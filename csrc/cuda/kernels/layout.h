@@ -1,19 +1,20 @@
 // Where one weight's two bytes lie in the packed planes. constexpr on host and device: the pack kernel, the GEMM and
-// the tests share it.
+// the tests use it.
 //
 // Within each 64 columns, K is permuted so that the 16 bytes at 16 * t are what thread t of a quad feeds to four wgmmas
 // of k = 16, each thread's four k of one wgmma being neighbours:
+//
+// clang-format off
 //     byte 16 * t + 4 * j + c  holds  k = 16 * j + 2 * t + {0, 8, 1, 9}[c]          j, t, c in 0..3
 //
-// upper: [N, Kp], row-major, Kp = K padded to 64. A plain E4M3 matrix whose K axis is permuted: FP8 mode multiplies it
-// with
-//        activations that carry the same permutation.
-// lower: [ceil(N / 64)][Kq / 64] blocks of 4096 bytes, Kq = K padded to 128, then two neutral blocks. A block holds,
-// for
-//        warp w, half h and lane l, the 16 bytes of row 16 * w + 8 * h + l / 4 at t = l % 4: lane order, no gaps.
-//        A byte is not the canonical lower byte but the residual of csrc/format.h plus {128, 128, 127, 127}[c], which
-//        lets decode.cuh rebuild four weights in six instructions. A neutral block has residual 0 everywhere: with it
-//        FP16 mode computes with the FP8 weights.
+//   upper   [N, Kp], row-major, Kp = K padded to 64. A plain E4M3 matrix whose K axis is permuted: FP8 mode multiplies
+//           it with activations that carry the same permutation.
+//   lower   [ceil(N / 64)][Kq / 64] blocks of 4096 bytes, Kq = K padded to 128, then two neutral blocks. A block holds,
+//           for warp w, half h and lane l, the 16 bytes of row 16 * w + 8 * h + l / 4 at t = l % 4: lane order, no gaps.
+//           A byte is not the canonical lower byte but the residual of csrc/format.h plus {128, 128, 127, 127}[c], which
+//           lets decode.cuh rebuild four weights in six instructions. A neutral block has residual 0 everywhere: with it
+//           FP16 mode computes with the FP8 weights.
+// clang-format on
 #pragma once
 
 #include <cstdint>

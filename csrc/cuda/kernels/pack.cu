@@ -70,8 +70,8 @@ __global__ void neutral_kernel(uint8_t* blocks) {
     for (int i = threadIdx.x; i < 2 * kBlockBytes; i += kThreads) blocks[i] = static_cast<uint8_t>(bias_of(i));
 }
 
-// Runs alone between the pack kernels and what follows: the GEMM starts to read weights before its predecessor has
-// finished, which is safe behind any kernel but the one that writes them.
+// Runs alone between the pack kernels and what follows: the GEMM starts to read weights before the kernel before it
+// has finished, which is safe behind any kernel but the one that writes them.
 __global__ void fence_kernel() {}
 
 __global__ void __launch_bounds__(kThreads) unpack_kernel(const uint8_t* packed_upper, const uint8_t* packed_lower,

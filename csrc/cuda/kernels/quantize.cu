@@ -1,6 +1,8 @@
 // Per-token activation quantiser: amax, scale and cast in one pass over x, the K permutation of the packed upper plane
-// included. The arithmetic is nestedfp/activations.py's, bit for bit: scale = max(amax / 448, 1 / (448 * 512)), codes =
-// x / scale.
+// included. The arithmetic is nestedfp/activations.py's, bit for bit:
+//
+//     scale = max(amax / 448, 1 / (448 * 512))
+//     codes = x / scale
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -24,9 +26,14 @@ NESTEDFP_DEVICE uint32_t to_codes(float low, float high) {
     return codes;
 }
 
-// Eight neighbouring columns k = 16 * j + 8 * h + 0..7 of one token, as read from x. They belong to bytes 16 * t + 4 *
-// j + h and
-// + 2 for t = 0..3, so two neighbouring threads (h = 0 and 1) swap halves and then each own whole words of two t.
+// Eight neighbouring columns of one token, as read from x:
+//
+// clang-format off
+//     columns                   k = 16 * j + 8 * h + 0..7
+//     belong to bytes           16 * t + 4 * j + h  and  16 * t + 4 * j + h + 2      for t = 0..3
+// clang-format on
+//
+// So two neighbouring threads (h = 0 and 1) swap halves, and then each owns whole words of two t.
 NESTEDFP_DEVICE void store_codes(uint4 raw, float scale, uint8_t* codes, int chunk) {
     const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
     uint32_t packed[4];  // [t]: bytes for c = h and h + 2
@@ -48,16 +55,15 @@ NESTEDFP_DEVICE void store_codes(uint4 raw, float scale, uint8_t* codes, int chu
 
 // One block per token; a thread holds `Chunks` chunks of 8 columns in registers between the two halves of the work. The
 // number of threads is a multiple of 32, so every shuffle is complete: chunks beyond the row are zeros that are not
-// stored.
-// Sixteen chunks take more registers than 1024 threads have.
+// stored. Sixteen chunks take more registers than 1024 threads have.
 constexpr int max_threads(int chunks) { return chunks > 8 ? 640 : 1024; }
 
 template <int Chunks>
 __global__ void __launch_bounds__(max_threads(Chunks))
     quantize_kernel(const __half* x, int64_t x_pitch, uint8_t* codes, float* scales, int k, bool is_aligned) {
     __shared__ uint32_t warp_max[32];
-    allow_successor();       // it reads only weights until this kernel has finished
-    wait_for_predecessor();  // which writes x
+    pdl_launch_dependents();  // it reads only weights until this kernel has finished
+    pdl_wait();               // which writes x
     const __half* const row = x + blockIdx.x * x_pitch;
     const int chunks = static_cast<int>(upper_pitch(k)) / 8;
     uint4 raw[Chunks];
