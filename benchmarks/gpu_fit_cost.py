@@ -71,7 +71,7 @@ def in_force() -> np.ndarray:
     """Return the constants that are compiled in."""
     lib = kernels.library()
     constants = np.empty(lib.nestedfp_common_constants() + lib.nestedfp_tile_constants() * len(kernels.tiles()))
-    lib.nestedfp_constants(constants.ctypes.data_as(DOUBLES))
+    lib.nestedfp_cost_constants(constants.ctypes.data_as(DOUBLES))
     return constants
 
 

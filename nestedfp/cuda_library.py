@@ -17,16 +17,22 @@ from typing import Any
 
 import torch
 
-FP16, FP8 = 0, 1
+from nestedfp import cuda_layout, shared_constants
+from nestedfp.modes import CODES, Mode
+
+FP16, FP8 = CODES[Mode.FP16], CODES[Mode.FP8]
 NUM_SMS_H100 = 132
-MAX_WORKSPACE_BYTES = 64 << 20  # the most that split-K may need
+STREAM_K = 0  # the split of a config that is Stream-K
+MAX_CLUSTER_PARTS = 4  # of split-K in a cluster
+MAX_WORKSPACE_PARTS = 8  # of split-K with a global workspace
+MAX_WORKSPACE_BYTES = 64 << 20  # the most that a workspace may have
 
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A compiled tile and how K is split (csrc/cuda/config/gemm.h); split 0 is Stream-K."""
+    """A compiled tile and how K is split (csrc/cuda/config/gemm.h); split 0 is Stream-K (STREAM_K)."""
 
     tile: int
     split: int = 1
@@ -65,12 +71,31 @@ class PackedWeight:
     k: int
 
 
+def check_constants(lib: ctypes.CDLL) -> None:
+    """Compare the kernels' constants with this source's.
+
+    Raises:
+        ImportError: when they differ.
+    """
+    text = None
+    if hasattr(lib, "nestedfp_shared_constants"):
+        lib.nestedfp_shared_constants.restype = ctypes.c_char_p
+        text = lib.nestedfp_shared_constants().decode()
+    own = {
+        "stream_k": STREAM_K,
+        "max_cluster_parts": MAX_CLUSTER_PARTS,
+        "max_workspace_parts": MAX_WORKSPACE_PARTS,
+        "max_workspace_bytes": MAX_WORKSPACE_BYTES,
+    }
+    shared_constants.check("nestedfp_cuda_C", text, {**cuda_layout.CONSTANTS, **own})
+
+
 @cache
 def library() -> ctypes.CDLL:
     """Load the kernels.
 
     Raises:
-        ImportError: when they are not installed.
+        ImportError: when they are not installed, or were built from another source.
     """
     path = os.environ.get("NESTEDFP_CUDA_LIBRARY")
     if path is None:
@@ -81,6 +106,7 @@ def library() -> ctypes.CDLL:
             )
         path = spec.origin
     lib = ctypes.CDLL(path)
+    check_constants(lib)
     problem: list[Any] = [_INT, _LONG, _LONG, _LONG, _INT, ctypes.POINTER(_INT)]
     lib.nestedfp_predict.argtypes, lib.nestedfp_predict.restype = problem, ctypes.c_double
     lib.nestedfp_choose.argtypes = problem
@@ -88,6 +114,8 @@ def library() -> ctypes.CDLL:
     lib.nestedfp_plan.argtypes = [*problem, ctypes.POINTER(_INT)]
     lib.nestedfp_parts.argtypes = [*problem, _INT, ctypes.POINTER(_INT)]
     lib.nestedfp_workspace_bytes.argtypes, lib.nestedfp_workspace_bytes.restype = problem, _LONG
+    lib.nestedfp_upper_pitch.argtypes, lib.nestedfp_upper_pitch.restype = [_LONG], _LONG
+    lib.nestedfp_lower_bytes.argtypes, lib.nestedfp_lower_bytes.restype = [_LONG, _LONG], _LONG
     if not hasattr(lib, "nestedfp_gemm"):  # built without CUDA, for tests of the choice of configs
         return lib
     lib.nestedfp_gemm.argtypes = [*problem, _POINTER, _LONG, *[_POINTER] * 3, _INT, *[_POINTER] * 3, _INT, _POINTER]
@@ -97,8 +125,6 @@ def library() -> ctypes.CDLL:
     lib.nestedfp_unpack.argtypes = [_POINTER] * 4 + [_LONG, _LONG, _POINTER]
     lib.nestedfp_quantize.argtypes = [_POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _POINTER]
     lib.nestedfp_outliers.argtypes = [_POINTER, _LONG, *[_POINTER] * 3, _LONG, _POINTER, _LONG, _LONG, _POINTER]
-    lib.nestedfp_upper_pitch.argtypes, lib.nestedfp_upper_pitch.restype = [_LONG], _LONG
-    lib.nestedfp_lower_bytes.argtypes, lib.nestedfp_lower_bytes.restype = [_LONG, _LONG], _LONG
     check(lib.nestedfp_prepare(), "prepare")
     return lib
 
@@ -150,7 +176,8 @@ def valid_configs(
     for index, tile in enumerate(tiles()):
         if tile.precision != precision:
             continue
-        splits = [(s, False) for s in range(1, 5)] + [(s, True) for s in range(9)]
+        splits = [(s, False) for s in range(1, MAX_CLUSTER_PARTS + 1)]
+        splits += [(s, True) for s in range(STREAM_K, MAX_WORKSPACE_PARTS + 1)]
         for config in [Config(index, s, tail, workspace) for s, workspace in splits for tail in (False, True)]:
             us = predict_us(precision, m, n, k, config, num_sms)
             if us >= 0:

@@ -6,12 +6,11 @@ Run: ``pytest -q tests/test_gemm_config.py``
 import importlib.util
 import itertools
 import re
-import shutil
 import subprocess
 import sys
 
 import pytest
-from gemm_library import CUDA, host_library  # noqa: F401  a fixture
+from gemm_library import CSRC, CUDA, host_library  # noqa: F401  a fixture
 
 from benchmarks import gpu_kernels as kernels
 from benchmarks.gpu_shapes import SHAPES, TOKENS, TUNED_TOKENS
@@ -193,12 +192,11 @@ def test_a_tile_that_cannot_be_compiled_is_refused_when_the_build_is_configured(
 
 @pytest.mark.parametrize("tile", [-1, 40, 99, 17])  # 17 is an FP8 tile
 def test_a_measured_row_of_a_tile_that_does_not_exist_does_not_compile(tmp_path, tile):
-    shutil.copytree(CUDA / "config", tmp_path / "cuda/config")
-    shutil.copy(CUDA / "tiles.inc", tmp_path / "cuda")
-    (tmp_path / "cuda/generated").mkdir()
+    (tmp_path / "cuda/generated").mkdir(parents=True)
     row = f"NESTEDFP_ROW(kFp16, 6144, 4096, 1, {tile}, 2, 0, 1)\n"
     (tmp_path / "cuda/generated/gemm_table.inc").write_text(row)
-    command = ["c++", "-std=c++17", "-fsyntax-only", f"-I{tmp_path}", tmp_path / "cuda/config/gemm_config.cpp"]
+    folders = [f"-I{tmp_path}", f"-I{CSRC}"]  # the table of the first one
+    command = ["c++", "-std=c++17", "-fsyntax-only", *folders, CUDA / "config/gemm_config.cpp"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert f"gemm_table.inc: tiles.inc has no tile {tile} of that precision" in done.stderr

@@ -1,4 +1,4 @@
-// The linear op on CPU tensors: checks, scratch, and how the work is cut into tiles. Arithmetic lives in cpu/.
+// The linear op on CPU tensors: checks, scratch, and how the work is cut into tiles. Arithmetic lives in cpu/kernels/.
 #include <cstdlib>
 #include <vector>
 
@@ -200,11 +200,11 @@ Tensor linear_cpu(Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> bi
         }
     }
 
-    const Mode mode = current_mode();
+    const Precision mode = current_mode();
     args.upper = static_cast<const uint8_t*>(upper.const_data_ptr());
-    args.residual = mode == Mode::kFp16 ? static_cast<const int8_t*>(lower.const_data_ptr()) : nullptr;
-    return run_linear(op, x, bias, args, mode == Mode::kFp16 ? cpu::Weights::kFp16 : cpu::Weights::kFp8,
-                      quantize_activations && mode == Mode::kFp8);
+    args.residual = mode == Precision::kFp16 ? static_cast<const int8_t*>(lower.const_data_ptr()) : nullptr;
+    return run_linear(op, x, bias, args, mode == Precision::kFp16 ? cpu::Weights::kFp16 : cpu::Weights::kFp8,
+                      quantize_activations && mode == Precision::kFp8);
 }
 
 }  // namespace nestedfp

@@ -35,29 +35,42 @@ enum class Weights {
 // X before the product: rows of K elements, converted once to FP32 and stored block by block as [K padded to 2][rows of
 // block].
 struct PackRowsArgs {
-    const void* x;       // [M, K] contiguous
-    Element element;     // of x
-    int64_t m, k;        //
-    bool quantize;       // round each row to E4M3 with its own scale
-    float* packed;       // [M, K padded to 2]
-    float* token_scale;  // [M] out, only if quantize
+    // [M, K] contiguous, of type `element`.
+    const void* x;
+    Element element;
+    int64_t m, k;
+    // Round each row to E4M3 with its own scale.
+    bool quantize;
+    // [M, K padded to 2].
+    float* packed;
+    // [M] out, only if quantize.
+    float* token_scale;
 };
 
 struct LinearArgs {
     int64_t m, n, k;
-    const float* packed_x;     // from pack_rows
-    const float* token_scale;  // [M] or null
-    const void* x;             // [M, K] as the caller gave it; only outliers read it
-    const uint8_t* upper;      // packed; the FP16 words if Weights::kPlain
-    const int8_t* residual;    // packed; null unless Weights::kFp16
-    const void* bias;          // [N] or null
+    // From pack_rows.
+    const float* packed_x;
+    // [M] or null.
+    const float* token_scale;
+    // [M, K] as the caller gave it; only outliers read it.
+    const void* x;
+    // Packed; the FP16 words if Weights::kPlain.
+    const uint8_t* upper;
+    // Packed; null unless Weights::kFp16.
+    const int8_t* residual;
+    // [N] or null.
+    const void* bias;
     Element bias_element;
-    const int32_t* outlier_rows;  // [outliers] ascending
+    // [outliers], rows ascending.
+    const int32_t* outlier_rows;
     const int32_t* outlier_cols;
     const float* outlier_deltas;
     int64_t outliers;
-    void* out;        // [M, N] contiguous
-    Element element;  // of x and out
+    // [M, N] contiguous.
+    void* out;
+    // Of x and out.
+    Element element;
 };
 
 // Half-open ranges: of panels, and of row blocks (see block_begin). At most kMaxTilePanels panels unless there is one

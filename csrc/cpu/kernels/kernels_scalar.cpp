@@ -1,6 +1,7 @@
 // The kernels as plain loops: what the vector kernels must reproduce bit for bit, and what processors without AVX2 run.
 #include <cmath>
 
+#include "activations.h"
 #include "cpu/kernels/half.h"
 #include "cpu/kernels/kernels.h"
 #include "format.h"
@@ -44,7 +45,7 @@ void store(void* data, Element element, int64_t index, float value) {
     }
 }
 
-// Value of the E4M3 code nearest to `x` (ties to even), which must lie in +-448.
+// Value of the E4M3 code nearest to `x` (ties to even), which must lie in +-kE4m3Max.
 float round_to_e4m3(float x) {
     const uint32_t bits = float_to_bits(x);
     const uint32_t magnitude = bits & 0x7fffffff;
@@ -66,12 +67,11 @@ float quantize_row(float* row, int64_t k) {
         for (int64_t i = 0; i < k; ++i) row[i] = 0.0f;
         return bits_to_float(0x7fc00000);
     }
-    const float smallest_scale = 1.0f / (448.0f * 512.0f);
-    const float wanted = bits_to_float(largest) / 448.0f;
-    const float scale = wanted > smallest_scale ? wanted : smallest_scale;
+    const float wanted = bits_to_float(largest) / kE4m3Max;
+    const float scale = wanted > kMinScale ? wanted : kMinScale;
     for (int64_t i = 0; i < k; ++i) {
         const float scaled = row[i] / scale;
-        row[i] = round_to_e4m3(scaled > 448.0f ? 448.0f : scaled < -448.0f ? -448.0f : scaled);
+        row[i] = round_to_e4m3(scaled > kE4m3Max ? kE4m3Max : scaled < -kE4m3Max ? -kE4m3Max : scaled);
     }
     return scale;
 }

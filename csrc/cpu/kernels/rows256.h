@@ -4,6 +4,7 @@
 
 #include <immintrin.h>
 
+#include "activations.h"
 #include "cpu/kernels/half.h"
 #include "cpu/kernels/kernels.h"
 
@@ -48,13 +49,13 @@ uint32_t largest_magnitude(const T* x, int64_t count) {
     return result;
 }
 
-// Values of the E4M3 codes nearest to x / scale, ties to even, saturated to +-448. The two roundings are those of
+// Values of the E4M3 codes nearest to x / scale, ties to even, saturated to +-kE4m3Max. The two roundings are those of
 // round_to_e4m3 in kernels_scalar.cpp.
 inline __m256 quantize(__m256 x, __m256 scale) {
     const __m256 sign_mask = _mm256_set1_ps(-0.0f);
     const __m256 scaled = _mm256_div_ps(x, scale);
     const __m256 sign = _mm256_and_ps(scaled, sign_mask);
-    const __m256 magnitude = _mm256_min_ps(_mm256_andnot_ps(sign_mask, scaled), _mm256_set1_ps(448.0f));
+    const __m256 magnitude = _mm256_min_ps(_mm256_andnot_ps(sign_mask, scaled), _mm256_set1_ps(kE4m3Max));
 
     const __m256i bits = _mm256_castps_si256(magnitude);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 20), _mm256_set1_epi32(1));
@@ -71,9 +72,8 @@ template <class T>
 float row_scale(const T* x, int64_t count) {
     const uint32_t largest = largest_magnitude(x, count);
     if (largest >= 0x7f800000) return bits_to_float(0x7fc00000);
-    const float smallest = 1.0f / (448.0f * 512.0f);
-    const float wanted = bits_to_float(largest) / 448.0f;
-    return wanted > smallest ? wanted : smallest;
+    const float wanted = bits_to_float(largest) / kE4m3Max;
+    return wanted > kMinScale ? wanted : kMinScale;
 }
 
 void quantize_chunk(float* x, int64_t count, float scale) {

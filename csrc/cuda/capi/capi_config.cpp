@@ -1,13 +1,35 @@
 // The choice of a config as C functions, host only: with gemm_config.cpp this makes a library that needs no CUDA, which
 // the tests build with the C++ compiler alone.
 #include <cstring>
+#include <string>
 
 #include "cuda/capi/capi.h"
 #include "cuda/config/gemm_cost.h"
 #include "cuda/config/gemm_timings.h"
 #include "cuda/config/stream_k.h"
+#include "cuda/kernels/layout.h"
+#include "shared_constants.h"
 
 using namespace nestedfp::cuda;
+
+// For nestedfp/cuda_library.py, which compares.
+NESTEDFP_API const char* nestedfp_shared_constants() {
+    static const std::string text = nestedfp::shared_constants_text({
+        {"block_rows", kBlockRows},
+        {"block_cols", kBlockCols},
+        {"block_bytes", kBlockBytes},
+        {"lower_cols_multiple", kLowerColsMultiple},
+        {"neutral_blocks", kNeutralBlocks},
+        {"stream_k", kStreamK},
+        {"max_cluster_parts", kMaxClusterParts},
+        {"max_workspace_parts", kMaxWorkspaceParts},
+        {"max_workspace_bytes", kMaxWorkspaceBytes},
+    });
+    return text.c_str();
+}
+
+NESTEDFP_API int64_t nestedfp_upper_pitch(int64_t k) { return upper_pitch(k); }
+NESTEDFP_API int64_t nestedfp_lower_bytes(int64_t n, int64_t k) { return lower_bytes(n, k); }
 
 NESTEDFP_API int nestedfp_tile_count() { return kTileCount; }
 
@@ -69,7 +91,7 @@ NESTEDFP_API void nestedfp_predict_with(const double* constants, const int64_t* 
 }
 
 // constants: as above, of nestedfp_common_constants() + nestedfp_tile_constants() * nestedfp_tile_count().
-NESTEDFP_API void nestedfp_constants(double* constants) {
+NESTEDFP_API void nestedfp_cost_constants(double* constants) {
     std::memcpy(constants, &kCostModel, sizeof(kCostModel));
     for (int tile = 0; tile < kTileCount; ++tile) {
         const TileCost& cost = tile_cost(tile);

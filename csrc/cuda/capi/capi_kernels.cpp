@@ -4,7 +4,6 @@
 #include "cuda/host/semaphores.h"
 #include "cuda/kernels/chain.h"
 #include "cuda/kernels/kernels.h"
-#include "cuda/kernels/layout.h"
 
 using namespace nestedfp::cuda;
 
@@ -38,9 +37,6 @@ NESTEDFP_API int nestedfp_split(const void* weight, uint8_t* upper, uint8_t* low
     return run_split(static_cast<const uint16_t*>(weight), upper, lower, count,
                      static_cast<unsigned long long*>(counts), static_cast<CUstream_st*>(stream));
 }
-
-NESTEDFP_API int64_t nestedfp_upper_pitch(int64_t k) { return upper_pitch(k); }
-NESTEDFP_API int64_t nestedfp_lower_bytes(int64_t n, int64_t k) { return lower_bytes(n, k); }
 
 NESTEDFP_API int nestedfp_pack(const uint8_t* upper, const uint8_t* lower, uint8_t* packed_upper, uint8_t* packed_lower,
                                int64_t n, int64_t k, void* stream) {

@@ -4,12 +4,9 @@
 
 #include <iterator>
 
-namespace nestedfp::cuda {
+#include "precision.h"
 
-enum class Precision : int {
-    kFp16 = 0,  // both planes: the exact FP16 weights times FP16 activations
-    kFp8 = 1,   // upper plane only: E4M3 weights times E4M3 activations with one scale per token
-};
+namespace nestedfp::cuda {
 
 // A compiled kernel. The weights are the M operand of wgmma (64 rows a warpgroup), the tokens its N operand.
 struct Tile {

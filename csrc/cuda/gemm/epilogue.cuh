@@ -7,10 +7,9 @@
 #include "cuda/gemm/kernel_args.h"
 #include "cuda/gemm/ptx.cuh"
 #include "cuda/gemm/schedule.cuh"
+#include "format.h"
 
 namespace nestedfp::cuda {
-
-inline constexpr int kMaxSplit = 4;
 
 template <class T>
 class Epilogue {
@@ -33,8 +32,7 @@ class Epilogue {
 #pragma unroll
             for (int i = 0; i < kScales; ++i) {
                 const int token = first_token + i * 128 + threadIdx.x % 128;
-                // 2^-8 undoes the scale of the upper plane.
-                scale_[i] = token < args_.m ? __ldcg(args_.token_scale + token) * 0.00390625f : 0.0f;
+                scale_[i] = token < args_.m ? __ldcg(args_.token_scale + token) * (1.0f / kUpperScale) : 0.0f;
             }
         }
     }
@@ -60,7 +58,7 @@ class Epilogue {
     static constexpr int kUnitBytes = 4096;         // of one warpgroup's FP32 sums
     static constexpr int kChunkUnits = T::kChunkTokens / 16;
     static constexpr int kScales = (T::kTokens + 127) / 128;  // token scales that a thread prefetches
-    static_assert(T::kRingBytes >= (kUnits + kMaxSplit - 1) * T::kRowWarpgroups * kUnitBytes,
+    static_assert(T::kRingBytes >= (kUnits + kMaxClusterParts - 1) * T::kRowWarpgroups * kUnitBytes,
                   "partial sums of a cluster are received in the memory of the stages");
 
     NESTEDFP_DEVICE int unit_begin(int rank) const { return rank * kUnits / args_.plan.cluster; }

@@ -75,11 +75,13 @@ struct TileTraits {
     static constexpr int kStagingOffset = kRingBytes;
     static constexpr int kSliceSumOffset = kStagingOffset + RowWarpgroups * 2 * kChunkBytes;
     static constexpr int kScaleOffset = kSliceSumOffset + kSliceSumBytes;
-    static constexpr int kXFull = kStagingOffset + kEpilogueBytes;  // barriers: activations are there, ...
-    static constexpr int kXEmpty = kXFull + kXStages * 8;           // ... may be overwritten,
-    static constexpr int kWeightsFull = kXEmpty + kXStages * 8;     // likewise weights
+    // Barriers: a stage of activations is there, or may be overwritten; likewise of weights.
+    static constexpr int kXFull = kStagingOffset + kEpilogueBytes;
+    static constexpr int kXEmpty = kXFull + kXStages * 8;
+    static constexpr int kWeightsFull = kXEmpty + kXStages * 8;
     static constexpr int kWeightsEmpty = kWeightsFull + kWeightStages * 8;
-    static constexpr int kLastPartFlag = kXFull + 2 * 8 * (kXStages + kWeightStages);  // per row warpgroup
+    // Per row warpgroup.
+    static constexpr int kLastPartFlag = kXFull + 2 * 8 * (kXStages + kWeightStages);
     static_assert(kLastPartFlag + 4 * RowWarpgroups <= kXFull + kBarrierBytes);
 
     static constexpr int kProducerRegisters = BlocksPerSm == 2 ? 24 : kConsumers == 2 ? 40 : 24;

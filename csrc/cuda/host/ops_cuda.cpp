@@ -75,14 +75,14 @@ void check_hopper(const char* op, const Device& device) {
 }
 
 // The mode lives in nestedfp_C; the dispatcher is the one door between the two libraries. It is asked once, where.
-Mode mode_in_force() {
+Precision mode_in_force() {
     static const std::atomic<int64_t>* const mode = [] {
         StableIValue stack[1] = {};
         STD_TORCH_CHECK(torch_call_dispatcher("nestedfp::mode_address", "", stack, TORCH_ABI_VERSION) == 0,
                         "nestedfp::linear: nestedfp::mode_address failed; import nestedfp.ops first");
         return reinterpret_cast<const std::atomic<int64_t>*>(torch::stable::detail::to<int64_t>(stack[0]));
     }();
-    return static_cast<Mode>(mode->load(std::memory_order_relaxed));
+    return static_cast<Precision>(mode->load(std::memory_order_relaxed));
 }
 
 // Kernels are loaded onto a device by pack; a plane may also have been packed on another one.
@@ -219,7 +219,7 @@ Tensor linear(Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> bias, 
 
     prepare_once(op, device);
     const Tensor rows = x.is_contiguous() ? x : torch::stable::contiguous(x);
-    const bool is_fp8 = mode_in_force() == Mode::kFp8;
+    const bool is_fp8 = mode_in_force() == Precision::kFp8;
     const GemmDesc desc{is_fp8 && quantize_activations ? Precision::kFp8 : Precision::kFp16, m, n, k};
     GemmArgs args{};
     args.x = rows.const_data_ptr();

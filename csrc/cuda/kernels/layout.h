@@ -25,7 +25,10 @@ namespace nestedfp::cuda {
 
 inline constexpr int kBlockRows = 64;
 inline constexpr int kBlockCols = 64;
-inline constexpr int kBlockBytes = 4096;
+inline constexpr int kBlockBytes = kBlockRows * kBlockCols;
+// Columns that the lower plane is padded to, and blocks of residual 0 behind it.
+inline constexpr int kLowerColsMultiple = 128;
+inline constexpr int kNeutralBlocks = 2;
 
 NESTEDFP_HOST_DEVICE constexpr int64_t round_up(int64_t value, int64_t multiple) {
     return (value + multiple - 1) / multiple * multiple;
@@ -33,12 +36,14 @@ NESTEDFP_HOST_DEVICE constexpr int64_t round_up(int64_t value, int64_t multiple)
 
 NESTEDFP_HOST_DEVICE constexpr int64_t upper_pitch(int64_t k) { return round_up(k, kBlockCols); }
 NESTEDFP_HOST_DEVICE constexpr int64_t lower_row_blocks(int64_t n) { return (n + kBlockRows - 1) / kBlockRows; }
-NESTEDFP_HOST_DEVICE constexpr int64_t lower_col_blocks(int64_t k) { return round_up(k, 128) / kBlockCols; }
+NESTEDFP_HOST_DEVICE constexpr int64_t lower_col_blocks(int64_t k) {
+    return round_up(k, kLowerColsMultiple) / kBlockCols;
+}
 NESTEDFP_HOST_DEVICE constexpr int64_t neutral_offset(int64_t n, int64_t k) {
     return lower_row_blocks(n) * lower_col_blocks(k) * kBlockBytes;
 }
 NESTEDFP_HOST_DEVICE constexpr int64_t lower_bytes(int64_t n, int64_t k) {
-    return neutral_offset(n, k) + 2 * kBlockBytes;
+    return neutral_offset(n, k) + kNeutralBlocks * kBlockBytes;
 }
 
 // Column, within its 64, of the weight whose byte is at `position`, and back.

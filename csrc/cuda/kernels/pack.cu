@@ -67,7 +67,8 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(const uint8_t* upper, co
 }
 
 __global__ void neutral_kernel(uint8_t* blocks) {
-    for (int i = threadIdx.x; i < 2 * kBlockBytes; i += kThreads) blocks[i] = static_cast<uint8_t>(bias_of(i));
+    for (int i = threadIdx.x; i < kNeutralBlocks * kBlockBytes; i += kThreads)
+        blocks[i] = static_cast<uint8_t>(bias_of(i));
 }
 
 // Runs alone between the pack kernels and what follows: the GEMM starts to read weights before the kernel before it

@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include "activations.h"
 #include "cuda/gemm/ptx.cuh"
 #include "cuda/kernels/kernels.h"
 #include "cuda/kernels/layout.h"
@@ -13,8 +14,6 @@
 namespace nestedfp::cuda {
 namespace {
 
-constexpr float kMaxCode = 448.0f;
-constexpr float kMinScale = 1.0f / (448.0f * 512.0f);
 constexpr uint32_t kInfinityBits = 0x7c00;
 
 NESTEDFP_DEVICE uint32_t max_halves(uint32_t a, uint32_t b) { return __vmaxu2(a, b & 0x7fff7fff); }
@@ -93,7 +92,7 @@ __global__ void __launch_bounds__(max_threads(Chunks))
     // Half patterns order like their magnitudes, infinities and NaNs above all: such a row has no scale.
     const float amax = __half2float(__ushort_as_half(static_cast<unsigned short>(largest)));
     const float scale =
-        largest >= kInfinityBits ? __int_as_float(0x7fc00000) : fmaxf(__fdiv_rn(amax, kMaxCode), kMinScale);
+        largest >= kInfinityBits ? __int_as_float(0x7fc00000) : fmaxf(__fdiv_rn(amax, kE4m3Max), kMinScale);
     if (threadIdx.x == 0) scales[blockIdx.x] = scale;
     uint8_t* const to = codes + blockIdx.x * upper_pitch(k);
 #pragma unroll
