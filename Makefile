@@ -17,10 +17,8 @@ RUN := $(BIN)/python
 endif
 
 TORCH_VERSION := 2.13.0
-SOURCES_CXX   := $(wildcard csrc/*.h csrc/*.cpp csrc/*/*.h csrc/*/*.cpp csrc/CMakeLists.txt)
-ifeq ($(ACCELERATOR),gpu)
-SOURCES_CXX   += $(wildcard csrc/cuda/*)
-endif
+# All files at any depth; a machine without a GPU does not build what lies in csrc/cuda.
+SOURCES_CXX   := $(shell find csrc -type f $(if $(filter gpu,$(ACCELERATOR)),,-not -path 'csrc/cuda/*'))
 
 export RAY_USAGE_STATS_ENABLED := 0
 

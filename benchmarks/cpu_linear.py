@@ -61,7 +61,7 @@ def last_level_cache_bytes() -> int:
 
 
 def pack_plain(weight: torch.Tensor) -> torch.Tensor:
-    """Reorder an FP16 weight [N, K] (N a multiple of 16, K of 2) as csrc/bench/ops_bench.cpp reads it."""
+    """Reorder an FP16 weight [N, K] (N a multiple of 16, K of 2) as csrc/cpu/ops_bench.cpp reads it."""
     n, k = weight.shape
     panels = weight.view(n // ops.PANEL_ROWS, ops.PANEL_ROWS, k)
     return panels.transpose(1, 2).reshape(n // ops.PANEL_ROWS, -1).contiguous()  # [panel][k][row]

@@ -24,7 +24,7 @@ COLUMNS = ("model", "system", "batch", "input_tokens", "output_tokens", "tokens_
 
 def measure(spec: dict[str, Any]) -> None:
     """In a process of its own: start one engine, run every load."""
-    inductor = {} if spec["early_launches"] is None else {"triton.enable_pdl": spec["early_launches"]}
+    inductor = {} if spec["pdl"] is None else {"triton.enable_pdl": spec["pdl"]}
     llm = engine_process.start(spec, compilation_config={"inductor_compile_config": inductor})
     from vllm import SamplingParams
 
@@ -62,9 +62,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=1, help="measurements of each row; the median counts")
     parser.add_argument("--row-limit-s", type=float, default=60.0, help="a slower batch is the last of its lengths")
     parser.add_argument(
-        "--early-launches",
+        "--pdl",
         action=argparse.BooleanOptionalAction,
-        help="whether compiled kernels let the next one start early (as the system does by itself)",
+        help="programmatic dependent launch of the compiled kernels (default: as the system does by itself)",
     )
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--spec", help=argparse.SUPPRESS)
@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
         "batches": sorted(int(batch) for batch in args.batches.split(",")),
         "repeats": args.repeats,
         "row_limit_s": args.row_limit_s,
-        "early_launches": args.early_launches,
+        "pdl": args.pdl,
     }
     heading = results_csv.heading(argv)
     found = 0

@@ -1,9 +1,9 @@
-"""Fits the GEMM's cost model to timed configs, writes csrc/cuda/gemm_cost.inc, and judges the choice on other timings.
+"""Fits the GEMM's cost model to timed configs, writes csrc/cuda/generated/gemm_cost.inc, and judges the choice on other timings.
 
     python -m benchmarks.gpu_time_configs --seed 101 --out fit.csv         # on the GPU, and once more with another seed
     python -m benchmarks.gpu_fit_cost --fit fit.csv --judge held.csv       # anywhere; needs SciPy
 
-Least squares of log(predicted / measured), softened for outliers, over all constants of csrc/cuda/gemm_cost.h. A config far
+Least squares of log(predicted / measured), softened for outliers, over all constants of csrc/cuda/config/gemm_cost.h. A config far
 from the best of its problem counts less: the model must order the good ones. Judged by regret: the time of the config that the
 model likes best over the time of the fastest, among those timed for a problem.
 """
@@ -22,7 +22,7 @@ from benchmarks import gpu_kernels as kernels
 PRECISIONS = {"fp16": kernels.FP16, "fp8": kernels.FP8}
 BANDS = {"1..64": (1, 64), "65..192": (65, 192), "193..768": (193, 768), "769..8192": (769, 8192)}
 DOUBLES = ctypes.POINTER(ctypes.c_double)
-RESULT = Path(__file__).parents[1] / "csrc/cuda/gemm_cost.inc"
+RESULT = Path(__file__).parents[1] / "csrc/cuda/generated/gemm_cost.inc"
 
 
 class Timings:
@@ -33,7 +33,7 @@ class Timings:
         for path in paths:
             with path.open() as file:
                 rows += list(csv.DictReader(line for line in file if not line.startswith("#")))
-        fields = ("M", "N", "K", "tile", "split", "tail_only", "through_memory")
+        fields = ("M", "N", "K", "tile", "split", "tail_only", "global_workspace")
         table = [[PRECISIONS[row["precision"]], *(int(row[name]) for name in fields)] for row in rows]
         self.problems = np.ascontiguousarray(table, dtype=np.int64)
         self.us = np.array([float(row["us"]) for row in rows])
@@ -71,7 +71,7 @@ def in_force() -> np.ndarray:
     """Return the constants that are compiled in."""
     lib = kernels.library()
     constants = np.empty(lib.nestedfp_common_constants() + lib.nestedfp_tile_constants() * len(kernels.tiles()))
-    lib.nestedfp_constants(constants.ctypes.data_as(DOUBLES))
+    lib.nestedfp_cost_constants(constants.ctypes.data_as(DOUBLES))
     return constants
 
 

@@ -13,8 +13,8 @@ Systems (FP8 ones include their quantiser; all write FP16):
     nestedfp_fp8   upper plane, this project's quantiser and GEMM
     floor_fp16, floor_fp8  not measured: weights, x and result at 3.0 TB/s (the card's copy rate) or the arithmetic at
                    798 TFLOP/s (FP16, the best rate seen on such cards) and twice that (FP8), whichever takes longer
-nestedfp_* launches start beside their predecessor in the stream (programmatic dependent launch), as in the product;
---plain-launch times them without. Weights rotate beyond L2; a time is the median of interleaved CUDA graph replays.
+nestedfp_* kernels use programmatic dependent launch (PDL), as in the product; --no-pdl times them without. Weights rotate
+beyond L2; a time is the median of interleaved CUDA graph replays.
 """
 
 import argparse
@@ -42,7 +42,7 @@ except Exception:  # vLLM is optional here, and may fail to load in many ways
 
 
 def systems(
-    x: torch.Tensor, plain: list[torch.Tensor], packed: list[kernels.PackedWeight], early_start: bool
+    x: torch.Tensor, plain: list[torch.Tensor], packed: list[kernels.PackedWeight], pdl: bool
 ) -> dict[str, tuple[int, Callable[[int], object]]]:
     """How to launch each system, and over how many weights it rotates."""
     (m, k), n = x.shape, packed[0].n
@@ -59,11 +59,11 @@ def systems(
         return packed[i % len(packed)].upper.view(torch.float8_e4m3fn).t()
 
     def nestedfp_fp16(i: int) -> None:
-        kernels.gemm(fp16_config, x, packed[i % len(plain)], out, early_start=early_start)
+        kernels.gemm(fp16_config, x, packed[i % len(plain)], out, pdl=pdl)
 
     def nestedfp_fp8(i: int) -> None:
         kernels.quantize(x, codes, scale)
-        kernels.gemm(fp8_config, codes, packed[i % len(packed)], out, scale=scale, early_start=early_start)
+        kernels.gemm(fp8_config, codes, packed[i % len(packed)], out, scale=scale, pdl=pdl)
 
     def scaled_mm(i: int, x_scale: torch.Tensor, weight_scale: torch.Tensor) -> None:
         kernels.quantize(x, codes, scale)
@@ -122,7 +122,9 @@ def print_table(times: dict[tuple[int, int, int], dict[str, float]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/h100-gemm.csv"))
-    parser.add_argument("--plain-launch", action="store_true", help="no programmatic dependent launch of the GEMMs")
+    parser.add_argument(
+        "--pdl", action=argparse.BooleanOptionalAction, default=True, help="programmatic dependent launch of the GEMMs"
+    )
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     times: dict[tuple[int, int, int], dict[str, float]] = {}
@@ -137,7 +139,7 @@ def main() -> None:
             graphs, counts, names = [], [], []
             expected_us = floor_us(m, n, k, 2) + 3
             for name, (rotation, launch) in systems(
-                torch.randn(m, k, device="cuda").half(), plain, packed, not args.plain_launch
+                torch.randn(m, k, device="cuda").half(), plain, packed, args.pdl
             ).items():
                 count = max(1, math.ceil(600 / expected_us / rotation)) * rotation
                 graphs.append(capture(launch, count))
@@ -152,7 +154,7 @@ def main() -> None:
     with args.out.open("w", newline="") as file:
         file.write(f"# {about['gpu']}, driver {about['driver']}, clocks {about['clocks']} at the end, free-running\n")
         file.write(f"# torch {about['torch']}, CUDA {about['cuda']}, {about['date']}\n")
-        file.write(f"# python -m benchmarks.gpu_gemm{' --plain-launch' if args.plain_launch else ''}\n")
+        file.write(f"# python -m benchmarks.gpu_gemm{'' if args.pdl else ' --no-pdl'}\n")
         if vllm_ops is None:
             file.write("# without vllm_fp8: vLLM cannot be imported\n")
         writer = csv.writer(file)

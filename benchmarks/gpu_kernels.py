@@ -1,4 +1,4 @@
-"""The CUDA kernels through their C functions (csrc/cuda/capi.h), with a config of the caller's choice.
+"""The CUDA kernels through their C functions (csrc/cuda/capi), with a config of the caller's choice.
 
 For benchmarks, tuning and kernel tests; the product calls torch.ops.nestedfp.
 
@@ -52,9 +52,9 @@ __all__ = [
 
 
 def plan(precision: int, m: int, n: int, k: int, config: Config, num_sms: int = NUM_SMS_H100) -> dict[str, int]:
-    """Return how a problem is cut into work (csrc/cuda/gemm.h)."""
-    names = ("blocks", "row_tiles", "token_tiles", "group", "tiles", "whole_tiles", "cluster", "steps", "shares")
-    names += ("columns", "pair")
+    """Return how a problem is cut into work (csrc/cuda/config/gemm.h)."""
+    names = ("blocks", "row_tiles", "token_tiles", "raster_group", "tiles", "whole_tiles", "cluster", "steps")
+    names += ("work_units", "columns", "multicast_ctas")
     result = (ctypes.c_int * len(names))()
     library().nestedfp_plan(precision, m, n, k, num_sms, config.fields(), result)
     return dict(zip(names, result, strict=True))
@@ -63,7 +63,7 @@ def plan(precision: int, m: int, n: int, k: int, config: Config, num_sms: int = 
 def parts(
     precision: int, m: int, n: int, k: int, config: Config, block: int, num_sms: int = NUM_SMS_H100
 ) -> list[tuple[int, int, int, int, int]]:
-    """Return a block's share as (tile, first step, steps, index, count), in its order (csrc/cuda/shares.h)."""
+    """Return a block's work unit as (tile, first step, steps, index, count), in its order (csrc/cuda/config/stream_k.h)."""
     fields = (ctypes.c_int * (5 * 1024))()
     count = library().nestedfp_parts(precision, m, n, k, num_sms, config.fields(), block, fields)
     return [tuple(fields[5 * i : 5 * i + 5]) for i in range(count)]  # type: ignore[misc]
@@ -117,11 +117,11 @@ def gemm(
     scale: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     neutral_lower: bool = False,
-    early_start: bool = True,
+    pdl: bool = True,
 ) -> None:
     """Compute ``out`` [M, N] from ``x`` [M, K] float16, or from codes and ``scale`` if the tile is an FP8 one."""
     problem = (tiles()[config.tile].precision, x.shape[0], weight.n, weight.k, NUM_SMS_H100, config.fields())
-    scratch_bytes = library().nestedfp_partial_sum_bytes(*problem)
+    scratch_bytes = library().nestedfp_workspace_bytes(*problem)
     scratch = torch.empty(scratch_bytes // 4, device=x.device) if scratch_bytes else None
     error = library().nestedfp_gemm(
         *problem,
@@ -134,14 +134,14 @@ def gemm(
         None if bias is None else bias.data_ptr(),
         out.data_ptr(),
         None if scratch is None else scratch.data_ptr(),
-        early_start,
+        pdl,
         _stream(),
     )
     check(error, f"gemm {describe(config)} m={x.shape[0]} n={weight.n} k={weight.k}")
 
 
 def outliers(x: torch.Tensor, rows: torch.Tensor, cols: torch.Tensor, deltas: torch.Tensor, out: torch.Tensor) -> None:
-    """Add the listed weights' share to ``out``."""
+    """Add what the listed weights contribute to ``out``."""
     lists = (rows.data_ptr(), cols.data_ptr(), deltas.data_ptr(), rows.numel())
     check(
         library().nestedfp_outliers(x.data_ptr(), x.stride(0), *lists, out.data_ptr(), *out.shape, _stream()),

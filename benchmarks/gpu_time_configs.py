@@ -2,8 +2,9 @@
 
     python -m benchmarks.gpu_time_configs --seed 1 --seconds 60 --out configs.csv
 
-Rows ``precision,N,K,M,tile,split,tail_only,through_memory,us``: microseconds of one GEMM in the chain of csrc/cuda/chain.h,
-without the chain's other kernels. Of each problem the configs that the present cost model likes best and some others.
+Rows ``precision,N,K,M,tile,split,tail_only,global_workspace,us``: microseconds of one GEMM in the chain of
+csrc/cuda/kernels/chain.h, without the chain's other kernels. Of each problem the configs that the present cost model likes
+best and some others.
 """
 
 import argparse
@@ -43,7 +44,7 @@ def main() -> None:
     with args.out.open("w", newline="") as file:
         file.write(f"# python -m benchmarks.gpu_time_configs --seed {args.seed}; {gpu_description()}\n")
         writer = csv.writer(file)
-        writer.writerow(["precision", "N", "K", "M", "tile", "split", "tail_only", "through_memory", "us"])
+        writer.writerow(["precision", "N", "K", "M", "tile", "split", "tail_only", "global_workspace", "us"])
         for n, k, counts in draw(args.seed, 100_000, CELLS_PER_SHAPE):
             weight = torch.empty(n, k, device="cuda", dtype=torch.float16).normal_(0, 0.02)
             first = kernels.pack(*kernels.split(weight)[:2])
@@ -57,7 +58,7 @@ def main() -> None:
                     chain = kernels.Chain(precision, m, weights)
                     for config in candidates(rng, precision, m, n, k):
                         us = chain.gemm_us(config)
-                        fields = (config.tile, config.split, int(config.tail_only), int(config.through_memory))
+                        fields = (config.tile, config.split, int(config.tail_only), int(config.global_workspace))
                         writer.writerow(["fp8" if precision else "fp16", n, k, m, *fields, f"{us:.3f}"])
                         rows += 1
                     del chain

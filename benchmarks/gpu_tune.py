@@ -1,6 +1,6 @@
-"""Measures which config is fastest for every shape, token count and precision, and writes csrc/cuda/gemm_table.inc.
+"""Measures which config is fastest for every shape, token count and precision, and writes csrc/cuda/generated/gemm_table.inc.
 
-python -m benchmarks.gpu_tune --out csrc/cuda/gemm_table.inc
+python -m benchmarks.gpu_tune --out csrc/cuda/generated/gemm_table.inc
 """
 
 import argparse
@@ -22,7 +22,8 @@ FINALISTS = 5  # best of those that are timed again, longer
 SLACK = 4.0  # predictions beyond this multiple of the best are not tried
 
 HEADER = """\
-// Fastest config by measurement: NESTEDFP_ROW(precision, N, K, M, tile, split, tail_only, through_memory). Generated; do not edit.
+// Generated; do not edit. Fastest config by measurement:
+// NESTEDFP_ROW(precision, N, K, M, tile, split, tail_only, global_workspace)
 // {gpu}, driver {driver}, clocks {clocks} (free-running), CUDA {cuda}, {date}
 // python -m benchmarks.gpu_tune
 """
@@ -97,7 +98,7 @@ def main() -> None:
                 config, us = fastest(precision, torch.randn(m, k, device="cuda").half(), used)
                 kind = "kFp8" if precision else "kFp16"
                 fields = f"{kind}, {n}, {k}, {m}, {config.tile}, {config.split}, "
-                fields += f"{int(config.tail_only)}, {int(config.through_memory)}"
+                fields += f"{int(config.tail_only)}, {int(config.global_workspace)}"
                 rows.append(f"NESTEDFP_ROW({fields})  // {kernels.describe(config)} {us:.1f} us\n")
         print(name, "done", file=sys.stderr, flush=True)
         del weights, used

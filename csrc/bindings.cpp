@@ -4,18 +4,18 @@
 
 #include <string>
 
-#include "cpu/kernels.h"
-#include "format.h"
+#include "cpu/kernels/kernels.h"
+#include "cpu/ops_cpu.h"
 #include "mode.h"
-#include "ops_cpu.h"
+#include "shared_constants.h"
 
 namespace nestedfp {
 namespace {
 
 void set_mode(int64_t mode) {
-    STD_TORCH_CHECK(mode == static_cast<int64_t>(Mode::kFp16) || mode == static_cast<int64_t>(Mode::kFp8),
+    STD_TORCH_CHECK(mode == static_cast<int64_t>(Precision::kFp16) || mode == static_cast<int64_t>(Precision::kFp8),
                     "nestedfp::set_mode: expected 0 (FP16) or 1 (FP8), got ", mode);
-    set_current_mode(static_cast<Mode>(mode));
+    set_current_mode(static_cast<Precision>(mode));
 }
 
 int64_t get_mode() { return static_cast<int64_t>(current_mode()); }
@@ -23,7 +23,10 @@ int64_t get_mode() { return static_cast<int64_t>(current_mode()); }
 // Where the mode is, as an integer, for the library of CUDA kernels, which reads it in every call.
 int64_t mode_address() { return static_cast<int64_t>(reinterpret_cast<uintptr_t>(&mode_in_memory())); }
 
-int64_t format_version() { return kFormatVersion; }
+// For nestedfp/ops.py, which compares.
+std::string shared_constants() {
+    return shared_constants_text({{"panel_rows", cpu::kPanel}, {"pair", cpu::kPairBytes / cpu::kPanel}});
+}
 
 std::string cpu_isa() { return cpu::kernels().isa; }
 
@@ -41,7 +44,7 @@ STABLE_TORCH_LIBRARY(nestedfp, m) {
     m.def("set_mode(int mode) -> ()");
     m.def("get_mode() -> int");
     m.def("mode_address() -> int");
-    m.def("format_version() -> int");
+    m.def("shared_constants() -> str");
     m.def("cpu_isa() -> str");
 }
 
@@ -57,6 +60,6 @@ STABLE_TORCH_LIBRARY_IMPL(nestedfp, CompositeExplicitAutograd, m) {
     m.impl("set_mode", TORCH_BOX(&nestedfp::set_mode));
     m.impl("get_mode", TORCH_BOX(&nestedfp::get_mode));
     m.impl("mode_address", TORCH_BOX(&nestedfp::mode_address));
-    m.impl("format_version", TORCH_BOX(&nestedfp::format_version));
+    m.impl("shared_constants", TORCH_BOX(&nestedfp::shared_constants));
     m.impl("cpu_isa", TORCH_BOX(&nestedfp::cpu_isa));
 }

@@ -17,12 +17,15 @@ namespace nestedfp {
 inline constexpr int kFormatVersion = 1;
 inline constexpr uint16_t kSignMask = 0x8000;
 inline constexpr uint16_t kMagnitudeMask = 0x7fff;
-inline constexpr uint16_t kLimitMagnitude =
-    0x3f00;                                    // 1.75: the largest magnitude whose top exponent bit is 0 once rounded
-inline constexpr uint16_t kInfinity = 0x7c00;  // magnitudes from here up are infinities and NaNs
+// 1.75: the largest magnitude whose top exponent bit is 0 once rounded.
+inline constexpr uint16_t kLimitMagnitude = 0x3f00;
+// Magnitudes from here up are infinities and NaNs.
+inline constexpr uint16_t kInfinity = 0x7c00;
+// The upper plane is w * kUpperScale in E4M3.
+inline constexpr int kUpperScale = 256;
 
 struct Nested {
-    uint8_t upper;  // E4M3 code of w * 256
+    uint8_t upper;  // E4M3 code of w * kUpperScale
     uint8_t lower;  // low byte of w
 };
 

@@ -5,14 +5,14 @@
 #include <atomic>
 #include <cstdint>
 
+#include "precision.h"
+
 namespace nestedfp {
 
-enum class Mode : int64_t { kFp16 = 0, kFp8 = 1 };
+Precision current_mode();
+void set_current_mode(Precision mode);
 
-Mode current_mode();
-void set_current_mode(Mode mode);
-
-// Where it is kept, for who reads it often from another library: a Mode's number.
+// Where it is kept, for who reads it often from another library: a Precision's number.
 const std::atomic<int64_t>& mode_in_memory();
 
 }  // namespace nestedfp

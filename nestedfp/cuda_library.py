@@ -1,4 +1,4 @@
-"""The CUDA kernels' C functions (csrc/cuda/capi*.cpp): configs of the GEMM, what they are predicted to take, and timing them.
+"""The CUDA kernels' C functions (csrc/cuda/capi): configs of the GEMM, what they are predicted to take, and timing them.
 
 The product multiplies through torch.ops.nestedfp, which chooses a config by itself; this module is for who chooses or
 judges configs: nestedfp/gemm_tuning.py, benchmarks and tests. The library is the installed module nestedfp_cuda_C, or the
@@ -17,47 +17,53 @@ from typing import Any
 
 import torch
 
-FP16, FP8 = 0, 1
+from nestedfp import cuda_layout, shared_constants
+from nestedfp.modes import CODES, Mode
+
+FP16, FP8 = CODES[Mode.FP16], CODES[Mode.FP8]
 NUM_SMS_H100 = 132
-PARTIAL_SUM_BYTES = 64 << 20  # the most that a config may need (kMaxPartialSumBytes in csrc/cuda/gemm_config.cpp)
+STREAM_K = 0  # the split of a config that is Stream-K
+MAX_CLUSTER_PARTS = 4  # of split-K in a cluster
+MAX_WORKSPACE_PARTS = 8  # of split-K with a global workspace
+MAX_WORKSPACE_BYTES = 64 << 20  # the most that a workspace may have
 
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A compiled tile and how K is split (csrc/cuda/gemm.h); split 0: every block gets as many steps."""
+    """A compiled tile and how K is split (csrc/cuda/config/gemm.h); split 0 is Stream-K (STREAM_K)."""
 
     tile: int
     split: int = 1
     tail_only: bool = False
-    through_memory: bool = False
+    global_workspace: bool = False
 
     def fields(self) -> "ctypes.Array[ctypes.c_int]":
         """As the C functions take it."""
-        return (_INT * 4)(self.tile, self.split, self.tail_only, self.through_memory)
+        return (_INT * 4)(self.tile, self.split, self.tail_only, self.global_workspace)
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A compiled kernel (csrc/cuda/gemm.h)."""
+    """A compiled kernel (csrc/cuda/config/tiles.h)."""
 
     precision: int
     row_warpgroups: int
     k_warpgroups: int
     tokens: int
     blocks_per_sm: int
-    pair: int
+    multicast_ctas: int
 
     def __str__(self) -> str:
         sharing = f"k{self.k_warpgroups}" if self.k_warpgroups > 1 else ""
-        residency = ("/2" if self.blocks_per_sm == 2 else "") + ("p" if self.pair == 2 else "")
+        residency = ("/2" if self.blocks_per_sm == 2 else "") + ("c2" if self.multicast_ctas == 2 else "")
         return f"{64 * self.row_warpgroups}x{self.tokens}{sharing}{residency}"
 
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """One weight in the kernels' layout (csrc/cuda/layout.h)."""
+    """One weight in the kernels' layout (csrc/cuda/kernels/layout.h)."""
 
     upper: torch.Tensor  # [N, K padded to 64] uint8
     lower: torch.Tensor  # blocks, uint8
@@ -65,12 +71,31 @@ class PackedWeight:
     k: int
 
 
+def check_constants(lib: ctypes.CDLL) -> None:
+    """Compare the kernels' constants with this source's.
+
+    Raises:
+        ImportError: when they differ.
+    """
+    text = None
+    if hasattr(lib, "nestedfp_shared_constants"):
+        lib.nestedfp_shared_constants.restype = ctypes.c_char_p
+        text = lib.nestedfp_shared_constants().decode()
+    own = {
+        "stream_k": STREAM_K,
+        "max_cluster_parts": MAX_CLUSTER_PARTS,
+        "max_workspace_parts": MAX_WORKSPACE_PARTS,
+        "max_workspace_bytes": MAX_WORKSPACE_BYTES,
+    }
+    shared_constants.check("nestedfp_cuda_C", text, {**cuda_layout.CONSTANTS, **own})
+
+
 @cache
 def library() -> ctypes.CDLL:
     """Load the kernels.
 
     Raises:
-        ImportError: when they are not installed.
+        ImportError: when they are not installed, or were built from another source.
     """
     path = os.environ.get("NESTEDFP_CUDA_LIBRARY")
     if path is None:
@@ -81,13 +106,16 @@ def library() -> ctypes.CDLL:
             )
         path = spec.origin
     lib = ctypes.CDLL(path)
+    check_constants(lib)
     problem: list[Any] = [_INT, _LONG, _LONG, _LONG, _INT, ctypes.POINTER(_INT)]
     lib.nestedfp_predict.argtypes, lib.nestedfp_predict.restype = problem, ctypes.c_double
     lib.nestedfp_choose.argtypes = problem
     lib.nestedfp_take_timing.argtypes = [*problem, ctypes.c_double]
     lib.nestedfp_plan.argtypes = [*problem, ctypes.POINTER(_INT)]
     lib.nestedfp_parts.argtypes = [*problem, _INT, ctypes.POINTER(_INT)]
-    lib.nestedfp_partial_sum_bytes.argtypes, lib.nestedfp_partial_sum_bytes.restype = problem, _LONG
+    lib.nestedfp_workspace_bytes.argtypes, lib.nestedfp_workspace_bytes.restype = problem, _LONG
+    lib.nestedfp_upper_pitch.argtypes, lib.nestedfp_upper_pitch.restype = [_LONG], _LONG
+    lib.nestedfp_lower_bytes.argtypes, lib.nestedfp_lower_bytes.restype = [_LONG, _LONG], _LONG
     if not hasattr(lib, "nestedfp_gemm"):  # built without CUDA, for tests of the choice of configs
         return lib
     lib.nestedfp_gemm.argtypes = [*problem, _POINTER, _LONG, *[_POINTER] * 3, _INT, *[_POINTER] * 3, _INT, _POINTER]
@@ -97,8 +125,6 @@ def library() -> ctypes.CDLL:
     lib.nestedfp_unpack.argtypes = [_POINTER] * 4 + [_LONG, _LONG, _POINTER]
     lib.nestedfp_quantize.argtypes = [_POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _POINTER]
     lib.nestedfp_outliers.argtypes = [_POINTER, _LONG, *[_POINTER] * 3, _LONG, _POINTER, _LONG, _LONG, _POINTER]
-    lib.nestedfp_upper_pitch.argtypes, lib.nestedfp_upper_pitch.restype = [_LONG], _LONG
-    lib.nestedfp_lower_bytes.argtypes, lib.nestedfp_lower_bytes.restype = [_LONG, _LONG], _LONG
     check(lib.nestedfp_prepare(), "prepare")
     return lib
 
@@ -125,9 +151,9 @@ def tiles() -> tuple[Tile, ...]:
 
 
 def describe(config: Config) -> str:
-    """Short name of a config: ``128x64s2``, ``t2`` if only the tail is split, ``m`` through memory, ``s0m`` even shares."""
+    """Short name of a config: ``128x64s2``, ``t2`` if only the tail is split, ``g`` with a global workspace, ``s0g`` Stream-K."""
     split = "" if config.split == 1 else f"{'t' if config.tail_only else 's'}{config.split}"
-    split += "m" if config.through_memory else ""
+    split += "g" if config.global_workspace else ""
     return f"{tiles()[config.tile]}{split}"
 
 
@@ -150,8 +176,9 @@ def valid_configs(
     for index, tile in enumerate(tiles()):
         if tile.precision != precision:
             continue
-        splits = [(s, False) for s in range(1, 5)] + [(s, True) for s in range(9)]
-        for config in [Config(index, s, tail, memory) for s, memory in splits for tail in (False, True)]:
+        splits = [(s, False) for s in range(1, MAX_CLUSTER_PARTS + 1)]
+        splits += [(s, True) for s in range(STREAM_K, MAX_WORKSPACE_PARTS + 1)]
+        for config in [Config(index, s, tail, workspace) for s, workspace in splits for tail in (False, True)]:
             us = predict_us(precision, m, n, k, config, num_sms)
             if us >= 0:
                 yield us, config
@@ -159,11 +186,11 @@ def valid_configs(
 
 @cache
 def _timing_stream() -> torch.cuda.Stream:
-    return torch.cuda.Stream()  # type: ignore[no-untyped-call]  # one for all: each stream takes a set of counters (csrc/cuda/counters.h)
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]  # one for all: each takes a set of semaphores (csrc/cuda/host/semaphores.h)
 
 
 class Chain:
-    """Times configs of one GEMM in the place that it has in a model: csrc/cuda/chain.h.
+    """Times configs of one GEMM in the place that it has in a model: csrc/cuda/kernels/chain.h.
 
     Args:
         precision: FP16 or FP8; the latter with the quantiser in every link.
@@ -195,7 +222,7 @@ class Chain:
         x, out = torch.empty_like(source), torch.empty(m, n, device=device, dtype=half)
         codes = torch.empty(m, weights[0].upper.shape[1], device=device, dtype=torch.uint8)
         scale = torch.empty(m, device=device)
-        sums = torch.empty(PARTIAL_SUM_BYTES // 4, device=device)
+        sums = torch.empty(MAX_WORKSPACE_BYTES // 4, device=device)
         self._buffers = (source, x, codes, scale, out, sums)
         # At least this long: the weight at 3 TB/s, or the arithmetic at 800 TFLOP/s (FP8 twice that).
         least_us = max(n * k * (2 - precision) / 3e6, 2 * m * n * k / (8e8 * (1 + precision))) + 4

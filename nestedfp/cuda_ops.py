@@ -4,17 +4,19 @@ The library ``nestedfp_cuda_C`` is separate from ``nestedfp_C`` because machines
 Both implement the same schemas, so callers use nestedfp.ops for either device. What differs on a GPU:
 
 * It must be of compute capability 9.0 (H100, H200), and ``x`` and ``bias`` float16.
-* ``pack`` returns another layout (csrc/cuda/layout.h), of the shapes that ``packed_shapes`` gives.
+* ``pack`` returns another layout (csrc/cuda/kernels/layout.h), of the shapes that ``packed_shapes`` gives.
 * FP8 mode with ``quantize_activations`` multiplies E4M3 by E4M3 on the tensor cores, whose partial sums keep fewer
   bits than FP32's; without it, FP16 by the FP8 weights in FP32.
 * Results are the same bits for the same inputs and shapes. Another number of tokens may choose another tile, hence
   another order of additions.
 * The operators enqueue on torch's current stream and may be captured in CUDA graphs once ``pack`` has run on the
-  device. Weights must come from ``pack``: a GEMM starts to load them while its predecessor in the stream still runs.
+  device. Weights must come from ``pack``: by programmatic dependent launch a GEMM starts to load them while the kernel
+  before it in the stream still runs.
 
 Measured times: docs/performance.md.
 """
 
+import ctypes
 from functools import cache
 from importlib.util import find_spec
 
@@ -22,6 +24,7 @@ import torch
 
 import nestedfp.ops  # noqa: F401  registers the schemas that the library implements
 from nestedfp.cuda_layout import packed_shapes
+from nestedfp.cuda_library import check_constants
 
 __all__ = ["is_built", "is_supported", "load", "packed_shapes"]
 
@@ -42,7 +45,7 @@ def load() -> None:
     """Register the CUDA implementations. Later calls do nothing.
 
     Raises:
-        ImportError: when the library is not installed or cannot be loaded.
+        ImportError: when the library is not installed, cannot be loaded, or was built from another source.
     """
     spec = find_spec("nestedfp_cuda_C")
     if spec is None or spec.origin is None:
@@ -56,3 +59,4 @@ def load() -> None:
         raise ImportError(
             f"nestedfp.cuda_ops: nestedfp_cuda_C cannot be loaded ({error}); it needs a CUDA build of torch >= 2.11"
         ) from error
+    check_constants(ctypes.CDLL(spec.origin))

@@ -1,7 +1,7 @@
 """Choice of GEMM configs at load: times promising ones on a model's own weights, and hands the times to the kernels.
 
 ``torch.ops.nestedfp.linear`` takes for any number of tokens the config that the cost model likes best. Where times of this
-card are known for a layer's shape, the model is corrected by the errors that it made on them (csrc/cuda/gemm_timings.h), so
+card are known for a layer's shape, the model is corrected by the errors that it made on them (csrc/cuda/config/gemm_timings.h), so
 that token counts in between and configs that were not timed profit as well.
 
 Another config may add up in another order, so the last bits of a result may change with the times. Who needs the same bits
@@ -43,7 +43,7 @@ class Timing:
         """As JSON keeps it; ``of_list`` undoes it."""
         c = self.config
         shape = [self.precision, self.m, self.n, self.k]
-        return [*shape, c.tile, c.split, int(c.tail_only), int(c.through_memory), round(self.us, 3)]
+        return [*shape, c.tile, c.split, int(c.tail_only), int(c.global_workspace), round(self.us, 3)]
 
     @classmethod
     def of_list(cls, values: Sequence[float]) -> "Timing":
@@ -54,8 +54,8 @@ class Timing:
         """
         if len(values) != 9 or not all(isinstance(v, int | float) for v in values) or not values[8] > 0:
             raise ValueError(f"a timing is nine numbers, the last above zero; got {values!r}")
-        precision, m, n, k, tile, split, tail_only, through_memory = (int(value) for value in values[:8])
-        return cls(precision, m, n, k, Config(tile, split, bool(tail_only), bool(through_memory)), float(values[8]))
+        precision, m, n, k, tile, split, tail_only, global_workspace = (int(value) for value in values[:8])
+        return cls(precision, m, n, k, Config(tile, split, bool(tail_only), bool(global_workspace)), float(values[8]))
 
 
 def take(timings: Iterable[Timing], num_sms: int) -> int:

@@ -10,6 +10,9 @@ class Mode(enum.StrEnum):
     FP8 = "fp8"  # upper plane only: the weights rounded to E4M3
 
 
+CODES = {Mode.FP16: 0, Mode.FP8: 1}  # the modes' numbers in the compiled libraries (csrc/precision.h)
+
+
 class DirectiveMode(enum.StrEnum):
     """What the controller may tell an engine: a fixed precision, or to choose for each step by the step rule."""
 

@@ -9,9 +9,9 @@ from importlib.util import find_spec
 import torch
 import torch.library
 
+from nestedfp import shared_constants
 from nestedfp.cuda_layout import packed_shapes
-from nestedfp.format import FORMAT_VERSION
-from nestedfp.modes import Mode
+from nestedfp.modes import CODES, Mode
 
 _BUILD = "build it with 'pip install --no-build-isolation .' in the environment whose torch will run it"
 _LIBRARY = find_spec("nestedfp_C")
@@ -22,24 +22,22 @@ try:
 except OSError as error:
     raise ImportError(f"nestedfp.ops: the compiled library cannot be loaded ({error}); {_BUILD}") from error
 
-_OPS = torch.ops.nestedfp
-_BUILT_VERSION = _OPS.format_version()
-if _BUILT_VERSION != FORMAT_VERSION:
-    raise ImportError(
-        f"nestedfp.ops: the compiled module has format version {_BUILT_VERSION}, this source has {FORMAT_VERSION}; "
-        "build it again with 'pip install --no-build-isolation .'"
-    )
-
 PANEL_ROWS = 16  # packed planes hold panels of 16 output rows ...
 PAIR = 2  # ... and pairs of input columns; both are padded with zeros
 
-_MODE_CODES = {Mode.FP16: 0, Mode.FP8: 1}
-_MODES = {code: mode for mode, code in _MODE_CODES.items()}
+_OPS = torch.ops.nestedfp
+shared_constants.check(
+    "nestedfp_C",
+    _OPS.shared_constants() if hasattr(_OPS, "shared_constants") else None,
+    {"panel_rows": PANEL_ROWS, "pair": PAIR},
+)
+
+_MODES = {code: mode for mode, code in CODES.items()}
 
 
 def set_mode(mode: Mode) -> None:
     """Set the precision of every later ``linear`` of this process, in all threads."""
-    _OPS.set_mode(_MODE_CODES[mode])
+    _OPS.set_mode(CODES[mode])
 
 
 def get_mode() -> Mode:
@@ -86,7 +84,7 @@ def list_outliers(weight: torch.Tensor, count: int) -> tuple[torch.Tensor, torch
 
 
 def pack(upper: torch.Tensor, lower: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rearrange row-major planes into the layout that ``linear`` reads (csrc/cpu/kernels.h).
+    """Rearrange row-major planes into the layout that ``linear`` reads (csrc/cpu/kernels/kernels.h).
 
     Args:
         upper, lower: [N, K] uint8, contiguous.

@@ -8,18 +8,24 @@ import pytest
 
 from benchmarks import gpu_kernels as kernels
 
-CUDA = Path(__file__).parents[1] / "csrc/cuda"
-SOURCES = ("gemm_config", "gemm_cost", "gemm_timings", "capi_config")
+CSRC = Path(__file__).parents[1] / "csrc"
+CUDA = CSRC / "cuda"
+
+
+def build(csrc, library, *flags):
+    """Compile the choice of configs and its C functions from a copy of csrc/."""
+    cuda = csrc / "cuda"
+    sources = (*sorted((cuda / "config").glob("*.cpp")), cuda / "capi/capi_config.cpp")
+    flags = ["-std=c++17", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", *flags]
+    subprocess.run(["c++", *flags, "-o", library, f"-I{csrc}", *sources], check=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def host_library(tmp_path_factory):
-    compiler = shutil.which("c++")
-    if compiler is None:
+    if shutil.which("c++") is None:
         pytest.skip("no C++ compiler")
     library = tmp_path_factory.mktemp("gemm_config") / "config.so"
-    flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]
-    subprocess.run([compiler, *flags, "-o", library, *(CUDA / f"{name}.cpp" for name in SOURCES)], check=True)
+    build(CSRC, library, "-O1")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NESTEDFP_CUDA_LIBRARY", str(library))
         kernels.library.cache_clear()

@@ -32,7 +32,7 @@ def main() -> None:
                 "scheduler_cls": config.scheduler_config.scheduler_cls,
                 "worker_cls": config.parallel_config.worker_cls,
                 "options": config.additional_config.get("nestedfp"),
-                "early_launches": config.compilation_config.inductor_compile_config.get("triton.enable_pdl"),
+                "pdl": config.compilation_config.inductor_compile_config.get("triton.enable_pdl"),
             }
         except Exception as error:
             results[name] = f"{type(error).__name__}: {error}"

@@ -3,14 +3,22 @@
 Run: ``pytest -q tests/kernels/test_gemm_config.py``
 """
 
+import importlib.util
 import itertools
 import re
+import subprocess
+import sys
 
 import pytest
-from gemm_library import CUDA, host_library  # noqa: F401  a fixture
+from gemm_library import CSRC, CUDA, host_library  # noqa: F401  a fixture
 
 from benchmarks import gpu_kernels as kernels
 from benchmarks.gpu_shapes import SHAPES, TOKENS, TUNED_TOKENS
+
+_SPEC = importlib.util.spec_from_file_location("generate_tiles", CUDA / "generate_tiles.py")
+generate_tiles = importlib.util.module_from_spec(_SPEC)  # run by CMake, so it is in no package
+sys.modules["generate_tiles"] = generate_tiles
+_SPEC.loader.exec_module(generate_tiles)
 
 PRECISIONS = (kernels.FP16, kernels.FP8)
 ODD_PROBLEMS = [(m, n, k) for m in (1, 17, 129, 1000, 9000) for n in (1, 65, 4999, 150000) for k in (1, 64, 520, 50000)]
@@ -35,45 +43,45 @@ def test_every_plan_covers_every_tile_once(precision):
         for _, config in kernels.valid_configs(precision, m, n, k):
             tile = kernels.tiles()[config.tile]
             plan = kernels.plan(precision, m, n, k, config)
-            tiles = -(-n // (64 * tile.row_warpgroups * plan["pair"])) * -(-m // tile.tokens)
-            assert plan["pair"] == tile.pair
+            tiles = -(-n // (64 * tile.row_warpgroups * plan["multicast_ctas"])) * -(-m // tile.tokens)
+            assert plan["multicast_ctas"] == tile.multicast_ctas
             assert plan["tiles"] == tiles
             assert plan["token_tiles"] == -(-m // tile.tokens)
             # Whole tiles are strided over the blocks, and no block is idle.
             rest = tiles - plan["whole_tiles"]
-            assert plan["cluster"] == (1 if config.through_memory else config.split)
+            assert plan["cluster"] == (1 if config.global_workspace else config.split)
             assert plan["whole_tiles"] == tiles or plan["whole_tiles"] % plan["blocks"] == 0
             if config.split == 1:
                 assert plan["blocks"] <= tiles
-            elif not config.through_memory:  # one part a block, no rank of a cluster without any
+            elif not config.global_workspace:  # one part a block, no rank of a cluster without any
                 assert plan["blocks"] % config.split == 0
                 assert 0 < rest <= plan["blocks"] // config.split
                 assert plan["steps"] >= 2 * config.split
             else:
-                assert plan["blocks"] * plan["pair"] <= kernels.NUM_SMS_H100 * tile.blocks_per_sm
-                assert 0 < plan["shares"] * plan["columns"] <= plan["blocks"]
+                assert plan["blocks"] * plan["multicast_ctas"] <= kernels.NUM_SMS_H100 * tile.blocks_per_sm
+                assert 0 < plan["work_units"] * plan["columns"] <= plan["blocks"]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_shares_cover_every_step_once_and_wait_for_lower_blocks_only(precision):
+def test_work_units_cover_every_step_once_and_wait_for_lower_blocks_only(precision):
     shapes = [(m, n, k) for n, k in SHAPES.values() for m in (1, 96, 256, 384, 512, 1000, 1536)]
     seen = 0
     for m, n, k in [*shapes, (3, 1000, 1088), (2500, 333, 700)]:
         for _, config in kernels.valid_configs(precision, m, n, k):
-            if not config.through_memory or config.tile % 3:
+            if not config.global_workspace or config.tile % 3:
                 continue
             seen += 1
             plan = kernels.plan(precision, m, n, k, config)
             found = {}
             for block in range(plan["blocks"]):
-                share = kernels.parts(precision, m, n, k, config, block)
-                steps = [steps for _, _, steps, _, _ in share]
-                even = (plan["tiles"] - plan["whole_tiles"]) * plan["steps"] / (plan["shares"] * plan["columns"])
-                assert not share or abs(sum(steps) - even) < 1, f"{m=} {n=} {k=} {config}"
-                # A slot holds one part's sums, and only a share's last tile waits for others.
-                assert all(index == 0 for _, _, _, index, _ in share[1:])
-                assert all(count == 1 or index > 0 for _, _, _, index, count in share[:-1])
-                for tile, first, steps_here, index, count in share:
+                unit = kernels.parts(precision, m, n, k, config, block)
+                steps = [steps for _, _, steps, _, _ in unit]
+                even = (plan["tiles"] - plan["whole_tiles"]) * plan["steps"] / (plan["work_units"] * plan["columns"])
+                assert not unit or abs(sum(steps) - even) < 1, f"{m=} {n=} {k=} {config}"
+                # A slot holds one part's sums, and only a work unit's last tile waits for others.
+                assert all(index == 0 for _, _, _, index, _ in unit[1:])
+                assert all(count == 1 or index > 0 for _, _, _, index, count in unit[:-1])
+                for tile, first, steps_here, index, count in unit:
                     found.setdefault(tile, []).append((index, first, steps_here, count, block))
             assert sorted(found) == list(range(plan["tiles"] - plan["whole_tiles"]))
             for tile in found.values():
@@ -87,14 +95,14 @@ def test_shares_cover_every_step_once_and_wait_for_lower_blocks_only(precision):
     assert seen > 100
 
 
-def test_tokens_are_walked_in_groups_of_about_equal_width_that_fit_the_cache():
+def test_raster_groups_are_of_about_equal_width_and_fit_the_cache():
     for m, n, k in ((8192, 4096, 4096), (5000, 65536, 5120), (2048, 4096, 4096), (1, 4096, 4096)):
         for _, config in kernels.valid_configs(kernels.FP16, m, n, k):
             tokens = kernels.tiles()[config.tile].tokens
             plan = kernels.plan(kernels.FP16, m, n, k, config)
-            groups = -(-plan["token_tiles"] // plan["group"])
-            assert groups == -(-m // 2048) or plan["group"] == 1
-            assert (plan["group"] - 1) * tokens < 2048
+            groups = -(-plan["token_tiles"] // plan["raster_group"])
+            assert groups == -(-m // 2048) or plan["raster_group"] == 1
+            assert (plan["raster_group"] - 1) * tokens < 2048
 
 
 def test_an_unsplit_grid_is_resident_at_once():
@@ -103,7 +111,7 @@ def test_an_unsplit_grid_is_resident_at_once():
         if config.split == 1:
             tile = kernels.tiles()[config.tile]
             plan = kernels.plan(kernels.FP16, m, n, k, config)
-            assert plan["blocks"] * plan["pair"] <= kernels.NUM_SMS_H100 * tile.blocks_per_sm
+            assert plan["blocks"] * plan["multicast_ctas"] <= kernels.NUM_SMS_H100 * tile.blocks_per_sm
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -131,7 +139,7 @@ def test_an_unknown_or_foreign_tile_is_refused():
 
 def test_a_split_finer_than_the_stages_of_k_is_refused():
     assert kernels.predict_us(kernels.FP16, 16, 4096, 128, kernels.Config(3, split=4)) < 0
-    assert kernels.predict_us(kernels.FP16, 16, 4096, 512, kernels.Config(3, split=8, through_memory=True)) < 0
+    assert kernels.predict_us(kernels.FP16, 16, 4096, 512, kernels.Config(3, split=8, global_workspace=True)) < 0
 
 
 def test_a_chip_of_another_size_does_not_use_the_measured_table():
@@ -141,17 +149,54 @@ def test_a_chip_of_another_size_does_not_use_the_measured_table():
 
 
 def test_the_table_is_measured_and_says_where():
-    text = (CUDA / "gemm_table.inc").read_text()
+    text = (CUDA / "generated/gemm_table.inc").read_text()
     for word in ("NVIDIA", "driver", "clocks", "CUDA", "benchmarks.gpu_tune"):
         assert word in text
     rows = re.findall(r"^NESTEDFP_ROW\(k(Fp16|Fp8), (\d+), (\d+), (\d+),", text, re.MULTILINE)
     assert len(rows) == len(set(rows)) == 2 * len(set(SHAPES.values())) * len(TOKENS + TUNED_TOKENS)
 
 
-def test_every_tile_is_instantiated_and_no_other():
-    pattern = r"\((kFp\w+), (\d), (\d), (\d+), (\d), (\d)\)"
-    declared = re.findall("NESTEDFP_TILE" + pattern, (CUDA / "tiles.inc").read_text())
-    compiled = [
-        t for path in CUDA.glob("tiles_*.cu") for t in re.findall("NESTEDFP_INSTANTIATE" + pattern, path.read_text())
+def test_every_tile_is_instantiated_and_no_other(tmp_path):
+    sources = generate_tiles.generate(tmp_path)
+    compiled = re.findall(r"^NESTEDFP_INSTANTIATE\((.+)\);$", "".join(p.read_text() for p in sources), re.MULTILINE)
+    built = [
+        f"{'kFp8' if tile.precision else 'kFp16'}, {tile.row_warpgroups}, {tile.k_warpgroups}, {tile.tokens}, "
+        f"{tile.blocks_per_sm}, {tile.multicast_ctas}"
+        for tile in kernels.tiles()
     ]
-    assert sorted(declared) == sorted(compiled)
+    assert compiled == built
+    assert all(path.read_text().count("NESTEDFP_INSTANTIATE") <= generate_tiles.TILES_PER_FILE for path in sources)
+
+
+def test_a_tile_list_that_did_not_change_compiles_nothing_again(tmp_path):
+    first = generate_tiles.generate(tmp_path)
+    (tmp_path / "tiles_99.cu").write_text("of a longer list")
+    times = [path.stat().st_mtime_ns for path in tmp_path.iterdir() if path.name != "tiles_99.cu"]
+    assert generate_tiles.generate(tmp_path) == first
+    assert [path.stat().st_mtime_ns for path in tmp_path.iterdir()] == times
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("NESTEDFP_TILE(kFp16, 2, 1, 100, 1, 1)", "expected tokens a multiple of 16 up to 256, got 100"),
+        ("NESTEDFP_TILE(kFp4, 2, 1, 64, 1, 1)", "expected NESTEDFP_TILE"),
+        ("NESTEDFP_TILE(kFp16, 1, 2, 16, 2, 1)", "the tile stands above already"),
+    ],
+)
+def test_a_tile_that_cannot_be_compiled_is_refused_when_the_build_is_configured(line, reason):
+    text = generate_tiles.TILES.read_text()
+    with pytest.raises(ValueError, match=re.escape(f"tiles.inc:{len(text.splitlines()) + 1}: {reason}")):
+        generate_tiles.read_tiles(text + line)
+
+
+@pytest.mark.parametrize("tile", [-1, 40, 99, 17])  # 17 is an FP8 tile
+def test_a_measured_row_of_a_tile_that_does_not_exist_does_not_compile(tmp_path, tile):
+    (tmp_path / "cuda/generated").mkdir(parents=True)
+    row = f"NESTEDFP_ROW(kFp16, 6144, 4096, 1, {tile}, 2, 0, 1)\n"
+    (tmp_path / "cuda/generated/gemm_table.inc").write_text(row)
+    folders = [f"-I{tmp_path}", f"-I{CSRC}"]  # the table of the first one
+    command = ["c++", "-std=c++17", "-fsyntax-only", *folders, CUDA / "config/gemm_config.cpp"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert f"gemm_table.inc: tiles.inc has no tile {tile} of that precision" in done.stderr

@@ -166,11 +166,11 @@ def test_thousands_of_launches_give_the_same_bits(n, k, m):
     planes = packed(torch.randn(n, k, device=DEVICE).mul_(0.02).half())
     x = torch.randn(m, k, device=DEVICE).half()
     configs = [config for _, config in sorted(kernels.valid_configs(FP16, m, n, k), key=lambda pair: pair[0])[:60]]
-    shared = [c for _, c in kernels.valid_configs(FP16, m, n, k) if c.through_memory and c.split in (0, 4)][::4]
+    shared = [c for _, c in kernels.valid_configs(FP16, m, n, k) if c.global_workspace and c.split in (0, 4)][::4]
     configs += [c for c in (kernels.Config(0), *shared) if c not in configs]
     for config in configs:
         first = poisoned(m, n)
-        kernels.gemm(config, x, planes, first[:m], early_start=False)
+        kernels.gemm(config, x, planes, first[:m], pdl=False)
         differing = torch.zeros(300, dtype=torch.int64, device=DEVICE)
         for i in range(len(differing)):
             out = poisoned(m, n)
@@ -185,7 +185,7 @@ def chosen(m, n, k):
 
 def waiting_for_each_other(m, n, k):
     """Configs whose blocks wait for sums of other blocks of the same launch, on large tiles."""
-    found = [c for _, c in kernels.valid_configs(FP16, m, n, k) if c.through_memory and not c.tail_only]
+    found = [c for _, c in kernels.valid_configs(FP16, m, n, k) if c.global_workspace and not c.tail_only]
     return [c for c in found if c.split == 0 and kernels.tiles()[c.tile].tokens == 192]
 
 

@@ -27,7 +27,7 @@ def outcomes(tmp_path_factory):
         "option type": {"args": {"additional_config": {"nestedfp": {"quantize_activations": "yes"}}}},
         "option choice": {"args": {"additional_config": {"nestedfp": {"unsupported_gpu": "fp8"}}}},
         "hopper": {"args": {}, "capability": [9, 0]},
-        "hopper, early launches off": {
+        "hopper, PDL off": {
             "args": {"compilation_config": {"inductor_compile_config": {"triton.enable_pdl": False}}},
             "capability": [9, 0],
         },
@@ -50,9 +50,9 @@ def test_what_the_plugin_finds_out_travels_with_the_users_options(outcomes):
 
 
 def test_on_hopper_kernels_may_start_early_unless_the_user_says_no(outcomes):
-    assert outcomes["good"]["early_launches"] is None  # a CPU
-    assert outcomes["hopper"]["early_launches"] is True
-    assert outcomes["hopper, early launches off"]["early_launches"] is False
+    assert outcomes["good"]["pdl"] is None  # a CPU
+    assert outcomes["hopper"]["pdl"] is True
+    assert outcomes["hopper, PDL off"]["pdl"] is False
 
 
 @pytest.mark.parametrize(

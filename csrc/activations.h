@@ -1,0 +1,12 @@
+// Constants of the per-token activation quantiser: the C++ twin of nestedfp/activations.py, which has the prose.
+#pragma once
+
+namespace nestedfp {
+
+// E4M3's largest value.
+inline constexpr float kE4m3Max = 448.0f;
+// The smallest scale of a token is 1 / kInverseMinScale.
+inline constexpr float kInverseMinScale = kE4m3Max * 512.0f;
+inline constexpr float kMinScale = 1.0f / kInverseMinScale;
+
+}  // namespace nestedfp

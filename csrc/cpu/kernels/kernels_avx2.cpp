@@ -1,0 +1,68 @@
+// AVX2 + FMA + F16C kernels: 8 FP32 lanes, 16 registers, so 6 rows of 16 outputs (12 sums) in the prefill kernel.
+#include "cpu/kernels/kernels.h"
+
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+
+#include "cpu/kernels/linear_tile.h"
+#include "cpu/kernels/rows256.h"
+
+namespace nestedfp::cpu {
+namespace {
+
+struct Avx2 {
+    using Reg = __m256;
+    using Rows = RowList<1, 2, 3, 4, 5, 6>;
+    static constexpr int kLanes = 8;
+    static constexpr int kVecs = kPanel / kLanes;
+    static constexpr int kBlockRows = 6;
+    static constexpr int kMultiplyPanels = 1;
+    // 256 k at a time: 8 KiB of FP16 words and 6 KiB of X in a 32 KiB first-level cache, 192 KiB of X in the second.
+    static constexpr int kDepthPairs = 128;
+
+    // Enough panels at once for 8 independent sums: two FMA pipes of 4 cycles' latency.
+    static constexpr int stream_panels(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+
+    static Reg zero() { return _mm256_setzero_ps(); }
+    static Reg load(const float* p) { return _mm256_load_ps(p); }
+    static void store(float* p, Reg x) { _mm256_store_ps(p, x); }
+    static Reg broadcast(const float* p) { return _mm256_broadcast_ss(p); }
+    static Reg fma(Reg a, Reg b, Reg c) { return _mm256_fmadd_ps(a, b, c); }
+    static Reg add(Reg a, Reg b) { return _mm256_add_ps(a, b); }
+
+    static Reg load_words(const uint16_t* p) {
+        return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(p)));
+    }
+
+    static void store_as(float* p, Reg x) { _mm256_storeu_ps(p, x); }
+
+    static void store_as(Half* p, Reg x) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+    }
+
+    static void store_as(BFloat16* p, Reg x) {
+        const __m256i bits = _mm256_castps_si256(x);
+        const __m256i top = _mm256_srli_epi32(bits, 16);
+        const __m256i odd = _mm256_and_si256(top, _mm256_set1_epi32(1));
+        const __m256i half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
+        const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, half), 16);
+        const __m256i quiet = _mm256_or_si256(top, _mm256_set1_epi32(0x40));  // a NaN must not round up into infinity
+        const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+        const __m256i words = _mm256_blendv_epi8(rounded, quiet, is_nan);
+        const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(words, words), 0xd8);
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+    }
+};
+
+constexpr Kernels kTable = make_table<Avx2>("avx2", pack_rows<Avx2::kBlockRows>);
+
+}  // namespace
+
+const Kernels* avx2_kernels() { return &kTable; }
+
+}  // namespace nestedfp::cpu
+
+#else
+
+const nestedfp::cpu::Kernels* nestedfp::cpu::avx2_kernels() { return nullptr; }
+
+#endif

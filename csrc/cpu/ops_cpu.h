@@ -1,0 +1,38 @@
+// The CPU ops on tensors; schemas in bindings.cpp, meaning in nestedfp/ops.py.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <tuple>
+
+#include "cpu/kernels/kernels.h"
+
+namespace nestedfp {
+
+std::tuple<torch::stable::Tensor, torch::stable::Tensor, torch::stable::Tensor> split_cpu(torch::stable::Tensor weight);
+
+std::tuple<torch::stable::Tensor, torch::stable::Tensor, torch::stable::Tensor> list_outliers_cpu(
+    torch::stable::Tensor weight, int64_t count);
+
+std::tuple<torch::stable::Tensor, torch::stable::Tensor> pack_cpu(torch::stable::Tensor upper,
+                                                                  torch::stable::Tensor lower);
+
+std::tuple<torch::stable::Tensor, torch::stable::Tensor> unpack_cpu(torch::stable::Tensor upper,
+                                                                    torch::stable::Tensor lower, int64_t n, int64_t k);
+
+torch::stable::Tensor linear_cpu(torch::stable::Tensor x, torch::stable::Tensor upper, torch::stable::Tensor lower,
+                                 std::optional<torch::stable::Tensor> bias,
+                                 std::optional<torch::stable::Tensor> outlier_rows,
+                                 std::optional<torch::stable::Tensor> outlier_cols,
+                                 std::optional<torch::stable::Tensor> outlier_deltas, int64_t n, int64_t k,
+                                 bool quantize_activations);
+
+// Checks x and bias, fills in what depends on them, and runs the kernels over torch's thread pool. The caller has set
+// n, k, the weights and the outliers.
+torch::stable::Tensor run_linear(const char* op, const torch::stable::Tensor& x,
+                                 const std::optional<torch::stable::Tensor>& bias, cpu::LinearArgs args,
+                                 cpu::Weights weights, bool quantize_activations);
+
+}  // namespace nestedfp

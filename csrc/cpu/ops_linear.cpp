@@ -1,0 +1,210 @@
+// The linear op on CPU tensors: checks, scratch, and how the work is cut into tiles. Arithmetic lives in cpu/kernels/.
+#include <cstdlib>
+#include <vector>
+
+#include "checks.h"
+#include "cpu/ops_cpu.h"
+#include "mode.h"
+
+namespace nestedfp {
+namespace {
+
+// Multiply-adds below which another thread costs more than it saves (a few microseconds of work).
+constexpr int64_t kWorkPerThread = 1 << 17;
+
+// FP32 activations that are packed at a time: bounds the scratch memory of long prefills to 16 MiB.
+constexpr int64_t kPackedFloats = int64_t{4} << 20;
+
+// Packed activations of this size stay in a second-level cache while all panels pass by.
+constexpr int64_t kCachedFloats = int64_t{64} << 10;
+
+cpu::Element element_of(const char* op, const char* name, const Tensor& tensor) {
+    switch (tensor.scalar_type()) {
+        case ScalarType::Float:
+            return cpu::Element::kFloat;
+        case ScalarType::Half:
+            return cpu::Element::kHalf;
+        case ScalarType::BFloat16:
+            return cpu::Element::kBFloat16;
+        default:
+            STD_TORCH_CHECK(false, op, ": expected ", name, " of dtype Half, BFloat16 or Float, got ",
+                            name_of(tensor.scalar_type()));
+    }
+    return cpu::Element::kFloat;
+}
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+Tensor as_contiguous(const Tensor& tensor) {
+    return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
+
+// Scratch memory, aligned for the widest vectors and left uninitialised. Not a tensor: an allocation through the
+// dispatcher costs more than a small layer's arithmetic.
+class FloatBuffer {
+  public:
+    explicit FloatBuffer(int64_t count)
+        : data_(static_cast<float*>(std::aligned_alloc(64, ceil_div(count * sizeof(float), 64) * 64))) {
+        STD_TORCH_CHECK(data_ != nullptr, "nestedfp: out of memory for ", count * sizeof(float), " bytes of scratch");
+    }
+    FloatBuffer(const FloatBuffer&) = delete;
+    FloatBuffer& operator=(const FloatBuffer&) = delete;
+    ~FloatBuffer() { std::free(data_); }
+    float* data() const { return data_; }
+
+  private:
+    float* data_;
+};
+
+// One row block: threads share the panels. Every panel is read once, front to back.
+void run_decode(const cpu::Kernels& kernels, const cpu::LinearArgs& args, cpu::Weights weights) {
+    const int64_t panels = cpu::panel_count(args.n);
+    const int64_t grain = ceil_div(kWorkPerThread, args.m * args.k * cpu::kPanel);
+    const auto linear = kernels.linear[static_cast<int>(weights)];
+    torch::stable::parallel_for(0, panels, grain,
+                                [&](int64_t begin, int64_t end) { linear(args, {begin, end, 0, 1}); });
+}
+
+// Several row blocks: threads share a grid of tiles.
+void run_prefill(const cpu::Kernels& kernels, const cpu::LinearArgs& args, cpu::Weights weights) {
+    const int64_t panels = cpu::panel_count(args.n);
+    const int64_t blocks = cpu::block_count(args.m, kernels.block_rows);
+    const int64_t row_tiles = ceil_div(blocks, cpu::kMaxTileRows / kernels.block_rows);
+    // Narrower tiles when there would be too few to go round; the results do not depend on it.
+    const int64_t wanted_tiles = 4 * static_cast<int64_t>(torch::stable::get_num_threads());
+    // One panel at a time, front to back, while X stays in cache anyway.
+    const bool cached = args.m * args.k <= kCachedFloats;
+    int64_t tile_panels = cached ? kernels.tile_panel_step : cpu::kMaxTilePanels;
+    while (tile_panels > kernels.tile_panel_step && row_tiles * ceil_div(panels, tile_panels) < wanted_tiles) {
+        tile_panels /= 2;
+    }
+    const int64_t panel_tiles = ceil_div(panels, tile_panels);
+    const int64_t tile_work = args.m / row_tiles * args.k * tile_panels * cpu::kPanel;
+    const auto linear = kernels.linear[static_cast<int>(weights)];
+    torch::stable::parallel_for(
+        0, row_tiles * panel_tiles, ceil_div(kWorkPerThread, tile_work), [&](int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; ++i) {
+                const int64_t row_tile = i / panel_tiles;
+                const int64_t panel = i % panel_tiles * tile_panels;
+                linear(args, {panel, panel + tile_panels < panels ? panel + tile_panels : panels,
+                              cpu::block_begin(blocks, row_tiles, row_tile),
+                              cpu::block_begin(blocks, row_tiles, row_tile + 1)});
+            }
+        });
+}
+
+// `rows` rows of x from `first_row` on.
+void run_rows(const cpu::Kernels& kernels, cpu::LinearArgs args, cpu::Weights weights, bool quantize, int64_t first_row,
+              int64_t rows, int64_t element_bytes, float* packed, float* token_scale) {
+    args.m = rows;
+    args.x = static_cast<const char*>(args.x) + first_row * args.k * element_bytes;
+    args.out = static_cast<char*>(args.out) + first_row * args.n * element_bytes;
+    args.packed_x = packed;
+    args.token_scale = quantize ? token_scale : nullptr;
+    const cpu::PackRowsArgs pack{args.x, args.element, rows, args.k, quantize, packed, token_scale};
+    const int64_t blocks = cpu::block_count(rows, kernels.block_rows);
+    if (blocks == 1) {
+        kernels.pack_rows(pack, 0, 1);
+        run_decode(kernels, args, weights);
+    } else {
+        torch::stable::parallel_for(0, blocks, ceil_div(kWorkPerThread / 16, args.k * kernels.block_rows),
+                                    [&](int64_t begin, int64_t end) { kernels.pack_rows(pack, begin, end); });
+        run_prefill(kernels, args, weights);
+    }
+}
+
+}  // namespace
+
+Tensor run_linear(const char* op, const Tensor& x, const std::optional<Tensor>& bias, cpu::LinearArgs args,
+                  cpu::Weights weights, bool quantize_activations) {
+    check_cpu(op, "x", x);
+    args.element = element_of(op, "x", x);
+    STD_TORCH_CHECK(x.dim() >= 1 && x.size(x.dim() - 1) == args.k, op, ": expected x of shape [..., k=", args.k,
+                    "], got ", shape_of(x));
+    std::optional<Tensor> contiguous_bias;
+    if (bias.has_value()) {
+        check_cpu(op, "bias", *bias);
+        check_vector(op, "bias", *bias, args.n);
+        args.bias_element = element_of(op, "bias", *bias);
+        contiguous_bias = as_contiguous(*bias);
+        args.bias = contiguous_bias->const_data_ptr();
+    }
+    std::vector<int64_t> out_shape;
+    for (int64_t i = 0; i + 1 < x.dim(); ++i) out_shape.push_back(x.size(i));
+    out_shape.push_back(args.n);
+    const Tensor out = torch::stable::new_empty(x, {out_shape.data(), out_shape.size()});
+    const int64_t m = x.numel() / args.k;
+    if (m == 0) return out;
+
+    const Tensor contiguous_x = as_contiguous(x);
+    args.x = contiguous_x.const_data_ptr();
+    args.out = out.mutable_data_ptr();
+
+    const cpu::Kernels& kernels = cpu::kernels();
+    const int64_t padded_k = 2 * cpu::pair_count(args.k);
+    const int64_t fitting = ceil_div(kPackedFloats, padded_k * cpu::kMaxTileRows) * cpu::kMaxTileRows;
+    const int64_t chunk = m < fitting ? m : fitting;
+    const FloatBuffer scratch(chunk * padded_k + chunk);  // packed rows, then their scales
+    for (int64_t row = 0; row < m; row += chunk) {
+        run_rows(kernels, args, weights, quantize_activations, row, m - row < chunk ? m - row : chunk,
+                 static_cast<int64_t>(x.element_size()), scratch.data(), scratch.data() + chunk * padded_k);
+    }
+    return out;
+}
+
+Tensor linear_cpu(Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> bias, std::optional<Tensor> outlier_rows,
+                  std::optional<Tensor> outlier_cols, std::optional<Tensor> outlier_deltas, int64_t n, int64_t k,
+                  bool quantize_activations) {
+    const char* const op = "nestedfp::linear";
+    STD_TORCH_CHECK(n >= 1 && k >= 1, op, ": expected n, k >= 1, got n=", n, ", k=", k);
+    const int64_t panels = cpu::panel_count(n);
+    const int64_t panel_bytes = cpu::pair_count(k) * cpu::kPairBytes;
+    check_cpu(op, "upper", upper);
+    check_cpu(op, "lower", lower);
+    check_dtype(op, "upper", upper, ScalarType::Byte);
+    check_dtype(op, "lower", lower, ScalarType::Byte);
+    check_shape(op, "upper from nestedfp::pack", upper, panels, panel_bytes);
+    check_shape(op, "lower from nestedfp::pack", lower, panels, panel_bytes);
+    check_contiguous(op, "upper", upper);
+    check_contiguous(op, "lower", lower);
+
+    cpu::LinearArgs args{};
+    args.n = n;
+    args.k = k;
+    STD_TORCH_CHECK(
+        outlier_rows.has_value() == outlier_cols.has_value() && outlier_rows.has_value() == outlier_deltas.has_value(),
+        op, ": expected outlier_rows, outlier_cols and outlier_deltas all given or all None");
+    if (outlier_rows.has_value()) {
+        const int64_t count = outlier_rows->numel();
+        check_vector(op, "outlier_rows", *outlier_rows, count);
+        check_vector(op, "outlier_cols", *outlier_cols, count);
+        check_vector(op, "outlier_deltas", *outlier_deltas, count);
+        check_dtype(op, "outlier_rows", *outlier_rows, ScalarType::Int);
+        check_dtype(op, "outlier_cols", *outlier_cols, ScalarType::Int);
+        check_dtype(op, "outlier_deltas", *outlier_deltas, ScalarType::Float);
+        for (const auto* list : {&*outlier_rows, &*outlier_cols, &*outlier_deltas}) {
+            check_cpu(op, "outlier lists", *list);
+            check_contiguous(op, "outlier list", *list);
+        }
+        args.outliers = count;
+        args.outlier_rows = static_cast<const int32_t*>(outlier_rows->const_data_ptr());
+        args.outlier_cols = static_cast<const int32_t*>(outlier_cols->const_data_ptr());
+        args.outlier_deltas = static_cast<const float*>(outlier_deltas->const_data_ptr());
+        // The lists index memory, so they are checked even though nobody but nestedfp::list_outliers should make them.
+        for (int64_t i = 0; i < count; ++i) {
+            const int32_t row = args.outlier_rows[i];
+            const int32_t col = args.outlier_cols[i];
+            STD_TORCH_CHECK(row >= (i > 0 ? args.outlier_rows[i - 1] : 0) && row < n && col >= 0 && col < k, op,
+                            ": expected outliers inside [", n, ", ", k, "] in ascending order of row, got (", row, ", ",
+                            col, ") at index ", i);
+        }
+    }
+
+    const Precision mode = current_mode();
+    args.upper = static_cast<const uint8_t*>(upper.const_data_ptr());
+    args.residual = mode == Precision::kFp16 ? static_cast<const int8_t*>(lower.const_data_ptr()) : nullptr;
+    return run_linear(op, x, bias, args, mode == Precision::kFp16 ? cpu::Weights::kFp16 : cpu::Weights::kFp8,
+                      quantize_activations && mode == Precision::kFp8);
+}
+
+}  // namespace nestedfp

@@ -1,0 +1,219 @@
+// The ops that make and rearrange planes: split, list_outliers, pack, unpack. They run once per layer, while loading.
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "checks.h"
+#include "cpu/kernels/half.h"
+#include "cpu/ops_cpu.h"
+#include "format.h"
+
+namespace nestedfp {
+namespace {
+
+// Elements per task: large enough to hide the cost of a task, small enough to balance.
+constexpr int64_t kGrain = 1 << 16;
+
+uint8_t* bytes_of(const Tensor& tensor) { return static_cast<uint8_t*>(tensor.mutable_data_ptr()); }
+
+const uint8_t* const_bytes_of(const Tensor& tensor) { return static_cast<const uint8_t*>(tensor.const_data_ptr()); }
+
+// Copies one plane between row-major [N, K] and panels (cpu/kernels/kernels.h). `move` gets the packed and the
+// row-major index of a byte.
+template <class Move, class Pad>
+void for_each_packed(int64_t n, int64_t k, const Move& move, const Pad& pad) {
+    const int64_t pairs = cpu::pair_count(k);
+    const int64_t panel_work = 2 * pairs * cpu::kPanel;
+    torch::stable::parallel_for(0, cpu::panel_count(n), kGrain / panel_work + 1, [&](int64_t begin, int64_t end) {
+        for (int64_t panel = begin; panel < end; ++panel) {
+            for (int64_t pair = 0; pair < pairs; ++pair) {
+                const int64_t start = (panel * pairs + pair) * cpu::kPairBytes;
+                for (int64_t i = 0; i < cpu::kPairBytes; ++i) {
+                    const int64_t row = panel * cpu::kPanel + i / 2;
+                    const int64_t col = 2 * pair + i % 2;
+                    if (row < n && col < k) {
+                        move(start + i, row * k + col);
+                    } else {
+                        pad(start + i);
+                    }
+                }
+            }
+        }
+    });
+}
+
+// A block of whole pairs of one panel of 16 rows that all exist: 16-bit pairs are transposed from rows to panel order.
+// Small enough for the first-level cache, so that memory is read and written in whole lines.
+constexpr int64_t kBlockPairs = 32;
+
+// A plane's pairs [pair_begin, pair_end) of the panel whose first row is at `rows`, through `convert` (a byte to a
+// byte).
+template <class Convert>
+void pack_block(const uint8_t* rows, int64_t k, int64_t pair_begin, int64_t pair_end, uint8_t* panel,
+                const Convert& convert) {
+    uint8_t block[cpu::kPanel][2 * kBlockPairs];
+    const int64_t pairs = pair_end - pair_begin;
+    for (int64_t row = 0; row < cpu::kPanel; ++row) {
+        const uint8_t* const in = rows + row * k + 2 * pair_begin;
+        for (int64_t i = 0; i < 2 * pairs; ++i) block[row][i] = convert(in[i]);
+    }
+    uint8_t* const out = panel + pair_begin * cpu::kPairBytes;
+    for (int64_t pair = 0; pair < pairs; ++pair) {
+        for (int64_t row = 0; row < cpu::kPanel; ++row) {
+            std::memcpy(out + pair * cpu::kPairBytes + 2 * row, &block[row][2 * pair], 2);
+        }
+    }
+}
+
+// lower_to_residual without a branch, so that the compiler vectorises it.
+uint8_t residual_byte(uint8_t lower) {
+    const unsigned low7 = lower & 0x7fu;
+    const unsigned rounded_up = (low7 + (lower >> 7)) > 64u;
+    return static_cast<uint8_t>(low7 - (rounded_up << 7));
+}
+
+Tensor empty_bytes(const Tensor& like, int64_t rows, int64_t cols) {
+    const int64_t shape[] = {rows, cols};
+    return torch::stable::new_empty(like, {shape, 2}, ScalarType::Byte);
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor, Tensor> split_cpu(Tensor weight) {
+    const char* const op = "nestedfp::split";
+    check_cpu(op, "weight", weight);
+    check_dtype(op, "weight", weight, ScalarType::Half);
+    check_matrix(op, "weight", weight);
+    check_contiguous(op, "weight", weight);
+    const Tensor upper = empty_bytes(weight, weight.size(0), weight.size(1));
+    const Tensor lower = empty_bytes(weight, weight.size(0), weight.size(1));
+    const int64_t counts_shape[] = {2};
+    const Tensor counts = torch::stable::new_empty(weight, {counts_shape, 1}, ScalarType::Long);
+
+    const auto* const words = static_cast<const uint16_t*>(weight.const_data_ptr());
+    uint8_t* const upper_bytes = bytes_of(upper);
+    uint8_t* const lower_bytes = bytes_of(lower);
+    std::atomic<int64_t> outliers{0};
+    std::atomic<int64_t> nonfinite{0};
+    const cpu::Kernels& kernels = cpu::kernels();
+    torch::stable::parallel_for(0, weight.numel(), kGrain, [&](int64_t begin, int64_t end) {
+        const cpu::SplitCounts part =
+            kernels.split(words + begin, upper_bytes + begin, lower_bytes + begin, end - begin);
+        outliers += part.outliers;
+        nonfinite += part.nonfinite;
+    });
+    int64_t* const totals = static_cast<int64_t*>(counts.mutable_data_ptr());
+    totals[0] = outliers;
+    totals[1] = nonfinite;
+    return {upper, lower, counts};
+}
+
+std::tuple<Tensor, Tensor, Tensor> list_outliers_cpu(Tensor weight, int64_t count) {
+    const char* const op = "nestedfp::list_outliers";
+    check_cpu(op, "weight", weight);
+    check_dtype(op, "weight", weight, ScalarType::Half);
+    check_matrix(op, "weight", weight);
+    check_contiguous(op, "weight", weight);
+    STD_TORCH_CHECK(weight.size(0) <= INT32_MAX && weight.size(1) <= INT32_MAX, op,
+                    ": expected N and K below 2^31, got ", shape_of(weight));
+    STD_TORCH_CHECK(count >= 0, op, ": expected count >= 0, got ", count);
+    const int64_t shape[] = {count};
+    const Tensor rows = torch::stable::new_empty(weight, {shape, 1}, ScalarType::Int);
+    const Tensor cols = torch::stable::new_empty(weight, {shape, 1}, ScalarType::Int);
+    const Tensor deltas = torch::stable::new_empty(weight, {shape, 1}, ScalarType::Float);
+    auto* const row_out = static_cast<int32_t*>(rows.mutable_data_ptr());
+    auto* const col_out = static_cast<int32_t*>(cols.mutable_data_ptr());
+    auto* const delta_out = static_cast<float*>(deltas.mutable_data_ptr());
+
+    const auto* const words = static_cast<const uint16_t*>(weight.const_data_ptr());
+    const int64_t k = weight.size(1);
+    int64_t found = 0;
+    for (int64_t i = 0; i < weight.numel(); ++i) {
+        if (is_nestable(words[i]) || !is_finite(words[i])) continue;
+        if (found < count) {
+            row_out[found] = static_cast<int32_t>(i / k);
+            col_out[found] = static_cast<int32_t>(i % k);
+            delta_out[found] = cpu::to_float(cpu::Half{words[i]}) - cpu::to_float(cpu::Half{clamp_to_limit(words[i])});
+        }
+        ++found;
+    }
+    STD_TORCH_CHECK(found == count, op, ": expected count=", found,
+                    " (the finite elements with |w| > 1.75), got count=", count,
+                    "; pass the count that nestedfp::split returned");
+    return {rows, cols, deltas};
+}
+
+std::tuple<Tensor, Tensor> pack_cpu(Tensor upper, Tensor lower) {
+    const char* const op = "nestedfp::pack";
+    check_cpu(op, "upper", upper);
+    check_cpu(op, "lower", lower);
+    check_dtype(op, "upper", upper, ScalarType::Byte);
+    check_dtype(op, "lower", lower, ScalarType::Byte);
+    check_matrix(op, "upper", upper);
+    check_shape(op, "lower", lower, upper.size(0), upper.size(1));
+    check_contiguous(op, "upper", upper);
+    check_contiguous(op, "lower", lower);
+    const int64_t n = upper.size(0);
+    const int64_t k = upper.size(1);
+    const Tensor packed_upper = empty_bytes(upper, cpu::panel_count(n), cpu::pair_count(k) * cpu::kPairBytes);
+    const Tensor packed_lower = empty_bytes(upper, cpu::panel_count(n), cpu::pair_count(k) * cpu::kPairBytes);
+    const uint8_t* const upper_in = const_bytes_of(upper);
+    const uint8_t* const lower_in = const_bytes_of(lower);
+    uint8_t* const upper_out = bytes_of(packed_upper);
+    uint8_t* const lower_out = bytes_of(packed_lower);
+    if (n % cpu::kPanel == 0 && k % 2 == 0) {
+        const int64_t pairs = cpu::pair_count(k);
+        torch::stable::parallel_for(
+            0, cpu::panel_count(n), kGrain / (cpu::kPanel * k) + 1, [&](int64_t begin, int64_t end) {
+                for (int64_t panel = begin; panel < end; ++panel) {
+                    const int64_t in = panel * cpu::kPanel * k;
+                    const int64_t out = panel * pairs * cpu::kPairBytes;
+                    for (int64_t pair = 0; pair < pairs; pair += kBlockPairs) {
+                        const int64_t stop = std::min(pair + kBlockPairs, pairs);
+                        pack_block(upper_in + in, k, pair, stop, upper_out + out, [](uint8_t byte) { return byte; });
+                        pack_block(lower_in + in, k, pair, stop, lower_out + out, residual_byte);
+                    }
+                }
+            });
+        return {packed_upper, packed_lower};
+    }
+    for_each_packed(
+        n, k,
+        [&](int64_t packed, int64_t plain) {
+            upper_out[packed] = upper_in[plain];
+            lower_out[packed] = static_cast<uint8_t>(lower_to_residual(lower_in[plain]));
+        },
+        [&](int64_t packed) { upper_out[packed] = lower_out[packed] = 0; });
+    return {packed_upper, packed_lower};
+}
+
+std::tuple<Tensor, Tensor> unpack_cpu(Tensor upper, Tensor lower, int64_t n, int64_t k) {
+    const char* const op = "nestedfp::unpack";
+    STD_TORCH_CHECK(n >= 1 && k >= 1, op, ": expected n, k >= 1, got n=", n, ", k=", k);
+    check_cpu(op, "upper", upper);
+    check_cpu(op, "lower", lower);
+    check_dtype(op, "upper", upper, ScalarType::Byte);
+    check_dtype(op, "lower", lower, ScalarType::Byte);
+    check_shape(op, "upper from nestedfp::pack", upper, cpu::panel_count(n), cpu::pair_count(k) * cpu::kPairBytes);
+    check_shape(op, "lower from nestedfp::pack", lower, cpu::panel_count(n), cpu::pair_count(k) * cpu::kPairBytes);
+    check_contiguous(op, "upper", upper);
+    check_contiguous(op, "lower", lower);
+    const Tensor plain_upper = empty_bytes(upper, n, k);
+    const Tensor plain_lower = empty_bytes(upper, n, k);
+    const uint8_t* const upper_in = const_bytes_of(upper);
+    const uint8_t* const lower_in = const_bytes_of(lower);
+    uint8_t* const upper_out = bytes_of(plain_upper);
+    uint8_t* const lower_out = bytes_of(plain_lower);
+    for_each_packed(
+        n, k,
+        [&](int64_t packed, int64_t plain) {
+            upper_out[plain] = upper_in[packed];
+            lower_out[plain] = residual_to_lower(upper_in[packed], static_cast<int8_t>(lower_in[packed]));
+        },
+        [](int64_t) {});
+    return {plain_upper, plain_lower};
+}
+
+}  // namespace nestedfp

@@ -1,0 +1,129 @@
+// The choice of a config as C functions, host only: with gemm_config.cpp this makes a library that needs no CUDA, which
+// the tests build with the C++ compiler alone.
+#include <cstring>
+#include <string>
+
+#include "cuda/capi/capi.h"
+#include "cuda/config/gemm_cost.h"
+#include "cuda/config/gemm_timings.h"
+#include "cuda/config/stream_k.h"
+#include "cuda/kernels/layout.h"
+#include "shared_constants.h"
+
+using namespace nestedfp::cuda;
+
+// For nestedfp/cuda_library.py, which compares.
+NESTEDFP_API const char* nestedfp_shared_constants() {
+    static const std::string text = nestedfp::shared_constants_text({
+        {"block_rows", kBlockRows},
+        {"block_cols", kBlockCols},
+        {"block_bytes", kBlockBytes},
+        {"lower_cols_multiple", kLowerColsMultiple},
+        {"neutral_blocks", kNeutralBlocks},
+        {"stream_k", kStreamK},
+        {"max_cluster_parts", kMaxClusterParts},
+        {"max_workspace_parts", kMaxWorkspaceParts},
+        {"max_workspace_bytes", kMaxWorkspaceBytes},
+    });
+    return text.c_str();
+}
+
+NESTEDFP_API int64_t nestedfp_upper_pitch(int64_t k) { return upper_pitch(k); }
+NESTEDFP_API int64_t nestedfp_lower_bytes(int64_t n, int64_t k) { return lower_bytes(n, k); }
+
+NESTEDFP_API int nestedfp_tile_count() { return kTileCount; }
+
+// fields[6]: precision, row warpgroups, K warpgroups, tokens, blocks per multiprocessor, multicast CTAs.
+NESTEDFP_API void nestedfp_tile(int index, int* fields) {
+    const Tile& tile = kTiles[index];
+    fields[0] = static_cast<int>(tile.precision);
+    fields[1] = tile.row_warpgroups;
+    fields[2] = tile.k_warpgroups;
+    fields[3] = tile.tokens;
+    fields[4] = tile.blocks_per_sm;
+    fields[5] = tile.multicast_ctas;
+}
+
+// config[4]: tile, split, tail_only, global_workspace.
+NESTEDFP_API void nestedfp_choose(int precision, int64_t m, int64_t n, int64_t k, int num_sms, int* config) {
+    const GemmConfig chosen = choose_config(make_desc(precision, m, n, k), num_sms, true);
+    config[0] = chosen.tile;
+    config[1] = chosen.split;
+    config[2] = chosen.tail_only;
+    config[3] = chosen.global_workspace;
+}
+
+// The predicted microseconds, or a negative number if the config is not valid for the problem.
+NESTEDFP_API double nestedfp_predict(int precision, int64_t m, int64_t n, int64_t k, int num_sms, const int* config) {
+    const GemmDesc desc = make_desc(precision, m, n, k);
+    const GemmConfig wanted = make_config(config);
+    return is_valid(desc, wanted, num_sms, nullptr) ? predict_us(desc, wanted, num_sms) : -1;
+}
+
+// Returns 0, or 1 if the config is not valid for the problem or the time not above zero.
+NESTEDFP_API int nestedfp_take_timing(int precision, int64_t m, int64_t n, int64_t k, int num_sms, const int* config,
+                                      double us) {
+    const GemmDesc desc = make_desc(precision, m, n, k);
+    const GemmConfig timed = make_config(config);
+    if (!(us > 0) || !is_valid(desc, timed, num_sms, nullptr)) return 1;
+    take_timing(desc, timed, num_sms, us);
+    return 0;
+}
+
+NESTEDFP_API void nestedfp_forget_timings() { forget_timings(); }
+
+NESTEDFP_API int nestedfp_common_constants() { return kCommonConstants; }
+NESTEDFP_API int nestedfp_tile_constants() { return kTileConstants; }
+
+// The cost model with other constants than the fitted ones, for whoever fits them. constants: CostModel, then a
+// TileCost for each tile. problems[8 * i]: precision, M, N, K, config[4].
+NESTEDFP_API void nestedfp_predict_with(const double* constants, const int64_t* problems, int count, int num_sms,
+                                        double* us) {
+    CostModel model;
+    std::memcpy(&model, constants, sizeof(model));
+    const auto* const tiles = reinterpret_cast<const TileCost*>(constants + kCommonConstants);
+    for (int i = 0; i < count; ++i) {
+        const int64_t* const row = problems + 8 * i;
+        const GemmConfig config{static_cast<int>(row[4]), static_cast<int>(row[5]), row[6] != 0, row[7] != 0};
+        us[i] = predict_us(make_desc(static_cast<int>(row[0]), row[1], row[2], row[3]), config, num_sms, model,
+                           tiles[config.tile]);
+    }
+}
+
+// constants: as above, of nestedfp_common_constants() + nestedfp_tile_constants() * nestedfp_tile_count().
+NESTEDFP_API void nestedfp_cost_constants(double* constants) {
+    std::memcpy(constants, &kCostModel, sizeof(kCostModel));
+    for (int tile = 0; tile < kTileCount; ++tile) {
+        const TileCost& cost = tile_cost(tile);
+        std::memcpy(constants + kCommonConstants + kTileConstants * tile, &cost, sizeof(cost));
+    }
+}
+
+NESTEDFP_API int64_t nestedfp_workspace_bytes(int precision, int64_t m, int64_t n, int64_t k, int num_sms,
+                                              const int* config) {
+    return workspace_bytes(make_desc(precision, m, n, k), make_config(config), num_sms);
+}
+
+// plan[11]: the fields of GemmPlan in order.
+NESTEDFP_API void nestedfp_plan(int precision, int64_t m, int64_t n, int64_t k, int num_sms, const int* config,
+                                int* plan) {
+    const GemmPlan made = make_plan(make_desc(precision, m, n, k), make_config(config), num_sms);
+    const int fields[] = {made.blocks,     made.row_tiles,   made.token_tiles,   made.raster_group,
+                          made.tiles,      made.whole_tiles, made.cluster,       made.steps,
+                          made.work_units, made.columns,     made.multicast_ctas};
+    for (int i = 0; i < 11; ++i) plan[i] = fields[i];
+}
+
+// The parts that a block computes, in its order: fields[5 * i]: tile, first step, steps, index, count. Returns how
+// many.
+NESTEDFP_API int nestedfp_parts(int precision, int64_t m, int64_t n, int64_t k, int num_sms, const int* config,
+                                int block, int* fields) {
+    const GemmPlan plan = make_plan(make_desc(precision, m, n, k), make_config(config), num_sms);
+    Part part;
+    int count = 0;
+    for (int position = -1; plan.work_units > 0 && next_part(plan, block, position, part); ++count) {
+        const int values[] = {part.tile, part.first_step, part.steps, part.index, part.count};
+        for (int i = 0; i < 5; ++i) fields[5 * count + i] = values[i];
+    }
+    return count;
+}

@@ -1,0 +1,237 @@
+// Which tile, cut how: a host function of the problem. What was timed on this card comes first (gemm_timings.h), then a
+// table measured on another, then the cost model alone (gemm_cost.h).
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "cuda/config/gemm.h"
+#include "cuda/config/gemm_cost.h"
+#include "cuda/config/gemm_timings.h"
+#include "cuda/config/stream_k.h"
+
+namespace nestedfp::cuda {
+namespace {
+
+constexpr int64_t kMinWorkUnitSteps = 2;
+// Tokens of a raster group: their activations stay in L2 while all rows of the weight pass by.
+constexpr int64_t kRasterTokens = 2048;
+
+struct TableRow {
+    Precision precision;
+    int64_t n, k, m;
+    GemmConfig config;
+};
+
+constexpr TableRow kTable[] = {
+#define NESTEDFP_ROW(precision, n, k, m, tile, split, tail_only, global_workspace) \
+    {Precision::precision, n, k, m, {tile, split, tail_only != 0, global_workspace != 0}},
+#include "cuda/generated/gemm_table.inc"
+#undef NESTEDFP_ROW
+    {Precision::kFp16, 0, 0, 0, {0, 1, false, false}},  // the table may be empty, an array may not
+};
+
+constexpr bool is_tile_of(int tile, Precision precision) {
+    return tile >= 0 && tile < kTileCount && kTiles[tile].precision == precision;
+}
+
+// The table names tiles by their position in tiles.inc; the compiler points at the line that does not fit.
+#define NESTEDFP_ROW(precision, n, k, m, tile, ...)       \
+    static_assert(is_tile_of(tile, Precision::precision), \
+                  "gemm_table.inc: tiles.inc has no tile " #tile " of that precision; run benchmarks.gpu_tune again");
+#include "cuda/generated/gemm_table.inc"
+#undef NESTEDFP_ROW
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The row of the measured table for a problem, or null. Rows hold for the multiprocessor count they were measured with.
+// A decode batch takes the row with the next larger M; larger M does so only close below a row, since the number of
+// tiles and with it the best split changes from one multiple of a tile's tokens to the next.
+const TableRow* measured_row(const GemmDesc& desc, int num_sms, bool has_semaphores) {
+    constexpr int64_t kDecodeTokens = 128;
+    constexpr double kCloseBelow = 0.94;
+    const TableRow* best = nullptr;
+    if (num_sms != 132) return best;
+    for (const TableRow& row : kTable) {
+        if (row.precision != desc.precision || row.n != desc.n || row.k != desc.k || row.m < desc.m) continue;
+        if (row.m > kDecodeTokens && desc.m < kCloseBelow * row.m) continue;
+        if (row.config.global_workspace && !has_semaphores) continue;
+        if ((best == nullptr || row.m < best->m) && is_valid(desc, row.config, num_sms, nullptr)) best = &row;
+    }
+    return best;
+}
+
+}  // namespace
+
+bool is_valid(const GemmDesc& desc, const GemmConfig& config, int num_sms, const char** reason) {
+    const auto refuse = [&](const char* text) {
+        if (reason != nullptr) *reason = text;
+        return false;
+    };
+    if (config.tile < 0 || config.tile >= kTileCount) return refuse("no such tile");
+    const Tile& tile = kTiles[config.tile];
+    if (tile.precision != desc.precision) return refuse("the tile is of the other precision");
+    if (config.split < (config.global_workspace ? kStreamK : 1)) return refuse("split must be at least 1");
+    if (config.split > (config.global_workspace ? kMaxWorkspaceParts : kMaxClusterParts)) {
+        return refuse(config.global_workspace ? "more than 8 parts" : "more than 4 blocks in a cluster");
+    }
+    if (tile.multicast_ctas > 1 && config.split > 1 && !config.global_workspace)
+        return refuse("a multicast tile has no split-K in a cluster");
+    const int64_t tiles = ceil_div(desc.n, tile.rows() * tile.multicast_ctas) * ceil_div(desc.m, tile.tokens);
+    if (tiles * tile.multicast_ctas * config.split > std::numeric_limits<int>::max())
+        return refuse("more tiles than a grid has blocks");
+    if (config.split == 1) {
+        return config.tail_only || config.global_workspace ? refuse("nothing to split in the tail") : true;
+    }
+    const int64_t steps = ceil_div(desc.k, tile.step());
+    if (steps < 2 * config.split) return refuse("K is too short for that split");
+    const int64_t slots = int64_t{num_sms} * tile.blocks_per_sm / tile.multicast_ctas;
+    int64_t split_tiles = tiles;
+    if (config.tail_only) {
+        const int64_t wave = config.global_workspace ? slots : slots / config.split * config.split;
+        split_tiles = tiles % wave;
+        if (split_tiles == 0 || split_tiles == tiles) return refuse("no last wave to split");
+        if (split_tiles * config.split > slots) return refuse("the last wave does not fit that split");
+    }
+    if (!config.global_workspace) return true;
+    if (split_tiles * config.split > slots) return refuse("more parts than blocks that run at once");
+    if (config.split == kStreamK && tiles % slots == 0) return refuse("whole tiles fill every wave already");
+    if (split_tiles * tile.multicast_ctas * tile.row_warpgroups > kSemaphores)
+        return refuse("more split tiles than semaphores");
+    if (workspace_bytes(desc, config, num_sms) > kMaxWorkspaceBytes) return refuse("too large a workspace");
+    const GemmPlan plan = make_plan(desc, config, num_sms);
+    const int64_t column_steps = split_tiles / int{plan.columns} * steps;
+    if (column_steps < kMinWorkUnitSteps * plan.work_units) return refuse("too few steps for a work unit");
+    if ((column_steps + 1) * plan.work_units > std::numeric_limits<int>::max())
+        return refuse("too many steps to number");
+    return true;
+}
+
+GemmPlan make_plan(const GemmDesc& desc, const GemmConfig& config, int num_sms) {
+    const Tile& tile = kTiles[config.tile];
+    GemmPlan plan{};
+    plan.multicast_ctas = tile.multicast_ctas;
+    plan.row_tiles = static_cast<int>(ceil_div(desc.n, tile.rows() * plan.multicast_ctas));
+    plan.token_tiles = static_cast<int>(ceil_div(desc.m, tile.tokens));
+    const int64_t groups = ceil_div(desc.m, kRasterTokens);
+    plan.raster_group = static_cast<int>(ceil_div(plan.token_tiles, groups));
+    plan.last_raster_group = (plan.token_tiles - 1) % plan.raster_group + 1;
+    plan.raster_group_tiles = plan.raster_group * plan.row_tiles;
+    plan.tiles = plan.row_tiles * plan.token_tiles;
+    plan.steps = static_cast<int>(ceil_div(desc.k, tile.step()));
+    plan.cluster = config.global_workspace ? 1 : config.split;
+    plan.columns = 1;
+    const int slots = num_sms * tile.blocks_per_sm / plan.multicast_ctas;
+    if (config.split == 1) {
+        plan.blocks = std::min(plan.tiles, slots);
+        plan.whole_tiles = plan.tiles;
+    } else if (config.tail_only) {
+        plan.blocks = slots / plan.cluster * plan.cluster;
+        plan.whole_tiles = plan.tiles / plan.blocks * plan.blocks;
+    } else {
+        plan.blocks = plan.tiles * plan.cluster;
+        plan.whole_tiles = 0;
+    }
+    if (config.global_workspace && config.split != 1) {
+        const bool is_rectangle = plan.raster_group == plan.token_tiles && plan.whole_tiles % plan.token_tiles == 0;
+        if (is_rectangle && plan.token_tiles <= slots) plan.columns = plan.token_tiles;
+        const int rest = plan.tiles - plan.whole_tiles;
+        plan.work_units = config.split == kStreamK ? slots / plan.columns : rest / plan.columns * config.split;
+        plan.column_steps = rest / plan.columns * plan.steps;
+        if (!config.tail_only) plan.blocks = plan.work_units * plan.columns;
+    }
+    return plan;
+}
+
+int64_t workspace_bytes(const GemmDesc& desc, const GemmConfig& config, int num_sms) {
+    const GemmPlan plan = make_plan(desc, config, num_sms);
+    const Tile& tile = kTiles[config.tile];
+    return int64_t{4} * kSlotsPerBlock * plan.work_units * plan.columns * plan.multicast_ctas * tile.rows() *
+           tile.tokens;
+}
+
+double predict_us(const GemmDesc& desc, const GemmConfig& config, int num_sms) {
+    return predict_us(desc, config, num_sms, kCostModel, tile_cost(config.tile));
+}
+
+namespace {
+
+// Calls visit(config, predicted microseconds) for every config that can compute the problem.
+template <class Visit>
+void for_each_config(const GemmDesc& desc, int num_sms, bool has_semaphores, const Visit& visit) {
+    const auto consider = [&](const GemmConfig& config) {
+        if ((config.global_workspace && !has_semaphores) || !is_valid(desc, config, num_sms, nullptr)) return;
+        visit(config, predict_us(desc, config, num_sms));
+    };
+    for (int tile = 0; tile < kTileCount; ++tile) {
+        if (kTiles[tile].precision != desc.precision) continue;
+        consider({tile, 1, false, false});
+        for (const bool tail_only : {false, true}) {
+            for (int split = 2; split <= kMaxClusterParts; ++split) consider({tile, split, tail_only, false});
+            consider({tile, kStreamK, tail_only, true});
+            for (int split = 2; split <= kMaxWorkspaceParts; ++split) consider({tile, split, tail_only, true});
+        }
+    }
+}
+
+GemmConfig predicted_best(const GemmDesc& desc, int num_sms, bool has_semaphores) {
+    GemmConfig best{0, 1, false, false};
+    double best_us = std::numeric_limits<double>::infinity();
+    for_each_config(desc, num_sms, has_semaphores, [&](const GemmConfig& config, double us) {
+        if (us >= best_us) return;
+        best_us = us;
+        best = config;
+    });
+    return best;
+}
+
+// The best of the configs that the model finds promising, by the model corrected with what was timed.
+GemmConfig corrected_best(const GemmDesc& desc, int num_sms, bool has_semaphores, const std::vector<Timing>& timings) {
+    constexpr double kPromising = 1.4;
+    std::vector<std::pair<double, GemmConfig>> found;
+    double least_us = std::numeric_limits<double>::infinity();
+    for_each_config(desc, num_sms, has_semaphores, [&](const GemmConfig& config, double us) {
+        found.emplace_back(us, config);
+        least_us = std::min(least_us, us);
+    });
+    GemmConfig best = found.front().second;
+    double best_us = std::numeric_limits<double>::infinity();
+    for (const auto& [predicted, config] : found) {
+        if (predicted > kPromising * least_us) continue;
+        const double us = corrected_us(desc, config, predicted, timings);
+        if (us >= best_us) continue;
+        best_us = us;
+        best = config;
+    }
+    return best;
+}
+
+}  // namespace
+
+GemmConfig choose_config(const GemmDesc& desc, int num_sms, bool has_semaphores) {
+    // Predictions for each of a model's hundred GEMMs would show in a step without a CUDA graph.
+    using Problem = std::tuple<Precision, int64_t, int64_t, int64_t, int, bool>;
+    constexpr size_t kRemembered = 1 << 16;
+    thread_local std::map<Problem, GemmConfig> remembered;
+    thread_local uint64_t version = 0;
+    if (const uint64_t now = timings_version(); now != version || remembered.size() >= kRemembered) {
+        remembered.clear();
+        version = now;
+    }
+    const Problem problem{desc.precision, desc.m, desc.n, desc.k, num_sms, has_semaphores};
+    if (const auto found = remembered.find(problem); found != remembered.end()) return found->second;
+    GemmConfig config;
+    if (const std::vector<Timing> timings = timings_of(desc); !timings.empty()) {
+        config = corrected_best(desc, num_sms, has_semaphores, timings);
+    } else if (const TableRow* row = measured_row(desc, num_sms, has_semaphores); row != nullptr) {
+        config = row->config;
+    } else {
+        config = predicted_best(desc, num_sms, has_semaphores);
+    }
+    return remembered.emplace(problem, config).first->second;
+}
+
+}  // namespace nestedfp::cuda

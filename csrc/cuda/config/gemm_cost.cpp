@@ -1,0 +1,84 @@
+#include "cuda/config/gemm_cost.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace nestedfp::cuda {
+namespace {
+
+constexpr double kClocksPerUs = 1755;
+
+struct Measured {
+    CostModel common;
+    TileCost tiles[kTileCount];
+};
+
+constexpr Measured kMeasured = {
+#include "cuda/generated/gemm_cost.inc"
+};
+
+constexpr bool has_every_tile() {
+    for (const TileCost& cost : kMeasured.tiles) {
+        if (!(cost.stage > 0)) return false;
+    }
+    return true;
+}
+static_assert(has_every_tile(), "gemm_cost.inc lacks constants of the last tiles; run benchmarks.gpu_fit_cost again");
+
+}  // namespace
+
+const CostModel kCostModel = kMeasured.common;
+
+const TileCost& tile_cost(int tile) { return kMeasured.tiles[tile]; }
+
+double predict_us(const GemmDesc& desc, const GemmConfig& config, int num_sms, const CostModel& model,
+                  const TileCost& cost) {
+    const Tile& tile = kTiles[config.tile];
+    const GemmPlan plan = make_plan(desc, config, num_sms);
+    const bool is_fp16 = desc.precision == Precision::kFp16;
+    const int p = is_fp16 ? 0 : 1;
+    const double slots = static_cast<double>(num_sms) * tile.blocks_per_sm / plan.multicast_ctas;
+    const double sums_bytes = 4.0 * tile.rows() * tile.tokens;
+    // A stage runs quicker while other multiprocessors are idle.
+    const auto stage_at = [&](double blocks) {
+        return cost.stage * (cost.alone + (1 - cost.alone) * std::min(1.0, blocks / slots));
+    };
+
+    // Clusters stay within a GPC, so larger ones leave multiprocessors idle, for the whole tiles, too.
+    const double usable = plan.cluster > 2 ? model.cluster_of_four : 1;
+    const double turns = plan.cluster > 1 ? std::ceil(plan.blocks / (slots * usable)) : 1;
+    const double full_waves = std::floor(plan.whole_tiles / slots);
+    const double last_wave = plan.whole_tiles - full_waves * slots;
+    double clocks = turns * full_waves * (plan.steps * cost.stage + cost.drain);
+    if (last_wave > 0) clocks += turns * (plan.steps * stage_at(last_wave) + cost.drain);
+
+    if (plan.work_units > 0) {
+        const double unit = std::ceil(static_cast<double>(plan.column_steps) / int{plan.work_units});
+        const double x_mb = 1e-6 * desc.m * desc.k * (is_fp16 ? 2 : 1);
+        const double beyond_mb = std::max(0.0, x_mb - model.uneven_from_mb[plan.multicast_ctas > 1]);
+        const double uneven = model.uneven[plan.multicast_ctas > 1] + std::min(0.5, model.uneven_per_mb * beyond_mb);
+        // A block stores the sums of its first part and reduces those of its last tile.
+        const double parts = config.split == kStreamK ? int{plan.steps} / unit + 1 : config.split;
+        const double blocks = static_cast<double>(int{plan.work_units}) * int{plan.columns};
+        clocks += unit * stage_at(blocks) * (config.split == kStreamK || plan.columns > 1 ? uneven : 1) + cost.drain +
+                  model.workspace_fixed[tile.tokens <= 64] + parts * sums_bytes / model.workspace_bytes;
+    } else if (config.split > 1) {
+        const double blocks = 1.0 * (plan.tiles - plan.whole_tiles) * config.split;
+        const double part = std::ceil(1.0 * plan.steps / config.split) * stage_at(blocks) + cost.drain;
+        const double exchange = model.cluster_fixed + sums_bytes / model.cluster_bytes * (config.split == 2 ? 1 : 1.5);
+        clocks += std::ceil(blocks / (slots * usable)) * (part + exchange);
+    }
+
+    const double bytes = is_fp16 ? 2 : 1;
+    const double groups = std::ceil(int{plan.token_tiles} / static_cast<double>(int{plan.raster_group}));
+    const double weight_bytes = groups * desc.n * desc.k * bytes, x_bytes = bytes * desc.m * desc.k;
+    const double blocks = plan.blocks * plan.multicast_ctas;
+    const double bandwidth = std::min(model.memory[p], blocks * cost.intake);
+    const double memory = (weight_bytes + x_bytes + 2.0 * desc.m * desc.n) / bandwidth;
+    const double together =
+        std::pow(std::pow(clocks, model.overlap[p]) + std::pow(memory, model.overlap[p]), 1 / model.overlap[p]);
+    const double bound_by_arithmetic = std::max(0.0, 1 - memory / clocks);
+    return together * (1 + model.long_run[p] * bound_by_arithmetic) / kClocksPerUs + model.launch_us[p];
+}
+
+}  // namespace nestedfp::cuda

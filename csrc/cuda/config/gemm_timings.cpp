@@ -1,0 +1,82 @@
+#include "cuda/config/gemm_timings.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <tuple>
+
+namespace nestedfp::cuda {
+namespace {
+
+using Key = std::tuple<Precision, int64_t, int64_t>;
+
+std::mutex mutex;
+std::map<Key, std::vector<Timing>>& all_timings() {
+    static std::map<Key, std::vector<Timing>> all;
+    return all;
+}
+std::atomic<uint64_t> version{0};
+
+Key key_of(const GemmDesc& desc) { return {desc.precision, desc.n, desc.k}; }
+
+// How K is cut: not at all, in a cluster, by Stream-K, by split-K with a global workspace; of the tail or of all tiles.
+int kind_of(const GemmConfig& config) {
+    const int kind = config.split == 1 ? 0 : !config.global_workspace ? 1 : config.split == kStreamK ? 2 : 3;
+    return 2 * kind + config.tail_only;
+}
+
+// In doublings of the token count. Weights and the prior were chosen on timings of random problems, of which each token
+// count was predicted from those of the others.
+double distance_squared(int64_t m, const GemmConfig& config, const Timing& timing) {
+    const double tokens = std::log2(static_cast<double>(m) / static_cast<double>(timing.m));
+    const bool is_same_split = kind_of(config) == kind_of(timing.config) && config.split == timing.config.split;
+    const double split = is_same_split ? 0 : kind_of(config) == kind_of(timing.config) ? 0.5 : 1;
+    const double other = (config.tile == timing.config.tile ? 0 : 1) + split;
+    return tokens * tokens + other * other;
+}
+
+constexpr double kNearest = 0.01;  // squared distance below which timings count alike
+constexpr double kPriorWeight = 0.1;
+
+}  // namespace
+
+void take_timing(const GemmDesc& desc, const GemmConfig& config, int num_sms, double us) {
+    const double log_error = std::log(us / predict_us(desc, config, num_sms));
+    const std::lock_guard lock(mutex);
+    all_timings()[key_of(desc)].push_back({desc.m, config, log_error});
+    ++version;
+}
+
+void forget_timings() {
+    const std::lock_guard lock(mutex);
+    all_timings().clear();
+    ++version;
+}
+
+uint64_t timings_version() { return version.load(std::memory_order_relaxed); }
+
+std::vector<Timing> timings_of(const GemmDesc& desc) {
+    constexpr double kBeyond = 1.2;
+    const std::lock_guard lock(mutex);
+    const auto found = all_timings().find(key_of(desc));
+    if (found == all_timings().end()) return {};
+    int64_t most = 0;
+    for (const Timing& timing : found->second) most = std::max(most, timing.m);
+    return desc.m > kBeyond * most ? std::vector<Timing>{} : found->second;
+}
+
+double corrected_us(const GemmDesc& desc, const GemmConfig& config, double predicted_us,
+                    const std::vector<Timing>& timings) {
+    double weights = kPriorWeight, sum = 0;
+    for (const Timing& timing : timings) {
+        const double squared = kNearest + distance_squared(desc.m, config, timing);
+        const double weight = 1 / (squared * squared);
+        weights += weight;
+        sum += weight * timing.log_error;
+    }
+    return predicted_us * std::exp(sum / weights);
+}
+
+}  // namespace nestedfp::cuda

@@ -1,0 +1,36 @@
+// The exact decoder: four weights from four bytes of each plane in six instructions (2 PRMT, 2 LOP3, 1 IMAD, 1 LEA.HI).
+#pragma once
+
+#include "cuda/gemm/ptx.cuh"
+
+namespace nestedfp::cuda {
+
+template <int Selector>
+NESTEDFP_DEVICE uint32_t permute_bytes(uint32_t a, uint32_t b) {
+    uint32_t d;
+    asm volatile("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "n"(Selector));
+    return d;
+}
+
+// (~a & mask) | constant
+NESTEDFP_DEVICE uint32_t inverted_and_or(uint32_t a, uint32_t mask, uint32_t constant) {
+    uint32_t d;
+    asm volatile("lop3.b32 %0, %1, %2, %3, 0xAE;" : "=r"(d) : "r"(a), "r"(mask), "r"(constant));
+    return d;
+}
+
+// Bytes c = 0..3 of `upper` and `lower` (layout.h) belong to k = 0, 8, 1, 9. low = (k 0, k 1), high = (k 8, k 9) as
+// half2.
+//
+// A weight is sign | (upper & 0x7f) * 128 + residual in 16-bit integer arithmetic; two weights share a register, so the
+// parts that would carry or borrow into a neighbour must cancel. The permutes place upper's byte (for its sign) above
+// lower's; the inverted magnitude times 128 then subtracts upper's magnitude at the wrong place and adds it at the
+// right one, and the constants and the biases of the lower plane (128 and 127) cancel what is left. A test walks all
+// 32,258 values in every lane.
+NESTEDFP_DEVICE void decode4(uint32_t upper, uint32_t lower, uint32_t& low, uint32_t& high) {
+    low = inverted_and_or(upper, 0x007f007fu, 0x01800180u) * 128u + permute_bytes<0x2604>(upper, lower);
+    high = static_cast<uint32_t>(static_cast<int32_t>(inverted_and_or(upper, 0x7f007f00u, 0x80018000u)) >> 1) +
+           permute_bytes<0x3715>(upper, lower);
+}
+
+}  // namespace nestedfp::cuda

@@ -1,0 +1,367 @@
+// From accumulators to D: adds the K slices of one block, then the parts of a split tile, then scale, bias, rounding
+// and the store.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include "cuda/gemm/kernel_args.h"
+#include "cuda/gemm/ptx.cuh"
+#include "cuda/gemm/schedule.cuh"
+#include "format.h"
+
+namespace nestedfp::cuda {
+
+template <class T>
+class Epilogue {
+  public:
+    NESTEDFP_DEVICE Epilogue(const KernelArgs& args, uint32_t stages, int row_warpgroup, int k_warpgroup, int rank)
+        : args_(args),
+          stages_(stages),
+          row_warpgroup_(row_warpgroup),
+          k_warpgroup_(k_warpgroup),
+          split_(args.plan.cluster),
+          cta_rank_(T::kMulticastCtas == 2 ? rank : 0),
+          rank_(rank) {}
+
+    // Call before the main loop: what the epilogue reads from memory is under way while the tensor cores work.
+    NESTEDFP_DEVICE void prefetch(const Work& work) {
+        if constexpr (!T::kFp16) {
+            if (k_warpgroup_ > 0) return;
+            wait_once();
+            const int first_token = locate(args_.plan, work.tile).token_tile * T::kTokens;
+#pragma unroll
+            for (int i = 0; i < kScales; ++i) {
+                const int token = first_token + i * 128 + threadIdx.x % 128;
+                scale_[i] = token < args_.m ? __ldcg(args_.token_scale + token) * (1.0f / kUpperScale) : 0.0f;
+            }
+        }
+    }
+
+    NESTEDFP_DEVICE void run(float (&sum)[T::kAccumulators], const Work& work) {
+        if constexpr (T::kKWarpgroups > 1) add_slices(sum);
+        const bool is_split = work.parts > 1;
+        // A cluster synchronises with all warps of its blocks.
+        if (k_warpgroup_ > 0 && !(is_split && split_ > 1)) return;
+        if (is_split && split_ == 1 && !reduce_parts(sum, work)) return;
+        const Target target = make_target(work);
+        if (!is_split || split_ == 1) {
+            store_units<kUnits>(sum, 0, target);
+        } else if (split_ == 2 && kUnits % 2 == 0) {
+            store_cluster_of_two(sum, target);
+        } else {
+            store_cluster(sum, target);
+        }
+    }
+
+  private:
+    static constexpr int kUnits = T::kTokens / 16;  // a unit is 16 tokens: 8 accumulators of a thread
+    static constexpr int kUnitBytes = 4096;         // of one warpgroup's FP32 sums
+    static constexpr int kChunkUnits = T::kChunkTokens / 16;
+    static constexpr int kScales = (T::kTokens + 127) / 128;  // token scales that a thread prefetches
+    static_assert(T::kRingBytes >= (kUnits + kMaxClusterParts - 1) * T::kRowWarpgroups * kUnitBytes,
+                  "partial sums of a cluster are received in the memory of the stages");
+
+    NESTEDFP_DEVICE int unit_begin(int rank) const { return rank * kUnits / args_.plan.cluster; }
+
+    NESTEDFP_DEVICE static float4 group(const float (&sum)[T::kAccumulators], int i) {
+        return make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]);
+    }
+
+    NESTEDFP_DEVICE static void add_group(float (&sum)[T::kAccumulators], int i, float4 v) {
+        sum[4 * i] += v.x;
+        sum[4 * i + 1] += v.y;
+        sum[4 * i + 2] += v.z;
+        sum[4 * i + 3] += v.w;
+    }
+
+    // K warpgroup 0 adds up the sums of the others.
+    NESTEDFP_DEVICE void add_slices(float (&sum)[T::kAccumulators]) {
+        constexpr int kThreads = 128 * T::kKWarpgroups;
+        constexpr int kSliceBytes = T::kRowWarpgroups * T::kTokens * 256;
+        const int is_ready = 1 + T::kRowWarpgroups + row_warpgroup_;  // named barriers: the sums are there
+        const int is_free = is_ready + T::kRowWarpgroups;             // and the last tile's have been read
+        const uint32_t mine = stages_ + T::kSliceSumOffset + row_warpgroup_ * T::kTokens * 256 + threadIdx.x % 128 * 16;
+        if (k_warpgroup_ > 0) {
+            if (!is_first_tile_) named_sync(is_free, kThreads);
+#pragma unroll
+            for (int i = 0; i < T::kTokens / 8; ++i) {
+                store_shared_float4(mine + (k_warpgroup_ - 1) * kSliceBytes + i * 2048, group(sum, i));
+            }
+            named_arrive(is_ready, kThreads);
+        } else {
+            if (!is_first_tile_) named_arrive(is_free, kThreads);
+            named_sync(is_ready, kThreads);
+#pragma unroll
+            for (int k = 1; k < T::kKWarpgroups; ++k) {
+#pragma unroll
+                for (int i = 0; i < T::kTokens / 8; ++i) {
+                    add_group(sum, i, load_shared_float4(mine + (k - 1) * kSliceBytes + i * 2048));
+                }
+            }
+        }
+        is_first_tile_ = false;
+    }
+
+    // Where this thread's values go, and what is added to them.
+    struct Target {
+        int first_row, first_token;
+        float bias[2];           // of rows lane / 4 and lane / 4 + 8 of the warp's 16
+        uint32_t matrix_offset;  // in a staging buffer: this lane's row of store_matrices_transposed
+        uint32_t piece_offset;   // in a staging buffer: the 16 bytes that this thread stores
+    };
+
+    NESTEDFP_DEVICE Target make_target(const Work& work) {
+        const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+        Target target;
+        const TilePosition position = locate(args_.plan, work.tile);
+        target.first_row = (position.row_tile * T::kMulticastCtas + cta_rank_) * T::kRows + row_warpgroup_ * 64;
+        target.first_token = position.token_tile * T::kTokens;
+        const int matrix = lane / 8, swizzle = lane % 8;
+        target.matrix_offset = (matrix / 2 * 8 + swizzle) * 128 + ((warp * 2 + matrix % 2) ^ swizzle) * 16;
+        target.piece_offset = thread / 8 * 128 + ((thread % 8) ^ (thread / 8 % 8)) * 16;
+        wait_once();  // the kernel before this one may still read what is overwritten
+        target.bias[0] = target.bias[1] = 0;
+        if (args_.bias != nullptr) {
+            const int row = target.first_row + warp * 16 + lane / 4;
+            if (row < args_.n) target.bias[0] = __half2float(args_.bias[row]);
+            if (row + 8 < args_.n) target.bias[1] = __half2float(args_.bias[row + 8]);
+        }
+        if constexpr (!T::kFp16) {
+            if (k_warpgroup_ == 0) {
+#pragma unroll
+                for (int i = 0; i < kScales; ++i) {
+                    if (i * 128 + thread < T::kTokens) store_shared_float(scales() + (i * 128 + thread) * 4, scale_[i]);
+                }
+                named_sync(1 + row_warpgroup_, 128);
+            }
+        }
+        return target;
+    }
+
+    NESTEDFP_DEVICE void wait_once() {
+        if (!has_waited_) pdl_wait();
+        has_waited_ = true;
+    }
+
+    NESTEDFP_DEVICE uint32_t scales() const { return stages_ + T::kScaleOffset + row_warpgroup_ * T::kTokens * 4; }
+
+    NESTEDFP_DEVICE uint32_t next_buffer() {
+        const uint32_t buffer = stages_ + T::kStagingOffset + (row_warpgroup_ * 2 + buffer_) * T::kChunkBytes;
+        buffer_ ^= 1;
+        return buffer;
+    }
+
+    // Scales, adds bias, rounds, and turns 16 tokens from rows-by-tokens to tokens-by-rows in shared memory.
+    NESTEDFP_DEVICE void stage_unit(const float* sum, int unit, const Target& target, uint32_t to) {
+        float v[8];
+#pragma unroll
+        for (int g = 0; g < 2; ++g) {
+            float2 scale = make_float2(1, 1);
+            if constexpr (!T::kFp16)
+                scale = load_shared_float2(scales() + (unit * 16 + g * 8 + threadIdx.x % 4 * 2) * 4);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                v[4 * g + e] = fmaf(sum[4 * g + e], e % 2 == 0 ? scale.x : scale.y, target.bias[e / 2]);
+            }
+        }
+        store_matrices_transposed(to + target.matrix_offset, half2_bits(v[0], v[1]), half2_bits(v[2], v[3]),
+                                  half2_bits(v[4], v[5]), half2_bits(v[6], v[7]));
+    }
+
+    // Stores a staged unit, 128 bytes of a token at a time.
+    NESTEDFP_DEVICE void store_unit(int unit, const Target& target, uint32_t from) {
+        const int thread = threadIdx.x % 128;
+        const int token = target.first_token + unit * 16 + thread / 8;
+        if (token < args_.m)
+            store_piece(load_shared(from + target.piece_offset), token, target.first_row + thread % 8 * 8);
+    }
+
+    // `Units` units whose first is `first_unit` of the tile and whose sums begin at sum[0].
+    template <int Units>
+    NESTEDFP_DEVICE void store_units(const float* sum, int first_unit, const Target& target) {
+#pragma unroll
+        for (int chunk = 0; chunk < Units; chunk += kChunkUnits) {
+            if (target.first_token + (first_unit + chunk) * 16 >= args_.m) break;
+            const uint32_t buffer = next_buffer();
+#pragma unroll
+            for (int i = 0; i < kChunkUnits && chunk + i < Units; ++i) {
+                stage_unit(sum + 8 * (chunk + i), first_unit + chunk + i, target, buffer + i * 2048);
+            }
+            // Two buffers: whoever passes has also finished reading the other one.
+            named_sync(1 + row_warpgroup_, 128);
+#pragma unroll
+            for (int i = 0; i < kChunkUnits && chunk + i < Units; ++i) {
+                store_unit(first_unit + chunk + i, target, buffer + i * 2048);
+            }
+        }
+    }
+
+    // Split-K with a global workspace: partial sums are added in order of part, so that the result does not depend on
+    // timing. True if this block goes on with the tile.
+    NESTEDFP_DEVICE bool reduce_parts(float (&sum)[T::kAccumulators], const Work& work) {
+        const int tile = (work.tile - args_.plan.whole_tiles) * T::kMulticastCtas + cta_rank_;
+        int* const semaphore = args_.semaphores + tile * T::kRowWarpgroups + row_warpgroup_;
+        wait_once();  // the kernel before this one may still use that memory
+        if constexpr (T::kLastArriverReduces) {
+            store_part(sum, work.part);
+            if (!is_last_arrival(semaphore, work.parts)) return false;
+            load_part(sum, work.part, 0);
+        } else {
+            if (work.part > 0) {
+                store_part(sum, work.part);
+                if (threadIdx.x % 128 == 0) add_release(semaphore, 1);
+                return false;
+            }
+            wait_for_parts(semaphore, work.parts);
+        }
+#pragma unroll 1
+        for (int part = 1; part < work.parts; ++part) add_part(sum, work.part, part);
+        return true;
+    }
+
+    // This thread's first sum of a part of the tile of which this block computes the part `own`.
+    NESTEDFP_DEVICE float4* part_address(int own, int part) const {
+        const int number =
+            work_unit_of(args_.plan, scheduled_block<T::kMulticastCtas>()) + (part - own) * args_.plan.columns;
+        const int64_t slot = (number * T::kMulticastCtas + cta_rank_) * kSlotsPerBlock + (part == 0);
+        float* const first = args_.workspace + (slot * T::kRowWarpgroups + row_warpgroup_) * (64 * T::kTokens);
+        return reinterpret_cast<float4*>(first) + threadIdx.x % 128;
+    }
+
+    NESTEDFP_DEVICE void store_part(const float (&sum)[T::kAccumulators], int own) {
+        float4* const to = part_address(own, own);
+#pragma unroll
+        for (int i = 0; i < T::kTokens / 8; ++i) __stcg(to + i * 128, group(sum, i));
+        named_sync(1 + row_warpgroup_, 128);
+    }
+
+    NESTEDFP_DEVICE void load_part(float (&sum)[T::kAccumulators], int own, int part) {
+        const float4* const from = part_address(own, part);
+#pragma unroll
+        for (int i = 0; i < T::kTokens / 8; ++i) {
+            const float4 v = __ldcg(from + i * 128);
+            sum[4 * i] = v.x, sum[4 * i + 1] = v.y, sum[4 * i + 2] = v.z, sum[4 * i + 3] = v.w;
+        }
+    }
+
+    NESTEDFP_DEVICE void add_part(float (&sum)[T::kAccumulators], int own, int part) {
+        const float4* const from = part_address(own, part);
+#pragma unroll
+        for (int i = 0; i < T::kTokens / 8; ++i) add_group(sum, i, __ldcg(from + i * 128));
+    }
+
+    NESTEDFP_DEVICE bool is_last_arrival(int* semaphore, int parts) {
+        const uint32_t flag = stages_ + T::kLastPartFlag + row_warpgroup_ * 4;
+        if (threadIdx.x % 128 == 0) {
+            const bool is_last = add_acquire_release(semaphore, 1) == parts - 1;
+            if (is_last) *semaphore = 0;
+            store_shared_int(flag, is_last);
+        }
+        named_sync(1 + row_warpgroup_, 128);
+        return load_shared_int(flag) != 0;
+    }
+
+    NESTEDFP_DEVICE void wait_for_parts(int* semaphore, int parts) {
+        if (threadIdx.x % 128 == 0) {
+            while (load_acquire(semaphore) != parts - 1) {
+            }
+            *semaphore = 0;
+        }
+        named_sync(1 + row_warpgroup_, 128);
+    }
+
+    // Split-K in a cluster of two: each block gives away the sums of one half and adds what it receives to the other. A
+    // split tile is a block's last, so by now the memory of the stages is free to receive.
+    NESTEDFP_DEVICE void store_cluster_of_two(float (&sum)[T::kAccumulators], const Target& target) {
+        constexpr int kHalf = kUnits / 2;
+        const uint32_t received = stages_ + row_warpgroup_ * kHalf * kUnitBytes + threadIdx.x % 128 * 16;
+        cluster_sync_relaxed();  // the pipelines of both are empty
+        if (k_warpgroup_ == 0) {
+            if (rank_ == 1) {
+#pragma unroll
+                for (int i = 0; i < 8 * kHalf; ++i) {
+                    const float keep = sum[8 * kHalf + i];
+                    sum[8 * kHalf + i] = sum[i];
+                    sum[i] = keep;
+                }
+            }
+            const uint32_t to = peer_address(received, 1 - rank_);
+#pragma unroll
+            for (int i = 0; i < 2 * kHalf; ++i) store_peer_float4(to + i * 2048, group(sum, 2 * kHalf + i));
+        }
+        cluster_sync();  // every sum has arrived
+        if (k_warpgroup_ > 0) return;
+#pragma unroll
+        for (int i = 0; i < 2 * kHalf; ++i) add_group(sum, i, load_shared_float4(received + i * 2048));
+        store_units<kHalf>(sum, rank_ * kHalf, target);
+    }
+
+    // Split-K in any cluster: every block owns a range of units, receives all sums of them and adds them in order of
+    // rank.
+    NESTEDFP_DEVICE void store_cluster(const float (&sum)[T::kAccumulators], const Target& target) {
+        const int slot_units = (kUnits + split_ - 1) / split_;
+        const uint32_t from_stride = T::kRowWarpgroups * slot_units * kUnitBytes;
+        const uint32_t received = stages_ + row_warpgroup_ * slot_units * kUnitBytes + threadIdx.x % 128 * 16;
+        cluster_sync_relaxed();  // the pipelines of the whole cluster are empty
+        if (k_warpgroup_ == 0) {
+            int owner = 0;
+#pragma unroll
+            for (int u = 0; u < kUnits; ++u) {
+                while (unit_begin(owner + 1) <= u) ++owner;
+                const uint32_t to =
+                    peer_address(received + rank_ * from_stride + (u - unit_begin(owner)) * kUnitBytes, owner);
+                store_peer_float4(to, group(sum, 2 * u));
+                store_peer_float4(to + 2048, group(sum, 2 * u + 1));
+            }
+        }
+        cluster_sync();  // every sum has arrived
+        if (k_warpgroup_ > 0) return;
+        const int begin = unit_begin(rank_), end = unit_begin(rank_ + 1);
+#pragma unroll 1
+        for (int u = begin; u < end; ++u) {
+            if (target.first_token + u * 16 >= args_.m) break;
+            float total[8] = {};
+            for (int from = 0; from < split_; ++from) {
+                const uint32_t at = received + from * from_stride + (u - begin) * kUnitBytes;
+                const float4 a = load_shared_float4(at), b = load_shared_float4(at + 2048);
+                total[0] += a.x, total[1] += a.y, total[2] += a.z, total[3] += a.w;
+                total[4] += b.x, total[5] += b.y, total[6] += b.z, total[7] += b.w;
+            }
+            const uint32_t buffer = next_buffer();
+            stage_unit(total, u, target, buffer);
+            named_sync(1 + row_warpgroup_, 128);
+            store_unit(u, target, buffer);
+        }
+    }
+
+    // Eight neighbouring outputs of one token.
+    NESTEDFP_DEVICE void store_piece(uint4 piece, int token, int row) {
+        if (row >= args_.n) return;
+        __half* const to = args_.out + static_cast<int64_t>(token) * args_.n + row;
+        if (args_.n % 8 == 0) {
+            *reinterpret_cast<uint4*>(to) = piece;
+            return;
+        }
+        const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const uint32_t bits = words[i / 2] >> (i % 2 * 16);
+            if (row + i < args_.n) to[i] = __ushort_as_half(static_cast<unsigned short>(bits));
+        }
+    }
+
+    NESTEDFP_DEVICE static uint32_t half2_bits(float low, float high) {
+        uint32_t bits;
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+        return bits;
+    }
+
+    const KernelArgs& args_;
+    uint32_t stages_;
+    int row_warpgroup_, k_warpgroup_, split_, cta_rank_, rank_;
+    int buffer_ = 0;
+    bool is_first_tile_ = true, has_waited_ = false;
+    float scale_[kScales];
+};
+
+}  // namespace nestedfp::cuda

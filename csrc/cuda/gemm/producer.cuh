@@ -1,0 +1,106 @@
+// The producer warpgroup: one warp per operand feeds the rings through TMA.
+#pragma once
+
+#include "cuda/gemm/kernel_args.h"
+#include "cuda/gemm/ptx.cuh"
+#include "cuda/gemm/schedule.cuh"
+#include "cuda/kernels/layout.h"
+
+namespace nestedfp::cuda {
+
+template <class T>
+NESTEDFP_DEVICE void produce_activations(const CUtensorMap& x_map, const KernelArgs& args, uint32_t stages, int rank) {
+    Schedule<T::kMulticastCtas> schedule(args.plan, rank);
+    RingPosition<T::kXStages> ring(1);
+    Work work;
+    while (schedule.next(work)) {
+        int token = locate(args.plan, work.tile).token_tile * T::kTokens;
+        if constexpr (T::kMulticastCtas == 2) token += rank * (T::kTokens / 2);
+        int slice = work.first_step * T::kKWarpgroups;
+#pragma unroll 1
+        for (int step = 0; step < work.steps; ++step) {
+            const uint32_t stage = stages + ring.stage * T::kXStageBytes;
+            const uint32_t barrier = stages + T::kXFull + ring.stage * 8;
+            barrier_wait(stages + T::kXEmpty + ring.stage * 8, ring.phase);
+            barrier_arrive_expect(barrier, T::kXStageBytes);
+#pragma unroll
+            for (int i = 0; i < T::kKWarpgroups; ++i) {
+                const uint32_t to = stage + i * T::kXBytes;
+                const int col = (slice + i) * T::kSliceCols;
+                if constexpr (T::kMulticastCtas == 2) {
+                    load_box_multicast(to + rank * (T::kXBytes / 2), &x_map, barrier, col, token, args.x_policy);
+                } else {
+                    load_box(to, &x_map, barrier, col, token, args.x_policy);
+                }
+            }
+            slice += T::kKWarpgroups;
+            ring.advance();
+        }
+    }
+}
+
+template <class T>
+NESTEDFP_DEVICE void produce_weights(int operand, const CUtensorMap& upper_map, const KernelArgs& args, uint32_t stages,
+                                     int rank) {
+    Schedule<T::kMulticastCtas> schedule(args.plan, rank);
+    RingPosition<T::kWeightStages> ring(1);
+    Work work;
+    while (schedule.next(work)) {
+        int row = locate(args.plan, work.tile).row_tile * (T::kMulticastCtas * T::kRows);
+        if constexpr (T::kMulticastCtas == 2) row += rank * T::kRows;
+        int slice = work.first_step * T::kKWarpgroups;
+        const uint8_t* lower[T::kRowWarpgroups];
+#pragma unroll
+        for (int i = 0; i < T::kRowWarpgroups; ++i) {
+            const int block = min(row / 64 + i, args.lower_row_blocks - 1);
+            lower[i] = args.lower + block * args.lower_row_stride + slice * args.lower_col_stride;
+        }
+#pragma unroll 1
+        for (int step = 0; step < work.steps; ++step) {
+            const uint32_t stage = stages + T::kWeightsOffset + ring.stage * T::kWeightStageBytes;
+            const uint32_t barrier = stages + T::kWeightsFull + ring.stage * 8;
+            barrier_wait(stages + T::kWeightsEmpty + ring.stage * 8, ring.phase);
+            if (operand == 1) {
+                barrier_arrive_expect(barrier, T::kKWarpgroups * T::kUpperBytes);
+#pragma unroll
+                for (int i = 0; i < T::kKWarpgroups; ++i) {
+                    load_box(stage + i * T::kUpperBytes, &upper_map, barrier, (slice + i) * T::kSliceCols, row,
+                             args.weight_policy);
+                }
+            } else {
+                // K slices of one row block are neighbours in memory and, having one row warpgroup, in the stage too.
+                static_assert(T::kKWarpgroups == 1 || T::kRowWarpgroups == 1 || !T::kFp16);
+                barrier_arrive_expect(barrier, T::kKWarpgroups * T::kLowerBytes);
+#pragma unroll
+                for (int i = 0; i < T::kRowWarpgroups; ++i) {
+                    load_bytes(stage + T::kLowerOffset + i * kBlockBytes, lower[i], barrier,
+                               T::kKWarpgroups * kBlockBytes, args.weight_policy);
+                    lower[i] += T::kKWarpgroups * args.lower_col_stride;
+                }
+            }
+            slice += T::kKWarpgroups;
+            ring.advance();
+        }
+    }
+}
+
+// One warp per operand, because a thread needs about 165 clocks per TMA instruction: a single issuer would bound small
+// tiles.
+template <class T>
+NESTEDFP_DEVICE void produce(const CUtensorMap& x_map, const CUtensorMap& upper_map, const KernelArgs& args,
+                             uint32_t stages, int rank) {
+    const int operand = threadIdx.x / 32;  // 0: activations, 1: upper, 2: lower
+    if (threadIdx.x % 32 != 0 || operand >= T::kProducerWarps) return;
+    if (operand == 0) {
+        // Weights do not depend on the kernel before this one, so only the activations wait for it.
+        pdl_wait();
+        pdl_launch_dependents();
+    }
+    if (operand == 0) {
+        produce_activations<T>(x_map, args, stages, rank);
+    } else {
+        produce_weights<T>(operand, upper_map, args, stages, rank);
+    }
+}
+
+}  // namespace nestedfp::cuda

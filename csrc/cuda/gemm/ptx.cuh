@@ -1,0 +1,241 @@
+// Hopper instructions that CUDA C++ has no name for, one thin wrapper each: mbarrier, TMA, wgmma control, clusters,
+// programmatic dependent launch. Addresses are 32-bit shared-memory addresses.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#define NESTEDFP_DEVICE __device__ __forceinline__
+
+namespace nestedfp::cuda {
+
+NESTEDFP_DEVICE uint32_t shared_address(const void* pointer) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// --- mbarrier ---
+
+NESTEDFP_DEVICE void barrier_init(uint32_t barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+
+NESTEDFP_DEVICE void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+NESTEDFP_DEVICE void barrier_arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// At a barrier of another thread block of the cluster (peer_address). Not a release at the cluster's scope, which would
+// wait for all of this thread's memory traffic: what the wgmmas have read needs none.
+NESTEDFP_DEVICE void barrier_arrive_peer(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+NESTEDFP_DEVICE void barrier_arrive_expect(uint32_t barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+NESTEDFP_DEVICE void barrier_wait(uint32_t barrier, int phase) {
+    asm volatile(
+        "{\n.reg .pred done;\n"
+        "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra out;\nbra again;\nout:\n}" ::"r"(barrier),
+        "r"(phase)
+        : "memory");
+}
+
+// Barrier `id` of this thread block, among `threads` threads. 0 is __syncthreads.
+NESTEDFP_DEVICE void named_sync(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+NESTEDFP_DEVICE void named_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// --- global to shared memory ---
+
+NESTEDFP_DEVICE void prefetch_tensor_map(const CUtensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+NESTEDFP_DEVICE void load_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, int x, int y, uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(x), "r"(y), "l"(policy)
+        : "memory");
+}
+
+// The same, multicast to both CTAs of a cluster of two: to the same place and the barrier of each.
+NESTEDFP_DEVICE void load_box_multicast(uint32_t to, const CUtensorMap* map, uint32_t barrier, int x, int y,
+                                        uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+        "[%0], [%1, {%3, %4}], [%2], %6, %5;" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(x), "r"(y), "l"(policy), "h"(static_cast<uint16_t>(3))
+        : "memory");
+}
+
+NESTEDFP_DEVICE void load_bytes(uint32_t to, const void* from, uint32_t barrier, int bytes, uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1], %3, [%2], %4;" ::"r"(to),
+        "l"(from), "r"(barrier), "r"(bytes), "l"(policy)
+        : "memory");
+}
+
+// --- shared memory ---
+
+NESTEDFP_DEVICE uint4 load_shared(uint32_t from) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(from)
+                 : "memory");
+    return v;
+}
+
+NESTEDFP_DEVICE float4 load_shared_float4(uint32_t from) {
+    float4 v;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(from)
+                 : "memory");
+    return v;
+}
+
+NESTEDFP_DEVICE float2 load_shared_float2(uint32_t from) {
+    float2 v;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(from) : "memory");
+    return v;
+}
+
+NESTEDFP_DEVICE void store_shared_float(uint32_t to, float v) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
+}
+
+NESTEDFP_DEVICE void store_shared_float4(uint32_t to, float4 v) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                 : "memory");
+}
+
+NESTEDFP_DEVICE void store_shared_int(uint32_t to, int v) {
+    asm volatile("st.shared.s32 [%0], %1;" ::"r"(to), "r"(v) : "memory");
+}
+
+NESTEDFP_DEVICE int load_shared_int(uint32_t from) {
+    int v;
+    asm volatile("ld.shared.s32 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
+    return v;
+}
+
+// Four 8x8 matrices of 16-bit elements, transposed: lane i gives the address of row i % 8 of matrix i / 8.
+NESTEDFP_DEVICE void store_matrices_transposed(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b),
+                 "r"(c), "r"(d)
+                 : "memory");
+}
+
+// --- wgmma ---
+
+NESTEDFP_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+NESTEDFP_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+template <int Pending>
+NESTEDFP_DEVICE void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+}
+
+// Keeps the compiler from moving accumulator accesses across asynchronous wgmmas.
+template <int Count>
+NESTEDFP_DEVICE void pin(float (&values)[Count]) {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) asm volatile("" : "+f"(values[i])::"memory");
+}
+
+// Descriptor of a K-major operand in 128-byte swizzled rows: 1024 bytes from one group of 8 rows to the next.
+NESTEDFP_DEVICE uint64_t swizzled_descriptor(uint32_t address) {
+    return uint64_t{1} << 62 | uint64_t{64} << 32 | uint64_t{1} << 16 | (address & 0x3ffff) >> 4;
+}
+
+// --- registers ---
+
+template <int Count>
+NESTEDFP_DEVICE void release_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
+}
+
+template <int Count>
+NESTEDFP_DEVICE void claim_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
+}
+
+// --- clusters ---
+
+NESTEDFP_DEVICE uint32_t cluster_rank() {
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// Waits for all threads of the cluster, and for nothing that they have written.
+NESTEDFP_DEVICE void cluster_sync_relaxed() {
+    asm volatile(
+        "barrier.cluster.arrive.relaxed.aligned;\n"
+        "barrier.cluster.wait.aligned;" ::
+            : "memory");
+}
+
+NESTEDFP_DEVICE void cluster_sync() {
+    asm volatile(
+        "barrier.cluster.arrive.release.aligned;\n"
+        "barrier.cluster.wait.acquire.aligned;" ::
+            : "memory");
+}
+
+// The address in the thread block `rank` of this cluster that corresponds to `address` here.
+NESTEDFP_DEVICE uint32_t peer_address(uint32_t address, uint32_t rank) {
+    uint32_t peer;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(peer) : "r"(address), "r"(rank));
+    return peer;
+}
+
+NESTEDFP_DEVICE void store_peer_float4(uint32_t to, float4 v) {
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                 : "memory");
+}
+
+// --- device memory ---
+
+// Adds and returns what was there. Orders what this block wrote before, as seen through its barriers, and what it reads
+// after.
+NESTEDFP_DEVICE int add_acquire_release(int* to, int value) {
+    int before;
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(value) : "memory");
+    return before;
+}
+
+// Adds, after what this block wrote before, as seen through its barriers.
+NESTEDFP_DEVICE void add_release(int* to, int value) {
+    asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
+// Reads, before what this block reads after, as seen through its barriers.
+NESTEDFP_DEVICE int load_acquire(const int* from) {
+    int value;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+    return value;
+}
+
+// --- programmatic dependent launch (PDL): a kernel starts while the one before it in the stream still runs, and waits
+// for that one's results where it needs them. No-ops unless the launch asked for it ---
+
+// Returns once every kernel before this one in the stream has finished and its writes are visible.
+NESTEDFP_DEVICE void pdl_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// Lets the next kernel of the stream start as soon as there is room for it.
+NESTEDFP_DEVICE void pdl_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+}  // namespace nestedfp::cuda

@@ -1,0 +1,95 @@
+// A compiled tile: its threads, registers and the map of its shared memory, all known to the compiler.
+#pragma once
+
+#include "cuda/config/tiles.h"
+
+namespace nestedfp::cuda {
+
+template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm, int MulticastCtas>
+struct TileTraits {
+    static constexpr Precision kPrecision = P;
+    static constexpr bool kFp16 = P == Precision::kFp16;
+    static constexpr int kRowWarpgroups = RowWarpgroups;
+    static constexpr int kKWarpgroups = KWarpgroups;
+    static constexpr int kTokens = Tokens;
+    static constexpr int kBlocksPerSm = BlocksPerSm;
+    static constexpr int kMulticastCtas = MulticastCtas;
+
+    static constexpr int kConsumers = RowWarpgroups * KWarpgroups;
+    static constexpr int kThreads = 128 * (kConsumers + 1);
+    static constexpr int kRows = 64 * RowWarpgroups;
+    static constexpr int kSliceCols = kFp16 ? 64 : 128;  // K columns per consumer and stage
+    static constexpr int kAccumulators = Tokens / 2;     // per thread
+    // Two warpgroups alone hide the decode of the next stage under their own wgmmas. Where two blocks share a
+    // multiprocessor or three warpgroups a block, the others' wgmmas hide it, and registers are short.
+    static constexpr bool kOverlapDecode = kFp16 && BlocksPerSm == 1 && kConsumers == 2;
+    // Up to 192 tokens the decode is interleaved with the wgmmas. At 256 a stage's wgmmas are long enough to hide it as
+    // one block, and the fewer live registers matter more.
+    static constexpr bool kInterleaveDecode = Tokens <= 192;
+
+    // Who reduces a tile's partial sums from the global workspace. Small sums: the block that arrives last, so that the
+    // others make room for the next kernel. Large ones: the block of the first part, which keeps its own in registers.
+    static constexpr bool kLastArriverReduces = Tokens <= 64;
+
+    // Where registers suffice, a stage's bytes are read under the wgmmas of the stage before.
+    static constexpr bool kReadAhead = Tokens <= 64 || BlocksPerSm == 1;
+    // Ping-pong: three warpgroups take turns on the tensor cores, so that one decodes while another multiplies: 14 % at
+    // 128 tokens. At 192, short of registers, it costs 5 %; at 64 and 96 there is too little to hide behind.
+    static constexpr bool kPingPong = kFp16 && RowWarpgroups == 3 && Tokens >= 128 && Tokens <= 160;
+
+    // Two rings of stages, because weights leave shared memory two steps before their activations do (they go through
+    // registers): one ring would hold their dead bytes for as long. A stage has one part per K slice; a weight stage
+    // has the upper parts, then the lower parts.
+    static constexpr int kXBytes = Tokens * 128;
+    static constexpr int kUpperBytes = kRows * (kFp16 ? 64 : 128);
+    static constexpr int kLowerBytes = kFp16 ? kRows * 64 : 0;
+    static constexpr int kXStageBytes = KWarpgroups * kXBytes;
+    static constexpr int kLowerOffset = KWarpgroups * kUpperBytes;  // in a weight stage
+    static constexpr int kWeightStageBytes = kLowerOffset + KWarpgroups * kLowerBytes;
+
+    // Epilogue: per row warpgroup two buffers of some tokens x 64 rows in FP16, the sums of the other K slices, token
+    // scales.
+    // Two blocks of 96 tokens and more have room for three stages only with small staging buffers.
+    static constexpr int kChunkTokens = Tokens < 32 ? Tokens : BlocksPerSm == 2 && Tokens > 64 ? 16 : 32;
+    static constexpr int kChunkBytes = kChunkTokens * 128;
+    static constexpr int kSliceSumBytes = (KWarpgroups - 1) * RowWarpgroups * Tokens * 256;
+    static constexpr int kScaleBytes = kFp16 ? 0 : RowWarpgroups * Tokens * 4;
+    static constexpr int kEpilogueBytes = RowWarpgroups * 2 * kChunkBytes + kSliceSumBytes + kScaleBytes;
+
+    static constexpr int kSharedLimit = BlocksPerSm == 1 ? 232448 : 115712;  // bytes that a block may have
+    static constexpr int kBarrierBytes = 512;
+    static constexpr int kRingLimit = kSharedLimit - 1024 - kBarrierBytes - kEpilogueBytes;
+    static constexpr int kMaxStages = 12;
+    static constexpr int kExtraXStages = kOverlapDecode && kInterleaveDecode ? 2 : 0;
+    static constexpr int kFitting = (kRingLimit - kExtraXStages * kXStageBytes) / (kXStageBytes + kWeightStageBytes);
+    static constexpr int kXFitting = (kRingLimit - kFitting * kWeightStageBytes) / kXStageBytes;
+    static constexpr int kXStages = kXFitting > kMaxStages ? kMaxStages : kXFitting;
+    static constexpr int kWeightFitting = (kRingLimit - kXStages * kXStageBytes) / kWeightStageBytes;
+    static constexpr int kWeightStages = kWeightFitting > kMaxStages ? kMaxStages : kWeightFitting;
+    static constexpr int kRingBytes = kXStages * kXStageBytes + kWeightStages * kWeightStageBytes;
+    static constexpr int kSharedBytes = 1024 + kRingBytes + kEpilogueBytes + kBarrierBytes;  // 1024 to align
+    static_assert(kWeightStages >= 3 && kXStages >= 3, "fewer than three stages cannot hide memory latency");
+
+    // Offsets from the first stage of activations.
+    static constexpr int kWeightsOffset = kXStages * kXStageBytes;
+    static constexpr int kStagingOffset = kRingBytes;
+    static constexpr int kSliceSumOffset = kStagingOffset + RowWarpgroups * 2 * kChunkBytes;
+    static constexpr int kScaleOffset = kSliceSumOffset + kSliceSumBytes;
+    // Barriers: a stage of activations is there, or may be overwritten; likewise of weights.
+    static constexpr int kXFull = kStagingOffset + kEpilogueBytes;
+    static constexpr int kXEmpty = kXFull + kXStages * 8;
+    static constexpr int kWeightsFull = kXEmpty + kXStages * 8;
+    static constexpr int kWeightsEmpty = kWeightsFull + kWeightStages * 8;
+    // Per row warpgroup.
+    static constexpr int kLastPartFlag = kXFull + 2 * 8 * (kXStages + kWeightStages);
+    static_assert(kLastPartFlag + 4 * RowWarpgroups <= kXFull + kBarrierBytes);
+
+    static constexpr int kProducerRegisters = BlocksPerSm == 2 ? 24 : kConsumers == 2 ? 40 : 24;
+    static constexpr int kConsumerRegisters = BlocksPerSm == 2  ? 104
+                                              : kConsumers == 2 ? 232
+                                              : kConsumers == 3 ? 160
+                                                                : 112;
+    static constexpr int kProducerWarps = kFp16 ? 3 : 2;
+};
+
+}  // namespace nestedfp::cuda

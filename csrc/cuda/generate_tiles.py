@@ -1,0 +1,153 @@
+"""Writes what follows from the list of tiles (tiles.inc): run by CMake, into the build folder.
+
+python csrc/cuda/generate_tiles.py FOLDER
+
+* ``tiles_<i>.cu``: explicit instantiations, a few tiles each, so that they compile in parallel.
+* ``wgmma.inc``: a wrapper for every wgmma form that the tiles use.
+
+Prints the .cu files, one a line. A file that would not change is left alone, so that nothing is compiled for nothing.
+"""
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+TILES = Path(__file__).with_name("tiles.inc")
+TILES_PER_FILE = 4
+WGMMA_TOKENS = range(16, 257, 16)  # N of a wgmma that the epilogue can store
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One line of tiles.inc."""
+
+    precision: str  # "kFp16" or "kFp8"
+    arguments: str  # of the template: precision first
+    tokens: int
+
+
+def read_tiles(text: str) -> list[Tile]:
+    """Parse tiles.inc.
+
+    Raises:
+        ValueError: for a line that is neither a comment nor a tile, a tile that stands twice, or a number of tokens
+            that wgmma or the epilogue cannot do.
+    """
+    tiles: list[Tile] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.startswith("//"):
+            continue
+        found = re.fullmatch(r"NESTEDFP_TILE\(((kFp16|kFp8), \d+, \d+, (\d+), \d+, \d+)\)", line)
+        if found is None:
+            raise ValueError(f"tiles.inc:{number}: expected NESTEDFP_TILE(kFp16 or kFp8, five numbers), got {line!r}")
+        tile = Tile(found[2], found[1], int(found[3]))
+        if tile.tokens not in WGMMA_TOKENS:
+            raise ValueError(f"tiles.inc:{number}: expected tokens a multiple of 16 up to 256, got {tile.tokens}")
+        if tile in tiles:
+            raise ValueError(f"tiles.inc:{number}: the tile stands above already: {line}")
+        tiles.append(tile)
+    return tiles
+
+
+def instantiations(tiles: list[Tile]) -> str:
+    """Return a .cu file that compiles ``tiles``."""
+    lines = "".join(f"NESTEDFP_INSTANTIATE({tile.arguments});\n" for tile in tiles)
+    return f"""\
+// Written by csrc/cuda/generate_tiles.py from tiles.inc.
+#include "cuda/host/launch_tile.cuh"
+
+namespace nestedfp::cuda {{
+
+{lines}
+}}  // namespace nestedfp::cuda
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A family of wgmma instructions: everything but the number of tokens, which is N."""
+
+    wrapper: str
+    instruction: str
+    a_type: str
+    a_values: tuple[str, ...]  # asm operands of A
+    a_braces: bool  # A is a list of registers
+    flags: str  # after the predicate: scales, and transposition where an operand may have one
+
+
+FORMS = {
+    "kFp16": Form(
+        "WgmmaHalf",
+        "wgmma.mma_async.sync.aligned.m64n{}k16.f32.f16.f16",
+        "const uint32_t (&a)[4]",
+        tuple(f'"r"(a[{i}])' for i in range(4)),
+        True,
+        "1, 1, 0",
+    ),
+    "kFp8": Form(
+        "WgmmaE4m3",
+        "wgmma.mma_async.sync.aligned.m64n{}k32.f32.e4m3.e4m3",
+        "uint64_t a",
+        ('"l"(a)',),
+        False,
+        "1, 1",
+    ),
+}
+
+
+def wgmma_wrapper(form: Form, tokens: int) -> str:
+    """Return the wrapper of one instruction."""
+    count = tokens // 2  # accumulators of a thread
+    accumulators = ", ".join(f"%{i}" for i in range(count))
+    a = ", ".join(f"%{count + i}" for i in range(len(form.a_values)))
+    b = count + len(form.a_values)
+    a = f"{{{a}}}" if form.a_braces else a
+    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    inputs = ", ".join([*form.a_values, '"l"(b)', '"r"(accumulate)'])
+    return f"""
+template <>
+struct {form.wrapper}<{tokens}> {{
+    static __device__ __forceinline__ void issue(float (&d)[{count}], {form.a_type}, uint64_t b, int accumulate) {{
+        asm volatile(
+            "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{b + 1}, 0;\\n"
+            "{form.instruction.format(tokens)} {{{accumulators}}}, {a}, %{b}, p, {form.flags};\\n}}\\n"
+            : {outputs}
+            : {inputs});
+    }}
+}};
+"""
+
+
+def wgmma(tiles: list[Tile]) -> str:
+    """Return wgmma.inc."""
+    text = """\
+// Written by csrc/cuda/generate_tiles.py from tiles.inc. FP32 accumulators, B (the activations) from shared memory.
+//   WgmmaHalf<N>: m64nNk16, A (decoded weights) from registers.
+//   WgmmaE4m3<N>: m64nNk32, A (the upper plane) from shared memory.
+"""
+    for precision, form in FORMS.items():
+        text += f"\ntemplate <int N>\nstruct {form.wrapper};\n"
+        used = sorted({tile.tokens for tile in tiles if tile.precision == precision})
+        text += "".join(wgmma_wrapper(form, tokens) for tokens in used)
+    return text
+
+
+def generate(folder: Path) -> list[Path]:
+    """Write everything into ``folder`` and return the .cu files."""
+    tiles = read_tiles(TILES.read_text())
+    parts = [tiles[i : i + TILES_PER_FILE] for i in range(0, len(tiles), TILES_PER_FILE)]
+    sources = {folder / f"tiles_{i:02d}.cu": instantiations(part) for i, part in enumerate(parts)}
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, text in {**sources, folder / "wgmma.inc": wgmma(tiles)}.items():
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+    for stale in set(folder.glob("tiles_*.cu")) - set(sources):
+        stale.unlink()
+    return list(sources)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python csrc/cuda/generate_tiles.py FOLDER")
+    print("\n".join(map(str, generate(Path(sys.argv[1])))))

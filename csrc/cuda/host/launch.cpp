@@ -1,0 +1,144 @@
+// run_gemm: tensor maps, cache policies, and the call into the compiled tile.
+#include "cuda/host/launch.h"
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <unordered_map>
+
+#include "cuda/host/semaphores.h"
+#include "cuda/host/tile_list.h"
+#include "cuda/kernels/layout.h"
+
+namespace nestedfp::cuda {
+namespace {
+
+using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
+
+// Through the runtime, so that nothing links against libcuda and machines without a driver can still load the module.
+EncodeTiled encode_tiled() {
+    static const EncodeTiled function = [] {
+        void* symbol = nullptr;
+        cudaDriverEntryPointQueryResult found{};
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &symbol, 12000, cudaEnableDefault, &found);
+        return reinterpret_cast<EncodeTiled>(found == cudaDriverEntryPointSuccess ? symbol : nullptr);
+    }();
+    return function;
+}
+
+struct Matrix {
+    const void* data;
+    int64_t element_bytes;
+    int64_t cols, rows, pitch_bytes;
+    int64_t box_cols, box_rows;
+
+    bool operator==(const Matrix& other) const {
+        return data == other.data && element_bytes == other.element_bytes && cols == other.cols && rows == other.rows &&
+               pitch_bytes == other.pitch_bytes && box_cols == other.box_cols && box_rows == other.box_rows;
+    }
+};
+
+struct MatrixHash {
+    size_t operator()(const Matrix& matrix) const {
+        uint64_t hash = reinterpret_cast<uintptr_t>(matrix.data);
+        for (const int64_t value : {matrix.cols, matrix.rows, matrix.pitch_bytes, matrix.box_cols, matrix.box_rows}) {
+            hash = (hash ^ static_cast<uint64_t>(value)) * 0x9e3779b97f4a7c15;
+            hash ^= hash >> 32;
+        }
+        return hash;
+    }
+};
+
+bool encode(CUtensorMap* map, const Matrix& matrix) {
+    const EncodeTiled function = encode_tiled();
+    if (function == nullptr) return false;
+    const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(matrix.cols), static_cast<cuuint64_t>(matrix.rows)};
+    const cuuint64_t pitches[1] = {static_cast<cuuint64_t>(matrix.pitch_bytes)};
+    const cuuint32_t box[2] = {static_cast<cuuint32_t>(matrix.box_cols), static_cast<cuuint32_t>(matrix.box_rows)};
+    const cuuint32_t element_strides[2] = {1, 1};
+    const bool is_swizzled = matrix.box_cols * matrix.element_bytes == 128;  // else read by threads, in plain rows
+    return function(map, matrix.element_bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, 2,
+                    const_cast<void*>(matrix.data), sizes, pitches, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                    is_swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+// The map of a matrix, or null. A map depends on nothing but the matrix, address included, so those of the weights, and
+// of activations that the allocator puts where others were, are encoded once.
+const CUtensorMap* tensor_map(const Matrix& matrix) {
+    constexpr size_t kRemembered = 1 << 14;
+    thread_local std::unordered_map<Matrix, CUtensorMap, MatrixHash> remembered;
+    if (remembered.size() >= kRemembered) remembered.clear();
+    const auto [found, is_new] = remembered.try_emplace(matrix);
+    if (is_new && !encode(&found->second, matrix)) {
+        remembered.erase(found);
+        return nullptr;
+    }
+    return &found->second;
+}
+
+}  // namespace
+
+int prepare_device() {
+    for (int i = 0; i < kTileCount; ++i) {
+        const cudaError_t error = tile_functions(i).prepare();
+        if (error != cudaSuccess) return error;
+    }
+    return prepare_semaphores();
+}
+
+int run_gemm(const GemmDesc& desc, const GemmConfig& config, const GemmArgs& args, int num_sms, cudaStream_t stream,
+             const char** message) {
+    if (!is_valid(desc, config, num_sms, message)) return cudaErrorInvalidValue;
+    const Tile& tile = kTiles[config.tile];
+    const bool is_fp16 = desc.precision == Precision::kFp16;
+    const int64_t pitch = upper_pitch(desc.k);
+
+    const int x_bytes = is_fp16 ? 2 : 1;
+    const CUtensorMap* const found_x =
+        tensor_map({args.x, x_bytes, is_fp16 ? desc.k : pitch, desc.m, args.x_pitch * x_bytes, 128 / x_bytes,
+                    tile.tokens / tile.multicast_ctas});
+    if (found_x == nullptr) {
+        *message = "x must be aligned to 16 bytes, and so must its rows";
+        return cudaErrorInvalidValue;
+    }
+    const CUtensorMap x_map = *found_x;  // the next one may move it
+    const CUtensorMap* const upper_map =
+        tensor_map({args.upper, 1, pitch, desc.n, pitch, is_fp16 ? 64 : 128, tile.rows()});
+    if (upper_map == nullptr) {
+        *message = "the packed upper plane must be aligned to 16 bytes";
+        return cudaErrorInvalidValue;
+    }
+
+    KernelArgs kernel_args{};
+    kernel_args.lower = args.lower;
+    if (args.neutral_lower) {
+        kernel_args.lower += neutral_offset(desc.n, desc.k);
+    } else {
+        kernel_args.lower_row_stride = lower_col_blocks(desc.k) * kBlockBytes;
+        kernel_args.lower_col_stride = kBlockBytes;
+    }
+    kernel_args.lower_row_blocks = static_cast<int>(lower_row_blocks(desc.n));
+    kernel_args.token_scale = args.token_scale;
+    kernel_args.bias = static_cast<const __half*>(args.bias);
+    kernel_args.out = static_cast<__half*>(args.out);
+    kernel_args.m = static_cast<int>(desc.m);
+    kernel_args.n = static_cast<int>(desc.n);
+    kernel_args.plan = make_plan(desc, config, num_sms);
+    kernel_args.workspace = args.workspace;
+    kernel_args.semaphores = args.semaphores;
+    if (kernel_args.plan.work_units > 0 && (args.workspace == nullptr || args.semaphores == nullptr)) {
+        *message = "split-K with a global workspace needs a workspace and semaphores";
+        return cudaErrorInvalidValue;
+    }
+    // Weights that are read once must not push the activations out of L2.
+    const bool is_one_pass = kernel_args.plan.token_tiles == 1;
+    kernel_args.weight_policy = is_one_pass ? kEvictFirst : kEvictNormal;
+    kernel_args.x_policy = is_one_pass ? kEvictLast : kEvictNormal;
+
+    const cudaError_t error = tile_functions(config.tile).launch(x_map, *upper_map, kernel_args, args.pdl, stream);
+    if (error != cudaSuccess) *message = cudaGetErrorString(error);
+    return error;
+}
+
+}  // namespace nestedfp::cuda

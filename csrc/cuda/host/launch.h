@@ -1,0 +1,44 @@
+// Runs the GEMM that cuda/config chose: with which pointers (GemmArgs), on which stream.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/config/gemm.h"
+
+struct CUstream_st;
+
+namespace nestedfp::cuda {
+
+struct GemmArgs {
+    // [M, K] FP16, rows x_pitch elements apart; FP8: [M, upper_pitch(K)] from quantize.
+    const void* x;
+    int64_t x_pitch;
+    // [M], FP8 only.
+    const float* token_scale;
+    // Packed (cuda/kernels/layout.h); lower FP16 only.
+    const uint8_t* upper;
+    const uint8_t* lower;
+    // FP16 only: compute with the FP8 weights (W8A16).
+    bool neutral_lower;
+    // [N] FP16 or null.
+    const void* bias;
+    // [M, N] FP16, contiguous.
+    void* out;
+    // workspace_bytes() of scratch, or null if that is 0.
+    float* workspace;
+    // kSemaphores zeros, left as zeros; not shared by GEMMs that may run at the same time.
+    int* semaphores;
+    // Programmatic dependent launch: begin to load weights while the kernel before it in the stream still runs.
+    bool pdl = true;
+};
+
+// Loads every tile onto the current device and allocates its semaphores, so that no later launch, perhaps under graph
+// capture, has to. Returns a cudaError_t.
+int prepare_device();
+
+// Launches on `stream` of the current device; never synchronises, allocates nothing. Returns a cudaError_t; on an error
+// *message says what was wrong.
+int run_gemm(const GemmDesc& desc, const GemmConfig& config, const GemmArgs& args, int num_sms, CUstream_st* stream,
+             const char** message);
+
+}  // namespace nestedfp::cuda
