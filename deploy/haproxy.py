@@ -13,10 +13,12 @@ Standard library only, and light: it runs at every change of the replicas.
 import contextlib
 import json
 import os
+import re
 import resource
 import select
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -135,7 +137,7 @@ def launch(arguments: Sequence[str], settings: Mapping[str, Any]) -> None:
         command += [] if "-sf" in command else ["-sf"]
         command.insert(command.index("-sf") + 1, str(replacement))
     (path.parent / CURRENT).write_text(str(os.getpid()))
-    _watch_from_aside([settings["binary"], "-db", "-dR", "-f", str(path)], path.parent)
+    _watch_from_aside([settings["binary"], "-db", "-dR", "-f", str(path)], path.parent, first="-sf" not in command)
     os.execv(command[0], command)
 
 
@@ -148,7 +150,7 @@ def _pid_in(path: Path) -> int | None:
     return pid
 
 
-def _watch_from_aside(command: list[str], folder: Path) -> None:
+def _watch_from_aside(command: list[str], folder: Path, first: bool) -> None:
     """Leave a watcher of this process behind that is nobody's child."""
     haproxy, manager = os.getpid(), os.getppid()
     child = os.fork()
@@ -159,7 +161,7 @@ def _watch_from_aside(command: list[str], folder: Path) -> None:
         os._exit(0)
     try:
         os.setsid()
-        watch(haproxy, manager, _parent(manager), command, folder)
+        watch(haproxy, manager, _parent(manager), command, folder, first)
     finally:
         os._exit(0)
 
@@ -168,21 +170,22 @@ def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def watch(haproxy: int, manager: int, node: int, command: list[str], folder: Path) -> None:
+def watch(haproxy: int, manager: int, node: int, command: list[str], folder: Path, first: bool) -> None:
     """Wait until HAProxy dies, replace it if nobody else did, and end it with the node's Ray process.
 
     Args:
         haproxy, manager, node: process ids of HAProxy, of Ray Serve's actor that started it, and of that one's raylet.
         command: starts a replacement.
         folder: where this HAProxy and its successors leave their ids.
+        first: it took over from no other.
     """
     began_s = time.monotonic()
     ended = _first_to_end([haproxy, node])
     if node in ended:
         _end(haproxy)
         return
-    if time.monotonic() - began_s < STARTED_S:
-        return  # it never ran; Ray Serve says why
+    if time.monotonic() - began_s < STARTED_S and (first or _listens(command)):
+        return  # it never ran: Ray Serve says why, and the one before, if there was one, goes on
     if _pid_in(folder / CURRENT) not in (None, haproxy) or not _alive(manager):
         return  # a reload, or the end of the service: HAProxy was told to go
     with (folder / "replacement.log").open("ab") as log:
@@ -203,6 +206,17 @@ def watch(haproxy: int, manager: int, node: int, command: list[str], folder: Pat
             return
     replacement.kill()
     replacement.wait()
+
+
+def _listens(command: Sequence[str]) -> bool:
+    """Whether anybody accepts connections where the configuration of this command says."""
+    found = re.search(r"^\s*bind (\S+):(\d+)", Path(command[-1]).read_text(), re.MULTILINE)
+    if found is None:
+        return False
+    host = "127.0.0.1" if found[1] in ("*", "0.0.0.0") else found[1]
+    with contextlib.suppress(OSError), socket.create_connection((host, int(found[2])), 1.0):
+        return True
+    return False
 
 
 def _first_to_end(pids: Sequence[int]) -> set[int]:

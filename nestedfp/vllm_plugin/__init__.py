@@ -9,6 +9,7 @@
     coverage.py    which share of a model's weights has an FP8 mode
     versions.py    versions that were tested; names.py every name of vLLM that is used here
     accounting.py  tokens computed per precision, for each request and for the engine (pure)
+    endpoints.py   control and disclosure for a plain ``vllm serve``
     frontend.py    checks the pin of a request and hands each request's token counts to the front end
 
 vLLM calls ``register`` in every process that it starts: front end, engine core and workers.

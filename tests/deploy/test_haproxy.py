@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -423,6 +424,41 @@ def test_a_killed_haproxy_is_back_within_two_seconds_and_the_next_one_takes_over
         assert wait_until(lambda: not _lives(replacement), 10)
 
 
+@contextlib.contextmanager
+def reloaded(folder, first):
+    """Another HAProxy takes over from the first; yields the process in the place of Ray Serve's manager."""
+    command = [str(folder / "haproxy"), *first.cmdline()[1:], "-sf", str(first.pid), "-x", str(folder / "admin.sock")]
+    with (folder / "reload.log").open("ab") as log:
+        manager = subprocess.Popen(
+            # Not this process: a manager is ended with the HAProxy that it started.
+            [sys.executable, "-c", f"import subprocess, time; subprocess.run({command!r}); time.sleep(600)"],
+            env={**os.environ, **haproxy.environment(folder, 2)},
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield manager
+    finally:
+        manager.kill()
+        manager.wait()
+        for process in haproxies(folder):
+            process.kill()
+
+
+def test_one_that_is_killed_just_after_a_reload_is_back_as_well(folder, replicas):
+    with in_front(folder, app=[replicas(ok("old"))]) as (_, port):
+        up(port)
+        first = haproxies(folder)[0]
+        render(folder, port, {APP: ("/", [replicas(ok("new")).port])})
+        with reloaded(folder, first) as manager:
+            assert wait_until(lambda: _says(port, b"new"), 20, 0.02)
+            assert wait_until(lambda: not _lives(first), 10, 0.02)
+            for process in haproxies(folder):
+                process.kill()
+            assert manager.wait(10) == -signal.SIGKILL
+            assert wait_until(lambda: _says(port, b"new"), 10, 0.02)
+
+
 def _says(port, text):
     with contextlib.suppress(OSError, http.client.HTTPException):  # the port changes hands
         return ask(port)[2] == text
@@ -438,8 +474,6 @@ def test_a_reload_drops_nothing_and_starts_no_second_haproxy(folder, replicas):
         up(port)
         first = haproxies(folder)[0]
         render(folder, port, {APP: ("/", [replicas(ok("new")).port])})
-        command = [*first.cmdline(), "-sf", str(first.pid), "-x", str(folder / "admin.sock")]
-        command[0] = str(folder / "haproxy")
         outcomes, stop = [], threading.Event()
 
         def knock():
@@ -448,21 +482,17 @@ def test_a_reload_drops_nothing_and_starts_no_second_haproxy(folder, replicas):
 
         thread = threading.Thread(target=knock)
         thread.start()
-        variables = {**os.environ, **haproxy.environment(folder, 2)}
-        with (folder / "reload.log").open("ab") as log:
-            second = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
         try:
-            assert wait_until(lambda: ask(port)[2] == b"new", 20, 0.05)
-            assert wait_until(lambda: not _lives(first), 10)
-            time.sleep(0.5)
-            assert [process.pid for process in haproxies(folder)] == [second.pid]
-            stop.set()
-            thread.join()
-            assert set(outcomes) == {200}
+            with reloaded(folder, first) as manager:
+                assert wait_until(lambda: ask(port)[2] == b"new", 20, 0.05)
+                assert wait_until(lambda: not _lives(first), 10)
+                time.sleep(0.5)
+                assert [process.ppid() for process in haproxies(folder)] == [manager.pid]
+                stop.set()
+                thread.join()
+                assert set(outcomes) == {200}
         finally:
             stop.set()
-            second.send_signal(signal.SIGUSR1)
-            second.wait(10)
 
 
 def test_when_the_nodes_process_ends_haproxy_ends_and_nothing_stays_behind(folder, replicas):

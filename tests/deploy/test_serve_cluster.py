@@ -96,7 +96,8 @@ def test_serve_deploy_starts_the_shipped_configuration_on_two_nodes(cluster, con
     assert done.returncode == 0, done.stderr
 
     def running():
-        with httpx.Client(base_url=cluster.dashboard, timeout=30, trust_env=False) as client:
+        token = {"Authorization": f"Bearer {cluster.environment['RAY_AUTH_TOKEN']}"}
+        with httpx.Client(base_url=cluster.dashboard, timeout=30, trust_env=False, headers=token) as client:
             found = client.get("/api/serve/applications/")
             if found.status_code != 200:
                 return False

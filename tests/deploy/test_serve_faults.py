@@ -12,6 +12,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -29,7 +31,7 @@ pytestmark = [pytest.mark.serve, pytest.mark.faults]
 
 PORT = 8125
 URL = f"http://127.0.0.1:{PORT}"
-HANG_S = 30.0
+HANG_S = 120.0  # nothing that is asked here takes a hundredth of it on a machine of its own
 LEAK = re.compile(r'Traceback|site-packages|0x[0-9a-f]{6,}|File "|/usr/|/tmp/')
 LOCAL = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
@@ -114,7 +116,7 @@ def replica_processes(service):
 
 
 def send_all(cases, workers=6):
-    """(case, status or exception, seconds, body) of every case; one that takes 30 s counts as a hang."""
+    """(case, status or exception, seconds, body) of every case; one that takes ``HANG_S`` counts as a hang."""
     waiting, done = collections.deque(cases), []
 
     async def work():
@@ -124,7 +126,10 @@ def send_all(cases, workers=6):
                 headers = [(name.encode(), value.encode("latin-1")) for name, value in case.headers]
                 began_s = time.monotonic()
                 try:
-                    answer = await own.request(case.method, case.path, headers=headers, content=case.body)
+                    try:
+                        answer = await own.request(case.method, case.path, headers=headers, content=case.body)
+                    except httpx.RemoteProtocolError:  # a connection kept open may end just then; clients try again
+                        answer = await own.request(case.method, case.path, headers=headers, content=case.body)
                     done.append((case, answer.status_code, time.monotonic() - began_s, answer.text))
                 except httpx.HTTPError as error:
                     done.append((case, error, time.monotonic() - began_s, ""))
@@ -161,9 +166,9 @@ def test_no_hostile_request_breaks_the_service_or_gets_more_than_an_answer(clien
     assert len(cases) >= 2500
     done = send_all(cases)
     broken = [
-        (case.name, str(code), body[:200]) for case, code, _, body in done if not isinstance(code, int) or code >= 500
+        (case.name, repr(code), body[:200]) for case, code, _, body in done if not isinstance(code, int) or code >= 500
     ]
-    assert not broken, f"{len(broken)} of {len(done)}: {broken[:10]}"
+    assert not broken, f"{len(broken)} of {len(done)}: {broken[:20]}"
     leaks = [(case.name, body[:300]) for case, code, _, body in done if code >= 400 and LEAK.search(body)]
     assert not leaks, leaks[:10]
     assert {process.pid for process in children(service, "VLLM::EngineCor")} == engines, "no engine was replaced"
@@ -174,6 +179,29 @@ def test_no_hostile_request_breaks_the_service_or_gets_more_than_an_answer(clien
         print(f"\nhostile requests: {len(done)}, p99 {p99_s:.2f} s, slowest {seconds[-5:]}")
     # A hang: on a machine that does nothing else the p99 is far below a second.
     assert seconds[-1][0] < HANG_S
+
+
+def test_no_request_made_from_the_openapi_document_gets_a_server_error(client, tmp_path):
+    document = client.get("/openapi.json").json()
+    assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize"} <= set(document["paths"])
+    for schema in document["components"]["schemas"].values():
+        fields = schema.get("properties", {})
+        if {"model", "max_tokens", "n"} <= set(fields):  # what an answer may cost is not the question here
+            fields["model"] = {"const": MODEL}
+            fields["n"] = {"type": "integer", "maximum": 4}
+            fields["max_tokens"] = {"type": "integer", "maximum": 8}
+            schema["required"] = [*schema.get("required", []), "model", "max_tokens"]
+    (tmp_path / "openapi.json").write_text(json.dumps(document))
+    # fmt: off
+    command = [
+        sys.executable, "-m", "schemathesis.cli", "run", str(tmp_path / "openapi.json"), "--url", URL, "--seed", "1",
+        "--phases", "examples,coverage,fuzzing", "--max-examples", "40", "--checks", "not_a_server_error",
+        "--request-timeout", str(HANG_S), "--suppress-health-check", "all", "--no-color",
+    ]
+    # fmt: on
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1200, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert complete(client)["usage"]["completion_tokens"] == 8
 
 
 def test_a_grammar_costs_its_own_request_and_no_other(client, service, capsys):
@@ -405,7 +433,13 @@ def test_the_control_routes_answer_when_no_replica_is_up(client, service):
     look(service)
     for process in replica_processes(service):
         process.kill()
-    assert wait_until(lambda: client.post("/v1/completions", json={}).status_code == 503, 10, 0.05)
+
+    def unavailable():
+        with contextlib.suppress(httpx.RemoteProtocolError):  # a connection kept open to one of them
+            return client.post("/v1/completions", json={}).status_code == 503
+        return False
+
+    assert wait_until(unavailable, 10, 0.05)
     response = client.post("/v1/completions", json={"model": MODEL, "prompt": "x"})
     if response.status_code == 503:  # else a replica is back already
         assert int(response.headers["Retry-After"]) > 0
