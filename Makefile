@@ -58,6 +58,9 @@ serve: setup ## start the service (CONFIG=deploy/configs/....yaml)
 test: setup ## all tests that need no GPU
 	$(RUN) -m pytest -q $(ARGS)
 
+test-fast: setup ## tests that start no engine and take no minute
+	$(RUN) -m pytest -q -m "not engine and not serve and not slow and not faults" $(ARGS)
+
 test-faults: setup ## kill, stop and attack the running service: a quarter of an hour
 	$(RUN) -m pytest -q -m faults $(ARGS)
 
@@ -106,4 +109,4 @@ loadtest: setup ## replay a trace against fp16, fp8 and adaptive (ARGS="--trace 
 clean: ## remove the build output (the virtual environment stays)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache
 
-.PHONY: help setup serve test test-faults test-gpu check format bench-cpu bench-gpu bench-engine bench-http loadtest clean
+.PHONY: help setup serve test test-fast test-faults test-gpu check format bench-cpu bench-gpu bench-engine bench-http loadtest clean

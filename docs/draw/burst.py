@@ -1,0 +1,93 @@
+"""One burst as the simulator sees it: load, time to first token and precision, for FP16 alone, FP8 alone and deadlines.
+
+The engine is the shipped table of an 8B model on one H100; arrivals are Poisson, with the lengths of ``workload.synthetic``,
+and double for half a minute.
+"""
+
+from itertools import pairwise
+from time import monotonic
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from docs.draw.style import CONTROL, FP8, FP16, NEUTRAL, save
+from nestedfp.modes import Mode
+from simulator import output
+from simulator.bench import make_bench, make_config, simulate
+from simulator.cluster.cluster import RunResult
+from simulator.cluster.scenario import Scenario
+from simulator.engine.cost_table import read_table
+from workload.azure import Arrival
+from workload.synthetic import synthetic_trace
+
+CALM_LOAD, BURST_LOAD = 0.45, 1.05  # of what the engine serves in FP16
+BURST_S, END_S = (40.0, 70.0), 110.0
+BIN_S = 2.0
+POLICIES = {"static_fp16": ("FP16 alone", FP16), "static_fp8": ("FP8 alone", FP8), "deadlines": ("deadlines", CONTROL)}
+
+
+def draw() -> None:
+    """Write ``burst.svg``."""
+    table = read_table()
+    capacity_rps = make_bench(table, synthetic_trace(1, 300.0, 20.0, bursts=False)).fp16_capacity_rps
+    bench = make_bench(table, _arrivals(capacity_rps))
+    figure = Figure(figsize=(8.4, 5.2), layout="constrained", facecolor="white")
+    load, ttft, share = figure.subplots(3, 1, sharex=True, height_ratios=(1, 2, 1))
+    for policy, (label, colour) in POLICIES.items():
+        config = make_config({}, policy, bench)
+        summary, result = simulate(bench, config, Scenario(seed=1), None, monotonic, observe=output.sample)
+        _latency(ttft, result, f"{label}: {100 * summary.tight_slo:.1f} % within the SLO", colour)
+        if policy == "static_fp16":
+            _load(load, result)
+        if policy == "deadlines":
+            _precision(share, result)
+    ttft.axhline(bench.tight.ttft_ms, color="black", linestyle=":", linewidth=1)
+    ttft.annotate(f"SLO {bench.tight.ttft_ms:.0f} ms", (1, bench.tight.ttft_ms * 1.1), size=8)
+    ttft.set(yscale="log", ylabel="TTFT p90, ms")
+    ttft.legend(loc="upper right", fontsize=8)
+    share.set(xlabel="seconds", xlim=(0, END_S))
+    save(figure, "burst")
+
+
+def _arrivals(capacity_rps: float) -> list[Arrival]:
+    edges_s = (0.0, *BURST_S, END_S)
+    arrivals = []
+    for seed, (begin_s, end_s) in enumerate(pairwise(edges_s)):
+        rate_rps = capacity_rps * (BURST_LOAD if begin_s == BURST_S[0] else CALM_LOAD)
+        part = synthetic_trace(seed, end_s - begin_s, rate_rps, bursts=False)
+        arrivals += [Arrival(begin_s + a.at_s, a.prompt_tokens, a.output_tokens) for a in part]
+    return arrivals
+
+
+def _load(axes: Axes, result: RunResult) -> None:
+    edges_s = np.arange(0.0, END_S + BIN_S, BIN_S)
+    counts, _ = np.histogram([request.arrived_s for request in result.requests], edges_s)
+    axes.stairs(counts / BIN_S, edges_s, fill=True, color=NEUTRAL, alpha=0.5)
+    axes.set(ylabel="requests/s", ylim=(0, None))
+
+
+def _latency(axes: Axes, result: RunResult, label: str, colour: str) -> None:
+    bins: dict[int, list[float]] = {}
+    for request in result.requests:
+        if request.outcome == "finished":
+            bins.setdefault(int(request.arrived_s // BIN_S), []).append(request.ttft_ms)
+    at_s = [(number + 0.5) * BIN_S for number in sorted(bins)]
+    axes.plot(at_s, [np.percentile(bins[number], 90) for number in sorted(bins)], color=colour, label=label, lw=1.5)
+
+
+def _precision(axes: Axes, result: RunResult) -> None:
+    samples = [
+        (at_s, sum(r.tokens_fp16 for r in s.replicas), sum(r.tokens_fp8 for r in s.replicas))
+        for at_s, s in result.samples
+    ]
+    every = int(BIN_S / 0.5)
+    for (begin_s, fp16, fp8), (end_s, fp16_then, fp8_then) in pairwise(samples[::every]):
+        done = fp16_then - fp16 + fp8_then - fp8
+        part = (fp16_then - fp16) / done if done else 1.0
+        width_s = end_s - begin_s
+        axes.bar(begin_s, part, width_s, align="edge", color=FP16, alpha=0.75)
+        axes.bar(begin_s, 1 - part, width_s, bottom=part, align="edge", color=FP8, alpha=0.75)
+    axes.set(ylabel="tokens", ylim=(0, 1), yticks=(0, 0.5, 1))
+    axes.text(1, 0.1, Mode.FP16.upper(), color="white", size=9, weight="bold")
+    axes.text((BURST_S[0] + BURST_S[1]) / 2, 0.8, Mode.FP8.upper(), color="white", size=9, weight="bold", ha="center")
