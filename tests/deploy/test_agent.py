@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import asdict
 
 import pytest
 
@@ -10,6 +11,7 @@ from deploy.admission import Admission
 from deploy.agent import ReplicaAgent
 from deploy.front.meter import PathMeter
 from deploy.latency import SlidingWindow
+from nestedfp.step_rule import StepRule
 
 STATS = {
     "mode": "fp16",
@@ -94,7 +96,7 @@ def test_a_broadcast_is_acknowledged_after_the_engine_took_it_and_old_epochs_are
         assert engine.directives[-1] == {
             "mode": "fp8",
             "epoch": 3,
-            "rule": {"fp8_step_tokens": None, "fp8_wait_s": None, "fp8_budget_fraction": None},
+            "rule": asdict(StepRule()),
         }
         late = await agent.apply(directive(2, "fp16"))
         assert (late["epoch"], late["accepted"]) == (3, False)
