@@ -9,10 +9,16 @@ def heart(message: str) -> str | None:
     Serve's message holds the replica's traceback, and that of its cause, as text. Pure.
     """
     ours = re.findall(r"the engine did not start: (.+)", message)
-    if ours:
+    if ours and "validation error" not in ours[-1]:
         return str(ours[-1]).strip()
     errors = re.findall(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception): .+)", message, re.MULTILINE)
-    return errors[-1].strip() if errors else None
+    if not errors:
+        return None
+    last = errors[-1].strip()
+    if re.search(r"validation errors? for \w+$", last):  # pydantic says on the next line which
+        reasons = re.findall(r"Value error, (.+?)(?: \[type=|$)", message.rpartition(last)[2], re.MULTILINE)
+        return str(reasons[0]) if reasons else last
+    return last
 
 
 def cause(error: Exception) -> str:

@@ -284,6 +284,8 @@ class Generate:
                     begun = True
                     # vLLM puts an error into the stream that the client should have had as a status.
                     if event.startswith('data: {"error"'):
+                        if (turn := TURN.get()) is not None and turn.refused is not None:
+                            raise turn.refused
                         error = json.loads(event.removeprefix("data: "))["error"]
                         raise Refused(int(error["code"]), error["message"], error["type"], error.get("param"))
                     await send({"type": "http.response.start", "status": 200, "headers": [EVENT_STREAM, *notes]})

@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import multiprocessing
+import re
 import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
@@ -163,6 +164,9 @@ def of_client(client: Any, cpu_s: float) -> Grammars:
 
 
 def _one_line(text: str) -> str:
-    from deploy.front.requests import one_line
-
-    return one_line(ValueError(text.partition(" Pattern: ")[0]))  # vLLM repeats a pattern, or what it has made of it
+    """Return the first line of a reason, which may repeat parts of the client's grammar, but tells nothing of this machine."""
+    line = next(
+        iter(text.partition(" Pattern: ")[0].splitlines()), ""
+    )  # vLLM repeats a pattern, or what it has made of it
+    line = re.sub(r"\[[0-9:]+\] \S+:\d+: ", "", line)  # where in its own source xgrammar found that
+    return "an internal detail" if re.search(r"site-packages|\.py\b|/usr/|/tmp/|0x[0-9a-f]{6}", line) else line[:300]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deploy.front.grammars import Grammars
+from deploy.front.replies import Refused
 from deploy.front.streams import Frame
 
 
@@ -59,6 +60,7 @@ class Turn:
         self.submitted = submitted
         self.calls: list[EngineCall] = []
         self.accepted = False  # the engine has computed a token of it
+        self.refused: Refused | None = None  # before the engine heard of it; vLLM's streams make another error of it
         self.constrained = False  # by a grammar, which may turn out to have no way on
         self.finished: list[Any] = []  # the outputs that ended a sequence, where vLLM's own code consumes them
 
@@ -87,7 +89,11 @@ class Engine:
 
     async def _observed(self, turn: Turn, prompt: Any, params: Any, request_id: str, options: dict[str, Any]) -> Any:
         if self._grammars is not None:
-            await self._grammars.check(params)
+            try:
+                await self._grammars.check(params)
+            except Refused as refusal:
+                turn.refused = refusal
+                raise
         turn.submitted()
         async for output in self._client.generate(prompt, params, request_id, **options):
             turn.accepted = turn.accepted or any(part.token_ids for part in getattr(output, "outputs", ()))

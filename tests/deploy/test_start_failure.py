@@ -27,6 +27,11 @@ RuntimeError: Traceback (most recent call last):
             "RuntimeError: the engine did not start: CheckpointError: layers.3: 1 of 9 weights are NaN or infinite",
             "CheckpointError: layers.3: 1 of 9 weights are NaN or infinite",
         ),
+        (
+            "RuntimeError: Failed to create vLLM engine config: 1 validation error for StructuredOutputsConfig\n"
+            "  Value error, disable_any_whitespace is only for xgrammar [type=value_error, input_value=1]",
+            "disable_any_whitespace is only for xgrammar",
+        ),
         ("ValueError: no such thing", "ValueError: no such thing"),
         ("nestedfp.checkpoint.CheckpointError: a shard is missing", "CheckpointError: a shard is missing"),
     ],
