@@ -1,7 +1,4 @@
-"""Constants that C++ and Python both define: equal in this build, and a difference is found when a library is loaded.
-
-Run: ``pytest -q tests/test_shared_constants.py``
-"""
+"""Constants that C++ and Python both define: equal in this build, and a difference is found when a library is loaded."""
 
 import ctypes
 import shutil
@@ -15,7 +12,7 @@ from gemm_library import CSRC, build, host_library  # noqa: F401  a fixture
 from nestedfp import cuda_library, ops, shared_constants
 from nestedfp.cuda_layout import packed_shapes
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 OWN = {"panel_rows": ops.PANEL_ROWS, "pair": ops.PAIR}
 
 
