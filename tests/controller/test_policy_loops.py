@@ -20,6 +20,8 @@ from simulator.engine.cost_table import EngineTable, StepCost, read_table
 from simulator.plots.timeline import Timeline, record_timeline
 from workload.azure import Arrival
 
+pytestmark = pytest.mark.slow
+
 ADAPTIVE = [name for name, spec in POLICIES.items() if spec.adaptive]
 PROMPT, OUTPUT = 1000, 100
 TABLE = read_table(H100_8B)

@@ -21,6 +21,8 @@ from controller.protocol.publisher import Content
 from nestedfp.modes import DirectiveMode, Mode
 from workload.slo import Slo
 
+pytestmark = pytest.mark.slow
+
 SLO = Slo()
 
 

@@ -23,6 +23,8 @@ from controller.messages import Directive, DirectiveAck
 from controller.protocol import DirectiveFollower
 from nestedfp.modes import DirectiveMode
 
+pytestmark = pytest.mark.slow
+
 FP16, FP8 = DirectiveMode.FP16, DirectiveMode.FP8
 PERIOD_S = 0.1
 

@@ -24,6 +24,8 @@ from loadtest.service.process import started_service
 from loadtest.service.target import loopback_url
 from workload.records import RequestRecord, mean_tpot_ms
 
+pytestmark = pytest.mark.slow
+
 FAKE = [sys.executable, str(Path(__file__).parents[1].joinpath("loadtest_fake_service.py"))]
 STEP_MS = 40.0
 

@@ -12,6 +12,8 @@ from loadtest.errors import LoadtestError
 from loadtest.service.process import started_service
 from loadtest.service.settings import UNKNOWN, ServiceSettings, read_settings
 
+pytestmark = pytest.mark.slow
+
 FAKE = [sys.executable, str(Path(__file__).parents[1].joinpath("loadtest_fake_service.py"))]
 
 

@@ -10,6 +10,8 @@ import vllm_parts  # vLLM, imported with its warnings kept quiet
 
 from nestedfp.vllm_plugin import names, versions, wiring
 
+pytestmark = pytest.mark.slow
+
 PLUGIN = Path(__file__).resolve().parents[2] / "nestedfp" / "vllm_plugin"
 assert vllm_parts.MODEL
 

@@ -3,6 +3,8 @@
 import pytest
 from processes import ROOT, run_json
 
+pytestmark = pytest.mark.slow
+
 MODEL = str(ROOT / "models" / "fairytales-8m")
 
 

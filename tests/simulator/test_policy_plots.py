@@ -8,6 +8,8 @@ from controller.policies import POLICIES
 from simulator.plots import policies as command
 from simulator.plots.load_curve import CURVE, Knot, arrivals, load_at
 
+pytestmark = pytest.mark.slow
+
 PLOTS = Path(__file__).resolve().parents[2] / "docs" / "plots"
 
 

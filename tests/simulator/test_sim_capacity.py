@@ -9,6 +9,8 @@ from sim_builders import exit_status, table_file
 from simulator.errors import SimulationError
 from simulator.search import capacity
 
+pytestmark = pytest.mark.slow
+
 COMMON = ("--generate", "poisson", "--duration", "40", "--rate", "30")
 
 

@@ -25,6 +25,8 @@ from workload.records import TimelineSample, read_requests
 from workload.slo import Slo
 from workload.synthetic import synthetic_trace
 
+pytestmark = pytest.mark.slow
+
 LIMITS = EngineLimits(max_model_tokens=4096)
 
 

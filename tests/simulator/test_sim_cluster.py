@@ -31,6 +31,8 @@ from simulator.cluster.scenario import Failure, Scenario
 from simulator.engine.request import SimRequest
 from workload.synthetic import synthetic_trace
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(simulator.__file__).parents[1]
 SIMULATOR = ROOT / "simulator"
 TABLE = make_table()

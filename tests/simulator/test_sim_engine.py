@@ -17,6 +17,8 @@ from simulator.engine.engine import Engine
 from simulator.engine.request import SimRequest
 from simulator.engine.stats import StepTotals
 
+pytestmark = pytest.mark.slow
+
 FOREVER_S = 1e9
 
 

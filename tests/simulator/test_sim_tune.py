@@ -16,6 +16,8 @@ from simulator.metrics import SimulationSummary
 from simulator.search import goal, space, tune
 from workload.percentiles import Percentiles
 
+pytestmark = pytest.mark.slow
+
 COMMON = ("--generate", "bursts", "--duration", "30", "--load", "0.8")
 
 

@@ -18,6 +18,8 @@ from simulator.fit import live_run, validate
 from simulator.output import record, sample, timeline
 from workload.synthetic import synthetic_trace
 
+pytestmark = pytest.mark.slow
+
 SECTION = {"slo": {"ttft_ms": 700, "tpot_ms": 100}, "guards": {"dwell_fp8_s": 5}}
 POLICIES = {"fp16": "static_fp16", "fp8": "static_fp8", "adaptive": "slo_feedback"}
 
