@@ -18,6 +18,8 @@ from deploy.config import DeployConfig, load
 from deploy.haproxy_config import Limits
 
 FOLDER_PREFIX = "nestedfp-"
+SOCKET_PATH_CHARACTERS = 97  # HAProxy's limit: the system's 107 less what it appends until a socket is bound
+NODE_SOCKET = f"/{'0' * 56}/admin.sock"  # what Ray appends to the folder: a node's id, and a name
 
 
 def private_folder() -> Path:
@@ -30,7 +32,13 @@ def of(config: DeployConfig, folder: Path) -> dict[str, str]:
 
     Raises:
         HAProxyMissing: there is no HAProxy.
+        ValueError: the folder's path is too long for HAProxy's sockets.
     """
+    if len(str(folder)) > (most := SOCKET_PATH_CHARACTERS - len(NODE_SOCKET)):
+        raise ValueError(
+            f"expected a folder for HAProxy's sockets with a path of at most {most} characters, got {folder} with "
+            f"{len(str(folder))}; choose a shorter one"
+        )
     limits = Limits(body_bytes=config.http.max_body_bytes)
     ports = free_ports(2)
     return {

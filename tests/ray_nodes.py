@@ -48,11 +48,11 @@ def service_environment(config: Path, folder: Path) -> dict[str, str]:
 @contextlib.contextmanager
 def cluster(config: Path, nodes: int = 2, bare_nodes: int = 0) -> Iterator[Cluster]:
     """Start a head and further nodes; ``bare_nodes`` of them without the environment that the service needs."""
-    folder = Path(tempfile.mkdtemp(prefix="nestedfp-test-", dir="/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix="nfp-", dir="/tmp"))
     # One token for all nodes and for whoever deploys: Ray asks for one by default.
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     plain = {**os.environ, **token, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
-    environment = {**plain, **service_environment(config, folder / "haproxy")}
+    environment = {**plain, **service_environment(config, folder / "h")}
     gcs, dashboard = free_port(), free_port()
     started: list[subprocess.Popen[bytes]] = []
     logs = folder / "starts.log"

@@ -17,6 +17,7 @@ import psutil
 import pytest
 from haproxy_run import Replica, error_of, ok, render, running
 from live_service import wait_until
+from processes import ROOT
 
 from deploy import environment, haproxy
 from deploy.front.generate import Elsewhere
@@ -128,6 +129,14 @@ def test_the_launcher_says_in_one_line_why_haproxy_cannot_be_started(tmp_path):
 
 def test_a_request_is_offered_to_as_many_replicas_as_there_may_be():
     assert [_tries(replicas) for replicas in (1, 2, 3, 100)] == [2, 4, 6, haproxy.MOST_TRIES]
+
+
+def test_a_folder_whose_sockets_haproxy_could_not_bind_is_refused_at_once(tmp_path, capsys):
+    long = tmp_path / "a-folder-with-a-long-name"
+    command = ["--config", str(ROOT / "deploy/configs/demo.yaml"), "--folder", str(long)]
+    assert environment.main(command) == 2
+    assert "a path of at most 29 characters" in capsys.readouterr().err
+    assert not long.exists()
 
 
 def _tries(replicas):
