@@ -63,6 +63,7 @@ def prometheus(client, tmp_path_factory):
             for mode in ("fp8", "fp16", "fp8"):
                 assert client.post("/admin/directive", json={"mode": mode}, headers=ADMIN).status_code == 200
                 time.sleep(6)
+            assert wait_until(lambda: server.query("count_over_time(nestedfp_controller_up[5m]) >= 4"), SCRAPED_S)
             yield server
         finally:
             stop.set()
@@ -110,8 +111,11 @@ def test_the_number_of_series_is_bounded_whatever_clients_send(client):
 
 
 def test_prometheus_takes_the_page(prometheus):
-    targets = prometheus.get("targets")["activeTargets"]
-    assert [(target["health"], target["lastError"]) for target in targets] == [("up", "")]
+    def seen():
+        targets = prometheus.get("targets")["activeTargets"]
+        return [(target["health"], target["lastError"]) for target in targets]
+
+    assert wait_until(lambda: seen() == [("up", "")], SCRAPED_S), seen()
 
 
 def test_every_query_of_the_dashboard_finds_something(prometheus):
