@@ -12,6 +12,7 @@ from loadtest.config import POLICIES, LoadtestConfig
 from loadtest.errors import LoadtestError
 from loadtest.progress import Progress
 from loadtest.session import run_loadtest
+from workload.azure import TraceError
 
 EXAMPLES = """\
 examples:
@@ -113,7 +114,7 @@ def parse_config(arguments: Sequence[str]) -> LoadtestConfig:
     given = vars(parser.parse_args(arguments))
     try:
         return LoadtestConfig.model_validate(given)
-    except LoadtestError as error:
+    except (LoadtestError, TraceError) as error:
         parser.error(str(error))
     except ValidationError as error:
         flags = {action.dest: action.option_strings[0] for action in parser._actions if action.option_strings}
@@ -147,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with Progress(console) as progress:
             path = run_loadtest(config, progress)
-    except LoadtestError as error:
+    except (LoadtestError, TraceError) as error:
         print(f"loadtest: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -10,7 +10,7 @@ from sim_builders import exit_status, table_file
 
 from controller.config import ControllerConfig
 from controller.policies import POLICIES
-from simulator import run
+from simulator import run as simulation
 from simulator.errors import SimulationError
 from simulator.metrics import SimulationSummary
 from simulator.search import goal, space, tune
@@ -142,7 +142,7 @@ def test_what_holds_everywhere_comes_before_what_is_better_somewhere():
 def test_the_result_is_the_best_trial_that_holds_and_simulates_to_the_same_numbers(tmp_path: Path, table: Path):
     out = tmp_path / "best.yaml"
     words = (*COMMON, "--table", table, "--policy", "token_fraction", "--constraint", "tight_slo>=0.2", "--trials", 5)
-    assert run(*words, "--out", out) == 0
+    assert tuned(*words, "--out", out) == 0
     with out.with_suffix(".csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["trial"] for row in rows] == ["0", "1", "2", "3", "4"]
@@ -154,7 +154,9 @@ def test_the_result_is_the_best_trial_that_holds_and_simulates_to_the_same_numbe
     assert section["policy"] == {"name": "token_fraction", "fraction": float(best["fraction"])}
     assert ControllerConfig.model_validate(section).slo.ttft_ms > 0
 
-    assert run.main([*COMMON, "--table", str(table), "--config", str(out), "--json", str(tmp_path / "o.json")]) == 0
+    assert (
+        simulation.main([*COMMON, "--table", str(table), "--config", str(out), "--json", str(tmp_path / "o.json")]) == 0
+    )
     again = json.loads((tmp_path / "o.json").read_text())
     assert again["tight_slo"] == float(best["tight_slo"])
     assert again["fp16_token_share"] == float(best["fp16_token_share"])
@@ -163,7 +165,7 @@ def test_the_result_is_the_best_trial_that_holds_and_simulates_to_the_same_numbe
 def test_the_same_seed_gives_the_same_trials_also_in_several_processes(tmp_path: Path, table: Path):
     words = (*COMMON, "--table", table, "--policy", "slo_auto", "--constraint", "tight_slo>=static_fp8-0.5")
     for name, jobs in (("a", 1), ("b", 1), ("c", 2), ("d", 2)):
-        assert run(*words, "--trials", 3, "--jobs", jobs, "--out", tmp_path / f"{name}.yaml") in (0, 3)
+        assert tuned(*words, "--trials", 3, "--jobs", jobs, "--out", tmp_path / f"{name}.yaml") in (0, 3)
     a, b, c, d = ((tmp_path / f"{name}.csv").read_text() for name in "abcd")
     assert (a, c) == (b, d)
     assert a.splitlines()[:2] == c.splitlines()[:2]
@@ -174,7 +176,7 @@ def test_nothing_feasible_is_status_3_with_the_nearest_trial_and_no_configuratio
 ):
     out = tmp_path / "best.yaml"
     words = (*COMMON, "--table", table, "--policy", "token_fraction", "--constraint", "ttft_ms.p99<=0.001")
-    assert run(*words, "--trials", 3, "--out", out) == 3
+    assert tuned(*words, "--trials", 3, "--out", out) == 3
     printed = capsys.readouterr()
     assert "none of 3 trials holds the constraints" in printed.err
     with out.with_suffix(".csv").open() as file:
@@ -185,7 +187,7 @@ def test_nothing_feasible_is_status_3_with_the_nearest_trial_and_no_configuratio
 
 def test_the_search_ends_with_its_time(tmp_path: Path, table: Path, capsys: pytest.CaptureFixture[str]):
     words = (*COMMON, "--table", table, "--policy", "token_fraction", "--constraint", "tight_slo>=0")
-    assert run(*words, "--trials", 50, "--time-limit", 1e-6, "--out", tmp_path / "b.yaml") == 0
+    assert tuned(*words, "--trials", 50, "--time-limit", 1e-6, "--out", tmp_path / "b.yaml") == 0
     assert "stopped after 1 of 50 trials" in capsys.readouterr().out
 
 
@@ -207,7 +209,7 @@ def test_the_search_ends_with_its_time(tmp_path: Path, table: Path, capsys: pyte
 def test_wrong_arguments_end_with_one_line_and_status_2(
     words: tuple[str, ...], message: str, tmp_path: Path, table: Path, capsys: pytest.CaptureFixture[str]
 ):
-    assert run(*COMMON, "--table", table, *words, "--out", tmp_path / "b.yaml") == 2
+    assert tuned(*COMMON, "--table", table, *words, "--out", tmp_path / "b.yaml") == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
