@@ -7,7 +7,7 @@ decoding ones anew). Times are seconds of one clock of the caller's.
 Two facts make that possible.
 
 * First come, first served: a prompt has its first token when all prompt tokens before it and its own are computed. With
-  ``c`` the prompt tokens that had come until and with it, and ``g`` those computed so far, that is ``(c - g) * s_per_token``
+  ``c`` the prompt tokens that had come until and with it, and ``d`` those done so far, that is ``(c - d) * s_per_token``
   from now. ``c * s_per_token - arrived_s`` is a constant of the prompt, so the tightest one of the line is the front of a
   queue of maxima.
 * Every decode step gives every decoding request one token. With ``n`` the steps so far and ``n0`` those when it had its first
@@ -29,6 +29,7 @@ from nestedfp.step_rule import StepRule
 
 RATE_S = 2.0  # time constant of the rate at which prompt tokens arrive
 MEAN_WEIGHT = 0.05  # of the newest prompt in the mean length
+SPARE = 64  # entries of requests that have left, before the heap of the others is made anew
 EXCESS_WEIGHT = 0.2  # of the newest step in what steps take beyond their measured cost
 
 
@@ -63,6 +64,17 @@ class StepTimes:
         return 0.0 if self._costs is None else self._costs.times_ms(tokens)[mode is Mode.FP8] * 1e-3
 
 
+class _Place:
+    """A request's place in line."""
+
+    __slots__ = ("computed", "gone", "tokens")
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens  # of the prompt
+        self.computed = 0  # of them
+        self.gone = False
+
+
 class PromptLine:
     """The requests without a first token, in the order in which they came.
 
@@ -73,29 +85,28 @@ class PromptLine:
     def __init__(self, s_per_token: float) -> None:
         self.s_per_token = s_per_token
         self._came = 0  # prompt tokens
-        self._gone = 0  # of requests that have left the line
-        self._tokens: dict[Hashable, int] = {}  # of those in line
-        self._computed: dict[Hashable, int] = {}  # where a part of the prompt is
-        self._parts = 0  # sum of these
+        self._done = 0  # of them: computed, or of requests that have left the line
+        self._places: dict[Hashable, _Place] = {}
         self._tokens_per_s = 0.0
         self._mean_tokens = 0.0  # of a prompt
         self._newest_s = -inf
-        self._by_age: deque[tuple[float, Hashable]] = deque()
-        self._by_need: deque[tuple[float, Hashable]] = deque()  # falling; whoever comes after a smaller one hides it
+        self._by_age: deque[tuple[float, _Place]] = deque()
+        self._by_need: deque[tuple[float, _Place]] = deque()  # falling; whoever comes after a smaller one hides it
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return len(self._places)
 
     def arrived(self, key: Hashable, arrived_s: float, tokens: int) -> None:
-        """A request has come to the end of the line."""
+        """A request has come to the end of the line; one that was in it already leaves its place."""
+        self.left(key)
         self._came += tokens
-        self._tokens[key] = tokens
+        place = self._places[key] = _Place(tokens)
         self._learn(arrived_s, tokens)
         need = self._came * self.s_per_token - arrived_s
         while self._by_need and self._by_need[-1][0] <= need:
             self._by_need.pop()
-        self._by_need.append((need, key))
-        self._by_age.append((arrived_s, key))
+        self._by_need.append((need, place))
+        self._by_age.append((arrived_s, place))
 
     def _learn(self, arrived_s: float, tokens: int) -> None:
         passed_s, self._newest_s = max(0.0, arrived_s - self._newest_s), max(arrived_s, self._newest_s)
@@ -108,7 +119,7 @@ class PromptLine:
         It waits for the step's end; then, at FP8 speed, come those in line, those that arrive during the step, and itself.
         """
         rate = self._tokens_per_s * exp(-max(0.0, now_s - self._newest_s) / RATE_S)
-        tokens = self._came - self._gone - self._parts + (ends_s - now_s) * rate + self._mean_tokens
+        tokens = self._came - self._done + (ends_s - now_s) * rate + self._mean_tokens
         return ends_s - now_s + tokens * self.s_per_token
 
     def computed(self, key: Hashable, tokens: int) -> None:
@@ -116,24 +127,26 @@ class PromptLine:
 
         Of requests that are not in line nothing is noted.
         """
-        if key in self._tokens:
-            self._parts += tokens - self._computed.get(key, 0)
-            self._computed[key] = tokens
+        if (place := self._places.get(key)) is not None:
+            self._done += tokens - place.computed
+            place.computed = tokens
 
     def left(self, key: Hashable) -> None:
         """It has its first token, or its client has gone. Unknown ones do no harm.
 
         One that goes out of its turn takes with it the needs that it hid: until their turn only the first one's age counts.
         """
-        tokens = self._tokens.pop(key, None)
-        if tokens is not None:
-            self._gone += tokens
-            self._parts -= self._computed.pop(key, 0)
+        if (place := self._places.pop(key, None)) is None:
+            return
+        place.gone = True
+        self._done += place.tokens - place.computed
+        # Here and not where it is asked for: most policies never ask, and neither queue may grow with the requests.
+        for queue in (self._by_age, self._by_need):
+            while queue and queue[0][1].gone:
+                queue.popleft()
 
     def oldest_s(self) -> float | None:
         """When the first in line came; None: nobody waits."""
-        while self._by_age and self._by_age[0][1] not in self._tokens:
-            self._by_age.popleft()
         return self._by_age[0][0] if self._by_age else None
 
     def latest_start_s(self, ttft_s: float) -> float:
@@ -145,11 +158,7 @@ class PromptLine:
         Returns:
             A time, perhaps one that has passed; infinity where nobody waits.
         """
-        while self._by_need and self._by_need[0][1] not in self._tokens:
-            self._by_need.popleft()
-        if not self._by_need:
-            return inf
-        return ttft_s - self._by_need[0][0] + (self._gone + self._parts) * self.s_per_token
+        return ttft_s - self._by_need[0][0] + self._done * self.s_per_token if self._by_need else inf
 
 
 class DecodeHeap:
@@ -169,6 +178,10 @@ class DecodeHeap:
         at = self._count - (tokens - 1)
         self._entered[key] = first_s, at
         heappush(self._heap, (first_s - self._tpot_s * at, key))
+        if (
+            len(self._heap) > 2 * len(self._entered) + SPARE
+        ):  # most policies never ask, which is when the top is cleared
+            self._sort(self._tpot_s)
 
     def left(self, key: Hashable) -> None:
         """It is done, preempted or aborted. Unknown ones do no harm."""
@@ -185,12 +198,15 @@ class DecodeHeap:
             A time, perhaps one that has passed; infinity where nothing decodes.
         """
         if tpot_s != self._tpot_s:
-            self._tpot_s = tpot_s
-            self._heap = [(first_s - tpot_s * at, key) for key, (first_s, at) in self._entered.items()]
-            heapify(self._heap)
+            self._sort(tpot_s)
         while self._heap and not self._is_of_now(*self._heap[0]):
             heappop(self._heap)
         return self._heap[0][0] + tpot_s * (self._count + steps) if self._heap else inf
+
+    def _sort(self, tpot_s: float) -> None:
+        self._tpot_s = tpot_s
+        self._heap = [(first_s - tpot_s * at, key) for key, (first_s, at) in self._entered.items()]
+        heapify(self._heap)
 
     def _is_of_now(self, value: float, key: Hashable) -> bool:
         """Whether this is what the request entered with last: it may have left, and come again."""

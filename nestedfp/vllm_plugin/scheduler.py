@@ -139,6 +139,7 @@ class PrecisionMixin:
 
     def _handle_stopped_request(self, request: Request) -> bool:
         self._ended[request.request_id] = request
+        self._watch.left(request.request_id)  # a session stays, and waits for its client: no deadline runs
         request.nestedfp_sampled = request.nestedfp_earlier_tokens + request.num_output_tokens
         finished: bool = super()._handle_stopped_request(request)
         return finished
@@ -233,7 +234,11 @@ class PrecisionMixin:
                 mode,
                 scheduler_output.total_num_scheduled_tokens,
                 now_s - began_s,
-                [self.requests[rid] for rid in scheduler_output.nestedfp_first_tokens if rid in self.requests],
+                [
+                    self.requests[rid]
+                    for rid in scheduler_output.nestedfp_first_tokens
+                    if rid in self.requests and rid not in self._ended
+                ],
                 with_prompts=scheduler_output.nestedfp_with_prompts,
             )
             self._last_update_s = self._progress_s = now_s

@@ -107,6 +107,39 @@ def test_a_request_that_comes_again_counts_as_what_it_is_now() -> None:
     assert len(heap) == 1
 
 
+def test_nothing_grows_with_the_requests_where_nobody_asks() -> None:
+    for s_per_token in (0.0, S_PER_TOKEN):
+        slack = StepSlack(s_per_token)
+        for number in range(5000):
+            slack.prompts.arrived(number, float(number), 100)
+            slack.prompts.left(number)
+            slack.decodes.entered(number, float(number))
+            slack.decodes.stepped()
+            slack.left(number - 3)
+        held = [
+            value
+            for part in (slack.prompts, slack.decodes)
+            for value in vars(part).values()
+            if hasattr(value, "__len__")
+        ]
+        assert len(held) == 5
+        assert max(len(each) for each in held) < 100
+        assert slack.decodes.latest_end_s(1.0) == pytest.approx(4997.0 + 4)
+
+
+def test_a_request_that_waits_anew_is_in_line_once() -> None:
+    line = PromptLine(S_PER_TOKEN)
+    line.arrived("first", 0.0, 100)
+    for since_s in (0.5, 2.0):  # blocked on something else in between
+        line.arrived("a", since_s, 100)
+    line.left("first")
+    assert line.oldest_s() == 2.0
+    assert line.latest_start_s(1.0) == pytest.approx(2.9)
+    line.left("a")
+    line.arrived("b", 5.0, 100)
+    assert line.latest_start_s(1.0) == pytest.approx(5.9)
+
+
 RULE = StepRule(ttft_deadline_s=0.5, tpot_deadline_s=0.02)
 
 
