@@ -7,6 +7,7 @@ import gzip
 import re
 import shutil
 import subprocess
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -222,14 +223,21 @@ def test_the_dockerfile_copies_what_exists_runs_as_a_user_and_pins_its_bases():
 # -- the containers' environment ---------------------------------------------------------------------------------------
 
 
-def source(tmp_path, config, then):
+@pytest.fixture
+def run_folder():
+    """Not tmp_path: HAProxy's sockets need a short one."""
+    with tempfile.TemporaryDirectory(prefix="nfp-", dir="/tmp") as folder:
+        yield Path(folder) / "run"
+
+
+def source(run_folder, config, then):
     return subprocess.run(
         ["bash", "-c", f"source {K8S / 'environment.sh'} && {then}"],
         cwd=ROOT,
         env={
             "PATH": f"{ROOT / '.venv' / 'bin'}:/usr/bin:/bin",
             "NESTEDFP_CONFIG": str(config),
-            "NESTEDFP_RUN_FOLDER": str(tmp_path / "run"),
+            "NESTEDFP_RUN_FOLDER": str(run_folder),
         },
         capture_output=True,
         text=True,
@@ -237,20 +245,20 @@ def source(tmp_path, config, then):
     )
 
 
-def test_a_container_sets_the_environment_up_once_and_every_process_gets_the_same(tmp_path):
+def test_a_container_sets_the_environment_up_once_and_every_process_gets_the_same(run_folder):
     show = 'echo "$RAY_SERVE_ENABLE_HA_PROXY $RAY_SERVE_HAPROXY_BINARY_PATH $RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"'
-    first = source(tmp_path, "deploy/configs/demo.yaml", show)
+    first = source(run_folder, "deploy/configs/demo.yaml", show)
     assert first.returncode == 0, first.stderr
     ha_proxy, launcher, _ = first.stdout.split()
     assert ha_proxy == "1"
     assert Path(launcher).stat().st_mode & 0o077 == 0
-    assert (tmp_path / "run" / "environment").stat().st_mode & 0o077 == 0
-    assert source(tmp_path, "deploy/configs/demo.yaml", show).stdout == first.stdout
+    assert (run_folder / "environment").stat().st_mode & 0o077 == 0
+    assert source(run_folder, "deploy/configs/demo.yaml", show).stdout == first.stdout
 
 
-def test_a_container_with_a_wrong_configuration_says_so_and_does_not_start(tmp_path):
+def test_a_container_with_a_wrong_configuration_says_so_and_does_not_start(tmp_path, run_folder):
     (tmp_path / "bad.yaml").write_text("model: {id: x}\n")
-    done = source(tmp_path, tmp_path / "bad.yaml", "echo started")
+    done = source(run_folder, tmp_path / "bad.yaml", "echo started")
     assert done.returncode != 0
     assert "model.path: required" in done.stderr
     assert "started" not in done.stdout
