@@ -6,6 +6,7 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include <optional>
 #include <sstream>
 #include <string>
 
@@ -51,6 +52,25 @@ inline void check_contiguous(const char* op, const char* name, const Tensor& ten
 inline void check_matrix(const char* op, const char* name, const Tensor& tensor) {
     STD_TORCH_CHECK(tensor.dim() == 2 && tensor.size(0) >= 1 && tensor.size(1) >= 1, op, ": expected ", name,
                     " of shape [N, K] with N, K >= 1, got ", shape_of(tensor));
+}
+
+// The lists of the weights beyond the planes' range: all three or none, of one length. check_place(op, name, tensor)
+// says whether a list is where the op runs.
+template <typename CheckPlace>
+void check_outlier_lists(const char* op, const std::optional<Tensor>& rows, const std::optional<Tensor>& cols,
+                         const std::optional<Tensor>& deltas, CheckPlace&& check_place) {
+    STD_TORCH_CHECK(rows.has_value() == cols.has_value() && rows.has_value() == deltas.has_value(), op,
+                    ": expected outlier_rows, outlier_cols and outlier_deltas all given or all None");
+    if (!rows.has_value()) return;
+    const auto check = [&](const char* name, const Tensor& list, ScalarType type) {
+        check_vector(op, name, list, rows->numel());
+        check_dtype(op, name, list, type);
+        check_place(op, name, list);
+        check_contiguous(op, name, list);
+    };
+    check("outlier_rows", *rows, ScalarType::Int);
+    check("outlier_cols", *cols, ScalarType::Int);
+    check("outlier_deltas", *deltas, ScalarType::Float);
 }
 
 }  // namespace nestedfp

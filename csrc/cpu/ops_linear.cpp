@@ -171,21 +171,9 @@ Tensor linear_cpu(Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> bi
     cpu::LinearArgs args{};
     args.n = n;
     args.k = k;
-    STD_TORCH_CHECK(
-        outlier_rows.has_value() == outlier_cols.has_value() && outlier_rows.has_value() == outlier_deltas.has_value(),
-        op, ": expected outlier_rows, outlier_cols and outlier_deltas all given or all None");
+    check_outlier_lists(op, outlier_rows, outlier_cols, outlier_deltas, check_cpu);
     if (outlier_rows.has_value()) {
         const int64_t count = outlier_rows->numel();
-        check_vector(op, "outlier_rows", *outlier_rows, count);
-        check_vector(op, "outlier_cols", *outlier_cols, count);
-        check_vector(op, "outlier_deltas", *outlier_deltas, count);
-        check_dtype(op, "outlier_rows", *outlier_rows, ScalarType::Int);
-        check_dtype(op, "outlier_cols", *outlier_cols, ScalarType::Int);
-        check_dtype(op, "outlier_deltas", *outlier_deltas, ScalarType::Float);
-        for (const auto* list : {&*outlier_rows, &*outlier_cols, &*outlier_deltas}) {
-            check_cpu(op, "outlier lists", *list);
-            check_contiguous(op, "outlier list", *list);
-        }
         args.outliers = count;
         args.outlier_rows = static_cast<const int32_t*>(outlier_rows->const_data_ptr());
         args.outlier_cols = static_cast<const int32_t*>(outlier_cols->const_data_ptr());

@@ -206,9 +206,9 @@ Tensor linear(Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> bias, 
         check_vector(op, "bias", *bias, n);
         check_contiguous(op, "bias", *bias);
     }
-    STD_TORCH_CHECK(
-        outlier_rows.has_value() == outlier_cols.has_value() && outlier_rows.has_value() == outlier_deltas.has_value(),
-        op, ": expected outlier_rows, outlier_cols and outlier_deltas all given or all None");
+    check_outlier_lists(
+        op, outlier_rows, outlier_cols, outlier_deltas,
+        [&](const char*, const char* name, const Tensor& list) { check_device(op, name, list, device); });
 
     std::vector<int64_t> out_shape;
     for (int64_t i = 0; i + 1 < x.dim(); ++i) out_shape.push_back(x.size(i));
@@ -266,20 +266,9 @@ Tensor linear(Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> bias, 
                     config.split, ": ", message);
 
     if (outlier_rows.has_value()) {
-        const int64_t count = outlier_rows->numel();
-        check_vector(op, "outlier_rows", *outlier_rows, count);
-        check_vector(op, "outlier_cols", *outlier_cols, count);
-        check_vector(op, "outlier_deltas", *outlier_deltas, count);
-        check_dtype(op, "outlier_rows", *outlier_rows, ScalarType::Int);
-        check_dtype(op, "outlier_cols", *outlier_cols, ScalarType::Int);
-        check_dtype(op, "outlier_deltas", *outlier_deltas, ScalarType::Float);
-        for (const auto* list : {&*outlier_rows, &*outlier_cols, &*outlier_deltas}) {
-            check_device(op, "outlier lists", *list, device);
-            check_contiguous(op, "outlier list", *list);
-        }
         check_error(op, run_outliers(rows.const_data_ptr(), k, const_data<int32_t>(*outlier_rows),
-                                     const_data<int32_t>(*outlier_cols), const_data<float>(*outlier_deltas), count,
-                                     out.mutable_data_ptr(), m, n, device.stream()));
+                                     const_data<int32_t>(*outlier_cols), const_data<float>(*outlier_deltas),
+                                     outlier_rows->numel(), out.mutable_data_ptr(), m, n, device.stream()));
     }
     return out;
 }
