@@ -18,6 +18,16 @@ from workload.resample import JITTER_S
 from workload.synthetic import MEAN_RATE_RPS
 
 
+def make_parser(command: str, description: str | None) -> argparse.ArgumentParser:
+    """A parser whose help shows the module's text as it stands, and which takes no abbreviations."""
+    return argparse.ArgumentParser(
+        prog=f"python -m simulator {command}".rstrip(),
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
 def add_load(parser: argparse.ArgumentParser) -> None:
     """What arrives."""
     group = parser.add_argument_group("load (one of --trace and --generate)")

@@ -50,13 +50,10 @@ class Job:
 
 def build_parser() -> argparse.ArgumentParser:
     """The arguments."""
-    parser = argparse.ArgumentParser(
-        prog="python -m simulator",
-        description="Rehearse a precision policy on a trace: simulated engines, the live control loop.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = arguments.make_parser(
+        "", "Rehearse a precision policy on a trace: simulated engines, the live control loop."
     )
+    parser.epilog = EPILOG
     arguments.add_load(parser)
     group = parser.add_argument_group("control")
     group.add_argument(

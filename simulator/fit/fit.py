@@ -22,6 +22,7 @@ import numpy.typing as npt
 from scipy.optimize import nnls  # type: ignore[import-untyped]
 
 from nestedfp.modes import Mode
+from simulator.arguments import make_parser
 from simulator.engine.cost_table import TABLE, EngineLimits, EngineTable, FitError, StepCost, write_table
 from simulator.errors import SimulationError
 from simulator.fit import observations as obs
@@ -168,8 +169,7 @@ def fit_table(args: argparse.Namespace) -> EngineTable:
 
 def build_parser() -> argparse.ArgumentParser:
     """The arguments."""
-    parser = argparse.ArgumentParser(prog="python -m simulator fit", description=__doc__, allow_abbrev=False)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = make_parser("fit", __doc__)
     parser.add_argument("--engine-csv", type=Path, metavar="CSV", help="whole runs, of python -m benchmarks.engine")
     parser.add_argument("--steps-csv", type=Path, metavar="CSV", help="single steps")
     parser.add_argument(

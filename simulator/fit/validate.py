@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from controller.config import ControllerConfig, explain
 from nestedfp.modes import Mode
-from simulator.arguments import read_section, read_yaml
+from simulator.arguments import make_parser, read_section, read_yaml
 from simulator.cluster.cluster import Cluster, RunResult
 from simulator.cluster.scenario import Scenario
 from simulator.engine.cost_table import EngineLimits, EngineTable, Source, read_table
@@ -36,12 +36,7 @@ SAMPLE_S = 0.1  # of the comparison of modes
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m simulator validate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = make_parser("validate", __doc__)
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="folder that the load test wrote")
     parser.add_argument("--config", type=Path, metavar="YAML", help="of the service (the one that the run names)")
     parser.add_argument("--table", type=Path, metavar="JSON", help="the engine (fitted to the run's static phases)")

@@ -1,6 +1,5 @@
 """How each policy behaves on one synthetic load: an SVG per policy, and the numbers as a table."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import matplotlib
 from controller.config import ControllerConfig
 from controller.policies import POLICIES
 from nestedfp.modes import DirectiveMode
+from simulator.arguments import make_parser
 from simulator.calibrate import capacity_rps
 from simulator.cluster.scenario import Scenario
 from simulator.engine.cost_table import TABLE, EngineTable, read_table
@@ -39,7 +39,7 @@ def run_policy(name: str, table: EngineTable, requests: Sequence[Arrival]) -> Ti
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m simulator plots", description=__doc__)
+    parser = make_parser("plots", __doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the plots")
     parser.add_argument("--policy", choices=list(POLICIES), action="append", help="may repeat (all)")
     args = parser.parse_args(arguments)

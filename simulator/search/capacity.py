@@ -57,12 +57,7 @@ class Answer(FrozenModel):
 
 def build_parser() -> argparse.ArgumentParser:
     """The arguments."""
-    parser = argparse.ArgumentParser(
-        prog="python -m simulator capacity",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = arguments.make_parser("capacity", __doc__)
     arguments.add_load(parser)
     arguments.add_cluster(parser)
     group = parser.add_argument_group("question")

@@ -78,12 +78,7 @@ class Trial:
 
 def build_parser() -> argparse.ArgumentParser:
     """The arguments."""
-    parser = argparse.ArgumentParser(
-        prog="python -m simulator tune",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = arguments.make_parser("tune", __doc__)
     arguments.add_load(parser)
     arguments.add_cluster(parser)
     group = parser.add_argument_group("search")

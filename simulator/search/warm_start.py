@@ -4,7 +4,6 @@ Runs Holt's method over the trace's arriving tokens as the controller would see 
 prints the best ones, with the level, trend and noise at the end of the trace, as YAML for the controller's section.
 """
 
-import argparse
 import math
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ import numpy as np
 import yaml
 
 from controller.policies.predictive import Holt, Predictive
+from simulator.arguments import make_parser
 from workload.azure import Arrival, TraceError, read_trace
 
 LEVELS_S = (1.0, 2.0, 5.0, 10.0, 20.0)
@@ -92,7 +92,7 @@ def section(arrivals: Sequence[Arrival], replicas: int, forecast_s: float) -> di
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, or 2 for a trace that cannot be used."""
-    parser = argparse.ArgumentParser(prog="python -m simulator warm-start", description=__doc__)
+    parser = make_parser("warm-start", __doc__)
     parser.add_argument("--trace", type=Path, required=True, metavar="CSV", help="Azure trace")
     parser.add_argument("--replicas", type=int, default=1, metavar="N", help="that share the trace's load (1)")
     parser.add_argument("--forecast", type=float, default=3.0, metavar="S", help="how far ahead, in seconds (3)")
