@@ -1,21 +1,14 @@
 """What the path's meter makes of a request: times from arrival to the bytes written, and who counts in them."""
 
 import pytest
+from hand_clock import HandClock
 
 from deploy.front.meter import PAUSED_AFTER_S, PathMeter
 
 
-class Clock:
-    def __init__(self):
-        self.now_s = 100.0
-
-    def __call__(self):
-        return self.now_s
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return HandClock()
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import os
 
 import pytest
 import yaml
+from hand_clock import HandClock
 
 from deploy.config import ConfigError
 from deploy.front.app import Front
@@ -37,17 +38,9 @@ def write(path, entries=USUAL):
     return path
 
 
-class Clock:
-    def __init__(self):
-        self.now_s = 1000.0
-
-    def __call__(self):
-        return self.now_s
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return HandClock()
 
 
 @pytest.fixture
