@@ -42,6 +42,8 @@ class Engine:
     max_num_batched_tokens: int = 2048
     kv_cache_bytes: int | None = None
     enforce_eager: bool = True
+    tensor_parallel_size: int = 1
+    gpu_memory_utilization: float = 0.9
     extra: dict[str, Any] = field(default_factory=dict)  # further engine arguments
 
     def arguments(self) -> dict[str, Any]:
@@ -54,7 +56,8 @@ class Engine:
             "max_num_batched_tokens": self.max_num_batched_tokens,
             "enforce_eager": self.enforce_eager,
             "enable_prefix_caching": False,
-            "gpu_memory_utilization": 0.9,
+            "gpu_memory_utilization": self.gpu_memory_utilization,
+            "tensor_parallel_size": self.tensor_parallel_size,
             **self.extra,
         }
         if self.kv_cache_bytes is not None:
@@ -94,6 +97,8 @@ def deployment(engine: Engine, port: int, replicas: int) -> dict[str, Any]:
         "max_num_batched_tokens": engine.max_num_batched_tokens,
         "enforce_eager": engine.enforce_eager,
         "enable_prefix_caching": False,
+        "tensor_parallel_size": engine.tensor_parallel_size,
+        "gpu_memory_utilization": engine.gpu_memory_utilization,
         "extra": extra,
     }
     if engine.kv_cache_bytes is not None:

@@ -1,0 +1,60 @@
+"""Command line: arguments in, exit status out."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from experiments import campaign, config, plots, results
+
+RESULTS = Path("docs") / "results"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run or sum up an experiment; return the exit status: 0 done, 1 something failed, 2 wrong arguments."""
+    parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="start each system and replay the load; then sum up")
+    run.add_argument("--trace", type=Path, required=True, help="Azure trace, CSV")
+    run.add_argument("--runs", help="names, comma-separated (default: all of the configuration)")
+    run.add_argument("--port", type=int, default=8480)
+    run.add_argument("--minutes", type=float, help="begin no load test that would end later")
+    summary = commands.add_parser("summary", help="sum up the reports that are there: summary.json, picture, table")
+    for command in (run, summary):
+        command.add_argument("config", type=Path, help="experiments/configs/NAME.yaml")
+        command.add_argument("--out", type=Path, help="folder of the reports (default: runs/NAME)")
+        command.add_argument("--results", type=Path, default=RESULTS, help=f"parent of the summary ({RESULTS})")
+    args = parser.parse_args(argv)
+    try:
+        experiment = config.load(args.config)
+        out = args.out or Path("runs") / experiment.name
+        whole = True
+        if args.command == "run":
+            names = [each.name for each in experiment.runs]
+            wanted = args.runs.split(",") if args.runs else names
+            if unknown := set(wanted) - set(names):
+                raise config.ExperimentError(
+                    f"--runs: unknown: {', '.join(sorted(unknown))}; known: {', '.join(names)}"
+                )
+            if not args.trace.is_file():
+                raise config.ExperimentError(f"--trace: no such file: {args.trace}")
+            deadline_s = time.monotonic() + 60 * args.minutes if args.minutes else float("inf")
+            whole = campaign.measure(experiment, args.trace.resolve(), out, wanted, args.port, _say, deadline_s)
+        found = results.collect(experiment, out)
+    except config.ExperimentError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    folder = args.results / experiment.name
+    results.write(found, folder)
+    plots.draw(found, folder / "attainment.svg")
+    (folder / "table.md").write_text(results.table(found) + "\n")
+    print(results.table(found))
+    return 0 if whole else 1
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

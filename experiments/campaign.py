@@ -1,0 +1,165 @@
+"""Runs an experiment: every system is started once; every run, rate and seed is one load test against it."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks import http_procs, http_systems
+from benchmarks.http_systems import Service
+from experiments import systems
+from experiments.config import Experiment, ExperimentError, Kill, Run
+
+LOADTEST_LIMIT_S = 120.0  # beyond the arrivals and the drain
+
+
+def loadtest_command(experiment: Experiment, run: Run, rate_rps: float, seed: int, trace: Path, url: str) -> list[str]:
+    """Return the load test's command line, without its output folder."""
+    load = experiment.load
+    options: dict[str, object] = {
+        "url": url,
+        "trace": trace,
+        "start": load.start_s,
+        "duration": load.duration_s,
+        "rate": rate_rps,
+        "seed": seed,
+        "context-tokens": experiment.engine.max_model_len,
+        "length-scale": load.length_scale,
+        "max-prompt-tokens": load.max_prompt_tokens,
+        "slo-ttft-ms": experiment.slo.ttft_ms,
+        "slo-tpot-ms": experiment.slo.tpot_ms,
+        "cooldown": load.cooldown_s,
+        "drain": load.drain_s,
+        "settle-limit": load.settle_limit_s,
+        "policies": (run.directive or "adaptive") if run.system == "nestedfp" else f"plain-{run.name}",
+        "admin-key-env": http_systems.KEY_ENV,
+    }
+    given = [(f"--{name}", str(value)) for name, value in options.items() if value is not None]
+    return [sys.executable, "-m", "loadtest", *itertools.chain.from_iterable(given)]
+
+
+def measure(
+    experiment: Experiment,
+    trace: Path,
+    out: Path,
+    wanted: Sequence[str],
+    port: int,
+    say: Callable[[str], None],
+    deadline_s: float = float("inf"),
+) -> bool:
+    """Run everything; reports go to ``out/<run>/<rate>-<seed>``, where those that are there already are left.
+
+    Args:
+        wanted: names of runs.
+        deadline_s: of ``time.monotonic``; no load test begins that could not end before it.
+
+    Returns:
+        Whether every load test ended well. What failed is said, and the others go on.
+    """
+    whole = True
+    load = experiment.load
+    for system, group in itertools.groupby(
+        sorted((run for run in experiment.runs if run.name in wanted), key=lambda run: run.system),
+        lambda run: run.system,
+    ):
+        # Rates in the outer loop: a run that is cut off has compared all policies at the first of them.
+        cells = [
+            (rate, seed, run)
+            for runs in [list(group)]
+            for rate in load.rates_rps
+            for seed in load.seeds
+            for run in runs
+        ]
+        cells = [cell for cell in cells if not folder_of(out, cell[2], cell[0], cell[1]).exists()]
+        if not cells:
+            continue
+        say(f"starting {system}")
+        began_s = time.monotonic()
+        try:
+            with systems.running(experiment, system, port, out / "logs") as (service, folder):
+                say(f"{system}: ready after {time.monotonic() - began_s:.0f} s")
+                for rate, seed, run in cells:
+                    if time.monotonic() + load.duration_s + load.cooldown_s + load.drain_s > deadline_s:
+                        say(f"no time left for {run.name} at {rate:g} requests/s, seed {seed}")
+                        whole = False
+                        continue
+                    whole &= _one(experiment, run, rate, seed, trace, out, service, folder, say)
+        except ExperimentError as error:
+            say(f"error: {system}: {error}")
+            whole = False
+    return whole
+
+
+def folder_of(out: Path, run: Run, rate_rps: float, seed: int) -> Path:
+    """Return the folder of one load test."""
+    return out / "runs" / run.name / f"{rate_rps:g}-{seed}"
+
+
+def _one(
+    experiment: Experiment,
+    run: Run,
+    rate_rps: float,
+    seed: int,
+    trace: Path,
+    out: Path,
+    service: Service,
+    folder: Path,
+    say: Callable[[str], None],
+) -> bool:
+    """One load test, and what is killed during it; True when it ended well."""
+    target = folder_of(out, run, rate_rps, seed)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        if run.system == "nestedfp":
+            systems.steer(service, folder, experiment, run)
+    except RuntimeError as error:
+        say(f"error: {run.name}: {error}")
+        return False
+    command = [*loadtest_command(experiment, run, rate_rps, seed, trace, service.url), "--out", str(target)]
+    limit_s = experiment.load.duration_s + experiment.load.drain_s + LOADTEST_LIMIT_S
+    environment = os.environ | {http_systems.KEY_ENV: service.key or ""}
+    log = target.with_suffix(".log")
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
+        killer = None
+        if run.kill is not None:
+            killer = threading.Thread(target=_kill, args=(run.kill, service, target, process, say), daemon=True)
+            killer.start()
+        try:
+            status = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            status = None
+        if killer is not None:
+            killer.join(5)
+    last = next((line for line in reversed(log.read_text().splitlines()) if "within the SLO" in line), "")
+    say(f"{run.name} at {rate_rps:g} requests/s, seed {seed}: {last.strip() or f'no result, status {status}'}")
+    return status == 0
+
+
+def _kill(
+    kill: Kill, service: Service, target: Path, process: "subprocess.Popen[bytes]", say: Callable[[str], None]
+) -> None:
+    """Wait until requests arrive and end one process of the service without a warning."""
+    while not list(target.glob("*/requests-*.jsonl")):  # opened when the sender starts
+        if process.poll() is not None:
+            return
+        time.sleep(0.05)
+    time.sleep(kill.at_s)
+    assert service.pid is not None, "the experiment started the service"
+    found = [
+        each.pid
+        for each in http_procs.descendants(http_procs.all_processes(), service.pid)
+        if http_procs.role_of(each.command) == kill.process
+    ]
+    if not found:
+        say(f"error: no process of the kind {kill.process} to kill")
+        return
+    os.kill(found[0], signal.SIGKILL)
+    say(f"killed {kill.process} {found[0]}")

@@ -1,0 +1,119 @@
+"""What an experiment is: a frozen model read from YAML, checked before anything starts. Pure but for ``load``."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from benchmarks.engine_shapes import SHAPES
+from workload.frozen import FrozenModel
+from workload.slo import Slo
+
+Positive = Annotated[float, Field(gt=0)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,30}$")]
+
+
+class ExperimentError(ValueError):
+    """A configuration, a server or a run that an experiment cannot go on with; the message is for the user."""
+
+
+class Engine(FrozenModel):
+    """The engine that every system runs."""
+
+    tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
+    max_model_len: Annotated[int, Field(ge=2)] = 4096
+    max_num_seqs: Annotated[int, Field(ge=1)] = 256
+    max_num_batched_tokens: Annotated[int, Field(ge=16)] = 2048
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    kv_cache_bytes: int | None = None  # on a CPU
+
+
+class Load(FrozenModel):
+    """Arrivals: a window of an Azure trace at several mean rates, each with every seed."""
+
+    start_s: Annotated[float, Field(ge=0)]
+    duration_s: Positive
+    rates_rps: tuple[Positive, ...] = Field(min_length=1)
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(0,), min_length=1)
+    length_scale: Positive | None = None
+    max_prompt_tokens: Annotated[int, Field(ge=1)] | None = None
+    cooldown_s: Annotated[float, Field(ge=0)] = 2.0
+    drain_s: Annotated[float, Field(ge=0)] = 15.0
+    settle_limit_s: Positive = 30.0
+
+
+class Kill(FrozenModel):
+    """A process that is killed while requests arrive."""
+
+    process: Literal["engine", "controller"]
+    at_s: Positive  # after the first arrival is due
+
+
+class Run(FrozenModel):
+    """One way to serve the load."""
+
+    name: Name
+    system: Literal["nestedfp", "vllm_fp16", "vllm_fp8"] = "nestedfp"
+    directive: Literal["fp16", "fp8"] | None = None  # of nestedfp: held by an override
+    policy: dict[str, Any] | None = None  # of nestedfp: the controller's; see docs/policies.md
+    controller: dict[str, Any] = Field(default_factory=dict)  # of nestedfp: further keys of the controller's section
+    kill: Kill | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        ways = (self.directive is not None) + (self.policy is not None)
+        if self.system == "nestedfp" and ways != 1:
+            raise ValueError(f"run {self.name}: give either a directive or a policy")
+        if self.system != "nestedfp" and (ways or self.controller or self.kill):
+            raise ValueError(f"run {self.name}: {self.system} takes no directive, policy, controller keys or kill")
+        return self
+
+
+class Experiment(FrozenModel):
+    """One experiment."""
+
+    name: Name
+    shape: str | None = None  # of benchmarks.engine_shapes, with random weights, on GPUs
+    model: Path | None = None  # or a checkpoint, on whatever this machine has
+    replicas: Annotated[int, Field(ge=1)] = 1
+    engine: Engine = Engine()
+    slo: Slo = Slo()
+    load: Load
+    runs: tuple[Run, ...] = Field(min_length=1)
+
+    @field_validator("runs")
+    @classmethod
+    def _different(cls, runs: tuple[Run, ...]) -> tuple[Run, ...]:
+        names = [run.name for run in runs]
+        if len(set(names)) < len(names):
+            raise ValueError(f"runs: expected different names, got {names}")
+        return runs
+
+    @model_validator(mode="after")
+    def _one_model(self) -> Self:
+        if (self.shape is None) == (self.model is None):
+            raise ValueError("give either shape or model")
+        if self.shape is not None and self.shape not in SHAPES:
+            raise ValueError(f"shape: expected one of {', '.join(SHAPES)}, got {self.shape}")
+        if self.replicas * self.engine.tensor_parallel_size > 1 and any(r.system != "nestedfp" for r in self.runs):
+            raise ValueError("vllm_* systems are one server on one GPU: give replicas 1 and tensor_parallel_size 1")
+        return self
+
+
+def load(path: Path) -> Experiment:
+    """Read an experiment.
+
+    Raises:
+        ExperimentError: no such file, no YAML, an unknown key or a value out of range; names the key.
+    """
+    try:
+        return Experiment.model_validate(yaml.safe_load(path.read_text()))
+    except OSError as error:
+        raise ExperimentError(f"{path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ExperimentError(f"{path}: expected YAML: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ExperimentError(f"{path}: {where + ': ' if where else ''}{first['msg']}") from error

@@ -1,0 +1,218 @@
+"""Reports of an experiment's load tests -> one summary: a table for readers, JSON for programs, a picture."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.config import Experiment, ExperimentError, Run
+from loadtest.report.metrics import RunSummary, meets_tpot, meets_ttft
+from workload.frozen import FrozenModel
+from workload.percentiles import Percentiles
+from workload.records import RequestRecord, read_requests
+from workload.slo import Slo
+
+LOOSE = 2.0  # times the tight SLO, as in the NestedFP evaluation (5 and 10 times a single request's latency)
+BOOTSTRAPS = 1000
+KEPT = "summary.json"
+
+
+class Cell(FrozenModel):
+    """One load test in numbers; the names are those of the load test's own summary."""
+
+    policy: str
+    system: str
+    rate_rps: float  # asked for
+    seed: int
+    requests: int
+    errors: dict[str, int]
+    ttft_ms: Percentiles
+    tpot_ms: Percentiles
+    tight_slo: float
+    tight_slo_low: float  # 95 % interval by bootstrap over requests
+    tight_slo_high: float
+    loose_slo: float
+    slo_attainment: float  # the same as tight_slo
+    goodput_rps: float
+    output_tokens_per_s: float
+    fp16_token_share: float | None
+    switches: int | None
+    late_starts: int
+    valid: bool
+    saturated_by: str
+    seconds_of_tpot_misses_per_minute: (
+        float  # seconds in which an answer in progress was slower than the TPOT objective
+    )
+
+
+class Results(FrozenModel):
+    """An experiment and what came out."""
+
+    name: str
+    slo: Slo
+    replicas: int
+    machine: str
+    runs: tuple[Cell, ...]
+
+
+def collect(experiment: Experiment, out: Path) -> Results:
+    """Read every report below ``out``.
+
+    Raises:
+        ExperimentError: when there is none.
+    """
+    cells, machines = [], set()
+    for run in experiment.runs:
+        for rate in experiment.load.rates_rps:
+            for seed in experiment.load.seeds:
+                for path in sorted((out / "runs" / run.name / f"{rate:g}-{seed}").glob("*/summary.json")):
+                    report = json.loads(path.read_text())
+                    machines.add(report["machine"].split(",")[0] + "," + report["machine"].split(",")[1])
+                    for found in report["runs"]:
+                        summary = RunSummary.model_validate(found)
+                        records = read_requests(path.parent / f"requests-{summary.policy}.jsonl")
+                        cells.append(_cell(run, rate, seed, summary, records, experiment.slo))
+    if not cells:
+        raise ExperimentError(
+            f"{out}: expected reports in runs/<name>/<rate>-<seed>/, found none: run the experiment first"
+        )
+    return Results(
+        name=experiment.name,
+        slo=experiment.slo,
+        replicas=experiment.replicas,
+        machine="; ".join(sorted(machines)),
+        runs=tuple(cells),
+    )
+
+
+def _cell(
+    run: Run, rate_rps: float, seed: int, summary: RunSummary, records: Sequence[RequestRecord], slo: Slo
+) -> Cell:
+    good = np.array([meets_ttft(record, slo) and meets_tpot(record, slo) for record in records])
+    doubled = Slo(ttft_ms=LOOSE * slo.ttft_ms, tpot_ms=LOOSE * slo.tpot_ms)
+    drawn = np.random.default_rng(seed).choice(good, (BOOTSTRAPS, len(good))).mean(axis=1)
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return Cell(
+        policy=run.name,
+        system=run.system,
+        rate_rps=rate_rps,
+        seed=seed,
+        requests=summary.requests,
+        errors=summary.error_kinds,
+        ttft_ms=summary.ttft_ms,
+        tpot_ms=summary.tpot_ms,
+        tight_slo=float(good.mean()),
+        tight_slo_low=float(low),
+        tight_slo_high=float(high),
+        loose_slo=float(np.mean([meets_ttft(r, doubled) and meets_tpot(r, doubled) for r in records])),
+        slo_attainment=float(good.mean()),
+        goodput_rps=summary.goodput_rps,
+        output_tokens_per_s=summary.output_tokens_per_s,
+        fp16_token_share=1.0 if run.system == "vllm_fp16" else summary.fp16_token_share,
+        switches=summary.switches,
+        late_starts=summary.late_starts,
+        valid=summary.valid,
+        saturated_by=summary.saturated_by,
+        seconds_of_tpot_misses_per_minute=tpot_miss_seconds(records, slo) * 60 / summary.duration_s,
+    )
+
+
+def tpot_miss_seconds(records: Sequence[RequestRecord], slo: Slo) -> float:
+    """Return how many whole seconds of the run had a mean gap between pieces of answers above the TPOT objective.
+
+    The NestedFP paper's Figure 1 counts such seconds. Gaps are counted in the second in which they end, one gap for every
+    piece; pieces of several tokens count once.
+    """
+    ends_s, gaps_ms = [], []
+    for record in records:
+        if record.error is None and len(record.chunk_ms) > 1:
+            chunks = np.asarray(record.chunk_ms)
+            ends_s.append(record.intended_s + chunks[1:] / 1e3)
+            gaps_ms.append(np.diff(chunks))
+    if not ends_s:
+        return 0.0
+    seconds = np.concatenate(ends_s).astype(int)
+    count = np.bincount(seconds)
+    total_ms = np.bincount(seconds, np.concatenate(gaps_ms))
+    return float(np.sum(total_ms[count > 0] / count[count > 0] > slo.tpot_ms))
+
+
+def write(results: Results, folder: Path) -> None:
+    """Write the summary to ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / KEPT).write_text(results.model_dump_json(indent=1) + "\n")
+
+
+def read(folder: Path) -> Results:
+    """Read a summary.
+
+    Raises:
+        ExperimentError: when there is none.
+    """
+    try:
+        return Results.model_validate_json((folder / KEPT).read_text())
+    except OSError as error:
+        raise ExperimentError(
+            f"{folder / KEPT}: {error.strerror}; give the folder of an experiment's results"
+        ) from error
+
+
+HEADINGS = (
+    "requests/s",
+    "policy",
+    "within the SLO, %",
+    "within twice the SLO, %",
+    "TTFT p50 / p90 / p99, ms",
+    "TPOT p50 / p90, ms",
+    "tokens in FP16, %",
+    "switches",
+    "failed",
+)
+
+
+def table(results: Results) -> str:
+    """Return a Markdown table: one line a policy and rate, means over seeds.
+
+    Behind the share within the SLO stands its range: over seeds, or of one seed the bootstrap's interval.
+    """
+    lines = [" | ".join(HEADINGS), "|".join("---" for _ in HEADINGS)]
+    for (rate, policy), cells in groups(results).items():
+        shares = [c.fp16_token_share for c in cells if c.fp16_token_share is not None]
+        switches = [c.switches for c in cells if c.switches is not None]
+        low, high = interval(cells)
+        fields = (
+            f"{rate:g}",
+            policy,
+            f"{100 * mean(c.tight_slo for c in cells):.1f} ({100 * low:.1f} to {100 * high:.1f})",
+            f"{100 * mean(c.loose_slo for c in cells):.1f}",
+            " / ".join(f"{mean(getattr(c.ttft_ms, p) or np.nan for c in cells):.0f}" for p in ("p50", "p90", "p99")),
+            " / ".join(f"{mean(getattr(c.tpot_ms, p) or np.nan for c in cells):.1f}" for p in ("p50", "p90")),
+            f"{100 * mean(shares):.1f}" if shares else "-",
+            f"{mean(switches):.0f}" if switches else "-",
+            str(sum(sum(c.errors.values()) for c in cells)),
+        )
+        lines.append(" | ".join(fields))
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def interval(cells: Sequence[Cell]) -> tuple[float, float]:
+    """Return how far the share within the SLO reaches: over the seeds, or of one seed the bootstrap's interval."""
+    if len(cells) == 1:
+        return cells[0].tight_slo_low, cells[0].tight_slo_high
+    return min(c.tight_slo for c in cells), max(c.tight_slo for c in cells)
+
+
+def groups(results: Results) -> dict[tuple[float, str], list[Cell]]:
+    """Return the cells by rate and policy, in that order, seeds together."""
+    found: dict[tuple[float, str], list[Cell]] = {}
+    order = list(dict.fromkeys(cell.policy for cell in results.runs))
+    for cell in sorted(results.runs, key=lambda c: (c.rate_rps, order.index(c.policy), c.seed)):
+        found.setdefault((cell.rate_rps, cell.policy), []).append(cell)
+    return found
+
+
+def mean(values: Any) -> float:
+    """Return the mean of an iterable of numbers."""
+    return float(np.mean(list(values)))

@@ -1,0 +1,80 @@
+"""Starts the systems of an experiment, and gives a running service another policy."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks import http_gpu, http_systems
+from benchmarks.http_systems import Service
+from experiments.config import Experiment, ExperimentError, Run
+
+SETTINGS = "deployment.yaml"
+
+
+def engine_of(experiment: Experiment, system: str) -> http_systems.Engine:
+    """Return the engine's arguments, the same for every system but for its weights' precision."""
+    engine = experiment.engine
+    if experiment.shape is not None:
+        model_id, folder = experiment.shape, http_gpu.model_folder(experiment.shape)
+    else:
+        assert experiment.model is not None, "Experiment demands one of the two"
+        model_id, folder = experiment.model.name, experiment.model.resolve()
+    extra: dict[str, Any] = {"quantization": "fp8"} if system == "vllm_fp8" else {}
+    on_gpu = experiment.shape is not None
+    return http_systems.Engine(
+        model_id,
+        folder,
+        gpu=on_gpu,
+        dummy=on_gpu,
+        max_model_len=engine.max_model_len,
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        kv_cache_bytes=engine.kv_cache_bytes,
+        enforce_eager=not on_gpu,
+        tensor_parallel_size=engine.tensor_parallel_size,
+        gpu_memory_utilization=engine.gpu_memory_utilization,
+        extra=extra,
+    )
+
+
+@contextlib.contextmanager
+def running(experiment: Experiment, system: str, port: int, log_folder: Path) -> Iterator[tuple[Service, Path]]:
+    """Give a system that runs, and the folder of its configuration; stop it at the end.
+
+    Raises:
+        ExperimentError: when it does not start, with the end of its log.
+    """
+    name = "nestedfp" if system == "nestedfp" else "vllm_serve"
+    with tempfile.TemporaryDirectory() as folder:
+        log_folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with http_systems.start(
+                name, engine_of(experiment, system), port, Path(folder), experiment.replicas
+            ) as service:
+                yield service, Path(folder)
+        except RuntimeError as error:
+            raise ExperimentError(str(error)) from error
+        finally:
+            log = Path(folder) / f"{name}.log"
+            if log.exists():
+                (log_folder / f"{system}.log").write_bytes(log.read_bytes())
+    if experiment.shape is not None:
+        http_gpu.wait_for_memory()
+
+
+def steer(service: Service, folder: Path, experiment: Experiment, run: Run) -> None:
+    """Give a running service the policy of a run.
+
+    Raises:
+        RuntimeError: when the service refuses it, with its answer.
+    """
+    path = folder / SETTINGS
+    settings = yaml.safe_load(path.read_text())
+    policy = run.policy or {"name": f"static_{run.directive}"}
+    settings["controller"] = {"slo": experiment.slo.model_dump(), **run.controller, "policy": policy}
+    path.write_text(yaml.safe_dump(settings))
+    http_systems.post(f"{service.url}/admin/reload", {}, {"Authorization": f"Bearer {service.key}"})
