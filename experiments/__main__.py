@@ -4,10 +4,12 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import TypeVar
 
 from experiments import campaign, config, plots, results
 
 RESULTS = Path("docs") / "results"
+Number = TypeVar("Number", int, float)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -17,7 +19,15 @@ def main(argv: list[str] | None = None) -> int:
     run = commands.add_parser("run", help="start each system and replay the load; then sum up")
     run.add_argument("--trace", type=Path, required=True, help="Azure trace, CSV")
     run.add_argument("--runs", help="names, comma-separated (default: all of the configuration)")
+    run.add_argument("--rates", help="of the configuration's, comma-separated, in this order")
+    run.add_argument("--seeds", help="of the configuration's, comma-separated")
     run.add_argument("--port", type=int, default=8480)
+    run.add_argument(
+        "--settings",
+        type=Path,
+        metavar="FILE",
+        help="configuration of this service where it runs already on --port (its key in NESTEDFP_ADMIN_KEY)",
+    )
     run.add_argument("--minutes", type=float, help="begin no load test that would end later")
     summary = commands.add_parser("summary", help="sum up the reports that are there: summary.json, picture, table")
     for command in (run, summary):
@@ -39,7 +49,14 @@ def main(argv: list[str] | None = None) -> int:
             if not args.trace.is_file():
                 raise config.ExperimentError(f"--trace: no such file: {args.trace}")
             deadline_s = time.monotonic() + 60 * args.minutes if args.minutes else float("inf")
-            whole = campaign.measure(experiment, args.trace.resolve(), out, wanted, args.port, _say, deadline_s)
+            rates = chosen("--rates", args.rates, experiment.load.rates_rps)
+            seeds = chosen("--seeds", args.seeds, experiment.load.seeds)
+            part = experiment.model_copy(
+                update={"load": experiment.load.model_copy(update={"rates_rps": rates, "seeds": seeds})}
+            )
+            whole = campaign.measure(
+                part, args.trace.resolve(), out, wanted, args.port, _say, deadline_s, args.settings
+            )
         found = results.collect(experiment, out)
     except config.ExperimentError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -50,6 +67,21 @@ def main(argv: list[str] | None = None) -> int:
     (folder / "table.md").write_text(results.table(found) + "\n")
     print(results.table(found))
     return 0 if whole else 1
+
+
+def chosen(option: str, text: str | None, known: tuple[Number, ...]) -> tuple[Number, ...]:
+    """Return the values that an option names, in its order; without it all that are known.
+
+    Raises:
+        config.ExperimentError: for one that the configuration does not have.
+    """
+    if text is None:
+        return known
+    by_text = {f"{value:g}": value for value in known}
+    try:
+        return tuple(by_text[name.strip()] for name in text.split(","))
+    except KeyError as error:
+        raise config.ExperimentError(f"{option}: unknown: {error.args[0]}; known: {', '.join(by_text)}") from None
 
 
 def _say(text: str) -> None:

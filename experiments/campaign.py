@@ -51,11 +51,13 @@ def measure(
     port: int,
     say: Callable[[str], None],
     deadline_s: float = float("inf"),
+    own: Path | None = None,
 ) -> bool:
     """Run everything; reports go to ``out/<run>/<rate>-<seed>``, where those that are there already are left.
 
     Args:
         wanted: names of runs.
+        own: see ``systems.running``.
         deadline_s: of ``time.monotonic``; no load test begins that could not end before it.
 
     Returns:
@@ -81,14 +83,14 @@ def measure(
         say(f"starting {system}")
         began_s = time.monotonic()
         try:
-            with systems.running(experiment, system, port, out / "logs") as (service, folder):
+            with systems.running(experiment, system, port, out / "logs", own) as (service, settings):
                 say(f"{system}: ready after {time.monotonic() - began_s:.0f} s")
                 for rate, seed, run in cells:
                     if time.monotonic() + load.duration_s + load.cooldown_s + load.drain_s > deadline_s:
                         say(f"no time left for {run.name} at {rate:g} requests/s, seed {seed}")
                         whole = False
                         continue
-                    whole &= _one(experiment, run, rate, seed, trace, out, service, folder, say)
+                    whole &= _one(experiment, run, rate, seed, trace, out, service, settings, say)
         except ExperimentError as error:
             say(f"error: {system}: {error}")
             whole = False
@@ -108,7 +110,7 @@ def _one(
     trace: Path,
     out: Path,
     service: Service,
-    folder: Path,
+    settings: Path,
     say: Callable[[str], None],
 ) -> bool:
     """One load test, and what is killed during it; True when it ended well."""
@@ -116,7 +118,7 @@ def _one(
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         if run.system == "nestedfp":
-            systems.steer(service, folder, experiment, run)
+            systems.steer(service, settings, experiment, run)
     except RuntimeError as error:
         say(f"error: {run.name}: {error}")
         return False

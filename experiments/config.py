@@ -7,6 +7,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from benchmarks.engine_shapes import SHAPES
+from controller.config import ControllerConfig, explain
 from workload.frozen import FrozenModel
 from workload.slo import Slo
 
@@ -91,6 +92,16 @@ class Experiment(FrozenModel):
         return runs
 
     @model_validator(mode="after")
+    def _known_policies(self) -> Self:
+        for run in self.runs:
+            if run.system == "nestedfp":
+                try:
+                    ControllerConfig.model_validate(controller_section(self.slo, run))
+                except ValidationError as error:
+                    raise ValueError(f"run {run.name}: {explain(error)}") from error
+        return self
+
+    @model_validator(mode="after")
     def _one_model(self) -> Self:
         if (self.shape is None) == (self.model is None):
             raise ValueError("give either shape or model")
@@ -99,6 +110,12 @@ class Experiment(FrozenModel):
         if self.replicas * self.engine.tensor_parallel_size > 1 and any(r.system != "nestedfp" for r in self.runs):
             raise ValueError("vllm_* systems are one server on one GPU: give replicas 1 and tensor_parallel_size 1")
         return self
+
+
+def controller_section(slo: Slo, run: Run) -> dict[str, Any]:
+    """Return the controller's section of the service's configuration during a run."""
+    policy = run.policy or {"name": f"static_{run.directive}"}
+    return {"slo": slo.model_dump(), **run.controller, "policy": policy}
 
 
 def load(path: Path) -> Experiment:

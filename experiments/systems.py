@@ -10,7 +10,7 @@ import yaml
 
 from benchmarks import http_gpu, http_systems
 from benchmarks.http_systems import Service
-from experiments.config import Experiment, ExperimentError, Run
+from experiments.config import Experiment, ExperimentError, Run, controller_section
 
 SETTINGS = "deployment.yaml"
 
@@ -42,12 +42,25 @@ def engine_of(experiment: Experiment, system: str) -> http_systems.Engine:
 
 
 @contextlib.contextmanager
-def running(experiment: Experiment, system: str, port: int, log_folder: Path) -> Iterator[tuple[Service, Path]]:
-    """Give a system that runs, and the folder of its configuration; stop it at the end.
+def running(
+    experiment: Experiment, system: str, port: int, log_folder: Path, own: Path | None = None
+) -> Iterator[tuple[Service, Path]]:
+    """Give a system that runs, and its configuration's file; stop it at the end.
+
+    Args:
+        port: of loopback.
+        log_folder: keeps the system's log.
+        own: configuration of this service where it runs already on that port; it is left running.
 
     Raises:
-        ExperimentError: when it does not start, with the end of its log.
+        ExperimentError: when it does not start or answer, with the end of its log.
     """
+    if own is not None and system == "nestedfp":
+        try:
+            yield http_systems.attach(system, f"http://127.0.0.1:{port}"), own
+        except RuntimeError as error:
+            raise ExperimentError(str(error)) from error
+        return
     name = "nestedfp" if system == "nestedfp" else "vllm_serve"
     with tempfile.TemporaryDirectory() as folder:
         log_folder.mkdir(parents=True, exist_ok=True)
@@ -55,7 +68,7 @@ def running(experiment: Experiment, system: str, port: int, log_folder: Path) ->
             with http_systems.start(
                 name, engine_of(experiment, system), port, Path(folder), experiment.replicas
             ) as service:
-                yield service, Path(folder)
+                yield service, Path(folder) / SETTINGS
         except RuntimeError as error:
             raise ExperimentError(str(error)) from error
         finally:
@@ -66,15 +79,13 @@ def running(experiment: Experiment, system: str, port: int, log_folder: Path) ->
         http_gpu.wait_for_memory()
 
 
-def steer(service: Service, folder: Path, experiment: Experiment, run: Run) -> None:
+def steer(service: Service, path: Path, experiment: Experiment, run: Run) -> None:
     """Give a running service the policy of a run.
 
     Raises:
         RuntimeError: when the service refuses it, with its answer.
     """
-    path = folder / SETTINGS
     settings = yaml.safe_load(path.read_text())
-    policy = run.policy or {"name": f"static_{run.directive}"}
-    settings["controller"] = {"slo": experiment.slo.model_dump(), **run.controller, "policy": policy}
+    settings["controller"] = controller_section(experiment.slo, run)
     path.write_text(yaml.safe_dump(settings))
     http_systems.post(f"{service.url}/admin/reload", {}, {"Authorization": f"Bearer {service.key}"})
