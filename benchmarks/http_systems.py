@@ -143,7 +143,7 @@ def vllm_command(engine: Engine, port: int) -> list[str]:
 
 @contextlib.contextmanager
 def start(
-    name: str, engine: Engine, port: int, folder: Path, replicas: int = 1, limit_s: float = 420.0
+    name: str, engine: Engine, port: int, folder: Path, replicas: int = 1, limit_s: float = 600.0
 ) -> Iterator[Service]:
     """Start a system and wait until it answers; stop it at the end.
 

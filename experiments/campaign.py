@@ -69,15 +69,9 @@ def measure(
         sorted((run for run in experiment.runs if run.name in wanted), key=lambda run: run.system),
         lambda run: run.system,
     ):
-        # Rates in the outer loop: a run that is cut off has compared all policies at the first of them.
-        cells = [
-            (rate, seed, run)
-            for runs in [list(group)]
-            for rate in load.rates_rps
-            for seed in load.seeds
-            for run in runs
-        ]
-        cells = [cell for cell in cells if not folder_of(out, cell[2], cell[0], cell[1]).exists()]
+        # Seeds outermost, policies innermost: a campaign that is cut off has compared all policies on whole loads.
+        cells = list(itertools.product(load.seeds, load.rates_rps, group))
+        cells = [cell for cell in cells if not folder_of(out, cell[2], cell[1], cell[0]).exists()]
         if not cells:
             continue
         say(f"starting {system}")
@@ -85,7 +79,7 @@ def measure(
         try:
             with systems.running(experiment, system, port, out / "logs", own) as (service, settings):
                 say(f"{system}: ready after {time.monotonic() - began_s:.0f} s")
-                for rate, seed, run in cells:
+                for seed, rate, run in cells:
                     if time.monotonic() + load.duration_s + load.cooldown_s + load.drain_s > deadline_s:
                         say(f"no time left for {run.name} at {rate:g} requests/s, seed {seed}")
                         whole = False
