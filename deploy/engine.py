@@ -1,15 +1,18 @@
 """The replica's engine: Ray Serve LLM's vLLM engine, and the attributes of it that the replica needs.
 
-The private attributes of Ray's class are touched in this file only.
+The private attributes of Ray's class are touched in this file only. Ray Serve LLM makes every rank on a GPU an actor, so that
+each step crosses to another process and back; ``vllm serve`` keeps a single rank in the engine core, and so does this.
 """
 
+import math
 import os
 from typing import Any
 
 import ray
-from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
+from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine, _get_vllm_engine_config
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from vllm.entrypoints.launchers.cli_args import FrontendArgs
 
 
 class NestedFPEngine(VLLMEngine):  # type: ignore[misc]
@@ -24,17 +27,35 @@ class NestedFPEngine(VLLMEngine):  # type: ignore[misc]
         """Call a utility of the engine core; answered between two steps."""
         return await self._engine_client.engine_core.call_utility_async(utility, *args)
 
+    async def start(self) -> None:
+        """Start the engine. Raises whatever keeps it from starting."""
+        # Models come from disk. Ray Serve LLM would look for downloads on every node first, in a process that takes as long
+        # to import vLLM as this one did.
+        self.llm_config.get_or_create_callback().ctx.run_init_node = False
+        await super().start()
+
+    def _prepare_engine_config(self, callback_ctx: Any) -> Any:
+        engine = self.llm_config.get_engine_config()
+        if not (engine.accelerator.requires_remote_initialization and _ranks(engine.engine_kwargs) == 1):
+            return super()._prepare_engine_config(callback_ctx)
+        # Here, with the GPU in sight, instead of in a task that has it. The engine core inherits this environment.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus_of(callback_ctx.placement_group))
+        arguments, config = _get_vllm_engine_config(self.llm_config)
+        return arguments, FrontendArgs(**engine.frontend_kwargs), config
+
     def _start_async_llm_engine(
         self, engine_args: Any, engine_config: Any, placement_group: PlacementGroup | None
     ) -> Any:
         parallel = engine_config.parallel_config
-        if placement_group is not None and parallel.distributed_executor_backend == "ray" and parallel.world_size == 1:
-            # Ray Serve LLM makes every rank on a GPU an actor: each step then crosses to another process and back.
-            # ``vllm serve`` keeps a single rank in the engine core, which inherits this process's environment.
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus_of(placement_group))
+        if parallel.distributed_executor_backend == "ray" and parallel.world_size == 1:
             parallel.distributed_executor_backend = "uni"
             placement_group = None
         return super()._start_async_llm_engine(engine_args, engine_config, placement_group)
+
+
+def _ranks(engine_kwargs: dict[str, Any]) -> int:
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    return math.prod(int(engine_kwargs.get(name, 1)) for name in sizes)
 
 
 def gpus_of(placement_group: PlacementGroup) -> list[str]:
@@ -42,11 +63,13 @@ def gpus_of(placement_group: PlacementGroup) -> list[str]:
 
     The group's owner keeps the GPU although no task of it runs there.
     """
+
+    def own_gpus() -> list[
+        str
+    ]:  # a local function travels whole: the worker need not import this module, and vLLM with it
+        return [str(gpu) for gpu in ray.get_runtime_context().get_accelerator_ids()["GPU"]]
+
     strategy = PlacementGroupSchedulingStrategy(placement_group=placement_group, placement_group_bundle_index=0)
-    asked = ray.remote(_own_gpus).options(num_cpus=0, num_gpus=0.001, scheduling_strategy=strategy)
+    asked = ray.remote(own_gpus).options(num_cpus=0, num_gpus=0.001, scheduling_strategy=strategy)
     ids: list[str] = ray.get(asked.remote())
     return ids
-
-
-def _own_gpus() -> list[str]:
-    return [str(gpu) for gpu in ray.get_runtime_context().get_accelerator_ids()["GPU"]]
