@@ -46,7 +46,7 @@ def value(text, name, **labels):
 
 
 def replica_page(replica="r1", requests=None, **changes):
-    view = ReplicaView({**STATS, **changes}, 0.5, DirectiveMode.AUTO, 4, 1.5, judged=10, within_slo=9)
+    view = ReplicaView({**STATS, **changes}, 0.5, DirectiveMode.AUTO, 4, 1.5, slo_evaluated=10, within_slo=9)
     labels = LABELS | {"replica": replica}
     metrics = ReplicaMetrics(labels, requests or RequestMetrics(), Admission(8, 4), {"nested": 12, "plain": 1})
     return metrics.text(view, PathStats(in_path=3, wait_p90_ms=20.0))
