@@ -5,6 +5,7 @@ and ``/admin/*`` of the root as well (deploy/haproxy_config.py).
 """
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import os
@@ -27,6 +28,7 @@ from deploy.metrics.page import CONTENT_TYPE
 from nestedfp.modes import DirectiveMode
 
 CONTROLLER_ACTOR = "nestedfp_controller"
+LOOKUP_TIMEOUT_S = 5.0  # it takes a millisecond
 ACTOR_TIMEOUT_S = 5.0  # an answer takes milliseconds, that to an override a second at most
 LONGEST_TTL_S = 7 * 24 * 3600.0
 
@@ -116,16 +118,17 @@ class Control:
             raise HTTPException(refusal.status, str(refusal)) from None
         require_admin(authorization)
 
+    async def _controllers(self) -> list[Any]:
+        # Looked up for every call: Serve replaces a crashed controller by a new actor of the same name. On a thread, because
+        # Ray's head may hang, and these routes must say so.
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(_find, self._application), LOOKUP_TIMEOUT_S)
+        except TimeoutError:
+            log.warning("Ray's head has not told within %g s where the controller is", LOOKUP_TIMEOUT_S)
+            return []
+
     async def _ask(self, method: str, *args: Any) -> Any:
-        # Looked up for every call: Serve replaces a crashed controller by a new actor of the same name.
-        for entry in ray.util.list_named_actors(all_namespaces=True):
-            parts = entry["name"].split("::")
-            if (parts[0], parts[-1]) != ("SERVE_DEPLOYMENT_ACTOR", CONTROLLER_ACTOR) or parts[1] != self._application:
-                continue
-            try:
-                actor = ray.get_actor(entry["name"], namespace=entry["namespace"])
-            except ValueError:  # gone since it was listed
-                continue
+        for actor in await self._controllers():
             try:
                 return await asyncio.wait_for(
                     getattr(actor, method).options(name=method).remote(*args), ACTOR_TIMEOUT_S
@@ -145,6 +148,18 @@ class Control:
             "replicas go on under their last directive and then under the fallback; try again",
             headers={"Retry-After": "2"},
         )
+
+
+def _find(application: str) -> list[Any]:
+    """Return the actors of the application's controller; blocks until Ray's head answers."""
+    found = []
+    for entry in ray.util.list_named_actors(all_namespaces=True):
+        parts = entry["name"].split("::")
+        if (parts[0], parts[-1]) != ("SERVE_DEPLOYMENT_ACTOR", CONTROLLER_ACTOR) or parts[1] != application:
+            continue
+        with contextlib.suppress(ValueError):  # gone since it was listed
+            found.append(ray.get_actor(entry["name"], namespace=entry["namespace"]))
+    return found
 
 
 def require_admin(authorization: str | None) -> None:
