@@ -14,7 +14,6 @@ from controller.config import ControllerConfig, explain
 from workload.frozen import FrozenModel
 
 ADMIN_KEY_ENV = "NESTEDFP_ADMIN_KEY"  # of the start-up command; no other process gets it
-KEY_FILE_ENV = "NESTEDFP_ADMIN_KEY_FILE"  # where the process that checks the key reads it
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 

@@ -6,10 +6,8 @@ and ``/admin/*`` of the root as well (deploy/haproxy_config.py).
 
 import asyncio
 import contextlib
-import hmac
 import logging
 import os
-from pathlib import Path
 from typing import Annotated, Any
 
 import ray
@@ -20,11 +18,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from deploy.config import KEY_FILE_ENV, REPOSITORY
+from deploy.config import REPOSITORY
 from deploy.front.replies import Refused
 from deploy.keys import Keys, Role, Unauthorized, path_of
 from deploy.metrics.cluster import ClusterMetrics
 from deploy.metrics.page import CONTENT_TYPE
+from nestedfp import admin_key
 from nestedfp.modes import DirectiveMode
 
 CONTROLLER_ACTOR = "nestedfp_controller"
@@ -166,25 +165,11 @@ def require_admin(authorization: str | None) -> None:
     """Check the admin key.
 
     Raises:
-        HTTPException: 403 when the service has no key, which it reads in the file that ``NESTEDFP_ADMIN_KEY_FILE`` names; 401
-            when the request's is missing or wrong.
+        HTTPException: 403 when the service has no key, 401 when the request's is missing or wrong.
     """
-    try:
-        key = Path(os.environ[KEY_FILE_ENV]).read_text().strip()
-    except (KeyError, OSError):
-        key = ""
-    if not key:
-        raise HTTPException(
-            status.HTTP_403_FORBIDDEN,
-            f"admin routes are off: {KEY_FILE_ENV} names no file that holds a key and that this service may read",
-        )
-    given = (authorization or "").removeprefix("Bearer ")
-    if not hmac.compare_digest(given.encode(), key.encode()):
-        raise HTTPException(
-            status.HTTP_401_UNAUTHORIZED,
-            "missing or wrong admin key: send the header 'Authorization: Bearer <key>'",
-            headers={"WWW-Authenticate": "Bearer"},
-        )
+    if (refused := admin_key.refusal(authorization)) is not None:
+        headers = {"WWW-Authenticate": "Bearer"} if refused[0] == status.HTTP_401_UNAUTHORIZED else None
+        raise HTTPException(*refused, headers)
 
 
 @routes.exception_handler(RequestValidationError)
