@@ -8,14 +8,13 @@ the repeats). Rows are merged into the result file after every engine, so a run 
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import engine_process, results_csv
+from benchmarks import engine_process
 from benchmarks.engine_shapes import SHAPES
 
 RESULT = Path(__file__).parent / "results" / "h100-engine.csv"
@@ -54,8 +53,7 @@ def measure(spec: dict[str, Any]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run every engine in turn; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__)
-    parser.add_argument("--models", default=",".join(SHAPES), help="comma-separated, of " + ", ".join(SHAPES))
+    parser = engine_process.parser_of("benchmarks.engine", __doc__, ",".join(SHAPES), RESULT)
     parser.add_argument("--systems", default=",".join(engine_process.SYSTEMS))
     parser.add_argument("--batches", default="1,8,32,64,128,256,512")
     parser.add_argument("--lengths", default="256:512,1024:512,32:32", help="input:output tokens, comma-separated")
@@ -66,27 +64,17 @@ def main(argv: list[str] | None = None) -> int:
         action=argparse.BooleanOptionalAction,
         help="programmatic dependent launch of the compiled kernels (default: as the system does by itself)",
     )
-    parser.add_argument("--out", type=Path, default=RESULT)
-    parser.add_argument("--spec", help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
-    if args.spec:
-        measure(json.loads(args.spec))
-        return 0
-    options = {
-        "lengths": [[int(part) for part in pair.split(":")] for pair in args.lengths.split(",")],
-        "batches": sorted(int(batch) for batch in args.batches.split(",")),
-        "repeats": args.repeats,
-        "row_limit_s": args.row_limit_s,
-        "pdl": args.pdl,
-    }
-    heading = results_csv.heading(argv)
-    found = 0
-    for rows, notes in engine_process.collect(
-        "benchmarks.engine", args.models.split(","), args.systems.split(","), options
-    ):
-        results_csv.merge(args.out, COLUMNS, 5, rows, [*heading, *notes])
-        found += len(rows)
-    return 0 if found else 1
+
+    def options(args: argparse.Namespace) -> dict[str, Any]:
+        return {
+            "lengths": [[int(part) for part in pair.split(":")] for pair in args.lengths.split(",")],
+            "batches": sorted(int(batch) for batch in args.batches.split(",")),
+            "repeats": args.repeats,
+            "row_limit_s": args.row_limit_s,
+            "pdl": args.pdl,
+        }
+
+    return engine_process.main(parser, argv, measure, COLUMNS, 5, options)
 
 
 if __name__ == "__main__":

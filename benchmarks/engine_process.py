@@ -4,6 +4,7 @@ The engine core runs in the child itself, so that a benchmark can reach its sche
 system is measured the same way. Lines of the child's standard output that begin with ROW or INFO reach the parent.
 """
 
+import argparse
 import json
 import os
 import random
@@ -11,11 +12,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine_shapes import config_of
+from benchmarks import results_csv
+from benchmarks.engine_shapes import SHAPES, config_of
 
 SYSTEMS: dict[str, dict[str, Any]] = {
     "vllm_fp16": {},
@@ -151,3 +153,54 @@ def collect(
                 if process.returncode:
                     print(f"error: {system} on {model} ended with {process.returncode}", file=sys.stderr, flush=True)
                 yield [], notes
+
+
+def parser_of(module: str, about: str | None, models: str, result: Path) -> argparse.ArgumentParser:
+    """Return a parser of what every benchmark of engines takes.
+
+    Args:
+        module: that is run with ``python -m``.
+        about: its docstring.
+        models: the default, comma-separated.
+        result: the default file.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)
+    parser.add_argument("--models", default=models, help="comma-separated, of " + ", ".join(SHAPES))
+    parser.add_argument("--out", type=Path, default=result)
+    parser.add_argument("--spec", help=argparse.SUPPRESS)
+    parser.set_defaults(module=module)
+    return parser
+
+
+def main(
+    parser: argparse.ArgumentParser,
+    argv: Sequence[str] | None,
+    measure: Callable[[dict[str, Any]], None],
+    columns: Sequence[str],
+    keys: int,
+    options: Callable[[argparse.Namespace], dict[str, Any]] = lambda args: {},
+    summarise: Callable[[list[list[Any]]], None] = lambda rows: None,
+) -> int:
+    """Run every engine in turn, or be the process of one; return the exit status.
+
+    Args:
+        parser: of ``parser_of``, with the benchmark's own arguments and ``--systems`` added.
+        argv: the arguments; None: the process's.
+        measure: runs in the process of one engine, with its spec.
+        columns: of the result file.
+        keys: how many of them name a row.
+        options: what the spec holds besides model and system.
+        summarise: gets all rows at the end.
+    """
+    args = parser.parse_args(argv)
+    if args.spec:
+        measure(json.loads(args.spec))
+        return 0
+    given = options(args)
+    heading = results_csv.heading(argv)
+    found: list[list[Any]] = []
+    for rows, notes in collect(args.module, args.models.split(","), args.systems.split(","), given):
+        results_csv.merge(args.out, columns, keys, rows, [*heading, *notes])
+        found += rows
+    summarise(found)
+    return 0 if found else 1

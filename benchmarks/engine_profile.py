@@ -8,16 +8,13 @@ every kernel's share. Real steps, CUDA graphs included; torch.profiler with CUPT
 Rows ``model,system,phase,kernel,calls,us``, per step; the kernels "(step)" and "(busy)" are the totals.
 """
 
-import argparse
-import json
 import re
 import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks import engine_process, results_csv
-from benchmarks.engine_shapes import SHAPES
+from benchmarks import engine_process
 from benchmarks.engine_steps import PROMPT_TOKENS, Driver
 
 RESULT = Path(__file__).parent / "results" / "h100-profile.csv"
@@ -105,24 +102,9 @@ def summarise(rows: list[list[Any]]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run every engine in turn; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine_profile", description=__doc__)
-    parser.add_argument("--models", default="llama-8b", help="comma-separated, of " + ", ".join(SHAPES))
+    parser = engine_process.parser_of("benchmarks.engine_profile", __doc__, "llama-8b", RESULT)
     parser.add_argument("--systems", default=",".join(engine_process.SYSTEMS))
-    parser.add_argument("--out", type=Path, default=RESULT)
-    parser.add_argument("--spec", help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
-    if args.spec:
-        measure(json.loads(args.spec))
-        return 0
-    heading = results_csv.heading(argv)
-    found: list[list[Any]] = []
-    for rows, notes in engine_process.collect(
-        "benchmarks.engine_profile", args.models.split(","), args.systems.split(","), {}
-    ):
-        results_csv.merge(args.out, COLUMNS, 4, rows, [*heading, *notes])
-        found += rows
-    summarise(found)
-    return 0 if found else 1
+    return engine_process.main(parser, argv, measure, COLUMNS, 4, summarise=summarise)
 
 
 if __name__ == "__main__":

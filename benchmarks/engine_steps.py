@@ -11,7 +11,6 @@ The composition is held by the scheduler's token budget, and decode batches are 
 
 import argparse
 import itertools
-import json
 import statistics
 import sys
 import time
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import engine_process, results_csv
+from benchmarks import engine_process
 from benchmarks.engine_shapes import SHAPES
 
 RESULT = Path(__file__).parent / "results" / "h100-steps.csv"
@@ -204,28 +203,17 @@ def _numbers(text: str) -> list[int]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run every engine in turn; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine_steps", description=__doc__)
-    parser.add_argument("--models", default=",".join(SHAPES), help="comma-separated, of " + ", ".join(SHAPES))
+    parser = engine_process.parser_of("benchmarks.engine_steps", __doc__, ",".join(SHAPES), RESULT)
     parser.add_argument("--systems", default=",".join(engine_process.SYSTEMS))
     parser.add_argument("--contexts", type=_numbers, default=CONTEXTS_TOKENS, help="of decode steps; '' for none")
     parser.add_argument("--prefill-tokens", type=_numbers, default=PREFILL_TOKENS, help="of prefill steps")
     parser.add_argument("--mixed", action=argparse.BooleanOptionalAction, default=True, help="steps of both kinds")
-    parser.add_argument("--out", type=Path, default=RESULT)
-    parser.add_argument("--spec", help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
-    if args.spec:
-        measure(json.loads(args.spec))
-        return 0
-    heading = results_csv.heading(argv)
-    options = {"contexts": args.contexts, "prefill_tokens": args.prefill_tokens, "mixed": args.mixed}
-    found = 0
-    for rows, notes in engine_process.collect(
-        "benchmarks.engine_steps", args.models.split(","), args.systems.split(","), options
-    ):
-        # Contexts differ by a few tokens from run to run, so a new run replaces all rows of its system.
-        results_csv.merge(args.out, COLUMNS, 5, rows, [*heading, *notes])
-        found += len(rows)
-    return 0 if found else 1
+
+    def options(args: argparse.Namespace) -> dict[str, Any]:
+        return {"contexts": args.contexts, "prefill_tokens": args.prefill_tokens, "mixed": args.mixed}
+
+    # Contexts differ by a few tokens from run to run, so a new run replaces all rows of its system.
+    return engine_process.main(parser, argv, measure, COLUMNS, 5, options)
 
 
 if __name__ == "__main__":

@@ -7,17 +7,14 @@ A batch of decoding requests; the precision changes every ten steps. Rows
 first step after a switch contains whatever the switch costs.
 """
 
-import argparse
 import itertools
-import json
 import statistics
 import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks import engine_process, results_csv
-from benchmarks.engine_shapes import SHAPES
+from benchmarks import engine_process
 from benchmarks.engine_steps import Driver
 
 RESULT = Path(__file__).parent / "results" / "h100-switch.csv"
@@ -67,20 +64,9 @@ def measure(spec: dict[str, Any]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run every engine in turn; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine_switch", description=__doc__)
-    parser.add_argument("--models", default="llama-8b", help="comma-separated, of " + ", ".join(SHAPES))
-    parser.add_argument("--out", type=Path, default=RESULT)
-    parser.add_argument("--spec", help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
-    if args.spec:
-        measure(json.loads(args.spec))
-        return 0
-    heading = results_csv.heading(argv)
-    found = 0
-    for rows, notes in engine_process.collect("benchmarks.engine_switch", args.models.split(","), ["nestedfp"], {}):
-        results_csv.merge(args.out, COLUMNS, 4, rows, [*heading, *notes])
-        found += len(rows)
-    return 0 if found else 1
+    parser = engine_process.parser_of("benchmarks.engine_switch", __doc__, "llama-8b", RESULT)
+    parser.set_defaults(systems="nestedfp")
+    return engine_process.main(parser, argv, measure, COLUMNS, 4)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,20 @@ except Exception:  # vLLM is optional here, and may fail to load in many ways
     vllm_ops = None
 
 
+def rotating_weights(n: int, k: int) -> tuple[list[torch.Tensor], list[kernels.PackedWeight]]:
+    """Return random weights (n, k), float16, and packed ones, each as many as make a rotation that no cache holds.
+
+    Packed ones are more: an FP8 launch reads half the bytes. The first of them are the plain ones, packed.
+    """
+    plain, packed = [], []
+    for i in range(buffers_beyond_l2(n * k)):
+        weight = torch.empty(n, k, device="cuda", dtype=torch.float16).normal_(0, 0.02)
+        packed.append(kernels.pack(*kernels.split(weight)[:2]))
+        if i < buffers_beyond_l2(2 * n * k):
+            plain.append(weight)
+    return plain, packed
+
+
 def systems(
     x: torch.Tensor, plain: list[torch.Tensor], packed: list[kernels.PackedWeight], pdl: bool
 ) -> dict[str, tuple[int, Callable[[int], object]]]:
@@ -129,12 +143,7 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     times: dict[tuple[int, int, int], dict[str, float]] = {}
     for n, k in dict.fromkeys(SHAPES.values()):
-        plain, packed = [], []
-        for i in range(buffers_beyond_l2(n * k)):
-            weight = torch.empty(n, k, device="cuda", dtype=torch.float16).normal_(0, 0.02)
-            packed.append(kernels.pack(*kernels.split(weight)[:2]))
-            if i < buffers_beyond_l2(2 * n * k):
-                plain.append(weight)
+        plain, packed = rotating_weights(n, k)
         for m in TOKENS:
             graphs, counts, names = [], [], []
             expected_us = floor_us(m, n, k, 2) + 3
@@ -147,7 +156,7 @@ def main() -> None:
                 names.append(name)
             measured = dict(zip(names, interleaved_us(graphs, counts, ROUNDS), strict=True))
             times[n, k, m] = with_derived((n, k, m), measured)
-        del plain, packed, weight
+        del plain, packed
         torch.cuda.empty_cache()
     about = environment()
     args.out.parent.mkdir(parents=True, exist_ok=True)

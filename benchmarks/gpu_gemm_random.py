@@ -24,9 +24,9 @@ from pathlib import Path
 import torch
 
 from benchmarks import gpu_kernels as kernels
-from benchmarks.gpu_gemm import floor_us, geomean, systems
+from benchmarks.gpu_gemm import floor_us, geomean, rotating_weights, systems
 from benchmarks.gpu_random import draw
-from benchmarks.gpu_timing import buffers_beyond_l2, capture
+from benchmarks.gpu_timing import capture
 from benchmarks.results_csv import gpu_description
 from nestedfp import gemm_tuning
 
@@ -106,12 +106,7 @@ def with_the_model_s_choice(
 
 def measure(n: int, k: int, counts: list[int], window_ms: float, tuned: bool) -> list[tuple[str, int, int, int, float]]:
     """Return the rows of one shape."""
-    plain, packed = [], []
-    for i in range(buffers_beyond_l2(n * k)):
-        weight = torch.empty(n, k, device="cuda", dtype=torch.float16).normal_(0, 0.02)
-        packed.append(kernels.pack(*kernels.split(weight)[:2]))
-        if i < buffers_beyond_l2(2 * n * k):
-            plain.append(weight)
+    plain, packed = rotating_weights(n, k)
     gemm_tuning.forget()
     precisions = (kernels.FP16, kernels.FP8)
     by_model = {m: {p: kernels.choose(p, m, n, k) for p in precisions} for m in counts}

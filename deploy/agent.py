@@ -143,7 +143,7 @@ class ReplicaAgent:
             directive=force.mode,
             epoch=force.epoch,
             lease_remaining_s=self._follower.lease_remaining_s(now_s),
-            judged=self._slo_evaluated,
+            slo_evaluated=self._slo_evaluated,
             within_slo=self._within_slo,
         )
 

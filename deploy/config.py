@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from controller.config import ControllerConfig, explain
+from workload.frozen import FrozenModel
 
 ADMIN_KEY_ENV = "NESTEDFP_ADMIN_KEY"  # of the start-up command; no other process gets it
-KEY_FILE_ENV = "NESTEDFP_ADMIN_KEY_FILE"  # where the process that checks the key reads it
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
@@ -69,13 +69,7 @@ class ConfigError(ValueError):
     """The configuration file cannot be used; the message names the file, the key and what is expected."""
 
 
-class Section(BaseModel):
-    """Base of all sections: immutable, no unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ModelSection(Section):
+class ModelSection(FrozenModel):
     """Which model to serve."""
 
     id: Annotated[str, Field(min_length=1)]  # the name that requests give as "model"
@@ -88,7 +82,7 @@ class ModelSection(Section):
         return Path(os.path.expanduser(self.path)) if os.path.isabs(self.path) else REPOSITORY / self.path
 
 
-class EngineSection(Section):
+class EngineSection(FrozenModel):
     """How each replica's vLLM engine runs."""
 
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"  # auto: gpu if this machine has one that CUDA can use
@@ -121,7 +115,8 @@ class EngineSection(Section):
     unsupported_gpu: Literal["refuse", "fp16"] = (
         "refuse"  # what to do on a GPU without this project's kernels; fp16: serve exact FP16 only, through vLLM's own
     )
-    extra: dict[str, Any] = {}  # further arguments of vLLM's engine by their names, as vLLM spells them
+    # Further arguments of vLLM's engine by their names, as vLLM spells them.
+    extra: dict[str, Any] = Field(default_factory=dict)
     cpu_threads: Annotated[int, Field(ge=1)] | None = None  # per tensor-parallel rank; None: cores / (replicas * ranks)
 
     @field_validator("extra")
@@ -136,7 +131,7 @@ class EngineSection(Section):
 Origin = Annotated[str, Field(pattern=r"^(https?://[^/*\s]+|\*)$")]  # "https://chat.example.com"; "*": every page
 
 
-class HttpSection(Section):
+class HttpSection(FrozenModel):
     """Where the service listens."""
 
     host: str = "127.0.0.1"
@@ -146,7 +141,7 @@ class HttpSection(Section):
     cors_origins: tuple[Origin, ...] = ()  # web pages of these may ask from their visitors' browsers
 
 
-class DeployConfig(Section):
+class DeployConfig(FrozenModel):
     """The whole service."""
 
     model: ModelSection

@@ -5,10 +5,9 @@ and ``/admin/*`` of the root as well (deploy/haproxy_config.py).
 """
 
 import asyncio
-import hmac
+import contextlib
 import logging
 import os
-from pathlib import Path
 from typing import Annotated, Any
 
 import ray
@@ -19,14 +18,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from deploy.config import KEY_FILE_ENV, REPOSITORY
+from deploy.config import REPOSITORY
 from deploy.front.replies import Refused
 from deploy.keys import Keys, Role, Unauthorized, path_of
 from deploy.metrics.cluster import ClusterMetrics
 from deploy.metrics.page import CONTENT_TYPE
+from nestedfp import admin_key
 from nestedfp.modes import DirectiveMode
 
 CONTROLLER_ACTOR = "nestedfp_controller"
+LOOKUP_TIMEOUT_S = 5.0  # it takes a millisecond
 ACTOR_TIMEOUT_S = 5.0  # an answer takes milliseconds, that to an override a second at most
 LONGEST_TTL_S = 7 * 24 * 3600.0
 
@@ -116,16 +117,17 @@ class Control:
             raise HTTPException(refusal.status, str(refusal)) from None
         require_admin(authorization)
 
+    async def _controllers(self) -> list[Any]:
+        # Looked up for every call: Serve replaces a crashed controller by a new actor of the same name. On a thread, because
+        # Ray's head may hang, and these routes must say so.
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(_find, self._application), LOOKUP_TIMEOUT_S)
+        except TimeoutError:
+            log.warning("Ray's head has not told within %g s where the controller is", LOOKUP_TIMEOUT_S)
+            return []
+
     async def _ask(self, method: str, *args: Any) -> Any:
-        # Looked up for every call: Serve replaces a crashed controller by a new actor of the same name.
-        for entry in ray.util.list_named_actors(all_namespaces=True):
-            parts = entry["name"].split("::")
-            if (parts[0], parts[-1]) != ("SERVE_DEPLOYMENT_ACTOR", CONTROLLER_ACTOR) or parts[1] != self._application:
-                continue
-            try:
-                actor = ray.get_actor(entry["name"], namespace=entry["namespace"])
-            except ValueError:  # gone since it was listed
-                continue
+        for actor in await self._controllers():
             try:
                 return await asyncio.wait_for(
                     getattr(actor, method).options(name=method).remote(*args), ACTOR_TIMEOUT_S
@@ -147,29 +149,27 @@ class Control:
         )
 
 
+def _find(application: str) -> list[Any]:
+    """Return the actors of the application's controller; blocks until Ray's head answers."""
+    found = []
+    for entry in ray.util.list_named_actors(all_namespaces=True):
+        parts = entry["name"].split("::")
+        if (parts[0], parts[-1]) != ("SERVE_DEPLOYMENT_ACTOR", CONTROLLER_ACTOR) or parts[1] != application:
+            continue
+        with contextlib.suppress(ValueError):  # gone since it was listed
+            found.append(ray.get_actor(entry["name"], namespace=entry["namespace"]))
+    return found
+
+
 def require_admin(authorization: str | None) -> None:
     """Check the admin key.
 
     Raises:
-        HTTPException: 403 when the service has no key, which it reads in the file that ``NESTEDFP_ADMIN_KEY_FILE`` names; 401
-            when the request's is missing or wrong.
+        HTTPException: 403 when the service has no key, 401 when the request's is missing or wrong.
     """
-    try:
-        key = Path(os.environ[KEY_FILE_ENV]).read_text().strip()
-    except (KeyError, OSError):
-        key = ""
-    if not key:
-        raise HTTPException(
-            status.HTTP_403_FORBIDDEN,
-            f"admin routes are off: {KEY_FILE_ENV} names no file that holds a key and that this service may read",
-        )
-    given = (authorization or "").removeprefix("Bearer ")
-    if not hmac.compare_digest(given.encode(), key.encode()):
-        raise HTTPException(
-            status.HTTP_401_UNAUTHORIZED,
-            "missing or wrong admin key: send the header 'Authorization: Bearer <key>'",
-            headers={"WWW-Authenticate": "Bearer"},
-        )
+    if (refused := admin_key.refusal(authorization)) is not None:
+        headers = {"WWW-Authenticate": "Bearer"} if refused[0] == status.HTTP_401_UNAUTHORIZED else None
+        raise HTTPException(*refused, headers)
 
 
 @routes.exception_handler(RequestValidationError)

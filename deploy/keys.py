@@ -28,11 +28,12 @@ from pathlib import Path
 from typing import Annotated, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from deploy.config import ConfigError
 from deploy.front.replies import Headers, Refused
 from deploy.haproxy_config import ELSEWHERE_STATUS
+from workload.frozen import FrozenModel
 
 log = logging.getLogger(__name__)
 
@@ -56,10 +57,8 @@ class Role(enum.StrEnum):
         return order.index(self) >= order.index(other)
 
 
-class KeyEntry(BaseModel):
+class KeyEntry(FrozenModel):
     """One key of the file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
     sha256: str
@@ -93,10 +92,8 @@ class KeyEntry(BaseModel):
         return self
 
 
-class KeysFile(BaseModel):
+class KeysFile(FrozenModel):
     """The file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     keys: Annotated[tuple[KeyEntry, ...], Field(min_length=1, max_length=MOST_KEYS)]
 

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -42,6 +43,8 @@ def own_folder() -> Iterator[Path]:
 def sweep(parent: Path = Path("/tmp")) -> None:
     """Remove the folders of services that were killed, and the shared memory that they had noted."""
     for folder in parent.glob(f"{FOLDER_PREFIX}*"):
+        if not _ours(folder):
+            continue  # somebody else may name in it what is not theirs
         with contextlib.suppress(OSError), (folder / LOCK).open("r+") as lock:
             if time.time() - os.fstat(lock.fileno()).st_mtime < YOUNG_S:
                 continue
@@ -49,6 +52,13 @@ def sweep(parent: Path = Path("/tmp")) -> None:
             with contextlib.suppress(FileNotFoundError):
                 remove((folder / NOTED).read_text().split("\n"))
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _ours(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        found = folder.lstat()
+        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    return False
 
 
 def remove(names: list[str]) -> None:

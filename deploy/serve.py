@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from deploy import environment, leftovers, start_failure
-from deploy.config import ADMIN_KEY_ENV, KEY_FILE_ENV, REPOSITORY, ConfigError, DeployConfig, load
+from deploy.config import ADMIN_KEY_ENV, REPOSITORY, ConfigError, DeployConfig, load
+from nestedfp.admin_key import KEY_FILE_ENV
 
 DEFAULT_CONFIG = REPOSITORY / "deploy" / "configs" / "demo.yaml"
 

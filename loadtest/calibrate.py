@@ -18,14 +18,13 @@ from loadtest.progress import Progress
 from loadtest.report.standing import Limit, Place, limited_by, places, stand
 from loadtest.sampling import Sampler
 from loadtest.sender.dispatch import run_plan
-from loadtest.sender.plan import Event, Plan, PlannedRequest
+from loadtest.sender.plan import WARM_SHARE, Event, Plan, PlannedRequest
 from loadtest.service.admin import Service
 from workload.azure import Arrival
 from workload.frozen import FrozenModel
 from workload.records import RequestRecord, TimelineSample, write_jsonl
 from workload.slo import Slo
 
-WARM_SHARE = 0.3  # of a stage is start-up and not counted
 FIRST_USERS = 8
 MIN_GROWTH = 0.05
 REFUSALS = (429, 503)  # admission control: the service says itself that it carries no more

@@ -114,7 +114,7 @@ def parse_config(arguments: Sequence[str]) -> LoadtestConfig:
     given = vars(parser.parse_args(arguments))
     try:
         return LoadtestConfig.model_validate(given)
-    except (LoadtestError, TraceError) as error:
+    except LoadtestError as error:
         parser.error(str(error))
     except ValidationError as error:
         flags = {action.dest: action.option_strings[0] for action in parser._actions if action.option_strings}

@@ -5,7 +5,7 @@
 | degrade | the policy wants FP8                                        | the policy wants FP16 and the rungs below are off |
 | shed    | all replicas in FP8 and the SLO missed for ``shed_after_s`` | calm for ``recover_after_s``, step by step, soon  |
 |         |                                                             | one after the other while nobody is refused       |
-| scale   | requests still rejected ``scale_after_s`` later          | fewer would do for ``scale_down_after_s``         |
+| scale   | requests still rejected ``scale_after_s`` later             | fewer would do for ``scale_down_after_s``         |
 
 The SLO is missed when the offered load is above what FP8 serves, or half of the replicas have a request that has waited
 longer than the TTFT objective. While the queue shrinks the next step waits for what the last one did: waits and the
@@ -14,8 +14,8 @@ it, and the two would take turns. The same holds for replicas that were added: f
 do. Where the load is not known, or wrongly, a step back is a trial; each trial that fails doubles the pauses before the
 next ones, so that a constant load sees ever fewer of them.
 
-While replicas that were asked for are still needed, admission goes back up though the scale rung stays: rejecting users
- from idle replicas helps nobody.
+While replicas that were asked for are still needed, admission goes back up though the scale rung stays: to reject users while
+replicas are idle helps nobody.
 """
 
 import math

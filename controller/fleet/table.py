@@ -172,7 +172,7 @@ def ids_of(replicas: Replicas) -> Sequence[str]:
 
 
 def path_limits(rows: Rows) -> Mask:
-    """``path.limits`` of each replica. Shape (replicas,), bool."""
+    """``http_path.limits`` of each replica. Shape (replicas,), bool."""
     limited: Mask = rows["path_age_s"] <= http_path.MEMORY_S  # nan compares as false
     return limited
 

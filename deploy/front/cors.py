@@ -17,7 +17,7 @@ def allowing(origins: Sequence[str], app: Any) -> Any:
         app,
         allow_origins=list(origins),
         allow_methods=["GET", "POST"],
-        allow_headers=["authorization", "content-type", "x-nestedfp-precision"],
+        allow_headers=["*"],  # OpenAI's clients send some of their own
         allow_credentials=False,
         expose_headers=["x-nestedfp-ignored", "retry-after"],
         max_age=600,

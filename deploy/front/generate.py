@@ -14,7 +14,7 @@ from starlette.requests import Request
 from deploy.admission import Admission
 from deploy.front import streams
 from deploy.front.bounds import sequences
-from deploy.front.handover import TURN, Handover, Turn
+from deploy.front.handover import TURN, Handover, Turn, prompt_tokens_of
 from deploy.front.meter import Passage, PathMeter
 from deploy.front.replies import Refused, refuse, reply
 from deploy.front.requests import apply_pin, one_line, parse, read_body, unknown_fields
@@ -27,6 +27,7 @@ from nestedfp.vllm_plugin.frontend import collected, counts_of, total, usage_of
 log = logging.getLogger(__name__)
 
 IGNORED_HEADER = b"x-nestedfp-ignored"
+ERROR_EVENT = 'data: {"error"'
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 RETRYABLE_BODY_BYTES = Limits.buffer_bytes // 2  # a body of this size fits HAProxy's buffer with any headers
 
@@ -157,7 +158,7 @@ class Generate:
     ) -> None:
         extra = unknown_fields(request)
         notes = [(IGNORED_HEADER, ", ".join(extra)[:500].encode("ascii", "replace"))] if extra else []
-        turn = Turn(streams.is_plain(request, route.chat), passage.submitted)
+        turn = Turn(streams.is_plain(request, route.chat), passage)
         TURN.set(turn)
         with collected() as counts:
             passage.counts = counts
@@ -212,6 +213,7 @@ class Generate:
         """Write a plain stream from the engine's outputs. What went wrong before the first byte is raised."""
         frame, call = stream.frame, stream.call
         collector = await call.start()
+        passage.prompt_tokens = prompt_tokens_of(call.prompt)
         passage.submitted()
         begun = False
         prompt_tokens = completion_tokens = 0
@@ -222,6 +224,7 @@ class Generate:
                 part = output.outputs[0]
                 new_tokens = len(part.token_ids)
                 completion_tokens += new_tokens
+                passage.completion_tokens = completion_tokens
                 if new_tokens and not begun and (turn := TURN.get()) is not None:
                     turn.accepted = True
                 if output.prompt_token_ids is not None:
@@ -277,23 +280,28 @@ class Generate:
             bool(options and options.include_usage),
             request.n or 1,
         )
-        begun = False
+        begun = failed = False
         async with aclosing(events):
             async for event in events:
                 if not begun:
                     begun = True
                     # vLLM puts an error into the stream that the client should have had as a status.
-                    if event.startswith('data: {"error"'):
+                    if event.startswith(ERROR_EVENT):
                         if (turn := TURN.get()) is not None and turn.refused is not None:
                             raise turn.refused
                         error = json.loads(event.removeprefix("data: "))["error"]
                         raise Refused(int(error["code"]), error["message"], error["type"], error.get("param"))
                     await send({"type": "http.response.start", "status": 200, "headers": [EVENT_STREAM, *notes]})
+                elif event.startswith(ERROR_EVENT):
+                    failed = True
                 passage.writing()
                 await send({"type": "http.response.body", "body": discloser.event(event).encode(), "more_body": True})
                 passage.wrote(1)
         await send({"type": "http.response.body", "body": b""})
-        passage.finished()
+        if failed:
+            passage.outcome = Outcome.FAILED
+        else:
+            passage.finished()
 
     # -- answers in one piece ------------------------------------------------------------------------------------------
 

@@ -40,10 +40,11 @@ class Setting:
 
 @dataclass
 class Job:
-    """A grammar that waits or is tried: its number, its text, the child and when that began."""
+    """A grammar that waits or is tried: its number, its text, when it came, the child and when that began."""
 
     number: int
     text: str
+    came_s: float
     pid: int = 0
     began_s: float = 0.0
 
@@ -66,7 +67,7 @@ def run(connection: Connection, setting: Setting) -> None:
     selector = selectors.DefaultSelector()
     selector.register(connection, selectors.EVENT_READ)
     while True:
-        for key, _ in selector.select(1.0 if running else None):
+        for key, _ in selector.select(1.0 if running or waiting else None):
             if key.fileobj is connection:
                 try:
                     asked = connection.recv()
@@ -76,7 +77,7 @@ def run(connection: Connection, setting: Setting) -> None:
                     for job in running.values():
                         _kill(job.pid)
                     return
-                waiting.append(Job(*asked))
+                waiting.append(Job(*asked, came_s=time.monotonic()))
             else:
                 selector.unregister(key.fd)
                 job = running.pop(key.fd)
@@ -84,6 +85,10 @@ def run(connection: Connection, setting: Setting) -> None:
         for job in running.values():
             if time.monotonic() - job.began_s > setting.wall_s:
                 _kill(job.pid)
+        late = [job for job in waiting if time.monotonic() - job.came_s > setting.wall_s]
+        for job in late:
+            waiting.remove(job)
+            connection.send((job.number, _busy(setting)))
         # Small ones first: they are the cheap ones, as a rule.
         waiting.sort(key=lambda job: len(job.text))
         while waiting and len(running) < MOST_AT_ONCE:
@@ -131,8 +136,12 @@ def _collect(descriptor: int, job: Job, setting: Setting) -> str:
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
         return json.dumps({"refused": f"it takes more than {setting.cpu_s:g} s to compile; simplify it"})
     if time.monotonic() - job.began_s > setting.wall_s:
-        return json.dumps({"busy": f"the grammar was not compiled within {setting.wall_s:g} s: this machine is busy"})
+        return _busy(setting)
     return json.dumps({"refused": "it cannot be compiled: it takes too much memory or is nested too deep"})
+
+
+def _busy(setting: Setting) -> str:
+    return json.dumps({"busy": f"the grammar was not compiled within {setting.wall_s:g} s: this machine is busy"})
 
 
 def attempt(given: dict[str, Any], setting: Setting, manager: Any = None) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from deploy.front.replies import Refused
 log = logging.getLogger(__name__)
 
 WALL_S = 60.0  # beside everything else that computes here
+MOST_ASKED = 64  # grammars that are tried or wait for it, also of clients that have left
 REMEMBERED_BYTES = 16 << 20
 _tried: ContextVar[bool] = ContextVar("nestedfp_grammar_tried", default=False)
 
@@ -75,6 +76,8 @@ class Grammars:
             self._known.move_to_end(text)
             return known
         if text not in self._asked:
+            if len(self._asked) >= MOST_ASKED:
+                raise Refused(503, "too many grammars are being tried; try again", "service_unavailable")
             self._ask(text)
         return await asyncio.shield(self._asked[text])
 

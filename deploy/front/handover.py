@@ -7,12 +7,13 @@ front relies on are in this file.
 """
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 from deploy.front.grammars import Grammars
+from deploy.front.meter import Passage
 from deploy.front.replies import Refused
 from deploy.front.streams import Frame
 
@@ -55,9 +56,9 @@ class Handover:
 class Turn:
     """What the serving objects and the front say to each other about the request of the present task."""
 
-    def __init__(self, plain: bool, submitted: Callable[[], None]) -> None:
+    def __init__(self, plain: bool, passage: Passage) -> None:
         self.plain = plain
-        self.submitted = submitted
+        self.passage = passage
         self.calls: list[EngineCall] = []
         self.accepted = False  # the engine has computed a token of it
         self.refused: Refused | None = None  # before the engine heard of it; vLLM's streams make another error of it
@@ -94,12 +95,22 @@ class Engine:
             except Refused as refusal:
                 turn.refused = refusal
                 raise
-        turn.submitted()
+        turn.passage.submitted()
+        turn.passage.prompt_tokens += prompt_tokens_of(prompt)
         async for output in self._client.generate(prompt, params, request_id, **options):
-            turn.accepted = turn.accepted or any(part.token_ids for part in getattr(output, "outputs", ()))
+            # A stream's outputs bring what is new, an answer in one piece has one output.
+            new_tokens = sum(len(part.token_ids) for part in getattr(output, "outputs", ()))
+            turn.passage.completion_tokens += new_tokens
+            turn.accepted = turn.accepted or new_tokens > 0
             if output.finished:
                 turn.finished.append(output)
             yield output
+
+
+def prompt_tokens_of(prompt: Any) -> int:
+    """Return how many tokens a prompt has, as vLLM's serving objects give it to the engine; 0 where it does not say."""
+    ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
+    return len(ids or ())
 
 
 def take_over(completion: Any, chat: Any, grammars: Grammars | None = None) -> None:

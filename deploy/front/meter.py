@@ -11,13 +11,14 @@ from collections import deque
 from collections.abc import Callable
 
 from controller.messages import LatencyWindow, PathStats
-from deploy.latency import SlidingWindow
+from controller.sliding_window import SlidingWindow
 from deploy.metrics.requests import Outcome, RequestMetrics, precision_of
 from nestedfp.vllm_plugin.accounting import TokenCounts
 
 SPAN_S = 5.0
 LAG_PERIOD_S = 0.05
 LAG_SPAN_S = 1.0
+MOST_FINISHED = 1 << 16  # that wait for ``take_finished``, which nobody calls for a plain engine
 PAUSED_AFTER_S = 1.0  # a write that has waited for so long waits for a client that does not read
 
 
@@ -26,6 +27,7 @@ class Passage:
 
     __slots__ = (
         "arrived_s",
+        "completion_tokens",
         "counts",
         "first_s",
         "last_s",
@@ -33,6 +35,7 @@ class Passage:
         "outcome",
         "paused",
         "pinned",
+        "prompt_tokens",
         "submitted_s",
         "tokens",
         "writing_since_s",
@@ -44,7 +47,9 @@ class Passage:
         self.submitted_s: float | None = None
         self.first_s: float | None = None
         self.last_s = 0.0
-        self.tokens = 0
+        self.prompt_tokens = 0  # that the engine was given
+        self.completion_tokens = 0  # that it has answered with
+        self.tokens = 0  # written, as the latencies count them: one an event where vLLM makes the events
         self.writing_since_s: float | None = None
         self.paused = False
         self.pinned = False
@@ -100,8 +105,8 @@ class Passage:
 
     @property
     def used_tokens(self) -> int:
-        """Tokens of prompts and completions, computed and cached; where the engine never said, those that were written."""
-        return sum(map(sum, self.counts.values())) or self.tokens
+        """Tokens of prompts and completions, computed and cached; of a client that left, what the front has seen of them."""
+        return max(sum(map(sum, self.counts.values())), self.prompt_tokens + self.completion_tokens)
 
     def ended(self) -> None:
         """The request has left, however it did."""
@@ -124,7 +129,7 @@ class PathMeter:
         self._open: set[Passage] = set()
         self._in_path = 0
         self._lags: deque[tuple[float, float]] = deque()
-        self._finished: list[tuple[float, float | None]] = []
+        self._finished: deque[tuple[float, float | None]] = deque(maxlen=MOST_FINISHED)
 
     def arrive(self, arrived_s: float) -> Passage:
         """A request has arrived; each wants an ``ended``."""
@@ -152,7 +157,8 @@ class PathMeter:
 
     def take_finished(self) -> list[tuple[float, float | None]]:
         """Return (TTFT, mean time per output token or None), seconds, of requests that ended since the last call."""
-        finished, self._finished = self._finished, []
+        finished = list(self._finished)
+        self._finished.clear()
         return finished
 
     def lag(self, lag_s: float) -> None:

@@ -6,6 +6,7 @@ made: 0.15 us.
 """
 
 import asyncio
+import threading
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,15 @@ class BulkHistogram:
         self._histogram = histogram
         self._bounds = np.array(histogram._upper_bounds)
         self._values: list[float] = []
+        self._flushing = threading.Lock()  # the page's thread and the loop both flush
         self.observe = self._values.append
 
     def flush(self) -> None:
         """Sort what has come since the last call into the buckets."""
+        with self._flushing:
+            self._flush()
+
+    def _flush(self) -> None:
         count = len(self._values)
         if not count:
             return

@@ -29,6 +29,7 @@ class ClusterMetrics:
         self._application = application
         self._ask = ask
         self._decisions = controller.DecisionCounts()
+        self._last: dict[str, Any] | None = None  # the newest decision that is counted
         self._handle: Any = None
         self._making: asyncio.Task[str] | None = None
 
@@ -56,18 +57,27 @@ class ClusterMetrics:
         try:
             async with asyncio.timeout(CONTROLLER_TIMEOUT_S):
                 status: dict[str, Any] = await self._ask("status")
-                newest = await self._ask("decisions", self._decisions.seen)
-                if not newest and self._decisions.seen:
-                    # Nothing new, or a new controller that has not come so far yet.
-                    every = await self._ask("decisions", 0)
-                    if not every or every[-1]["decision_id"] < self._decisions.seen:
-                        self._decisions.restarted()
-                        newest = every
-                self._decisions.add(newest)
+                self._decisions.add(await self._new_decisions())
                 return status
         except Exception as error:
             log.debug("the controller is not on the page: %r", error)
             return None
+
+    async def _new_decisions(self) -> list[dict[str, Any]]:
+        """Return the decisions since the last call that the controller still has in memory."""
+        found: list[dict[str, Any]]
+        if self._last is None:
+            found = await self._ask("decisions", 0)
+        else:
+            # Asked for the last one again: where that is another one now, or gone, all of them are new. Another controller has
+            # started, which counts from 1, or so many have come that this one has forgotten it.
+            found = await self._ask("decisions", self._last["decision_id"] - 1)
+            if found and _identity(found[0]) == _identity(self._last):
+                del found[0]
+            else:
+                found = await self._ask("decisions", 0)
+        self._last = found[-1] if found else self._last
+        return found
 
     async def _replica_pages(self) -> list[Any]:
         """Return each replica's page, or what went wrong with it; nothing where there is no such application."""
@@ -84,3 +94,8 @@ class ClusterMetrics:
             self._handle = None
             log.debug("no replica is on the page: %r", error)
             return []
+
+
+def _identity(decision: dict[str, Any]) -> tuple[Any, ...]:
+    """What tells a decision from one of the same number that an earlier controller has made."""
+    return decision["decision_id"], decision["now_s"], decision["wall_s"]

@@ -17,34 +17,20 @@ OTHER = "other"
 
 
 class DecisionCounts:
-    """Counts the controller's decisions by what became of them and why, from what it still has in memory.
-
-    Decisions are numbered from 1 at each start of the controller, so a number that falls back means another controller.
-    """
+    """Counts the controller's decisions by what became of them and why."""
 
     def __init__(self) -> None:
-        self._seen = 0
         self._counts: Counter[tuple[str, str]] = Counter()
         self._reasons: set[str] = set()
 
-    @property
-    def seen(self) -> int:
-        """Id of the newest decision that is counted: what to ask for the decisions after."""
-        return self._seen
-
     def add(self, decisions: Iterable[Mapping[str, Any]]) -> None:
-        """Count decisions that came after ``seen``."""
+        """Count decisions that have not been counted."""
         for decision in decisions:
-            self._seen = decision["decision_id"]
             reason = decision["reason"]
             if reason not in self._reasons and len(self._reasons) >= MOST_REASONS:
                 reason = OTHER
             self._reasons.add(reason)
             self._counts[decision["outcome"], reason] += 1
-
-    def restarted(self) -> None:
-        """The controller counts anew."""
-        self._seen = 0
 
     def family(self) -> Metric:
         """Return the counts."""

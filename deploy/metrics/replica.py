@@ -26,7 +26,7 @@ class ReplicaView(NamedTuple):
     directive: DirectiveMode  # in force
     epoch: int
     lease_remaining_s: float
-    judged: int
+    slo_evaluated: int
     within_slo: int
 
 
@@ -105,7 +105,9 @@ def agent_families(view: ReplicaView) -> Iterator[Metric]:
         "How long the controller's word still holds; 0: the fallback is in force",
         view.lease_remaining_s,
     )
-    yield CounterMetricFamily("nestedfp_slo_judged_requests", "Requests held against the objectives", value=view.judged)
+    yield CounterMetricFamily(
+        "nestedfp_slo_judged_requests", "Requests held against the objectives", value=view.slo_evaluated
+    )
     yield CounterMetricFamily("nestedfp_slo_met_requests", "Of those, requests that met them", value=view.within_slo)
 
 

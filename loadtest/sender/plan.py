@@ -11,6 +11,8 @@ from pydantic import Field
 from workload.frozen import FrozenModel
 from workload.records import Policy
 
+WARM_SHARE = 0.3  # of a stage of the closed loop is start-up and not counted
+
 
 class PlannedRequest(FrozenModel):
     """One request to send."""

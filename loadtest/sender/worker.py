@@ -19,14 +19,13 @@ from locust.env import Environment
 from locust.runners import LocalRunner
 
 from loadtest.sender.locustfile import ProbeUser, Sender, TraceUser
-from loadtest.sender.plan import Event, Plan
+from loadtest.sender.plan import WARM_SHARE, Event, Plan
 from loadtest.sender.stream_client import resolve
 from loadtest.service.target import loopback_url
 
 LEAD_S = 0.5  # between the end of the preparations and the first arrival
 PROGRESS_S = 0.5
 LAG_PERIOD_S = 0.02
-WARM_SHARE = 0.3  # of a stage of the closed loop is start-up and not counted
 
 
 class Gauge:

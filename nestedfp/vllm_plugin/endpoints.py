@@ -5,26 +5,25 @@
 vLLM loads an endpoint plugin only where ``VLLM_PLUGINS`` names it. It adds
 
     GET  /nestedfp/stats       the engine's counters
-    POST /nestedfp/directive   {"mode": "fp16", "fp8" or "auto"}, with ``Authorization: Bearer KEY``
+    POST /nestedfp/directive   {"mode": "fp16" or "fp8"}, or {"mode": "auto", "rule": {"fp8_step_tokens": 512}} with the fields of
+                               ``nestedfp.step_rule.StepRule``; with ``Authorization: Bearer KEY``
 
 and to every answer of ``/v1/completions`` and ``/v1/chat/completions`` the tokens by precision: as ``usage.precision_tokens``, in a
 stream as a comment (``: nestedfp {...}``) before its end, which clients pass over.
 """
 
-import hmac
 import itertools
 import json
-import os
+import math
 from argparse import Namespace
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, fields
 from typing import Any
 
+from nestedfp import admin_key
 from nestedfp.modes import DirectiveMode
 from nestedfp.step_rule import StepRule
 from nestedfp.vllm_plugin.frontend import collected, total, usage_of
 
-KEY_FILE_ENV = "NESTEDFP_ADMIN_KEY_FILE"
 DISCLOSED = ("/v1/completions", "/v1/chat/completions")
 DONE = b"data: [DONE]\n\n"
 
@@ -58,28 +57,40 @@ class Endpoints:
         """Put a directive in force from the next step on."""
         from starlette.responses import JSONResponse
 
-        if (refusal := _refusal(request.headers.get("authorization", ""))) is not None:
-            return JSONResponse({"error": {"message": refusal[1], "code": refusal[0]}}, refusal[0])
+        if (refused := admin_key.refusal(request.headers.get("authorization"))) is not None:
+            return JSONResponse({"error": {"message": refused[1], "code": refused[0]}}, refused[0])
         try:
-            mode = DirectiveMode((await request.json())["mode"])
-        except (ValueError, KeyError, TypeError):
-            message = f'expected {{"mode": one of {[mode.value for mode in DirectiveMode]}}}'
-            return JSONResponse({"error": {"message": message, "code": 400}}, 400)
-        content = {"mode": mode.value, "epoch": next(self._epochs), "rule": asdict(StepRule())}
+            mode, rule = _order(await request.json())
+        except ValueError as error:
+            return JSONResponse({"error": {"message": str(error), "code": 400}}, 400)
+        content = {"mode": mode.value, "epoch": next(self._epochs), "rule": asdict(rule)}
         await self._client.engine_core.call_utility_async("nestedfp_set_directive", content)
         return JSONResponse({"mode": mode.value})
 
 
-def _refusal(authorization: str) -> tuple[int, str] | None:
-    try:
-        key = Path(os.environ[KEY_FILE_ENV]).read_text().strip()
-    except (KeyError, OSError):
-        key = ""
-    if not key:
-        return 403, f"control is off: {KEY_FILE_ENV} names no file that holds a key"
-    if not hmac.compare_digest(authorization.removeprefix("Bearer ").encode(), key.encode()):
-        return 401, "missing or wrong key: send the header 'Authorization: Bearer <key>'"
-    return None
+def _order(body: Any) -> tuple[DirectiveMode, StepRule]:
+    """Read the body of a directive.
+
+    Raises:
+        ValueError: saying what was expected.
+    """
+    if not isinstance(body, dict) or body.get("mode") not in list(DirectiveMode) or body.keys() - {"mode", "rule"}:
+        raise ValueError(
+            f'expected {{"mode": one of {[mode.value for mode in DirectiveMode]}}}, and with "auto" a "rule"'
+        )
+    mode, given = DirectiveMode(body["mode"]), body.get("rule")
+    if mode is not DirectiveMode.AUTO:
+        if given is not None:
+            raise ValueError(f'expected a rule with "auto" only: {mode.value!r} is every step\'s precision')
+        return mode, StepRule()
+    known = [field.name for field in fields(StepRule)]
+    if not isinstance(given, dict) or not given or given.keys() - set(known):
+        # Without one, no step would ever be FP8.
+        raise ValueError(f'"auto" needs a "rule" with at least one of {known}; got {json.dumps(given)[:200]}')
+    for name, value in given.items():
+        if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
+            raise ValueError(f"rule.{name}: expected a number, 0 or more; got {json.dumps(value)[:200]}")
+    return mode, StepRule(**given)
 
 
 class Disclosure:

@@ -1,38 +1,70 @@
-"""How engine benchmarks run their engines: rows reach the result file one by one."""
+"""The two sides of a benchmark of engines: the parent that writes rows, and its child, here one that needs no engine."""
 
-import textwrap
+import os
+import subprocess
+import sys
 
+import pytest
+from processes import ROOT
+
+from benchmarks import results_csv
+
+SCRIPT = """
+import sys
+from pathlib import Path
 from benchmarks import engine_process
 
-CHILD = """
-import json, sys
-spec = json.loads(sys.argv[2])
-print("a line of vLLM's log")
-print("INFO " + spec["system"] + " is ready")
-for value in (1, 2):
-    print("ROW " + json.dumps([spec["model"], spec["system"], value]), flush=True)
-sys.exit(spec["status"])
+def measure(spec):
+    assert spec["factor"] > 0
+    engine_process.info(f"{spec['system']} with {spec['factor']}")
+    for number in (1, 2):
+        engine_process.row(spec["model"], spec["system"], number, number * spec["factor"])
+
+parser = engine_process.parser_of("child", "About.", "llama-8b", Path("unused"))
+parser.add_argument("--systems", default="vllm_fp16,nestedfp")
+parser.add_argument("--factor", type=int, default=10)
+print_all = lambda rows: print("in all", len(rows))
+sys.exit(engine_process.main(
+    parser, None, measure, ("model", "system", "n", "value"), 3, lambda args: {"factor": args.factor}, print_all
+))
 """
 
 
-def collect(tmp_path, monkeypatch, status):
-    (tmp_path / "child_benchmark.py").write_text(textwrap.dedent(CHILD))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    systems = ["vllm_fp16", "nestedfp"]
-    return list(engine_process.collect("child_benchmark", ["llama-8b"], systems, {"status": status}))
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "child.py").write_text(SCRIPT)
+
+    def run(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "child", "--out", str(tmp_path / "rows.csv"), *arguments],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
 
 
-def test_rows_come_one_by_one_with_the_notes_of_their_engine(tmp_path, monkeypatch, capsys):
-    found = collect(tmp_path, monkeypatch, status=0)
-    assert [row for rows, _ in found for row in rows] == [
-        ["llama-8b", system, value] for system in ("vllm_fp16", "nestedfp") for value in (1, 2)
+def test_every_engine_has_a_process_and_its_rows_are_merged(run, tmp_path):
+    done = run()
+    assert done.returncode == 0, done.stderr
+    assert "in all 4" in done.stdout
+    run("--systems", "nestedfp", "--factor", "7")
+    comments, columns, rows = results_csv.read(tmp_path / "rows.csv")
+    assert columns == ["model", "system", "n", "value"]
+    assert sorted(rows) == [
+        ["llama-8b", "nestedfp", "1", "7"],
+        ["llama-8b", "nestedfp", "2", "14"],
+        ["llama-8b", "vllm_fp16", "1", "10"],
+        ["llama-8b", "vllm_fp16", "2", "20"],
     ]
-    assert found[0][1] == ["vllm_fp16 is ready"]
-    assert found[-1][1] == ["nestedfp is ready"]
-    assert capsys.readouterr().err == ""
+    assert any("nestedfp with 7" in comment for comment in comments)
 
 
-def test_an_engine_that_fails_is_named_and_the_next_one_runs(tmp_path, monkeypatch, capsys):
-    found = collect(tmp_path, monkeypatch, status=3)
-    assert len([row for rows, _ in found for row in rows]) == 4
-    assert "vllm_fp16 on llama-8b ended with 3" in capsys.readouterr().err
+def test_engines_that_fail_leave_no_row_and_a_status(run):
+    done = run("--factor", "-1")
+    assert done.returncode == 1
+    assert "vllm_fp16 on llama-8b ended with 1" in done.stderr
+    assert "nestedfp on llama-8b ended with 1" in done.stderr

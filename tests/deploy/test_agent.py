@@ -7,10 +7,10 @@ from dataclasses import asdict
 import pytest
 
 from controller.config import ControllerConfig
+from controller.sliding_window import SlidingWindow
 from deploy.admission import Admission
 from deploy.agent import ReplicaAgent
 from deploy.front.meter import PathMeter
-from deploy.latency import SlidingWindow
 from nestedfp.step_rule import StepRule
 
 STATS = {

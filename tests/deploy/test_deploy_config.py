@@ -4,10 +4,12 @@ import socket
 
 import pytest
 import yaml
+from pydantic import BaseModel
 
-from deploy import serve
+from deploy import config, keys, serve
 from deploy.accelerator import visible_gpus
 from deploy.config import REPOSITORY, ConfigError, load
+from workload.frozen import FrozenModel
 
 CONFIGS = sorted((REPOSITORY / "deploy" / "configs").glob("*.yaml"))
 
@@ -136,3 +138,10 @@ def test_where_the_controller_may_scale_serve_gets_its_policy(tmp_path):
     usual = llm_config(load(write(tmp_path, replicas=2))).deployment_config
     assert usual["num_replicas"] == 2
     assert "autoscaling_config" not in usual
+
+
+@pytest.mark.parametrize("module", [config, keys])
+def test_every_model_of_settings_is_frozen_and_refuses_what_it_does_not_know(module):
+    models = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, BaseModel)]
+    assert {each for each in models if not issubclass(each, FrozenModel)} == {BaseModel} & set(models)
+    assert FrozenModel in models

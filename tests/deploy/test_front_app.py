@@ -1,6 +1,7 @@
 """The outermost layer of a replica: which routes exist, who answers them, and what a client hears when something fails."""
 
 import asyncio
+import hashlib
 import json
 from types import SimpleNamespace
 
@@ -10,10 +11,11 @@ from vllm_parts import SamplingParams  # first: it silences third-party warnings
 from deploy.admission import Admission
 from deploy.front.app import Front
 from deploy.front.generate import RETRYABLE_BODY_BYTES, Elsewhere, Generate, Route, Standing
-from deploy.front.handover import TURN, EngineCall, Handover
+from deploy.front.handover import TURN, Engine, EngineCall, Handover
 from deploy.front.meter import PathMeter
 from deploy.front.streams import Frame
 from deploy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS
+from deploy.keys import Keys
 
 vllm = pytest.importorskip("vllm")
 
@@ -67,10 +69,12 @@ class Client:
         Client.aborted += 1
 
 
-def front(do=None, standing=None, admission=None, client=None, meter=None):
+def front(do=None, standing=None, admission=None, client=None, meter=None, keys=None):
     routes = {PATH: Route(CompletionRequest, Serving(do), "create", chat=False)}
     admission = admission or Admission(None, 8)
-    generate = Generate(routes, client or Client(), admission, meter or PathMeter(), standing or Standing(), LIMIT)
+    generate = Generate(
+        routes, client or Client(), admission, meter or PathMeter(), standing or Standing(), LIMIT, keys
+    )
     return Front(other, generate, LIMIT)
 
 
@@ -226,7 +230,7 @@ def test_an_engine_that_died_before_it_had_the_request_sends_it_on(peers):
 
 def test_an_engine_that_died_of_a_request_does_not_send_it_to_the_next_one():
     async def do(request):
-        TURN.get().submitted()
+        TURN.get().passage.submitted()
         raise EngineDeadError
 
     answer = ask(front(do, Peers()), headers={ATTEMPT_HEADER: "a"})
@@ -246,7 +250,7 @@ def test_a_replica_whose_engine_is_dead_does_not_even_try():
 # -- streams that break ------------------------------------------------------------------------------------------------
 
 
-def stream_of(*steps):
+def stream_of(*steps, prompt=None):
     """A ``do`` whose stream brings the outputs, or raises the errors, one after the other."""
 
     async def do(request):
@@ -264,7 +268,7 @@ def stream_of(*steps):
                 return collector
 
         frame = Frame.make("id", 1, "m", chat=False, include_usage=False)
-        return Handover(EngineCall(Engine(), None, SamplingParams(), "r", {}), frame)
+        return Handover(EngineCall(Engine(), prompt, SamplingParams(), "r", {}), frame)
 
     return do
 
@@ -329,6 +333,57 @@ def test_a_client_that_leaves_aborts_the_request_and_frees_its_place():
     asyncio.run(leave())
     assert Client.aborted == 1
     assert (admission.inside, meter.stats(0.0).open_streams, meter.stats(0.0).in_path) == (0, 0, 0)
+
+
+async def left_after(app, there):
+    """A client leaves a stream as soon as ``there`` says so."""
+    client = asyncio.create_task(asking(app, body={**GOOD, "stream": True}, headers={"authorization": "Bearer secret"}))
+    async with asyncio.timeout(10):
+        while not there():
+            await asyncio.sleep(0)
+    client.cancel()
+    await asyncio.gather(client, return_exceptions=True)
+
+
+def quota(tmp_path):
+    """Keys of one holder, of 600 tokens a minute, and what that holder has used of them."""
+    entry = {"name": "u", "tokens_per_minute": 600, "sha256": hashlib.sha256(b"secret").hexdigest()}
+    (tmp_path / "keys.yaml").write_text(json.dumps({"keys": [entry]}))  # JSON is YAML
+    keys = Keys(tmp_path / "keys.yaml", clock=lambda: 0.0)
+    return keys, lambda: keys.holder("Bearer secret")._tokens._used
+
+
+def test_a_client_that_leaves_a_plain_stream_has_used_its_prompt_and_what_it_got(tmp_path):
+    keys, used = quota(tmp_path)
+    meter = PathMeter()
+    app = front(stream_of(output("a"), prompt={"prompt_token_ids": [7] * 50}), meter=meter, keys=keys)
+    asyncio.run(left_after(app, lambda: meter.ttft.summary(meter.clock()).count))
+    assert used() == 51
+
+
+def test_a_client_that_leaves_a_stream_of_vllms_has_used_its_prompts_and_what_it_got(tmp_path):
+    keys, used = quota(tmp_path)
+    meter = PathMeter()
+
+    class Endless(Client):
+        async def generate(self, prompt, params, request_id):
+            yield output("a")
+            await asyncio.Event().wait()
+
+    async def do(request):
+        async def events():
+            for ids in ([7] * 50, [8] * 20):
+                stream = Engine(Endless()).generate({"prompt_token_ids": ids}, SamplingParams(), "r")
+                async for _ in stream:
+                    yield "data: {}\n\n"
+                    break
+
+            await asyncio.Event().wait()
+
+        return events()
+
+    asyncio.run(left_after(front(do, meter=meter, keys=keys), lambda: meter.tpot.summary(meter.clock()).count))
+    assert used() == 72
 
 
 def test_fields_that_nothing_reads_are_named_in_a_header():

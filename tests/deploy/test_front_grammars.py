@@ -1,8 +1,11 @@
 """Grammars are tried in a process of their own, with a limit on what they cost."""
 
 import asyncio
+import json
+import multiprocessing
 import os
 import signal
+import threading
 
 import pytest
 from processes import ROOT
@@ -10,7 +13,7 @@ from vllm.config import StructuredOutputsConfig
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.tokenizers import get_tokenizer
 
-from deploy.front import grammars
+from deploy.front import grammar_process, grammars
 from deploy.front.grammar_process import Setting
 from deploy.front.replies import Refused
 
@@ -143,3 +146,41 @@ def test_vllm_does_not_check_again_what_has_been_tried(trial, monkeypatch):
             other._validate_structured_outputs(type("Model", (), {"is_diffusion": False}), config, tokenizer)
 
     trial.loop.run_until_complete(both())
+
+
+def test_the_number_of_grammars_that_wait_is_bounded_also_where_their_clients_have_left(trial, monkeypatch):
+    trial(regex="a")
+    monkeypatch.setattr(grammars, "MOST_ASKED", 2)
+
+    async def crowd():
+        waiting = [asyncio.ensure_future(trial.one(choice=long_choices(number))) for number in (20, 21)]
+        await asyncio.sleep(0)
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        with pytest.raises(Refused, match="too many grammars") as caught:
+            await trial.one(regex="[j-l]{3}")
+        assert caught.value.status == 503
+        assert (await trial.one(regex="a"))._backend == "xgrammar", "one that is known"
+
+    trial.loop.run_until_complete(crowd())
+
+
+def test_a_grammar_that_waits_too_long_for_its_turn_is_answered_busy(monkeypatch):
+    """The process itself, on a thread of this one; nobody gets a turn, so none is forked."""
+    monkeypatch.setattr(grammar_process, "MOST_AT_ONCE", 0)
+    monkeypatch.setattr(grammar_process.signal, "signal", lambda *_: None)  # the main thread's alone
+    monkeypatch.setattr(grammar_process.logging, "disable", lambda *_: None)
+    tokenizer = get_tokenizer(str(ROOT / "models" / "fairytales-8m"))
+    setting = Setting(tokenizer, VOCABULARY, StructuredOutputsConfig(), False, cpu_s=3.0, wall_s=0.5)
+    ours, theirs = multiprocessing.Pipe()
+    thread = threading.Thread(target=grammar_process.run, args=(theirs, setting))
+    thread.start()
+    try:
+        ours.send((7, '{"regex": "a"}'))
+        assert ours.poll(60), "it was never answered"
+        number, answer = ours.recv()
+        assert (number, "busy" in json.loads(answer)) == (7, True)
+    finally:
+        ours.send(None)
+        thread.join(60)

@@ -3,7 +3,8 @@
 import pytest
 from hand_clock import HandClock
 
-from deploy.front.meter import PAUSED_AFTER_S, PathMeter
+from deploy.front.meter import MOST_FINISHED, PAUSED_AFTER_S, PathMeter
+from nestedfp.vllm_plugin.accounting import TokenCounts
 
 
 @pytest.fixture
@@ -79,3 +80,18 @@ def test_the_largest_lag_of_the_last_second_counts(meter, clock):
         meter.lag(lag_s)
     assert meter.stats(clock.now_s).loop_lag_ms == pytest.approx(200)
     assert meter.stats(clock.now_s + 1.5).loop_lag_ms == 0
+
+
+def test_what_nobody_takes_is_bounded(meter):
+    for number in range(MOST_FINISHED + 10):
+        meter.judge(float(number), None)
+    finished = meter.take_finished()
+    assert (len(finished), finished[-1]) == (MOST_FINISHED, (MOST_FINISHED + 9.0, None))
+
+
+def test_the_engines_account_counts_where_it_says_more_than_the_front_has_seen(meter, clock):
+    passage = meter.arrive(clock.now_s)
+    passage.prompt_tokens, passage.completion_tokens = 30, 4
+    assert passage.used_tokens == 34
+    passage.counts = {"a": TokenCounts(prompt_fp16=30, completion_fp8=5), "b": TokenCounts(cached_fp16=30)}
+    assert passage.used_tokens == 65

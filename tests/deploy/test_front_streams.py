@@ -13,6 +13,7 @@ from deploy.front.generate import Generate, Standing
 from deploy.front.handover import EngineCall, Handover
 from deploy.front.meter import PathMeter
 from deploy.front.streams import Frame
+from deploy.metrics.requests import Outcome
 from deploy.usage import StreamDiscloser
 from nestedfp.vllm_plugin.accounting import TokenCounts, usage_of
 
@@ -25,6 +26,7 @@ from vllm.entrypoints.openai.completion.protocol import CompletionRequest  # noq
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion  # noqa: E402
 from vllm.outputs import CompletionOutput, RequestOutput  # noqa: E402
 from vllm.sampling_params import RequestOutputKind  # noqa: E402
+from vllm.v1.engine.exceptions import EngineDeadError  # noqa: E402
 from vllm.v1.engine.output_processor import RequestOutputCollector  # noqa: E402
 
 PROMPT = [5, 6, 7]
@@ -135,6 +137,19 @@ async def vllms(outputs, chat, request, counts):
         for output in outputs:
             yield 0, output
 
+    serving = serving_of(chat)
+    metadata = RequestResponseMetadata(request_id="id")
+    if chat:
+        made = serving.chat_completion_stream_generator(request, results(), "id", "m", [], None, metadata)
+    else:
+        made = completion_events(serving, request, numbered())
+    options = request.stream_options
+    discloser = StreamDiscloser(lambda: usage_of(counts), bool(options and options.include_usage))
+    return "".join([discloser.event(event) async for event in made]).encode()
+
+
+def serving_of(chat):
+    """vLLM's serving object, as far as its generators of events look at it."""
     serving = object.__new__(OpenAIServingChat if chat else OpenAIServingCompletion)
     vars(serving).update(
         enable_force_include_usage=False,
@@ -151,24 +166,13 @@ async def vllms(outputs, chat, request, counts):
         response_role="assistant",
         _include_reasoning_tokens_details=False,
     )
+    return serving
+
+
+def completion_events(serving, request, numbered):
+    inputs = [{"type": "token", "prompt_token_ids": PROMPT, "prompt": "x"}]
     metadata = RequestResponseMetadata(request_id="id")
-    if chat:
-        made = serving.chat_completion_stream_generator(request, results(), "id", "m", [], None, metadata)
-    else:
-        made = serving.completion_stream_generator(
-            request,
-            [{"type": "token", "prompt_token_ids": PROMPT, "prompt": "x"}],
-            numbered(),
-            "id",
-            1,
-            "m",
-            1,
-            None,
-            metadata,
-        )
-    options = request.stream_options
-    discloser = StreamDiscloser(lambda: usage_of(counts), bool(options and options.include_usage))
-    return "".join([discloser.event(event) async for event in made]).encode()
+    return serving.completion_stream_generator(request, inputs, numbered, "id", 1, "m", 1, None, metadata)
 
 
 @pytest.mark.parametrize("include_usage", [False, True], ids=["", "usage asked for"])
@@ -189,6 +193,34 @@ def test_a_part_of_a_prompt_that_was_computed_says_nothing():
     parts = [("", [], None, None), ("", [], None, None), ("a", [4], None, None), ("", [5], "length", None)]
     ours = asyncio.run(lean(outputs_of(parts), chat=False, include_usage=False))
     assert [event["choices"][0]["text"] for event in events(ours)[:2]] == ["a", ""]
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_stream_of_vllms_that_breaks_has_failed_and_says_nothing_about_latency(breaks):
+    meter = PathMeter()
+    sent = []
+
+    async def numbered():
+        for output in outputs_of([("a", [4], None, None), ("b", [5], None, None), ("", [6], "length", None)]):
+            if breaks and output.finished:
+                raise EngineDeadError
+            yield 0, output
+
+    async def send(message):
+        sent.append(message)
+
+    async def relayed():
+        request = request_of(chat=False)
+        events = completion_events(serving_of(chat=False), request, numbered())
+        passage = meter.arrive(meter.clock())
+        await front(meter)._relay(events, request, send, passage, [], {})
+        return passage
+
+    passage = asyncio.run(relayed())
+    assert (sent[0]["status"], sent[-1].get("more_body")) == (200, None)
+    assert any(b'"error"' in message.get("body", b"") for message in sent) is breaks
+    assert passage.outcome is (Outcome.FAILED if breaks else Outcome.OK)
+    assert len(meter.take_finished()) == (0 if breaks else 1)
 
 
 def test_counts_that_the_engine_never_said_are_left_out():

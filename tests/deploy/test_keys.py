@@ -349,7 +349,7 @@ def test_a_used_up_quota_is_offered_to_another_replica_first(tmp_path, clock):
 PREFLIGHT = [
     ("origin", "https://page.example"),
     ("access-control-request-method", "POST"),
-    ("access-control-request-headers", "content-type,authorization"),
+    ("access-control-request-headers", "content-type,authorization,x-stainless-lang"),
 ]
 
 

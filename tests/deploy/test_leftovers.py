@@ -119,6 +119,25 @@ def test_no_start_touches_the_folder_of_a_running_service_or_one_of_another_kind
     assert other.exists()
 
 
+@pytest.mark.parametrize("whose", ["another user's", "reached by a link"])
+def test_no_start_believes_what_another_user_has_noted(tmp_path, memory, monkeypatch, whose):
+    folder = _made(tmp_path / "nestedfp-left")
+    if whose == "another user's":
+        if os.getuid():
+            pytest.skip("only root can give a folder away")
+        os.chown(folder, 12345, 12345)
+    else:
+        real = folder.rename(tmp_path / "elsewhere")
+        folder.symlink_to(real)
+    (folder / leftovers.NOTED).write_text(memory)
+    (folder / leftovers.LOCK).touch()
+    old = time.time() - 2 * leftovers.YOUNG_S
+    os.utime(folder / leftovers.LOCK, (old, old))
+    leftovers.sweep(tmp_path)
+    assert folder.exists()
+    assert exists(memory)
+
+
 def _made(path):
     path.mkdir()
     return path

@@ -1,6 +1,7 @@
 """Pages of metrics: what is on them, and that another parser reads them as OpenMetrics."""
 
 import asyncio
+import threading
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -45,7 +46,7 @@ def value(text, name, **labels):
 
 
 def replica_page(replica="r1", requests=None, **changes):
-    view = ReplicaView({**STATS, **changes}, 0.5, DirectiveMode.AUTO, 4, 1.5, judged=10, within_slo=9)
+    view = ReplicaView({**STATS, **changes}, 0.5, DirectiveMode.AUTO, 4, 1.5, slo_evaluated=10, within_slo=9)
     labels = LABELS | {"replica": replica}
     metrics = ReplicaMetrics(labels, requests or RequestMetrics(), Admission(8, 4), {"nested": 12, "plain": 1})
     return metrics.text(view, PathStats(in_path=3, wait_p90_ms=20.0))
@@ -177,6 +178,32 @@ def test_observations_in_bulk_land_where_single_ones_do():
     assert samples(page.render(single.collect(), {})) == pytest.approx(samples(page.render(bulk.collect(), {})))
 
 
+def test_two_threads_that_flush_at_once_count_each_observation_once():
+    registry = CollectorRegistry()
+    bulk = BulkHistogram(Histogram("x", "Text.", registry=registry))
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow(list):
+        """The other thread comes while the first one has copied the values and not yet cut them off."""
+
+        def __getitem__(self, index):
+            found = super().__getitem__(index)
+            begun.set()
+            go_on.wait(1)
+            return found
+
+    bulk._values = Slow([0.5, 2.0])
+    first, second = threading.Thread(target=bulk.flush), threading.Thread(target=bulk.flush)
+    first.start()
+    assert begun.wait(10)
+    second.start()
+    second.join(0.2)
+    go_on.set()
+    first.join()
+    second.join()
+    assert value(page.render(registry.collect(), {}), "x_count") == 2
+
+
 def test_the_lean_statistics_of_a_token_say_what_those_of_vllm_say(monkeypatch):
     from vllm.v1.metrics.stats import IterationStats, LoRARequestStates, RequestStateStats
 
@@ -228,8 +255,10 @@ def test_a_silent_controller_is_down_and_nothing_else_is_said_of_it():
     assert samples(text) == {("nestedfp_controller_up", frozenset()): 0}
 
 
-def decision(number, reason="calm", outcome="applied"):
-    return {"decision_id": number, "reason": reason, "outcome": outcome}
+def decision(number, reason="calm", outcome="applied", start=1):
+    """As the controller tells it: numbers count from 1 at each of its starts, times go on."""
+    now_s = 1000.0 * start + number
+    return {"decision_id": number, "now_s": now_s, "wall_s": now_s + 1e9, "reason": reason, "outcome": outcome}
 
 
 def test_decisions_are_counted_by_reason_and_the_number_of_reasons_is_bounded():
@@ -252,22 +281,27 @@ class FakeController:
         return [each for each in self.decided if each["decision_id"] > args[0]]
 
 
-def test_decisions_are_counted_once_also_across_a_restart_of_the_controller():
+@pytest.mark.parametrize(
+    ("scraped", "counted"),
+    [
+        ([(1, 2), (1, 2), (1, 3)], [2, 2, 3]),
+        ([(1, 3), (2, 1), (2, 2)], [3, 4, 5]),  # the new one has not come so far yet,
+        ([(1, 3), (2, 3), (2, 4)], [3, 6, 7]),  # just as far,
+        ([(1, 3), (2, 5), (2, 5)], [3, 8, 8]),  # or farther
+        ([(1, 3), (2, 0), (2, 0), (2, 1), (2, 2)], [3, 3, 3, 4, 5]),
+        ([(1, 0), (1, 1)], [0, 1]),
+    ],
+)
+def test_decisions_are_counted_once_also_across_a_restart_of_the_controller(scraped, counted):
     async def scrapes():
         fake = FakeController()
         metrics = ClusterMetrics("a", fake.ask)
         seen = []
-        for decided in ([1, 2], [1, 2], [1, 2, 3], [1], [1, 2]):
-            fake.decided = [decision(n) for n in decided]
+        for start, newest in scraped:
+            fake.decided = [decision(number, start=start) for number in range(1, newest + 1)]
             await metrics._status()
-            seen.append(
-                value(
-                    page.render([metrics._decisions.family()], {}),
-                    "nestedfp_decisions_total",
-                    outcome="applied",
-                    reason="calm",
-                )
-            )
+            found = samples(page.render([metrics._decisions.family()], {}))
+            seen.append(sum(found.values()))
         return seen
 
-    assert asyncio.run(scrapes()) == [2, 2, 3, 4, 5]
+    assert asyncio.run(scrapes()) == counted

@@ -79,6 +79,19 @@ def test_answers_disclose_their_precision_and_the_directive_changes_it(client):
     assert client.get("/nestedfp/stats").json()["epoch"] >= 2
 
 
+def test_auto_with_a_rule_is_the_engines_own_choice(client):
+    order = {"mode": "auto", "rule": {"fp8_step_tokens": 1}}
+    assert client.post("/nestedfp/directive", json=order, headers=KEY).json() == {"mode": "auto"}
+    try:
+        tokens = ask(client, prompt="Once upon a time there was a dog").json()["usage"]["precision_tokens"]
+        assert (tokens["prompt"]["fp16"], tokens["completion"]["fp8"]) == (
+            0,
+            1,
+        )  # the prompt's step, and none of one token
+    finally:
+        client.post("/nestedfp/directive", json={"mode": "fp16"}, headers=KEY)
+
+
 def test_a_stream_discloses_in_a_comment_before_its_end(client):
     text = ask(client, stream=True).text
     *_, note, done, _ = text.split("\n\n")
@@ -96,6 +109,6 @@ def test_wrong_pins_and_wrong_orders_are_refused(client):
     assert ask(client, vllm_xargs={"precision": "fp4"}).status_code == 400
     assert ask(client, prompt=[4096]).status_code == 400
     assert client.post("/nestedfp/directive", json={"mode": "fp8"}).status_code == 401
-    for wrong in ({"mode": "fp4"}, {}, [], 1):
+    for wrong in ({"mode": "fp4"}, {"mode": "auto"}, {}, [], 1):
         assert client.post("/nestedfp/directive", json=wrong, headers=KEY).status_code == 400
     assert ask(client).status_code == 200

@@ -14,13 +14,13 @@ from loadtest.report.metrics import summarise
 from simulator import run
 from simulator.bench import make_bench, make_config
 from simulator.calibrate import unloaded
-from simulator.engine.cost_table import TABLE, EngineLimits, StepCost, read_table
+from simulator.engine.cost_table import EngineLimits, StepCost, read_table
 from simulator.engine.engine import Engine
 from simulator.engine.request import SimRequest
 from simulator.errors import SimulationError
 from simulator.fit import fit, observations
 from workload import resample
-from workload.azure import Arrival, TraceError
+from workload.azure import TraceError
 from workload.records import TimelineSample, read_requests
 from workload.slo import Slo
 from workload.synthetic import synthetic_trace
@@ -326,8 +326,3 @@ def test_a_gap_in_the_trace_is_a_quiet_time(tmp_path: Path, table: Path):
     summary = json.loads((tmp_path / "o.json").read_text())
     assert (summary["requests"], summary["tight_slo"]) == (3, 1.0)
     assert summary["simulated_s"] > 600
-
-
-def test_arrivals_are_the_traces_own_type():
-    assert resample.Arrival is Arrival
-    assert TABLE.is_file()

@@ -1,0 +1,89 @@
+"""Orders to a plain ``vllm serve``: who may give them, and which are refused. The engine is in test_vllm_serve.py."""
+
+import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from nestedfp import admin_key
+from nestedfp.vllm_plugin.endpoints import Endpoints
+
+KEY = {"Authorization": "Bearer a-key"}
+
+
+class Engine:
+    """Remembers the directives that reach it."""
+
+    def __init__(self):
+        self.engine_core = self
+        self.told = []
+
+    async def call_utility_async(self, name, content):
+        assert name == "nestedfp_set_directive"
+        self.told.append(content)
+
+
+@pytest.fixture
+def engine():
+    return Engine()
+
+
+@pytest.fixture
+def client(engine, tmp_path, monkeypatch):
+    (tmp_path / "key").write_text("a-key\n")
+    monkeypatch.setenv(admin_key.KEY_FILE_ENV, str(tmp_path / "key"))
+    app, endpoints = FastAPI(), Endpoints()
+    endpoints.attach_router(app)
+    endpoints._client = engine
+    return TestClient(app)
+
+
+def order(client, body, headers=KEY):
+    answer = client.post("/nestedfp/directive", json=body, headers=headers)
+    return answer.status_code, answer.json().get("error", {}).get("message", "")
+
+
+def test_an_order_reaches_the_engine_with_its_rule(client, engine):
+    assert order(client, {"mode": "fp8"}) == (200, "")
+    assert order(client, {"mode": "auto", "rule": {"fp8_step_tokens": 512, "fp8_wait_s": 0.5}}) == (200, "")
+    assert [(told["mode"], told["epoch"]) for told in engine.told] == [("fp8", 1), ("auto", 2)]
+    assert not any(engine.told[0]["rule"].values())
+    assert (engine.told[1]["rule"]["fp8_step_tokens"], engine.told[1]["rule"]["fp8_wait_s"]) == (512, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"mode": "auto"}, 'needs a "rule"'),
+        ({"mode": "auto", "rule": {}}, 'needs a "rule"'),
+        ({"mode": "auto", "rule": {"tokens": 5}}, "fp8_step_tokens"),
+        ({"mode": "auto", "rule": {"fp8_step_tokens": "5"}}, "rule.fp8_step_tokens: expected a number"),
+        ({"mode": "auto", "rule": {"fp8_wait_s": -1}}, "rule.fp8_wait_s: expected a number"),
+        ({"mode": "auto", "rule": {"fp8_wait_s": True}}, "rule.fp8_wait_s: expected a number"),
+        ({"mode": "fp8", "rule": {"fp8_wait_s": 1}}, 'a rule with "auto" only'),
+        ({"mode": "fp8", "ttl_s": 5}, '"mode": one of'),
+        ({"mode": "fp4"}, '"mode": one of'),
+        ({"mode": ["fp8"]}, '"mode": one of'),
+        ({}, '"mode": one of'),
+        ([], '"mode": one of'),
+        (1, '"mode": one of'),
+    ],
+)
+def test_an_order_that_says_nothing_or_the_wrong_thing_is_400_and_reaches_no_engine(client, engine, body, message):
+    status, said = order(client, body)
+    assert (status, message in said) == (400, True), said
+    assert engine.told == []
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer b-key"}, {"Authorization": "Bearer "}])
+def test_an_order_without_the_key_is_401(client, engine, headers):
+    assert order(client, {"mode": "fp8"}, headers)[0] == 401
+    assert engine.told == []
+
+
+@pytest.mark.parametrize("content", [None, "", " \n"])
+def test_where_the_service_has_no_key_nobody_gives_orders(client, engine, tmp_path, content):
+    (tmp_path / "key").unlink()
+    if content is not None:
+        (tmp_path / "key").write_text(content)
+    assert order(client, {"mode": "fp8"}, {"Authorization": "Bearer "})[0] == 403
+    assert engine.told == []
