@@ -168,6 +168,8 @@ def write(targets: Targets, limits: Limits) -> str:
         *targets.health_rules,
         "unique-id-format %[uuid()]",
         f"http-request set-header {ATTEMPT_HEADER} %[unique-id]",
+        # One id for all tries of a request that brings none, in the answer and in the access logs.
+        "http-request set-header x-request-id %[unique-id] unless { req.hdr(x-request-id) -m found }",
         answer(
             413,
             f"the body is larger than {limits.body_bytes} bytes; send a shorter prompt or raise http.max_body_bytes",
