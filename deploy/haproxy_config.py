@@ -194,6 +194,7 @@ def write(targets: Targets, limits: Limits) -> str:
         f"http-request wait-for-body time {limits.request_s}s if METH_POST",
         f"http-request set-path {CONTROL_PREFIX}%[path] if {{ path {' '.join(CONTROL_PATHS)} }}"
         f" or {{ path_beg {' '.join(CONTROL_FOLDERS)} }}",
+        f"http-request set-path {CONTROL_PREFIX}/ if {{ path {CONTROL_PREFIX} }}",  # the control room
         f"http-response set-status 429 if {{ status {ELSEWHERE_STATUS} }}",
         "http-after-response set-status 503 if { status 502 }",
     ]
