@@ -3,9 +3,10 @@
 The producer asks the controller once a second, whoever listens: a page that is opened in an incident shows what came before.
 Each event is encoded once. A listener that does not keep up is let go; its page comes again and gets everything anew.
 
-Events: ``whole`` (``columns`` of all samples, ``decisions``, ``status``) once, then ``tick`` (``sample``, new ``decisions``,
-``status``) every second; where the controller does not answer, ``status`` is null and ``error`` says why. ``end``: the stream ends
-and the page should come again; ``denied``: the key no longer opens it.
+Events: ``whole`` (``columns`` of all samples, ``decisions``, ``status``, and ``judged``: each replica's counts of requests some
+minutes ago) once, then ``tick`` (``sample``, new ``decisions``, ``status``) every second; where the controller does not answer,
+``status`` is null and ``error`` says why. ``end``: the stream ends and the page should come again; ``denied``: the key no longer
+opens it.
 """
 
 import asyncio
@@ -27,6 +28,7 @@ SAMPLES_KEPT = 900  # a quarter of an hour
 DECISIONS_KEPT = 200
 LISTENERS = 32
 EVENTS_WAITING = 5  # for one listener
+JUDGED_EVERY, JUDGED_KEPT = 10, 30  # periods, entries: five minutes
 LOOK_AT_ALL_EVERY = 30  # periods: a controller that has started anew numbers its decisions from 1
 Ask = Callable[..., Awaitable[Any]]  # (method of the controller, *arguments) -> result; raises where there is none
 
@@ -51,6 +53,7 @@ class Feed:
         self._ask, self._ending, self._period_s, self._wall = ask, ending, period_s, wall
         self._timeline = Timeline(SAMPLES_KEPT)
         self._decisions: deque[dict[str, Any]] = deque(maxlen=DECISIONS_KEPT)
+        self._judged: deque[dict[str, list[float]]] = deque(maxlen=JUDGED_KEPT)
         self._seen = 0  # id of the newest decision
         self._ticks = 0
         self._status: dict[str, Any] | None = None
@@ -104,11 +107,19 @@ class Feed:
             {
                 "wall_s": self._wall(),
                 "columns": self._timeline.columns(),
+                "judged": self._oldest_judged(),
                 "decisions": list(self._decisions),
                 "status": self._status,
                 "error": self._error,
             },
         )
+
+    def _oldest_judged(self) -> dict[str, list[float]]:
+        found: dict[str, list[float]] = {}
+        for entry in self._judged:
+            for name, counts in entry.items():
+                found.setdefault(name, counts)
+        return found
 
     async def _produce(self) -> None:
         while True:
@@ -130,6 +141,11 @@ class Feed:
             new = await self._new_decisions()
             self._error = None
             sample = self._timeline.add(self._wall(), self._status)
+            if self._ticks % JUDGED_EVERY == 1:
+                now_s, replicas = self._wall(), self._status["replicas"]
+                self._judged.append(
+                    {each["id"]: [now_s, each["slo_evaluated"], each["within_slo"]] for each in replicas}
+                )
         except Exception as error:
             # HTTPException says it in one sentence; anything else is for the log.
             self._status, self._error = None, str(getattr(error, "detail", "the controller does not answer"))

@@ -13,10 +13,11 @@
 
   // -- words ---------------------------------------------------------------------------------------------------------
 
-  const words = (reason) => reason.replaceAll("_", " ");
+  const words = (reason) => reason.replaceAll("_", " ").replace(/\b(fp8|fp16|ttft|tpot|slo|kv)\b/g, (word) => word.toUpperCase());
+  const sentence = (reason) => words(reason.slice(0, 1).toUpperCase() + reason.slice(1)).replace(/^(Fp8|Fp16|Ttft|Tpot|Slo)\b/, (word) => word.toUpperCase());
   const name = (mode) => (mode === "auto" ? "auto" : mode.toUpperCase());
   const number = (value, digits = value < 10 ? 1 : 0) => value.toLocaleString("en", { maximumFractionDigits: digits });
-  const milliseconds = (value) => (value === null ? "–" : `${number(value)} ms`);
+  const milliseconds = (value) => (value === null ? "–" : value < 10000 ? `${number(value)} ms` : `${(value / 1000).toFixed(1)} s`);
   const percent = (part, whole) => (whole > 0 ? `${(Math.floor((1000 * part) / whole) / 10).toFixed(1)} %` : "–");
   const clock = (wall_s) => new Date(wall_s * 1000).toTimeString().slice(0, 8);
   const wall = () => Date.now() / 1000 + ahead_s;
@@ -147,7 +148,8 @@
 
   function precision(chart, shown, current, end_s) {
     chart.begin(end_s, 100);
-    const bins = 90, width = (chart.width - LEFT - RIGHT) / bins, begin_s = end_s - span_s;
+    const bins = 90, begin_s = end_s - span_s;
+    const edge = (bin) => Math.round(LEFT + ((chart.width - LEFT - RIGHT) * bin) / bins);  // whole pixels: no seams
     const fp16 = new Array(bins).fill(0), fp8 = new Array(bins).fill(0);
     for (const sample of shown) {
       const bin = Math.floor(((sample.wall_s - begin_s) / span_s) * bins);
@@ -159,9 +161,9 @@
     for (let bin = 0; bin < bins; bin += 1) {
       const total = fp16[bin] + fp8[bin];
       if (!total) continue;
-      const exact = (full * fp16[bin]) / total, x = LEFT + bin * width;
-      if (exact > 0) chart.svg.prepend(shape("rect", { class: "fp16", x, y: TOP + full - exact, width: width - 0.6, height: exact }));
-      if (exact < full) chart.svg.prepend(shape("rect", { class: "fp8", x, y: TOP, width: width - 0.6, height: full - exact }));
+      const exact = (full * fp16[bin]) / total, x = edge(bin), width = edge(bin + 1) - x;
+      if (exact > 0) chart.svg.prepend(shape("rect", { class: "fp16", x, y: TOP + full - exact, width, height: exact }));
+      if (exact < full) chart.svg.prepend(shape("rect", { class: "fp8", x, y: TOP, width, height: full - exact }));
     }
     const total = current ? current.tokens_fp16 + current.tokens_fp8 : 0;
     return total ? `${percent(current.tokens_fp16, total)} FP16` : "no tokens";
@@ -195,7 +197,7 @@
     const mode = at("mode");
     mode.dataset.mode = status.mode;
     put("mode", name(status.mode));
-    put("reason", status.override ? "An operator's override" : words(status.reason));
+    put("reason", status.override ? "An operator's override" : sentence(status.reason));
     const details = [`for ${lasting(status.since_s)}`, `policy ${words(status.policy)}`, `epoch ${status.epoch}`];
     if (status.override) details[0] = status.override.remaining_s === null ? "until it is changed" : `for ${lasting(status.override.remaining_s)} more`;
     else if (status.last_reason !== status.reason) details.push(`now: ${words(status.last_reason)}`);
@@ -289,7 +291,7 @@
       what.append(each.outcome === "applied" ? `${name(each.to_mode)}, adjusted` : each.outcome);
     }
     if (each.advisory) what.append(" (advisory)");
-    const summary = element("summary", {}, element("time", {}, clock(each.wall_s)), what, element("span", { class: "reason" }, words(each.reason)));
+    const summary = element("summary", {}, element("time", {}, clock(each.wall_s)), what, element("span", { class: "reason" }, sentence(each.reason)));
     const facts = [["decision", each.decision_id], ["epoch", each.epoch], ["policy", words(each.policy)], ...Object.entries(each.inputs).map(([key, value]) => [words(key), number(value, 3)])];
     for (const [unit, reason] of Object.entries(each.units)) facts.push([unit, words(reason)]);
     const list = element("dl", {}, ...facts.flatMap(([key, value]) => [element("dt", {}, key), element("dd", {}, String(value))]));
@@ -319,6 +321,7 @@
       const columns = Object.entries(content.columns);
       samples.length = decisions.length = 0;
       at("decisions").replaceChildren();
+      for (const [id, seen] of Object.entries(content.judged)) if (!judged.has(id)) judged.set(id, [seen]);
       for (let row = 0; row < content.columns.wall_s.length; row += 1) samples.push(Object.fromEntries(columns.map(([key, values]) => [key, values[row]])));
     } else if (content.sample !== null) {
       samples.push(content.sample);

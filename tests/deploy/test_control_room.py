@@ -123,6 +123,7 @@ def test_a_listener_gets_everything_first_and_then_what_is_new():
         assert [each["decision_id"] for each in whole["decisions"]] == [1, 2]
         assert (whole["status"]["mode"], whole["wall_s"]) == ("fp16", 5.0)
         assert len(whole["columns"]["wall_s"]) >= 2
+        assert whole["judged"] == {"r1": [5.0, 10, 10]}
         controller.decide()
         while not (tick := await next_of(events, "tick"))["decisions"]:
             assert tick["sample"]["waiting"] == 1
