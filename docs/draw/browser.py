@@ -89,10 +89,11 @@ class Page:
         self.send("Emulation.setEmulatedMedia", features=[scheme])
 
     def open(self, url: str) -> None:
-        """Go to an address."""
+        """Go to an address, and wait until its document is there."""
         failure = self.send("Page.navigate", url=url).get("errorText")
         if failure:
             raise RuntimeError(f"{url}: {failure}")
+        self.wait_for("document.readyState === 'complete'")
 
     def evaluate(self, expression: str) -> Any:
         """Return the value of an expression in the page; a promise is waited for."""
