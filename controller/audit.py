@@ -102,6 +102,8 @@ class ReplicaStatus(ReplicaState):
     overridden: bool = False  # the operator's word for this replica alone
     ttft_p90_ms: Milliseconds | None  # None: no request in the window
     tpot_p90_ms: Milliseconds | None
+    slo_evaluated: Count = 0  # finished requests held against the objectives, since the engine's start
+    within_slo: Count = 0  # of them, those that met both
     path_saturated: bool = False  # the path limits this replica, not its engine
     arrivals_per_s: float | None  # None: not known yet
     tokens_per_s: float | None
@@ -126,6 +128,8 @@ class StatusReport(FrozenModel):
     last_reason: str  # of the latest step, which may have held a change back ("held_by_dwell")
     wanted: DirectiveMode | None = None  # what the policy wanted in the latest step; None: it was not asked
     policy: str
+    slo_ttft_ms: Milliseconds | None = None  # objectives; None: not reported
+    slo_tpot_ms: Milliseconds | None = None
     scope: Scope = Scope.CLUSTER
     fp8_replicas: Count = 0  # directed to FP8, of those known
     advisory: bool = False

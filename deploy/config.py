@@ -139,6 +139,8 @@ class HttpSection(FrozenModel):
     max_body_bytes: Annotated[int, Field(ge=1024)] = 8 << 20  # a larger body gets 413
     keys_file: str | None = None  # who may ask: deploy/keys.py; None: everybody, unless NESTEDFP_KEYS_FILE is set
     cors_origins: tuple[Origin, ...] = ()  # web pages of these may ask from their visitors' browsers
+    access_log: Literal["text", "json", "off"] = "text"  # a line for each request that asked to generate
+    access_log_folder: str | None = None  # a file for each replica; None: beside Ray Serve's logs
 
 
 class DeployConfig(FrozenModel):

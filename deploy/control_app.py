@@ -13,12 +13,14 @@ from typing import Annotated, Any
 import ray
 from fastapi import FastAPI, Header, HTTPException, Query, Request, Response, status
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from deploy.config import REPOSITORY
+from deploy.control_room import page
+from deploy.control_room.feed import Feed
 from deploy.front.replies import Refused
 from deploy.keys import Keys, Role, Unauthorized, path_of
 from deploy.metrics.cluster import ClusterMetrics
@@ -57,6 +59,29 @@ class Control:
         self._application = application
         self._keys = Keys(path_of(keys_file))
         self._metrics = ClusterMetrics(application, self._ask)
+        self._feed = Feed(self._ask, ending=_is_ending)
+
+    async def check_health(self) -> None:
+        """Have the control room's timelines begin with the application; called by Serve."""
+        self._feed.start()
+
+    @routes.get("/")
+    async def control_room(self) -> HTMLResponse:
+        """The control room's page. It holds no data, so it needs no key; what it asks for does."""
+        return HTMLResponse(page.HTML, headers=page.HEADERS)
+
+    @routes.get("/events")
+    async def events(self, authorization: Annotated[str | None, Header()] = None) -> StreamingResponse:
+        """The control room's server-sent events, for whoever may read ``/status``."""
+        self._require_role(authorization)
+        if not self._feed.may_enter:
+            raise HTTPException(
+                status.HTTP_503_SERVICE_UNAVAILABLE,
+                "too many control rooms are open, or this one is about to stop; close one or try again",
+                headers={"Retry-After": "2"},
+            )
+        events = self._feed.events(lambda: self._require_role(authorization))
+        return StreamingResponse(events, media_type="text/event-stream", headers=page.EVENT_HEADERS)
 
     @routes.get("/metrics")
     async def metrics(self) -> Response:
@@ -159,6 +184,16 @@ def _find(application: str) -> list[Any]:
         with contextlib.suppress(ValueError):  # gone since it was listed
             found.append(ray.get_actor(entry["name"], namespace=entry["namespace"]))
     return found
+
+
+def _is_ending() -> bool:
+    """Whether Serve is stopping this replica.
+
+    Serve tells a deployment only when all its requests have ended, which a listener's would not before the limit; so its own flag
+    is looked at. In a version of Serve without it, listeners stay until that limit, some seconds.
+    """
+    actors = ray._private.worker.global_worker.actors.values()
+    return any(getattr(getattr(actor, "_replica_impl", None), "_shutting_down", False) for actor in actors)
 
 
 def require_admin(authorization: str | None) -> None:

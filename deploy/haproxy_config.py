@@ -168,6 +168,8 @@ def write(targets: Targets, limits: Limits) -> str:
         *targets.health_rules,
         "unique-id-format %[uuid()]",
         f"http-request set-header {ATTEMPT_HEADER} %[unique-id]",
+        # One id for all tries of a request that brings none, in the answer and in the access logs.
+        "http-request set-header x-request-id %[unique-id] unless { req.hdr(x-request-id) -m found }",
         answer(
             413,
             f"the body is larger than {limits.body_bytes} bytes; send a shorter prompt or raise http.max_body_bytes",
@@ -192,6 +194,7 @@ def write(targets: Targets, limits: Limits) -> str:
         f"http-request wait-for-body time {limits.request_s}s if METH_POST",
         f"http-request set-path {CONTROL_PREFIX}%[path] if {{ path {' '.join(CONTROL_PATHS)} }}"
         f" or {{ path_beg {' '.join(CONTROL_FOLDERS)} }}",
+        f"http-request set-path {CONTROL_PREFIX}/ if {{ path {CONTROL_PREFIX} }}",  # the control room
         f"http-response set-status 429 if {{ status {ELSEWHERE_STATUS} }}",
         "http-after-response set-status 503 if { status 502 }",
     ]

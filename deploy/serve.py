@@ -1,6 +1,6 @@
 """``python -m deploy.serve --config FILE``: starts the whole service on this machine and stays until it is told to stop.
 
-Prints one line ``ready http://HOST:PORT after N s`` once the first requests have been answered.
+Prints one line ``ready http://HOST:PORT after N s`` once the first requests have been answered, and what to try next.
 """
 
 import argparse
@@ -210,6 +210,7 @@ def run(config: DeployConfig, path: Path, verbose: bool, began_s: float, key: st
             from deploy.app import APP_NAME, applications
             from deploy.cluster import start_cluster, stop_cluster
             from deploy.model_check import check_model
+            from deploy.next_steps import next_steps
 
             check_model(config)
             memory = stack.enter_context(leftovers.SharedMemory(folder))
@@ -222,6 +223,7 @@ def run(config: DeployConfig, path: Path, verbose: bool, began_s: float, key: st
             serve.run_many(applications(config, path))
             wait_for_http(url)
             print(f"ready {url} after {time.monotonic() - began_s:.0f} s", flush=True)
+            print(next_steps(config, url, where), flush=True)
             threading.Event().wait()
             raise AssertionError("only a signal ends the wait")
         except Stopped:

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ray import serve
@@ -13,6 +14,7 @@ from ray.serve.llm.deployment import LLMServer
 from vllm import envs
 
 from controller.config import ControllerConfig
+from deploy.access_log import Format, open_log, serve_logs
 from deploy.admission import Admission
 from deploy.agent import ReplicaAgent
 from deploy.control_app import CONTROLLER_ACTOR
@@ -68,6 +70,8 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         grammar_cpu_s: processor time that compiling one grammar may take.
         keys_file: who may ask (deploy/keys.py); None: everybody, unless the environment names a file.
         cors_origins: web pages of these origins may ask from their visitors' browsers.
+        access_log: form of the access log's lines (deploy/access_log.py).
+        access_log_folder: where they go; None: beside Ray Serve's logs.
     """
 
     _default_engine_cls = NestedFPEngine
@@ -83,6 +87,8 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         grammar_cpu_s: float,
         keys_file: str | None = None,
         cors_origins: Sequence[str] = (),
+        access_log: Format = "text",
+        access_log_folder: str | None = None,
         **kwargs: Any,
     ) -> None:
         self._agent: ReplicaAgent | None = None
@@ -90,7 +96,9 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         self._grammar_cpu_s = grammar_cpu_s
         self._cors_origins = list(cors_origins)
         self._keys = Keys(path_of(keys_file), parts=lambda: 1 if self._agent is None else self._agent.replicas)
-        self._meter = PathMeter()
+        folder = serve_logs() if access_log_folder is None else Path(access_log_folder).expanduser()
+        lines = open_log(access_log, folder, serve.get_replica_context().replica_id.unique_id)
+        self._meter = PathMeter(log=None if lines is None else lines.add)
         self._step_seconds: dict[str, float] = {}
         self._start = StartChecks({}, [])
         # Where there are GPUs, Ray makes the engine's configuration in another process, so that the plugin's own wiring

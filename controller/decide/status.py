@@ -39,6 +39,8 @@ def status_report(
         last_reason=journal.last_reason,
         wanted=journal.last_wanted,
         policy=config.policy.name,
+        slo_ttft_ms=config.slo.ttft_ms,
+        slo_tpot_ms=config.slo.tpot_ms,
         scope=config.scope,
         fp8_replicas=sum(content.mode_for(view.replica_id) is DirectiveMode.FP8 for view in views),
         advisory=config.advisory,
@@ -84,6 +86,8 @@ def _replica(
         path_saturated=limits(view),
         ttft_p90_ms=snapshot.ttft.p90_ms if snapshot.ttft.count else None,
         tpot_p90_ms=snapshot.tpot.p90_ms if snapshot.tpot.count else None,
+        slo_evaluated=snapshot.slo_evaluated,
+        within_slo=snapshot.within_slo,
         arrivals_per_s=None if rates is None else rates.arrivals_per_s,
         tokens_per_s=None if rates is None else rates.tokens_per_s,
     )

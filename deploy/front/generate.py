@@ -97,7 +97,7 @@ class Generate:
         try:
             await self._admitted(route, scope, receive, send, passage)
         except Refused as refusal:
-            passage.outcome = outcome_of(refusal.status, ELSEWHERE_STATUS)
+            passage.outcome, passage.status = outcome_of(refusal.status, ELSEWHERE_STATUS), refusal.status
             await refuse(send, refusal)
         except asyncio.CancelledError:
             passage.outcome = Outcome.LEFT
@@ -110,9 +110,12 @@ class Generate:
 
     async def _admitted(self, route: Route, scope: Any, receive: Any, send: Any, passage: Passage) -> None:
         headers = dict(scope["headers"])
+        passage.id = headers.get(b"x-request-id", b"").decode("latin-1") or None  # Serve has given it one
         holder = self.keys.of(headers)
+        passage.key = None if holder is None else holder.name
         body = await read_body(receive, self._max_body_bytes)
         request = parse(body, headers, route.model)
+        passage.model = request.model
         passage.pinned = pinned = apply_pin(request, headers)
         size = len(body)
         if self._client.errored:

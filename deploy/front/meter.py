@@ -12,8 +12,9 @@ from collections.abc import Callable
 
 from controller.messages import LatencyWindow, PathStats
 from controller.sliding_window import SlidingWindow
-from deploy.metrics.requests import Outcome, RequestMetrics, precision_of
-from nestedfp.vllm_plugin.accounting import TokenCounts
+from deploy.access_log import Access
+from deploy.metrics.requests import PINS, Outcome, RequestMetrics, precision_of
+from nestedfp.vllm_plugin.accounting import TokenCounts, total
 
 SPAN_S = 5.0
 LAG_PERIOD_S = 0.05
@@ -30,14 +31,19 @@ class Passage:
         "completion_tokens",
         "counts",
         "first_s",
+        "id",
+        "key",
         "last_s",
         "meter",
+        "model",
         "outcome",
         "paused",
         "pinned",
         "prompt_tokens",
+        "status",
         "submitted_s",
         "tokens",
+        "ttft_s",
         "writing_since_s",
     )
 
@@ -55,6 +61,12 @@ class Passage:
         self.pinned = False
         self.counts: dict[str, TokenCounts] = {}  # by sequence, as the engine tells them
         self.outcome = Outcome.OK
+        # For the access log alone.
+        self.id: str | None = None
+        self.key: str | None = None
+        self.model: str | None = None
+        self.status: int | None = None  # of a refusal
+        self.ttft_s: float | None = None
 
     def submitted(self) -> None:
         """The engine has the request."""
@@ -75,7 +87,8 @@ class Passage:
         self.writing_since_s = None
         if self.first_s is None:
             self.first_s = now_s
-            self.meter.ttft.add(now_s, (now_s - self.arrived_s) * 1e3)
+            self.ttft_s = now_s - self.arrived_s
+            self.meter.ttft.add(now_s, self.ttft_s * 1e3)
         elif tokens and not paused:
             self.meter.tpot.add(now_s, (now_s - self.last_s) * 1e3 / tokens)
         self.last_s = now_s
@@ -96,7 +109,7 @@ class Passage:
             tokens: of the completion.
         """
         now_s = self.meter.clock()
-        ttft_s = first_token_s + ((self.submitted_s or now_s) - self.arrived_s)
+        self.ttft_s = ttft_s = first_token_s + ((self.submitted_s or now_s) - self.arrived_s)
         tpot_s = decode_s / (tokens - 1) if tokens > 1 else None
         self.meter.ttft.add(now_s, ttft_s * 1e3)
         if tpot_s is not None:
@@ -112,16 +125,36 @@ class Passage:
         """The request has left, however it did."""
         self.meter.left(self)
 
+    def access(self, now_s: float) -> Access:
+        """What the access log says of the request, at its end."""
+        answered = self.first_s is not None or self.outcome is Outcome.OK
+        return Access(
+            wall_s=time.time(),
+            id=self.id,
+            key=self.key,
+            model=self.model,
+            outcome=self.outcome.value,
+            status=self.status or (200 if answered else None),
+            pin=PINS[0] if self.pinned else PINS[1],
+            tokens=total(self.counts.values()) if self.counts else None,
+            ttft_ms=None if self.ttft_s is None else self.ttft_s * 1e3,
+            total_ms=(now_s - self.arrived_s) * 1e3,
+        )
+
 
 class PathMeter:
     """All requests of one replica.
 
     Args:
         clock: seconds, monotonic.
+        log: takes each request when it has left; None: there is no access log.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, log: Callable[[Access], None] | None = None
+    ) -> None:
         self.clock = clock
+        self.log = log
         self.requests = RequestMetrics()
         self.ttft = SlidingWindow(SPAN_S)
         self.tpot = SlidingWindow(SPAN_S)
@@ -147,6 +180,8 @@ class PathMeter:
         """A request has ended."""
         self._open.discard(passage)
         self.requests.left(precision_of(passage.counts), passage.pinned, passage.outcome)
+        if self.log is not None:
+            self.log(passage.access(self.clock()))
         if passage.submitted_s is None:
             self._in_path -= 1
 

@@ -269,6 +269,17 @@ def test_a_request_id_beyond_ascii_gets_400(folder, replicas):
         assert (status, error_of(body)["code"]) == (400, 400)
 
 
+def test_a_request_without_an_id_gets_one_and_one_with_an_id_keeps_it(folder, replicas):
+    replica = replicas(ok("in"))
+    with in_front(folder, app=[replica]) as (_, port):
+        up(port)
+        replica.seen.clear()
+        ask(port)
+        ask(port, headers={"x-request-id": "mine"})
+    given, kept = [{k.lower(): v for k, v in headers.items()}["x-request-id"] for _, headers in replica.seen]
+    assert (len(given), kept) == (36, "mine")
+
+
 def test_a_request_that_never_arrives_as_a_whole_is_let_go_and_no_replica_sees_it(folder, replicas):
     replica = replicas(ok("in"))
     with in_front(folder, Limits(request_s=1), app=[replica]) as (_, port):

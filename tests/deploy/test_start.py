@@ -1,6 +1,8 @@
 """The start-up command around the service: the admin key of each, what it leaves, and signals to the whole process group."""
 
+import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,7 +15,8 @@ from live_service import wait_until
 from processes import ROOT
 
 from deploy import serve
-from deploy.config import ADMIN_KEY_ENV
+from deploy.config import ADMIN_KEY_ENV, load
+from deploy.next_steps import next_steps
 
 
 def test_a_given_key_goes_into_a_file_for_the_user_alone(tmp_path):
@@ -52,6 +55,23 @@ def test_a_second_service_does_not_overwrite_the_key_of_the_first(tmp_path):
         assert second != first
         assert (tmp_path / "admin.key").read_text() == first
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("keys_file", [None, "keys.yaml"])
+def test_what_to_try_next_is_a_command_that_a_shell_takes_and_names_the_pages(keys_file):
+    config = load(serve.DEFAULT_CONFIG)
+    config = config.model_copy(update={"http": config.http.model_copy(update={"keys_file": keys_file})})
+    head, request, *pages = next_steps(config, "http://127.0.0.1:8000", "runs/admin.key").splitlines()
+    assert head == "try next:"
+    command = shlex.split(request)
+    assert command[:2] == ["curl", "http://127.0.0.1:8000/v1/completions"]
+    assert json.loads(command[command.index("-d") + 1])["model"] == config.model.id
+    assert any("Authorization: Bearer" in word for word in command) == (keys_file is not None)
+    assert [line.split()[-1] for line in pages] == [
+        "http://127.0.0.1:8000/control",
+        "http://127.0.0.1:8000/metrics",
+        "runs/admin.key",
+    ]
 
 
 # The start-up command with a service that only says which signals come.

@@ -1,0 +1,51 @@
+"""The control room's page: one HTML document that loads nothing else, and the headers that hold a browser to that.
+
+Style and script are files of their own beside the HTML and are put into it once, when this is imported. The policy names them by
+their hashes: nothing else runs, whatever a status or a decision may contain.
+"""
+
+import base64
+import hashlib
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+
+
+def _hash(text: str) -> str:
+    return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
+
+
+def _put(html: str, placeholder: str, text: str) -> str:
+    if html.count(placeholder) != 1:
+        raise ValueError(f"room.html: expected {placeholder!r} once, got it {html.count(placeholder)} times")
+    return html.replace(placeholder, text)
+
+
+_STYLE, _SCRIPT = (FOLDER / "room.css").read_text(), (FOLDER / "room.js").read_text()
+HTML = _put(_put((FOLDER / "room.html").read_text(), "/* room.css */", _STYLE), "/* room.js */", _SCRIPT)
+
+PRIVATE = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+HEADERS = {
+    **PRIVATE,
+    "Content-Security-Policy": "; ".join(
+        [
+            "default-src 'none'",
+            f"script-src {_hash(_SCRIPT)}",
+            f"style-src {_hash(_STYLE)}",
+            "connect-src 'self'",
+            "img-src data:",  # the empty icon
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+        ]
+    ),
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+EVENT_HEADERS = {**PRIVATE, "X-Accel-Buffering": "no"}  # the last: an ingress must not hold events back

@@ -1,0 +1,87 @@
+"""The timelines of the control room: what one status, and the one before it, say of the cluster. Pure."""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+Totals = tuple[int, int, int, int]
+TOTALS = ("tokens_fp16", "tokens_fp8", "slo_evaluated", "within_slo")  # of a replica's status; they only grow
+
+
+class Sample(NamedTuple):
+    """The cluster at one time. What is not known is None."""
+
+    wall_s: float  # since 1970
+    span_s: float | None  # that the counts below cover; None: they cover nothing
+    arrivals_per_s: float | None  # requests
+    waiting: int  # requests in the engines' queues
+    running: int
+    ttft_p90_ms: float | None  # of the replica that is slowest
+    tpot_p90_ms: float | None
+    tokens_fp16: int  # computed since the sample before, as the three below
+    tokens_fp8: int
+    slo_evaluated: int
+    within_slo: int
+
+
+class Timeline:
+    """The samples of the last while.
+
+    Args:
+        kept: how many.
+    """
+
+    def __init__(self, kept: int) -> None:
+        self._samples: deque[Sample] = deque(maxlen=kept)
+        self._totals: dict[str, Totals] = {}
+        self._last_s: float | None = None
+
+    def add(self, wall_s: float, status: Mapping[str, Any]) -> Sample:
+        """Add what a status says (controller.audit.StatusReport as JSON), and return it."""
+        replicas = status["replicas"]
+        totals: dict[str, Totals] = {each["id"]: tuple(each.get(name) or 0 for name in TOTALS) for each in replicas}
+        grown = [0] * len(TOTALS)
+        for name, now in totals.items():
+            # A replica that is new here, or whose engine has restarted: its totals are no difference.
+            before = self._totals.get(name)
+            if before is not None and all(b <= n for b, n in zip(before, now, strict=True)):
+                grown = [g + n - b for g, b, n in zip(grown, before, now, strict=True)]
+        sample = Sample(
+            round(wall_s, 3),
+            None if self._last_s is None else round(wall_s - self._last_s, 3),
+            _round(_sum(each["arrivals_per_s"] for each in replicas)),
+            sum(each["waiting"] for each in replicas),
+            sum(each["running"] for each in replicas),
+            _round(_largest(each["ttft_p90_ms"] for each in replicas)),
+            _round(_largest(each["tpot_p90_ms"] for each in replicas)),
+            *grown,
+        )
+        self._totals, self._last_s = totals, wall_s
+        self._samples.append(sample)
+        return sample
+
+    def gap(self) -> None:
+        """There was no status: the next sample's counts cover nothing."""
+        self._last_s = None
+        self._totals = {}
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Return all samples, oldest first, as a list for each field."""
+        return {name: [getattr(each, name) for each in self._samples] for name in Sample._fields}
+
+
+def _known(values: Any) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _sum(values: Any) -> float | None:
+    known = _known(values)
+    return sum(known) if known else None
+
+
+def _largest(values: Any) -> float | None:
+    return max(_known(values), default=None)
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else round(value, 2)

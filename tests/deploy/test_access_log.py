@@ -1,0 +1,188 @@
+"""The access log: one line for each request that has left, whatever a client chose to call it, and no waiting for a disk."""
+
+import json
+import threading
+
+import pytest
+from hand_clock import HandClock
+
+from deploy.access_log import LONGEST_VALUE, Access, AccessLog, as_json, as_text, open_log
+from deploy.front.meter import PathMeter
+from deploy.metrics.requests import Outcome
+from nestedfp.vllm_plugin.accounting import TokenCounts
+
+ACCESS = Access(
+    wall_s=1_700_000_000.25,
+    id="r-1",
+    key="team-a",
+    model="m",
+    outcome="ok",
+    status=200,
+    pin="none",
+    tokens=TokenCounts(3, 0, 2, 0, 30, 10),
+    ttft_ms=12.34,
+    total_ms=456.78,
+)
+
+
+@pytest.fixture
+def clock():
+    return HandClock()
+
+
+@pytest.fixture
+def lines():
+    return []
+
+
+@pytest.fixture
+def meter(clock, lines):
+    return PathMeter(clock, lines.append)
+
+
+def test_a_line_of_text_names_each_field():
+    assert as_text(ACCESS) == (
+        "time=2023-11-14T22:13:20.250Z id=r-1 key=team-a model=m outcome=ok status=200 pin=none prompt_fp16_tokens=3 "
+        "prompt_fp8_tokens=0 cached_fp16_tokens=2 cached_fp8_tokens=0 completion_fp16_tokens=30 completion_fp8_tokens=10 "
+        "ttft_ms=12.3 total_ms=456.8"
+    )
+
+
+def test_a_line_of_json_has_the_same_fields():
+    found = json.loads(as_json(ACCESS))
+    assert list(found) == [word.partition("=")[0] for word in as_text(ACCESS).split(" ")]
+    assert (found["completion_fp8_tokens"], found["ttft_ms"], found["status"]) == (10, 12.3, 200)
+
+
+def test_what_is_not_known_is_a_dash_or_null():
+    unknown = ACCESS._replace(id=None, key=None, model=None, status=None, tokens=None, ttft_ms=None)
+    assert "id=- key=- model=- outcome=ok status=- pin=none prompt_fp16_tokens=- " in as_text(unknown)
+    assert json.loads(as_json(unknown))["prompt_fp16_tokens"] is None
+
+
+@pytest.mark.parametrize("line", [as_text, as_json])
+@pytest.mark.parametrize("odd", ["a\nkey=root", "a\r\n", "a\u2028b\x85c\x00", 'say "x" =', "\ud800", "-", ""])
+def test_what_a_client_chose_stays_one_value_of_one_line(line, odd):
+    text = line(ACCESS._replace(id=odd, model=odd))
+    assert len(text.splitlines()) == 1
+    assert text.isascii()
+    text.encode()
+    if line is as_json:
+        assert json.loads(text)["id"] == odd
+    else:
+        value, _ = json.JSONDecoder().raw_decode(text, text.index("id=") + 3)
+        assert value == odd
+
+
+@pytest.mark.parametrize("line", [as_text, as_json])
+def test_a_long_value_is_cut(line):
+    assert len(line(ACCESS._replace(id="x" * 10**6, model="y" * 10**6))) < 2 * LONGEST_VALUE + 400
+
+
+def test_a_stream_is_logged_once_when_it_has_left_with_its_times(meter, clock, lines):
+    passage = meter.arrive(clock.now_s)
+    passage.id, passage.key, passage.model, passage.pinned = "r", "k", "m", True
+    clock.now_s += 0.05
+    passage.submitted()
+    for _ in range(3):
+        passage.writing()
+        clock.now_s += 0.1
+        passage.wrote(1)
+    passage.counts = {"a": TokenCounts(1, 0, 0, 0, 2, 0), "b": TokenCounts(0, 1, 0, 0, 0, 3)}
+    passage.finished()
+    assert not lines
+    passage.ended()
+    (access,) = lines
+    assert (access.id, access.key, access.model, access.pin) == ("r", "k", "m", "fp16")
+    assert (access.outcome, access.status) == ("ok", 200)
+    assert access.tokens == TokenCounts(1, 1, 0, 0, 2, 3)
+    assert (access.ttft_ms, access.total_ms) == (pytest.approx(150), pytest.approx(350))
+
+
+def test_an_answer_in_one_piece_has_the_engines_time_to_the_first_token(meter, clock, lines):
+    passage = meter.arrive(clock.now_s)
+    passage.submitted()
+    clock.now_s += 1
+    passage.finished_in_one_piece(first_token_s=0.2, decode_s=0.5, tokens=6)
+    passage.ended()
+    assert (lines[0].ttft_ms, lines[0].total_ms, lines[0].status) == (pytest.approx(200), pytest.approx(1000), 200)
+
+
+def test_a_client_that_left_before_the_first_byte_has_no_status(meter, lines):
+    passage = meter.arrive(0.0)
+    passage.outcome = Outcome.LEFT
+    passage.ended()
+    assert (lines[0].outcome, lines[0].status, lines[0].ttft_ms) == ("left", None, None)
+
+
+def test_a_disk_that_hangs_delays_nobody_and_what_has_no_room_is_counted():
+    free, written = threading.Event(), []
+
+    def write(line):
+        free.wait(10)
+        written.append(line)
+
+    log = AccessLog(write, as_text, waiting=5)
+    for _ in range(20):
+        log.add(ACCESS)  # never waits: the test would not end
+    assert log.dropped >= 14
+    free.set()
+    log.close()
+    assert len(written) == 20 - log.dropped
+
+
+def test_a_line_that_cannot_be_written_does_not_end_the_log(caplog):
+    written = []
+
+    def write(line):
+        if not written and "id=first" in line:
+            raise OSError("disk full")
+        written.append(line)
+
+    log = AccessLog(write, as_text)
+    log.add(ACCESS._replace(id="first"))
+    log.add(ACCESS)
+    log.close()
+    assert written == [as_text(ACCESS)]
+    assert "was not written" in caplog.text
+
+
+def test_each_replica_has_a_file_of_its_own(tmp_path):
+    log = open_log("json", tmp_path / "logs", "replica-1")
+    log.add(ACCESS)
+    log.close()
+    (line,) = (tmp_path / "logs" / "access_replica-1.log").read_text().splitlines()
+    assert json.loads(line)["id"] == "r-1"
+    assert open_log("off", tmp_path / "none", "replica-1") is None
+    assert not (tmp_path / "none").exists()
+
+
+# -- through the front ---------------------------------------------------------------------------------------------------
+
+
+def test_the_front_logs_refusals_with_their_status_and_nothing_of_key_or_prompt(meter, lines):
+    pytest.importorskip("vllm")
+    from test_front_app import ask, front
+
+    body = {"model": "m\nx", "prompt": "a secret prompt"}
+    headers = {"x-request-id": "r-9", "authorization": "Bearer secret-key"}
+
+    async def refuse(request):
+        raise AssertionError("never asked")
+
+    app = front(refuse, client=type("Dead", (), {"errored": True})(), meter=meter)
+    assert ask(app, body=body, headers=headers)[0] == 503
+    assert ask(app, body=b"no json", headers=headers)[0] == 400
+    refused, invalid = lines
+    assert (refused.id, refused.outcome, refused.status, refused.model) == ("r-9", "failed", 503, "m\nx")
+    assert (invalid.outcome, invalid.status, invalid.model) == ("invalid", 400, None)
+    assert not [access for access in lines if "secret" in as_json(access)]
+
+
+def test_an_answer_that_fails_inside_its_stream_says_so(meter, clock, lines):
+    passage = meter.arrive(clock.now_s)
+    passage.writing()
+    passage.wrote(1)
+    passage.outcome = Outcome.FAILED
+    passage.ended()
+    assert (lines[0].outcome, lines[0].status) == ("failed", 200)

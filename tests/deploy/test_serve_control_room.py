@@ -1,0 +1,209 @@
+"""The control room of the running service, with keys, in a real Chromium: what an operator sees and does; and the access log."""
+
+import contextlib
+import hashlib
+import json
+import re
+import time
+
+import httpx
+import pytest
+import yaml
+from live_service import ADMIN, KEY, MODEL, complete, demo_config, serve, wait_until
+
+from docs.draw.browser import BrowserMissing, binary, browser_page
+
+pytestmark = pytest.mark.serve
+
+PORT = 8129
+URL = f"http://127.0.0.1:{PORT}"
+USER = "user-2b7d91c05fe3"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("service")
+
+
+@pytest.fixture(scope="module")
+def service(folder):
+    keys = [{"name": "somebody", "sha256": hashlib.sha256(USER.encode()).hexdigest()}]
+    (folder / "keys.yaml").write_text(yaml.safe_dump({"keys": keys}))
+    http = {
+        "keys_file": str(folder / "keys.yaml"),
+        "access_log": "json",
+        "access_log_folder": str(folder / "access"),
+    }
+    with serve(folder, demo_config() | {"replicas": 1}, PORT, http=http) as process:
+        yield process
+
+
+@pytest.fixture
+def client(service):
+    with httpx.Client(base_url=URL, timeout=120, trust_env=False, headers={"Authorization": f"Bearer {USER}"}) as own:
+        yield own
+
+
+@pytest.fixture
+def page(service):
+    try:
+        binary()
+    except BrowserMissing as error:
+        pytest.skip(str(error))
+    with browser_page() as page:
+        page.look(1280, 1000)
+        yield page
+
+
+def text(selector):
+    return f"document.querySelector({selector!r}).textContent"
+
+
+def submit(page, form, field, key):
+    page.evaluate(
+        f"document.querySelector({field!r}).value = {key!r}, document.querySelector({form!r}).requestSubmit()"
+    )
+
+
+def events(own, count):
+    """The first events of the stream: (name, content)."""
+    found = []
+    with own.stream("GET", "/control/events") as response:
+        assert response.status_code == 200
+        for line in response.iter_lines():
+            if line.startswith("event: "):
+                name = line.removeprefix("event: ")
+            elif line.startswith("data: "):
+                found.append((name, json.loads(line.removeprefix("data: "))))
+                if len(found) == count:
+                    return found
+    raise AssertionError(f"the stream ended after {found}")
+
+
+def test_the_page_needs_no_key_and_what_it_shows_does(client):
+    for path in ("/control", "/control/"):
+        answer = httpx.get(URL + path, trust_env=False)
+        assert answer.status_code == 200
+        assert "script-src 'sha256-" in answer.headers["content-security-policy"]
+    assert httpx.get(f"{URL}/control/events", trust_env=False).status_code == 401
+    assert client.get("/control/events").status_code == 403
+
+
+def test_events_come_every_second_and_begin_with_what_was_before(client):
+    with httpx.Client(base_url=URL, timeout=20, trust_env=False, headers=ADMIN) as own:
+        (first, whole), *ticks = events(own, 4)
+    assert first == "whole"
+    assert len(whole["columns"]["wall_s"]) > 3, "from before anybody listened"
+    assert [name for name, _ in ticks] == ["tick"] * 3
+    assert all(content["status"]["replicas"] and content["sample"]["span_s"] for _, content in ticks)
+    assert ticks[-1][1]["wall_s"] - ticks[0][1]["wall_s"] == pytest.approx(2, abs=1)
+
+
+def test_an_operator_opens_the_room_with_the_key_and_overrides(page, client):
+    page.open(f"{URL}/control")
+    page.wait_for("!document.querySelector('#gate').hidden")
+    submit(page, "#gate", "#gate-key", USER)
+    page.wait_for(f"{text('#gate-said')}.includes('role')")
+    submit(page, "#gate", "#gate-key", KEY)
+    page.wait_for("!document.querySelector('#room').hidden && document.querySelector('#gate').hidden")
+    status = httpx.get(f"{URL}/status", headers=ADMIN, trust_env=False).json()
+    assert page.evaluate(text("#mode")).lower() == status["mode"]
+    assert page.evaluate("document.querySelectorAll('#replicas tr').length") == 1
+    complete(client, max_tokens=24)
+    page.wait_for("document.querySelectorAll('#chart-precision rect').length > 0")
+    page.wait_for(f"{text('#tile-slo-of')}.match(/of [1-9]/)")
+
+    page.evaluate("document.querySelector('#override input[value=fp8]').checked = true")
+    submit(page, "#override", "#key", "wrong")
+    page.wait_for(f"{text('#said')}.includes('wrong admin key')")
+    submit(page, "#override", "#key", "")  # the one that opened the room
+    page.wait_for(f"{text('#said')}.includes('1 of 1')")
+    page.wait_for(f"{text('#mode')} === 'FP8' && {text('#reason')}.includes('override')")
+    assert httpx.get(f"{URL}/status", headers=ADMIN, trust_env=False).json()["override"]["mode"] == "fp8"
+    page.wait_for(f"{text('#decisions li')}.includes('FP8')")
+    answer = complete(client, prompt="The wolf said to the lamb", max_tokens=8)
+    assert answer["usage"]["precision_tokens"]["completion"] == {"fp16": 0, "fp8": 8}
+
+    page.evaluate("document.querySelector('#override input[value=auto]').checked = true")
+    submit(page, "#override", "#key", "")
+    page.wait_for(f"!{text('#reason')}.includes('override')")
+    assert page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]") == [0, 0, ""]
+    assert KEY not in page.evaluate("document.documentElement.outerHTML")
+    assert page.faults == []
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nothing_is_wider_than_the_screen(page, width):
+    page.look(width, 900, phone=width < 500)
+    page.open(f"{URL}/control")
+    page.wait_for("!document.querySelector('#gate').hidden")
+    submit(page, "#gate", "#gate-key", KEY)
+    page.wait_for("document.querySelectorAll('#replicas tr').length > 0")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    smallest = (
+        "Math.min(...[...document.querySelectorAll('main *')].map((e) => parseFloat(getComputedStyle(e).fontSize)))"
+    )
+    assert page.evaluate(smallest) >= 12
+    assert page.faults == []
+
+
+def test_the_policy_of_the_page_stops_what_is_not_its_own(page):
+    page.open(f"{URL}/control")
+    page.wait_for("!document.querySelector('#gate').hidden")
+    page.evaluate(
+        "document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.broken = 1'}))"
+    )
+    assert page.evaluate("window.broken") is None
+    assert wait_until(lambda: page.evaluate("1") and "Content Security Policy" in " ".join(page.faults), 10)
+
+
+def test_each_request_leaves_one_line_with_its_id_and_no_secret(client, folder):
+    lines = {}
+
+    def found(*ids):
+        (path,) = (folder / "access").glob("access_*.log")
+        lines.update({line["id"]: line for line in map(json.loads, path.read_text().splitlines())})
+        return all(each in lines for each in ids)
+
+    prompt = "A secret prompt about a dragon"
+    good = client.post(
+        "/v1/completions",
+        json={"model": MODEL, "prompt": prompt, "max_tokens": 6, "stream": True},
+        headers={"x-request-id": "mine-1"},
+    )
+    given = client.post("/v1/completions", json={"model": "no\nsuch", "prompt": prompt})
+    denied = httpx.post(f"{URL}/v1/completions", json={}, headers={"x-request-id": "mine-2"}, trust_env=False)
+    assert (good.status_code, given.status_code, denied.status_code) == (200, 404, 401)
+    assert good.headers["x-request-id"] == "mine-1"
+    assert wait_until(lambda: found("mine-1", "mine-2", given.headers["x-request-id"]), 10)
+    line = lines["mine-1"]
+    assert (line["key"], line["model"], line["outcome"], line["status"]) == ("somebody", MODEL, "ok", 200)
+    assert line["completion_fp16_tokens"] + line["completion_fp8_tokens"] == 6
+    assert 0 < line["ttft_ms"] <= line["total_ms"]
+    assert lines[given.headers["x-request-id"]]["model"] == "no\nsuch"
+    assert (lines["mine-2"]["outcome"], lines["mine-2"]["key"]) == ("denied", None)
+    (path,) = (folder / "access").glob("access_*.log")
+    assert not re.search(f"{USER}|{KEY}|dragon", path.read_text())
+
+
+def test_the_start_says_what_to_try_next(service, folder):
+    said = (folder / "log").read_text()
+    assert f"control room  {URL}/control" in said
+    assert KEY not in said
+
+
+def test_an_open_room_does_not_hold_up_the_stop(service):
+    with (
+        httpx.Client(base_url=URL, timeout=60, trust_env=False, headers=ADMIN) as own,
+        own.stream("GET", "/control/events") as response,
+    ):
+        lines = response.iter_lines()
+        next(lines)
+        began_s = time.monotonic()
+        service.terminate()
+        with contextlib.suppress(httpx.HTTPError):
+            for _ in lines:
+                pass
+        service.wait(60)
+        print(f"stopped after {time.monotonic() - began_s:.1f} s")
+    assert service.returncode == 0
