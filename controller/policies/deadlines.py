@@ -17,10 +17,10 @@ class Deadlines(FrozenModel):
     """Parameters of the policy ``deadlines``."""
 
     name: Literal["deadlines"] = "deadlines"
-    ttft_fraction: Annotated[float, Field(gt=0, le=1)] = 0.8  # of the objective; the rest is for what no engine sees
+    ttft_fraction: Annotated[float, Field(gt=0, le=1)] = 0.7  # of the objective; the rest is for what no engine sees
     tpot_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
     # Tokens that an answer is trusted to have still to come, to make up for a long step: most have hundreds.
-    tpot_grace_tokens: Annotated[int, Field(ge=0, le=1000)] = 0
+    tpot_grace_tokens: Annotated[int, Field(ge=0, le=1000)] = 3
 
 
 def decide(observation: Observation, state: None, config: Deadlines) -> tuple[Decision, None]:
