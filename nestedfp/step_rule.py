@@ -26,6 +26,8 @@ class StepRule:
             waiting ones counted with what is before them at FP8 speed. None switches it off.
         tpot_deadline_s: FP8 when after the step in FP16 a request's mean time per output token would be above this, in
             seconds. None switches it off.
+        tpot_grace_tokens: a request may be above ``tpot_deadline_s`` as long as it would be within it again were its next
+            so many tokens to come at once. 0: never above.
     """
 
     fp8_step_tokens: int | None = None
@@ -33,6 +35,7 @@ class StepRule:
     fp8_budget_fraction: float | None = None
     ttft_deadline_s: float | None = None
     tpot_deadline_s: float | None = None
+    tpot_grace_tokens: int = 0
 
     @property
     def has_deadlines(self) -> bool:

@@ -167,7 +167,8 @@ class ClusterScope(BaseScope):
         return Plan(decision.mode, rule, {}, decision, guarded.wanted, held)
 
     def changed(self, now_s: float, before: Content, after: Content, replica_ids: Collection[str]) -> None:
-        if before.mode is not after.mode or before.rule != after.rule:
+        # Another rule of the same mode is no switch: a policy that steers the rule must stay free to enter FP8.
+        if before.mode is not after.mode:
             self._guard_state = guards.switched(now_s, self._guard_state)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from controller.policies import deadlines, error_budget, fixed, predictive, slo_feedback, threshold
+from controller.policies import deadlines, error_budget, fixed, predictive, slo_feedback, steered, threshold
 from controller.policies.base import PolicySpec
 
 PolicyConfig = Annotated[
@@ -19,7 +19,8 @@ PolicyConfig = Annotated[
     | slo_feedback.SloAuto
     | error_budget.ErrorBudget
     | predictive.Predictive
-    | deadlines.Deadlines,
+    | deadlines.Deadlines
+    | steered.Steered,
     Field(discriminator="name"),
 ]
 
@@ -35,6 +36,7 @@ POLICIES: Mapping[str, PolicySpec[Any, Any]] = MappingProxyType(
         "error_budget": error_budget.SPEC,
         "predictive": predictive.SPEC,
         "deadlines": deadlines.SPEC,
+        "steered": steered.SPEC,
     }
 )
 

@@ -17,8 +17,10 @@ class Deadlines(FrozenModel):
     """Parameters of the policy ``deadlines``."""
 
     name: Literal["deadlines"] = "deadlines"
-    ttft_fraction: Annotated[float, Field(gt=0, le=1)] = 0.8  # of the objective; the rest is for what no engine sees
+    ttft_fraction: Annotated[float, Field(gt=0, le=1)] = 0.7  # of the objective; the rest is for what no engine sees
     tpot_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
+    # Tokens that an answer is trusted to have still to come, to make up for a long step: most have hundreds.
+    tpot_grace_tokens: Annotated[int, Field(ge=0, le=1000)] = 3
 
 
 def decide(observation: Observation, state: None, config: Deadlines) -> tuple[Decision, None]:
@@ -26,6 +28,7 @@ def decide(observation: Observation, state: None, config: Deadlines) -> tuple[De
     rule = StepRule(
         ttft_deadline_s=config.ttft_fraction * observation.slo.ttft_ms * 1e-3,
         tpot_deadline_s=config.tpot_fraction * observation.slo.tpot_ms * 1e-3,
+        tpot_grace_tokens=config.tpot_grace_tokens,
     )
     return Decision(DirectiveMode.AUTO, "deadlines", rule), None
 

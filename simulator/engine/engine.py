@@ -285,7 +285,8 @@ class Engine:
         if tpot_s is None:
             return inf
         fp16_s = self._times.predicted_s(Mode.FP16, decodes, with_prompts=False)
-        left_s = self._slack.decodes.latest_end_s(tpot_s) - now_s - fp16_s  # after an FP16 step; negative: it is late
+        latest_s = self._slack.decodes.latest_end_s(tpot_s, 1 + self.rule.tpot_grace_tokens)
+        left_s = latest_s - now_s - fp16_s  # after an FP16 step; negative: it is late
         if not is_fp8:
             return inf if fp16_s <= tpot_s else 1 + max(0, left_s // (fp16_s - tpot_s))
         gained_s = tpot_s - self._times.predicted_s(Mode.FP8, decodes, with_prompts=False)

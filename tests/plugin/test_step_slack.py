@@ -184,6 +184,17 @@ def test_a_step_that_brings_a_mean_above_the_objective_is_late() -> None:
     assert slack.late(RULE, 98.9, ends_s=99.0) is None
 
 
+def test_a_mean_above_the_objective_is_forgiven_while_the_tokens_of_grace_would_make_up_for_it() -> None:
+    rule = StepRule(tpot_deadline_s=0.02, tpot_grace_tokens=2)
+    slack = StepSlack(S_PER_TOKEN)
+    slack.decodes.entered("a", 10.0)
+    assert slack.late(rule, 10.0, ends_s=10.059) is None  # the second token, and two more at once: 0.059 s for three
+    assert slack.late(rule, 10.0, ends_s=10.061) == "tpot_slack"
+    slack.decodes.stepped()
+    assert slack.late(rule, 10.059, ends_s=10.079) is None  # no new grace for every token
+    assert slack.late(rule, 10.059, ends_s=10.081) == "tpot_slack"
+
+
 def test_what_is_late_runs_fp8_where_fp8_pays() -> None:
     signals = StepSignals(64, 0.0, has_pinned=False, late="ttft_slack")
     assert choose(signals, DirectiveMode.AUTO, RULE, COSTS).mode is Mode.FP8
