@@ -54,7 +54,7 @@
 
   function ceiling(value) {
     const power = 10 ** Math.floor(Math.log10(value));
-    return power * [1, 2, 4, 5, 10].find((step) => step * power >= value);
+    return power * [1, 1.5, 2, 3, 4, 5, 6, 8, 10].find((step) => step * power >= value);
   }
 
   class Chart {
