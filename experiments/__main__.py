@@ -1,11 +1,14 @@
 """Command line: arguments in, exit status out."""
 
 import argparse
+import os
+import platform
 import sys
 import time
 from pathlib import Path
 from typing import TypeVar
 
+from benchmarks.results_csv import gpu_description
 from experiments import campaign, config, plots, results
 
 RESULTS = Path("docs") / "results"
@@ -54,6 +57,8 @@ def main(argv: list[str] | None = None) -> int:
             part = experiment.model_copy(
                 update={"load": experiment.load.model_copy(update={"rates_rps": rates, "seeds": seeds})}
             )
+            out.mkdir(parents=True, exist_ok=True)
+            (out / results.MACHINE).write_text(f"{gpu_description()}; {platform.machine()}, {os.cpu_count()} cores\n")
             whole = campaign.measure(
                 part, args.trace.resolve(), out, wanted, args.port, _say, deadline_s, args.settings
             )

@@ -26,7 +26,9 @@ def draw(results: Results, path: Path) -> None:
         rates = sorted(mine)
         middle = [100 * mean(c.tight_slo for c in mine[rate]) for rate in rates]
         low, high = zip(*([100 * end for end in interval(mine[rate])] for rate in rates), strict=True)
-        left.errorbar(rates, middle, [np.subtract(middle, low), np.subtract(high, middle)], capsize=3, **style)
+        left.errorbar(
+            rates, middle, np.array([np.subtract(middle, low), np.subtract(high, middle)]), capsize=3, **style
+        )
         shares = [[c.fp16_token_share for c in mine[rate] if c.fp16_token_share is not None] for rate in rates]
         if all(shares):
             right.plot([100 * mean(share) for share in shares], middle, **style)

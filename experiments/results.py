@@ -17,6 +17,7 @@ from workload.slo import Slo
 LOOSE = 2.0  # times the tight SLO, as in the NestedFP evaluation (5 and 10 times a single request's latency)
 BOOTSTRAPS = 1000
 KEPT = "summary.json"
+MACHINE = "machine.txt"  # in the folder of the reports: what they were measured on
 
 
 class Cell(FrozenModel):
@@ -63,13 +64,12 @@ def collect(experiment: Experiment, out: Path) -> Results:
     Raises:
         ExperimentError: when there is none.
     """
-    cells, machines = [], set()
+    cells = []
     for run in experiment.runs:
         for rate in experiment.load.rates_rps:
             for seed in experiment.load.seeds:
                 for path in sorted((out / "runs" / run.name / f"{rate:g}-{seed}").glob("*/summary.json")):
                     report = json.loads(path.read_text())
-                    machines.add(report["machine"].split(",")[0] + "," + report["machine"].split(",")[1])
                     for found in report["runs"]:
                         summary = RunSummary.model_validate(found)
                         records = read_requests(path.parent / f"requests-{summary.policy}.jsonl")
@@ -82,7 +82,7 @@ def collect(experiment: Experiment, out: Path) -> Results:
         name=experiment.name,
         slo=experiment.slo,
         replicas=experiment.replicas,
-        machine="; ".join(sorted(machines)),
+        machine=(out / MACHINE).read_text().strip() if (out / MACHINE).exists() else "not recorded",
         runs=tuple(cells),
     )
 
@@ -110,7 +110,7 @@ def _cell(
         slo_attainment=float(good.mean()),
         goodput_rps=summary.goodput_rps,
         output_tokens_per_s=summary.output_tokens_per_s,
-        fp16_token_share=1.0 if run.system == "vllm_fp16" else summary.fp16_token_share,
+        fp16_token_share={"vllm_fp16": 1.0, "vllm_fp8": 0.0}.get(run.system, summary.fp16_token_share),
         switches=summary.switches,
         late_starts=summary.late_starts,
         valid=summary.valid,

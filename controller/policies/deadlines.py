@@ -18,7 +18,7 @@ class Deadlines(FrozenModel):
 
     name: Literal["deadlines"] = "deadlines"
     ttft_fraction: Annotated[float, Field(gt=0, le=1)] = 0.7  # of the objective; the rest is for what no engine sees
-    tpot_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
+    tpot_fraction: Annotated[float, Field(gt=0, le=1)] = 0.8
     # Tokens that an answer is trusted to have still to come, to make up for a long step: most have hundreds.
     tpot_grace_tokens: Annotated[int, Field(ge=0, le=1000)] = 3
 

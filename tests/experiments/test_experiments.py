@@ -1,0 +1,186 @@
+"""Experiments: what a configuration may say, what is sent to the load test, and what comes out of reports."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deploy.environment import free_ports
+from experiments import __main__ as command
+from experiments import campaign, config, plots, results
+from experiments.config import ExperimentError
+from loadtest.cli import parse_config
+from loadtest.report.metrics import summarise
+from workload.records import PrecisionTokens, RequestRecord, write_jsonl
+from workload.slo import Slo
+
+CONFIGS = Path("experiments/configs")
+SLO = Slo(ttft_ms=200, tpot_ms=33)
+
+
+def settings(**changes):
+    whole = {
+        "name": "test",
+        "shape": "llama-8b",
+        "slo": {"ttft_ms": 200, "tpot_ms": 33},
+        "load": {"start_s": 0, "duration_s": 10, "rates_rps": [2, 4], "seeds": [0, 1]},
+        "runs": [
+            {"name": "fp16", "directive": "fp16"},
+            {"name": "best", "policy": {"name": "deadlines"}},
+            {"name": "peer", "system": "vllm_fp8"},
+        ],
+    }
+    return {**whole, **changes}
+
+
+def written(folder, **changes):
+    path = folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump(settings(**changes)))
+    return path
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_experiment_is_valid_and_named_like_its_file(path):
+    assert config.load(path).name == path.stem
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shape": None}, "give either shape or model"),
+        ({"shape": "llama-9b"}, "expected one of llama-8b"),
+        ({"turbo": True}, "turbo"),
+        ({"runs": [{"name": "a"}]}, "run a: give either a directive or a policy"),
+        ({"runs": [{"name": "a", "system": "vllm_fp16", "directive": "fp16"}]}, "takes no directive"),
+        ({"runs": [{"name": "a", "directive": "fp16"}] * 2}, "expected different names"),
+        ({"runs": [{"name": "a", "policy": {"name": "slo_auot"}}]}, "policy.name: expected one of"),
+        ({"runs": [{"name": "a", "policy": {"name": "deadlines", "fraction": 1}}]}, "fraction"),
+        ({"replicas": 2}, "one server on one GPU"),
+        ({"load": {"start_s": 0, "duration_s": 10, "rates_rps": []}}, "rates_rps"),
+    ],
+)
+def test_a_fault_in_the_configuration_is_named_before_anything_starts(tmp_path, changes, message):
+    with pytest.raises(ExperimentError, match=r"experiment\.yaml: ") as caught:
+        config.load(written(tmp_path, **changes))
+    assert message in str(caught.value)
+
+
+def test_the_load_test_understands_what_it_is_asked(tmp_path):
+    experiment = config.load(written(tmp_path))
+    for run, policy in zip(experiment.runs, ("fp16", "adaptive", "plain-peer"), strict=True):
+        words = campaign.loadtest_command(experiment, run, 4, 1, Path("trace.csv"), "http://127.0.0.1:1234")
+        asked = parse_config(words[3:])
+        assert asked.policies == (policy,)
+        assert (asked.rate_rps, asked.seed, asked.duration_s) == (4, 1, 10)
+        assert not asked.needs_calibration
+
+
+def test_rates_are_chosen_in_the_order_of_the_option_and_unknown_ones_refused():
+    assert command.chosen("--rates", "4,2", (2.0, 4.0)) == (4.0, 2.0)
+    assert command.chosen("--rates", None, (2.0, 4.0)) == (2.0, 4.0)
+    with pytest.raises(ExperimentError, match="--rates: unknown: 3; known: 2, 4"):
+        command.chosen("--rates", "3", (2.0, 4.0))
+
+
+def request(index, ttft_ms=100.0, gap_ms=20.0, tokens=11, precision="fp16", error=None):
+    return RequestRecord(
+        policy="adaptive",
+        index=index,
+        intended_s=index,
+        sent_s=index,
+        prompt_tokens=50,
+        max_tokens=tokens,
+        output_tokens=0 if error else tokens,
+        status=None if error else 200,
+        error=error,
+        ttft_ms=None if error else ttft_ms,
+        tpot_ms=None if error else gap_ms,
+        latency_ms=None if error else ttft_ms + gap_ms * (tokens - 1),
+        chunk_ms=() if error else tuple(ttft_ms + gap_ms * i for i in range(tokens)),
+        precision_tokens=None
+        if error
+        else PrecisionTokens.model_validate({"prompt": {precision: 50}, "completion": {precision: tokens}}),
+    )
+
+
+def reported(out, run, rate, seed, records):
+    """A report as the load test leaves it, from its own functions."""
+    folder = out / "runs" / run / f"{rate:g}-{seed}" / "20260101T000000Z"
+    folder.mkdir(parents=True)
+    write_jsonl(folder / "requests-adaptive.jsonl", records)
+    summary = summarise(records, (), SLO, 10.0).model_dump(mode="json")
+    (folder / "summary.json").write_text(json.dumps({"runs": [summary]}))
+
+
+def test_a_summary_counts_every_request_and_says_how_far_chance_reaches(tmp_path):
+    experiment = config.load(written(tmp_path))
+    good = [request(i) for i in range(6)]
+    late = [request(6, ttft_ms=300.0), request(7, ttft_ms=900.0), request(8, gap_ms=50.0, precision="fp8")]
+    reported(tmp_path, "best", 2, 0, [*good, *late, request(9, error="cut off")])
+    reported(tmp_path, "best", 2, 1, good)
+    (tmp_path / results.MACHINE).write_text("two cores\n")
+    found = results.collect(experiment, tmp_path)
+    first, second = found.runs
+    assert found.machine == "two cores"
+    assert (first.policy, first.rate_rps, first.seed, first.requests) == ("best", 2, 0, 10)
+    assert first.tight_slo == pytest.approx(0.6)
+    assert first.loose_slo == pytest.approx(0.8)  # all but the one at 900 ms and the one cut off
+    assert first.tight_slo_low < 0.6 < first.tight_slo_high
+    assert first.errors == {"cut off": 1}
+    assert first.fp16_token_share == pytest.approx(8 / 9)
+    assert second.tight_slo == second.tight_slo_high == 1
+
+    line = results.table(found).splitlines()[-1]
+    assert line.startswith("| 2 | best | 80.0 (60.0 to 100.0) | 90.0 |")
+    results.write(found, tmp_path / "results")
+    assert results.read(tmp_path / "results") == found
+    plots.draw(found, tmp_path / "picture.svg")
+    assert "requests within the SLO" in (tmp_path / "picture.svg").read_text()
+
+
+def test_an_experiment_without_a_report_says_so(tmp_path):
+    with pytest.raises(ExperimentError, match="found none: run the experiment first"):
+        results.collect(config.load(written(tmp_path)), tmp_path)
+
+
+def test_seconds_of_slow_answers_are_those_whose_mean_gap_is_above_the_objective():
+    # Gaps end at 0.12, 0.14 ... s of second 0 for the fast one, at 2.15, 2.20 ... s for the slow one.
+    records = [request(0, gap_ms=20.0), request(2, gap_ms=50.0)]
+    assert results.tpot_miss_seconds(records, SLO) == 1
+    assert results.tpot_miss_seconds([request(0, error="cut off")], SLO) == 0
+
+
+def test_wrong_arguments_end_with_a_sentence_and_status_two(tmp_path, capsys):
+    path = written(tmp_path)
+    assert command.main(["run", str(path), "--trace", str(tmp_path / "none.csv")]) == 2
+    assert "--trace: no such file" in capsys.readouterr().err
+    assert command.main(["run", str(path), "--trace", str(path), "--runs", "worst"]) == 2
+    assert "unknown: worst; known: fp16, best, peer" in capsys.readouterr().err
+    assert command.main(["summary", str(tmp_path / "none.yaml")]) == 2
+    assert "No such file" in capsys.readouterr().err
+
+
+@pytest.mark.serve
+def test_an_experiment_runs_policies_on_one_service_and_sums_up(tmp_path):
+    trace = tmp_path / "trace.csv"
+    rows = (f"2023-11-16 18:00:{i // 2:02d}.{500 * (i % 2):03d}0000,40,8\n" for i in range(80))
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(rows))
+    path = tmp_path / "live.yaml"
+    live = yaml.safe_load((CONFIGS / "demo.yaml").read_text())
+    live["load"] = {"start_s": 0, "duration_s": 6, "rates_rps": [2], "drain_s": 30, "settle_limit_s": 60}
+    live["runs"] = [run for run in live["runs"] if run["name"] in ("fp16", "deadlines")]
+    live |= {"name": "live", "slo": {"ttft_ms": 60000, "tpot_ms": 60000}}
+    path.write_text(yaml.safe_dump(live))
+    words = ["run", str(path), "--trace", str(trace), "--out", str(tmp_path / "out")]
+    try:
+        assert command.main([*words, "--port", str(free_ports(1)[0]), "--results", str(tmp_path)]) == 0
+    finally:
+        for log in (tmp_path / "out" / "logs").glob("*.log"):
+            print(log.read_text()[-2000:])
+    found = {cell.policy: cell for cell in results.read(tmp_path / "live").runs}
+    assert set(found) == {"fp16", "deadlines"}
+    assert all(cell.requests == 12 and not cell.errors for cell in found.values()), found
+    assert found["fp16"].fp16_token_share == 1
+    shutil.rmtree(tmp_path / "out")
