@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.results_csv import gpu_description
-from experiments import campaign, config, plots, results
+from experiments import campaign, config, plots, predict, results
 
 RESULTS = Path("docs") / "results"
 Number = TypeVar("Number", int, float)
@@ -33,7 +33,14 @@ def main(argv: list[str] | None = None) -> int:
     )
     run.add_argument("--minutes", type=float, help="begin no load test that would end later")
     summary = commands.add_parser("summary", help="sum up the reports that are there: summary.json, picture, table")
-    for command in (run, summary):
+    simulated = commands.add_parser(
+        "predict", help="simulate it: predicted.json beside the summary, and a table of both"
+    )
+    simulated.add_argument("--trace", type=Path, required=True, help="Azure trace, CSV")
+    simulated.add_argument(
+        "--table", type=Path, required=True, help="step costs of the engine (python -m simulator fit)"
+    )
+    for command in (run, summary, simulated):
         command.add_argument("config", type=Path, help="experiments/configs/NAME.yaml")
         command.add_argument("--out", type=Path, help="folder of the reports (default: runs/NAME)")
         command.add_argument("--results", type=Path, default=RESULTS, help=f"parent of the summary ({RESULTS})")
@@ -62,6 +69,8 @@ def main(argv: list[str] | None = None) -> int:
             whole = campaign.measure(
                 part, args.trace.resolve(), out, wanted, args.port, _say, deadline_s, args.settings
             )
+        if args.command == "predict":
+            return _predict(experiment, args)
         found = results.collect(experiment, out)
     except config.ExperimentError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -72,6 +81,17 @@ def main(argv: list[str] | None = None) -> int:
     (folder / "table.md").write_text(results.table(found) + "\n")
     print(results.table(found))
     return 0 if whole else 1
+
+
+def _predict(experiment: config.Experiment, args: argparse.Namespace) -> int:
+    """Simulate; show what was predicted beside what was measured, where it was."""
+    found = predict.predict(experiment, args.trace, args.table, _say)
+    folder = args.results / experiment.name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / predict.KEPT).write_text(found.model_dump_json(indent=1) + "\n")
+    if (folder / results.KEPT).exists():
+        print(results.comparison(results.read(folder), found.runs))
+    return 0
 
 
 def chosen(option: str, text: str | None, known: tuple[Number, ...]) -> tuple[Number, ...]:

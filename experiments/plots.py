@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
@@ -17,7 +18,7 @@ def draw(results: Results, path: Path) -> None:
 
     Points are means over seeds, bars reach from the lowest to the highest seed (one seed: the bootstrap's interval).
     """
-    figure = Figure(figsize=(10.5, 4.2), layout="constrained")
+    figure = Figure(figsize=(11.5, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     found = groups(results)
     for number, policy in enumerate(dict.fromkeys(name for _, name in found)):
@@ -36,6 +37,7 @@ def draw(results: Results, path: Path) -> None:
     right.set(xlabel="tokens computed in exact FP16, %")
     for axis in (left, right):
         axis.grid(alpha=0.3)
-    left.legend(loc="lower left")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside right center")
     figure.suptitle(f"{results.name}: SLO TTFT {results.slo.ttft_ms:g} ms, TPOT {results.slo.tpot_ms:g} ms")
-    FigureCanvasSVG(figure).print_figure(path, metadata={"Date": None})
+    with rc_context({"svg.hashsalt": results.name}):  # the same file from the same numbers
+        FigureCanvasSVG(figure).print_figure(path, metadata={"Date": None})

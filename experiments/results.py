@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from experiments.config import Experiment, ExperimentError, Run
+from experiments.predict import Prediction
 from loadtest.report.metrics import RunSummary, meets_tpot, meets_ttft
 from workload.frozen import FrozenModel
 from workload.percentiles import Percentiles
@@ -194,6 +195,34 @@ def table(results: Results) -> str:
             str(sum(sum(c.errors.values()) for c in cells)),
         )
         lines.append(" | ".join(fields))
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def comparison(measured: Results, predicted: Sequence[Prediction]) -> str:
+    """Return a Markdown table: measured / simulated, for every load test that has both."""
+    columns = (
+        "requests/s",
+        "policy",
+        "within the SLO, %",
+        "TTFT p50, ms",
+        "p90",
+        "TPOT p50, ms",
+        "p90",
+        "tokens in FP16, %",
+    )
+    lines = [" | ".join(columns), "|".join("---" for _ in columns)]
+    by_key = {(each.policy, each.rate_rps, each.seed): each for each in predicted}
+    for cell in sorted(measured.runs, key=lambda cell: cell.rate_rps):
+        each = by_key.get((cell.policy, cell.rate_rps, cell.seed))
+        if each is None:
+            continue
+        pairs = [
+            f"{100 * cell.tight_slo:.1f} / {100 * each.tight_slo:.1f}",
+            *(f"{getattr(cell.ttft_ms, p):.0f} / {getattr(each.ttft_ms, p):.0f}" for p in ("p50", "p90")),
+            *(f"{getattr(cell.tpot_ms, p):.1f} / {getattr(each.tpot_ms, p):.1f}" for p in ("p50", "p90")),
+            f"{100 * (cell.fp16_token_share or 0):.0f} / {100 * (each.fp16_token_share or 0):.0f}",
+        ]
+        lines.append(" | ".join((f"{cell.rate_rps:g}", cell.policy, *pairs)))
     return "\n".join(f"| {line} |" for line in lines)
 
 

@@ -9,7 +9,7 @@ import yaml
 
 from deploy.environment import free_ports
 from experiments import __main__ as command
-from experiments import campaign, config, plots, results
+from experiments import campaign, config, plots, predict, results
 from experiments.config import ExperimentError
 from loadtest.cli import parse_config
 from loadtest.report.metrics import summarise
@@ -160,6 +160,24 @@ def test_wrong_arguments_end_with_a_sentence_and_status_two(tmp_path, capsys):
     assert "unknown: worst; known: fp16, best, peer" in capsys.readouterr().err
     assert command.main(["summary", str(tmp_path / "none.yaml")]) == 2
     assert "No such file" in capsys.readouterr().err
+
+
+def test_an_experiment_is_predicted_on_the_arrivals_that_the_load_test_would_send(tmp_path, capsys):
+    load = {"start_s": 0, "duration_s": 5, "rates_rps": [2], "seeds": [0]}
+    path = written(tmp_path, load=load, shape="mistral-24b")
+    trace = tmp_path / "trace.csv"
+    rows = (f"2023-11-16 18:00:{i // 4:02d}.{250 * (i % 4):03d}0000,400,20\n" for i in range(80))
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(rows))
+    table = Path("simulator/engine/tables/h100-mistral-24b-steps.json")
+    words = ["predict", str(path), "--trace", str(trace), "--table", str(table), "--results", str(tmp_path)]
+    assert command.main(words) == 0
+    found = predict.Predictions.model_validate_json((tmp_path / "test" / predict.KEPT).read_text())
+    assert found.table == table.name
+    fp16, best = found.runs  # vLLM is not simulated
+    assert (fp16.policy, fp16.fp16_token_share, fp16.tight_slo) == ("fp16", 1, 1)
+    assert best.policy == "best"
+    assert fp16.tpot_ms.p50 == pytest.approx(18, abs=2)  # a step of one or two decodes, by the table
+    assert "fp16 at 2 requests/s, seed 0: 100.0 %" in capsys.readouterr().out
 
 
 @pytest.mark.serve
