@@ -250,8 +250,8 @@ class StepSlack:
                 return "ttft_slack"
             if self.prompts.wait_of_next_s(now_s, ends_s) > ttft_s:
                 return "next_slack"
-        if (tpot_s := rule.tpot_deadline_s) is not None:
-            # An answer is judged when it is whole: one long step just after its first token is made up for by a few more.
-            if ends_s > self.decodes.latest_end_s(tpot_s, steps + rule.tpot_grace_tokens):
-                return "tpot_slack"
+        # An answer is judged when it is whole: one long step just after its first token is made up for by a few more.
+        tpot_s = rule.tpot_deadline_s
+        if tpot_s is not None and ends_s > self.decodes.latest_end_s(tpot_s, steps + rule.tpot_grace_tokens):
+            return "tpot_slack"
         return None
