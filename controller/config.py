@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 from controller.audit import Scope
 from controller.messages import Fallback
 from controller.policies import POLICIES, PolicyConfig
-from controller.policies.slo_feedback import SloAuto
+from controller.policies.deadlines import Deadlines
 from workload.frozen import FrozenModel
 from workload.slo import Slo
 
@@ -80,7 +80,7 @@ class LadderConfig(FrozenModel):
 class ControllerConfig(FrozenModel):
     """All that the control loop needs to know. Every duration is in seconds."""
 
-    policy: PolicyConfig = SloAuto()
+    policy: PolicyConfig = Deadlines()
     scope: Scope = Scope.CLUSTER  # for whom one decision holds
     replicas_per_step: Annotated[int, Field(ge=1)] = 32  # in the scope replica: decided in one step at most, in turn
     k_of_n: KOfN = KOfN()  # parameters of that scope

@@ -178,7 +178,7 @@ def table(results: Results) -> str:
 
     Behind the share within the SLO stands its range: over seeds, or of one seed the bootstrap's interval.
     """
-    lines = [" | ".join(HEADINGS), "|".join("---" for _ in HEADINGS)]
+    lines = [" | ".join(HEADINGS), " | ".join("---" for _ in HEADINGS)]
     for (rate, policy), cells in groups(results).items():
         shares = [c.fp16_token_share for c in cells if c.fp16_token_share is not None]
         switches = [c.switches for c in cells if c.switches is not None]
@@ -210,7 +210,7 @@ def comparison(measured: Results, predicted: Sequence[Prediction]) -> str:
         "p90",
         "tokens in FP16, %",
     )
-    lines = [" | ".join(columns), "|".join("---" for _ in columns)]
+    lines = [" | ".join(columns), " | ".join("---" for _ in columns)]
     by_key = {(each.policy, each.rate_rps, each.seed): each for each in predicted}
     for cell in sorted(measured.runs, key=lambda cell: cell.rate_rps):
         each = by_key.get((cell.policy, cell.rate_rps, cell.seed))
