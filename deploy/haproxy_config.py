@@ -9,6 +9,7 @@ OpenAI's format, and a second try on another replica where one says that a reque
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 ELSEWHERE_STATUS = (
@@ -78,29 +79,8 @@ def read(text: str) -> Targets:
     if not found:
         raise ValueError(f"{TEMPLATE_CHANGED}: no line 'stats socket'")
     kept = ("maxconn ", "nbthread ", "server-state-base ", "server-state-file ", "hard-stop-after ")
-    section = ""
-    bind = ""
-    rules: list[str] = []
-    backends: dict[str, Backend] = {}
     declared = set(re.findall(r"^backend (\S+)$", text, re.MULTILINE))
-    prefixes = dict(re.findall(r"^\s*acl is_(\S+) path_beg (\S+)$", text, re.MULTILINE))
-    for line in lines:
-        head = line.split(" ", 1)[0]
-        if head in ("global", "defaults", "frontend", "backend", "listen"):
-            section = line
-            name = line.partition(" ")[2]
-            if head == "backend" and name in prefixes:
-                backends[name] = Backend(name, prefixes[name].rstrip("/"))
-        elif section == "frontend http_frontend":
-            if head == "bind":
-                bind = line
-            elif "healthcheck" in line or re.search(r"\broutes$", line) or line.startswith("acl backend_"):
-                rules.append(line)
-        elif section.startswith("backend ") and (name := section.partition(" ")[2]) in backends:
-            if head == "default-server":
-                backends[name].check = line
-            elif head == "server" and not line.endswith(" backup"):
-                backends[name].servers.append(line)
+    bind, rules, backends = _sections(lines, dict(re.findall(r"^\s*acl is_(\S+) path_beg (\S+)$", text, re.MULTILINE)))
     if not bind:
         raise ValueError(f"{TEMPLATE_CHANGED}: no line 'bind' in the section 'frontend http_frontend'")
     used = [name for name in re.findall(r"^\s*use_backend (\S+)", text, re.MULTILINE) if name in declared]
@@ -120,6 +100,30 @@ def read(text: str) -> Targets:
         health_rules=tuple(rule for rule in rules if "set-var" not in rule and "set-log-level" not in rule),
         backends=tuple(sorted(backends.values(), key=lambda backend: -len(backend.prefix))),
     )
+
+
+def _sections(lines: Sequence[str], prefixes: Mapping[str, str]) -> tuple[str, list[str], dict[str, Backend]]:
+    """Return the frontend's line ``bind`` and its rules for health, and the backends of these names with their path prefixes."""
+    section = bind = ""
+    rules: list[str] = []
+    backends: dict[str, Backend] = {}
+    for line in lines:
+        head, _, rest = line.partition(" ")
+        if head in ("global", "defaults", "frontend", "backend", "listen"):
+            section = line
+            if head == "backend" and rest in prefixes:
+                backends[rest] = Backend(rest, prefixes[rest].rstrip("/"))
+        elif section == "frontend http_frontend":
+            if head == "bind":
+                bind = line
+            elif "healthcheck" in line or re.search(r"\broutes$", line) or line.startswith("acl backend_"):
+                rules.append(line)
+        elif section.startswith("backend ") and (name := section.partition(" ")[2]) in backends:
+            if head == "default-server":
+                backends[name].check = line
+            elif head == "server" and not line.endswith(" backup"):
+                backends[name].servers.append(line)
+    return bind, rules, backends
 
 
 def error_json(status: int, message: str, kind: str) -> str:

@@ -63,6 +63,7 @@ class Cluster:
         self._present_since_s: dict[Replica, float] = {}
         self._replica_s = 0.0
         self.records: list[DecisionRecord] = []
+        self._played = 0  # events
         self.desired_replicas: int | None = None
         self._observe, self._observe_every_s = observe, observe_every_s
         self._samples: list[Any] = []
@@ -79,14 +80,11 @@ class Cluster:
         if self._observe is not None:
             self._at(0.0, self._sample)
         largest_tokens = min(self._table.engine.max_model_tokens, self._table.engine.kv_tokens)
-        events, now_s, handled = self._events, 0.0, 0
+        events, now_s = self._events, 0.0
         for request in requests:
-            arrived_s = request.arrived_s
-            while events[0][0] <= arrived_s:
-                now_s, _, action, arguments = heappop(events)
-                action(now_s, *arguments)
-                handled += 1
-            now_s = arrived_s
+            if events[0][0] <= request.arrived_s:
+                self._play(request.arrived_s)
+            now_s = request.arrived_s
             if request.prompt_tokens + request.output_tokens > largest_tokens:
                 request.outcome = "refused"
             elif not self._serving:
@@ -95,11 +93,7 @@ class Cluster:
                 request.outcome = "shed"
         last_arrival_s = now_s
         while any(replica.engine.busy for replica in self.present.values()):
-            before_s = events[0][0]
-            while events[0][0] <= before_s + self._config.step_period_s:
-                now_s, _, action, arguments = heappop(events)
-                action(now_s, *arguments)
-                handled += 1
+            now_s = self._play(events[0][0] + self._config.step_period_s)
             for replica in self.present.values():
                 replica.engine.advance(now_s)
             if now_s > last_arrival_s + LONGEST_DRAIN_S:
@@ -107,8 +101,17 @@ class Cluster:
         for since_s in self._present_since_s.values():
             self._replica_s += now_s - since_s
         return RunResult(
-            requests, self._everyone, self.records, now_s, handled + len(requests), self._replica_s, self._samples
+            requests, self._everyone, self.records, now_s, self._played + len(requests), self._replica_s, self._samples
         )
+
+    def _play(self, until_s: float) -> float:
+        """Carry out the events up to a time, of which there is one at least; return the time of the last."""
+        events = self._events
+        while events[0][0] <= until_s:
+            now_s, _, action, arguments = heappop(events)
+            action(now_s, *arguments)
+            self._played += 1
+        return now_s
 
     # -- events --------------------------------------------------------------------------------------------------------
 

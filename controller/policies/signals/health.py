@@ -74,7 +74,9 @@ def assess(replicas: Replicas, slo: Slo, step_ratio: float, settings: HealthSett
     return assess_views(replicas, slo, step_ratio, settings)
 
 
-def assess_views(replicas: Iterable[ReplicaView], slo: Slo, step_ratio: float, settings: HealthSettings) -> Health:
+def assess_views(  # noqa: C901  one loop without calls: it runs for every replica ten times per second
+    replicas: Iterable[ReplicaView], slo: Slo, step_ratio: float, settings: HealthSettings
+) -> Health:
     """One view after the other."""
     ttfts: list[float] = []
     tpots: list[float] = []
