@@ -70,10 +70,11 @@ test-gpu: setup ## tests of kernels and engine on an H100 or H200; more with two
 	@if command -v compute-sanitizer >/dev/null; then compute-sanitizer --tool memcheck --error-exitcode 1 $(RUN) -m tests.gpu_sanitize; \
 	else echo "no compute-sanitizer on the PATH: memory checks skipped"; fi
 
-check: setup ## lint, formatting, types
+check: setup ## lint, complexity, formatting, types, dead code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/vulture
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh')
 
 format: setup ## rewrite the sources as `make check` wants them

@@ -18,8 +18,6 @@ from typing import Any
 from benchmarks.http_systems import ROOT, Engine, stop
 from benchmarks.stream_client import BIN_S, Load, Plan, Record, parse
 
-SYSTEM = "engine"
-
 
 class EngineProcess:
     """In the parent: an engine to give loads to."""
