@@ -1,7 +1,6 @@
 """The sliding window of latencies: any number of samples, percentiles to within 1 %, constant memory."""
 
 import sys
-import time
 
 import pytest
 from hypothesis import given
@@ -73,11 +72,3 @@ def test_memory_does_not_grow_with_the_samples() -> None:
     for i in range(50_000, 200_000):
         window.add(i / 10_000, 1.0 + i % 100)
     assert held(window) <= 1.2 * after_5s
-
-
-def test_a_sample_costs_a_microsecond_or_two() -> None:
-    window = SlidingWindow()
-    began_s = time.process_time()
-    for i in range(100_000):
-        window.add(i / 20_000, 10.0 + i % 7)
-    assert (time.process_time() - began_s) / 100_000 < 5e-6
