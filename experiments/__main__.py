@@ -66,9 +66,8 @@ def main(argv: list[str] | None = None) -> int:
             )
             out.mkdir(parents=True, exist_ok=True)
             (out / results.MACHINE).write_text(f"{gpu_description()}; {platform.machine()}, {os.cpu_count()} cores\n")
-            whole = campaign.measure(
-                part, args.trace.resolve(), out, wanted, args.port, _say, deadline_s, args.settings
-            )
+            running = campaign.Campaign(part, args.trace.resolve(), out, _say)
+            whole = running.measure(wanted, args.port, deadline_s, args.settings)
         if args.command == "predict":
             return _predict(experiment, args)
         found = results.collect(experiment, out)

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import http_procs, http_systems
@@ -43,100 +44,88 @@ def loadtest_command(experiment: Experiment, run: Run, rate_rps: float, seed: in
     return [sys.executable, "-m", "loadtest", *itertools.chain.from_iterable(given)]
 
 
-def measure(
-    experiment: Experiment,
-    trace: Path,
-    out: Path,
-    wanted: Sequence[str],
-    port: int,
-    say: Callable[[str], None],
-    deadline_s: float = float("inf"),
-    own: Path | None = None,
-) -> bool:
-    """Run everything; reports go to ``out/<run>/<rate>-<seed>``, where those that are there already are left.
+@dataclass(frozen=True)
+class Campaign:
+    """An experiment on a trace; reports go to ``out/runs/<run>/<rate>-<seed>``, what happens to ``say``."""
 
-    Args:
-        wanted: names of runs.
-        own: see ``systems.running``.
-        deadline_s: of ``time.monotonic``; no load test begins that could not end before it.
+    experiment: Experiment
+    trace: Path
+    out: Path
+    say: Callable[[str], None]
 
-    Returns:
-        Whether every load test ended well. What failed is said, and the others go on.
-    """
-    whole = True
-    load = experiment.load
-    for system, group in itertools.groupby(
-        sorted((run for run in experiment.runs if run.name in wanted), key=lambda run: run.system),
-        lambda run: run.system,
-    ):
-        # Seeds outermost, policies innermost: a campaign that is cut off has compared all policies on whole loads.
-        cells = list(itertools.product(load.seeds, load.rates_rps, group))
-        cells = [cell for cell in cells if not folder_of(out, cell[2], cell[1], cell[0]).exists()]
-        if not cells:
-            continue
-        say(f"starting {system}")
-        began_s = time.monotonic()
+    def measure(
+        self, wanted: Sequence[str], port: int, deadline_s: float = float("inf"), own: Path | None = None
+    ) -> bool:
+        """Run everything; reports that are there already are left.
+
+        Args:
+            wanted: names of runs.
+            port: of loopback, for the systems.
+            deadline_s: of ``time.monotonic``; no load test begins that could not end before it.
+            own: see ``systems.running``.
+
+        Returns:
+            Whether every load test ended well. What failed is said, and the others go on.
+        """
+        whole = True
+        load = self.experiment.load
+        chosen = sorted((run for run in self.experiment.runs if run.name in wanted), key=lambda run: run.system)
+        for system, group in itertools.groupby(chosen, lambda run: run.system):
+            # Seeds outermost, policies innermost: a campaign that is cut off has compared all policies on whole loads.
+            cells = list(itertools.product(load.seeds, load.rates_rps, group))
+            cells = [cell for cell in cells if not any(self.folder_of(*cell).glob("*/summary.json"))]
+            if not cells:
+                continue
+            self.say(f"starting {system}")
+            began_s = time.monotonic()
+            try:
+                with systems.running(self.experiment, system, port, self.out / "logs", own) as (service, settings):
+                    self.say(f"{system}: ready after {time.monotonic() - began_s:.0f} s")
+                    for seed, rate, run in cells:
+                        if time.monotonic() + load.duration_s + load.cooldown_s + load.drain_s > deadline_s:
+                            self.say(f"no time left for {run.name} at {rate:g} requests/s, seed {seed}")
+                            whole = False
+                        else:
+                            whole &= self._one(seed, rate, run, service, settings)
+            except ExperimentError as error:
+                self.say(f"error: {system}: {error}")
+                whole = False
+        return whole
+
+    def folder_of(self, seed: int, rate_rps: float, run: Run) -> Path:
+        """Return the folder of one load test."""
+        return self.out / "runs" / run.name / f"{rate_rps:g}-{seed}"
+
+    def _one(self, seed: int, rate_rps: float, run: Run, service: Service, settings: Path) -> bool:
+        """One load test, and what is killed during it; True when it ended well."""
+        target = self.folder_of(seed, rate_rps, run)
+        target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with systems.running(experiment, system, port, out / "logs", own) as (service, settings):
-                say(f"{system}: ready after {time.monotonic() - began_s:.0f} s")
-                for seed, rate, run in cells:
-                    if time.monotonic() + load.duration_s + load.cooldown_s + load.drain_s > deadline_s:
-                        say(f"no time left for {run.name} at {rate:g} requests/s, seed {seed}")
-                        whole = False
-                        continue
-                    whole &= _one(experiment, run, rate, seed, trace, out, service, settings, say)
-        except ExperimentError as error:
-            say(f"error: {system}: {error}")
-            whole = False
-    return whole
-
-
-def folder_of(out: Path, run: Run, rate_rps: float, seed: int) -> Path:
-    """Return the folder of one load test."""
-    return out / "runs" / run.name / f"{rate_rps:g}-{seed}"
-
-
-def _one(
-    experiment: Experiment,
-    run: Run,
-    rate_rps: float,
-    seed: int,
-    trace: Path,
-    out: Path,
-    service: Service,
-    settings: Path,
-    say: Callable[[str], None],
-) -> bool:
-    """One load test, and what is killed during it; True when it ended well."""
-    target = folder_of(out, run, rate_rps, seed)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        if run.system == "nestedfp":
-            systems.steer(service, settings, experiment, run)
-    except RuntimeError as error:
-        say(f"error: {run.name}: {error}")
-        return False
-    command = [*loadtest_command(experiment, run, rate_rps, seed, trace, service.url), "--out", str(target)]
-    limit_s = experiment.load.duration_s + experiment.load.drain_s + LOADTEST_LIMIT_S
-    environment = os.environ | {http_systems.KEY_ENV: service.key or ""}
-    log = target.with_suffix(".log")
-    with log.open("w") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
-        killer = None
-        if run.kill is not None:
-            killer = threading.Thread(target=_kill, args=(run.kill, service, target, process, say), daemon=True)
-            killer.start()
-        try:
-            status = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            status = None
-        if killer is not None:
-            killer.join(5)
-    last = next((line for line in reversed(log.read_text().splitlines()) if "within the SLO" in line), "")
-    say(f"{run.name} at {rate_rps:g} requests/s, seed {seed}: {last.strip() or f'no result, status {status}'}")
-    return status == 0
+            if run.system == "nestedfp":
+                systems.steer(service, settings, self.experiment, run)
+        except RuntimeError as error:
+            self.say(f"error: {run.name}: {error}")
+            return False
+        command = loadtest_command(self.experiment, run, rate_rps, seed, self.trace, service.url)
+        limit_s = self.experiment.load.duration_s + self.experiment.load.drain_s + LOADTEST_LIMIT_S
+        environment = os.environ | {http_systems.KEY_ENV: service.key or ""}
+        log = target.with_suffix(".log")
+        with log.open("w") as file:
+            process = subprocess.Popen(
+                [*command, "--out", str(target)], stdout=file, stderr=subprocess.STDOUT, env=environment
+            )
+            if run.kill is not None:
+                threading.Thread(target=_kill, args=(run.kill, service, target, process, self.say), daemon=True).start()
+            try:
+                status: int | None = process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                status = None
+        last = next((line for line in reversed(log.read_text().splitlines()) if "within the SLO" in line), "")
+        what = last.strip() or f"no result, status {status}; {log} says why"
+        self.say(f"{run.name} at {rate_rps:g} requests/s, seed {seed}: {what}")
+        return status == 0
 
 
 def _kill(
