@@ -15,9 +15,9 @@ against it.
 """
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from controller.policies import returning
 from controller.policies.base import Decision, Observation, PolicySpec
@@ -42,19 +42,14 @@ class Steered(returning.ReturnSettings, misses.MissSettings):
     hold_s: Annotated[float, Field(gt=0)] = 10.0  # at least between two fractions; upwards a step of 0.05 each
     tpot_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
     tpot_grace_tokens: Annotated[int, Field(ge=0, le=1000)] = 3
+    # Thresholds of slo_auto: this policy hands deadlines down instead.
+    calm_wait_fraction: None = None
+    calm_budget_fraction: None = None
 
     @property
     def calm_mode(self) -> DirectiveMode:
         """The engines choose."""
         return DirectiveMode.AUTO
-
-    @model_validator(mode="after")
-    def _no_thresholds(self) -> Self:
-        if self.calm_wait_fraction is not None or self.calm_budget_fraction is not None:
-            raise ValueError(
-                "calm_wait_fraction and calm_budget_fraction belong to slo_auto; steered hands deadlines down"
-            )
-        return self
 
     def deadlines(self, slo: Slo, fraction: float) -> StepRule:
         """The rule that goes with a fraction."""
