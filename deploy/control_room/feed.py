@@ -14,12 +14,13 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
 
 from deploy.control_room.samples import Timeline
+from deploy.new_decisions import Ask, NewDecisions
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +30,6 @@ DECISIONS_KEPT = 200
 LISTENERS = 32
 EVENTS_WAITING = 5  # for one listener
 JUDGED_EVERY, JUDGED_KEPT = 10, 30  # periods, entries: five minutes
-LOOK_AT_ALL_EVERY = 30  # periods: a controller that has started anew numbers its decisions from 1
-Ask = Callable[..., Awaitable[Any]]  # (method of the controller, *arguments) -> result; raises where there is none
 
 
 class Feed:
@@ -54,7 +53,7 @@ class Feed:
         self._timeline = Timeline(SAMPLES_KEPT)
         self._decisions: deque[dict[str, Any]] = deque(maxlen=DECISIONS_KEPT)
         self._judged: deque[dict[str, list[float]]] = deque(maxlen=JUDGED_KEPT)
-        self._seen = 0  # id of the newest decision
+        self._new_decisions = NewDecisions(ask)
         self._ticks = 0
         self._status: dict[str, Any] | None = None
         self._error: str | None = None
@@ -138,7 +137,9 @@ class Feed:
         sample, new = None, []
         try:
             self._status = await self._ask("status")
-            new = await self._new_decisions()
+            self._ticks += 1
+            new = (await self._new_decisions.take())[-DECISIONS_KEPT:]
+            self._decisions.extend(new)
             self._error = None
             sample = self._timeline.add(self._wall(), self._status)
             if self._ticks % JUDGED_EVERY == 1:
@@ -153,19 +154,6 @@ class Feed:
             log.debug("no status for the control room: %r", error)
         content = {"wall_s": self._wall(), "sample": sample and sample._asdict(), "decisions": new}
         return _event("tick", {**content, "status": self._status, "error": self._error})
-
-    async def _new_decisions(self) -> list[dict[str, Any]]:
-        self._ticks += 1
-        new: list[dict[str, Any]] = await self._ask("decisions", self._seen)
-        if not new and self._seen and (self._error is not None or self._ticks % LOOK_AT_ALL_EVERY == 0):
-            every = await self._ask("decisions", 0)
-            if not every or every[-1]["decision_id"] < self._seen:
-                new, self._seen = every, 0
-        if new:
-            self._seen = new[-1]["decision_id"]
-        new = new[-DECISIONS_KEPT:]
-        self._decisions.extend(new)
-        return new
 
     def _tell(self, event: bytes) -> None:
         for queue in list(self._listeners):

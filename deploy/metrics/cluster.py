@@ -2,19 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from prometheus_client.core import Metric
 
 from deploy.metrics import controller, page
 from deploy.metrics.replica import gauge
+from deploy.new_decisions import Ask, NewDecisions
 
 log = logging.getLogger(__name__)
 
 REPLICA_TIMEOUT_S = 3.0  # Prometheus gives a scrape 10 s by default
 CONTROLLER_TIMEOUT_S = 2.0
-Ask = Callable[..., Awaitable[Any]]  # (method of the controller, *arguments) -> result; raises where there is none
 
 
 class ClusterMetrics:
@@ -29,7 +29,7 @@ class ClusterMetrics:
         self._application = application
         self._ask = ask
         self._decisions = controller.DecisionCounts()
-        self._last: dict[str, Any] | None = None  # the newest decision that is counted
+        self._new_decisions = NewDecisions(ask)
         self._handle: Any = None
         self._making: asyncio.Task[str] | None = None
 
@@ -57,27 +57,11 @@ class ClusterMetrics:
         try:
             async with asyncio.timeout(CONTROLLER_TIMEOUT_S):
                 status: dict[str, Any] = await self._ask("status")
-                self._decisions.add(await self._new_decisions())
+                self._decisions.add(await self._new_decisions.take())
                 return status
         except Exception as error:
             log.debug("the controller is not on the page: %r", error)
             return None
-
-    async def _new_decisions(self) -> list[dict[str, Any]]:
-        """Return the decisions since the last call that the controller still has in memory."""
-        found: list[dict[str, Any]]
-        if self._last is None:
-            found = await self._ask("decisions", 0)
-        else:
-            # Asked for the last one again: where that is another one now, or gone, all of them are new. Another controller has
-            # started, which counts from 1, or so many have come that this one has forgotten it.
-            found = await self._ask("decisions", self._last["decision_id"] - 1)
-            if found and _identity(found[0]) == _identity(self._last):
-                del found[0]
-            else:
-                found = await self._ask("decisions", 0)
-        self._last = found[-1] if found else self._last
-        return found
 
     async def _replica_pages(self) -> list[Any]:
         """Return each replica's page, or what went wrong with it; nothing where there is no such application."""
@@ -94,8 +78,3 @@ class ClusterMetrics:
             self._handle = None
             log.debug("no replica is on the page: %r", error)
             return []
-
-
-def _identity(decision: dict[str, Any]) -> tuple[Any, ...]:
-    """What tells a decision from one of the same number that an earlier controller has made."""
-    return decision["decision_id"], decision["now_s"], decision["wall_s"]

@@ -70,11 +70,13 @@ class Controller:
     """Stands where the real one answers, and can fall silent, start anew and decide."""
 
     def __init__(self):
-        self.made, self.asked, self.silent = [], 0, False
+        self.made, self.asked, self.silent, self.wall_s = [], 0, False, 0.0
 
     def decide(self, count=1):
         for _ in range(count):
-            self.made.append({"decision_id": len(self.made) + 1, "reason": "because"})
+            self.wall_s += 1
+            times = {"now_s": self.wall_s, "wall_s": self.wall_s}
+            self.made.append({"decision_id": len(self.made) + 1, "reason": "because", **times})
 
     async def ask(self, method, *args):
         if self.silent:
@@ -191,6 +193,21 @@ def test_a_silent_controller_is_said_and_one_that_starts_anew_is_followed():
             pass
         assert [each["decision_id"] for each in tick["decisions"]] == [1]
         assert tick["sample"]["span_s"] is None
+
+    following(scenario)
+
+
+def test_the_decisions_of_a_controller_that_has_come_just_as_far_as_the_one_before_are_new():
+    async def scenario(controller, stream):
+        controller.decide(3)
+        events = stream.events(lambda: None)
+        while not (await next_of(events, "tick"))["decisions"]:
+            pass
+        controller.made.clear()
+        controller.decide(3)
+        while not (tick := await next_of(events, "tick"))["decisions"]:
+            pass
+        assert [each["decision_id"] for each in tick["decisions"]] == [1, 2, 3]
 
     following(scenario)
 
