@@ -11,6 +11,7 @@ from controller.policies.base import Decision, Observation, PolicySpec
 from nestedfp.modes import DirectiveMode
 from nestedfp.step_rule import StepRule
 from workload.frozen import FrozenModel
+from workload.slo import Slo
 
 
 class Deadlines(FrozenModel):
@@ -23,13 +24,18 @@ class Deadlines(FrozenModel):
     tpot_grace_tokens: Annotated[int, Field(ge=0, le=1000)] = 3
 
 
+def rule_of(slo: Slo, ttft_fraction: float, tpot_fraction: float, tpot_grace_tokens: int) -> StepRule:
+    """The rule that lets a step use up these shares of the objectives."""
+    return StepRule(
+        ttft_deadline_s=ttft_fraction * slo.ttft_ms * 1e-3,
+        tpot_deadline_s=tpot_fraction * slo.tpot_ms * 1e-3,
+        tpot_grace_tokens=tpot_grace_tokens,
+    )
+
+
 def decide(observation: Observation, state: None, config: Deadlines) -> tuple[Decision, None]:
     """Hand the deadlines down."""
-    rule = StepRule(
-        ttft_deadline_s=config.ttft_fraction * observation.slo.ttft_ms * 1e-3,
-        tpot_deadline_s=config.tpot_fraction * observation.slo.tpot_ms * 1e-3,
-        tpot_grace_tokens=config.tpot_grace_tokens,
-    )
+    rule = rule_of(observation.slo, config.ttft_fraction, config.tpot_fraction, config.tpot_grace_tokens)
     return Decision(DirectiveMode.AUTO, "deadlines", rule), None
 
 

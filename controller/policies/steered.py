@@ -19,12 +19,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from controller.policies import returning
+from controller.policies import deadlines, returning
 from controller.policies.base import Decision, Observation, PolicySpec
 from controller.policies.signals import misses
 from nestedfp.modes import DirectiveMode
 from nestedfp.step_rule import StepRule
-from workload.slo import Slo
 
 GRID = 0.05  # of the fractions handed down: every other value is a directive of its own
 FEWEST_JUDGED = 500  # requests: of fewer, a single miss would be a share worth a reaction
@@ -50,14 +49,6 @@ class Steered(returning.ReturnSettings, misses.MissSettings):
     def calm_mode(self) -> DirectiveMode:
         """The engines choose."""
         return DirectiveMode.AUTO
-
-    def deadlines(self, slo: Slo, fraction: float) -> StepRule:
-        """The rule that goes with a fraction."""
-        return StepRule(
-            ttft_deadline_s=fraction * slo.ttft_ms * 1e-3,
-            tpot_deadline_s=self.tpot_fraction * slo.tpot_ms * 1e-3,
-            tpot_grace_tokens=self.tpot_grace_tokens,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +88,11 @@ def decide(observation: Observation, state: State, config: Steered) -> tuple[Dec
             mode, reason = DirectiveMode.FP8, view.danger
         elif fraction <= config.fp8_fraction:
             mode, reason = DirectiveMode.FP8, "too_many_misses"
+    rule = deadlines.rule_of(observation.slo, fraction, config.tpot_fraction, config.tpot_grace_tokens)
     decision = Decision(
         mode,
         reason,
-        rule=config.deadlines(observation.slo, fraction) if mode is DirectiveMode.AUTO else StepRule(),
+        rule=rule if mode is DirectiveMode.AUTO else StepRule(),
         inputs=(*inputs, ("fraction", fraction)),
         fp16_load=view.load.fp16_load,
         fp8_load=view.load.fp8_load,
