@@ -27,6 +27,14 @@ class NestedFPEngine(VLLMEngine):  # type: ignore[misc]
         """Call a utility of the engine core; answered between two steps."""
         return await self._engine_client.engine_core.call_utility_async(utility, *args)
 
+    @property
+    def _in_the_core(self) -> bool:
+        """Whether the engine has one rank, and that on a GPU."""
+        engine = self.llm_config.get_engine_config()
+        sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+        ranks = math.prod(int(engine.engine_kwargs.get(name, 1)) for name in sizes)
+        return bool(engine.accelerator.requires_remote_initialization) and ranks == 1
+
     async def start(self) -> None:
         """Start the engine. Raises whatever keeps it from starting."""
         # Models come from disk. Ray Serve LLM would look for downloads on every node first, in a process that takes as long
@@ -35,9 +43,9 @@ class NestedFPEngine(VLLMEngine):  # type: ignore[misc]
         await super().start()
 
     def _prepare_engine_config(self, callback_ctx: Any) -> Any:
-        engine = self.llm_config.get_engine_config()
-        if not (engine.accelerator.requires_remote_initialization and _ranks(engine.engine_kwargs) == 1):
+        if not self._in_the_core:
             return super()._prepare_engine_config(callback_ctx)
+        engine = self.llm_config.get_engine_config()
         # Here, with the GPU in sight, instead of in a task that has it. The engine core inherits this environment.
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus_of(callback_ctx.placement_group))
         arguments, config = _get_vllm_engine_config(self.llm_config)
@@ -47,15 +55,10 @@ class NestedFPEngine(VLLMEngine):  # type: ignore[misc]
         self, engine_args: Any, engine_config: Any, placement_group: PlacementGroup | None
     ) -> Any:
         parallel = engine_config.parallel_config
-        if parallel.distributed_executor_backend == "ray" and parallel.world_size == 1:
+        if self._in_the_core and parallel.distributed_executor_backend == "ray":
             parallel.distributed_executor_backend = "uni"
             placement_group = None
         return super()._start_async_llm_engine(engine_args, engine_config, placement_group)
-
-
-def _ranks(engine_kwargs: dict[str, Any]) -> int:
-    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-    return math.prod(int(engine_kwargs.get(name, 1)) for name in sizes)
 
 
 def gpus_of(placement_group: PlacementGroup) -> list[str]:
@@ -64,9 +67,8 @@ def gpus_of(placement_group: PlacementGroup) -> list[str]:
     The group's owner keeps the GPU although no task of it runs there.
     """
 
-    def own_gpus() -> list[
-        str
-    ]:  # a local function travels whole: the worker need not import this module, and vLLM with it
+    # A local function travels whole: the worker need not import this module, and vLLM with it.
+    def own_gpus() -> list[str]:
         return [str(gpu) for gpu in ray.get_runtime_context().get_accelerator_ids()["GPU"]]
 
     strategy = PlacementGroupSchedulingStrategy(placement_group=placement_group, placement_group_bundle_index=0)
