@@ -25,12 +25,6 @@ def main(argv: list[str] | None = None) -> int:
     run.add_argument("--rates", help="of the configuration's, comma-separated, in this order")
     run.add_argument("--seeds", help="of the configuration's, comma-separated")
     run.add_argument("--port", type=int, default=8480)
-    run.add_argument(
-        "--settings",
-        type=Path,
-        metavar="FILE",
-        help="configuration of this service where it runs already on --port (its key in NESTEDFP_ADMIN_KEY)",
-    )
     run.add_argument("--minutes", type=float, help="begin no load test that would end later")
     summary = commands.add_parser("summary", help="sum up the reports that are there: summary.json, picture, table")
     simulated = commands.add_parser(
@@ -67,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
             out.mkdir(parents=True, exist_ok=True)
             (out / results.MACHINE).write_text(f"{gpu_description()}; {platform.machine()}, {os.cpu_count()} cores\n")
             running = campaign.Campaign(part, args.trace.resolve(), out, _say)
-            whole = running.measure(wanted, args.port, deadline_s, args.settings)
+            whole = running.measure(wanted, args.port, deadline_s)
         if args.command == "predict":
             return _predict(experiment, args)
         found = results.collect(experiment, out)
@@ -77,7 +71,6 @@ def main(argv: list[str] | None = None) -> int:
     folder = args.results / experiment.name
     results.write(found, folder)
     plots.draw(found, folder / "attainment.svg")
-    (folder / "table.md").write_text(results.table(found) + "\n")
     print(results.table(found))
     return 0 if whole else 1
 

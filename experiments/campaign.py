@@ -53,16 +53,13 @@ class Campaign:
     out: Path
     say: Callable[[str], None]
 
-    def measure(
-        self, wanted: Sequence[str], port: int, deadline_s: float = float("inf"), own: Path | None = None
-    ) -> bool:
+    def measure(self, wanted: Sequence[str], port: int, deadline_s: float = float("inf")) -> bool:
         """Run everything; reports that are there already are left.
 
         Args:
             wanted: names of runs.
             port: of loopback, for the systems.
             deadline_s: of ``time.monotonic``; no load test begins that could not end before it.
-            own: see ``systems.running``.
 
         Returns:
             Whether every load test ended well. What failed is said, and the others go on.
@@ -79,7 +76,7 @@ class Campaign:
             self.say(f"starting {system}")
             began_s = time.monotonic()
             try:
-                with systems.running(self.experiment, system, port, self.out / "logs", own) as (service, settings):
+                with systems.running(self.experiment, system, port, self.out / "logs") as (service, settings):
                     self.say(f"{system}: ready after {time.monotonic() - began_s:.0f} s")
                     for seed, rate, run in cells:
                         if time.monotonic() + load.duration_s + load.cooldown_s + load.drain_s > deadline_s:

@@ -1,7 +1,7 @@
 """Reports of an experiment's load tests -> one summary: a table for readers, JSON for programs, a picture."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +171,7 @@ HEADINGS = (
     "switches",
     "failed",
 )
+COMPARED = (*HEADINGS[:3], "TTFT p50, ms", "p90", "TPOT p50, ms", "p90", HEADINGS[6])
 
 
 def table(results: Results) -> str:
@@ -178,7 +179,7 @@ def table(results: Results) -> str:
 
     Behind the share within the SLO stands its range: over seeds, or of one seed the bootstrap's interval.
     """
-    lines = [" | ".join(HEADINGS), " | ".join("---" for _ in HEADINGS)]
+    rows = []
     for (rate, policy), cells in groups(results).items():
         shares = [c.fp16_token_share for c in cells if c.fp16_token_share is not None]
         switches = [c.switches for c in cells if c.switches is not None]
@@ -194,23 +195,13 @@ def table(results: Results) -> str:
             f"{mean(switches):.0f}" if switches else "-",
             str(sum(sum(c.errors.values()) for c in cells)),
         )
-        lines.append(" | ".join(fields))
-    return "\n".join(f"| {line} |" for line in lines)
+        rows.append(fields)
+    return _markdown(HEADINGS, rows)
 
 
 def comparison(measured: Results, predicted: Sequence[Prediction]) -> str:
     """Return a Markdown table: measured / simulated, for every load test that has both."""
-    columns = (
-        "requests/s",
-        "policy",
-        "within the SLO, %",
-        "TTFT p50, ms",
-        "p90",
-        "TPOT p50, ms",
-        "p90",
-        "tokens in FP16, %",
-    )
-    lines = [" | ".join(columns), " | ".join("---" for _ in columns)]
+    rows = []
     by_key = {(each.policy, each.rate_rps, each.seed): each for each in predicted}
     for cell in sorted(measured.runs, key=lambda cell: cell.rate_rps):
         each = by_key.get((cell.policy, cell.rate_rps, cell.seed))
@@ -222,8 +213,12 @@ def comparison(measured: Results, predicted: Sequence[Prediction]) -> str:
             *(f"{getattr(cell.tpot_ms, p):.1f} / {getattr(each.tpot_ms, p):.1f}" for p in ("p50", "p90")),
             f"{100 * (cell.fp16_token_share or 0):.0f} / {100 * (each.fp16_token_share or 0):.0f}",
         ]
-        lines.append(" | ".join((f"{cell.rate_rps:g}", cell.policy, *pairs)))
-    return "\n".join(f"| {line} |" for line in lines)
+        rows.append((f"{cell.rate_rps:g}", cell.policy, *pairs))
+    return _markdown(COMPARED, rows)
+
+
+def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(fields)} |" for fields in (headings, ["---"] * len(headings), *rows))
 
 
 def interval(cells: Sequence[Cell]) -> tuple[float, float]:

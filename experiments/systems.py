@@ -42,25 +42,16 @@ def engine_of(experiment: Experiment, system: str) -> http_systems.Engine:
 
 
 @contextlib.contextmanager
-def running(
-    experiment: Experiment, system: str, port: int, log_folder: Path, own: Path | None = None
-) -> Iterator[tuple[Service, Path]]:
+def running(experiment: Experiment, system: str, port: int, log_folder: Path) -> Iterator[tuple[Service, Path]]:
     """Give a system that runs, and its configuration's file; stop it at the end.
 
     Args:
         port: of loopback.
         log_folder: keeps the system's log.
-        own: configuration of this service where it runs already on that port; it is left running.
 
     Raises:
-        ExperimentError: when it does not start or answer, with the end of its log.
+        ExperimentError: when it does not start, with the end of its log.
     """
-    if own is not None and system == "nestedfp":
-        try:
-            yield http_systems.attach(system, f"http://127.0.0.1:{port}"), own
-        except RuntimeError as error:
-            raise ExperimentError(str(error)) from error
-        return
     name = "nestedfp" if system == "nestedfp" else "vllm_serve"
     with tempfile.TemporaryDirectory() as folder:
         log_folder.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("benchmarks", "controller", "deploy", "loadtest", "nestedfp", "simulator", "workload")
+PACKAGES = ("benchmarks", "controller", "deploy", "experiments", "loadtest", "nestedfp", "simulator", "workload")
 NAMED = re.compile(rf"(?<![\w/])(?:{'|'.join(PACKAGES)})/[A-Za-z0-9_./-]*\.(?:py|json|yaml|csv)\b")
 
 
@@ -20,3 +20,10 @@ def test_the_simulators_manual_names_each_of_its_parts_by_a_path() -> None:
     """A bare file name goes stale without a word when the file moves."""
     text = (ROOT / "docs" / "simulator.md").read_text()
     assert not re.findall(r"`[a-z_]+\.py`", text)
+
+
+def test_the_readme_says_of_the_burst_what_its_picture_shows() -> None:
+    shown = re.findall(r"<!-- [^>]*: ([0-9.]+ %) within the SLO -->", (ROOT / "docs/pictures/burst.svg").read_text())
+    said = (ROOT / "README.md").read_text().partition("![One burst")[2].partition("##")[0]
+    assert len(shown) == 3
+    assert not [share for share in shown if share not in said]

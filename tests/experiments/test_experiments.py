@@ -140,6 +140,15 @@ def test_a_summary_counts_every_request_and_says_how_far_chance_reaches(tmp_path
     assert "requests within the SLO" in (tmp_path / "picture.svg").read_text()
 
 
+@pytest.mark.parametrize("folder", sorted(path.parent for path in Path("docs/results").glob("*/summary.json")), ids=str)
+def test_the_page_of_results_shows_the_numbers_that_were_measured_and_predicted(folder):
+    page = Path("docs/results.md").read_text()
+    measured = results.read(folder)
+    assert results.table(measured) in page
+    predicted = predict.Predictions.model_validate_json((folder / predict.KEPT).read_text())
+    assert results.comparison(measured, predicted.runs) in page
+
+
 def test_an_experiment_without_a_report_says_so(tmp_path):
     with pytest.raises(ExperimentError, match="found none: run the experiment first"):
         results.collect(config.load(written(tmp_path)), tmp_path)
@@ -181,14 +190,15 @@ def test_an_experiment_is_predicted_on_the_arrivals_that_the_load_test_would_sen
 
 
 @pytest.mark.serve
-def test_an_experiment_runs_policies_on_one_service_and_sums_up(tmp_path):
+def test_an_experiment_runs_policies_on_one_service_kills_what_it_should_and_sums_up(tmp_path, capsys):
     trace = tmp_path / "trace.csv"
     rows = (f"2023-11-16 18:00:{i // 2:02d}.{500 * (i % 2):03d}0000,40,8\n" for i in range(80))
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(rows))
     path = tmp_path / "live.yaml"
     live = yaml.safe_load((CONFIGS / "demo.yaml").read_text())
     live["load"] = {"start_s": 0, "duration_s": 6, "rates_rps": [2], "drain_s": 30, "settle_limit_s": 60}
-    live["runs"] = [run for run in live["runs"] if run["name"] in ("fp16", "deadlines")]
+    live["runs"] = [run for run in live["runs"] if "system" not in run]  # not the peer
+    live["runs"][-1]["kill"]["at_s"] = 2
     live |= {"name": "live", "slo": {"ttft_ms": 60000, "tpot_ms": 60000}}
     path.write_text(yaml.safe_dump(live))
     words = ["run", str(path), "--trace", str(trace), "--out", str(tmp_path / "out")]
@@ -198,7 +208,8 @@ def test_an_experiment_runs_policies_on_one_service_and_sums_up(tmp_path):
         for log in (tmp_path / "out" / "logs").glob("*.log"):
             print(log.read_text()[-2000:])
     found = {cell.policy: cell for cell in results.read(tmp_path / "live").runs}
-    assert set(found) == {"fp16", "deadlines"}
+    assert set(found) == {"fp16", "deadlines", "killed"}
+    assert capsys.readouterr().out.count("killed controller") == 1
     assert all(cell.requests == 12 and not cell.errors for cell in found.values()), found
     assert found["fp16"].fp16_token_share == 1
     shutil.rmtree(tmp_path / "out")
