@@ -4,7 +4,8 @@
 
 For every layer shape of a model and every token count: cuBLAS in FP16, the configs of this project's FP16 GEMM that the cost
 model finds best, the one it takes marked. Rows ``system,config,chosen,N,K,M,us,watts,sm_mhz,mj``; mj is the energy of a launch
-in millijoules, from the card's own counter, which moves every 20 to 100 ms.
+in millijoules, from the card's own counter. That moves every 20 to 100 ms: windows of less than a second show time, but their
+power is good to some 40 % only.
 """
 
 import argparse
@@ -105,8 +106,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", default="mistral-24b", choices=sorted(SHAPES))
     parser.add_argument("--tokens", default="192,256,320,384,448,512,640,768,1024,2048")
     parser.add_argument("--configs", type=int, default=6, help="of this project, the best by the cost model")
-    parser.add_argument("--window-s", type=float, default=0.25)
-    parser.add_argument("--seconds", type=float, default=300.0, help="begin no further product after so many")
+    parser.add_argument("--window-s", type=float, default=1.0)
+    parser.add_argument("--seconds", type=float, default=400.0, help="begin no further product after so many")
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args(argv)
     pynvml.nvmlInit()
