@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import engine_process
-from benchmarks.engine_shapes import SHAPES
 
 RESULT = Path(__file__).parent / "results" / "h100-engine.csv"
 COLUMNS = ("model", "system", "batch", "input_tokens", "output_tokens", "tokens_per_s")
@@ -53,7 +52,7 @@ def measure(spec: dict[str, Any]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run every engine in turn; return the exit status."""
-    parser = engine_process.parser_of("benchmarks.engine", __doc__, ",".join(SHAPES), RESULT)
+    parser = engine_process.parser_of("benchmarks.engine", __doc__, "llama-8b,mistral-24b", RESULT)
     parser.add_argument("--systems", default=",".join(engine_process.SYSTEMS))
     parser.add_argument("--batches", default="1,8,32,64,128,256,512")
     parser.add_argument("--lengths", default="256:512,1024:512,32:32", help="input:output tokens, comma-separated")

@@ -7,6 +7,7 @@ LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_a
 SHAPES = {
     "llama-8b": (4096, 14336, 32, 32, 8, 128, 128256),  # Llama 3.1 8B
     "mistral-24b": (5120, 32768, 40, 32, 8, 128, 131072),  # the language model of Mistral Small 3.1 24B
+    "llama-70b": (8192, 28672, 80, 64, 8, 128, 128256),  # Llama 3.1 70B
 }
 
 

@@ -1,4 +1,4 @@
-"""The HTTP path on one GPU: the service in both precisions, ``vllm serve`` in FP16, and the engine offline.
+"""The HTTP path on GPUs: the service in both precisions, ``vllm serve`` in FP16, and the engine offline.
 
     python -m benchmarks.http_path --gpu --models llama-8b --systems nestedfp_http,vllm_http,engine_offline
     python -m benchmarks.http_path --gpu --models llama-8b --systems nestedfp_http --url nestedfp_http=http://127.0.0.1:8000
@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,24 +71,28 @@ def measure_service(
     model: str,
     modes: Sequence[str],
     scenarios: Sequence[Scenario],
+    replicas: int,
     output: Path,
     comments: Sequence[str],
 ) -> None:
-    """Run the loads on a service, in every precision that it has."""
+    """Run the loads, as many times one replica's as there are, on a service, in every precision that it has."""
     for mode in modes if system == "nestedfp_http" else ["fp16"]:
         if system == "nestedfp_http":
             http_systems.direct(service, mode)
-        for scenario in scenarios:
+        for one in scenarios:
+            total = replicas if one.streams != 1 else 1
+            scenario = replace(one, streams=one.streams * total, rate_per_s=one.rate_per_s * total)
             texts = prompts(model_folder(model), scenario.prompt_tokens, count=256)
             measurement = measure(service, scenario, service.model_id, texts)
             row = http_rows.values(measurement, scenario) | {"system": system, "model": model, "mode": mode}
+            row |= {"replicas": replicas}
             http_rows.save(output, http_rows.GPU_COLUMNS, http_rows.GPU_KEYS, row, comments)
             if measurement.figures.errors:
                 http_systems.settle(service)
 
 
 @contextlib.contextmanager
-def running(system: str, model: str, urls: dict[str, str], port: int) -> Iterator[Service]:
+def running(system: str, model: str, urls: dict[str, str], port: int, replicas: int) -> Iterator[Service]:
     """Give a service that runs: the one at a URL, or one that is started here and stopped at the end."""
     if system in urls:
         yield http_systems.attach(system, urls[system])
@@ -95,8 +100,9 @@ def running(system: str, model: str, urls: dict[str, str], port: int) -> Iterato
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         shape = engine(model, model_folder(model))
-        with http_systems.start(SYSTEMS[system], shape, port, Path(folder)) as service:
-            print(f"{system} of {model}: ready after {time.monotonic() - began_s:.0f} s", flush=True)
+        with http_systems.start(SYSTEMS[system], shape, port, Path(folder), replicas) as service:
+            ready_s = time.monotonic() - began_s
+            print(f"{system} of {model}, {replicas} replicas: ready after {ready_s:.0f} s", flush=True)
             yield service
     wait_for_memory()
 
@@ -148,7 +154,7 @@ def offline(model: str, modes: Sequence[str], output: Path, comments: Sequence[s
     for rows, notes in found:
         for mode, tokens_per_s in rows:
             row = {"system": "engine_offline", "model": model, "streams": STREAMS, "mode": mode, "scenario": "closed"}
-            row |= {"tokens_per_s": tokens_per_s, "rate_per_s": "0", "requests": OFFLINE_PROMPTS}
+            row |= {"replicas": 1, "tokens_per_s": tokens_per_s, "rate_per_s": "0", "requests": OFFLINE_PROMPTS}
             http_rows.save(output, http_rows.GPU_COLUMNS, http_rows.GPU_KEYS, row, [*comments, *notes])
 
 
@@ -157,6 +163,7 @@ def main(args: argparse.Namespace) -> int:
     urls = dict(value.split("=", 1) for value in args.url)
     systems = args.systems.split(",") if args.systems else list(SYSTEMS)
     models, modes = args.models.split(","), args.modes.split(",")
+    counts = [int(count) for count in (args.replicas or "1").split(",")]
     if unknown := (set(systems) - set(SYSTEMS)) | (set(models) - set(SHAPES)) | (set(modes) - {"fp16", "fp8"}):
         print(f"error: unknown: {sorted(unknown)}; systems are {list(SYSTEMS)}, models {list(SHAPES)}", file=sys.stderr)
         return 2
@@ -168,9 +175,10 @@ def main(args: argparse.Namespace) -> int:
             try:
                 if system == "engine_offline":
                     offline(model, modes, output, comments)
-                else:
-                    with running(system, model, urls, args.port) as service:
-                        measure_service(service, system, model, modes, scenarios, output, comments)
+                    continue
+                for replicas in counts:
+                    with running(system, model, urls, args.port, replicas) as service:
+                        measure_service(service, system, model, modes, scenarios, replicas, output, comments)
             except RuntimeError as error:
                 failed = True
                 print(f"error: {system} of {model}: {error}", file=sys.stderr, flush=True)

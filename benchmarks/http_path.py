@@ -2,6 +2,7 @@
 
     python -m benchmarks.http_path                                  # CPU: benchmarks/results/http-path.csv
     python -m benchmarks.http_path --gpu --models llama-8b          # one GPU: benchmarks/results/h100-http.csv
+    python -m benchmarks.http_path --gpu --models llama-8b --systems nestedfp_http --replicas 1,2,4,8    # as many GPUs
     python -m benchmarks.http_path --systems nestedfp --url nestedfp=http://127.0.0.1:8000    # a service that runs already
 
 On the CPU the engine is vLLM with a worker whose step is a sleep (``timed_worker.py``), so that tokens come at a known speed
@@ -114,7 +115,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="result file; default: benchmarks/results/")
     parser.add_argument("--cases", default="timed,demo,scale", help="CPU: comma-separated")
     parser.add_argument("--step-ms", type=float, default=15.0, help="CPU: step of the timed engine")
-    parser.add_argument("--replicas", default="1,2,4", help="CPU: numbers of replicas of the case scale")
+    parser.add_argument("--replicas", help="numbers of replicas; CPU, case scale: 1,2,4; GPU: 1")
     parser.add_argument("--gpu", action="store_true", help="one GPU and published shapes instead")
     parser.add_argument("--models", default="llama-8b,mistral-24b", help="GPU: shapes")
     parser.add_argument("--modes", default="fp16,fp8", help="GPU: precisions of nested weights")
@@ -130,7 +131,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"unknown systems {sorted(unknown)}; expected some of {', '.join(SYSTEMS)}")
     comments = results_csv.heading(argv)
     failed = False
-    for case in cases(args.cases.split(","), args.step_ms, [int(count) for count in args.replicas.split(",")]):
+    counts = [int(count) for count in (args.replicas or "1,2,4").split(",")]
+    for case in cases(args.cases.split(","), args.step_ms, counts):
         wanted = [s for s in case.scenarios if args.scenarios is None or s.name in args.scenarios.split(",")]
         chosen = Case(case.label, case.engine, tuple(wanted), case.replicas)
         for system in systems:

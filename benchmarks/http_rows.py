@@ -38,13 +38,14 @@ GPU_COLUMNS = (
     "tokens_per_s",
     "mode",
     "scenario",
+    "replicas",
     "rate_per_s",
     "ttft_p50_ms",
     "tpot_p50_ms",
     "path_cpu_us_per_token",
     *MEASURED,
 )
-GPU_KEYS = ("system", "model", "streams", "mode", "scenario", "rate_per_s")
+GPU_KEYS = ("system", "model", "streams", "mode", "scenario", "replicas", "rate_per_s")
 
 
 def shown(value: float | None, digits: int = 2) -> str:

@@ -120,14 +120,16 @@ def deployment(engine: Engine, port: int, replicas: int) -> dict[str, Any]:
     }
 
 
-def vllm_command(engine: Engine, port: int) -> list[str]:
-    """Return the command of ``vllm serve`` with one API process."""
+def vllm_command(engine: Engine, port: int, replicas: int = 1) -> list[str]:
+    """Return the command of ``vllm serve`` with one API process, and an engine for each data-parallel rank."""
     arguments = engine.arguments() | {
         "model": str(engine.model_dir),
         "served_model_name": engine.model_id,
         "host": "127.0.0.1",
         "port": port,
     }
+    if replicas > 1:
+        arguments["data_parallel_size"] = replicas
     if engine.step_ms is not None:
         arguments["worker_cls"] = "benchmarks.timed_worker.TimedCPUWorker"
         arguments["distributed_executor_backend"] = "benchmarks.timed_worker.InCoreExecutor"
@@ -149,6 +151,7 @@ def start(
 
     Args:
         name: "nestedfp" or "vllm_serve".
+        replicas: of the engine, on as many times its GPUs.
 
     Raises:
         RuntimeError: when it does not start, with the end of its log.
@@ -163,7 +166,7 @@ def start(
         command = [sys.executable, "-m", "deploy.serve", "--config", str(path)]
         environment.setdefault(KEY_ENV, KEY)
     else:
-        command = vllm_command(engine, port)
+        command = vllm_command(engine, port, replicas)
     log_path = folder / f"{name}.log"
     with log_path.open("w") as log:
         process = subprocess.Popen(

@@ -107,8 +107,6 @@ class Experiment(FrozenModel):
             raise ValueError("give either shape or model")
         if self.shape is not None and self.shape not in SHAPES:
             raise ValueError(f"shape: expected one of {', '.join(SHAPES)}, got {self.shape}")
-        if self.replicas * self.engine.tensor_parallel_size > 1 and any(r.system != "nestedfp" for r in self.runs):
-            raise ValueError("vllm_* systems are one server on one GPU: give replicas 1 and tensor_parallel_size 1")
         return self
 
 

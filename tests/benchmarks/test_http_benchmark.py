@@ -194,6 +194,11 @@ def test_vllm_gets_the_same_engine_arguments():
     assert "worker-cls" not in " ".join(http_systems.vllm_command(engine(), 8212))
 
 
+def test_plain_vllm_gets_a_data_parallel_rank_for_every_replica():
+    assert "--data-parallel-size 4" in " ".join(http_systems.vllm_command(engine(), 8212, replicas=4))
+    assert "data-parallel" not in " ".join(http_systems.vllm_command(engine(), 8212))
+
+
 def test_a_step_that_continues_overlaps_with_the_core_and_one_that_begins_anew_lasts_in_full():
     pace = Pace(0.010)
     assert pace.wait_s(5.000, continues=False) == pytest.approx(0.010)

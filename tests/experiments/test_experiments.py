@@ -57,7 +57,6 @@ def test_every_shipped_experiment_is_valid_and_named_like_its_file(path):
         ({"runs": [{"name": "a", "directive": "fp16"}] * 2}, "expected different names"),
         ({"runs": [{"name": "a", "policy": {"name": "slo_auot"}}]}, "policy.name: expected one of"),
         ({"runs": [{"name": "a", "policy": {"name": "deadlines", "fraction": 1}}]}, "fraction"),
-        ({"replicas": 2}, "one server on one GPU"),
         ({"load": {"start_s": 0, "duration_s": 10, "rates_rps": []}}, "rates_rps"),
     ],
 )
