@@ -66,28 +66,43 @@ class Consumer {
         return XRing::template offset<16>(x_full_) + x_;
     }
 
-    // Releases the stage of barrier `full`. One arrival per warp, once all its lanes have read; other warps may be
+    // One arrival per warp, once all its lanes have read, which takes a __syncwarp before it; other warps may be
     // behind.
-    NESTEDFP_DEVICE void release_activations(uint32_t full) {
-        __syncwarp();
+    NESTEDFP_DEVICE void arrive_activations(uint32_t full) {
         if (threadIdx.x % 32 < kArrivalsPerWarp) barrier_arrive(full + (T::kXEmpty - T::kXFull));
         if constexpr (T::kMulticastCtas == 2) {
             if (threadIdx.x % 32 >= 32 - kArrivalsPerWarp) barrier_arrive_peer(full + to_peer_x_empty_);
         }
     }
 
+    NESTEDFP_DEVICE void arrive_weights(uint32_t empty) {
+        if (threadIdx.x % 32 < kArrivalsPerWarp) barrier_arrive(empty);
+    }
+
+    NESTEDFP_DEVICE void release_activations(uint32_t full) {
+        __syncwarp();
+        arrive_activations(full);
+    }
+
     // FP8: once the wgmmas that read the stage are done.
     NESTEDFP_DEVICE void release_weights(uint32_t full) {
         __syncwarp();
-        if (threadIdx.x % 32 < kArrivalsPerWarp) barrier_arrive(full + (T::kWeightsEmpty - T::kWeightsFull));
+        arrive_weights(full + (T::kWeightsEmpty - T::kWeightsFull));
     }
 
-    // FP16: once what was read into `raw` has arrived in registers. An mbarrier arrival is not ordered after this
-    // warp's loads from shared memory, and the compiler moves it up to them, so that TMA could overwrite what they have
-    // yet to read. An address that depends on every load makes it wait.
+    // The empty barrier of the stage that was read into `raw`, known only once all its bytes are in registers. An
+    // mbarrier arrival is not ordered after this warp's loads from shared memory, and the compiler moves it up to them,
+    // so that TMA could overwrite what they have yet to read. An address that depends on every load makes it wait.
+    NESTEDFP_DEVICE uint32_t weights_empty_after(const Raw& raw) {
+        const uint32_t zero = (raw.upper_top.w ^ raw.lower_top.w ^ raw.upper_bottom.w ^ raw.lower_bottom.w) & zero_;
+        return weights_full_ + (T::kWeightsEmpty - T::kWeightsFull) + zero;
+    }
+
+    // FP16.
     NESTEDFP_DEVICE void release_weights(const Raw& raw) {
-        release_weights(weights_full_ +
-                        ((raw.upper_top.x ^ raw.lower_top.x ^ raw.upper_bottom.x ^ raw.lower_bottom.x) & zero_));
+        const uint32_t empty = weights_empty_after(raw);
+        __syncwarp();
+        arrive_weights(empty);
     }
 
     NESTEDFP_DEVICE void read_weights(Raw& raw) {
@@ -121,21 +136,28 @@ class Consumer {
     // Multiplies the stage whose fragments are in `now` while it decodes the next stage, whose bytes are in `raw`, into
     // `then`, and at last reads the one after that into `raw`. wgmmas are committed two by two. Two fragments may be
     // overwritten once the pair of the previous step that read them is done, two pairs back: so up to three are in
-    // flight.
+    // flight. `left` stages are to be multiplied, this one included.
     NESTEDFP_DEVICE void interleaved_step(float (&sum)[T::kAccumulators], Fragments& now, Fragments& then, Raw& raw,
-                                          int step, int steps) {
+                                          int left) {
+        const bool is_first = accumulate_ == 0;
         const uint32_t before = x_full_;
         const uint32_t x = next_activations();
         pin(sum);
         multiply_pair<0>(sum, now, x);
         decode<0>(raw, then);  // in the last step these are stale bytes that nobody uses
         decode<1>(raw, then);
-        if (step + 1 < steps) release_weights(raw);
         multiply_pair<2>(sum, now, x);
         decode<2>(raw, then);
         decode<3>(raw, then);
-        if (step > 0) release_activations(before);  // of the previous step: its last pair is two back
-        if (step + 2 < steps) read_weights(raw);
+        // Both arrivals here, behind one __syncwarp and the branch of the next read: raw's could come when it is read,
+        // one step earlier, for four more instructions.
+        const uint32_t weights_empty = weights_empty_after(raw);
+        __syncwarp();
+        if (!is_first) arrive_activations(before);  // of the previous step: its last pair is two back
+        if (left > 2) {
+            arrive_weights(weights_empty);
+            read_weights(raw);
+        }
     }
 
     template <int J>
@@ -164,24 +186,27 @@ class Consumer {
 
     // The same, with the next stage read and decoded in one go under this stage's wgmmas.
     NESTEDFP_DEVICE void batched_step(float (&sum)[T::kAccumulators], Fragments& now, Fragments& then, Raw& raw,
-                                      int step, int steps) {
+                                      int left) {
+        const bool is_first = accumulate_ == 0;
         const uint32_t before = x_full_;
         const uint32_t x = next_activations();
         pin(sum);
         multiply_all(sum, now, x);
         wgmma_wait<1>();
-        if (step > 0) release_activations(before);
-        if (step + 1 < steps) read_weights(raw);
-        if (step + 1 < steps) release_weights(raw);
+        if (!is_first) release_activations(before);
+        if (left > 1) {
+            read_weights(raw);
+            release_weights(raw);
+        }
         decode_all(raw, then);
     }
 
-    NESTEDFP_DEVICE void step_once(float (&sum)[T::kAccumulators], Fragments& now, Fragments& then, Raw& raw, int step,
-                                   int steps) {
+    NESTEDFP_DEVICE void step_once(float (&sum)[T::kAccumulators], Fragments& now, Fragments& then, Raw& raw,
+                                   int left) {
         if constexpr (T::kInterleaveDecode) {
-            interleaved_step(sum, now, then, raw, step, steps);
+            interleaved_step(sum, now, then, raw, left);
         } else {
-            batched_step(sum, now, then, raw, step, steps);
+            batched_step(sum, now, then, raw, left);
         }
     }
 
@@ -193,14 +218,15 @@ class Consumer {
         release_weights(raw);
         decode_all(raw, even);
         if (T::kInterleaveDecode && steps > 1) read_weights(raw);
-        for (int step = 0;;) {
-            step_once(sum, even, odd, raw, step, steps);
-            if (++step == steps) break;
-            step_once(sum, odd, even, raw, step, steps);
-            if (++step == steps) break;
+        for (int left = steps;;) {
+            step_once(sum, even, odd, raw, left);
+            if (--left == 0) break;
+            step_once(sum, odd, even, raw, left);
+            if (--left == 0) break;
         }
         wgmma_wait<0>();
         pin(sum);
+        if (T::kInterleaveDecode && steps > 1) release_weights(raw);  // which no further read has released
         release_activations(x_full_);
     }
 
