@@ -4,6 +4,7 @@
 #include "cuda/gemm/decode.cuh"
 #include "cuda/gemm/kernel_args.h"
 #include "cuda/gemm/ptx.cuh"
+#include "cuda/gemm/ring_cursor.cuh"
 #include "cuda/gemm/schedule.cuh"
 #include "cuda/kernels/layout.h"
 #include "tiles/wgmma.inc"  // in the build folder: cuda/generate_tiles.py
@@ -15,16 +16,22 @@ template <class T>
 class Consumer {
   public:
     NESTEDFP_DEVICE Consumer(const KernelArgs& args, uint32_t stages, int row_warpgroup, int k_warpgroup, int rank)
-        : stages_(stages), zero_(args.zero) {
-        if constexpr (T::kMulticastCtas == 2) peer_x_empty_ = peer_address(stages + T::kXEmpty, rank ^ 1);
-        x_ = stages + k_warpgroup * T::kXBytes;
-        weights_ = stages + T::kWeightsOffset + k_warpgroup * T::kUpperBytes;
+        : x_ring_(stages + T::kXFull),
+          weight_ring_(stages + T::kWeightsFull),
+          zero_(opaque(threadIdx.x & args.zero)) {  // of a thread, because a uniform value is not opaque
+        if constexpr (T::kMulticastCtas == 2) {
+            to_peer_x_empty_ = peer_address(stages + T::kXEmpty, rank ^ 1) - (stages + T::kXFull);
+        }
+        x_ = x_ring_.template origin<16>(descriptor_word(stages + k_warpgroup * T::kXBytes));
+        uint32_t weights = stages + T::kWeightsOffset + k_warpgroup * T::kUpperBytes;
         if constexpr (T::kFp16) {
             // In both planes a thread's bytes of rows r and r + 8 are 512 bytes apart and a warp's are contiguous.
             const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-            weights_ += row_warpgroup * kBlockBytes + warp * 1024 + lane * 16;
+            weights += row_warpgroup * kBlockBytes + warp * 1024 + lane * 16;
+            weights_ = weight_ring_.template origin<1>(weights);
         } else {
-            weights_ += row_warpgroup * 8192;
+            weights += row_warpgroup * 8192;
+            weights_ = weight_ring_.template origin<16>(descriptor_word(weights));
         }
         if constexpr (T::kPingPong) {
             constexpr int kFirst = 1 + T::kRowWarpgroups;  // named barriers; the ones before are the epilogue's
@@ -53,48 +60,55 @@ class Consumer {
         uint4 upper_top, lower_top, upper_bottom, lower_bottom;
     };
 
-    NESTEDFP_DEVICE void wait_weights() {
-        barrier_wait(stages_ + T::kWeightsFull + weight_ring_.stage * 8, weight_ring_.phase);
+    // Waits for the activations of the next stage to multiply and returns the lower word of their descriptor.
+    NESTEDFP_DEVICE uint32_t next_activations() {
+        x_full_ = x_ring_.wait();
+        return XRing::template offset<16>(x_full_) + x_;
     }
 
-    // Waits for the activations of the next stage to multiply and returns their descriptor.
-    NESTEDFP_DEVICE uint64_t next_activations() {
-        barrier_wait(stages_ + T::kXFull + x_ring_.stage * 8, x_ring_.phase);
-        const uint64_t descriptor = swizzled_descriptor(x_ + x_ring_.stage * T::kXStageBytes);
-        x_ring_.advance();
-        return descriptor;
-    }
-
-    // One arrival per warp, once all its lanes have read; other warps may be behind.
-    NESTEDFP_DEVICE void release_activations() {
-        __syncwarp();
-        if (threadIdx.x % 32 < kArrivalsPerWarp) barrier_arrive(stages_ + T::kXEmpty + x_release_ * 8);
+    // One arrival per warp, once all its lanes have read, which takes a __syncwarp before it; other warps may be
+    // behind.
+    NESTEDFP_DEVICE void arrive_activations(uint32_t full) {
+        if (threadIdx.x % 32 < kArrivalsPerWarp) barrier_arrive(full + (T::kXEmpty - T::kXFull));
         if constexpr (T::kMulticastCtas == 2) {
-            if (threadIdx.x % 32 >= 32 - kArrivalsPerWarp) barrier_arrive_peer(peer_x_empty_ + x_release_ * 8);
+            if (threadIdx.x % 32 >= 32 - kArrivalsPerWarp) barrier_arrive_peer(full + to_peer_x_empty_);
         }
-        if (++x_release_ == T::kXStages) x_release_ = 0;
+    }
+
+    NESTEDFP_DEVICE void arrive_weights(uint32_t empty) {
+        if (threadIdx.x % 32 < kArrivalsPerWarp) barrier_arrive(empty);
+    }
+
+    NESTEDFP_DEVICE void release_activations(uint32_t full) {
+        __syncwarp();
+        arrive_activations(full);
     }
 
     // FP8: once the wgmmas that read the stage are done.
-    NESTEDFP_DEVICE void release_weights(uint32_t zero = 0) {
+    NESTEDFP_DEVICE void release_weights(uint32_t full) {
         __syncwarp();
-        if (threadIdx.x % 32 < kArrivalsPerWarp)
-            barrier_arrive(stages_ + T::kWeightsEmpty + weight_release_ * 8 + zero);
-        if (++weight_release_ == T::kWeightStages) weight_release_ = 0;
+        arrive_weights(full + (T::kWeightsEmpty - T::kWeightsFull));
     }
 
-    // FP16: once what was read into `raw` has arrived in registers. An mbarrier arrival is not ordered after this
-    // warp's loads from shared memory, and the compiler moves it up to them, so that TMA could overwrite what they have
-    // yet to read. An address that depends on every load makes it wait.
+    // The empty barrier of the stage that was read into `raw`, known only once all its bytes are in registers. An
+    // mbarrier arrival is not ordered after this warp's loads from shared memory, and the compiler moves it up to them,
+    // so that TMA could overwrite what they have yet to read. An address that depends on every load makes it wait.
+    NESTEDFP_DEVICE uint32_t weights_empty_after(const Raw& raw) {
+        const uint32_t zero = (raw.upper_top.w ^ raw.lower_top.w ^ raw.upper_bottom.w ^ raw.lower_bottom.w) & zero_;
+        return weights_full_ + (T::kWeightsEmpty - T::kWeightsFull) + zero;
+    }
+
+    // FP16.
     NESTEDFP_DEVICE void release_weights(const Raw& raw) {
-        release_weights((raw.upper_top.x ^ raw.lower_top.x ^ raw.upper_bottom.x ^ raw.lower_bottom.x) & zero_);
+        const uint32_t empty = weights_empty_after(raw);
+        __syncwarp();
+        arrive_weights(empty);
     }
 
     NESTEDFP_DEVICE void read_weights(Raw& raw) {
-        wait_weights();
-        const uint32_t upper = weights_ + weight_ring_.stage * T::kWeightStageBytes;
+        weights_full_ = weight_ring_.wait();
+        const uint32_t upper = WeightRing::template offset<1>(weights_full_) + weights_;
         const uint32_t lower = upper + T::kLowerOffset;
-        weight_ring_.advance();
         raw.upper_top = load_shared(upper);
         raw.lower_top = load_shared(lower);
         raw.upper_bottom = load_shared(upper + 512);
@@ -120,57 +134,79 @@ class Consumer {
     }
 
     // Multiplies the stage whose fragments are in `now` while it decodes the next stage, whose bytes are in `raw`, into
-    // `then`, and at last reads the one after that into `raw`. A fragment may be overwritten once the wgmma of the
-    // previous step that read it is done, four wgmmas back: so up to five are in flight.
+    // `then`, and at last reads the one after that into `raw`. wgmmas are committed two by two. Two fragments may be
+    // overwritten once the pair of the previous step that read them is done, two pairs back: so up to three are in
+    // flight. `left` stages are to be multiplied, this one included.
     NESTEDFP_DEVICE void interleaved_step(float (&sum)[T::kAccumulators], Fragments& now, Fragments& then, Raw& raw,
-                                          int step, int steps) {
-        const uint64_t x = next_activations();
+                                          int left) {
+        const bool is_first = accumulate_ == 0;
+        const uint32_t before = x_full_;
+        const uint32_t x = next_activations();
         pin(sum);
-        multiply_and_decode<0>(sum, now, then, raw, x, accumulate_);
-        accumulate_ = 1;
-        if (step + 1 < steps) release_weights(raw);
-        multiply_and_decode<1>(sum, now, then, raw, x, 1);
-        multiply_and_decode<2>(sum, now, then, raw, x, 1);
-        multiply_and_decode<3>(sum, now, then, raw, x, 1);
-        if (step > 0) release_activations();  // of the previous step: its last wgmma is four back
-        if (step + 2 < steps) read_weights(raw);
+        multiply_pair<0>(sum, now, x);
+        decode<0>(raw, then);  // in the last step these are stale bytes that nobody uses
+        decode<1>(raw, then);
+        multiply_pair<2>(sum, now, x);
+        decode<2>(raw, then);
+        decode<3>(raw, then);
+        // Both arrivals here, behind one __syncwarp and the branch of the next read: raw's could come when it is read,
+        // one step earlier, for four more instructions.
+        const uint32_t weights_empty = weights_empty_after(raw);
+        __syncwarp();
+        if (!is_first) arrive_activations(before);  // of the previous step: its last pair is two back
+        if (left > 2) {
+            arrive_weights(weights_empty);
+            read_weights(raw);
+        }
     }
 
     template <int J>
-    NESTEDFP_DEVICE void multiply_and_decode(float (&sum)[T::kAccumulators], Fragments& now, Fragments& then,
-                                             const Raw& raw, uint64_t x, int accumulate) {
+    NESTEDFP_DEVICE void multiply_pair(float (&sum)[T::kAccumulators], Fragments& now, uint32_t x) {
         wgmma_fence();
-        WgmmaHalf<T::kTokens>::issue(sum, now[J], x + 2 * J, accumulate);
+        multiply<J>(sum, now, x);
+        multiply<J + 1>(sum, now, x);
         wgmma_commit();
-        wgmma_wait<4>();
-        decode<J>(raw, then);  // in the last step these are stale bytes that nobody uses
+        wgmma_wait<2>();
+    }
+
+    template <int J>
+    NESTEDFP_DEVICE void multiply(float (&sum)[T::kAccumulators], Fragments& f, uint32_t x) {
+        WgmmaHalf<T::kTokens>::issue(sum, f[J], swizzled_descriptor(x + 2 * J), accumulate_);
+        accumulate_ = 1;
+    }
+
+    NESTEDFP_DEVICE void multiply_all(float (&sum)[T::kAccumulators], Fragments& f, uint32_t x) {
+        wgmma_fence();
+        multiply<0>(sum, f, x);
+        multiply<1>(sum, f, x);
+        multiply<2>(sum, f, x);
+        multiply<3>(sum, f, x);
+        wgmma_commit();
     }
 
     // The same, with the next stage read and decoded in one go under this stage's wgmmas.
     NESTEDFP_DEVICE void batched_step(float (&sum)[T::kAccumulators], Fragments& now, Fragments& then, Raw& raw,
-                                      int step, int steps) {
-        const uint64_t x = next_activations();
+                                      int left) {
+        const bool is_first = accumulate_ == 0;
+        const uint32_t before = x_full_;
+        const uint32_t x = next_activations();
         pin(sum);
-        wgmma_fence();
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            WgmmaHalf<T::kTokens>::issue(sum, now[j], x + 2 * j, accumulate_);
-            accumulate_ = 1;
-        }
-        wgmma_commit();
+        multiply_all(sum, now, x);
         wgmma_wait<1>();
-        if (step > 0) release_activations();
-        if (step + 1 < steps) read_weights(raw);
-        if (step + 1 < steps) release_weights(raw);
+        if (!is_first) release_activations(before);
+        if (left > 1) {
+            read_weights(raw);
+            release_weights(raw);
+        }
         decode_all(raw, then);
     }
 
-    NESTEDFP_DEVICE void step_once(float (&sum)[T::kAccumulators], Fragments& now, Fragments& then, Raw& raw, int step,
-                                   int steps) {
+    NESTEDFP_DEVICE void step_once(float (&sum)[T::kAccumulators], Fragments& now, Fragments& then, Raw& raw,
+                                   int left) {
         if constexpr (T::kInterleaveDecode) {
-            interleaved_step(sum, now, then, raw, step, steps);
+            interleaved_step(sum, now, then, raw, left);
         } else {
-            batched_step(sum, now, then, raw, step, steps);
+            batched_step(sum, now, then, raw, left);
         }
     }
 
@@ -182,15 +218,16 @@ class Consumer {
         release_weights(raw);
         decode_all(raw, even);
         if (T::kInterleaveDecode && steps > 1) read_weights(raw);
-        for (int step = 0;;) {
-            step_once(sum, even, odd, raw, step, steps);
-            if (++step == steps) break;
-            step_once(sum, odd, even, raw, step, steps);
-            if (++step == steps) break;
+        for (int left = steps;;) {
+            step_once(sum, even, odd, raw, left);
+            if (--left == 0) break;
+            step_once(sum, odd, even, raw, left);
+            if (--left == 0) break;
         }
         wgmma_wait<0>();
         pin(sum);
-        release_activations();
+        if (T::kInterleaveDecode && steps > 1) release_weights(raw);  // which no further read has released
+        release_activations(x_full_);
     }
 
     NESTEDFP_DEVICE void run_simple(float (&sum)[T::kAccumulators], int steps) {
@@ -203,21 +240,15 @@ class Consumer {
             if constexpr (!T::kReadAhead) read_weights(raw);
             release_weights(raw);
             decode_all(raw, f);
-            const uint64_t x = next_activations();
+            const uint32_t x = next_activations();
             if constexpr (T::kPingPong) named_sync(my_turn_, 256);
             pin(sum);
-            wgmma_fence();
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                WgmmaHalf<T::kTokens>::issue(sum, f[j], x + 2 * j, accumulate_);
-                accumulate_ = 1;
-            }
-            wgmma_commit();
+            multiply_all(sum, f, x);
             if constexpr (T::kPingPong) named_arrive(next_turn_, 256);
             if (T::kReadAhead && step + 1 < steps) read_weights(raw);
             wgmma_wait<0>();
             pin(sum);
-            release_activations();
+            release_activations(x_full_);
         }
     }
 
@@ -225,35 +256,43 @@ class Consumer {
         accumulate_ = 0;
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
-            wait_weights();
-            const uint64_t w = swizzled_descriptor(weights_ + weight_ring_.stage * T::kWeightStageBytes);
-            weight_ring_.advance();
-            const uint64_t x = next_activations();
+            const uint32_t weights_before = weights_full_, x_before = x_full_;
+            weights_full_ = weight_ring_.wait();
+            const uint32_t w = WeightRing::template offset<16>(weights_full_) + weights_;
+            const uint32_t x = next_activations();
             pin(sum);
             wgmma_fence();
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                WgmmaE4m3<T::kTokens>::issue(sum, w + 2 * j, x + 2 * j, accumulate_);
+                WgmmaE4m3<T::kTokens>::issue(sum, swizzled_descriptor(w + 2 * j), swizzled_descriptor(x + 2 * j),
+                                             accumulate_);
                 accumulate_ = 1;
             }
             wgmma_commit();
             wgmma_wait<1>();
             if (step > 0) {
-                release_weights();
-                release_activations();
+                release_weights(weights_before);
+                release_activations(x_before);
             }
         }
         wgmma_wait<0>();
         pin(sum);
-        release_weights();
-        release_activations();
+        release_weights(weights_full_);
+        release_activations(x_full_);
     }
 
-    uint32_t stages_, x_, weights_, zero_;
-    uint32_t peer_x_empty_ = 0;  // of the other CTA, which multicasts half of this one's activations
-    RingPosition<T::kXStages> x_ring_{0};
-    RingPosition<T::kWeightStages> weight_ring_{0};
-    int x_release_ = 0, weight_release_ = 0, accumulate_ = 0;
+    using XRing = RingCursor<T::kXStages, T::kXStageBytes>;
+    using WeightRing = RingCursor<T::kWeightStages, T::kWeightStageBytes>;
+
+    XRing x_ring_;
+    WeightRing weight_ring_;
+    uint32_t zero_;
+    uint32_t x_;        // descriptor word of this warpgroup's part of a stage: origin of the ring
+    uint32_t weights_;  // likewise of its weights; FP16: the address of this thread's bytes of them
+    uint32_t x_full_ = 0, weights_full_ = 0;  // full barriers of the stages that were waited for last
+    uint32_t to_peer_x_empty_ = 0;  // from a full barrier to the empty barrier of the other CTA, which multicasts half
+                                    // of this one's activations
+    int accumulate_ = 0;
     int my_turn_ = 0, next_turn_ = 0;
 };
 

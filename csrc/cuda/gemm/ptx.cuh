@@ -155,12 +155,16 @@ NESTEDFP_DEVICE void pin(float (&values)[Count]) {
     for (int i = 0; i < Count; ++i) asm volatile("" : "+f"(values[i])::"memory");
 }
 
-// Descriptor of a K-major operand in 128-byte swizzled rows: 1024 bytes from one group of 8 rows to the next.
-NESTEDFP_DEVICE uint64_t swizzled_descriptor(uint32_t address) {
-    return uint64_t{1} << 62 | uint64_t{64} << 32 | uint64_t{1} << 16 | (address & 0x3ffff) >> 4;
-}
+// Descriptor of a K-major operand in 128-byte swizzled rows: 1024 bytes from one group of 8 rows to the next. The upper
+// word is constant; the lower counts the address in units of 16 bytes and may be added to.
+NESTEDFP_DEVICE uint32_t descriptor_word(uint32_t address) { return 1u << 16 | (address & 0x3ffff) >> 4; }
+NESTEDFP_DEVICE uint64_t swizzled_descriptor(uint32_t word) { return uint64_t{0x40000040} << 32 | word; }
 
 // --- registers ---
+
+// Returns `value`, in a register that the compiler cannot compute anew: short of registers it otherwise repeats the
+// computation in the main loop. For whole warps.
+NESTEDFP_DEVICE uint32_t opaque(uint32_t value) { return __shfl_sync(~0u, value, threadIdx.x % 32); }
 
 template <int Count>
 NESTEDFP_DEVICE void release_registers() {
