@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.results_csv import gpu_description
-from experiments import campaign, config, plots, predict, results
+from experiments import campaign, config, oracle, plots, predict, results
 
 RESULTS = Path("docs") / "results"
 Number = TypeVar("Number", int, float)
@@ -34,7 +34,19 @@ def main(argv: list[str] | None = None) -> int:
     simulated.add_argument(
         "--table", type=Path, required=True, help="step costs of the engine (python -m simulator fit)"
     )
-    for command in (run, summary, simulated):
+    sought = commands.add_parser(
+        "oracle", help="simulate it beside schedules that know the future: oracle.json, and a table"
+    )
+    sought.add_argument("--trace", type=Path, required=True, help="Azure trace, CSV")
+    sought.add_argument("--table", type=Path, required=True, help="step costs of the engine")
+    sought.add_argument("--rates", help="of the configuration's, comma-separated")
+    sought.add_argument(
+        "--at",
+        default="static_fp8-0.01,deadlines",
+        help="whose attainment to keep, comma-separated (%(default)s)",
+    )
+    sought.add_argument("--rounds", type=int, default=200, help="of the search (%(default)s)")
+    for command in (run, summary, simulated, sought):
         command.add_argument("config", type=Path, help="experiments/configs/NAME.yaml")
         command.add_argument("--out", type=Path, help="folder of the reports (default: runs/NAME)")
         command.add_argument("--results", type=Path, default=RESULTS, help=f"parent of the summary ({RESULTS})")
@@ -62,6 +74,8 @@ def main(argv: list[str] | None = None) -> int:
             (out / results.MACHINE).write_text(f"{gpu_description()}; {platform.machine()}, {os.cpu_count()} cores\n")
             running = campaign.Campaign(part, args.trace.resolve(), out, _say)
             whole = running.measure(wanted, args.port, deadline_s)
+        if args.command == "oracle":
+            return _oracle(experiment, args)
         if args.command == "predict":
             return _predict(experiment, args)
         found = results.collect(experiment, out)
@@ -83,6 +97,21 @@ def _predict(experiment: config.Experiment, args: argparse.Namespace) -> int:
     (folder / predict.KEPT).write_text(found.model_dump_json(indent=1) + "\n")
     if (folder / results.KEPT).exists():
         print(results.comparison(results.read(folder), found.runs))
+    return 0
+
+
+def _oracle(experiment: config.Experiment, args: argparse.Namespace) -> int:
+    """Search schedules that know the future; show them beside the policies."""
+    rates = chosen("--rates", args.rates, experiment.load.rates_rps)
+    load = experiment.load.model_copy(update={"rates_rps": rates})
+    part = experiment.model_copy(update={"load": load})
+    found = oracle.bounds(part, args.trace, args.table, args.at.split(","), args.rounds, _say)
+    folder = args.results / experiment.name
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / oracle.KEPT).exists():
+        found = oracle.joined(oracle.read(folder), found)
+    (folder / oracle.KEPT).write_text(found.model_dump_json(indent=1) + "\n")
+    print(oracle.table(found))
     return 0
 
 

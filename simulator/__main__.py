@@ -6,6 +6,7 @@ import sys
 COMMANDS = {
     "capacity": "simulator.search.capacity",
     "fit": "simulator.fit.fit",
+    "oracle": "simulator.search.oracle",
     "plots": "simulator.plots.policies",
     "replay": "controller.live.replay",
     "tune": "simulator.search.tune",

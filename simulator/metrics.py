@@ -49,15 +49,18 @@ class SimulationSummary(FrozenModel):
     seed: int
 
 
-def attainment(requests: Sequence[SimRequest], slo: Slo) -> float:
-    """Share of all requests that were answered within the SLO; one token has no TPOT to miss."""
-    good = sum(
+def met(request: SimRequest, slo: Slo) -> bool:
+    """Whether a request was answered within the SLO; one token has no TPOT to miss."""
+    return (
         request.outcome == "finished"
         and request.ttft_ms <= slo.ttft_ms
         and ((tpot_ms := request.tpot_ms) is None or tpot_ms <= slo.tpot_ms)
-        for request in requests
     )
-    return good / len(requests)
+
+
+def attainment(requests: Sequence[SimRequest], slo: Slo) -> float:
+    """Share of all requests that were answered within the SLO."""
+    return sum(met(request, slo) for request in requests) / len(requests)
 
 
 def switches_at_s(records: Sequence[DecisionRecord]) -> tuple[float, ...]:

@@ -72,6 +72,7 @@ DRIVERS = (
     "simulator/fit/",
     "simulator/plots/",
     "simulator/search/capacity.py",
+    "simulator/search/oracle.py",
     "simulator/search/tune.py",
     "simulator/search/warm_start.py",
     "workload/azure.py",

@@ -147,12 +147,16 @@ class Engine:
             self._admit(budget, now_s if idle or not self._ahead else self._began_s)
         tokens = batch.size + sum([count for _, count in self._chunks])
         assert tokens > 0, "a request that fits the cache alone can always be scheduled"
-        late = self._late(now_s, tokens) if self._has_deadlines else None
-        signals = StepSignals(tokens, self.oldest_wait_s(now_s), self._pinned > 0, self._budget, late)
-        is_fp8 = choose(signals, self.directive, self.rule, self._step_costs).mode is Mode.FP8
+        is_fp8 = self._chooses_fp8(now_s, tokens, with_prompts=bool(self._chunks))
         self.stats.scheduled(is_fp8, tokens)
         self._is_fp8, self._step_decodes, self._began_s = is_fp8, batch.size, now_s
         self.ends_s = now_s + self._costs[is_fp8].step_s(tokens, batch.size, kv_tokens)
+
+    def _chooses_fp8(self, now_s: float, tokens: int, *, with_prompts: bool) -> bool:
+        """The precision of a step that has been filled."""
+        late = self._late(now_s, tokens) if self._has_deadlines else None
+        signals = StepSignals(tokens, self.oldest_wait_s(now_s), self._pinned > 0, self._budget, late)
+        return choose(signals, self.directive, self.rule, self._step_costs).mode is Mode.FP8
 
     @property
     def _has_deadlines(self) -> bool:
@@ -241,15 +245,12 @@ class Engine:
         batch, phases, block = self._batch, self._batch.phases, self._block
         while decodes := batch.size:
             # One choice for the whole stretch: but for deadlines, nothing that the rule looks at changes in it.
-            late = self._late(now_s, decodes) if self._has_deadlines else None
-            signals = StepSignals(decodes, 0.0, self._pinned > 0, self._budget, late)
-            is_fp8 = choose(signals, self.directive, self.rule, self._step_costs).mode is Mode.FP8
+            is_fp8 = self._chooses_fp8(now_s, decodes, with_prompts=False)
             cost = self._costs[is_fp8]
             step_s, growth_s = cost.step_s(decodes, decodes, batch.kv_tokens), cost.growth_s(decodes)
             began_s, count = now_s, batch.count
             first, last = count, float(batch.next_finish)
-            if self._has_deadlines:
-                last = min(last, count + self._steps_until_another_choice(now_s, decodes, is_fp8))
+            last = min(last, count + self._steps_until_another_choice(now_s, decodes, is_fp8))
             used_blocks, room = self.used_blocks, True
             while count < last:
                 needed = phases[count % block]
@@ -282,7 +283,7 @@ class Engine:
     def _steps_until_another_choice(self, now_s: float, decodes: int, is_fp8: bool) -> float:
         """Decode steps of this precision until the mean TPOT of the most endangered request asks for the other one."""
         tpot_s = self.rule.tpot_deadline_s
-        if tpot_s is None:
+        if tpot_s is None or not self._has_deadlines:
             return inf
         fp16_s = self._times.predicted_s(Mode.FP16, decodes, with_prompts=False)
         latest_s = self._slack.decodes.latest_end_s(tpot_s, 1 + self.rule.tpot_grace_tokens)

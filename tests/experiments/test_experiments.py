@@ -9,7 +9,7 @@ import yaml
 
 from deploy.environment import free_ports
 from experiments import __main__ as command
-from experiments import campaign, config, plots, predict, results
+from experiments import campaign, config, oracle, plots, predict, results
 from experiments.config import ExperimentError
 from loadtest.cli import parse_config
 from loadtest.report.metrics import summarise
@@ -148,6 +148,11 @@ def test_the_page_of_results_shows_the_numbers_that_were_measured_and_predicted(
     assert results.comparison(measured, predicted.runs) in page
 
 
+@pytest.mark.parametrize("folder", sorted(path.parent for path in Path("docs/results").glob("*/oracle.json")), ids=str)
+def test_the_page_of_results_shows_the_schedules_that_were_found(folder):
+    assert oracle.table(oracle.read(folder)) in Path("docs/results.md").read_text()
+
+
 def test_an_experiment_without_a_report_says_so(tmp_path):
     with pytest.raises(ExperimentError, match="found none: run the experiment first"):
         results.collect(config.load(written(tmp_path)), tmp_path)
@@ -186,6 +191,50 @@ def test_an_experiment_is_predicted_on_the_arrivals_that_the_load_test_would_sen
     assert best.policy == "best"
     assert fp16.tpot_ms.p50 == pytest.approx(18, abs=2)  # a step of one or two decodes, by the table
     assert "fp16 at 2 requests/s, seed 0: 100.0 %" in capsys.readouterr().out
+
+
+def test_schedules_that_know_the_future_are_sought_rate_by_rate_for_an_experiment(tmp_path, capsys):
+    load = {"start_s": 0, "duration_s": 5, "rates_rps": [2, 3], "seeds": [0]}
+    path = written(tmp_path, load=load, shape="mistral-24b")
+    trace = tmp_path / "trace.csv"
+    rows = (f"2023-11-16 18:00:{i // 4:02d}.{250 * (i % 4):03d}0000,400,20\n" for i in range(80))
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(rows))
+    table = Path("simulator/engine/tables/h100-mistral-24b-steps.json")
+    words = [
+        "oracle",
+        str(path),
+        "--trace",
+        str(trace),
+        "--table",
+        str(table),
+        "--results",
+        str(tmp_path),
+        "--rounds",
+        "1",
+    ]
+    for rate in ("3", "2"):
+        assert command.main([*words, "--at", "static_fp8,deadlines", "--rates", rate]) == 0
+    found = oracle.read(tmp_path / "test")
+    names = ["static_fp8", "static_fp16", "deadlines", "oracle at static_fp8", "oracle at deadlines"]
+    rows = [row for row in found.rows if not row.policy.startswith("rule ")]
+    assert [(row.rate_rps, row.policy) for row in rows] == [(rate, name) for rate in (2, 3) for name in names]
+    assert {row.policy for row in found.rows} > {"rule prompts 0.7, 0.8", "rule prompts"}
+    for row in rows:  # nothing is at stake at so low a rate
+        assert row.slo_attainment == 1
+        assert (row.fp16_token_share == 1) == (row.policy != "static_fp8")
+    assert oracle.table(found) in capsys.readouterr().out
+    other = found.model_copy(update={"rounds": 2, "rows": found.rows[:1]})
+    assert oracle.joined(found, other) == other  # sought in another way: nothing of before stays
+    assert command.main([*words, "--at", "best"]) == 2
+    assert "--at: expected one of the policies that run" in capsys.readouterr().err
+
+
+def test_schedules_are_sought_for_one_replica_only(tmp_path, capsys):
+    runs = [{"name": "best", "policy": {"name": "deadlines"}}]
+    path = written(tmp_path, replicas=2, runs=runs)
+    words = ["oracle", str(path), "--trace", "none.csv", "--table", "none.json", "--results", str(tmp_path)]
+    assert command.main(words) == 2
+    assert "a schedule is for one replica, the experiment has 2" in capsys.readouterr().err
 
 
 @pytest.mark.serve
