@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from vllm_parts import SamplingParams  # first: it silences third-party warnings
 
-from deploy.admission import Admission
+from deploy.admission import Admission, Asked
 from deploy.front.app import Front
 from deploy.front.generate import RETRYABLE_BODY_BYTES, Elsewhere, Generate, Route, Standing
 from deploy.front.handover import TURN, Engine, EngineCall, Handover
@@ -398,7 +398,7 @@ def test_fields_that_nothing_reads_are_named_in_a_header():
 
 def full():
     admission = Admission(2, 8)
-    assert admission.enter(2)
+    admission.enter(Asked(prompts=2))
     return admission
 
 
