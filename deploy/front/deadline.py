@@ -20,9 +20,9 @@ class Queue(Protocol):
     """The engine's queue, as far as a deadline needs it."""
 
     async def not_begun(self, counts: Mapping[str, Any]) -> list[str]:
-        """Return a request's sequences, by the engine's ids, if it has begun none of them; else nothing."""
+        """Return what to abort of a request if the engine has begun nothing of it; else nothing."""
 
-    async def abort(self, sequences: list[str]) -> None:
+    async def abort(self, ids: list[str]) -> None:
         """Take them out; what waits for their outputs gets a last one."""
 
 
@@ -40,11 +40,16 @@ class EngineQueue:
     async def not_begun(self, counts: Mapping[str, Any]) -> list[str]:
         # By the object that collects this one request's tokens: clients choose request ids, and may use one twice.
         states = self._client.output_processor.request_states
-        ids = [rid for rid, state in states.items() if getattr(state, "nestedfp_collecting", None) is counts]
-        return ids if ids and await self._call("nestedfp_not_begun", ids) else []
+        own = {rid: state for rid, state in states.items() if getattr(state, "nestedfp_collecting", None) is counts}
+        if not own or not await self._call("nestedfp_not_begun", list(own)):
+            return []
+        # The sequences of one prompt go through their parent, which would stay behind otherwise.
+        return list(
+            {rid if state.parent_req is None else state.parent_req.request_id: None for rid, state in own.items()}
+        )
 
-    async def abort(self, sequences: list[str]) -> None:
-        await self._client.abort(sequences, internal=True)
+    async def abort(self, ids: list[str]) -> None:
+        await self._client.abort(ids, internal=True)
 
 
 class QueueDeadline:
@@ -113,12 +118,12 @@ class QueueDeadline:
     async def _ask(self) -> None:
         assert self._queue is not None
         try:
-            sequences = await self._queue.not_begun(self._counts)
-            if not sequences or self._over:
+            ids = await self._queue.not_begun(self._counts)
+            if not ids or self._over:
                 return
             self._over = True
             self.refused = self._late(True)  # before the abort: its last output wakes up whoever waits
-            await self._queue.abort(sequences)
+            await self._queue.abort(ids)
         except asyncio.CancelledError:
             raise
         except Exception as error:
