@@ -268,7 +268,6 @@ def test_what_people_write_passes(structured):
         ({"prompt": ["x" * 40, "y" * 80], "n": 3, "max_tokens": 5}, Asked(2, 3, 30, 5)),
         ({"prompt": [7] * 40, "max_tokens": 5}, Asked(1, 1, 40, 5)),
         ({"prompt": [[7] * 40, [8] * 2], "max_tokens": 5}, Asked(2, 1, 42, 5)),
-        ({"prompt": "x", "max_tokens": None}, Asked(1, 1, 0, None)),
     ],
 )
 def test_what_a_completion_asks_for_is_estimated_from_its_texts_and_known_from_token_ids(body, wanted):
