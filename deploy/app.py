@@ -15,7 +15,6 @@ from ray.serve.llm import LLMConfig, build_llm_deployment
 from controller.live.actor import ControllerActor
 from deploy import proxy_stats
 from deploy.accelerator import resolve
-from deploy.admission import Shares
 from deploy.config import DeployConfig, load
 from deploy.control_app import CONTROLLER_ACTOR, control_application, python_path
 from deploy.haproxy import SETTINGS_ENV
@@ -65,7 +64,7 @@ def application(config: DeployConfig, path: Path | None = None) -> Any:
             "admission": {
                 "limit": config.engine.admission_limit,
                 "tokens": config.engine.admission_tokens,
-                "shares": Shares(config.engine.admission_high, config.engine.admission_batch),
+                "shares": [config.engine.admission_high, config.engine.admission_batch],
             },
             "queue_deadline_s": config.engine.queue_deadline_s,
             "max_body_bytes": config.http.max_body_bytes,
