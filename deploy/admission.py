@@ -1,30 +1,167 @@
-"""Admission control: how many sequences a replica takes at once. Pure.
+"""Admission control: what a replica takes at once, and whom it refuses. Pure.
 
-The controller lowers the limit when FP8 alone cannot hold the SLO. Requests that are in stay in; those that come then
-are refused with a message and a time to try again, whether pinned or not.
+Bounded are sequences and tokens, in front of the engine and in it. The controller lowers both bounds when FP8 alone cannot
+hold the SLO. Requests that are in stay in; those that come then are refused with a message and a time to try again, those of a
+lower class first. A request with a queue deadline is refused at once where the engine is not expected to begin it in time.
+
+Each call takes the same short time however many requests there are.
 """
 
+import enum
 import math
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from deploy.haproxy_config import RETRY_AFTER_S
+from deploy.pace import Pace
+from deploy.priority import Priority
 
 SEQUENCES_IN_QUEUE = 4  # without a configured limit, the controller's scale counts from this many times the sequences
+TOKENS_IN_QUEUE = 4  # without a configured bound, tokens inside at most: this many times those that the KV cache holds
+USUAL_OUTPUT_TOKENS = 256.0  # of an answer without a limit of its own, until there have been some
+USUAL_WEIGHT = 1 / 64  # of one answer in that mean
+MARGIN = 0.8  # of a deadline: so much of it may be expected to pass in the queue
+LONGEST_RETRY_S = 60
+
+
+class Reason(enum.StrEnum):
+    """Why a request was refused."""
+
+    SEQUENCES = "sequences"  # too many inside
+    TOKENS = "tokens"  # too many inside
+    DEADLINE = "deadline"  # the engine was not expected to begin it in time
+    LATE = "late"  # its time was up before the engine had begun it
+
+
+class NoRoom(Exception):
+    """A request is refused.
+
+    Args:
+        retry_after_s: when it may be otherwise, whole seconds.
+    """
+
+    def __init__(self, reason: Reason, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.reason, self.retry_after_s = reason, retry_after_s
+
+
+class Asked(NamedTuple):
+    """What a request asks of the engine.
+
+    Attributes:
+        prompts: of one request.
+        samples: sequences for each prompt.
+        prompt_tokens: of all prompts; an estimate until they are tokenized.
+        output_tokens: of each sequence at most; None: the request sets no limit.
+    """
+
+    prompts: int = 1
+    samples: int = 1
+    prompt_tokens: int = 0
+    output_tokens: int | None = 0
+
+    @property
+    def sequences(self) -> int:
+        """That the engine computes."""
+        return self.prompts * self.samples
+
+
+ONE = Asked()  # sequence, of nobody knows how many tokens
+
+
+class Shares(NamedTuple):
+    """How much of the bounds a class may fill. Requests of the class ``normal`` may fill all of them, and no more."""
+
+    high: float = 1.25
+    batch: float = 0.5
+
+    def of(self, priority: Priority) -> float:
+        """Return the share of a class."""
+        return {Priority.HIGH: self.high, Priority.NORMAL: 1.0, Priority.BATCH: self.batch}[priority]
+
+
+USUAL_SHARES = Shares()
+
+
+class Place:
+    """A request that is inside; made by ``Admission.enter``. Wants exactly one ``leave``."""
+
+    __slots__ = ("_admission", "_asked", "_estimate", "_open_prompts", "_output_tokens", "priority", "tokens")
+
+    def __init__(self, admission: "Admission", asked: Asked, priority: Priority, tokens: int) -> None:
+        self._admission, self._asked, self.priority, self.tokens = admission, asked, priority, tokens
+        self._estimate = tokens // asked.prompts  # of each prompt and its answers
+        self._open_prompts = asked.prompts
+        usual = admission.usual_output_tokens
+        self._output_tokens = usual if asked.output_tokens is None else asked.output_tokens
+
+    @property
+    def sequences(self) -> int:
+        """That the engine computes."""
+        return self._asked.sequences
+
+    def settle(self, prompt_tokens: int, most_output_tokens: int) -> None:
+        """A prompt has been tokenized, and its answers can have so many tokens each: count it as that instead of the estimate.
+
+        Calls beyond the request's prompts change nothing: beams go on from prompts that are counted already.
+
+        Raises:
+            NoRoom: the request is larger than was thought, and there is no room for it.
+        """
+        if not self._open_prompts:
+            return
+        self._open_prompts -= 1
+        exact = self._asked.samples * (prompt_tokens + min(self._output_tokens, most_output_tokens))
+        self._admission.resize(self, exact - self._estimate)
+
+    def leave(self, completion_tokens: int = 0) -> None:
+        """The request has ended, however it did.
+
+        Args:
+            completion_tokens: of all its sequences; 0: the engine has not answered, and no place became free in it.
+        """
+        self._admission.leave(self, completion_tokens)
 
 
 class Admission:
     """Admission control of one replica.
 
-    A request counts as the sequences that it makes the engine compute: its prompts times ``n``.
+    A request counts as the sequences that it makes the engine compute, its prompts times ``n``, and as the tokens of these:
+    prompt and longest answer. One that sets no limit to its answer counts as answers have been lately.
 
     Args:
         limit: sequences inside at most; None: as many as come, until the controller lowers the scale.
         sequences: that the engine computes at once.
+        tokens: inside at most; None: as many as come.
+        shares: of both bounds, by class.
+        in_order: the engine computes in the order of arrival; False: by priority.
+        clock: seconds, monotonic.
     """
 
-    def __init__(self, limit: int | None, sequences: int) -> None:
-        self._configured = limit
-        self._sequences = sequences
+    def __init__(
+        self,
+        limit: int | None,
+        sequences: int,
+        tokens: int | None = None,
+        shares: Shares = USUAL_SHARES,
+        in_order: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._configured, self._configured_tokens, self._shares = limit, tokens, shares
+        self._sequences = self._slots = sequences
+        self._in_order = in_order
+        self._clock = clock
+        self._pace = Pace(clock())
+        self._queued_before = False
+        self._running_before = 0
+        self._usual_output_tokens = USUAL_OUTPUT_TOKENS
+        self._by_class = dict.fromkeys(Priority, 0)  # sequences inside
         self.scale = 1.0
-        self.inside = 0
-        self.refused = 0  # requests since the start
+        self.inside = 0  # sequences
+        self.tokens_inside = 0
+        self.refused = 0  # requests since the start that the engine never got
+        self.refusals = {(reason, priority): 0 for reason in Reason for priority in Priority}  # and all others
 
     @property
     def limit(self) -> int | None:
@@ -34,24 +171,140 @@ class Admission:
         base = self._configured or SEQUENCES_IN_QUEUE * self._sequences
         return max(1, math.floor(base * self.scale))
 
-    def enter(self, weight: int = 1) -> bool:
-        """Let a request of ``weight`` sequences in; False, and counted, when it must come again later.
+    @property
+    def token_limit(self) -> int | None:
+        """Tokens inside at most; None: no limit. Never less than one."""
+        return None if self._configured_tokens is None else max(1, math.floor(self._configured_tokens * self.scale))
 
-        One that is larger than the limit gets in where it is alone: it could never come otherwise. Each True wants a
-        ``leave`` with the same weight.
+    @property
+    def usual_output_tokens(self) -> int:
+        """Mean length of late answers, in tokens."""
+        return max(1, round(self._usual_output_tokens))
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def enter(self, asked: Asked = ONE, priority: Priority = Priority.NORMAL, deadline_s: float | None = None) -> Place:
+        """Let a request in.
+
+        One that is larger than a bound gets in where it is alone: it could never come otherwise.
+
+        Args:
+            deadline_s: from now, until when the engine must have begun it; None: it can wait.
+
+        Raises:
+            NoRoom: it must come again later; counted.
         """
+        self._advance()
+        output = self.usual_output_tokens if asked.output_tokens is None else asked.output_tokens
+        tokens = asked.samples * (asked.prompt_tokens + asked.prompts * output)
+        if self.inside:
+            share = self._shares.of(priority)
+            self._check_sequences(asked.sequences, share, priority)
+            self._check_tokens(tokens, share, priority)
+            if deadline_s is not None:
+                self._check_deadline(deadline_s, priority)
+        self.inside += asked.sequences
+        self._by_class[priority] += asked.sequences
+        self.tokens_inside += tokens
+        return Place(self, asked, priority, tokens)
+
+    def resize(self, place: Place, more_tokens: int) -> None:
+        """Count a request as so many tokens more, or less. Raises ``NoRoom`` where they are too many; nothing changes then."""
+        if more_tokens > 0 and self.inside > place.sequences:
+            self._check_tokens(more_tokens, self._shares.of(place.priority), place.priority)
+        place.tokens += more_tokens
+        self.tokens_inside += more_tokens
+
+    def leave(self, place: Place, completion_tokens: int) -> None:
+        """A request has ended; see ``Place.leave``."""
+        assert self._by_class[place.priority] >= place.sequences, "leave without enter"
+        self._advance()
+        if completion_tokens:
+            mean = completion_tokens / place.sequences
+            self._usual_output_tokens += USUAL_WEIGHT * (mean - self._usual_output_tokens)
+            if self._has_queue:
+                self._pace.freed(place.sequences, place.tokens)
+        self.inside -= place.sequences
+        self._by_class[place.priority] -= place.sequences
+        self.tokens_inside -= place.tokens
+
+    def late(self, priority: Priority, in_engine: bool) -> NoRoom:
+        """Return what a request hears, and count it, that the engine did not begin in time."""
+        wait_s = self.expected_wait_s(priority)
+        message = "overloaded: the engine did not begin this request before its queue deadline"
+        if in_engine:  # it is among the engine's arrivals
+            self.refusals[Reason.LATE, priority] += 1
+            return NoRoom(Reason.LATE, message, _retry_after_s(wait_s))
+        return self._refusal(Reason.LATE, priority, message, wait_s)
+
+    # -- the queue -----------------------------------------------------------------------------------------------------
+
+    def engine_has(self, running: int, waiting: int) -> None:
+        """Take from the engine's newest statistics how many sequences it computes at once.
+
+        Where requests wait though it could run more, something else than their number keeps them out: the KV cache, or prompts that
+        are still to be computed. A queue that is there twice in a row is one; a request that has just come is none.
+        """
+        queued = waiting > 0
+        limited = queued and self._queued_before
+        self._slots = max(1, running, self._running_before) if limited else self._sequences
+        self._queued_before, self._running_before = queued, running
+
+    def expected_wait_s(self, priority: Priority = Priority.NORMAL) -> float | None:
+        """Return how long the engine will take to begin a request that comes now; None: nobody knows."""
+        ahead = self.inside + 1 - self._slots
+        if not self._in_order:  # it overtakes those of lower classes that wait
+            ahead = min(ahead, 1 + sum(count for each, count in self._by_class.items() if each.rank <= priority.rank))
+        return 0.0 if ahead <= 0 else self._pace.wait_s(self._clock(), sequences=ahead)
+
+    @property
+    def _has_queue(self) -> bool:
+        return self.inside > self._slots
+
+    def _advance(self) -> None:
+        self._pace.until(self._clock(), self._has_queue)
+
+    # -- refusals ------------------------------------------------------------------------------------------------------
+
+    def _check_sequences(self, more: int, share: float, priority: Priority) -> None:
         limit = self.limit
-        if limit is not None and self.inside and self.inside + weight > limit:
-            self.refused += 1
-            return False
-        self.inside += weight
-        return True
+        if limit is None:
+            return
+        most = max(1, math.floor(limit * share))
+        excess = self.inside + more - most
+        if excess > 0:
+            message = (
+                f"overloaded: this replica computes {self.inside} sequences and takes {most} at present; try again"
+            )
+            raise self._refusal(Reason.SEQUENCES, priority, message, self._pace.wait_s(self._clock(), excess))
 
-    def leave(self, weight: int = 1) -> None:
-        """A request has ended, however it did."""
-        assert self.inside >= weight, "leave without enter"
-        self.inside -= weight
+    def _check_tokens(self, more: int, share: float, priority: Priority) -> None:
+        limit = self.token_limit
+        if limit is None:
+            return
+        most = max(1, math.floor(limit * share))
+        excess = self.tokens_inside + more - most
+        if excess > 0:
+            message = (
+                f"overloaded: the requests in this replica ask for {self.tokens_inside} tokens, this one for {more} more, and it "
+                f"takes {most} at present; try again"
+            )
+            raise self._refusal(Reason.TOKENS, priority, message, self._pace.wait_s(self._clock(), tokens=excess))
 
-    def message(self) -> str:
-        """What a refused client reads."""
-        return f"overloaded: this replica computes {self.inside} sequences and takes {self.limit} at present; try again"
+    def _check_deadline(self, deadline_s: float, priority: Priority) -> None:
+        wait_s = self.expected_wait_s(priority)
+        if wait_s is not None and wait_s > MARGIN * deadline_s:
+            message = (
+                f"overloaded: the engine would begin this request in about {wait_s:.1f} s, its queue deadline ends in "
+                f"{deadline_s:.1f} s"
+            )
+            raise self._refusal(Reason.DEADLINE, priority, message, wait_s - MARGIN * deadline_s)
+
+    def _refusal(self, reason: Reason, priority: Priority, message: str, wait_s: float | None) -> NoRoom:
+        self.refused += 1
+        self.refusals[reason, priority] += 1
+        return NoRoom(reason, message, _retry_after_s(wait_s))
+
+
+def _retry_after_s(wait_s: float | None) -> int:
+    return RETRY_AFTER_S if wait_s is None else min(LONGEST_RETRY_S, max(1, math.ceil(wait_s)))

@@ -219,6 +219,7 @@ class ReplicaAgent:
                     log.warning("the engine has not answered for %.0f s", time.monotonic() - self._stats_at_s)
                 self._stats = call.result()
                 self._stats_at_s = time.monotonic()
+                self._admission.engine_has(self._stats["running"], self._stats["waiting"])
             except Exception as error:
                 log.error("the engine does not answer; the health check will replace this replica: %r", error)
                 await asyncio.sleep(1.0)

@@ -61,7 +61,12 @@ def application(config: DeployConfig, path: Path | None = None) -> Any:
         bind_kwargs={
             "controller": config.controller.model_dump(mode="json"),
             "precision": config.engine.quantization == "nestedfp",
-            "admission_limit": config.engine.admission_limit,
+            "admission": {
+                "limit": config.engine.admission_limit,
+                "tokens": config.engine.admission_tokens,
+                "shares": [config.engine.admission_high, config.engine.admission_batch],
+            },
+            "queue_deadline_s": config.engine.queue_deadline_s,
             "max_body_bytes": config.http.max_body_bytes,
             "keys_file": config.http.keys_file,
             "cors_origins": list(config.http.cors_origins),

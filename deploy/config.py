@@ -93,6 +93,16 @@ class EngineSection(FrozenModel):
     admission_limit: Annotated[int, Field(ge=1)] | None = (
         None  # sequences (prompts times n) in one replica at most; None: no limit, and 4 * max_num_seqs while load is shed
     )
+    admission_tokens: Annotated[int, Field(ge=1)] | None = (
+        None  # prompts and longest answers in one replica at most; None: four times what the KV cache holds
+    )
+    admission_high: Annotated[float, Field(ge=1)] = (
+        1.25  # of these bounds, how much requests of the class high may fill
+    )
+    admission_batch: Annotated[float, Field(gt=0, le=1)] = 0.5  # and those of the class batch
+    queue_deadline_s: Annotated[float, Field(gt=0, le=3600)] | None = (
+        None  # from the arrival until the engine has begun a request that says nothing; later is refused with 503
+    )
     enforce_eager: bool = False  # skip torch.compile (and CUDA graphs): starts faster, steps are slower
     enable_prefix_caching: bool = True
     quantize_activations: bool = False  # CPU only: FP8 steps round activations to E4M3 as a GPU does

@@ -9,6 +9,7 @@ The file is YAML (or JSON):
         requests_per_minute: 600     # none: no limit
         tokens_per_minute: 200000    # of prompts and completions
         pinned_token_share: 0.2      # of these, those of pinned requests; none: all
+        priority: batch              # class of its requests: high, normal, batch; none: normal, and high where pinned
 
 Without a file, everything is open but for the admin routes, which have a key of their own.
 
@@ -33,6 +34,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from deploy.config import ConfigError
 from deploy.front.replies import Headers, Refused
 from deploy.haproxy_config import ELSEWHERE_STATUS
+from deploy.priority import Priority
 from workload.frozen import FrozenModel
 
 log = logging.getLogger(__name__)
@@ -66,6 +68,7 @@ class KeyEntry(FrozenModel):
     requests_per_minute: Annotated[int, Field(gt=0)] | None = None
     tokens_per_minute: Annotated[int, Field(gt=0)] | None = None
     pinned_token_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    priority: Priority | None = None
 
     @property
     def digest(self) -> bytes:
@@ -134,16 +137,11 @@ class Limited(Refused):
     """A quota is used up; says when there will be some of it again."""
 
     def __init__(self, message: str, retry_after_s: float, status: int = 429) -> None:
-        super().__init__(status, message, "rate_limit_error")
-        self.retry_after_s = max(1, math.ceil(retry_after_s))
+        super().__init__(status, message, "rate_limit_error", retry_after_s=max(1, math.ceil(retry_after_s)))
 
     def elsewhere(self) -> "Limited":
         """The same, offered to another replica, where some of the quota may be left."""
         return Limited(str(self), self.retry_after_s, ELSEWHERE_STATUS)
-
-    def headers(self) -> Headers:
-        """When to come again."""
-        return ((b"retry-after", str(self.retry_after_s).encode()),)
 
 
 class Unauthorized(Refused):
@@ -195,7 +193,7 @@ class Bucket:
 
 
 class Holder:
-    """A key's name, role and quotas on this replica.
+    """A key's name, role, class and quotas on this replica.
 
     Args:
         entry: of the file.
@@ -204,7 +202,7 @@ class Holder:
     """
 
     def __init__(self, entry: KeyEntry, parts: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
-        self.name, self.role = entry.name, entry.role
+        self.name, self.role, self.priority = entry.name, entry.role, entry.priority
         self._parts = parts
         tokens, share = entry.tokens_per_minute, entry.pinned_token_share
         self._requests = None if entry.requests_per_minute is None else Bucket(entry.requests_per_minute, clock)

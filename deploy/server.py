@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,15 @@ from vllm import envs
 
 from controller.config import ControllerConfig
 from deploy.access_log import Format, open_log, serve_logs
-from deploy.admission import Admission
+from deploy.admission import TOKENS_IN_QUEUE, Admission, Shares
 from deploy.agent import ReplicaAgent
 from deploy.control_app import CONTROLLER_ACTOR
 from deploy.engine import NestedFPEngine
 from deploy.front import grammars
 from deploy.front.app import Front
 from deploy.front.cors import allowing
-from deploy.front.generate import Generate, Route, Standing
+from deploy.front.deadline import EngineQueue
+from deploy.front.generate import Generate, Queueing, Route, Standing
 from deploy.front.handover import take_over
 from deploy.front.meter import PathMeter
 from deploy.front.pages import Shown
@@ -65,7 +66,9 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         llm_config: the model and its engine.
         controller: ``ControllerConfig`` as a dictionary.
         precision: False for a plain engine without modes (the peer in comparisons).
-        admission_limit: sequences in this replica at most; None: no limit until the controller sheds load.
+        admission: bounds on what is in this replica: the arguments ``limit``, ``tokens`` and ``shares`` of ``Admission``; without
+            ``tokens``, they come from the KV cache's size.
+        queue_deadline_s: of requests that say nothing of theirs; None: they wait as long as it takes.
         max_body_bytes: largest body of a request.
         grammar_cpu_s: processor time that compiling one grammar may take.
         keys_file: who may ask (deploy/keys.py); None: everybody, unless the environment names a file.
@@ -82,7 +85,8 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         *,
         controller: dict[str, Any],
         precision: bool,
-        admission_limit: int | None = None,
+        admission: Mapping[str, Any],
+        queue_deadline_s: float | None,
         max_body_bytes: int,
         grammar_cpu_s: float,
         keys_file: str | None = None,
@@ -109,7 +113,17 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             await warm_up(self.engine, llm_config.model_id)
         # vLLM looks at the environment several times for each output unless it is told that nothing changes any more.
         envs.enable_envs_cache()
-        self._admission = Admission(admission_limit, sequences=llm_config.engine_kwargs["max_num_seqs"])
+        settings = self.engine.client.vllm_config
+        self._by_priority = settings.scheduler_config.policy == "priority"
+        self._queue_deadline_s = queue_deadline_s
+        capacity = settings.cache_config.kv_cache_size_tokens
+        self._admission = Admission(
+            admission["limit"],
+            sequences=llm_config.engine_kwargs["max_num_seqs"],
+            tokens=admission["tokens"] or (None if capacity is None else TOKENS_IN_QUEUE * capacity),
+            shares=Shares(*admission["shares"]),
+            in_order=not self._by_priority,
+        )
         if not precision:
             self._page = await self._metrics()
             return
@@ -183,6 +197,11 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             self._agent or Standing(),
             self._max_body_bytes,
             self._keys,
+            Queueing(
+                self._queue_deadline_s,
+                self._by_priority,
+                None if self._agent is None else EngineQueue(self.engine.client, self.engine.call),
+            ),
         )
         health = Health(
             serve.get_replica_context().replica_id.unique_id,

@@ -6,6 +6,8 @@
     handover.py   takes a request over from vLLM's serving objects just before they would consume its outputs
     requests.py   reads and checks a request before anything else sees it
     bounds.py     what one request may ask for
+    asked.py      what it asks of the engine: sequences and tokens
+    deadline.py   ends a request that the engine has not begun in time
     grammars.py   tries each grammar of a structured output in a process of its own (grammar_process.py) before the engine
     replies.py    answers that are no stream, and errors in OpenAI's format
     meter.py      what a request waits for on this path, and how long

@@ -11,16 +11,26 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from deploy.admission import Admission
+from deploy.admission import Admission, NoRoom, Place, Reason
 from deploy.front import streams
-from deploy.front.bounds import sequences
+from deploy.front.asked import asked_of
+from deploy.front.deadline import Queue, QueueDeadline
 from deploy.front.handover import TURN, Handover, Turn, prompt_tokens_of
 from deploy.front.meter import Passage, PathMeter
-from deploy.front.replies import Refused, refuse, reply
-from deploy.front.requests import apply_pin, one_line, parse, read_body, unknown_fields
+from deploy.front.replies import OVERLOADED, Refused, refuse, reply
+from deploy.front.requests import (
+    apply_pin,
+    one_line,
+    parse,
+    queue_deadline_s,
+    read_body,
+    stated_priority,
+    unknown_fields,
+)
 from deploy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS, Limits
 from deploy.keys import Holder, Keys, Limited
 from deploy.metrics.requests import Outcome, outcome_of
+from deploy.priority import NotAllowed, Ranked, ranked
 from deploy.usage import StreamDiscloser, disclose
 from nestedfp.vllm_plugin.frontend import collected, counts_of, total, usage_of
 
@@ -40,6 +50,21 @@ class Route:
     serving: Any
     method: str
     chat: bool
+
+
+@dataclass(frozen=True)
+class Queueing:
+    """How requests wait for the engine.
+
+    Attributes:
+        deadline_s: from the arrival, for requests that say nothing; None: as long as it takes.
+        by_priority: the engine begins the ones of a lower number first (vLLM's ``scheduling_policy``).
+        queue: of the engine; None: it cannot be asked which requests it has begun.
+    """
+
+    deadline_s: float | None = None
+    by_priority: bool = False
+    queue: Queue | None = None
 
 
 class Elsewhere:
@@ -71,6 +96,7 @@ class Generate:
         standing: what the controller has said about this replica and its peers.
         max_body_bytes: largest body.
         keys: who may ask; without: everybody.
+        queueing: how requests wait for the engine.
     """
 
     def __init__(
@@ -82,6 +108,7 @@ class Generate:
         standing: "Standing",
         max_body_bytes: int,
         keys: Keys | None = None,
+        queueing: Queueing = Queueing(),
     ) -> None:
         self.keys = keys or Keys()
         self.routes = routes
@@ -90,6 +117,7 @@ class Generate:
         self._meter = meter
         self._standing = standing
         self._max_body_bytes = max_body_bytes
+        self._queueing = queueing
         self._elsewhere = Elsewhere()
 
     async def __call__(self, route: Route, scope: Any, receive: Any, send: Any, arrived_s: float) -> None:
@@ -97,7 +125,7 @@ class Generate:
         try:
             await self._admitted(route, scope, receive, send, passage)
         except Refused as refusal:
-            passage.outcome, passage.status = outcome_of(refusal.status, ELSEWHERE_STATUS), refusal.status
+            passage.outcome, passage.status = _outcome_of(refusal), refusal.status
             await refuse(send, refusal)
         except asyncio.CancelledError:
             passage.outcome = Outcome.LEFT
@@ -119,20 +147,66 @@ class Generate:
         passage.pinned = pinned = apply_pin(request, headers)
         size = len(body)
         if self._client.errored:
-            raise self._refusal(headers, size, 503, "this replica's engine has died; it is being replaced")
+            raise self._dead(headers, size, "this replica's engine has died; it is being replaced")
         if pinned and self._standing.pinned_go_elsewhere() and self._elsewhere.may_go(headers, size):
             raise Refused(ELSEWHERE_STATUS, "another replica runs exact FP16")
-        weight = sequences(request)
-        if not self._admission.enter(weight):
-            raise self._refusal(headers, size, 429, self._admission.message())
+        rank = self._rank(request, headers, holder, pinned)
+        deadline_s = queue_deadline_s(request, headers, self._queueing.deadline_s)
+        left_s = None if deadline_s is None else max(0.0, deadline_s - (self._meter.clock() - passage.arrived_s))
+        try:
+            place = self._admission.enter(asked_of(request), rank.priority, left_s)
+        except NoRoom as no_room:
+            raise self._full(no_room, headers, size) from None
+        at_s = None if deadline_s is None else passage.arrived_s + deadline_s
+        turn = self._turn(route, request, passage, place, rank, at_s, headers, size)
         try:
             if holder is not None:
                 self._take_from_quota(holder, pinned, headers, size)
-            await self._answer(route, request, scope, send, passage, headers, size)
+            await self._answer(route, request, scope, send, turn, headers, size)
         finally:
-            self._admission.leave(weight)
+            turn.ended()
+            place.leave(passage.completion_tokens)
             if holder is not None:
                 holder.leave(passage.used_tokens, pinned)
+
+    def _rank(self, request: Any, headers: dict[bytes, bytes], holder: Holder | None, pinned: bool) -> Ranked:
+        own, anything = (None, True) if holder is None else (holder.priority, False)
+        try:
+            return ranked(stated_priority(request, headers), own, anything=anything, pinned=pinned)
+        except NotAllowed as error:
+            raise Refused(403, str(error), "permission_error", "priority") from None
+
+    def _turn(
+        self,
+        route: Route,
+        request: Any,
+        passage: Passage,
+        place: Place,
+        rank: Ranked,
+        at_s: float | None,
+        headers: dict[bytes, bytes],
+        size: int,
+    ) -> Turn:
+        def late(in_engine: bool) -> Refused:
+            passage.prompt_tokens = 0  # nobody has computed them
+            no_room = self._admission.late(rank.priority, in_engine)
+            return Refused(503, str(no_room), OVERLOADED, retry_after_s=no_room.retry_after_s)
+
+        return Turn(
+            streams.is_plain(request, route.chat),
+            passage,
+            None if request.use_beam_search else place,  # beams are requests of one token each: the estimate stands
+            None if at_s is None else QueueDeadline(at_s, late, self._queueing.queue, self._meter.clock),
+            rank.engine if self._queueing.by_priority else 0,
+            lambda no_room: self._full(no_room, headers, size),
+        )
+
+    def _full(self, no_room: NoRoom, headers: dict[bytes, bytes], size: int) -> Refused:
+        """What a client hears that finds no room; where there is another replica, that one is asked first."""
+        status = 503 if no_room.reason is Reason.DEADLINE else 429
+        if self._standing.has_peers() and self._elsewhere.may_go(headers, size):
+            status = ELSEWHERE_STATUS
+        return Refused(status, str(no_room), OVERLOADED, retry_after_s=no_room.retry_after_s)
 
     def _take_from_quota(self, holder: Holder, pinned: bool, headers: dict[bytes, bytes], size: int) -> None:
         try:
@@ -142,12 +216,10 @@ class Generate:
                 raise limited.elsewhere() from None
             raise
 
-    def _refusal(self, headers: dict[bytes, bytes], size: int, status: int, message: str) -> Refused:
-        kind = "overloaded_error" if status == 429 else "service_unavailable"
+    def _dead(self, headers: dict[bytes, bytes], size: int, message: str) -> Refused:
         # A replica whose engine is dead sends everything on: the controller no longer counts it among those that are ready.
-        if (status == 503 or self._standing.has_peers()) and self._elsewhere.may_go(headers, size):
-            status = ELSEWHERE_STATUS
-        return Refused(status, message, kind)
+        status = ELSEWHERE_STATUS if self._elsewhere.may_go(headers, size) else 503
+        return Refused(status, message, "service_unavailable")
 
     async def _answer(
         self,
@@ -155,13 +227,13 @@ class Generate:
         request: Any,
         scope: Any,
         send: Any,
-        passage: Passage,
+        turn: Turn,
         headers: dict[bytes, bytes],
         size: int,
     ) -> None:
+        passage = turn.passage
         extra = unknown_fields(request)
         notes = [(IGNORED_HEADER, ", ".join(extra)[:500].encode("ascii", "replace"))] if extra else []
-        turn = Turn(streams.is_plain(request, route.chat), passage)
         TURN.set(turn)
         with collected() as counts:
             passage.counts = counts
@@ -190,7 +262,7 @@ class Generate:
         if isinstance(error, EngineDeadError):
             message = "the engine has died; it is being replaced"
             if passage.submitted_s is None:
-                return self._refusal(headers, size, 503, message)
+                return self._dead(headers, size, message)
             # Not offered to another replica: the request may be what killed this one.
             return Refused(503, f"{message}; this request was in it", "service_unavailable")
         accepted = (turn := TURN.get()) is not None and turn.accepted
@@ -229,10 +301,12 @@ class Generate:
                 completion_tokens += new_tokens
                 passage.completion_tokens = completion_tokens
                 if new_tokens and not begun and (turn := TURN.get()) is not None:
-                    turn.accepted = True
+                    turn.first_token()
                 if output.prompt_token_ids is not None:
                     prompt_tokens = len(output.prompt_token_ids)
                 if output.finished:
+                    if not begun and (turn := TURN.get()) is not None and turn.withdrawn is not None:
+                        raise turn.withdrawn
                     if part.finish_reason == "error":
                         from vllm.exceptions import GenerationError
 
@@ -268,7 +342,7 @@ class Generate:
                 raise
             await call.abort(collector)
             refusal = self._explained(error, passage, {}, RETRYABLE_BODY_BYTES + 1)
-            passage.outcome = outcome_of(refusal.status, ELSEWHERE_STATUS)
+            passage.outcome = _outcome_of(refusal)
             await send({"type": "http.response.body", "body": streams.error_events(refusal.body())})
         finally:
             collector.close()
@@ -317,6 +391,11 @@ class Generate:
         if counts:
             answer["usage"] = disclose(answer.get("usage"), usage_of(total(counts.values())))
         await reply(send, 200, msgspec.json.encode(answer), notes)
+
+
+def _outcome_of(refusal: Refused) -> Outcome:
+    outcome = outcome_of(refusal.status, ELSEWHERE_STATUS)
+    return Outcome.REFUSED if outcome is Outcome.FAILED and refusal.kind == OVERLOADED else outcome
 
 
 def _observe(outputs: list[Any], passage: Passage) -> None:

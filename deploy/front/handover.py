@@ -7,11 +7,13 @@ front relies on are in this file.
 """
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from deploy.admission import NoRoom, Place
+from deploy.front.deadline import QueueDeadline
 from deploy.front.grammars import Grammars
 from deploy.front.meter import Passage
 from deploy.front.replies import Refused
@@ -28,16 +30,19 @@ class EngineCall:
     request_id: str
     options: dict[str, Any]
     grammars: Grammars | None = None
+    turn: "Turn | None" = None
 
     async def start(self) -> Any:
         """Give the request to the engine; return vLLM's collector of its outputs.
 
         Raises:
-            Refused: its grammar does not compile in time.
+            Refused: its grammar does not compile in time, or its queue deadline is up.
             Exception: what vLLM says of a request that it refuses.
         """
         if self.grammars is not None:
             await self.grammars.check(self.params)
+        if self.turn is not None:
+            self.turn.hands_over()
         return await self.client.add_request(self.request_id, self.prompt, self.params, **self.options)
 
     async def abort(self, collector: Any) -> None:
@@ -54,16 +59,79 @@ class Handover:
 
 
 class Turn:
-    """What the serving objects and the front say to each other about the request of the present task."""
+    """What the serving objects and the front say to each other about the request of the present task.
 
-    def __init__(self, plain: bool, passage: Passage) -> None:
+    Args:
+        plain: it is streamed by this front.
+        passage: of the request.
+        place: in the replica; None: nobody counts it.
+        deadline: of its wait for the engine; None: it has none.
+        priority: among the engine's requests: the lower, the earlier.
+        refusal: makes of a want of room what the client hears.
+    """
+
+    def __init__(
+        self,
+        plain: bool,
+        passage: Passage,
+        place: Place | None = None,
+        deadline: QueueDeadline | None = None,
+        priority: int = 0,
+        refusal: Callable[[NoRoom], Refused] = lambda no_room: Refused(429, str(no_room)),
+    ) -> None:
         self.plain = plain
         self.passage = passage
+        self.priority = priority
+        self._place, self._deadline, self._refusal = place, deadline, refusal
         self.calls: list[EngineCall] = []
         self.accepted = False  # the engine has computed a token of it
         self.refused: Refused | None = None  # before the engine heard of it; vLLM's streams make another error of it
         self.constrained = False  # by a grammar, which may turn out to have no way on
         self.finished: list[Any] = []  # the outputs that ended a sequence, where vLLM's own code consumes them
+
+    def tokenized(self, prompt: Any, params: Any) -> None:
+        """A prompt has become tokens, and the engine is to be called with it.
+
+        Raises:
+            Refused: there is no room for what the request turns out to be.
+        """
+        most = getattr(params, "max_tokens", None)
+        if self._place is None or most is None:
+            return
+        try:
+            self._place.settle(prompt_tokens_of(prompt), most)
+        except NoRoom as no_room:
+            self.refused = self._refusal(no_room)
+            raise self.refused from None
+
+    def hands_over(self) -> None:
+        """The engine is about to be given a prompt.
+
+        Raises:
+            Refused: the request's queue deadline is up.
+        """
+        if self._deadline is not None:
+            try:
+                self._deadline.hand_over(self.passage.counts)
+            except Refused as refusal:
+                self.refused = refusal
+                raise
+
+    def first_token(self) -> None:
+        """The engine has computed a token."""
+        self.accepted = True
+        if self._deadline is not None:
+            self._deadline.begun()
+
+    def ended(self) -> None:
+        """The request has left."""
+        if self._deadline is not None:
+            self._deadline.close()
+
+    @property
+    def withdrawn(self) -> Refused | None:
+        """Why the request was taken out of the engine before it had begun; None: it was not."""
+        return None if self._deadline is None else self._deadline.refused
 
 
 TURN: ContextVar[Turn | None] = ContextVar("nestedfp_turn", default=None)
@@ -83,9 +151,13 @@ class Engine:
         turn = TURN.get()
         if turn is None:
             return self._client.generate(prompt, sampling_params, request_id, **options)
+        turn.tokenized(prompt, sampling_params)
+        if "priority" in options:  # vLLM's is the client's word, which its key may not allow
+            options["priority"] = turn.priority
         turn.constrained = turn.constrained or getattr(sampling_params, "structured_outputs", None) is not None
         if turn.plain:
-            turn.calls.append(EngineCall(self._client, prompt, sampling_params, request_id, options, self._grammars))
+            call = EngineCall(self._client, prompt, sampling_params, request_id, options, self._grammars, turn)
+            turn.calls.append(call)
         return self._observed(turn, prompt, sampling_params, request_id, options)
 
     async def _observed(self, turn: Turn, prompt: Any, params: Any, request_id: str, options: dict[str, Any]) -> Any:
@@ -95,14 +167,19 @@ class Engine:
             except Refused as refusal:
                 turn.refused = refusal
                 raise
+        turn.hands_over()
         turn.passage.submitted()
         turn.passage.prompt_tokens += prompt_tokens_of(prompt)
         async for output in self._client.generate(prompt, params, request_id, **options):
             # A stream's outputs bring what is new, an answer in one piece has one output.
             new_tokens = sum(len(part.token_ids) for part in getattr(output, "outputs", ()))
             turn.passage.completion_tokens += new_tokens
-            turn.accepted = turn.accepted or new_tokens > 0
+            if new_tokens and not turn.accepted:
+                turn.first_token()
             if output.finished:
+                if (withdrawn := turn.withdrawn) is not None:
+                    turn.refused = withdrawn
+                    raise withdrawn
                 turn.finished.append(output)
             yield output
 

@@ -9,6 +9,7 @@ from deploy.haproxy_config import ELSEWHERE_STATUS, RETRY_AFTER_S
 
 Headers = Iterable[tuple[bytes, bytes]]
 Send = Any  # ASGI's send
+OVERLOADED = "overloaded_error"  # the kind of a refusal for want of room
 JSON = (b"content-type", b"application/json")
 
 
@@ -20,13 +21,19 @@ class Refused(Exception):
         message: one sentence for the client.
         kind: OpenAI's ``type`` of the error.
         param: the field of the request that is to blame.
+        retry_after_s: when to come again, where that helps: with 429, 503, and what is offered elsewhere.
     """
 
     def __init__(
-        self, status: int, message: str, kind: str = "invalid_request_error", param: str | None = None
+        self,
+        status: int,
+        message: str,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        retry_after_s: int = RETRY_AFTER_S,
     ) -> None:
         super().__init__(message)
-        self.status, self.kind, self.param = status, kind, param
+        self.status, self.kind, self.param, self.retry_after_s = status, kind, param, retry_after_s
 
     def body(self) -> bytes:
         """The error in OpenAI's format."""
@@ -36,7 +43,7 @@ class Refused(Exception):
     def headers(self) -> Headers:
         """What goes with it: when to come again, where that helps."""
         if self.status in (429, 503, ELSEWHERE_STATUS):
-            return ((b"retry-after", str(RETRY_AFTER_S).encode()),)
+            return ((b"retry-after", str(self.retry_after_s).encode()),)
         return ()
 
 

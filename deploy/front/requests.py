@@ -5,12 +5,16 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from deploy.front.bounds import check_bounds
+from deploy.front.bounds import INT32, check_bounds
 from deploy.front.replies import Refused
 from nestedfp.vllm_plugin.pin import PIN_HEADER, PIN_KEY, parse_pin
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
-KNOWN_XARGS = frozenset({PIN_KEY})
+DEADLINE_KEY = "queue_deadline_s"  # in vllm_xargs
+DEADLINE_HEADER = "x-nestedfp-queue-deadline-s"
+LONGEST_DEADLINE_S = 3600.0
+PRIORITY_HEADER = "x-vllm-priority"  # vLLM's own; it goes before the body's field
+KNOWN_XARGS = frozenset({PIN_KEY, DEADLINE_KEY})
 BODY_S = 60.0  # a body must have arrived within this time: a client that trickles holds a place in the path
 
 
@@ -91,6 +95,52 @@ def apply_pin(request: Any, headers: dict[bytes, bytes]) -> bool:
     if pinned and request.use_beam_search:
         raise Refused(400, "use_beam_search cannot be pinned to FP16: leave one of the two out", param=PIN_KEY)
     return pinned
+
+
+def queue_deadline_s(request: Any, headers: dict[bytes, bytes], usual_s: float | None) -> float | None:
+    """Return how long the engine may take from the arrival until it begins a request; None: as long as it takes.
+
+    Args:
+        usual_s: of a request that says nothing.
+
+    Raises:
+        Refused: 400 for what is no such time.
+    """
+    given: Any = (request.vllm_xargs or {}).get(DEADLINE_KEY)
+    if given is None and (header := headers.get(DEADLINE_HEADER.encode())) is not None:
+        given = header.decode("latin-1")
+    if given is None:
+        return usual_s
+    try:
+        deadline_s = float(given)
+    except (TypeError, ValueError, OverflowError):
+        deadline_s = 0.0
+    if not 0 < deadline_s <= LONGEST_DEADLINE_S:  # NaN is refused as well
+        raise Refused(
+            400,
+            f"{DEADLINE_KEY} is expected to be seconds, more than 0 and at most {LONGEST_DEADLINE_S:g}, got {given!r:.40}; set it "
+            f"in vllm_xargs.{DEADLINE_KEY} or in the header {DEADLINE_HEADER}",
+            param=f"vllm_xargs.{DEADLINE_KEY}",
+        )
+    return deadline_s
+
+
+def stated_priority(request: Any, headers: dict[bytes, bytes]) -> int:
+    """Return the number that a request gives itself, as vLLM reads it: the lower, the earlier; 0: none.
+
+    Raises:
+        Refused: 400 for one that the engine cannot keep.
+    """
+    header = headers.get(PRIORITY_HEADER.encode())
+    if header is None:
+        return int(request.priority)
+    try:
+        stated = int(header.decode("latin-1"))
+    except ValueError:  # vLLM passes over it
+        return int(request.priority)
+    if not -INT32 <= stated <= INT32:
+        raise Refused(400, f"{PRIORITY_HEADER} is expected between {-INT32} and {INT32}, got {stated!r:.40}")
+    return stated
 
 
 def unknown_fields(request: Any) -> list[str]:

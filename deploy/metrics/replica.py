@@ -122,13 +122,27 @@ def path_families(path: PathStats, admission: Admission) -> Iterator[Metric]:
     yield gauge("nestedfp_path_loop_lag_seconds", "Largest lag of the event loop, last second", path.loop_lag_ms / 1e3)
     yield gauge("nestedfp_open_requests", "Requests in this replica", path.open_streams)
     yield gauge("nestedfp_paused_streams", "Streams whose clients do not read", path.paused_streams)
-    yield CounterMetricFamily(
-        "nestedfp_admission_refused", "Requests turned away by the admission limit", value=admission.refused
+    yield from admission_families(admission)
+
+
+def admission_families(admission: Admission) -> Iterator[Metric]:
+    """Yield what is inside, what may be, and who was refused."""
+    refused = CounterMetricFamily(
+        "nestedfp_admission_refused", "Requests refused for want of room or time", labels=("reason", "priority")
     )
+    for labels, count in admission.refusals.items():
+        refused.add_metric(labels, count)
+    yield refused
     yield gauge("nestedfp_admission_sequences", "Sequences inside", admission.inside)
+    yield gauge("nestedfp_admission_tokens", "Tokens that the requests inside ask for", admission.tokens_inside)
     if admission.limit is not None:
         yield gauge("nestedfp_admission_limit_sequences", "Sequences inside at most; none: no limit", admission.limit)
-    yield gauge("nestedfp_admission_scale_ratio", "What the controller multiplies the limit by", admission.scale)
+    if admission.token_limit is not None:
+        yield gauge("nestedfp_admission_limit_tokens", "Tokens inside at most; none: no limit", admission.token_limit)
+    if (wait_s := admission.expected_wait_s()) is not None:
+        text = "How long the engine will take to begin a request that comes now; none: nobody knows"
+        yield gauge("nestedfp_admission_expected_wait_seconds", text, wait_s)
+    yield gauge("nestedfp_admission_scale_ratio", "What the controller multiplies the limits by", admission.scale)
 
 
 class ReplicaMetrics:

@@ -22,7 +22,7 @@ class Outcome(enum.StrEnum):
     OK = "ok"  # answered to its end
     INVALID = "invalid"  # 4xx but for those below
     DENIED = "denied"  # 401, 403
-    REFUSED = "refused"  # 429: no room
+    REFUSED = "refused"  # 429: no room, or a quota is used up; 503: not before its queue deadline
     ELSEWHERE = "elsewhere"  # offered to another replica, which counts it as well
     FAILED = "failed"  # 5xx, or an error inside a stream
     LEFT = "left"  # the client went away

@@ -322,6 +322,18 @@ class PrecisionMixin:
         """Forget how long the warm-up's steps took, so that nobody takes a cold start for an overload."""
         self._totals.forget_durations()
 
+    def nestedfp_not_begun(self, request_ids: list[str]) -> bool:
+        """Return whether these requests are in the queue and no step has computed anything of any of them."""
+        requests = [self.requests.get(rid) for rid in request_ids]
+        begun = (RequestStatus.RUNNING, RequestStatus.PREEMPTED)
+        return all(
+            request is not None
+            and request.status not in begun
+            and not request.is_finished()
+            and not request.nestedfp_started
+            for request in requests
+        )
+
     def nestedfp_step_seconds(self) -> dict[str, float]:
         """Return how many seconds the steps of each precision have taken since the start."""
         return {mode.value: seconds for mode, seconds in self._totals.seconds.items()}
@@ -394,6 +406,7 @@ def make_scheduler(*, vllm_config: Any, **kwargs: Any) -> Any:
     EngineCore.nestedfp_step_costs = lambda core: _with_workers_answers(core).nestedfp_step_costs()
     EngineCore.nestedfp_warmed_up = lambda core: core.scheduler.nestedfp_warmed_up()
     EngineCore.nestedfp_stats = lambda core: core.scheduler.nestedfp_stats()
+    EngineCore.nestedfp_not_begun = lambda core, request_ids: core.scheduler.nestedfp_not_begun(request_ids)
     EngineCore.nestedfp_step_seconds = lambda core: core.scheduler.nestedfp_step_seconds()
     EngineCore.nestedfp_layers = lambda core: core.model_executor.collective_rpc("nestedfp_layers")[0]
     EngineCore.nestedfp_self_checks = lambda core: core.model_executor.collective_rpc("nestedfp_self_check")

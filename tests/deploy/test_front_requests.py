@@ -6,9 +6,19 @@ import json
 import pytest
 from vllm_parts import SamplingParams  # noqa: F401  first: it silences third-party warnings
 
+from deploy.admission import Asked
 from deploy.front import bounds, requests
+from deploy.front.asked import asked_of
 from deploy.front.replies import Refused
-from deploy.front.requests import apply_pin, one_line, parse, read_body, unknown_fields
+from deploy.front.requests import (
+    apply_pin,
+    one_line,
+    parse,
+    queue_deadline_s,
+    read_body,
+    stated_priority,
+    unknown_fields,
+)
 
 vllm = pytest.importorskip("vllm")
 
@@ -246,3 +256,74 @@ def test_tools_are_schemas_too():
 )
 def test_what_people_write_passes(structured):
     assert completion(structured_outputs=structured).structured_outputs is not None
+
+
+# -- what it asks of the engine, and how it waits ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        ({"prompt": "x" * 40}, Asked(1, 1, 10, 16)),  # vLLM's completions have 16 tokens unless they say otherwise
+        ({"prompt": ["x" * 40, "y" * 80], "n": 3, "max_tokens": 5}, Asked(2, 3, 30, 5)),
+        ({"prompt": [7] * 40, "max_tokens": 5}, Asked(1, 1, 40, 5)),
+        ({"prompt": [[7] * 40, [8] * 2], "max_tokens": 5}, Asked(2, 1, 42, 5)),
+    ],
+)
+def test_what_a_completion_asks_for_is_estimated_from_its_texts_and_known_from_token_ids(body, wanted):
+    assert asked_of(completion(**body)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        ({"messages": [{"role": "user", "content": "x" * 40}] * 2}, Asked(1, 1, 20, None)),
+        ({"max_tokens": 5, "n": 2}, Asked(1, 2, 0, 5)),
+        ({"max_completion_tokens": 7, "max_tokens": 5}, Asked(1, 1, 0, 7)),
+    ],
+)
+def test_what_a_chat_asks_for(body, wanted):
+    assert asked_of(chat(**body)) == wanted
+
+
+def test_the_parts_of_a_message_can_still_be_read_after_they_were_counted():
+    parts = [{"type": "text", "text": "x" * 40}, {"type": "text", "text": "y"}]
+    request = chat(messages=[{"role": "user", "content": parts}])
+    asked_of(request)
+    assert [part["text"] for part in request.messages[0]["content"]] == ["x" * 40, "y"]
+
+
+@pytest.mark.parametrize(
+    ("xargs", "header", "wanted"),
+    [
+        (None, None, 9.0),
+        ({"queue_deadline_s": 2}, None, 2.0),
+        ({"queue_deadline_s": "0.5"}, None, 0.5),
+        (None, b"0.25", 0.25),
+        ({"queue_deadline_s": 2}, b"5", 2.0),
+    ],
+)
+def test_a_queue_deadline_is_the_bodys_or_the_headers_or_the_configurations(xargs, header, wanted):
+    headers = {} if header is None else {b"x-nestedfp-queue-deadline-s": header}
+    request = completion(vllm_xargs=xargs)
+    assert queue_deadline_s(request, headers, 9.0) == wanted
+    assert unknown_fields(request) == []
+
+
+@pytest.mark.parametrize("given", [0, -1, "soon", "nan", "inf", 1e9, "1" * 400, [1]])
+def test_a_queue_deadline_that_is_none_is_refused(given):
+    error = refusal(queue_deadline_s, completion(vllm_xargs={"queue_deadline_s": given}), {}, None)
+    assert (error.status, error.param) == (400, "vllm_xargs.queue_deadline_s")
+    assert len(str(error)) < 300
+
+
+@pytest.mark.parametrize(
+    ("header", "wanted"), [(None, 3), (b"-2", -2), (b"soon", 3), (b"0", 0), ("\xb2".encode("latin-1"), 3)]
+)
+def test_a_priority_is_read_as_vllm_reads_it(header, wanted):
+    headers = {} if header is None else {b"x-vllm-priority": header}
+    assert stated_priority(completion(priority=3), headers) == wanted
+
+
+def test_a_priority_that_the_engine_cannot_keep_is_refused():
+    assert refusal(stated_priority, completion(), {b"x-vllm-priority": b"9" * 30}).status == 400

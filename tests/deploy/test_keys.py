@@ -68,6 +68,7 @@ def bearer(name):
         ({"keys": [{"name": "u", "key": "the-key-itself", "sha256": digest("x")}]}, "keys.0.key"),
         ({"keys": [entry("u", role="root")]}, "keys.0.role"),
         ({"keys": [entry("u", requests_per_minute=0)]}, "keys.0.requests_per_minute"),
+        ({"keys": [entry("u", priority="urgent")]}, "keys.0.priority"),
         ({"keys": [entry("p", role="pin", pinned_token_share=0.5)]}, "pinned_token_share needs tokens_per_minute"),
         ({"keys": [entry("u", tokens_per_minute=9, pinned_token_share=0.5)]}, "a user cannot pin"),
         ({"keys": [entry("a b", "x")]}, "keys.0.name"),

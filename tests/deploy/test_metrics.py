@@ -10,13 +10,14 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from controller.config import ControllerConfig
 from controller.decide.loop import ControlLoop
 from controller.messages import PathStats
-from deploy.admission import Admission
+from deploy.admission import Admission, Asked, NoRoom
 from deploy.front.meter import PathMeter
 from deploy.metrics import controller, page
 from deploy.metrics.bulk import BulkHistogram, lean_statistics
 from deploy.metrics.cluster import ClusterMetrics
 from deploy.metrics.replica import ReplicaMetrics, ReplicaView
 from deploy.metrics.requests import Outcome, Precision, RequestMetrics, outcome_of, precision_of
+from deploy.priority import Priority
 from nestedfp.modes import DirectiveMode
 from nestedfp.vllm_plugin.accounting import TokenCounts
 
@@ -102,6 +103,24 @@ def test_a_replica_tells_its_precision_queue_and_path():
 def test_requests_that_wait_go_on_waiting_while_the_statistics_age():
     assert value(replica_page(), "nestedfp_engine_oldest_wait_seconds", **LABELS) == 1.5
     assert value(replica_page(waiting=0, oldest_wait_s=0.0), "nestedfp_engine_oldest_wait_seconds", **LABELS) == 0
+
+
+def test_refusals_have_their_reason_and_class_and_are_there_from_the_start():
+    admission = Admission(1, 4, tokens=500)
+    admission.enter(Asked(prompt_tokens=7))
+    with pytest.raises(NoRoom):
+        admission.enter(priority=Priority.BATCH)
+    text = ReplicaMetrics(LABELS, RequestMetrics(), admission, {}).text(None, PathStats())
+    found = {
+        (dict(labels)["reason"], dict(labels)["priority"]): value
+        for (name, labels), value in samples(text).items()
+        if name == "nestedfp_admission_refused_total"
+    }
+    assert len(found) == 4 * 3
+    assert {key for key, value in found.items() if value} == {("sequences", "batch")}
+    assert value(text, "nestedfp_admission_tokens", **LABELS) == 7
+    assert value(text, "nestedfp_admission_limit_tokens", **LABELS) == 500
+    assert value(text, "nestedfp_admission_expected_wait_seconds", **LABELS) == 0
 
 
 def test_a_plain_engine_has_a_page_as_well():

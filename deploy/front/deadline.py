@@ -1,0 +1,130 @@
+"""Ends a request that the engine has not begun when its queue deadline is up.
+
+In front of the engine, where a request waits for a tokenizer or a grammar, it is looked at when the request is handed over. In
+the engine a timer runs until the first token. When it is up the engine is asked whether it has begun the request; only if not, the
+request is taken out. One that has begun is finished, however late.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+from deploy.front.replies import Refused
+
+log = logging.getLogger(__name__)
+
+
+class Queue(Protocol):
+    """The engine's queue, as far as a deadline needs it."""
+
+    async def not_begun(self, counts: Mapping[str, Any]) -> list[str]:
+        """Return what to abort of a request if the engine has begun nothing of it; else nothing."""
+
+    async def abort(self, ids: list[str]) -> None:
+        """Take them out; what waits for their outputs gets a last one."""
+
+
+class EngineQueue:
+    """The queue of a NestedFP engine.
+
+    Args:
+        client: vLLM's ``AsyncLLM``.
+        call: calls a utility of the engine core by name.
+    """
+
+    def __init__(self, client: Any, call: Callable[..., Awaitable[Any]]) -> None:
+        self._client, self._call = client, call
+
+    async def not_begun(self, counts: Mapping[str, Any]) -> list[str]:
+        # By the object that collects this one request's tokens: clients choose request ids, and may use one twice.
+        states = self._client.output_processor.request_states
+        own = {rid: state for rid, state in states.items() if getattr(state, "nestedfp_collecting", None) is counts}
+        if not own or not await self._call("nestedfp_not_begun", list(own)):
+            return []
+        # The sequences of one prompt go through their parent, which would stay behind otherwise.
+        return list(
+            {rid if state.parent_req is None else state.parent_req.request_id: None for rid, state in own.items()}
+        )
+
+    async def abort(self, ids: list[str]) -> None:
+        await self._client.abort(ids, internal=True)
+
+
+class QueueDeadline:
+    """The deadline of one request.
+
+    Args:
+        at_s: when the engine must have begun it, by ``clock``.
+        late: makes the refusal of a request whose time is up; says whether the engine has it.
+        queue: of the engine; None: it cannot be asked, and a request that it has is finished.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        at_s: float,
+        late: Callable[[bool], Refused],
+        queue: Queue | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._at_s, self._late, self._queue, self._clock = at_s, late, queue, clock
+        self._counts: Mapping[str, Any] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._asking: asyncio.Task[None] | None = None
+        self._handed_over = False
+        self._over = False  # nothing more is to be watched
+        self.refused: Refused | None = None  # the request was taken out of the engine
+
+    def hand_over(self, counts: Mapping[str, Any]) -> None:
+        """The engine is about to be given the request, or one of its prompts.
+
+        Args:
+            counts: the object that collects the request's tokens.
+
+        Raises:
+            Refused: its time is up.
+        """
+        if self.refused is not None:
+            raise self.refused
+        if self._handed_over:
+            return
+        left_s = self._at_s - self._clock()
+        if left_s <= 0:
+            self.refused = self._late(False)
+            raise self.refused
+        self._handed_over = True
+        if self._queue is not None:
+            self._counts = counts
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._up)
+
+    def begun(self) -> None:
+        """The engine has answered with a first token, or the request has ended."""
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def close(self) -> None:
+        """The request has left."""
+        self.begun()
+        if self._asking is not None:
+            self._asking.cancel()
+
+    def _up(self) -> None:
+        if not self._over:
+            self._asking = asyncio.create_task(self._ask())
+
+    async def _ask(self) -> None:
+        assert self._queue is not None
+        try:
+            ids = await self._queue.not_begun(self._counts)
+            if not ids or self._over:
+                return
+            self._over = True
+            self.refused = self._late(True)  # before the abort: its last output wakes up whoever waits
+            await self._queue.abort(ids)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            log.warning("a request beyond its queue deadline stays: the engine does not answer: %r", error)
