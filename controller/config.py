@@ -10,7 +10,9 @@ from pydantic import Field, ValidationError, model_validator
 from controller.audit import Scope
 from controller.messages import Fallback
 from controller.policies import POLICIES, PolicyConfig
-from controller.policies.deadlines import Deadlines
+from controller.policies.deadlines import Deadlines, rule_of
+from nestedfp.modes import DirectiveMode
+from nestedfp.step_rule import StepRule
 from workload.frozen import FrozenModel
 from workload.slo import Slo
 
@@ -114,6 +116,15 @@ class ControllerConfig(FrozenModel):
                     f"raise {large} or lower {small}"
                 )
         return self
+
+    @property
+    def lapsed(self) -> tuple[DirectiveMode, StepRule]:
+        """What a replica does without a lease, in full: mode and rule."""
+        if self.fallback.rule is not None:
+            return self.fallback.mode, self.fallback.rule
+        default = self.policy if isinstance(self.policy, Deadlines) else Deadlines()
+        rule = rule_of(self.slo, default.ttft_fraction, default.tpot_fraction, default.tpot_grace_tokens)
+        return self.fallback.mode, rule
 
 
 def check_reload(old: ControllerConfig, new: ControllerConfig) -> None:

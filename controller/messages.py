@@ -170,4 +170,4 @@ class Fallback(FrozenModel):
     """
 
     mode: DirectiveMode = DirectiveMode.AUTO
-    rule: StepRule = StepRule(fp8_wait_s=0.1)  # half of the usual interactive TTFT objective of 200 ms
+    rule: StepRule | None = None  # None: the deadlines of the SLO, which an engine keeps on its own

@@ -65,7 +65,7 @@ class ReplicaAgent:
         self._slo_evaluated = 0
         self._within_slo = 0
         self._started_s = time.monotonic()
-        self._follower = DirectiveFollower(replica_id, config.fallback)
+        self._follower = DirectiveFollower(replica_id, *config.lapsed)
         self._meter = meter or PathMeter()
         self._stats: dict[str, Any] | None = None
         self._stats_at_s = 0.0

@@ -6,7 +6,7 @@ forward ends it early.
 
 from dataclasses import dataclass
 
-from controller.messages import Directive, DirectiveAck, Fallback, StandingOrder
+from controller.messages import Directive, DirectiveAck, StandingOrder
 from controller.protocol.clock import SteadyClock
 from controller.protocol.publisher import CONFLICT
 from nestedfp.modes import DirectiveMode
@@ -30,12 +30,13 @@ class DirectiveFollower:
 
     Args:
         replica_id: finds the replica among a directive's exceptions, and goes into the acknowledgements.
-        fallback: what is in force without a lease.
+        mode: what is in force without a lease.
+        rule: that goes with it.
     """
 
-    def __init__(self, replica_id: str, fallback: Fallback) -> None:
+    def __init__(self, replica_id: str, mode: DirectiveMode, rule: StepRule) -> None:
         self._replica_id = replica_id
-        self._fallback = fallback
+        self._lapsed = mode, rule
         self._clock = SteadyClock()
         self._directive: Directive | None = None  # as it concerns this replica
         self._expires_at_s = 0.0  # on the steady clock
@@ -120,7 +121,7 @@ class DirectiveFollower:
     def _in_force(self, steady_s: float) -> InForce:
         directive = self._directive
         if directive is None or steady_s >= self._expires_at_s:
-            return InForce(self._fallback.mode, self._fallback.rule, self.epoch, "fallback", expired=True)
+            return InForce(*self._lapsed, self.epoch, "fallback", expired=True)
         return InForce(
             directive.mode,
             directive.rule,

@@ -55,7 +55,7 @@ class Replica:
         self._max_seqs = table.engine.max_num_seqs
         self._admission_scale = 1.0
         self._slo_ms = (config.slo.ttft_ms, config.slo.tpot_ms)
-        self._follower = DirectiveFollower(name, config.fallback)
+        self._follower = DirectiveFollower(name, *config.lapsed)
         self._directed: DirectiveMode | None = None
         self._seq = 0
         self._slo_evaluated = 0

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from controller_builders import make_snapshot
 
+from controller.config import ControllerConfig
 from controller.live.actor import ControllerActor
-from controller.messages import Directive, DirectiveAck, Fallback, ProxyStats
+from controller.messages import Directive, DirectiveAck, ProxyStats
 from controller.protocol import DirectiveFollower
 from nestedfp.modes import DirectiveMode
 
@@ -30,7 +31,7 @@ class Replicas:
     """Real followers behind a broadcast that the test can make slow or break."""
 
     def __init__(self, *names: str) -> None:
-        self.followers = {name: DirectiveFollower(name, Fallback()) for name in names}
+        self.followers = {name: DirectiveFollower(name, *ControllerConfig().lapsed) for name in names}
         self.received: list[Directive] = []
         self.before_delivery: Callable[[], Awaitable[None]] | None = None
         self.seq = 0

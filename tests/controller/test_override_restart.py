@@ -102,7 +102,7 @@ def test_a_replica_that_comes_back_late_brings_no_override_with_it() -> None:
 
 
 def test_a_follower_keeps_its_own_order_and_counts_down() -> None:
-    follower = DirectiveFollower("r1", ControllerConfig().fallback)
+    follower = DirectiveFollower("r1", *ControllerConfig().lapsed)
     assert follower.order(0.0) is None
     for_all, own = StandingOrder(mode=FP8), StandingOrder(mode=FP16, remaining_s=10.0, for_all=False)
     directive = Directive(epoch=1, mode=FP16, lease_s=1, reason="", order=for_all, replica_orders={"r1": own})

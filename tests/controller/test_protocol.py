@@ -7,14 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.messages import Directive, DirectiveAck, Fallback
+from controller.config import ControllerConfig
+from controller.messages import Directive, DirectiveAck
 from controller.protocol import DirectiveFollower, DirectivePublisher
 from nestedfp.modes import DirectiveMode
 from nestedfp.step_rule import StepRule
 
 FP16, FP8, AUTO = DirectiveMode.FP16, DirectiveMode.FP8, DirectiveMode.AUTO
 LEASE_S, RENEW_S, PERIOD_S = 2.0, 0.5, 0.1
-FALLBACK = Fallback()
+FALLBACK = ControllerConfig().lapsed
 
 
 def make_publisher(mode: DirectiveMode = FP16, **options: Any) -> DirectivePublisher:
@@ -42,7 +43,7 @@ def make_directive(epoch: int, mode: DirectiveMode = FP8, rule: StepRule | None 
 def test_follower_table(
     second: Directive, changed: bool, accepted: bool, reason: str, in_force: tuple[int, DirectiveMode]
 ) -> None:
-    follower = DirectiveFollower("r", FALLBACK)
+    follower = DirectiveFollower("r", *FALLBACK)
     assert follower.on_directive(0.0, make_directive(5, FP8))[0] is True
     assert follower.on_directive(1.0, second) == (
         changed,
@@ -62,15 +63,15 @@ def test_follower_table(
 
 
 def test_a_follower_starts_in_its_fallback() -> None:
-    follower = DirectiveFollower("r", FALLBACK)
+    follower = DirectiveFollower("r", *FALLBACK)
     now = follower.in_force(0.0)
-    assert (now.mode, now.rule, now.epoch, now.expired) == (AUTO, FALLBACK.rule, 0, True)
+    assert (now.mode, now.rule, now.epoch, now.expired) == (*FALLBACK, 0, True)
     assert follower.lease_remaining_s(0.0) == 0
     assert follower.on_timer(100.0) is False  # nothing has expired: nothing was ever in force
 
 
 def test_a_lease_that_runs_out_is_told_once_and_a_renewal_restores_the_directive() -> None:
-    follower = DirectiveFollower("r", FALLBACK)
+    follower = DirectiveFollower("r", *FALLBACK)
     follower.on_directive(0.0, make_directive(5))
     assert follower.on_timer(1.99) is False
     assert follower.on_timer(2.0) is True
@@ -159,7 +160,7 @@ class World:
     now_s: float = 0.0
     publisher: DirectivePublisher = field(default_factory=make_publisher)
     followers: dict[str, DirectiveFollower] = field(
-        default_factory=lambda: {name: DirectiveFollower(name, FALLBACK) for name in REPLICAS}
+        default_factory=lambda: {name: DirectiveFollower(name, *FALLBACK) for name in REPLICAS}
     )
     wire: list[tuple[str, Any]] = field(default_factory=list)
     # by follower: the epoch and mode of the newest directive, to see that nothing goes backwards
@@ -202,7 +203,7 @@ class World:
             self.seen[name] = (now.epoch, now.mode)
 
     def restart_follower(self, name: str) -> None:
-        self.followers[name] = DirectiveFollower(name, FALLBACK)
+        self.followers[name] = DirectiveFollower(name, *FALLBACK)
         self.seen.pop(name, None)
 
     def exchange(self) -> None:
@@ -283,7 +284,7 @@ def test_after_any_trouble_silence_ends_in_the_fallback(script: list[tuple[str, 
         told = follower.on_timer(end_s)
         assert told or not had_lease
         now = follower.in_force(end_s)
-        assert (now.mode, now.rule, now.expired) == (FALLBACK.mode, FALLBACK.rule, True)
+        assert (now.mode, now.rule, now.expired) == (*FALLBACK, True)
 
 
 @settings(max_examples=100, deadline=None)

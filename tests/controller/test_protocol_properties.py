@@ -50,7 +50,7 @@ class Node:
     def restart(self) -> None:
         self.lives += 1
         self.seq = 0
-        self.follower = DirectiveFollower(self.name, self.config.fallback)
+        self.follower = DirectiveFollower(self.name, *self.config.lapsed)
         self.seen: tuple[int, Any] = (0, None)
 
     def now(self, true_s: float) -> float:
@@ -287,7 +287,7 @@ def test_after_any_trouble_silence_ends_in_the_fail_safe(
 ) -> None:
     world = World(5, network, seed)
     trouble(world, script)
-    fallback = world.config.fallback
+    mode, rule = world.config.lapsed
     for node in world.nodes:
         # Two reads a lease apart, as its own timer makes them: a step of the clock in between changes nothing.
         now_s = node.now(world.true_s)
@@ -295,8 +295,8 @@ def test_after_any_trouble_silence_ends_in_the_fail_safe(
         node.follower.in_force(now_s - 500.0)
         force = node.follower.in_force(now_s - 500.0 + world.config.lease_s + 1e-6)  # sums of floats round
         assert (force.mode, force.rule, force.admission_scale, force.expired) == (
-            fallback.mode,
-            fallback.rule,
+            mode,
+            rule,
             1.0,
             True,
         )
@@ -306,7 +306,7 @@ def test_after_any_trouble_silence_ends_in_the_fail_safe(
 @given(st.lists(st.tuples(st.floats(-1000, 1000), st.floats(0.001, 0.2)), min_size=1, max_size=40))
 def test_no_step_of_its_clock_lets_a_follower_outlive_its_lease(jumps: list[tuple[float, float]]) -> None:
     """Whatever the clock does, a lease of 2 s is over once the follower has seen 2 s pass between its reads."""
-    follower = DirectiveFollower("r", ControllerConfig().fallback)
+    follower = DirectiveFollower("r", *ControllerConfig().lapsed)
     now_s, lived_s = 5000.0, 0.0
     follower.on_directive(now_s, Directive(epoch=1, mode=FP8, lease_s=2.0, reason="test"))
     for jump_s, pause_s in jumps * 60:
