@@ -444,6 +444,25 @@ def test_a_killed_haproxy_is_back_within_two_seconds_and_the_next_one_takes_over
         assert wait_until(lambda: not _lives(replacement), 10)
 
 
+def test_a_hung_haproxy_is_ended_and_replaced_within_fifteen_seconds(folder, replicas):
+    with in_front(folder, app=[replicas(ok("in"))]) as (_, port):
+        up(port)
+        (hung,) = haproxies(folder)
+        time.sleep(haproxy.CHECK_EVERY_S + 1)  # checked once at least while it is well
+        hung.suspend()
+        stopped_s = time.monotonic()
+        assert wait_until(lambda: not _lives(hung), 20, 0.05)
+        assert wait_until(lambda: answers(port), 10, 0.02)
+        assert time.monotonic() - stopped_s < 15
+
+
+def test_what_has_never_answered_starts_still_and_one_late_answer_is_no_hang():
+    checks = haproxy.Checks()
+    assert not any(checks.hangs(False) for _ in range(10))
+    assert not any(checks.hangs(answers) for answers in (True, False, False, True, False, False))
+    assert checks.hangs(False)
+
+
 @contextlib.contextmanager
 def reloaded(folder, first):
     """Another HAProxy takes over from the first; yields the process in the place of Ray Serve's manager."""
