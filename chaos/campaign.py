@@ -115,7 +115,7 @@ def strike(service: Service, name: str, malformed: int, folder: Path) -> FaultRe
     with Watch(service.url, service.family) as watch, steady_load(service, folder, LONGEST_S) as end:
         time.sleep(BASELINE_S)
         _wait(lambda: watch.sound_for_s(service.replicas) >= BASELINE_S / 2, RECOVERY_LIMIT_S)
-        arena = Arena(service.url, service.family, service.model_id, service.max_body_bytes, malformed, folder, watch)
+        arena = Arena(service.url, service.family, service.model_id, service.max_body_bytes, malformed, folder)
         done = faults.FAULTS[name](arena)
         _wait(lambda: _is_over(watch, done.injection, service.replicas), RECOVERY_LIMIT_S)
         load = end()

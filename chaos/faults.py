@@ -17,7 +17,7 @@ from benchmarks import http_load, stream_client
 from benchmarks.stream_client import Plan
 from chaos import attacks, hostile
 from chaos.timeline import SEVERAL, Injection
-from chaos.watch import KINDS, Family, Watch, running
+from chaos.watch import KINDS, Family, running
 
 NOTICE_LIMIT_S = 60.0  # a stopped process that nobody has ended by then is continued
 ATTACK_LIMIT_S = 60.0
@@ -35,7 +35,6 @@ class Arena:
         max_body_bytes: that it accepts.
         malformed: requests to send.
         folder: for files of this fault.
-        watch: what looks at it meanwhile.
     """
 
     url: str
@@ -44,7 +43,6 @@ class Arena:
     max_body_bytes: int
     malformed: int
     folder: Path
-    watch: Watch
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,17 +108,12 @@ def detected_after_s(
     signs = [
         look.at_s for look in statuses if look.code >= 400 or (look.code == 200 and not before.ready <= look.ready)
     ]
-    for look in processes if injection.kind else ():
-        alive = look.alive.get(injection.kind, frozenset())
-        # A kind of one process: more of it are successors. Several: what was not there before the fault.
-        if alive - _known(injection, processes) or (not injection.killed and not injection.victims <= alive):
-            signs.append(look.at_s)
+    if injection.kind:
+        alive = [(look.at_s, look.alive.get(injection.kind, frozenset())) for look in processes]
+        known = injection.victims.union(*(pids for at_s, pids in alive if at_s < injection.began_s))
+        ended = frozenset() if injection.killed else injection.victims
+        signs += [at_s for at_s, pids in alive if pids - known or ended - pids]
     return min((at_s - injection.began_s for at_s in signs if at_s >= injection.began_s), default=None)
-
-
-def _known(injection: Injection, processes: Sequence[ProcessLook]) -> frozenset[int]:
-    earlier = [look.alive.get(injection.kind, frozenset()) for look in processes if look.at_s < injection.began_s]
-    return injection.victims.union(*earlier)
 
 
 def recovered_after_s(
