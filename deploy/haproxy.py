@@ -134,14 +134,40 @@ def launch(arguments: Sequence[str], settings: Mapping[str, Any]) -> None:
     path = Path(arguments[arguments.index("-f") + 1])
     path.write_text(write(read(path.read_text()), Limits(**settings["limits"])))
     command = [settings["binary"], *arguments]
-    replacement = _pid_in(path.parent / REPLACED)
-    if replacement is not None:
-        (path.parent / REPLACED).unlink(missing_ok=True)
-        command += [] if "-sf" in command else ["-sf"]
-        command.insert(command.index("-sf") + 1, str(replacement))
-    (path.parent / CURRENT).write_text(str(os.getpid()))
-    _watch_from_aside([settings["binary"], "-db", "-dR", "-f", str(path)], path.parent, first="-sf" not in command)
+    plain = [settings["binary"], "-db", "-dR", "-f", str(path)]
+    holders = [pid for name in (REPLACED, CURRENT) if (pid := _pid_in(path.parent / name)) and _runs(pid, path)]
+    (path.parent / CURRENT).write_text(str(os.getpid()))  # before any is ended, so that its watcher replaces none
+    if holders and not any(_answers(plain) for _ in range(2)):
+        for pid in holders:  # hangs, and would keep the port
+            _end(pid)
+    else:
+        command = taking_over(command, holders)
+    _watch_from_aside(plain, path.parent, first="-sf" not in command)
     os.execv(command[0], command)
+
+
+def taking_over(command: Sequence[str], holders: Sequence[int]) -> list[str]:
+    """Return HAProxy's command so that it takes the port over from these as well, who then finish their answers.
+
+    Ray Serve names the one that a manager started itself. It does not know of a replacement, nor of what a manager that
+    died left running; without its name the next one could not bind the port.
+    """
+    command = list(command)
+    at = command.index("-sf") + 1 if "-sf" in command else len(command)
+    named = {word for word in command[at:] if word.isdigit()}
+    unnamed = [str(pid) for pid in holders if str(pid) not in named]
+    if unnamed and "-sf" not in command:
+        command.append("-sf")
+        at = len(command)
+    return [*command[:at], *unnamed, *command[at:]]
+
+
+def _runs(pid: int, path: Path) -> bool:
+    """Whether a process is an HAProxy with this configuration: its number may belong to another by now."""
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return Path(os.fsdecode(words[0])).name == "haproxy" and os.fsencode(path) in words
+    return False
 
 
 def _pid_in(path: Path) -> int | None:
