@@ -95,7 +95,6 @@ def steady_load(service: Service, folder: Path, for_s: float) -> Iterator[Callab
     prompts = http_load.prompts(service.model_dir, PROMPT_TOKENS, 64)
     bodies = [http_load.body(service.model_id, prompt, OUTPUT_TOKENS) for prompt in prompts]
     plan = Plan(bodies, due_s=due_s, limit_s=for_s + 2 * PATIENCE_S, stall_s=PATIENCE_S)
-    plan = replace(plan, bodies=[bodies[number % len(bodies)] for number in range(len(due_s))])
     client = stream_client.start(service.url, "/v1/completions", plan, folder / "requests")
 
     def end() -> Load:
@@ -117,7 +116,7 @@ def strike(service: Service, name: str, malformed: int, folder: Path) -> FaultRe
         _wait(lambda: watch.sound_for_s(service.replicas) >= BASELINE_S / 2, RECOVERY_LIMIT_S)
         arena = Arena(service.url, service.family, service.model_id, service.max_body_bytes, malformed, folder)
         done = faults.FAULTS[name](arena)
-        _wait(lambda: _is_over(watch, done.injection, service.replicas), RECOVERY_LIMIT_S)
+        _wait(lambda: _is_over(watch, done.injection, service.replicas, service.family), RECOVERY_LIMIT_S)
         load = end()
     summed = result(
         name,
@@ -132,10 +131,10 @@ def strike(service: Service, name: str, malformed: int, folder: Path) -> FaultRe
     return replace(summed, hung=summed.hung + done.hung)
 
 
-def _is_over(watch: Watch, injection: Injection, replicas: int) -> bool:
+def _is_over(watch: Watch, injection: Injection, replicas: int, family: Family) -> bool:
     """Whether all has been well for a while since a fault, and it had the time to show."""
     since_s = time.monotonic() - injection.released_s
-    if watch.sound_for_s(replicas) < HOLD_S or since_s < HOLD_S:
+    if watch.sound_for_s(replicas) < HOLD_S or since_s < HOLD_S or not family.settled():
         return False
     statuses = watch.statuses
     before = [look for look in statuses if look.at_s < injection.began_s][-1]

@@ -77,6 +77,12 @@ class Family:
         alive = {kind: frozenset(each.pid for each in found if wanted(each)) for kind, wanted in KINDS.items()}
         return ProcessLook(time.monotonic(), alive)
 
+    def settled(self) -> bool:
+        """Whether HAProxy is Ray Serve's own again: a replacement waits for a manager, which nothing else shows."""
+        found = self.processes()
+        managers = {each.pid for each in found if KINDS["proxy_manager"](each)}
+        return any(KINDS["haproxy"](each) and each.parent in managers for each in found)
+
 
 def family_of(root: int) -> Family | None:
     """Return the family of a service whose outermost process this is; None: there is no Ray node of a service in it."""
