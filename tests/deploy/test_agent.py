@@ -234,30 +234,6 @@ def test_an_engine_that_hangs_is_noticed_by_its_silence_and_snapshots_carry_the_
     run(scenario, controller, engine=Hanging())
 
 
-def test_a_replica_whose_engine_has_died_says_with_its_next_snapshot_that_it_is_not_ready():
-    class Mortal(Engine):
-        dead = False
-
-        async def __call__(self, utility, *args):
-            if self.dead:
-                raise RuntimeError("the engine core has ended")
-            return await super().__call__(utility, *args)
-
-    engine, controller = Mortal(), Controller()
-
-    async def scenario(agent, engine):
-        await until(lambda: controller.snapshots)
-        assert controller.snapshots[-1]["ready"]
-        engine.dead = True
-        died_s = time.monotonic()
-        await until(lambda: not controller.snapshots[-1]["ready"])
-        assert time.monotonic() - died_s < 1
-        engine.dead = False
-        await until(lambda: controller.snapshots[-1]["ready"])
-
-    run(scenario, controller, engine=engine)
-
-
 def test_a_replica_knows_whether_somebody_else_could_take_a_request():
     async def scenario(agent, engine):
         seen = []
