@@ -219,13 +219,15 @@ def watch(haproxy: int, manager: int, node: int, command: list[str], folder: Pat
         return
     if time.monotonic() - began_s < STARTED_S and (first or _listens(command)):
         return  # it never ran: Ray Serve says why, and the one before, if there was one, goes on
-    if _pid_in(folder / CURRENT) not in (None, haproxy) or not _alive(manager):
-        return  # a reload, or the end of the service: HAProxy was told to go
+    if _pid_in(folder / CURRENT) not in (None, haproxy):
+        return  # a reload: HAProxy was told to go
+    # Also where the manager has ended: Ray ends what it started with it, and needs half a minute for another.
     with (folder / "replacement.log").open("ab") as log:
         replacement = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     (folder / REPLACED).write_text(str(replacement.pid))
     # Its own reloads would fail from now on, because it holds on to the dead one.
-    _end(manager)
+    if _alive(manager):
+        _end(manager)
     deadline_s = time.monotonic() + TAKEOVER_S
     while time.monotonic() < deadline_s:
         if replacement.poll() is not None:

@@ -474,6 +474,22 @@ def test_a_manager_that_died_alone_leaves_a_haproxy_from_which_the_next_one_take
         assert _lives(successor)
 
 
+def test_a_haproxy_that_is_ended_with_its_manager_is_back_within_two_seconds(folder, replicas):
+    with in_front(folder, app=[replicas(ok("in"))]) as (node, port):
+        up(port)
+        (first,) = haproxies(folder)
+        manager = psutil.Process(first.ppid())
+        time.sleep(haproxy.STARTED_S + 0.1)
+        manager.kill()
+        first.kill()
+        killed_s = time.monotonic()
+        assert wait_until(lambda: answers(port), 10, 0.02)
+        assert time.monotonic() - killed_s < 2
+        render(folder, port, {APP: ("/", [replicas(ok("new")).port])})
+        node.start_manager()
+        assert wait_until(lambda: _says(port, b"new"), 20, 0.05), "the next manager's HAProxy has the port"
+
+
 def test_who_is_taken_over_from_is_named_once():
     started, reloaded = ["haproxy", "-f", "c"], ["haproxy", "-f", "c", "-sf", "7", "-x", "s"]
     assert haproxy.taking_over(started, []) == started
