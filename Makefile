@@ -107,7 +107,10 @@ LOADTEST_ARGS ?= --duration 240 --load-fraction 0.75 --length-scale 0.1 --max-pr
 loadtest: setup ## replay a trace against fp16, fp8 and adaptive (ARGS="--trace FILE") -> runs/
 	$(RUN) -m loadtest --config deploy/configs/loadtest.yaml $(LOADTEST_ARGS) $(ARGS)
 
+chaos: setup ## kill, stop and attack a service under load, then soak it (ARGS="--minutes 30") -> runs/chaos-TIME/: three quarters of an hour
+	$(RUN) -m chaos $(ARGS)
+
 clean: ## remove the build output (the virtual environment stays)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache
 
-.PHONY: help setup serve test test-fast test-faults test-gpu check format bench-cpu bench-gpu bench-engine bench-http loadtest clean
+.PHONY: help setup serve test test-fast test-faults test-gpu check format bench-cpu bench-gpu bench-engine bench-http loadtest chaos clean

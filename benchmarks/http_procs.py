@@ -97,6 +97,11 @@ def tree(root: int) -> list[Process]:
     return descendants(all_processes(), root)
 
 
+def of_role(root: int, role: str) -> list[int]:
+    """Return the processes of a service that play a role, oldest first."""
+    return sorted(process.pid for process in tree(root) if role_of(process.command) == role)
+
+
 def path_s(spent: Mapping[str, float]) -> float:
     """Return what the path cost: everything but the engine."""
     return sum(seconds for role, seconds in spent.items() if role != "engine")

@@ -6,7 +6,8 @@
 // A line of FILE is "DUE_S<tab>JSON body"; bodies are POSTed as they are. streams > 0 is a closed loop: that many at a
 // time, bodies in turn, until start_for_s has passed or max_requests were sent; streams=0 is an open loop: each line
 // once, DUE_S after the start. Further arguments: ramp_s (closed loop: the streams begin spread over it), stall_s (a
-// silent stream is given up), keep_alive=1, header="Name: value" (may be repeated).
+// silent stream is given up), keep_alive=1, header="Name: value" (may be repeated). After SIGTERM no request begins any
+// more, and those in flight end as they would.
 //
 // What is printed at the end; times in seconds of CLOCK_MONOTONIC, which is Python's time.monotonic:
 //
@@ -35,6 +36,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -54,6 +56,8 @@ constexpr double kPauseAfterErrorS = 0.1;  // so that a refusing server is not h
 constexpr size_t kErrorsKept = 3;
 constexpr size_t kErrorBytes = 2000;
 constexpr uint64_t kTimer = ~0ull;
+
+volatile std::sig_atomic_t told_to_end = 0;
 
 double now() {
     timespec t;
@@ -177,6 +181,7 @@ class Client {
                 if (t < stop_starting_s_ && sent_ < most_) start(index, due_s);
                 t = now();
             }
+            if (told_to_end) stop_starting_s_ = std::min(stop_starting_s_, t);
             if (t >= stop_starting_s_ || sent_ >= most_) waiting_ = {};
             if ((waiting_.empty() && active_ == 0) || t >= deadline_s) break;
             if (t - checked_s > 0.1) {
@@ -479,6 +484,7 @@ int main(int count, char** arguments) {
         else
             options[argument.substr(0, equals)] = argument.substr(equals + 1);
     }
+    std::signal(SIGTERM, [](int) { told_to_end = 1; });
     static Client* client = new Client(std::move(options), std::move(headers));  // too large for the stack
     client->run();
     return 0;

@@ -55,6 +55,7 @@ class Plan:
         ramp_s: closed loop: over how long the streams begin.
         limit_s: after so long the run ends; what is in flight then counts as "cut".
         max_requests: closed loop: requests at most.
+        stall_s: a stream that brings nothing for so long is given up and counts as "stall".
     """
 
     bodies: Sequence[str]
@@ -64,6 +65,7 @@ class Plan:
     ramp_s: float = 0.0
     limit_s: float = 60.0
     max_requests: int = 100_000
+    stall_s: float = 30.0
     keep_alive: bool = False
     headers: Sequence[str] = ()
 
@@ -96,7 +98,10 @@ def build() -> Path:
 
 
 def start(url: str, path: str, plan: Plan, requests_file: Path) -> "subprocess.Popen[str]":
-    """Start the client with a load; ``finish`` waits for it."""
+    """Start the client with a load; ``finish`` waits for it.
+
+    After SIGTERM it begins no more requests and ends with those in flight.
+    """
     requests_file.write_text(plan.lines())
     where = urlsplit(url)
     arguments = {
@@ -108,6 +113,7 @@ def start(url: str, path: str, plan: Plan, requests_file: Path) -> "subprocess.P
         "start_for_s": plan.start_for_s,
         "ramp_s": plan.ramp_s,
         "limit_s": plan.limit_s,
+        "stall_s": plan.stall_s,
         "max_requests": plan.max_requests,
         "keep_alive": int(plan.keep_alive),
     }

@@ -240,6 +240,8 @@ def control_application(application: str, keys_file: str | None = None) -> Any:
         name="Control",
         num_replicas=1,
         max_ongoing_requests=1000,
+        health_check_period_s=2,
+        health_check_timeout_s=5,  # Serve asks three times; its check takes a millisecond
         graceful_shutdown_timeout_s=5,
         ray_actor_options={
             "num_cpus": 0,

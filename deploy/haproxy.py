@@ -3,9 +3,9 @@
 Ray Serve runs whatever ``RAY_SERVE_HAPROXY_BINARY_PATH`` names as if it were HAProxy. ``environment`` points it at a small
 script that calls ``launch``: the configuration is written anew (deploy/haproxy_config.py) and HAProxy takes the process over.
 
-Ray Serve notices a dead HAProxy after half a minute. So a watcher waits beside it: it starts another one within a tenth of a
-second, and ends Ray Serve's manager, whose successor takes over from that one without closing a connection. When the node's
-Ray process ends, the watcher ends HAProxy.
+Ray Serve notices a dead or hung HAProxy after half a minute. So a watcher waits beside it: it starts another one within a tenth
+of a second, and ends Ray Serve's manager, whose successor takes over from that one without closing a connection. One that has
+answered before and answers no more is ended first. When the node's Ray process ends, the watcher ends HAProxy.
 
 Standard library only, and light: it runs at every change of the replicas.
 """
@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,10 @@ SETTINGS_ENV = "NESTEDFP_HAPROXY"  # JSON: {"binary": path of HAProxy, "limits":
 MOST_TRIES = 8
 MOST_CONNECTIONS = 32768
 DRAIN_S = 2.0  # a replica that leaves goes on taking requests until HAProxy has heard of it
-TAKEOVER_S = 30.0  # within which Ray Serve must have a new manager
+TAKEOVER_S = 180.0  # within which Ray Serve must have a new manager; on a busy machine it took 34 s
+CHECK_EVERY_S = 2.0
+CHECK_LIMIT_S = 3.0  # HAProxy answers in milliseconds, beside busy neighbours in tenths of a second
+HANGS_AFTER = 3  # checks without an answer in a row: 12 s at most with the one before
 STARTED_S = 2.0  # one that ends sooner had a fault in its configuration, or no port
 REPLACED = "replacement.pid"
 CURRENT = "current.pid"
@@ -131,14 +134,40 @@ def launch(arguments: Sequence[str], settings: Mapping[str, Any]) -> None:
     path = Path(arguments[arguments.index("-f") + 1])
     path.write_text(write(read(path.read_text()), Limits(**settings["limits"])))
     command = [settings["binary"], *arguments]
-    replacement = _pid_in(path.parent / REPLACED)
-    if replacement is not None:
-        (path.parent / REPLACED).unlink(missing_ok=True)
-        command += [] if "-sf" in command else ["-sf"]
-        command.insert(command.index("-sf") + 1, str(replacement))
-    (path.parent / CURRENT).write_text(str(os.getpid()))
-    _watch_from_aside([settings["binary"], "-db", "-dR", "-f", str(path)], path.parent, first="-sf" not in command)
+    plain = [settings["binary"], "-db", "-dR", "-f", str(path)]
+    holders = [pid for name in (REPLACED, CURRENT) if (pid := _pid_in(path.parent / name)) and _runs(pid, path)]
+    (path.parent / CURRENT).write_text(str(os.getpid()))  # before any is ended, so that its watcher replaces none
+    if holders and not any(_answers(plain) for _ in range(2)):
+        for pid in holders:  # hangs, and would keep the port
+            _end(pid)
+    else:
+        command = taking_over(command, holders)
+    _watch_from_aside(plain, path.parent, first="-sf" not in command)
     os.execv(command[0], command)
+
+
+def taking_over(command: Sequence[str], holders: Sequence[int]) -> list[str]:
+    """Return HAProxy's command so that it takes the port over from these as well, who then finish their answers.
+
+    Ray Serve names the one that a manager started itself. It does not know of a replacement, nor of what a manager that
+    died left running; without its name the next one could not bind the port.
+    """
+    command = list(command)
+    at = command.index("-sf") + 1 if "-sf" in command else len(command)
+    named = {word for word in command[at:] if word.isdigit()}
+    unnamed = [str(pid) for pid in holders if str(pid) not in named]
+    if unnamed and "-sf" not in command:
+        command.append("-sf")
+        at = len(command)
+    return [*command[:at], *unnamed, *command[at:]]
+
+
+def _runs(pid: int, path: Path) -> bool:
+    """Whether a process is an HAProxy with this configuration: its number may belong to another by now."""
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return Path(os.fsdecode(words[0])).name == "haproxy" and os.fsencode(path) in words
+    return False
 
 
 def _pid_in(path: Path) -> int | None:
@@ -171,7 +200,7 @@ def _parent(pid: int) -> int:
 
 
 def watch(haproxy: int, manager: int, node: int, command: list[str], folder: Path, first: bool) -> None:
-    """Wait until HAProxy dies, replace it if nobody else did, and end it with the node's Ray process.
+    """Wait until HAProxy dies or hangs, replace it if nobody else did, and end it with the node's Ray process.
 
     Args:
         haproxy, manager, node: process ids of HAProxy, of Ray Serve's actor that started it, and of that one's raylet.
@@ -180,19 +209,25 @@ def watch(haproxy: int, manager: int, node: int, command: list[str], folder: Pat
         first: it took over from no other.
     """
     began_s = time.monotonic()
-    ended = _first_to_end([haproxy, node])
+    checks = Checks()
+    while not (ended := _first_to_end([haproxy, node], CHECK_EVERY_S)):
+        # One that was told to finish its answers and go does not listen any more; nor may it be ended.
+        if _pid_in(folder / CURRENT) == haproxy and checks.hangs(_answers(command)):
+            _end(haproxy)
     if node in ended:
         _end(haproxy)
         return
     if time.monotonic() - began_s < STARTED_S and (first or _listens(command)):
         return  # it never ran: Ray Serve says why, and the one before, if there was one, goes on
-    if _pid_in(folder / CURRENT) not in (None, haproxy) or not _alive(manager):
-        return  # a reload, or the end of the service: HAProxy was told to go
+    if _pid_in(folder / CURRENT) not in (None, haproxy):
+        return  # a reload: HAProxy was told to go
+    # Also where the manager has ended: Ray ends what it started with it, and needs half a minute for another.
     with (folder / "replacement.log").open("ab") as log:
         replacement = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     (folder / REPLACED).write_text(str(replacement.pid))
     # Its own reloads would fail from now on, because it holds on to the dead one.
-    _end(manager)
+    if _alive(manager):
+        _end(manager)
     deadline_s = time.monotonic() + TAKEOVER_S
     while time.monotonic() < deadline_s:
         if replacement.poll() is not None:
@@ -208,18 +243,49 @@ def watch(haproxy: int, manager: int, node: int, command: list[str], folder: Pat
     replacement.wait()
 
 
+@dataclass
+class Checks:
+    """Tells from one check after another whether a process hangs: it has answered, and does not any more."""
+
+    answered: bool = False
+    silent: int = 0  # checks in a row
+
+    def hangs(self, answers: bool) -> bool:
+        """Take a check's outcome."""
+        self.answered |= answers
+        self.silent = 0 if answers else self.silent + 1
+        return self.answered and self.silent >= HANGS_AFTER
+
+
+def _answers(command: Sequence[str]) -> bool:
+    """Whether HAProxy answers a request. A stopped one still accepts connections, by the kernel."""
+    with contextlib.suppress(OSError), socket.create_connection(_address(command), CHECK_LIMIT_S) as connection:
+        connection.sendall(b"GET /-/healthz HTTP/1.0\r\n\r\n")
+        return bool(connection.recv(1))
+    return False
+
+
 def _listens(command: Sequence[str]) -> bool:
     """Whether anybody accepts connections where the configuration of this command says."""
-    found = re.search(r"^\s*bind (\S+):(\d+)", Path(command[-1]).read_text(), re.MULTILINE)
-    if found is None:
-        return False
-    host = "127.0.0.1" if found[1] in ("*", "0.0.0.0") else found[1]
-    with contextlib.suppress(OSError), socket.create_connection((host, int(found[2])), 1.0):
+    with contextlib.suppress(OSError), socket.create_connection(_address(command), 1.0):
         return True
     return False
 
 
-def _first_to_end(pids: Sequence[int]) -> set[int]:
+def _address(command: Sequence[str]) -> tuple[str, int]:
+    """Return host and port that the configuration of this command says.
+
+    Raises:
+        OSError: it says none.
+    """
+    found = re.search(r"^\s*bind (\S+):(\d+)", Path(command[-1]).read_text(), re.MULTILINE)
+    if found is None:
+        raise OSError(f"no line 'bind' in {command[-1]}")
+    return "127.0.0.1" if found[1] in ("*", "0.0.0.0") else found[1], int(found[2])
+
+
+def _first_to_end(pids: Sequence[int], limit_s: float) -> set[int]:
+    """Return those of the processes that have ended first; empty: none within the limit."""
     poller = select.poll()
     handles: dict[int, int] = {}
     for pid in pids:
@@ -229,7 +295,7 @@ def _first_to_end(pids: Sequence[int]) -> set[int]:
             return {pid}
     for handle in handles:
         poller.register(handle, select.POLLIN)
-    ended = {handles[handle] for handle, _ in poller.poll()}
+    ended = {handles[handle] for handle, _ in poller.poll(1000 * limit_s)}
     for handle in handles:
         os.close(handle)
     return ended

@@ -135,11 +135,7 @@ def _kill(
         time.sleep(0.05)
     time.sleep(kill.at_s)
     assert service.pid is not None, "the experiment started the service"
-    found = [
-        each.pid
-        for each in http_procs.descendants(http_procs.all_processes(), service.pid)
-        if http_procs.role_of(each.command) == kill.process
-    ]
+    found = http_procs.of_role(service.pid, kill.process)
     if not found:
         say(f"error: no process of the kind {kill.process} to kill")
         return

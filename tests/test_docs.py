@@ -6,7 +6,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("benchmarks", "controller", "deploy", "experiments", "loadtest", "nestedfp", "simulator", "workload")
+PACKAGES = (
+    "benchmarks",
+    "chaos",
+    "controller",
+    "deploy",
+    "experiments",
+    "loadtest",
+    "nestedfp",
+    "simulator",
+    "workload",
+)
 NAMED = re.compile(rf"(?<![\w/])(?:{'|'.join(PACKAGES)})/[A-Za-z0-9_./-]*\.(?:py|json|yaml|csv)\b")
 
 

@@ -9,7 +9,7 @@ The top level; an arrow points at what is imported:
      |            +-----------|-----------------------+
      +------- deploy ---------+
 
-``experiments`` stands above all of them and ``benchmarks``: nothing imports it.
+``experiments`` and ``chaos`` stand above all of them and ``benchmarks``: nothing imports them.
 
 ``loadtest`` takes no more of ``controller`` than its configuration; ``controller`` and ``simulator`` no more of
 ``nestedfp`` than modes, the rules for a step and measured costs.
@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "loadtest": {"controller.config", "workload"},
     "deploy": {"controller", "nestedfp", "workload"},
     "experiments": {"controller.config", "loadtest.report.metrics", "workload"},  # and benchmarks
+    "chaos": {"deploy.config", "deploy.environment", "loadtest.errors", "loadtest.service.process"},  # and benchmarks
 }
 # From the ground up: a floor imports the floors below it, and its own.
 FLOORS = {

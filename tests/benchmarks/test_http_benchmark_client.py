@@ -116,6 +116,27 @@ def test_an_open_loop_sends_each_request_when_it_is_due(tmp_path):
     assert all(0 <= r.start_s - r.due_s < 0.05 for r in load.records)
 
 
+def test_told_to_end_it_begins_no_more_requests_and_waits_for_those_in_flight(tmp_path):
+    begun = threading.Event()
+
+    def slowly(connection, _):
+        connection.sendall(HEAD + chunked(EVENTS[0]))
+        begun.set()
+        time.sleep(0.5)
+        connection.sendall(chunked(*EVENTS[1:], USAGE, DONE) + b"0\r\n\r\n")
+
+    server = Server(slowly)
+    try:
+        plan = Plan(['{"n":0}', '{"n":1}'], due_s=[0.0, 20.0], limit_s=40.0)
+        process = stream_client.start(server.url, "/v1/completions", plan, tmp_path / "requests")
+        assert begun.wait(5)
+        process.terminate()
+        load = stream_client.finish(process, 5)
+    finally:
+        server.close()
+    assert [(r.kind, r.tokens) for r in load.records] == [("ok", TOKENS)]
+
+
 def test_headers_are_sent(tmp_path):
     _, server = run(tmp_path, whole, due_s=[0.0], headers=["x-nestedfp-precision: fp16"])
     assert b"\r\nx-nestedfp-precision: fp16\r\n" in server.headers[0] + b"\r\n"

@@ -444,6 +444,67 @@ def test_a_killed_haproxy_is_back_within_two_seconds_and_the_next_one_takes_over
         assert wait_until(lambda: not _lives(replacement), 10)
 
 
+def test_a_hung_haproxy_is_ended_and_replaced_within_fifteen_seconds(folder, replicas):
+    with in_front(folder, app=[replicas(ok("in"))]) as (_, port):
+        up(port)
+        (hung,) = haproxies(folder)
+        time.sleep(haproxy.CHECK_EVERY_S + 1)  # checked once at least while it is well
+        hung.suspend()
+        stopped_s = time.monotonic()
+        assert wait_until(lambda: not _lives(hung), 20, 0.05)
+        assert wait_until(lambda: answers(port), 10, 0.02)
+        assert time.monotonic() - stopped_s < 15
+
+
+@pytest.mark.parametrize("hangs", [False, True], ids=["which serves on", "which hangs"])
+def test_a_manager_that_died_alone_leaves_a_haproxy_from_which_the_next_one_takes_over(folder, replicas, hangs):
+    with in_front(folder, app=[replicas(ok("old"))]) as (node, port):
+        up(port)
+        (left,) = haproxies(folder)
+        psutil.Process(left.ppid()).kill()
+        assert answers(port)
+        if hangs:
+            left.suspend()
+        render(folder, port, {APP: ("/", [replicas(ok("new")).port])})
+        node.start_manager()
+        assert wait_until(lambda: _says(port, b"new"), 20, 0.05)
+        assert wait_until(lambda: not _lives(left), 10, 0.05)
+        (successor,) = haproxies(folder)
+        assert wait_until(lambda: answers(port), 2)
+        assert _lives(successor)
+
+
+def test_a_haproxy_that_is_ended_with_its_manager_is_back_within_two_seconds(folder, replicas):
+    with in_front(folder, app=[replicas(ok("in"))]) as (node, port):
+        up(port)
+        (first,) = haproxies(folder)
+        manager = psutil.Process(first.ppid())
+        time.sleep(haproxy.STARTED_S + 0.1)
+        manager.kill()
+        first.kill()
+        killed_s = time.monotonic()
+        assert wait_until(lambda: answers(port), 10, 0.02)
+        assert time.monotonic() - killed_s < 2
+        render(folder, port, {APP: ("/", [replicas(ok("new")).port])})
+        node.start_manager()
+        assert wait_until(lambda: _says(port, b"new"), 20, 0.05), "the next manager's HAProxy has the port"
+
+
+def test_who_is_taken_over_from_is_named_once():
+    started, reloaded = ["haproxy", "-f", "c"], ["haproxy", "-f", "c", "-sf", "7", "-x", "s"]
+    assert haproxy.taking_over(started, []) == started
+    assert haproxy.taking_over(started, [8, 9]) == [*started, "-sf", "8", "9"]
+    assert haproxy.taking_over(reloaded, [7]) == reloaded
+    assert haproxy.taking_over(reloaded, [8, 7]) == ["haproxy", "-f", "c", "-sf", "8", "7", "-x", "s"]
+
+
+def test_what_has_never_answered_starts_still_and_one_late_answer_is_no_hang():
+    checks = haproxy.Checks()
+    assert not any(checks.hangs(False) for _ in range(10))
+    assert not any(checks.hangs(answers) for answers in (True, False, False, True, False, False))
+    assert checks.hangs(False)
+
+
 @contextlib.contextmanager
 def reloaded(folder, first):
     """Another HAProxy takes over from the first; yields the process in the place of Ray Serve's manager."""

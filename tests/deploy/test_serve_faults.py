@@ -3,7 +3,6 @@
 One service with two replicas for all tests of this file; they run in the order in which they stand.
 """
 
-import asyncio
 import collections
 import contextlib
 import http.client
@@ -18,12 +17,13 @@ import threading
 import time
 from pathlib import Path
 
-import hostile
 import httpx
 import psutil
 import pytest
 from live_service import ADMIN, KEY, MODEL, children, complete, demo_config, serve, wait_until
 
+from chaos import hostile
+from chaos.attacks import send_all
 from deploy import leftovers
 from deploy.accelerator import resolve
 
@@ -115,32 +115,6 @@ def replica_processes(service):
 # -- hostile requests --------------------------------------------------------------------------------------------------
 
 
-def send_all(cases, workers=6):
-    """(case, status or exception, seconds, body) of every case; one that takes ``HANG_S`` counts as a hang."""
-    waiting, done = collections.deque(cases), []
-
-    async def work():
-        async with httpx.AsyncClient(base_url=URL, timeout=HANG_S, trust_env=False) as own:
-            while waiting:
-                case = waiting.popleft()
-                headers = [(name.encode(), value.encode("latin-1")) for name, value in case.headers]
-                began_s = time.monotonic()
-                try:
-                    try:
-                        answer = await own.request(case.method, case.path, headers=headers, content=case.body)
-                    except httpx.RemoteProtocolError:  # a connection kept open may end just then; clients try again
-                        answer = await own.request(case.method, case.path, headers=headers, content=case.body)
-                    done.append((case, answer.status_code, time.monotonic() - began_s, answer.text))
-                except httpx.HTTPError as error:
-                    done.append((case, error, time.monotonic() - began_s, ""))
-
-    async def main():
-        await asyncio.gather(*(work() for _ in range(workers)))
-
-    asyncio.run(main())
-    return done
-
-
 def test_during_the_start_the_answer_is_503_with_a_sentence(service):
     statuses = service.start.statuses()
     refused = [text for status, text in service.start.heard if status == 503]
@@ -164,16 +138,18 @@ def test_no_hostile_request_breaks_the_service_or_gets_more_than_an_answer(clien
     engines = {process.pid for process in children(service, "VLLM::EngineCor")}
     cases = hostile.cases()
     assert len(cases) >= 2500
-    done = send_all(cases)
+    done = send_all(URL, cases, HANG_S)
     broken = [
-        (case.name, repr(code), body[:200]) for case, code, _, body in done if not isinstance(code, int) or code >= 500
+        (sent.case.name, repr(sent.came), sent.text[:200])
+        for sent in done
+        if not isinstance(sent.came, int) or sent.came >= 500
     ]
     assert not broken, f"{len(broken)} of {len(done)}: {broken[:20]}"
-    leaks = [(case.name, body[:300]) for case, code, _, body in done if code >= 400 and LEAK.search(body)]
+    leaks = [(sent.case.name, sent.text[:300]) for sent in done if sent.came >= 400 and LEAK.search(sent.text)]
     assert not leaks, leaks[:10]
     assert {process.pid for process in children(service, "VLLM::EngineCor")} == engines, "no engine was replaced"
     assert complete(client)["usage"]["completion_tokens"] == 8
-    seconds = sorted((took, case.name) for case, _, took, _ in done)
+    seconds = sorted((sent.took_s, sent.case.name) for sent in done)
     with capsys.disabled():
         p99_s = seconds[len(seconds) * 99 // 100][0]
         print(f"\nhostile requests: {len(done)}, p99 {p99_s:.2f} s, slowest {seconds[-5:]}")

@@ -1,13 +1,15 @@
 """A corpus of hostile requests, the same at every run: what clients send by mistake, and what they send to do harm.
 
-``cases()`` makes it from lists of fields and values rather than keeping three thousand bodies in files. None of the requests
-asks for more than a few tokens; what they may take is the time of an error.
+``cases()`` makes it from lists of fields and values rather than keeping five thousand bodies in files, ``malformed()`` damages
+them at random into as many more as are wanted.
+None of the requests asks for more than a few tokens; what they may take is the time of an error.
 """
 
+import functools
 import itertools
 import json
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 MODEL = "fairytales-8m"
@@ -610,9 +612,40 @@ def other_routes() -> list[Case]:
     return cases
 
 
-def cases() -> list[Case]:
-    """All of them, in an order that mixes the kinds."""
+@functools.cache
+def cases() -> tuple[Case, ...]:
+    """All of them, in an order that mixes the kinds. Making them takes seconds."""
     kinds = (wrong_types, bad_json, odd_prompts, odd_messages, structured, large, odd_headers, other_routes)
     made = [case for kind in kinds for case in kind()]
     random.Random(0).shuffle(made)
+    return tuple(made)
+
+
+MOST_MUTATED_BYTES = 20_000  # of a body: what is wrong with a larger one is its size, which the corpus has
+
+
+def malformed(count: int, seed: int = 1) -> list[Case]:
+    """The corpus, and bodies of it that were damaged at random, until there are so many; a smaller ``count`` takes its first."""
+    made = list(cases()[:count])
+    source = random.Random(seed)
+    sound = [case for case in made if case.method == "POST" and 2 < len(case.body) < MOST_MUTATED_BYTES]
+    while sound and len(made) < count:
+        case = source.choice(sound)
+        made.append(replace(case, name=f"damaged {case.name}", body=_damaged(case.body, source)))
     return made
+
+
+def _damaged(body: bytes, source: random.Random) -> bytes:
+    """Return a body that was cut, or some of whose bytes were changed, left out, put in or put in twice."""
+    at = source.randrange(len(body))
+    end = min(len(body), at + source.randint(1, 8))
+    other = source.randbytes(source.randint(1, 4))
+    return source.choice(
+        (
+            body[:at],
+            body[:at] + other + body[end:],
+            body[:at] + body[end:],
+            body[:at] + other + body[at:],
+            body[:end] + body[at:],
+        )
+    )

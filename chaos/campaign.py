@@ -1,0 +1,187 @@
+"""Runs the campaign: the service is started once; each fault has a load, a watch and a time to recover of its own."""
+
+import contextlib
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import yaml
+
+from benchmarks import http_load, http_procs, stream_client
+from benchmarks.stream_client import Load, Plan
+from chaos import faults, soak
+from chaos.faults import Arena
+from chaos.soak import SoakResult
+from chaos.timeline import FaultResult, Injection, detected_after_s, result
+from chaos.watch import Family, Watch, family_of
+from loadtest.service.process import serve_command, started_service
+
+RATE_PER_S = 4.0
+PROMPT_TOKENS, OUTPUT_TOKENS = 16, 64
+BASELINE_S = 4.0  # of load before each fault
+HOLD_S = 5.0  # all has been well for so long: recovered
+RECOVERY_LIMIT_S = 240.0  # a replica on two cores that others use as well takes a minute to start
+DETECT_LIMIT_S = 15.0  # after the end of a fault's cause, for its first sign
+PATIENCE_S = 60.0  # of the load's clients: what is silent for so long hangs
+LONGEST_S = 900.0  # that a load goes on
+SAMPLE_PERIOD_S = 5.0
+WARM_S = 20.0  # of load before a soak is measured
+
+
+class CampaignError(RuntimeError):
+    """The campaign cannot go on; the message says why."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """The service that was started.
+
+    Attributes:
+        url: of loopback.
+        family: its processes.
+        model_id, model_dir: what it serves, and from where.
+        replicas: that it should have.
+        max_body_bytes: that it accepts.
+    """
+
+    url: str
+    family: Family
+    model_id: str
+    model_dir: Path
+    replicas: int
+    max_body_bytes: int
+
+
+@contextlib.contextmanager
+def running(
+    config: Path, port: int, folder: Path, start_limit_s: float, say: Callable[[str], None]
+) -> Iterator[Service]:
+    """Start the service in a configuration, on another port; stop it at the end.
+
+    Raises:
+        loadtest.errors.ServiceError: it does not start.
+        CampaignError: its processes are not found.
+    """
+    from deploy.config import load
+
+    settings = yaml.safe_load(config.read_text())
+    settings["http"] = {**(settings.get("http") or {}), "port": port}
+    own = folder / "deployment.yaml"
+    own.write_text(yaml.safe_dump(settings))
+    read = load(own)
+    last = ""
+
+    def progress(text: str) -> None:
+        nonlocal last
+        if text.partition(":")[0] != last:  # once, not every second
+            last = text.partition(":")[0]
+            say(last)
+
+    with started_service(serve_command(own), folder / "service.log", start_limit_s, progress) as (url, _):
+        root = http_procs.service_of(port)
+        family = None if root is None else family_of(root)
+        if family is None:
+            raise CampaignError(f"the processes of the service on port {port} are not found")
+        yield Service(url, family, read.model.id, read.model.folder, read.replicas, read.http.max_body_bytes)
+
+
+@contextlib.contextmanager
+def steady_load(service: Service, folder: Path, for_s: float) -> Iterator[Callable[[], Load]]:
+    """Ask at a steady rate for the length of the block; yields what ends the load and returns what it saw."""
+    due_s = [number / RATE_PER_S for number in range(int(for_s * RATE_PER_S))]
+    prompts = http_load.prompts(service.model_dir, PROMPT_TOKENS, 64)
+    bodies = [http_load.body(service.model_id, prompt, OUTPUT_TOKENS) for prompt in prompts]
+    plan = Plan(bodies, due_s=due_s, limit_s=for_s + 2 * PATIENCE_S, stall_s=PATIENCE_S)
+    client = stream_client.start(service.url, "/v1/completions", plan, folder / "requests")
+
+    def end() -> Load:
+        client.send_signal(signal.SIGTERM)
+        return stream_client.finish(client, 3 * PATIENCE_S)
+
+    try:
+        yield end
+    finally:
+        if client.poll() is None:
+            client.kill()
+            client.wait()
+
+
+def strike(service: Service, name: str, malformed: int, folder: Path) -> FaultResult:
+    """Inject a fault under the load, wait until all is well again, and sum up what it cost."""
+    with Watch(service.url, service.family) as watch, steady_load(service, folder, LONGEST_S) as end:
+        time.sleep(BASELINE_S)
+        _wait(lambda: watch.sound_for_s(service.replicas) >= BASELINE_S / 2, RECOVERY_LIMIT_S)
+        arena = Arena(service.url, service.family, service.model_id, service.max_body_bytes, malformed, folder)
+        done = faults.FAULTS[name](arena)
+        _wait(lambda: _is_over(watch, done.injection, service.replicas, service.family), RECOVERY_LIMIT_S)
+        load = end()
+    summed = result(
+        name,
+        done.injection,
+        service.replicas,
+        OUTPUT_TOKENS,
+        load.records,
+        watch.statuses,
+        watch.processes,
+        done.notes,
+    )
+    return replace(summed, hung=summed.hung + done.hung)
+
+
+def _is_over(watch: Watch, injection: Injection, replicas: int, family: Family) -> bool:
+    """Whether all has been well for a while since a fault, and it had the time to show."""
+    since_s = time.monotonic() - injection.released_s
+    if watch.sound_for_s(replicas) < HOLD_S or since_s < HOLD_S or not family.settled():
+        return False
+    statuses = watch.statuses
+    before = [look for look in statuses if look.at_s < injection.began_s][-1]
+    seen = detected_after_s(injection, before, statuses, watch.processes) is not None
+    return seen or not injection.victims or since_s >= DETECT_LIMIT_S
+
+
+def _wait(condition: Callable[[], bool], limit_s: float) -> None:
+    deadline_s = time.monotonic() + limit_s
+    while not condition() and time.monotonic() < deadline_s:
+        time.sleep(0.25)
+
+
+def soaked(service: Service, minutes: float, folder: Path) -> tuple[SoakResult, str]:
+    """Ask steadily for so long and look at memory and descriptors.
+
+    Raises:
+        ValueError: too short.
+    """
+    samples = []
+    with steady_load(service, folder, WARM_S + 60 * minutes) as end:
+        time.sleep(WARM_S)
+        began_s = time.monotonic()
+        while time.monotonic() - began_s < 60 * minutes:
+            samples.append(soak.sample(service.family.processes()))
+            time.sleep(SAMPLE_PERIOD_S)
+        took_s = time.monotonic() - began_s
+        load = end()
+    found, said = soak.growth(samples, took_s / 60)
+    bad = [record.kind for record in load.records if record.kind != "ok"]
+    return found, f"{len(load.records)} requests, {len(bad)} of them not answered whole; {said}"
+
+
+def strike_all(
+    service: Service, names: Sequence[str], malformed: int, folder: Path, say: Callable[[str], None]
+) -> Iterator[FaultResult]:
+    """Inject these faults one after another.
+
+    Raises:
+        CampaignError: the service is not whole any more, so that the next fault would be measured on what the last left.
+    """
+    for name in names:
+        say(name)
+        try:
+            found = strike(service, name, malformed, folder)
+        except (faults.NoVictim, subprocess.SubprocessError, RuntimeError) as error:
+            raise CampaignError(f"{name}: {error}") from error
+        yield found
+        if found.recover_s is None:
+            raise CampaignError(f"{name}: the service did not recover within {RECOVERY_LIMIT_S:.0f} s")
