@@ -120,11 +120,15 @@ class ControllerConfig(FrozenModel):
     @property
     def lapsed(self) -> tuple[DirectiveMode, StepRule]:
         """What a replica does without a lease, in full: mode and rule."""
-        if self.fallback.rule is not None:
-            return self.fallback.mode, self.fallback.rule
-        default = self.policy if isinstance(self.policy, Deadlines) else Deadlines()
-        rule = rule_of(self.slo, default.ttft_fraction, default.tpot_fraction, default.tpot_grace_tokens)
-        return self.fallback.mode, rule
+        return self.in_full(self.fallback)
+
+    def in_full(self, fallback: Fallback) -> tuple[DirectiveMode, StepRule]:
+        """A fallback's mode and rule; without a rule the deadlines of the SLO, by the policy's fractions where it has them."""
+        if fallback.rule is not None:
+            return fallback.mode, fallback.rule
+        deadlines = self.policy if isinstance(self.policy, Deadlines) else Deadlines()
+        rule = rule_of(self.slo, deadlines.ttft_fraction, deadlines.tpot_fraction, deadlines.tpot_grace_tokens)
+        return fallback.mode, rule
 
 
 def check_reload(old: ControllerConfig, new: ControllerConfig) -> None:

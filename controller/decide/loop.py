@@ -225,7 +225,8 @@ class ControlLoop:
         if now_s - self._blind_since_s < bounds.fail_safe_after_s:
             return None
         inputs = (("without_quorum_s", now_s - self._blind_since_s), ("fresh_replicas", float(len(usable))))
-        decision = Decision(bounds.fail_safe.mode, "fail_safe", bounds.fail_safe.rule, inputs)
+        mode, rule = self._config.in_full(bounds.fail_safe)
+        decision = Decision(mode, "fail_safe", rule, inputs)
         return Plan(decision.mode, decision.rule, {}, decision)
 
     def _climb(self, now_s: float, views: Replicas) -> str | None:

@@ -81,7 +81,7 @@ class _Search:
         places_s = np.arange(first_s, self._window.slices * SLICE_S, APART_S)
         place_of = np.clip(((arrived_s - first_s + BEFORE_S) // APART_S).astype(int), 0, len(places_s) - 1)
         missed_at_s = [arrived_s[(place_of == place) & ~base.met] for place in range(len(places_s))]
-        trial, spans = changed(base.plan, places_s, missed_at_s if base.misses > allowed else None, rng)
+        trial, spans = changed(base.plan, places_s.tolist(), missed_at_s if base.misses > allowed else None, rng)
         tried = self.play(trial)
         gained = _by_place(tried.exact - base.exact, place_of, len(places_s))
         missed = _by_place(base.met.astype(int) - tried.met.astype(int), place_of, len(places_s))
@@ -94,7 +94,7 @@ class _Search:
 
 
 def changed(
-    plan: bytes, places_s: NDArray[np.float64], rescue: Sequence[NDArray[np.float64]] | None, rng: np.random.Generator
+    plan: bytes, places_s: Sequence[float], rescue: Sequence[NDArray[np.float64]] | None, rng: np.random.Generator
 ) -> tuple[bytes, list[tuple[int, int]]]:
     """Set a short span of slices at each place to some level.
 

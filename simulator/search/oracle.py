@@ -173,7 +173,7 @@ def answered(task: Task) -> Answer:
     ]
     for row in rules:
         print(line(row), flush=True)
-    misses = {name: row.misses for name, row in policies.items()}
+    misses: dict[str, int] = {name: row.misses for name, row in policies.items()}
     targets = [Target(text, allowed_misses(text, misses, count)) for text in task.at]
     found = search(window, targets, task.rounds, task.scenario.seed)
     schedules = [
