@@ -1,6 +1,7 @@
 """Runs an experiment: every system is started once; every run, rate and seed is one load test against it."""
 
 import itertools
+import math
 import os
 import signal
 import subprocess
@@ -29,6 +30,7 @@ def loadtest_command(experiment: Experiment, run: Run, rate_rps: float, seed: in
         "duration": load.duration_s,
         "rate": rate_rps,
         "seed": seed,
+        "max-requests": math.ceil(rate_rps * load.duration_s),
         "context-tokens": experiment.engine.max_model_len,
         "length-scale": load.length_scale,
         "max-prompt-tokens": load.max_prompt_tokens,

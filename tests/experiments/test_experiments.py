@@ -76,6 +76,13 @@ def test_the_load_test_understands_what_it_is_asked(tmp_path):
         assert not asked.needs_calibration
 
 
+def test_a_load_is_as_large_as_the_experiment_says(tmp_path):
+    load = {"start_s": 0, "duration_s": 30, "rates_rps": [480], "seeds": [0]}
+    experiment = config.load(written(tmp_path, load=load))
+    words = campaign.loadtest_command(experiment, experiment.runs[0], 480, 0, Path("trace.csv"), "http://127.0.0.1:1")
+    assert parse_config(words[3:]).max_requests == 14400
+
+
 def test_rates_are_chosen_in_the_order_of_the_option_and_unknown_ones_refused():
     assert command.chosen("--rates", "4,2", (2.0, 4.0)) == (4.0, 2.0)
     assert command.chosen("--rates", None, (2.0, 4.0)) == (2.0, 4.0)
