@@ -154,7 +154,7 @@ class Engine:
 
     def _chooses_fp8(self, now_s: float, tokens: int, *, with_prompts: bool) -> bool:
         """The precision of a step that has been filled."""
-        late = self._late(now_s, tokens) if self._has_deadlines else None
+        late = self._late(now_s, tokens, with_prompts) if self._has_deadlines else None
         signals = StepSignals(tokens, self.oldest_wait_s(now_s), self._pinned > 0, self._budget, late)
         return choose(signals, self.directive, self.rule, self._step_costs).mode is Mode.FP8
 
@@ -162,9 +162,9 @@ class Engine:
     def _has_deadlines(self) -> bool:
         return self.directive is DirectiveMode.AUTO and self.rule.has_deadlines
 
-    def _late(self, now_s: float, tokens: int) -> str | None:
+    def _late(self, now_s: float, tokens: int, with_prompts: bool) -> str | None:
         """Which deadline the step would break in FP16."""
-        predicted_s = self._times.predicted_s(Mode.FP16, tokens, with_prompts=bool(self._chunks))
+        predicted_s = self._times.predicted_s(Mode.FP16, tokens, with_prompts=with_prompts)
         return self._slack.late(self.rule, now_s, now_s + predicted_s)
 
     def _continue_prefill(self, request: SimRequest, budget: int) -> int:
