@@ -134,6 +134,7 @@ class Admission:
         limit: sequences inside at most; None: as many as come, until the controller lowers the scale.
         sequences: that the engine computes at once.
         tokens: inside at most; None: as many as come.
+        longest: tokens that prompt and answer of a sequence can have together, the model's context; None: nobody knows.
         shares: of both bounds, by class.
         in_order: the engine computes in the order of arrival; False: by priority.
         clock: seconds, monotonic.
@@ -144,11 +145,13 @@ class Admission:
         limit: int | None,
         sequences: int,
         tokens: int | None = None,
+        longest: int | None = None,
         shares: Shares = USUAL_SHARES,
         in_order: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._configured, self._configured_tokens, self._shares = limit, tokens, shares
+        self._longest = longest
         self._sequences = self._slots = sequences
         self._in_order = in_order
         self._clock = clock
@@ -197,6 +200,8 @@ class Admission:
         self._advance()
         output = self.usual_output_tokens if asked.output_tokens is None else asked.output_tokens
         tokens = asked.samples * (asked.prompt_tokens + asked.prompts * output)
+        if self._longest is not None:  # what asks for more is refused for that, or cut, once it has been read
+            tokens = min(tokens, asked.sequences * self._longest)
         if self.inside:
             share = self._shares.of(priority)
             self._check_sequences(asked.sequences, share, priority)
@@ -209,8 +214,13 @@ class Admission:
         return Place(self, asked, priority, tokens)
 
     def resize(self, place: Place, more_tokens: int) -> None:
-        """Count a request as so many tokens more, or less. Raises ``NoRoom`` where they are too many; nothing changes then."""
-        if more_tokens > 0 and self.inside > place.sequences:
+        """Count a request as so many tokens more, or less.
+
+        Raises:
+            NoRoom: it is more than twice as large as was thought, and there is no room for that; nothing changes then.
+        """
+        # A chat's template and tools, which no estimate knows, are no reason to refuse what is in already.
+        if more_tokens > place.tokens and self.inside > place.sequences:
             self._check_tokens(more_tokens, self._shares.of(place.priority), place.priority)
         place.tokens += more_tokens
         self.tokens_inside += more_tokens

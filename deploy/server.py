@@ -121,6 +121,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             admission["limit"],
             sequences=llm_config.engine_kwargs["max_num_seqs"],
             tokens=admission["tokens"] or (None if capacity is None else TOKENS_IN_QUEUE * capacity),
+            longest=settings.model_config.max_model_len,
             shares=Shares(*admission["shares"]),
             in_order=not self._by_priority,
         )

@@ -41,7 +41,8 @@ class EngineQueue:
         # By the object that collects this one request's tokens: clients choose request ids, and may use one twice.
         states = self._client.output_processor.request_states
         own = {rid: state for rid, state in states.items() if getattr(state, "nestedfp_collecting", None) is counts}
-        if not own or not await self._call("nestedfp_not_begun", list(own)):
+        # Counts: a sequence of it has ended already, though others still wait.
+        if counts or not own or not await self._call("nestedfp_not_begun", list(own)):
             return []
         # The sequences of one prompt go through their parent, which would stay behind otherwise.
         return list(
@@ -108,7 +109,7 @@ class QueueDeadline:
     def close(self) -> None:
         """The request has left."""
         self.begun()
-        if self._asking is not None:
+        if self._asking is not None and self.refused is None:  # an abort that is on its way must arrive
             self._asking.cancel()
 
     def _up(self) -> None:

@@ -152,8 +152,8 @@ class Engine:
         if turn is None:
             return self._client.generate(prompt, sampling_params, request_id, **options)
         turn.tokenized(prompt, sampling_params)
-        if "priority" in options:  # vLLM's is the client's word, which its key may not allow
-            options["priority"] = turn.priority
+        # vLLM's is the client's word, which its key may not allow, and none for the beams of a search.
+        options["priority"] = turn.priority
         turn.constrained = turn.constrained or getattr(sampling_params, "structured_outputs", None) is not None
         if turn.plain:
             call = EngineCall(self._client, prompt, sampling_params, request_id, options, self._grammars, turn)

@@ -102,6 +102,22 @@ def test_prompts_and_longest_answers_count_for_every_sequence():
     assert door.tokens_inside == 0
 
 
+def test_an_answer_beyond_the_models_context_counts_as_the_context_and_is_left_to_the_engine_to_refuse():
+    door = Admission(None, sequences=8, tokens=1000, longest=200)
+    door.enter()
+    place = door.enter(Asked(prompt_tokens=10, output_tokens=2**31 - 1))
+    assert place.tokens == 200
+
+
+def test_a_chats_template_is_no_reason_to_refuse_what_is_in():
+    door = Admission(None, sequences=8, tokens=1000)
+    place = door.enter(Asked(prompt_tokens=100, output_tokens=100))
+    door.enter(Asked(prompt_tokens=800))
+    place.settle(prompt_tokens=120, most_output_tokens=500)
+    assert door.tokens_inside == 1020
+    refused(door)
+
+
 def test_tokens_are_bounded_though_there_are_few_sequences():
     door = Admission(100, sequences=8, tokens=1000)
     door.enter(Asked(prompt_tokens=800, output_tokens=100))

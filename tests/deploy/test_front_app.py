@@ -374,7 +374,7 @@ def test_a_client_that_leaves_a_stream_of_vllms_has_used_its_prompts_and_what_it
     meter = PathMeter()
 
     class Endless(Client):
-        async def generate(self, prompt, params, request_id):
+        async def generate(self, prompt, params, request_id, **options):
             yield output("a")
             await asyncio.Event().wait()
 
@@ -461,6 +461,22 @@ def test_a_prompt_that_is_longer_than_it_looked_is_refused_before_the_engine_hea
     assert ask(front(tokenized(prompt_tokens=30)[0], admission=admission))[0] == 400, "got in"
     answer = ask(front(tokenized(40)[0], Peers(), admission), headers={ATTEMPT_HEADER: "a"})
     assert answer[0] == ELSEWHERE_STATUS
+
+
+def test_beams_which_vllm_gives_no_priority_have_that_of_their_request():
+    calls = []
+
+    class Answering(Client):
+        async def generate(self, prompt, params, request_id, **options):
+            calls.append(options)
+            yield output("a", "length")
+
+    async def do(request):
+        async for _ in Engine(Answering()).generate({"prompt_token_ids": [7]}, SamplingParams(max_tokens=1), "r"):
+            raise VLLMValidationError("got in")
+
+    ask(front(do, queueing=Queueing(by_priority=True)), body={**GOOD, "priority": 5})
+    assert calls == [{"priority": 5}]
 
 
 @pytest.mark.parametrize(("by_priority", "wanted"), [(True, 5), (False, 0)])

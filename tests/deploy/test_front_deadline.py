@@ -123,6 +123,22 @@ def test_a_preempted_request_has_begun():
     assert not engine.scheduler.nestedfp_not_begun(["nobody"]), "it has left"
 
 
+def test_a_request_of_which_a_sequence_has_ended_is_not_taken_out_for_those_that_wait():
+    async def scenario():
+        client = Client()
+        client.add(engine_request("runs", 20, max_tokens=50))
+        client.engine.step()
+        counts = client.add(engine_request("second-child", 20))
+        counts["first-child"] = object()  # as the front end notes it when a sequence ends
+        deadline = deadline_of(client)
+        deadline.hand_over(counts)
+        await after()
+        assert (deadline.refused, sorted(client.engine.scheduler.requests)) == (None, ["runs", "second-child"])
+        deadline.close()
+
+    asyncio.run(scenario())
+
+
 def test_two_requests_of_one_name_do_not_end_each_other():
     async def scenario():
         client = Client()
