@@ -277,11 +277,7 @@ class Admission:
     # -- refusals ------------------------------------------------------------------------------------------------------
 
     def _check_sequences(self, more: int, share: float, priority: Priority) -> None:
-        limit = self.limit
-        if limit is None:
-            return
-        most = max(1, math.floor(limit * share))
-        excess = self.inside + more - most
+        most, excess = _over(self.limit, share, self.inside + more)
         if excess > 0:
             message = (
                 f"overloaded: this replica computes {self.inside} sequences and takes {most} at present; try again"
@@ -289,11 +285,7 @@ class Admission:
             raise self._refusal(Reason.SEQUENCES, priority, message, self._pace.wait_s(self._clock(), excess))
 
     def _check_tokens(self, more: int, share: float, priority: Priority) -> None:
-        limit = self.token_limit
-        if limit is None:
-            return
-        most = max(1, math.floor(limit * share))
-        excess = self.tokens_inside + more - most
+        most, excess = _over(self.token_limit, share, self.tokens_inside + more)
         if excess > 0:
             message = (
                 f"overloaded: the requests in this replica ask for {self.tokens_inside} tokens, this one for {more} more, and it "
@@ -314,6 +306,12 @@ class Admission:
         self.refused += 1
         self.refusals[reason, priority] += 1
         return NoRoom(reason, message, _retry_after_s(wait_s))
+
+
+def _over(limit: int | None, share: float, wanted: int) -> tuple[int, int]:
+    """Return how much a share of a limit is, and by how much what is wanted is more; nothing is more than no limit."""
+    most = wanted if limit is None else max(1, math.floor(limit * share))
+    return most, wanted - most
 
 
 def _retry_after_s(wait_s: float | None) -> int:

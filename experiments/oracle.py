@@ -1,6 +1,7 @@
 """What a schedule that knows the future could have done with an experiment's arrivals: ``python -m simulator oracle`` for each
 rate, on the first seed, beside the policies with their default parameters; no GPU."""
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -70,7 +71,7 @@ def bounds(
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise ExperimentError(f"oracle at {rate:g} requests/s: {done.stderr.strip()[-500:]}")
-            answer = yaml.safe_load(found.read_text())
+            answer = json.loads(found.read_text())
             rows += [_row(answer, rate, each) for each in (*answer["policies"], *answer["rules"], *answer["schedules"])]
             say(f"{rate:g} requests/s\n{done.stdout.strip()}")
     return Bounds(table=table.name, seed=seed, rounds=rounds, rows=tuple(rows))

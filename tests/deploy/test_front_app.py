@@ -431,8 +431,8 @@ def test_a_request_enters_with_the_weight_of_its_sequences():
     assert (weights, admission.inside) == ([6], 0)
 
 
-def tokenized(prompt_tokens=50, most=16):
-    """A ``do`` that calls the engine as vLLM's serving objects do, with a prompt of so many tokens."""
+def tokenized(prompt_tokens=50, most=16, beams=False):
+    """A ``do`` that calls the engine as vLLM's serving objects do, with so long a prompt; for beams without a priority."""
     calls = []
 
     class Answering(Client):
@@ -441,9 +441,9 @@ def tokenized(prompt_tokens=50, most=16):
             yield output("a", "length")
 
     async def do(request):
-        stream = Engine(Answering()).generate(
-            {"prompt_token_ids": [7] * prompt_tokens}, SamplingParams(max_tokens=most), "r", priority=request.priority
-        )
+        options = {} if beams else {"priority": request.priority}
+        params = SamplingParams(max_tokens=most)
+        stream = Engine(Answering()).generate({"prompt_token_ids": [7] * prompt_tokens}, params, "r", **options)
         async for _ in stream:
             raise VLLMValidationError("got in")
 
@@ -464,17 +464,7 @@ def test_a_prompt_that_is_longer_than_it_looked_is_refused_before_the_engine_hea
 
 
 def test_beams_which_vllm_gives_no_priority_have_that_of_their_request():
-    calls = []
-
-    class Answering(Client):
-        async def generate(self, prompt, params, request_id, **options):
-            calls.append(options)
-            yield output("a", "length")
-
-    async def do(request):
-        async for _ in Engine(Answering()).generate({"prompt_token_ids": [7]}, SamplingParams(max_tokens=1), "r"):
-            raise VLLMValidationError("got in")
-
+    do, calls = tokenized(beams=True)
     ask(front(do, queueing=Queueing(by_priority=True)), body={**GOOD, "priority": 5})
     assert calls == [{"priority": 5}]
 
