@@ -8,10 +8,11 @@ request is taken out. One that has begun is finished, however late.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from deploy.front.replies import Refused
+from nestedfp.vllm_plugin.frontend import Collected
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +20,7 @@ log = logging.getLogger(__name__)
 class Queue(Protocol):
     """The engine's queue, as far as a deadline needs it."""
 
-    async def not_begun(self, counts: Mapping[str, Any]) -> list[str]:
+    async def not_begun(self, counts: Collected) -> list[str]:
         """Return what to abort of a request if the engine has begun nothing of it; else nothing."""
 
     async def abort(self, ids: list[str]) -> None:
@@ -37,10 +38,14 @@ class EngineQueue:
     def __init__(self, client: Any, call: Callable[..., Awaitable[Any]]) -> None:
         self._client, self._call = client, call
 
-    async def not_begun(self, counts: Mapping[str, Any]) -> list[str]:
+    async def not_begun(self, counts: Collected) -> list[str]:
         # By the object that collects this one request's tokens: clients choose request ids, and may use one twice.
         states = self._client.output_processor.request_states
-        own = {rid: state for rid, state in states.items() if getattr(state, "nestedfp_collecting", None) is counts}
+        own = {
+            rid: state
+            for rid in counts.ids
+            if (state := states.get(rid)) is not None and getattr(state, "nestedfp_collecting", None) is counts
+        }
         # Counts: a sequence of it has ended already, though others still wait.
         if counts or not own or not await self._call("nestedfp_not_begun", list(own)):
             return []
@@ -71,14 +76,14 @@ class QueueDeadline:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._at_s, self._late, self._queue, self._clock = at_s, late, queue, clock
-        self._counts: Mapping[str, Any] = {}
+        self._counts = Collected()
         self._timer: asyncio.TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
         self._handed_over = False
         self._over = False  # nothing more is to be watched
         self.refused: Refused | None = None  # the request was taken out of the engine
 
-    def hand_over(self, counts: Mapping[str, Any]) -> None:
+    def hand_over(self, counts: Collected) -> None:
         """The engine is about to be given the request, or one of its prompts.
 
         Args:

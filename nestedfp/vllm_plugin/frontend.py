@@ -30,9 +30,18 @@ from typing import Any
 from nestedfp.vllm_plugin.accounting import COUNTS_KEY, TokenCounts, total, usage_of
 from nestedfp.vllm_plugin.pin import PIN_KEY, is_pinned, parse_pin
 
-__all__ = ["check_pin", "check_token_ids", "collected", "counts_of", "install", "total", "usage_of"]
+__all__ = ["Collected", "check_pin", "check_token_ids", "collected", "counts_of", "install", "total", "usage_of"]
 
-_collecting: ContextVar[dict[str, TokenCounts] | None] = ContextVar("nestedfp_collecting", default=None)
+
+class Collected(dict[str, TokenCounts]):
+    """The counts of ended sequences, by sequence; ``ids``: of all that were added to the engine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+
+
+_collecting: ContextVar[Collected | None] = ContextVar("nestedfp_collecting", default=None)
 
 
 def counts_of(output: Any) -> TokenCounts | None:
@@ -45,9 +54,9 @@ def counts_of(output: Any) -> TokenCounts | None:
 
 
 @contextmanager
-def collected() -> Iterator[dict[str, TokenCounts]]:
+def collected() -> Iterator[Collected]:
     """Collect the counts, by sequence, of every request that this context, or a task started in it, adds to the engine."""
-    counts: dict[str, TokenCounts] = {}
+    counts = Collected()
     before = _collecting.get()
     _collecting.set(counts)
     try:
@@ -137,6 +146,7 @@ def install() -> None:
         collecting, state = _collecting.get(), self.request_states.get(request.request_id)
         if collecting is not None and state is not None:
             state.nestedfp_collecting = collecting
+            collecting.ids.append(request.request_id)
 
     @functools.wraps(process_outputs)
     def received(self: Any, engine_core_outputs: list[Any], *args: Any, **kwargs: Any) -> Any:
