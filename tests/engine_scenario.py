@@ -1,14 +1,21 @@
-"""Runs one vLLM engine through a list of generations and prints the results as JSON; the tests start it as a process.
+"""Runs vLLM engines, one after the other, through lists of generations and prints the results as JSON; the tests start it as a process.
 
-Standard input: {"engine": {arguments of vllm.LLM}, "runs": [{"mode", "rule", "prompts", "max_tokens", "extra_args", "params"}]}.
-Standard output, one line: {"runs": [{"tokens": [[...]], "margins": [[...]], "precision": [precision_tokens], "stats": {...}...}]}.
+Standard input: {"engines": [{arguments of vllm.LLM}], "nested": bool, "runs": [{"mode", "rule", "prompts", "max_tokens",
+"extra_args", "params"}]}; every engine does all runs.
+Standard output, one line: {"engines": [[{"tokens": [[...]], "margins": [[...]], "precision": [precision_tokens], "stats": {...}...}]]}.
+
+The engine core of a single rank runs in this process: another one, and a third for the worker, would import vLLM anew,
+which is most of the time that a start takes. The tests of the service have them all.
 """
 
+import gc
 import json
 import os
 import sys
+from typing import Any
 
 os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="WARNING")
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -22,16 +29,27 @@ def margin(step) -> float:
 def main() -> None:
     """Run the scenario."""
     scenario = json.load(sys.stdin)
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    engines = []
+    for engine in scenario["engines"]:
+        engines.append(run_engine(engine, scenario["runs"], scenario.get("nested", True)))
+        gc.collect()
+        cleanup_dist_env_and_memory()
+    print(json.dumps({"engines": engines}), flush=True)
+
+
+def run_engine(engine: dict[str, Any], runs: list[dict[str, Any]], nested: bool) -> list[dict[str, Any]]:
+    """Start an engine, let it do all ``runs``, and let go of it."""
     from vllm import LLM, SamplingParams
 
     from nestedfp.step_rule import StepRule
     from nestedfp.vllm_plugin import control
     from nestedfp.vllm_plugin.frontend import counts_of, usage_of
 
-    nested = scenario.pop("nested", True)
-    llm = LLM(**{"dtype": "float16", "kv_cache_memory_bytes": 64 << 20, "max_model_len": 512, **scenario["engine"]})
-    results = []
-    for run in scenario["runs"]:
+    llm = LLM(**{"dtype": "float16", "kv_cache_memory_bytes": 64 << 20, "max_model_len": 512, **engine})
+    results: list[dict[str, Any]] = []
+    for run in runs:
         if nested:
             control.set_directive(llm, run.get("mode", "fp16"), StepRule(**run.get("rule", {})))
         params = SamplingParams(
@@ -59,7 +77,7 @@ def main() -> None:
                 "step_costs": control.step_costs(llm) if nested else None,
             }
         )
-    print(json.dumps({"runs": results}), flush=True)
+    return results
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A whole vLLM engine with nestedfp: the precision of every step, exactness, pins, tensor parallelism, torch.compile.
 
-Each scenario is one engine in one process (tests/engine_scenario.py).
+Each scenario is a process of its own (tests/engine_scenario.py).
 """
 
 import shutil
@@ -29,12 +29,16 @@ LONG = "The youngest brother went out into the wide world to seek his fortune. "
 two_ranks = pytest.mark.skipif(torch.cuda.device_count() == 1, reason="needs two GPUs")
 
 
-def scenario(engine, runs, *, nested=True, timeout_s=1200.0, env=None):
-    engine = {"model": str(MODEL), "enforce_eager": True, **engine}
-    if nested and "quantization_config" not in (engine["model"]):
-        engine.setdefault("quantization", "nestedfp")
-    payload = {"engine": engine, "runs": runs, "nested": nested}
-    return run_json("engine_scenario.py", payload, timeout_s, env)["runs"]
+def scenario(engine, runs, *, nested=True):
+    """What each run gave, by an engine with these arguments."""
+    return scenarios([engine], runs, nested=nested)[0]
+
+
+def scenarios(engines, runs, *, nested=True):
+    """The same by several engines, one after the other."""
+    common = {"model": str(MODEL), "enforce_eager": True, **({"quantization": "nestedfp"} if nested else {})}
+    payload = {"engines": [{**common, **engine} for engine in engines], "runs": runs, "nested": nested}
+    return run_json("engine_scenario.py", payload)["engines"]
 
 
 @pytest.fixture(scope="module")
@@ -165,8 +169,8 @@ def test_torch_compile_serves_both_modes_from_one_graph():
 def test_fp16_only_serves_both_kinds_of_checkpoint_exactly_and_knows_no_fp8(plain, converted):
     run = {"prompts": PROMPTS, "max_tokens": 48, "mode": "fp8"}
     options = {"additional_config": {"nestedfp": {"fp16_only": True}}}
-    for engine in ({}, {"model": str(converted), "quantization": None}):
-        (result,) = scenario({**engine, **options}, [run])
+    engines = [{}, {"model": str(converted), "quantization": None}]
+    for (result,) in scenarios([{**engine, **options} for engine in engines], [run]):
         assert_same_greedy_tokens(result, plain)
         assert result["stats"]["steps_fp8"] == result["stats"]["tokens_fp8"] == 0
         assert all(c["completion"] == {"fp16": 48, "fp8": 0} for c in result["precision"])
@@ -184,8 +188,8 @@ def test_measured_step_costs_reach_the_scheduler_of_every_rank():
 def test_a_seed_gives_the_same_tokens_whether_the_prompt_is_chunked_or_not():
     run = {"prompts": [LONG], "max_tokens": 24, "params": {"seed": 7, "temperature": 1.0}}
     chunked = {"max_num_batched_tokens": 64, "max_num_seqs": 8}  # the prompt takes several steps
-    (whole,), (parts, again) = scenario({}, [run]), scenario(chunked, [run, run])
-    assert parts["tokens"] == again["tokens"] == whole["tokens"]
+    whole, parts = scenarios([{}, chunked], [run, run])
+    assert parts[0]["tokens"] == parts[1]["tokens"] == whole[0]["tokens"]
 
 
 def spoiled(folder, change):
@@ -213,15 +217,12 @@ def outliers(tmp_path_factory):
 def test_weights_beyond_the_range_are_served_exactly_from_plain_and_converted_checkpoints(outliers, tmp_path):
     tokens = {"prompts": PROMPTS, "max_tokens": 12}
     reference = scenario({"model": str(outliers)}, [tokens], nested=False)[0]
-    online = scenario({"model": str(outliers)}, [{"mode": "fp16", **tokens}, {"mode": "fp8", **tokens}])
-    assert_same_greedy_tokens(online[0], reference)
     report = convert(outliers, tmp_path / "nested")
     assert set(report.listed) == {"model.layers.0.mlp.down_proj", "model.layers.1.self_attn.k_proj"}
     assert report.plain == ["model.layers.2.mlp.down_proj"]
-    stored = scenario(
-        {"model": str(tmp_path / "nested"), "quantization": None},
-        [{"mode": "fp16", **tokens}, {"mode": "fp8", **tokens}],
-    )
+    engines = [{"model": str(outliers)}, {"model": str(tmp_path / "nested"), "quantization": None}]
+    online, stored = scenarios(engines, [{"mode": "fp16", **tokens}, {"mode": "fp8", **tokens}])
+    assert_same_greedy_tokens(online[0], reference)
     assert [run["tokens"] for run in stored] == [run["tokens"] for run in online]
 
 

@@ -147,10 +147,10 @@ def test_kept_timings_are_taken_by_the_next_engine(tmp_path, monkeypatch, nested
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_two_ranks_agree_with_one(plain):
     payload = {
-        "engine": {"model": MODEL, "quantization": "nestedfp", "tensor_parallel_size": 2},
+        "engines": [{"model": MODEL, "quantization": "nestedfp", "tensor_parallel_size": 2}],
         "runs": [{"mode": m, "prompts": PROMPTS, "max_tokens": 64} for m in ("fp16", "fp8", "fp16")],
     }
-    first, rounded, again = run_json("engine_scenario.py", payload, 300.0, None)["runs"]
+    ((first, rounded, again),) = run_json("engine_scenario.py", payload, 300.0, None)["engines"]
     assert_same_greedy_tokens(first, plain[1])
     assert again["tokens"] == first["tokens"]
     assert rounded["tokens"] != first["tokens"]
