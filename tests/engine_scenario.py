@@ -1,8 +1,9 @@
-"""Runs vLLM engines, one after the other, through lists of generations and prints the results as JSON; the tests start it as a process.
+"""Runs vLLM engines, one after the other, through lists of generations; the tests start it as a process.
 
 Standard input: {"engines": [{arguments of vllm.LLM}], "nested": bool, "runs": [{"mode", "rule", "prompts", "max_tokens",
 "extra_args", "params"}]}; every engine does all runs.
-Standard output, one line: {"engines": [[{"tokens": [[...]], "margins": [[...]], "precision": [precision_tokens], "stats": {...}...}]]}.
+Standard output, one line of JSON: {"engines": [[{"tokens": [[...]], "margins": [[...]], "precision": [precision_tokens],
+"stats": {...}...}]]}.
 
 The engine core of a single rank runs in this process: another one, and a third for the worker, would import vLLM anew,
 which is most of the time that a start takes. The tests of the service have them all.
