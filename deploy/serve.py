@@ -110,12 +110,12 @@ def preflight(config: DeployConfig) -> None:
         verify_shards(config.model.folder)
     kind = resolve(config.engine.accelerator)
     ranks = config.most_replicas * config.engine.tensor_parallel_size
-    if kind == "gpu" and 0 < visible_gpus() < ranks:
-        # Ray would wait for more for ever. No device file at all: another kind of machine, which Ray may know better.
+    if kind == "gpu" and (gpus := visible_gpus()) < ranks:  # Ray would wait for more for ever
         raise ConfigError(
             f"{'controller.ladder.max_replicas' if config.most_replicas > config.replicas else 'replicas'} "
             f"({config.most_replicas}) x engine.tensor_parallel_size ({config.engine.tensor_parallel_size}) need "
-            f"{ranks} GPUs, this machine has {visible_gpus()}"
+            f"{ranks} GPUs, this machine has {gpus} that CUDA may use"
+            + ("" if gpus else "; for a start without one set engine.accelerator: cpu")
         )
     if kind == "cpu" and config.engine.kv_cache_bytes is None:
         raise ConfigError("engine.kv_cache_bytes is required on a CPU: the memory of one replica's KV cache, in bytes")

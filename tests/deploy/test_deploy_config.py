@@ -104,6 +104,12 @@ def test_too_few_gpus_are_refused_before_anything_starts(tmp_path, capsys, monke
     assert "controller.ladder.max_replicas (3) x engine.tensor_parallel_size (1) need 3 GPUs" in capsys.readouterr().err
 
 
+def test_a_gpu_asked_for_where_there_is_none_is_refused_before_anything_starts(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("deploy.accelerator.visible_gpus", lambda: 0)
+    assert serve.main(["--config", str(write(tmp_path, engine__accelerator="gpu"))]) == 2
+    assert "has 0 that CUDA may use; for a start without one set engine.accelerator: cpu" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("visible", "count"), [(None, 3), ("", 0), ("1", 1), ("0,2", 2), ("0,1,2,3", 3), ("GPU-1234,GPU-5678", 2)]
 )
