@@ -1,7 +1,8 @@
 """The replica's engine: Ray Serve LLM's vLLM engine, and the attributes of it that the replica needs.
 
-The private attributes of Ray's class are touched in this file only. Ray Serve LLM makes every rank on a GPU an actor, so that
-each step crosses to another process and back; ``vllm serve`` keeps a single rank in the engine core, and so does this.
+The private attributes of Ray's class are touched in this file only. Ray Serve LLM gives every rank a process of its own, to which
+each step crosses and back, and which imports vLLM once more; ``vllm serve`` on a GPU keeps a single rank in the engine core,
+and so does this, on a CPU as well.
 """
 
 import math
@@ -29,11 +30,10 @@ class NestedFPEngine(VLLMEngine):  # type: ignore[misc]
 
     @property
     def _in_the_core(self) -> bool:
-        """Whether the engine has one rank, and that on a GPU."""
-        engine = self.llm_config.get_engine_config()
+        """Whether the engine has one rank."""
+        engine_kwargs = self.llm_config.get_engine_config().engine_kwargs
         sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-        ranks = math.prod(int(engine.engine_kwargs.get(name, 1)) for name in sizes)
-        return bool(engine.accelerator.requires_remote_initialization) and ranks == 1
+        return math.prod(int(engine_kwargs.get(name, 1)) for name in sizes) == 1
 
     async def start(self) -> None:
         """Start the engine. Raises whatever keeps it from starting."""
@@ -43,9 +43,9 @@ class NestedFPEngine(VLLMEngine):  # type: ignore[misc]
         await super().start()
 
     def _prepare_engine_config(self, callback_ctx: Any) -> Any:
-        if not self._in_the_core:
-            return super()._prepare_engine_config(callback_ctx)
         engine = self.llm_config.get_engine_config()
+        if not (self._in_the_core and engine.accelerator.requires_remote_initialization):
+            return super()._prepare_engine_config(callback_ctx)
         # Here, with the GPU in sight, instead of in a task that has it. The engine core inherits this environment.
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus_of(callback_ctx.placement_group))
         arguments, config = _get_vllm_engine_config(self.llm_config)
@@ -54,9 +54,10 @@ class NestedFPEngine(VLLMEngine):  # type: ignore[misc]
     def _start_async_llm_engine(
         self, engine_args: Any, engine_config: Any, placement_group: PlacementGroup | None
     ) -> Any:
-        parallel = engine_config.parallel_config
-        if self._in_the_core and parallel.distributed_executor_backend == "ray":
-            parallel.distributed_executor_backend = "uni"
+        if self._in_the_core:
+            # After vLLM has made its configuration: on a CPU it insists on a worker process, because only such a one's threads
+            # could be set up. Ours are: the engine core inherits OMP_NUM_THREADS from this process.
+            engine_config.parallel_config.distributed_executor_backend = "uni"
             placement_group = None
         return super()._start_async_llm_engine(engine_args, engine_config, placement_group)
 
