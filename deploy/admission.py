@@ -19,8 +19,11 @@ from deploy.priority import Priority
 
 SEQUENCES_IN_QUEUE = 4  # without a configured limit, the controller's scale counts from this many times the sequences
 TOKENS_IN_QUEUE = 4  # without a configured bound, tokens inside at most: this many times those that the KV cache holds
-USUAL_OUTPUT_TOKENS = 256.0  # of an answer without a limit of its own, until there have been some
+USUAL_OUTPUT_TOKENS = 256.0  # of an answer, until there have been some
 USUAL_WEIGHT = 1 / 64  # of one answer in that mean
+# Long answers are inside for longer, so that those inside are longer than answers are in the mean: twice, where lengths are
+# exponentially distributed.
+LENGTH_BIAS = 2
 MARGIN = 0.8  # of a deadline: so much of it may be expected to pass in the queue
 LONGEST_RETRY_S = 60
 
@@ -93,8 +96,7 @@ class Place:
         self._admission, self._asked, self.priority, self.tokens = admission, asked, priority, tokens
         self._estimate = tokens // asked.prompts  # of each prompt and its answers
         self._open_prompts = asked.prompts
-        usual = admission.usual_output_tokens
-        self._output_tokens = usual if asked.output_tokens is None else asked.output_tokens
+        self._output_tokens = admission.expected_output_tokens(asked)
 
     @property
     def sequences(self) -> int:
@@ -128,7 +130,8 @@ class Admission:
     """Admission control of one replica.
 
     A request counts as the sequences that it makes the engine compute, its prompts times ``n``, and as the tokens of these:
-    prompt and longest answer. One that sets no limit to its answer counts as answers have been lately.
+    prompt and answer. An answer counts as twice what answers have been lately, or as its limit where that is less: many
+    clients state a limit that they never come near, and to count it in full would refuse requests while the engine has room.
 
     Args:
         limit: sequences inside at most; None: as many as come, until the controller lowers the scale.
@@ -184,6 +187,11 @@ class Admission:
         """Mean length of late answers, in tokens."""
         return max(1, round(self._usual_output_tokens))
 
+    def expected_output_tokens(self, asked: Asked) -> int:
+        """Return the tokens that each sequence of a request counts for its answer."""
+        expected = LENGTH_BIAS * self.usual_output_tokens
+        return expected if asked.output_tokens is None else min(asked.output_tokens, expected)
+
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def enter(self, asked: Asked = ONE, priority: Priority = Priority.NORMAL, deadline_s: float | None = None) -> Place:
@@ -198,8 +206,7 @@ class Admission:
             NoRoom: it must come again later; counted.
         """
         self._advance()
-        output = self.usual_output_tokens if asked.output_tokens is None else asked.output_tokens
-        tokens = asked.samples * (asked.prompt_tokens + asked.prompts * output)
+        tokens = asked.samples * (asked.prompt_tokens + asked.prompts * self.expected_output_tokens(asked))
         if self._longest is not None:  # what asks for more is refused for that, or cut, once it has been read
             tokens = min(tokens, asked.sequences * self._longest)
         if self.inside:
@@ -288,8 +295,8 @@ class Admission:
         most, excess = _over(self.token_limit, share, self.tokens_inside + more)
         if excess > 0:
             message = (
-                f"overloaded: the requests in this replica ask for {self.tokens_inside} tokens, this one for {more} more, and it "
-                f"takes {most} at present; try again"
+                f"overloaded: the requests in this replica are expected to need {self.tokens_inside} tokens, this one {more} more, "
+                f"and it takes {most} at present; try again"
             )
             raise self._refusal(Reason.TOKENS, priority, message, self._pace.wait_s(self._clock(), tokens=excess))
 

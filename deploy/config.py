@@ -94,7 +94,7 @@ class EngineSection(FrozenModel):
         None  # sequences (prompts times n) in one replica at most; None: no limit, and 4 * max_num_seqs while load is shed
     )
     admission_tokens: Annotated[int, Field(ge=1)] | None = (
-        None  # prompts and longest answers in one replica at most; None: four times what the KV cache holds
+        None  # prompts and expected answers in one replica at most; None: four times what the KV cache holds
     )
     admission_high: Annotated[float, Field(ge=1)] = (
         1.25  # of these bounds, how much requests of the class high may fill

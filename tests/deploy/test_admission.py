@@ -94,7 +94,7 @@ def test_leaving_twice_is_a_mistake():
 # -- tokens ------------------------------------------------------------------------------------------------------------
 
 
-def test_prompts_and_longest_answers_count_for_every_sequence():
+def test_prompts_and_answers_count_for_every_sequence():
     door = Admission(None, sequences=8, tokens=1000)
     place = door.enter(Asked(prompts=2, samples=3, prompt_tokens=40, output_tokens=10))
     assert door.tokens_inside == 3 * (40 + 2 * 10)
@@ -123,7 +123,7 @@ def test_tokens_are_bounded_though_there_are_few_sequences():
     door.enter(Asked(prompt_tokens=800, output_tokens=100))
     error = refused(door, Asked(prompt_tokens=100, output_tokens=1))
     assert error.reason is Reason.TOKENS
-    assert "ask for 900 tokens, this one for 101 more, and it takes 1000" in str(error)
+    assert "expected to need 900 tokens, this one 101 more, and it takes 1000" in str(error)
     door.enter(Asked(prompt_tokens=99, output_tokens=1))
     assert (door.tokens_inside, door.refusals[Reason.TOKENS, NORMAL]) == (1000, 1)
 
@@ -170,16 +170,30 @@ def test_a_request_that_turns_out_too_large_is_refused_then_unless_it_is_alone()
     assert door.tokens_inside == 600
 
 
-def test_an_answer_without_a_limit_counts_as_answers_have_been_and_at_most_as_it_can_be():
+def test_an_answer_without_a_limit_counts_as_twice_what_answers_have_been_and_at_most_as_it_can_be():
     door = Admission(None, sequences=8, tokens=10_000)
     place = door.enter(Asked(prompt_tokens=10, output_tokens=None))
-    assert door.tokens_inside == 10 + USUAL_OUTPUT_TOKENS
+    assert door.tokens_inside == 10 + 2 * USUAL_OUTPUT_TOKENS
     place.settle(prompt_tokens=10, most_output_tokens=100)
     assert door.tokens_inside == 110
     place.leave(completion_tokens=40)
     for _ in range(1000):
         door.enter(Asked(output_tokens=None)).leave(completion_tokens=40)
     assert door.usual_output_tokens == 40
+    assert door.enter(Asked(output_tokens=None)).tokens == 80
+
+
+def test_a_limit_that_answers_never_come_near_is_not_counted_in_full_and_a_short_one_is():
+    door = Admission(None, sequences=8, tokens=10_000, longest=8192)
+    for _ in range(1000):
+        door.enter(Asked(output_tokens=4096)).leave(completion_tokens=100)
+    places = [door.enter(Asked(prompt_tokens=300, output_tokens=4096)) for _ in range(20)]
+    assert door.tokens_inside == 20 * 500, "with 4096 each the third would have been refused"
+    places[0].settle(prompt_tokens=310, most_output_tokens=4096)
+    assert door.tokens_inside == 20 * 500 + 10
+    refused(door, Asked(prompt_tokens=300, output_tokens=4096))
+    places[0].leave()
+    assert door.enter(Asked(prompt_tokens=300, output_tokens=16)).tokens == 316
 
 
 # -- classes -----------------------------------------------------------------------------------------------------------

@@ -172,7 +172,7 @@ def test_lower_classes_are_refused_first_and_large_requests_by_their_tokens(serv
         running += [asyncio.create_task(ask(client, patient)) for _ in range(PLACES)]
         await asyncio.sleep(0.5)
         batch = await ask(client, patient, priority=1)  # half of 32 sequences are inside
-        large = await ask(client, patient, n=8, max_tokens=900)
+        large = await ask(client, patient, n=8, prompt="fox " * 900)
         normal = await ask(client, patient)
         return await asyncio.gather(*running), batch, large, normal
 
