@@ -41,12 +41,13 @@ class NoRoom(Exception):
     """A request is refused.
 
     Args:
+        priority: of the request.
         retry_after_s: when it may be otherwise, whole seconds.
     """
 
-    def __init__(self, reason: Reason, message: str, retry_after_s: int) -> None:
+    def __init__(self, reason: Reason, priority: Priority, message: str, retry_after_s: int) -> None:
         super().__init__(message)
-        self.reason, self.retry_after_s = reason, retry_after_s
+        self.reason, self.priority, self.retry_after_s = reason, priority, retry_after_s
 
 
 class Asked(NamedTuple):
@@ -166,8 +167,8 @@ class Admission:
         self.scale = 1.0
         self.inside = 0  # sequences
         self.tokens_inside = 0
-        self.refused = 0  # requests since the start that the engine never got
-        self.refusals = {(reason, priority): 0 for reason in Reason for priority in Priority}  # and all others
+        self._turned_away = 0.0
+        self.refusals = {(reason, priority): 0 for reason in Reason for priority in Priority}
 
     @property
     def limit(self) -> int | None:
@@ -181,6 +182,11 @@ class Admission:
     def token_limit(self) -> int | None:
         """Tokens inside at most; None: no limit. Never less than one."""
         return None if self._configured_tokens is None else max(1, math.floor(self._configured_tokens * self.scale))
+
+    @property
+    def refused(self) -> int:
+        """Requests since the start that no engine got: what the controller counts as load beside those that were let in."""
+        return math.floor(self._turned_away + 1e-6)
 
     @property
     def usual_output_tokens(self) -> int:
@@ -203,7 +209,7 @@ class Admission:
             deadline_s: from now, until when the engine must have begun it; None: it can wait.
 
         Raises:
-            NoRoom: it must come again later; counted.
+            NoRoom: it must come again later; counted by reason and class, and as load once ``turned_away`` hears of it.
         """
         self._advance()
         tokens = asked.samples * (asked.prompt_tokens + asked.prompts * self.expected_output_tokens(asked))
@@ -249,10 +255,21 @@ class Admission:
         """Return what a request hears, and count it, that the engine did not begin in time."""
         wait_s = self.expected_wait_s(priority)
         message = "overloaded: the engine did not begin this request before its queue deadline"
-        if in_engine:  # it is among the engine's arrivals
-            self.refusals[Reason.LATE, priority] += 1
-            return NoRoom(Reason.LATE, message, _retry_after_s(wait_s))
-        return self._refusal(Reason.LATE, priority, message, wait_s)
+        refusal = self._refusal(Reason.LATE, priority, message, wait_s)
+        if not in_engine:  # else it is among the engine's arrivals
+            self.turned_away(refusal)
+        return refusal
+
+    def turned_away(self, refusal: NoRoom, offered_to: int = 1) -> None:
+        """Count a request that was refused towards the load that the controller sees.
+
+        One of the class ``batch`` is none: it takes what others leave, and calls for no more replicas.
+
+        Args:
+            offered_to: replicas, each of which counts its part of it when it refuses; one that the next takes is then hardly any.
+        """
+        if refusal.priority is not Priority.BATCH:
+            self._turned_away += 1 / offered_to
 
     # -- the queue -----------------------------------------------------------------------------------------------------
 
@@ -310,9 +327,8 @@ class Admission:
             raise self._refusal(Reason.DEADLINE, priority, message, wait_s - MARGIN * deadline_s)
 
     def _refusal(self, reason: Reason, priority: Priority, message: str, wait_s: float | None) -> NoRoom:
-        self.refused += 1
         self.refusals[reason, priority] += 1
-        return NoRoom(reason, message, _retry_after_s(wait_s))
+        return NoRoom(reason, priority, message, _retry_after_s(wait_s))
 
 
 def _over(limit: int | None, share: float, wanted: int) -> tuple[int, int]:

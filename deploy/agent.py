@@ -166,11 +166,6 @@ class ReplicaAgent:
         latest = self._follower.latest
         return max(1, (latest.replicas or 1) if latest is not None else 1)
 
-    def has_peers(self) -> bool:
-        """Whether another replica could take a request."""
-        latest = self._follower.latest
-        return latest is not None and (latest.replicas or 0) > 1
-
     def pinned_go_elsewhere(self) -> bool:
         """Whether this replica runs FP8 only and another one FP16."""
         latest = self._follower.latest

@@ -27,10 +27,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.haproxy_config import Limits, read, write
+from deploy.haproxy_config import MOST_TRIES, Limits, read, write
 
 SETTINGS_ENV = "NESTEDFP_HAPROXY"  # JSON: {"binary": path of HAProxy, "limits": fields of Limits}
-MOST_TRIES = 8
 MOST_CONNECTIONS = 32768
 DRAIN_S = 2.0  # a replica that leaves goes on taking requests until HAProxy has heard of it
 TAKEOVER_S = 180.0  # within which Ray Serve must have a new manager; on a busy machine it took 34 s

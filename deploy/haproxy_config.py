@@ -16,6 +16,7 @@ ELSEWHERE_STATUS = (
     425  # a replica's word that another one should take the request; HAProxy tries that, no client sees it
 )
 ATTEMPT_HEADER = "x-nestedfp-attempt"  # the same at every try of one request; a client's own is overwritten
+MOST_TRIES = 8  # replicas that a request is offered to, however many there are
 RETRY_AFTER_S = 2
 METHODS = "GET POST HEAD OPTIONS PUT PATCH DELETE"  # others a replica's server would answer without OpenAI's format
 CONTROL_PREFIX = "/control"  # where the control application is mounted; its routes also answer at the root

@@ -27,7 +27,7 @@ from deploy.front.requests import (
     stated_priority,
     unknown_fields,
 )
-from deploy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS, Limits
+from deploy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS, MOST_TRIES, Limits
 from deploy.keys import Holder, Keys, Limited
 from deploy.metrics.requests import Outcome, outcome_of
 from deploy.priority import NotAllowed, Ranked, ranked
@@ -83,6 +83,10 @@ class Elsewhere:
         if len(self._seen) > self._capacity:
             self._seen.popitem(last=False)
         return True
+
+    def came_back(self, headers: dict[bytes, bytes]) -> bool:
+        """Whether this replica has sent a request on before."""
+        return headers.get(ATTEMPT_HEADER.encode()) in self._seen
 
 
 class Generate:
@@ -203,16 +207,18 @@ class Generate:
 
     def _full(self, no_room: NoRoom, headers: dict[bytes, bytes], size: int) -> Refused:
         """What a client hears that finds no room; where there is another replica, that one is asked first."""
-        status = 503 if no_room.reason is Reason.DEADLINE else 429
-        if self._standing.has_peers() and self._elsewhere.may_go(headers, size):
-            status = ELSEWHERE_STATUS
+        status, replicas = 503 if no_room.reason is Reason.DEADLINE else 429, self._standing.replicas
+        if not self._elsewhere.came_back(headers):  # then all have counted their parts of it
+            elsewhere = replicas > 1 and self._elsewhere.may_go(headers, size)
+            self._admission.turned_away(no_room, min(replicas, MOST_TRIES) if elsewhere else 1)
+            status = ELSEWHERE_STATUS if elsewhere else status
         return Refused(status, str(no_room), OVERLOADED, retry_after_s=no_room.retry_after_s)
 
     def _take_from_quota(self, holder: Holder, pinned: bool, headers: dict[bytes, bytes], size: int) -> None:
         try:
             holder.enter(pinned)
         except Limited as limited:
-            if self._standing.has_peers() and self._elsewhere.may_go(headers, size):
+            if self._standing.replicas > 1 and self._elsewhere.may_go(headers, size):
                 raise limited.elsewhere() from None
             raise
 
@@ -410,9 +416,10 @@ def _observe(outputs: list[Any], passage: Passage) -> None:
 class Standing:
     """What the controller has told this replica about itself and the others; filled in by the server."""
 
-    def has_peers(self) -> bool:
-        """Whether another replica could take a request."""
-        return False
+    @property
+    def replicas(self) -> int:
+        """How many replicas there are, this one included."""
+        return 1
 
     def pinned_go_elsewhere(self) -> bool:
         """Whether this replica runs FP8 and another one FP16."""

@@ -13,9 +13,10 @@ HIGH, NORMAL, BATCH = Priority
 
 
 def refused(door, *args, **kwargs):
-    """Whom the door refuses, and why."""
+    """Whom the door refuses, and why; nobody else takes it."""
     with pytest.raises(NoRoom) as error:
         door.enter(*args, **kwargs)
+    door.turned_away(error.value)
     return error.value
 
 
@@ -306,10 +307,17 @@ def test_a_refusal_for_want_of_room_says_when_there_will_be_some():
 
 def test_a_late_request_is_counted_and_among_the_refused_only_if_the_engine_never_had_it():
     door = Admission(None, sequences=1)
-    assert door.late(BATCH, in_engine=True).reason is Reason.LATE
-    assert (door.refused, door.refusals[Reason.LATE, BATCH]) == (0, 1)
-    door.late(BATCH, in_engine=False)
-    assert (door.refused, door.refusals[Reason.LATE, BATCH]) == (1, 2)
+    assert door.late(NORMAL, in_engine=True).reason is Reason.LATE
+    assert (door.refused, door.refusals[Reason.LATE, NORMAL]) == (0, 1)
+    door.late(NORMAL, in_engine=False)
+    assert (door.refused, door.refusals[Reason.LATE, NORMAL]) == (1, 2)
+
+
+def test_batch_is_no_load_that_the_controller_should_make_room_for():
+    door = Admission(1, sequences=8)
+    door.enter()
+    refused(door, priority=BATCH)
+    assert (door.refused, door.refusals[Reason.SEQUENCES, BATCH]) == (0, 1)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -159,8 +159,9 @@ def test_the_admission_limit_follows_the_directive_and_opens_when_the_lease_ends
         assert (ack["admission_scale"], door.limit, agent.desired_replicas) == (0.5, 5, 7)
         for _ in range(5):
             door.enter()
-        with pytest.raises(NoRoom):
+        with pytest.raises(NoRoom) as full:
             door.enter()
+        door.turned_away(full.value)
         await asyncio.sleep(0.3)
         return door.limit, agent.desired_replicas
 
@@ -243,17 +244,17 @@ def test_a_replica_knows_whether_somebody_else_could_take_a_request():
         for told in ({}, {"replicas": 1}, {"replicas": 2}, {"replicas": 2, "fp16_replicas": 1}):
             epoch = len(seen) + 1
             await agent.apply({**directive(epoch, "fp8"), **told})
-            seen.append((agent.has_peers(), agent.pinned_go_elsewhere()))
+            seen.append((agent.replicas, agent.pinned_go_elsewhere()))
         await agent.apply({**directive(9, "fp16"), "replicas": 2, "fp16_replicas": 1})
-        assert (agent.has_peers(), agent.pinned_go_elsewhere()) == (True, False)
+        assert (agent.replicas, agent.pinned_go_elsewhere()) == (2, False)
         return seen
 
     # The controller is out of reach: what it answers would be the latest word.
     assert run(scenario, Controller(ConnectionError("gone"))) == [
-        (False, False),
-        (False, False),
-        (True, False),
-        (True, True),
+        (1, False),
+        (1, False),
+        (2, False),
+        (2, True),
     ]
 
 

@@ -45,11 +45,12 @@ class Serving:
 class Peers(Standing):
     """What the controller told: there are others."""
 
-    def __init__(self, peers=True, fp16_elsewhere=False):
+    def __init__(self, peers=1, fp16_elsewhere=False):
         self._peers, self._fp16 = peers, fp16_elsewhere
 
-    def has_peers(self):
-        return self._peers
+    @property
+    def replicas(self):
+        return 1 + self._peers
 
     def pinned_go_elsewhere(self):
         return self._fp16
@@ -420,6 +421,23 @@ def test_a_full_replica_sends_a_request_on_where_there_is_somebody_else(peers):
     assert ask(app, headers={ATTEMPT_HEADER: "a"})[0] == 429
 
 
+@pytest.mark.parametrize(("replicas", "took_it", "load"), [(1, 0, 12), (3, 0, 12), (3, 2, 4), (3, 1, 8), (10, 2, 9)])
+def test_a_request_counts_once_towards_the_load_however_many_replicas_refuse_it(replicas, took_it, load):
+    """Of replicas that are asked in turn, the last ``took_it`` would take it; of ten, eight are asked."""
+    doors = [full() for _ in range(min(replicas, 8) - took_it)]
+    apps = [front(failing(AssertionError("was let in")), Peers(replicas - 1), door) for door in doors]
+    for number in range(12):
+        headers = {ATTEMPT_HEADER: f"a{number}"}
+        answers = [ask(app, headers=headers)[0] for app in apps]
+        assert answers == [ELSEWHERE_STATUS if replicas > 1 else 429] * len(apps)
+        if replicas > 1 and not took_it:
+            assert ask(apps[0], headers=headers)[0] == 429, "it has come back, refused by all"
+    assert sum(door._turned_away for door in doors) == pytest.approx(load)
+    assert sum(door.refused for door in doors) == pytest.approx(
+        sum(door._turned_away for door in doors), abs=len(doors)
+    )
+
+
 def test_a_request_enters_with_the_weight_of_its_sequences():
     admission, weights = Admission(8, 8), []
 
@@ -456,7 +474,7 @@ def test_a_prompt_that_is_longer_than_it_looked_is_refused_before_the_engine_hea
     do, calls = tokenized(prompt_tokens=40)
     answer = ask(front(do, admission=admission))
     assert answer[0] == 429
-    assert "tokens, this one for 40 more, and it takes 100" in error_of(answer)
+    assert "tokens, this one 40 more, and it takes 100" in error_of(answer)
     assert (calls, admission.tokens_inside) == ([], 50)
     assert ask(front(tokenized(prompt_tokens=30)[0], admission=admission))[0] == 400, "got in"
     answer = ask(front(tokenized(40)[0], Peers(), admission), headers={ATTEMPT_HEADER: "a"})

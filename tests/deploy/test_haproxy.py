@@ -24,6 +24,7 @@ from deploy.front.generate import Elsewhere
 from deploy.haproxy_config import (
     ATTEMPT_HEADER,
     ELSEWHERE_STATUS,
+    MOST_TRIES,
     RETRY_AFTER_S,
     TEMPLATE_CHANGED,
     Limits,
@@ -128,7 +129,7 @@ def test_the_launcher_says_in_one_line_why_haproxy_cannot_be_started(tmp_path):
 
 
 def test_a_request_is_offered_to_as_many_replicas_as_there_may_be():
-    assert [_tries(replicas) for replicas in (1, 2, 3, 100)] == [2, 4, 6, haproxy.MOST_TRIES]
+    assert [_tries(replicas) for replicas in (1, 2, 3, 100)] == [2, 4, 6, MOST_TRIES]
 
 
 def test_a_folder_whose_sockets_haproxy_could_not_bind_is_refused_at_once(tmp_path, capsys):

@@ -332,8 +332,7 @@ def test_a_user_who_pins_is_told_403_and_counted_as_denied(keys):
 
 def test_a_used_up_quota_is_offered_to_another_replica_first(tmp_path, clock):
     class Peers(Standing):
-        def has_peers(self):
-            return True
+        replicas = 2
 
     keys = Keys(write(tmp_path / "keys.yaml", [entry("u", requests_per_minute=1)]), clock=clock)
     keys.holder(bearer("u")).enter(pinned=False)
