@@ -55,11 +55,15 @@ $(VENV)/.built: $(VENV)/.installed $(SOURCES_CXX) pyproject.toml
 serve: setup ## start the service (CONFIG=deploy/configs/....yaml)
 	$(RUN) -m deploy.serve --config $(CONFIG) $(ARGS)
 
+# Files side by side, each one's tests in their order; half of the time a test of the service waits for a start.
+WORKERS  ?= 2
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
 test: setup ## all tests that need no GPU
-	$(RUN) -m pytest -q $(ARGS)
+	$(RUN) -m pytest -q $(PARALLEL) $(ARGS)
 
 test-fast: setup ## tests that start no engine and take no minute
-	$(RUN) -m pytest -q -m "not engine and not serve and not slow and not faults" $(ARGS)
+	$(RUN) -m pytest -q $(PARALLEL) -m "not engine and not serve and not slow and not faults" $(ARGS)
 
 test-faults: setup ## kill, stop and attack the running service: a quarter of an hour
 	$(RUN) -m pytest -q -m faults $(ARGS)
