@@ -180,7 +180,10 @@ def strike_all(
         say(name)
         try:
             found = strike(service, name, malformed, folder)
-        except (faults.NoVictim, subprocess.SubprocessError, RuntimeError) as error:
+        except faults.NoVictim as error:  # a single rank has no worker beside the engine core
+            say(f"left out: {error}")
+            continue
+        except (subprocess.SubprocessError, RuntimeError) as error:
             raise CampaignError(f"{name}: {error}") from error
         yield found
         if found.recover_s is None:
