@@ -55,9 +55,9 @@ $(VENV)/.built: $(VENV)/.installed $(SOURCES_CXX) pyproject.toml
 serve: setup ## start the service (CONFIG=deploy/configs/....yaml)
 	$(RUN) -m deploy.serve --config $(CONFIG) $(ARGS)
 
-# Files side by side, each one's tests in their order; half of the time a test of the service waits for a start.
+# Tests of the service in one process and all others in the rest, a file at a time (tests/conftest.py); WORKERS=0: one by one.
 WORKERS  ?= 2
-PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PARALLEL := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 test: setup ## all tests that need no GPU
 	$(RUN) -m pytest -q $(PARALLEL) $(ARGS)
