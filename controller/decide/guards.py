@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from controller.config import GuardConfig
-from controller.fleet.table import Table, ids_of
-from controller.fleet.view import Replicas, ReplicaView
+from controller.fleet.view import Replicas, ReplicaView, ids_of
 from controller.policies.base import Decision, Observation, PolicySpec
 from nestedfp.modes import DirectiveMode
 from workload.frozen import FrozenModel
@@ -51,10 +50,6 @@ def warmed_up(replicas: Replicas, warm_up_s: float = 0.0) -> Replicas:
 
     With a ``warm_up_s`` above 0 those are left out, too, that compute their first requests, whenever these come.
     """
-    if isinstance(replicas, Table):
-        rows = replicas.rows
-        warm = (rows["ready"] > 0) & (rows["ready_for_s"] >= warm_up_s)
-        return replicas.where(warm & (rows["cold"] == 0) if warm_up_s > 0 else warm)
     return tuple(
         [
             replica
@@ -68,8 +63,6 @@ def warmed_up(replicas: Replicas, warm_up_s: float = 0.0) -> Replicas:
 
 def fresh(replicas: Replicas, stale_after_s: float) -> Replicas:
     """The replicas heard of lately."""
-    if isinstance(replicas, Table):
-        return replicas.where(replicas.rows["age_s"] <= stale_after_s)
     return tuple([replica for replica in replicas if replica.age_s <= stale_after_s])
 
 
@@ -85,12 +78,8 @@ def engine_fault(view: ReplicaView, config: GuardConfig) -> str | None:
 
 def usable(replicas: Replicas, config: GuardConfig) -> Replicas:
     """The replicas that are evidence: heard of lately, with an engine that answers and goes forward."""
-    replicas = fresh(replicas, config.stale_after_s)
-    if isinstance(replicas, Table):
-        rows = replicas.rows
-        stuck = rows["progress_age_s"] > config.no_progress_after_s
-        return replicas.where((rows["stats_age_s"] <= config.stats_stale_after_s) & ~stuck)
-    return tuple([replica for replica in replicas if engine_fault(replica, config) is None])
+    heard = fresh(replicas, config.stale_after_s)
+    return tuple([replica for replica in heard if engine_fault(replica, config) is None])
 
 
 def hold_for_quorum(fresh_count: int, ready_count: int, quorum: float, expected_count: int | None = None) -> str | None:

@@ -4,8 +4,6 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-import numpy as np
-
 from controller.audit import Scope
 from controller.config import ControllerConfig
 from controller.decide import guards
@@ -21,8 +19,7 @@ from controller.decide.scope import (
     modes_now,
     moves,
 )
-from controller.fleet.table import Table, ids_of
-from controller.fleet.view import Replicas
+from controller.fleet.view import Replicas, ReplicaView, ids_of
 from controller.policies import POLICIES
 from controller.policies.base import Decision
 from controller.protocol import Content
@@ -185,12 +182,12 @@ def chosen(ready: Replicas, in_fp8: Collection[str], wanted: int, frozen: Collec
 
     ``frozen`` replicas keep what they do, because they have changed too often.
     """
-    table = ready if isinstance(ready, Table) else Table.of(tuple(sorted(ready, key=lambda view: view.replica_id)))
-    table = table.where(table.rows["fp16_only"] == 0)
-    stay = {replica_id for replica_id in table.ids if replica_id in frozen and replica_id in in_fp8}
-    if frozen:
-        table = table.where(np.array([replica_id not in frozen for replica_id in table.ids], dtype=bool))
-    rows, idle = table.rows, np.array([replica_id not in in_fp8 for replica_id in table.ids], dtype=bool)
-    # The last key counts most; equals stay in the order of their names.
-    order = np.lexsort((-rows["running"], -rows["waiting_tokens"], -rows["oldest_wait_s"], idle))
-    return frozenset(stay) | {table.ids[place] for place in order[: max(0, wanted - len(stay))].tolist()}
+    able = [view for view in ready if not view.snapshot.fp16_only]
+    stay = {replica_id for replica_id in ids_of(able) if replica_id in frozen and replica_id in in_fp8}
+
+    def rank(view: ReplicaView) -> tuple[bool, float, int, int, str]:
+        one = view.snapshot
+        return one.replica_id not in in_fp8, -one.oldest_wait_s, -one.waiting_tokens, -one.running, one.replica_id
+
+    free = sorted([view for view in able if view.replica_id not in frozen], key=rank)
+    return frozenset(stay.union(ids_of(free[: max(0, wanted - len(stay))])))

@@ -18,8 +18,8 @@ from controller.decide.overload import measure
 from controller.decide.overrides import Overrides
 from controller.decide.scope import Plan, ScopeInput, compact, keep_fp8, ready_counts
 from controller.decide.status import status_report
+from controller.fleet import http_path
 from controller.fleet.fleet import Fleet, IngestResult
-from controller.fleet.table import path_limited_count
 from controller.fleet.view import Replicas
 from controller.messages import Directive, DirectiveAck, ReplicaSnapshot
 from controller.policies import POLICIES
@@ -155,7 +155,7 @@ class ControlLoop:
             Stated(desired_replicas, *ready_counts(views, publisher.content), *self._overrides.reported(now_s))
         )
         directive = publisher.due(now_s)
-        limited = path_limited_count(views) > 0
+        limited = http_path.limited_count(views) > 0
         record, notes = self._journal.write(
             driver_s, now_s, self._config, plan, self._decided, publisher, self._rung(), self._ladder, climbed, limited
         )

@@ -24,8 +24,7 @@ from dataclasses import dataclass, replace
 from controller.audit import Rung
 from controller.config import ControllerConfig, LadderConfig
 from controller.decide.guards import usable, warmed_up
-from controller.fleet.table import Table, ids_of, in_order_sum
-from controller.fleet.view import Replicas
+from controller.fleet.view import Replicas, ids_of
 from controller.policies import POLICIES
 from controller.protocol.publisher import Content
 from nestedfp.modes import DirectiveMode
@@ -281,15 +280,9 @@ def measure(
 ) -> Strain:
     """The strain on the replicas that serve and have been heard of lately, under the modes of ``current``."""
     seen, slo_s = usable(warmed_up(views), config.guards), config.slo.ttft_ms / 1e3
-    if isinstance(seen, Table):
-        waits_s = seen.rows["oldest_wait_s"]
-        over_slo, over_half_slo = int((waits_s > slo_s).sum()), int((waits_s > slo_s / 2).sum())
-        queued, growth = in_order_sum(seen.rows["waiting_tokens"]), in_order_sum(seen.rows["queue_growth_tokens_per_s"])
-    else:
-        over_slo = sum([view.snapshot.oldest_wait_s > slo_s for view in seen])
-        over_half_slo = sum([view.snapshot.oldest_wait_s > slo_s / 2 for view in seen])
-        queued = float(sum([view.snapshot.waiting_tokens for view in seen]))
-        growth = sum([view.rates.queue_growth_tokens_per_s for view in seen if view.rates is not None])
+    waits_s = [view.snapshot.oldest_wait_s for view in seen]
+    queued = sum([view.snapshot.waiting_tokens for view in seen])
+    growth = sum([view.rates.queue_growth_tokens_per_s for view in seen if view.rates is not None])
     if not POLICIES[config.policy.name].adaptive:
         degraded = True  # as far as it may be
     elif current.exceptions:
@@ -302,7 +295,7 @@ def measure(
         fully_degraded=degraded,
         fp8_load=fp8_load,
         offered_over_admitted=offered_over_admitted,
-        over_slo=over_slo,
-        over_half_slo=over_half_slo,
+        over_slo=sum([wait_s > slo_s for wait_s in waits_s]),
+        over_half_slo=sum([wait_s > slo_s / 2 for wait_s in waits_s]),
         draining=growth <= -DRAIN_PER_S * queued,  # 0 <= 0 where nothing waits
     )

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 from controller.config import ControllerConfig, GuardConfig
 from controller.decide import guards
 from controller.fleet import http_path
-from controller.fleet.table import ids_of
-from controller.fleet.view import Replicas, ReplicaView
+from controller.fleet.view import Replicas, ReplicaView, ids_of
 from controller.policies import POLICIES
 from controller.policies.base import Decision, Observation
 from controller.protocol import NO_RULE, Content

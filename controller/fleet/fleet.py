@@ -4,18 +4,16 @@ Ages count from when a snapshot arrived, by the controller's clock: replicas' cl
 fall back, or that grow faster than any machine computes, give no rate until a window of plausible ones has passed.
 
 Work is done when a snapshot arrives, in constant time on average; looking at a replica costs the same however long the
-window is. A step looks at many replicas through the rows of numbers that are written as snapshots arrive.
+window is.
 """
 
 import enum
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 from controller.fleet.http_path import path_saturated
 from controller.fleet.plausibility import fault, possible_wait, wait_fault
-from controller.fleet.table import FEWEST, RowStore, Table
 from controller.fleet.view import Rates, Replicas, ReplicaView
 from controller.messages import ReplicaSnapshot
 from workload.slo import USUAL_SLO, Slo
@@ -63,7 +61,19 @@ class _Replica:
         self.lows.clear()
         self.view = None
 
-    def take(self, now_s: float, snapshot: ReplicaSnapshot, window_s: float, slo: Slo) -> ReplicaView:
+    def view_at(self, now_s: float) -> ReplicaView | None:
+        """The view with its ages of now."""
+        view = self.view
+        if view is not None:
+            # Making a frozen view anew for every step would take longer than the rest of the step.
+            _set(view, "age_s", now_s - self.arrived_s)
+            if self.fp16_step_at_s is not None:
+                _set(view, "fp16_step_age_s", now_s - self.fp16_step_at_s)
+            if self.path_at_s is not None:
+                _set(view, "path_age_s", now_s - self.path_at_s)
+        return view
+
+    def take(self, now_s: float, snapshot: ReplicaSnapshot, window_s: float, slo: Slo) -> None:
         received, lows = self.received, self.lows
         received.append((now_s, snapshot))
         while lows and lows[-1][1] >= snapshot.waiting_tokens:
@@ -93,7 +103,6 @@ class _Replica:
         if snapshot.path is not None and path_saturated(self.view, slo):
             self.path_at_s = now_s
             _set(self.view, "path_age_s", 0.0)
-        return self.view
 
     def _warm_up(self, now_s: float, snapshot: ReplicaSnapshot) -> None:
         steps = snapshot.steps_fp16 + snapshot.steps_fp8
@@ -119,9 +128,7 @@ class Fleet:
         self.slo = slo
         self.forget_after_s = forget_after_s
         self._replicas: dict[str, _Replica] = {}
-        self._rows = RowStore()  # of the replicas that have a view
-        # Their ids, sorted, and slots; None: to be sorted anew.
-        self._in_order: tuple[list[str], list[int]] | None = None
+        self._in_order: list[_Replica] | None = None  # by id; None: to be sorted anew
         self._refusing: set[str] = set()  # replicas that have turned requests away within their window
         self._none_silent_before_s = 0.0  # until then nobody can have been silent for too long
         self._faulty: dict[str, str] = {}
@@ -153,6 +160,7 @@ class Fleet:
         outcome = IngestResult.TAKEN
         if replica is None:
             replica = self._replicas[snapshot.replica_id] = _Replica(now_s)
+            self._in_order = None
             outcome = IngestResult.NEW
         elif (newest := replica.newest) is not None and (
             snapshot.incarnation in replica.retired
@@ -168,8 +176,6 @@ class Fleet:
             before_s, before = replica.received[-1]
             snapshot = possible_wait(before, snapshot, now_s - before_s)
         if self._is_faulty(now_s, replica, snapshot):
-            if replica.view is None and snapshot.replica_id in self._rows:
-                self._drop_row(snapshot.replica_id)
             return IngestResult.IMPLAUSIBLE
         if replica.received:
             _, last = replica.received[-1]
@@ -177,10 +183,7 @@ class Fleet:
                 replica.restart()
             elif snapshot.steps_fp16 > last.steps_fp16:
                 replica.fp16_step_at_s = now_s
-        view = replica.take(now_s, snapshot, self.window_s, self.slo)
-        if snapshot.replica_id not in self._rows:
-            self._in_order = None
-        self._rows.put(view, now_s, replica.fp16_step_at_s, replica.path_at_s)
+        replica.take(now_s, snapshot, self.window_s, self.slo)
         if replica.refused_per_s > 0:
             self._refusing.add(snapshot.replica_id)
         elif self._refusing:
@@ -197,7 +200,7 @@ class Fleet:
             del self._replicas[id_]
             self._faulty.pop(id_, None)
             self._refusing.discard(id_)
-            self._drop_row(id_)
+            self._in_order = None
         earliest_s = min((replica.heard_at_s for replica in self._replicas.values()), default=now_s)
         self._none_silent_before_s = earliest_s + self.forget_after_s
         return bool(gone)
@@ -205,27 +208,8 @@ class Fleet:
     def views(self, now_s: float) -> Replicas:
         """All replicas that have said something plausible, sorted by id. Good until the next call: their ages go on."""
         if self._in_order is None:
-            ids = sorted(replica_id for replica_id in self._replicas if replica_id in self._rows)
-            self._in_order = ids, self._rows.slots(ids)
-        ids, slots = self._in_order
-        view_of = partial(self._view, now_s)
-        return tuple(map(view_of, ids)) if len(ids) < FEWEST else Table(self._rows.rows(slots, now_s), ids, view_of)
-
-    def _view(self, now_s: float, replica_id: str) -> ReplicaView:
-        replica = self._replicas[replica_id]
-        view = replica.view
-        assert view is not None, "a replica without a view has no row"
-        # Making a frozen view anew for every step would take longer than the rest of the step.
-        _set(view, "age_s", now_s - replica.arrived_s)
-        if replica.fp16_step_at_s is not None:
-            _set(view, "fp16_step_age_s", now_s - replica.fp16_step_at_s)
-        if replica.path_at_s is not None:
-            _set(view, "path_age_s", now_s - replica.path_at_s)
-        return view
-
-    def _drop_row(self, replica_id: str) -> None:
-        self._rows.drop(replica_id)
-        self._in_order = None
+            self._in_order = [self._replicas[replica_id] for replica_id in sorted(self._replicas)]
+        return tuple([view for replica in self._in_order if (view := replica.view_at(now_s)) is not None])
 
     def offered_over_admitted(self) -> float:
         """Requests that came / requests that were let in, over the window; 1 when none was refused."""

@@ -10,7 +10,7 @@ front of the engine are the limit they are long however fast its steps are, and 
 * Requests in the path will reach the engine: they count as queue where the path is not the limit.
 """
 
-from controller.fleet.view import Rates, ReplicaView
+from controller.fleet.view import Rates, Replicas, ReplicaView
 from controller.messages import PathStats, ReplicaSnapshot
 from nestedfp.modes import Mode
 from workload.slo import Slo
@@ -52,6 +52,11 @@ def engine_keeps_up(view: ReplicaView, slo: Slo) -> bool:
 def limits(view: ReplicaView) -> bool:
     """Whether the path is the limit of this replica, or was so lately that its latency windows still show it."""
     return view.path_age_s is not None and view.path_age_s <= MEMORY_S
+
+
+def limited_count(replicas: Replicas) -> int:
+    """How many replicas the path limits."""
+    return sum([limits(view) for view in replicas])
 
 
 def calm_reason(limited: int, reason: str) -> str:

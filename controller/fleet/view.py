@@ -1,8 +1,8 @@
 """One replica as the controller knows it. Rates are per second of the controller's clock. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, overload
+from typing import TypeAlias
 
 from controller.messages import ReplicaSnapshot
 
@@ -49,12 +49,9 @@ class ReplicaView:
         return self.snapshot.running == 0 and self.snapshot.waiting == 0
 
 
-class Replicas(Protocol):
-    """Views of replicas: a tuple of a few, a ``table.Table`` of many."""
+Replicas: TypeAlias = Sequence[ReplicaView]
 
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[ReplicaView]: ...
-    @overload
-    def __getitem__(self, index: int, /) -> ReplicaView: ...
-    @overload
-    def __getitem__(self, index: slice, /) -> tuple[ReplicaView, ...]: ...
+
+def ids_of(replicas: Replicas) -> list[str]:
+    """Their ids, in order."""
+    return [view.snapshot.replica_id for view in replicas]

@@ -17,7 +17,6 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from controller.fleet.table import Table, in_order_sum
 from controller.fleet.view import Replicas
 from controller.policies import returning
 from controller.policies.base import Decision, Observation, PolicySpec
@@ -128,9 +127,6 @@ def decide(observation: Observation, state: State, config: ErrorBudget) -> tuple
 
 def tokens_per_s(replicas: Replicas) -> tuple[float, float]:
     """Tokens computed, and those computed in FP8, over all replicas."""
-    if isinstance(replicas, Table):
-        in_fp8 = replicas.rows["tokens_fp8_per_s"]
-        return in_order_sum(replicas.rows["tokens_fp16_per_s"] + in_fp8), in_order_sum(in_fp8)
     rates = [view.rates for view in replicas if view.rates is not None]
     return sum([rate.tokens_per_s for rate in rates]), sum([rate.tokens_fp8_per_s for rate in rates])
 

@@ -11,7 +11,6 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from controller.fleet import http_path
-from controller.fleet.table import path_limited_count
 from controller.policies.base import Decision, Observation
 from controller.policies.signals import backoff, health, load
 from nestedfp.modes import DirectiveMode
@@ -124,7 +123,7 @@ def look(observation: Observation, memory: Memory, config: ReturnSettings) -> tu
         danger = "predicted_ttft_over_enter"
     elif tpot_strain > config.enter_strain and seen.tpot_strain > 0:
         danger = "tpot_over_enter"
-    limited = path_limited_count(observation.replicas)
+    limited = http_path.limited_count(observation.replicas)
     view = View(seen, estimate, danger, dt_s, ttft_strain, tpot_strain, limited)
     return view, Memory(learned, history, ttft_strain, tpot_strain)
 

@@ -10,15 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, Self
 
-import numpy as np
 from pydantic import Field, model_validator
 
 from controller.fleet import http_path
-from controller.fleet.table import Rows, Table, path_limited_count, path_limits
 from controller.fleet.view import Replicas
 from controller.policies.base import Decision, Observation, PolicySpec
 from controller.policies.signals import load
-from controller.policies.signals.health import Values, exceeded_by
+from controller.policies.signals.health import exceeded_by
 from nestedfp.modes import DirectiveMode
 from workload.frozen import FrozenModel
 
@@ -80,7 +78,7 @@ def decide(observation: Observation, state: State, config: Threshold) -> tuple[D
     """Compare the cluster's signals with the thresholds."""
     now_s = observation.now_s
     estimate, learned = load.update(observation, state.learned, config)
-    limited = path_limited_count(observation.replicas)
+    limited = http_path.limited_count(observation.replicas)
     signals = list(_signals(observation, config))
     over = next((name for name, entering, _, thresholds in signals if entering > thresholds.enter), "")
     blocking = next((name for name, _, leaving, thresholds in signals if leaving >= thresholds.leave), "")
@@ -110,9 +108,7 @@ def decide(observation: Observation, state: State, config: Threshold) -> tuple[D
 
 def _signals(observation: Observation, config: Threshold) -> Iterator[tuple[str, float, float, Hysteresis]]:
     """Yield (name, value for entering, value for leaving, thresholds), the leading signals first."""
-    replicas, least = observation.replicas, config.min_window_count
-    values = _of_rows(replicas.rows, least) if isinstance(replicas, Table) else _of_views(replicas, least)
-    for name, (entering, leaving) in values.items():
+    for name, (entering, leaving) in _values(observation.replicas, config.min_window_count).items():
         thresholds: Hysteresis | None = getattr(config, name)
         if thresholds is not None:
             enter = exceeded_by(entering, config.tolerated_share)
@@ -128,7 +124,7 @@ def _signals(observation: Observation, config: Threshold) -> Iterator[tuple[str,
 # enough to stay. Where the path is the limit a window says nothing of the engine.
 
 
-def _of_views(replicas: Replicas, least: int) -> dict[str, tuple[Sequence[float], Sequence[float]]]:
+def _values(replicas: Replicas, least: int) -> dict[str, tuple[Sequence[float], Sequence[float]]]:
     snapshots = [view.snapshot for view in replicas]
     wait_s, tokens = [one.oldest_wait_s for one in snapshots], [one.waiting_tokens for one in snapshots]
     ttft = [
@@ -149,16 +145,6 @@ def _of_views(replicas: Replicas, least: int) -> dict[str, tuple[Sequence[float]
 
 def _p90_ms(windows: list[tuple[int, float]], least: int) -> list[float]:
     return [p90_ms if count >= least else 0.0 for count, p90_ms in windows]
-
-
-def _of_rows(rows: Rows, least: int) -> dict[str, tuple[Values, Values]]:
-    wait_s, tokens = rows["oldest_wait_s"], rows["waiting_tokens"]
-    signals = {"wait_s": (wait_s, wait_s), "waiting_tokens": (tokens, tokens)}
-    limited = path_limits(rows)
-    for name in ("ttft", "tpot"):
-        count, p90_ms = np.where(limited, 0.0, rows[f"{name}_count"]), rows[f"{name}_p90_ms"]
-        signals[f"{name}_p90_ms"] = np.where(count >= least, p90_ms, 0.0), np.where(count >= 1, p90_ms, 0.0)
-    return signals
 
 
 SPEC = PolicySpec(

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 from collections import OrderedDict
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from deploy.front.requests import (
 )
 from deploy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS, MOST_TRIES, Limits
 from deploy.keys import Holder, Keys, Limited
-from deploy.metrics.requests import Outcome, outcome_of
+from deploy.metrics.requests import Outcome
 from deploy.priority import NotAllowed, Ranked, ranked
 from deploy.usage import StreamDiscloser, disclose
 from nestedfp.vllm_plugin.frontend import collected, counts_of, total, usage_of
@@ -129,7 +129,7 @@ class Generate:
         try:
             await self._admitted(route, scope, receive, send, passage)
         except Refused as refusal:
-            passage.outcome, passage.status = _outcome_of(refusal), refusal.status
+            passage.outcome, passage.status = refusal.outcome, refusal.status
             await refuse(send, refusal)
         except asyncio.CancelledError:
             passage.outcome = Outcome.LEFT
@@ -161,17 +161,15 @@ class Generate:
             place = self._admission.enter(asked_of(request), rank.priority, left_s)
         except NoRoom as no_room:
             raise self._full(no_room, headers, size) from None
-        at_s = None if deadline_s is None else passage.arrived_s + deadline_s
-        turn = self._turn(route, request, passage, place, rank, at_s, headers, size)
-        try:
+        with ExitStack() as entered:
+            entered.callback(lambda: place.leave(passage.completion_tokens))
+            at_s = None if deadline_s is None else passage.arrived_s + deadline_s
+            turn = self._turn(route, request, passage, place, rank, at_s, headers, size)
+            entered.callback(turn.ended)
             if holder is not None:
                 self._take_from_quota(holder, pinned, headers, size)
+                entered.callback(lambda: holder.leave(passage.used_tokens, pinned))
             await self._answer(route, request, scope, send, turn, headers, size)
-        finally:
-            turn.ended()
-            place.leave(passage.completion_tokens)
-            if holder is not None:
-                holder.leave(passage.used_tokens, pinned)
 
     def _rank(self, request: Any, headers: dict[bytes, bytes], holder: Holder | None, pinned: bool) -> Ranked:
         own, anything = (None, True) if holder is None else (holder.priority, False)
@@ -348,7 +346,7 @@ class Generate:
                 raise
             await call.abort(collector)
             refusal = self._explained(error, passage, {}, RETRYABLE_BODY_BYTES + 1)
-            passage.outcome = _outcome_of(refusal)
+            passage.outcome = refusal.outcome
             await send({"type": "http.response.body", "body": streams.error_events(refusal.body())})
         finally:
             collector.close()
@@ -397,11 +395,6 @@ class Generate:
         if counts:
             answer["usage"] = disclose(answer.get("usage"), usage_of(total(counts.values())))
         await reply(send, 200, msgspec.json.encode(answer), notes)
-
-
-def _outcome_of(refusal: Refused) -> Outcome:
-    outcome = outcome_of(refusal.status, ELSEWHERE_STATUS)
-    return Outcome.REFUSED if outcome is Outcome.FAILED and refusal.kind == OVERLOADED else outcome
 
 
 def _observe(outputs: list[Any], passage: Passage) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from deploy.haproxy_config import ELSEWHERE_STATUS, RETRY_AFTER_S
+from deploy.metrics.requests import Outcome
 
 Headers = Iterable[tuple[bytes, bytes]]
 Send = Any  # ASGI's send
@@ -34,6 +35,17 @@ class Refused(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.kind, self.param, self.retry_after_s = status, kind, param, retry_after_s
+
+    @property
+    def outcome(self) -> Outcome:
+        """As what the request counts: a refusal for want of room, whatever its status, is no failure of the service."""
+        if self.status == ELSEWHERE_STATUS:
+            return Outcome.ELSEWHERE
+        if self.status == 429 or self.kind == OVERLOADED:
+            return Outcome.REFUSED
+        if self.status in (401, 403):
+            return Outcome.DENIED
+        return Outcome.INVALID if self.status < 500 else Outcome.FAILED
 
     def body(self) -> bytes:
         """The error in OpenAI's format."""

@@ -37,17 +37,6 @@ class Precision(enum.StrEnum):
     NONE = "none"  # no token was computed, or the request ended before the engine said
 
 
-def outcome_of(status: int, elsewhere_status: int) -> Outcome:
-    """Return what an HTTP status says of a request."""
-    if status == elsewhere_status:
-        return Outcome.ELSEWHERE
-    if status < 400:
-        return Outcome.OK
-    if status >= 500:
-        return Outcome.FAILED
-    return {401: Outcome.DENIED, 403: Outcome.DENIED, 429: Outcome.REFUSED}.get(status, Outcome.INVALID)
-
-
 def precision_of(sequences: Mapping[str, TokenCounts] | None) -> Precision:
     """Return the precision of what was computed for a request, cached prompt tokens left out."""
     if not sequences:

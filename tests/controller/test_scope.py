@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from controller.audit import Outcome
 from controller.decide import k_of_n
 from controller.decide.scope import compact
+from controller.fleet.view import ReplicaView
 from controller.policies import POLICIES, threshold
 from controller.policies.base import Decision, Observation, PolicySpec
 from controller.protocol import Content
@@ -70,6 +71,40 @@ def test_replicas_in_fp8_stay_and_the_most_loaded_come_next() -> None:
     assert k_of_n.chosen(views, ("r0",), 0, frozen=("r0", "r3")) == {"r0"}
     assert k_of_n.chosen(views, (), 4, frozen=("r3",)) == {"r0", "r1", "r2"}
     assert k_of_n.chosen([make_view(replica_id="old", fp16_only=True), *views[:1]], (), 2) == {"r0"}
+
+
+views_of_many = st.lists(
+    st.builds(
+        dict,
+        fp16_only=st.sampled_from([False, False, True]),
+        oldest_wait_s=st.sampled_from([0.0, 0.1, 2.0]),
+        waiting_tokens=st.sampled_from([0, 100, 20_000]),
+        running=st.integers(0, 3),
+    ),
+    max_size=30,
+).map(lambda fields: [make_view(replica_id=f"r{i:02d}", **one) for i, one in enumerate(fields)])
+
+
+@given(views_of_many, st.integers(0, 30), st.data())
+def test_nobody_is_passed_over_for_a_replica_that_is_loaded_less(
+    views: list[ReplicaView], wanted: int, data: st.DataObject
+) -> None:
+    able = {view.replica_id: view.snapshot for view in views if not view.snapshot.fp16_only}
+    some = st.sets(st.sampled_from([view.replica_id for view in views])) if views else st.just(set[str]())
+    in_fp8, frozen = data.draw(some), data.draw(some)
+    selected = k_of_n.chosen(data.draw(st.permutations(views)), in_fp8, wanted, frozen)
+    stay = in_fp8 & frozen & able.keys()
+    assert selected & frozen == stay, "who has changed too often stays as it is"
+    assert len(selected) == max(len(stay), min(wanted, len(able.keys() - frozen) + len(stay)))
+    for taken, left in itertools.product(selected - frozen, able.keys() - frozen - selected):
+        assert (taken in in_fp8) >= (left in in_fp8)
+        if (taken in in_fp8) == (left in in_fp8):
+            one, other = able[taken], able[left]
+            load, less = (
+                (one.oldest_wait_s, one.waiting_tokens, one.running),
+                (other.oldest_wait_s, other.waiting_tokens, other.running),
+            )
+            assert load > less or (load == less and taken < left)
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=3), st.sampled_from(DirectiveMode)), st.sampled_from(DirectiveMode))

@@ -10,10 +10,12 @@ from hand_clock import HandClock
 from vllm_parts import SamplingParams  # first: it silences third-party warnings
 
 from deploy.admission import Admission, Asked
+from deploy.front import streams
 from deploy.front.app import Front
 from deploy.front.generate import RETRYABLE_BODY_BYTES, Elsewhere, Generate, Queueing, Route, Standing
 from deploy.front.handover import TURN, Engine, EngineCall, Handover
 from deploy.front.meter import PathMeter
+from deploy.front.replies import OVERLOADED, Refused
 from deploy.front.streams import Frame
 from deploy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS
 from deploy.keys import Keys
@@ -436,6 +438,34 @@ def test_a_request_counts_once_towards_the_load_however_many_replicas_refuse_it(
     assert sum(door.refused for door in doors) == pytest.approx(
         sum(door._turned_away for door in doors), abs=len(doors)
     )
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "outcome"),
+    [
+        *((400, "invalid_request_error", "invalid"), (404, "not_found", "invalid"), (500, "internal_error", "failed")),
+        *((401, "authentication_error", "denied"), (403, "permission_error", "denied"), (429, "rate_limit", "refused")),
+        *((429, OVERLOADED, "refused"), (503, OVERLOADED, "refused"), (503, "service_unavailable", "failed")),
+        *((ELSEWHERE_STATUS, OVERLOADED, "elsewhere"), (ELSEWHERE_STATUS, "service_unavailable", "elsewhere")),
+    ],
+)
+def test_a_refusal_says_as_what_its_request_counts(status, kind, outcome):
+    assert Refused(status, "no", kind).outcome == outcome
+
+
+def test_what_goes_wrong_right_after_a_request_was_let_in_frees_its_place(monkeypatch):
+    admission, meter = Admission(2, 8, tokens=1000), PathMeter()
+    entered = []
+
+    def breaks(request, chat):
+        entered.append(admission.inside)
+        raise RuntimeError("a field that nobody thought of")
+
+    monkeypatch.setattr(streams, "is_plain", breaks)
+    with pytest.raises(RuntimeError, match="nobody thought of"):
+        ask(front(admission=admission, meter=meter))
+    assert entered == [1]
+    assert (admission.inside, admission.tokens_inside, meter.stats(0.0).in_path) == (0, 0, 0)
 
 
 def test_a_request_enters_with_the_weight_of_its_sequences():

@@ -16,7 +16,7 @@ from deploy.metrics import controller, page
 from deploy.metrics.bulk import BulkHistogram, lean_statistics
 from deploy.metrics.cluster import ClusterMetrics
 from deploy.metrics.replica import ReplicaMetrics, ReplicaView
-from deploy.metrics.requests import Outcome, Precision, RequestMetrics, outcome_of, precision_of
+from deploy.metrics.requests import Outcome, Precision, RequestMetrics, precision_of
 from deploy.priority import Priority
 from nestedfp.modes import DirectiveMode
 from nestedfp.vllm_plugin.accounting import TokenCounts
@@ -130,17 +130,6 @@ def test_a_plain_engine_has_a_page_as_well():
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("status", "outcome"),
-    [
-        *((200, "ok"), (400, "invalid"), (404, "invalid"), (401, "denied"), (403, "denied"), (429, "refused")),
-        *((425, "elsewhere"), (500, "failed"), (503, "failed")),
-    ],
-)
-def test_an_outcome_follows_from_the_status(status, outcome):
-    assert outcome_of(status, 425) == outcome
 
 
 @pytest.mark.parametrize(

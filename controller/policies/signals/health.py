@@ -16,23 +16,18 @@ the worst, with a thousand not the one that happens to be unlucky. Danger is a m
 while it is within ``enter_fraction`` of the objective, and beyond it the quotient, up to ``GREATEST_STRAIN``.
 """
 
-import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
 from controller.fleet import http_path
-from controller.fleet.table import Rows, Table, in_order_sum, path_limits
-from controller.fleet.view import Rates, Replicas, ReplicaView
+from controller.fleet.view import Rates, Replicas
 from nestedfp.modes import Mode
 from workload.frozen import FrozenModel
 from workload.slo import Slo
 
-Values: TypeAlias = npt.NDArray[np.float64]  # [replicas]
 BUSY_MS = 900.0  # of step time in a second: the replica has not paused
 GREATEST_STRAIN = 5.0
 LARGEST_MS = 3.6e6  # keeps predictions finite when next to nothing leaves the queue
@@ -67,17 +62,10 @@ class Health:
         return min(LARGEST_MS, self.ttft_ms * step_ratio)
 
 
-def assess(replicas: Replicas, slo: Slo, step_ratio: float, settings: HealthSettings) -> Health:
-    """Look at every replica once. Idle replicas are left out: their latencies and step times are old news."""
-    if isinstance(replicas, Table):
-        return assess_rows(replicas.rows, slo, step_ratio, settings)
-    return assess_views(replicas, slo, step_ratio, settings)
-
-
-def assess_views(  # noqa: C901  one loop without calls: it runs for every replica ten times per second
-    replicas: Iterable[ReplicaView], slo: Slo, step_ratio: float, settings: HealthSettings
+def assess(  # noqa: C901  one loop without calls: it runs for every replica ten times per second
+    replicas: Replicas, slo: Slo, step_ratio: float, settings: HealthSettings
 ) -> Health:
-    """One view after the other."""
+    """Look at every replica once. Idle replicas are left out: their latencies and step times are old news."""
     ttfts: list[float] = []
     tpots: list[float] = []
     fp16_tpots: list[float] = []
@@ -147,77 +135,12 @@ def assess_views(  # noqa: C901  one loop without calls: it runs for every repli
     )
 
 
-def assess_rows(rows: Rows, slo: Slo, step_ratio: float, settings: HealthSettings) -> Health:
-    """All replicas at once; the result is that of ``assess_views`` to the last bit."""
-    rows = rows[(rows["waiting"] > 0) | (rows["running"] > 0)]
-    limited = path_limits(rows)
-    with np.errstate(all="ignore"):  # where a division is by 0, another value is taken
-        fp16_ms, fp8_ms = rows["step_ms_fp16"], rows["step_ms_fp8"]
-        fp16_known, fp8_known = ~np.isnan(fp16_ms), ~np.isnan(fp8_ms)
-        step_ms = np.where(rows["in_fp8"] > 0, fp8_ms, fp16_ms)
-        step_ms[np.isnan(step_ms)] = 0.0
-
-        steps = rows["steps_fp16_per_s"] + rows["steps_fp8_per_s"]
-        tpot_ms = np.where(steps * step_ms >= BUSY_MS, 1e3 / steps, step_ms)
-
-        growth = rows["queue_growth_tokens_per_s"]
-        leaving = rows["arrived_tokens_per_s"] - growth
-        queued = rows["waiting_tokens"] + np.where(limited, 0.0, rows["path_tokens"])
-        drain_s = (queued + np.maximum(0.0, growth) * settings.horizon_s) / leaving
-        drains = (rows["rated"] > 0) & (rows["standing_tokens"] > 0) & (leaving > 0)
-        ttft_ms = rows["oldest_wait_s"] * 1e3
-        ttft_ms = np.where(drains, np.maximum(ttft_ms, 1e3 * drain_s), ttft_ms) + step_ms
-
-        fp16_recent = fp16_known & (~fp8_known | (rows["fp16_step_age_s"] <= settings.fp16_step_memory_s))
-        from_fp16_ms = np.where(step_ms == 0, fp16_ms, fp16_ms * (tpot_ms / step_ms))
-        from_fp8_ms = np.where(step_ms == fp8_ms, tpot_ms, fp8_ms) * step_ratio
-        fp16_tpot_ms = np.where(fp16_recent, from_fp16_ms, np.where(fp8_known, from_fp8_ms, 0.0))
-
-    measured = (rows["tpot_count"] >= settings.min_window_count) & ~limited
-    measured_ms = np.where(measured, rows["tpot_p50_ms"], 0.0)
-    tpot_ms = np.maximum(tpot_ms, measured_ms)
-    fp16_tpot_ms = np.minimum(LARGEST_MS, np.maximum(fp16_tpot_ms, measured_ms * step_ratio))
-    ttft_ms, ttft_strain = _strain_rows(ttft_ms, settings.enter_fraction * slo.ttft_ms)
-    tpot_ms, tpot_strain = _strain_rows(tpot_ms, settings.enter_fraction * slo.tpot_ms)
-    share, busy = settings.tolerated_share, max(1, len(rows))
-    return Health(
-        ttft_ms=_exceeded_by_rows(ttft_ms, share),
-        tpot_ms=_exceeded_by_rows(tpot_ms, share),
-        ttft_strain=ttft_strain / busy,
-        tpot_strain=tpot_strain / busy,
-        fp16_tpot_ms=_exceeded_by_rows(fp16_tpot_ms, share),
-        kv_usage=_exceeded_by_rows(rows["kv_usage"], share),
-        unknown=int(np.count_nonzero((rows["rated"] == 0) | ~(fp16_known | fp8_known))),
-        at_risk=float((rows["waiting"] + np.where(limited, 0.0, rows["in_path"]))[ttft_ms > slo.ttft_ms].sum()),
-    )
-
-
-def _strain_rows(values_ms: Values, limit_ms: float) -> tuple[Values, float]:
-    """The values, those above the limit bounded, and the sum of the strains of these."""
-    above = values_ms > limit_ms
-    bounded = np.where(above, np.minimum(LARGEST_MS, values_ms), values_ms)
-    return bounded, in_order_sum(np.minimum(GREATEST_STRAIN, bounded[above] / limit_ms))
-
-
-def _exceeded_by_rows(values: Values, share: float) -> float:
-    """``exceeded_by`` of an array."""
-    if len(values) == 0:
-        return 0.0
-    place = len(values) - 1 - int(share * len(values))
-    return float(np.partition(values, place)[place])
-
-
 def _drain_s(waiting_tokens: float, rates: Rates, horizon_s: float) -> float:
     """How long the queue that is expected ``horizon_s`` ahead takes to drain; 0 when nothing is known to leave it."""
     leaving = rates.arrived_tokens_per_s - rates.queue_growth_tokens_per_s
     return (waiting_tokens + max(0.0, rates.queue_growth_tokens_per_s) * horizon_s) / leaving if leaving > 0 else 0.0
 
 
-def exceeded_by(values: Sequence[float] | Values, share: float) -> float:
+def exceeded_by(values: Sequence[float], share: float) -> float:
     """The smallest value that at most ``share`` of the values exceed; 0 for none."""
-    if isinstance(values, np.ndarray):
-        return _exceeded_by_rows(values, share)
-    rank = int(share * len(values))
-    if rank == 0:
-        return max(values, default=0.0)
-    return heapq.nlargest(rank + 1, values)[-1]
+    return sorted(values)[-1 - int(share * len(values))] if values else 0.0

@@ -10,7 +10,6 @@ from typing import Annotated
 from pydantic import Field
 
 from controller.fleet import http_path
-from controller.fleet.table import Table, in_order_sum, path_limits
 from controller.policies.base import Observation
 from workload.frozen import FrozenModel
 
@@ -59,12 +58,7 @@ def update(observation: Observation, state: Misses, changed_at_s: float | None, 
 def rates(observation: Observation) -> tuple[float, float]:
     """Requests judged, and requests that missed, per second over all replicas that the path does not limit."""
     slo_evaluated = within = 0.0
-    replicas = observation.replicas
-    if isinstance(replicas, Table):
-        rows = replicas.rows[(replicas.rows["slo_evaluated_per_s"] > 0) & ~path_limits(replicas.rows)]
-        slo_evaluated, within = in_order_sum(rows["slo_evaluated_per_s"]), in_order_sum(rows["within_slo_per_s"])
-        return slo_evaluated, min(slo_evaluated, max(0.0, slo_evaluated - within))
-    for view in replicas:
+    for view in observation.replicas:
         rates = view.rates
         if rates is not None and rates.slo_evaluated_per_s > 0 and not http_path.limits(view):
             slo_evaluated += rates.slo_evaluated_per_s

@@ -2,9 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from controller.fleet.table import Rows, Table, in_order_sum
 from controller.fleet.view import Replicas
 from nestedfp.modes import Mode
 
@@ -26,40 +23,6 @@ class Sums:
 
 def add_up(replicas: Replicas) -> Sums:
     """Look at every replica once."""
-    return sum_rows(replicas.rows) if isinstance(replicas, Table) else sum_views(replicas)
-
-
-def sum_rows(rows: Rows) -> Sums:
-    """All replicas at once; the result is that of ``sum_views`` to the last bit."""
-    tokens = {Mode.FP16: rows["tokens_fp16_per_s"], Mode.FP8: rows["tokens_fp8_per_s"]}
-    steps = {Mode.FP16: rows["steps_fp16_per_s"], Mode.FP8: rows["steps_fp8_per_s"]}
-    step_ms = {Mode.FP16: rows["step_ms_fp16"], Mode.FP8: rows["step_ms_fp8"]}
-    all_steps, queued = steps[Mode.FP16] + steps[Mode.FP8], rows["standing_tokens"] > 0
-    busy: dict[Mode, tuple[int, float, float]] = {}
-    full: dict[Mode, tuple[int, float]] = {}
-    for mode in Mode:
-        pure = (all_steps > 0) & (steps[mode] >= PURE * all_steps)
-        never_paused = pure & (all_steps * step_ms[mode] >= BUSY_MS)
-        stands = pure & queued
-        busy[mode] = (
-            int(np.count_nonzero(never_paused)),
-            in_order_sum(steps[mode][never_paused]),
-            in_order_sum(tokens[mode][never_paused]),
-        )
-        full[mode] = int(np.count_nonzero(stands)), in_order_sum(tokens[mode][stands])
-    arrived = rows["arrived_tokens_per_s"]
-    return Sums(
-        replicas=int(np.count_nonzero(rows["rated"])),
-        prompt=in_order_sum(arrived),
-        admitted=in_order_sum(np.maximum(0.0, arrived - rows["queue_growth_tokens_per_s"])),
-        computed=in_order_sum(tokens[Mode.FP16] + tokens[Mode.FP8]),
-        busy=busy,
-        full=full,
-    )
-
-
-def sum_views(replicas: Replicas) -> Sums:
-    """One view after the other."""
     count = n16 = n8 = f16 = f8 = 0
     prompt = admitted = computed = s16 = s8 = t16 = t8 = ft16 = ft8 = 0.0
     for view in replicas:
