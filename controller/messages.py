@@ -92,7 +92,7 @@ class EngineStats(FrozenModel):
 class ReplicaState(EngineStats):
     """The engine's statistics, and what its replica adds that the status shows as well."""
 
-    ready: bool  # False while warming up
+    ready: bool  # False while warming up, and once its engine has died or hangs
     stats_age_s: Seconds = 0.0  # of the engine's statistics, when the snapshot was taken
     lease_remaining_s: Seconds  # likewise
     admission_scale: Fraction = 1.0  # in force on this replica
@@ -111,6 +111,9 @@ class ReplicaSnapshot(ReplicaState):
     incarnation: str  # changes when the engine restarts, so that totals may fall back to zero
     seq: Count  # grows by one with each snapshot of an incarnation
     ready_for_s: Seconds | None = None  # how long it has been ready; None: not reported
+    fault: Annotated[str, Field(max_length=256)] | None = (
+        None  # why it can take no request, though it did; None: it can
+    )
     rule: StepRule | None = None  # in force on this replica; None: not reported
     order: StandingOrder | None = None  # that this replica was last told of, less the time since; None: none
     # totals

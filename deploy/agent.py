@@ -16,6 +16,7 @@ from controller.messages import Directive, DirectiveAck, ReplicaSnapshot
 from controller.protocol import DirectiveFollower
 from deploy.admission import Admission
 from deploy.front.meter import PathMeter
+from deploy.health import EngineHung
 from deploy.metrics.replica import ReplicaView
 from nestedfp.modes import DirectiveMode
 
@@ -24,7 +25,12 @@ log = logging.getLogger(__name__)
 EngineCall = Callable[..., Awaitable[Any]]  # (utility name, *arguments) -> result
 REPORT_TIMEOUT_S = 2.0
 ENGINE_TIMEOUT_S = 2.0  # the engine answers between two steps; one that does not may be in a long step, or hang
+LATE_AFTER_S = 3.0  # a new request had better go to another replica, if there is one
 HUNG_AFTER_S = 8.0  # no step of a sound engine takes so long; Serve then asks three times, two seconds apart
+# Requests in it are ended then: before Serve ends the replica, which would cut them off without a word.
+GIVEN_UP_AFTER_S = 10.0
+WATCH_PERIOD_S = 0.25
+DEAD = "its engine has died"
 
 
 class ControllerLink(Protocol):
@@ -44,6 +50,8 @@ class ReplicaAgent:
         config: periods, objectives, and the fallback that holds when the controller's lease runs out.
         admission: the replica's admission control, whose scale the controller sets; None: a replica without one.
         meter: of the path that the replica's requests take; None: a replica without one.
+        dead: whether the engine has ended. Its process may end while nobody waits for an answer of it.
+        give_up: ends every request that is in the engine with an error.
     """
 
     def __init__(
@@ -54,7 +62,11 @@ class ReplicaAgent:
         config: ControllerConfig,
         admission: Admission | None = None,
         meter: PathMeter | None = None,
+        dead: Callable[[], bool] = lambda: False,
+        give_up: Callable[[Exception], None] = lambda error: None,
     ) -> None:
+        self._dead = dead
+        self._give_up = give_up
         self._id = replica_id
         self._incarnation = uuid.uuid4().hex
         self._engine = engine
@@ -72,6 +84,7 @@ class ReplicaAgent:
         self._seq = 0
         self._applying = asyncio.Lock()
         self._applied: tuple[Any, ...] | None = None
+        self._following: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._reachable = True
 
@@ -82,14 +95,15 @@ class ReplicaAgent:
         self._started_s = time.monotonic()
         await self._put_in_force()
         self._stats_at_s = self._started_s
-        loops = (self._poll_engine(), self._report(), self._meter.probe())
+        loops = (self._poll_engine(), self._watch_engine(), self._report(), self._meter.probe())
         self._tasks = [asyncio.create_task(loop) for loop in loops]
 
     async def stop(self) -> None:
         """End the loops."""
-        for task in self._tasks:
+        tasks = [*self._tasks, *([self._following] if self._following is not None else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # -- directives ----------------------------------------------------------------------------------------------------
 
@@ -103,6 +117,13 @@ class ReplicaAgent:
         await self._put_in_force()
         result: dict[str, Any] = DirectiveAck.model_dump(ack, mode="json")
         return result
+
+    def _follow(self) -> None:
+        """Have the engine follow, beside the reports: one that hangs must not keep its replica from saying so."""
+        if self._dead() or not (self._following is None or self._following.done()):
+            return
+        self._following = asyncio.create_task(self._put_in_force())
+        self._following.add_done_callback(_log_failure)
 
     async def _put_in_force(self) -> None:
         """Bring the engine in line with the follower. Serialised, so that the engine sees directives in order."""
@@ -190,16 +211,33 @@ class ReplicaAgent:
         """Age of the engine's newest statistics, in seconds."""
         return max(0.0, time.monotonic() - self._stats_at_s)
 
+    @property
+    def fault(self) -> str | None:
+        """Why this replica can take no request; None: it can.
+
+        Its engine has died, or for ``HUNG_AFTER_S`` has not answered, or has had work and made no step.
+        """
+        if self._dead():
+            return DEAD
+        if self.silent_s > HUNG_AFTER_S:
+            return f"its engine has not answered for {self.silent_s:.0f} s: it hangs"
+        if self.stalled_s > HUNG_AFTER_S:
+            return f"its engine has had work and made no step for {self.stalled_s:.0f} s: it hangs"
+        return None
+
+    @property
+    def engine_is_late(self) -> bool:
+        """Whether the engine has not answered for so long that a request had better go to another replica."""
+        return self.silent_s > LATE_AFTER_S
+
     def check_engine(self) -> None:
-        """Fail where the engine hangs.
+        """Fail where the engine has died or hangs.
 
         Raises:
-            RuntimeError: for ``HUNG_AFTER_S`` the engine has not answered, or has had work and made no step.
+            RuntimeError: with the reason.
         """
-        if self.silent_s > HUNG_AFTER_S:
-            raise RuntimeError(f"the engine has not answered for {self.silent_s:.0f} s: it hangs or has died")
-        if self.stalled_s > HUNG_AFTER_S:
-            raise RuntimeError(f"the engine has had work and made no step for {self.stalled_s:.0f} s: it hangs")
+        if (fault := self.fault) is not None:
+            raise RuntimeError(fault)
 
     # -- loops ---------------------------------------------------------------------------------------------------------
 
@@ -211,14 +249,34 @@ class ReplicaAgent:
                 # Not cancelled at the limit: a late answer is an answer.
                 call = asyncio.ensure_future(self._engine("nestedfp_stats"))
                 while not (await asyncio.wait({call}, timeout=ENGINE_TIMEOUT_S))[0]:
+                    if self._dead():  # nobody will answer this call
+                        call.cancel()
+                        return
                     log.warning("the engine has not answered for %.0f s", time.monotonic() - self._stats_at_s)
                 self._stats = call.result()
                 self._stats_at_s = time.monotonic()
                 self._admission.engine_has(self._stats["running"], self._stats["waiting"])
             except Exception as error:
+                if self._dead():
+                    return
                 log.error("the engine does not answer; the health check will replace this replica: %r", error)
                 await asyncio.sleep(1.0)
             await asyncio.sleep(max(0.0, self._period_s - (time.monotonic() - began_s)))
+
+    async def _watch_engine(self) -> None:
+        """Say once when the engine dies or hangs, and end what is in one that hangs: its clients would wait for nothing."""
+        said = False
+        while True:
+            fault = self.fault
+            if fault is not None and not said:
+                log.error("this replica takes no more requests and is to be replaced: %s", fault)
+            elif fault is None and said:
+                log.warning("the engine is back; this replica takes requests again")
+            said = fault is not None
+            # Again and again: one that was on its way into the engine may have arrived since. vLLM ends those of a dead one.
+            if fault is not None and fault != DEAD and max(self.silent_s, self.stalled_s) > GIVEN_UP_AFTER_S:
+                self._give_up(EngineHung(f"this replica is to be replaced: {fault}"))
+            await asyncio.sleep(WATCH_PERIOD_S)
 
     async def _report(self) -> None:
         while True:
@@ -226,7 +284,7 @@ class ReplicaAgent:
             try:
                 if self._follower.on_timer(began_s):
                     log.warning("the controller's lease ran out; falling back to %s", self._follower.in_force(began_s))
-                    await self._put_in_force()
+                self._follow()
                 if self._stats is not None:
                     await self._report_once(began_s)
             except Exception:
@@ -249,7 +307,8 @@ class ReplicaAgent:
             log.warning("the controller is reachable again")
         self._reachable = True
         if directive is not None:
-            await self.apply(directive)
+            self._follower.on_directive(time.monotonic(), Directive.model_validate(directive))
+            self._follow()
 
     def snapshot(self, now_s: float) -> ReplicaSnapshot:
         """Build the replica's snapshot from the newest engine statistics."""
@@ -259,6 +318,7 @@ class ReplicaAgent:
         self._judge_finished()
         force = self._follower.in_force(now_s)
         age_s = max(0.0, now_s - self._stats_at_s)
+        fault = self.fault
         if stats["waiting"]:  # they keep waiting while the engine is inside a long step
             stats["oldest_wait_s"] += age_s
         ttft, tpot = self._meter.windows(now_s)
@@ -266,7 +326,8 @@ class ReplicaAgent:
             replica_id=self._id,
             incarnation=self._incarnation,
             seq=self._seq,
-            ready=True,
+            ready=fault is None,
+            fault=fault,
             ready_for_s=max(0.0, now_s - self._started_s),
             rule=force.rule,
             order=self._follower.order(now_s),
@@ -281,3 +342,8 @@ class ReplicaAgent:
             stats_age_s=age_s,
             **stats,
         )
+
+
+def _log_failure(following: asyncio.Task[None]) -> None:
+    if not following.cancelled() and (error := following.exception()) is not None:
+        log.warning("the directive could not be put in force, trying again: %r", error)

@@ -24,6 +24,15 @@ class NestedFPEngine(VLLMEngine):  # type: ignore[misc]
         """vLLM's ``AsyncLLM``."""
         return self._engine_client
 
+    @property
+    def dead(self) -> bool:
+        """Whether the engine core has ended, or has said that it cannot go on. vLLM knows within a tenth of a second."""
+        return bool(self._engine_client.errored)
+
+    def give_up(self, error: Exception) -> None:
+        """End every request that is in the engine with this error, whatever the engine does."""
+        self._engine_client.output_processor.propagate_error(error)
+
     async def call(self, utility: str, *args: Any) -> Any:
         """Call a utility of the engine core; answered between two steps."""
         return await self._engine_client.engine_core.call_utility_async(utility, *args)

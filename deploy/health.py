@@ -16,6 +16,10 @@ from deploy.front.pages import Shown
 JSON = "application/json"
 
 
+class EngineHung(RuntimeError):
+    """The engine hangs, and what was in it has been given up; the message says for how long."""
+
+
 @dataclass(frozen=True)
 class StartChecks:
     """What was checked at the start.

@@ -142,6 +142,8 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             config=ControllerConfig.model_validate(controller),
             admission=self._admission,
             meter=self._meter,
+            dead=lambda: self.engine.dead,
+            give_up=self.engine.give_up,
         )
         await self._agent.start()
         self._page = await self._metrics()

@@ -80,7 +80,7 @@ def _replica(
         overridden=overridden,
         acked=publisher.acked(snapshot.replica_id),
         stale=view.age_s > config.guards.stale_after_s or stuck is not None,
-        fault=fault or stuck,
+        fault=fault or snapshot.fault or stuck,
         age_s=view.age_s,
         path_saturated=http_path.limits(view),
         ttft_p90_ms=snapshot.ttft.p90_ms if snapshot.ttft.count else None,

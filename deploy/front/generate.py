@@ -28,6 +28,7 @@ from deploy.front.requests import (
     unknown_fields,
 )
 from deploy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS, MOST_TRIES, Limits
+from deploy.health import EngineHung
 from deploy.keys import Holder, Keys, Limited
 from deploy.metrics.requests import Outcome
 from deploy.priority import NotAllowed, Ranked, ranked
@@ -152,6 +153,10 @@ class Generate:
         size = len(body)
         if self._client.errored:
             raise self._dead(headers, size, "this replica's engine has died; it is being replaced")
+        if (fault := self._standing.fault) is not None:
+            raise self._dead(headers, size, f"this replica cannot take requests: {fault}")
+        if self._standing.engine_is_late and self._standing.replicas > 1 and self._elsewhere.may_go(headers, size):
+            raise Refused(ELSEWHERE_STATUS, "this replica's engine does not answer now")
         if pinned and self._standing.pinned_go_elsewhere() and self._elsewhere.may_go(headers, size):
             raise Refused(ELSEWHERE_STATUS, "another replica runs exact FP16")
         rank = self._rank(request, headers, holder, pinned)
@@ -221,7 +226,7 @@ class Generate:
             raise
 
     def _dead(self, headers: dict[bytes, bytes], size: int, message: str) -> Refused:
-        # A replica whose engine is dead sends everything on: the controller no longer counts it among those that are ready.
+        # Everything goes on from here, whether or not the controller has told of another replica.
         status = ELSEWHERE_STATUS if self._elsewhere.may_go(headers, size) else 503
         return Refused(status, message, "service_unavailable")
 
@@ -269,6 +274,8 @@ class Generate:
                 return self._dead(headers, size, message)
             # Not offered to another replica: the request may be what killed this one.
             return Refused(503, f"{message}; this request was in it", "service_unavailable")
+        if isinstance(error, EngineHung):
+            return Refused(503, f"{error}; this request was in it and is given up", "service_unavailable")
         accepted = (turn := TURN.get()) is not None and turn.accepted
         failed = isinstance(error, (EngineGenerateError, GenerationError))
         if not accepted and isinstance(error, EngineGenerateError) and isinstance(error.__cause__, Exception):
@@ -407,7 +414,7 @@ def _observe(outputs: list[Any], passage: Passage) -> None:
 
 
 class Standing:
-    """What the controller has told this replica about itself and the others; filled in by the server."""
+    """How this replica and its peers stand, as far as it knows; filled in by the server."""
 
     @property
     def replicas(self) -> int:
@@ -416,4 +423,14 @@ class Standing:
 
     def pinned_go_elsewhere(self) -> bool:
         """Whether this replica runs FP8 and another one FP16."""
+        return False
+
+    @property
+    def fault(self) -> str | None:
+        """Why this replica can take no request; None: it can."""
+        return None
+
+    @property
+    def engine_is_late(self) -> bool:
+        """Whether the engine has not answered for so long that a request had better go to another replica."""
         return False

@@ -18,6 +18,7 @@ from deploy.front.grammars import Grammars
 from deploy.front.meter import Passage
 from deploy.front.replies import Refused
 from deploy.front.streams import Frame
+from deploy.health import EngineHung
 
 
 @dataclass(slots=True)
@@ -170,18 +171,23 @@ class Engine:
         turn.hands_over()
         turn.passage.submitted()
         turn.passage.prompt_tokens += prompt_tokens_of(prompt)
-        async for output in self._client.generate(prompt, params, request_id, **options):
-            # A stream's outputs bring what is new, an answer in one piece has one output.
-            new_tokens = sum(len(part.token_ids) for part in getattr(output, "outputs", ()))
-            turn.passage.completion_tokens += new_tokens
-            if new_tokens and not turn.accepted:
-                turn.first_token()
-            if output.finished:
-                if (withdrawn := turn.withdrawn) is not None:
-                    turn.refused = withdrawn
-                    raise withdrawn
-                turn.finished.append(output)
-            yield output
+        try:
+            async for output in self._client.generate(prompt, params, request_id, **options):
+                # A stream's outputs bring what is new, an answer in one piece has one output.
+                new_tokens = sum(len(part.token_ids) for part in getattr(output, "outputs", ()))
+                turn.passage.completion_tokens += new_tokens
+                if new_tokens and not turn.accepted:
+                    turn.first_token()
+                if output.finished:
+                    if (withdrawn := turn.withdrawn) is not None:
+                        turn.refused = withdrawn
+                        raise withdrawn
+                    turn.finished.append(output)
+                yield output
+        except Exception as error:
+            if isinstance(error.__cause__, EngineHung):
+                raise error.__cause__ from None  # vLLM's own around it says nothing
+            raise
 
 
 def prompt_tokens_of(prompt: Any) -> int:

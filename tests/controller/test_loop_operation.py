@@ -179,3 +179,10 @@ def test_the_status_shows_the_path_and_the_ages_that_a_replica_told() -> None:
     assert shown.path is not None
     assert shown.path.model_dump() == path
     assert (shown.stats_age_s, shown.progress_age_s) == (0.2, 0.1)
+
+
+def test_a_replica_that_says_that_its_engine_has_died_is_shown_so_at_once_and_counts_no_more() -> None:
+    cluster = Cluster(make_loop("static_fp16")).run(0.2)
+    assert (cluster.status.replicas[0].ready, cluster.status.replicas[0].fault) == (True, None)
+    shown = cluster.run(0.1, ready=False, fault="its engine has died", stats_age_s=0.1).status.replicas[0]
+    assert (shown.ready, shown.fault, shown.stale) == (False, "its engine has died", False)

@@ -67,11 +67,11 @@ def directive(epoch, mode, lease_s=5.0):
     return {"epoch": epoch, "mode": mode, "lease_s": lease_s, "reason": "test", "rule": rule}
 
 
-def run(scenario, controller, admission=None, meter=None, engine=None):
+def run(scenario, controller, admission=None, meter=None, engine=None, **ends):
     async def main(engine=engine):
         engine = engine or Engine()
         config = ControllerConfig.model_validate({"report_period_s": 0.02})
-        agent = ReplicaAgent("r0", engine, controller, config, admission, meter)
+        agent = ReplicaAgent("r0", engine, controller, config, admission, meter, **ends)
         await agent.start()
         try:
             return await scenario(agent, engine)
@@ -204,25 +204,26 @@ async def until(condition, limit_s=20.0):
         await asyncio.sleep(0.01)
 
 
+class Hanging(Engine):
+    """Answers once and then no more, until it is let go."""
+
+    def __init__(self):
+        super().__init__()
+        self.go = asyncio.Event()
+        self.answers = 0
+
+    async def __call__(self, utility, *args):
+        if utility == "nestedfp_stats" or self.answers:
+            if self.answers:
+                await self.go.wait()
+            self.answers += 1
+        return await super().__call__(utility, *args)
+
+
 def test_an_engine_that_hangs_is_noticed_by_its_silence_and_snapshots_carry_the_age_of_what_they_say(monkeypatch):
     monkeypatch.setattr("deploy.agent.ENGINE_TIMEOUT_S", 0.05)
     monkeypatch.setattr("deploy.agent.HUNG_AFTER_S", 0.2)
     controller = Controller()
-
-    class Hanging(Engine):
-        """Answers once and then no more, until it is let go."""
-
-        def __init__(self):
-            super().__init__()
-            self.go = asyncio.Event()
-            self.answers = 0
-
-        async def __call__(self, utility, *args):
-            if utility == "nestedfp_stats":
-                if self.answers:
-                    await self.go.wait()
-                self.answers += 1
-            return await super().__call__(utility, *args)
 
     async def scenario(agent, engine):
         await until(lambda: engine.answers == 1)
@@ -236,6 +237,54 @@ def test_an_engine_that_hangs_is_noticed_by_its_silence_and_snapshots_carry_the_
         agent.check_engine()
 
     run(scenario, controller, engine=Hanging())
+
+
+def test_a_dead_engine_shows_in_the_next_report_although_it_owes_an_answer_for_ever():
+    controller, dead = Controller(), []
+
+    async def scenario(agent, engine):
+        await until(lambda: controller.snapshots)
+        assert (controller.snapshots[-1]["ready"], controller.snapshots[-1]["fault"]) == (True, None)
+        before, died_s = len(controller.snapshots), time.monotonic()
+        dead.append(True)
+        await until(lambda: len(controller.snapshots) > before and not controller.snapshots[-1]["ready"])
+        assert time.monotonic() - died_s < 1, "the age of its statistics would tell after seconds"
+        assert controller.snapshots[-1]["fault"] == agent.fault == "its engine has died"
+        with pytest.raises(RuntimeError, match="its engine has died"):
+            agent.check_engine()
+
+    run(scenario, controller, engine=Hanging(), dead=lambda: bool(dead))
+
+
+def test_what_is_in_an_engine_that_hangs_is_given_up_after_it_takes_no_more_and_a_new_directive_stops_no_report(
+    monkeypatch,
+):
+    for name, seconds in (("ENGINE_TIMEOUT_S", 0.05), ("LATE_AFTER_S", 0.1), ("HUNG_AFTER_S", 1.5)):
+        monkeypatch.setattr(f"deploy.agent.{name}", seconds)
+    monkeypatch.setattr("deploy.agent.GIVEN_UP_AFTER_S", 3.0)
+    monkeypatch.setattr("deploy.agent.WATCH_PERIOD_S", 0.02)
+    controller, given_up, seen = Controller(), [], []
+
+    async def scenario(agent, engine):
+        await until(lambda: engine.answers == 1)
+        controller.directive = directive(4, "fp8")  # the engine will not take it
+        await until(lambda: agent.engine_is_late)
+        assert agent.fault is None, "late is not yet hung"
+        await until(lambda: agent.fault is not None)
+        seen.append(len(given_up))
+        await until(lambda: not controller.snapshots[-1]["ready"])
+        assert "has not answered for" in controller.snapshots[-1]["fault"]
+        await until(lambda: given_up)
+        assert agent.silent_s > 3.0
+        engine.go.set()
+        await until(lambda: controller.snapshots[-1]["ready"])
+        assert not agent.engine_is_late
+        await until(lambda: engine.directives[-1]["mode"] == "fp8")
+
+    run(scenario, controller, engine=Hanging(), give_up=given_up.append)
+    assert seen == [0], "given up later than found to hang"
+    assert {type(error).__name__ for error in given_up} == {"EngineHung"}
+    assert "this replica is to be replaced: its engine has not answered for" in str(given_up[0])
 
 
 def test_a_replica_knows_whether_somebody_else_could_take_a_request():

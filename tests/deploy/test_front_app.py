@@ -18,6 +18,7 @@ from deploy.front.meter import PathMeter
 from deploy.front.replies import OVERLOADED, Refused
 from deploy.front.streams import Frame
 from deploy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS
+from deploy.health import EngineHung
 from deploy.keys import Keys
 
 vllm = pytest.importorskip("vllm")
@@ -47,8 +48,9 @@ class Serving:
 class Peers(Standing):
     """What the controller told: there are others."""
 
-    def __init__(self, peers=1, fp16_elsewhere=False):
+    def __init__(self, peers=1, fp16_elsewhere=False, fault=None, late=False):
         self._peers, self._fp16 = peers, fp16_elsewhere
+        self._fault, self._late = fault, late
 
     @property
     def replicas(self):
@@ -56,6 +58,14 @@ class Peers(Standing):
 
     def pinned_go_elsewhere(self):
         return self._fp16
+
+    @property
+    def fault(self):
+        return self._fault
+
+    @property
+    def engine_is_late(self):
+        return self._late
 
 
 async def other(scope, receive, send):
@@ -258,6 +268,24 @@ def test_a_replica_whose_engine_is_dead_does_not_even_try():
     assert ask(app)[0] == 503, "without HAProxy in front nobody would try again"
 
 
+def test_a_replica_whose_engine_hangs_takes_nothing_and_says_why():
+    app = front(
+        failing(AssertionError("was tried")), Peers(False, fault="its engine has not answered for 9 s: it hangs")
+    )
+    assert ask(app, headers={ATTEMPT_HEADER: "a"})[0] == ELSEWHERE_STATUS
+    answer = ask(app, headers={ATTEMPT_HEADER: "a"})
+    assert answer[0] == 503
+    assert "its engine has not answered for 9 s" in error_of(answer)
+    assert "retry-after" in answer[1]
+
+
+@pytest.mark.parametrize(("peers", "first"), [(True, ELSEWHERE_STATUS), (False, 200)])
+def test_while_an_engine_is_late_requests_go_to_a_replica_beside_it_and_come_back_if_there_is_none(peers, first):
+    app = front(stream_of(output("a", "length")), Peers(peers, late=True))
+    asked = [ask(app, body={**GOOD, "stream": True}, headers={ATTEMPT_HEADER: "a"})[0] for _ in range(2)]
+    assert asked == [first, 200]
+
+
 # -- streams that break ------------------------------------------------------------------------------------------------
 
 
@@ -303,6 +331,32 @@ def test_an_engine_that_dies_in_mid_stream_ends_it_with_an_error_event_and_the_e
     assert (end, nothing) == ("data: [DONE]", "")
     assert Client.aborted == 1
     assert meter.stats(0.0).open_streams == 0
+
+
+def test_a_stream_of_an_engine_that_hangs_ends_with_an_event_that_says_so_and_is_aborted():
+    Client.aborted = 0
+    hung = EngineHung("this replica is to be replaced: its engine has not answered for 10 s")
+    body = ask(front(stream_of(output("a"), hung)), body={**GOOD, "stream": True})[2]
+    _, second, end, _ = body.decode().split("\n\n")
+    error = json.loads(second.removeprefix("data: "))["error"]
+    assert (error["code"], end) == (503, "data: [DONE]")
+    assert error["message"] == f"{hung}; this request was in it and is given up"
+    assert Client.aborted == 1, "should the engine wake up, it need not go on"
+
+
+def test_a_whole_answer_of_an_engine_that_hangs_is_a_status_although_vllm_wraps_the_error():
+    class Hung(Client):
+        async def generate(self, prompt, params, request_id, **options):
+            yield output("a")
+            raise EngineGenerateError from EngineHung("its engine has not answered for 10 s")
+
+    async def do(request):
+        return [each async for each in Engine(Hung()).generate({"prompt_token_ids": [7]}, SamplingParams(), "r")]
+
+    answer = ask(front(do))
+    assert answer[0] == 503
+    assert "has not answered for 10 s; this request was in it and is given up" in error_of(answer)
+    assert "retry-after" in answer[1]
 
 
 def test_an_engine_that_dies_before_the_first_token_gives_a_status():

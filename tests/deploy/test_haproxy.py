@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from live_service import wait_until
 from processes import ROOT
 
 from deploy import environment, haproxy
+from deploy.config import load
 from deploy.front.generate import Elsewhere
 from deploy.haproxy_config import (
     ATTEMPT_HEADER,
@@ -140,9 +142,23 @@ def test_a_folder_whose_sockets_haproxy_could_not_bind_is_refused_at_once(tmp_pa
     assert not long.exists()
 
 
-def _tries(replicas):
-    import tempfile
+def test_ray_serve_takes_up_what_its_nodes_environment_says_of_ends_and_checks():
+    with tempfile.TemporaryDirectory() as folder:
+        variables = environment.of(load(ROOT / "deploy/configs/demo.yaml"), Path(folder))
+    names = [
+        "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS",
+        "DEPLOYMENT_ACTOR_HEALTH_CHECK_PERIOD_S",
+        "DEPLOYMENT_ACTOR_HEALTH_CHECK_TIMEOUT_S",
+        "DEPLOYMENT_ACTOR_HEALTH_CHECK_UNHEALTHY_THRESHOLD",
+    ]
+    code = f"from ray.serve._private import constants; print([getattr(constants, name) for name in {names}])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **variables}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[True, 2.0, 8.0, 3]"
 
+
+def _tries(replicas):
     with tempfile.TemporaryDirectory() as folder:
         variables = haproxy.environment(Path(folder), replicas)
     return json.loads(variables[haproxy.SETTINGS_ENV])["limits"]["tries"]
