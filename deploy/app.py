@@ -12,11 +12,10 @@ from ray import serve
 from ray.serve.config import DeploymentActorConfig
 from ray.serve.llm import LLMConfig, build_llm_deployment
 
-from controller.live.actor import ControllerActor
-from deploy import proxy_stats
 from deploy.accelerator import resolve
 from deploy.config import DeployConfig, load
 from deploy.control_app import CONTROLLER_ACTOR, control_application, python_path
+from deploy.controller_actor import ControllerActor
 from deploy.haproxy import SETTINGS_ENV
 from deploy.haproxy_config import CONTROL_PREFIX
 from deploy.server import NestedFPServer
@@ -197,7 +196,6 @@ def controller_actor(config: DeployConfig, env: dict[str, str], path: Path | Non
             "log_path": config.decision_log,
             "record_path": config.input_record,
             "config_path": None if path is None else str(path.resolve()),
-            "proxy_probe": proxy_stats.probe,
         },
         # Its own environment, without Ray Serve LLM's set-up hook: the controller must not import vLLM, so that it
         # starts, and restarts, in a second.

@@ -85,9 +85,10 @@ def calibrate(
         if mode != "plain":
             service.direct(mode, config.settle_limit_s, progress.say)
         plan = Plan(
-            kind="closed", policy="probe", run=run, url=service.url, model=model, requests=requests,
-            duration_s=config.probe_s, stages=stages, min_growth=MIN_GROWTH, request_timeout_s=config.request_timeout_s,
-            seed=config.seed, token_ids=config.token_ids, records_path=work_dir / f"probe-{name}.jsonl",
+            kind="closed", policy="probe", run=run, url=service.url, allow_host=config.allow_host, model=model,
+            requests=requests, duration_s=config.probe_s, stages=stages, min_growth=MIN_GROWTH,
+            request_timeout_s=config.request_timeout_s, seed=config.seed, token_ids=config.token_ids,
+            records_path=work_dir / f"probe-{name}.jsonl",
         )  # fmt: skip
         sampler = Sampler(service, "probe", tells)
         run_stages: list[int] = []
@@ -102,7 +103,7 @@ def calibrate(
             users = run_stages[-1] if run_stages else 0
             progress.say(f"calibrating, {name}: {elapsed_s:.0f} s, {users} at once, {event.done} done")
 
-        records = run_plan(plan, tick)
+        records = run_plan(plan, tick, service.key)
         samples = stand(records, sampler.samples)
         write_jsonl(work_dir / f"probe-{name}-timeline.jsonl", samples)
         return records, samples, tuple(run_stages)

@@ -41,8 +41,12 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument("--config", dest="service_config", type=Path, metavar="FILE", help="start the service with this")
     group.add_argument("--url", help="use a running service on this machine, e.g. http://127.0.0.1:8000")
     group.add_argument(
+        "--allow-host", metavar="HOST", help="with --url: this host of a private network may be the target as well"
+    )
+    group.add_argument(
         "--admin-key-env", metavar="NAME", help=f"with --url: variable with its key ({default['admin_key_env']})"
     )
+    group.add_argument("--admin-key-file", type=Path, metavar="FILE", help="with --url: file with its key, instead")
     group.add_argument("--model", help="name of the model (the first one the service lists)")
     group.add_argument(
         "--start-limit", dest="start_limit_s", type=float, metavar="S", help=f"({default['start_limit_s']:g})"

@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from loadtest.sender.prompts import TOKEN_IDS
-from loadtest.service.target import loopback_url
+from loadtest.service.target import target_url
 from workload.frozen import FrozenModel
 from workload.records import Policy
 
@@ -22,8 +22,10 @@ class LoadtestConfig(FrozenModel):
 
     # the service: one of the two
     service_config: Path | None = None
+    allow_host: str | None = None  # other than this machine; the URL names it as well
     url: str | None = None
     admin_key_env: str = "NESTEDFP_ADMIN_KEY"
+    admin_key_file: Path | None = None  # instead of the variable
     model: str | None = None
     start_limit_s: Positive = 900.0
     # the load
@@ -56,8 +58,8 @@ class LoadtestConfig(FrozenModel):
 
     @field_validator("url")
     @classmethod
-    def _loopback(cls, url: str | None) -> str | None:
-        return None if url is None else loopback_url(url)
+    def _allowed(cls, url: str | None, info: ValidationInfo) -> str | None:
+        return None if url is None else target_url(url, info.data.get("allow_host"))
 
     @field_validator("policies", mode="before")
     @classmethod
@@ -82,6 +84,8 @@ class LoadtestConfig(FrozenModel):
     def _one_service(self) -> Self:
         if (self.service_config is None) == (self.url is None):
             raise ValueError("give either --config FILE (starts the service) or --url URL (a running one)")
+        if self.url is None and (self.allow_host is not None or self.admin_key_file is not None):
+            raise ValueError("--allow-host and --admin-key-file are for a running service: they need --url")
         if self.rate_rps is not None and self.rate_rps * self.duration_s > self.max_requests:
             raise ValueError(
                 f"--rate {self.rate_rps:g} for {self.duration_s:g} s is more than --max-requests {self.max_requests}"

@@ -49,6 +49,7 @@ def run_policy(
         policy=policy,
         run=run,
         url=service.url,
+        allow_host=config.allow_host,
         model=model,
         requests=tuple(
             PlannedRequest(at_s=a.at_s, prompt_tokens=a.prompt_tokens, output_tokens=a.output_tokens) for a in arrivals
@@ -60,7 +61,7 @@ def run_policy(
         token_ids=config.token_ids,
         records_path=out_dir / f"requests-{policy}.jsonl",
     )
-    records = run_plan(plan, poll)
+    records = run_plan(plan, poll, service.key)
     time.sleep(SNAPSHOT_S)
     sampler.take(max((sample.at_s for sample in sampler.samples), default=0.0) + SNAPSHOT_S)
     return records, stand(records, sampler.samples)

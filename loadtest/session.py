@@ -20,6 +20,7 @@ from loadtest.runner import run_policy
 from loadtest.service.admin import Service
 from loadtest.service.process import serve_command, started_service
 from loadtest.service.settings import UNKNOWN, read_settings
+from loadtest.service.target import addresses
 from workload.azure import Arrival, read_trace
 from workload.records import Policy, RequestRecord, TimelineSample, write_jsonl
 from workload.shape import (
@@ -113,13 +114,8 @@ def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
 @contextmanager
 def _service(config: LoadtestConfig, out_dir: Path, progress: Progress) -> Iterator[Service]:
     if config.url is not None:
-        key = os.environ.get(config.admin_key_env) if config.directed else None
-        if config.directed and not key:
-            raise LoadtestError(
-                f"expected the admin key of the service in the environment variable {config.admin_key_env}; "
-                "a server without a controller needs none: give --policies plain"
-            )
-        with Service(config.url, key) as service:
+        addresses(config.url)  # refuses a public one before anything is sent
+        with Service(config.url, _key(config), allow_host=config.allow_host) as service:
             try:
                 yield service
             finally:
@@ -134,6 +130,27 @@ def _service(config: LoadtestConfig, out_dir: Path, progress: Progress) -> Itera
     ):
         progress.note(f"service ready at {url}")
         yield service
+
+
+def _key(config: LoadtestConfig) -> str | None:
+    """The key of a running service. The variable's is for the service alone: a server without a controller gets it not."""
+    if config.admin_key_file is not None:
+        try:
+            key, where = config.admin_key_file.read_text(encoding="utf-8").strip(), str(config.admin_key_file)
+        except (OSError, UnicodeDecodeError) as error:
+            raise LoadtestError(f"--admin-key-file: cannot read {config.admin_key_file} ({error})") from error
+    elif config.directed:
+        key, where = os.environ.get(config.admin_key_env, ""), f"the environment variable {config.admin_key_env}"
+    else:
+        return None
+    if not key:
+        raise LoadtestError(
+            f"expected the admin key of the service in {where}; "
+            "a server without a controller needs none: give --policies plain"
+        )
+    if not key.isascii() or not key.isprintable():
+        raise LoadtestError(f"expected one line of ASCII as the key in {where}")
+    return key
 
 
 def _hand_back(service: Service, progress: Progress) -> None:

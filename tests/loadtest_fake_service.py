@@ -7,6 +7,7 @@ certain lengths get a fault: see FAULTS. GET /received tells the number of compl
 
 ``--path-ms`` is a narrow path: requests reach the engine one by one, each after so many milliseconds. ``--admission`` refuses
 requests beyond so many with 429. ``--plain`` has no controller: /status and /admin answer as those of a plain engine do.
+``--keyed`` wants the key everywhere.
 """
 
 import argparse
@@ -159,6 +160,14 @@ async def directive(http: web.Request) -> web.Response:
     return web.json_response({"epoch": engine.epoch, "mode": engine.directive})
 
 
+@web.middleware
+async def keyed(http: web.Request, handler: Any) -> web.StreamResponse:
+    if http.headers.get("Authorization") != f"Bearer {os.environ.get('NESTEDFP_ADMIN_KEY')}":
+        return web.json_response({"error": {"message": "missing or wrong key"}}, status=401)
+    response: web.StreamResponse = await handler(http)
+    return response
+
+
 async def models(_: web.Request) -> web.Response:
     return web.json_response({"data": [{"id": MODEL, "max_model_len": 256}]})
 
@@ -170,7 +179,7 @@ async def received(http: web.Request) -> web.Response:
 async def serve(arguments: argparse.Namespace) -> None:
     step_s = {"fp16": arguments.step_ms_fp16 / 1e3, "fp8": arguments.step_ms_fp8 / 1e3}
     engine = Engine(step_s, arguments.max_running, arguments.path_ms / 1e3, arguments.admission)
-    app = web.Application()
+    app = web.Application(middlewares=[keyed] if arguments.keyed else [])
     app["engine"] = engine
     app.add_routes(
         [
@@ -199,4 +208,5 @@ if __name__ == "__main__":
     parser.add_argument("--path-ms", type=float, default=0.0)
     parser.add_argument("--admission", type=int)
     parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--keyed", action="store_true")
     asyncio.run(serve(parser.parse_args()))

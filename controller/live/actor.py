@@ -45,8 +45,7 @@ class ControllerActor:
         record_path: file for a recording of all inputs, which ``controller.live.replay`` plays again; None writes none.
         config_path: YAML file whose section ``controller`` a reload reads; None refuses reloads.
         broadcast: the way to the replicas; None goes through Ray Serve.
-        proxy_probe: reads the proxy's statistics for the status, every second; None: there are none to read. Must be
-            picklable where the actor is started by Ray.
+        proxy_probe: reads the proxy's statistics for the status, every second; None: there are none to read.
 
     Raises:
         ValueError: when the configuration is wrong; the message names each key.

@@ -3,6 +3,7 @@
 The caller's ``tick`` runs about every half second while the run lasts: it polls the service and shows the progress.
 """
 
+import contextlib
 import queue
 import subprocess
 import sys
@@ -26,8 +27,14 @@ REPO_ROOT = Path(__file__).resolve().parents[2]
 Tick = Callable[[float, Event], None]  # (seconds since the start of the run, last event of the sender)
 
 
-def run_plan(plan: Plan, tick: Tick) -> tuple[RequestRecord, ...]:
-    """Send the requests of the plan; returns one record a request, sorted by index."""
+def run_plan(plan: Plan, tick: Tick, key: str | None = None) -> tuple[RequestRecord, ...]:
+    """Send the requests of the plan; returns one record a request, sorted by index.
+
+    Args:
+        plan: the requests.
+        tick: called about every half second.
+        key: that the service wants with each request. The sender reads it from a pipe, so that it is in no file.
+    """
     plan_path = plan.records_path.with_suffix(".plan.json")
     log_path = plan.records_path.with_suffix(".log")
     plan_path.write_text(plan.model_dump_json(), encoding="utf-8")
@@ -36,7 +43,7 @@ def run_plan(plan: Plan, tick: Tick) -> tuple[RequestRecord, ...]:
             process = subprocess.Popen(
                 [sys.executable, "-m", "loadtest.sender.worker", str(plan_path.resolve())],
                 cwd=REPO_ROOT,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -44,6 +51,7 @@ def run_plan(plan: Plan, tick: Tick) -> tuple[RequestRecord, ...]:
             )
         with process:
             try:
+                _hand_over(process, key)
                 finished = _follow(process, plan, tick)
             finally:
                 process.kill()
@@ -54,6 +62,12 @@ def run_plan(plan: Plan, tick: Tick) -> tuple[RequestRecord, ...]:
     if not log_path.read_text(encoding="utf-8").strip():
         log_path.unlink()
     return read_requests(plan.records_path)
+
+
+def _hand_over(process: subprocess.Popen[str], key: str | None) -> None:
+    assert process.stdin is not None, "the sender is started with a pipe"
+    with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # one that has died already says so by its status
+        pipe.write(key or "")
 
 
 def _follow(process: subprocess.Popen[str], plan: Plan, tick: Tick) -> bool:

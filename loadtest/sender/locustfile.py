@@ -32,7 +32,7 @@ FAILED_PAUSE_S = 0.5
 class Sender:
     """Sends the requests of one plan and writes their records. Times are seconds after ``start_s`` (perf_counter)."""
 
-    def __init__(self, plan: Plan, address: Address, host: str, records: IO[str]) -> None:
+    def __init__(self, plan: Plan, address: Address, host: str, records: IO[str], key: str | None) -> None:
         self.plan = plan
         self.records = records
         self.events = 0  # server-sent events read, of all requests; about one a chunk of tokens
@@ -40,6 +40,7 @@ class Sender:
         self.ended_events = 0
         self._address = address
         self._host = host
+        self._key = key
         self.start_s = 0.0
         self.recorded: set[int] = set()
         self.stopped = False  # the closed loop ends
@@ -69,7 +70,8 @@ class Sender:
         self.sent += 1
         try:
             with gevent.Timeout(self.plan.request_timeout_s):
-                stream(self._address, request_bytes(self._host, PATH, body), answer, self.now_s, self._count)
+                request = request_bytes(self._host, PATH, body, self._key)
+                stream(self._address, request, answer, self.now_s, self._count)
             if answer.status != 200:
                 error = f"HTTP {answer.status}: {answer.error_text()}"
         except gevent.Timeout:

@@ -34,6 +34,7 @@ class Plan(FrozenModel):
     policy: Policy
     run: Annotated[int, Field(ge=0)]  # number of the run within the load test; part of every prompt
     url: str
+    allow_host: str | None = None  # other than this machine, where the URL may go
     model: str
     requests: tuple[PlannedRequest, ...]
     duration_s: Annotated[float, Field(gt=0)]

@@ -40,18 +40,12 @@ class Answering(HTTPResponse):
         return b"".join(piece for _, piece in self.pieces)[:ERROR_BODY_BYTES].decode(errors="replace")
 
 
-def resolve(host: str, port: int) -> Address:
-    """Look the address up once. Of several the IPv4 one, where the services listen."""
-    found = plain_socket.getaddrinfo(host, port, type=plain_socket.SOCK_STREAM)
-    family, _, _, _, address = min(found, key=lambda one: one[0] is not plain_socket.AF_INET)
-    return plain_socket.AddressFamily(family), (str(address[0]), int(address[1]))
-
-
-def request_bytes(host: str, path: str, body: bytes) -> bytes:
+def request_bytes(host: str, path: str, body: bytes, key: str | None = None) -> bytes:
     """The request as it goes over the wire; the server closes the connection after the answer."""
+    authorization = "" if key is None else f"Authorization: Bearer {key}\r\n"
     head = (
         f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nAccept: text/event-stream\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        f"{authorization}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + body
 

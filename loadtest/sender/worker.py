@@ -1,8 +1,9 @@
 """``python -m loadtest.sender.worker PLAN.json``: the process that sends the requests, driven by Locust.
 
 A process of its own, because importing Locust replaces the standard library's sockets and threads by gevent's. Standard
-output carries ``plan.Event`` lines, two per second; records go to the plan's file as the requests end. Bounded in time
-by the plan and in number by its list; ends by itself when its parent is gone.
+input has the key that the service wants, or nothing. Standard output carries ``plan.Event`` lines, two per second; records go
+to the plan's file as the requests end. Bounded in time by the plan and in number by its list; ends by itself when its parent
+is gone.
 """
 
 import gc
@@ -20,8 +21,7 @@ from locust.runners import LocalRunner
 
 from loadtest.sender.locustfile import ProbeUser, Sender, TraceUser
 from loadtest.sender.plan import WARM_SHARE, Event, Plan
-from loadtest.sender.stream_client import resolve
-from loadtest.service.target import loopback_url
+from loadtest.service.target import addresses, target_url
 
 LEAD_S = 0.5  # between the end of the preparations and the first arrival
 PROGRESS_S = 0.5
@@ -54,14 +54,14 @@ def main(plan_path: Path) -> None:
     """Run one plan."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     plan = Plan.model_validate_json(plan_path.read_text(encoding="utf-8"))
-    url = urlsplit(loopback_url(plan.url))
-    assert url.hostname is not None, "loopback_url refuses a URL without a host"
+    url = target_url(plan.url, plan.allow_host)
+    key = sys.stdin.read() or None
     user = ProbeUser if plan.kind == "closed" else TraceUser
     environment = Environment(user_classes=[user], host=plan.url)
     runner = environment.create_local_runner()
     gevent.signal_handler(signal.SIGTERM, _stop)
     with plan.records_path.open("w", encoding="utf-8") as records:
-        sender = Sender(plan, resolve(url.hostname, url.port or 80), url.netloc, records)
+        sender = Sender(plan, addresses(url)[0], urlsplit(url).netloc, records, key)
         run = _run_closed if plan.kind == "closed" else _run_open
         gauge = run(sender, environment, runner)
     _emit(sender, runner, gauge, "end")

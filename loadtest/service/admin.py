@@ -1,13 +1,13 @@
 """The service's control and status endpoints, as the load test uses them. Blocking httpx; the only file that imports
 it.
 
-POST /admin/directive {"mode": "fp16" | "fp8" | "auto"} with the admin key as bearer token; "auto" hands the precision
+POST /admin/directive {"mode": "fp16" | "fp8" | "auto"} with the key as bearer token; "auto" hands the precision
 back to the controller's policy. GET /status answers with ``records.ServiceStatus``. GET /v1/models names the model. Any other
 OpenAI server has the last one only.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -15,7 +15,7 @@ import httpx
 from pydantic import ValidationError
 
 from loadtest.errors import ServiceError
-from loadtest.service.target import loopback_url
+from loadtest.service.target import target_url
 from workload.records import ServiceStatus
 
 DirectiveName = Literal["fp16", "fp8", "auto"]
@@ -24,12 +24,28 @@ POLL_S = 0.5
 
 
 class Service:
-    """A running service. Every failure is a ServiceError that names the endpoint."""
+    """A running service. Every failure is a ServiceError that names the endpoint.
 
-    def __init__(self, url: str, admin_key: str | None, transport: httpx.BaseTransport | None = None) -> None:
-        self.url = loopback_url(url)
-        self._client = httpx.Client(base_url=self.url, timeout=REPLY_LIMIT_S, transport=transport, trust_env=False)
-        self._headers = {} if admin_key is None else {"Authorization": f"Bearer {admin_key}"}
+    Args:
+        url: of the service.
+        key: sent with every request; None: none is.
+        transport: of the requests, for tests.
+        allow_host: a host other than this machine that the URL may name.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key: str | None,
+        transport: httpx.BaseTransport | None = None,
+        allow_host: str | None = None,
+    ) -> None:
+        self.url = target_url(url, allow_host)
+        self.key = key
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._client = httpx.Client(
+            base_url=self.url, headers=headers, timeout=REPLY_LIMIT_S, transport=transport, trust_env=False
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -71,7 +87,7 @@ class Service:
 
     def direct(self, mode: DirectiveName, limit_s: float, progress: Callable[[str], None]) -> ServiceStatus:
         """Give a directive and wait until it is in force everywhere and no request waits or runs."""
-        answer = self._json("POST", "/admin/directive", headers=self._headers, body={"mode": mode})
+        answer = self._json("POST", "/admin/directive", body={"mode": mode})
         epoch = answer.get("epoch") if isinstance(answer, dict) else None
         least_epoch = epoch if isinstance(epoch, int) else 0
         deadline_s = time.monotonic() + limit_s
@@ -90,20 +106,21 @@ class Service:
 
     def hand_back(self) -> None:
         """Let the controller's policy choose the precision again."""
-        self._json("POST", "/admin/directive", headers=self._headers, body={"mode": "auto"})
+        self._json("POST", "/admin/directive", body={"mode": "auto"})
 
-    def _json(
-        self, method: str, path: str, headers: Mapping[str, str] | None = None, body: dict[str, str] | None = None
-    ) -> Any:
+    def _json(self, method: str, path: str, body: dict[str, str] | None = None) -> Any:
         where = f"{method} {self.url}{path}"
         try:
-            reply = self._client.request(method, path, headers=headers, json=body)
+            reply = self._client.request(method, path, json=body)
         except httpx.HTTPError as error:
             raise ServiceError(
                 f"{where}: no answer ({type(error).__name__}: {error}); is the service running?"
             ) from error
         if reply.status_code in (401, 403):
-            raise ServiceError(f"{where}: HTTP {reply.status_code}: the service does not accept the admin key")
+            raise ServiceError(
+                f"{where}: HTTP {reply.status_code}: the service does not accept the key; where it has a file of keys, "
+                "it must be one of them, with the role admin"
+            )
         if reply.status_code in (404, 405, 503) and path.startswith(("/status", "/admin/")):
             raise ServiceError(
                 f"{where}: expected HTTP 200, got {reply.status_code}: {reply.text[:200]}; a server without a controller "

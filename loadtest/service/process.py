@@ -22,7 +22,7 @@ from typing import IO
 
 from loadtest.errors import ServiceError
 from loadtest.sender.dispatch import REPO_ROOT
-from loadtest.service.target import loopback_url
+from loadtest.service.target import target_url
 
 ADMIN_KEY_ENV = "NESTEDFP_ADMIN_KEY"
 READY = re.compile(r"\bready (http://\S+) after ([0-9.]+) s")
@@ -98,7 +98,7 @@ def _wait_ready(
                 f"the service ended with exit status {process.returncode} before it was ready; "
                 f"its output is in {log_path} and ends: {' | '.join(tail) or '(nothing)'}"
             )
-        return loopback_url(url.replace("//0.0.0.0:", "//127.0.0.1:"))  # listening everywhere includes here
+        return target_url(url.replace("//0.0.0.0:", "//127.0.0.1:"))  # listening everywhere includes here
     raise ServiceError(
         f"the service did not print 'ready http://127.0.0.1:PORT after N s' within {limit_s:g} s; "
         f"its output is in {log_path}; --start-limit waits longer"

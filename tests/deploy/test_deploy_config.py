@@ -1,5 +1,6 @@
 """The service's configuration: every shipped file is valid, every fault is named with its key before anything starts."""
 
+import json
 import socket
 
 import pytest
@@ -148,6 +149,18 @@ def test_where_the_controller_may_scale_serve_gets_its_policy(tmp_path):
     usual = llm_config(load(write(tmp_path, replicas=2))).deployment_config
     assert usual["num_replicas"] == 2
     assert "autoscaling_config" not in usual
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's and vLLM's own
+def test_what_the_controller_is_started_with_is_json_because_serve_status_and_kuberay_are_told_it(tmp_path):
+    from deploy.app import llm_config
+    from deploy.controller_actor import ControllerActor
+    from deploy.proxy_stats import probe
+
+    path = write(tmp_path)
+    (actor,) = llm_config(load(path), path).deployment_config["deployment_actors"]
+    assert json.loads(json.dumps(actor.init_kwargs)) == actor.init_kwargs
+    assert ControllerActor(**actor.init_kwargs)._proxy_probe is probe
 
 
 @pytest.mark.parametrize("module", [config, keys])

@@ -21,6 +21,7 @@ import yaml
 from processes import ROOT
 
 from deploy.config import DeployConfig
+from loadtest.cli import parse_config
 
 K8S = ROOT / "k8s"
 OVERLAYS = sorted(path.parent for path in (K8S / "overlays").glob("*/kustomization.yaml"))
@@ -65,6 +66,7 @@ def config_of(documents) -> DeployConfig:
 def test_an_overlay_is_complete(overlay):
     _, documents = overlay
     assert {each["kind"] for each in documents} >= KINDS
+    assert "Job" not in {each["kind"] for each in documents}, "a load test begins when somebody asks for it"
     assert {each["metadata"]["namespace"] for each in documents} == {"nestedfp"}
 
 
@@ -196,6 +198,92 @@ def test_the_rules_that_are_deployed_are_those_that_a_prometheus_has_tested():
     assert {"groups": rules["spec"]["groups"]} == prometheus_run.rule_groups()
 
 
+# -- the load test -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def load_test():
+    return render(K8S / "loadtest")
+
+
+def pod_of(load_test):
+    template = one(load_test, "Job")["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    return template, container
+
+
+def test_the_load_tests_command_line_is_one_that_it_accepts_and_names_only_what_the_pod_has(load_test):
+    template, container = pod_of(load_test)
+    assert container["command"] == ["python", "-m", "loadtest"]
+    config = parse_config(container["args"])
+    service = one(render(OVERLAYS[0]), "RayService")["metadata"]["name"]
+    assert config.url == f"http://{service}-serve-svc:8000", "KubeRay names the service so"
+    assert config.allow_host == f"{service}-serve-svc"
+    assert config.directed, "it compares precisions"
+    mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+    key = mounts[str(config.admin_key_file.parent)]
+    assert key["readOnly"]
+    secret = volumes[key["name"]]["secret"]["secretName"]
+    head, _ = templates(render(OVERLAYS[0]))
+    heads = {volume["secret"]["secretName"] for volume in head["spec"]["volumes"] if "secret" in volume}
+    assert secret in heads, "the service reads its admin key from the same secret"
+    assert "readOnly" not in mounts[str(config.out)]
+    assert "emptyDir" in volumes[mounts[str(config.out)]["name"]]
+    assert (config.trace, config.service_config) == (None, None), "nothing else is read"
+
+
+def test_kubernetes_schemas_accept_the_load_test_and_it_ends_by_itself(load_test):
+    for document in load_test:
+        kubernetes_validate.validate(document, VERSION, strict=True)
+        assert document["metadata"]["namespace"] == "nestedfp"
+    template, container = pod_of(load_test)
+    kubernetes_validate.validate(
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": template["spec"]}, VERSION, strict=True
+    )
+    job = one(load_test, "Job")["spec"]
+    assert job["backoffLimit"] == 0
+    config = parse_config(container["args"])
+    stages = 2 * 4 + 1  # 8, 16, 32, 64 users in both precisions, and one alone
+    longest_s = stages * config.probe_s + len(config.policies) * (
+        config.cooldown_s + config.duration_s + config.drain_s
+    )
+    assert longest_s + (len(config.policies) + 3) * config.settle_limit_s < job["activeDeadlineSeconds"]
+    assert job["ttlSecondsAfterFinished"]
+    assert template["spec"]["restartPolicy"] == "Never"
+
+
+def test_the_load_test_is_not_root_holds_no_key_in_its_environment_and_runs_the_shipped_image(load_test):
+    template, container = pod_of(load_test)
+    assert template["spec"]["securityContext"]["runAsNonRoot"]
+    assert template["spec"]["automountServiceAccountToken"] is False
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
+    assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
+    assert all("secretKeyRef" not in str(each) for each in container["env"])
+    assert container["image"] == "nestedfp-cpu:0.1.0"
+
+
+def test_the_network_lets_the_load_test_reach_the_service_and_nothing_else(load_test):
+    labels = pod_of(load_test)[0]["metadata"]["labels"]
+    overlay = render(OVERLAYS[0])
+    service = one(overlay, "NetworkPolicy", "nestedfp")["spec"]
+    assert {"podSelector": {"matchLabels": {"nestedfp.io/client": "true"}}} in [
+        source for rule in service["ingress"] for source in rule["from"]
+    ]
+    assert labels["nestedfp.io/client"] == "true"
+    assert service["podSelector"]["matchLabels"].items() - labels.items(), "it is no pod of the service"
+    own = one(load_test, "NetworkPolicy")["spec"]
+    assert own["podSelector"]["matchLabels"].items() <= labels.items()
+    assert set(own["policyTypes"]) == {"Ingress", "Egress"}
+    assert "ingress" not in own
+    to_service, to_names = own["egress"]
+    assert to_service["to"] == [{"podSelector": service["podSelector"]}]
+    assert [port["port"] for port in to_service["ports"]] == [8000]
+    assert {port["port"] for port in to_names["ports"]} == {53}
+
+
 # -- the image ---------------------------------------------------------------------------------------------------------
 
 
@@ -231,13 +319,16 @@ def test_the_image_holds_every_package_that_what_it_runs_imports(tmp_path):
             if not (tmp_path / source).exists():
                 (tmp_path / source).symlink_to(ROOT / source)
     modules = ("deploy.serve", "deploy.app", "deploy.server", "controller.live.actor", "loadtest.cli", "simulator.run")
-    # The copies and the installed libraries alone: the editable install finds nestedfp, which the image builds.
-    code = f"import sys; sys.path[:] = [p for p in sys.path if p not in ('', {str(ROOT)!r})]; sys.path.insert(0, '.')"
-    code += "".join(f"\nimport {module}" for module in modules)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    for together in (modules, ("loadtest.sender.worker",)):  # the sender is a process of its own
+        # The copies and the installed libraries alone: the editable install finds nestedfp, which the image builds.
+        code = (
+            f"import sys; sys.path[:] = [p for p in sys.path if p not in ('', {str(ROOT)!r})]; sys.path.insert(0, '.')"
+        )
+        code += "".join(f"\nimport {module}" for module in together)
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
 
 
 # -- the containers' environment ---------------------------------------------------------------------------------------

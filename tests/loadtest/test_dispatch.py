@@ -21,7 +21,7 @@ from loadtest.sender.plan import Event, Plan, PlannedRequest
 from loadtest.sender.sse import lines_of, parse_stream
 from loadtest.service.admin import Service
 from loadtest.service.process import started_service
-from loadtest.service.target import loopback_url
+from loadtest.service.target import addresses, target_url
 from workload.records import RequestRecord, mean_tpot_ms
 
 pytestmark = pytest.mark.slow
@@ -159,7 +159,8 @@ def test_a_sender_that_dies_is_reported_with_its_last_words(tmp_path):
     "url", ["http://127.0.0.1:80", "http://localhost:80/", "http://[::1]:80", "http://127.8.8.8:80"]
 )
 def test_loopback_is_accepted(url):
-    assert loopback_url(url) == url.rstrip("/")
+    assert target_url(url) == url.rstrip("/")
+    assert addresses(target_url(url))[0][1][1] == 80
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,35 @@ def test_loopback_is_accepted(url):
 )  # fmt: skip
 def test_other_targets_are_refused(url):
     with pytest.raises(LoadtestError, match="expected"):
-        loopback_url(url)
+        target_url(url)
+
+
+def test_a_host_that_is_named_twice_is_accepted_unless_the_internet_reaches_it():
+    assert target_url("http://Serve.NestedFP.svc:8000/", "serve.nestedfp.svc") == "http://serve.nestedfp.svc:8000"
+    with pytest.raises(LoadtestError, match=r"or 10\.0\.0\.1 as --allow-host says, got '10\.0\.0\.2'"):
+        target_url("http://10.0.0.2", "10.0.0.1")
+    for private in ("10.1.2.3", "192.168.0.1", "100.64.0.7", "[fd00::1]"):
+        assert addresses(target_url(f"http://{private}:8000", private.strip("[]")))
+    for public in ("8.8.8.8", "[2001:4860:4860::8888]"):
+        with pytest.raises(LoadtestError, match="expected a host of a private network, got the public address"):
+            addresses(target_url(f"http://{public}:8000", public.strip("[]")))
+    with pytest.raises(LoadtestError, match=r"cannot find the address of 'no-such-host\.invalid'"):
+        addresses("http://no-such-host.invalid:80")
+
+
+def test_every_request_has_the_key_and_no_file_does(tmp_path):
+    """The stand-in wants it everywhere, as a service with a file of keys does."""
+    with fake_service(tmp_path, "--keyed") as (url, key):
+        (refused,), _ = send(make_plan(url, tmp_path, [0.0]))
+        assert refused.status == 401
+        (record,) = run_plan(make_plan(url, tmp_path, [0.0]), lambda *_: None, key)
+        assert record.error is None
+        with Service(url, key) as service:
+            assert service.model() == ("fake-model", 256)
+            assert service.status().replicas
+        with Service(url, None) as stranger, pytest.raises(ServiceError, match=r"with the role admin"):
+            stranger.model()
+    assert not [path for path in tmp_path.iterdir() if key in path.read_text()]
 
 
 def test_gevent_stays_out_of_the_callers_process():
@@ -187,7 +216,7 @@ def test_the_service_stops_with_the_block_and_takes_directives(tmp_path):
         assert service.status().mode == "auto"
         with (
             Service(url, "wrong") as stranger,
-            pytest.raises(ServiceError, match=r"HTTP 401: .*does not accept the admin key"),
+            pytest.raises(ServiceError, match=r"HTTP 401: .*does not accept the key"),
         ):
             stranger.direct("fp8", 10.0, lambda _: None)
     with Service(url, key) as service, pytest.raises(ServiceError, match="is the service running"):

@@ -23,6 +23,11 @@ FAKE = [sys.executable, str(Path(__file__).parents[1].joinpath("loadtest_fake_se
         ([], "give either --config FILE (starts the service) or --url URL"),
         (["--config", "x", "--url", "http://127.0.0.1:1"], "give either --config FILE"),
         (["--url", "http://10.0.0.1:8000"], "the load goes to this machine only"),
+        (
+            ["--url", "http://10.0.0.1:8000", "--allow-host", "10.0.0.2"],
+            "or 10.0.0.2 as --allow-host says, got '10.0.0.1'",
+        ),
+        (["--config", "x", "--allow-host", "a"], "--allow-host and --admin-key-file are for a running service"),
         (["--url", "127.0.0.1:8000"], "expected a URL such as http://127.0.0.1:8000, got '127.0.0.1:8000'"),
         (
             ["--url", "http://127.0.0.1:1", "--policies", "fp16,fast"],
