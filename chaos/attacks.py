@@ -4,6 +4,7 @@ import asyncio
 import collections
 import contextlib
 import itertools
+import math
 import re
 import socket
 import time
@@ -35,13 +36,16 @@ class Sent:
         return isinstance(self.came, httpx.TimeoutException)
 
 
-def send_all(url: str, cases: Iterable[Case], limit_s: float, workers: int = 6) -> list[Sent]:
-    """Send every case, so many at a time; one that is silent for ``limit_s`` is given up."""
+def send_all(
+    url: str, cases: Iterable[Case], limit_s: float, workers: int = 6, begin_for_s: float = math.inf
+) -> list[Sent]:
+    """Send every case, so many at a time. One silent for ``limit_s`` is given up; none is begun after ``begin_for_s``."""
     waiting, done = collections.deque(cases), list[Sent]()
+    last_s = time.monotonic() + begin_for_s
 
     async def work() -> None:
         async with httpx.AsyncClient(base_url=url, timeout=limit_s, trust_env=False) as own:
-            while waiting:
+            while waiting and time.monotonic() < last_s:
                 case = waiting.popleft()
                 headers = [(name.encode(), value.encode("latin-1")) for name, value in case.headers]
                 began_s = time.monotonic()

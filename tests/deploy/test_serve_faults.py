@@ -96,12 +96,24 @@ def status(client):
     return response.json() if response.status_code == 200 else {"replicas": []}
 
 
+def faults(client):
+    """What is said of replicas that take no request."""
+    return [r["fault"] or "" for r in status(client)["replicas"] if not r["ready"]]
+
+
+def gone(process):
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def two_ready(client):
-    """Both replicas report, and both take requests."""
-    replicas = status(client)["replicas"]
-    return (
-        len([r for r in replicas if r["ready"] and not r["stale"]]) == 2 and client.get("/v1/models").status_code == 200
-    )
+    """Both replicas report, and HAProxy sends requests to both."""
+    ready = {r["id"] for r in status(client)["replicas"] if r["ready"] and not r["stale"]}
+    answers = [client.get("/ready") for _ in range(6)]
+    asked = {answer.json()["replica"] for answer in answers if answer.status_code == 200}
+    return len(ready) == 2 and asked == ready
 
 
 def settled(client):
@@ -326,6 +338,7 @@ class Streams:
         self.tokens = tokens
         self.first = [threading.Event() for _ in range(count)]
         self.ends = [None] * count
+        self.ended_s = [None] * count
         self.threads = [threading.Thread(target=self._read, args=(i,)) for i in range(count)]
         for thread in self.threads:
             thread.start()
@@ -343,6 +356,7 @@ class Streams:
         except (OSError, http.client.HTTPException):
             self.ends[number] = "closed"
         finally:
+            self.ended_s[number] = time.monotonic()
             self.first[number].set()
             connection.close()
 
@@ -362,6 +376,9 @@ def test_what_dies_in_mid_stream_ends_its_own_streams_and_no_others(client, serv
     look(service)
     found[0].kill()
     killed_s = time.monotonic()
+    if engine_core:
+        assert wait_until(lambda: "its engine has died" in faults(client), 5, 0.05), client.get("/status").text
+        assert time.monotonic() - killed_s < 5
     while time.monotonic() - killed_s < 1.5:  # some may still meet the dead one
         with contextlib.suppress(httpx.HTTPError):
             client.get("/v1/models")
@@ -390,18 +407,78 @@ def test_a_killed_haproxy_is_back_within_two_seconds(client, service):
     settled(client)
 
 
-def test_a_hung_engine_is_noticed_and_its_replica_replaced(client, service):
+def test_a_worker_that_dies_while_nobody_asks_shows_in_the_status_within_five_seconds(client, service):
+    settled(client)
+    look(service)
+    children(service, r"^(VLLM::Worker|ray::RayWorker(Wrapper|Proc))")[0].kill()
+    killed_s = time.monotonic()
+    assert wait_until(lambda: "its engine has died" in faults(client), 5, 0.05), client.get("/status").text
+    assert time.monotonic() - killed_s < 5
+    settled(client)
+
+
+def test_a_hung_engine_is_noticed_its_streams_hear_of_it_and_its_replica_is_replaced(client, service, capsys):
     settled(client)
     before = {r["id"] for r in status(client)["replicas"]}
     look(service)
     engine = children(service, r"VLLM::EngineCor")[0]
+    streams = Streams(8)
+    assert wait_until(lambda: all(r["running"] for r in status(client)["replicas"]), 30), "both have some"
     engine.send_signal(signal.SIGSTOP)
     stopped_s = time.monotonic()
-    assert wait_until(lambda: any(r["stale"] or not r["ready"] for r in status(client)["replicas"]), 15, 0.1)
-    assert time.monotonic() - stopped_s < 15
-    assert wait_until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE, 60), "it is ended"
+    assert wait_until(lambda: any("it hangs" in fault for fault in faults(client)), 15, 0.1)
+    noticed_s = time.monotonic() - stopped_s
+    ends = streams.join()
+    waited_s = [at_s - stopped_s for at_s, end in zip(streams.ended_s, streams.ends, strict=True) if end != "whole"]
+    assert wait_until(lambda: gone(engine), 60), "it is ended"
+    with capsys.disabled():
+        print(
+            f"\nhung engine: noticed after {noticed_s:.1f} s, streams {dict(ends)}, the last heard {max(waited_s):.1f} s"
+        )
+    assert noticed_s < 15
+    assert set(ends) == {"whole", "error event"}, "from the replica, before Serve ends it"
+    assert max(waited_s) < 15
     settled(client)
     assert {r["id"] for r in status(client)["replicas"]} != before
+
+
+def test_a_replica_that_stands_still_is_ended_and_its_engine_with_it(client, service, capsys):
+    settled(client)
+    look(service)
+    replica = replica_processes(service)[0]
+    engine = next(each for each in replica.children(recursive=True) if each.name().startswith("VLLM::EngineCor"))
+    streams = Streams(8)
+    assert wait_until(lambda: all(r["running"] for r in status(client)["replicas"]), 30), "both have some"
+    replica.send_signal(signal.SIGSTOP)
+    stopped_s = time.monotonic()
+    assert wait_until(lambda: gone(replica), 60)
+    took_s = time.monotonic() - stopped_s
+    assert wait_until(lambda: gone(engine), 20), "it would keep its memory, and a GPU's"
+    ends = streams.join()
+    with capsys.disabled():
+        print(f"\nstopped replica: ended after {took_s:.1f} s, streams {dict(ends)}")
+    assert took_s < 50, "Serve would let it finish its requests until then"
+    settled(client)
+
+
+def test_a_controller_that_stands_still_is_replaced_and_its_successor_goes_on_above_its_epoch(client, service, capsys):
+    settled(client)
+    for mode in ("fp8", "auto"):
+        epoch = client.post("/admin/directive", json={"mode": mode}, headers=ADMIN).json()["epoch"]
+    look(service)
+    (controller,) = children(service, r"^ray::ControllerActor")
+    controller.send_signal(signal.SIGSTOP)
+    stopped_s = time.monotonic()
+    try:
+        assert wait_until(lambda: gone(controller), 60), "it is ended"
+        with capsys.disabled():
+            print(f"\nstopped controller: ended after {time.monotonic() - stopped_s:.1f} s")
+    finally:
+        with contextlib.suppress(psutil.Error):
+            controller.resume()
+    settled(client)
+    assert len(children(service, r"^ray::ControllerActor")) == 1
+    assert status(client)["epoch"] > epoch
 
 
 def test_the_control_routes_answer_when_no_replica_is_up(client, service):
