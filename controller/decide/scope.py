@@ -85,9 +85,9 @@ def modes_now(replica_ids: Collection[str], current: Content) -> dict[str, Direc
 
 def ready_counts(views: Replicas, content: Content) -> tuple[int, int]:
     """How many replicas are ready, and how many of them are directed to FP16 or auto."""
-    ready = ids_of(guards.warmed_up(views))
+    ready = guards.warmed_up(views)
     if content.exceptions:
-        return len(ready), sum([content.mode_for(replica_id) is not DirectiveMode.FP8 for replica_id in ready])
+        return len(ready), sum([content.mode_for(replica_id) is not DirectiveMode.FP8 for replica_id in ids_of(ready)])
     return len(ready), 0 if content.mode is DirectiveMode.FP8 else len(ready)
 
 

@@ -84,6 +84,7 @@ def test_a_process_of_this_machine_can_be_sampled():
     assert found.descriptors.total() >= 3
 
 
+@pytest.mark.slow
 def test_ten_thousand_malformed_requests_are_the_same_each_time_and_ask_for_little():
     made, corpus = hostile.malformed(10_000), hostile.cases()
     assert len(made) == 10_000

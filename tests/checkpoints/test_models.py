@@ -19,6 +19,8 @@ with warnings.catch_warnings():
 
     from models import evaluate, text, train
 
+pytestmark = pytest.mark.slow  # trains a model
+
 TALE = [
     'Once upon a time there was a fox. "Who goes there?" said the fox.',
     "Nobody answered, for the wood was dark and the wind was loud.",

@@ -21,6 +21,7 @@ def entries(cluster: Cluster) -> list[float]:
     return [r.now_s for r in cluster.records if r.to_mode is FP8 and r.from_mode is not FP8]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", RETURNING)
 @pytest.mark.parametrize("lasts_s", [5, 25, 60])
 def test_the_strain_of_an_overload_that_is_over_does_not_undo_the_return(policy: str, lasts_s: float) -> None:
@@ -37,6 +38,7 @@ def test_one_bad_moment_after_a_return_is_not_added_to_the_strain_from_before() 
     assert len(entries(cluster)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", RETURNING)
 def test_an_idle_service_does_not_wait_in_fp8_for_failed_returns_to_be_forgotten(policy: str) -> None:
     cluster = Cluster(make_loop(policy)).run(10)

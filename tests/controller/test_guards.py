@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from controller_builders import make_view
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.config import GuardConfig
@@ -170,7 +170,6 @@ def test_guards_round_a_policy(
     assert (guarded.decision.mode, guarded.decision.reason, guarded.wanted) == (mode, reason, wanted)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0.01, 5), st.booleans()), max_size=200))
 def test_no_load_makes_the_mode_change_faster_than_the_guards_allow(steps: list[tuple[float, bool]]) -> None:
     config = GuardConfig(dwell_fp16_s=2.0, dwell_fp8_s=5.0, max_switches_per_minute=4)

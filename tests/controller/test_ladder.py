@@ -221,7 +221,8 @@ def play(
     return state, events
 
 
-@settings(max_examples=25, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=25)
 @given(st.floats(0.05, 8.0), st.booleans())
 def test_a_constant_load_brings_the_ladder_to_rest(offered: float, scale: bool) -> None:
     config = BOTH if scale else LadderConfig(shed=True)

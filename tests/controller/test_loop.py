@@ -114,7 +114,7 @@ totals = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(totals, min_size=1, max_size=10), st.sampled_from(["threshold", "slo_feedback"]))
 def test_garbage_totals_never_change_the_mode(garbage: list[dict[str, Any]], policy: str) -> None:
     calm = Cluster(make_loop(policy)).run(2)
@@ -280,7 +280,7 @@ def test_an_epoch_raised_above_a_replicas_is_recorded_without_a_change_of_mode()
     assert [d.epoch for d in effects.directives] == [58]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.tuples(st.floats(0, 0.5), st.booleans()), max_size=50))
 def test_the_same_inputs_give_the_same_effects(steps: list[tuple[float, bool]]) -> None:
     def play() -> list[Effects]:

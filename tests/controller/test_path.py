@@ -84,7 +84,7 @@ def as_seen_by_clients(path: dict[str, Any], engine_ttft: float = 20.0, step: fl
 
 
 @pytest.mark.parametrize("policy", ADAPTIVE)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(seen=st.lists(paths, min_size=1, max_size=4))
 def test_a_slow_path_with_an_idle_engine_never_moves_the_precision(policy: str, seen: list[dict[str, Any]]) -> None:
     cluster = Cluster(make_loop(policy), ("r0", "r1")).run(3)

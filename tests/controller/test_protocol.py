@@ -255,7 +255,7 @@ def play(world: World, script: list[tuple[str, Any]]) -> None:
 scripts = st.lists(actions, max_size=60)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(scripts)
 def test_after_any_trouble_two_report_periods_bring_everyone_in_line(script: list[tuple[str, Any]]) -> None:
     world = World()
@@ -272,7 +272,7 @@ def test_after_any_trouble_two_report_periods_bring_everyone_in_line(script: lis
     assert all(world.publisher.acked(name) for name in REPLICAS)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(scripts)
 def test_after_any_trouble_silence_ends_in_the_fallback(script: list[tuple[str, Any]]) -> None:
     world = World()
@@ -287,7 +287,7 @@ def test_after_any_trouble_silence_ends_in_the_fallback(script: list[tuple[str, 
         assert (now.mode, now.rule, now.expired) == (*FALLBACK, True)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(scripts)
 def test_epochs_stay_small_once_the_network_is_well(script: list[tuple[str, Any]]) -> None:
     world = World()

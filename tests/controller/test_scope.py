@@ -107,7 +107,10 @@ def test_nobody_is_passed_over_for_a_replica_that_is_loaded_less(
             assert load > less or (load == less and taken < left)
 
 
-@given(st.dictionaries(st.text(min_size=1, max_size=3), st.sampled_from(DirectiveMode)), st.sampled_from(DirectiveMode))
+@given(
+    st.dictionaries(st.text("abc", min_size=1, max_size=3), st.sampled_from(DirectiveMode)),
+    st.sampled_from(DirectiveMode),
+)
 def test_the_compact_form_means_the_same_with_the_fewest_exceptions(
     modes: dict[str, DirectiveMode], base: DirectiveMode
 ) -> None:

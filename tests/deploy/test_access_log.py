@@ -4,7 +4,6 @@ import json
 import threading
 
 import pytest
-from hand_clock import HandClock
 
 from deploy.access_log import LONGEST_VALUE, Access, AccessLog, as_json, as_text, open_log
 from deploy.front.meter import PathMeter
@@ -23,11 +22,6 @@ ACCESS = Access(
     ttft_ms=12.34,
     total_ms=456.78,
 )
-
-
-@pytest.fixture
-def clock():
-    return HandClock()
 
 
 @pytest.fixture

@@ -1,15 +1,9 @@
 """What the path's meter makes of a request: times from arrival to the bytes written, and who counts in them."""
 
 import pytest
-from hand_clock import HandClock
 
 from deploy.front.meter import MOST_FINISHED, PAUSED_AFTER_S, PathMeter
 from nestedfp.vllm_plugin.accounting import TokenCounts
-
-
-@pytest.fixture
-def clock():
-    return HandClock()
 
 
 @pytest.fixture

@@ -461,6 +461,7 @@ def test_a_killed_haproxy_is_back_within_two_seconds_and_the_next_one_takes_over
         assert wait_until(lambda: not _lives(replacement), 10)
 
 
+@pytest.mark.slow
 def test_a_hung_haproxy_is_ended_and_replaced_within_fifteen_seconds(folder, replicas):
     with in_front(folder, app=[replicas(ok("in"))]) as (_, port):
         up(port)
@@ -473,6 +474,7 @@ def test_a_hung_haproxy_is_ended_and_replaced_within_fifteen_seconds(folder, rep
         assert time.monotonic() - stopped_s < 15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hangs", [False, True], ids=["which serves on", "which hangs"])
 def test_a_manager_that_died_alone_leaves_a_haproxy_from_which_the_next_one_takes_over(folder, replicas, hangs):
     with in_front(folder, app=[replicas(ok("old"))]) as (node, port):
@@ -604,6 +606,7 @@ def test_when_the_nodes_process_ends_haproxy_ends_and_nothing_stays_behind(folde
             ask(port)
 
 
+@pytest.mark.slow
 def test_a_replacement_ends_with_the_nodes_process_too(folder, replicas):
     with in_front(folder, app=[replicas(ok("in"))]) as (node, port):
         up(port)

@@ -8,7 +8,6 @@ import os
 
 import pytest
 import yaml
-from hand_clock import HandClock
 
 from deploy.config import ConfigError
 from deploy.front.app import Front
@@ -36,11 +35,6 @@ USUAL = [entry("u"), entry("p", role="pin"), entry("a", role="admin")]
 def write(path, entries=USUAL):
     path.write_text(yaml.safe_dump({"keys": entries}))
     return path
-
-
-@pytest.fixture
-def clock():
-    return HandClock()
 
 
 @pytest.fixture

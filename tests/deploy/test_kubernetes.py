@@ -310,6 +310,7 @@ def test_the_dockerfile_copies_what_exists_runs_as_a_user_and_pins_its_bases():
         assert "\nUSER 10001:10001\n" in stage
 
 
+@pytest.mark.slow
 def test_the_image_holds_every_package_that_what_it_runs_imports(tmp_path):
     text = (K8S / "Dockerfile").read_text()
     for line in re.findall(r"^COPY (?!--from)(.+)$", text, re.MULTILINE):

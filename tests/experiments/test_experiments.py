@@ -182,6 +182,7 @@ def test_wrong_arguments_end_with_a_sentence_and_status_two(tmp_path, capsys):
     assert "No such file" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_experiment_is_predicted_on_the_arrivals_that_the_load_test_would_send(tmp_path, capsys):
     load = {"start_s": 0, "duration_s": 5, "rates_rps": [2], "seeds": [0]}
     path = written(tmp_path, load=load, shape="mistral-24b")
@@ -200,6 +201,7 @@ def test_an_experiment_is_predicted_on_the_arrivals_that_the_load_test_would_sen
     assert "fp16 at 2 requests/s, seed 0: 100.0 %" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_schedules_that_know_the_future_are_sought_rate_by_rate_for_an_experiment(tmp_path, capsys):
     load = {"start_s": 0, "duration_s": 5, "rates_rps": [2, 3], "seeds": [0]}
     path = written(tmp_path, load=load, shape="mistral-24b")

@@ -69,7 +69,7 @@ def assert_close(out, x, weight, bias=None):
     assert worst <= 0, f"off by {worst:.3g} more than allowed"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     n=st.integers(1, 140),
     k=st.one_of(st.integers(1, 70), st.integers(500, 540)),
@@ -269,11 +269,13 @@ def scalar_digests():
     return digest_of("scalar")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(ops.cpu_isa() == "scalar", reason="the processor has no AVX2")
 def test_avx2_gives_the_bits_of_the_scalar_loops(scalar_digests):
     assert digest_of("avx2") == scalar_digests
 
 
+@pytest.mark.slow
 @pytest.mark.avx512
 @pytest.mark.skipif(not PROCESSOR_HAS_AVX512, reason="the processor has no AVX-512")
 def test_avx512_gives_the_bits_of_the_scalar_loops(scalar_digests):

@@ -10,10 +10,12 @@ import subprocess
 import sys
 
 import pytest
-from gemm_library import CSRC, CUDA, host_library  # noqa: F401  a fixture
+from gemm_library import CSRC, CUDA
 
 from benchmarks import gpu_kernels as kernels
 from benchmarks.gpu_shapes import SHAPES, TOKENS, TUNED_TOKENS
+
+pytestmark = pytest.mark.usefixtures("host_library")
 
 _SPEC = importlib.util.spec_from_file_location("generate_tiles", CUDA / "generate_tiles.py")
 generate_tiles = importlib.util.module_from_spec(_SPEC)  # run by CMake, so it is in no package
@@ -38,6 +40,7 @@ def test_every_problem_gets_a_valid_config_of_its_precision(precision):
         assert kernels.predict_us(precision, m, n, k, config) > 0, f"{m=} {n=} {k=} {config}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_plan_covers_every_tile_once(precision):
     for m, n, k in problems():
@@ -63,6 +66,7 @@ def test_every_plan_covers_every_tile_once(precision):
                 assert 0 < plan["work_units"] * plan["columns"] <= plan["blocks"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_work_units_cover_every_step_once_and_wait_for_lower_blocks_only(precision):
     shapes = [(m, n, k) for n, k in SHAPES.values() for m in (1, 96, 256, 384, 512, 1000, 1536)]

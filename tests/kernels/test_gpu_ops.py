@@ -6,7 +6,7 @@ Run: ``pytest -q -m gpu tests/kernels/test_gpu_ops.py``
 import pytest
 import torch
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fp16_mode")]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -17,16 +17,6 @@ def operators():
 
     cuda_ops.load()
     torch.manual_seed(0)
-
-
-@pytest.fixture(autouse=True)
-def fp16_mode():
-    from nestedfp import ops
-    from nestedfp.modes import Mode
-
-    ops.set_mode(Mode.FP16)
-    yield
-    ops.set_mode(Mode.FP16)
 
 
 def nested(n: int, k: int, outliers: int):

@@ -16,14 +16,9 @@ from nestedfp.cuda_layout import packed_shapes
 from nestedfp.modes import Mode
 from nestedfp.nested_weight import NestedWeight, nest
 
+pytestmark = pytest.mark.usefixtures("fp16_mode")
+
 N, K = 40, 70
-
-
-@pytest.fixture(autouse=True)
-def fp16_mode():
-    ops.set_mode(Mode.FP16)
-    yield
-    ops.set_mode(Mode.FP16)
 
 
 @pytest.fixture

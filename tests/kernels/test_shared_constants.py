@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from gemm_library import CSRC, build, host_library  # noqa: F401  a fixture
+from gemm_library import CSRC, build
 
 from nestedfp import cuda_library, ops, shared_constants
 from nestedfp.cuda_layout import packed_shapes
+
+pytestmark = pytest.mark.usefixtures("host_library")
 
 ROOT = Path(__file__).parents[2]
 OWN = {"panel_rows": ops.PANEL_ROWS, "pair": ops.PAIR}

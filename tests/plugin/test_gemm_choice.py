@@ -8,7 +8,6 @@ import logging
 import math
 
 import pytest
-from gemm_library import host_library  # noqa: F401  a fixture
 
 from benchmarks import gpu_kernels as kernels
 from benchmarks.gpu_random import LARGEST_WEIGHT, draw
@@ -17,6 +16,8 @@ from nestedfp.cuda_library import Config
 from nestedfp.gemm_cache import Card
 from nestedfp.gemm_tuning import Timing
 from nestedfp.vllm_plugin.options import PluginOptions
+
+pytestmark = pytest.mark.usefixtures("host_library")
 
 SMS = kernels.NUM_SMS_H100
 SHAPE = (6144, 4096)

@@ -46,7 +46,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_constants_agree_with_a_walk_over_every_request(events: list[tuple[str, int, float]]) -> None:
     slack, walk, now_s, ttft_s, tpot_s = StepSlack(S_PER_TOKEN), Walk(), 0.0, 1.0, 0.05
     for number, (what, size, passed_s) in enumerate(events):

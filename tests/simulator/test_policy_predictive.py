@@ -120,6 +120,7 @@ def test_rates_of_a_trace_are_those_of_the_last_second() -> None:
     assert warm_start.rates(arrivals, 2).tolist() == [10, 10, 0, 20, 20, 0]
 
 
+@pytest.mark.slow
 def test_the_fit_prefers_a_fast_level_for_a_random_walk_and_a_slow_one_for_noise() -> None:
     random = np.random.default_rng(0)
     noise = 1000 + 100 * random.standard_normal(2000)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from sim_builders import exit_status, table_file
+from sim_builders import exit_status
 
 from simulator.errors import SimulationError
 from simulator.search import capacity
@@ -12,11 +12,6 @@ from simulator.search import capacity
 pytestmark = pytest.mark.slow
 
 COMMON = ("--generate", "poisson", "--duration", "40", "--rate", "30")
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    return table_file(tmp_path)
 
 
 def run(*words: object) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sim_builders import FP8, FP16, exit_status, make_arrivals, make_table, table_file
+from sim_builders import FP8, FP16, exit_status, make_arrivals, make_table
 
 from loadtest.report.metrics import summarise
 from simulator import run
@@ -186,11 +186,6 @@ def trace(tmp_path: Path) -> Path:
     ]
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(rows) + "\n")
     return path
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    return table_file(tmp_path)
 
 
 def simulate(*arguments: object) -> int:

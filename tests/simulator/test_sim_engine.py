@@ -81,7 +81,7 @@ def test_decodes_come_before_prompts_and_a_step_filled_ahead_sees_arrivals_later
     assert requests[1].computed == 2047
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 1000), rate=st.sampled_from([5.0, 30.0, 200.0]), kv=st.sampled_from([4000, 20_000, 100_000]))
 def test_every_token_is_accounted_for_and_nothing_is_left_behind(seed: int, rate: float, kv: int):
     requests = random_requests(seed, 120, rate)
@@ -209,7 +209,7 @@ def test_statistics_are_counted_as_the_live_engine_counts_them(steps: list[tuple
         assert ours.step_ms[is_fp8] == (None if expected is None else pytest.approx(expected))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 10_000),
     rate=st.sampled_from([3.0, 20.0, 300.0]),

@@ -112,6 +112,7 @@ def test_the_search_keeps_its_target_and_is_never_below_a_plan_of_one_level(wind
     assert play(window, none.plan).exact.tolist() == none.exact.tolist()  # it is a schedule, not a sum of parts
 
 
+@pytest.mark.slow
 def test_knowing_the_future_pays_and_the_same_seed_finds_the_same(knee: Window):
     """No level for the whole window does what the search finds."""
     one, other = (search(knee, [Target("some", 5)], 12, seed=0)[0] for _ in range(2))

@@ -61,6 +61,7 @@ def test_the_backlog_is_what_came_less_what_time_has_done() -> None:
     assert (told.wait_p90_ms, told.delivery_p90_ms, told.loop_lag_ms) == pytest.approx((10.0, 60.0, 60.0))
 
 
+@pytest.mark.slow
 def test_below_its_capacity_the_path_is_hardly_seen() -> None:
     (free, _), (cheap, said) = run(None), run(PathCost())
     for one, other in zip(free.requests, cheap.requests, strict=True):
@@ -68,6 +69,7 @@ def test_below_its_capacity_the_path_is_hardly_seen() -> None:
     assert not any(status.path_saturated for status in said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["slo_auto", "slo_feedback", "threshold", "error_budget", "predictive"])
 def test_a_saturated_path_limits_the_tokens_and_moves_no_precision(policy: str) -> None:
     result, said = run(PathCost(per_token_us=400.0), policy)
@@ -80,6 +82,7 @@ def test_a_saturated_path_limits_the_tokens_and_moves_no_precision(policy: str) 
     assert "path_saturated" in {status.last_reason for status in later}
 
 
+@pytest.mark.slow
 def test_an_overloaded_engine_behind_a_cheap_path_is_met_with_fp8() -> None:
     flood = [(i / 60, 200, 100) for i in range(900)]
     result, said = run(PathCost(), "slo_feedback", flood)
@@ -107,6 +110,7 @@ def test_tokens_reach_their_clients_in_order() -> None:
     assert all(before <= after for before, after in pairwise(handed))
 
 
+@pytest.mark.slow
 def test_the_command_takes_the_paths_cost(tmp_path: File, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--generate", "poisson", "--duration", 20, "--load", 0.5, "--table", table_file(tmp_path)]
     words += ["--policy", "static_fp16", "--json", tmp_path / "out.json"]

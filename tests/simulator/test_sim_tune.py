@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from sim_builders import exit_status, table_file
+from sim_builders import exit_status
 
 from controller.config import ControllerConfig
 from controller.policies import POLICIES
@@ -19,11 +19,6 @@ from workload.percentiles import Percentiles
 pytestmark = pytest.mark.slow
 
 COMMON = ("--generate", "bursts", "--duration", "30", "--load", "0.8")
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    return table_file(tmp_path)
 
 
 def tuned(*words: object) -> int:
