@@ -5,7 +5,8 @@ script that calls ``launch``: the configuration is written anew (deploy/haproxy_
 
 Ray Serve notices a dead or hung HAProxy after half a minute. So a watcher waits beside it: it starts another one within a tenth
 of a second, and ends Ray Serve's manager, whose successor takes over from that one without closing a connection. One that has
-answered before and answers no more is ended first. When the node's Ray process ends, the watcher ends HAProxy.
+answered before and answers no more is ended first. When the node's Ray process ends, the watcher ends HAProxy. A shutdown of Ray
+Serve alone looks like a crash; the one that the watcher starts then is ended when no replica has come back.
 
 Standard library only, and light: it runs at every change of the replicas.
 """
@@ -35,6 +36,7 @@ DRAIN_S = 2.0  # a replica that leaves goes on taking requests until HAProxy has
 TAKEOVER_S = 180.0  # within which Ray Serve must have a new manager; on a busy machine it took 34 s
 CHECK_EVERY_S = 2.0
 CHECK_LIMIT_S = 3.0  # HAProxy answers in milliseconds, beside busy neighbours in tenths of a second
+GONE_AFTER_S = 10.0  # without a manager and without a replica Ray Serve itself has been shut down
 HANGS_AFTER = 3  # checks without an answer in a row: 12 s at most with the one before
 STARTED_S = 2.0  # one that ends sooner had a fault in its configuration, or no port
 REPLACED = "replacement.pid"
@@ -228,10 +230,14 @@ def watch(haproxy: int, manager: int, node: int, command: list[str], folder: Pat
     if _alive(manager):
         _end(manager)
     deadline_s = time.monotonic() + TAKEOVER_S
-    while time.monotonic() < deadline_s:
+    looked_s = served_s = time.monotonic()
+    while (now_s := time.monotonic()) < deadline_s:
         if replacement.poll() is not None:
             return
-        if not _alive(node):
+        if now_s - looked_s > CHECK_EVERY_S:
+            looked_s = now_s
+            served_s = now_s if _any_replica(command) else served_s
+        if not _alive(node) or now_s - served_s > GONE_AFTER_S:
             break
         time.sleep(0.1)
     else:
@@ -268,6 +274,15 @@ def _listens(command: Sequence[str]) -> bool:
     """Whether anybody accepts connections where the configuration of this command says."""
     with contextlib.suppress(OSError), socket.create_connection(_address(command), 1.0):
         return True
+    return False
+
+
+def _any_replica(command: Sequence[str]) -> bool:
+    """Whether anybody accepts connections where the configuration of this command says that replicas are."""
+    with contextlib.suppress(OSError):
+        for host, port in re.findall(r"^\s*server \S+ (\S+):(\d+) ", Path(command[-1]).read_text(), re.MULTILINE):
+            with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1.0):
+                return True
     return False
 
 

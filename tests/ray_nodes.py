@@ -1,4 +1,9 @@
-"""A Ray cluster of several raylets on this machine, as ``ray start`` makes it; every process is ended by its own id."""
+"""A Ray cluster of several nodes on this machine, as ``ray start`` makes it; every process is ended by its own id.
+
+Each node has a network namespace of its own, joined to the others and to this process by a bridge: its own address, its own
+loopback, and the same ports as every other node, as a machine has. In one namespace two nodes could not both run an HAProxy on
+the service's port. The addresses are of the range kept for such trials (198.18.0.0/15), which no network routes.
+"""
 
 import contextlib
 import os
@@ -19,6 +24,8 @@ from processes import ROOT
 
 RAY = Path(sys.executable).parent / "ray"
 SERVE = Path(sys.executable).parent / "serve"
+GCS_PORT, DASHBOARD_PORT = 6379, 8265
+NODES = 2
 
 
 def free_port() -> int:
@@ -27,14 +34,26 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@dataclass
-class Cluster:
-    """A running cluster."""
+def possible() -> bool:
+    """Whether this process may make network namespaces."""
+    return os.geteuid() == 0 and shutil.which("ip") is not None
 
-    gcs: str  # HOST:PORT
-    dashboard: str  # URL
-    environment: dict[str, str]
-    folder: Path
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running cluster; the first node is the head."""
+
+    addresses: list[str]
+    environment: dict[str, str]  # of its processes
+    head: list[str]  # what a command begins with that is to run on the head
+
+    @property
+    def gcs(self) -> str:
+        return f"{self.addresses[0]}:{GCS_PORT}"
+
+    @property
+    def dashboard(self) -> str:
+        return f"http://{self.addresses[0]}:{DASHBOARD_PORT}"
 
 
 def service_environment(config: Path, folder: Path) -> dict[str, str]:
@@ -46,64 +65,92 @@ def service_environment(config: Path, folder: Path) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def cluster(config: Path, nodes: int = 2, bare_nodes: int = 0) -> Iterator[Cluster]:
-    """Start a head and further nodes; ``bare_nodes`` of them without the environment that the service needs."""
+def network() -> Iterator[tuple[list[str], list[str]]]:
+    """Yield the names of a namespace for each node, and their addresses."""
+    tag, third = f"nfp{os.getpid()}", os.getpid() % 256
+    names = [f"{tag}n{number}" for number in range(1, NODES + 1)]
+    addresses = [f"198.18.{third}.{number}" for number in range(1, NODES + 1)]
+    gateway = f"198.18.{third}.254"
+
+    def ip(*arguments: str) -> None:
+        subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+    with contextlib.ExitStack() as stack:
+        ip("link", "add", tag, "type", "bridge")
+        stack.callback(ip, "link", "del", tag)
+        ip("address", "add", f"{gateway}/24", "dev", tag)
+        ip("link", "set", tag, "up")
+        for name, address in zip(names, addresses, strict=True):
+            ip("netns", "add", name)
+            stack.callback(ip, "netns", "del", name)
+            ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
+            ip("link", "set", name, "master", tag, "up")
+            inside = ("-netns", name)
+            ip(*inside, "address", "add", f"{address}/24", "dev", "eth0")
+            ip(*inside, "link", "set", "lo", "up")
+            ip(*inside, "link", "set", "eth0", "up")
+            # Ray takes as a node's address the one from which the outside would be reached.
+            ip(*inside, "route", "add", "default", "via", gateway)
+        yield names, addresses
+
+
+@contextlib.contextmanager
+def cluster(config: Path) -> Iterator[Cluster]:
+    """Start the nodes in the environment that the service needs."""
+    # Short: there are sockets in it.
     folder = Path(tempfile.mkdtemp(prefix="nfp-", dir="/tmp"))
     # One token for all nodes and for whoever deploys: Ray asks for one by default.
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     plain = {**os.environ, **token, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
     environment = {**plain, **service_environment(config, folder / "h")}
-    gcs, dashboard = free_port(), free_port()
     started: list[subprocess.Popen[bytes]] = []
     logs = folder / "starts.log"
 
-    def start(env: dict[str, str], *arguments: str) -> None:
-        ports = (
-            f"--{name}={free_port()}"
-            for name in ("dashboard-agent-listen-port", "dashboard-agent-grpc-port", "metrics-export-port")
-        )
+    def start(namespace: str, address: str, *arguments: str) -> None:
         command = [
-            *(str(RAY), "start", "--block", "--node-ip-address=127.0.0.1", "--num-cpus=4", "--disable-usage-stats"),
-            *(f"--object-store-memory={100 << 20}", f"--runtime-env-agent-port={free_port()}", *ports, *arguments),
+            *("ip", "netns", "exec", namespace, str(RAY), "start", "--block", f"--node-ip-address={address}"),
+            *("--num-cpus=4", "--disable-usage-stats", f"--object-store-memory={100 << 20}", *arguments),
         ]
         with logs.open("a") as log:
-            started.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True))
+            started.append(
+                subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
+            )
 
-    try:
-        start(
-            environment,
-            "--head",
-            f"--port={gcs}",
-            f"--temp-dir={folder / 'ray'}",
-            "--include-dashboard=true",
-            "--dashboard-host=127.0.0.1",
-            f"--dashboard-port={dashboard}",
-        )
-        found = Cluster(f"127.0.0.1:{gcs}", f"http://127.0.0.1:{dashboard}", environment, folder)
-        assert wait_until(lambda: _listens(gcs) and _listens(dashboard), 120), logs.read_text()
-        for number in range(1, nodes):
-            start(plain if number >= nodes - bare_nodes else environment, f"--address={found.gcs}")
-        assert wait_until(lambda: _alive(found) == nodes, 120, 2.0), logs.read_text()
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        names, addresses = stack.enter_context(network())
+        stack.callback(end, started)
+        found = Cluster(addresses, environment, ["ip", "netns", "exec", names[0]])
+        head = (f"--port={GCS_PORT}", f"--temp-dir={folder / 'ray'}", "--include-dashboard=true")
+        where = (f"--dashboard-host={addresses[0]}", f"--dashboard-port={DASHBOARD_PORT}")
+        start(names[0], addresses[0], "--head", *head, *where)
+        ports = (GCS_PORT, DASHBOARD_PORT)
+        assert wait_until(lambda: all(listens(addresses[0], port) for port in ports), 120), logs.read_text()
+        for name, address in zip(names[1:], addresses[1:], strict=True):
+            start(name, address, f"--address={found.gcs}")
+        assert wait_until(lambda: _alive(found) == NODES, 120, 2.0), logs.read_text()
         yield found
-    finally:
-        for process in reversed(started):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                family = psutil.Process(process.pid).children(recursive=True)
-                process.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(30)
-                for each in family:
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        each.kill()
-                process.kill()
-                process.wait(10)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _listens(port: int) -> bool:
+def end(started: list[subprocess.Popen[bytes]]) -> None:
+    """End nodes, the head last, and whatever they leave behind."""
+    for process in reversed(started):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family = psutil.Process(process.pid).children(recursive=True)
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+            for each in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+            process.kill()
+            process.wait(10)
+
+
+def listens(address: str, port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        return probe.connect_ex((address, port)) == 0
 
 
 def _alive(found: Cluster) -> int:
@@ -112,6 +159,6 @@ def _alive(found: Cluster) -> int:
         "print(sum(node['Alive'] for node in ray.nodes()))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], env=found.environment, capture_output=True, text=True, timeout=60
+        [*found.head, sys.executable, "-c", code], env=found.environment, capture_output=True, text=True, timeout=60
     )
     return int(done.stdout.split()[-1]) if done.returncode == 0 else 0

@@ -19,6 +19,7 @@ import pytest
 from haproxy_run import Replica, error_of, ok, render, running
 from live_service import wait_until
 from processes import ROOT
+from ray_nodes import listens
 
 from deploy import environment, haproxy
 from deploy.config import load
@@ -507,6 +508,25 @@ def test_a_haproxy_that_is_ended_with_its_manager_is_back_within_two_seconds(fol
         render(folder, port, {APP: ("/", [replicas(ok("new")).port])})
         node.start_manager()
         assert wait_until(lambda: _says(port, b"new"), 20, 0.05), "the next manager's HAProxy has the port"
+
+
+def test_when_serve_is_shut_down_and_the_node_stays_the_port_is_free_soon(folder, replicas):
+    """The manager kills its HAProxy and ends, as at a crash; but the replicas have gone too."""
+    replica = replicas(ok("in"))
+    with in_front(folder, app=[replica]) as (node, port):
+        up(port)
+        (first,) = haproxies(folder)
+        manager = psutil.Process(first.ppid())
+        time.sleep(haproxy.STARTED_S + 0.1)
+        manager.kill()
+        first.kill()
+        assert wait_until(lambda: answers(port), 10, 0.02), "one that may have crashed is replaced at once"
+        replica.stop()
+        limit_s = haproxy.GONE_AFTER_S + haproxy.CHECK_EVERY_S + 5
+        assert wait_until(lambda: not listens("127.0.0.1", port), limit_s)
+        render(folder, port, {APP: ("/", [replicas(ok("new")).port])})
+        node.start_manager()
+        assert wait_until(lambda: _says(port, b"new"), 20, 0.05), "and the next deployment finds it so"
 
 
 def test_who_is_taken_over_from_is_named_once():

@@ -1,5 +1,6 @@
-"""The service on a Ray cluster that runs already, here two raylets on one machine: by ``serve deploy``, and by ``--address``."""
+"""The service on a Ray cluster that runs already, here of two nodes on one machine: by ``serve deploy``, and by ``--address``."""
 
+import re
 import subprocess
 import sys
 
@@ -15,7 +16,7 @@ from deploy.config import ConfigError
 from deploy.haproxy import SETTINGS_ENV
 
 PORT = 8131
-URL = f"http://127.0.0.1:{PORT}"
+two_nodes = pytest.mark.skipif(not ray_nodes.possible(), reason="no right to make network namespaces (ip netns)")
 NODE = {"RAY_SERVE_ENABLE_HA_PROXY": "1", SETTINGS_ENV: "{}"}
 
 
@@ -48,7 +49,7 @@ def test_an_address_where_no_cluster_is_is_said_in_one_line(address, message):
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     path = tmp_path_factory.mktemp("config") / "config.yaml"
-    path.write_text(yaml.safe_dump(demo_config() | {"http": {"port": PORT}}))
+    path.write_text(yaml.safe_dump(demo_config() | {"http": {"host": "0.0.0.0", "port": PORT}}))
     return path
 
 
@@ -58,34 +59,54 @@ def cluster(config):
         yield found
 
 
-def check_service():
-    with httpx.Client(base_url=URL, timeout=120, trust_env=False) as client:
+def check_service(cluster):
+    """Each node's HAProxy answers, with both nodes' replicas behind it."""
+    for address in cluster.addresses:
+        with httpx.Client(base_url=f"http://{address}:{PORT}", timeout=120, trust_env=False) as client:
 
-        def both_replicas():
-            try:
-                answer = client.get("/status")
-                return answer.status_code == 200 and len(answer.json()["replicas"]) == 2
-            except httpx.TransportError:
-                return False
+            def both_replicas(client=client):
+                try:
+                    answer = client.get("/status")
+                    return answer.status_code == 200 and len(answer.json()["replicas"]) == 2
+                except httpx.TransportError:
+                    return False
 
-        assert wait_until(both_replicas, 60, 1.0)
-        assert client.get("/ready").json()["status"] == "ready"
-        usage = complete(client)["usage"]
-        assert sum(usage["precision_tokens"]["completion"].values()) == usage["completion_tokens"]
-        assert 'nestedfp_replicas_scraped{application="nestedfp"} 2.0' in client.get("/metrics").text
-        assert client.get("/v1/models").json()["data"][0]["id"] == MODEL
+            assert wait_until(both_replicas, 120, 1.0), address
+            assert client.get("/ready").json()["status"] == "ready"
+            for _ in range(8):
+                usage = complete(client)["usage"]
+                assert sum(usage["precision_tokens"]["completion"].values()) == usage["completion_tokens"]
+            assert client.get("/v1/models").json()["data"][0]["id"] == MODEL
+            metrics = client.get("/metrics").text
+            assert 'nestedfp_replicas_scraped{application="nestedfp"} 2.0' in metrics
+    answered = re.findall(r'^nestedfp_requests_total\{.*outcome="ok".*replica="(\w+)".*\} [1-9]', metrics, re.MULTILINE)
+    assert len(set(answered)) == 2, metrics
+
+
+def of_serve(cluster):
+    """What Serve says of its applications."""
+    token = {"Authorization": f"Bearer {cluster.environment['RAY_AUTH_TOKEN']}"}
+    with httpx.Client(base_url=cluster.dashboard, timeout=30, trust_env=False, headers=token) as client:
+        found = client.get("/api/serve/applications/")
+        return found.json()["applications"] if found.status_code == 200 else {}
+
+
+def check_places(cluster):
+    (deployment,) = of_serve(cluster)["nestedfp"]["deployments"].values()
+    assert {replica["node_ip"] for replica in deployment["replicas"]} == set(cluster.addresses)
 
 
 def shut_down(cluster):
     command = [str(ray_nodes.SERVE), "shutdown", "-y", "-a", cluster.dashboard]
     subprocess.run(command, cwd=ROOT, env=cluster.environment, check=True, capture_output=True, timeout=120)
-    assert wait_until(lambda: not ray_nodes._listens(PORT), 60)
+    assert wait_until(lambda: not any(ray_nodes.listens(address, PORT) for address in cluster.addresses), 60)
 
 
-@pytest.mark.faults  # has not passed yet on two cores, where two raylets and two engines start at once
+@two_nodes
+@pytest.mark.faults
 def test_serve_deploy_starts_the_shipped_configuration_on_two_nodes(cluster, config, tmp_path):
     shipped = yaml.safe_load((ROOT / "deploy" / "serve-deploy.yaml").read_text())
-    shipped["http_options"]["port"] = PORT
+    shipped["http_options"] |= {"host": "0.0.0.0", "port": PORT}  # as its comment says
     for application in shipped["applications"]:
         if "config" in application["args"]:
             application["args"]["config"] = str(config)
@@ -96,28 +117,27 @@ def test_serve_deploy_starts_the_shipped_configuration_on_two_nodes(cluster, con
     assert done.returncode == 0, done.stderr
 
     def running():
-        token = {"Authorization": f"Bearer {cluster.environment['RAY_AUTH_TOKEN']}"}
-        with httpx.Client(base_url=cluster.dashboard, timeout=30, trust_env=False, headers=token) as client:
-            found = client.get("/api/serve/applications/")
-            if found.status_code != 200:
-                return False
-            states = {name: each["status"] for name, each in found.json()["applications"].items()}
-            assert "DEPLOY_FAILED" not in states.values(), found.text[:3000]
-            return states == {"nestedfp": "RUNNING", "nestedfp-control": "RUNNING"}
+        found = of_serve(cluster)
+        states = {name: each["status"] for name, each in found.items()}
+        assert "DEPLOY_FAILED" not in states.values(), str(found)[:3000]
+        return states == {"nestedfp": "RUNNING", "nestedfp-control": "RUNNING"}
 
-    assert wait_until(running, 400, 2.0)
-    check_service()
+    assert wait_until(running, 400, 2.0), of_serve(cluster)
+    check_service(cluster)
+    check_places(cluster)
     shut_down(cluster)
 
 
-@pytest.mark.faults  # likewise
+@two_nodes
+@pytest.mark.faults
 def test_the_start_up_command_deploys_on_a_running_cluster_and_returns(cluster, config):
     command = [sys.executable, "-m", "deploy.serve", "--config", str(config), "--address", cluster.gcs]
     plain = {
         name: value for name, value in cluster.environment.items() if not name.startswith(("RAY_SERVE_", SETTINGS_ENV))
     }
-    done = subprocess.run(command, cwd=ROOT, env=plain, capture_output=True, text=True, timeout=400)
+    done = subprocess.run([*cluster.head, *command], cwd=ROOT, env=plain, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     assert f"ready on port {PORT}" in done.stdout
-    check_service()
+    check_service(cluster)
+    check_places(cluster)
     shut_down(cluster)
