@@ -27,8 +27,8 @@ REPORT_TIMEOUT_S = 2.0
 ENGINE_TIMEOUT_S = 2.0  # the engine answers between two steps; one that does not may be in a long step, or hang
 LATE_AFTER_S = 3.0  # a new request had better go to another replica, if there is one
 HUNG_AFTER_S = 8.0  # no step of a sound engine takes so long; Serve then asks three times, two seconds apart
-# Requests in it are ended then: before Serve ends the replica, which would cut them off without a word.
-GIVEN_UP_AFTER_S = 10.0
+# Requests in an engine found to hang are ended then: before Serve ends the replica, which would cut them off without a word.
+GIVEN_UP_AFTER_S = 2.0
 WATCH_PERIOD_S = 0.25
 DEAD = "its engine has died"
 
@@ -265,16 +265,17 @@ class ReplicaAgent:
 
     async def _watch_engine(self) -> None:
         """Say once when the engine dies or hangs, and end what is in one that hangs: its clients would wait for nothing."""
-        said = False
+        looks = 0  # in a row that found a fault
         while True:
             fault = self.fault
-            if fault is not None and not said:
+            if fault is not None and not looks:
                 log.error("this replica takes no more requests and is to be replaced: %s", fault)
-            elif fault is None and said:
+            elif fault is None and looks:
                 log.warning("the engine is back; this replica takes requests again")
-            said = fault is not None
-            # Again and again: one that was on its way into the engine may have arrived since. vLLM ends those of a dead one.
-            if fault is not None and fault != DEAD and max(self.silent_s, self.stalled_s) > GIVEN_UP_AFTER_S:
+            looks = 0 if fault is None else looks + 1
+            # By looks and not by the clock: after a pause of this process itself a sound engine has been silent for long, too.
+            # Again and again: a request on its way into the engine may have arrived since. vLLM ends those of a dead one.
+            if fault is not None and fault != DEAD and looks * WATCH_PERIOD_S > GIVEN_UP_AFTER_S:
                 self._give_up(EngineHung(f"this replica is to be replaced: {fault}"))
             await asyncio.sleep(WATCH_PERIOD_S)
 

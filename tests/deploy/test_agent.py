@@ -261,7 +261,7 @@ def test_what_is_in_an_engine_that_hangs_is_given_up_after_it_takes_no_more_and_
 ):
     for name, seconds in (("ENGINE_TIMEOUT_S", 0.05), ("LATE_AFTER_S", 0.1), ("HUNG_AFTER_S", 1.5)):
         monkeypatch.setattr(f"deploy.agent.{name}", seconds)
-    monkeypatch.setattr("deploy.agent.GIVEN_UP_AFTER_S", 3.0)
+    monkeypatch.setattr("deploy.agent.GIVEN_UP_AFTER_S", 1.5)
     monkeypatch.setattr("deploy.agent.WATCH_PERIOD_S", 0.02)
     controller, given_up, seen = Controller(), [], []
 
@@ -275,7 +275,7 @@ def test_what_is_in_an_engine_that_hangs_is_given_up_after_it_takes_no_more_and_
         await until(lambda: not controller.snapshots[-1]["ready"])
         assert "has not answered for" in controller.snapshots[-1]["fault"]
         await until(lambda: given_up)
-        assert agent.silent_s > 3.0
+        assert agent.silent_s > 2.5
         engine.go.set()
         await until(lambda: controller.snapshots[-1]["ready"])
         assert not agent.engine_is_late
@@ -285,6 +285,25 @@ def test_what_is_in_an_engine_that_hangs_is_given_up_after_it_takes_no_more_and_
     assert seen == [0], "given up later than found to hang"
     assert {type(error).__name__ for error in given_up} == {"EngineHung"}
     assert "this replica is to be replaced: its engine has not answered for" in str(given_up[0])
+
+
+def test_a_pause_of_the_replicas_own_process_costs_no_request(monkeypatch):
+    monkeypatch.setattr("deploy.agent.HUNG_AFTER_S", 0.3)
+    monkeypatch.setattr("deploy.agent.GIVEN_UP_AFTER_S", 0.3)
+    monkeypatch.setattr("deploy.agent.WATCH_PERIOD_S", 0.05)
+    monkeypatch.setattr("deploy.agent.ENGINE_TIMEOUT_S", 0.05)
+    given_up = []
+
+    async def scenario(agent, engine):
+        await until(lambda: agent.view() is not None)
+        for _ in range(3):
+            time.sleep(0.8)  # nothing in this process runs meanwhile
+            assert agent.stats_age_s > 0.3
+            assert agent.fault is not None, "so it looks at first"
+            await until(lambda: agent.fault is None)
+
+    run(scenario, Controller(), give_up=given_up.append)
+    assert not given_up
 
 
 def test_a_replica_knows_whether_somebody_else_could_take_a_request():
