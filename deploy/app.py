@@ -12,6 +12,7 @@ from ray import serve
 from ray.serve.config import DeploymentActorConfig
 from ray.serve.llm import LLMConfig, build_llm_deployment
 
+from deploy import tracing
 from deploy.accelerator import resolve
 from deploy.config import DeployConfig, load
 from deploy.control_app import CONTROLLER_ACTOR, control_application, python_path
@@ -72,6 +73,7 @@ def application(config: DeployConfig, path: Path | None = None) -> Any:
             "access_log": config.http.access_log,
             "access_log_folder": config.http.access_log_folder,
             "grammar_cpu_s": config.engine.grammar_cpu_s,
+            "traced": config.tracing.otlp_endpoint is not None,
         },
     )
 
@@ -127,7 +129,7 @@ def llm_config(config: DeployConfig, path: Path | None = None) -> LLMConfig:
         accelerator_config={"kind": kind},
         engine_kwargs=engine_kwargs(config, kind),
         deployment_config=options,
-        runtime_env={"env_vars": env},
+        runtime_env={"env_vars": env | tracing.environment(config.tracing)},
         log_engine_metrics=False,
     )
 
@@ -147,6 +149,8 @@ def engine_kwargs(config: DeployConfig, kind: str) -> dict[str, Any]:
         "gpu_memory_utilization": engine.gpu_memory_utilization,
     }
     kwargs |= engine.extra
+    if config.tracing.otlp_endpoint is not None:
+        kwargs["otlp_traces_endpoint"] = config.tracing.otlp_endpoint
     if engine.kv_cache_bytes is not None:
         kwargs["kv_cache_memory_bytes"] = engine.kv_cache_bytes
     if engine.quantization == "nestedfp":

@@ -97,7 +97,7 @@ def preflight(config: DeployConfig) -> None:
     """
     import socket
 
-    from deploy import haproxy, keys
+    from deploy import haproxy, keys, tracing
     from deploy.accelerator import resolve, visible_gpus
     from nestedfp.checkpoint import verify_shards
     from nestedfp.vllm_plugin import versions
@@ -106,6 +106,8 @@ def preflight(config: DeployConfig) -> None:
         print(f"warning: {warning}", file=sys.stderr)
     if (path := keys.path_of(config.http.keys_file)) is not None:
         keys.load(path)
+    if warning := tracing.check(config.tracing):
+        print(f"warning: {warning}", file=sys.stderr)
     if config.model.load_format != "dummy":
         verify_shards(config.model.folder)
     kind = resolve(config.engine.accelerator)

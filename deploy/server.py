@@ -14,6 +14,7 @@ from ray.serve.llm.deployment import LLMServer
 from vllm import envs
 
 from controller.config import ControllerConfig
+from deploy import tracing
 from deploy.access_log import Format, open_log, serve_logs
 from deploy.admission import TOKENS_IN_QUEUE, Admission, Shares
 from deploy.agent import ReplicaAgent
@@ -75,6 +76,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         cors_origins: web pages of these origins may ask from their visitors' browsers.
         access_log: form of the access log's lines (deploy/access_log.py).
         access_log_folder: where they go; None: beside Ray Serve's logs.
+        traced: Ray Serve makes a span of each request (deploy/tracing.py).
     """
 
     _default_engine_cls = NestedFPEngine
@@ -93,6 +95,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         cors_origins: Sequence[str] = (),
         access_log: Format = "text",
         access_log_folder: str | None = None,
+        traced: bool = False,
         **kwargs: Any,
     ) -> None:
         self._agent: ReplicaAgent | None = None
@@ -102,7 +105,9 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         self._keys = Keys(path_of(keys_file), parts=lambda: 1 if self._agent is None else self._agent.replicas)
         folder = serve_logs() if access_log_folder is None else Path(access_log_folder).expanduser()
         lines = open_log(access_log, folder, serve.get_replica_context().replica_id.unique_id)
-        self._meter = PathMeter(log=None if lines is None else lines.add)
+        self._traced = traced
+        logs = [*([] if lines is None else [lines.add]), *([tracing.tell] if traced else [])]
+        self._meter = PathMeter(logs=logs)
         self._step_seconds: dict[str, float] = {}
         self._start = StartChecks({}, [])
         # Where there are GPUs, Ray makes the engine's configuration in another process, so that the plugin's own wiring
@@ -205,6 +210,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
                 self._by_priority,
                 None if self._agent is None else EngineQueue(self.engine.client, self.engine.call),
             ),
+            self._traced,
         )
         health = Health(
             serve.get_replica_context().replica_id.unique_id,

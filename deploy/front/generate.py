@@ -32,6 +32,7 @@ from deploy.health import EngineHung
 from deploy.keys import Holder, Keys, Limited
 from deploy.metrics.requests import Outcome
 from deploy.priority import NotAllowed, Ranked, ranked
+from deploy.tracing import below_this_span
 from deploy.usage import StreamDiscloser, disclose
 from nestedfp.vllm_plugin.frontend import collected, counts_of, total, usage_of
 
@@ -102,6 +103,7 @@ class Generate:
         max_body_bytes: largest body.
         keys: who may ask; without: everybody.
         queueing: how requests wait for the engine.
+        traced: requests have spans, and the engine makes children of them.
     """
 
     def __init__(
@@ -114,7 +116,9 @@ class Generate:
         max_body_bytes: int,
         keys: Keys | None = None,
         queueing: Queueing = Queueing(),
+        traced: bool = False,
     ) -> None:
+        self._traced = traced
         self.keys = keys or Keys()
         self.routes = routes
         self._client = client
@@ -247,7 +251,8 @@ class Generate:
         with collected() as counts:
             passage.counts = counts
             try:
-                result = await getattr(route.serving, route.method)(request, Request(scope))
+                inner = below_this_span(scope) if self._traced else scope
+                result = await getattr(route.serving, route.method)(request, Request(inner))
                 if isinstance(result, Handover):
                     await self._write(result, send, passage, notes)
                 elif hasattr(result, "__anext__"):

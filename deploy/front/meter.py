@@ -8,7 +8,7 @@ before the hand-over is added.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from controller.messages import LatencyWindow, PathStats
 from controller.sliding_window import SlidingWindow
@@ -147,14 +147,14 @@ class PathMeter:
 
     Args:
         clock: seconds, monotonic.
-        log: takes each request when it has left; None: there is no access log.
+        logs: each takes every request when it has left: the access log, the request's span.
     """
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, log: Callable[[Access], None] | None = None
+        self, clock: Callable[[], float] = time.monotonic, logs: Sequence[Callable[[Access], None]] = ()
     ) -> None:
         self.clock = clock
-        self.log = log
+        self.logs = tuple(logs)
         self.requests = RequestMetrics()
         self.ttft = SlidingWindow(SPAN_S)
         self.tpot = SlidingWindow(SPAN_S)
@@ -180,8 +180,10 @@ class PathMeter:
         """A request has ended."""
         self._open.discard(passage)
         self.requests.left(precision_of(passage.counts), passage.pinned, passage.outcome)
-        if self.log is not None:
-            self.log(passage.access(self.clock()))
+        if self.logs:
+            access = passage.access(self.clock())
+            for log in self.logs:
+                log(access)
         if passage.submitted_s is None:
             self._in_path -= 1
 

@@ -31,7 +31,7 @@ def lines():
 
 @pytest.fixture
 def meter(clock, lines):
-    return PathMeter(clock, lines.append)
+    return PathMeter(clock, [lines.append])
 
 
 def test_a_line_of_text_names_each_field():
