@@ -57,7 +57,7 @@ serve: setup ## start the service (CONFIG=deploy/configs/....yaml)
 
 # Tests of the service in one process and all others in the rest, a file at a time (tests/conftest.py); WORKERS=0: one by one.
 WORKERS  ?= 2
-PARALLEL := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+PARALLEL := -n $(WORKERS) --no-loadscope-reorder
 
 test: setup ## all tests that need no GPU
 	$(RUN) -m pytest -q $(PARALLEL) $(ARGS)

@@ -1,29 +1,44 @@
 """What tests of several folders share: which run side by side, how hypothesis runs, and a library that takes seconds to compile."""
 
 import shutil
+from typing import Any
 
 import pytest
 from gemm_library import CSRC, build
 from hypothesis import HealthCheck, settings
+from processes import ROOT
+from xdist.scheduler import LoadFileScheduling
 
 # What tests assert is no time, and machines are busy.
 settings.register_profile("busy_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy_machine")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give all tests of the running service to one worker, and begin with them; other files go to whoever is free.
+class ServiceApart(LoadFileScheduling):  # type: ignore[misc]
+    """A worker for all files that start the service, one after the other; the rest, a file at a time, is for whoever is free.
 
-    Most of their time passes in waiting for a start, and two services at once would be too much for two cores.
+    Half of the time of a test of the service passes in waiting, and two services at once would be too much for two cores.
     """
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("service" if _needs_service(item) else str(item.path)))
-    items.sort(key=lambda item: not _needs_service(item))
+
+    def __init__(self, config: pytest.Config, log: Any) -> None:
+        super().__init__(config, log)
+        files = [path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.serve" in path.read_text()]
+        self._service = {path.relative_to(ROOT).as_posix() for path in files}
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "service" if file in self._service else file
 
 
-def _needs_service(item: pytest.Item) -> bool:
-    return item.get_closest_marker("serve") is not None
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ServiceApart:
+    """Replace the scheduler of ``-n``."""
+    return ServiceApart(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the service: it takes the longest."""
+    items.sort(key=lambda item: item.get_closest_marker("serve") is None)
 
 
 @pytest.fixture(scope="session")
