@@ -197,7 +197,9 @@ class ControllerActor:
         # A task of its own: a proxy that hangs must not delay the steps.
         while True:
             try:
-                self._proxy = await asyncio.wait_for(probe(), PROBE_LIMIT_S)
+                # Not wait_for: that of Python 3.11 forgets to be cancelled where the probe fails at the same moment.
+                async with asyncio.timeout(PROBE_LIMIT_S):
+                    self._proxy = await probe()
             except Exception as error:
                 self._proxy = None
                 if self._may_say("proxy", CANNOT_REACH_EVERY_S):
@@ -228,7 +230,8 @@ class ControllerActor:
 
     async def _send(self, directive: Directive) -> None:
         try:
-            acks = await asyncio.wait_for(self._broadcast(directive), self._config.lease_s)
+            async with asyncio.timeout(self._config.lease_s):
+                acks = await self._broadcast(directive)
         except Exception as error:
             # Not an error of ours: replicas catch up from the answer to their next snapshot.
             if self._may_say("broadcast", CANNOT_REACH_EVERY_S):
