@@ -36,9 +36,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ServiceApart
     return ServiceApart(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the service: it takes the longest."""
-    items.sort(key=lambda item: item.get_closest_marker("serve") is None)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of several processes let one begin with the service: it takes the longest."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.get_closest_marker("serve") is None)
 
 
 @pytest.fixture(scope="session")

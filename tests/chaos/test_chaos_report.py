@@ -75,7 +75,11 @@ def test_a_leak_is_found_and_named():
 
 
 def test_a_process_of_this_machine_can_be_sampled():
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", "print(flush=True); input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None, "made as a pipe"
+    process.stdout.readline()  # it runs
     try:
         found = soak.sample(each for each in http_procs.tree(process.pid))
     finally:
