@@ -24,10 +24,11 @@ from deploy.front import grammars
 from deploy.front.app import Front
 from deploy.front.cors import allowing
 from deploy.front.deadline import EngineQueue
-from deploy.front.generate import Generate, Queueing, Route, Standing
+from deploy.front.generate import Generate, Queueing, Route
 from deploy.front.handover import take_over
 from deploy.front.meter import PathMeter
 from deploy.front.pages import Shown
+from deploy.front.peers import Standing
 from deploy.health import Health, StartChecks
 from deploy.keys import Keys, path_of
 from deploy.metrics import bulk

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-from collections import OrderedDict
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from deploy.front.asked import asked_of
 from deploy.front.deadline import Queue, QueueDeadline
 from deploy.front.handover import TURN, Handover, Turn, prompt_tokens_of
 from deploy.front.meter import Passage, PathMeter
+from deploy.front.peers import RETRYABLE_BODY_BYTES, Elsewhere, Standing
 from deploy.front.replies import OVERLOADED, Refused, refuse, reply
 from deploy.front.requests import (
     apply_pin,
@@ -27,7 +27,7 @@ from deploy.front.requests import (
     stated_priority,
     unknown_fields,
 )
-from deploy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS, MOST_TRIES, Limits
+from deploy.haproxy_config import ELSEWHERE_STATUS, MOST_TRIES
 from deploy.health import EngineHung
 from deploy.keys import Holder, Keys, Limited
 from deploy.metrics.requests import Outcome
@@ -41,7 +41,6 @@ log = logging.getLogger(__name__)
 IGNORED_HEADER = b"x-nestedfp-ignored"
 ERROR_EVENT = 'data: {"error"'
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
-RETRYABLE_BODY_BYTES = Limits.buffer_bytes // 2  # a body of this size fits HAProxy's buffer with any headers
 
 
 @dataclass(frozen=True)
@@ -69,28 +68,6 @@ class Queueing:
     queue: Queue | None = None
 
 
-class Elsewhere:
-    """Which attempts of a request this replica has sent elsewhere: one that comes back was refused everywhere else."""
-
-    def __init__(self, capacity: int = 4096) -> None:
-        self._seen: OrderedDict[bytes, None] = OrderedDict()
-        self._capacity = capacity
-
-    def may_go(self, headers: dict[bytes, bytes], body_bytes: int) -> bool:
-        """Whether a request may be sent on, and remember that it was."""
-        attempt = headers.get(ATTEMPT_HEADER.encode())
-        if attempt is None or body_bytes > RETRYABLE_BODY_BYTES or attempt in self._seen:
-            return False
-        self._seen[attempt] = None
-        if len(self._seen) > self._capacity:
-            self._seen.popitem(last=False)
-        return True
-
-    def came_back(self, headers: dict[bytes, bytes]) -> bool:
-        """Whether this replica has sent a request on before."""
-        return headers.get(ATTEMPT_HEADER.encode()) in self._seen
-
-
 class Generate:
     """Answers the routes that generate.
 
@@ -112,7 +89,7 @@ class Generate:
         client: Any,
         admission: Admission,
         meter: PathMeter,
-        standing: "Standing",
+        standing: Standing,
         max_body_bytes: int,
         keys: Keys | None = None,
         queueing: Queueing = Queueing(),
@@ -416,26 +393,3 @@ def _observe(outputs: list[Any], passage: Passage) -> None:
         slowest = max(known, key=lambda metrics: metrics.first_token_latency)
         decode_s = slowest.last_token_ts - slowest.first_token_ts
         passage.finished_in_one_piece(slowest.first_token_latency, decode_s, slowest.num_generation_tokens)
-
-
-class Standing:
-    """How this replica and its peers stand, as far as it knows; filled in by the server."""
-
-    @property
-    def replicas(self) -> int:
-        """How many replicas there are, this one included."""
-        return 1
-
-    def pinned_go_elsewhere(self) -> bool:
-        """Whether this replica runs FP8 and another one FP16."""
-        return False
-
-    @property
-    def fault(self) -> str | None:
-        """Why this replica can take no request; None: it can."""
-        return None
-
-    @property
-    def engine_is_late(self) -> bool:
-        """Whether the engine has not answered for so long that a request had better go to another replica."""
-        return False

@@ -12,9 +12,10 @@ from vllm_parts import SamplingParams  # first: it silences third-party warnings
 from deploy.admission import Admission, Asked
 from deploy.front import streams
 from deploy.front.app import Front
-from deploy.front.generate import RETRYABLE_BODY_BYTES, Elsewhere, Generate, Queueing, Route, Standing
+from deploy.front.generate import Generate, Queueing, Route
 from deploy.front.handover import TURN, Engine, EngineCall, Handover
 from deploy.front.meter import PathMeter
+from deploy.front.peers import RETRYABLE_BODY_BYTES, Elsewhere, Standing
 from deploy.front.replies import OVERLOADED, Refused
 from deploy.front.streams import Frame
 from deploy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS

@@ -16,9 +16,10 @@ from deploy.admission import Admission
 from deploy.front import handover
 from deploy.front.app import Front
 from deploy.front.deadline import EngineQueue
-from deploy.front.generate import Generate, Queueing, Route, Standing
+from deploy.front.generate import Generate, Queueing, Route
 from deploy.front.handover import TURN, Handover
 from deploy.front.meter import PathMeter
+from deploy.front.peers import Standing
 from deploy.front.streams import Frame
 
 vllm = pytest.importorskip("vllm")

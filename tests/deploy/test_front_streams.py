@@ -9,9 +9,10 @@ from vllm_parts import SamplingParams, frontend  # first: it silences third-part
 
 from deploy.admission import Admission
 from deploy.front import streams
-from deploy.front.generate import Generate, Standing
+from deploy.front.generate import Generate
 from deploy.front.handover import EngineCall, Handover
 from deploy.front.meter import PathMeter
+from deploy.front.peers import Standing
 from deploy.front.streams import Frame
 from deploy.metrics.requests import Outcome
 from deploy.usage import StreamDiscloser

@@ -23,7 +23,7 @@ from ray_nodes import listens
 
 from deploy import environment, haproxy
 from deploy.config import load
-from deploy.front.generate import Elsewhere
+from deploy.front.peers import Elsewhere
 from deploy.haproxy_config import (
     ATTEMPT_HEADER,
     ELSEWHERE_STATUS,
@@ -499,14 +499,19 @@ def test_a_manager_that_died_alone_leaves_a_haproxy_from_which_the_next_one_take
         assert _lives(successor)
 
 
+def crash(folder):
+    """End HAProxy together with the manager that started it, as Ray does."""
+    (first,) = haproxies(folder)
+    manager = psutil.Process(first.ppid())
+    time.sleep(haproxy.STARTED_S + 0.1)
+    manager.kill()
+    first.kill()
+
+
 def test_a_haproxy_that_is_ended_with_its_manager_is_back_within_two_seconds(folder, replicas):
     with in_front(folder, app=[replicas(ok("in"))]) as (node, port):
         up(port)
-        (first,) = haproxies(folder)
-        manager = psutil.Process(first.ppid())
-        time.sleep(haproxy.STARTED_S + 0.1)
-        manager.kill()
-        first.kill()
+        crash(folder)
         killed_s = time.monotonic()
         assert wait_until(lambda: answers(port), 10, 0.02)
         assert time.monotonic() - killed_s < 2
@@ -520,11 +525,7 @@ def test_when_serve_is_shut_down_and_the_node_stays_the_port_is_free_soon(folder
     replica = replicas(ok("in"))
     with in_front(folder, app=[replica]) as (node, port):
         up(port)
-        (first,) = haproxies(folder)
-        manager = psutil.Process(first.ppid())
-        time.sleep(haproxy.STARTED_S + 0.1)
-        manager.kill()
-        first.kill()
+        crash(folder)
         assert wait_until(lambda: answers(port), 10, 0.02), "one that may have crashed is replaced at once"
         replica.stop()
         limit_s = haproxy.GONE_AFTER_S + haproxy.CHECK_EVERY_S + 5

@@ -12,8 +12,9 @@ import yaml
 from deploy.config import ConfigError
 from deploy.front.app import Front
 from deploy.front.cors import allowing
-from deploy.front.generate import Generate, Standing
+from deploy.front.generate import Generate
 from deploy.front.meter import PathMeter
+from deploy.front.peers import Standing
 from deploy.front.replies import Refused
 from deploy.haproxy_config import ELSEWHERE_STATUS
 from deploy.keys import MOST_KEYS, Keys, Limited, Role, Unauthorized, load

@@ -1,0 +1,52 @@
+"""The other replicas, as one sees them: whether it and they can take a request, and which requests it has sent to them."""
+
+from collections import OrderedDict
+
+from deploy.haproxy_config import ATTEMPT_HEADER, Limits
+
+RETRYABLE_BODY_BYTES = Limits.buffer_bytes // 2  # a body of this size fits HAProxy's buffer with any headers
+
+
+class Elsewhere:
+    """Which attempts of a request this replica has sent elsewhere: one that comes back was refused everywhere else."""
+
+    def __init__(self, capacity: int = 4096) -> None:
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self._capacity = capacity
+
+    def may_go(self, headers: dict[bytes, bytes], body_bytes: int) -> bool:
+        """Whether a request may be sent on, and remember that it was."""
+        attempt = headers.get(ATTEMPT_HEADER.encode())
+        if attempt is None or body_bytes > RETRYABLE_BODY_BYTES or attempt in self._seen:
+            return False
+        self._seen[attempt] = None
+        if len(self._seen) > self._capacity:
+            self._seen.popitem(last=False)
+        return True
+
+    def came_back(self, headers: dict[bytes, bytes]) -> bool:
+        """Whether this replica has sent a request on before."""
+        return headers.get(ATTEMPT_HEADER.encode()) in self._seen
+
+
+class Standing:
+    """How this replica and its peers stand, as far as it knows; filled in by the server."""
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas there are, this one included."""
+        return 1
+
+    def pinned_go_elsewhere(self) -> bool:
+        """Whether this replica runs FP8 and another one FP16."""
+        return False
+
+    @property
+    def fault(self) -> str | None:
+        """Why this replica can take no request; None: it can."""
+        return None
+
+    @property
+    def engine_is_late(self) -> bool:
+        """Whether the engine has not answered for so long that a request had better go to another replica."""
+        return False
