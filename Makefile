@@ -55,7 +55,7 @@ $(VENV)/.built: $(VENV)/.installed $(SOURCES_CXX) pyproject.toml
 serve: setup ## start the service (CONFIG=deploy/configs/....yaml)
 	$(RUN) -m deploy.serve --config $(CONFIG) $(ARGS)
 
-# Tests of the service in one process and all others in the rest, a file at a time (tests/conftest.py); WORKERS=0: one by one.
+# Tests of the service in one process and all others in the rest, a file at a time (tests/service_apart.py); WORKERS=0: one by one.
 WORKERS  ?= 2
 PARALLEL := -n $(WORKERS) --no-loadscope-reorder
 
