@@ -9,7 +9,7 @@
   const samples = [];    // oldest first
   const decisions = [];  // oldest first
   const judged = new Map();  // by replica: [wall_s, slo_evaluated, within_slo] over the last minutes
-  let status = null, key = "", span_s = 300, hover_s = null, ahead_s = 0, lastEvent_ms = 0, attempt = 0, stream = null;
+  let status = null, key = "", span_s = 300, hover_s = null, ahead_s = 0, lastEvent_ms = 0, attempt = 0, stream = null, ordered = null;
 
   // -- words ---------------------------------------------------------------------------------------------------------
 
@@ -334,9 +334,16 @@
     show(content.error);
   }
 
+  function count() {  // the answer to an override does not wait for a slow replica: the events say when it has acknowledged
+    const reached = status.replicas.filter((each) => each.acked).length;
+    put("said", `${name(ordered)}: ${reached} of ${status.replicas.length} replicas have acknowledged.`);
+    if (reached === status.replicas.length) ordered = null;
+  }
+
   function show(error = null) {
     drawNow(error);
     if (status !== null) {
+      if (ordered !== null) count();
       judge();
       drawReplicas();
     }
@@ -416,6 +423,7 @@
     const order = { mode };
     if (ttl && mode !== "auto") order.ttl_s = Number(ttl);
     if (target) order.replica_id = target;
+    ordered = null;
     put("said", "Sending");
     try {
       const response = await fetch(`${base}admin/directive`, {
@@ -427,9 +435,8 @@
       at("key").value = "";
       at("key").placeholder = "Key kept until you close the page";
       status = answer;
+      ordered = mode;
       show();
-      const reached = answer.replicas.filter((each) => each.acked).length;
-      put("said", `${name(mode)}: ${reached} of ${answer.replicas.length} replicas have acknowledged.`);
     } catch (error) {
       put("said", "The service did not answer; try again.", true);
     }
