@@ -22,6 +22,7 @@ from chaos.watch import KINDS, Family, running
 NOTICE_LIMIT_S = 60.0  # a stopped process that nobody has ended by then is continued
 ATTACK_LIMIT_S = 60.0
 MALFORMED_FOR_S = 420.0  # on two cores that others use as well they might take for ever
+SLOWEST_KEPT = 50  # of the malformed requests, in malformed.jsonl
 KV_STREAMS, KV_TOKENS = 20, 800
 
 
@@ -190,7 +191,11 @@ def malformed(arena: Arena) -> Done:
     began_s = time.monotonic()
     done = attacks.send_all(arena.url, cases, ATTACK_LIMIT_S, begin_for_s=MALFORMED_FOR_S)
     worst = [sent for sent in done if not isinstance(sent.came, int) or sent.came >= 500]
-    lines = [json.dumps({"name": sent.case.name, "came": repr(sent.came), "text": sent.text[:300]}) for sent in worst]
+    worst += sorted(done, key=lambda sent: -sent.took_s)[:SLOWEST_KEPT]
+    lines = [
+        json.dumps({"name": sent.case.name, "came": repr(sent.came), "took_s": sent.took_s, "text": sent.text[:300]})
+        for sent in worst
+    ]
     (arena.folder / "malformed.jsonl").write_text("".join(f"{line}\n" for line in lines))
     hung = sum(sent.hung for sent in done)
     left = (

@@ -20,7 +20,7 @@ from deploy.admission import TOKENS_IN_QUEUE, Admission, Shares
 from deploy.agent import ReplicaAgent
 from deploy.control_app import CONTROLLER_ACTOR
 from deploy.engine import NestedFPEngine
-from deploy.front import grammars
+from deploy.front import grammars, tap
 from deploy.front.app import Front
 from deploy.front.cors import allowing
 from deploy.front.deadline import EngineQueue
@@ -29,6 +29,7 @@ from deploy.front.handover import take_over
 from deploy.front.meter import PathMeter
 from deploy.front.pages import Shown
 from deploy.front.peers import Standing
+from deploy.front.tap import Taps
 from deploy.health import Health, StartChecks
 from deploy.keys import Keys, path_of
 from deploy.metrics import bulk
@@ -114,6 +115,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         # Where there are GPUs, Ray makes the engine's configuration in another process, so that the plugin's own wiring
         # does not reach the front end in this one: no pins would be checked and no tokens counted.
         frontend.install()
+        tap.install()
         with failure.explained():
             await super().__init__(llm_config, **kwargs)
             await warm_up(self.engine, llm_config.model_id)
@@ -212,6 +214,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
                 None if self._agent is None else EngineQueue(self.engine.client, self.engine.call),
             ),
             self._traced,
+            Taps(self.engine.client.output_processor.request_states),
         )
         health = Health(
             serve.get_replica_context().replica_id.unique_id,

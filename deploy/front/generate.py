@@ -27,6 +27,7 @@ from deploy.front.requests import (
     stated_priority,
     unknown_fields,
 )
+from deploy.front.tap import Tap, Taps
 from deploy.haproxy_config import ELSEWHERE_STATUS, MOST_TRIES
 from deploy.health import EngineHung
 from deploy.keys import Holder, Keys, Limited
@@ -81,6 +82,7 @@ class Generate:
         keys: who may ask; without: everybody.
         queueing: how requests wait for the engine.
         traced: requests have spans, and the engine makes children of them.
+        taps: the short way of plain streams; without: all go vLLM's.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Generate:
         keys: Keys | None = None,
         queueing: Queueing = Queueing(),
         traced: bool = False,
+        taps: Taps | None = None,
     ) -> None:
         self._traced = traced
         self.keys = keys or Keys()
@@ -105,6 +108,7 @@ class Generate:
         self._max_body_bytes = max_body_bytes
         self._queueing = queueing
         self._elsewhere = Elsewhere()
+        self._taps = taps or Taps({})
 
     async def __call__(self, route: Route, scope: Any, receive: Any, send: Any, arrived_s: float) -> None:
         passage = self._meter.arrive(arrived_s)
@@ -284,32 +288,27 @@ class Generate:
         passage.prompt_tokens = prompt_tokens_of(call.prompt)
         passage.submitted()
         begun = False
-        prompt_tokens = completion_tokens = 0
+        prompt_tokens = 0
+        tap: Tap | None = None
         try:
             while True:
                 # Without a switch of tasks where outputs wait already; vLLM has merged those that came meanwhile.
-                output = collector.get_nowait() or await collector.get()
+                output = collector.get_nowait() or await (tap or collector).get()
                 part = output.outputs[0]
                 new_tokens = len(part.token_ids)
-                completion_tokens += new_tokens
-                passage.completion_tokens = completion_tokens
+                passage.completion_tokens += new_tokens
                 if new_tokens and not begun and (turn := TURN.get()) is not None:
                     turn.first_token()
                 if output.prompt_token_ids is not None:
                     prompt_tokens = len(output.prompt_token_ids)
                 if output.finished:
-                    if not begun and (turn := TURN.get()) is not None and turn.withdrawn is not None:
-                        raise turn.withdrawn
-                    if part.finish_reason == "error":
-                        from vllm.exceptions import GenerationError
-
-                        raise GenerationError("the engine ended the request with an error")
+                    _check_end(part.finish_reason, begun)
                     data = frame.last(
                         part.text,
                         part.finish_reason,
                         part.stop_reason,
                         prompt_tokens,
-                        completion_tokens,
+                        passage.completion_tokens,
                         counts_of(output),
                     )
                 elif not part.text and not new_tokens and not begun:
@@ -320,6 +319,7 @@ class Generate:
                     begun = True
                     await send({"type": "http.response.start", "status": 200, "headers": [EVENT_STREAM, *notes]})
                     data = frame.first + data
+                    tap = self._taps.open(collector, frame, passage, send)
                 passage.writing()
                 await send({"type": "http.response.body", "body": data, "more_body": True})
                 passage.wrote(new_tokens)
@@ -338,6 +338,8 @@ class Generate:
             passage.outcome = refusal.outcome
             await send({"type": "http.response.body", "body": streams.error_events(refusal.body())})
         finally:
+            if tap is not None:
+                tap.close()
             collector.close()
 
     async def _relay(
@@ -384,6 +386,16 @@ class Generate:
         if counts:
             answer["usage"] = disclose(answer.get("usage"), usage_of(total(counts.values())))
         await reply(send, 200, msgspec.json.encode(answer), notes)
+
+
+def _check_end(finish_reason: str, begun: bool) -> None:
+    """Raise where a sequence did not end by itself: its queue deadline was up, the engine failed."""
+    if not begun and (turn := TURN.get()) is not None and turn.withdrawn is not None:
+        raise turn.withdrawn
+    if finish_reason == "error":
+        from vllm.exceptions import GenerationError
+
+        raise GenerationError("the engine ended the request with an error")
 
 
 def _observe(outputs: list[Any], passage: Passage) -> None:

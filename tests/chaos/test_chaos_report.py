@@ -113,7 +113,10 @@ def test_what_came_of_hostile_requests_is_said_in_a_line():
     timeout = attacks.httpx.ReadTimeout("30 s")
     done.append(attacks.Sent(case, timeout, 30.0, ""))
     assert [sent.hung for sent in done] == [False] * 4 + [True]
-    assert attacks.summary(done) == "5 sent: 1 2xx, 2 4xx, 1 5xx, 1 no answer; p99 30.00 s, slowest 30.0 s"
+    assert attacks.summary(done) == (
+        "5 sent: 1 2xx (p99 0.02 s, slowest 0.0 s), 2 4xx (p99 0.04 s, slowest 0.0 s), 1 5xx (p99 0.05 s, slowest 0.1 s), "
+        "1 no answer (p99 30.00 s, slowest 30.0 s)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -407,10 +407,10 @@ def test_a_killed_haproxy_is_back_within_two_seconds(client, service):
     settled(client)
 
 
-def test_a_worker_that_dies_while_nobody_asks_shows_in_the_status_within_five_seconds(client, service):
+def test_an_engine_that_dies_while_nobody_asks_shows_in_the_status_within_five_seconds(client, service):
     settled(client)
     look(service)
-    children(service, r"^(VLLM::Worker|ray::RayWorker(Wrapper|Proc))")[0].kill()
+    children(service, r"VLLM::EngineCor")[0].kill()
     killed_s = time.monotonic()
     assert wait_until(lambda: "its engine has died" in faults(client), 5, 0.05), client.get("/status").text
     assert time.monotonic() - killed_s < 5

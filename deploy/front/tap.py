@@ -1,0 +1,226 @@
+"""The tokens of plain streams on a short way from the engine's outputs to the sockets.
+
+vLLM makes two objects for every token and wakes the task of its request, which then writes it. A plain stream that has begun is
+tapped instead: its tokens become text where the outputs are taken apart, and one callback of the event loop writes for all
+streams what came in. Whatever is more than the text of a sequence that goes on (its end, a preemption, an error) goes vLLM's
+way to the stream's own task, after what was tapped before it.
+"""
+
+import asyncio
+import types
+from collections.abc import Callable, Coroutine, Generator
+from functools import partial
+from typing import Any
+
+from deploy.front.meter import Passage
+from deploy.front.streams import Frame
+
+Send = Callable[[dict[str, Any]], Coroutine[Any, Any, None]]  # ASGI's send
+
+
+class Taps:
+    """All tapped streams of a replica.
+
+    Args:
+        states: vLLM's ``RequestState`` by the engine's id of the request (``OutputProcessor.request_states``).
+    """
+
+    def __init__(self, states: dict[str, Any]) -> None:
+        self._states = states
+        self._unwritten: list[Tap] = []
+
+    def open(self, collector: Any, frame: Frame, passage: Passage, send: Send) -> "Tap | None":
+        """Tap a stream whose first bytes are written. None: its text depends on more than the next token.
+
+        Args:
+            collector: vLLM's, of the stream's outputs.
+        """
+        state = self._states.get(collector.request_id)
+        if state is None or state.parent_req is not None or state.streaming_input or state.stream_interval != 1:
+            return None
+        if not hasattr(state.detokenizer, "decode_next") or state.detokenizer.stop:
+            return None
+        tap = Tap(self, state, collector, frame, passage, send)
+        state.nestedfp_tap = tap
+        return tap
+
+    def unwritten(self, tap: "Tap") -> None:
+        """A tap has got tokens. They are written once the outputs at hand have been taken apart, those that follow included."""
+        if not self._unwritten:
+            asyncio.get_running_loop().call_soon(self._write)
+        self._unwritten.append(tap)
+
+    def _write(self) -> None:
+        taps, self._unwritten = self._unwritten, []
+        for tap in taps:
+            tap.write()
+
+
+class Tap:
+    """One tapped stream."""
+
+    __slots__ = (
+        "_collector",
+        "_detokenizer",
+        "_frame",
+        "_idle",
+        "_passage",
+        "_send",
+        "_state",
+        "_taps",
+        "_text",
+        "_tokens",
+        "_writing",
+    )
+
+    def __init__(self, taps: Taps, state: Any, collector: Any, frame: Frame, passage: Passage, send: Send) -> None:
+        self._taps, self._state, self._collector = taps, state, collector
+        self._detokenizer = state.detokenizer
+        self._frame, self._passage, self._send = frame, passage, send
+        self._idle = False  # the stream's task waits for an output
+        self._writing: asyncio.Task[None] | None = None  # a write that waits for the client to read
+        self._text = ""  # not yet written
+        self._tokens = 0
+
+    def takes(self, output: Any) -> bool:
+        """Take an ``EngineCoreOutput`` if it is nothing but the next tokens; else it is vLLM's to handle."""
+        if (
+            not self._idle
+            or self._writing is not None
+            or self._collector.output is not None
+            or output.finish_reason is not None
+            or output.events is not None
+            or output.kv_transfer_params is not None
+            or output.ec_transfer_params is not None
+            or output.prefill_stats is not None
+            or output.new_logprobs is not None
+            or output.new_prompt_logprobs_tensors is not None
+            or output.pooling_output is not None
+            or output.routed_experts is not None
+            or output.new_sampling_mask is not None
+            or output.spec_decode_metrics is not None
+        ):
+            return False
+        detokenizer = self._detokenizer
+        ids = output.new_token_ids
+        for token_id in ids:
+            detokenizer.token_ids.append(token_id)
+            text = detokenizer.decode_next(token_id)
+            detokenizer.output_text += text
+            detokenizer._last_output_text_offset += len(text)
+            self._text += text
+        if not self._tokens and ids:
+            self._taps.unwritten(self)
+        self._tokens += len(ids)
+        self._passage.completion_tokens += len(ids)
+        return True
+
+    def write(self) -> None:
+        """Write what has been taken, without a task unless the client does not read."""
+        text, tokens = self._taken()
+        if not tokens:
+            return  # the stream's task was faster
+        passage = self._passage
+        passage.writing()
+        sending = self._send(self._event(text))
+        try:
+            waits_for = sending.send(None)
+        except StopIteration:
+            passage.wrote(tokens)
+        except Exception as error:
+            self._collector.put(error)
+        else:
+            self._writing = asyncio.ensure_future(self._written(sending, waits_for, tokens))
+
+    async def _written(self, sending: Coroutine[Any, Any, None], waits_for: Any, tokens: int) -> None:
+        try:
+            await rest_of(sending, waits_for)
+            self._passage.wrote(tokens)
+        except Exception as error:
+            self._collector.put(error)
+        finally:
+            self._writing = None
+
+    def _event(self, text: str) -> dict[str, Any]:
+        return {"type": "http.response.body", "body": self._frame.text(text), "more_body": True}
+
+    def _taken(self) -> tuple[str, int]:
+        taken = self._text, self._tokens
+        self._text, self._tokens = "", 0
+        return taken
+
+    async def get(self) -> Any:
+        """Return the stream's next output that was not tapped, once all that came before it is written.
+
+        Raises:
+            Exception: what vLLM says of a request that failed.
+        """
+        self._idle = True
+        try:
+            output = await self._collector.get()
+        except Exception:
+            await self._settle()
+            raise
+        finally:
+            self._idle = False
+        await self._settle()
+        return output
+
+    async def _settle(self) -> None:
+        self._idle = False
+        if self._writing is not None:
+            await asyncio.wait({self._writing})
+        text, tokens = self._taken()
+        if tokens:
+            self._passage.writing()
+            await self._send(self._event(text))
+            self._passage.wrote(tokens)
+
+    def close(self) -> None:
+        """The stream has ended, or its client has left."""
+        self._state.nestedfp_tap = None
+        self._text, self._tokens = "", 0
+        if self._writing is not None:
+            self._writing.cancel()
+
+
+@types.coroutine
+def rest_of(coroutine: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
+    """Go on, in a task, with a coroutine that was begun outside of one and waits for a future."""
+    while True:
+        try:
+            value = yield waits_for
+        except BaseException as error:
+            step: Callable[[], Any] = partial(coroutine.throw, error)
+        else:
+            step = partial(coroutine.send, value)
+        try:
+            waits_for = step()
+        except StopIteration:
+            return
+
+
+def install() -> None:
+    """Have vLLM's front end ask the taps first. Idempotent."""
+    from vllm.v1.engine.output_processor import OutputProcessor, RequestState
+
+    process_outputs = OutputProcessor.process_outputs
+    if hasattr(RequestState, "nestedfp_tap"):
+        return
+    RequestState.nestedfp_tap = None  # type: ignore[attr-defined]
+
+    def tapped(
+        self: Any, engine_core_outputs: list[Any], now_s: float | None = None, iteration_stats: Any = None
+    ) -> Any:
+        states = self.request_states
+        left = []
+        for output in engine_core_outputs:
+            state = states.get(output.request_id)
+            tap = None if state is None else state.nestedfp_tap
+            if tap is not None and tap.takes(output):
+                self._update_stats_from_output(state, output, now_s, iteration_stats)
+            else:
+                left.append(output)
+        return process_outputs(self, left, now_s, iteration_stats)
+
+    OutputProcessor.process_outputs = tapped  # type: ignore[method-assign,assignment]

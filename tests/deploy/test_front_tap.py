@@ -1,0 +1,353 @@
+"""Tapped streams against vLLM's way: the same events for the same outputs of an engine, in order, whatever client and engine do."""
+
+import asyncio
+import contextlib
+import json
+import time
+from types import SimpleNamespace
+
+import pytest
+from vllm_parts import MODEL, SamplingParams, engine_request, frontend  # first: it silences third-party warnings
+
+from deploy.admission import Admission
+from deploy.front import tap
+from deploy.front.generate import Generate
+from deploy.front.handover import EngineCall, Handover
+from deploy.front.meter import PathMeter
+from deploy.front.peers import Standing
+from deploy.front.streams import Frame
+from deploy.front.tap import Taps, rest_of
+from deploy.metrics.requests import Outcome
+
+vllm = pytest.importorskip("vllm")
+
+from vllm.sampling_params import RequestOutputKind  # noqa: E402
+from vllm.tokenizers import get_tokenizer  # noqa: E402
+from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput, FinishReason  # noqa: E402
+from vllm.v1.engine.exceptions import EngineDeadError  # noqa: E402
+from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector  # noqa: E402
+from vllm.v1.metrics.stats import IterationStats  # noqa: E402
+
+frontend.install()
+tap.install()
+TEXT = "Once upon a time the 🦊 said „naïve“ 汉字 to the wolf, and the wolf answered: 👩‍👩‍👧 is not one letter."
+PREEMPTED = [EngineCoreEvent(EngineCoreEventType.PREEMPTED, 1.0)]
+
+
+class Service:
+    """A front with an engine's front half; the test is the engine and the clients."""
+
+    def __init__(self, tapped=True):
+        self.tokenizer = get_tokenizer(str(MODEL))
+        self.processor = OutputProcessor(self.tokenizer, log_stats=True)
+        self.meter = PathMeter()
+        self.aborted = []
+        states = self.processor.request_states
+        self.generate = Generate(
+            {},
+            SimpleNamespace(errored=False),
+            Admission(None, 1),
+            self.meter,
+            Standing(),
+            1 << 20,
+            taps=Taps(states) if tapped else None,
+        )
+
+    def ids(self, text):
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    async def add_request(self, request_id, prompt, params, **options):
+        request = engine_request(request_id, self.ids("The fox said"))
+        request.sampling_params = params
+        collector = RequestOutputCollector(RequestOutputKind.DELTA, request_id)
+        self.processor.add_request(request, None, None, 0, collector)
+        return collector
+
+    async def abort(self, request_id, internal):
+        self.aborted.append(request_id)
+        self.processor.abort_requests((request_id,), internal)
+
+    def stream(self, name, client, **params):
+        """Begin a stream; returns its task."""
+        sampling = SamplingParams(max_tokens=1000, output_kind=RequestOutputKind.DELTA, **params)
+        frame = Frame.make(name, 1, "m", chat=False, include_usage=True)
+        call = EngineCall(self, None, sampling, name, {})
+        passage = self.meter.arrive(self.meter.clock())
+        client.passage = passage
+        return asyncio.create_task(self.generate._write(Handover(call, frame), client.send, passage, []))
+
+    def step(self, *outputs):
+        """The outputs of one step of the engine: (name, tokens) and more fields."""
+        made = [EngineCoreOutput(name, list(ids), **more) for name, ids, more in outputs]
+        stats = IterationStats()
+        self.processor.process_outputs(made, time.monotonic(), stats)
+        return stats
+
+    def tapped(self, name):
+        state = self.processor.request_states.get(name)
+        return state is not None and state.nestedfp_tap is not None
+
+
+class Client:
+    """Keeps what it is sent; does not read while ``reads`` is not set."""
+
+    def __init__(self):
+        self.sent, self.reads, self.breaks = [], asyncio.Event(), False
+        self.reads.set()
+
+    async def send(self, message):
+        if not self.reads.is_set():
+            await self.reads.wait()
+        if self.breaks:
+            raise RuntimeError("broken")
+        self.sent.append(message)
+
+    @property
+    def events(self):
+        data = b"".join(message.get("body", b"") for message in self.sent).decode()
+        return [line.removeprefix("data: ") for line in data.split("\n\n") if line]
+
+    @property
+    def text(self):
+        return "".join(
+            choice["text"] for each in self.events if each != "[DONE]" for choice in json.loads(each).get("choices", ())
+        )
+
+
+async def turns(count=6):
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_both_ways_send_the_same_events():
+    async def main(tapped):
+        service, clients = Service(tapped), {name: Client() for name in "abc"}
+        tasks = [service.stream(name, client) for name, client in clients.items()]
+        await turns()
+        ids = service.ids(TEXT)
+        for position, token in enumerate(ids):
+            step = [(name, [token], {}) for name in clients]
+            if position % 7 == 3:
+                step[1] = ("b", [token, token], {})  # several tokens at once
+            if position == 20:
+                step[2] = ("c", [token], {"events": PREEMPTED})
+            stats = service.step(*step)
+            assert stats.num_generation_tokens == sum(len(ids) for _, ids, _ in step)
+            assert len(stats.inter_token_latencies_iter) == (3 if position else 0)
+            await turns()
+            assert all(service.tapped(name) is tapped for name in clients)
+        service.step(*((name, [2], {"finish_reason": FinishReason.STOP, "stop_reason": None}) for name in clients))
+        await asyncio.gather(*tasks)
+        assert not service.processor.request_states
+        assert clients["a"].text == service.tokenizer.decode(ids) == clients["c"].text
+        assert [client.passage.completion_tokens for client in clients.values()][::2] == [len(ids) + 1] * 2
+        return [client.events for client in clients.values()]
+
+    assert asyncio.run(main(True)) == asyncio.run(main(False))
+
+
+def test_tokens_of_one_turn_of_the_loop_go_out_together_and_the_end_after_them():
+    async def main():
+        service, client = Service(), Client()
+        task = service.stream("a", client)
+        await turns()
+        service.step(("a", [300], {}))
+        await turns()
+        for _ in range(3):
+            service.step(("a", [301], {}))
+        service.step(("a", [302], {"finish_reason": FinishReason.LENGTH}))
+        await task
+        first, three, last, usage, done = client.events
+        word = json.loads(first)["choices"][0]["text"] and service.tokenizer.decode([300, 301])
+        assert json.loads(three)["choices"][0]["text"].count(service.tokenizer.decode([301]).strip()) == 3, word
+        assert json.loads(last)["choices"][0]["finish_reason"] == "length"
+        assert json.loads(usage)["usage"]["completion_tokens"] == 5
+        assert done == "[DONE]"
+
+    asyncio.run(main())
+
+
+def test_a_client_that_does_not_read_delays_nobody_and_misses_nothing():
+    async def main():
+        service, slow, other = Service(), Client(), Client()
+        tasks = [service.stream("slow", slow), service.stream("other", other)]
+        await turns()
+        ids = service.ids(TEXT)
+        service.step(("slow", ids[:1], {}), ("other", ids[:1], {}))
+        await turns()
+        slow.reads.clear()
+        for token in ids[1:]:
+            service.step(("slow", [token], {}), ("other", [token], {}))
+            await turns()
+        assert len(other.events) == len(ids)
+        assert len(slow.events) == 1
+        assert slow.passage.writing_since_s is not None, "the meter sees that it does not read"
+        slow.reads.set()
+        await turns()
+        assert slow.text == other.text == service.tokenizer.decode(ids)
+        assert len(slow.events) == 4, "what the write held, what the task held that waited for it, and the rest"
+        service.step(("slow", ids[:1], {}), ("other", ids[:1], {}))
+        await turns()
+        assert slow.text == other.text
+        slow.reads.clear()
+        ends = {"finish_reason": FinishReason.LENGTH}
+        service.step(("slow", ids[1:2], {}), ("other", ids[1:2], {}))
+        await turns()
+        service.step(("slow", ids[2:3], ends), ("other", ids[2:3], ends))
+        await tasks[1]
+        assert not tasks[0].done()
+        slow.reads.set()
+        await tasks[0]
+        assert slow.text == other.text
+        assert json.loads(slow.events[-2])["usage"] == json.loads(other.events[-2])["usage"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["it reads", "it does not read"])
+def test_a_client_that_leaves_takes_its_tap_along(reads):
+    async def main():
+        service, client = Service(), Client()
+        task = service.stream("a", client)
+        await turns()
+        service.step(("a", [300], {}))
+        await turns()
+        if not reads:
+            client.reads.clear()
+        service.step(("a", [301], {}))
+        await turns()
+        service.step(("a", [302], {}))
+        state = service.processor.request_states["a"]
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await turns()
+        assert service.aborted == ["a"]
+        assert state.nestedfp_tap is None
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        before = len(client.sent)
+        service.step(("a", [303], {}))
+        await turns()
+        assert len(client.sent) == before
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["it reads", "it does not read"])
+def test_a_dead_engine_ends_the_stream_after_what_came_before(reads):
+    async def main():
+        service, client = Service(), Client()
+        task = service.stream("a", client)
+        await turns()
+        service.step(("a", [300], {}))
+        await turns()
+        if not reads:
+            client.reads.clear()
+        service.step(("a", [301], {}))
+        await turns()
+        service.step(("a", [302], {}))
+        service.processor.propagate_error(EngineDeadError())
+        await turns()
+        client.reads.set()
+        await task
+        assert client.passage.outcome is Outcome.FAILED
+        error, done = client.events[-2:]
+        assert json.loads(error)["error"]["code"] == 503
+        assert done == "[DONE]"
+        assert len([each for each in client.events if "choices" in each]) >= 2
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["at once", "later"])
+def test_a_write_that_fails_ends_its_stream_alone(reads):
+    async def main():
+        service, broken, other = Service(), Client(), Client()
+        tasks = [service.stream("broken", broken), service.stream("other", other)]
+        await turns()
+        service.step(("broken", [300], {}), ("other", [300], {}))
+        await turns()
+        broken.breaks = True
+        if not reads:
+            broken.reads.clear()
+        service.step(("broken", [301], {}), ("other", [301], {}))
+        await turns()
+        broken.reads.set()
+        await turns()
+        service.step(("broken", [301], {}), ("other", [302], {"finish_reason": FinishReason.LENGTH}))
+        with pytest.raises(RuntimeError, match="broken"):
+            await tasks[0]
+        await tasks[1]
+        assert service.aborted == ["broken"]
+        assert other.events[-1] == "[DONE]"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("params", [{"stop": ["wolf"]}, {"detokenize": False}, {"stream_interval": 4}], ids=str)
+def test_what_needs_more_than_the_next_token_goes_vllms_way(params):
+    async def main():
+        service, client = Service(), Client()
+        task = service.stream("a", client, **params)
+        await turns()
+        for token in service.ids(" the wolf"):
+            service.step(("a", [token], {}))
+            await turns()
+            assert not service.tapped("a")
+        task.cancel()
+
+    asyncio.run(main())
+
+
+def test_every_field_of_an_output_is_looked_at_or_known_to_say_nothing_of_a_sequence_that_goes_on():
+    fields = set(EngineCoreOutput.__struct_fields__)
+    fields -= {"request_id", "new_token_ids"}
+    fields -= {"stop_reason", "trace_headers"}  # of an end
+    fields -= {
+        "num_nans_in_logits",
+        "mm_cache_miss_hashes",
+    }  # read from the step's outputs by vLLM's statistics and loop
+    looked_at = {name for name in tap.Tap.takes.__code__.co_names if name in EngineCoreOutput.__struct_fields__}
+    assert fields == looked_at - {"new_token_ids"}
+    for name in fields:
+        others = SimpleNamespace(**dict.fromkeys(fields), new_token_ids=[])
+        open_ = object.__new__(tap.Tap)
+        open_._idle, open_._writing, open_._collector = True, None, SimpleNamespace(output=None)
+        setattr(others, name, "something")
+        assert not open_.takes(others), name
+
+
+def test_the_rest_of_a_coroutine_ends_fails_and_is_cancelled_as_in_a_task_of_its_own():
+    async def main():
+        event, told = asyncio.Event(), []
+
+        async def work(fails):
+            try:
+                await event.wait()
+                await asyncio.sleep(0)
+                if fails:
+                    raise ValueError("told")
+                told.append("done")
+            except asyncio.CancelledError:
+                told.append("cancelled")
+                raise
+
+        def begun(fails=False):
+            coroutine = work(fails)
+            return asyncio.ensure_future(rest_of_task(coroutine, coroutine.send(None)))
+
+        async def rest_of_task(coroutine, waits_for):
+            await rest_of(coroutine, waits_for)
+
+        first, second, third = begun(), begun(fails=True), begun()
+        await turns()
+        third.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await third
+        event.set()
+        await first
+        with pytest.raises(ValueError, match="told"):
+            await second
+        assert told == ["cancelled", "done"]
+
+    asyncio.run(main())
