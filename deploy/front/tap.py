@@ -7,14 +7,15 @@ way to the stream's own task, after what was tapped before it.
 """
 
 import asyncio
+import functools
 import types
 from collections.abc import Callable, Coroutine, Generator
-from functools import partial
 from typing import Any
 
 from deploy.front.meter import Passage
 from deploy.front.streams import Frame
 
+MOST_PUT_OFF = 4  # times in a row that a write waits for outputs that are here
 Send = Callable[[dict[str, Any]], Coroutine[Any, Any, None]]  # ASGI's send
 
 
@@ -23,11 +24,13 @@ class Taps:
 
     Args:
         states: vLLM's ``RequestState`` by the engine's id of the request (``OutputProcessor.request_states``).
+        more: whether further outputs of the engine are here already.
     """
 
-    def __init__(self, states: dict[str, Any]) -> None:
-        self._states = states
+    def __init__(self, states: dict[str, Any], more: Callable[[], bool] = lambda: False) -> None:
+        self._states, self._more = states, more
         self._unwritten: list[Tap] = []
+        self._put_off = 0  # times
 
     def open(self, collector: Any, frame: Frame, passage: Passage, send: Send) -> "Tap | None":
         """Tap a stream whose first bytes are written. None: its text depends on more than the next token.
@@ -45,12 +48,18 @@ class Taps:
         return tap
 
     def unwritten(self, tap: "Tap") -> None:
-        """A tap has got tokens. They are written once the outputs at hand have been taken apart, those that follow included."""
+        """A tap has got tokens. They are written once the outputs at hand have been taken apart."""
         if not self._unwritten:
             asyncio.get_running_loop().call_soon(self._write)
         self._unwritten.append(tap)
 
     def _write(self) -> None:
+        # Where the loop lags, outputs of several steps are here: a write for all of them costs what one for each of them does.
+        if self._put_off < MOST_PUT_OFF and self._more():
+            self._put_off += 1
+            asyncio.get_running_loop().call_soon(self._write)
+            return
+        self._put_off = 0
         taps, self._unwritten = self._unwritten, []
         for tap in taps:
             tap.write()
@@ -122,13 +131,13 @@ class Tap:
             return  # the stream's task was faster
         passage = self._passage
         passage.writing()
-        sending = self._send(self._event(text))
         try:
+            sending = self._send(self._event(text))
             waits_for = sending.send(None)
         except StopIteration:
             passage.wrote(tokens)
-        except Exception as error:
-            self._collector.put(error)
+        except (Exception, asyncio.CancelledError) as error:  # this stream's alone: others wait to be written
+            self._collector.put(error if isinstance(error, Exception) else RuntimeError("the write was cancelled"))
         else:
             self._writing = asyncio.ensure_future(self._written(sending, waits_for, tokens))
 
@@ -170,6 +179,8 @@ class Tap:
         self._idle = False
         if self._writing is not None:
             await asyncio.wait({self._writing})
+            if isinstance(self._collector.output, Exception):
+                self._collector.get_nowait()  # raises it: what comes after a failed write must not look whole
         text, tokens = self._taken()
         if tokens:
             self._passage.writing()
@@ -180,8 +191,9 @@ class Tap:
         """The stream has ended, or its client has left."""
         self._state.nestedfp_tap = None
         self._text, self._tokens = "", 0
-        if self._writing is not None:
-            self._writing.cancel()
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.cancel()
 
 
 @types.coroutine
@@ -191,13 +203,19 @@ def rest_of(coroutine: Coroutine[Any, Any, None], waits_for: Any) -> Generator[A
         try:
             value = yield waits_for
         except BaseException as error:
-            step: Callable[[], Any] = partial(coroutine.throw, error)
+            step: Callable[[], Any] = functools.partial(coroutine.throw, error)
         else:
-            step = partial(coroutine.send, value)
+            step = functools.partial(coroutine.send, value)
         try:
             waits_for = step()
         except StopIteration:
             return
+
+
+def taps_of(client: Any) -> Taps:
+    """Return the taps of vLLM's ``AsyncLLM``."""
+    queue = client.engine_core.outputs_queue
+    return Taps(client.output_processor.request_states, lambda: not queue.empty())
 
 
 def install() -> None:
@@ -209,8 +227,12 @@ def install() -> None:
         return
     RequestState.nestedfp_tap = None  # type: ignore[attr-defined]
 
+    @functools.wraps(process_outputs)
     def tapped(
-        self: Any, engine_core_outputs: list[Any], now_s: float | None = None, iteration_stats: Any = None
+        self: Any,
+        engine_core_outputs: list[Any],
+        engine_core_timestamp: float | None = None,
+        iteration_stats: Any = None,
     ) -> Any:
         states = self.request_states
         left = []
@@ -218,9 +240,9 @@ def install() -> None:
             state = states.get(output.request_id)
             tap = None if state is None else state.nestedfp_tap
             if tap is not None and tap.takes(output):
-                self._update_stats_from_output(state, output, now_s, iteration_stats)
+                self._update_stats_from_output(state, output, engine_core_timestamp, iteration_stats)
             else:
                 left.append(output)
-        return process_outputs(self, left, now_s, iteration_stats)
+        return process_outputs(self, left, engine_core_timestamp, iteration_stats)
 
     OutputProcessor.process_outputs = tapped  # type: ignore[method-assign,assignment]
