@@ -22,6 +22,7 @@ import psutil
 import pytest
 from live_service import ADMIN, KEY, MODEL, children, complete, demo_config, serve, wait_until
 
+from benchmarks import stream_client
 from chaos import hostile
 from chaos.attacks import send_all
 from deploy import leftovers
@@ -314,6 +315,19 @@ def test_clients_that_do_not_read_do_not_hurt_a_neighbour(client):
             response.close()
             connection.close()
     assert wait_until(lambda: all(r["running"] == 0 for r in status(client)["replicas"]), 30)
+
+
+def test_a_thousand_streams_at_once_are_all_answered_whole(client, service, tmp_path):
+    settled(client)
+    bodies = [json.dumps({"model": MODEL, "prompt": f"{n} foxes", "max_tokens": 16, "ignore_eos": True, "stream": True,
+                          "stream_options": {"include_usage": True}}) for n in range(64)]  # fmt: skip
+    plan = stream_client.Plan(
+        bodies, streams=1000, start_for_s=HANG_S, max_requests=1000, limit_s=4 * HANG_S, stall_s=3 * HANG_S
+    )
+    load = stream_client.finish(stream_client.start(URL, "/v1/completions", plan, tmp_path / "requests"), 5 * HANG_S)
+    came = collections.Counter((record.kind, record.status, record.tokens) for record in load.records)
+    assert came == {("ok", 200, 16): 1000}, load.errors[:3]
+    settled(client)
 
 
 def test_half_a_request_costs_nobody_anything(client):
