@@ -63,7 +63,15 @@ def kept_on_loopback(wanted: bool) -> Iterator[None]:
 
 
 def stop_cluster(application: str) -> None:
-    """Let the streams of an application end, then end every process of the cluster; nothing happens where none was started."""
+    """Let the streams of an application end, then end every process of the cluster; nothing happens where none was started.
+
+    Nothing is printed meanwhile: Ray tells of each actor that it ends as of a worker that died of an unexpected error.
+    """
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        _stop(application)
+
+
+def _stop(application: str) -> None:
     if ray.is_initialized():
         with contextlib.suppress(Exception):  # Serve may not have come up
             # First the replicas alone: a shutdown of Serve ends HAProxy at once, and every stream with it. Until they have
