@@ -29,7 +29,6 @@ from deploy.front.handover import take_over
 from deploy.front.meter import PathMeter
 from deploy.front.pages import Shown
 from deploy.front.peers import Standing
-from deploy.front.tap import taps_of
 from deploy.health import Health, StartChecks
 from deploy.keys import Keys, path_of
 from deploy.metrics import bulk
@@ -214,7 +213,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
                 None if self._agent is None else EngineQueue(self.engine.client, self.engine.call),
             ),
             self._traced,
-            taps_of(self.engine.client),
+            tap.taps_of(self.engine.client),
         )
         health = Health(
             serve.get_replica_context().replica_id.unique_id,

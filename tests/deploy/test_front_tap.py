@@ -128,6 +128,15 @@ async def turns(count=6):
         await asyncio.sleep(0)
 
 
+async def begun(service, **clients):
+    """The tasks of streams that have had their first token, and are tapped."""
+    tasks = [service.stream(name, client) for name, client in clients.items()]
+    await turns()
+    service.step(*((name, [300], {}) for name in clients))
+    await turns()
+    return tasks
+
+
 def test_both_ways_send_the_same_events():
     async def main(tapped):
         service, clients = Service(tapped), {name: Client() for name in "abc"}
@@ -162,17 +171,14 @@ LAGS = pytest.mark.parametrize("more", [lambda: False, lambda: True], ids=["", "
 def test_tokens_of_one_turn_of_the_loop_go_out_together_and_the_end_after_them(more):
     async def main():
         service, client = Service(more=more), Client()
-        task = service.stream("a", client)
-        await turns()
-        service.step(("a", [300], {}))
-        await turns()
+        (task,) = await begun(service, a=client)
         for _ in range(3):
             service.step(("a", [301], {}))
         service.step(("a", [302], {"finish_reason": FinishReason.LENGTH}))
         await task
         first, three, last, usage, done = client.events
-        word = json.loads(first)["choices"][0]["text"] and service.tokenizer.decode([300, 301])
-        assert json.loads(three)["choices"][0]["text"].count(service.tokenizer.decode([301]).strip()) == 3, word
+        texts = ["".join(choice["text"] for choice in json.loads(each)["choices"]) for each in (first, three, last)]
+        assert texts == [service.tokenizer.decode(ids) for ids in ([300], [301] * 3, [302])]
         assert json.loads(last)["choices"][0]["finish_reason"] == "length"
         assert json.loads(usage)["usage"]["completion_tokens"] == 5
         assert done == "[DONE]"
@@ -229,10 +235,7 @@ def test_a_write_waits_for_outputs_that_are_here_but_not_for_ever():
     async def main():
         left = [2]
         service, client = Service(more=lambda: left[0] > 0), Client()
-        task = service.stream("a", client)
-        await turns()
-        service.step(("a", [300], {}))
-        await turns()
+        (task,) = await begun(service, a=client)
 
         async def lagging(steps):
             for left[0] in reversed(range(steps)):
@@ -291,10 +294,7 @@ def test_a_client_that_does_not_read_delays_nobody_and_misses_nothing():
 def test_a_client_that_leaves_takes_its_tap_along(reads):
     async def main():
         service, client = Service(), Client()
-        task = service.stream("a", client)
-        await turns()
-        service.step(("a", [300], {}))
-        await turns()
+        (task,) = await begun(service, a=client)
         if not reads:
             client.reads.clear()
         service.step(("a", [301], {}))
@@ -321,10 +321,7 @@ def test_a_client_that_leaves_takes_its_tap_along(reads):
 def test_a_dead_engine_ends_the_stream_after_what_came_before(reads, more):
     async def main():
         service, client = Service(more=more), Client()
-        task = service.stream("a", client)
-        await turns()
-        service.step(("a", [300], {}))
-        await turns()
+        (task,) = await begun(service, a=client)
         if not reads:
             client.reads.clear()
         service.step(("a", [301], {}))
@@ -348,10 +345,7 @@ def test_a_dead_engine_ends_the_stream_after_what_came_before(reads, more):
 def test_a_write_that_fails_ends_its_stream_alone(reads):
     async def main():
         service, broken, other = Service(), Client(), Client()
-        tasks = [service.stream("broken", broken), service.stream("other", other)]
-        await turns()
-        service.step(("broken", [300], {}), ("other", [300], {}))
-        await turns()
+        tasks = await begun(service, broken=broken, other=other)
         broken.breaks = True
         if not reads:
             broken.reads.clear()
@@ -387,10 +381,7 @@ def test_what_needs_more_than_the_next_token_goes_vllms_way(params):
 def test_a_stream_that_cannot_be_written_leaves_those_behind_it_alone():
     async def main():
         service, broken, other = Service(), Client(), Client()
-        tasks = [service.stream("broken", broken), service.stream("other", other)]
-        await turns()
-        service.step(("broken", [300], {}), ("other", [300], {}))
-        await turns()
+        tasks = await begun(service, broken=broken, other=other)
 
         class Frame:
             def text(self, text):
@@ -431,10 +422,7 @@ def test_every_field_of_an_output_is_looked_at_or_known_to_say_nothing_of_a_sequ
     fields = set(EngineCoreOutput.__struct_fields__)
     fields -= {"request_id", "new_token_ids"}
     fields -= {"stop_reason", "trace_headers"}  # of an end
-    fields -= {
-        "num_nans_in_logits",
-        "mm_cache_miss_hashes",
-    }  # read from the step's outputs by vLLM's statistics and loop
+    fields -= {"num_nans_in_logits", "mm_cache_miss_hashes"}  # vLLM's statistics and its loop look at all outputs
     looked_at = {name for name in tap.Tap.takes.__code__.co_names if name in EngineCoreOutput.__struct_fields__}
     assert fields == looked_at - {"new_token_ids"}
     for name in fields:
