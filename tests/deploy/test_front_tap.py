@@ -99,13 +99,25 @@ class Service:
 
 
 class Client:
-    """Keeps what it is sent; does not read while ``reads`` is not set."""
+    """Keeps what it is sent; does not read while ``reads`` is not set. ASGI knows no two sends at a time."""
 
-    def __init__(self):
+    def __init__(self, reads_head_alone=False):
         self.sent, self.reads, self.breaks = [], asyncio.Event(), False
         self.reads.set()
+        self.reads_head_alone = reads_head_alone
+        self._sending = False
 
     async def send(self, message):
+        assert not self._sending
+        self._sending = True
+        try:
+            await self._send(message)
+        finally:
+            self._sending = False
+        if self.reads_head_alone and message["type"] == "http.response.start":
+            self.reads.clear()
+
+    async def _send(self, message):
         if not self.reads.is_set():
             await self.reads.wait()
         if self.breaks:
@@ -212,20 +224,21 @@ def test_what_is_not_tapped_keeps_its_place_among_what_is(more):
 
 def test_outputs_that_come_while_the_task_itself_writes_wait_for_it():
     async def main():
-        service, client = Service(), Client()
+        service, client = Service(), Client(reads_head_alone=True)
         task = service.stream("a", client)
         await turns()
         ids = service.ids(TEXT)
-        client.reads.clear()
         for position, token in enumerate(ids):
             service.step(("a", [token], {"events": PREEMPTED} if position == 9 else {}))
+            if position == 9:
+                client.reads.clear()  # in the task's own write again
             await turns()
-            if position in (3, 12):
+            if position in (3, 14):
+                assert service.tapped("a")
                 client.reads.set()
                 await turns()
-                client.reads.clear() if position == 3 else None
-        await turns()
         assert client.text == service.tokenizer.decode(ids)
+        assert not task.done()
         task.cancel()
 
     asyncio.run(main())
