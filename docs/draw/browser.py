@@ -111,7 +111,10 @@ class Page:
         deadline_s = time.monotonic() + limit_s
         while not (value := self.evaluate(expression)):
             if time.monotonic() > deadline_s:
-                raise TimeoutError(f"{expression} was not true within {limit_s:.0f} s; the page says {self.faults}")
+                shown = self.evaluate("document.body.innerText")
+                raise TimeoutError(
+                    f"{expression} was not true within {limit_s:.0f} s; faults of the page: {self.faults}; it shows:\n{shown}"
+                )
             time.sleep(0.1)
         return value
 
