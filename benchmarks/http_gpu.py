@@ -5,7 +5,8 @@
 
 Published shapes with random weights. A system measures in one to two minutes for each precision and starts in one to four;
 rows are written as they come, so a run may be cut into pieces. The shipped tokenizer, filled up to the shape's vocabulary, turns
-every token into text. The engine offline is ``vllm.LLM`` without text: 1024 prompts of 16 tokens, 256 at a time.
+every token into text. The engine offline is ``vllm.LLM`` without text: in the closed loop of the other systems
+(benchmarks/engine_closed.py), and in waves, 1024 prompts of 16 tokens, 256 at a time, which begin and end together.
 """
 
 import argparse
@@ -21,11 +22,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import engine_process, http_rows, http_systems, results_csv
+from benchmarks import engine_closed, engine_process, http_rows, http_systems, results_csv
 from benchmarks.engine_shapes import SHAPES, config_of
 from benchmarks.http_load import Scenario, prompts
 from benchmarks.http_measure import measure
 from benchmarks.http_systems import ROOT, Engine, Service
+from nestedfp.vllm_plugin.options import OPTIONS_KEY
 
 RESULT = Path(__file__).parent / "results" / "h100-http.csv"
 SYSTEMS = {"nestedfp_http": "nestedfp", "vllm_http": "vllm_serve", "engine_offline": ""}
@@ -38,9 +40,14 @@ SCENARIOS = (
 STREAMS, OFFLINE_PROMPTS, PROMPT_TOKENS, OUTPUT_TOKENS = 256, 1024, 16, 128
 
 
-def engine(model: str, folder: Path) -> Engine:
-    """Return the engine that all systems run for a shape."""
-    return Engine(model, folder, gpu=True, dummy=True, max_model_len=2048, max_num_seqs=STREAMS, enforce_eager=False)
+def engine(model: str, folder: Path, plugin: dict[str, Any] | None = None) -> Engine:
+    """Return the engine that all systems run for a shape.
+
+    Args:
+        plugin: options of nested weights.
+    """
+    arguments: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": STREAMS, "enforce_eager": False}
+    return Engine(model, folder, gpu=True, dummy=True, plugin=plugin or {}, **arguments)
 
 
 def model_folder(model: str) -> Path:
@@ -92,14 +99,16 @@ def measure_service(
 
 
 @contextlib.contextmanager
-def running(system: str, model: str, urls: dict[str, str], port: int, replicas: int) -> Iterator[Service]:
+def running(
+    system: str, model: str, urls: dict[str, str], port: int, replicas: int, plugin: dict[str, Any]
+) -> Iterator[Service]:
     """Give a service that runs: the one at a URL, or one that is started here and stopped at the end."""
     if system in urls:
         yield http_systems.attach(system, urls[system])
         return
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        shape = engine(model, model_folder(model))
+        shape = engine(model, model_folder(model), plugin)
         with http_systems.start(SYSTEMS[system], shape, port, Path(folder), replicas) as service:
             ready_s = time.monotonic() - began_s
             print(f"{system} of {model}, {replicas} replicas: ready after {ready_s:.0f} s", flush=True)
@@ -131,6 +140,7 @@ def measure_offline(spec: dict[str, Any]) -> None:
         max_num_seqs=shape.max_num_seqs,
         max_num_batched_tokens=shape.max_num_batched_tokens,
         max_model_len=shape.max_model_len,
+        additional_config={OPTIONS_KEY: spec["plugin"]},
     )
     from vllm import SamplingParams
 
@@ -145,16 +155,18 @@ def measure_offline(spec: dict[str, Any]) -> None:
             outputs = llm.generate(texts, params, use_tqdm=False)
             elapsed_s = time.perf_counter() - began_s
         tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
-        engine_process.row(mode, round(tokens / elapsed_s, 1))
+        engine_process.row("waves", mode, round(tokens / elapsed_s, 1), OFFLINE_PROMPTS)
+        rate, ended = engine_closed.tokens_per_s(llm, STREAMS, PROMPT_TOKENS, OUTPUT_TOKENS, warm_s=6, window_s=10)
+        engine_process.row("closed", mode, round(rate, 1), ended)
 
 
-def offline(model: str, modes: Sequence[str], output: Path, comments: Sequence[str]) -> None:
+def offline(model: str, modes: Sequence[str], plugin: dict[str, Any], output: Path, comments: Sequence[str]) -> None:
     """Measure the engine offline."""
-    found = engine_process.collect("benchmarks.http_gpu", [model], ["nestedfp"], {"modes": list(modes)})
-    for rows, notes in found:
-        for mode, tokens_per_s in rows:
-            row = {"system": "engine_offline", "model": model, "streams": STREAMS, "mode": mode, "scenario": "closed"}
-            row |= {"replicas": 1, "tokens_per_s": tokens_per_s, "rate_per_s": "0", "requests": OFFLINE_PROMPTS}
+    options = {"modes": list(modes), "plugin": plugin}
+    for rows, notes in engine_process.collect("benchmarks.http_gpu", [model], ["nestedfp"], options):
+        for scenario, mode, tokens_per_s, requests in rows:
+            row = {"system": "engine_offline", "model": model, "streams": STREAMS, "mode": mode, "scenario": scenario}
+            row |= {"replicas": 1, "tokens_per_s": tokens_per_s, "rate_per_s": "0", "requests": requests}
             http_rows.save(output, http_rows.GPU_COLUMNS, http_rows.GPU_KEYS, row, [*comments, *notes])
 
 
@@ -174,10 +186,10 @@ def main(args: argparse.Namespace) -> int:
         for system in systems:
             try:
                 if system == "engine_offline":
-                    offline(model, modes, output, comments)
+                    offline(model, modes, args.plugin, output, comments)
                     continue
                 for replicas in counts:
-                    with running(system, model, urls, args.port, replicas) as service:
+                    with running(system, model, urls, args.port, replicas, args.plugin) as service:
                         measure_service(service, system, model, modes, scenarios, replicas, output, comments)
             except RuntimeError as error:
                 failed = True

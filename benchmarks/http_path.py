@@ -13,6 +13,7 @@ processes of a system but its engine, from /proc; for the engine alone it is its
 
 import argparse
 import contextlib
+import json
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -119,6 +120,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--gpu", action="store_true", help="one GPU and published shapes instead")
     parser.add_argument("--models", default="llama-8b,mistral-24b", help="GPU: shapes")
     parser.add_argument("--modes", default="fp16,fp8", help="GPU: precisions of nested weights")
+    parser.add_argument("--plugin", type=json.loads, default={}, help="GPU: options of nested weights, as JSON")
     parser.add_argument("--scenarios", help="names; default: all")
     args = parser.parse_args(argv)
     if args.gpu:

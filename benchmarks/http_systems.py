@@ -45,6 +45,7 @@ class Engine:
     tensor_parallel_size: int = 1
     gpu_memory_utilization: float = 0.9
     extra: dict[str, Any] = field(default_factory=dict)  # further engine arguments
+    plugin: dict[str, Any] = field(default_factory=dict)  # options of nested weights: nestedfp/vllm_plugin/options.py
 
     def arguments(self) -> dict[str, Any]:
         """Return vLLM's engine arguments, without the model and what differs between the systems."""
@@ -100,6 +101,7 @@ def deployment(engine: Engine, port: int, replicas: int) -> dict[str, Any]:
         "tensor_parallel_size": engine.tensor_parallel_size,
         "gpu_memory_utilization": engine.gpu_memory_utilization,
         "extra": extra,
+        **engine.plugin,
     }
     if engine.kv_cache_bytes is not None:
         section["kv_cache_bytes"] = engine.kv_cache_bytes

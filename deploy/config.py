@@ -120,6 +120,9 @@ class EngineSection(FrozenModel):
     )
     gemm_timings: str | None = None  # folder of kept times to choose by, so that every engine chooses alike
     graph_tokens: Annotated[int, Field(ge=0)] = 1024  # on a GPU: CUDA graphs for steps of up to so many tokens
+    whole_graph_tokens: Annotated[int, Field(ge=0)] = (
+        512  # on a GPU: one CUDA graph, attention included, for steps with prompts of up to so many tokens
+    )
     grammar_cpu_s: Annotated[float, Field(gt=0, le=600)] = (
         3.0  # processor time that compiling the grammar of one structured output may take; more is refused with 400
     )

@@ -4,6 +4,8 @@ Run: ``pytest -q -m gpu tests/plugin/test_gpu_engine.py``. Each scenario is one 
 (tests/gpu_engine_scenario.py). tests/plugin/test_engine.py runs on a GPU as well.
 """
 
+import json
+import random
 import statistics
 
 import pytest
@@ -107,6 +109,33 @@ def test_greedy_tokens_of_fp16_mode_are_those_of_vllm(plain, nested):
 def test_greedy_tokens_do_not_depend_on_graphs(plain):
     (eager,) = scenario([GREEDY], enforce_eager=True)["jobs"]
     assert_same_greedy_tokens(eager, plain[1])
+
+
+def heads_of_128(folder):
+    """A small random Llama with the heads of large ones, for which FlashAttention has a kernel of its own for short queries."""
+    config = json.loads((ROOT / "models" / "fairytales-8m" / "config.json").read_text())
+    config |= {"hidden_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128}
+    (folder / "config.json").write_text(json.dumps(config))
+    return {"model": str(folder), "load_format": "dummy", "skip_tokenizer_init": True}
+
+
+@pytest.mark.parametrize("heads", [64, 128])
+def test_whole_graphs_of_steps_with_prompts_change_no_bit(tmp_path, heads):
+    model = {} if heads == 64 else heads_of_128(tmp_path)
+    draw = random.Random(5)
+    # Steps of 256 tokens: ends of one text and beginnings of the next, of any length, beside decodes.
+    texts = [[draw.randrange(5, 4000) for _ in range(draw.randrange(2, 300))] for _ in range(80)]
+    score = {"kind": "score", "texts": texts}
+    jobs = [score, {**score, "mode": "fp8"}, {"kind": "greedy", "prompts": texts[:40], "max_tokens": 24}]
+
+    def run(tokens):
+        options = {"nestedfp": {"whole_graph_tokens": tokens, "step_costs": "off"}}
+        sizes = {"max_num_batched_tokens": 256, "max_num_seqs": 256}
+        return scenario([dict(job) for job in jobs], additional_config=options, **sizes, **model)["jobs"]
+
+    whole, pieces = run(512), run(0)
+    assert whole == pieces
+    assert whole[0] != whole[1]
 
 
 def test_thousands_of_flips_change_nothing(nested):

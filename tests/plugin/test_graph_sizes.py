@@ -31,7 +31,31 @@ def test_a_budget_that_is_no_multiple_is_a_size_itself():
     assert larger_sizes(512, 1000)[-1] == 1000
 
 
-def graph_manager(graph_tokens, budget_tokens=8192, mode="FULL_AND_PIECEWISE"):
+def attention_layers(*supports):
+    """Layers whose attention can be captured as said."""
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+    from vllm.v1.attention.backend import AttentionCGSupport
+
+    def layer(support):
+        builder = SimpleNamespace(get_cudagraph_support=lambda config, spec: AttentionCGSupport[support])
+        members = {
+            "get_attn_backend": lambda self: SimpleNamespace(get_builder_cls=lambda: builder),
+            "get_kv_cache_spec": lambda self, config: "a spec",
+        }
+        return type("Layer", (AttentionLayerBase,), members)()
+
+    return {"no attention": object(), **{str(n): layer(support) for n, support in enumerate(supports)}}
+
+
+def graph_manager(
+    graph_tokens,
+    budget_tokens=8192,
+    mode="FULL_AND_PIECEWISE",
+    whole_graph_tokens=0,
+    supports=("ALWAYS", "ALWAYS"),
+    decode_query_len=1,
+    **parallel,
+):
     """vLLM's own graph manager with our two sets of graphs, as far as it needs no GPU."""
     from vllm.config.compilation import CUDAGraphMode
 
@@ -39,14 +63,26 @@ def graph_manager(graph_tokens, budget_tokens=8192, mode="FULL_AND_PIECEWISE"):
 
     manager = object.__new__(DualPrecisionGraphManager)
     manager.compilation_config = SimpleNamespace(
-        cudagraph_capture_sizes=[1, 2, 4, 8, 256, 512], max_cudagraph_capture_size=512
+        cudagraph_capture_sizes=[1, 2, 4, 8, 256, 512],
+        max_cudagraph_capture_size=512,
+        static_forward_context=attention_layers(*supports),
     )
     manager.vllm_config = SimpleNamespace(
-        additional_config={"nestedfp": {"graph_tokens": graph_tokens}},
+        additional_config={"nestedfp": {"graph_tokens": graph_tokens, "whole_graph_tokens": whole_graph_tokens}},
         scheduler_config=SimpleNamespace(max_num_batched_tokens=budget_tokens),
         speculative_config=None,
+        compilation_config=manager.compilation_config,
+        parallel_config=SimpleNamespace(
+            **{
+                "data_parallel_size": 1,
+                "decode_context_parallel_size": 1,
+                "prefill_context_parallel_size": 1,
+                **parallel,
+            }
+        ),
+        model_config=SimpleNamespace(is_encoder_decoder=False),
     )
-    manager.max_num_reqs, manager.decode_query_len, manager.varlen_decode = 1024, 1, False
+    manager.max_num_reqs, manager.decode_query_len, manager.varlen_decode = 1024, decode_query_len, False
     manager.cudagraph_mode, manager.lora_capture_cases = CUDAGraphMode[mode], [0, 1]
     manager._candidates, manager._capture_descs = {}, {}
     manager._init_candidates()
@@ -73,3 +109,53 @@ def test_larger_graphs_end_at_the_token_budget_and_can_be_switched_off():
     assert max(tokens for tokens, _ in graph_manager(2048, 1000)._candidates) == 1000
     assert max(tokens for tokens, _ in graph_manager(0)._candidates) == 512
     assert max(tokens for tokens, _ in graph_manager(2048, mode="FULL_DECODE_ONLY")._candidates) == 512
+
+
+@pytest.mark.filterwarnings("ignore")  # of vLLM's imports
+def test_steps_with_prompts_get_whole_graphs_before_piecewise_ones():
+    from vllm.config.compilation import CUDAGraphMode
+
+    manager = graph_manager(2048, whole_graph_tokens=512)
+    manager._graphs_captured, manager._lora_dispatch_map, manager._max_lora_case = True, {1: 1}, 1
+    dispatch = super(type(manager), manager).dispatch  # ours takes the precision from the worker's mode
+    for precision in (0, 1):
+        mixed = dispatch(60, 300, None, precision, max_query_len=240)
+        assert (mixed.cg_mode, mixed.num_tokens, mixed.num_reqs) == (CUDAGraphMode.FULL, 512, 512)
+        assert mixed.num_active_loras == precision
+        decodes = dispatch(200, 200, 1, precision, max_query_len=1)
+        assert (decodes.cg_mode, decodes.num_tokens, decodes.uniform_token_count) == (CUDAGraphMode.FULL, 256, 1)
+        assert dispatch(60, 600, None, precision, max_query_len=540).cg_mode == CUDAGraphMode.PIECEWISE
+        assert dispatch(2, 8, None, precision, max_query_len=7).num_tokens == 256, "the smallest whole one"
+    captured = manager._capture_descs[CUDAGraphMode.FULL]
+    assert len(set(captured)) == len(captured)
+
+
+def whole_sizes(**settings):
+    from vllm.config.compilation import CUDAGraphMode
+
+    found = graph_manager(2048, **settings)._capture_descs.get(CUDAGraphMode.FULL, [])
+    return {desc.num_tokens for desc in found if desc.uniform_token_count is None}
+
+
+@pytest.mark.filterwarnings("ignore")  # of vLLM's imports
+def test_whole_graphs_end_at_vllm_s_largest_size_and_at_their_own_limit():
+    assert whole_sizes(whole_graph_tokens=4096) == {256, 512}
+    assert whole_sizes(whole_graph_tokens=300) == {256}
+    assert whole_sizes(whole_graph_tokens=0) == set()
+
+
+@pytest.mark.filterwarnings("ignore")  # of vLLM's imports
+@pytest.mark.parametrize(
+    "unfit",
+    [
+        {"supports": ("ALWAYS", "UNIFORM_BATCH")},
+        {"decode_query_len": 4},
+        {"mode": "PIECEWISE"},
+        {"data_parallel_size": 2},
+        {"decode_context_parallel_size": 2},
+        {"prefill_context_parallel_size": 2},
+    ],
+    ids=str,
+)
+def test_where_attention_does_not_take_any_mix_of_queries_there_are_no_whole_graphs(unfit):
+    assert whole_sizes(whole_graph_tokens=512, **unfit) == set()
