@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -154,6 +155,14 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         )
         await self._agent.start()
         self._page = await self._metrics()
+
+    async def _start_engine(self) -> None:
+        # Ray Serve LLM also reports that the model is used: an actor is started for it and waited for, even where nothing is
+        # to be reported.
+        if os.environ.get("RAY_USAGE_STATS_ENABLED") == "0":
+            await self.engine.start()
+        else:
+            await super()._start_engine()
 
     async def _metrics(self) -> ReplicaMetrics:
         """Make the replica's metrics; after the engine has started."""

@@ -305,6 +305,13 @@ def test_a_killed_engine_is_replaced_and_no_request_hangs(client, service):
     assert all(r["acked"] for r in direct(client, "fp8")["replicas"])
 
 
+def test_no_process_is_there_to_report_usage(service):
+    names = {process.name() for process in psutil.Process(service.pid).children(recursive=True)}
+    titles = {" ".join(process.cmdline()) for process in psutil.Process(service.pid).children(recursive=True)}
+    assert any("ServeReplica" in title for title in titles), titles
+    assert not any("Telemetry" in text for text in names | titles), titles
+
+
 def test_it_stops_cleanly_and_leaves_no_process(service):
     family = psutil.Process(service.pid).children(recursive=True)
     service.send_signal(signal.SIGTERM)
