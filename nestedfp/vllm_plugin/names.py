@@ -41,7 +41,10 @@ NAMES: dict[str, tuple[str, ...] | None] = {
     "vllm.v1.core.sched.scheduler:Scheduler._preempt_request": ("self", "request"),
     "vllm.v1.core.sched.scheduler:Scheduler._try_promote_blocked_waiting_request": ("self", "request"),
     "vllm.v1.core.sched.scheduler:Scheduler._update_request_as_session": ("self", "session", "update"),
+    "vllm.v1.engine:EngineCoreRequestType.UTILITY": None,
     "vllm.v1.engine.core:EngineCore": None,
+    "vllm.v1.engine.core:EngineCoreProc._handle_client_request": ("self", "request_type", "request"),
+    "vllm.v1.engine.core:EngineCoreProc.process_input_sockets": ("self",),
     "vllm.v1.request:Request.update_block_hashes": ("self",),
     "vllm.v1.request:RequestStatus.PREEMPTED": None,
     # prefix cache

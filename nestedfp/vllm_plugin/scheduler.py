@@ -23,6 +23,7 @@ from vllm.v1.request import Request, RequestStatus
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.step_costs import StepCosts, slowest
 from nestedfp.step_rule import StepRule, StepSignals, choose
+from nestedfp.vllm_plugin import directive_intake
 from nestedfp.vllm_plugin.accounting import COUNTS_KEY, EngineTotals, RequestTokens
 from nestedfp.vllm_plugin.deadlines import DeadlineWatch
 from nestedfp.vllm_plugin.exact_blocks import ALL, ExactBlocks
@@ -58,14 +59,13 @@ class PrecisionMixin:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         options = PluginOptions.of(self.vllm_config)
-        self._directive = DirectiveMode.FP16  # until somebody says otherwise: full quality
-        self._rule = StepRule()
+        # Mode, rule and epoch, replaced together: another thread may do so (directive_intake.py).
+        self._in_force = (DirectiveMode.FP16, StepRule(), 0)  # until somebody says otherwise: full quality
         self._step_costs: StepCosts | None = None
         self._fp16_only = options.fp16_only
         self._fp16_reads_fp8_blocks = options.fp16_reads_fp8_blocks
         self._fp8_share: float | None = None
         self._watch = DeadlineWatch(self.max_num_scheduled_tokens)
-        self._epoch = 0
         self._totals = EngineTotals()
         self._arrivals = 0
         self._arrived_tokens = 0
@@ -167,7 +167,7 @@ class PrecisionMixin:
         request.update_block_hashes()
 
     def _get_local_prefix_cache_hit(self, request: Request) -> Any:
-        exact_directive = self._directive is DirectiveMode.FP16 and not self._fp16_reads_fp8_blocks
+        exact_directive = self._in_force[0] is DirectiveMode.FP16 and not self._fp16_reads_fp8_blocks
         self._blocks.wanted = exact_directive or request.request_id in self._pinned
         return super()._get_local_prefix_cache_hit(request)
 
@@ -183,15 +183,16 @@ class PrecisionMixin:
         prompts = [self._in_prompt[rid] for rid in self._in_prompt.keys() & scheduled.keys()]
         for request in prompts:
             self._watch.computes(request, min(request.num_computed_tokens, request.num_prompt_tokens))
-        watched = self._directive is DirectiveMode.AUTO and self._rule.has_deadlines
+        directive, rule, _ = self._in_force
+        watched = directive is DirectiveMode.AUTO and rule.has_deadlines
         signals = StepSignals(
             scheduled_tokens=tokens,
-            oldest_wait_s=0.0 if self._rule.fp8_wait_s is None else self._oldest_wait_s(),
+            oldest_wait_s=0.0 if rule.fp8_wait_s is None else self._oldest_wait_s(),
             has_pinned=not self._pinned.keys().isdisjoint(scheduled.keys()),
             budget_tokens=self.max_num_scheduled_tokens,
-            late=self._watch.late(self._rule, tokens, with_prompts=bool(prompts)) if watched else None,
+            late=self._watch.late(rule, tokens, with_prompts=bool(prompts)) if watched else None,
         )
-        choice = choose(signals, self._directive, self._rule, self._step_costs)
+        choice = choose(signals, directive, rule, self._step_costs)
         mode = Mode.FP16 if self._fp16_only else choice.mode
         if mode is Mode.FP8:
             for rid in self._exact.keys() & scheduled.keys():
@@ -301,8 +302,9 @@ class PrecisionMixin:
             ValueError: for an unknown mode or rule.
         """
         mode, rule = DirectiveMode(directive["mode"]), StepRule(**(directive.get("rule") or {}))
-        self._directive, self._rule, self._epoch = mode, rule, int(directive["epoch"])
-        return {"mode": mode.value, "epoch": self._epoch}
+        epoch = int(directive["epoch"])
+        self._in_force = (mode, rule, epoch)
+        return {"mode": mode.value, "epoch": epoch}
 
     def nestedfp_take_step_costs(self, ranks: list[list[list[float]] | None]) -> None:
         """Take what every rank measured at its start; see nestedfp/vllm_plugin/step_timing.py."""
@@ -345,12 +347,12 @@ class PrecisionMixin:
         a grammar to compile, a remote KV cache or their own client are in ``blocked``. A preempted request has waited since
         its preemption. ``progress_age_s`` says for how long there has been work and no step has ended; None: no work.
         """
-        totals = self._totals
+        totals, (directive, _, epoch) = self._totals, self._in_force
         waiting = [*self.waiting, *self._skipped()]
         return {
             "mode": (totals.last_mode or Mode.FP16).value,
-            "directive": self._directive.value,
-            "epoch": self._epoch,
+            "directive": directive.value,
+            "epoch": epoch,
             "switches": totals.switches,
             "steps_fp16": totals.steps[Mode.FP16],
             "steps_fp8": totals.steps[Mode.FP8],
@@ -401,6 +403,7 @@ def make_scheduler(*, vllm_config: Any, **kwargs: Any) -> Any:
     """Build the engine's scheduler over the base that vLLM would have taken; vLLM calls this as ``scheduler_cls``."""
     from vllm.v1.engine.core import EngineCore
 
+    directive_intake.install()
     # Utilities are looked up as attributes of the engine core by name; see EngineCoreProc._handle_client_request.
     EngineCore.nestedfp_set_directive = _set_directive
     EngineCore.nestedfp_step_costs = lambda core: _with_workers_answers(core).nestedfp_step_costs()
