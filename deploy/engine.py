@@ -34,7 +34,7 @@ class NestedFPEngine(VLLMEngine):  # type: ignore[misc]
         self._engine_client.output_processor.propagate_error(error)
 
     async def call(self, utility: str, *args: Any) -> Any:
-        """Call a utility of the engine core; answered between two steps."""
+        """Call a utility of the engine core; answered between two steps, a directive at once."""
         return await self._engine_client.engine_core.call_utility_async(utility, *args)
 
     @property
