@@ -1,0 +1,49 @@
+"""Every name of vLLM, and every private one of Ray, that the service uses: what to look at for another version of either.
+
+``nestedfp.vllm_plugin.names.missing`` says which of them have moved; a test holds this list against the imports in this folder, and
+against the methods that the service's classes override.
+"""
+
+# "module:name" -> parameters, in this order, where we override or call by position; None: the name alone matters.
+NAMES: dict[str, tuple[str, ...] | None] = {
+    # Ray Serve LLM: the replica and its engine
+    "ray.llm._internal.serve.core.configs.openai_api_models:ChatCompletionRequest": None,
+    "ray.llm._internal.serve.core.configs.openai_api_models:CompletionRequest": None,
+    "ray.llm._internal.serve.core.configs.openai_api_models:ErrorResponse": None,
+    "ray.llm._internal.serve.core.server.llm_server:LLMServer._default_engine_cls": None,
+    "ray.llm._internal.serve.core.server.llm_server:LLMServer._start_engine": ("self",),
+    "ray.llm._internal.serve.engines.vllm.vllm_engine:VLLMEngine._prepare_engine_config": ("self", "callback_ctx"),
+    "ray.llm._internal.serve.engines.vllm.vllm_engine:VLLMEngine._start_async_llm_engine": (
+        "self",
+        "vllm_engine_args",
+        "vllm_engine_config",
+        "placement_group",
+    ),
+    "ray.llm._internal.serve.engines.vllm.vllm_engine:VLLMEngine.start": ("self",),
+    "ray.llm._internal.serve.engines.vllm.vllm_engine:_get_vllm_engine_config": ("llm_config",),
+    # Ray
+    "ray._private:services": None,
+    "ray.serve._private.logging_utils:get_serve_logs_dir": (),
+    # vLLM's front end
+    "vllm:envs": None,
+    "vllm.engine.arg_utils:AsyncEngineArgs": None,
+    "vllm.entrypoints.launchers.cli_args:FrontendArgs": None,
+    "vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest": None,
+    "vllm.entrypoints.openai.completion.protocol:CompletionRequest": None,
+    "vllm.entrypoints.serve.engine.protocol:ErrorResponse": None,
+    "vllm.entrypoints.serve.exception_handling.error_response:create_error_response": None,
+    "vllm.exceptions:GenerationError": None,
+    "vllm.sampling_params:SamplingParams": None,
+    "vllm.sampling_params:StructuredOutputsParams": None,
+    "vllm.tokenizers:cached_tokenizer_from_config": None,
+    # what goes from the engine to the socket (deploy/front/tap.py) and into metrics
+    "vllm.v1.engine.exceptions:EngineDeadError": None,
+    "vllm.v1.engine.exceptions:EngineGenerateError": None,
+    "vllm.v1.engine.output_processor:OutputProcessor.process_outputs": ("self", "engine_core_outputs"),
+    "vllm.v1.engine.output_processor:RequestState": None,
+    "vllm.v1.metrics.loggers:PrometheusStatLogger": None,
+    "vllm.v1.metrics.stats:IterationStats": None,
+    # structured outputs
+    "vllm.v1.structured_output:StructuredOutputManager": None,
+    "vllm.v1.structured_output.request:StructuredOutputRequest": None,
+}
