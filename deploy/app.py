@@ -113,7 +113,7 @@ def llm_config(config: DeployConfig, path: Path | None = None) -> LLMConfig:
         "num_replicas": config.replicas,
         "health_check_period_s": 2,
         "health_check_timeout_s": 10,
-        "graceful_shutdown_timeout_s": 20,
+        "graceful_shutdown_timeout_s": config.http.drain_s,
         "max_ongoing_requests": 1 << 20,  # admission control is this service's own
         "max_constructor_retry_count": 2,
         "ray_actor_options": {"num_cpus": 1},

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,21 +63,31 @@ def kept_on_loopback(wanted: bool) -> Iterator[None]:
         services.resolve_ip_for_localhost = found
 
 
-def stop_cluster(application: str) -> None:
+def stop_cluster(application: str, drain_s: float) -> None:
     """Let the streams of an application end, then end every process of the cluster; nothing happens where none was started.
+
+    Args:
+        drain_s: what the application lets its streams have (``http.drain_s``).
 
     Nothing is printed meanwhile: Ray tells of each actor that it ends as of a worker that died of an unexpected error.
     """
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        _stop(application)
+        _stop(application, drain_s)
 
 
-def _stop(application: str) -> None:
+def _stop(application: str, drain_s: float) -> None:
     if ray.is_initialized():
         with contextlib.suppress(Exception):  # Serve may not have come up
             # First the replicas alone: a shutdown of Serve ends HAProxy at once, and every stream with it. Until they have
-            # ended, HAProxy answers new requests with 503.
-            serve.delete(application)
+            # ended, HAProxy answers new requests with 503. Serve waits for a minute at a time.
+            deadline_s = time.monotonic() + drain_s
+            while True:
+                try:
+                    serve.delete(application)
+                    break
+                except TimeoutError:
+                    if time.monotonic() > deadline_s:
+                        break
         with contextlib.suppress(Exception):
             serve.shutdown()
     ray.shutdown()

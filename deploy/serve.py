@@ -217,7 +217,7 @@ def run(config: DeployConfig, path: Path, verbose: bool, began_s: float, key: st
             check_model(config)
             memory = stack.enter_context(leftovers.SharedMemory(folder))
             processes = stack.enter_context(leftovers.no_process_left())
-            stack.callback(stop_cluster, APP_NAME)
+            stack.callback(stop_cluster, APP_NAME, config.http.drain_s)
             stack.callback(lambda: processes.extend(leftovers.descendants()))
             stack.callback(memory.look)
             start_cluster(config, session, verbose)

@@ -152,6 +152,16 @@ def test_where_the_controller_may_scale_serve_gets_its_policy(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")  # Ray's and vLLM's own
+def test_streams_get_as_long_to_end_in_as_is_configured(tmp_path):
+    from deploy.app import llm_config
+
+    usual = llm_config(load(write(tmp_path))).deployment_config
+    assert usual["graceful_shutdown_timeout_s"] == 20
+    longer = llm_config(load(write(tmp_path, http={"drain_s": 300}))).deployment_config
+    assert longer["graceful_shutdown_timeout_s"] == 300
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's and vLLM's own
 def test_what_the_controller_is_started_with_is_json_because_serve_status_and_kuberay_are_told_it(tmp_path):
     from deploy.app import llm_config
     from deploy.controller_actor import ControllerActor
