@@ -38,6 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         config = load(args.config)
+        check_ray()
         if args.address is not None:
             from deploy import attach
 
@@ -86,13 +87,24 @@ def _die_with_parent(mask: set[signal.Signals]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
+def check_ray() -> None:
+    """Refuse a version of Ray that was not tested, or warn of it where it is allowed.
+
+    Raises:
+        ValueError: see ``versions.check``.
+    """
+    from nestedfp.vllm_plugin import versions
+
+    if warning := versions.check(("ray",)):
+        print(f"warning: {warning}", file=sys.stderr)
+
+
 def preflight(config: DeployConfig) -> None:
     """Check in milliseconds what would otherwise fail after a minute of start-up.
 
     Raises:
         ConfigError: the port is taken, HAProxy is missing, a CPU engine has no size for its KV cache, or there are too few
             GPUs.
-        ValueError: this version of Ray was not tested.
         CheckpointError: a shard is missing or damaged.
     """
     import socket
@@ -100,10 +112,7 @@ def preflight(config: DeployConfig) -> None:
     from deploy import haproxy, keys, tracing
     from deploy.accelerator import resolve, visible_gpus
     from nestedfp.checkpoint import verify_shards
-    from nestedfp.vllm_plugin import versions
 
-    if warning := versions.check(("ray",)):
-        print(f"warning: {warning}", file=sys.stderr)
     if (path := keys.path_of(config.http.keys_file)) is not None:
         keys.load(path)
     if warning := tracing.check(config.tracing):
