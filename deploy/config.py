@@ -42,7 +42,11 @@ RESERVED = {
     "additional_config": "is filled in by this service",
     "scheduler_cls": "is filled in by nestedfp, which decides the precision of each step there",
     "trust_remote_code": "would run code from the checkpoint's folder; this service does not",
-    "kv_transfer_config": "brings KV entries of unknown precision from elsewhere, so that no pin could be kept",
+    **dict.fromkeys(
+        ("kv_transfer_config", "kv_offloading_size"),  # the second makes one of the first
+        "brings KV entries of unknown precision from elsewhere, so that no pin could be kept",
+    ),
+    "ec_transfer_config": "brings encoder entries of unknown precision from elsewhere, so that no pin could be kept",
     "kv_cache_dtype": "other than the default rounds KV entries, so that no answer would be exact",
     **dict.fromkeys(
         ("runner", "convert", "task", "pooler_config"),
@@ -62,6 +66,22 @@ RESERVED = {
     "middleware": "would have no effect: vLLM's own server does not run here",
     "lora_modules": "is not supported together with nested weights: merge the adapter's weights",
     "tool_server": "belongs to routes that this service does not have",
+    "enable_sleep_mode": "is not supported together with nested weights",
+    **dict.fromkeys(
+        (
+            "data_parallel_size",
+            "data_parallel_size_local",
+            "data_parallel_rank",
+            "data_parallel_start_rank",
+            "data_parallel_address",
+            "data_parallel_rpc_port",
+            "data_parallel_backend",
+            "data_parallel_hybrid_lb",
+            "data_parallel_external_lb",
+            "data_parallel_multi_port_external_lb",
+        ),
+        "belongs to several engines behind one replica, which this service does not count: set replicas",
+    ),
     "enable_lora": "is not supported together with nested weights: merge the adapter's weights",
     "speculative_config": "is not supported together with nested weights",
 }

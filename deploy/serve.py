@@ -38,6 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         config = load(args.config)
+        check_ray()
         if args.address is not None:
             from deploy import attach
 
@@ -86,13 +87,24 @@ def _die_with_parent(mask: set[signal.Signals]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
+def check_ray() -> None:
+    """Refuse a version of Ray that was not tested, or warn of it where it is allowed.
+
+    Raises:
+        ValueError: see ``versions.check``.
+    """
+    from nestedfp.vllm_plugin import versions
+
+    if warning := versions.check(("ray",)):
+        print(f"warning: {warning}", file=sys.stderr)
+
+
 def preflight(config: DeployConfig) -> None:
     """Check in milliseconds what would otherwise fail after a minute of start-up.
 
     Raises:
         ConfigError: the port is taken, HAProxy is missing, a CPU engine has no size for its KV cache, or there are too few
             GPUs.
-        ValueError: this version of Ray was not tested.
         CheckpointError: a shard is missing or damaged.
     """
     import socket
@@ -100,10 +112,7 @@ def preflight(config: DeployConfig) -> None:
     from deploy import haproxy, keys, tracing
     from deploy.accelerator import resolve, visible_gpus
     from nestedfp.checkpoint import verify_shards
-    from nestedfp.vllm_plugin import versions
 
-    if warning := versions.check(("ray",)):
-        print(f"warning: {warning}", file=sys.stderr)
     if (path := keys.path_of(config.http.keys_file)) is not None:
         keys.load(path)
     if warning := tracing.check(config.tracing):
@@ -185,7 +194,12 @@ def stop_on_signals() -> None:
 
 
 def run(config: DeployConfig, path: Path, verbose: bool, began_s: float, key: str) -> int:
-    """Start Ray and the application, wait until told to stop, and shut everything down."""
+    """Start Ray and the application, wait until told to stop, and shut everything down.
+
+    Returns:
+        The exit status: 0 when told to stop, 1 when the service did not come up, 2 when vLLM cannot use the model or the
+        engine's arguments, which is said before anything is started.
+    """
     # Inherited by every process of the local cluster, which starts with this one.
     os.environ.setdefault("RAY_DEDUP_LOGS", "1")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -202,6 +216,14 @@ def run(config: DeployConfig, path: Path, verbose: bool, began_s: float, key: st
             session = folder / "ray"
             key_file, where = stack.enter_context(admin_key(key, folder))
             os.environ |= environment.of(config, folder) | {KEY_FILE_ENV: str(key_file)}
+            # Here, not in preflight: in the process that stays to pass signals on, what vLLM takes would be for nothing.
+            from deploy.model_check import check_model
+
+            try:
+                check_model(config)
+            except ConfigError as error:
+                print(f"error: {error}", file=sys.stderr, flush=True)
+                return 2
             print(
                 f"starting {config.replicas} replica(s) of {config.model.id}; admin key in {where}; "
                 f"logs in {session}/session_latest/logs",
@@ -211,10 +233,8 @@ def run(config: DeployConfig, path: Path, verbose: bool, began_s: float, key: st
 
             from deploy.app import APP_NAME, applications
             from deploy.cluster import start_cluster, stop_cluster
-            from deploy.model_check import check_model
             from deploy.next_steps import next_steps
 
-            check_model(config)
             memory = stack.enter_context(leftovers.SharedMemory(folder))
             processes = stack.enter_context(leftovers.no_process_left())
             stack.callback(stop_cluster, APP_NAME, config.http.drain_s)

@@ -23,8 +23,11 @@ def heart(message: str) -> str | None:
 
 def cause(error: Exception) -> str:
     """Return the cause of a failed start: what a deployment's replicas said, or else the exception's own text."""
+    import ray
     from ray import serve
 
+    if not ray.is_initialized():  # to ask Serve would start a cluster
+        return str(error)
     try:
         applications = serve.status().applications.values()
         messages = [each.message for application in applications for each in application.deployments.values()]

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from deploy import config, keys, serve
 from deploy.accelerator import visible_gpus
 from deploy.config import REPOSITORY, ConfigError, load
+from nestedfp.vllm_plugin import versions
 from workload.frozen import FrozenModel
 
 CONFIGS = sorted((REPOSITORY / "deploy" / "configs").glob("*.yaml"))
@@ -55,6 +56,10 @@ def test_shipped_configurations_are_valid_and_listen_on_loopback(path):
         ({"engine__extra": {"api_key": "x"}}, "'api_key' would guard nothing"),
         ({"engine__extra": {"ssl_keyfile": "x"}}, "'ssl_keyfile' would have no effect"),
         ({"engine__extra": {"kv_cache_dtype": "fp8"}}, "'kv_cache_dtype' other than the default"),
+        ({"engine__extra": {"kv_offloading_size": 1}}, "'kv_offloading_size' brings KV entries of unknown precision"),
+        ({"engine__extra": {"ec_transfer_config": {}}}, "'ec_transfer_config' brings encoder entries"),
+        ({"engine__extra": {"enable_sleep_mode": True}}, "'enable_sleep_mode' is not supported"),
+        ({"engine__extra": {"data_parallel_size": 2}}, "'data_parallel_size' belongs to several engines"),
     ],
 )
 def test_a_fault_is_named_with_its_key(tmp_path, changes, message):
@@ -82,6 +87,27 @@ def test_a_taken_port_is_refused_before_anything_starts(tmp_path, capsys):
         path = write(tmp_path, http__port=taken.getsockname()[1])
         assert serve.main(["--config", str(path)]) == 2
     assert "cannot listen" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["--address", "nowhere"]], ids=["own cluster", "cluster that runs"])
+def test_another_version_of_ray_is_refused_in_one_sentence_unless_it_is_allowed(
+    tmp_path, capsys, monkeypatch, arguments
+):
+    monkeypatch.setattr(versions, "installed", lambda package: {"ray": "9.9.9"}[package])
+    monkeypatch.delenv(versions.ALLOW_ENV, raising=False)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        command = ["--config", str(write(tmp_path, http__port=taken.getsockname()[1])), *arguments]
+        assert serve.main(command) == 2
+        (refused,) = capsys.readouterr().err.splitlines()
+        monkeypatch.setenv(versions.ALLOW_ENV, "1")
+        assert serve.main(command) == 2
+        allowed, next_fault = capsys.readouterr().err.splitlines()
+    assert refused.startswith("error: nestedfp was not tested with ray 9.9.9 (tested: 2.")
+    assert refused.endswith(f"or set {versions.ALLOW_ENV}=1 to try this one")
+    assert allowed.startswith("warning: nestedfp was not tested with ray 9.9.9")
+    assert ("--address: expected" if arguments else "cannot listen") in next_fault
 
 
 def test_a_truncated_checkpoint_is_refused_before_anything_starts(tmp_path, capsys):

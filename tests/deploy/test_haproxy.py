@@ -339,6 +339,9 @@ def test_before_anything_is_deployed_the_answer_is_503_as_well(folder):
         status, headers, body = ask(port, "/v1/models")
     assert (status, int(headers["retry-after"])) == (503, RETRY_AFTER_S)
     assert error_of(body)["type"] == "service_unavailable"
+    assert error_of(body)["message"] == (
+        "no replica can take this request now: the service starts, stops or has lost its replicas; try again"
+    )
 
 
 def _refused(port):

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,11 +12,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 from live_service import wait_until
 from processes import ROOT
 
 from deploy import serve
 from deploy.config import ADMIN_KEY_ENV, load
+from deploy.environment import free_ports
 from deploy.next_steps import next_steps
 
 
@@ -72,6 +75,46 @@ def test_what_to_try_next_is_a_command_that_a_shell_takes_and_names_the_pages(ke
         "http://127.0.0.1:8000/metrics",
         "runs/admin.key",
     ]
+
+
+@pytest.fixture
+def without_tokenizer(tmp_path):
+    """The shipped model's folder, but for what its tokenizer needs."""
+    shipped = ROOT / "models" / "fairytales-8m"
+    return shutil.copytree(shipped, tmp_path / "model", ignore=shutil.ignore_patterns("tokenizer*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("argument", "engine.extra: vLLM has no argument 'tool_cal_parser', but 'tool_call_parser'"),
+        ("tokenizer", "its tokenizer cannot be loaded"),
+    ],
+)
+def test_what_vllm_cannot_use_is_said_in_one_sentence_and_nothing_is_started(tmp_path, without_tokenizer, fault, cause):
+    data = yaml.safe_load(serve.DEFAULT_CONFIG.read_text())
+    data.setdefault("http", {})["port"] = free_ports(1)[0]
+    if fault == "argument":
+        data["engine"]["extra"] = {"tool_cal_parser": "hermes"}
+    else:
+        data["model"]["path"] = str(without_tokenizer)
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(data))
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy.serve", "--config", str(path)],
+        cwd=ROOT,
+        # A cluster of Ray's that is started with no folder of its own makes its session below this one.
+        env={**os.environ, ADMIN_KEY_ENV: "a-key", "RAY_TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+    first, *_ = done.stdout.splitlines()
+    assert (done.returncode, first.startswith("error: "), cause in first) == (2, True, True), done.stdout
+    assert "starting" not in done.stdout
+    assert not (tmp_path / "ray").exists(), "a cluster of Ray's was started"
 
 
 # The start-up command with a service that only says which signals come.

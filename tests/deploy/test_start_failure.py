@@ -2,7 +2,7 @@
 
 import pytest
 
-from deploy.start_failure import heart
+from deploy.start_failure import cause, heart
 
 TRACEBACK = """The deployment failed to start 2 times in a row. This may be due to a problem with its constructor or initial \
 health check failing. See controller logs for details. Error:
@@ -42,3 +42,15 @@ def test_the_innermost_cause_is_named(last, sentence):
 
 def test_a_message_without_a_cause_says_nothing():
     assert heart("Waiting for 1 replica to be started.") is None
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's own, while it is imported
+def test_where_ray_does_not_run_the_exception_itself_is_told_and_serve_is_not_asked(monkeypatch):
+    import ray
+    from ray import serve
+
+    asked = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(serve, "status", lambda: asked.append("serve.status"))  # the real one starts a cluster
+    assert cause(ValueError("the port is taken")) == "the port is taken"
+    assert not asked

@@ -24,6 +24,8 @@ def outcomes(tmp_path_factory):
             "args": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}}
         },
         "kv connector": {"args": {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}}},
+        "kv offloading": {"args": {"kv_offloading_size": 1.0}},
+        "ec connector": {"args": {"ec_transfer_config": {"ec_connector": "ECExampleConnector", "ec_role": "ec_both"}}},
         "fp8 kv": {"args": {"kv_cache_dtype": "fp8_e5m2"}},
         "option": {"args": {"additional_config": {"nestedfp": {"quantise": True}}}},
         "option type": {"args": {"additional_config": {"nestedfp": {"quantize_activations": "yes"}}}},
@@ -66,6 +68,8 @@ def test_on_hopper_kernels_may_start_early_unless_the_user_says_no(outcomes):
         ("lora", "enable_lora=False"),
         ("speculative", "remove speculative_config"),
         ("kv connector", "remove kv_transfer_config"),
+        ("kv offloading", "remove kv_transfer_config (kv_offloading_size makes one too)"),
+        ("ec connector", "remove ec_transfer_config"),
         ("fp8 kv", "leave kv_cache_dtype at 'auto'"),
         ("option", "keys out of"),
         ("option type", "must be a bool"),
