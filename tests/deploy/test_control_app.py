@@ -1,14 +1,102 @@
-"""The control routes' way to the controller when Ray's head does not answer."""
+"""The control routes: which orders they refuse, and their way to the controller, also when Ray's head does not answer."""
 
 import asyncio
 import threading
 import time
+from types import SimpleNamespace
 
+import httpx
 import pytest
 from fastapi import HTTPException
 
+from nestedfp import admin_key
 
-@pytest.mark.filterwarnings("ignore")  # of Ray Serve's import
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Ray Serve's import
+
+KEY = "a-key"
+
+
+@pytest.fixture
+def order(tmp_path, monkeypatch):
+    """Sends a body to ``POST /admin/directive`` as Serve's replica takes it, with the key; there is no controller."""
+    from ray import serve
+
+    from deploy import control_app
+
+    (tmp_path / "key").write_text(f"{KEY}\n")
+    monkeypatch.setenv(admin_key.KEY_FILE_ENV, str(tmp_path / "key"))
+    monkeypatch.setattr(control_app.ray.util, "list_named_actors", lambda all_namespaces: [])
+    serve.ingress(control_app.routes)(control_app.Control)  # gives the routes' methods their ``self``
+    context = SimpleNamespace(servable_object=control_app.Control("a"))
+    monkeypatch.setattr(serve, "get_replica_context", lambda: context)
+
+    def post(body):
+        async def sent():
+            transport = httpx.ASGITransport(app=control_app.routes)
+            async with httpx.AsyncClient(transport=transport, base_url="http://control") as client:
+                headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+                return await client.post("/admin/directive", content=body, headers=headers)
+
+        return asyncio.run(sent())
+
+    return post
+
+
+@pytest.mark.parametrize(
+    ("ttl_s", "told"),
+    [
+        ("1e308", "less than or equal to 604800"),
+        ("604801", "less than or equal to 604800"),
+        ("1e999", "finite number"),
+        ("Infinity", "finite number"),
+        ("NaN", "finite number"),
+        ("-1", "greater than 0"),
+        ("-1e308", "greater than 0"),
+        ("0", "greater than 0"),
+        ('"soon"', "valid number"),
+    ],
+)
+def test_an_order_for_a_time_that_is_none_is_refused_with_one_sentence(order, ttl_s, told):
+    answer = order(f'{{"mode": "fp8", "ttl_s": {ttl_s}}}')
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert told in error["message"]
+    assert (error["param"], error["code"], error["message"].count("\n")) == ("body.ttl_s", 400, 0)
+
+
+@pytest.mark.parametrize("ttl_s", ["604800", "0.001", "null"])
+def test_an_order_for_up_to_a_week_is_passed_on(order, ttl_s):
+    assert order(f'{{"mode": "fp8", "ttl_s": {ttl_s}}}').status_code == 503, "it got as far as the controller"
+
+
+def test_of_two_applications_in_one_cluster_each_has_its_own_controller(monkeypatch):
+    from ray.serve._private.common import DeploymentID
+    from ray.serve._private.utils import get_deployment_actor_name
+
+    from deploy import control_app
+
+    def named(application, actor=control_app.CONTROLLER_ACTOR):
+        return get_deployment_actor_name(DeploymentID("NestedFPServer", application), actor, "v1")
+
+    names = [
+        named("one"),
+        named("two"),
+        named("one-more"),
+        named("one", "another_actor"),
+        "one",
+        "SERVE_REPLICA::one::x",
+    ]
+    monkeypatch.setattr(
+        control_app.ray.util,
+        "list_named_actors",
+        lambda all_namespaces: [{"name": name, "namespace": "serve"} for name in names],
+    )
+    monkeypatch.setattr(control_app.ray, "get_actor", lambda name, namespace: (name, namespace))
+    assert control_app._find("one") == [(named("one"), "serve")]
+    assert control_app._find("two") == [(named("two"), "serve")]
+    assert control_app._find("on") == control_app._find("three") == []
+
+
 def test_the_control_routes_answer_although_rays_head_hangs(monkeypatch):
     from deploy import control_app
 

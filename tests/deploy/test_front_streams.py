@@ -90,7 +90,7 @@ def events(data):
 def request_of(chat, **body):
     if chat:
         return ChatCompletionRequest(model="m", messages=[{"role": "user", "content": "x"}], stream=True, **body)
-    return CompletionRequest(model="m", prompt="x", stream=True, **body)
+    return CompletionRequest(**{"model": "m", "prompt": "x", "stream": True, **body})
 
 
 def front(meter=None):
@@ -170,10 +170,10 @@ def serving_of(chat):
     return serving
 
 
-def completion_events(serving, request, numbered):
-    inputs = [{"type": "token", "prompt_token_ids": PROMPT, "prompt": "x"}]
+def completion_events(serving, request, numbered, prompts=1):
+    inputs = [{"type": "token", "prompt_token_ids": PROMPT, "prompt": "x"}] * prompts
     metadata = RequestResponseMetadata(request_id="id")
-    return serving.completion_stream_generator(request, inputs, numbered, "id", 1, "m", 1, None, metadata)
+    return serving.completion_stream_generator(request, inputs, numbered, "id", 1, "m", prompts, None, metadata)
 
 
 @pytest.mark.parametrize("include_usage", [False, True], ids=["", "usage asked for"])
@@ -222,6 +222,44 @@ def test_a_stream_of_vllms_that_breaks_has_failed_and_says_nothing_about_latency
     assert any(b'"error"' in message.get("body", b"") for message in sent) is breaks
     assert passage.outcome is (Outcome.FAILED if breaks else Outcome.OK)
     assert len(meter.take_finished()) == (0 if breaks else 1)
+
+
+@pytest.mark.parametrize("include_usage", [False, True], ids=["", "usage asked for"])
+def test_a_stream_of_two_prompts_whose_second_ends_first_ends_with_the_counts_of_both(include_usage):
+    counts, sent = {}, []
+    first = outputs_of([("a", [4], None, None), ("b", [5], None, None), ("", [6], "length", None)])
+    second = outputs_of([("c", [4], None, None), ("", [2], "stop", None)])
+
+    async def numbered():
+        for prompt, output in [(0, first[0]), (1, second[0]), (1, second[1]), (0, first[1]), (0, first[2])]:
+            if output.finished:  # the engine says them then
+                counts[f"r-{prompt}"] = output.nestedfp_counts
+            yield prompt, output
+
+    async def send(message):
+        sent.append(message)
+
+    async def relayed():
+        options = {"stream_options": {"include_usage": True}} if include_usage else {}
+        request = request_of(chat=False, prompt=["x", "y"], **options)
+        meter = PathMeter()
+        generate, passage = front(meter), meter.arrive(meter.clock())
+        made = completion_events(serving_of(chat=False), request, numbered(), prompts=2)
+        await generate._relay(made, request, send, passage, [], counts)
+
+    asyncio.run(relayed())
+    said = events(b"".join(message.get("body", b"") for message in sent))
+    assert said[-2:] == ["data: [DONE]", ""]
+    ends = [choice["index"] for event in said[:-2] for choice in event["choices"] if choice["finish_reason"]]
+    assert ends == [1, 0]
+    both = {
+        "prompt": {"fp16": 4, "fp8": 2, "cached": {"fp16": 0, "fp8": 0}},
+        "completion": {"fp16": 0, "fp8": 5},
+    }
+    last = {"prompt_tokens": 6, "completion_tokens": 5, "total_tokens": 11, "precision_tokens": both}
+    assert said[-3]["usage"] == last, "the stream's last word"
+    told = [event["usage"]["completion_tokens"] for event in said[:-2] if event.get("usage")]
+    assert told == ([5] if include_usage else [2, 5]), "of those that have ended"
 
 
 def test_counts_that_the_engine_never_said_are_left_out():

@@ -312,6 +312,28 @@ def test_a_request_that_never_arrives_as_a_whole_is_let_go_and_no_replica_sees_i
     assert replica.seen == []
 
 
+def test_a_client_that_reads_nothing_is_let_go(folder, replicas):
+    answered = b"x" * (64 << 20)  # more than all buffers on the way hold
+
+    def answer(path, headers, body):
+        return 200, {}, answered if path == "/much" else b"in"
+
+    replica = replicas(answer)
+    with in_front(folder, Limits(idle_client_s=1), app=[replica]) as (_, port):
+        up(port)
+        with socket.create_connection(("127.0.0.1", port), 60) as deaf:
+            deaf.sendall(b"GET /much HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert wait_until(lambda: _count(replica, "/much"), 60, 0.05)
+            own = deaf.getsockname()[1]
+            assert wait_until(lambda: not _held(folder, own), 40, 0.05), "HAProxy still holds the connection"
+            got = 0
+            with contextlib.suppress(ConnectionError):
+                while part := deaf.recv(1 << 20):
+                    got += len(part)
+            assert got < len(answered), "it was cut off"
+        assert ask(port)[::2] == (200, b"in"), "others are served on"
+
+
 def test_where_no_replica_is_up_the_answer_is_503_with_a_sentence_and_a_time(folder, replicas):
     only = Replica(ok("in"))
     control = replicas(ok("control"))
@@ -429,6 +451,12 @@ def family(folder):
 
 def haproxies(folder):
     return [process for process in family(folder) if process.name() == "haproxy"]
+
+
+def _held(folder, port):
+    """Whether HAProxy holds the connection of a client that has this port."""
+    connections = [each for process in haproxies(folder) for each in process.net_connections("tcp")]
+    return any(each.raddr and each.raddr.port == port for each in connections)
 
 
 def test_nothing_listens_beyond_loopback_and_the_admin_socket_is_private(folder, replicas):

@@ -4,11 +4,13 @@ The models are loaded as an engine's worker loads them, with random weights in s
 """
 
 import json
+import shutil
 import warnings
 
 import pytest
 import torch
-from vllm_parts import engine_config, model_parallel
+from safetensors.torch import load_file, save_file
+from vllm_parts import MODEL, Engine, FrontEnd, engine_config, engine_request, model_parallel
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -16,7 +18,9 @@ with warnings.catch_warnings():
     from vllm.model_executor.layers.linear import LinearBase
     from vllm.model_executor.model_loader import get_model
 
-    from nestedfp.vllm_plugin.coverage import cover
+    from nestedfp.vllm_plugin.accounting import TokenCounts
+    from nestedfp.vllm_plugin.coverage import cover, report
+    from nestedfp.vllm_plugin.frontend import counts_of
 
 COMMON = {
     "hidden_size": 64,
@@ -57,11 +61,29 @@ DEEPSEEK = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
 }
+LFM2_MOE = {
+    **COMMON,
+    "architectures": ["Lfm2MoeForCausalLM"],
+    "model_type": "lfm2_moe",
+    "layer_types": ["full_attention", "full_attention"],
+    "norm_eps": 1e-5,
+    "num_dense_layers": 1,
+    "moe_intermediate_size": 32,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "use_expert_bias": True,
+    "routed_scaling_factor": 1.0,
+}
 
 
 def load(folder, config):
     (folder / "config.json").write_text(json.dumps(config))
-    arguments = {"model": str(folder), "load_format": "dummy", "skip_tokenizer_init": True, "enforce_eager": True}
+    return loaded(folder, load_format="dummy")
+
+
+def loaded(folder, **arguments):
+    arguments = {"model": str(folder), "skip_tokenizer_init": True, "enforce_eager": True, **arguments}
     configuration = engine_config(**arguments, max_model_len=128)
     with warnings.catch_warnings(), set_current_vllm_config(configuration):
         warnings.simplefilter("ignore")
@@ -91,6 +113,16 @@ def test_a_router_is_never_nested_and_experts_are_named_at_load(tmp_path):
     assert "although the experts compute in FP16" in line
 
 
+def test_the_router_of_an_lfm2_moe_is_never_nested_and_its_other_layers_are(tmp_path):
+    model = load(tmp_path, LFM2_MOE)
+    kinds = linears(model)
+    assert [nested for name, nested in kinds.items() if name.endswith(".gate")] == [False], "of the layer with experts"
+    assert all(nested for name, nested in kinds.items() if name.endswith((".qkv_proj", ".out_proj", ".w13", ".w2")))
+    found = cover(model)
+    assert found.plain["routers"] == 4 * 64 * 2
+    assert found.plain["experts"] > 0
+
+
 def test_latent_attention_keeps_the_projection_that_vllm_reads_itself(tmp_path):
     kinds = linears(load(tmp_path, DEEPSEEK))
     assert not any(nested for name, nested in kinds.items() if name.endswith("kv_b_proj"))
@@ -110,6 +142,34 @@ def test_a_layer_that_computes_in_fp32_stays_plain(tmp_path):
         )
     assert head.weight.dtype == torch.float32
     assert type(head.quant_method).__name__ == "UnquantizedLinearMethod"
+
+
+def test_a_model_of_which_no_layer_can_be_nested_runs_and_discloses_fp16_under_a_directive_of_fp8(tmp_path):
+    for file in ("config.json", "generation_config.json"):
+        shutil.copy(MODEL / file, tmp_path)
+    tensors = load_file(MODEL / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        tensors[name] = torch.full_like(tensors[name], 2.0)  # all beyond 1.75: too many for an outlier list
+    save_file(tensors, tmp_path / "model.safetensors")
+    model = loaded(tmp_path)
+    assert not any(linears(model).values())
+    share = report(model)
+    assert share == 0.0
+
+    def served(ranks):
+        """Whether the engine says that it has no FP8 mode, and what it discloses of a request."""
+        engine, front = Engine(), FrontEnd()
+        engine.scheduler.nestedfp_take_fp8_shares(ranks)
+        engine.direct("fp8")
+        request = engine_request("a", 20)
+        front.add(request)
+        engine.add(request)
+        while engine.scheduler.has_unfinished_requests():
+            front.receive(engine.step())
+        return engine.scheduler.nestedfp_stats()["fp16_only"], counts_of(front.taken("a"))
+
+    assert served([share]) == (True, TokenCounts(prompt_fp16=20, completion_fp16=4))
+    assert served([share, 0.5]) == (False, TokenCounts(prompt_fp8=20, completion_fp8=4)), "one rank has some"
 
 
 @pytest.mark.parametrize("method", ["reload_weights", "start_weight_update", "update_weights"])
