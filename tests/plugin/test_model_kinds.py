@@ -178,3 +178,19 @@ def test_weights_of_a_running_worker_are_not_replaced(method):
 
     with pytest.raises(RuntimeError, match="start another engine with the new checkpoint"):
         getattr(NestedFPWorker, method)(object())
+
+
+def test_a_models_own_attention_layers_say_whether_whole_steps_can_be_one_graph(tmp_path, monkeypatch):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+        from vllm.v1.attention.backend import AttentionCGSupport
+
+        from nestedfp.vllm_plugin.graphs import _takes_any_queries
+    layers = [module for module in load(tmp_path, QWEN3_MOE).modules() if isinstance(module, AttentionLayerBase)]
+    assert len(layers) == QWEN3_MOE["num_hidden_layers"]
+    config = engine_config()
+    assert not any(_takes_any_queries(layer, config) for layer in layers), "attention on a CPU"
+    builder = layers[0].get_attn_backend().get_builder_cls()
+    monkeypatch.setattr(builder, "_cudagraph_support", AttentionCGSupport.ALWAYS)
+    assert all(_takes_any_queries(layer, config) for layer in layers)
