@@ -13,7 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from experiments.config import Experiment, ExperimentError
-from experiments.predict import arrivals, write_trace
+from experiments.predict import arrivals, limited_table, write_trace
 from workload.frozen import FrozenModel
 
 KEPT = "oracle.json"
@@ -57,10 +57,11 @@ def bounds(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         section, replayed, found = folder / "controller.yaml", folder / "trace.csv", folder / "oracle.json"
+        limited = limited_table(table, experiment, folder)
         section.write_text(yaml.safe_dump({"slo": experiment.slo.model_dump()}))
         for rate in experiment.load.rates_rps:
             write_trace(replayed, arrivals(experiment, trace, rate, seed))
-            files = {"--trace": replayed, "--config": section, "--table": table, "--json": found}
+            files = {"--trace": replayed, "--config": section, "--table": limited, "--json": found}
             command = [sys.executable, "-m", "simulator", "oracle", "--seed", str(seed), "--rounds", str(rounds)]
             for option, path in files.items():
                 command += [option, str(path)]

@@ -12,6 +12,8 @@ import yaml
 
 from experiments.config import Experiment, ExperimentError, Run, controller_section
 from loadtest.report.metrics import fp16_token_share, meets_tpot, meets_ttft
+from simulator.engine.cost_table import read_table, write_table
+from simulator.errors import SimulationError
 from workload.azure import Arrival, read_trace
 from workload.frozen import FrozenModel
 from workload.percentiles import Percentiles, percentiles
@@ -49,6 +51,36 @@ def arrivals(experiment: Experiment, trace: Path, rate_rps: float, seed: int) ->
     return select_at_rate(fitted, load.start_s, load.duration_s, rate_rps, seed).arrivals
 
 
+def limited_table(table: Path, experiment: Experiment, folder: Path) -> Path:
+    """Write a table of step costs with the limits of the experiment's engine, not those that it was measured under.
+
+    Args:
+        table: the measured one.
+        folder: for the copy.
+
+    Returns:
+        The copy's path.
+
+    Raises:
+        ExperimentError: when the table cannot be read.
+    """
+    try:
+        measured = read_table(table)
+    except SimulationError as error:
+        raise ExperimentError(str(error)) from error
+    engine = experiment.engine
+    limits = measured.engine.model_copy(
+        update={
+            "max_num_batched_tokens": engine.max_num_batched_tokens,
+            "max_num_seqs": engine.max_num_seqs,
+            "max_model_tokens": engine.max_model_len,
+        }
+    )
+    copy = folder / table.name
+    write_table(copy, measured.model_copy(update={"engine": limits}))
+    return copy
+
+
 def predict(experiment: Experiment, trace: Path, table: Path, say: Callable[[str], None]) -> Predictions:
     """Simulate every run of this service that kills nothing.
 
@@ -57,6 +89,7 @@ def predict(experiment: Experiment, trace: Path, table: Path, say: Callable[[str
     """
     found = []
     with tempfile.TemporaryDirectory() as folder:
+        limited = limited_table(table, experiment, Path(folder))
         for rate in experiment.load.rates_rps:
             for seed in experiment.load.seeds:
                 replayed = Path(folder) / f"{rate:g}-{seed}.csv"
@@ -64,7 +97,7 @@ def predict(experiment: Experiment, trace: Path, table: Path, say: Callable[[str
                 for run in experiment.runs:
                     if run.system != "nestedfp" or run.kill is not None:
                         continue
-                    found.append(_simulate(experiment, run, rate, seed, replayed, table, Path(folder)))
+                    found.append(_simulate(experiment, run, rate, seed, replayed, limited, Path(folder)))
                     say(f"{run.name} at {rate:g} requests/s, seed {seed}: {100 * found[-1].tight_slo:.1f} %")
     return Predictions(table=table.name, runs=tuple(found))
 

@@ -13,6 +13,7 @@ from experiments import campaign, config, oracle, plots, predict, results
 from experiments.config import ExperimentError
 from loadtest.cli import parse_config
 from loadtest.report.metrics import summarise
+from simulator.engine.cost_table import read_table
 from workload.records import PrecisionTokens, RequestRecord, write_jsonl
 from workload.slo import Slo
 
@@ -199,6 +200,18 @@ def test_an_experiment_is_predicted_on_the_arrivals_that_the_load_test_would_sen
     assert best.policy == "best"
     assert fp16.tpot_ms.p50 == pytest.approx(18, abs=2)  # a step of one or two decodes, by the table
     assert "fp16 at 2 requests/s, seed 0: 100.0 %" in capsys.readouterr().out
+
+
+def test_a_prediction_is_of_the_experiments_engine_not_of_the_one_the_table_was_measured_on(tmp_path):
+    engine = {"max_num_seqs": 7, "max_num_batched_tokens": 64, "max_model_len": 512}
+    experiment = config.load(written(tmp_path, shape="mistral-24b", engine=engine))
+    table = Path("simulator/engine/tables/h100-mistral-24b-steps.json")
+    measured, copy = read_table(table), read_table(predict.limited_table(table, experiment, tmp_path))
+    limits = copy.engine
+    assert (limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_model_tokens) == (7, 64, 512)
+    assert (limits.kv_tokens, copy.fp16, copy.fp8) == (measured.engine.kv_tokens, measured.fp16, measured.fp8)
+    with pytest.raises(config.ExperimentError, match="cannot read the engine table"):
+        predict.limited_table(tmp_path / "none.json", experiment, tmp_path)
 
 
 @pytest.mark.slow
