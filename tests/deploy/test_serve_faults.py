@@ -232,7 +232,9 @@ def test_errors_are_in_openais_format(client):
     for method, path in (("GET", "/v1/none"), ("GET", "/v1/completions"), ("POST", "/status"), ("BREW", "/v1/models")):
         response = client.request(method, path)
         assert response.status_code in (404, 405)
-        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        error = response.json()["error"]
+        assert set(error) == {"message", "type", "param", "code", "request_id"}
+        assert error["request_id"] == response.headers["x-request-id"]
 
 
 # -- disclosure --------------------------------------------------------------------------------------------------------
