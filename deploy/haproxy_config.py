@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from deploy.absence import LONGEST_S, SHORTEST_S, UNKNOWN_S, Absence
+
 ELSEWHERE_STATUS = (
     425  # a replica's word that another one should take the request; HAProxy tries that, no client sees it
 )
@@ -74,6 +76,11 @@ class Targets:
     health_rules: tuple[str, ...]
     backends: tuple[Backend, ...]
 
+    @property
+    def replicas(self) -> dict[str, int | None]:
+        """How many replicas the applications have, by path prefix; None: there is no application at the root."""
+        return {"": None, **{backend.prefix: len(backend.servers) for backend in self.backends}}
+
 
 def read(text: str) -> Targets:
     """Read the targets out of a configuration that Ray Serve wrote.
@@ -133,6 +140,26 @@ def _sections(lines: Sequence[str], prefixes: Mapping[str, str]) -> tuple[str, l
     return bind, rules, backends
 
 
+def waiting(absence: Absence) -> list[str]:
+    """Return the rules that put into ``txn.wait_s`` when a client should come again that found no replica, in seconds."""
+    if absence.ends_s is None:
+        return [f"http-request set-var(txn.wait_s) int({UNKNOWN_S if absence.since_s is not None else SHORTEST_S})"]
+    return [
+        f"http-request set-var(txn.wait_s) date,neg,add({absence.ends_s:.0f})",
+        f"http-request set-var(txn.wait_s) int({SHORTEST_S}) if {{ var(txn.wait_s) -m int lt {SHORTEST_S} }}",
+        f"http-request set-var(txn.wait_s) int({LONGEST_S}) if {{ var(txn.wait_s) -m int gt {LONGEST_S} }}",
+    ]
+
+
+def nobody(absence: Absence, condition: str = "") -> list[str]:
+    """Return the rules that answer a request for which there is no replica."""
+    message = "no replica can take this request now: the service starts, stops or has lost its replicas; try again"
+    if absence.took_s is not None:
+        message += f". The last time there was none for {absence.took_s:.0f} s"
+    told = answer(503, message, "service_unavailable", f" hdr Retry-After %[var(txn.wait_s)]{condition}")
+    return [*waiting(absence), told]
+
+
 def error_json(status: int, message: str, kind: str) -> str:
     """Return the body of an error in OpenAI's format, with the request's id: a format of HAProxy's, in which % is special."""
     text = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": status, "request_id": "@"}})
@@ -175,9 +202,13 @@ def own_errors(limits: Limits) -> list[str]:
     return lines
 
 
-def write(targets: Targets, limits: Limits) -> str:
-    """Return HAProxy's configuration for the targets."""
-    starting = "no replica can take this request now: the service starts, stops or has lost its replicas; try again"
+def write(targets: Targets, limits: Limits, absences: Mapping[str, Absence] | None = None) -> str:
+    """Return HAProxy's configuration for the targets.
+
+    Args:
+        absences: of the applications, by path prefix.
+    """
+    absences = absences or {}
     frontend = [
         targets.bind,
         *targets.health_rules,
@@ -273,10 +304,10 @@ def write(targets: Targets, limits: Limits) -> str:
                     "option httpchk GET /-/healthz",
                     "http-check expect status 200",
                     backend.check,
-                    answer(503, starting, "service_unavailable", f" if {{ nbsrv({backend.name}) eq 0 }}", retry=True),
+                    *nobody(absences.get(backend.prefix, Absence()), f" if {{ nbsrv({backend.name}) eq 0 }}"),
                     *backend.servers,
                 ],
             )
         )
-    parts.append(("backend unavailable", [answer(503, starting, "service_unavailable", retry=True)]))
+    parts.append(("backend unavailable", nobody(absences.get("", Absence()))))
     return "".join(f"{head}\n" + "".join(f"    {line}\n" for line in lines if line) for head, lines in parts)

@@ -22,6 +22,7 @@ from processes import ROOT
 from ray_nodes import listens
 
 from deploy import environment, haproxy
+from deploy.absence import SHORTEST_S, UNKNOWN_S
 from deploy.config import load
 from deploy.front.peers import Elsewhere
 from deploy.haproxy_config import (
@@ -223,6 +224,43 @@ def test_a_request_that_one_replica_sends_elsewhere_is_answered_by_the_other(fol
     assert len(set(answered)) == 8
 
 
+@pytest.mark.parametrize(
+    ("ended_after_s", "gone_for_s", "told"),
+    [(40, 10, (25, 30)), (40, 200, (2, 2)), (500, 10, (60, 60)), (None, 10, (10, 10))],
+    ids=["as long as is left", "longer than expected", "no longer than clients believe", "nobody knows"],
+)
+def test_a_client_that_finds_no_replica_hears_when_there_should_be_one(folder, ended_after_s, gone_for_s, told):
+    known = {"": {"since_s": time.time() - gone_for_s, "took_s": ended_after_s}}
+    (folder / haproxy.ABSENCES).write_text(json.dumps(known))
+    with in_front(folder, app=[]) as (_, port):
+        assert wait_until(lambda: listens("127.0.0.1", port), 20, 0.05)
+        status, headers, body = ask(port, "/v1/models")
+    assert status == 503
+    assert told[0] <= int(headers["retry-after"]) <= told[1]
+    assert ("for 40 s" in error_of(body)["message"]) == (ended_after_s == 40)
+
+
+def test_how_long_there_was_no_replica_is_measured_from_one_configuration_to_the_next(folder, replicas):
+    with in_front(folder, app=[]) as (_, port):
+        assert wait_until(lambda: listens("127.0.0.1", port), 20, 0.05)
+        assert ask(port)[1]["retry-after"] == "10", "the first start: nobody knows"
+        first = haproxies(folder)[0]
+        since_s = json.loads((folder / haproxy.ABSENCES).read_text())[""]["since_s"]
+        assert wait_until(lambda: time.time() > since_s + 4, 10)
+        render(folder, port, {APP: ("/", [replicas(ok("in")).port])})
+        with reloaded(folder, first):
+            assert wait_until(lambda: answers(port), 20, 0.05)
+            first = haproxies(folder)[0]
+            render(folder, port, {APP: ("/", [])})
+            with reloaded(folder, first):
+                assert wait_until(lambda: ask(port)[0] == 503, 20, 0.05)
+                _, headers, body = ask(port)
+                measured = json.loads((folder / haproxy.ABSENCES).read_text())[""]
+    assert measured["took_s"] > 4
+    assert SHORTEST_S <= int(headers["retry-after"]) <= measured["took_s"] + 1
+    assert "The last time there was none for" in error_of(body)["message"]
+
+
 def test_whom_everybody_sends_elsewhere_hears_429_and_never_how_it_was_told(folder, replicas):
     with in_front(folder, app=[replicas(elsewhere), replicas(elsewhere)]) as (_, port):
         up(port, "/up")
@@ -421,7 +459,7 @@ def test_before_anything_is_deployed_the_answer_is_503_as_well(folder):
     with running(folder, {}) as (_, port):
         assert wait_until(lambda: _refused(port), 20, 0.05)
         status, headers, body = ask(port, "/v1/models")
-    assert (status, int(headers["retry-after"])) == (503, RETRY_AFTER_S)
+    assert (status, int(headers["retry-after"])) == (503, UNKNOWN_S)
     assert error_of(body)["type"] == "service_unavailable"
     assert error_of(body)["message"] == (
         "no replica can take this request now: the service starts, stops or has lost its replicas; try again"
