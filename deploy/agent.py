@@ -16,7 +16,7 @@ from controller.messages import Directive, DirectiveAck, ReplicaSnapshot
 from controller.protocol import DirectiveFollower
 from deploy.admission import Admission
 from deploy.front.meter import PathMeter
-from deploy.health import EngineHung
+from deploy.health import DEAD, EngineHung
 from deploy.metrics.replica import ReplicaView
 from nestedfp.modes import DirectiveMode
 
@@ -30,7 +30,6 @@ HUNG_AFTER_S = 8.0  # no step of a sound engine takes so long; Serve then asks t
 # Requests in an engine found to hang are ended then: before Serve ends the replica, which would cut them off without a word.
 GIVEN_UP_AFTER_S = 2.0
 WATCH_PERIOD_S = 0.25
-DEAD = "its engine has died"
 
 
 class ControllerLink(Protocol):

@@ -15,7 +15,7 @@ from ray.serve.llm.deployment import LLMServer
 from vllm import envs
 
 from controller.config import ControllerConfig
-from deploy import tracing
+from deploy import short_logs, tracing
 from deploy.access_log import Format, open_log, serve_logs
 from deploy.admission import TOKENS_IN_QUEUE, Admission, Shares
 from deploy.agent import ReplicaAgent
@@ -116,6 +116,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         # does not reach the front end in this one: no pins would be checked and no tokens counted.
         frontend.install()
         tap.install()
+        short_logs.install()
         with failure.explained():
             await super().__init__(llm_config, **kwargs)
             await warm_up(self.engine, llm_config.model_id)
@@ -213,7 +214,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             self.engine.client,
             self._admission,
             self._meter,
-            self._agent or Standing(),
+            self._agent or Standing(lambda: self.engine.dead),
             self._max_body_bytes,
             self._keys,
             Queueing(

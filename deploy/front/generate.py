@@ -254,7 +254,8 @@ class Generate:
         from vllm.exceptions import GenerationError
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-        if isinstance(error, EngineDeadError):
+        # Also what vLLM stumbles over while it takes a dead engine's parts down.
+        if isinstance(error, EngineDeadError) or (self._client.errored and not isinstance(error, EngineHung)):
             message = "the engine has died; it is being replaced"
             if passage.submitted_s is None:
                 return self._dead(headers, size, message)
@@ -353,20 +354,24 @@ class Generate:
             request.n or 1,
         )
         begun = failed = False
+        turn = TURN.get()
         async with aclosing(events):
             async for event in events:
                 if not begun:
                     begun = True
                     # vLLM puts an error into the stream that the client should have had as a status.
                     if event.startswith(ERROR_EVENT):
-                        if (turn := TURN.get()) is not None and turn.refused is not None:
-                            raise turn.refused
+                        if turn is not None and (raised := turn.refused or turn.failed) is not None:
+                            raise raised
                         error = json.loads(event.removeprefix("data: "))["error"]
                         raise Refused(int(error["code"]), error["message"], error["type"], error.get("param"))
                     await send({"type": "http.response.start", "status": 200, "headers": [EVENT_STREAM, *notes]})
                 elif event.startswith(ERROR_EVENT):
                     failed = True
-                    event = f"data: {identified(event[6:].encode(), passage.id).decode()}\n\n"
+                    body = identified(event.removeprefix("data: ").encode(), passage.id)
+                    if turn is not None and turn.failed is not None:
+                        body = self._explained(turn.failed, passage, {}, RETRYABLE_BODY_BYTES + 1).body(passage.id)
+                    event = f"data: {body.decode()}\n\n"
                 passage.writing()
                 await send({"type": "http.response.body", "body": discloser.event(event).encode(), "more_body": True})
                 passage.wrote(1)

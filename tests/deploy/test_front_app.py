@@ -304,6 +304,11 @@ def test_a_replica_whose_engine_is_dead_does_not_even_try():
     assert ask(app)[0] == 503, "without HAProxy in front nobody would try again"
 
 
+def test_a_replica_without_an_agent_sends_on_what_comes_while_its_engine_ends():
+    app = front(failing(AssertionError("was tried")), Standing(lambda: True))
+    assert ask(app, headers={ATTEMPT_HEADER: "a"})[0] == ELSEWHERE_STATUS
+
+
 def test_a_replica_whose_engine_hangs_takes_nothing_and_says_why():
     app = front(
         failing(AssertionError("was tried")), Peers(False, fault="its engine has not answered for 9 s: it hangs")
@@ -367,6 +372,59 @@ def test_an_engine_that_dies_in_mid_stream_ends_it_with_an_error_event_and_the_e
     assert (end, nothing) == ("data: [DONE]", "")
     assert Client.aborted == 1
     assert meter.stats(0.0).open_streams == 0
+
+
+def vllms_stream(*events, failed):
+    """A ``do`` whose stream is vLLM's own: it makes an event of what the engine raises."""
+
+    async def do(request):
+        async def streamed():
+            for event in events:
+                yield f"data: {json.dumps(event)}\n\n"
+            TURN.get().failed = failed
+            TURN.get().passage.submitted()
+            error = {"message": "See stack trace (above).", "type": "InternalServerError", "param": None, "code": 500}
+            yield f"data: {json.dumps({'error': error})}\n\n"
+            yield "data: [DONE]\n\n"
+
+        return streamed()
+
+    return do
+
+
+BROKEN = [
+    (EngineDeadError(), 503, "the engine has died; it is being replaced; this request was in it"),
+    (EngineHung("it hangs"), 503, "it hangs; this request was in it and is given up"),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "message"), BROKEN, ids=["dies", "hangs"])
+def test_a_stream_of_vllms_own_that_breaks_with_its_engine_says_what_happened(error, code, message):
+    chunk = {"choices": [{"index": 0, "text": "a", "finish_reason": None}], "usage": None}
+    app = front(vllms_stream(chunk, failed=error))
+    status, _, body = ask(app, body={**GOOD, "stream": True, "n": 2})
+    assert status == 200
+    _, second, end, _ = body.decode().split("\n\n")
+    said = json.loads(second.removeprefix("data: "))["error"]
+    assert (said["code"], said["message"], said["request_id"], end) == (code, message, ID, "data: [DONE]")
+
+
+@pytest.mark.parametrize(("error", "code", "message"), BROKEN, ids=["dies", "hangs"])
+def test_a_stream_of_vllms_own_whose_engine_breaks_before_the_first_token_is_a_status(error, code, message):
+    answer = ask(front(vllms_stream(failed=error)), body={**GOOD, "stream": True, "n": 2})
+    assert (answer[0], error_of(answer)) == (code, message)
+    assert "retry-after" in answer[1]
+
+
+def test_what_vllm_stumbles_over_in_the_parts_of_a_dead_engine_is_no_fault_of_the_request():
+    client = Client()
+
+    async def do(request):
+        client.errored = True  # while the request was on its way
+        raise EngineGenerateError from OSError("not a socket")
+
+    answer = ask(front(do, client=client), headers={ATTEMPT_HEADER: "a"})
+    assert answer[0] == ELSEWHERE_STATUS
 
 
 def test_a_stream_of_an_engine_that_hangs_ends_with_an_event_that_says_so_and_is_aborted():

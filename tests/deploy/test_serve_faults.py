@@ -5,10 +5,12 @@ One service with two replicas for all tests of this file; they run in the order 
 
 import collections
 import contextlib
+import datetime
 import http.client
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -119,6 +121,24 @@ def two_ready(client):
 
 def settled(client):
     assert wait_until(lambda: two_ready(client), 600, 1.0), client.get("/status").text
+
+
+def log_sizes(service):
+    """How long each of the service's logs is."""
+    return {
+        path: path.stat().st_size for path in service.folder.rglob("*.*") if path.suffix in (".log", ".err", ".out")
+    }
+
+
+def new_text(service, before):
+    """What the logs have got since, by file."""
+    return {path: path.read_bytes()[before.get(path, 0) :].decode("utf-8", "replace") for path in log_sizes(service)}
+
+
+def tracebacks(service, before):
+    """The first traceback in each log since, with what stands before it."""
+    found = {path.name: (text, text.find("Traceback (most")) for path, text in new_text(service, before).items()}
+    return [(name, text[max(0, at - 500) : at + 2000]) for name, (text, at) in found.items() if at >= 0]
 
 
 def replica_processes(service):
@@ -381,6 +401,112 @@ class Streams:
             thread.join(120)
         assert not any(thread.is_alive() for thread in self.threads), "a stream hangs"
         return collections.Counter(self.ends)
+
+
+class Asked:
+    """One request of a load, and how it ended."""
+
+    def __init__(self, number):
+        self.id = f"load-{number}"
+        self.status, self.end = None, None
+        body = {"model": MODEL, "max_tokens": 60, "ignore_eos": True}
+        chat = {**body, "messages": [{"role": "user", "content": f"{number} owls"}]}
+        plain = {**body, "prompt": f"{number} owls"}
+        # The short way of plain streams, vLLM's own generators, and answers in one piece.
+        self.path, self.body = [
+            ("/v1/completions", {**plain, "stream": True}),
+            ("/v1/completions", {**plain, "stream": True, "n": 2}),
+            ("/v1/chat/completions", {**chat, "stream": True, "logprobs": True}),
+            ("/v1/completions", plain),
+            ("/v1/chat/completions", chat),
+        ][number % 5]
+
+    def ask(self):
+        connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=90)
+        try:
+            headers = {"Content-Type": "application/json", "X-Request-Id": self.id}
+            connection.request("POST", self.path, json.dumps(self.body), headers)
+            response = connection.getresponse()
+            self.status, text = response.status, response.read()
+            error = b'data: {"error"' in text
+            whole = text.endswith(b"data: [DONE]\n\n") if self.body.get("stream") else self.status == 200
+            self.end = "error event" if error else "whole" if whole else text.decode()
+        except (OSError, http.client.HTTPException) as error:
+            self.end = repr(error)
+        finally:
+            connection.close()
+
+    @property
+    def failed(self):
+        return self.status != 429 and self.end != "whole"
+
+
+class Load:
+    """So many clients that ask one request after the other, in threads."""
+
+    def __init__(self, clients):
+        self.asked = []
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._threads = [threading.Thread(target=self._run) for _ in range(clients)]
+
+    def _run(self):
+        while not self._ended.is_set():
+            with self._lock:
+                asked = Asked(len(self.asked))
+                self.asked.append(asked)
+            asked.ask()
+
+    def done(self):
+        return sum(asked.end is not None for asked in self.asked)
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def under_way(service, replica, wall_s):
+    """Ids of the requests that were at a replica at this time, by its access log."""
+    (path,) = service.folder.rglob(f"access_{replica}.log")
+    found = set()
+    for line in path.read_text().splitlines():
+        said = dict(word.split("=", 1) for word in shlex.split(line))
+        ended_s = datetime.datetime.fromisoformat(said["time"]).timestamp()
+        if ended_s - float(said["total_ms"]) / 1e3 <= wall_s <= ended_s:
+            found.add(said["id"])
+    return found
+
+
+def test_while_an_engine_dies_under_load_only_what_was_in_it_fails_and_nobody_hears_a_500(client, service, capsys):
+    settled(client)
+    look(service)
+    logs = log_sizes(service)
+    with Load(8) as load:
+        assert wait_until(lambda: load.done() >= 40, 60, 0.01)
+        assert wait_until(lambda: all(r["running"] for r in status(client)["replicas"]), 30, 0.01), "both have some"
+        children(service, r"VLLM::EngineCor")[0].kill()
+        killed_s = time.time()
+        done = load.done()
+        dead = wait_until(
+            lambda: [r["id"] for r in status(client)["replicas"] if "died" in (r["fault"] or "")], 10, 0.05
+        )
+        assert wait_until(lambda: load.done() >= done + 60, 120)
+    in_it = under_way(service, dead[0], killed_s)
+    failed = {asked.id: (asked.path, asked.status, asked.end) for asked in load.asked if asked.failed}
+    with capsys.disabled():
+        print(f"\nengine killed: {len(load.asked)} requests, {len(in_it)} in it, {len(failed)} failed: {failed}")
+    assert {asked.status for asked in load.asked} <= {200, 429, 503}
+    assert not [asked.end for asked in load.asked if asked.status == 200 and asked.end not in ("whole", "error event")]
+    assert set(failed) <= in_it, "what came later went to the other replica"
+    assert len(failed) >= 1
+    assert not tracebacks(service, logs)
+    settled(client)
 
 
 @pytest.mark.parametrize("victim", ["the replica's process", "its engine core"])
