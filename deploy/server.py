@@ -15,7 +15,7 @@ from ray.serve.llm.deployment import LLMServer
 from vllm import envs
 
 from controller.config import ControllerConfig
-from deploy import short_logs, tracing
+from deploy import tracing
 from deploy.access_log import Format, open_log, serve_logs
 from deploy.admission import TOKENS_IN_QUEUE, Admission, Shares
 from deploy.agent import ReplicaAgent
@@ -38,7 +38,7 @@ from deploy.metrics.replica import ReplicaMetrics
 from deploy.probe import probe_modes
 from deploy.scaling import DESIRED_KEY
 from deploy.warmup import warm_up
-from nestedfp.vllm_plugin import failure, frontend
+from nestedfp.vllm_plugin import failure, frontend, short_logs
 
 log = logging.getLogger(__name__)
 
