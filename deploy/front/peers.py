@@ -1,10 +1,8 @@
 """The other replicas, as one sees them: whether it and they can take a request, and which requests it has sent to them."""
 
 from collections import OrderedDict
-from collections.abc import Callable
 
 from deploy.haproxy_config import ATTEMPT_HEADER, Limits
-from deploy.health import DEAD
 
 RETRYABLE_BODY_BYTES = Limits.buffer_bytes // 2  # a body of this size fits HAProxy's buffer with any headers
 
@@ -32,14 +30,7 @@ class Elsewhere:
 
 
 class Standing:
-    """How this replica and its peers stand, as far as it knows; the agent knows more.
-
-    Args:
-        dead: whether the engine has ended.
-    """
-
-    def __init__(self, dead: Callable[[], bool] = lambda: False) -> None:
-        self._dead = dead
+    """How this replica and its peers stand, as far as it knows; filled in by the server."""
 
     @property
     def replicas(self) -> int:
@@ -53,7 +44,7 @@ class Standing:
     @property
     def fault(self) -> str | None:
         """Why this replica can take no request; None: it can."""
-        return DEAD if self._dead() else None
+        return None
 
     @property
     def engine_is_late(self) -> bool:

@@ -304,11 +304,6 @@ def test_a_replica_whose_engine_is_dead_does_not_even_try():
     assert ask(app)[0] == 503, "without HAProxy in front nobody would try again"
 
 
-def test_a_replica_without_an_agent_sends_on_what_comes_while_its_engine_ends():
-    app = front(failing(AssertionError("was tried")), Standing(lambda: True))
-    assert ask(app, headers={ATTEMPT_HEADER: "a"})[0] == ELSEWHERE_STATUS
-
-
 def test_a_replica_whose_engine_hangs_takes_nothing_and_says_why():
     app = front(
         failing(AssertionError("was tried")), Peers(False, fault="its engine has not answered for 9 s: it hangs")
