@@ -16,7 +16,7 @@ from controller.messages import Directive, DirectiveAck, ReplicaSnapshot
 from controller.protocol import DirectiveFollower
 from deploy.admission import Admission
 from deploy.front.meter import PathMeter
-from deploy.health import EngineHung
+from deploy.health import DEAD, EngineHung
 from deploy.metrics.replica import ReplicaView
 from nestedfp.modes import DirectiveMode
 
@@ -30,7 +30,6 @@ HUNG_AFTER_S = 8.0  # no step of a sound engine takes so long; Serve then asks t
 # Requests in an engine found to hang are ended then: before Serve ends the replica, which would cut them off without a word.
 GIVEN_UP_AFTER_S = 2.0
 WATCH_PERIOD_S = 0.25
-DEAD = "its engine has died"
 
 
 class ControllerLink(Protocol):
@@ -247,7 +246,7 @@ class ReplicaAgent:
             began_s = time.monotonic()
             try:
                 # Not cancelled at the limit: a late answer is an answer.
-                call = asyncio.ensure_future(self._engine("nestedfp_stats"))
+                call = asyncio.ensure_future(self._statistics())
                 while not (await asyncio.wait({call}, timeout=ENGINE_TIMEOUT_S))[0]:
                     if self._dead():  # nobody will answer this call
                         call.cancel()
@@ -255,13 +254,19 @@ class ReplicaAgent:
                     log.warning("the engine has not answered for %.0f s", time.monotonic() - self._stats_at_s)
                 self._stats = call.result()
                 self._stats_at_s = time.monotonic()
-                self._admission.engine_has(self._stats["running"], self._stats["waiting"])
+                if self._stats is not None:
+                    self._admission.engine_has(self._stats["running"], self._stats["waiting"])
             except Exception as error:
                 if self._dead():
                     return
                 log.error("the engine does not answer; the health check will replace this replica: %r", error)
                 await asyncio.sleep(1.0)
             await asyncio.sleep(max(0.0, self._period_s - (time.monotonic() - began_s)))
+
+    async def _statistics(self) -> dict[str, Any] | None:
+        """What the engine says between two steps."""
+        stats: dict[str, Any] = await self._engine("nestedfp_stats")
+        return stats
 
     async def _watch_engine(self) -> None:
         """Say once when the engine dies or hangs, and end what is in one that hangs: its clients would wait for nothing."""

@@ -22,6 +22,7 @@ from deploy.haproxy_config import CONTROL_PREFIX
 from deploy.server import NestedFPServer
 
 APP_NAME = "nestedfp"
+PLAIN_WORKER = "nestedfp.vllm_plugin.plain_worker.PlainCPUWorker"
 
 
 def build(args: dict[str, str]) -> Any:
@@ -167,6 +168,8 @@ def engine_kwargs(config: DeployConfig, kind: str) -> dict[str, Any]:
                 "unsupported_gpu": engine.unsupported_gpu,
             }
         }
+    elif kind == "cpu":
+        kwargs.setdefault("worker_cls", PLAIN_WORKER)
     return kwargs
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import ray
 from fastapi import FastAPI, Header, HTTPException, Query, Request, Response, status
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from starlette.exceptions import HTTPException as StarletteHTTPException
@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from deploy.config import REPOSITORY
 from deploy.control_room import page
 from deploy.control_room.feed import Feed
-from deploy.front.replies import Refused
+from deploy.front.replies import Refused, request_id_of
 from deploy.keys import Keys, Role, Unauthorized, path_of
 from deploy.metrics.cluster import ClusterMetrics
 from deploy.metrics.page import CONTENT_TYPE
@@ -208,7 +208,7 @@ def require_admin(authorization: str | None) -> None:
 
 
 @routes.exception_handler(RequestValidationError)
-async def explain_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+async def explain_invalid(request: Request, error: RequestValidationError) -> Response:
     """Answer a request that does not validate with 400 and the reason, in OpenAI's format."""
     first = error.errors()[0]
     param = ".".join(str(part) for part in first["loc"])
@@ -217,19 +217,19 @@ async def explain_invalid(request: Request, error: RequestValidationError) -> JS
         message = f"expected a JSON body with the header 'Content-Type: application/json'; got Content-Type {kind}"
     else:
         message = f"{first['msg']}, at {param}"
-    return _error(status.HTTP_400_BAD_REQUEST, message, "invalid_request_error", param)
+    return _error(request, Refused(status.HTTP_400_BAD_REQUEST, message, param=param))
 
 
 @routes.exception_handler(StarletteHTTPException)
-async def explain_refused(request: Request, error: StarletteHTTPException) -> JSONResponse:
+async def explain_refused(request: Request, error: StarletteHTTPException) -> Response:
     """Answer a refusal in OpenAI's format."""
-    answer = _error(error.status_code, str(error.detail), "invalid_request_error", None)
+    answer = _error(request, Refused(error.status_code, str(error.detail)))
     answer.headers.update(error.headers or {})
     return answer
 
 
-def _error(code: int, message: str, kind: str, param: str | None) -> JSONResponse:
-    return JSONResponse({"error": {"message": message, "type": kind, "param": param, "code": code}}, code)
+def _error(request: Request, refusal: Refused) -> Response:
+    return Response(refusal.body(request_id_of(request.scope)), refusal.status, media_type="application/json")
 
 
 def control_application(application: str, keys_file: str | None = None) -> Any:

@@ -7,6 +7,7 @@ and so does this, on a CPU as well.
 
 import math
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -15,9 +16,13 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from vllm.entrypoints.launchers.cli_args import FrontendArgs
 
+from deploy.process_life import Life
+
 
 class NestedFPEngine(VLLMEngine):  # type: ignore[misc]
     """VLLMEngine with a way to the engine core; a single rank runs in the engine core's own process."""
+
+    _lives: Sequence[Life] = ()  # of the engine core's processes
 
     @property
     def client(self) -> Any:
@@ -26,8 +31,8 @@ class NestedFPEngine(VLLMEngine):  # type: ignore[misc]
 
     @property
     def dead(self) -> bool:
-        """Whether the engine core has ended, or has said that it cannot go on. vLLM knows within a tenth of a second."""
-        return bool(self._engine_client.errored)
+        """Whether the engine core has ended, begins to, or has said that it cannot go on. vLLM knows a tenth of a second later."""
+        return bool(self._engine_client.errored) or any(life.ending for life in self._lives)
 
     def give_up(self, error: Exception) -> None:
         """End every request that is in the engine with this error, whatever the engine does."""
@@ -50,6 +55,8 @@ class NestedFPEngine(VLLMEngine):  # type: ignore[misc]
         # to import vLLM as this one did.
         self.llm_config.get_or_create_callback().ctx.run_init_node = False
         await super().start()
+        manager = self._engine_client.engine_core.resources.engine_manager
+        self._lives = [Life(process.pid) for process in manager.processes]
 
     def _prepare_engine_config(self, callback_ctx: Any) -> Any:
         engine = self.llm_config.get_engine_config()

@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from deploy.absence import look
 from deploy.haproxy_config import MOST_TRIES, Limits, read, write
 
 SETTINGS_ENV = "NESTEDFP_HAPROXY"  # JSON: {"binary": path of HAProxy, "limits": fields of Limits}
@@ -41,6 +42,7 @@ HANGS_AFTER = 3  # checks without an answer in a row: 12 s at most with the one 
 STARTED_S = 2.0  # one that ends sooner had a fault in its configuration, or no port
 REPLACED = "replacement.pid"
 CURRENT = "current.pid"
+ABSENCES = "absences.json"
 
 
 class HAProxyMissing(RuntimeError):
@@ -133,7 +135,9 @@ def launch(arguments: Sequence[str], settings: Mapping[str, Any]) -> None:
     """Take the place of HAProxy: rewrite the configuration that ``-f`` names and become HAProxy. Does not return."""
     arguments = list(arguments)
     path = Path(arguments[arguments.index("-f") + 1])
-    path.write_text(write(read(path.read_text()), Limits(**settings["limits"])))
+    targets = read(path.read_text())
+    absences = look(path.parent / ABSENCES, targets.replicas, time.time())
+    path.write_text(write(targets, Limits(**settings["limits"]), absences))
     command = [settings["binary"], *arguments]
     plain = [settings["binary"], "-db", "-dR", "-f", str(path)]
     holders = [pid for name in (REPLACED, CURRENT) if (pid := _pid_in(path.parent / name)) and _runs(pid, path)]

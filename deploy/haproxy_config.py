@@ -12,16 +12,24 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from deploy.absence import LONGEST_S, SHORTEST_S, UNKNOWN_S, Absence
+
 ELSEWHERE_STATUS = (
     425  # a replica's word that another one should take the request; HAProxy tries that, no client sees it
 )
 ATTEMPT_HEADER = "x-nestedfp-attempt"  # the same at every try of one request; a client's own is overwritten
+REQUEST_ID = "%[var(txn.request_id),json(ascii)]"  # as HAProxy writes it into a JSON string
 MOST_TRIES = 8  # replicas that a request is offered to, however many there are
 RETRY_AFTER_S = 2
 METHODS = "GET POST HEAD OPTIONS PUT PATCH DELETE"  # others a replica's server would answer without OpenAI's format
 CONTROL_PREFIX = "/control"  # where the control application is mounted; its routes also answer at the root
 CONTROL_PATHS = ("/status", "/decisions", "/metrics")
 CONTROL_FOLDERS = ("/admin/",)
+JSON = "res.hdr(content-type) -m sub json"
+OF_SERVE = (
+    (500, "the service failed on this request; its log says why", "server_error", False),
+    (503, "this replica cannot take the request now; try again", "service_unavailable", True),
+)
 TEMPLATE_CHANGED = "Ray Serve's HAProxy configuration is not as expected"
 
 
@@ -67,6 +75,11 @@ class Targets:
     bind: str
     health_rules: tuple[str, ...]
     backends: tuple[Backend, ...]
+
+    @property
+    def replicas(self) -> dict[str, int | None]:
+        """How many replicas the applications have, by path prefix; None: there is no application at the root."""
+        return {"": None, **{backend.prefix: len(backend.servers) for backend in self.backends}}
 
 
 def read(text: str) -> Targets:
@@ -127,16 +140,40 @@ def _sections(lines: Sequence[str], prefixes: Mapping[str, str]) -> tuple[str, l
     return bind, rules, backends
 
 
+def waiting(absence: Absence) -> list[str]:
+    """Return the rules that put into ``txn.wait_s`` when a client should come again that found no replica, in seconds."""
+    if absence.ends_s is None:
+        return [f"http-request set-var(txn.wait_s) int({UNKNOWN_S if absence.since_s is not None else SHORTEST_S})"]
+    return [
+        f"http-request set-var(txn.wait_s) date,neg,add({absence.ends_s:.0f})",
+        f"http-request set-var(txn.wait_s) int({SHORTEST_S}) if {{ var(txn.wait_s) -m int lt {SHORTEST_S} }}",
+        f"http-request set-var(txn.wait_s) int({LONGEST_S}) if {{ var(txn.wait_s) -m int gt {LONGEST_S} }}",
+    ]
+
+
+def nobody(absence: Absence, condition: str = "") -> list[str]:
+    """Return the rules that answer a request for which there is no replica."""
+    message = "no replica can take this request now: the service starts, stops or has lost its replicas; try again"
+    if absence.took_s is not None:
+        message += f". The last time there was none for {absence.took_s:.0f} s"
+    told = answer(503, message, "service_unavailable", f" hdr Retry-After %[var(txn.wait_s)]{condition}")
+    return [*waiting(absence), told]
+
+
 def error_json(status: int, message: str, kind: str) -> str:
-    """Return the body of an error in OpenAI's format."""
-    return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": status}})
+    """Return the body of an error in OpenAI's format, with the request's id: a format of HAProxy's, in which % is special."""
+    text = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": status, "request_id": "@"}})
+    head, _, tail = text.replace("%", "%%").rpartition("@")
+    return head + REQUEST_ID + tail
 
 
-def answer(status: int, message: str, kind: str, condition: str = "", retry: bool = False) -> str:
+def answer(
+    status: int, message: str, kind: str, condition: str = "", retry: bool = False, rules: str = "http-request"
+) -> str:
     """Return a rule that answers a request at once, in OpenAI's format."""
     body = quoted(error_json(status, message, kind))
     hint = f" hdr Retry-After {RETRY_AFTER_S}" if retry else ""
-    return f"http-request return status {status} content-type application/json string {body}{hint}{condition}"
+    return f"{rules} return status {status} content-type application/json lf-string {body}{hint}{condition}"
 
 
 def quoted(text: str) -> str:
@@ -161,20 +198,26 @@ def own_errors(limits: Limits) -> list[str]:
         kind = "invalid_request_error" if status < 500 else "service_unavailable"
         hint = f" hdr Retry-After {RETRY_AFTER_S}" if told == 503 else ""
         body = quoted(error_json(told, message, kind))
-        lines.append(f"http-error status {status} content-type application/json string {body}{hint}")
+        lines.append(f"http-error status {status} content-type application/json lf-string {body}{hint}")
     return lines
 
 
-def write(targets: Targets, limits: Limits) -> str:
-    """Return HAProxy's configuration for the targets."""
-    starting = "no replica can take this request now: the service starts, stops or has lost its replicas; try again"
+def write(targets: Targets, limits: Limits, absences: Mapping[str, Absence] | None = None) -> str:
+    """Return HAProxy's configuration for the targets.
+
+    Args:
+        absences: of the applications, by path prefix.
+    """
+    absences = absences or {}
     frontend = [
         targets.bind,
         *targets.health_rules,
         "unique-id-format %[uuid()]",
         f"http-request set-header {ATTEMPT_HEADER} %[unique-id]",
-        # One id for all tries of a request that brings none, in the answer and in the access logs.
-        "http-request set-header x-request-id %[unique-id] unless { req.hdr(x-request-id) -m found }",
+        # One id for all tries of a request: in the answer, in the body of an error, and in the access logs.
+        "http-request set-var(txn.request_id) unique-id",
+        # A client's own, unless Ray Serve, which reads this header as UTF-8, would fail on it: that is refused below.
+        "http-request set-var(txn.request_id) req.fhdr(x-request-id) if { req.fhdr(x-request-id) -m reg '^[ -~]+$' }",
         answer(
             413,
             f"the body is larger than {limits.body_bytes} bytes; send a shorter prompt or raise http.max_body_bytes",
@@ -187,13 +230,13 @@ def write(targets: Targets, limits: Limits) -> str:
             "invalid_request_error",
             f" if {{ req.hdrs,length gt {limits.header_bytes} }}",
         ),
-        # Ray Serve reads this header as UTF-8, and fails on other bytes.
         answer(
             400,
             "the header X-Request-Id holds characters beyond ASCII",
             "invalid_request_error",
-            " if { req.hdr(x-request-id) -m reg '[^ -~]' }",
+            " if { req.fhdr(x-request-id) -m reg '[^ -~]' }",
         ),
+        "http-request set-header x-request-id %[var(txn.request_id)]",
         answer(405, "no such method", "invalid_request_error", f" unless {{ method {METHODS} }}"),
         # A request comes to a replica when it is there as a whole, or fills the buffer: half-sent ones cost no replica anything.
         f"http-request wait-for-body time {limits.request_s}s if METH_POST",
@@ -201,7 +244,13 @@ def write(targets: Targets, limits: Limits) -> str:
         f" or {{ path_beg {' '.join(CONTROL_FOLDERS)} }}",
         f"http-request set-path {CONTROL_PREFIX}/ if {{ path {CONTROL_PREFIX} }}",  # the control room
         f"http-response set-status 429 if {{ status {ELSEWHERE_STATUS} }}",
+        # What Ray Serve says in plain text, of a request that never came to this project's server.
+        *[
+            answer(status, message, kind, f" if {{ status {status} }} !{{ {JSON} }}", retry, "http-response")
+            for status, message, kind, retry in OF_SERVE
+        ],
         "http-after-response set-status 503 if { status 502 }",
+        "http-after-response set-header x-request-id %[var(txn.request_id)] if { var(txn.request_id) -m found }",
     ]
     for backend in targets.backends:
         name = backend.name
@@ -255,10 +304,10 @@ def write(targets: Targets, limits: Limits) -> str:
                     "option httpchk GET /-/healthz",
                     "http-check expect status 200",
                     backend.check,
-                    answer(503, starting, "service_unavailable", f" if {{ nbsrv({backend.name}) eq 0 }}", retry=True),
+                    *nobody(absences.get(backend.prefix, Absence()), f" if {{ nbsrv({backend.name}) eq 0 }}"),
                     *backend.servers,
                 ],
             )
         )
-    parts.append(("backend unavailable", [answer(503, starting, "service_unavailable", retry=True)]))
+    parts.append(("backend unavailable", nobody(absences.get("", Absence()))))
     return "".join(f"{head}\n" + "".join(f"    {line}\n" for line in lines if line) for head, lines in parts)

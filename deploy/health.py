@@ -14,6 +14,7 @@ import msgspec
 from deploy.front.pages import Shown
 
 JSON = "application/json"
+DEAD = "its engine has died"
 
 
 class EngineHung(RuntimeError):

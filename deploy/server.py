@@ -35,10 +35,11 @@ from deploy.keys import Keys, path_of
 from deploy.metrics import bulk
 from deploy.metrics.page import CONTENT_TYPE
 from deploy.metrics.replica import ReplicaMetrics
+from deploy.plain_agent import PlainAgent
 from deploy.probe import probe_modes
 from deploy.scaling import DESIRED_KEY
 from deploy.warmup import warm_up
-from nestedfp.vllm_plugin import failure, frontend
+from nestedfp.vllm_plugin import failure, frontend, short_logs
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +102,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         self._agent: ReplicaAgent | None = None
+        self._watch: ReplicaAgent | None = None  # the agent, or that of a plain engine
         self._max_body_bytes = max_body_bytes
         self._grammar_cpu_s = grammar_cpu_s
         self._cors_origins = list(cors_origins)
@@ -116,6 +118,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         # does not reach the front end in this one: no pins would be checked and no tokens counted.
         frontend.install()
         tap.install()
+        short_logs.install()
         with failure.explained():
             await super().__init__(llm_config, **kwargs)
             await warm_up(self.engine, llm_config.model_id)
@@ -134,6 +137,8 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             in_order=not self._by_priority,
         )
         if not precision:
+            self._watch = PlainAgent(self.engine.call, self._meter, lambda: self.engine.dead, self.engine.give_up)
+            await self._watch.start()
             self._page = await self._metrics()
             return
         context = serve.get_replica_context()
@@ -143,7 +148,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             await self.engine.call("nestedfp_self_checks"),
         )
         await self.engine.call("nestedfp_warmed_up")
-        self._agent = ReplicaAgent(
+        self._agent = self._watch = ReplicaAgent(
             replica_id=context.replica_id.unique_id,
             engine=self.engine.call,
             controller=ServeControllerLink(),
@@ -213,7 +218,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             self.engine.client,
             self._admission,
             self._meter,
-            self._agent or Standing(),
+            self._watch or Standing(),
             self._max_body_bytes,
             self._keys,
             Queueing(
@@ -227,7 +232,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         health = Health(
             serve.get_replica_context().replica_id.unique_id,
             self.check_health,
-            lambda: None if self._agent is None else self._agent.stats_age_s,
+            lambda: None if self._watch is None else self._watch.stats_age_s,
             self._start,
         )
         pages = {"/metrics": self._show_metrics, "/health": health.health, "/ready": health.ready}
@@ -236,8 +241,8 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
     async def check_health(self) -> None:
         """Fail where the engine has died or hangs; called by Serve, which then replaces this replica."""
         await super().check_health()
-        if self._agent is not None:
-            self._agent.check_engine()
+        if self._watch is not None:
+            self._watch.check_engine()
 
     async def apply_directive(self, directive: dict[str, Any]) -> dict[str, Any]:
         """Put a directive in force and return the acknowledgement; called by the controller's broadcast."""

@@ -188,7 +188,7 @@ def running(
 
 
 def error_of(body: bytes) -> dict[str, Any]:
-    """The error of an answer in OpenAI's format; the body must be one."""
+    """The error of an answer in OpenAI's format with the request's id; the body must be one."""
     error: dict[str, Any] = json.loads(body)["error"]
-    assert set(error) == {"message", "type", "param", "code"}
+    assert set(error) == {"message", "type", "param", "code", "request_id"}
     return error

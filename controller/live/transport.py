@@ -3,6 +3,7 @@
 The only file of this package that imports ray.
 """
 
+import asyncio
 import logging
 from typing import Any, Protocol
 
@@ -58,7 +59,9 @@ class ServeBroadcast:
         if self._handle is None:
             self._handle = self._serve.get_deployment_handle(self._deployment_name, self._app_name)
         response = self._handle.broadcast("apply_directive", directive.model_dump(mode="json"))
-        results = await response.results_async(timeout_s=self._limit_s, return_exceptions=True)
+        # Not its own ``timeout_s``: where it is cancelled itself it leaves the calls unlooked at, and asyncio logs a traceback.
+        async with asyncio.timeout(self._limit_s):
+            results = await response.results_async(return_exceptions=True)
         acks = []
         for result in results:
             if isinstance(result, BaseException):

@@ -11,7 +11,7 @@ from typing import Any
 from deploy.front import openapi
 from deploy.front.generate import Generate
 from deploy.front.pages import Page, show
-from deploy.front.replies import Refused, refuse
+from deploy.front.replies import Refused, identifying, refuse, request_id_of
 from deploy.front.requests import read_body
 
 # Answered by vLLM's application.
@@ -51,6 +51,7 @@ class Front:
         path, method = scope["path"].removeprefix(scope.get("root_path", "")), scope["method"]
         route = self._generate.routes.get(path)
         own = path.startswith(MODEL_PREFIX) or path in self._pages
+        request_id = request_id_of(scope)
         allowed = ("POST",) if route else (("GET",) if own else PASSED_ON.get(path))
         try:
             if allowed is None:
@@ -58,14 +59,14 @@ class Front:
             if method not in allowed:
                 raise Refused(405, f"{path[:200]} takes {' or '.join(allowed)}, not {method}")
             if (page := self._pages.get(path)) is not None:
-                await show(send, await page())
+                await show(identifying(send, request_id), await page())
                 return
             if route is None:
                 self._generate.keys.of(dict(scope["headers"]))
-                await self._pass_on(scope, receive, send)
+                await self._pass_on(scope, receive, identifying(send, request_id))
                 return
         except Refused as refusal:
-            await refuse(send, refusal)
+            await refuse(send, refusal, request_id)
             return
         await self._generate(route, scope, receive, send, arrived_s)
 

@@ -17,7 +17,7 @@ from deploy.front.deadline import Queue, QueueDeadline
 from deploy.front.handover import TURN, Handover, Turn, prompt_tokens_of
 from deploy.front.meter import Passage, PathMeter
 from deploy.front.peers import RETRYABLE_BODY_BYTES, Elsewhere, Standing
-from deploy.front.replies import OVERLOADED, Refused, refuse, reply
+from deploy.front.replies import OVERLOADED, Refused, identified, refuse, reply, request_id_of
 from deploy.front.requests import (
     apply_pin,
     one_line,
@@ -112,11 +112,12 @@ class Generate:
 
     async def __call__(self, route: Route, scope: Any, receive: Any, send: Any, arrived_s: float) -> None:
         passage = self._meter.arrive(arrived_s)
+        passage.id = request_id_of(scope)
         try:
             await self._admitted(route, scope, receive, send, passage)
         except Refused as refusal:
             passage.outcome, passage.status = refusal.outcome, refusal.status
-            await refuse(send, refusal)
+            await refuse(send, refusal, passage.id)
         except asyncio.CancelledError:
             passage.outcome = Outcome.LEFT
             raise
@@ -128,7 +129,6 @@ class Generate:
 
     async def _admitted(self, route: Route, scope: Any, receive: Any, send: Any, passage: Passage) -> None:
         headers = dict(scope["headers"])
-        passage.id = headers.get(b"x-request-id", b"").decode("latin-1") or None  # Serve has given it one
         holder = self.keys.of(headers)
         passage.key = None if holder is None else holder.name
         body = await read_body(receive, self._max_body_bytes)
@@ -254,7 +254,8 @@ class Generate:
         from vllm.exceptions import GenerationError
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-        if isinstance(error, EngineDeadError):
+        # Also what vLLM stumbles over while it takes a dead engine's parts down.
+        if isinstance(error, EngineDeadError) or (self._client.errored and not isinstance(error, EngineHung)):
             message = "the engine has died; it is being replaced"
             if passage.submitted_s is None:
                 return self._dead(headers, size, message)
@@ -336,7 +337,7 @@ class Generate:
             await call.abort(collector)
             refusal = self._explained(error, passage, {}, RETRYABLE_BODY_BYTES + 1)
             passage.outcome = refusal.outcome
-            await send({"type": "http.response.body", "body": streams.error_events(refusal.body())})
+            await send({"type": "http.response.body", "body": streams.error_events(refusal.body(passage.id))})
         finally:
             if tap is not None:
                 tap.close()
@@ -353,19 +354,24 @@ class Generate:
             request.n or 1,
         )
         begun = failed = False
+        turn = TURN.get()
         async with aclosing(events):
             async for event in events:
                 if not begun:
                     begun = True
                     # vLLM puts an error into the stream that the client should have had as a status.
                     if event.startswith(ERROR_EVENT):
-                        if (turn := TURN.get()) is not None and turn.refused is not None:
-                            raise turn.refused
+                        if turn is not None and (raised := turn.refused or turn.failed) is not None:
+                            raise raised
                         error = json.loads(event.removeprefix("data: "))["error"]
                         raise Refused(int(error["code"]), error["message"], error["type"], error.get("param"))
                     await send({"type": "http.response.start", "status": 200, "headers": [EVENT_STREAM, *notes]})
                 elif event.startswith(ERROR_EVENT):
                     failed = True
+                    body = identified(event.removeprefix("data: ").encode(), passage.id)
+                    if turn is not None and turn.failed is not None:
+                        body = self._explained(turn.failed, passage, {}, RETRYABLE_BODY_BYTES + 1).body(passage.id)
+                    event = f"data: {body.decode()}\n\n"
                 passage.writing()
                 await send({"type": "http.response.body", "body": discloser.event(event).encode(), "more_body": True})
                 passage.wrote(1)

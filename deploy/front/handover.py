@@ -87,6 +87,9 @@ class Turn:
         self.calls: list[EngineCall] = []
         self.accepted = False  # the engine has computed a token of it
         self.refused: Refused | None = None  # before the engine heard of it; vLLM's streams make another error of it
+        self.failed: Exception | None = (
+            None  # what the engine raised; vLLM's streams make an event of it that says less
+        )
         self.constrained = False  # by a grammar, which may turn out to have no way on
         self.finished: list[Any] = []  # the outputs that ended a sequence, where vLLM's own code consumes them
 
@@ -186,7 +189,9 @@ class Engine:
                 yield output
         except Exception as error:
             if isinstance(error.__cause__, EngineHung):
+                turn.failed = error.__cause__
                 raise error.__cause__ from None  # vLLM's own around it says nothing
+            turn.failed = error
             raise
 
 

@@ -12,6 +12,7 @@ Headers = Iterable[tuple[bytes, bytes]]
 Send = Any  # ASGI's send
 OVERLOADED = "overloaded_error"  # the kind of a refusal for want of room
 JSON = (b"content-type", b"application/json")
+REQUEST_ID = "request_id"  # inside the error, which is what openai's clients keep as ``error.body``, of streams as well
 
 
 class Refused(Exception):
@@ -47,10 +48,10 @@ class Refused(Exception):
             return Outcome.DENIED
         return Outcome.INVALID if self.status < 500 else Outcome.FAILED
 
-    def body(self) -> bytes:
-        """The error in OpenAI's format."""
+    def body(self, request_id: str | None) -> bytes:
+        """The error in OpenAI's format, with the id of the request that it answers."""
         error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.status}
-        return msgspec.json.encode({"error": error})
+        return msgspec.json.encode({"error": {**error, REQUEST_ID: request_id}})
 
     def headers(self) -> Headers:
         """What goes with it: when to come again, where that helps."""
@@ -66,6 +67,50 @@ async def reply(send: Send, status: int, body: bytes, headers: Headers = ()) -> 
     await send({"type": "http.response.body", "body": body})
 
 
-async def refuse(send: Send, refusal: Refused, headers: Headers = ()) -> None:
+async def refuse(send: Send, refusal: Refused, request_id: str | None) -> None:
     """Send an error."""
-    await reply(send, refusal.status, refusal.body(), (*refusal.headers(), *headers))
+    await reply(send, refusal.status, refusal.body(request_id), refusal.headers())
+
+
+def request_id_of(scope: Any) -> str | None:
+    """Return the id of a request: the client's, or HAProxy's or Ray Serve's word; None: nobody has given it one."""
+    found = (value for name, value in scope["headers"] if name == b"x-request-id")
+    return next(found, b"").decode("latin-1") or None
+
+
+def identified(body: bytes, request_id: str | None) -> bytes:
+    """Return the JSON body of an error that another part made, with the request's id; what is no such body, as it is."""
+    try:
+        answer = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        return body
+    if not isinstance(answer, dict):
+        return body
+    error = answer.get("error")
+    (error if isinstance(error, dict) else answer)[REQUEST_ID] = request_id
+    return msgspec.json.encode(answer)
+
+
+def identifying(send: Send, request_id: str | None) -> Send:
+    """Return ASGI's send for the answers of another application: errors in JSON get the request's id."""
+    start: dict[str, Any] | None = None  # of an error whose body has not come as a whole
+    parts: list[bytes] = []
+
+    async def sending(message: dict[str, Any]) -> None:
+        nonlocal start
+        if message["type"] == "http.response.start" and message["status"] >= 400:
+            start = message
+            return
+        if start is None or message["type"] != "http.response.body":
+            await send(message)
+            return
+        parts.append(message.get("body", b""))
+        if message.get("more_body"):
+            return
+        body = identified(b"".join(parts), request_id)
+        length = (b"content-length", str(len(body)).encode())
+        headers = [header for header in start.get("headers", ()) if header[0].lower() != b"content-length"]
+        await send({**start, "headers": [*headers, length]})
+        await send({"type": "http.response.body", "body": body})
+
+    return sending

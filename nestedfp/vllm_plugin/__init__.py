@@ -10,6 +10,7 @@
     versions.py    versions that were tested; names.py every name of vLLM that is used here
     accounting.py  tokens computed per precision, for each request and for the engine (pure)
     endpoints.py   control and disclosure for a plain ``vllm serve``
+    short_logs.py  one line instead of a stack for a bad request
     frontend.py    checks the pin of a request and hands each request's token counts to the front end
 
 vLLM calls ``register`` in every process that it starts: front end, engine core and workers.
@@ -25,8 +26,9 @@ def register() -> None:
     here is a warning, and ``quantization="nestedfp"`` is then a name that vLLM does not know.
     """
     try:
-        from nestedfp.vllm_plugin import quant, wiring
+        from nestedfp.vllm_plugin import quant, short_logs, wiring
 
+        short_logs.install()
         quant.register_method()
         wiring.install()
     except Exception as error:

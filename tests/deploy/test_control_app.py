@@ -34,7 +34,7 @@ def order(tmp_path, monkeypatch):
         async def sent():
             transport = httpx.ASGITransport(app=control_app.routes)
             async with httpx.AsyncClient(transport=transport, base_url="http://control") as client:
-                headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+                headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json", "X-Request-Id": "mine"}
                 return await client.post("/admin/directive", content=body, headers=headers)
 
         return asyncio.run(sent())
@@ -62,11 +62,14 @@ def test_an_order_for_a_time_that_is_none_is_refused_with_one_sentence(order, tt
     error = answer.json()["error"]
     assert told in error["message"]
     assert (error["param"], error["code"], error["message"].count("\n")) == ("body.ttl_s", 400, 0)
+    assert error["request_id"] == "mine"
 
 
 @pytest.mark.parametrize("ttl_s", ["604800", "0.001", "null"])
 def test_an_order_for_up_to_a_week_is_passed_on(order, ttl_s):
-    assert order(f'{{"mode": "fp8", "ttl_s": {ttl_s}}}').status_code == 503, "it got as far as the controller"
+    answer = order(f'{{"mode": "fp8", "ttl_s": {ttl_s}}}')
+    assert answer.status_code == 503, "it got as far as the controller"
+    assert answer.json()["error"]["request_id"] == "mine"
 
 
 def test_of_two_applications_in_one_cluster_each_has_its_own_controller(monkeypatch):

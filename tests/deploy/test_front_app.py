@@ -15,6 +15,7 @@ from deploy.front.app import Front
 from deploy.front.generate import Generate, Queueing, Route
 from deploy.front.handover import TURN, Engine, EngineCall, Handover
 from deploy.front.meter import PathMeter
+from deploy.front.pages import Shown
 from deploy.front.peers import RETRYABLE_BODY_BYTES, Elsewhere, Standing
 from deploy.front.replies import OVERLOADED, Refused
 from deploy.front.streams import Frame
@@ -34,6 +35,7 @@ from vllm.v1.engine.output_processor import RequestOutputCollector  # noqa: E402
 PATH = "/v1/completions"
 LIMIT = 1000
 GOOD = {"model": "m", "prompt": "x"}
+ID = 'the "first"'
 
 
 class Serving:
@@ -117,7 +119,7 @@ async def asking(app, path=PATH, method="POST", body=None, headers=None, chunks=
     async def send(message):
         sent.append(message)
 
-    given = {"content-type": "application/json", **(headers or {})}
+    given = {"content-type": "application/json", "x-request-id": ID, **(headers or {})}
     scope = {
         "type": "http",
         "path": path,
@@ -138,8 +140,8 @@ async def asking(app, path=PATH, method="POST", body=None, headers=None, chunks=
 
 def error_of(answer):
     error = json.loads(answer[2])["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert error["code"] == answer[0]
+    assert set(error) == {"message", "type", "param", "code", "request_id"}
+    assert (error["code"], error["request_id"]) == (answer[0], ID)
     return error["message"]
 
 
@@ -228,6 +230,39 @@ def test_what_vllm_wraps_before_the_engine_has_taken_the_request_is_told_by_its_
     answer = ask(front(do))
     assert answer[0] == 400
     assert "escape at the end" in error_of(answer)
+
+
+@pytest.mark.parametrize("body", [b'{"error":{"message":"no","code":404}}', b'{"detail":"no"}', b"no", b"[]"])
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_an_error_of_vllms_application_gets_the_requests_id(body, chunks):
+    async def vllms(scope, receive, send):
+        headers = [(b"content-type", b"application/json"), (b"Content-Length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 404, "headers": headers})
+        cut = len(body) // chunks
+        await send({"type": "http.response.body", "body": body[:cut], "more_body": chunks == 2})
+        if chunks == 2:
+            await send({"type": "http.response.body", "body": body[cut:]})
+
+    app = front()
+    app._app = vllms
+    status, headers, answer = ask(app, "/v1/models", "GET")
+    assert (status, int(headers["content-length"])) == (404, len(answer))
+    if body.startswith(b"{"):
+        said = json.loads(answer)
+        assert said.get("error", said).pop("request_id") == ID
+        assert said == json.loads(body)
+    else:
+        assert answer == body
+
+
+def test_a_page_that_says_no_says_to_which_request():
+    async def unhealthy():
+        return Shown(503, "application/json", b'{"status":"not ready"}')
+
+    app = front()
+    app._pages["/ready"] = unhealthy
+    answer = ask(app, "/ready", "GET")
+    assert (answer[0], json.loads(answer[2])) == (503, {"status": "not ready", "request_id": ID})
 
 
 def test_what_fails_in_the_engine_is_500_without_details():
@@ -328,10 +363,63 @@ def test_an_engine_that_dies_in_mid_stream_ends_it_with_an_error_event_and_the_e
     first, second, end, nothing = body.decode().split("\n\n")
     assert json.loads(first.removeprefix("data: "))["choices"][0]["text"] == "a"
     error = json.loads(second.removeprefix("data: "))["error"]
-    assert (error["code"], "the engine has died" in error["message"]) == (503, True)
+    assert (error["code"], "the engine has died" in error["message"], error["request_id"]) == (503, True, ID)
     assert (end, nothing) == ("data: [DONE]", "")
     assert Client.aborted == 1
     assert meter.stats(0.0).open_streams == 0
+
+
+def vllms_stream(*events, failed):
+    """A ``do`` whose stream is vLLM's own: it makes an event of what the engine raises."""
+
+    async def do(request):
+        async def streamed():
+            for event in events:
+                yield f"data: {json.dumps(event)}\n\n"
+            TURN.get().failed = failed
+            TURN.get().passage.submitted()
+            error = {"message": "See stack trace (above).", "type": "InternalServerError", "param": None, "code": 500}
+            yield f"data: {json.dumps({'error': error})}\n\n"
+            yield "data: [DONE]\n\n"
+
+        return streamed()
+
+    return do
+
+
+BROKEN = [
+    (EngineDeadError(), 503, "the engine has died; it is being replaced; this request was in it"),
+    (EngineHung("it hangs"), 503, "it hangs; this request was in it and is given up"),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "message"), BROKEN, ids=["dies", "hangs"])
+def test_a_stream_of_vllms_own_that_breaks_with_its_engine_says_what_happened(error, code, message):
+    chunk = {"choices": [{"index": 0, "text": "a", "finish_reason": None}], "usage": None}
+    app = front(vllms_stream(chunk, failed=error))
+    status, _, body = ask(app, body={**GOOD, "stream": True, "n": 2})
+    assert status == 200
+    _, second, end, _ = body.decode().split("\n\n")
+    said = json.loads(second.removeprefix("data: "))["error"]
+    assert (said["code"], said["message"], said["request_id"], end) == (code, message, ID, "data: [DONE]")
+
+
+@pytest.mark.parametrize(("error", "code", "message"), BROKEN, ids=["dies", "hangs"])
+def test_a_stream_of_vllms_own_whose_engine_breaks_before_the_first_token_is_a_status(error, code, message):
+    answer = ask(front(vllms_stream(failed=error)), body={**GOOD, "stream": True, "n": 2})
+    assert (answer[0], error_of(answer)) == (code, message)
+    assert "retry-after" in answer[1]
+
+
+def test_what_vllm_stumbles_over_in_the_parts_of_a_dead_engine_is_no_fault_of_the_request():
+    client = Client()
+
+    async def do(request):
+        client.errored = True  # while the request was on its way
+        raise EngineGenerateError from OSError("not a socket")
+
+    answer = ask(front(do, client=client), headers={ATTEMPT_HEADER: "a"})
+    assert answer[0] == ELSEWHERE_STATUS
 
 
 def test_a_stream_of_an_engine_that_hangs_ends_with_an_event_that_says_so_and_is_aborted():

@@ -214,12 +214,14 @@ def test_a_stream_of_vllms_that_breaks_has_failed_and_says_nothing_about_latency
         request = request_of(chat=False)
         events = completion_events(serving_of(chat=False), request, numbered())
         passage = meter.arrive(meter.clock())
+        passage.id = "mine"
         await front(meter)._relay(events, request, send, passage, [], {})
         return passage
 
     passage = asyncio.run(relayed())
     assert (sent[0]["status"], sent[-1].get("more_body")) == (200, None)
-    assert any(b'"error"' in message.get("body", b"") for message in sent) is breaks
+    errors = [message["body"] for message in sent if b'"error"' in message.get("body", b"")]
+    assert [json.loads(event.removeprefix(b"data: "))["error"]["request_id"] for event in errors] == ["mine"] * breaks
     assert passage.outcome is (Outcome.FAILED if breaks else Outcome.OK)
     assert len(meter.take_finished()) == (0 if breaks else 1)
 

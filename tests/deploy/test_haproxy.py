@@ -22,6 +22,7 @@ from processes import ROOT
 from ray_nodes import listens
 
 from deploy import environment, haproxy
+from deploy.absence import SHORTEST_S, UNKNOWN_S
 from deploy.config import load
 from deploy.front.peers import Elsewhere
 from deploy.haproxy_config import (
@@ -223,6 +224,43 @@ def test_a_request_that_one_replica_sends_elsewhere_is_answered_by_the_other(fol
     assert len(set(answered)) == 8
 
 
+@pytest.mark.parametrize(
+    ("ended_after_s", "gone_for_s", "told"),
+    [(40, 10, (25, 30)), (40, 200, (2, 2)), (500, 10, (60, 60)), (None, 10, (10, 10))],
+    ids=["as long as is left", "longer than expected", "no longer than clients believe", "nobody knows"],
+)
+def test_a_client_that_finds_no_replica_hears_when_there_should_be_one(folder, ended_after_s, gone_for_s, told):
+    known = {"": {"since_s": time.time() - gone_for_s, "took_s": ended_after_s}}
+    (folder / haproxy.ABSENCES).write_text(json.dumps(known))
+    with in_front(folder, app=[]) as (_, port):
+        assert wait_until(lambda: listens("127.0.0.1", port), 20, 0.05)
+        status, headers, body = ask(port, "/v1/models")
+    assert status == 503
+    assert told[0] <= int(headers["retry-after"]) <= told[1]
+    assert ("for 40 s" in error_of(body)["message"]) == (ended_after_s == 40)
+
+
+def test_how_long_there_was_no_replica_is_measured_from_one_configuration_to_the_next(folder, replicas):
+    with in_front(folder, app=[]) as (_, port):
+        assert wait_until(lambda: listens("127.0.0.1", port), 20, 0.05)
+        assert ask(port)[1]["retry-after"] == "10", "the first start: nobody knows"
+        first = haproxies(folder)[0]
+        since_s = json.loads((folder / haproxy.ABSENCES).read_text())[""]["since_s"]
+        assert wait_until(lambda: time.time() > since_s + 4, 10)
+        render(folder, port, {APP: ("/", [replicas(ok("in")).port])})
+        with reloaded(folder, first):
+            assert wait_until(lambda: answers(port), 20, 0.05)
+            first = haproxies(folder)[0]
+            render(folder, port, {APP: ("/", [])})
+            with reloaded(folder, first):
+                assert wait_until(lambda: ask(port)[0] == 503, 20, 0.05)
+                _, headers, body = ask(port)
+                measured = json.loads((folder / haproxy.ABSENCES).read_text())[""]
+    assert measured["took_s"] > 4
+    assert SHORTEST_S <= int(headers["retry-after"]) <= measured["took_s"] + 1
+    assert "The last time there was none for" in error_of(body)["message"]
+
+
 def test_whom_everybody_sends_elsewhere_hears_429_and_never_how_it_was_told(folder, replicas):
     with in_front(folder, app=[replicas(elsewhere), replicas(elsewhere)]) as (_, port):
         up(port, "/up")
@@ -298,6 +336,68 @@ def test_a_request_without_an_id_gets_one_and_one_with_an_id_keeps_it(folder, re
     assert (len(given), kept) == (36, "mine")
 
 
+@pytest.mark.parametrize("given", [None, 'a "quoted" \\ 100 % id'])
+def test_every_error_of_haproxy_names_the_request_in_its_header_and_in_its_body(folder, replicas, given):
+    # Where a connection to a replica had served others before, HAProxy closes the client's without a word.
+    alone = {"Connection": "close"}
+
+    def answer(path, headers, body):
+        if path == "/dies":
+            raise ConnectionResetError  # as a process that is killed
+        if path == "/plain":
+            return 503, {"Content-Type": "text/plain", **alone}, b"Request dropped due to backpressure"
+        return 200, alone, b"in"
+
+    replica = replicas(answer)
+    sent = {} if given is None else {"x-request-id": given}
+    with in_front(folder, Limits(body_bytes=1000, request_s=2), app=[replica], control=[]) as (_, port):
+        up(port)
+        asked = {
+            "too large": ask(port, "/v1", "POST", None, {"Content-Length": "1001", **sent}),
+            "long head": ask(port, headers={"x-long": "x" * 17_000, **sent}),
+            "no method": ask(port, "/v1", "BREW", headers=sent),
+            "half sent": ask(port, "/v1", "POST", None, {"Content-Length": "100", **sent}),
+            "died": ask(port, "/dies", headers=sent),
+            "Ray Serve's": ask(port, "/plain", headers=sent),
+            "served": ask(port, headers=sent),
+        }
+        replica.stop()
+        assert wait_until(lambda: ask(port)[0] == 503, 10, 0.05)
+        asked["nobody there"] = ask(port, headers=sent)
+    assert {name: status for name, (status, _, _) in asked.items()} == {
+        "too large": 413, "long head": 431, "no method": 405, "half sent": 408, "died": 503, "Ray Serve's": 503,
+        "served": 200, "nobody there": 503,
+    }  # fmt: skip
+    ids = {name: headers["x-request-id"] for name, (_, headers, _) in asked.items()}
+    assert set(ids.values()) == {given} if given else len(set(ids.values())) == len(ids)
+    for name, (_, _, body) in asked.items():
+        if name != "served":
+            assert error_of(body)["request_id"] == ids[name], name
+
+
+def test_what_openais_client_raises_knows_the_request(folder, replicas):
+    openai = pytest.importorskip("openai")
+    event = (
+        b'data: {"error": {"message": "it died", "type": "x", "param": null, "code": 503, "request_id": "mine"}}\n\n'
+    )
+    streaming = {"Content-Type": "text/event-stream"}
+    replica = replicas(lambda path, headers, body: (200, streaming if "chat" in path else {}, event))
+    with in_front(folder, Limits(body_bytes=1000), app=[replica]) as (_, port):
+        up(port)
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="k", max_retries=0)
+        headers = {"x-request-id": "mine"}
+        with pytest.raises(openai.APIStatusError) as refused:
+            client.completions.create(model="m", prompt="x" * 2000, extra_headers=headers)
+        with pytest.raises(openai.APIError) as broken:
+            list(client.chat.completions.create(model="m", messages=[], stream=True, extra_headers=headers))
+    assert (refused.value.status_code, refused.value.request_id, refused.value.body["request_id"]) == (
+        413,
+        "mine",
+        "mine",
+    )
+    assert (broken.value.message, broken.value.body["request_id"]) == ("it died", "mine")
+
+
 def test_a_request_that_never_arrives_as_a_whole_is_let_go_and_no_replica_sees_it(folder, replicas):
     replica = replicas(ok("in"))
     with in_front(folder, Limits(request_s=1), app=[replica]) as (_, port):
@@ -359,7 +459,7 @@ def test_before_anything_is_deployed_the_answer_is_503_as_well(folder):
     with running(folder, {}) as (_, port):
         assert wait_until(lambda: _refused(port), 20, 0.05)
         status, headers, body = ask(port, "/v1/models")
-    assert (status, int(headers["retry-after"])) == (503, RETRY_AFTER_S)
+    assert (status, int(headers["retry-after"])) == (503, UNKNOWN_S)
     assert error_of(body)["type"] == "service_unavailable"
     assert error_of(body)["message"] == (
         "no replica can take this request now: the service starts, stops or has lost its replicas; try again"

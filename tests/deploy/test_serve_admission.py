@@ -115,6 +115,7 @@ def test_at_three_times_the_capacity_the_admitted_are_begun_in_time_and_the_rest
     settled = [answer for answer in answers if answer.at_s > LEARNED_S]
     served = [answer for answer in settled if answer.status == 200]
     streams = sorted(answer.first_s for answer in served if "data: " in answer.text)
+    tpots = sorted((answer.total_s - answer.first_s) / (TOKENS - 1) for answer in served if "data: " in answer.text)
     told = [answer for answer in settled if answer.status == 503]
     early = sorted(answer.total_s for answer in told if "would begin this request in about" in answer.text)
     late = [answer for answer in told if "did not begin this request before" in answer.text]
@@ -122,12 +123,15 @@ def test_at_three_times_the_capacity_the_admitted_are_begun_in_time_and_the_rest
     per_s = len(served) / (LOAD_S - LEARNED_S)
     print(
         f"\ncapacity {CAPACITY_PER_S:g}/s, load {3 * CAPACITY_PER_S:g}/s for {LOAD_S:g} s; from {LEARNED_S:g} s on: served "
-        f"{per_s:.2f}/s, TTFT p50 {statistics.median(streams):.3f} max {streams[-1]:.3f} s; refused at once {len(early)}, "
+        f"{per_s:.2f}/s, TTFT p50 {statistics.median(streams):.3f} max {streams[-1]:.3f} s, "
+        f"TPOT p50 {statistics.median(tpots) * 1e3:.1f} p99 {tpots[int(len(tpots) * 0.99)] * 1e3:.1f} ms; "
+        f"refused at once {len(early)}, "
         f"p50 {early[len(early) // 2] * 1e3:.1f} p99 {early[int(len(early) * 0.99)] * 1e3:.1f} max {early[-1] * 1e3:.1f} ms; "
         f"late {len(late)}; refusals {since}"
     )
     assert per_s > 0.75 * CAPACITY_PER_S, "the engine is not left idle"
     assert streams[int(len(streams) * 0.95)] < DEADLINE_S + 0.5, "begun in time; a busy machine adds to it"
+    assert tpots[int(len(tpots) * 0.95)] < 2 * STEP_S, "those that are refused take no time from those that are served"
     assert len(early) > 10 * len(late), "they are told at once, not when they have waited in vain"
     assert early[len(early) // 2] < 0.2, "50 ms on a machine that does nothing else"
     assert all(0 < int(answer.headers["retry-after"]) <= 60 for answer in told)

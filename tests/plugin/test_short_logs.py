@@ -1,0 +1,76 @@
+"""vLLM's log of bad requests and of an engine's end: one line each, in which the error stands."""
+
+import io
+import logging
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from vllm.exceptions import VLLMValidationError
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from deploy.health import EngineHung
+from nestedfp.vllm_plugin import register, short_logs
+
+ENGINE = "vllm.v1.engine.async_llm"
+SERVING = "vllm.entrypoints.openai.completion.serving"
+
+
+@pytest.fixture
+def written():
+    """What vLLM's log has written through a handler as vLLM makes it, after the plugin was registered."""
+    logger = logging.getLogger("vllm")
+    text = io.StringIO()
+    handler = logging.StreamHandler(text)
+    before, logger.handlers = logger.handlers, [handler]
+    level = logger.level
+    register()
+    short_logs.install()
+    assert len(handler.filters) == 1
+    yield text.getvalue
+    logger.handlers = before
+    logger.setLevel(level)
+
+
+def fail(error, cause=None, name=ENGINE):
+    """Log an error as vLLM does."""
+    try:
+        raise error from cause
+    except Exception:
+        logging.getLogger(name).exception("Error in %s generator.", "stream")
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [(EngineDeadError(), None), (EngineHung("it hangs"), None), (EngineGenerateError(), EngineHung("it hangs"))],
+)
+def test_a_dead_or_hung_engine_is_one_line(written, error, cause):
+    fail(error, cause)
+    assert written().count("\n") == 1
+    assert written().startswith(f"Error in stream generator. ({type(error).__name__}")
+
+
+@pytest.mark.parametrize("name", [SERVING, "vllm.renderers.hf", "vllm.v1.structured_output"])
+def test_a_bad_request_is_one_line_that_says_what_was_bad(written, name):
+    fail(VLLMValidationError("Token id 9 is\nout of vocabulary"), name=name)
+    assert written() == "Error in stream generator. (VLLMValidationError: Token id 9 is)\n"
+
+
+def test_what_is_a_fault_in_code_keeps_its_traceback(written):
+    fail(EngineGenerateError(), KeyError("x"))
+    assert "Traceback" in written()
+    assert "KeyError" in written()
+
+
+def test_who_debugs_sees_the_stacks(written):
+    logging.getLogger("vllm").setLevel(logging.DEBUG)
+    fail(EngineDeadError())
+    assert "Traceback" in written()
+
+
+def test_a_record_without_an_error_stays_as_it_is(written):
+    logging.getLogger(SERVING).error("it %s", "died", exc_info=True)
+    logging.getLogger(SERVING).error("it %d %%", 3)
+    assert written().splitlines()[0] == "it died"
+    assert written().endswith("it 3 %\n")
