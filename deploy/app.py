@@ -29,7 +29,8 @@ def build(args: dict[str, str]) -> Any:
     """Entry point for Serve configuration files: the replicas, to be mounted at ``/``.
 
     Args:
-        args: ``{"config": path of a deployment YAML}``.
+        args: ``{"config": path of a deployment YAML}``; ``revision``, any text: Serve builds an application again, and reads the
+            file, only if its arguments are not those of before.
 
     Raises:
         RuntimeError: the cluster's processes were started without the environment that this service needs.

@@ -29,11 +29,13 @@ from pathlib import Path
 from typing import Any
 
 from deploy.absence import look
-from deploy.haproxy_config import MOST_TRIES, Limits, read, write
+from deploy.haproxy_config import MOST_TRIES, Backend, Limits, keeping, read, write
 
 SETTINGS_ENV = "NESTEDFP_HAPROXY"  # JSON: {"binary": path of HAProxy, "limits": fields of Limits}
 MOST_CONNECTIONS = 32768
-DRAIN_S = 2.0  # a replica that leaves goes on taking requests until HAProxy has heard of it
+# A replica that leaves goes on taking requests until every node's HAProxy has heard of it: on a busy machine a reload took 2.3 s,
+# and with 2 s a request came to a listener that was just closing.
+DRAIN_S = 5.0
 TAKEOVER_S = 180.0  # within which Ray Serve must have a new manager; on a busy machine it took 34 s
 CHECK_EVERY_S = 2.0
 CHECK_LIMIT_S = 3.0  # HAProxy answers in milliseconds, beside busy neighbours in tenths of a second
@@ -43,6 +45,7 @@ STARTED_S = 2.0  # one that ends sooner had a fault in its configuration, or no 
 REPLACED = "replacement.pid"
 CURRENT = "current.pid"
 ABSENCES = "absences.json"
+BACKENDS = "backends.json"
 
 
 class HAProxyMissing(RuntimeError):
@@ -135,9 +138,11 @@ def launch(arguments: Sequence[str], settings: Mapping[str, Any]) -> None:
     """Take the place of HAProxy: rewrite the configuration that ``-f`` names and become HAProxy. Does not return."""
     arguments = list(arguments)
     path = Path(arguments[arguments.index("-f") + 1])
-    targets = read(path.read_text())
-    absences = look(path.parent / ABSENCES, targets.replicas, time.time())
+    named, now_s = read(path.read_text()), time.time()
+    absences = look(path.parent / ABSENCES, named.replicas, now_s)
+    targets = keeping(named, backends_before(path.parent), now_s)
     path.write_text(write(targets, Limits(**settings["limits"]), absences))
+    (path.parent / BACKENDS).write_text(json.dumps([asdict(backend) for backend in targets.backends]))
     command = [settings["binary"], *arguments]
     plain = [settings["binary"], "-db", "-dR", "-f", str(path)]
     holders = [pid for name in (REPLACED, CURRENT) if (pid := _pid_in(path.parent / name)) and _runs(pid, path)]
@@ -149,6 +154,14 @@ def launch(arguments: Sequence[str], settings: Mapping[str, Any]) -> None:
         command = taking_over(command, holders)
     _watch_from_aside(plain, path.parent, first="-sf" not in command)
     os.execv(command[0], command)
+
+
+def backends_before(folder: Path) -> list[Backend]:
+    """Return the backends of the configuration before this one; none where there was none."""
+    try:
+        return [Backend(**each) for each in json.loads((folder / BACKENDS).read_text())]
+    except (OSError, ValueError, TypeError):
+        return []
 
 
 def taking_over(command: Sequence[str], holders: Sequence[int]) -> list[str]:

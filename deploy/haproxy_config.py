@@ -1,16 +1,17 @@
 """The configuration of HAProxy: what Ray Serve wrote, read, and written again as this service needs it. Pure.
 
 Ray Serve starts HAProxy on every node and writes its configuration: the addresses of the replicas, their health checks, the
-admin socket. Three things in it do not suit this service: it listens for statistics on all interfaces, it turns every 502 to
-504 into a 500, and it hands requests to a Python proxy when no replica is up, where they wait unseen. So the launcher
-(deploy/haproxy.py) reads the targets out of it and writes a configuration of its own, with limits on requests, answers in
-OpenAI's format, and a second try on another replica where one says that a request belongs elsewhere.
+admin socket. Four things in it do not suit this service: it listens for statistics on all interfaces, it turns every 502 to
+504 into a 500, it hands requests to a Python proxy when no replica is up, where they wait unseen, and it names no replica of
+an application while Serve builds the next version of it, although they serve. So the launcher (deploy/haproxy.py) reads the
+targets out of it and writes a configuration of its own, with limits on requests, answers in OpenAI's format, and a second try
+on another replica where one says that a request belongs elsewhere.
 """
 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from deploy.absence import LONGEST_S, SHORTEST_S, UNKNOWN_S, Absence
 
@@ -25,6 +26,8 @@ METHODS = "GET POST HEAD OPTIONS PUT PATCH DELETE"  # others a replica's server 
 CONTROL_PREFIX = "/control"  # where the control application is mounted; its routes also answer at the root
 CONTROL_PATHS = ("/status", "/decisions", "/metrics")
 CONTROL_FOLDERS = ("/admin/",)
+KEPT_S = 900.0  # that replicas which Serve names no more are kept for, while it builds their successors
+SUCCESSOR = "successor"  # the backend of an HAProxy that was told to go: the one that listens now
 JSON = "res.hdr(content-type) -m sub json"
 OF_SERVE = (
     (500, "the service failed on this request; its log says why", "server_error", False),
@@ -64,6 +67,7 @@ class Backend:
     prefix: str
     check: str = ""  # the default-server line
     servers: list[str] = field(default_factory=list)
+    named_s: float = 0.0  # when Ray Serve named replicas of it last, in seconds of time.time()
 
 
 @dataclass(frozen=True)
@@ -135,9 +139,48 @@ def _sections(lines: Sequence[str], prefixes: Mapping[str, str]) -> tuple[str, l
         elif section.startswith("backend ") and (name := section.partition(" ")[2]) in backends:
             if head == "default-server":
                 backends[name].check = line
-            elif head == "server" and not line.endswith(" backup"):
+            elif head == "server" and not is_backup(line):
                 backends[name].servers.append(line)
     return bind, rules, backends
+
+
+def keeping(targets: Targets, before: Sequence[Backend], now_s: float) -> Targets:
+    """Return the targets with those replicas that Ray Serve names no more, and that serve still.
+
+    While it builds the next version of an application, which takes as long as its imports, it names none of the replicas: they
+    stay. In the moment in which a new replica runs it leaves out the old one, which goes on taking requests for a while: it
+    stays as a backup until the next change, for the time until the new one has answered a check. Of an application that has been
+    deleted the checks fail soon. One with the same prefix takes its place.
+
+    Args:
+        targets: as Ray Serve wants them now.
+        before: the backends of the configuration in force.
+        now_s: ``time.time()``.
+    """
+    fresh = {each.name: each for each in before if now_s - each.named_s < KEPT_S}
+    named = []
+    for backend in targets.backends:
+        old = [line for line in fresh[backend.name].servers if not is_backup(line)] if backend.name in fresh else []
+        if backend.servers:
+            stay = {_name(line) for line in backend.servers}
+            left_out = [f"{line} backup" for line in old if _name(line) not in stay]
+            named.append(replace(backend, servers=[*backend.servers, *left_out], named_s=now_s))
+        elif old:
+            named.append(replace(backend, servers=old, named_s=fresh[backend.name].named_s))
+        else:
+            named.append(backend)
+    taken = {backend.prefix for backend in named} | {backend.name for backend in named}
+    kept = [each for each in fresh.values() if not taken & {each.prefix, each.name}]
+    return replace(targets, backends=tuple(sorted([*named, *kept], key=lambda backend: -len(backend.prefix))))
+
+
+def is_backup(server: str) -> bool:
+    """Whether a line ``server`` is of one that is asked only when there is no other."""
+    return server.endswith(" backup")
+
+
+def _name(server: str) -> str:
+    return server.split()[1]
 
 
 def waiting(absence: Absence) -> list[str]:
@@ -202,6 +245,13 @@ def own_errors(limits: Limits) -> list[str]:
     return lines
 
 
+def listener(bind: str) -> str:
+    """Return host:port of a line ``bind`` as this machine reaches it."""
+    address = bind.split()[1]
+    host, _, port = address.rpartition(":")
+    return f"127.0.0.1:{port}" if host in ("", "*", "0.0.0.0") else address
+
+
 def write(targets: Targets, limits: Limits, absences: Mapping[str, Absence] | None = None) -> str:
     """Return HAProxy's configuration for the targets.
 
@@ -252,6 +302,9 @@ def write(targets: Targets, limits: Limits, absences: Mapping[str, Absence] | No
         "http-after-response set-status 503 if { status 502 }",
         "http-after-response set-header x-request-id %[var(txn.request_id)] if { var(txn.request_id) -m found }",
     ]
+    # One that was told to go knows only the replicas of its time. A stream that ends leaves its client's connection open, and
+    # the next request on it comes here.
+    frontend += [f"use_backend {SUCCESSOR} if {{ stopping }}"]
     for backend in targets.backends:
         name = backend.name
         frontend += [f"acl is_{name} path_beg {backend.prefix}/"]
@@ -302,12 +355,15 @@ def write(targets: Targets, limits: Limits, absences: Mapping[str, Absence] | No
                 [
                     "http-reuse always",
                     "option httpchk GET /-/healthz",
-                    "http-check expect status 200",
+                    # By its body: a replica that drains says 503 and goes on taking requests, and may be the last one that
+                    # this HAProxy knows, until Serve has told of its successor and a new configuration is in force.
+                    "http-check expect rstring ^(success|DRAINING)$",
                     backend.check,
                     *nobody(absences.get(backend.prefix, Absence()), f" if {{ nbsrv({backend.name}) eq 0 }}"),
                     *backend.servers,
                 ],
             )
         )
+    parts.append((f"backend {SUCCESSOR}", [f"server {SUCCESSOR} {listener(targets.bind)}"]))
     parts.append(("backend unavailable", nobody(absences.get("", Absence()))))
     return "".join(f"{head}\n" + "".join(f"    {line}\n" for line in lines if line) for head, lines in parts)

@@ -1,5 +1,6 @@
 """What the simulator says of an experiment: its arrivals, its policies, a table of measured step costs; no GPU."""
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -12,8 +13,6 @@ import yaml
 
 from experiments.config import Experiment, ExperimentError, Run, controller_section
 from loadtest.report.metrics import fp16_token_share, meets_tpot, meets_ttft
-from simulator.engine.cost_table import read_table, write_table
-from simulator.errors import SimulationError
 from workload.azure import Arrival, read_trace
 from workload.frozen import FrozenModel
 from workload.percentiles import Percentiles, percentiles
@@ -65,19 +64,16 @@ def limited_table(table: Path, experiment: Experiment, folder: Path) -> Path:
         ExperimentError: when the table cannot be read.
     """
     try:
-        measured = read_table(table)
-    except SimulationError as error:
-        raise ExperimentError(str(error)) from error
+        measured = json.loads(table.read_text(encoding="utf-8"))
+        limits = measured["engine"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ExperimentError(f"{table}: expected a table made by python -m simulator fit: {error}") from error
     engine = experiment.engine
-    limits = measured.engine.model_copy(
-        update={
-            "max_num_batched_tokens": engine.max_num_batched_tokens,
-            "max_num_seqs": engine.max_num_seqs,
-            "max_model_tokens": engine.max_model_len,
-        }
-    )
+    limits["max_num_batched_tokens"] = engine.max_num_batched_tokens
+    limits["max_num_seqs"] = engine.max_num_seqs
+    limits["max_model_tokens"] = engine.max_model_len
     copy = folder / table.name
-    write_table(copy, measured.model_copy(update={"engine": limits}))
+    copy.write_text(json.dumps(measured), encoding="utf-8")
     return copy
 
 

@@ -19,7 +19,7 @@ Reply = tuple[int, dict[str, str], bytes]
 
 
 class Replica(http.server.ThreadingHTTPServer):
-    """Answers HAProxy's health checks with 200 and everything else with what ``answers`` returns.
+    """Answers HAProxy's health checks with ``health`` and everything else with what ``answers`` returns.
 
     Args:
         answers: (path, headers, body) -> status, headers, body.
@@ -30,6 +30,7 @@ class Replica(http.server.ThreadingHTTPServer):
     def __init__(self, answers: Callable[[str, Mapping[str, str], bytes], Reply]) -> None:
         replica = self
         self.answers = answers
+        self.health: Reply = (200, {}, b"success")
         self.seen: list[tuple[str, dict[str, str]]] = []
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -37,7 +38,7 @@ class Replica(http.server.ThreadingHTTPServer):
 
             def do_GET(self) -> None:
                 if self.path == "/-/healthz":
-                    self._say(200, {}, b"")
+                    self._say(*replica.health)
                     return
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 headers = {name.lower(): value for name, value in self.headers.items()}

@@ -17,8 +17,11 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import httpx
 import psutil
+import yaml
 from live_service import wait_until
 from processes import ROOT
 
@@ -46,6 +49,7 @@ class Cluster:
     addresses: list[str]
     environment: dict[str, str]  # of its processes
     head: list[str]  # what a command begins with that is to run on the head
+    folder: Path  # Ray's sessions, of all nodes
 
     @property
     def gcs(self) -> str:
@@ -55,6 +59,27 @@ class Cluster:
     def dashboard(self) -> str:
         return f"http://{self.addresses[0]}:{DASHBOARD_PORT}"
 
+    def applications(self) -> dict[str, Any]:
+        """What Serve says of its applications."""
+        token = {"Authorization": f"Bearer {self.environment['RAY_AUTH_TOKEN']}"}
+        with httpx.Client(base_url=self.dashboard, timeout=30, trust_env=False, headers=token) as client:
+            found = client.get("/api/serve/applications/")
+            applications: dict[str, Any] = found.json()["applications"] if found.status_code == 200 else {}
+            return applications
+
+    def deploy(self, path: Path) -> None:
+        """``serve deploy`` of a file."""
+        command = [str(SERVE), "deploy", str(path), "-a", self.dashboard]
+        done = subprocess.run(command, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+
+    def running(self) -> bool:
+        """Whether the applications of the shipped configuration run, all of them as they were deployed last."""
+        found = self.applications()
+        states = {name: each["status"] for name, each in found.items()}
+        assert "DEPLOY_FAILED" not in states.values(), str(found)[:3000]
+        return states == {"nestedfp": "RUNNING", "nestedfp-control": "RUNNING"}
+
 
 def service_environment(config: Path, folder: Path) -> dict[str, str]:
     """What ``python -m deploy.environment`` prints, read as a shell does."""
@@ -62,6 +87,17 @@ def service_environment(config: Path, folder: Path) -> dict[str, str]:
     text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     pairs = (shlex.split(line.removeprefix("export "))[0].partition("=") for line in text.splitlines())
     return {name: value for name, _, value in pairs}
+
+
+def shipped(config: Path, port: int, into: Path, revision: str = "1") -> Path:
+    """Write the shipped Serve configuration with another service's configuration, for nodes that see each other."""
+    data = yaml.safe_load((ROOT / "deploy" / "serve-deploy.yaml").read_text())
+    data["http_options"] |= {"host": "0.0.0.0", "port": port}  # as its comment says
+    for application in data["applications"]:
+        if "config" in application["args"]:
+            application["args"] |= {"config": str(config), "revision": revision}
+    into.write_text(yaml.safe_dump(data))
+    return into
 
 
 @contextlib.contextmanager
@@ -120,7 +156,7 @@ def cluster(config: Path) -> Iterator[Cluster]:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         names, addresses = stack.enter_context(network())
         stack.callback(end, started)
-        found = Cluster(addresses, environment, ["ip", "netns", "exec", names[0]])
+        found = Cluster(addresses, environment, ["ip", "netns", "exec", names[0]], folder / "ray")
         head = (f"--port={GCS_PORT}", f"--temp-dir={folder / 'ray'}", "--include-dashboard=true")
         where = (f"--dashboard-host={addresses[0]}", f"--dashboard-port={DASHBOARD_PORT}")
         start(names[0], addresses[0], "--head", *head, *where)

@@ -20,6 +20,7 @@ import pytest
 import yaml
 from processes import ROOT
 
+from deploy import haproxy
 from deploy.config import DeployConfig
 from loadtest.cli import parse_config
 
@@ -157,6 +158,14 @@ def test_no_container_is_root_or_holds_a_key_in_its_environment(overlay):
     environment = {each["name"]: each.get("value") for pod in pods[:2] for each in pod["containers"][0]["env"]}
     assert "NESTEDFP_ADMIN_KEY" not in environment
     assert {"NESTEDFP_ADMIN_KEY_FILE", "NESTEDFP_KEYS_FILE", "NESTEDFP_CONFIG"} <= environment.keys()
+
+
+def test_a_pod_has_more_time_to_stop_than_its_streams_have_to_end(overlay):
+    _, documents = overlay
+    needed_s = config_of(documents).http.drain_s + haproxy.DRAIN_S
+    for template in templates(documents):
+        grace_s = template["spec"]["terminationGracePeriodSeconds"]
+        assert grace_s >= needed_s + 30, "30 s for what Serve and Ray do before and after"
 
 
 def test_selectors_find_the_pods_that_they_mean(overlay):

@@ -83,16 +83,8 @@ def check_service(cluster):
     assert len(set(answered)) == 2, metrics
 
 
-def of_serve(cluster):
-    """What Serve says of its applications."""
-    token = {"Authorization": f"Bearer {cluster.environment['RAY_AUTH_TOKEN']}"}
-    with httpx.Client(base_url=cluster.dashboard, timeout=30, trust_env=False, headers=token) as client:
-        found = client.get("/api/serve/applications/")
-        return found.json()["applications"] if found.status_code == 200 else {}
-
-
 def check_places(cluster):
-    (deployment,) = of_serve(cluster)["nestedfp"]["deployments"].values()
+    (deployment,) = cluster.applications()["nestedfp"]["deployments"].values()
     assert {replica["node_ip"] for replica in deployment["replicas"]} == set(cluster.addresses)
 
 
@@ -105,24 +97,8 @@ def shut_down(cluster):
 @two_nodes
 @pytest.mark.faults
 def test_serve_deploy_starts_the_shipped_configuration_on_two_nodes(cluster, config, tmp_path):
-    shipped = yaml.safe_load((ROOT / "deploy" / "serve-deploy.yaml").read_text())
-    shipped["http_options"] |= {"host": "0.0.0.0", "port": PORT}  # as its comment says
-    for application in shipped["applications"]:
-        if "config" in application["args"]:
-            application["args"]["config"] = str(config)
-    path = tmp_path / "serve.yaml"
-    path.write_text(yaml.safe_dump(shipped))
-    command = [str(ray_nodes.SERVE), "deploy", str(path), "-a", cluster.dashboard]
-    done = subprocess.run(command, cwd=ROOT, env=cluster.environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-
-    def running():
-        found = of_serve(cluster)
-        states = {name: each["status"] for name, each in found.items()}
-        assert "DEPLOY_FAILED" not in states.values(), str(found)[:3000]
-        return states == {"nestedfp": "RUNNING", "nestedfp-control": "RUNNING"}
-
-    assert wait_until(running, 400, 2.0), of_serve(cluster)
+    cluster.deploy(ray_nodes.shipped(config, PORT, tmp_path / "serve.yaml"))
+    assert wait_until(cluster.running, 400, 2.0), cluster.applications()
     check_service(cluster)
     check_places(cluster)
     shut_down(cluster)

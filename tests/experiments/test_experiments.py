@@ -210,7 +210,7 @@ def test_a_prediction_is_of_the_experiments_engine_not_of_the_one_the_table_was_
     limits = copy.engine
     assert (limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_model_tokens) == (7, 64, 512)
     assert (limits.kv_tokens, copy.fp16, copy.fp8) == (measured.engine.kv_tokens, measured.fp16, measured.fp8)
-    with pytest.raises(config.ExperimentError, match="cannot read the engine table"):
+    with pytest.raises(config.ExperimentError, match="expected a table made by python -m simulator fit"):
         predict.limited_table(tmp_path / "none.json", experiment, tmp_path)
 
 

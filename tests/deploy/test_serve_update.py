@@ -1,0 +1,95 @@
+"""A rolling update on a Ray of two nodes, under a steady load: no client notices it."""
+
+import re
+import time
+
+import httpx
+import pytest
+import ray_nodes
+import yaml
+from live_service import demo_config, wait_until
+from steady_load import SteadyLoad
+
+PORT = 8133
+PER_S = 2.0
+DRAIN_S = 60.0  # longer than the longest answer of the load takes on a machine that starts an engine meanwhile
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.skipif(not ray_nodes.possible(), reason="no right to make network namespaces (ip netns)"),
+]
+
+
+def write(path, revision, **engine):
+    """Write the service's configuration, and what ``serve deploy`` takes; the latter's path."""
+    config = demo_config() | {"http": {"host": "0.0.0.0", "port": PORT, "drain_s": DRAIN_S}}
+    config["engine"] |= engine
+    path.write_text(yaml.safe_dump(config))
+    return ray_nodes.shipped(path, PORT, path.with_suffix(".serve.yaml"), revision)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    path = tmp_path_factory.mktemp("update") / "config.yaml"
+    write(path, "1")
+    return path
+
+
+@pytest.fixture(scope="module")
+def cluster(config):
+    with ray_nodes.cluster(config) as found:
+        yield found
+
+
+def replicas(cluster):
+    """The running replicas' ids."""
+    deployments = cluster.applications()["nestedfp"]["deployments"].values()  # none while the application is built
+    return {one["replica_id"] for each in deployments for one in each["replicas"] if one["state"] == "RUNNING"}
+
+
+def served(cluster):
+    """How many requests to generate each replica has answered, by its access log."""
+    found = {}
+    for path in cluster.folder.glob("session_latest/logs/serve/access_*.log*"):
+        name = re.match(r"access_(\w+)\.log", path.name)[1]
+        found[name] = found.get(name, 0) + path.read_text().count("outcome=ok")
+    return found
+
+
+def test_a_rolling_update_loses_no_request(cluster, config, capsys):
+    cluster.deploy(write(config, "1"))
+    assert wait_until(cluster.running, 400, 2.0), cluster.applications()
+    urls = [f"http://{address}:{PORT}" for address in cluster.addresses]
+    for url in urls:
+        assert wait_until(
+            lambda url=url: len(httpx.get(f"{url}/status", timeout=30).json().get("replicas", [])) == 2, 60, 1.0
+        )
+    old = replicas(cluster)
+    seen, met = set(old), []
+    with SteadyLoad(urls, PER_S) as load:
+        assert wait_until(lambda: len(load.answers) > 20, 120)
+        began_s = time.monotonic()
+        cluster.deploy(write(config, "2", max_num_seqs=12))
+
+        def updated():
+            nonlocal seen
+            now = replicas(cluster)
+            if now != seen:
+                met.append(time.monotonic())
+                seen = now
+            return cluster.running() and len(now) == 2 and not now & old
+
+        assert wait_until(updated, 420, 0.5), cluster.applications()
+        took_s = time.monotonic() - began_s
+        since = len(load.answers)
+        assert wait_until(lambda: len(load.answers) > since + 10, 120), "the new replicas alone"
+    counts = served(cluster)
+    across = {answer for at_s in met for answer in load.in_flight_at(at_s)}
+    with capsys.disabled():
+        print(
+            f"\nrolling update: {took_s:.0f} s, {len(load.answers)} requests, {load.ends()}; in flight at one of "
+            f"{len(met)} changes: {len(across)}; answered by each replica: {counts}"
+        )
+    assert load.ends() == {"ok": len(load.answers)}, [answer for answer in load.answers if answer.end != "ok"]
+    assert across, "some were in flight when replicas changed"
+    assert old | replicas(cluster) == {name for name, count in counts.items() if count}, "old and new ones served"

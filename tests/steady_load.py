@@ -1,0 +1,107 @@
+"""A steady load of requests, streamed and not, on several addresses of a service: how each of them ended."""
+
+import collections
+import json
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from live_service import MODEL
+
+SILENT_S = 60.0  # a request that brings nothing for so long hangs
+AT_ONCE = 64
+# Of four requests one is answered as a whole, two are streams, and one is a stream that a change may well meet.
+KINDS = (("whole", 32), ("stream", 64), ("stream", 64), ("long stream", 400))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a request ended; seconds of ``time.monotonic``."""
+
+    kind: str
+    kept: bool  # on a connection that other requests used before
+    began_s: float
+    ended_s: float
+    url: str
+    end: str  # "ok", "failed ...", "hung", "lost ..."
+
+
+class SteadyLoad:
+    """Asks ``per_s`` times a second, in turn at every address, until the block ends; then waits for what is in flight.
+
+    Every second round is asked on connections that are kept open, as clients' libraries do.
+    """
+
+    def __init__(self, urls: Sequence[str], per_s: float) -> None:
+        self.answers: list[Answer] = []
+        self._urls, self._period_s = urls, 1 / per_s
+        self._kept = {url: httpx.Client(base_url=url, timeout=SILENT_S, trust_env=False) for url in urls}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._send)
+        self._pool = ThreadPoolExecutor(AT_ONCE)
+
+    def __enter__(self) -> "SteadyLoad":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._pool.shutdown(wait=True)
+        for client in self._kept.values():
+            client.close()
+
+    def ends(self) -> dict[str, int]:
+        return dict(collections.Counter(answer.end for answer in self.answers))
+
+    def in_flight_at(self, at_s: float) -> list[Answer]:
+        return [answer for answer in self.answers if answer.began_s < at_s < answer.ended_s]
+
+    def _send(self) -> None:
+        number, due_s = 0, time.monotonic()
+        while not self._ended.wait(max(0.0, due_s - time.monotonic())):
+            self._pool.submit(self._ask, number)
+            number, due_s = number + 1, due_s + self._period_s
+
+    def _ask(self, number: int) -> None:
+        kind, tokens = KINDS[number % len(KINDS)]
+        turn = number // len(KINDS)
+        url = self._urls[turn % len(self._urls)]
+        kept = turn // len(self._urls) % 2 == 1
+        body = {"model": MODEL, "prompt": f"{number} ravens", "max_tokens": tokens, "ignore_eos": True}
+        began_s = time.monotonic()
+        try:
+            if kept:
+                end = _outcome(self._kept[url], kind, body)
+            else:
+                with httpx.Client(base_url=url, timeout=SILENT_S, trust_env=False) as client:
+                    end = _outcome(client, kind, body)
+        except httpx.ReadTimeout:
+            end = "hung"
+        except httpx.TransportError as error:
+            end = f"failed {error!r}"
+        self.answers.append(Answer(kind, kept, began_s, time.monotonic(), url, end))
+
+
+def _outcome(client: httpx.Client, kind: str, body: dict[str, Any]) -> str:
+    if kind != "whole":
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    with client.stream("POST", "/v1/completions", json=body) as response:
+        text = "".join(response.iter_text())
+    if response.status_code != 200:
+        return f"failed {response.status_code}: {text[:200]}"
+    if kind == "whole":
+        usage = json.loads(text)["usage"]
+    else:
+        events = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
+        if any("error" in event for event in events):
+            return f"failed {text[-200:]}"
+        if not text.endswith("data: [DONE]\n\n"):
+            return f"lost {text[-200:]!r}"
+        usage = events[-1]["usage"]
+    got = usage["completion_tokens"]
+    return "ok" if got == body["max_tokens"] else f"lost: {got} of {body['max_tokens']} tokens"
