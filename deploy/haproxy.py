@@ -147,7 +147,7 @@ def launch(arguments: Sequence[str], settings: Mapping[str, Any]) -> None:
     plain = [settings["binary"], "-db", "-dR", "-f", str(path)]
     holders = [pid for name in (REPLACED, CURRENT) if (pid := _pid_in(path.parent / name)) and _runs(pid, path)]
     (path.parent / CURRENT).write_text(str(os.getpid()))  # before any is ended, so that its watcher replaces none
-    if holders and not any(_answers(plain) for _ in range(2)):
+    if holders and not any(_answers(plain) for _ in range(HANGS_AFTER)):
         for pid in holders:  # hangs, and would keep the port
             _end(pid)
     else:
