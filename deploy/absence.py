@@ -6,6 +6,7 @@ of one absence, a replica's start with all that Ray Serve does around it, is wha
 Times are seconds of the wall clock, which HAProxy's ``date`` is. Standard library only, and light.
 """
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -56,7 +57,17 @@ def look(path: Path, replicas: Mapping[str, int | None], now_s: float) -> dict[s
     try:
         known = {prefix: Absence(**fields) for prefix, fields in json.loads(path.read_text()).items()}
     except (OSError, ValueError, TypeError, AttributeError):
-        known = {prefix: Absence(now_s) for prefix in replicas}  # the service starts
-    known |= {prefix: known.get(prefix, Absence()).seen(count, now_s) for prefix, count in replicas.items()}
-    path.write_text(json.dumps({prefix: asdict(absence) for prefix, absence in known.items()}))
+        # The service starts, unless it has replicas: then this node has joined it, and nothing is known of an absence.
+        known = {prefix: Absence() if count else Absence(now_s) for prefix, count in replicas.items()}
+    gone = {prefix: Absence(None, each.took_s) for prefix, each in known.items() if prefix not in replicas}
+    known = gone | {prefix: known.get(prefix, Absence()).seen(count, now_s) for prefix, count in replicas.items()}
+    note(path, json.dumps({prefix: asdict(absence) for prefix, absence in known.items()}))
     return known
+
+
+def note(path: Path, text: str) -> None:
+    """Write what the next look needs, whole or not at all. A disk that takes nothing ends no start: it is a hint."""
+    with contextlib.suppress(OSError):
+        new = path.with_suffix(".new")
+        new.write_text(text)
+        new.replace(path)

@@ -28,8 +28,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.absence import look
-from deploy.haproxy_config import MOST_TRIES, Backend, Limits, keeping, read, write
+from deploy.absence import look, note
+from deploy.haproxy_config import MOST_TRIES, Backend, Limits, Targets, keeping, read, write
 
 SETTINGS_ENV = "NESTEDFP_HAPROXY"  # JSON: {"binary": path of HAProxy, "limits": fields of Limits}
 MOST_CONNECTIONS = 32768
@@ -139,13 +139,14 @@ def launch(arguments: Sequence[str], settings: Mapping[str, Any]) -> None:
     arguments = list(arguments)
     path = Path(arguments[arguments.index("-f") + 1])
     named, now_s = read(path.read_text()), time.time()
-    absences = look(path.parent / ABSENCES, named.replicas, now_s)
-    targets = keeping(named, backends_before(path.parent), now_s)
+    holders = [pid for name in (REPLACED, CURRENT) if (pid := _pid_in(path.parent / name)) and _runs(pid, path)]
+    # Where none runs, nothing is in force: what an earlier Serve noted may be another one's addresses by now.
+    targets = keeping(named, backends_before(path.parent) if holders else [], now_s)
+    absences = look(path.parent / ABSENCES, in_reach(named, targets), now_s)
     path.write_text(write(targets, Limits(**settings["limits"]), absences))
-    (path.parent / BACKENDS).write_text(json.dumps([asdict(backend) for backend in targets.backends]))
+    note(path.parent / BACKENDS, json.dumps([asdict(backend) for backend in targets.backends]))
     command = [settings["binary"], *arguments]
     plain = [settings["binary"], "-db", "-dR", "-f", str(path)]
-    holders = [pid for name in (REPLACED, CURRENT) if (pid := _pid_in(path.parent / name)) and _runs(pid, path)]
     (path.parent / CURRENT).write_text(str(os.getpid()))  # before any is ended, so that its watcher replaces none
     if holders and not any(_answers(plain) for _ in range(HANGS_AFTER)):
         for pid in holders:  # hangs, and would keep the port
@@ -157,11 +158,39 @@ def launch(arguments: Sequence[str], settings: Mapping[str, Any]) -> None:
 
 
 def backends_before(folder: Path) -> list[Backend]:
-    """Return the backends of the configuration before this one; none where there was none."""
+    """Return the backends of the configuration before this one.
+
+    None where there was none, or where what was noted is not of this version.
+    """
     try:
-        return [Backend(**each) for each in json.loads((folder / BACKENDS).read_text())]
+        found = [Backend(**each) for each in json.loads((folder / BACKENDS).read_text())]
     except (OSError, ValueError, TypeError):
         return []
+    sound = all(isinstance(each.servers, list) and isinstance(each.unnamed_s, float | None) for each in found)
+    return found if sound else []
+
+
+def in_reach(named: Targets, targets: Targets) -> dict[str, int | None]:
+    """Return how many replicas the applications have, by path prefix; None: it is not deployed.
+
+    Those that Serve does not name and that accept connections count: while it builds a new version they serve.
+    """
+    kept = {backend.prefix: backend.servers for backend in targets.backends}
+    return {
+        prefix: _accepting(kept.get(prefix, ())) if count == 0 else count for prefix, count in named.replicas.items()
+    }
+
+
+def _accepting(servers: Sequence[str]) -> int:
+    """How many of these lines ``server`` are of somebody who accepts a connection."""
+    return sum(_connects(line.split()[2]) for line in servers)
+
+
+def _connects(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1.0):
+        return True
+    return False
 
 
 def taking_over(command: Sequence[str], holders: Sequence[int]) -> list[str]:

@@ -26,7 +26,9 @@ METHODS = "GET POST HEAD OPTIONS PUT PATCH DELETE"  # others a replica's server 
 CONTROL_PREFIX = "/control"  # where the control application is mounted; its routes also answer at the root
 CONTROL_PATHS = ("/status", "/decisions", "/metrics")
 CONTROL_FOLDERS = ("/admin/",)
-KEPT_S = 900.0  # that replicas which Serve names no more are kept for, while it builds their successors
+KEPT_S = (
+    900.0  # that the replicas of an application which Serve knows no more are kept for: it may be between two versions
+)
 SUCCESSOR = "successor"  # the backend of an HAProxy that was told to go: the one that listens now
 JSON = "res.hdr(content-type) -m sub json"
 OF_SERVE = (
@@ -67,7 +69,7 @@ class Backend:
     prefix: str
     check: str = ""  # the default-server line
     servers: list[str] = field(default_factory=list)
-    named_s: float = 0.0  # when Ray Serve named replicas of it last, in seconds of time.time()
+    unnamed_s: float | None = None  # since when Ray Serve does not know it any more, in seconds of time.time()
 
 
 @dataclass(frozen=True)
@@ -147,30 +149,31 @@ def _sections(lines: Sequence[str], prefixes: Mapping[str, str]) -> tuple[str, l
 def keeping(targets: Targets, before: Sequence[Backend], now_s: float) -> Targets:
     """Return the targets with those replicas that Ray Serve names no more, and that serve still.
 
-    While it builds the next version of an application, which takes as long as its imports, it names none of the replicas: they
-    stay. In the moment in which a new replica runs it leaves out the old one, which goes on taking requests for a while: it
-    stays as a backup until the next change, for the time until the new one has answered a check. Of an application that has been
-    deleted the checks fail soon. One with the same prefix takes its place.
+    While it builds the next version of an application, which takes as long as its imports, and for as long as a build has failed,
+    it names none of the replicas: they stay. In the moment in which a new replica runs it leaves out the old one, which goes on
+    taking requests for a while: it stays as a backup until the next change, for the time until the new one has answered a check.
+    Of an application that has been deleted the checks fail soon. One with the same prefix takes its place.
 
     Args:
         targets: as Ray Serve wants them now.
         before: the backends of the configuration in force.
         now_s: ``time.time()``.
     """
-    fresh = {each.name: each for each in before if now_s - each.named_s < KEPT_S}
+    in_force = {each.name: each for each in before}
     named = []
     for backend in targets.backends:
-        old = [line for line in fresh[backend.name].servers if not is_backup(line)] if backend.name in fresh else []
-        if backend.servers:
-            stay = {_name(line) for line in backend.servers}
-            left_out = [f"{line} backup" for line in old if _name(line) not in stay]
-            named.append(replace(backend, servers=[*backend.servers, *left_out], named_s=now_s))
-        elif old:
-            named.append(replace(backend, servers=old, named_s=fresh[backend.name].named_s))
-        else:
-            named.append(backend)
+        known = in_force.get(backend.name)
+        old = [line for line in known.servers if not is_backup(line)] if known else []
+        stay = {_name(line) for line in backend.servers}
+        left_out = [f"{line} backup" for line in old if _name(line) not in stay]
+        named.append(replace(backend, servers=[*backend.servers, *left_out] if backend.servers else old))
     taken = {backend.prefix for backend in named} | {backend.name for backend in named}
-    kept = [each for each in fresh.values() if not taken & {each.prefix, each.name}]
+    gone = [
+        replace(each, unnamed_s=now_s if each.unnamed_s is None else each.unnamed_s)
+        for each in in_force.values()
+        if not taken & {each.prefix, each.name}
+    ]
+    kept = [each for each in gone if each.unnamed_s is not None and now_s - each.unnamed_s < KEPT_S]
     return replace(targets, backends=tuple(sorted([*named, *kept], key=lambda backend: -len(backend.prefix))))
 
 
@@ -188,7 +191,7 @@ def waiting(absence: Absence) -> list[str]:
     if absence.ends_s is None:
         return [f"http-request set-var(txn.wait_s) int({UNKNOWN_S if absence.since_s is not None else SHORTEST_S})"]
     return [
-        f"http-request set-var(txn.wait_s) date,neg,add({absence.ends_s:.0f})",
+        f"http-request set-var(txn.wait_s) date,neg,add({int(absence.ends_s)})",
         f"http-request set-var(txn.wait_s) int({SHORTEST_S}) if {{ var(txn.wait_s) -m int lt {SHORTEST_S} }}",
         f"http-request set-var(txn.wait_s) int({LONGEST_S}) if {{ var(txn.wait_s) -m int gt {LONGEST_S} }}",
     ]

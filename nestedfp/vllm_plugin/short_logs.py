@@ -6,6 +6,7 @@ error itself stands in the line. With ``VLLM_LOGGING_LEVEL=DEBUG`` the stacks st
 Standard library only: it is installed in every process of every engine.
 """
 
+import contextlib
 import logging
 
 ENGINE_ENDS = ("EngineDeadError", "EngineHung")  # by name: the front end's alone, and the plugin runs everywhere
@@ -23,15 +24,20 @@ class OneLine(logging.Filter):
     """Takes the traceback off such records, and says the error instead."""
 
     def filter(self, record: logging.LogRecord) -> bool:
+        # What a filter raises would end the call that logs, unlike what a handler does.
+        with contextlib.suppress(Exception):
+            self._shorten(record)
+        return True
+
+    def _shorten(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
         if error is None or logging.getLogger("vllm").isEnabledFor(logging.DEBUG):
-            return True
+            return
         ends = any(type(each).__name__ in ENGINE_ENDS for each in (error, error.__cause__))
         if ends or record.name.startswith(OF_REQUESTS):
             said = (str(error).strip().splitlines() or [""])[0][:LONGEST]
             text = f"{record.getMessage()} ({type(error).__name__}{': ' + said if said else ''})"
             vars(record).update(msg=text, args=None, exc_info=None, exc_text=None)
-        return True
 
 
 def install() -> None:

@@ -50,3 +50,20 @@ def test_what_nobody_knows_is_told_as_a_bounded_time():
     assert waiting(Absence(100.0)) == [f"http-request set-var(txn.wait_s) int({UNKNOWN_S})"]
     assert waiting(Absence(None, 30.0)) == [f"http-request set-var(txn.wait_s) int({SHORTEST_S})"]
     assert SHORTEST_S < UNKNOWN_S < LONGEST_S
+
+
+def test_a_node_that_joins_a_running_service_has_measured_no_absence(tmp_path):
+    path = tmp_path / "absences.json"
+    look(path, {"": 2}, 100.0)
+    assert look(path, {"": 2}, 101.0)[""] == Absence()
+
+
+def test_an_application_that_was_taken_away_is_not_absent(tmp_path):
+    path = tmp_path / "absences.json"
+    for now_s, replicas in ((100.0, {"": 1, "/control": 1}), (101.0, {"": 1, "/control": 0}), (102.0, {"": 1})):
+        look(path, replicas, now_s)
+    assert look(path, {"": 1, "/control": 1}, 604800.0)["/control"] == Absence()
+
+
+def test_a_disk_that_takes_nothing_ends_no_start(tmp_path):
+    assert look(tmp_path / "none" / "absences.json", {"": 0}, 100.0)[""] == Absence(100.0)
