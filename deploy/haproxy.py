@@ -324,7 +324,10 @@ def _listens(command: Sequence[str]) -> bool:
 
 
 def _any_replica(command: Sequence[str]) -> bool:
-    """Whether anybody accepts connections where the configuration of this command says that replicas are."""
+    """Whether anybody accepts connections where the configuration of this command says that replicas are.
+
+    Their lines go on after the port, unlike that of the successor, which is this very HAProxy.
+    """
     with contextlib.suppress(OSError):
         for host, port in re.findall(r"^\s*server \S+ (\S+):(\d+) ", Path(command[-1]).read_text(), re.MULTILINE):
             with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1.0):
