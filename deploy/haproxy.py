@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.absence import look, note
-from deploy.haproxy_config import MOST_TRIES, Backend, Limits, Targets, keeping, read, write
+from deploy.haproxy_config import MOST_TRIES, Backend, Limits, Targets, address_of, keeping, read, write
 
 SETTINGS_ENV = "NESTEDFP_HAPROXY"  # JSON: {"binary": path of HAProxy, "limits": fields of Limits}
 MOST_CONNECTIONS = 32768
@@ -183,12 +183,11 @@ def in_reach(named: Targets, targets: Targets) -> dict[str, int | None]:
 
 def _accepting(servers: Sequence[str]) -> int:
     """How many of these lines ``server`` are of somebody who accepts a connection."""
-    return sum(_connects(line.split()[2]) for line in servers)
+    return sum(_connects(address_of(line)) for line in servers)
 
 
-def _connects(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1.0):
+def _connects(address: tuple[str, int]) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(address, 1.0):
         return True
     return False
 
@@ -318,8 +317,8 @@ def _answers(command: Sequence[str]) -> bool:
 
 def _listens(command: Sequence[str]) -> bool:
     """Whether anybody accepts connections where the configuration of this command says."""
-    with contextlib.suppress(OSError), socket.create_connection(_address(command), 1.0):
-        return True
+    with contextlib.suppress(OSError):
+        return _connects(_address(command))
     return False
 
 
@@ -330,7 +329,7 @@ def _any_replica(command: Sequence[str]) -> bool:
     """
     with contextlib.suppress(OSError):
         for host, port in re.findall(r"^\s*server \S+ (\S+):(\d+) ", Path(command[-1]).read_text(), re.MULTILINE):
-            with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1.0):
+            if _connects((host, int(port))):
                 return True
     return False
 

@@ -182,6 +182,12 @@ def is_backup(server: str) -> bool:
     return server.endswith(" backup")
 
 
+def address_of(server: str) -> tuple[str, int]:
+    """Return host and port of a line ``server``."""
+    host, _, port = server.split()[2].rpartition(":")
+    return host, int(port)
+
+
 def _name(server: str) -> str:
     return server.split()[1]
 
