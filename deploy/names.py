@@ -45,7 +45,7 @@ NAMES: dict[str, tuple[str, ...] | None] = {
     "vllm.v1.metrics.stats:IterationStats": None,
     # whether the engine core lives (deploy/engine.py)
     "vllm.v1.engine.core_client:BackgroundResources.engine_manager": None,
-    "vllm.v1.engine.utils:CoreEngineProcManager.sentinels": ("self",),
+    "vllm.v1.engine.utils:CoreEngineProcManager": None,  # its `processes`, an attribute of instances
     # structured outputs
     "vllm.v1.structured_output:StructuredOutputManager": None,
     "vllm.v1.structured_output.request:StructuredOutputRequest": None,
