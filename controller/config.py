@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 from controller.audit import Scope
 from controller.messages import Fallback
 from controller.policies import POLICIES, PolicyConfig
-from controller.policies.deadlines import Deadlines, rule_of
+from controller.policies.deadlines import Deadlines
 from nestedfp.modes import DirectiveMode
 from nestedfp.step_rule import StepRule
 from workload.frozen import FrozenModel
@@ -127,8 +127,7 @@ class ControllerConfig(FrozenModel):
         if fallback.rule is not None:
             return fallback.mode, fallback.rule
         deadlines = self.policy if isinstance(self.policy, Deadlines) else Deadlines()
-        rule = rule_of(self.slo, deadlines.ttft_fraction, deadlines.tpot_fraction, deadlines.tpot_grace_tokens)
-        return fallback.mode, rule
+        return fallback.mode, deadlines.rule_for(self.slo)
 
 
 def check_reload(old: ControllerConfig, new: ControllerConfig) -> None:

@@ -28,6 +28,8 @@ class StepRule:
             seconds. None switches it off.
         tpot_grace_tokens: a request may be above ``tpot_deadline_s`` as long as it would be within it again were its next
             so many tokens to come at once. 0: never above.
+        fill_horizon_s: FP8 when the engine would be full in so many seconds, at the growth of the last one. None switches
+            it off; it is asked of engines with a deadline only.
     """
 
     fp8_step_tokens: int | None = None
@@ -36,6 +38,7 @@ class StepRule:
     ttft_deadline_s: float | None = None
     tpot_deadline_s: float | None = None
     tpot_grace_tokens: int = 0
+    fill_horizon_s: float | None = None
 
     @property
     def has_deadlines(self) -> bool:
@@ -51,7 +54,9 @@ class StepSignals:
     oldest_wait_s: float  # age of the oldest request that is still waiting; 0 when none waits
     has_pinned: bool  # a scheduled request demands FP16
     budget_tokens: int | None = None  # the most tokens that a step may schedule; None: the caller does not know
-    late: str | None = None  # the deadline that the step would break in FP16, as nestedfp/step_slack.py names it
+    late: str | None = (
+        None  # the deadline that the step would break in FP16, as nestedfp/step_slack.py names it, or "fill_slack"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,21 +22,22 @@ class Deadlines(FrozenModel):
     tpot_fraction: Annotated[float, Field(gt=0, le=1)] = 0.8
     # Tokens that an answer is trusted to have still to come, to make up for a long step: most have hundreds.
     tpot_grace_tokens: Annotated[int, Field(ge=0, le=1000)] = 3
+    # FP8 when the engine would be full in so many seconds at the growth of the last one; null: deadlines alone.
+    fill_horizon_s: Annotated[float, Field(gt=0, le=600)] | None = 6.0
 
-
-def rule_of(slo: Slo, ttft_fraction: float, tpot_fraction: float, tpot_grace_tokens: int) -> StepRule:
-    """The rule that lets a step use up these shares of the objectives."""
-    return StepRule(
-        ttft_deadline_s=ttft_fraction * slo.ttft_ms * 1e-3,
-        tpot_deadline_s=tpot_fraction * slo.tpot_ms * 1e-3,
-        tpot_grace_tokens=tpot_grace_tokens,
-    )
+    def rule_for(self, slo: Slo) -> StepRule:
+        """The rule that lets a step use up these shares of the objectives."""
+        return StepRule(
+            ttft_deadline_s=self.ttft_fraction * slo.ttft_ms * 1e-3,
+            tpot_deadline_s=self.tpot_fraction * slo.tpot_ms * 1e-3,
+            tpot_grace_tokens=self.tpot_grace_tokens,
+            fill_horizon_s=self.fill_horizon_s,
+        )
 
 
 def decide(observation: Observation, state: None, config: Deadlines) -> tuple[Decision, None]:
     """Hand the deadlines down."""
-    rule = rule_of(observation.slo, config.ttft_fraction, config.tpot_fraction, config.tpot_grace_tokens)
-    return Decision(DirectiveMode.AUTO, "deadlines", rule), None
+    return Decision(DirectiveMode.AUTO, "deadlines", config.rule_for(observation.slo)), None
 
 
 SPEC = PolicySpec(

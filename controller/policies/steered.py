@@ -19,8 +19,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from controller.policies import deadlines, returning
+from controller.policies import returning
 from controller.policies.base import Decision, Observation, PolicySpec
+from controller.policies.deadlines import Deadlines
 from controller.policies.signals import misses
 from nestedfp.modes import DirectiveMode
 from nestedfp.step_rule import StepRule
@@ -88,7 +89,12 @@ def decide(observation: Observation, state: State, config: Steered) -> tuple[Dec
             mode, reason = DirectiveMode.FP8, view.danger
         elif fraction <= config.fp8_fraction:
             mode, reason = DirectiveMode.FP8, "too_many_misses"
-    rule = deadlines.rule_of(observation.slo, fraction, config.tpot_fraction, config.tpot_grace_tokens)
+    rule = Deadlines(
+        ttft_fraction=fraction,
+        tpot_fraction=config.tpot_fraction,
+        tpot_grace_tokens=config.tpot_grace_tokens,
+        fill_horizon_s=None,  # danger is seen by the signals here
+    ).rule_for(observation.slo)
     decision = Decision(
         mode,
         reason,

@@ -8,6 +8,7 @@ from typing import Any
 
 from nestedfp.modes import Mode
 from nestedfp.step_costs import StepCosts
+from nestedfp.step_fill import FillWatch
 from nestedfp.step_rule import StepRule
 from nestedfp.step_slack import StepSlack, StepTimes
 
@@ -17,10 +18,12 @@ class DeadlineWatch:
 
     Args:
         budget_tokens: the most tokens of a step.
+        max_seqs: the most requests that run at once.
     """
 
-    def __init__(self, budget_tokens: int) -> None:
+    def __init__(self, budget_tokens: int, max_seqs: int) -> None:
         self._budget_tokens = budget_tokens
+        self._fill = FillWatch(max_seqs)
         self._in_flight: list[float] = []  # predicted seconds of the steps that have been filled and not ended
         self._ended_s = 0.0
         self.use(None)
@@ -52,12 +55,22 @@ class DeadlineWatch:
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def late(self, rule: StepRule, tokens: int, *, with_prompts: bool) -> str | None:
-        """Say which deadline the step that has just been filled would break in FP16, if any."""
+    def late(self, rule: StepRule, tokens: int, requests: int, *, with_prompts: bool) -> str | None:
+        """Say which deadline the step that has just been filled would break in FP16, if any; or that the engine fills up.
+
+        Args:
+            rule: with the deadlines.
+            tokens: of the step.
+            requests: in the engine, those that wait among them.
+            with_prompts: whether it computes parts of prompts.
+        """
         # With asynchronous scheduling the step before still runs: this one begins when that one ends.
         now_s = max(time.time(), self._ended_s + sum(self._in_flight))
         ends_s = now_s + self._times.predicted_s(Mode.FP16, tokens, with_prompts=with_prompts)
-        return self._slack.late(rule, now_s, ends_s, steps=len(self._in_flight) + 1)
+        fills_up = self._fill.fills_up(rule, self._times, now_s, requests)
+        return self._slack.late(rule, now_s, ends_s, steps=len(self._in_flight) + 1) or (
+            "fill_slack" if fills_up else None
+        )
 
     def filled(self, mode: Mode, tokens: int, first_tokens: list[str], *, with_prompts: bool) -> None:
         """A step is on its way; it brings the first tokens of these requests."""

@@ -65,7 +65,7 @@ class PrecisionMixin:
         self._fp16_only = options.fp16_only
         self._fp16_reads_fp8_blocks = options.fp16_reads_fp8_blocks
         self._fp8_share: float | None = None
-        self._watch = DeadlineWatch(self.max_num_scheduled_tokens)
+        self._watch = DeadlineWatch(self.max_num_scheduled_tokens, self.max_num_running_reqs)
         self._totals = EngineTotals()
         self._arrivals = 0
         self._arrived_tokens = 0
@@ -190,7 +190,7 @@ class PrecisionMixin:
             oldest_wait_s=0.0 if rule.fp8_wait_s is None else self._oldest_wait_s(),
             has_pinned=not self._pinned.keys().isdisjoint(scheduled.keys()),
             budget_tokens=self.max_num_scheduled_tokens,
-            late=self._watch.late(rule, tokens, with_prompts=bool(prompts)) if watched else None,
+            late=self._late(rule, tokens, with_prompts=bool(prompts)) if watched else None,
         )
         choice = choose(signals, directive, rule, self._step_costs)
         mode = Mode.FP16 if self._fp16_only else choice.mode
@@ -209,6 +209,9 @@ class PrecisionMixin:
         output.nestedfp_mode = mode
         output.nestedfp_scheduled_s = time.monotonic()
         return output
+
+    def _late(self, rule: StepRule, tokens: int, *, with_prompts: bool) -> str | None:
+        return self._watch.late(rule, tokens, len(self.running) + len(self.waiting), with_prompts=with_prompts)
 
     def _count_prompt(self, request: Request, mode: Mode, count: int) -> None:
         rid, start = request.request_id, request.num_computed_tokens - count

@@ -14,6 +14,7 @@ from math import ceil, inf
 
 from controller.sliding_window import SlidingWindow
 from nestedfp.modes import DirectiveMode, Mode
+from nestedfp.step_fill import FillWatch
 from nestedfp.step_rule import StepRule, StepSignals, choose
 from nestedfp.step_slack import StepSlack, StepTimes
 from simulator.engine.cost_table import EngineTable
@@ -33,6 +34,7 @@ class Engine:
         self._budget = limits.max_num_batched_tokens
         self._slack = StepSlack(self._times.s_per_prompt_token(self._budget))
         self._max_seqs = limits.max_num_seqs
+        self._fill = FillWatch(limits.max_num_seqs)
         self._ahead = limits.async_scheduling
         self._block = limits.block_tokens
         self.total_blocks = limits.kv_tokens // limits.block_tokens
@@ -163,9 +165,10 @@ class Engine:
         return self.directive is DirectiveMode.AUTO and self.rule.has_deadlines
 
     def _late(self, now_s: float, tokens: int, with_prompts: bool) -> str | None:
-        """Which deadline the step would break in FP16."""
+        """Which deadline the step would break in FP16, or that the engine fills up."""
         predicted_s = self._times.predicted_s(Mode.FP16, tokens, with_prompts=with_prompts)
-        return self._slack.late(self.rule, now_s, now_s + predicted_s)
+        fills_up = self._fill.fills_up(self.rule, self._times, now_s, len(self.running) + len(self.waiting))
+        return self._slack.late(self.rule, now_s, now_s + predicted_s) or ("fill_slack" if fills_up else None)
 
     def _continue_prefill(self, request: SimRequest, budget: int) -> int:
         """The next chunk of the one request that is between two chunks. It was admitted last, because a prompt is cut

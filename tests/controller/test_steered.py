@@ -11,8 +11,9 @@ from controller.config import ControllerConfig
 from controller.decide.guards import GuardState
 from controller.decide.scope import ClusterScope
 from controller.fleet.view import ReplicaView
-from controller.policies import deadlines, steered
+from controller.policies import steered
 from controller.policies.base import Decision, Observation
+from controller.policies.deadlines import Deadlines
 from controller.policies.steered import State, Steered
 from controller.protocol import Content
 from nestedfp.modes import DirectiveMode
@@ -96,7 +97,7 @@ def test_back_from_fp8_the_fraction_begins_low() -> None:
 
 def test_a_new_fraction_is_no_switch_to_the_guards() -> None:
     scope = ClusterScope(ControllerConfig.model_validate({"policy": {"name": "steered"}}))
-    rule = deadlines.rule_of(SLO, 0.5, 0.9, 3)
+    rule = Deadlines(ttft_fraction=0.5).rule_for(SLO)
     scope.changed(10.0, Content(AUTO), Content(AUTO, rule), ["r0"])
     assert scope._guard_state == GuardState()
     scope.changed(10.0, Content(AUTO, rule), Content(FP8), ["r0"])

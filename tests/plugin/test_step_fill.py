@@ -1,0 +1,58 @@
+"""Whether an engine fills up: by hand, and in a simulated burst beyond what FP8 does."""
+
+from nestedfp.modes import Mode
+from nestedfp.step_costs import StepCost, StepCosts
+from nestedfp.step_fill import FillWatch
+from nestedfp.step_rule import StepRule
+from nestedfp.step_slack import StepTimes
+
+COSTS = StepCosts((StepCost(1, 10.0, 5.0), StepCost(100, 20.0, 10.0), StepCost(1000, 110.0, 55.0)))
+RULE = StepRule(ttft_deadline_s=0.1, tpot_deadline_s=0.04, fill_horizon_s=4.0)
+
+
+def grown(watch: FillWatch, rule: StepRule, times: StepTimes, *, per_s: float, until_s: float, first: int = 0) -> bool:
+    """The answer after a step every 20 ms, with so many more requests in each second."""
+    answer = False
+    for step in range(round(until_s * 50) + 1):
+        answer = watch.fills_up(rule, times, 100.0 + step / 50, round(first + per_s * step / 50))
+    return answer
+
+
+def test_it_fills_up_when_the_growth_of_the_last_second_reaches_the_limit_within_the_horizon() -> None:
+    times = StepTimes(None)  # nothing measured: only the limit of requests counts
+    assert not grown(FillWatch(256), RULE, times, per_s=40, until_s=1)  # 40 + 4 x 25
+    assert grown(FillWatch(256), RULE, times, per_s=40, until_s=3)  # 120 + 4 x 38
+    assert not grown(FillWatch(256), RULE, times, per_s=0, until_s=3, first=250)  # a closed loop just below the limit
+    assert not grown(FillWatch(256), RULE, times, per_s=-10, until_s=3, first=250)
+
+
+def test_growth_is_forgotten_when_it_ends() -> None:
+    watch, times = FillWatch(256), StepTimes(None)
+    assert grown(watch, RULE, times, per_s=60, until_s=2)
+    assert not watch.fills_up(RULE, times, 107.0, 120)  # five seconds later, and no request more
+
+
+def test_a_single_arrival_after_a_long_rest_is_no_growth() -> None:
+    watch, times = FillWatch(8), StepTimes(None)
+    assert not watch.fills_up(RULE, times, 1000.0, 1)
+    assert not watch.fills_up(RULE, times, 2000.0, 3)
+
+
+def test_many_more_than_fp8_could_carry_within_half_of_the_tpot_deadline_is_full_too() -> None:
+    # 20 ms of an FP8 step: 300 requests by the costs
+    assert not grown(FillWatch(1024), RULE, StepTimes(COSTS), per_s=50, until_s=2)  # 100 + 4 x 43 = 272
+    assert grown(FillWatch(1024), RULE, StepTimes(COSTS), per_s=60, until_s=2)  # 120 + 4 x 52 = 328
+    without = StepRule(ttft_deadline_s=0.1, fill_horizon_s=4.0)
+    assert not grown(FillWatch(1024), without, StepTimes(COSTS), per_s=60, until_s=2)
+
+
+def test_what_steps_take_beyond_their_cost_grows_with_the_requests() -> None:
+    times = StepTimes(COSTS)
+    for _ in range(50):
+        times.took(Mode.FP8, 100, 0.014, with_prompts=False)  # 10 ms measured at the start
+    assert abs(times.of_decodes_s(Mode.FP8, 200, 100) - (0.015 + 2 * 0.004)) < 1e-5
+    assert grown(FillWatch(1024), RULE, times, per_s=50, until_s=2)
+
+
+def test_without_a_horizon_nothing_fills_up() -> None:
+    assert not grown(FillWatch(4), StepRule(tpot_deadline_s=0.04), StepTimes(COSTS), per_s=500, until_s=2)
