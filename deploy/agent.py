@@ -8,16 +8,16 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
 from typing import Any, Protocol
 
 from controller.config import ControllerConfig
-from controller.messages import Directive, DirectiveAck, ReplicaSnapshot
-from controller.protocol import DirectiveFollower
+from controller.messages import Directive, ReplicaSnapshot
 from deploy.admission import Admission
+from deploy.enforcement import Enforcement, SharedFollower
 from deploy.front.meter import PathMeter
 from deploy.health import DEAD, EngineHung
 from deploy.metrics.replica import ReplicaView
+from deploy.standing_call import Call, StandingCall
 from nestedfp.modes import DirectiveMode
 
 log = logging.getLogger(__name__)
@@ -76,13 +76,13 @@ class ReplicaAgent:
         self._slo_evaluated = 0
         self._within_slo = 0
         self._started_s = time.monotonic()
-        self._follower = DirectiveFollower(replica_id, *config.lapsed)
+        self._follower = SharedFollower(replica_id, *config.lapsed)
+        self._enforcement = Enforcement(self._follower, self._admission, engine, lambda: time.monotonic())
+        self._standing_call: StandingCall | None = None
         self._meter = meter or PathMeter()
         self._stats: dict[str, Any] | None = None
         self._stats_at_s = 0.0
         self._seq = 0
-        self._applying = asyncio.Lock()
-        self._applied: tuple[Any, ...] | None = None
         self._following: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._reachable = True
@@ -92,17 +92,20 @@ class ReplicaAgent:
     async def start(self) -> None:
         """Put the fallback in force and start the two loops on the running event loop."""
         self._started_s = time.monotonic()
-        await self._put_in_force()
+        await self._enforcement.put_in_force()
         self._stats_at_s = self._started_s
         loops = (self._poll_engine(), self._watch_engine(), self._report(), self._meter.probe())
         self._tasks = [asyncio.create_task(loop) for loop in loops]
 
     async def stop(self) -> None:
-        """End the loops."""
+        """End the loops, and the thread and the line where directives come past them."""
         tasks = [*self._tasks, *([self._following] if self._following is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._standing_call is not None:
+            await asyncio.to_thread(self._standing_call.stop)
+        self._enforcement.close()
 
     # -- directives ----------------------------------------------------------------------------------------------------
 
@@ -112,29 +115,27 @@ class ReplicaAgent:
         Raises:
             pydantic.ValidationError: for a malformed directive; nothing changes then.
         """
-        _, ack = self._follower.on_directive(time.monotonic(), Directive.model_validate(directive))
-        await self._put_in_force()
-        result: dict[str, Any] = DirectiveAck.model_dump(ack, mode="json")
-        return result
+        return await self._enforcement.apply(directive)
+
+    async def wait_for_directives(self, call: Call) -> None:
+        """Take directives in a thread of their own from now on, past the running event loop.
+
+        Args:
+            call: waits for the controller's next directive; see ``StandingCall``.
+
+        Raises:
+            OSError: the engine core could be given no line of its own.
+        """
+        await self._enforcement.open_line()
+        self._standing_call = StandingCall(call, self._enforcement.take)
+        self._standing_call.start()
 
     def _follow(self) -> None:
         """Have the engine follow, beside the reports: one that hangs must not keep its replica from saying so."""
         if self._dead() or not (self._following is None or self._following.done()):
             return
-        self._following = asyncio.create_task(self._put_in_force())
+        self._following = asyncio.create_task(self._enforcement.put_in_force())
         self._following.add_done_callback(_log_failure)
-
-    async def _put_in_force(self) -> None:
-        """Bring the engine in line with the follower. Serialised, so that the engine sees directives in order."""
-        async with self._applying:
-            force = self._follower.in_force(time.monotonic())
-            self._admission.scale = force.admission_scale
-            wanted = (force.mode, force.rule, force.epoch)
-            if wanted == self._applied:
-                return
-            content = {"mode": force.mode.value, "epoch": force.epoch, "rule": asdict(force.rule)}
-            await self._engine("nestedfp_set_directive", content)
-            self._applied = wanted
 
     # -- latencies -----------------------------------------------------------------------------------------------------
 

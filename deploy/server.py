@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from deploy import tracing
 from deploy.access_log import Format, open_log, serve_logs
 from deploy.admission import TOKENS_IN_QUEUE, Admission, Shares
 from deploy.agent import ReplicaAgent
-from deploy.control_app import CONTROLLER_ACTOR
+from deploy.controller_link import DirectiveCall, ServeControllerLink
 from deploy.engine import NestedFPEngine
 from deploy.front import grammars, tap
 from deploy.front.app import Front
@@ -44,23 +45,9 @@ from nestedfp.vllm_plugin import failure, frontend, short_logs
 log = logging.getLogger(__name__)
 
 STEP_SECONDS_TIMEOUT_S = 1.0
-
-
-class ServeControllerLink:
-    """Reaches the controller actor of this deployment; looks it up anew after a failure, because it may be a new one."""
-
-    def __init__(self) -> None:
-        self._actor: Any = None
-
-    async def report(self, snapshot: dict[str, Any]) -> dict[str, Any] | None:
-        try:
-            if self._actor is None:
-                self._actor = await asyncio.to_thread(serve.get_deployment_actor, CONTROLLER_ACTOR)
-            directive: dict[str, Any] | None = await self._actor.report.remote(snapshot)
-            return directive
-        except BaseException:
-            self._actor = None
-            raise
+# How long the event loop may keep the interpreter from the thread that waits for directives, which asks for it some six times on a
+# directive's way. Python's own 5 ms would make 30 of them.
+SWITCH_INTERVAL_S = 0.0005
 
 
 class NestedFPServer(LLMServer):  # type: ignore[misc]
@@ -159,6 +146,8 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             give_up=self.engine.give_up,
         )
         await self._agent.start()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        await self._agent.wait_for_directives(DirectiveCall(context.replica_id.unique_id))
         self._page = await self._metrics()
 
     async def _start_engine(self) -> None:
@@ -237,6 +226,12 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         )
         pages = {"/metrics": self._show_metrics, "/health": health.health, "/ready": health.ready}
         return allowing(self._cors_origins, Front(app, generate, self._max_body_bytes, pages))
+
+    async def __del__(self) -> None:
+        # Serve calls it at the end of a drain.
+        if self._watch is not None:
+            await self._watch.stop()
+        await super().__del__()
 
     async def check_health(self) -> None:
         """Fail where the engine has died or hangs; called by Serve, which then replaces this replica."""

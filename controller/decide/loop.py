@@ -168,6 +168,11 @@ class ControlLoop:
             desired_replicas=desired_replicas,
         )
 
+    @property
+    def replica_ids(self) -> frozenset[str]:
+        """The replicas that have reported lately."""
+        return frozenset(self._fleet.ids)
+
     def converged(self) -> tuple[Directive, int, float] | None:
         """Once every known replica has acknowledged: the directive, how many replicas, and seconds it took."""
         after_s = self._publisher.converged_after_s()

@@ -20,8 +20,9 @@ from controller.decide.loop import ControlLoop, Effects
 from controller.live.config_file import ConfigFile
 from controller.live.decision_log import DecisionLog
 from controller.live.recording import RecordingLoop
+from controller.live.standing_calls import StandingCalls
 from controller.live.transport import Broadcast, ProxyProbe, ServeBroadcast
-from controller.messages import Directive, ProxyStats, ReplicaSnapshot
+from controller.messages import Directive, DirectiveAck, ProxyStats, ReplicaSnapshot
 from nestedfp.modes import DirectiveMode
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class ControllerActor:
         log_path: file for the decision log; None keeps decisions in memory only.
         record_path: file for a recording of all inputs, which ``controller.live.replay`` plays again; None writes none.
         config_path: YAML file whose section ``controller`` a reload reads; None refuses reloads.
-        broadcast: the way to the replicas; None goes through Ray Serve.
+        broadcast: the way to replicas that have no standing call; None goes through Ray Serve.
         proxy_probe: reads the proxy's statistics for the status, every second; None: there are none to read.
 
     Raises:
@@ -73,6 +74,8 @@ class ControllerActor:
         self._config_error: str | None = None
         self._log = DecisionLog(log_path, self._config.decisions_kept)
         self._broadcast = broadcast or ServeBroadcast(app_name, deployment_name, self._config.lease_s)
+        self._calls = StandingCalls()
+        self._all_acked = asyncio.Event()  # the newest directive, by every replica
         self._sends: set[asyncio.Task[None]] = set()
         self._converged: BroadcastRecord | None = None
         self._ack_ms: deque[float] = deque(maxlen=BROADCASTS_KEPT)
@@ -96,6 +99,31 @@ class ControllerActor:
         directive = self._loop.on_snapshot(now_s, _parse_snapshot(snapshot))
         self._note_converged()
         return directive.model_dump(mode="json")
+
+    async def next_directive(
+        self, replica_id: str, ack: Mapping[str, Any] | None = None, seen: str | None = None
+    ) -> dict[str, Any] | None:
+        """Take a replica's acknowledgement, and answer when a directive is sent; None after some seconds without one.
+
+        Replicas learn of a directive from the answers to their snapshots as well; here they learn of it at once.
+
+        Args:
+            replica_id: of the caller.
+            ack: its answer to the directive that it was told last.
+            seen: ``token`` of that directive.
+
+        Returns:
+            ``{"token": text, "directive": {...}}``.
+
+        Raises:
+            ValueError: when the acknowledgement is malformed; nothing changes then.
+        """
+        self._ensure_stepping()
+        if ack is not None:
+            self._loop.on_ack(time.monotonic(), _parse_ack(ack))
+            self._note_converged()
+        sent = await self._calls.wait(replica_id, seen)
+        return None if sent is None else {"token": sent.token, "directive": sent.directive}
 
     async def set_override(
         self, mode: str, ttl_s: float | None = None, replica_id: str | None = None
@@ -157,6 +185,7 @@ class ControllerActor:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._calls.close()
         self._log.close()
         if isinstance(self._loop, RecordingLoop):
             self._loop.close()
@@ -210,6 +239,7 @@ class ControllerActor:
         """Log and send; returns the task of the newest broadcast. Never waits: the loop must not hang on a replica."""
         send = None
         for directive in effects.directives:
+            self._calls.send(directive)
             send = asyncio.get_running_loop().create_task(self._send(directive))
             self._sends.add(send)
             send.add_done_callback(self._sends.discard)
@@ -229,8 +259,13 @@ class ControllerActor:
         return send
 
     async def _send(self, directive: Directive) -> None:
+        """Broadcast to those who do not wait for it in a standing call; return when every replica has acknowledged."""
         try:
             async with asyncio.timeout(self._config.lease_s):
+                known = self._loop.replica_ids
+                if known and known <= self._calls.listening():
+                    await self._acknowledged()
+                    return
                 acks = await self._broadcast(directive)
         except Exception as error:
             # Not an error of ours: replicas catch up from the answer to their next snapshot.
@@ -242,9 +277,17 @@ class ControllerActor:
             self._loop.on_ack(now_s, ack)
         self._note_converged()
 
+    async def _acknowledged(self) -> None:
+        """Wait until every replica has acknowledged the newest directive."""
+        while self._loop.converged() is None:
+            self._all_acked.clear()
+            await self._all_acked.wait()
+
     def _note_converged(self) -> None:
         """Write how long a directive took to reach every replica, once per epoch."""
         converged = self._loop.converged()
+        if converged is not None:
+            self._all_acked.set()
         if converged is None or (self._converged is not None and self._converged.epoch == converged[0].epoch):
             return
         directive, replicas, after_s = converged
@@ -275,6 +318,13 @@ def _statistics(last_ack_ms: deque[float]) -> BroadcastStats:
     ordered = sorted(last_ack_ms)
     last = len(ordered) - 1
     return BroadcastStats(count=len(ordered), p50_ms=ordered[round(0.5 * last)], p99_ms=ordered[round(0.99 * last)])
+
+
+def _parse_ack(ack: Mapping[str, Any]) -> DirectiveAck:
+    try:
+        return DirectiveAck.model_validate(ack)
+    except ValidationError as error:
+        raise ValueError(f"malformed acknowledgement:\n{explain(error)}") from None
 
 
 def _parse_snapshot(snapshot: Mapping[str, Any] | str) -> ReplicaSnapshot:

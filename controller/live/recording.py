@@ -71,6 +71,10 @@ class RecordingLoop:
         dumped = config.model_dump(mode="json")
         return self._recorded("reload", lambda: self._loop.reload(now_s, config), now_s=now_s, config=dumped)
 
+    @property
+    def replica_ids(self) -> frozenset[str]:
+        return self._loop.replica_ids
+
     def converged(self) -> tuple[Directive, int, float] | None:
         return self._loop.converged()
 

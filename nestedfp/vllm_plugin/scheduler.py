@@ -23,7 +23,7 @@ from vllm.v1.request import Request, RequestStatus
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.step_costs import StepCosts, slowest
 from nestedfp.step_rule import StepRule, StepSignals, choose
-from nestedfp.vllm_plugin import directive_intake
+from nestedfp.vllm_plugin import directive_intake, directive_line
 from nestedfp.vllm_plugin.accounting import COUNTS_KEY, EngineTotals, RequestTokens
 from nestedfp.vllm_plugin.deadlines import DeadlineWatch
 from nestedfp.vllm_plugin.exact_blocks import ALL, ExactBlocks
@@ -59,8 +59,10 @@ class PrecisionMixin:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         options = PluginOptions.of(self.vllm_config)
-        # Mode, rule and epoch, replaced together: another thread may do so (directive_intake.py).
+        # Mode, rule and epoch, replaced together: other threads may do so (directive_intake.py, directive_line.py).
         self._in_force = (DirectiveMode.FP16, StepRule(), 0)  # until somebody says otherwise: full quality
+        self._epochs_order = False  # whether all directives have one author, whose epochs never fall
+        self._directing = threading.Lock()
         self._step_costs: StepCosts | None = None
         self._fp16_only = options.fp16_only
         self._fp16_reads_fp8_blocks = options.fp16_reads_fp8_blocks
@@ -298,16 +300,29 @@ class PrecisionMixin:
     def nestedfp_set_directive(self, directive: dict[str, Any]) -> dict[str, Any]:
         """Put a directive in force from the next step on.
 
+        Where its author has a line of its own (directive_line.py), a directive that is older than the one in force changes
+        nothing: there are two ways for it to come, and one may overtake the other.
+
         Args:
             directive: ``{"mode": "fp16" | "fp8" | "auto", "epoch": int, "rule": {...}}``.
+
+        Returns:
+            The mode and epoch in force.
 
         Raises:
             ValueError: for an unknown mode or rule.
         """
         mode, rule = DirectiveMode(directive["mode"]), StepRule(**(directive.get("rule") or {}))
         epoch = int(directive["epoch"])
-        self._in_force = (mode, rule, epoch)
-        return {"mode": mode.value, "epoch": epoch}
+        with self._directing:
+            if not self._epochs_order or epoch >= self._in_force[2]:
+                self._in_force = (mode, rule, epoch)
+            in_force, _, epoch = self._in_force
+        return {"mode": in_force.value, "epoch": epoch}
+
+    def nestedfp_epochs_order(self) -> None:
+        """From now on an older epoch changes nothing: all directives have one author."""
+        self._epochs_order = True
 
     def nestedfp_take_step_costs(self, ranks: list[list[list[float]] | None]) -> None:
         """Take what every rank measured at its start; see nestedfp/vllm_plugin/step_timing.py."""
@@ -402,6 +417,13 @@ def _set_directive(core: Any, directive: dict[str, Any]) -> Any:
     return _with_workers_answers(core).nestedfp_set_directive(directive)
 
 
+def _open_directive_line(core: Any, path: str) -> None:
+    # The workers are asked here and now, in the core's own thread; the line's thread may not.
+    scheduler = _with_workers_answers(core)
+    directive_line.open_line(scheduler.nestedfp_set_directive, path)
+    scheduler.nestedfp_epochs_order()
+
+
 def make_scheduler(*, vllm_config: Any, **kwargs: Any) -> Any:
     """Build the engine's scheduler over the base that vLLM would have taken; vLLM calls this as ``scheduler_cls``."""
     from vllm.v1.engine.core import EngineCore
@@ -409,6 +431,7 @@ def make_scheduler(*, vllm_config: Any, **kwargs: Any) -> Any:
     directive_intake.install()
     # Utilities are looked up as attributes of the engine core by name; see EngineCoreProc._handle_client_request.
     EngineCore.nestedfp_set_directive = _set_directive
+    EngineCore.nestedfp_open_directive_line = _open_directive_line
     EngineCore.nestedfp_step_costs = lambda core: _with_workers_answers(core).nestedfp_step_costs()
     EngineCore.nestedfp_warmed_up = lambda core: core.scheduler.nestedfp_warmed_up()
     EngineCore.nestedfp_stats = lambda core: core.scheduler.nestedfp_stats()
