@@ -6,7 +6,7 @@ spend exact steps on them until it stands at its limit, and if arrivals exceed w
 runs FP8 as well when, at the growth of the last second, a horizon ahead
 
 * more requests would be inside than the engine runs at once, or
-* an FP8 step of one token for each of them would take half of the TPOT deadline: the other half is for their prompts.
+* an FP8 step of one token for each of them would take three fifths of the TPOT deadline: the rest is for their prompts.
 """
 
 from math import exp
@@ -16,7 +16,7 @@ from nestedfp.step_rule import StepRule
 from nestedfp.step_slack import StepTimes
 
 GROWTH_S = 1.0  # time constant of the growth: arrivals of half a second are noise, those of two are half of a burst
-DECODE_SHARE = 0.5  # of the TPOT deadline
+DECODE_SHARE = 0.6  # of the TPOT deadline
 
 
 class FillWatch:
