@@ -72,6 +72,21 @@ def test_a_call_without_a_directive_ends_and_a_newer_call_of_the_same_replica_en
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
+def test_a_controller_that_closes_leaves_nobody_waiting() -> None:
+    async def main() -> None:
+        actor = ControllerActor({}, "app", "deployment", broadcast=lambda directive: asyncio.sleep(0, []))
+        first = await actor.next_directive("r0")
+        assert first is not None
+        calls = [asyncio.create_task(actor.next_directive(name, None, first["token"])) for name in ("r0", "r1")]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await actor.close()
+        done, waiting = await asyncio.wait(calls, timeout=0.5)
+        assert (len(done), len(waiting)) == (2, 0)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
 def test_who_waits_or_has_just_been_answered_is_listening() -> None:
     async def main() -> None:
         now_s = 100.0
