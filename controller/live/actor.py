@@ -169,6 +169,7 @@ class ControllerActor:
         extra = {
             "broadcast": self._converged,
             "broadcasts": _statistics(self._ack_ms),
+            "standing_calls": len(self._calls.listening() & self._loop.replica_ids),
             "config_error": self._config_error,
             "step_errors": self._step_errors,
             "proxy": self._proxy,

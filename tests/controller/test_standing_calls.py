@@ -72,6 +72,21 @@ def test_a_call_without_a_directive_ends_and_a_newer_call_of_the_same_replica_en
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
+def test_a_controller_that_closes_leaves_nobody_waiting() -> None:
+    async def main() -> None:
+        actor = ControllerActor({}, "app", "deployment", broadcast=lambda directive: asyncio.sleep(0, []))
+        first = await actor.next_directive("r0")
+        assert first is not None
+        calls = [asyncio.create_task(actor.next_directive(name, None, first["token"])) for name in ("r0", "r1")]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await actor.close()
+        done, waiting = await asyncio.wait(calls, timeout=0.5)
+        assert (len(done), len(waiting)) == (2, 0)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
 def test_who_waits_or_has_just_been_answered_is_listening() -> None:
     async def main() -> None:
         now_s = 100.0
@@ -111,6 +126,7 @@ class Replica:
             ack = None
             if answer is not None:
                 seen = answer["token"]
+                await asyncio.sleep(0.02)  # the engine takes its time
                 ack = self.take(Directive.model_validate(answer["directive"])).model_dump(mode="json")
 
     def take(self, directive: Directive) -> DirectiveAck:
@@ -173,6 +189,7 @@ def test_an_order_reaches_replicas_in_their_standing_calls_and_nothing_is_broadc
             assert (r0.mode, r1.mode) == (mode, mode)
             assert all(replica["acked"] for replica in status["replicas"])
             assert (status["broadcast"]["epoch"], status["broadcast"]["replicas"]) == (status["epoch"], 2)
+            assert status["standing_calls"] == 2
         assert broadcast[before:] == []
         for task in tasks:
             task.cancel()
@@ -185,7 +202,7 @@ def test_a_replica_without_a_standing_call_gets_the_order_by_broadcast() -> None
         (task,) = await hang_on(r0)
         status = await actor.set_override("fp8")
         assert (r0.mode, r1.mode) == ("fp8", "fp8")
-        assert broadcast[-1] == status["epoch"]
+        assert (broadcast[-1], status["standing_calls"]) == (status["epoch"], 1)
         assert all(replica["acked"] for replica in status["replicas"])
         task.cancel()
 

@@ -172,6 +172,7 @@ def test_the_status_counts_what_was_judged_and_how_long_directives_took(client):
     status = client.get("/status").json()
     assert status["broadcasts"]["count"] > 3
     assert 0 < status["broadcasts"]["p50_ms"] <= status["broadcasts"]["p99_ms"]
+    assert status["standing_calls"] == 2, "directives pass the replicas' event loops by"
 
 
 def test_the_configuration_is_taken_up_again_without_a_restart(client, service):
@@ -260,6 +261,7 @@ def test_a_killed_controller_comes_back_above_the_old_epoch(client, service):
     assert wait_until(back, 60)
     assert client.get("/status").json()["epoch"] >= epoch
     assert all(r["acked"] for r in direct(client, "fp16")["replicas"])
+    assert wait_until(lambda: client.get("/status").json()["standing_calls"] == 2, 60), "they call the new one"
     direct(client, "auto")
 
 
