@@ -35,6 +35,7 @@ OF_SERVE = (
     (500, "the service failed on this request; its log says why", "server_error", False),
     (503, "this replica cannot take the request now; try again", "service_unavailable", True),
 )
+LEAVES = "This node is being drained."  # what Ray Serve has a node's HAProxy say that is about to go
 TEMPLATE_CHANGED = "Ray Serve's HAProxy configuration is not as expected"
 
 
@@ -81,6 +82,11 @@ class Targets:
     bind: str
     health_rules: tuple[str, ...]
     backends: tuple[Backend, ...]
+
+    @property
+    def leaves(self) -> bool:
+        """Whether the node is being drained."""
+        return any(LEAVES in rule for rule in self.health_rules)
 
     @property
     def replicas(self) -> dict[str, int | None]:
@@ -311,6 +317,9 @@ def write(targets: Targets, limits: Limits, absences: Mapping[str, Absence] | No
         "http-after-response set-status 503 if { status 502 }",
         "http-after-response set-header x-request-id %[var(txn.request_id)] if { var(txn.request_id) -m found }",
     ]
+    if targets.leaves:
+        # Clients that keep their connections open would ask here until the node has ended; their next one leads elsewhere.
+        frontend += ["http-after-response set-header connection close"]
     # One that was told to go knows only the replicas of its time. A stream that ends leaves its client's connection open, and
     # the next request on it comes here.
     frontend += [f"use_backend {SUCCESSOR} if {{ stopping }}"]

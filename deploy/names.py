@@ -23,6 +23,9 @@ NAMES: dict[str, tuple[str, ...] | None] = {
     "ray.llm._internal.serve.engines.vllm.vllm_engine:_get_vllm_engine_config": ("llm_config",),
     # Ray
     "ray._private:services": None,
+    "ray._raylet:GcsClient": None,
+    "ray.serve._private.common:REPLICA_ID_FULL_ID_STR_PREFIX": None,
+    "ray.serve._private.constants:SERVE_PROXY_NAME": None,
     "ray.serve._private.logging_utils:get_serve_logs_dir": (),
     # vLLM's front end
     "vllm:envs": None,

@@ -88,8 +88,13 @@ def ok(text: str) -> Callable[..., Reply]:
     return lambda path, headers, body: (200, {}, text.encode())
 
 
-def render(folder: Path, port: int, backends: Mapping[str, tuple[str, list[int]]]) -> Path:
-    """Write the configuration that Ray Serve would write; ``backends``: name -> (prefix, ports of its servers)."""
+def render(folder: Path, port: int, backends: Mapping[str, tuple[str, list[int]]], leaves: bool = False) -> Path:
+    """Write the configuration that Ray Serve would write.
+
+    Args:
+        backends: name -> (prefix, ports of its servers).
+        leaves: the node is drained.
+    """
     from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
     from ray.serve.config import HTTPOptions
 
@@ -103,6 +108,7 @@ def render(folder: Path, port: int, backends: Mapping[str, tuple[str, list[int]]
         is_head=True,
         has_received_routes=True,
         has_received_servers=True,
+        pass_health_checks=not leaves,
         health_check_inter="200ms",
         health_check_fall=2,
         health_check_rise=1,
