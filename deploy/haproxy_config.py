@@ -23,9 +23,9 @@ REQUEST_ID = "%[var(txn.request_id),json(ascii)]"  # as HAProxy writes it into a
 MOST_TRIES = 8  # replicas that a request is offered to, however many there are
 RETRY_AFTER_S = 2
 METHODS = "GET POST HEAD OPTIONS PUT PATCH DELETE"  # others a replica's server would answer without OpenAI's format
-CONTROL_PREFIX = "/control"  # where the control application is mounted; its routes also answer at the root
-CONTROL_PATHS = ("/status", "/decisions", "/metrics")
-CONTROL_FOLDERS = ("/admin/",)
+# Where the control application is mounted, below the application whose replicas it directs; its routes also answer there.
+CONTROL_PREFIX = "/control"
+CONTROL_PATHS = "/status|/decisions|/metrics|/admin/.*"
 KEPT_S = (
     900.0  # that the replicas of an application which Serve knows no more are kept for: it may be between two versions
 )
@@ -198,6 +198,23 @@ def _name(server: str) -> str:
     return server.split()[1]
 
 
+def control_routes(backends: Sequence[Backend]) -> list[str]:
+    """Return the rules that lead the control routes of each application to its control application.
+
+    Whatever is mounted at ``PREFIX/control`` is taken for that of ``PREFIX``. Those of the root lead nowhere else.
+    """
+    mounted = {each.prefix.removesuffix(CONTROL_PREFIX) for each in backends if each.prefix.endswith(CONTROL_PREFIX)}
+    rules = []
+    for base in sorted({"", *mounted}):
+        control = f"{base}{CONTROL_PREFIX}"
+        # In single quotes, where $ and \ stand for themselves.
+        rules += [
+            f"http-request replace-path '^{re.escape(base)}({CONTROL_PATHS})$' '{control.replace('%', '%%')}\\1'",
+            f"http-request set-path {control}/ if {{ path {control} }}",  # the control room
+        ]
+    return rules
+
+
 def waiting(absence: Absence) -> list[str]:
     """Return the rules that put into ``txn.wait_s`` when a client should come again that found no replica, in seconds."""
     if absence.ends_s is None:
@@ -305,9 +322,7 @@ def write(targets: Targets, limits: Limits, absences: Mapping[str, Absence] | No
         answer(405, "no such method", "invalid_request_error", f" unless {{ method {METHODS} }}"),
         # A request comes to a replica when it is there as a whole, or fills the buffer: half-sent ones cost no replica anything.
         f"http-request wait-for-body time {limits.request_s}s if METH_POST",
-        f"http-request set-path {CONTROL_PREFIX}%[path] if {{ path {' '.join(CONTROL_PATHS)} }}"
-        f" or {{ path_beg {' '.join(CONTROL_FOLDERS)} }}",
-        f"http-request set-path {CONTROL_PREFIX}/ if {{ path {CONTROL_PREFIX} }}",  # the control room
+        *control_routes(targets.backends),
         f"http-response set-status 429 if {{ status {ELSEWHERE_STATUS} }}",
         # What Ray Serve says in plain text, of a request that never came to this project's server.
         *[

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -95,8 +96,10 @@ def render(folder: Path, port: int, backends: Mapping[str, tuple[str, list[int]]
         backends: name -> (prefix, ports of its servers).
         leaves: the node is drained.
     """
-    from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
-    from ray.serve.config import HTTPOptions
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Ray's imports
+        from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
+        from ray.serve.config import HTTPOptions
 
     path = folder / "haproxy.cfg"
     config = HAProxyConfig(
