@@ -21,13 +21,18 @@ from typing import Any
 
 import httpx
 import psutil
+import redis_run
 import yaml
 from live_service import wait_until
 from processes import ROOT
 
 RAY = Path(sys.executable).parent / "ray"
 SERVE = Path(sys.executable).parent / "serve"
-GCS_PORT, DASHBOARD_PORT = 6379, 8265
+GCS_PORT, DASHBOARD_PORT, REDIS_PORT = 6379, 8265, 6380
+# As KubeRay starts the containers of a cluster whose head may die.
+RECONNECT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "600"}
+# With process ids of its own: a new head would take the other node's raylet for a sign that it runs already.
+APART = ["unshare", "--pid", "--fork", "--mount-proc", "env"]
 NODES = 2
 LOG = "starts.log"
 CPUS = 4  # of a node, as Ray counts them
@@ -148,11 +153,12 @@ def network() -> Iterator[tuple[list[str], list[str], str]]:
 
 
 @contextlib.contextmanager
-def cluster(config: Path, head_cpus: int = CPUS) -> Iterator[Cluster]:
+def cluster(config: Path, head_cpus: int = CPUS, redis: bool = False) -> Iterator[Cluster]:
     """Start the nodes in the environment that the service needs.
 
     Args:
         head_cpus: 0: the head has no replica.
+        redis: the head keeps in a Redis what its successor must know, as on Kubernetes.
     """
     # Short: there are sockets in it.
     folder = Path(tempfile.mkdtemp(prefix="nfp-", dir="/tmp"))
@@ -162,23 +168,30 @@ def cluster(config: Path, head_cpus: int = CPUS) -> Iterator[Cluster]:
     environment = {**plain, **service_environment(config, folder / "h")}
     started: list[subprocess.Popen[bytes]] = []
     commands: list[list[str]] = []
+    of_head: dict[str, str] = {}
+    password = ""
     logs = folder / LOG
 
     def start(number: int, cpus: int, *arguments: str) -> None:
         plain = ["start", "--block", f"--node-ip-address={addresses[number]}", f"--num-cpus={cpus}", *arguments]
         memory = f"--object-store-memory={100 << 20}"
-        commands.append([*found.inside[number], str(RAY), *plain, memory, "--disable-usage-stats"])
+        alone = [*APART, *(f"{name}={value}" for name, value in of_head.items())] if of_head and number == 0 else []
+        commands.append([*found.inside[number], *alone, str(RAY), *plain, memory, "--disable-usage-stats"])
         started.append(_started(commands[-1], environment, logs))
 
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        names, addresses, _ = stack.enter_context(network())
+        names, addresses, gateway = stack.enter_context(network())
+        if redis:
+            environment |= RECONNECT
+            password = stack.enter_context(redis_run.redis(folder, gateway, REDIS_PORT))
+            of_head = {"RAY_REDIS_ADDRESS": f"{gateway}:{REDIS_PORT}", "RAY_external_storage_namespace": "trial"}
         stack.callback(end, started)
         inside = [["ip", "netns", "exec", name] for name in names]
         found = Cluster(addresses, environment, inside, started, commands, folder / "ray")
         head = (f"--port={GCS_PORT}", f"--temp-dir={folder / 'ray'}", "--include-dashboard=true")
         where = (f"--dashboard-host={addresses[0]}", f"--dashboard-port={DASHBOARD_PORT}")
-        start(0, head_cpus, "--head", *head, *where)
+        start(0, head_cpus, "--head", *head, *where, *([f"--redis-password={password}"] if password else []))
         ports = (GCS_PORT, DASHBOARD_PORT)
         assert wait_until(lambda: all(listens(addresses[0], port) for port in ports), 120), logs.read_text()
         for number in range(1, NODES):
