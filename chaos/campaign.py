@@ -12,7 +12,7 @@ import yaml
 
 from benchmarks import http_load, http_procs, stream_client
 from benchmarks.stream_client import Load, Plan
-from chaos import faults, soak
+from chaos import faults, places, soak
 from chaos.faults import Arena
 from chaos.soak import SoakResult
 from chaos.timeline import FaultResult, Injection, detected_after_s, result
@@ -115,6 +115,7 @@ def strike(service: Service, name: str, malformed: int, folder: Path) -> FaultRe
         time.sleep(BASELINE_S)
         _wait(lambda: watch.sound_for_s(service.replicas) >= BASELINE_S / 2, RECOVERY_LIMIT_S)
         arena = Arena(service.url, service.family, service.model_id, service.max_body_bytes, malformed, folder)
+        before = places.failures(service.family.folder)
         done = faults.FAULTS[name](arena)
         _wait(lambda: _is_over(watch, done.injection, service.replicas, service.family), RECOVERY_LIMIT_S)
         load = end()
@@ -127,6 +128,7 @@ def strike(service: Service, name: str, malformed: int, folder: Path) -> FaultRe
         watch.statuses,
         watch.processes,
         done.notes,
+        places.since(before, places.failures(service.family.folder)),
     )
     return replace(summed, hung=summed.hung + done.hung)
 

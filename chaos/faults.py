@@ -15,8 +15,8 @@ from pathlib import Path
 
 from benchmarks import http_load, stream_client
 from benchmarks.stream_client import Plan
-from chaos import attacks, hostile
-from chaos.timeline import SEVERAL, Injection
+from chaos import attacks, hostile, places
+from chaos.timeline import SEVERAL, Injection, Struck
 from chaos.watch import KINDS, Family, running
 
 NOTICE_LIMIT_S = 60.0  # a stopped process that nobody has ended by then is continued
@@ -75,13 +75,26 @@ def victims_of(arena: Arena, kind: str) -> list[int]:
     return found[:1] if kind in SEVERAL else found
 
 
+def struck_in(arena: Arena, kind: str, victims: list[int]) -> Callable[[], Struck | None]:
+    """Return what tells, once the victims stand still, which replica they belong to and what it has in flight.
+
+    It tells None where the fault hits more than one replica, or none. Which replica it is is found out before: that takes a while.
+    """
+    replica = places.replica_of(victims[0]) if kind in SEVERAL else None
+    folder = arena.family.folder
+    return lambda: None if replica is None else Struck(replica, places.in_flight(folder).get(replica, 0))
+
+
 def kill(kind: str, arena: Arena) -> Done:
-    """End processes without a warning."""
+    """End processes without a warning. They stand still for the moment in which what they have in flight is counted."""
     victims = victims_of(arena, kind)
+    struck = struck_in(arena, kind, victims)
     began_s = time.monotonic()
-    for pid in victims:
-        os.kill(pid, signal.SIGKILL)
-    return Done(Injection(began_s, began_s, kind, frozenset(victims), killed=True))
+    with stopped(victims):
+        had = struck()
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL)
+    return Done(Injection(began_s, began_s, kind, frozenset(victims), killed=True, struck=had))
 
 
 @contextlib.contextmanager
@@ -100,15 +113,17 @@ def stopped(pids: list[int]) -> Iterator[None]:
 def stop(kind: str, arena: Arena) -> Done:
     """Have processes stand still until the service has ended them, or the limit."""
     victims = victims_of(arena, kind)
+    struck = struck_in(arena, kind, victims)
     began_s = time.monotonic()
     with stopped(victims):
+        had = struck()
         while any(map(running, victims)) and time.monotonic() - began_s < NOTICE_LIMIT_S:
             time.sleep(0.05)
     ended_s = time.monotonic()
-    hit = Injection(began_s, began_s, kind, frozenset(victims))
+    hit = Injection(began_s, began_s, kind, frozenset(victims), struck=had)
     if ended_s - began_s < NOTICE_LIMIT_S:
         return Done(hit, (f"ended by the service after {ended_s - began_s:.1f} s",))
-    continued = Injection(began_s, ended_s, kind, frozenset(victims))
+    continued = Injection(began_s, ended_s, kind, frozenset(victims), struck=had)
     return Done(continued, (f"not ended by the service: continued after {NOTICE_LIMIT_S:.0f} s",))
 
 

@@ -14,14 +14,13 @@ from ray.serve.llm import LLMConfig, build_llm_deployment
 
 from deploy import tracing
 from deploy.accelerator import resolve
-from deploy.config import DeployConfig, load
+from deploy.config import APP_NAME, DeployConfig, load
 from deploy.control_app import CONTROLLER_ACTOR, control_application, python_path
 from deploy.controller_actor import ControllerActor
 from deploy.haproxy import SETTINGS_ENV
 from deploy.haproxy_config import CONTROL_PREFIX
 from deploy.server import NestedFPServer
 
-APP_NAME = "nestedfp"
 PLAIN_WORKER = "nestedfp.vllm_plugin.plain_worker.PlainCPUWorker"
 
 
@@ -80,16 +79,30 @@ def application(config: DeployConfig, path: Path | None = None) -> Any:
     )
 
 
-def applications(config: DeployConfig, path: Path) -> list[serve.RunTarget]:
-    """Return both applications as ``serve.run_many`` takes them: the control routes answer when no replica does."""
+def applications(
+    config: DeployConfig, path: Path, name: str = APP_NAME, route_prefix: str = "/"
+) -> list[serve.RunTarget]:
+    """Return both applications as ``serve.run_many`` takes them: the control routes answer when no replica does.
+
+    Args:
+        config: of the service.
+        path: where it came from.
+        name: of the application with the replicas; a cluster may have several.
+        route_prefix: where it is mounted, ``/`` or ``/SOMETHING``; the control routes are below it.
+    """
     return [
         serve.RunTarget(
-            control_application(APP_NAME, config.http.keys_file),
-            name=f"{APP_NAME}-control",
-            route_prefix=CONTROL_PREFIX,
+            control_application(name, config.http.keys_file),
+            name=control_name(name),
+            route_prefix=route_prefix.rstrip("/") + CONTROL_PREFIX,
         ),
-        serve.RunTarget(application(config, path), name=APP_NAME, route_prefix="/"),
+        serve.RunTarget(application(config, path), name=name, route_prefix=route_prefix),
     ]
+
+
+def control_name(name: str) -> str:
+    """Return the name of the application with the control routes of another one."""
+    return f"{name}-control"
 
 
 def deployment_name(config: DeployConfig) -> str:
@@ -200,7 +213,7 @@ def controller_actor(config: DeployConfig, env: dict[str, str], path: Path | Non
         actor_class=ray.remote(ControllerActor),
         init_kwargs={
             "config": config.controller.model_dump(mode="json"),
-            "app_name": APP_NAME,
+            "app_name": APP_NAME,  # only where Serve does not tell: it may run under any name
             "deployment_name": deployment_name(config),
             "log_path": config.decision_log,
             "record_path": config.input_record,

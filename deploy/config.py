@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from controller.config import ControllerConfig, explain
 from workload.frozen import FrozenModel
 
+APP_NAME = "nestedfp"  # of the Serve application, unless another one is given
 ADMIN_KEY_ENV = "NESTEDFP_ADMIN_KEY"  # of the start-up command; no other process gets it
 REPOSITORY = Path(__file__).resolve().parents[1]
 

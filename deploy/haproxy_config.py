@@ -23,9 +23,9 @@ REQUEST_ID = "%[var(txn.request_id),json(ascii)]"  # as HAProxy writes it into a
 MOST_TRIES = 8  # replicas that a request is offered to, however many there are
 RETRY_AFTER_S = 2
 METHODS = "GET POST HEAD OPTIONS PUT PATCH DELETE"  # others a replica's server would answer without OpenAI's format
-CONTROL_PREFIX = "/control"  # where the control application is mounted; its routes also answer at the root
-CONTROL_PATHS = ("/status", "/decisions", "/metrics")
-CONTROL_FOLDERS = ("/admin/",)
+# Where the control application is mounted, below the application whose replicas it directs; its routes also answer there.
+CONTROL_PREFIX = "/control"
+CONTROL_PATHS = "/status|/decisions|/metrics|/admin/.*"
 KEPT_S = (
     900.0  # that the replicas of an application which Serve knows no more are kept for: it may be between two versions
 )
@@ -35,6 +35,7 @@ OF_SERVE = (
     (500, "the service failed on this request; its log says why", "server_error", False),
     (503, "this replica cannot take the request now; try again", "service_unavailable", True),
 )
+LEAVES = "This node is being drained."  # what Ray Serve has a node's HAProxy say that is about to go
 TEMPLATE_CHANGED = "Ray Serve's HAProxy configuration is not as expected"
 
 
@@ -81,6 +82,11 @@ class Targets:
     bind: str
     health_rules: tuple[str, ...]
     backends: tuple[Backend, ...]
+
+    @property
+    def leaves(self) -> bool:
+        """Whether the node is being drained."""
+        return any(LEAVES in rule for rule in self.health_rules)
 
     @property
     def replicas(self) -> dict[str, int | None]:
@@ -192,6 +198,23 @@ def _name(server: str) -> str:
     return server.split()[1]
 
 
+def control_routes(backends: Sequence[Backend]) -> list[str]:
+    """Return the rules that lead the control routes of each application to its control application.
+
+    Whatever is mounted at ``PREFIX/control`` is taken for that of ``PREFIX``. Those of the root lead nowhere else.
+    """
+    mounted = {each.prefix.removesuffix(CONTROL_PREFIX) for each in backends if each.prefix.endswith(CONTROL_PREFIX)}
+    rules = []
+    for base in sorted({"", *mounted}):
+        control = f"{base}{CONTROL_PREFIX}"
+        # In single quotes, where $ and \ stand for themselves.
+        rules += [
+            f"http-request replace-path '^{re.escape(base)}({CONTROL_PATHS})$' '{control.replace('%', '%%')}\\1'",
+            f"http-request set-path {control}/ if {{ path {control} }}",  # the control room
+        ]
+    return rules
+
+
 def waiting(absence: Absence) -> list[str]:
     """Return the rules that put into ``txn.wait_s`` when a client should come again that found no replica, in seconds."""
     if absence.ends_s is None:
@@ -299,9 +322,7 @@ def write(targets: Targets, limits: Limits, absences: Mapping[str, Absence] | No
         answer(405, "no such method", "invalid_request_error", f" unless {{ method {METHODS} }}"),
         # A request comes to a replica when it is there as a whole, or fills the buffer: half-sent ones cost no replica anything.
         f"http-request wait-for-body time {limits.request_s}s if METH_POST",
-        f"http-request set-path {CONTROL_PREFIX}%[path] if {{ path {' '.join(CONTROL_PATHS)} }}"
-        f" or {{ path_beg {' '.join(CONTROL_FOLDERS)} }}",
-        f"http-request set-path {CONTROL_PREFIX}/ if {{ path {CONTROL_PREFIX} }}",  # the control room
+        *control_routes(targets.backends),
         f"http-response set-status 429 if {{ status {ELSEWHERE_STATUS} }}",
         # What Ray Serve says in plain text, of a request that never came to this project's server.
         *[
@@ -311,6 +332,9 @@ def write(targets: Targets, limits: Limits, absences: Mapping[str, Absence] | No
         "http-after-response set-status 503 if { status 502 }",
         "http-after-response set-header x-request-id %[var(txn.request_id)] if { var(txn.request_id) -m found }",
     ]
+    if targets.leaves:
+        # Clients that keep their connections open would ask here until the node has ended; their next one leads elsewhere.
+        frontend += ["http-after-response set-header connection close"]
     # One that was told to go knows only the replicas of its time. A stream that ends leaves its client's connection open, and
     # the next request on it comes here.
     frontend += [f"use_backend {SUCCESSOR} if {{ stopping }}"]

@@ -23,7 +23,12 @@ NAMES: dict[str, tuple[str, ...] | None] = {
     "ray.llm._internal.serve.engines.vllm.vllm_engine:_get_vllm_engine_config": ("llm_config",),
     # Ray
     "ray._private:services": None,
+    "ray._raylet:GcsClient": None,
+    "ray.serve._private.common:REPLICA_ID_FULL_ID_STR_PREFIX": None,
+    "ray.serve._private.constants:SERVE_PROXY_NAME": None,
+    "ray.serve._private.client:ServeControllerClient.get_serve_details": ("self",),
     "ray.serve._private.logging_utils:get_serve_logs_dir": (),
+    "ray.serve.context:_get_global_client": ("raise_if_no_controller_running",),
     # vLLM's front end
     "vllm:envs": None,
     "vllm.engine.arg_utils:AsyncEngineArgs": None,

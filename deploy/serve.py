@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from deploy import environment, leftovers, start_failure
-from deploy.config import ADMIN_KEY_ENV, REPOSITORY, ConfigError, DeployConfig, load
+from deploy.config import ADMIN_KEY_ENV, APP_NAME, REPOSITORY, ConfigError, DeployConfig, load
 from nestedfp.admin_key import KEY_FILE_ENV
 
 DEFAULT_CONFIG = REPOSITORY / "deploy" / "configs" / "demo.yaml"
@@ -33,6 +33,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--address", help="deploy on the Ray cluster at this address (auto, or HOST:PORT of its GCS) and return"
     )
+    parser.add_argument("--application", help=f"with --address: its name there (default: {APP_NAME}); several may run")
+    parser.add_argument(
+        "--route-prefix", help="with --address: where it is mounted, /NAME beside another one (default: /)"
+    )
     parser.add_argument("--verbose", action="store_true", help="show the log of every process on this terminal")
     parser.add_argument("--in-own-session", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -42,7 +46,12 @@ def main(argv: list[str] | None = None) -> int:
         if args.address is not None:
             from deploy import attach
 
-            return attach.run(config, args.config.resolve(), args.address)
+            name, prefix = args.application or APP_NAME, args.route_prefix or "/"
+            return attach.run(config, args.config.resolve(), args.address, name, prefix)
+        if args.application or args.route_prefix:
+            raise ConfigError(
+                "--application and --route-prefix need --address: here one service has the machine's port"
+            )
         preflight(config)
     except (ValueError, ConnectionError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -231,7 +240,7 @@ def run(config: DeployConfig, path: Path, verbose: bool, began_s: float, key: st
             )
             from ray import serve
 
-            from deploy.app import APP_NAME, applications
+            from deploy.app import applications
             from deploy.cluster import start_cluster, stop_cluster
             from deploy.next_steps import next_steps
 

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -88,10 +89,17 @@ def ok(text: str) -> Callable[..., Reply]:
     return lambda path, headers, body: (200, {}, text.encode())
 
 
-def render(folder: Path, port: int, backends: Mapping[str, tuple[str, list[int]]]) -> Path:
-    """Write the configuration that Ray Serve would write; ``backends``: name -> (prefix, ports of its servers)."""
-    from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
-    from ray.serve.config import HTTPOptions
+def render(folder: Path, port: int, backends: Mapping[str, tuple[str, list[int]]], leaves: bool = False) -> Path:
+    """Write the configuration that Ray Serve would write.
+
+    Args:
+        backends: name -> (prefix, ports of its servers).
+        leaves: the node is drained.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Ray's imports
+        from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
+        from ray.serve.config import HTTPOptions
 
     path = folder / "haproxy.cfg"
     config = HAProxyConfig(
@@ -103,6 +111,7 @@ def render(folder: Path, port: int, backends: Mapping[str, tuple[str, list[int]]
         is_head=True,
         has_received_routes=True,
         has_received_servers=True,
+        pass_health_checks=not leaves,
         health_check_inter="200ms",
         health_check_fall=2,
         health_check_rise=1,

@@ -21,14 +21,21 @@ from typing import Any
 
 import httpx
 import psutil
+import redis_run
 import yaml
 from live_service import wait_until
 from processes import ROOT
 
 RAY = Path(sys.executable).parent / "ray"
 SERVE = Path(sys.executable).parent / "serve"
-GCS_PORT, DASHBOARD_PORT = 6379, 8265
+GCS_PORT, DASHBOARD_PORT, REDIS_PORT = 6379, 8265, 6380
+# As KubeRay starts the containers of a cluster whose head may die.
+RECONNECT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "600"}
+# With process ids of its own: a new head would take the other node's raylet for a sign that it runs already.
+APART = ["unshare", "--pid", "--fork", "--mount-proc", "env"]
 NODES = 2
+LOG = "starts.log"
+CPUS = 4  # of a node, as Ray counts them
 
 
 def free_port() -> int:
@@ -48,8 +55,23 @@ class Cluster:
 
     addresses: list[str]
     environment: dict[str, str]  # of its processes
-    head: list[str]  # what a command begins with that is to run on the head
+    inside: list[list[str]]  # what a command begins with that is to run on a node
+    processes: "list[subprocess.Popen[bytes]]"  # `ray start --block` of each node
+    commands: list[list[str]]  # that started them
     folder: Path  # Ray's sessions, of all nodes
+
+    @property
+    def head(self) -> list[str]:
+        return self.inside[0]
+
+    def end_node(self, number: int) -> None:
+        """End a node as the end of its pod does."""
+        end([self.processes[number]])
+
+    def start_node(self, number: int) -> None:
+        """Start a node again as it was started, as Kubernetes does with a container that has ended."""
+        assert self.processes[number].poll() is not None, "it runs"
+        self.processes[number] = _started(self.commands[number], self.environment, self.folder.parent / LOG)
 
     @property
     def gcs(self) -> str:
@@ -101,8 +123,8 @@ def shipped(config: Path, port: int, into: Path, revision: str = "1") -> Path:
 
 
 @contextlib.contextmanager
-def network() -> Iterator[tuple[list[str], list[str]]]:
-    """Yield the names of a namespace for each node, and their addresses."""
+def network() -> Iterator[tuple[list[str], list[str], str]]:
+    """Yield the names of a namespace for each node, their addresses, and that of this process in their network."""
     tag, third = f"nfp{os.getpid()}", os.getpid() % 256
     names = [f"{tag}n{number}" for number in range(1, NODES + 1)]
     addresses = [f"198.18.{third}.{number}" for number in range(1, NODES + 1)]
@@ -127,12 +149,17 @@ def network() -> Iterator[tuple[list[str], list[str]]]:
             ip(*inside, "link", "set", "eth0", "up")
             # Ray takes as a node's address the one from which the outside would be reached.
             ip(*inside, "route", "add", "default", "via", gateway)
-        yield names, addresses
+        yield names, addresses, gateway
 
 
 @contextlib.contextmanager
-def cluster(config: Path) -> Iterator[Cluster]:
-    """Start the nodes in the environment that the service needs."""
+def cluster(config: Path, head_cpus: int = CPUS, redis: bool = False) -> Iterator[Cluster]:
+    """Start the nodes in the environment that the service needs.
+
+    Args:
+        head_cpus: 0: the head has no replica.
+        redis: the head keeps in a Redis what its successor must know, as on Kubernetes.
+    """
     # Short: there are sockets in it.
     folder = Path(tempfile.mkdtemp(prefix="nfp-", dir="/tmp"))
     # One token for all nodes and for whoever deploys: Ray asks for one by default.
@@ -140,32 +167,42 @@ def cluster(config: Path) -> Iterator[Cluster]:
     plain = {**os.environ, **token, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
     environment = {**plain, **service_environment(config, folder / "h")}
     started: list[subprocess.Popen[bytes]] = []
-    logs = folder / "starts.log"
+    commands: list[list[str]] = []
+    of_head: dict[str, str] = {}
+    password = ""
+    logs = folder / LOG
 
-    def start(namespace: str, address: str, *arguments: str) -> None:
-        command = [
-            *("ip", "netns", "exec", namespace, str(RAY), "start", "--block", f"--node-ip-address={address}"),
-            *("--num-cpus=4", "--disable-usage-stats", f"--object-store-memory={100 << 20}", *arguments),
-        ]
-        with logs.open("a") as log:
-            started.append(
-                subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
-            )
+    def start(number: int, cpus: int, *arguments: str) -> None:
+        plain = ["start", "--block", f"--node-ip-address={addresses[number]}", f"--num-cpus={cpus}", *arguments]
+        memory = f"--object-store-memory={100 << 20}"
+        alone = [*APART, *(f"{name}={value}" for name, value in of_head.items())] if of_head and number == 0 else []
+        commands.append([*found.inside[number], *alone, str(RAY), *plain, memory, "--disable-usage-stats"])
+        started.append(_started(commands[-1], environment, logs))
 
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        names, addresses = stack.enter_context(network())
+        names, addresses, gateway = stack.enter_context(network())
+        if redis:
+            environment |= RECONNECT
+            password = stack.enter_context(redis_run.redis(folder, gateway, REDIS_PORT))
+            of_head = {"RAY_REDIS_ADDRESS": f"{gateway}:{REDIS_PORT}", "RAY_external_storage_namespace": "trial"}
         stack.callback(end, started)
-        found = Cluster(addresses, environment, ["ip", "netns", "exec", names[0]], folder / "ray")
+        inside = [["ip", "netns", "exec", name] for name in names]
+        found = Cluster(addresses, environment, inside, started, commands, folder / "ray")
         head = (f"--port={GCS_PORT}", f"--temp-dir={folder / 'ray'}", "--include-dashboard=true")
         where = (f"--dashboard-host={addresses[0]}", f"--dashboard-port={DASHBOARD_PORT}")
-        start(names[0], addresses[0], "--head", *head, *where)
+        start(0, head_cpus, "--head", *head, *where, *([f"--redis-password={password}"] if password else []))
         ports = (GCS_PORT, DASHBOARD_PORT)
         assert wait_until(lambda: all(listens(addresses[0], port) for port in ports), 120), logs.read_text()
-        for name, address in zip(names[1:], addresses[1:], strict=True):
-            start(name, address, f"--address={found.gcs}")
+        for number in range(1, NODES):
+            start(number, CPUS, f"--address={found.gcs}")
         assert wait_until(lambda: _alive(found) == NODES, 120, 2.0), logs.read_text()
         yield found
+
+
+def _started(command: list[str], environment: dict[str, str], logs: Path) -> "subprocess.Popen[bytes]":
+    with logs.open("a") as log:
+        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
 
 
 def end(started: list[subprocess.Popen[bytes]]) -> None:

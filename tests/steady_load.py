@@ -38,7 +38,7 @@ class SteadyLoad:
 
     def __init__(self, urls: Sequence[str], per_s: float) -> None:
         self.answers: list[Answer] = []
-        self._urls, self._period_s = urls, 1 / per_s
+        self._urls, self._period_s = list(urls), 1 / per_s
         self._kept = {url: httpx.Client(base_url=url, timeout=SILENT_S, trust_env=False) for url in urls}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._send)
@@ -55,6 +55,10 @@ class SteadyLoad:
         for client in self._kept.values():
             client.close()
 
+    def leave_out(self, url: str) -> None:
+        """Send no more to an address, as a load balancer does that has heard of its end."""
+        self._urls = [each for each in self._urls if each != url]
+
     def ends(self) -> dict[str, int]:
         return dict(collections.Counter(answer.end for answer in self.answers))
 
@@ -70,8 +74,9 @@ class SteadyLoad:
     def _ask(self, number: int) -> None:
         kind, tokens = KINDS[number % len(KINDS)]
         turn = number // len(KINDS)
-        url = self._urls[turn % len(self._urls)]
-        kept = turn // len(self._urls) % 2 == 1
+        urls = self._urls
+        url = urls[turn % len(urls)]
+        kept = turn // len(urls) % 2 == 1
         body = {"model": MODEL, "prompt": f"{number} ravens", "max_tokens": tokens, "ignore_eos": True}
         began_s = time.monotonic()
         try:

@@ -20,7 +20,7 @@ import pytest
 import yaml
 from processes import ROOT
 
-from deploy import haproxy
+from deploy import haproxy, leave
 from deploy.config import DeployConfig
 from loadtest.cli import parse_config
 
@@ -162,10 +162,26 @@ def test_no_container_is_root_or_holds_a_key_in_its_environment(overlay):
 
 def test_a_pod_has_more_time_to_stop_than_its_streams_have_to_end(overlay):
     _, documents = overlay
-    needed_s = config_of(documents).http.drain_s + haproxy.DRAIN_S
-    for template in templates(documents):
-        grace_s = template["spec"]["terminationGracePeriodSeconds"]
-        assert grace_s >= needed_s + 30, "30 s for what Serve and Ray do before and after"
+    drain_s = config_of(documents).http.drain_s + haproxy.DRAIN_S
+    head, worker = templates(documents)
+    assert head["spec"]["terminationGracePeriodSeconds"] >= drain_s + 30, "30 s for what Ray does after"
+    (container,) = worker["spec"]["containers"]
+    within_s = leave.arguments(container["lifecycle"]["preStop"]["exec"]["command"][3:]).within
+    assert container["lifecycle"]["preStop"]["exec"]["command"][:3] == ["python", "-m", "deploy.leave"]
+    assert within_s >= leave.LEFT_S + drain_s + 120, "two minutes in which a replacement is loaded"
+    rays_own_s = 30  # RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S: Ray drains again on SIGTERM
+    assert worker["spec"]["terminationGracePeriodSeconds"] >= within_s + rays_own_s + 30, "30 s for what Ray does after"
+
+
+def test_a_pod_knows_whose_node_it_is_when_it_leaves(overlay):
+    """KubeRay gives every container RAY_ADDRESS and the token; the hook runs in the container, with its PATH and PYTHONPATH."""
+    _, documents = overlay
+    head, worker = templates(documents)
+    assert "lifecycle" not in head["spec"]["containers"][0], "the head does not leave its cluster"
+    environment = {each["name"] for each in worker["spec"]["containers"][0]["env"]}
+    assert not environment & {"RAY_ADDRESS", "RAY_AUTH_TOKEN", "PATH", "PYTHONPATH"}, "nothing of it is overwritten"
+    for line in re.findall(r"^ENV (.*)$", (K8S / "Dockerfile").read_text(), re.MULTILINE):
+        assert "PATH=/app/.venv/bin:$PATH PYTHONPATH=/app " in line
 
 
 def test_selectors_find_the_pods_that_they_mean(overlay):
@@ -328,7 +344,15 @@ def test_the_image_holds_every_package_that_what_it_runs_imports(tmp_path):
             (tmp_path / source).parent.mkdir(exist_ok=True)
             if not (tmp_path / source).exists():
                 (tmp_path / source).symlink_to(ROOT / source)
-    modules = ("deploy.serve", "deploy.app", "deploy.server", "controller.live.actor", "loadtest.cli", "simulator.run")
+    modules = (
+        "deploy.serve",
+        "deploy.leave",
+        "deploy.app",
+        "deploy.server",
+        "controller.live.actor",
+        "loadtest.cli",
+        "simulator.run",
+    )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     for together in (modules, ("loadtest.sender.worker",)):  # the sender is a process of its own
         # The copies and the installed libraries alone: the editable install finds nestedfp, which the image builds.
