@@ -1,6 +1,7 @@
 """What tests of the deployment share."""
 
 import pytest
+import ray_nodes
 from hand_clock import HandClock
 
 
@@ -8,3 +9,10 @@ from hand_clock import HandClock
 def clock():
     """Seconds that pass when the test says so."""
     return HandClock()
+
+
+@pytest.fixture(scope="module")
+def cluster(config):
+    """A Ray of two nodes for the service that the file's own fixture ``config`` has written down."""
+    with ray_nodes.cluster(config) as found:
+        yield found

@@ -156,7 +156,7 @@ def test_each_replica_has_a_file_of_its_own(tmp_path):
 
 def test_the_front_logs_refusals_with_their_status_and_nothing_of_key_or_prompt(meter, lines):
     pytest.importorskip("vllm")
-    from test_front_app import ask, front
+    from front_calls import ask, front
 
     body = {"model": "m\nx", "prompt": "a secret prompt"}
     headers = {"x-request-id": "r-9", "authorization": "Bearer secret-key"}

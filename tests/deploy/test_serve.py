@@ -3,6 +3,7 @@
 One service for all tests of this file; they run in the order in which they stand.
 """
 
+import contextlib
 import http.client
 import json
 import re
@@ -314,10 +315,16 @@ def test_no_process_is_there_to_report_usage(service):
     assert not any("Telemetry" in text for text in names | titles), titles
 
 
-def test_it_stops_cleanly_and_leaves_no_process(service):
+def test_it_stops_cleanly_although_a_control_room_is_open_and_leaves_no_process(client, service):
     family = psutil.Process(service.pid).children(recursive=True)
-    service.send_signal(signal.SIGTERM)
-    assert service.wait(90) == 0
+    with client.stream("GET", "/control/events", headers=ADMIN) as response:
+        lines = response.iter_lines()
+        assert next(lines)
+        service.send_signal(signal.SIGTERM)
+        with contextlib.suppress(httpx.HTTPError):
+            for _ in lines:
+                pass
+        assert service.wait(60) == 0
     _, alive = psutil.wait_procs(family, timeout=20)
     assert replay.main([str(service.config_path.parent / "inputs.jsonl")]) == 0
     assert not alive, f"left running: {alive}"

@@ -53,12 +53,6 @@ def config(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module")
-def cluster(config):
-    with ray_nodes.cluster(config) as found:
-        yield found
-
-
 def check_service(cluster):
     """Each node's HAProxy answers, with both nodes' replicas behind it."""
     for address in cluster.addresses:

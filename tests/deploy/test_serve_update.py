@@ -35,12 +35,6 @@ def config(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module")
-def cluster(config):
-    with ray_nodes.cluster(config) as found:
-        yield found
-
-
 def replicas(cluster):
     """The running replicas' ids."""
     deployments = cluster.applications()["nestedfp"]["deployments"].values()  # none while the application is built

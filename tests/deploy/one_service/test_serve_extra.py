@@ -2,16 +2,14 @@
 
 import json
 
-import httpx
 import pytest
-from live_service import MODEL, demo_config, serve
+from keyed_service import client_of
+from live_service import MODEL
 from processes import ROOT
 from transformers import AutoTokenizer
 
 pytestmark = pytest.mark.serve
 
-PORT = 8134
-TEMPLATE = "{% for message in messages %}{{ message['content'] | upper }}{% endfor %}"
 TOOL = {
     "type": "function",
     "function": {
@@ -28,29 +26,9 @@ NAMED = {"type": "function", "function": {"name": "door"}}
 THOUGHT = "Here is my thought process: a king. Here is my response: a castle."
 
 
-@pytest.fixture(scope="module")
-def client(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("extra")
-    (folder / "template.jinja").write_text(TEMPLATE)
-    config = demo_config() | {"replicas": 1}
-    config["engine"] = config["engine"] | {
-        "extra": {
-            "enable_auto_tool_choice": True,
-            "tool_call_parser": "hermes",
-            "reasoning_parser": "granite",
-            # Without it this model fills its answer with blanks, which JSON allows.
-            "structured_outputs_config": {
-                "backend": "xgrammar",
-                "enable_in_reasoning": True,
-                "disable_any_whitespace": True,
-            },
-            "chat_template": str(folder / "template.jinja"),
-        }
-    }
-    with (
-        serve(folder, config, PORT),
-        httpx.Client(base_url=f"http://127.0.0.1:{PORT}", timeout=120, trust_env=False) as client,
-    ):
+@pytest.fixture
+def client(service):
+    with client_of("user") as client:
         yield client
 
 

@@ -1,17 +1,14 @@
-"""The metrics of the running service, scraped by a real Prometheus: every query of the dashboard and of the alert rules.
-
-One service of two replicas for all tests of this file.
-"""
+"""The metrics of the running service, scraped by a real Prometheus: every query of the dashboard and of the alert rules."""
 
 import subprocess
 import threading
 import time
 
-import httpx
 import prometheus_run
 import pytest
 import yaml
-from live_service import ADMIN, MODEL, complete, demo_config, serve, wait_until
+from keyed_service import PORT, client_of
+from live_service import ADMIN, MODEL, complete, wait_until
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 pytestmark = [
@@ -19,8 +16,6 @@ pytestmark = [
     pytest.mark.skipif(not prometheus_run.installed(), reason=prometheus_run.MISSING),
 ]
 
-PORT = 8127
-URL = f"http://127.0.0.1:{PORT}"
 SCRAPED_S = 60.0  # until a scrape that failed on a busy machine has been made up for
 # Series that only exist under a policy that predicts, or once something has happened: their queries may find nothing.
 MAY_BE_ABSENT = {"nestedfp_controller_load_ratio"}
@@ -28,14 +23,8 @@ SERIES_AT_MOST = 1500  # of a replica
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    with serve(tmp_path_factory.mktemp("service"), demo_config(), PORT) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
 def client(service):
-    with httpx.Client(base_url=URL, timeout=120, trust_env=False) as client:
+    with client_of("admin") as client:
         yield client
 
 
@@ -45,7 +34,7 @@ def prometheus(client, tmp_path_factory):
     stop = threading.Event()
 
     def load():
-        with httpx.Client(base_url=URL, timeout=120, trust_env=False) as own:
+        with client_of("admin") as own:
             while not stop.is_set():
                 complete(own, max_tokens=16)
                 own.post("/v1/completions", json={"model": MODEL, "prompt": "x", "max_tokens": -1})
@@ -69,6 +58,7 @@ def prometheus(client, tmp_path_factory):
             stop.set()
             for thread in threads:
                 thread.join()
+            client.post("/admin/directive", json={"mode": "auto"}, headers=ADMIN)
 
 
 def test_the_page_is_openmetrics_and_both_replicas_and_the_controller_are_on_it(client):

@@ -2,35 +2,19 @@
 
 import secrets
 
-import httpx
-import otlp_collector
 import pytest
-import yaml
-from live_service import MODEL, complete, serve, wait_until
-from processes import ROOT
+from keyed_service import client_of
+from live_service import MODEL, complete, wait_until
 
-PORT = 8137
 EXPORTED_S = 60.0  # spans leave every five seconds, on cores that others use as well
 
 pytestmark = pytest.mark.serve
 
 
-@pytest.fixture(scope="module")
-def collector():
-    with otlp_collector.running() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def client(collector, tmp_path_factory):
-    config = yaml.safe_load((ROOT / "deploy" / "configs" / "demo.yaml").read_text())
-    # What no client asks for is not sampled: every span below has been asked for.
-    config["tracing"] = {"otlp_endpoint": collector.endpoint, "sample_share": 0}
-    with (
-        serve(tmp_path_factory.mktemp("tracing"), config, PORT),
-        httpx.Client(base_url=f"http://127.0.0.1:{PORT}", timeout=120, trust_env=False) as found,
-    ):
-        yield found
+@pytest.fixture
+def client(service):
+    with client_of("user") as client:
+        yield client
 
 
 def traced():

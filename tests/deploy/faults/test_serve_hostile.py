@@ -1,0 +1,251 @@
+"""The whole service attacked over HTTP: hostile requests, heavy grammars, slow clients, a thousand streams, open ports and keys."""
+
+import collections
+import contextlib
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from fault_load import begin
+from fault_service import HANG_S, PORT, URL, settled, status
+from live_service import ADMIN, KEY, MODEL, complete, wait_until
+
+from benchmarks import stream_client
+from chaos import hostile
+from chaos.attacks import send_all
+from deploy.accelerator import resolve
+
+pytestmark = [pytest.mark.serve, pytest.mark.faults]
+
+LEAK = re.compile(r'Traceback|site-packages|0x[0-9a-f]{6,}|File "|/usr/|/tmp/')
+LOCAL = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+def test_during_the_start_the_answer_is_503_with_a_sentence(service):
+    statuses = service.start.statuses()
+    refused = [text for status, text in service.start.heard if status == 503]
+    assert set(statuses) <= {503, 200, "ConnectError"}, statuses
+    assert all("the service starts" in json.loads(text)["error"]["message"] for text in refused)
+
+
+def test_the_admin_key_is_in_no_process_of_the_service(service):
+    processes = [psutil.Process(service.process.pid), *service.children()]
+    assert len(processes) > 10
+    # The start-up command itself was given it so.
+    having = [p.cmdline() for p in processes[1:] if KEY.encode() in Path(f"/proc/{p.pid}/environ").read_bytes()]
+    assert not having
+    (file,) = service.folder.glob("admin.key")
+    assert file.stat().st_mode & 0o077 == 0
+    assert service.folder.stat().st_mode & 0o077 == 0
+
+
+def test_no_hostile_request_breaks_the_service_or_gets_more_than_an_answer(client, service, capsys):
+    settled(client)
+    engines = {process.pid for process in service.engines()}
+    cases = hostile.cases()
+    assert len(cases) >= 2500
+    logs = service.log_sizes()
+    done = send_all(URL, cases, HANG_S)
+    broken = [
+        (sent.case.name, repr(sent.came), sent.text[:200])
+        for sent in done
+        if not isinstance(sent.came, int) or sent.came >= 500
+    ]
+    assert not broken, f"{len(broken)} of {len(done)}: {broken[:20]}"
+    leaks = [(sent.case.name, sent.text[:300]) for sent in done if sent.came >= 400 and LEAK.search(sent.text)]
+    assert not leaks, leaks[:10]
+    assert {process.pid for process in service.engines()} == engines, "no engine was replaced"
+    assert complete(client)["usage"]["completion_tokens"] == 8
+    seconds = sorted((sent.took_s, sent.case.name) for sent in done)
+    refused = [sent for sent in done if sent.came >= 400]
+    refused_p99_s = sorted(sent.took_s for sent in refused)[len(refused) * 99 // 100]
+    with capsys.disabled():
+        p99_s = seconds[len(seconds) * 99 // 100][0]
+        print(f"\nhostile requests: {len(done)}, p99 {p99_s:.2f} s, slowest {seconds[-5:]}")
+        print(
+            f"refused: {len(refused)}, p99 {refused_p99_s:.2f} s, slowest {max(sent.took_s for sent in refused):.1f} s"
+        )
+    assert seconds[-1][0] < HANG_S
+    # What is asked of the service, and five times what idle cores take: refusals queue behind the answers of six clients, so
+    # that other work on two cores makes them as much slower as it takes of the cores, and there is no more of it than that.
+    assert refused_p99_s < 1.0
+    assert not service.tracebacks(logs)
+    access, other = [], 0
+    for path, text in service.new_text(logs).items():
+        if path.name.startswith("access_"):
+            access += [word for line in text.splitlines() if (word := re.search(r" id=(\S+)", line)[1])]
+        elif path.name.startswith(("worker-", "replica_")):  # and not Ray's own, which count and tick
+            other += len(text.splitlines())
+    told = collections.Counter(access)
+    generating = [s for s in refused if s.case.path.endswith("/completions") and "request_id" in s.text]
+    ids = [found[1] for sent in generating if (found := re.search(r'"request_id":"([0-9a-f-]{36})"', sent.text))]
+    assert len(ids) > len(refused) / 2
+    lines = collections.Counter(told[each] for each in ids)
+    assert set(lines) <= {0, 1}, "one line for each, and none for what HAProxy refuses"
+    assert lines[1] > 0.9 * len(ids), lines
+    assert other < len(refused), f"{other} lines beside the access log's"
+
+
+def test_no_request_made_from_the_openapi_document_gets_a_server_error(client, tmp_path):
+    document = client.get("/openapi.json").json()
+    assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize"} <= set(document["paths"])
+    for schema in document["components"]["schemas"].values():
+        fields = schema.get("properties", {})
+        if {"model", "max_tokens", "n"} <= set(fields):  # what an answer may cost is not the question here
+            fields["model"] = {"const": MODEL}
+            fields["n"] = {"type": "integer", "maximum": 4}
+            fields["max_tokens"] = {"type": "integer", "maximum": 8}
+            schema["required"] = [*schema.get("required", []), "model", "max_tokens"]
+    (tmp_path / "openapi.json").write_text(json.dumps(document))
+    # fmt: off
+    command = [
+        sys.executable, "-m", "schemathesis.cli", "run", str(tmp_path / "openapi.json"), "--url", URL, "--seed", "1",
+        "--phases", "examples,coverage,fuzzing", "--max-examples", "40", "--checks", "not_a_server_error",
+        "--request-timeout", str(HANG_S), "--suppress-health-check", "all", "--no-color",
+    ]
+    # fmt: on
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1200, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert complete(client)["usage"]["completion_tokens"] == 8
+
+
+def test_a_grammar_costs_its_own_request_and_no_other(client, service, capsys):
+    def ask(times, name, **constraint):
+        body = {"model": MODEL, "prompt": "x", "max_tokens": 3, "structured_outputs": constraint}
+        began_s = time.monotonic()
+        answer = httpx.post(f"{URL}/v1/completions", json=body, timeout=120, trust_env=False)
+        times[name] = answer.status_code, round(time.monotonic() - began_s, 2)
+        return answer
+
+    times = {}
+    for _ in range(2):  # the process that tries grammars starts with the first of them; at both replicas
+        ask(times, "first", regex="[d-f]{3}")
+    assert ask(times, "too large", choice=[f"{i:03d}" + "y" * 4997 for i in range(100)]).status_code == 400
+    heavy = [
+        threading.Thread(
+            target=ask, args=(times, f"heavy {k}"), kwargs={"choice": [f"{k}{i:02d}" + "y" * 500 for i in range(64)]}
+        )
+        for k in range(6)
+    ]
+    for each in heavy:
+        each.start()
+    time.sleep(0.3)
+    answer = ask(times, "three letters", regex="[a-c]{3}")
+    began_s = time.monotonic()
+    assert complete(client)["usage"]["completion_tokens"] == 8
+    times["neighbour"] = 200, round(time.monotonic() - began_s, 2)
+    behind = [f"heavy {k}" for k in range(6) if f"heavy {k}" not in times]
+    for each in heavy:
+        each.join()
+    with capsys.disabled():
+        print(f"\ngrammars: {times}")
+    assert re.fullmatch("[a-c]{3}", answer.json()["choices"][0]["text"])
+    assert behind, "three letters and a request without a grammar wait behind no heavy one"
+    assert {status for status, _ in times.values()} <= {200, 400}
+
+
+def test_errors_are_in_openais_format(client):
+    for method, path in (("GET", "/v1/none"), ("GET", "/v1/completions"), ("POST", "/status"), ("BREW", "/v1/models")):
+        response = client.request(method, path)
+        assert response.status_code in (404, 405)
+        error = response.json()["error"]
+        assert set(error) == {"message", "type", "param", "code", "request_id"}
+        assert error["request_id"] == response.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("extra", [{}, {"n": 2}, {"logprobs": 1}], ids=["plain", "two samples", "log-probabilities"])
+@pytest.mark.parametrize("stream", [None, {}, {"include_usage": True}], ids=["whole", "streamed", "usage asked for"])
+def test_every_answer_discloses(client, route, extra, stream):
+    chat = route.endswith("chat/completions")
+    if chat and "logprobs" in extra:
+        extra = {"logprobs": True, "top_logprobs": 1}
+    body = {"model": MODEL, "max_tokens": 6, "temperature": 1, "ignore_eos": True, **extra}
+    body |= {"messages": [{"role": "user", "content": "A king"}]} if chat else {"prompt": "A king"}
+    if stream is None:
+        usage = client.post(route, json=body).json()["usage"]
+    else:
+        text = client.post(route, json={**body, "stream": True, "stream_options": stream or None}).text
+        events = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
+        assert text.endswith("data: [DONE]\n\n")
+        usage = [event["usage"] for event in events if event.get("usage")][-1]
+    tokens = usage["precision_tokens"]["completion"]
+    assert tokens["fp16"] + tokens["fp8"] == 6 * extra.get("n", 1)
+
+
+def listening(service):
+    """(address, port, process) of everything that the service listens on."""
+    found = []
+    for process in [psutil.Process(service.process.pid), *service.children()]:
+        with contextlib.suppress(psutil.Error):
+            found += [
+                (connection.laddr.ip, connection.laddr.port, process)
+                for connection in process.net_connections("inet")
+                if connection.status == psutil.CONN_LISTEN
+            ]
+    return found
+
+
+@pytest.mark.skipif(resolve("auto") != "cpu", reason="ranks on GPUs find each other by the node's address")
+def test_all_is_listened_for_on_loopback_but_one_port_of_each_serve_replica(service):
+    open_ports = listening(service)
+    assert PORT in {port for _, port, _ in open_ports}
+    elsewhere = [each for each in open_ports if each[0] not in LOCAL]
+    # Serve's gRPC server between deployments, which takes no address; nothing here calls it.
+    replicas = collections.Counter(process for _, _, process in elsewhere)
+    assert all("ServeReplica" in process.cmdline()[0] for process in replicas), elsewhere
+    assert set(replicas.values()) <= {1}, elsewhere
+
+
+def test_the_admin_routes_want_the_key_and_the_others_do_not(client):
+    for path in ("/admin/directive", "/admin/reload", "/control/admin/directive"):
+        assert client.post(path, json={"mode": "fp8"}).status_code == 401
+        assert client.post(path, json={"mode": "fp8"}, headers={"Authorization": "Bearer x"}).status_code == 401
+    assert client.get("/status").status_code == client.get("/decisions").status_code == 200
+    assert client.post("/admin/directive", json={"mode": "fp8"}, headers=ADMIN).status_code == 200
+    assert client.post("/admin/directive", json={"mode": "auto"}, headers=ADMIN).status_code == 200
+
+
+def test_clients_that_do_not_read_do_not_hurt_a_neighbour(client):
+    slow = [begin(prompt=f"{i} slow") for i in range(8)]
+    try:
+        for _ in range(5):
+            assert complete(client)["usage"]["completion_tokens"] == 8
+    finally:
+        for connection, response in slow:
+            response.close()
+            connection.close()
+    assert wait_until(lambda: all(r["running"] == 0 for r in status(client)["replicas"]), 30)
+
+
+def test_a_thousand_streams_at_once_are_all_answered_whole(client, service, tmp_path):
+    settled(client)
+    bodies = [json.dumps({"model": MODEL, "prompt": f"{n} foxes", "max_tokens": 16, "ignore_eos": True, "stream": True,
+                          "stream_options": {"include_usage": True}}) for n in range(64)]  # fmt: skip
+    plan = stream_client.Plan(
+        bodies, streams=1000, start_for_s=HANG_S, max_requests=1000, limit_s=4 * HANG_S, stall_s=3 * HANG_S
+    )
+    load = stream_client.finish(stream_client.start(URL, "/v1/completions", plan, tmp_path / "requests"), 5 * HANG_S)
+    came = collections.Counter((record.kind, record.status, record.tokens) for record in load.records)
+    assert came == {("ok", 200, 16): 1000}, load.errors[:3]
+    settled(client)
+
+
+def test_half_a_request_costs_nobody_anything(client):
+    halves = [socket.create_connection(("127.0.0.1", PORT)) for _ in range(50)]
+    try:
+        for each in halves:
+            each.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        assert complete(client)["usage"]["completion_tokens"] == 8
+        assert all(r["path"]["in_path"] == 0 for r in status(client)["replicas"])
+    finally:
+        for each in halves:
+            each.close()

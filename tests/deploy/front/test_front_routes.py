@@ -1,0 +1,100 @@
+"""The outermost layer of a replica: which routes exist, who answers them, and what every answer tells of its request."""
+
+import asyncio
+import json
+
+import pytest
+from front_calls import GOOD, ID, LIMIT, PATH, ask, asking, error_of, front, output, stream_of
+
+from deploy.front.pages import Shown
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/m", "/version"])
+def test_routes_that_only_tell_are_vllms(path):
+    assert ask(front(), path, "GET")[2] == b"vllm:" + path.encode() + b":"
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+def test_routes_that_take_a_body_get_it_as_it_came(path):
+    assert ask(front(), path, "POST", b"{1}")[2] == b"vllm:" + path.encode() + b":{1}"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/docs",
+        "/metrics",
+        "/sleep",
+        "/reset_prefix_cache",
+        "/collective_rpc",
+        "/v1/completions/",
+        "/v1/responses",
+        "/v1/load_lora_adapter",
+        "/invocations",
+        "/inference/v1/generate",
+        "/pause",
+        "/v1/modelsx",
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_what_is_not_named_does_not_exist(path, method):
+    answer = ask(front(), path, method)
+    assert answer[0] == 404
+    assert "there is no" in error_of(answer)
+
+
+@pytest.mark.parametrize(
+    ("path", "method"), [(PATH, "GET"), ("/tokenize", "GET"), ("/v1/models", "POST"), (PATH, "HEAD")]
+)
+def test_another_method_gets_405(path, method):
+    answer = ask(front(), path, method)
+    assert answer[0] == 405
+    assert "takes" in error_of(answer)
+
+
+@pytest.mark.parametrize("path", [PATH, "/tokenize"])
+def test_a_body_in_chunks_beyond_the_limit_gets_413(path):
+    answer = asyncio.run(asking(front(), path, chunks=[b"x" * 600, b"x" * 600]))
+    assert answer[0] == 413
+    assert f"larger than {LIMIT} bytes" in error_of(answer)
+
+
+@pytest.mark.parametrize("body", [b'{"error":{"message":"no","code":404}}', b'{"detail":"no"}', b"no", b"[]"])
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_an_error_of_vllms_application_gets_the_requests_id(body, chunks):
+    async def vllms(scope, receive, send):
+        headers = [(b"content-type", b"application/json"), (b"Content-Length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 404, "headers": headers})
+        cut = len(body) // chunks
+        await send({"type": "http.response.body", "body": body[:cut], "more_body": chunks == 2})
+        if chunks == 2:
+            await send({"type": "http.response.body", "body": body[cut:]})
+
+    app = front()
+    app._app = vllms
+    status, headers, answer = ask(app, "/v1/models", "GET")
+    assert (status, int(headers["content-length"])) == (404, len(answer))
+    if body.startswith(b"{"):
+        said = json.loads(answer)
+        assert said.get("error", said).pop("request_id") == ID
+        assert said == json.loads(body)
+    else:
+        assert answer == body
+
+
+def test_a_page_that_says_no_says_to_which_request():
+    async def unhealthy():
+        return Shown(503, "application/json", b'{"status":"not ready"}')
+
+    app = front()
+    app._pages["/ready"] = unhealthy
+    answer = ask(app, "/ready", "GET")
+    assert (answer[0], json.loads(answer[2])) == (503, {"status": "not ready", "request_id": ID})
+
+
+def test_fields_that_nothing_reads_are_named_in_a_header():
+    app = front(stream_of(output("a", "length")))
+    headers = ask(app, body={**GOOD, "stream": True, "temprature": 0, "schlüssel": 1})[1]
+    assert headers["x-nestedfp-ignored"] == "schl?ssel, temprature"
+    assert "x-nestedfp-ignored" not in ask(app, body={**GOOD, "stream": True})[1]

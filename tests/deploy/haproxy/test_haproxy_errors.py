@@ -1,0 +1,219 @@
+"""What a client hears from HAProxy itself: of limits, of clients that do not read, of replicas that are not there."""
+
+import contextlib
+import http.client
+import json
+import socket
+import time
+
+import pytest
+from haproxy_calls import ask, count, in_front, up
+from haproxy_life import haproxies
+from haproxy_run import Replica, error_of, ok, running
+from live_service import wait_until
+from ray_nodes import listens
+
+from deploy import haproxy
+from deploy.absence import UNKNOWN_S
+from deploy.haproxy_config import RETRY_AFTER_S, Limits
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Ray's own
+
+
+def test_a_body_beyond_the_limit_gets_413_before_it_is_sent(folder, replicas):
+    replica = replicas(ok("in"))
+    with in_front(folder, limits=Limits(body_bytes=1000), app=[replica]) as (_, port):
+        up(port)
+        assert ask(port, "/v1", "POST", b"x" * 1000)[0] == 200
+        replica.seen.clear()
+        status, _, body = ask(port, "/v1", "POST", None, {"Content-Length": "1001"})
+    assert status == 413
+    assert "larger than 1000 bytes" in error_of(body)["message"]
+    assert replica.seen == []
+
+
+def test_headers_beyond_the_limit_get_431(folder, replicas):
+    with in_front(folder, app=[replicas(ok("in"))]) as (_, port):
+        up(port)
+        assert ask(port, headers={"x-long": "x" * 15_000})[0] == 200
+        status, _, body = ask(port, headers={"x-long": "x" * 17_000})
+        assert (status, error_of(body)["code"]) == (431, 431)
+        assert ask(port, headers={"x-long": "x" * 80_000})[0] == 400, "more than HAProxy can read"
+
+
+def test_a_request_id_beyond_ascii_gets_400(folder, replicas):
+    with in_front(folder, app=[replicas(ok("in"))]) as (_, port):
+        up(port)
+        assert ask(port, headers={"x-request-id": "a b-{7}"})[0] == 200
+        status, _, body = ask(port, headers={"x-request-id": "é"})
+        assert (status, error_of(body)["code"]) == (400, 400)
+
+
+def test_a_request_without_an_id_gets_one_and_one_with_an_id_keeps_it(folder, replicas):
+    replica = replicas(ok("in"))
+    with in_front(folder, app=[replica]) as (_, port):
+        up(port)
+        replica.seen.clear()
+        ask(port)
+        ask(port, headers={"x-request-id": "mine"})
+    given, kept = [{k.lower(): v for k, v in headers.items()}["x-request-id"] for _, headers in replica.seen]
+    assert (len(given), kept) == (36, "mine")
+
+
+@pytest.mark.parametrize("given", [None, 'a "quoted" \\ 100 % id'])
+def test_every_error_of_haproxy_names_the_request_in_its_header_and_in_its_body(folder, replicas, given):
+    # Where a connection to a replica had served others before, HAProxy closes the client's without a word.
+    alone = {"Connection": "close"}
+
+    def answer(path, headers, body):
+        if path == "/dies":
+            raise ConnectionResetError  # as a process that is killed
+        if path == "/plain":
+            return 503, {"Content-Type": "text/plain", **alone}, b"Request dropped due to backpressure"
+        return 200, alone, b"in"
+
+    replica = replicas(answer)
+    sent = {} if given is None else {"x-request-id": given}
+    with in_front(folder, limits=Limits(body_bytes=1000, request_s=2), app=[replica], control=[]) as (_, port):
+        up(port)
+        asked = {
+            "too large": ask(port, "/v1", "POST", None, {"Content-Length": "1001", **sent}),
+            "long head": ask(port, headers={"x-long": "x" * 17_000, **sent}),
+            "no method": ask(port, "/v1", "BREW", headers=sent),
+            "half sent": ask(port, "/v1", "POST", None, {"Content-Length": "100", **sent}),
+            "died": ask(port, "/dies", headers=sent),
+            "Ray Serve's": ask(port, "/plain", headers=sent),
+            "served": ask(port, headers=sent),
+        }
+        replica.stop()
+        assert wait_until(lambda: ask(port)[0] == 503, 10, 0.05)
+        asked["nobody there"] = ask(port, headers=sent)
+    assert {name: status for name, (status, _, _) in asked.items()} == {
+        "too large": 413, "long head": 431, "no method": 405, "half sent": 408, "died": 503, "Ray Serve's": 503,
+        "served": 200, "nobody there": 503,
+    }  # fmt: skip
+    ids = {name: headers["x-request-id"] for name, (_, headers, _) in asked.items()}
+    assert set(ids.values()) == {given} if given else len(set(ids.values())) == len(ids)
+    for name, (_, _, body) in asked.items():
+        if name != "served":
+            assert error_of(body)["request_id"] == ids[name], name
+
+
+def test_what_openais_client_raises_knows_the_request(folder, replicas):
+    openai = pytest.importorskip("openai")
+    event = (
+        b'data: {"error": {"message": "it died", "type": "x", "param": null, "code": 503, "request_id": "mine"}}\n\n'
+    )
+    streaming = {"Content-Type": "text/event-stream"}
+    replica = replicas(lambda path, headers, body: (200, streaming if "chat" in path else {}, event))
+    with in_front(folder, limits=Limits(body_bytes=1000), app=[replica]) as (_, port):
+        up(port)
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="k", max_retries=0)
+        headers = {"x-request-id": "mine"}
+        with pytest.raises(openai.APIStatusError) as refused:
+            client.completions.create(model="m", prompt="x" * 2000, extra_headers=headers)
+        with pytest.raises(openai.APIError) as broken:
+            list(client.chat.completions.create(model="m", messages=[], stream=True, extra_headers=headers))
+    assert (refused.value.status_code, refused.value.request_id, refused.value.body["request_id"]) == (
+        413,
+        "mine",
+        "mine",
+    )
+    assert (broken.value.message, broken.value.body["request_id"]) == ("it died", "mine")
+
+
+def test_a_request_that_never_arrives_as_a_whole_is_let_go_and_no_replica_sees_it(folder, replicas):
+    replica = replicas(ok("in"))
+    with in_front(folder, limits=Limits(request_s=1), app=[replica]) as (_, port):
+        up(port)
+        replica.seen.clear()
+        with socket.create_connection(("127.0.0.1", port), 5) as raw:
+            raw.sendall(b"POST /v1 HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf")
+            text = b"".join(iter(lambda: raw.recv(4096), b""))
+    head, _, body = text.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408")
+    assert "did not arrive as a whole within 1 s" in error_of(body)["message"]
+    assert replica.seen == []
+
+
+def _held(folder, port):
+    """Whether HAProxy holds the connection of a client that has this port."""
+    connections = [each for process in haproxies(folder) for each in process.net_connections("tcp")]
+    return any(each.raddr and each.raddr.port == port for each in connections)
+
+
+def test_a_client_that_reads_nothing_is_let_go(folder, replicas):
+    answered = b"x" * (64 << 20)  # more than all buffers on the way hold
+
+    def answer(path, headers, body):
+        return 200, {}, answered if path == "/much" else b"in"
+
+    replica = replicas(answer)
+    with in_front(folder, limits=Limits(idle_client_s=1), app=[replica]) as (_, port):
+        up(port)
+        with socket.create_connection(("127.0.0.1", port), 60) as deaf:
+            deaf.sendall(b"GET /much HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert wait_until(lambda: count(replica, "/much"), 60, 0.05)
+            own = deaf.getsockname()[1]
+            assert wait_until(lambda: not _held(folder, own), 40, 0.05), "HAProxy still holds the connection"
+            got = 0
+            with contextlib.suppress(ConnectionError):
+                while part := deaf.recv(1 << 20):
+                    got += len(part)
+            assert got < len(answered), "it was cut off"
+        assert ask(port)[::2] == (200, b"in"), "others are served on"
+
+
+def test_where_no_replica_is_up_the_answer_is_503_with_a_sentence_and_a_time(folder, replicas):
+    only = Replica(ok("in"))
+    control = replicas(ok("control"))
+    with in_front(folder, app=[only], control=[control]) as (_, port):
+        up(port)
+        only.stop()
+        stopped_s, cut = time.monotonic(), 0
+        while time.monotonic() - stopped_s < 2:  # before and after HAProxy has noticed
+            try:
+                status, headers, body = ask(port, "/v1/models")
+            except http.client.RemoteDisconnected:  # the idle connection to the replica, which this one went out on
+                cut += 1
+                assert cut == 1
+                continue
+            assert status == 503
+            assert int(headers["retry-after"]) == RETRY_AFTER_S
+            assert "try again" in error_of(body)["message"]
+        assert "the service starts, stops or has lost its replicas" in error_of(body)["message"]
+        assert ask(port, "/status")[::2] == (200, b"control"), "the control routes need no replica"
+
+
+def _refused(port):
+    try:
+        return ask(port)[0]
+    except OSError:
+        return False
+
+
+def test_before_anything_is_deployed_the_answer_is_503_as_well(folder):
+    with running(folder, {}) as (_, port):
+        assert wait_until(lambda: _refused(port), 20, 0.05)
+        status, headers, body = ask(port, "/v1/models")
+    assert (status, int(headers["retry-after"])) == (503, UNKNOWN_S)
+    assert error_of(body)["type"] == "service_unavailable"
+    assert error_of(body)["message"] == (
+        "no replica can take this request now: the service starts, stops or has lost its replicas; try again"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ended_after_s", "gone_for_s", "told"),
+    [(40, 10, (5, 30)), (40, 200, (2, 2)), (500, 10, (60, 60)), (None, 10, (10, 10))],
+    ids=["as long as is left", "longer than expected", "no longer than clients believe", "nobody knows"],
+)
+def test_a_client_that_finds_no_replica_hears_when_there_should_be_one(folder, ended_after_s, gone_for_s, told):
+    known = {"": {"since_s": time.time() - gone_for_s, "took_s": ended_after_s}}
+    (folder / haproxy.ABSENCES).write_text(json.dumps(known))
+    with in_front(folder, app=[]) as (_, port):
+        assert wait_until(lambda: listens("127.0.0.1", port), 20, 0.05)
+        status, headers, body = ask(port, "/v1/models")
+    assert status == 503
+    assert told[0] <= int(headers["retry-after"]) <= told[1]
+    assert ("for 40 s" in error_of(body)["message"]) == (ended_after_s == 40)

@@ -1,0 +1,130 @@
+"""Which replica HAProxy asks, and which one after it."""
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from haproxy_calls import answers, ask, count, in_front, up
+from haproxy_run import error_of, ok
+from live_service import wait_until
+
+from deploy.front.peers import Elsewhere
+from deploy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS, RETRY_AFTER_S, Limits
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Ray's own
+
+
+def elsewhere(path, headers, body):
+    if path == "/up":
+        return 200, {}, b""
+    return ELSEWHERE_STATUS, {"Retry-After": "2"}, b'{"error": {}}'
+
+
+def test_a_request_that_one_replica_sends_elsewhere_is_answered_by_the_other(folder, replicas):
+    first, second = replicas(elsewhere), replicas(ok("second"))
+    with in_front(folder, app=[first, second]) as (_, port):
+        up(port, "/up")
+        got = [ask(port, "/v1", "POST", b"x" * 1000, {ATTEMPT_HEADER: "forged"}) for _ in range(8)]
+    assert {(status, body) for status, _, body in got} == {(200, b"second")}
+    tried = [headers[ATTEMPT_HEADER] for path, headers in first.seen if path == "/v1"]
+    answered = [headers[ATTEMPT_HEADER] for path, headers in second.seen if path == "/v1"]
+    assert tried, "the first replica was asked as well"
+    assert set(tried) <= set(answered), "both know the request by the same name"
+    assert "forged" not in answered
+    assert len(set(answered)) == 8
+
+
+def test_whom_everybody_sends_elsewhere_hears_429_and_never_how_it_was_told(folder, replicas):
+    with in_front(folder, app=[replicas(elsewhere), replicas(elsewhere)]) as (_, port):
+        up(port, "/up")
+        status, headers, _ = ask(port, "/v1", "POST", b"x")
+    assert status == 429
+    assert headers["retry-after"] == "2"
+
+
+def test_the_second_sight_of_a_request_is_final(folder, replicas):
+    def refusing():
+        """Refuses all, as a full replica does: elsewhere at first sight, 429 at the second."""
+        seen = Elsewhere()
+
+        def answer(path, headers, body):
+            if path == "/up":
+                return 200, {}, b""
+            raw = {name.encode(): value.encode() for name, value in headers.items()}
+            if seen.may_go(raw, len(body)):
+                return ELSEWHERE_STATUS, {}, b""
+            return 429, {"Retry-After": "7"}, b'{"error": {"message": "full"}}'
+
+        return answer
+
+    both = [replicas(refusing()), replicas(refusing())]
+    with in_front(folder, app=both) as (_, port):
+        up(port, "/up")
+        for each in both:
+            each.seen.clear()
+        status, headers, body = ask(port, "/v1", "POST", b"x")
+    assert (status, headers["retry-after"], json.loads(body)["error"]["message"]) == (429, "7", "full")
+    offered = [len(each.seen) for each in both]
+    assert sum(offered) <= Limits().tries
+    assert min(offered) >= 1, "both were asked before the client was refused"
+
+
+def test_a_replica_that_ends_before_it_answers_gives_503_and_its_request_to_nobody_else(folder, replicas):
+    def die(path, headers, body):
+        if path == "/up":
+            return 200, {}, b""
+        raise ConnectionResetError
+
+    both = [replicas(die), replicas(die)]
+    with in_front(folder, app=both) as (_, port):
+        up(port, "/up")
+        for each in both:
+            each.seen.clear()
+        status, headers, body = ask(port, "/v1", "POST", b"x")
+    assert (status, int(headers["retry-after"])) == (503, RETRY_AFTER_S)
+    assert "ended before it answered" in error_of(body)["message"]
+    assert sum(len(each.seen) for each in both) == 1
+
+
+def test_control_routes_of_the_root_go_to_the_control_application(folder, replicas):
+    control = replicas(ok("control"))
+    app = replicas(ok("app"))
+    with in_front(folder, app=[app], control=[control]) as (_, port):
+        up(port)
+        assert wait_until(lambda: answers(port, "/control/up"), 20, 0.05)
+        control.seen.clear()
+        paths = ["/status", "/decisions?since=3", "/admin/directive", "/admin/reload", "/control/status"]
+        assert {ask(port, path)[2] for path in paths} == {b"control"}
+        others = ["/v1/models", "/status/", "/statusx", "/x/status", "/admin", "/controlx"]
+        assert {ask(port, path)[2] for path in others} == {b"app"}
+    assert [path for path, _ in control.seen] == [
+        "/control/status",
+        "/control/decisions?since=3",
+        "/control/admin/directive",
+        "/control/admin/reload",
+        "/control/status",
+    ]
+
+
+def test_requests_go_to_the_replica_with_the_least_outstanding(folder, replicas):
+    gate = threading.Event()
+
+    def slow(path, headers, body):
+        if path == "/slow":
+            gate.wait(20)
+        return 200, {}, b"slow"
+
+    first, second = replicas(slow), replicas(slow)
+    with in_front(folder, app=[first, second]) as (_, port), ThreadPoolExecutor(4) as pool:
+        up(port)
+        waiting = [pool.submit(ask, port, "/slow", timeout_s=30)]
+        assert wait_until(lambda: count(first, "/slow") + count(second, "/slow") == 1, 5, 0.01)
+        busy, idle = (first, second) if count(first, "/slow") else (second, first)
+        for _ in range(20):
+            assert ask(port, "/quick")[0] == 200
+        # Not all: HAProxy counts an answer as outstanding for a moment after its client has it.
+        assert count(idle, "/quick") >= 15
+        assert count(idle, "/quick") + count(busy, "/quick") == 20
+        gate.set()
+        assert waiting[0].result()[0] == 200

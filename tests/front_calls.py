@@ -1,0 +1,210 @@
+"""A replica's outermost layer with an engine that does what the test says, and requests to it; no socket between them."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm_parts import SamplingParams  # first: it silences third-party warnings
+
+# isort: split
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.output_processor import RequestOutputCollector
+
+from deploy.admission import Admission
+from deploy.front.app import Front
+from deploy.front.generate import Generate, Queueing, Route
+from deploy.front.handover import EngineCall, Handover
+from deploy.front.meter import PathMeter
+from deploy.front.peers import Standing
+from deploy.front.streams import Frame
+from deploy.keys import Keys
+
+PATH = "/v1/completions"
+LIMIT = 1000  # bytes of a body
+GOOD = {"model": "m", "prompt": "x"}
+ID = 'the "first"'
+
+Do = Callable[[Any], Awaitable[Any]]
+Answer = tuple[int, dict[str, str], bytes]
+
+
+class Serving:
+    """Stands where vLLM's serving object stands; does what the test says."""
+
+    def __init__(self, do: Do | None) -> None:
+        self._do = do
+
+    async def create(self, request: Any, raw: Any) -> Any:
+        assert self._do is not None, "a request that should have been refused came through"
+        return await self._do(request)
+
+
+class Peers(Standing):
+    """What the controller told: there are others."""
+
+    def __init__(
+        self, peers: int = 1, fp16_elsewhere: bool = False, fault: str | None = None, late: bool = False
+    ) -> None:
+        self._peers, self._fp16 = peers, fp16_elsewhere
+        self._fault, self._late = fault, late
+
+    @property
+    def replicas(self) -> int:
+        return 1 + self._peers
+
+    def pinned_go_elsewhere(self) -> bool:
+        return self._fp16
+
+    @property
+    def fault(self) -> str | None:
+        return self._fault
+
+    @property
+    def engine_is_late(self) -> bool:
+        return self._late
+
+
+async def vllms_application(scope: Any, receive: Any, send: Any) -> None:
+    """Stands where vLLM's application stands: says what it was asked."""
+    body = (await receive()).get("body", b"") if scope["method"] == "POST" else b""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"vllm:" + scope["path"].encode() + b":" + body})
+
+
+class Client:
+    """An engine's client; counts what it is told to abort."""
+
+    errored = False
+    aborted = 0
+
+    async def abort(self, *args: Any, **kwargs: Any) -> None:
+        Client.aborted += 1
+
+
+def front(
+    do: Do | None = None,
+    standing: Standing | None = None,
+    admission: Admission | None = None,
+    client: Any = None,
+    meter: PathMeter | None = None,
+    keys: Keys | None = None,
+    queueing: Queueing | None = None,
+) -> Front:
+    """The layer itself; ``do`` takes the place of vLLM's serving object."""
+    generate = Generate(
+        {PATH: Route(CompletionRequest, Serving(do), "create", chat=False)},
+        client or Client(),
+        admission or Admission(None, 8),
+        meter or PathMeter(),
+        standing or Standing(),
+        LIMIT,
+        keys,
+        queueing or Queueing(),
+    )
+    return Front(vllms_application, generate, LIMIT)
+
+
+def ask(
+    app: Front, path: str = PATH, method: str = "POST", body: Any = None, headers: Mapping[str, str] | None = None
+) -> Answer:
+    """(status, headers, body) of one request."""
+    return asyncio.run(asking(app, path, method, body, headers))
+
+
+async def asking(
+    app: Front,
+    path: str = PATH,
+    method: str = "POST",
+    body: Any = None,
+    headers: Mapping[str, str] | None = None,
+    chunks: Sequence[bytes] = (),
+) -> Answer:
+    """The same for a test that does something meanwhile; ``chunks``: a body in parts."""
+    content = body if isinstance(body, bytes) else json.dumps(GOOD if body is None else body).encode()
+    waiting: list[dict[str, Any]] = [{"type": "http.request", "body": part, "more_body": True} for part in chunks]
+    waiting.append({"type": "http.request", "body": b"" if chunks else content})
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return waiting.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    given = {"content-type": "application/json", "x-request-id": ID, **(headers or {})}
+    scope = {
+        "type": "http",
+        "path": path,
+        "method": method,
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in given.items()],
+    }
+    await app(scope, receive, send)
+    assert sent[0]["type"] == "http.response.start"
+    assert not sent[-1].get("more_body"), "the answer has an end"
+    return (
+        sent[0]["status"],
+        {name.decode(): value.decode() for name, value in sent[0]["headers"]},
+        b"".join(message.get("body", b"") for message in sent[1:]),
+    )
+
+
+def error_of(answer: Answer) -> str:
+    """The message of an answer that is an error in OpenAI's format with the request's id."""
+    error = json.loads(answer[2])["error"]
+    assert set(error) == {"message", "type", "param", "code", "request_id"}
+    assert (error["code"], error["request_id"]) == (answer[0], ID)
+    message: str = error["message"]
+    return message
+
+
+def failing(error: BaseException) -> Do:
+    """A ``do`` that fails so."""
+
+    async def do(request: Any) -> Any:
+        raise error
+
+    return do
+
+
+def output(text: str, finish: str | None = None) -> RequestOutput:
+    """One token of an engine, and why it is the last one."""
+    completion = CompletionOutput(0, text, [1], None, None, finish_reason=finish)
+    return RequestOutput("r", None, [1], None, [completion], finish is not None)
+
+
+def stream_of(*steps: RequestOutput | Exception, prompt: Any = None) -> Do:
+    """A ``do`` whose stream brings the outputs, or raises the errors, one after the other."""
+
+    async def do(request: Any) -> Handover:
+        collector = RequestOutputCollector(RequestOutputKind.DELTA, "r")
+
+        class Engine(Client):
+            async def add_request(self, *args: Any, **options: Any) -> RequestOutputCollector:
+                async def feed() -> None:
+                    for step in steps:
+                        while collector.output is not None:
+                            await asyncio.sleep(0)
+                        collector.put(step)
+
+                self.feeding = asyncio.create_task(feed())
+                return collector
+
+        frame = Frame.make("id", 1, "m", chat=False, include_usage=False)
+        return Handover(EngineCall(Engine(), prompt, SamplingParams(), "r", {}), frame)
+
+    return do
+
+
+def quota(folder: Path) -> tuple[Keys, Callable[[], float]]:
+    """Keys of one holder, of 600 tokens a minute, and what that holder has used of them."""
+    entry = {"name": "u", "tokens_per_minute": 600, "sha256": hashlib.sha256(b"secret").hexdigest()}
+    (folder / "keys.yaml").write_text(json.dumps({"keys": [entry]}))  # JSON is YAML
+    keys = Keys(folder / "keys.yaml", clock=lambda: 0.0)
+    return keys, lambda: keys.holder("Bearer secret")._tokens._used
