@@ -65,7 +65,7 @@ test: setup ## all tests that need no GPU
 test-fast: setup ## tests that start no engine and take no minute
 	$(RUN) -m pytest -q $(PARALLEL) -m "not engine and not serve and not slow and not faults" $(ARGS)
 
-test-faults: setup ## kill, stop and attack the running service: a quarter of an hour
+test-faults: setup ## kill, stop and attack the running service: half an hour
 	$(RUN) -m pytest -q -m faults $(ARGS)
 
 test-gpu: setup ## tests of kernels and engine on an H100 or H200; more with two of them

@@ -17,7 +17,7 @@ HORIZON = {"fill_horizon_s": 6.0}
 
 
 def arrivals(*parts: tuple[float, float]) -> list[tuple[float, int, int]]:
-    """Requests of 416 prompt and 87 output tokens in the mean, at so many in a second for so many seconds, one part after the other."""
+    """Requests of 416 prompt and 87 output tokens in the mean; each part: so many in a second, for so many seconds."""
     rng, sizes, began_s = np.random.default_rng(0), [], 0.0
     for per_s, span_s in parts:
         times = np.sort(rng.uniform(began_s, began_s + span_s, round(per_s * span_s)))
