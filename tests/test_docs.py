@@ -10,19 +10,26 @@ PACKAGES = (
     "benchmarks",
     "chaos",
     "controller",
+    "csrc",
     "deploy",
     "experiments",
+    "k8s",
     "loadtest",
+    "models",
     "nestedfp",
     "simulator",
+    "tests",
     "workload",
 )
-NAMED = re.compile(rf"(?<![\w/])(?:{'|'.join(PACKAGES)})/[A-Za-z0-9_./-]*\.(?:py|json|yaml|csv)\b")
+NAMED = re.compile(rf"(?<![\w/])(?:{'|'.join(PACKAGES)})/[A-Za-z0-9_./-]*\.(?:py|json|yaml|csv|h|cpp|cu|cuh|inc)\b")
 
 
-@pytest.mark.parametrize("manual", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
-def test_every_file_of_ours_that_a_manual_names_is_there(manual: str) -> None:
-    named = set(NAMED.findall((ROOT / "docs" / manual).read_text()))
+MANUALS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("manual", MANUALS, ids=lambda path: path.name)
+def test_every_file_of_ours_that_a_manual_names_is_there(manual: Path) -> None:
+    named = set(NAMED.findall(manual.read_text()))
     assert not {name for name in named if not (ROOT / name).exists()}
 
 
