@@ -25,7 +25,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SHARED = {"nestedfp.modes", "nestedfp.step_rule", "nestedfp.step_costs", "nestedfp.step_slack"}
+SHARED = {"nestedfp.modes", "nestedfp.step_rule", "nestedfp.step_costs", "nestedfp.step_slack", "nestedfp.step_fill"}
 MAY_IMPORT = {
     "nestedfp": set[str](),
     "workload": set[str](),

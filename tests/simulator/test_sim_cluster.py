@@ -13,6 +13,7 @@ from sim_builders import make_requests, make_table, policy_config
 
 import controller.live.actor
 import deploy.agent
+import deploy.enforcement
 import nestedfp.step_rule
 import simulator.cluster.cluster
 import simulator.cluster.replica
@@ -237,7 +238,8 @@ def test_snapshots_are_what_the_schema_demands():
 
 def test_simulator_and_service_use_the_same_classes():
     assert simulator.cluster.cluster.ControlLoop is controller.live.actor.ControlLoop
-    assert simulator.cluster.replica.DirectiveFollower is deploy.agent.DirectiveFollower
+    assert issubclass(deploy.enforcement.SharedFollower, simulator.cluster.replica.DirectiveFollower)
+    assert deploy.agent.SharedFollower is deploy.enforcement.SharedFollower
     assert simulator.engine.engine.choose is nestedfp.step_rule.choose
     scheduler = (ROOT / "nestedfp/vllm_plugin/scheduler.py").read_text()
     names = {
