@@ -59,6 +59,9 @@ serve: setup ## start the service (CONFIG=deploy/configs/....yaml)
 WORKERS  ?= 2
 PARALLEL := -n $(WORKERS) --no-loadscope-reorder
 
+# numpy's threads share out matrices of a few columns, and on cores that others use they wait for each other: four times as long.
+test test-fast test-faults: export OPENBLAS_NUM_THREADS := 1
+
 test: setup ## all tests that need no GPU
 	$(RUN) -m pytest -q $(PARALLEL) $(ARGS)
 

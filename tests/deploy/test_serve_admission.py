@@ -145,25 +145,53 @@ async def full(client: httpx.AsyncClient) -> list[asyncio.Task[Answer]]:
     return tasks
 
 
-@pytest.mark.parametrize("body", [{}, {"stream": False}, {"n": 2}, {"n": 2, "stream": False}, {"prompt": ["a", "b"]}])
-def test_a_request_that_waits_in_vain_gets_503_when_its_deadline_is_up_and_no_token(
-    service: None, body: dict[str, Any]
-) -> None:
+# Streamed and not, of vLLM's own generators, several at once.
+WAITING: dict[str, dict[str, Any]] = {
+    "streamed": {},
+    "whole": {"stream": False},
+    "two samples": {"n": 2},
+    "two samples, whole": {"n": 2, "stream": False},
+    "two prompts": {"prompt": ["a", "b"]},
+}
+
+
+@dataclass
+class Vain:
+    """Requests that waited together for places that none of them got."""
+
+    waited: dict[str, Answer]
+    others: list[Answer]  # who had the places
+    refused: dict[tuple[str, str], float]
+
+
+@pytest.fixture(scope="module")
+def vain(service: None) -> Vain:
     assert wait_until(empty, 60)
     before = refusals()
 
-    async def scenario(client: httpx.AsyncClient) -> tuple[Answer, list[Answer]]:
+    async def scenario(client: httpx.AsyncClient) -> tuple[list[Answer], list[Answer]]:
         running = await full(client)
         # That they are long nobody has told: places have become free every eighth of a second so far.
-        waiting = await ask(client, {"x-nestedfp-queue-deadline-s": "2"}, **body)
+        patience = {"x-nestedfp-queue-deadline-s": "2"}
+        waiting = await asyncio.gather(*(ask(client, patience, **body) for body in WAITING.values()))
         return waiting, await asyncio.gather(*running)
 
     waited, others = run(scenario)
+    refused = {key: value - before.get(key, 0.0) for key, value in refusals().items()}
+    return Vain(dict(zip(WAITING, waited, strict=True)), others, refused)
+
+
+@pytest.mark.parametrize("kind", WAITING)
+def test_a_request_that_waits_in_vain_gets_503_when_its_deadline_is_up_and_no_token(vain: Vain, kind: str) -> None:
+    waited = vain.waited[kind]
     assert (waited.status, "data: " in waited.text) == (503, False), waited.text
     assert "did not begin this request before its queue deadline" in waited.text
     assert 1.9 < waited.total_s < 6
-    assert [answer.status for answer in others] == [200] * PLACES
-    assert refusals()["late", "normal"] == before["late", "normal"] + 1
+
+
+def test_those_that_wait_in_vain_are_counted_and_hurt_nobody_who_has_a_place(vain: Vain) -> None:
+    assert [answer.status for answer in vain.others] == [200] * PLACES
+    assert {key: count for key, count in vain.refused.items() if count} == {("late", "normal"): len(WAITING)}
     assert wait_until(empty, 30), "nothing stays behind"
 
 

@@ -41,10 +41,41 @@ def scenarios(engines, runs, *, nested=True):
     return run_json("engine_scenario.py", payload)["engines"]
 
 
+def spoiled(folder, change):
+    """Copy the shipped model with its weights changed."""
+    tensors = load_file(MODEL / "model.safetensors")
+    change(tensors)
+    for file in MODEL.iterdir():
+        if file.suffix == ".json":
+            shutil.copy(file, folder / file.name)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
 @pytest.fixture(scope="module")
-def plain():
-    """Unquantised vLLM."""
-    return scenario({}, [{"prompts": PROMPTS, "max_tokens": 48}], nested=False)[0]
+def outliers(tmp_path_factory):
+    """The shipped model with weights beyond the range."""
+
+    def change(tensors):
+        tensors["model.layers.0.mlp.down_proj.weight"][3, 5] = 2.5  # one weight: a list
+        tensors["model.layers.1.self_attn.k_proj.weight"][0, 1] = -3.0  # one part of a fused layer
+        tensors["model.layers.2.mlp.down_proj.weight"][:8] *= 40.0  # too many: stays plain
+        tensors["model.layers.2.mlp.down_proj.weight"].clamp_(-8, 8)
+
+    return spoiled(tmp_path_factory.mktemp("outliers"), change)
+
+
+@pytest.fixture(scope="module")
+def unquantised(outliers):
+    """Unquantised vLLM on the shipped model, and on the one with outliers: 48 tokens each, and 12."""
+    runs = [{"prompts": PROMPTS, "max_tokens": 48}, {"prompts": PROMPTS, "max_tokens": 12}]
+    return scenarios([{}, {"model": str(outliers)}], runs, nested=False)
+
+
+@pytest.fixture(scope="module")
+def plain(unquantised):
+    """Unquantised vLLM on the shipped model."""
+    return unquantised[0][0]
 
 
 @pytest.fixture(scope="module")
@@ -147,14 +178,29 @@ def converted(tmp_path_factory):
     return target
 
 
-@two_ranks
-def test_a_converted_checkpoint_loads_without_any_argument_on_two_ranks(plain, converted):
-    tokens = {"prompts": PROMPTS, "max_tokens": 48}
+@pytest.fixture(scope="module")
+def ranks(converted):
+    """A converted checkpoint on two ranks, which measure their steps before they serve."""
     engine = {"model": str(converted), "quantization": None, "tensor_parallel_size": 2}
-    fp16, fp8 = scenario(engine, [{"mode": "fp16", **tokens}, {"mode": "fp8", **tokens}])
+    engine["additional_config"] = {"nestedfp": {"step_costs": "measure"}}
+    tokens = {"prompts": PROMPTS, "max_tokens": 48}
+    return scenario(engine, [{"mode": mode, **tokens} for mode in ("fp16", "fp8", "auto")])
+
+
+@two_ranks
+def test_a_converted_checkpoint_loads_without_a_word_of_its_quantisation_on_two_ranks(plain, ranks):
+    fp16, fp8, _ = ranks
     assert_same_greedy_tokens(fp16, plain)
     assert fp8["tokens"] != fp16["tokens"]
     assert all(c["completion"]["fp16"] == 0 for c in fp8["precision"])
+
+
+@two_ranks
+def test_measured_step_costs_reach_the_scheduler_of_every_rank(ranks):
+    result = ranks[-1]
+    sizes = [tokens for tokens, _, _ in result["step_costs"]]
+    assert sizes == [1 << i for i in range(len(sizes))]
+    assert all(fp16_ms > 0 and fp8_ms > 0 for _, fp16_ms, fp8_ms in result["step_costs"])
 
 
 def test_torch_compile_serves_both_modes_from_one_graph():
@@ -176,15 +222,6 @@ def test_fp16_only_serves_both_kinds_of_checkpoint_exactly_and_knows_no_fp8(plai
         assert all(c["completion"] == {"fp16": 48, "fp8": 0} for c in result["precision"])
 
 
-@two_ranks
-def test_measured_step_costs_reach_the_scheduler_of_every_rank():
-    options = {"additional_config": {"nestedfp": {"step_costs": "measure"}}, "tensor_parallel_size": 2}
-    (result,) = scenario(options, [{"prompts": PROMPTS, "mode": "auto"}])
-    sizes = [tokens for tokens, _, _ in result["step_costs"]]
-    assert sizes == [1 << i for i in range(len(sizes))]
-    assert all(fp16_ms > 0 and fp8_ms > 0 for _, fp16_ms, fp8_ms in result["step_costs"])
-
-
 def test_a_seed_gives_the_same_tokens_whether_the_prompt_is_chunked_or_not():
     run = {"prompts": [LONG], "max_tokens": 24, "params": {"seed": 7, "temperature": 1.0}}
     chunked = {"max_num_batched_tokens": 64, "max_num_seqs": 8}  # the prompt takes several steps
@@ -192,31 +229,11 @@ def test_a_seed_gives_the_same_tokens_whether_the_prompt_is_chunked_or_not():
     assert parts[0]["tokens"] == parts[1]["tokens"] == whole[0]["tokens"]
 
 
-def spoiled(folder, change):
-    """Copy the shipped model with its weights changed."""
-    tensors = load_file(MODEL / "model.safetensors")
-    change(tensors)
-    for file in MODEL.iterdir():
-        if file.suffix == ".json":
-            shutil.copy(file, folder / file.name)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
-
-
-@pytest.fixture(scope="module")
-def outliers(tmp_path_factory):
-    def change(tensors):
-        tensors["model.layers.0.mlp.down_proj.weight"][3, 5] = 2.5  # one weight: a list
-        tensors["model.layers.1.self_attn.k_proj.weight"][0, 1] = -3.0  # one part of a fused layer
-        tensors["model.layers.2.mlp.down_proj.weight"][:8] *= 40.0  # too many: stays plain
-        tensors["model.layers.2.mlp.down_proj.weight"].clamp_(-8, 8)
-
-    return spoiled(tmp_path_factory.mktemp("outliers"), change)
-
-
-def test_weights_beyond_the_range_are_served_exactly_from_plain_and_converted_checkpoints(outliers, tmp_path):
+def test_weights_beyond_the_range_are_served_exactly_from_plain_and_converted_checkpoints(
+    unquantised, outliers, tmp_path
+):
     tokens = {"prompts": PROMPTS, "max_tokens": 12}
-    reference = scenario({"model": str(outliers)}, [tokens], nested=False)[0]
+    reference = unquantised[1][1]
     report = convert(outliers, tmp_path / "nested")
     assert set(report.listed) == {"model.layers.0.mlp.down_proj", "model.layers.1.self_attn.k_proj"}
     assert report.plain == ["model.layers.2.mlp.down_proj"]

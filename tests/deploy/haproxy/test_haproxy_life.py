@@ -109,6 +109,7 @@ def test_a_haproxy_that_is_ended_with_its_manager_is_back_within_two_seconds(fol
         assert wait_until(lambda: says(port, b"new"), 20, 0.05), "the next manager's HAProxy has the port"
 
 
+@pytest.mark.slow
 def test_when_serve_is_shut_down_and_the_node_stays_the_port_is_free_soon(folder, replicas):
     """The manager kills its HAProxy and ends, as at a crash; but the replicas have gone too."""
     replica = replicas(ok("in"))

@@ -144,6 +144,7 @@ def test_the_next_request_on_a_connection_that_was_open_at_a_reload_comes_to_the
                 assert (second.status, second.read()) == (200, b"new")
 
 
+@pytest.mark.slow
 def test_how_long_there_was_no_replica_is_measured_from_one_configuration_to_the_next(folder, replicas):
     with in_front(folder, app=[]) as (_, port):
         assert wait_until(lambda: listens("127.0.0.1", port), 20, 0.05)
