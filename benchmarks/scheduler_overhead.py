@@ -15,15 +15,24 @@ import os
 import statistics
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks import results_csv
+from controller.policies.deadlines import Deadlines
+from workload.slo import USUAL_SLO
 
 RESULT = Path(__file__).parent / "results" / "scheduler-overhead.csv"
 MODEL = Path(__file__).parents[1] / "models" / "fairytales-8m"
 BLOCK_TOKENS, PROMPT_TOKENS, STEPS_A_TURN = 16, 16, 100
-DEADLINES = {"ttft_deadline_s": 0.14, "tpot_deadline_s": 0.0267, "tpot_grace_tokens": 3}
+DEADLINES = asdict(Deadlines().rule_for(USUAL_SLO))  # with the policy's defaults
+STEP_COSTS = [
+    [1, 8.0, 5.0],
+    [64, 9.0, 6.0],
+    [512, 20.0, 13.0],
+    [2048, 70.0, 42.0],
+]  # tokens, ms in FP16 and FP8: looked up
 
 
 class Decoding:
@@ -61,6 +70,7 @@ class Decoding:
             log_stats=True,
         )
         if directive is not None:
+            self._scheduler.nestedfp_take_step_costs([STEP_COSTS])
             rule = DEADLINES if directive == "auto" else {}
             self._scheduler.nestedfp_set_directive({"mode": directive, "epoch": 1, "rule": rule})
         params = SamplingParams(max_tokens=config.model_config.max_model_len, ignore_eos=True, detokenize=False)

@@ -6,7 +6,7 @@ spend exact steps on them until it stands at its limit, and if arrivals exceed w
 runs FP8 as well when, at the growth of the last second, a horizon ahead
 
 * more requests would be inside than the engine runs at once, or
-* an FP8 step of one token for each of them would take three fifths of the TPOT deadline: the rest is for their prompts.
+* an FP8 step of one token for each of them would take the rule's share of the TPOT deadline: the rest is for their prompts.
 """
 
 from math import exp
@@ -16,7 +16,6 @@ from nestedfp.step_rule import StepRule
 from nestedfp.step_slack import StepTimes
 
 GROWTH_S = 1.0  # time constant of the growth: arrivals of half a second are noise, those of two are half of a burst
-DECODE_SHARE = 0.6  # of the TPOT deadline
 
 
 class FillWatch:
@@ -32,24 +31,25 @@ class FillWatch:
         self._seen_s = 0.0
         self._per_s = 0.0
 
-    def fills_up(self, rule: StepRule, times: StepTimes, now_s: float, requests: int) -> bool:
-        """Say whether a step that begins now had better run FP8 because the engine fills up.
+    def late(self, rule: StepRule, times: StepTimes, now_s: float, requests: int) -> str | None:
+        """Say whether a step that begins now had better run FP8 because the engine fills up: ``"fill_slack"``, or None.
 
         Args:
-            rule: with the horizon; without one the answer is False.
+            rule: with the horizon; without one the answer is None.
             times: what steps take.
             now_s: of one clock; a time before the last one counts as that one.
             requests: inside, those that wait among them.
         """
         self._learn(now_s, requests)
         if rule.fill_horizon_s is None:
-            return False
+            return None
         soon = round(requests + self._per_s * rule.fill_horizon_s)
         if soon > self._max_seqs:
-            return True
+            return "fill_slack"
         if rule.tpot_deadline_s is None or not times.are_measured or soon < 1:
-            return False
-        return times.of_decodes_s(Mode.FP8, soon, requests) > DECODE_SHARE * rule.tpot_deadline_s
+            return None
+        limit_s = rule.fill_decode_share * rule.tpot_deadline_s
+        return "fill_slack" if times.of_decodes_s(Mode.FP8, soon, requests) > limit_s else None
 
     def _learn(self, now_s: float, requests: int) -> None:
         passed_s = now_s - self._seen_s

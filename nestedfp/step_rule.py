@@ -30,6 +30,8 @@ class StepRule:
             so many tokens to come at once. 0: never above.
         fill_horizon_s: FP8 when the engine would be full in so many seconds, at the growth of the last one. None switches
             it off; it is asked of engines with a deadline only.
+        fill_decode_share: an engine is full when an FP8 step of one token for each request would take more than this share
+            of ``tpot_deadline_s``; nestedfp/step_fill.py has the other limit.
     """
 
     fp8_step_tokens: int | None = None
@@ -39,6 +41,7 @@ class StepRule:
     tpot_deadline_s: float | None = None
     tpot_grace_tokens: int = 0
     fill_horizon_s: float | None = None
+    fill_decode_share: float = 0.6
 
     @property
     def has_deadlines(self) -> bool:
@@ -54,9 +57,7 @@ class StepSignals:
     oldest_wait_s: float  # age of the oldest request that is still waiting; 0 when none waits
     has_pinned: bool  # a scheduled request demands FP16
     budget_tokens: int | None = None  # the most tokens that a step may schedule; None: the caller does not know
-    late: str | None = (
-        None  # the deadline that the step would break in FP16, as nestedfp/step_slack.py names it, or "fill_slack"
-    )
+    late: str | None = None  # what FP16 would break: a deadline as nestedfp/step_slack.py names it, or "fill_slack"
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,13 @@ APART = ["unshare", "--pid", "--fork", "--mount-proc", "env"]
 NODES = 2
 LOG = "starts.log"
 CPUS = 4  # of a node, as Ray counts them
+# Settings of an engine whose steps take a given time.
+TIMED: dict[str, Any] = {
+    "max_num_seqs": 64,
+    "cpu_threads": 1,
+    "admission_limit": 128,
+    "extra": {"worker_cls": "benchmarks.timed_worker.TimedNestedFPWorker"},
+}
 
 
 def free_port() -> int:
@@ -153,11 +160,12 @@ def network() -> Iterator[tuple[list[str], list[str], str]]:
 
 
 @contextlib.contextmanager
-def cluster(config: Path, head_cpus: int = CPUS, redis: bool = False) -> Iterator[Cluster]:
+def cluster(config: Path, head_cpus: int = CPUS, redis: bool = False, step_s: float | None = None) -> Iterator[Cluster]:
     """Start the nodes in the environment that the service needs.
 
     Args:
         head_cpus: 0: the head has no replica.
+        step_s: of engines with ``TIMED``.
         redis: the head keeps in a Redis what its successor must know, as on Kubernetes.
     """
     # Short: there are sockets in it.
@@ -166,6 +174,8 @@ def cluster(config: Path, head_cpus: int = CPUS, redis: bool = False) -> Iterato
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     plain = {**os.environ, **token, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
     environment = {**plain, **service_environment(config, folder / "h")}
+    if step_s is not None:
+        environment["TIMED_WORKER_STEP_MS"] = f"{step_s * 1e3:g}"
     started: list[subprocess.Popen[bytes]] = []
     commands: list[list[str]] = []
     of_head: dict[str, str] = {}

@@ -24,6 +24,8 @@ class Deadlines(FrozenModel):
     tpot_grace_tokens: Annotated[int, Field(ge=0, le=1000)] = 3
     # FP8 when the engine would be full in so many seconds at the growth of the last one; null: deadlines alone.
     fill_horizon_s: Annotated[float, Field(gt=0, le=600)] | None = 6.0
+    # Full: an FP8 step of decodes takes this share of the TPOT deadline; the rest is for prompts. Or max_num_seqs is reached.
+    fill_decode_share: Annotated[float, Field(gt=0, le=1)] = 0.6
 
     def rule_for(self, slo: Slo) -> StepRule:
         """The rule that lets a step use up these shares of the objectives."""
@@ -32,6 +34,7 @@ class Deadlines(FrozenModel):
             tpot_deadline_s=self.tpot_fraction * slo.tpot_ms * 1e-3,
             tpot_grace_tokens=self.tpot_grace_tokens,
             fill_horizon_s=self.fill_horizon_s,
+            fill_decode_share=self.fill_decode_share,
         )
 
 

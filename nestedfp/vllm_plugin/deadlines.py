@@ -67,10 +67,8 @@ class DeadlineWatch:
         # With asynchronous scheduling the step before still runs: this one begins when that one ends.
         now_s = max(time.time(), self._ended_s + sum(self._in_flight))
         ends_s = now_s + self._times.predicted_s(Mode.FP16, tokens, with_prompts=with_prompts)
-        fills_up = self._fill.fills_up(rule, self._times, now_s, requests)
-        return self._slack.late(rule, now_s, ends_s, steps=len(self._in_flight) + 1) or (
-            "fill_slack" if fills_up else None
-        )
+        fill = self._fill.late(rule, self._times, now_s, requests)  # learns from every step
+        return self._slack.late(rule, now_s, ends_s, steps=len(self._in_flight) + 1) or fill
 
     def filled(self, mode: Mode, tokens: int, first_tokens: list[str], *, with_prompts: bool) -> None:
         """A step is on its way; it brings the first tokens of these requests."""

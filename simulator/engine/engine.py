@@ -167,8 +167,9 @@ class Engine:
     def _late(self, now_s: float, tokens: int, with_prompts: bool) -> str | None:
         """Which deadline the step would break in FP16, or that the engine fills up."""
         predicted_s = self._times.predicted_s(Mode.FP16, tokens, with_prompts=with_prompts)
-        fills_up = self._fill.fills_up(self.rule, self._times, now_s, len(self.running) + len(self.waiting))
-        return self._slack.late(self.rule, now_s, now_s + predicted_s) or ("fill_slack" if fills_up else None)
+        inside = len(self.running) + len(self.waiting)  # without those on their way to it
+        fill = self._fill.late(self.rule, self._times, now_s, inside)  # learns from every step
+        return self._slack.late(self.rule, now_s, now_s + predicted_s) or fill
 
     def _continue_prefill(self, request: SimRequest, budget: int) -> int:
         """The next chunk of the one request that is between two chunks. It was admitted last, because a prompt is cut

@@ -30,8 +30,7 @@ pytestmark = [
 def config(tmp_path_factory):
     path = tmp_path_factory.mktemp("head") / "config.yaml"
     service = demo_config() | {"http": {"host": "0.0.0.0", "port": PORT}}
-    worker = {"worker_cls": "benchmarks.timed_worker.TimedNestedFPWorker"}
-    service["engine"] |= {"max_num_seqs": 64, "cpu_threads": 1, "admission_limit": 128, "extra": worker}
+    service["engine"] |= ray_nodes.TIMED
     path.write_text(yaml.safe_dump(service))
     return path
 
@@ -39,10 +38,8 @@ def config(tmp_path_factory):
 @pytest.fixture(scope="module")
 def cluster(config):
     """A head without replicas, as in k8s/, and a node with both."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TIMED_WORKER_STEP_MS", f"{STEP_S * 1e3:g}")
-        with ray_nodes.cluster(config, head_cpus=0, redis=True) as found:
-            yield found
+    with ray_nodes.cluster(config, head_cpus=0, redis=True, step_s=STEP_S) as found:
+        yield found
 
 
 def process_of(cluster, number, name):

@@ -33,22 +33,15 @@ pytestmark = [
 def config(tmp_path_factory):
     path = tmp_path_factory.mktemp("leave") / "config.yaml"
     service = demo_config() | {"http": {"host": "0.0.0.0", "port": PORT, "drain_s": DRAIN_S}}
-    service["engine"] |= {
-        "max_num_seqs": 64,
-        "cpu_threads": 1,
-        "admission_limit": 128,
-        "extra": {"worker_cls": "benchmarks.timed_worker.TimedNestedFPWorker"},
-    }
+    service["engine"] |= ray_nodes.TIMED
     path.write_text(yaml.safe_dump(service))
     return path
 
 
 @pytest.fixture(scope="module")
 def cluster(config):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TIMED_WORKER_STEP_MS", f"{STEP_S * 1e3:g}")
-        with ray_nodes.cluster(config) as found:
-            yield found
+    with ray_nodes.cluster(config, step_s=STEP_S) as found:
+        yield found
 
 
 def leave(cluster, number):

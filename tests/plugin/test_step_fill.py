@@ -11,11 +11,11 @@ RULE = StepRule(ttft_deadline_s=0.1, tpot_deadline_s=0.04, fill_horizon_s=4.0)
 
 
 def grown(watch: FillWatch, rule: StepRule, times: StepTimes, *, per_s: float, until_s: float, first: int = 0) -> bool:
-    """The answer after a step every 20 ms, with so many more requests in each second."""
-    answer = False
+    """Whether it fills up after a step every 20 ms, with so many more requests in each second."""
+    answer = None
     for step in range(round(until_s * 50) + 1):
-        answer = watch.fills_up(rule, times, 100.0 + step / 50, round(first + per_s * step / 50))
-    return answer
+        answer = watch.late(rule, times, 100.0 + step / 50, round(first + per_s * step / 50))
+    return answer == "fill_slack"
 
 
 def test_it_fills_up_when_the_growth_of_the_last_second_reaches_the_limit_within_the_horizon() -> None:
@@ -29,13 +29,13 @@ def test_it_fills_up_when_the_growth_of_the_last_second_reaches_the_limit_within
 def test_growth_is_forgotten_when_it_ends() -> None:
     watch, times = FillWatch(256), StepTimes(None)
     assert grown(watch, RULE, times, per_s=60, until_s=2)
-    assert not watch.fills_up(RULE, times, 107.0, 120)  # five seconds later, and no request more
+    assert not watch.late(RULE, times, 107.0, 120)  # five seconds later, and no request more
 
 
 def test_a_single_arrival_after_a_long_rest_is_no_growth() -> None:
     watch, times = FillWatch(8), StepTimes(None)
-    assert not watch.fills_up(RULE, times, 1000.0, 1)
-    assert not watch.fills_up(RULE, times, 2000.0, 3)
+    assert not watch.late(RULE, times, 1000.0, 1)
+    assert not watch.late(RULE, times, 2000.0, 3)
 
 
 def test_many_more_than_fp8_could_carry_within_the_decodes_share_of_the_tpot_deadline_is_full_too() -> None:
