@@ -1,10 +1,13 @@
 """Orders to a plain ``vllm serve``: who may give them, and which are refused. The engine is in test_vllm_serve.py."""
 
+from dataclasses import asdict
+
 import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from nestedfp import admin_key
+from nestedfp.step_rule import StepRule
 from nestedfp.vllm_plugin.endpoints import Endpoints
 
 KEY = {"Authorization": "Bearer a-key"}
@@ -46,7 +49,7 @@ def test_an_order_reaches_the_engine_with_its_rule(client, engine):
     assert order(client, {"mode": "fp8"}) == (200, "")
     assert order(client, {"mode": "auto", "rule": {"fp8_step_tokens": 512, "fp8_wait_s": 0.5}}) == (200, "")
     assert [(told["mode"], told["epoch"]) for told in engine.told] == [("fp8", 1), ("auto", 2)]
-    assert not any(engine.told[0]["rule"].values())
+    assert engine.told[0]["rule"] == asdict(StepRule())
     assert (engine.told[1]["rule"]["fp8_step_tokens"], engine.told[1]["rule"]["fp8_wait_s"]) == (512, 0.5)
 
 
