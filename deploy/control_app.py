@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
+from deploy import controllers
 from deploy.config import REPOSITORY
 from deploy.control_room import page
 from deploy.control_room.feed import Feed
@@ -28,7 +29,6 @@ from deploy.metrics.page import CONTENT_TYPE
 from nestedfp import admin_key
 from nestedfp.modes import DirectiveMode
 
-CONTROLLER_ACTOR = "nestedfp_controller"
 LOOKUP_TIMEOUT_S = 5.0  # it takes a millisecond
 ACTOR_TIMEOUT_S = 5.0  # an answer takes milliseconds, that to an override a second at most
 LONGEST_TTL_S = 7 * 24 * 3600.0
@@ -112,14 +112,14 @@ class Control:
     ) -> dict[str, Any]:
         """Override the policy, or hand back to it. Needs ``Authorization: Bearer <admin key>``."""
         self._require_admin(authorization)
-        result: dict[str, Any] = await self._ask("set_override", body.mode.value, body.ttl_s, body.replica_id)
+        result: dict[str, Any] = await self._tell("set_override", body.mode.value, body.ttl_s, body.replica_id)
         return result
 
     @routes.post("/admin/reload")
     async def reload(self, authorization: Annotated[str | None, Header()] = None) -> dict[str, Any]:
         """Take the controller's section of the configuration file up again. Needs the admin key."""
         self._require_admin(authorization)
-        result: dict[str, Any] = await self._ask("reload")
+        result: dict[str, Any] = await self._tell("reload")
         return result
 
     def _require_role(self, authorization: str | None) -> None:
@@ -146,44 +146,57 @@ class Control:
         # Looked up for every call: Serve replaces a crashed controller by a new actor of the same name. On a thread, because
         # Ray's head may hang, and these routes must say so.
         try:
-            return await asyncio.wait_for(asyncio.to_thread(_find, self._application), LOOKUP_TIMEOUT_S)
+            return await asyncio.wait_for(asyncio.to_thread(controllers.find, self._application), LOOKUP_TIMEOUT_S)
         except TimeoutError:
             log.warning("Ray's head has not told within %g s where the controller is", LOOKUP_TIMEOUT_S)
             return []
 
     async def _ask(self, method: str, *args: Any) -> Any:
+        """What the first controller answers that does."""
         for actor in await self._controllers():
-            try:
-                return await asyncio.wait_for(
-                    getattr(actor, method).options(name=method).remote(*args), ACTOR_TIMEOUT_S
-                )
-            except (ray.exceptions.RayActorError, TimeoutError):
-                continue
-            except ray.exceptions.RayTaskError as error:
-                if isinstance(error.cause, ValueError):
-                    raise HTTPException(status.HTTP_400_BAD_REQUEST, str(error.cause)) from None
-                log.exception("the controller failed on %s", method)
-                raise HTTPException(
-                    status.HTTP_500_INTERNAL_SERVER_ERROR, f"the controller failed on {method}; its log says why"
-                ) from None
+            with contextlib.suppress(_NoAnswer):
+                return await _call(actor, method, *args)
+        raise _nobody()
+
+    async def _tell(self, method: str, *args: Any) -> Any:
+        """Give an order to every controller: while an update runs, the old replicas have one of their own.
+
+        Returns:
+            What the first of those answers that carry it out. One may know a replica that another does not.
+        """
+        calls = [_call(actor, method, *args) for actor in await self._controllers()]
+        ends = await asyncio.gather(*calls, return_exceptions=True)
+        for end in ends:
+            if not isinstance(end, BaseException):
+                return end
+        raise next((end for end in ends if not isinstance(end, _NoAnswer)), None) or _nobody()
+
+
+class _NoAnswer(Exception):
+    """A controller is gone or hangs."""
+
+
+async def _call(actor: Any, method: str, *args: Any) -> Any:
+    try:
+        return await asyncio.wait_for(getattr(actor, method).options(name=method).remote(*args), ACTOR_TIMEOUT_S)
+    except (ray.exceptions.RayActorError, TimeoutError):
+        raise _NoAnswer from None
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, ValueError):
+            raise HTTPException(status.HTTP_400_BAD_REQUEST, str(error.cause)) from None
+        log.exception("the controller failed on %s", method)
         raise HTTPException(
-            status.HTTP_503_SERVICE_UNAVAILABLE,
-            "the controller does not answer: it starts or restarts, or the service runs a plain engine that has none; "
-            "replicas go on under their last directive and then under the fallback; try again",
-            headers={"Retry-After": "2"},
-        )
+            status.HTTP_500_INTERNAL_SERVER_ERROR, f"the controller failed on {method}; its log says why"
+        ) from None
 
 
-def _find(application: str) -> list[Any]:
-    """Return the actors of the application's controller; blocks until Ray's head answers."""
-    found = []
-    for entry in ray.util.list_named_actors(all_namespaces=True):
-        parts = entry["name"].split("::")
-        if (parts[0], parts[-1]) != ("SERVE_DEPLOYMENT_ACTOR", CONTROLLER_ACTOR) or parts[1] != application:
-            continue
-        with contextlib.suppress(ValueError):  # gone since it was listed
-            found.append(ray.get_actor(entry["name"], namespace=entry["namespace"]))
-    return found
+def _nobody() -> HTTPException:
+    return HTTPException(
+        status.HTTP_503_SERVICE_UNAVAILABLE,
+        "the controller does not answer: it starts or restarts, or the service runs a plain engine that has none; "
+        "replicas go on under their last directive and then under the fallback; try again",
+        headers={"Retry-After": "2"},
+    )
 
 
 def _is_ending() -> bool:

@@ -1,16 +1,26 @@
-"""The controller as Ray Serve starts it here: its status tells what stands in HAProxy on its machine."""
+"""The controller as Ray Serve starts it here: it knows what stands in HAProxy on its machine, and the controller before it."""
 
 from typing import Any
 
+import ray
+
 from controller.live import actor
-from deploy import proxy_stats
+from controller.live.transport import application_of
+from deploy import controllers, proxy_stats
 
 
 class ControllerActor(actor.ControllerActor):
-    """``controller.live.actor.ControllerActor`` with a probe of HAProxy.
+    """``controller.live.actor.ControllerActor`` with a probe of HAProxy, and the override that outlives a rolling update.
+
+    An update starts a controller of its own for the new replicas, before the first of them and while the old one lives.
 
     The probe is not among the arguments: Ray Serve shows those as JSON, to ``serve status`` and to KubeRay, and a function is none.
     """
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments, proxy_probe=proxy_stats.probe)
+        name = ray.get_runtime_context().get_actor_name()
+        if (application := application_of(name)) is None:
+            return
+        if (override := controllers.standing_override(application, besides=name)) is not None:
+            self.inherit(override["mode"], override["remaining_s"])

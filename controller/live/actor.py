@@ -85,6 +85,17 @@ class ControllerActor:
         self._proxy: ProxyStats | None = None  # as last read; None: not known
         self._prober: asyncio.Task[None] | None = None
         self._stepper: asyncio.Task[None] | None = None
+        self._inherited: tuple[DirectiveMode, float | None] | None = None  # mode, when it ends
+
+    def inherit(self, mode: str, remaining_s: float | None) -> None:
+        """Begin under the override of the controller that this one takes the place of.
+
+        Args:
+            mode: fp16 or fp8.
+            remaining_s: how long it holds from now on; None: until it is handed back.
+        """
+        ends_s = None if remaining_s is None else time.monotonic() + remaining_s
+        self._inherited = DirectiveMode(mode), ends_s
 
     # -- called by replicas and operators ------------------------------------------------------------------------------
 
@@ -201,6 +212,11 @@ class ControllerActor:
 
     def _ensure_stepping(self) -> None:
         # Not in __init__: whether a constructor runs inside the event loop is up to whoever creates the actor.
+        if self._inherited is not None:
+            (mode, ends_s), self._inherited = self._inherited, None
+            now_s = time.monotonic()
+            if ends_s is None or ends_s > now_s:
+                self._carry_out(self._loop.override(now_s, mode, None if ends_s is None else ends_s - now_s))
         if self._stepper is None or self._stepper.done():
             self._stepper = asyncio.get_running_loop().create_task(self._step_for_ever())
         if self._proxy_probe is not None and (self._prober is None or self._prober.done()):

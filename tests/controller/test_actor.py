@@ -135,6 +135,34 @@ def test_an_override_returns_once_all_replicas_have_acknowledged(tmp_path: Path)
     assert all(line["wall_s"] > 1.7e9 for line in lines)
 
 
+@pytest.mark.parametrize("ttl_s", [None, 60.0])
+def test_the_override_of_the_controller_before_is_in_force_from_the_first_report_on(ttl_s: float | None) -> None:
+    async def test(actor: ControllerActor, replicas: Replicas) -> None:
+        actor.inherit("fp8", ttl_s)
+        await replicas.report(actor)
+        await until(lambda: replicas.modes() == {"fp8"})
+        override = (await actor.status())["override"]
+        assert override["mode"] == "fp8"
+        assert (override["remaining_s"] is None) == (ttl_s is None)
+        assert ttl_s is None or 50 < override["remaining_s"] <= ttl_s
+        await actor.set_override("auto")
+        await replicas.report(actor)
+        assert (await actor.status())["override"] is None
+
+    drive(test)
+
+
+def test_an_inherited_override_ends_when_the_operator_said_although_no_replica_was_there_yet() -> None:
+    async def test(actor: ControllerActor, replicas: Replicas) -> None:
+        actor.inherit("fp8", 0.05)
+        await asyncio.sleep(0.1)
+        await replicas.report(actor)
+        assert (await actor.status())["override"] is None
+        assert replicas.modes() == {"fp16"}
+
+    drive(test)
+
+
 @pytest.mark.parametrize(("mode", "ttl_s"), [("fp32", None), ("fp8", -1.0), ("auto", 1.0)])
 def test_a_senseless_override_is_refused(mode: str, ttl_s: float | None) -> None:
     async def test(actor: ControllerActor, replicas: Replicas) -> None:

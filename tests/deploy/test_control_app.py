@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+import ray
 from fastapi import HTTPException
 
 from nestedfp import admin_key
@@ -25,7 +26,7 @@ def order(tmp_path, monkeypatch):
 
     (tmp_path / "key").write_text(f"{KEY}\n")
     monkeypatch.setenv(admin_key.KEY_FILE_ENV, str(tmp_path / "key"))
-    monkeypatch.setattr(control_app.ray.util, "list_named_actors", lambda all_namespaces: [])
+    monkeypatch.setattr(ray.util, "list_named_actors", lambda all_namespaces: [])
     serve.ingress(control_app.routes)(control_app.Control)  # gives the routes' methods their ``self``
     context = SimpleNamespace(servable_object=control_app.Control("a"))
     monkeypatch.setattr(serve, "get_replica_context", lambda: context)
@@ -76,9 +77,9 @@ def test_of_two_applications_in_one_cluster_each_has_its_own_controller(monkeypa
     from ray.serve._private.common import DeploymentID
     from ray.serve._private.utils import get_deployment_actor_name
 
-    from deploy import control_app
+    from deploy import controllers
 
-    def named(application, actor=control_app.CONTROLLER_ACTOR):
+    def named(application, actor=controllers.CONTROLLER_ACTOR):
         return get_deployment_actor_name(DeploymentID("NestedFPServer", application), actor, "v1")
 
     names = [
@@ -90,14 +91,62 @@ def test_of_two_applications_in_one_cluster_each_has_its_own_controller(monkeypa
         "SERVE_REPLICA::one::x",
     ]
     monkeypatch.setattr(
-        control_app.ray.util,
+        controllers.ray.util,
         "list_named_actors",
         lambda all_namespaces: [{"name": name, "namespace": "serve"} for name in names],
     )
-    monkeypatch.setattr(control_app.ray, "get_actor", lambda name, namespace: (name, namespace))
-    assert control_app._find("one") == [(named("one"), "serve")]
-    assert control_app._find("two") == [(named("two"), "serve")]
-    assert control_app._find("on") == control_app._find("three") == []
+    monkeypatch.setattr(controllers.ray, "get_actor", lambda name, namespace: (name, namespace))
+    assert controllers.find("one") == [(named("one"), "serve")]
+    assert controllers.find("two") == [(named("two"), "serve")]
+    assert controllers.find("on") == controllers.find("three") == []
+    assert controllers.find("one", besides=named("one")) == []
+
+
+class Controller:
+    """Answers in the place of an actor: what Ray would raise, or the name."""
+
+    def __init__(self, name, error=None):
+        self.name, self.error, self.told = name, error, []
+
+    def options(self, name):
+        return self
+
+    @property
+    def set_override(self):
+        return self
+
+    async def remote(self, *order):
+        self.told.append(order)
+        if self.error is not None:
+            raise self.error
+        return {"from": self.name}
+
+
+def unknown_replica():
+    error = ValueError("unknown replica")
+    return ray.exceptions.RayTaskError("set_override", "", error)
+
+
+@pytest.mark.parametrize(
+    ("errors", "answer"),
+    [
+        ((None, None), {"from": "0"}),
+        ((unknown_replica(), None), {"from": "1"}),
+        ((None, ray.exceptions.ActorDiedError()), {"from": "0"}),
+        ((unknown_replica(), ray.exceptions.ActorDiedError()), 400),
+        ((ray.exceptions.ActorDiedError(), unknown_replica()), 400),
+        ((ray.exceptions.ActorDiedError(), ray.exceptions.ActorDiedError()), 503),
+        ((), 503),
+    ],
+)
+def test_an_order_goes_to_the_controllers_on_both_sides_of_an_update(order, monkeypatch, errors, answer):
+    from deploy import controllers
+
+    both = [Controller(str(number), error) for number, error in enumerate(errors)]
+    monkeypatch.setattr(controllers, "find", lambda application: both)
+    reply = order('{"mode": "fp16", "replica_id": "r7"}')
+    assert (reply.json() if reply.status_code == 200 else reply.status_code) == answer
+    assert [one.told for one in both] == [[("fp16", None, "r7")]] * len(both)
 
 
 def test_the_control_routes_answer_although_rays_head_hangs(monkeypatch):
@@ -109,7 +158,7 @@ def test_the_control_routes_answer_although_rays_head_hangs(monkeypatch):
         released.wait(30)
         return []
 
-    monkeypatch.setattr(control_app.ray.util, "list_named_actors", hanging)
+    monkeypatch.setattr(ray.util, "list_named_actors", hanging)
     monkeypatch.setattr(control_app, "LOOKUP_TIMEOUT_S", 0.2)
 
     async def asked():

@@ -1,4 +1,4 @@
-"""A rolling update on a Ray of two nodes, under a steady load: no client notices it."""
+"""A rolling update on a Ray of two nodes, under a steady load: no client notices it, and the operator's word stays."""
 
 import re
 import time
@@ -10,8 +10,12 @@ import yaml
 from live_service import demo_config, wait_until
 from steady_load import SteadyLoad
 
+from nestedfp.admin_key import KEY_FILE_ENV
+
 PORT = 8133
 PER_S = 2.0
+KEY = "key-of-the-update-0123456789"
+ORDER_S = 3000.0  # longer than the test
 DRAIN_S = 60.0  # longer than the longest answer of the load takes on a machine that starts an engine meanwhile
 
 pytestmark = [
@@ -30,9 +34,13 @@ def write(path, revision, **engine):
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    path = tmp_path_factory.mktemp("update") / "config.yaml"
+    folder = tmp_path_factory.mktemp("update")
+    path = folder / "config.yaml"
     write(path, "1")
-    return path
+    (folder / "admin.key").write_text(KEY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(KEY_FILE_ENV, str(folder / "admin.key"))  # of the nodes, which are started after this
+        yield path
 
 
 def replicas(cluster):
@@ -58,6 +66,9 @@ def test_a_rolling_update_loses_no_request(cluster, config, capsys):
         assert wait_until(
             lambda url=url: len(httpx.get(f"{url}/status", timeout=30).json().get("replicas", [])) == 2, 60, 1.0
         )
+    order = {"mode": "fp8", "ttl_s": ORDER_S}
+    told = httpx.post(f"{urls[0]}/admin/directive", json=order, headers={"Authorization": f"Bearer {KEY}"}, timeout=30)
+    assert told.status_code == 200, told.text
     old = replicas(cluster)
     seen, met = set(old), []
     with SteadyLoad(urls, PER_S) as load:
@@ -77,6 +88,12 @@ def test_a_rolling_update_loses_no_request(cluster, config, capsys):
         took_s = time.monotonic() - began_s
         since = len(load.answers)
         assert wait_until(lambda: len(load.answers) > since + 10, 120), "the new replicas alone"
+    for url in urls:
+        status = httpx.get(f"{url}/status", timeout=30).json()
+        assert status["override"] is not None, status
+        assert status["override"]["mode"] == "fp8"
+        assert 0 < status["override"]["remaining_s"] <= ORDER_S - took_s, "the time goes on"
+        assert {each["directive"] for each in status["replicas"]} == {"fp8"}, "an override outlives the update"
     counts = served(cluster)
     across = {answer for at_s in met for answer in load.in_flight_at(at_s)}
     with capsys.disabled():

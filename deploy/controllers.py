@@ -1,0 +1,42 @@
+"""Where the controllers of a Serve application are. There is one, and two while a rolling update runs."""
+
+import contextlib
+import logging
+from typing import Any
+
+import ray
+
+CONTROLLER_ACTOR = "nestedfp_controller"
+ORDER_TIMEOUT_S = 2.0  # an answer takes milliseconds
+
+log = logging.getLogger(__name__)
+
+
+def find(application: str, besides: str | None = None) -> list[Any]:
+    """Return the actors of the application's controllers, without the one named ``besides``; blocks until Ray's head answers."""
+    found = []
+    for entry in ray.util.list_named_actors(all_namespaces=True):
+        parts = entry["name"].split("::")
+        if (parts[0], parts[-1]) != ("SERVE_DEPLOYMENT_ACTOR", CONTROLLER_ACTOR) or parts[1] != application:
+            continue
+        if entry["name"] == besides:
+            continue
+        with contextlib.suppress(ValueError):  # gone since it was listed
+            found.append(ray.get_actor(entry["name"], namespace=entry["namespace"]))
+    return found
+
+
+def standing_override(application: str, besides: str | None) -> dict[str, Any] | None:
+    """Return the override for all replicas that another controller of the application has in force, as its status shows it.
+
+    Blocks for some milliseconds, or ``ORDER_TIMEOUT_S`` for each of them that does not answer.
+    """
+    for actor in find(application, besides):
+        try:
+            override: dict[str, Any] | None = ray.get(actor.status.remote(), timeout=ORDER_TIMEOUT_S)["override"]
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            log.warning("another controller of %s does not say what the operator has ordered: %r", application, error)
+            continue
+        if override is not None:
+            return override
+    return None
