@@ -45,7 +45,7 @@ def test_all_cases_are_sent_where_there_is_no_limit(slow_server):
 
 def test_no_case_is_begun_after_the_limit_and_those_begun_are_answered(slow_server):
     began_s = time.monotonic()
-    done = send_all(slow_server, cases(10_000), 10.0, workers=2, begin_for_s=0.5)
+    done = send_all(slow_server, cases(10_000), 10.0, workers=2, begin_for_s=3.0)
     assert time.monotonic() - began_s < 60, "all of them would take 500 s"
-    assert 0 < len(done) <= 12
+    assert 0 < len(done) <= 62, "two workers, a tenth of a second each"
     assert {sent.came for sent in done} == {400}
