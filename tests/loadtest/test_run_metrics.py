@@ -1,0 +1,90 @@
+"""What a run's records and samples come to: percentiles, attainment, counters."""
+
+import pytest
+from loadtest_builders import SLO, failed, make_record, make_sample
+
+from loadtest.report.metrics import counter_growth, fp16_token_share, summarise
+from loadtest.report.plots import fp8_shares
+from loadtest.report.verdict import verdict
+from workload.percentiles import percentiles
+from workload.records import read_requests, write_jsonl
+
+
+def test_percentiles_interpolate_and_nothing_gives_none():
+    values = percentiles(float(v) for v in range(101))
+    assert (values.p50, values.p90, values.p99) == (50.0, 90.0, 99.0)
+    assert percentiles([1.0, 2.0]).p90 == pytest.approx(1.9)
+    assert percentiles([]).p50 is None
+
+
+def test_a_run_is_summarised_as_by_hand():
+    records = [
+        make_record(0),
+        make_record(1, ttft_ms=101.0),  # misses TTFT
+        make_record(2, tpot_ms=21.0),  # misses TPOT
+        make_record(3, tpot_ms=None, max_tokens=1, output_tokens=1, chunk_ms=(50.0,)),  # one token: no TPOT to miss
+        make_record(4, error="HTTP 500", status=500),  # fast, but failed
+        failed(5),
+    ]
+    samples = [make_sample(0.0, ("a", 3, 100, 10)), make_sample(9.0, ("a", 8, 150, 60), waiting=7)]
+    run = summarise(records, samples, SLO, duration_s=10.0)
+    assert (run.requests, run.errors) == (6, 2)
+    assert run.error_kinds == {"HTTP 500": 1, "not sent": 1}
+    assert run.slo_attainment == pytest.approx(2 / 6)
+    assert run.ttft_attainment == pytest.approx(3 / 6)
+    assert run.tpot_attainment == pytest.approx(3 / 6)
+    assert run.goodput_rps == pytest.approx(0.2)
+    assert run.rate_rps == pytest.approx(0.6)
+    assert run.ttft_ms.p50 == 50.0
+    assert run.ttft_ms.p99 == pytest.approx(50 + 0.96 * 51)  # five values, the largest 101
+    assert run.itl_ms.p50 == 10.0
+    assert run.dispatch_lag_ms.p99 == pytest.approx(2.0)
+    assert run.fp16_token_share == pytest.approx(7 / 9)  # cached tokens were not computed
+    assert run.fp16_token_share_from == "responses"
+    assert (run.switches, run.max_waiting) == (5, 7)
+    assert run.output_tokens_per_s == pytest.approx(13 / 10)
+
+
+def test_precision_comes_from_status_when_responses_are_silent():
+    samples = [make_sample(0.0, ("a", 0, 100, 10)), make_sample(9.0, ("a", 0, 130, 20))]
+    run = summarise([make_record(precision_tokens=None)], samples, SLO, 10.0)
+    assert (run.fp16_token_share, run.fp16_token_share_from) == (0.75, "status")
+    run = summarise([make_record(precision_tokens=None)], [], SLO, 10.0)
+    assert (run.fp16_token_share, run.fp16_token_share_from, run.switches) == (None, "none", None)
+    assert fp16_token_share([]) is None
+
+
+def test_counters_survive_a_restart_and_a_new_replica():
+    samples = [
+        make_sample(0.0, ("a", 5, 0, 0)),
+        make_sample(1.0, ("a", 7, 0, 0), ("b", 100, 0, 0)),  # b was there before we looked
+        make_sample(2.0, ("a", 1, 0, 0), ("b", 101, 0, 0)),  # a restarted
+    ]
+    assert counter_growth(samples, "switches") == 2 + 1 + 1
+    assert counter_growth(samples[:1], "switches") == 0
+
+
+def test_the_fp8_share_over_time_is_empty_where_nothing_ran():
+    samples = [make_sample(0.0, ("a", 0, 0, 0)), make_sample(2.0, ("a", 0, 10, 30)), make_sample(4.0, ("a", 0, 10, 30))]
+    times_s, shares = fp8_shares(samples)
+    assert times_s == [1.0, 3.0]
+    assert shares[0] == 0.75
+    assert shares[1] != shares[1]  # NaN
+
+
+def test_late_requests_make_a_run_invalid_and_a_few_are_said():
+    late = [make_record(i, sent_s=i + (0.08 if i < 30 else 0.001), connected_s=i + 0.1) for i in range(1000)]
+    run = summarise(late, [], SLO, 1000.0)
+    assert (run.late_starts, run.valid, run.saturated_by) == (30, False, "client")
+    assert "30 of 1000 requests left more than 50 ms late" in "\n".join(verdict([run]))
+    run = summarise(late[25:], [], SLO, 1000.0)
+    assert (run.late_starts, run.valid, run.invalid_because) == (5, True, None)
+    assert "the client was busy: 5 requests left more than 50 ms late" in "\n".join(verdict([run]))
+
+
+def test_records_survive_the_file(tmp_path):
+    records = (make_record(1), failed(0))
+    path = tmp_path / "requests.jsonl"
+    write_jsonl(path, records)
+    assert read_requests(path) == (records[1], records[0])
+    assert records[1].dispatch_lag_ms is None

@@ -1,0 +1,42 @@
+"""The sentences that a load test ends with, and what they must not say."""
+
+import pytest
+from loadtest_builders import make_run
+
+from loadtest.report.verdict import verdict
+
+
+@pytest.mark.parametrize(
+    ("adaptive", "fp16", "says"),
+    [
+        (980, 800, "Adaptive meets the SLO (98.0 % of requests) where FP16 only misses it (80.0 %)."),
+        (
+            900,
+            800,
+            "Adaptive keeps 90.0 % of requests within the SLO, FP16 only 80.0 %; the target of 95.0 % is met by n",
+        ),
+        (1000, 960, "the target of 95.0 % is met by both."),
+        (805, 800, "Not shown: adaptive 80.5 % and FP16 only 80.0 % of requests within the SLO do not differ."),
+        (999, 998, "do not differ; the load was too low to tell them apart."),
+        (700, 800, "Not shown: adaptive is worse, 70.0 % of requests within the SLO against 80.0 % for FP16 only."),
+    ],
+)
+def test_the_verdict_says_only_what_the_numbers_show(adaptive, fp16, says):
+    lines = verdict([make_run("fp16", fp16), make_run("adaptive", adaptive)])
+    assert says in lines[0]
+    assert not any("Caution" in line for line in lines)
+
+
+def test_the_verdict_weighs_adaptive_against_fp8_and_warns():
+    runs = [make_run("fp16", 500), make_run("fp8", 990), make_run("adaptive", 985, fp16_token_share=0.681)]
+    text = "\n".join(verdict(runs))
+    assert (
+        "Adaptive ran 68.1 % of its tokens in exact FP16 and kept as many requests within the SLO as FP8 only" in text
+    )
+    assert "FP8 only keeps more requests within the SLO than FP16 only (99.0 % against 50.0 %)" in text
+    few = make_run("fp16", 10, count=20, fp16_token_share=0.9, errors=2)
+    text = "\n".join(verdict([few]))
+    assert "2 of 20 requests failed" in text
+    assert "only 20 requests" in text
+    assert "90.0 % of the tokens ran in FP16" in text
+    assert verdict([]) == ()

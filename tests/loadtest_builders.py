@@ -1,0 +1,69 @@
+"""Made-up records, samples, runs and calibrations for the tests of the load test's report."""
+
+from loadtest.calibrate import Calibration, Capacity, Stage
+from loadtest.report.metrics import summarise
+from workload.records import RequestRecord, TimelineSample
+from workload.slo import Slo
+
+SLO = Slo(ttft_ms=100.0, tpot_ms=20.0)
+
+
+def make_record(index: int = 0, **overrides: object) -> RequestRecord:
+    fields = {
+        "policy": "adaptive",
+        "index": index,
+        "intended_s": float(index),
+        "sent_s": index + 0.002,
+        "prompt_tokens": 10,
+        "max_tokens": 3,
+        "output_tokens": 3,
+        "status": 200,
+        "ttft_ms": 50.0,
+        "tpot_ms": 10.0,
+        "latency_ms": 70.0,
+        "chunk_ms": (50.0, 60.0, 70.0),
+        "precision_tokens": {
+            "prompt": {"fp16": 6, "fp8": 0, "cached": {"fp16": 4}},
+            "completion": {"fp16": 1, "fp8": 2},
+        },
+        "model": "m",
+    }
+    return RequestRecord.model_validate(fields | overrides)
+
+
+def failed(index: int) -> RequestRecord:
+    nothing = {"ttft_ms": None, "tpot_ms": None, "latency_ms": None, "chunk_ms": (), "precision_tokens": None}
+    return make_record(index, sent_s=None, status=None, output_tokens=0, error="not sent", **nothing)
+
+
+def make_sample(at_s: float, *replicas: tuple[str, int, int, int], waiting: int = 0) -> TimelineSample:
+    """Replicas as (id, switches, tokens_fp16, tokens_fp8)."""
+    states = [
+        {"id": i, "mode": "fp16", "switches": s, "tokens_fp16": a, "tokens_fp8": b, "waiting": waiting}
+        for i, s, a, b in replicas
+    ]
+    status = {"mode": "auto", "epoch": 1, "reason": "r", "replicas": states, "unknown_field": 5}
+    return TimelineSample.model_validate({"policy": "adaptive", "at_s": at_s, "status": status})
+
+
+def make_capacity(mode: str, rate_rps: float, limit: str = "engine") -> Capacity:
+    stages = (Stage(users=8, tokens_per_s=10 * rate_rps, where={}),)
+    return Capacity(mode=mode, carried_rps=rate_rps, users=8, saturated_by=limit, stages=stages)
+
+
+CALIBRATION = Calibration(
+    probe_s=10.0,
+    mean_prompt_tokens=100.0,
+    mean_output_tokens=10.0,
+    unloaded_requests=3,
+    unloaded_ttft_ms=30.0,
+    unloaded_tpot_ms=4.0,
+    capacities=(make_capacity("fp16", 2.0), make_capacity("fp8", 3.0)),
+)
+
+
+def make_run(policy: str, met: int, count: int = 1000, **overrides: object):
+    records = [
+        make_record(i, policy=policy, ttft_ms=50.0 if i < met else 500.0, precision_tokens=None) for i in range(count)
+    ]
+    return summarise(records, [], SLO, 100.0).model_copy(update=overrides)
