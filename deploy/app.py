@@ -17,7 +17,7 @@ from deploy.accelerator import resolve
 from deploy.config import APP_NAME, DeployConfig, load
 from deploy.control_app import control_application, python_path
 from deploy.controller_actor import ControllerActor
-from deploy.controllers import CONTROLLER_ACTOR
+from deploy.controller_lookup import CONTROLLER_ACTOR
 from deploy.haproxy import SETTINGS_ENV
 from deploy.haproxy_config import CONTROL_PREFIX
 from deploy.server import NestedFPServer

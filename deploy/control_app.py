@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from deploy import controllers
+from deploy import controller_lookup
 from deploy.config import REPOSITORY
 from deploy.control_room import page
 from deploy.control_room.feed import Feed
@@ -112,7 +112,9 @@ class Control:
     ) -> dict[str, Any]:
         """Override the policy, or hand back to it. Needs ``Authorization: Bearer <admin key>``."""
         self._require_admin(authorization)
-        result: dict[str, Any] = await self._tell("set_override", body.mode.value, body.ttl_s, body.replica_id)
+        alone = body.replica_id is not None  # and its own controller's alone
+        order = (body.mode.value, body.ttl_s, body.replica_id)
+        result: dict[str, Any] = await self._tell("set_override", *order, one_is_enough=alone)
         return result
 
     @routes.post("/admin/reload")
@@ -146,7 +148,9 @@ class Control:
         # Looked up for every call: Serve replaces a crashed controller by a new actor of the same name. On a thread, because
         # Ray's head may hang, and these routes must say so.
         try:
-            return await asyncio.wait_for(asyncio.to_thread(controllers.find, self._application), LOOKUP_TIMEOUT_S)
+            return await asyncio.wait_for(
+                asyncio.to_thread(controller_lookup.find, self._application), LOOKUP_TIMEOUT_S
+            )
         except TimeoutError:
             log.warning("Ray's head has not told within %g s where the controller is", LOOKUP_TIMEOUT_S)
             return []
@@ -158,18 +162,27 @@ class Control:
                 return await _call(actor, method, *args)
         raise _nobody()
 
-    async def _tell(self, method: str, *args: Any) -> Any:
+    async def _tell(self, method: str, *args: Any, one_is_enough: bool = False) -> Any:
         """Give an order to every controller: while an update runs, the old replicas have one of their own.
 
+        Args:
+            one_is_enough: what one of them refuses, another may carry out.
+
         Returns:
-            What the first of those answers that carry it out. One may know a replica that another does not.
+            What the first answers.
+
+        Raises:
+            HTTPException: the first refusal, whatever the others did; 503 where nobody answers.
         """
         calls = [_call(actor, method, *args) for actor in await self._controllers()]
         ends = await asyncio.gather(*calls, return_exceptions=True)
-        for end in ends:
-            if not isinstance(end, BaseException):
-                return end
-        raise next((end for end in ends if not isinstance(end, _NoAnswer)), None) or _nobody()
+        errors = [end for end in ends if isinstance(end, BaseException) and not isinstance(end, _NoAnswer)]
+        answers = [end for end in ends if not isinstance(end, BaseException)]
+        if errors and not (one_is_enough and answers):
+            raise errors[0]
+        if not answers:
+            raise _nobody()
+        return answers[0]
 
 
 class _NoAnswer(Exception):

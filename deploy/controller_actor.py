@@ -6,7 +6,7 @@ import ray
 
 from controller.live import actor
 from controller.live.transport import application_of
-from deploy import controllers, proxy_stats
+from deploy import controller_lookup, proxy_stats
 
 
 class ControllerActor(actor.ControllerActor):
@@ -22,5 +22,5 @@ class ControllerActor(actor.ControllerActor):
         name = ray.get_runtime_context().get_actor_name()
         if (application := application_of(name)) is None:
             return
-        if (override := controllers.standing_override(application, besides=name)) is not None:
+        if (override := controller_lookup.standing_override(application, besides=name)) is not None:
             self.inherit(override["mode"], override["remaining_s"])

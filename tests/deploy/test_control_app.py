@@ -1,6 +1,7 @@
 """The control routes: which orders they refuse, and their way to the controller, also when Ray's head does not answer."""
 
 import asyncio
+import json
 import threading
 import time
 from types import SimpleNamespace
@@ -77,9 +78,9 @@ def test_of_two_applications_in_one_cluster_each_has_its_own_controller(monkeypa
     from ray.serve._private.common import DeploymentID
     from ray.serve._private.utils import get_deployment_actor_name
 
-    from deploy import controllers
+    from deploy import controller_lookup
 
-    def named(application, actor=controllers.CONTROLLER_ACTOR):
+    def named(application, actor=controller_lookup.CONTROLLER_ACTOR):
         return get_deployment_actor_name(DeploymentID("NestedFPServer", application), actor, "v1")
 
     names = [
@@ -91,15 +92,15 @@ def test_of_two_applications_in_one_cluster_each_has_its_own_controller(monkeypa
         "SERVE_REPLICA::one::x",
     ]
     monkeypatch.setattr(
-        controllers.ray.util,
+        controller_lookup.ray.util,
         "list_named_actors",
         lambda all_namespaces: [{"name": name, "namespace": "serve"} for name in names],
     )
-    monkeypatch.setattr(controllers.ray, "get_actor", lambda name, namespace: (name, namespace))
-    assert controllers.find("one") == [(named("one"), "serve")]
-    assert controllers.find("two") == [(named("two"), "serve")]
-    assert controllers.find("on") == controllers.find("three") == []
-    assert controllers.find("one", besides=named("one")) == []
+    monkeypatch.setattr(controller_lookup.ray, "get_actor", lambda name, namespace: (name, namespace))
+    assert controller_lookup.find("one") == [(named("one"), "serve")]
+    assert controller_lookup.find("two") == [(named("two"), "serve")]
+    assert controller_lookup.find("on") == controller_lookup.find("three") == []
+    assert controller_lookup.find("one", besides=named("one")) == []
 
 
 class Controller:
@@ -122,31 +123,31 @@ class Controller:
         return {"from": self.name}
 
 
-def unknown_replica():
-    error = ValueError("unknown replica")
-    return ray.exceptions.RayTaskError("set_override", "", error)
+DIED, UNKNOWN = ray.exceptions.ActorDiedError(), ray.exceptions.RayTaskError("set_override", "", ValueError("unknown"))
 
 
 @pytest.mark.parametrize(
-    ("errors", "answer"),
+    ("replica_id", "errors", "answer"),
     [
-        ((None, None), {"from": "0"}),
-        ((unknown_replica(), None), {"from": "1"}),
-        ((None, ray.exceptions.ActorDiedError()), {"from": "0"}),
-        ((unknown_replica(), ray.exceptions.ActorDiedError()), 400),
-        ((ray.exceptions.ActorDiedError(), unknown_replica()), 400),
-        ((ray.exceptions.ActorDiedError(), ray.exceptions.ActorDiedError()), 503),
-        ((), 503),
+        (None, (None, None), {"from": "0"}),
+        (None, (DIED, None), {"from": "1"}),
+        (None, (None, UNKNOWN), 400),  # what half of the replicas were not told is no success
+        (None, (DIED, DIED), 503),
+        (None, (), 503),
+        ("r7", (UNKNOWN, None), {"from": "1"}),
+        ("r7", (None, DIED), {"from": "0"}),
+        ("r7", (UNKNOWN, DIED), 400),
+        ("r7", (DIED, UNKNOWN), 400),
     ],
 )
-def test_an_order_goes_to_the_controllers_on_both_sides_of_an_update(order, monkeypatch, errors, answer):
-    from deploy import controllers
+def test_an_order_goes_to_the_controllers_on_both_sides_of_an_update(order, monkeypatch, replica_id, errors, answer):
+    from deploy import controller_lookup
 
     both = [Controller(str(number), error) for number, error in enumerate(errors)]
-    monkeypatch.setattr(controllers, "find", lambda application: both)
-    reply = order('{"mode": "fp16", "replica_id": "r7"}')
+    monkeypatch.setattr(controller_lookup, "find", lambda application: both)
+    reply = order(json.dumps({"mode": "fp16", "replica_id": replica_id}))
     assert (reply.json() if reply.status_code == 200 else reply.status_code) == answer
-    assert [one.told for one in both] == [[("fp16", None, "r7")]] * len(both)
+    assert [one.told for one in both] == [[("fp16", None, replica_id)]] * len(both)
 
 
 def test_the_control_routes_answer_although_rays_head_hangs(monkeypatch):

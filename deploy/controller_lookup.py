@@ -6,6 +6,8 @@ from typing import Any
 
 import ray
 
+from controller.live.transport import application_of
+
 CONTROLLER_ACTOR = "nestedfp_controller"
 ORDER_TIMEOUT_S = 2.0  # an answer takes milliseconds
 
@@ -16,13 +18,11 @@ def find(application: str, besides: str | None = None) -> list[Any]:
     """Return the actors of the application's controllers, without the one named ``besides``; blocks until Ray's head answers."""
     found = []
     for entry in ray.util.list_named_actors(all_namespaces=True):
-        parts = entry["name"].split("::")
-        if (parts[0], parts[-1]) != ("SERVE_DEPLOYMENT_ACTOR", CONTROLLER_ACTOR) or parts[1] != application:
-            continue
-        if entry["name"] == besides:
+        name = entry["name"]
+        if application_of(name) != application or not name.endswith(f"::{CONTROLLER_ACTOR}") or name == besides:
             continue
         with contextlib.suppress(ValueError):  # gone since it was listed
-            found.append(ray.get_actor(entry["name"], namespace=entry["namespace"]))
+            found.append(ray.get_actor(name, namespace=entry["namespace"]))
     return found
 
 
