@@ -2,10 +2,8 @@
 
 from typing import Any
 
-import ray
-
 from controller.live import actor
-from controller.live.transport import application_of
+from controller.live.transport import application_of, own_actor_name
 from deploy import controller_lookup, proxy_stats
 
 
@@ -19,7 +17,7 @@ class ControllerActor(actor.ControllerActor):
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments, proxy_probe=proxy_stats.probe)
-        name = ray.get_runtime_context().get_actor_name()
+        name = own_actor_name()
         if (application := application_of(name)) is None:
             return
         if (override := controller_lookup.standing_override(application, besides=name)) is not None:

@@ -29,9 +29,15 @@ def find(application: str, besides: str | None = None) -> list[Any]:
 def standing_override(application: str, besides: str | None) -> dict[str, Any] | None:
     """Return the override for all replicas that another controller of the application has in force, as its status shows it.
 
-    Blocks for some milliseconds, or ``ORDER_TIMEOUT_S`` for each of them that does not answer.
+    Blocks for some milliseconds, or ``ORDER_TIMEOUT_S`` for each of them that does not answer. What cannot be learned is logged
+    and passed over: a controller without the last order is better than none.
     """
-    for actor in find(application, besides):
+    try:
+        others = find(application, besides)
+    except ray.exceptions.RayError as error:
+        log.warning("Ray does not say whether %s has another controller: %r", application, error)
+        return None
+    for actor in others:
         try:
             override: dict[str, Any] | None = ray.get(actor.status.remote(), timeout=ORDER_TIMEOUT_S)["override"]
         except (ray.exceptions.RayError, TimeoutError) as error:

@@ -1,6 +1,7 @@
 """What tests of several folders share: which run side by side, how hypothesis runs, and a library that takes seconds to compile."""
 
 import shutil
+import sys
 from typing import Any
 
 import pytest
@@ -24,6 +25,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Of several processes let one begin with the service: it takes the longest."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.get_closest_marker("serve") is None)
+
+
+@pytest.fixture(autouse=True)
+def no_ray_in_this_process():
+    """Fail a test after which Ray runs in pytest's own process.
+
+    Most of Ray's functions start a cluster when there is none, and one that ends later takes the process with it, without a word.
+    """
+    yield
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        ray.shutdown()
+        pytest.fail("the test left a Ray cluster running in pytest's own process")
 
 
 @pytest.fixture(scope="session")

@@ -34,6 +34,14 @@ def application_of(actor_name: str | None) -> str | None:
     return parts[1] if parts[0] == "SERVE_DEPLOYMENT_ACTOR" and len(parts) == 5 else None
 
 
+def own_actor_name() -> str | None:
+    """The name of the Ray actor that this runs in; None outside of one. Unlike Ray's own question it starts no Ray."""
+    import ray  # here, so that the tests of the actor's logic need not load ray
+
+    inside = ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None
+    return ray.get_runtime_context().get_actor_name() if inside else None
+
+
 class ServeBroadcast:
     """Calls ``apply_directive`` on every replica of a Ray Serve deployment.
 
@@ -44,13 +52,10 @@ class ServeBroadcast:
     """
 
     def __init__(self, app_name: str, deployment_name: str, limit_s: float) -> None:
-        import ray  # here, so that the tests of the actor's logic need not load ray
-        from ray import serve
+        from ray import serve  # here, so that the tests of the actor's logic need not load ray
 
         self._serve = serve
-        inside = ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None
-        own = application_of(ray.get_runtime_context().get_actor_name()) if inside else None
-        self._app_name = own or app_name
+        self._app_name = application_of(own_actor_name()) or app_name
         self._deployment_name = deployment_name
         self._limit_s = limit_s
         self._handle: Any = None

@@ -178,3 +178,14 @@ def test_the_control_routes_answer_although_rays_head_hangs(monkeypatch):
     error, longest_s = asyncio.run(asked())
     assert (error.status_code, error.headers) == (503, {"Retry-After": "2"})
     assert longest_s < 10, "other routes wait for this one"
+
+
+def test_a_controller_starts_without_the_last_order_where_ray_cannot_say_who_else_there_is(monkeypatch, caplog):
+    from deploy import controller_lookup
+
+    def failing(all_namespaces):
+        raise ray.exceptions.RaySystemError("the head is away")
+
+    monkeypatch.setattr(ray.util, "list_named_actors", failing)
+    assert controller_lookup.standing_override("one", besides=None) is None
+    assert "the head is away" in caplog.text

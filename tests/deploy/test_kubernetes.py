@@ -312,7 +312,7 @@ def test_the_network_lets_the_load_test_reach_the_service_and_nothing_else(load_
 # -- the image ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_dockerfile_copies_what_exists_runs_as_a_user_and_pins_its_bases():
+def test_the_dockerfile_copies_what_exists_runs_as_a_user_who_can_write_its_keys_and_pins_its_bases():
     text = (K8S / "Dockerfile").read_text()
     tracked = set(
         subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
@@ -333,6 +333,9 @@ def test_the_dockerfile_copies_what_exists_runs_as_a_user_and_pins_its_bases():
     for target in ("cpu", "gpu"):
         stage = text[text.index(f" AS {target}\n") :].split("\nFROM ")[0]
         assert "\nUSER 10001:10001\n" in stage
+        assert "install -d -o nestedfp -g nestedfp runs\n" in stage, "the admin key's folder is the user's"
+    base = text[text.index(" AS cpu-base\n") :].split("\nFROM ")[0]
+    assert re.search(r"apt-get install .*\bg\+\+", base), "on a CPU torch compiles loops when the engine starts"
 
 
 @pytest.mark.slow

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-import yaml
+import refused_start
 from live_service import wait_until
 from processes import ROOT
 
 from deploy import serve
 from deploy.config import ADMIN_KEY_ENV, load
-from deploy.environment import free_ports
 from deploy.next_steps import next_steps
 
 
@@ -93,24 +92,14 @@ def without_tokenizer(tmp_path):
     ],
 )
 def test_what_vllm_cannot_use_is_said_in_one_sentence_and_nothing_is_started(tmp_path, without_tokenizer, fault, cause):
-    data = yaml.safe_load(serve.DEFAULT_CONFIG.read_text())
-    data.setdefault("http", {})["port"] = free_ports(1)[0]
-    if fault == "argument":
-        data["engine"]["extra"] = {"tool_cal_parser": "hermes"}
-    else:
-        data["model"]["path"] = str(without_tokenizer)
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(data))
-    done = subprocess.run(
-        [sys.executable, "-m", "deploy.serve", "--config", str(path)],
-        cwd=ROOT,
-        # A cluster of Ray's that is started with no folder of its own makes its session below this one.
-        env={**os.environ, ADMIN_KEY_ENV: "a-key", "RAY_TMPDIR": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-    )
+    def change(data):
+        if fault == "argument":
+            data["engine"]["extra"] = {"tool_cal_parser": "hermes"}
+        else:
+            data["model"]["path"] = str(without_tokenizer)
+
+    # A cluster of Ray's that is started with no folder of its own makes its session below RAY_TMPDIR.
+    done = refused_start.start(tmp_path, change, **{ADMIN_KEY_ENV: "a-key", "RAY_TMPDIR": str(tmp_path)})
     first, *_ = done.stdout.splitlines()
     assert (done.returncode, first.startswith("error: "), cause in first) == (2, True, True), done.stdout
     assert "starting" not in done.stdout

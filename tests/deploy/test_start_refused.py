@@ -1,17 +1,11 @@
 """A start that only the engine can refuse, from the command line to what it prints: damaged weights, too little memory."""
 
-import os
 import shutil
-import subprocess
-import sys
 
 import pytest
-import yaml
+import refused_start
 from processes import ROOT
 from safetensors.torch import load_file, save_file
-
-from deploy import serve
-from deploy.environment import free_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
@@ -28,21 +22,7 @@ def with_nan(tmp_path):
 
 
 def refused(tmp_path, change):
-    data = yaml.safe_load(serve.DEFAULT_CONFIG.read_text())
-    data.setdefault("http", {})["port"] = free_ports(1)[0]
-    data["replicas"] = 1
-    change(data)
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(data))
-    done = subprocess.run(
-        [sys.executable, "-m", "deploy.serve", "--config", str(path)],
-        cwd=ROOT,
-        env=dict(os.environ),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-    )
+    done = refused_start.start(tmp_path, change)
     assert done.returncode == 1, done.stdout
     sentences = [line for line in done.stdout.splitlines() if line.startswith("error: ")]
     assert len(sentences) == 1, done.stdout
