@@ -49,10 +49,6 @@ RESERVED = {
     ),
     "ec_transfer_config": "brings encoder entries of unknown precision from elsewhere, so that no pin could be kept",
     "kv_cache_dtype": "other than the default rounds KV entries, so that no answer would be exact",
-    **dict.fromkeys(
-        ("runner", "convert", "task", "pooler_config"),
-        "makes embeddings or scores, for which this service has no routes",
-    ),
     **dict.fromkeys(("host", "port", "uds", "root_path"), "is not vLLM's to say here: set http.host and http.port"),
     **dict.fromkeys(
         ("allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials"),

@@ -7,6 +7,7 @@ and so does this, on a CPU as well.
 
 import math
 import os
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,6 +42,21 @@ class NestedFPEngine(VLLMEngine):  # type: ignore[misc]
     async def call(self, utility: str, *args: Any) -> Any:
         """Call a utility of the engine core; answered between two steps, a directive at once."""
         return await self._engine_client.engine_core.call_utility_async(utility, *args)
+
+    @property
+    def makes_vectors(self) -> bool:
+        """Whether the model makes embeddings, scores or classes; False: text."""
+        return bool(self._engine_client.model_config.runner_type == "pooling")
+
+    async def vector(self, prompt: str) -> None:
+        """Have the model make what it makes of a prompt, and wait for it."""
+        from vllm import PoolingParams
+
+        config = self._engine_client.model_config
+        params = PoolingParams(task=config.get_pooling_task(await self._engine_client.get_supported_tasks()))
+        params.verify(config)
+        async for _ in self._engine_client.encode(prompt, params, f"vector-{uuid.uuid4().hex}"):
+            pass
 
     @property
     def _in_the_core(self) -> bool:

@@ -13,8 +13,11 @@ from deploy.config import ConfigError, DeployConfig
 LONGEST = 400  # characters of somebody else's message
 
 
-def check_model(config: DeployConfig) -> None:
+def check_model(config: DeployConfig) -> bool:
     """Make vLLM's configuration of the model, and load its tokenizer.
+
+    Returns:
+        Whether the model makes vectors (embeddings, scores, classes); False: text.
 
     Raises:
         ConfigError: one sentence with the cause and what to change.
@@ -39,13 +42,14 @@ def check_model(config: DeployConfig) -> None:
         model = AsyncEngineArgs(**arguments).create_model_config()
     except ValueError as error:
         raise ConfigError(f"model {config.model.path!r}: {cause(error)}{_remedy(config, str(error))}") from None
-    if model.runner_type != "generate":
+    if model.runner_type not in ("generate", "pooling"):
         raise ConfigError(
-            f"model {config.model.path!r} makes no text (vLLM runs it as {model.runner_type!r}), and this service has no routes "
-            "for embeddings and scores; serve a model that generates"
+            f"model {config.model.path!r} makes neither text nor vectors (vLLM runs it as {model.runner_type!r}), and only "
+            "for these are there routes"
         )
+    vectors = bool(model.runner_type == "pooling")
     if model.skip_tokenizer_init:
-        return
+        return vectors
     try:
         cached_tokenizer_from_config(model)
     except (OSError, ValueError) as error:
@@ -53,6 +57,7 @@ def check_model(config: DeployConfig) -> None:
             f"model {config.model.path!r}: its tokenizer cannot be loaded ({cause(error)}); the folder needs the tokenizer's "
             "files as well, tokenizer.json and tokenizer_config.json as a rule"
         ) from None
+    return vectors
 
 
 def _names(arguments: type) -> set[str]:

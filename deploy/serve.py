@@ -229,7 +229,7 @@ def run(config: DeployConfig, path: Path, verbose: bool, began_s: float, key: st
             from deploy.model_check import check_model
 
             try:
-                check_model(config)
+                vectors = check_model(config)
             except ConfigError as error:
                 print(f"error: {error}", file=sys.stderr, flush=True)
                 return 2
@@ -254,7 +254,7 @@ def run(config: DeployConfig, path: Path, verbose: bool, began_s: float, key: st
             serve.run_many(applications(config, path))
             wait_for_http(url)
             print(f"ready {url} after {time.monotonic() - began_s:.0f} s", flush=True)
-            print(next_steps(config, url, where), flush=True)
+            print(next_steps(config, url, where, vectors=vectors), flush=True)
             threading.Event().wait()
             raise AssertionError("only a signal ends the wait")
         except Stopped:

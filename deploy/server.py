@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from deploy.admission import TOKENS_IN_QUEUE, Admission, Shares
 from deploy.agent import ReplicaAgent
 from deploy.controller_link import DirectiveCall, ServeControllerLink
 from deploy.engine import NestedFPEngine
-from deploy.front import grammars, tap
+from deploy.front import grammars, pooling, tap
 from deploy.front.app import Front
 from deploy.front.cors import allowing
 from deploy.front.deadline import EngineQueue
@@ -196,12 +197,20 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
         app = await super().__serve_build_asgi_app__()
-        completion, chat = app.state.openai_serving_completion, app.state.openai_serving_chat
-        take_over(completion, chat, grammars.of_client(self.engine.client, self._grammar_cpu_s))
+        # What a model cannot do, vLLM has no serving object for.
+        state = defaultdict(lambda: None, vars(app.state)["_state"])
+        completion, chat = state["openai_serving_completion"], state["openai_serving_chat"]
         routes = {
-            "/v1/completions": Route(CompletionRequest, completion, "create_completion", chat=False),
+            "/v1/completions": Route(CompletionRequest, completion, "create_completion"),
             "/v1/chat/completions": Route(ChatCompletionRequest, chat, "create_chat_completion", chat=True),
         }
+        vectors = {
+            path: Route(model, state[name], inputs=inputs) for path, (model, name, inputs) in pooling.models().items()
+        }
+        makes_text = completion is not None
+        tried = grammars.of_client(self.engine.client, self._grammar_cpu_s) if makes_text else None
+        take_over(completion, chat, tried, *(route.serving for route in vectors.values()))
+        routes = routes if makes_text else vectors
         generate = Generate(
             {path: route for path, route in routes.items() if route.serving is not None},
             self.engine.client,

@@ -16,10 +16,13 @@ log = logging.getLogger(__name__)
 
 
 async def warm_up(engine: Any, model: str) -> None:
-    """Send one completion and one chat through the engine's own front end.
+    """Send one completion and one chat through the engine's own front end, or have it make one vector.
 
     A refusal is logged and no error: a model without a chat template refuses chats for ever.
     """
+    if engine.makes_vectors:
+        await engine.vector("Once upon a time")
+        return
     for run, request in (
         (engine.completions, CompletionRequest(model=model, prompt="Once upon a time", max_tokens=4)),
         (

@@ -26,6 +26,17 @@ def asked_of(request: Any) -> Asked:
     return Asked(1, samples, sum(map(_tokens_of_message, fields.get("messages") or ())), output)
 
 
+def asked_of_inputs(inputs: list[Any]) -> Asked:
+    """Return what a request for vectors asks for: texts, token ids, chats (lists of messages), parts of several kinds."""
+    return Asked(max(1, len(inputs)), 1, sum(map(_tokens_of_input, inputs)), 0)
+
+
+def _tokens_of_input(given: Any) -> int:
+    if isinstance(given, list) and given and not isinstance(given[0], int):
+        return sum(map(_tokens_of_message, given))
+    return _tokens_of_message(given) if isinstance(given, dict) else _tokens(given)
+
+
 def _tokens(prompt: Any) -> int:
     """A text, or token ids."""
     return len(prompt) // CHARACTERS_PER_TOKEN if isinstance(prompt, str) else len(prompt)

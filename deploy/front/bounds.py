@@ -8,6 +8,7 @@ below a second.
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from deploy.front.replies import Refused
@@ -39,20 +40,17 @@ def check_bounds(request: Any) -> None:
     Raises:
         Refused: 400 with the field, its bound and what came.
     """
-    _at_most("prompt x n", sequences(request), MOST_SEQUENCES, "sequences")
+    at_most("prompt x n", sequences(request), MOST_SEQUENCES, "sequences")
     stop = request.stop
     stops = [stop] if isinstance(stop, str) else stop or []
-    _at_most("stop", len(stops), MOST_STOPS, "strings")
-    _at_most("stop", sum(map(len, stops)), MOST_STOP_CHARACTERS, "characters")
+    at_most("stop", len(stops), MOST_STOPS, "strings")
+    at_most("stop", sum(map(len, stops)), MOST_STOP_CHARACTERS, "characters")
     if "" in stops:
         raise Refused(400, "stop holds an empty string: leave it out", param="stop")
     for name in ("stop_token_ids", "bad_words", "logit_bias", "logprob_token_ids"):
-        _at_most(name, len(getattr(request, name, None) or ()), MOST_LISTED, "entries")
-    _at_most("vllm_xargs", len(request.vllm_xargs or ()), MOST_EXTRA_ARGUMENTS, "entries")
-    for name in ("top_k", "min_tokens", "max_tokens", "max_completion_tokens", "priority"):
-        value = vars(request).get(name)  # not getattr: it warns of a deprecated field at every request
-        if value is not None and not -INT32 <= value <= INT32:
-            raise Refused(400, f"{name} is expected between {-INT32} and {INT32}, got {value!r:.40}", param=name)
+        at_most(name, len(getattr(request, name, None) or ()), MOST_LISTED, "entries")
+    at_most("vllm_xargs", len(request.vllm_xargs or ()), MOST_EXTRA_ARGUMENTS, "entries")
+    check_numbers(request, ("top_k", "min_tokens", "max_tokens", "max_completion_tokens", "priority"))
     _check_structured(request.structured_outputs)
     form = request.response_format
     if form is not None and getattr(form, "json_schema", None) is not None:
@@ -71,7 +69,24 @@ def sequences(request: Any) -> int:
     return prompts * max(1, request.n or 1)
 
 
-def _at_most(name: str, value: int, bound: int, unit: str) -> None:
+def check_numbers(request: Any, names: Iterable[str]) -> None:
+    """Check that the engine can keep a request's numbers.
+
+    Raises:
+        Refused: 400 with the field, its bounds and what came.
+    """
+    for name in names:
+        value = vars(request).get(name)  # not getattr: it warns of a deprecated field at every request
+        if value is not None and not -INT32 <= value <= INT32:
+            raise Refused(400, f"{name} is expected between {-INT32} and {INT32}, got {value!r:.40}", param=name)
+
+
+def at_most(name: str, value: int, bound: int, unit: str) -> None:
+    """Check a count.
+
+    Raises:
+        Refused: 400 with its name, its bound and what came.
+    """
     if value > bound:
         raise Refused(400, f"{name}: at most {bound} {unit} in one request, got {value}", param=name)
 
@@ -83,17 +98,17 @@ def _check_structured(structured: Any) -> None:
     if structured.choice is not None:
         if not isinstance(structured.choice, list) or not all(isinstance(each, str) for each in structured.choice):
             raise Refused(400, f"{name}.choice: expected a list of strings", param=name)
-        _at_most(f"{name}.choice", len(structured.choice), MOST_CHOICES, "choices")
-        _at_most(f"{name}.choice", sum(map(len, structured.choice)), MOST_GRAMMAR_CHARACTERS, "characters")
-        _at_most(
+        at_most(f"{name}.choice", len(structured.choice), MOST_CHOICES, "choices")
+        at_most(f"{name}.choice", sum(map(len, structured.choice)), MOST_GRAMMAR_CHARACTERS, "characters")
+        at_most(
             f"{name}.choice", max(map(len, structured.choice), default=0), MOST_LITERAL_CHARACTERS, "characters each"
         )
     if structured.regex is not None:
-        _at_most(f"{name}.regex", len(structured.regex), MOST_REGEX_CHARACTERS, "characters")
+        at_most(f"{name}.regex", len(structured.regex), MOST_REGEX_CHARACTERS, "characters")
     if structured.grammar is not None:
-        _at_most(f"{name}.grammar", len(structured.grammar), MOST_GRAMMAR_CHARACTERS, "characters")
+        at_most(f"{name}.grammar", len(structured.grammar), MOST_GRAMMAR_CHARACTERS, "characters")
         literals = re.findall(r'"(?:[^"\\]|\\.)*"', structured.grammar)
-        _at_most(
+        at_most(
             f"{name}.grammar", max(map(len, literals), default=0), MOST_LITERAL_CHARACTERS, "characters in a literal"
         )
     for field in ("json", "structural_tag"):
@@ -104,7 +119,7 @@ def _check_structured(structured: Any) -> None:
 def _check_schema(name: str, schema: Any) -> None:
     """Check a JSON schema, as text or parsed."""
     if isinstance(schema, str):
-        _at_most(name, len(schema), MOST_GRAMMAR_CHARACTERS, "characters")
+        at_most(name, len(schema), MOST_GRAMMAR_CHARACTERS, "characters")
         try:
             schema = json.loads(schema)
         except (ValueError, RecursionError):
@@ -113,21 +128,21 @@ def _check_schema(name: str, schema: Any) -> None:
     open_: list[tuple[Any, int]] = [(schema, 0)]
     while open_:
         value, depth = open_.pop()
-        _at_most(name, depth, DEEPEST_SCHEMA, "levels")
+        at_most(name, depth, DEEPEST_SCHEMA, "levels")
         if isinstance(value, dict):
             if isinstance(value.get("$ref"), str) and len(value) == 1 and depth == 0:
                 raise Refused(400, f"{name}: a schema that is nothing but a reference to itself", param=name)
             characters += sum(map(len, value))
             subschemas += 1
-            _at_most(name, subschemas, MOST_SUBSCHEMAS, "objects")
+            at_most(name, subschemas, MOST_SUBSCHEMAS, "objects")
             open_ += [
                 (each, depth + 1) for key, each in value.items() if key not in UNCOMPILED or isinstance(each, dict)
             ]
         elif isinstance(value, list):
             open_ += [(each, depth + 1) for each in value]
         elif isinstance(value, str):
-            _at_most(name, len(value), MOST_LITERAL_CHARACTERS, "characters in a string")
+            at_most(name, len(value), MOST_LITERAL_CHARACTERS, "characters in a string")
             characters += len(value)
         else:
             characters += 4
-        _at_most(name, characters, MOST_GRAMMAR_CHARACTERS, "characters")
+        at_most(name, characters, MOST_GRAMMAR_CHARACTERS, "characters")

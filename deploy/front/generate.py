@@ -1,4 +1,4 @@
-"""The two routes that generate: ``/v1/completions`` and ``/v1/chat/completions``."""
+"""The routes that the engine computes for: text (``/v1/completions``, ``/v1/chat/completions``) and vectors."""
 
 import asyncio
 import json
@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from deploy.admission import Admission, NoRoom, Place, Reason
-from deploy.front import streams
-from deploy.front.asked import asked_of
+from deploy.admission import Admission, Asked, NoRoom, Place, Reason
+from deploy.front import pooling, streams
+from deploy.front.asked import asked_of, asked_of_inputs
+from deploy.front.bounds import check_bounds
 from deploy.front.deadline import Queue, QueueDeadline
 from deploy.front.handover import TURN, Handover, Turn, prompt_tokens_of
 from deploy.front.meter import Passage, PathMeter
@@ -46,12 +47,36 @@ EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 
 @dataclass(frozen=True)
 class Route:
-    """One route: vLLM's request class, its serving object and that one's method; whether it is a chat."""
+    """One route.
+
+    Attributes:
+        model: vLLM's request class, or a union of such.
+        serving: vLLM's serving object.
+        method: of that.
+        chat: whether it is one.
+        inputs: of a route that makes vectors: what becomes the prompts of a request; None: it makes text.
+    """
 
     model: Any
     serving: Any
-    method: str
-    chat: bool
+    method: str = "__call__"
+    chat: bool = False
+    inputs: pooling.Inputs | None = None
+
+    def check(self, request: Any) -> None:
+        """Check a request's bounds; raises ``Refused``."""
+        if self.inputs is None:
+            check_bounds(request)
+        else:
+            pooling.check_bounds(request, self.inputs)
+
+    def asks(self, request: Any) -> Asked:
+        """Return what a request asks of the engine."""
+        return asked_of(request) if self.inputs is None else asked_of_inputs(self.inputs(request))
+
+    def is_plain(self, request: Any) -> bool:
+        """Whether the answer is a stream that this front writes by itself."""
+        return self.inputs is None and streams.is_plain(request, self.chat)
 
 
 @dataclass(frozen=True)
@@ -132,7 +157,7 @@ class Generate:
         holder = self.keys.of(headers)
         passage.key = None if holder is None else holder.name
         body = await read_body(receive, self._max_body_bytes)
-        request = parse(body, headers, route.model)
+        request = parse(body, headers, route.model, route.check)
         passage.model = request.model
         passage.pinned = pinned = apply_pin(request, headers)
         size = len(body)
@@ -148,11 +173,15 @@ class Generate:
         deadline_s = queue_deadline_s(request, headers, self._queueing.deadline_s)
         left_s = None if deadline_s is None else max(0.0, deadline_s - (self._meter.clock() - passage.arrived_s))
         try:
-            place = self._admission.enter(asked_of(request), rank.priority, left_s)
+            place = self._admission.enter(route.asks(request), rank.priority, left_s)
         except NoRoom as no_room:
             raise self._full(no_room, headers, size) from None
         with ExitStack() as entered:
-            entered.callback(lambda: place.leave(passage.completion_tokens))
+            entered.callback(
+                lambda: place.leave(
+                    passage.completion_tokens, answered=route.inputs is not None and passage.ttft_s is not None
+                )
+            )
             at_s = None if deadline_s is None else passage.arrived_s + deadline_s
             turn = self._turn(route, request, passage, place, rank, at_s, headers, size)
             entered.callback(turn.ended)
@@ -185,9 +214,11 @@ class Generate:
             return Refused(503, str(no_room), OVERLOADED, retry_after_s=no_room.retry_after_s)
 
         return Turn(
-            streams.is_plain(request, route.chat),
+            route.is_plain(request),
             passage,
-            None if request.use_beam_search else place,  # beams are requests of one token each: the estimate stands
+            None
+            if getattr(request, "use_beam_search", False)
+            else place,  # beams are requests of one token each: the estimate stands
             None if at_s is None else QueueDeadline(at_s, late, self._queueing.queue, self._meter.clock),
             rank.engine if self._queueing.by_priority else 0,
             lambda no_room: self._full(no_room, headers, size),
@@ -238,6 +269,8 @@ class Generate:
                     await self._write(result, send, passage, notes)
                 elif hasattr(result, "__anext__"):
                     await self._relay(result, request, send, passage, notes, counts)
+                elif route.inputs is not None:
+                    await self._reply_vectors(result, send, passage, notes, counts)
                 else:
                     await self._reply(result, send, notes, counts)
                     _observe(turn.finished, passage)
@@ -392,6 +425,15 @@ class Generate:
         if counts:
             answer["usage"] = disclose(answer.get("usage"), usage_of(total(counts.values())))
         await reply(send, 200, msgspec.json.encode(answer), notes)
+
+    async def _reply_vectors(
+        self, result: Any, send: Any, passage: Passage, notes: list[Any], counts: dict[str, Any]
+    ) -> None:
+        body, kind, headers = await pooling.disclosed(result, usage_of(total(counts.values())))
+        # The first byte is the last one.
+        now_s = self._meter.clock()
+        passage.finished_in_one_piece(now_s - (passage.submitted_s or now_s), 0.0, 1)
+        await reply(send, 200, body, [*headers, *notes], kind)
 
 
 def _check_end(finish_reason: str, begun: bool) -> None:

@@ -19,6 +19,8 @@ from deploy.front.meter import Passage
 from deploy.front.replies import Refused
 from deploy.front.streams import Frame
 from deploy.health import EngineHung
+from nestedfp.modes import Mode
+from nestedfp.vllm_plugin.pin import PIN_KEY
 
 
 @dataclass(slots=True)
@@ -99,7 +101,7 @@ class Turn:
         Raises:
             Refused: there is no room for what the request turns out to be.
         """
-        most = getattr(params, "max_tokens", None)
+        most = getattr(params, "max_tokens", 0)  # vectors have no answer to count
         if self._place is None or most is None:
             return
         try:
@@ -122,7 +124,7 @@ class Turn:
                 raise
 
     def first_token(self) -> None:
-        """The engine has computed a token."""
+        """The engine has computed a token, or a prompt's vector."""
         self.accepted = True
         if self._deadline is not None:
             self._deadline.begun()
@@ -164,6 +166,31 @@ class Engine:
             turn.calls.append(call)
         return self._observed(turn, prompt, sampling_params, request_id, options)
 
+    async def encode(self, prompt: Any, pooling_params: Any, request_id: str, **options: Any) -> Any:
+        """As ``AsyncLLM.encode``: yields the one output of a prompt that becomes a vector."""
+        turn = TURN.get()
+        if turn is not None:
+            turn.tokenized(prompt, pooling_params)
+            options["priority"] = turn.priority
+            if turn.passage.pinned:
+                # vLLM's serving objects hand on what they know, and a pin is none of it.
+                pooling_params.extra_kwargs = {**(pooling_params.extra_kwargs or {}), PIN_KEY: Mode.FP16.value}
+            turn.hands_over()
+            turn.passage.submitted()
+            turn.passage.prompt_tokens += prompt_tokens_of(prompt)
+        try:
+            async for output in self._client.encode(prompt, pooling_params, request_id, **options):
+                if turn is not None:
+                    if (withdrawn := turn.withdrawn) is not None:
+                        turn.refused = withdrawn
+                        raise withdrawn
+                    turn.first_token()
+                yield output
+        except Exception as error:
+            if isinstance(error.__cause__, EngineHung):
+                raise error.__cause__ from None
+            raise
+
     async def _observed(self, turn: Turn, prompt: Any, params: Any, request_id: str, options: dict[str, Any]) -> Any:
         if self._grammars is not None:
             try:
@@ -201,9 +228,13 @@ def prompt_tokens_of(prompt: Any) -> int:
     return len(ids or ())
 
 
-def take_over(completion: Any, chat: Any, grammars: Grammars | None = None) -> None:
-    """Put the front between vLLM's serving objects and the engine. Either may be None: the model cannot do it."""
-    for serving in (completion, chat):
+def take_over(completion: Any, chat: Any, grammars: Grammars | None = None, *others: Any) -> None:
+    """Put the front between vLLM's serving objects and the engine. Any may be None: the model cannot do it.
+
+    Args:
+        others: that make vectors.
+    """
+    for serving in (completion, chat, *others):
         if serving is not None and not isinstance(serving.engine_client, Engine):
             serving.engine_client = Engine(serving.engine_client, grammars)
     if completion is not None:

@@ -1,9 +1,11 @@
 """Reads a request and checks it before vLLM sees it."""
 
 import asyncio
+import functools
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from deploy.front.bounds import INT32, check_bounds
 from deploy.front.replies import Refused
@@ -49,8 +51,14 @@ async def _read_body(receive: Any, limit_bytes: int) -> bytes:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def parse(body: bytes, headers: dict[bytes, bytes], model: type[RequestT]) -> RequestT:
+def parse(
+    body: bytes, headers: dict[bytes, bytes], model: type[RequestT], check: Callable[[RequestT], None] = check_bounds
+) -> RequestT:
     """Return the request.
+
+    Args:
+        model: vLLM's class of it, or a union of such.
+        check: of the request once it is read; raises ``Refused``.
 
     Raises:
         Refused: 400 with the first fault, whatever vLLM's validators make of it.
@@ -63,20 +71,26 @@ def parse(body: bytes, headers: dict[bytes, bytes], model: type[RequestT]) -> Re
             f"got Content-Type {kind[:80] or 'none'}",
         )
     try:
-        request = model.model_validate_json(body)
-        check_bounds(request)
+        request = _adapter(model).validate_json(body)
+        check(request)
         return request
     except Refused:
         raise
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or None
+        # Parts in brackets name pydantic's way to the field, not the field: "function-wrap[...]", "list[int]".
+        where = ".".join(str(part) for part in first["loc"] if "[" not in str(part)) or None
         message = first["msg"].removeprefix("Value error, ")
         if first["type"] == "json_invalid":
             raise Refused(400, f"the body is no JSON: {first['msg']}") from None
         raise Refused(400, f"{message}, at {where}" if where else message, param=where) from None
     except Exception as error:  # validators of vLLM's that stumble over a value of another type than they expect
         raise Refused(400, f"the request has a field of a wrong type: {one_line(error)}") from None
+
+
+@functools.cache
+def _adapter(model: type[RequestT]) -> TypeAdapter[RequestT]:
+    return TypeAdapter(model)
 
 
 def apply_pin(request: Any, headers: dict[bytes, bytes]) -> bool:
@@ -86,13 +100,13 @@ def apply_pin(request: Any, headers: dict[bytes, bytes]) -> bool:
         Refused: 400 for an unknown precision, or a pin that could not be kept.
     """
     given = headers.get(PIN_HEADER.encode())
-    if given is not None and PIN_KEY not in (request.vllm_xargs or {}):
-        request.vllm_xargs = {**(request.vllm_xargs or {}), PIN_KEY: given.decode("latin-1")}
+    if given is not None and PIN_KEY not in _xargs(request):
+        request.vllm_xargs = {**_xargs(request), PIN_KEY: given.decode("latin-1")}
     try:
-        pinned = parse_pin(request.vllm_xargs)
+        pinned = parse_pin(_xargs(request))
     except ValueError as error:
         raise Refused(400, str(error), param=f"vllm_xargs.{PIN_KEY}") from None
-    if pinned and request.use_beam_search:
+    if pinned and getattr(request, "use_beam_search", False):
         raise Refused(400, "use_beam_search cannot be pinned to FP16: leave one of the two out", param=PIN_KEY)
     return pinned
 
@@ -106,7 +120,7 @@ def queue_deadline_s(request: Any, headers: dict[bytes, bytes], usual_s: float |
     Raises:
         Refused: 400 for what is no such time.
     """
-    given: Any = (request.vllm_xargs or {}).get(DEADLINE_KEY)
+    given: Any = _xargs(request).get(DEADLINE_KEY)
     if given is None and (header := headers.get(DEADLINE_HEADER.encode())) is not None:
         given = header.decode("latin-1")
     if given is None:
@@ -145,9 +159,14 @@ def stated_priority(request: Any, headers: dict[bytes, bytes]) -> int:
 
 def unknown_fields(request: Any) -> list[str]:
     """Return the fields that nothing reads, by name: a typing error in an optional field would pass unnoticed."""
-    extra = sorted(request.model_extra or {})
-    xargs = sorted(set(request.vllm_xargs or {}) - KNOWN_XARGS)
+    extra = sorted(set(request.model_extra or {}) - {"vllm_xargs"})
+    xargs = sorted(set(_xargs(request)) - KNOWN_XARGS)
     return extra + [f"vllm_xargs.{name}" for name in xargs]
+
+
+def _xargs(request: Any) -> dict[str, Any]:
+    # A request for vectors has no such field of vLLM's: there it is one of those that pydantic keeps beside.
+    return getattr(request, "vllm_xargs", None) or {}
 
 
 def one_line(error: BaseException) -> str:

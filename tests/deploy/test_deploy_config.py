@@ -52,7 +52,6 @@ def test_shipped_configurations_are_valid_and_listen_on_loopback(path):
         ({"http__port": 99999}, "http.port"),
         ({"engine__extra": {"dtype": "bfloat16"}}, "'dtype' is always float16"),
         ({"engine__extra": {"max_num_seqs": 4}}, "'max_num_seqs' has a key of its own"),
-        ({"engine__extra": {"runner": "pooling"}}, "'runner' makes embeddings or scores"),
         ({"engine__extra": {"api_key": "x"}}, "'api_key' would guard nothing"),
         ({"engine__extra": {"ssl_keyfile": "x"}}, "'ssl_keyfile' would have no effect"),
         ({"engine__extra": {"kv_cache_dtype": "fp8"}}, "'kv_cache_dtype' other than the default"),

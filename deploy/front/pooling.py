@@ -1,0 +1,105 @@
+"""The routes of a model that makes vectors instead of text: embeddings, scores, classes.
+
+Which of them there are is vLLM's to say, by what the model can do. Its serving objects answer with a whole HTTP response; what is
+done to it here is the disclosure.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from starlette.responses import Response, StreamingResponse
+
+from deploy.front.bounds import at_most, check_numbers
+from deploy.front.replies import JSON, Refused
+from deploy.usage import Tokens, disclose
+
+MOST_INPUTS = 2048  # of one request, as OpenAI has it
+MOST_BYTES_INPUTS = (
+    32  # with encoding_format "bytes", whose header describes every vector: HAProxy takes 16 KiB of headers
+)
+PRECISION_HEADER = b"x-nestedfp-precision-tokens"  # the disclosure beside an answer that is no JSON
+Inputs = Callable[[Any], list[Any]]
+Header = tuple[bytes, bytes]
+
+
+def of_embedding(request: Any) -> list[Any]:
+    """Return what becomes the prompts of an embedding, pooling or classification request: texts, token ids, chats."""
+    fields = type(request).model_fields
+    if "messages" in fields:  # one chat or several
+        messages = request.messages
+        return list(messages) if messages and isinstance(messages[0], list) else [messages]
+    if "input" not in fields:  # of a plugin, which alone knows what it makes of it
+        return [""]
+    given = request.input
+    return given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
+
+
+def of_score(request: Any) -> list[Any]:
+    """Return the texts of a score request; vLLM computes each, or pairs of them."""
+    return [*_listed(request.data_1), *_listed(request.data_2)]
+
+
+def of_rerank(request: Any) -> list[Any]:
+    """Return the texts of a rerank request."""
+    return [request.query, *_listed(request.documents)]
+
+
+def _listed(given: Any) -> list[Any]:
+    return given if isinstance(given, list) else [given]
+
+
+def check_bounds(request: Any, inputs: Inputs) -> None:
+    """Check a request for vectors.
+
+    Raises:
+        Refused: 400 with the field, its bound and what came.
+    """
+    count = len(inputs(request))
+    at_most("input", count, MOST_INPUTS, "inputs")
+    if getattr(request, "encoding_format", None) == "bytes":
+        at_most("input with encoding_format 'bytes'", count, MOST_BYTES_INPUTS, "inputs")
+    check_numbers(
+        request,
+        ("dimensions", "truncate_prompt_tokens", "top_n", "max_tokens_per_query", "max_tokens_per_doc", "priority"),
+    )
+    given = getattr(request, "vllm_xargs", None)
+    if given is not None and not isinstance(given, dict):
+        raise Refused(400, f"vllm_xargs: expected an object, got {given!r:.40}", param="vllm_xargs")
+
+
+async def disclosed(response: Response, tokens: Tokens) -> tuple[bytes, Header, list[Header]]:
+    """Return the body, the content type and the further headers of vLLM's answer with the precision of its tokens.
+
+    In an object it stands in ``usage.precision_tokens``, as in answers of text; with an answer of bytes it is a header.
+    """
+    if isinstance(response, StreamingResponse):
+        body = b"".join([bytes(part) async for part in response.body_iterator])  # type: ignore[arg-type]
+    else:
+        body = bytes(response.body)
+    if response.media_type != "application/json":
+        headers = [
+            (name, value) for name, value in response.raw_headers if name not in (b"content-length", b"content-type")
+        ]
+        kind = (b"content-type", str(response.media_type).encode())
+        return body, kind, [*headers, (PRECISION_HEADER, msgspec.json.encode(tokens))]
+    answer = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    usage = msgspec.json.decode(answer["usage"]) if "usage" in answer else None
+    answer["usage"] = msgspec.Raw(msgspec.json.encode(disclose(usage, tokens)))
+    return msgspec.json.encode(answer), JSON, []
+
+
+def models() -> dict[str, tuple[Any, str, Inputs]]:
+    """Return by path the request's type, the name of vLLM's serving object, and what makes the prompts."""
+    from vllm.entrypoints.pooling.classify.protocol import ClassificationRequest
+    from vllm.entrypoints.pooling.embed.protocol import EmbeddingRequest
+    from vllm.entrypoints.pooling.pooling.protocol import PoolingRequest
+    from vllm.entrypoints.pooling.scoring.protocol import RerankRequest, ScoreRequest
+
+    return {
+        "/v1/embeddings": (EmbeddingRequest, "serving_embedding", of_embedding),
+        "/pooling": (PoolingRequest, "serving_pooling", of_embedding),
+        "/classify": (ClassificationRequest, "serving_classification", of_embedding),
+        **dict.fromkeys(("/score", "/v1/score"), (ScoreRequest, "serving_scores", of_score)),
+        **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), (RerankRequest, "serving_scores", of_rerank)),
+    }
