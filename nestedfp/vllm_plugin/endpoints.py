@@ -8,8 +8,8 @@ vLLM loads an endpoint plugin only where ``VLLM_PLUGINS`` names it. It adds
     POST /nestedfp/directive   {"mode": "fp16" or "fp8"}, or {"mode": "auto", "rule": {"fp8_step_tokens": 512}} with the fields of
                                ``nestedfp.step_rule.StepRule``; with ``Authorization: Bearer KEY``
 
-and to every answer of ``/v1/completions`` and ``/v1/chat/completions`` the tokens by precision: as ``usage.precision_tokens``, in a
-stream as a comment (``: nestedfp {...}``) before its end, which clients pass over.
+and to every answer of text, and every one of vectors in JSON, the tokens by precision: as ``usage.precision_tokens``, in a stream as a
+comment (``: nestedfp {...}``) before its end, which clients pass over.
 """
 
 import itertools
@@ -24,7 +24,21 @@ from nestedfp.modes import DirectiveMode
 from nestedfp.step_rule import StepRule
 from nestedfp.vllm_plugin.frontend import collected, total, usage_of
 
-DISCLOSED = ("/v1/completions", "/v1/chat/completions")
+DISCLOSED = frozenset(
+    {
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/embeddings",
+        "/v2/embed",
+        "/pooling",
+        "/classify",
+        "/score",
+        "/v1/score",
+        "/rerank",
+        "/v1/rerank",
+        "/v2/rerank",
+    }
+)
 DONE = b"data: [DONE]\n\n"
 
 
@@ -32,7 +46,7 @@ class Endpoints:
     """vLLM's ``EndpointPlugin``."""
 
     name = "nestedfp"
-    required_tasks = ("generate",)
+    required_tasks = ("generate", "embed", "classify", "token_embed", "token_classify")  # one of them
 
     def __init__(self) -> None:
         self._client: Any = None
@@ -94,7 +108,7 @@ def _order(body: Any) -> tuple[DirectiveMode, StepRule]:
 
 
 class Disclosure:
-    """ASGI middleware that adds the tokens by precision to every answer of the two routes that generate."""
+    """ASGI middleware that adds the tokens by precision to every answer of the routes that the engine computes for."""
 
     def __init__(self, app: Any) -> None:
         self._app = app

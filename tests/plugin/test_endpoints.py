@@ -8,6 +8,8 @@ from starlette.testclient import TestClient
 
 from nestedfp import admin_key
 from nestedfp.step_rule import StepRule
+from nestedfp.vllm_plugin import frontend
+from nestedfp.vllm_plugin.accounting import TokenCounts
 from nestedfp.vllm_plugin.endpoints import Endpoints
 
 KEY = {"Authorization": "Bearer a-key"}
@@ -90,3 +92,18 @@ def test_where_the_service_has_no_key_nobody_gives_orders(client, engine, tmp_pa
         (tmp_path / "key").write_text(content)
     assert order(client, {"mode": "fp8"}, {"Authorization": "Bearer "})[0] == 403
     assert engine.told == []
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/score", "/classify"])
+def test_an_answer_of_vectors_says_the_precision_of_its_tokens(path):
+    app = FastAPI()
+    Endpoints().attach_router(app)
+
+    @app.post(path)
+    async def made():
+        frontend._collecting.get()["r"] = TokenCounts(prompt_fp8=5)
+        return {"data": [{"embedding": [0.5]}], "usage": {"prompt_tokens": 5}}
+
+    answer = TestClient(app).post(path).json()
+    assert answer["data"] == [{"embedding": [0.5]}]
+    assert answer["usage"]["prompt_tokens"] == answer["usage"]["precision_tokens"]["prompt"]["fp8"] == 5
