@@ -55,19 +55,20 @@ class DeadlineWatch:
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def late(self, rule: StepRule, tokens: int, requests: int, *, with_prompts: bool) -> str | None:
+    def late(self, rule: StepRule, tokens: int, requests: int, kv_usage: float, *, with_prompts: bool) -> str | None:
         """Say which deadline the step that has just been filled would break in FP16, if any; or that the engine fills up.
 
         Args:
             rule: with the deadlines.
             tokens: of the step.
             requests: in the engine, those that wait among them.
+            kv_usage: share of the KV cache that is taken.
             with_prompts: whether it computes parts of prompts.
         """
         # With asynchronous scheduling the step before still runs: this one begins when that one ends.
         now_s = max(time.time(), self._ended_s + sum(self._in_flight))
         ends_s = now_s + self._times.predicted_s(Mode.FP16, tokens, with_prompts=with_prompts)
-        fill = self._fill.late(rule, self._times, now_s, requests)  # learns from every step
+        fill = self._fill.late(rule, self._times, now_s, requests, kv_usage)  # learns from every step
         return self._slack.late(rule, now_s, ends_s, steps=len(self._in_flight) + 1) or fill
 
     def filled(self, mode: Mode, tokens: int, first_tokens: list[str], *, with_prompts: bool) -> None:

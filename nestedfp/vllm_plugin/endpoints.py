@@ -8,8 +8,8 @@ vLLM loads an endpoint plugin only where ``VLLM_PLUGINS`` names it. It adds
     POST /nestedfp/directive   {"mode": "fp16" or "fp8"}, or {"mode": "auto", "rule": {"fp8_step_tokens": 512}} with the fields of
                                ``nestedfp.step_rule.StepRule``; with ``Authorization: Bearer KEY``
 
-and to every answer of text, and every one of vectors in JSON, the tokens by precision: as ``usage.precision_tokens``, in a stream as a
-comment (``: nestedfp {...}``) before its end, which clients pass over.
+and to every answer of text, and every one of vectors in JSON, the tokens by precision: as ``usage.precision_tokens``, in a
+stream as a comment (``: nestedfp {...}``) before its end, which clients pass over.
 """
 
 import itertools

@@ -213,7 +213,8 @@ class PrecisionMixin:
         return output
 
     def _late(self, rule: StepRule, tokens: int, *, with_prompts: bool) -> str | None:
-        return self._watch.late(rule, tokens, len(self.running) + len(self.waiting), with_prompts=with_prompts)
+        inside = len(self.running) + len(self.waiting)
+        return self._watch.late(rule, tokens, inside, self.kv_cache_manager.usage, with_prompts=with_prompts)
 
     def _count_prompt(self, request: Request, mode: Mode, count: int) -> None:
         rid, start = request.request_id, request.num_computed_tokens - count

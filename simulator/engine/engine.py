@@ -168,7 +168,8 @@ class Engine:
         """Which deadline the step would break in FP16, or that the engine fills up."""
         predicted_s = self._times.predicted_s(Mode.FP16, tokens, with_prompts=with_prompts)
         inside = len(self.running) + len(self.waiting)  # without those on their way to it
-        fill = self._fill.late(self.rule, self._times, now_s, inside)  # learns from every step
+        kv_usage = self.used_blocks / self.total_blocks
+        fill = self._fill.late(self.rule, self._times, now_s, inside, kv_usage)  # learns from every step
         return self._slack.late(self.rule, now_s, now_s + predicted_s) or fill
 
     def _continue_prefill(self, request: SimRequest, budget: int) -> int:

@@ -1,7 +1,7 @@
 """The plugin's real scheduler under a rule that looks ahead: it counts the requests that run and those that wait."""
 
 import pytest
-from vllm_parts import Engine, engine_request
+from vllm_parts import BLOCK, Engine, engine_request
 
 from nestedfp.modes import Mode
 
@@ -31,3 +31,14 @@ def test_requests_that_wait_for_a_place_are_counted():
     engine.finish(both)
     engine.add(engine_request("waits", 8))
     assert engine.schedule().nestedfp_mode is Mode.FP8
+
+
+@pytest.mark.parametrize(("blocks", "mode"), [(100, Mode.FP8), (1000, Mode.FP16)])
+def test_requests_that_fill_the_kv_cache_before_the_places_run_fp8(blocks, mode):
+    engine = Engine(blocks, max_num_seqs=256, max_num_batched_tokens=1024)
+    engine.direct("auto", fill_horizon_s=6.0, **NEVER_LATE)
+    engine.add(engine_request("first", 5 * BLOCK))
+    assert engine.schedule().nestedfp_mode is Mode.FP16, "one request is no growth"
+    for number in range(8):  # two fifths of a hundred blocks at once
+        engine.add(engine_request(f"next-{number}", 5 * BLOCK))
+    assert engine.schedule().nestedfp_mode is mode

@@ -14,7 +14,7 @@ def grown(watch: FillWatch, rule: StepRule, times: StepTimes, *, per_s: float, u
     """Whether it fills up after a step every 20 ms, with so many more requests in each second."""
     answer = None
     for step in range(round(until_s * 50) + 1):
-        answer = watch.late(rule, times, 100.0 + step / 50, round(first + per_s * step / 50))
+        answer = watch.late(rule, times, 100.0 + step / 50, round(first + per_s * step / 50), 0.0)
     return answer == "fill_slack"
 
 
@@ -29,13 +29,13 @@ def test_it_fills_up_when_the_growth_of_the_last_second_reaches_the_limit_within
 def test_growth_is_forgotten_when_it_ends() -> None:
     watch, times = FillWatch(256), StepTimes(None)
     assert grown(watch, RULE, times, per_s=60, until_s=2)
-    assert not watch.late(RULE, times, 107.0, 120)  # five seconds later, and no request more
+    assert not watch.late(RULE, times, 107.0, 120, 0.0)  # five seconds later, and no request more
 
 
 def test_a_single_arrival_after_a_long_rest_is_no_growth() -> None:
     watch, times = FillWatch(8), StepTimes(None)
-    assert not watch.late(RULE, times, 1000.0, 1)
-    assert not watch.late(RULE, times, 2000.0, 3)
+    assert not watch.late(RULE, times, 1000.0, 1, 0.0)
+    assert not watch.late(RULE, times, 2000.0, 3, 0.0)
 
 
 def test_many_more_than_fp8_could_carry_within_the_decodes_share_of_the_tpot_deadline_is_full_too() -> None:
@@ -52,6 +52,29 @@ def test_what_steps_take_beyond_their_cost_grows_with_the_requests() -> None:
         times.took(Mode.FP8, 100, 0.014, with_prompts=False)  # 10 ms measured at the start
     assert abs(times.of_decodes_s(Mode.FP8, 200, 100) - (0.015 + 2 * 0.004)) < 1e-5
     assert grown(FillWatch(1024), RULE, times, per_s=65, until_s=2)
+
+
+def kv_grown(*, per_s: float, until_s: float, first: float = 0.0, rule: StepRule = RULE) -> bool:
+    """The same for the share of the KV cache, with one request inside."""
+    watch, answer = FillWatch(256), None
+    for step in range(round(until_s * 50) + 1):
+        answer = watch.late(rule, StepTimes(None), 100.0 + step / 50, 1, first + per_s * step / 50)
+    return answer == "fill_slack"
+
+
+def test_it_fills_up_when_the_kv_cache_will_be_full_although_there_are_places() -> None:
+    assert not kv_grown(per_s=0.1, until_s=4)  # 0.4 + 4 x 0.09
+    assert kv_grown(per_s=0.15, until_s=4)  # 0.6 + 4 x 0.13
+    assert not kv_grown(per_s=0.0, until_s=30, first=0.95)  # nearly full, and stays so
+    assert not kv_grown(per_s=-0.05, until_s=4, first=0.99)
+    assert not kv_grown(per_s=0.15, until_s=4, rule=StepRule(tpot_deadline_s=0.04))
+
+
+def test_one_long_prompt_does_not_fill_the_kv_cache() -> None:
+    watch, times = FillWatch(256), StepTimes(None)
+    for step in range(100):
+        assert not watch.late(RULE, times, 100.0 + step / 50, 4, 0.4)
+    assert not watch.late(RULE, times, 102.02, 5, 0.5), "a tenth of the cache at once"
 
 
 def test_without_a_horizon_nothing_fills_up() -> None:

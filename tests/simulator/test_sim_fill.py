@@ -16,12 +16,14 @@ DEADLINES = {"ttft_deadline_s": 0.14, "tpot_deadline_s": 0.0267, "tpot_grace_tok
 HORIZON = {"fill_horizon_s": 6.0}
 
 
-def arrivals(*parts: tuple[float, float]) -> list[tuple[float, int, int]]:
+def arrivals(
+    *parts: tuple[float, float], prompt: tuple[int, int] = (32, 800), output: tuple[int, int] = (14, 160), seed: int = 0
+) -> list[tuple[float, int, int]]:
     """Requests of 416 prompt and 87 output tokens in the mean; each part: so many in a second, for so many seconds."""
-    rng, sizes, began_s = np.random.default_rng(0), [], 0.0
+    rng, sizes, began_s = np.random.default_rng(seed), [], 0.0
     for per_s, span_s in parts:
         times = np.sort(rng.uniform(began_s, began_s + span_s, round(per_s * span_s)))
-        sizes += [(float(at), int(rng.integers(32, 800)), int(rng.integers(14, 160))) for at in times]
+        sizes += [(float(at), int(rng.integers(*prompt)), int(rng.integers(*output))) for at in times]
         began_s += span_s
     return sizes
 
@@ -62,3 +64,32 @@ def test_at_a_steady_load_looking_ahead_changes_little(table: EngineTable) -> No
     ahead, exact_ahead = directed(table, sizes, StepRule(**DEADLINES, **HORIZON))
     assert ahead >= alone - 0.002
     assert exact_ahead > exact_alone - 0.02
+
+
+@pytest.mark.parametrize(
+    ("kv_tokens", "parts", "lengths", "gain"),
+    [
+        (80_000, ((4, 4), (10, 5), (4, 6)), {"prompt": (1500, 4000), "output": (50, 300)}, 0.08),
+        (60_000, ((30, 4), (80, 5), (30, 6)), {}, 0.08),
+    ],
+)
+def test_an_engine_whose_kv_cache_is_full_before_its_places_looks_ahead_too(
+    table: EngineTable, kv_tokens: int, parts: tuple, lengths: dict, gain: float
+) -> None:
+    small = table.model_copy(update={"engine": table.engine.model_copy(update={"kv_tokens": kv_tokens})})
+    kept = []
+    for seed in (10, 11, 12, 13):  # the growth's time constant was chosen on others
+        sizes = arrivals(*parts, **lengths, seed=seed)
+        rules = (None, StepRule(**DEADLINES), StepRule(**DEADLINES, **HORIZON))
+        kept.append([directed(small, sizes, rule)[0] for rule in rules])
+    fp8, alone, ahead = np.mean(kept, axis=0)
+    assert ahead > alone + gain
+    assert ahead > fp8 - 0.06
+
+
+def test_a_steady_load_that_takes_half_of_the_kv_cache_stays_exact(table: EngineTable) -> None:
+    small = table.model_copy(update={"engine": table.engine.model_copy(update={"kv_tokens": 80_000})})
+    sizes = arrivals((25, 20), output=(100, 300), seed=10)
+    kept, exact = directed(small, sizes, StepRule(**DEADLINES, **HORIZON))
+    assert kept == 1.0
+    assert exact > 0.95
