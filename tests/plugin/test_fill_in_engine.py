@@ -40,5 +40,5 @@ def test_requests_that_fill_the_kv_cache_before_the_places_run_fp8(blocks, mode)
     engine.add(engine_request("first", 5 * BLOCK))
     assert engine.schedule().nestedfp_mode is Mode.FP16, "one request is no growth"
     for number in range(8):  # two fifths of a hundred blocks at once
-        engine.add(engine_request(f"next-{number}", 5 * BLOCK))
+        engine.add(engine_request(f"next-{number}", 5 * BLOCK, cache_salt=f"{number}"))
     assert engine.schedule().nestedfp_mode is mode
