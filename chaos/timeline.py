@@ -10,7 +10,7 @@ from typing import Literal
 
 from benchmarks.stream_client import Record
 
-Outcome = Literal["ok", "refused", "failed", "hung", "lost"]
+ClientOutcome = Literal["ok", "refused", "failed", "hung", "lost"]
 REFUSED_STATUS = 429
 SEVERAL = ("engine", "worker", "replica")  # kinds of which each replica has its own
 
@@ -96,7 +96,7 @@ class FaultResult:
     notes: str
 
 
-def outcome(record: Record, tokens: int) -> Outcome:
+def outcome(record: Record, tokens: int) -> ClientOutcome:
     """Return how a request of so many tokens ended."""
     if record.kind == "ok":
         return "ok" if record.tokens == tokens else "lost"
@@ -168,7 +168,7 @@ def result(
         statuses, processes: looks in the order of time, of which the first came before the fault.
         failed_at: how many requests each replica says have failed there meanwhile, by its id.
     """
-    by_outcome: dict[Outcome, list[Record]] = {"ok": [], "refused": [], "failed": [], "hung": [], "lost": []}
+    by_outcome: dict[ClientOutcome, list[Record]] = {"ok": [], "refused": [], "failed": [], "hung": [], "lost": []}
     for record in records:
         by_outcome[outcome(record, tokens)].append(record)
     failed = by_outcome["failed"]

@@ -16,7 +16,7 @@ from deploy.admission import Admission
 from deploy.enforcement import Enforcement, SharedFollower
 from deploy.front.meter import PathMeter
 from deploy.health import DEAD, EngineHung
-from deploy.metrics.replica import ReplicaView
+from deploy.metrics.replica import AgentReading
 from deploy.standing_call import Call, StandingCall
 from nestedfp.modes import DirectiveMode
 
@@ -152,13 +152,13 @@ class ReplicaAgent:
 
     # -- what others ask -----------------------------------------------------------------------------------------------
 
-    def view(self) -> ReplicaView | None:
+    def view(self) -> AgentReading | None:
         """What a page of metrics shows of this replica; None before the engine's first answer."""
         if self._stats is None:
             return None
         now_s = time.monotonic()
         force = self._follower.in_force(now_s)
-        return ReplicaView(
+        return AgentReading(
             stats=self._stats,
             stats_age_s=max(0.0, now_s - self._stats_at_s),
             directive=force.mode,

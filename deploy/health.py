@@ -40,7 +40,7 @@ class StartChecks:
         return min(found, default=None)
 
 
-class Health:
+class HealthRoutes:
     """Answers both routes.
 
     Args:

@@ -30,8 +30,8 @@ from deploy.front.generate import Generate, Queueing, Route
 from deploy.front.handover import take_over
 from deploy.front.meter import PathMeter
 from deploy.front.pages import Shown
-from deploy.front.peers import Standing
-from deploy.health import Health, StartChecks
+from deploy.front.peers import PeerView
+from deploy.health import HealthRoutes, StartChecks
 from deploy.keys import Keys, path_of
 from deploy.metrics import bulk
 from deploy.metrics.page import CONTENT_TYPE
@@ -207,7 +207,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             self.engine.client,
             self._admission,
             self._meter,
-            self._watch or Standing(),
+            self._watch or PeerView(),
             self._max_body_bytes,
             self._keys,
             Queueing(
@@ -218,7 +218,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             self._traced,
             tap.taps_of(self.engine.client),
         )
-        health = Health(
+        health = HealthRoutes(
             serve.get_replica_context().replica_id.unique_id,
             self.check_health,
             lambda: None if self._watch is None else self._watch.stats_age_s,

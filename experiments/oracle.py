@@ -19,7 +19,7 @@ from workload.frozen import FrozenModel
 KEPT = "oracle.json"
 
 
-class Row(FrozenModel):
+class OracleRow(FrozenModel):
     """What a policy, or a schedule at the attainment of one, reaches; names as in the simulator's answer."""
 
     rate_rps: float
@@ -39,7 +39,7 @@ class Bounds(FrozenModel):
     table: str
     seed: int
     rounds: int
-    rows: tuple[Row, ...]
+    rows: tuple[OracleRow, ...]
 
 
 def bounds(
@@ -53,7 +53,7 @@ def bounds(
     if experiment.replicas != 1:
         raise ExperimentError(f"replicas: a schedule is for one replica, the experiment has {experiment.replicas}")
     seed = experiment.load.seeds[0]
-    rows: list[Row] = []
+    rows: list[OracleRow] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         section, replayed, found = folder / "controller.yaml", folder / "trace.csv", folder / "oracle.json"
@@ -115,5 +115,5 @@ def table(found: Bounds) -> str:
     return "\n".join(lines)
 
 
-def _row(answer: dict[str, Any], rate_rps: float, row: dict[str, Any]) -> Row:
-    return Row.model_validate({"rate_rps": rate_rps, "requests": answer["requests"], **row})
+def _row(answer: dict[str, Any], rate_rps: float, row: dict[str, Any]) -> OracleRow:
+    return OracleRow.model_validate({"rate_rps": rate_rps, "requests": answer["requests"], **row})

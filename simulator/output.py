@@ -12,8 +12,8 @@ from workload.records import (
     CompletionTokens,
     PrecisionTokens,
     PromptTokens,
-    ReplicaStatus,
     RequestRecord,
+    ServiceReplica,
     ServiceStatus,
     TimelineSample,
     write_jsonl,
@@ -86,7 +86,7 @@ def sample(now_s: float, cluster: Cluster) -> tuple[float, ServiceStatus]:
         engine = replica.engine
         engine.advance(now_s)
         replicas.append(
-            ReplicaStatus(
+            ServiceReplica(
                 id=replica.name,
                 mode=MODES[bool(engine.stats.is_fp8)].value,
                 running=len(engine.running),

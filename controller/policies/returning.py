@@ -41,11 +41,11 @@ class CalmSettings(FrozenModel):
             fp8_budget_fraction=self.calm_budget_fraction,
         )
 
-    def calm_capacity(self, estimate: load.Load) -> float | None:
+    def calm_capacity(self, estimate: load.LoadEstimate) -> float | None:
         """Tokens per second that the calm directive could serve: with leave to run FP8, as much as FP8 can."""
         return estimate.fp16_capacity if self.calm_mode is DirectiveMode.FP16 else estimate.fp8_capacity
 
-    def calm_load(self, estimate: load.Load) -> float | None:
+    def calm_load(self, estimate: load.LoadEstimate) -> float | None:
         """Offered load over that capacity."""
         return load.over(estimate.offered, self.calm_capacity(estimate))
 
@@ -83,7 +83,7 @@ class View:
     """One look at the cluster."""
 
     seen: health.Health
-    load: load.Load
+    load: load.LoadEstimate
     danger: str  # what endangers the SLO; empty for nothing
     dt_s: float  # since the last look
     ttft_strain: float  # EWMA

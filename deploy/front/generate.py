@@ -16,7 +16,7 @@ from deploy.front.asked import asked_of
 from deploy.front.deadline import Queue, QueueDeadline
 from deploy.front.handover import TURN, Handover, Turn, prompt_tokens_of
 from deploy.front.meter import Passage, PathMeter
-from deploy.front.peers import RETRYABLE_BODY_BYTES, Elsewhere, Standing
+from deploy.front.peers import RETRYABLE_BODY_BYTES, Elsewhere, PeerView
 from deploy.front.replies import OVERLOADED, Refused, identified, refuse, reply, request_id_of
 from deploy.front.requests import (
     apply_pin,
@@ -31,7 +31,7 @@ from deploy.front.tap import Tap, Taps
 from deploy.haproxy_config import ELSEWHERE_STATUS, MOST_TRIES
 from deploy.health import EngineHung
 from deploy.keys import Holder, Keys, Limited
-from deploy.metrics.requests import Outcome
+from deploy.metrics.requests import RequestOutcome
 from deploy.priority import NotAllowed, Ranked, ranked
 from deploy.tracing import below_this_span
 from deploy.usage import StreamDiscloser, disclose
@@ -91,7 +91,7 @@ class Generate:
         client: Any,
         admission: Admission,
         meter: PathMeter,
-        standing: Standing,
+        standing: PeerView,
         max_body_bytes: int,
         keys: Keys | None = None,
         queueing: Queueing = Queueing(),
@@ -119,10 +119,10 @@ class Generate:
             passage.outcome, passage.status = refusal.outcome, refusal.status
             await refuse(send, refusal, passage.id)
         except asyncio.CancelledError:
-            passage.outcome = Outcome.LEFT
+            passage.outcome = RequestOutcome.LEFT
             raise
         except BaseException:
-            passage.outcome = Outcome.FAILED
+            passage.outcome = RequestOutcome.FAILED
             raise
         finally:
             passage.ended()
@@ -377,7 +377,7 @@ class Generate:
                 passage.wrote(1)
         await send({"type": "http.response.body", "body": b""})
         if failed:
-            passage.outcome = Outcome.FAILED
+            passage.outcome = RequestOutcome.FAILED
         else:
             passage.finished()
 

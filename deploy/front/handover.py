@@ -22,7 +22,7 @@ from deploy.health import EngineHung
 
 
 @dataclass(slots=True)
-class EngineCall:
+class GenerateCall:
     """A call of ``AsyncLLM.generate`` that nobody has made yet."""
 
     client: Any
@@ -55,7 +55,7 @@ class EngineCall:
 class Handover:
     """A plain stream, ready to be written."""
 
-    call: EngineCall
+    call: GenerateCall
     frame: Frame
 
 
@@ -84,7 +84,7 @@ class Turn:
         self.passage = passage
         self.priority = priority
         self._place, self._deadline, self._refusal = place, deadline, refusal
-        self.calls: list[EngineCall] = []
+        self.calls: list[GenerateCall] = []
         self.accepted = False  # the engine has computed a token of it
         self.refused: Refused | None = None  # before the engine heard of it; vLLM's streams make another error of it
         self.failed: Exception | None = (
@@ -141,7 +141,7 @@ class Turn:
 TURN: ContextVar[Turn | None] = ContextVar("nestedfp_turn", default=None)
 
 
-class Engine:
+class EngineClientProxy:
     """Stands before vLLM's ``AsyncLLM`` for the serving objects: remembers the calls of plain streams, tries grammars."""
 
     def __init__(self, client: Any, grammars: Grammars | None = None) -> None:
@@ -160,7 +160,7 @@ class Engine:
         options["priority"] = turn.priority
         turn.constrained = turn.constrained or getattr(sampling_params, "structured_outputs", None) is not None
         if turn.plain:
-            call = EngineCall(self._client, prompt, sampling_params, request_id, options, self._grammars, turn)
+            call = GenerateCall(self._client, prompt, sampling_params, request_id, options, self._grammars, turn)
             turn.calls.append(call)
         return self._observed(turn, prompt, sampling_params, request_id, options)
 
@@ -204,8 +204,8 @@ def prompt_tokens_of(prompt: Any) -> int:
 def take_over(completion: Any, chat: Any, grammars: Grammars | None = None) -> None:
     """Put the front between vLLM's serving objects and the engine. Either may be None: the model cannot do it."""
     for serving in (completion, chat):
-        if serving is not None and not isinstance(serving.engine_client, Engine):
-            serving.engine_client = Engine(serving.engine_client, grammars)
+        if serving is not None and not isinstance(serving.engine_client, EngineClientProxy):
+            serving.engine_client = EngineClientProxy(serving.engine_client, grammars)
     if completion is not None:
         _take_over_completion(completion)
     if chat is not None:

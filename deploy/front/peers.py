@@ -29,7 +29,7 @@ class Elsewhere:
         return headers.get(ATTEMPT_HEADER.encode()) in self._seen
 
 
-class Standing:
+class PeerView:
     """How this replica and its peers stand, as far as it knows; filled in by the server."""
 
     @property

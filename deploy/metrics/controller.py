@@ -6,7 +6,7 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from controller.audit import Outcome, Rung
+from controller.audit import DecisionOutcome, Rung
 from deploy.metrics.replica import by, gauge, states
 from nestedfp.modes import DirectiveMode
 
@@ -38,7 +38,7 @@ class DecisionCounts:
         for (outcome, reason), count in sorted(self._counts.items()):
             family.add_metric((outcome, reason), count)
         if not self._counts:
-            family.add_metric((Outcome.APPLIED, "none_yet"), 0)
+            family.add_metric((DecisionOutcome.APPLIED, "none_yet"), 0)
         return family
 
 

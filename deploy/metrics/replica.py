@@ -18,7 +18,7 @@ from nestedfp.modes import DirectiveMode, Mode
 SHARED_PREFIXES = ("vllm:", "process_", "python_gc_")
 
 
-class ReplicaView(NamedTuple):
+class AgentReading(NamedTuple):
     """What the replica's agent knows at one moment."""
 
     stats: Mapping[str, Any]  # the engine's newest statistics (PrecisionMixin.nestedfp_stats)
@@ -48,7 +48,7 @@ def states(name: str, text: str, label: str, all_: Iterable[str], now: str) -> M
     return by(GaugeMetricFamily, name, text, label, {each: float(each == now) for each in all_})
 
 
-def engine_families(view: ReplicaView) -> Iterator[Metric]:
+def engine_families(view: AgentReading) -> Iterator[Metric]:
     """Yield what the engine's statistics say."""
     stats = view.stats
 
@@ -93,7 +93,7 @@ def engine_families(view: ReplicaView) -> Iterator[Metric]:
     )
 
 
-def agent_families(view: ReplicaView) -> Iterator[Metric]:
+def agent_families(view: AgentReading) -> Iterator[Metric]:
     """Yield what the control plane's end of the replica knows."""
     yield gauge("nestedfp_engine_stats_age_seconds", "Age of the engine's statistics on this page", view.stats_age_s)
     yield states(
@@ -176,7 +176,7 @@ class ReplicaMetrics:
         self._pages = 0
         self._page_s = 0.0
 
-    def text(self, view: ReplicaView | None, path: PathStats) -> str:
+    def text(self, view: AgentReading | None, path: PathStats) -> str:
         """Return the page. ``view`` is None for a plain engine, or before the engine's first answer."""
         began_s = time.perf_counter()
         for histogram in self._histograms:

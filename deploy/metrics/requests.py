@@ -16,7 +16,7 @@ TPOT_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1,
 PINS = ("fp16", "none")
 
 
-class Outcome(enum.StrEnum):
+class RequestOutcome(enum.StrEnum):
     """What became of a request."""
 
     OK = "ok"  # answered to its end
@@ -74,11 +74,11 @@ class RequestMetrics:
         # From the start: a rate over a series that begins with its first event misses that event.
         for pin in PINS:
             for precision in (Precision.FP16, Precision.FP8):
-                self._requests.labels(precision, pin, Outcome.OK)
-            self._requests.labels(Precision.NONE, pin, Outcome.REFUSED)
-            self._requests.labels(Precision.NONE, pin, Outcome.FAILED)
+                self._requests.labels(precision, pin, RequestOutcome.OK)
+            self._requests.labels(Precision.NONE, pin, RequestOutcome.REFUSED)
+            self._requests.labels(Precision.NONE, pin, RequestOutcome.FAILED)
 
-    def left(self, precision: Precision, pinned: bool, outcome: Outcome) -> None:
+    def left(self, precision: Precision, pinned: bool, outcome: RequestOutcome) -> None:
         """A request has left."""
         self._requests.labels(precision, PINS[0] if pinned else PINS[1], outcome).inc()
 

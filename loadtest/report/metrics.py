@@ -15,7 +15,7 @@ from loadtest.report.standing import (
     ClientSummary,
     Limit,
     PathSummary,
-    Place,
+    PlaceStats,
     client_summary,
     limited_by,
     path_summary,
@@ -58,7 +58,7 @@ class RunSummary(FrozenModel):
     valid: bool  # the client was on time
     invalid_because: str | None = None
     saturated_by: Limit  # what the requests stood in front of; "none" when nothing was short, "unknown" without /status
-    where: dict[str, Place]  # requests by place: mean and largest number in the arrival window
+    where: dict[str, PlaceStats]  # requests by place: mean and largest number in the arrival window
     path: PathSummary | None  # None: not reported
     client: ClientSummary
 

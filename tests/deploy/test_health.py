@@ -7,7 +7,7 @@ import pytest
 from test_agent import STATS, Controller, Engine, run, until
 
 from deploy.front.app import Front
-from deploy.health import Health, StartChecks
+from deploy.health import HealthRoutes, StartChecks
 from nestedfp.vllm_plugin.accounting import TokenCounts
 
 
@@ -18,7 +18,7 @@ def shown(health, route="health"):
 
 def health_of(check, probe_s=None, cosines=()):
     checks = [{"layers": 3, "plane_bytes": 10, "worst_cosine": cosine, "worst_layer": "a"} for cosine in cosines]
-    return Health("r0", check, lambda: 0.25, StartChecks(probe_s or {}, checks))
+    return HealthRoutes("r0", check, lambda: 0.25, StartChecks(probe_s or {}, checks))
 
 
 async def sound():

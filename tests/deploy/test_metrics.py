@@ -15,8 +15,8 @@ from deploy.front.meter import PathMeter
 from deploy.metrics import controller, page
 from deploy.metrics.bulk import BulkHistogram, lean_statistics
 from deploy.metrics.cluster import ClusterMetrics
-from deploy.metrics.replica import ReplicaMetrics, ReplicaView
-from deploy.metrics.requests import Outcome, Precision, RequestMetrics, precision_of
+from deploy.metrics.replica import AgentReading, ReplicaMetrics
+from deploy.metrics.requests import Precision, RequestMetrics, RequestOutcome, precision_of
 from deploy.priority import Priority
 from nestedfp.modes import DirectiveMode
 from nestedfp.vllm_plugin.accounting import TokenCounts
@@ -47,7 +47,7 @@ def value(text, name, **labels):
 
 
 def replica_page(replica="r1", requests=None, **changes):
-    view = ReplicaView({**STATS, **changes}, 0.5, DirectiveMode.AUTO, 4, 1.5, slo_evaluated=10, within_slo=9)
+    view = AgentReading({**STATS, **changes}, 0.5, DirectiveMode.AUTO, 4, 1.5, slo_evaluated=10, within_slo=9)
     labels = LABELS | {"replica": replica}
     metrics = ReplicaMetrics(labels, requests or RequestMetrics(), Admission(8, 4), {"nested": 12, "plain": 1})
     return metrics.text(view, PathStats(in_path=3, wait_p90_ms=20.0))
@@ -155,7 +155,7 @@ def test_a_request_is_counted_once_when_it_leaves_and_its_latency_when_it_ended_
     passage.finished()
     passage.ended()
     left = meter.arrive(10.0)
-    left.outcome = Outcome.LEFT
+    left.outcome = RequestOutcome.LEFT
     left.ended()
     text = replica_page(requests=meter.requests)
     assert value(text, "nestedfp_requests_total", precision="fp16", pin="fp16", outcome="ok", **LABELS) == 1
