@@ -13,9 +13,9 @@ import yaml
 from benchmarks import http_load, http_procs, stream_client
 from benchmarks.stream_client import ClientRun, LoadPlan
 from chaos import faults, places, soak
+from chaos.fault_cost import FaultResult, Injection, detected_after_s, result
 from chaos.faults import Arena
 from chaos.soak import SoakResult
-from chaos.timeline import FaultResult, Injection, detected_after_s, result
 from chaos.watch import Family, Watch, family_of
 from loadtest.service.process import serve_command, started_service
 

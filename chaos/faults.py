@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks import http_load, stream_client
 from benchmarks.stream_client import LoadPlan
 from chaos import attacks, hostile, places
-from chaos.timeline import SEVERAL, Injection, Struck
+from chaos.fault_cost import SEVERAL, Injection, Struck
 from chaos.watch import KINDS, Family, running
 
 NOTICE_LIMIT_S = 60.0  # a stopped process that nobody has ended by then is continued

@@ -13,7 +13,7 @@ from loadtest.calibrate import calibrate, choose_rate_rps, choose_slo
 from loadtest.config import LoadtestConfig
 from loadtest.errors import LoadtestError
 from loadtest.progress import Progress
-from loadtest.report.metrics import RunSummary, summarise
+from loadtest.report.run_summary import RunSummary, summarise
 from loadtest.report.verdict import verdict
 from loadtest.report.write import LoadSummary, Summary, print_report, write_report
 from loadtest.runner import run_policy

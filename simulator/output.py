@@ -6,7 +6,7 @@ from pathlib import Path
 from simulator.cluster.cluster import Cluster, RunResult
 from simulator.engine.request import SimRequest
 from simulator.engine.stats import MODES
-from simulator.metrics import SimulationSummary
+from simulator.simulation_summary import SimulationSummary
 from workload.percentiles import Percentiles
 from workload.records import (
     CompletionTokens,

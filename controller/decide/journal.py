@@ -6,7 +6,7 @@ from controller.audit import DecisionOutcome, DecisionRecord, Rung
 from controller.config import ControllerConfig
 from controller.decide.overload import LadderState
 from controller.decide.scope import CLUSTER, ScopePlan
-from controller.fleet.http_path import REASON as PATH_SATURATED
+from controller.fleet.path_limit import REASON as PATH_SATURATED
 from controller.protocol.publisher import Content, DirectivePublisher
 from nestedfp.modes import DirectiveMode
 

@@ -18,7 +18,7 @@ from controller.decide.overload import measure
 from controller.decide.overrides import Overrides
 from controller.decide.scope import ScopeInput, ScopePlan, compact, keep_fp8, ready_counts
 from controller.decide.status import status_report
-from controller.fleet import http_path
+from controller.fleet import path_limit
 from controller.fleet.fleet import Fleet, IngestResult
 from controller.fleet.view import Replicas
 from controller.messages import Directive, DirectiveAck, ReplicaSnapshot
@@ -155,7 +155,7 @@ class ControlLoop:
             Stated(desired_replicas, *ready_counts(views, publisher.content), *self._overrides.reported(now_s))
         )
         directive = publisher.due(now_s)
-        limited = http_path.limited_count(views) > 0
+        limited = path_limit.limited_count(views) > 0
         record, notes = self._journal.write(
             driver_s, now_s, self._config, plan, self._decided, publisher, self._rung(), self._ladder, climbed, limited
         )

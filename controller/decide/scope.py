@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from controller.config import ControllerConfig, GuardConfig
 from controller.decide import guards
-from controller.fleet import http_path
+from controller.fleet import path_limit
 from controller.fleet.view import Replicas, ReplicaView, ids_of
 from controller.policies import POLICIES
 from controller.policies.base import Decision, Observation
@@ -271,7 +271,9 @@ def _together(
     if words:
         return Counter(words).most_common(1)[0][0]
     return (
-        http_path.REASON if any(decision.reason == http_path.REASON for decision in decisions) else "no_replica_changes"
+        path_limit.REASON
+        if any(decision.reason == path_limit.REASON for decision in decisions)
+        else "no_replica_changes"
     )
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from controller.fleet import http_path
+from controller.fleet import path_limit
 from controller.policies.base import Decision, Observation
 from controller.policies.signals import backoff, health, load
 from nestedfp.modes import DirectiveMode
@@ -98,12 +98,12 @@ class View:
             ("tpot_ms", self.seen.tpot_ms),
             ("ttft_strain", self.ttft_strain),
             ("tpot_strain", self.tpot_strain),
-            *http_path.inputs(self.path_limited),
+            *path_limit.inputs(self.path_limited),
         )
 
     def calm_reason(self, reason: str) -> str:
         """Why nothing is done."""
-        return http_path.calm_reason(self.path_limited, reason)
+        return path_limit.calm_reason(self.path_limited, reason)
 
 
 def look(observation: Observation, memory: Memory, config: ReturnSettings) -> tuple[View, Memory]:
@@ -123,7 +123,7 @@ def look(observation: Observation, memory: Memory, config: ReturnSettings) -> tu
         danger = "predicted_ttft_over_enter"
     elif tpot_strain > config.enter_strain and seen.tpot_strain > 0:
         danger = "tpot_over_enter"
-    limited = http_path.limited_count(observation.replicas)
+    limited = path_limit.limited_count(observation.replicas)
     view = View(seen, estimate, danger, dt_s, ttft_strain, tpot_strain, limited)
     return view, Memory(learned, history, ttft_strain, tpot_strain)
 

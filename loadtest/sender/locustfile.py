@@ -6,7 +6,7 @@ A request is one Locust user that fires once and stops, so Locust's user count i
 nothing waits for anything else. Users that loop (Locust's usual way, and the probe's) would be a closed loop: a slow
 service would then be asked less often.
 
-The HTTP client is ``loadtest.sender.stream_client``. Every request has a connection of its own: no limit on concurrency, no stale
+The HTTP client is ``loadtest.sender.http_stream``. Every request has a connection of its own: no limit on concurrency, no stale
 keep-alive connection, no retry.
 """
 
@@ -19,10 +19,10 @@ import gevent  # type: ignore[import-untyped]
 from locust import User, task
 from locust.exception import StopUser
 
+from loadtest.sender.http_stream import Address, Answering, request_bytes, stream
 from loadtest.sender.plan import PlannedRequest, SendPlan
 from loadtest.sender.prompts import completion_body, prompt_token_ids
 from loadtest.sender.sse import lines_of, parse_stream
-from loadtest.sender.stream_client import Address, Answering, request_bytes, stream
 from workload.records import RequestRecord, mean_tpot_ms
 
 PATH = "/v1/completions"

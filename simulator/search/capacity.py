@@ -22,8 +22,8 @@ from simulator import arguments
 from simulator.bench import Bench, make_config
 from simulator.cluster.scenario import Scenario
 from simulator.errors import SimulationError
-from simulator.metrics import SimulationSummary
 from simulator.run import Job, run_one
+from simulator.simulation_summary import SimulationSummary
 from workload import resample
 from workload.azure import TraceError
 from workload.frozen import FrozenModel

@@ -27,9 +27,9 @@ from simulator.bench import Bench, make_config, simulate
 from simulator.cluster.scenario import Scenario
 from simulator.engine.cost_table import TABLE
 from simulator.errors import SimulationError
-from simulator.metrics import met
 from simulator.search.foresight import MissTarget, search
 from simulator.search.schedule import LEVELS, SLICE_S, Played, Window, constant, play
+from simulator.simulation_summary import met
 from workload.azure import TraceError
 from workload.frozen import FrozenModel
 from workload.slo import Slo

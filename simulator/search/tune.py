@@ -33,9 +33,9 @@ from simulator import arguments
 from simulator.bench import Bench, make_config
 from simulator.cluster.scenario import Scenario
 from simulator.errors import SimulationError
-from simulator.metrics import SimulationSummary
 from simulator.run import Job, run_one
 from simulator.search import goal, space
+from simulator.simulation_summary import SimulationSummary
 from workload.azure import TraceError
 
 INVALID_PER_TRIAL = 50  # draws that the policy's model refuses, before the space is called wrong

@@ -10,8 +10,8 @@ import pytest
 from benchmarks import http_procs
 from chaos import attacks, faults, hostile, report, soak
 from chaos.__main__ import main
+from chaos.fault_cost import FaultResult
 from chaos.soak import SoakResult, SoakSample
-from chaos.timeline import FaultResult
 from chaos.watch import KINDS
 
 GOOD = FaultResult("engine killed", 0.51, 40.2, 7, 3, 0, 0, "120 requests; 3 closed")

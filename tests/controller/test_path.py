@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.audit import DecisionOutcome, Scope
-from controller.fleet.http_path import engine_tpot_ms, engine_ttft_ms, limits, path_saturated
+from controller.fleet.path_limit import engine_tpot_ms, engine_ttft_ms, limits, path_saturated
 from controller.fleet.view import ReplicaView
 from controller.live.recording import RecordingLoop
 from controller.live.replay import replay

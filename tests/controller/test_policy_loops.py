@@ -10,10 +10,10 @@ from sim_builders import make_table
 from controller.config import ControllerConfig
 from controller.policies import POLICIES
 from nestedfp.modes import DirectiveMode
-from simulator.calibrate import capacity_rps
 from simulator.cluster.scenario import Scenario
 from simulator.engine.cost_table import TABLE as H100_8B
 from simulator.engine.cost_table import EngineTable, StepTimeModel, read_table
+from simulator.load_units import capacity_rps
 from simulator.plots.timeline import Timeline, record_timeline
 from workload.azure import Arrival
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from sim_builders import FP8, FP16, exit_status, make_arrivals, make_table
 
-from loadtest.report.metrics import summarise
+from loadtest.report.run_summary import summarise
 from simulator import run
 from simulator.bench import make_bench, make_config
-from simulator.calibrate import unloaded
 from simulator.engine.cost_table import EngineLimits, StepTimeModel, read_table
 from simulator.engine.engine import Engine
 from simulator.engine.request import SimRequest
 from simulator.errors import SimulationError
 from simulator.fit import fit, observations
+from simulator.load_units import unloaded
 from workload import resample
 from workload.azure import TraceError
 from workload.records import TimelineSample, read_requests

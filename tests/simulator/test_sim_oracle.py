@@ -12,10 +12,10 @@ from nestedfp.step_rule import StepRule
 from simulator.engine.cost_table import TABLE, read_table
 from simulator.engine.engine import Engine
 from simulator.errors import SimulationError
-from simulator.metrics import met
 from simulator.search import oracle
 from simulator.search.foresight import MissTarget, changed, search
 from simulator.search.schedule import GRACE_TOKENS, LEVELS, SLICE_S, Played, Window, constant, play
+from simulator.simulation_summary import met
 from workload.slo import Slo
 
 SLO = Slo(ttft_ms=150, tpot_ms=50)

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from benchmarks.stream_client import Record
-from chaos.timeline import (
+from chaos.fault_cost import (
     Injection,
     ProcessLook,
     StatusLook,
