@@ -35,7 +35,7 @@ class Access(NamedTuple):
     id: str | None  # header x-request-id: the client's, or the one that it was given
     key: str | None  # name of the key's holder; None: no keys are configured, or none was right
     model: str | None  # as asked for; None: the request was refused before it was read
-    outcome: str  # deploy.metrics.requests.Outcome
+    outcome: str  # deploy.metrics.request_metrics.RequestOutcome
     status: int | None  # of the HTTP response; None: there was none
     pin: str  # fp16 or none
     tokens: TokenCounts | None  # None: the engine never said

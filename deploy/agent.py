@@ -15,8 +15,8 @@ from controller.messages import Directive, ReplicaSnapshot
 from deploy.admission import Admission
 from deploy.enforcement import Enforcement, SharedFollower
 from deploy.front.meter import PathMeter
-from deploy.health import DEAD, EngineHung
-from deploy.metrics.replica import AgentReading
+from deploy.health_routes import DEAD, EngineHung
+from deploy.metrics.replica_page import AgentReading
 from deploy.standing_call import Call, StandingCall
 from nestedfp.modes import DirectiveMode
 

@@ -20,7 +20,7 @@ from deploy.controller_actor import ControllerActor
 from deploy.controller_lookup import CONTROLLER_ACTOR
 from deploy.haproxy import SETTINGS_ENV
 from deploy.haproxy_config import CONTROL_PREFIX
-from deploy.server import NestedFPServer
+from deploy.llm_replica import NestedFPServer
 
 PLAIN_WORKER = "nestedfp.vllm_plugin.plain_worker.PlainCPUWorker"
 

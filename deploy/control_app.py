@@ -24,8 +24,8 @@ from deploy.control_room import page
 from deploy.control_room.feed import Feed
 from deploy.front.replies import Refused, request_id_of
 from deploy.keys import Keys, Role, Unauthorized, path_of
-from deploy.metrics.cluster import ClusterMetrics
-from deploy.metrics.page import CONTENT_TYPE
+from deploy.metrics.application_page import ApplicationMetrics
+from deploy.metrics.openmetrics import CONTENT_TYPE
 from nestedfp import admin_key
 from nestedfp.modes import DirectiveMode
 
@@ -58,7 +58,7 @@ class Control:
     def __init__(self, application: str, keys_file: str | None = None) -> None:
         self._application = application
         self._keys = Keys(path_of(keys_file))
-        self._metrics = ClusterMetrics(application, self._ask)
+        self._metrics = ApplicationMetrics(application, self._ask)
         self._feed = Feed(self._ask, ending=_is_ending)
 
     async def check_health(self) -> None:

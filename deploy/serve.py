@@ -241,7 +241,7 @@ def run(config: DeployConfig, path: Path, verbose: bool, began_s: float, key: st
             from ray import serve
 
             from deploy.app import applications
-            from deploy.cluster import start_cluster, stop_cluster
+            from deploy.local_ray import start_cluster, stop_cluster
             from deploy.next_steps import next_steps
 
             memory = stack.enter_context(leftovers.SharedMemory(folder))

@@ -11,6 +11,7 @@ import msgspec
 from starlette.requests import Request
 
 from deploy.admission import Admission, NoRoom, Place, Reason
+from deploy.disclosure import StreamDiscloser, disclose
 from deploy.front import streams
 from deploy.front.asked import asked_of
 from deploy.front.deadline import Queue, QueueDeadline
@@ -29,12 +30,11 @@ from deploy.front.requests import (
 )
 from deploy.front.tap import Tap, Taps
 from deploy.haproxy_config import ELSEWHERE_STATUS, MOST_TRIES
-from deploy.health import EngineHung
+from deploy.health_routes import EngineHung
 from deploy.keys import Holder, Keys, Limited
-from deploy.metrics.requests import RequestOutcome
+from deploy.metrics.request_metrics import RequestOutcome
 from deploy.priority import NotAllowed, Ranked, ranked
 from deploy.tracing import below_this_span
-from deploy.usage import StreamDiscloser, disclose
 from nestedfp.vllm_plugin.frontend import collected, counts_of, total, usage_of
 
 log = logging.getLogger(__name__)

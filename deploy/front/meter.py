@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from controller.messages import LatencyWindow, PathStats
 from controller.sliding_window import SlidingWindow
 from deploy.access_log import Access
-from deploy.metrics.requests import PINS, RequestMetrics, RequestOutcome, precision_of
+from deploy.metrics.request_metrics import PINS, RequestMetrics, RequestOutcome, precision_of
 from nestedfp.vllm_plugin.accounting import TokenCounts, total
 
 SPAN_S = 5.0

@@ -7,7 +7,7 @@ import pytest
 
 from deploy.access_log import LONGEST_VALUE, Access, AccessLog, as_json, as_text, open_log
 from deploy.front.meter import PathMeter
-from deploy.metrics.requests import RequestOutcome
+from deploy.metrics.request_metrics import RequestOutcome
 from nestedfp.vllm_plugin.accounting import TokenCounts
 
 ACCESS = Access(

@@ -7,7 +7,7 @@ import pytest
 from test_agent import STATS, Controller, Engine, run, until
 
 from deploy.front.app import Front
-from deploy.health import HealthRoutes, StartChecks
+from deploy.health_routes import HealthRoutes, StartChecks
 from nestedfp.vllm_plugin.accounting import TokenCounts
 
 

@@ -351,7 +351,7 @@ def test_the_image_holds_every_package_that_what_it_runs_imports(tmp_path):
         "deploy.serve",
         "deploy.leave",
         "deploy.app",
-        "deploy.server",
+        "deploy.llm_replica",
         "controller.live.actor",
         "loadtest.cli",
         "simulator.run",

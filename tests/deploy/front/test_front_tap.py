@@ -19,7 +19,7 @@ from deploy.front.meter import PathMeter
 from deploy.front.peers import PeerView
 from deploy.front.streams import Frame
 from deploy.front.tap import Taps, rest_of
-from deploy.metrics.requests import RequestOutcome
+from deploy.metrics.request_metrics import RequestOutcome
 
 vllm = pytest.importorskip("vllm")
 

@@ -9,9 +9,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from controller.messages import PathStats
 from deploy.admission import Admission
-from deploy.metrics import page
+from deploy.metrics import openmetrics
 from deploy.metrics.bulk import BulkHistogram
-from deploy.metrics.requests import RequestMetrics
+from deploy.metrics.request_metrics import RequestMetrics
 from nestedfp.modes import DirectiveMode, Mode
 
 # Of everything that is registered in the process: vLLM's families, and what prometheus_client says of the process.
@@ -198,7 +198,7 @@ class ReplicaMetrics:
             CounterMetricFamily("nestedfp_page_seconds", "Time that making these pages has taken", value=self._page_s)
         )
         families.append(CounterMetricFamily("nestedfp_pages", "Pages made before this one", value=self._pages))
-        text = page.render(families, self._labels)
+        text = openmetrics.render(families, self._labels)
         self._pages += 1
         self._page_s += time.perf_counter() - began_s
         return text

@@ -7,7 +7,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from controller.audit import DecisionOutcome, Rung
-from deploy.metrics.replica import by, gauge, states
+from deploy.metrics.replica_page import by, gauge, states
 from nestedfp.modes import DirectiveMode
 
 MOST_REASONS = (

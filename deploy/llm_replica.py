@@ -21,7 +21,6 @@ from deploy.access_log import Format, open_log, serve_logs
 from deploy.admission import TOKENS_IN_QUEUE, Admission, Shares
 from deploy.agent import ReplicaAgent
 from deploy.controller_link import DirectiveCall, ServeControllerLink
-from deploy.engine import NestedFPEngine
 from deploy.front import grammars, tap
 from deploy.front.app import Front
 from deploy.front.cors import allowing
@@ -31,14 +30,15 @@ from deploy.front.handover import take_over
 from deploy.front.meter import PathMeter
 from deploy.front.pages import Shown
 from deploy.front.peers import PeerView
-from deploy.health import HealthRoutes, StartChecks
+from deploy.health_routes import HealthRoutes, StartChecks
 from deploy.keys import Keys, path_of
 from deploy.metrics import bulk
-from deploy.metrics.page import CONTENT_TYPE
-from deploy.metrics.replica import ReplicaMetrics
+from deploy.metrics.openmetrics import CONTENT_TYPE
+from deploy.metrics.replica_page import ReplicaMetrics
 from deploy.plain_agent import PlainAgent
 from deploy.probe import probe_modes
 from deploy.scaling import DESIRED_KEY
+from deploy.vllm_engine import NestedFPEngine
 from deploy.warmup import warm_up
 from nestedfp.vllm_plugin import failure, frontend, short_logs
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from deploy.metrics import controller, page
-from deploy.metrics.replica import gauge
+from deploy.metrics import controller_families, openmetrics
+from deploy.metrics.replica_page import gauge
 from deploy.new_decisions import Ask, NewDecisions
 
 log = logging.getLogger(__name__)
@@ -17,7 +17,7 @@ REPLICA_TIMEOUT_S = 3.0  # Prometheus gives a scrape 10 s by default
 CONTROLLER_TIMEOUT_S = 2.0
 
 
-class ClusterMetrics:
+class ApplicationMetrics:
     """Makes the page of an application.
 
     Args:
@@ -28,7 +28,7 @@ class ClusterMetrics:
     def __init__(self, application: str, ask: Ask) -> None:
         self._application = application
         self._ask = ask
-        self._decisions = controller.DecisionCounts()
+        self._decisions = controller_families.DecisionCounts()
         self._new_decisions = NewDecisions(ask)
         self._handle: Any = None
         self._making: asyncio.Task[str] | None = None
@@ -42,13 +42,13 @@ class ClusterMetrics:
     async def _make(self) -> str:
         pages, status = await asyncio.gather(self._replica_pages(), self._status())
         found = [text for text in pages if isinstance(text, str)]
-        own = page.render(
+        own = openmetrics.render(
             self._families(status, len(found), len(pages) - len(found)), {"application": self._application}
         )
-        return page.merge([own, *found])
+        return openmetrics.merge([own, *found])
 
     def _families(self, status: dict[str, Any] | None, answered: int, silent: int) -> Iterator[Metric]:
-        yield from controller.families(status)
+        yield from controller_families.families(status)
         yield self._decisions.family()
         yield gauge("nestedfp_replicas_scraped", "Replicas that are on this page", answered)
         yield gauge("nestedfp_replicas_silent", "Replicas that Serve runs and that did not answer in time", silent)
