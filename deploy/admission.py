@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from deploy.haproxy_config import RETRY_AFTER_S
+from deploy.haproxy.haproxy_config import RETRY_AFTER_S
 from deploy.pace import Pace
 from deploy.priority import Priority
 

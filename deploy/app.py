@@ -18,8 +18,8 @@ from deploy.config import APP_NAME, DeployConfig, load
 from deploy.control_app import control_application, python_path
 from deploy.controller_actor import ControllerActor
 from deploy.controller_lookup import CONTROLLER_ACTOR
-from deploy.haproxy import SETTINGS_ENV
-from deploy.haproxy_config import CONTROL_PREFIX
+from deploy.haproxy.haproxy_config import CONTROL_PREFIX
+from deploy.haproxy.launcher import SETTINGS_ENV
 from deploy.llm_replica import NestedFPServer
 
 PLAIN_WORKER = "nestedfp.vllm_plugin.plain_worker.PlainCPUWorker"

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from deploy.config import ConfigError, DeployConfig
-from deploy.haproxy import SETTINGS_ENV
-from deploy.haproxy_config import CONTROL_PREFIX
+from deploy.haproxy.haproxy_config import CONTROL_PREFIX
+from deploy.haproxy.launcher import SETTINGS_ENV
 
 WORD = re.compile(r"[A-Za-z0-9_-]+")
 PREFIXES = ("RAY_SERVE_", SETTINGS_ENV)

@@ -1,7 +1,7 @@
 """The control routes: the controller's status and the operator's orders, as a Serve application of their own.
 
 It needs no engine, so that it answers while replicas start, and when none is left. HAProxy hands it ``/status``, ``/decisions``
-and ``/admin/*`` of the root as well (deploy/haproxy_config.py).
+and ``/admin/*`` of the root as well (deploy/haproxy/haproxy_config.py).
 """
 
 import asyncio

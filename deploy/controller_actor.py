@@ -4,7 +4,8 @@ from typing import Any
 
 from controller.live import actor
 from controller.live.transport import application_of, own_actor_name
-from deploy import controller_lookup, proxy_stats
+from deploy import controller_lookup
+from deploy.haproxy import proxy_stats
 
 
 class ControllerActor(actor.ControllerActor):

@@ -33,7 +33,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from deploy.config import ConfigError
 from deploy.front.replies import Headers, Refused
-from deploy.haproxy_config import ELSEWHERE_STATUS
+from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS
 from deploy.priority import Priority
 from workload.frozen import FrozenModel
 

@@ -118,8 +118,9 @@ def preflight(config: DeployConfig) -> None:
     """
     import socket
 
-    from deploy import haproxy, keys, tracing
+    from deploy import keys, tracing
     from deploy.accelerator import resolve, visible_gpus
+    from deploy.haproxy import launcher
     from nestedfp.checkpoint import verify_shards
 
     if (path := keys.path_of(config.http.keys_file)) is not None:
@@ -140,8 +141,8 @@ def preflight(config: DeployConfig) -> None:
     if kind == "cpu" and config.engine.kv_cache_bytes is None:
         raise ConfigError("engine.kv_cache_bytes is required on a CPU: the memory of one replica's KV cache, in bytes")
     try:
-        haproxy.binary()
-    except haproxy.HAProxyMissing as error:
+        launcher.binary()
+    except launcher.HAProxyMissing as error:
         raise ConfigError(str(error)) from None
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

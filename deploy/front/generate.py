@@ -29,7 +29,7 @@ from deploy.front.requests import (
     unknown_fields,
 )
 from deploy.front.tap import Tap, Taps
-from deploy.haproxy_config import ELSEWHERE_STATUS, MOST_TRIES
+from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS, MOST_TRIES
 from deploy.health_routes import EngineHung
 from deploy.keys import Holder, Keys, Limited
 from deploy.metrics.request_metrics import RequestOutcome

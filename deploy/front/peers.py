@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 
-from deploy.haproxy_config import ATTEMPT_HEADER, Limits
+from deploy.haproxy.haproxy_config import ATTEMPT_HEADER, Limits
 
 RETRYABLE_BODY_BYTES = Limits.buffer_bytes // 2  # a body of this size fits HAProxy's buffer with any headers
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from deploy.haproxy_config import ELSEWHERE_STATUS, RETRY_AFTER_S
+from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS, RETRY_AFTER_S
 from deploy.metrics.request_metrics import RequestOutcome
 
 Headers = Iterable[tuple[bytes, bytes]]

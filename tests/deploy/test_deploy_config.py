@@ -191,7 +191,7 @@ def test_streams_get_as_long_to_end_in_as_is_configured(tmp_path):
 def test_what_the_controller_is_started_with_is_json_because_serve_status_and_kuberay_are_told_it(tmp_path):
     from deploy.app import llm_config
     from deploy.controller_actor import ControllerActor
-    from deploy.proxy_stats import probe
+    from deploy.haproxy.proxy_stats import probe
 
     path = write(tmp_path)
     (actor,) = llm_config(load(path), path).deployment_config["deployment_actors"]

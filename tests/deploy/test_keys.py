@@ -16,7 +16,7 @@ from deploy.front.generate import Generate
 from deploy.front.meter import PathMeter
 from deploy.front.peers import PeerView
 from deploy.front.replies import Refused
-from deploy.haproxy_config import ELSEWHERE_STATUS
+from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS
 from deploy.keys import MOST_KEYS, Keys, Limited, Role, Unauthorized, load
 
 SECRETS = {"u": "user-secret-0123456789", "p": "pin-secret-0123456789", "a": "admin-secret-0123456789"}

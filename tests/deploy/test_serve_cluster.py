@@ -13,7 +13,7 @@ from processes import ROOT
 
 from deploy.attach import require_environment
 from deploy.config import ConfigError
-from deploy.haproxy import SETTINGS_ENV
+from deploy.haproxy.launcher import SETTINGS_ENV
 
 PORT = 8131
 two_nodes = pytest.mark.skipif(not ray_nodes.possible(), reason="no right to make network namespaces (ip netns)")

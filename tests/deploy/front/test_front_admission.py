@@ -28,7 +28,7 @@ from deploy.front.handover import TURN, EngineClientProxy, Handover
 from deploy.front.meter import PathMeter
 from deploy.front.peers import RETRYABLE_BODY_BYTES, Elsewhere
 from deploy.front.streams import Frame
-from deploy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS
+from deploy.haproxy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS
 from deploy.keys import Keys
 
 

@@ -23,7 +23,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from deploy.admission import Admission
 from deploy.front.handover import TURN, EngineClientProxy
 from deploy.front.meter import PathMeter
-from deploy.haproxy_config import ATTEMPT_HEADER
+from deploy.haproxy.haproxy_config import ATTEMPT_HEADER
 from deploy.health_routes import EngineHung
 
 

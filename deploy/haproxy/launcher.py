@@ -1,7 +1,7 @@
 """Starts HAProxy for Ray Serve: in our configuration, on loopback where the service is, and again when it dies.
 
 Ray Serve runs whatever ``RAY_SERVE_HAPROXY_BINARY_PATH`` names as if it were HAProxy. ``environment`` points it at a small
-script that calls ``launch``: the configuration is written anew (deploy/haproxy_config.py) and HAProxy takes the process over.
+script that calls ``launch``: the configuration is written anew (haproxy_config.py) and HAProxy takes the process over.
 
 Ray Serve notices a dead or hung HAProxy after half a minute. So a watcher waits beside it: it starts another one within a tenth
 of a second, and ends Ray Serve's manager, whose successor takes over from that one without closing a connection. One that has
@@ -28,8 +28,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.absence import look, note
-from deploy.haproxy_config import MOST_TRIES, Backend, Limits, Targets, address_of, keeping, read, write
+from deploy.haproxy.absence import look, note
+from deploy.haproxy.haproxy_config import MOST_TRIES, Backend, Limits, Targets, address_of, keeping, read, write
 
 SETTINGS_ENV = "NESTEDFP_HAPROXY"  # JSON: {"binary": path of HAProxy, "limits": fields of Limits}
 MOST_CONNECTIONS = 32768
@@ -91,9 +91,9 @@ def environment(folder: Path, replicas: int, limits: Limits | None = None) -> di
     limits = Limits(**{**asdict(limits), "tries": max(2, min(MOST_TRIES, 2 * replicas))})
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     launcher = folder / "haproxy"
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     launcher.write_text(
-        f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(root))} exec {shlex.quote(sys.executable)} -m deploy.haproxy "$@"\n'
+        f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(root))} exec {shlex.quote(sys.executable)} -m deploy.haproxy.launcher "$@"\n'
     )
     launcher.chmod(0o700)
     return {

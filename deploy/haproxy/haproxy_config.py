@@ -3,7 +3,7 @@
 Ray Serve starts HAProxy on every node and writes its configuration: the addresses of the replicas, their health checks, the
 admin socket. Four things in it do not suit this service: it listens for statistics on all interfaces, it turns every 502 to
 504 into a 500, it hands requests to a Python proxy when no replica is up, where they wait unseen, and it names no replica of
-an application while Serve builds the next version of it, although they serve. So the launcher (deploy/haproxy.py) reads the
+an application while Serve builds the next version of it, although they serve. So the launcher (launcher.py) reads the
 targets out of it and writes a configuration of its own, with limits on requests, answers in OpenAI's format, and a second try
 on another replica where one says that a request belongs elsewhere.
 """
@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from deploy.absence import LONGEST_S, SHORTEST_S, UNKNOWN_S, Absence
+from deploy.haproxy.absence import LONGEST_S, SHORTEST_S, UNKNOWN_S, Absence
 
 ELSEWHERE_STATUS = (
     425  # a replica's word that another one should take the request; HAProxy tries that, no client sees it
