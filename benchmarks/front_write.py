@@ -64,7 +64,7 @@ async def cost(tapped: bool) -> float:
     from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
     from vllm.v1.metrics.stats import IterationStats
 
-    from deploy.admission import Admission
+    from deploy.access.admission import Admission
     from deploy.front.generate import Generate
     from deploy.front.handover import GenerateCall, Handover
     from deploy.front.meter import PathMeter

@@ -19,11 +19,11 @@ from ray import serve
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from deploy import controller_lookup
+from deploy.access.keys import Keys, Role, Unauthorized, path_of
 from deploy.config import REPOSITORY
 from deploy.control_room import page
 from deploy.control_room.feed import Feed
 from deploy.front.replies import Refused, request_id_of
-from deploy.keys import Keys, Role, Unauthorized, path_of
 from deploy.metrics.application_page import ApplicationMetrics
 from deploy.metrics.openmetrics import CONTENT_TYPE
 from nestedfp import admin_key
@@ -52,7 +52,7 @@ class Control:
 
     Args:
         application: name of the Serve application whose controller is asked.
-        keys_file: who may ask (deploy/keys.py); None: everybody, unless the environment names a file.
+        keys_file: who may ask (deploy/access/keys.py); None: everybody, unless the environment names a file.
     """
 
     def __init__(self, application: str, keys_file: str | None = None) -> None:

@@ -47,7 +47,7 @@ def of(config: DeployConfig, folder: Path) -> dict[str, str]:
         "RAY_worker_niceness": "0",
         "VLLM_RPC_BASE_PATH": str(folder),  # sockets between a replica and its engine
         # A replica that has failed three health checks is ended at once, not after 20 s for its requests: an engine that hangs
-        # finishes none, and the replica has told their clients before (deploy/agent.py).
+        # finishes none, and the replica has told their clients before (deploy/agent/agent.py).
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
         # Whichever way a replica ends, its engine ends with it, and lets go of the GPU's memory.
         "RAY_process_group_cleanup_enabled": "true",

@@ -17,9 +17,11 @@ from vllm import envs
 
 from controller.config import ControllerConfig
 from deploy import tracing
-from deploy.access_log import Format, open_log, serve_logs
-from deploy.admission import TOKENS_IN_QUEUE, Admission, Shares
-from deploy.agent import ReplicaAgent
+from deploy.access.access_log import Format, open_log, serve_logs
+from deploy.access.admission import TOKENS_IN_QUEUE, Admission, Shares
+from deploy.access.keys import Keys, path_of
+from deploy.agent.agent import ReplicaAgent
+from deploy.agent.plain_agent import PlainAgent
 from deploy.controller_link import DirectiveCall, ServeControllerLink
 from deploy.front import grammars, tap
 from deploy.front.app import Front
@@ -31,11 +33,9 @@ from deploy.front.meter import PathMeter
 from deploy.front.pages import Shown
 from deploy.front.peers import PeerView
 from deploy.health_routes import HealthRoutes, StartChecks
-from deploy.keys import Keys, path_of
 from deploy.metrics import bulk
 from deploy.metrics.openmetrics import CONTENT_TYPE
 from deploy.metrics.replica_page import ReplicaMetrics
-from deploy.plain_agent import PlainAgent
 from deploy.probe import probe_modes
 from deploy.scaling import DESIRED_KEY
 from deploy.vllm_engine import NestedFPEngine
@@ -62,9 +62,9 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         queue_deadline_s: of requests that say nothing of theirs; None: they wait as long as it takes.
         max_body_bytes: largest body of a request.
         grammar_cpu_s: processor time that compiling one grammar may take.
-        keys_file: who may ask (deploy/keys.py); None: everybody, unless the environment names a file.
+        keys_file: who may ask (deploy/access/keys.py); None: everybody, unless the environment names a file.
         cors_origins: web pages of these origins may ask from their visitors' browsers.
-        access_log: form of the access log's lines (deploy/access_log.py).
+        access_log: form of the access log's lines (deploy/access/access_log.py).
         access_log_folder: where they go; None: beside Ray Serve's logs.
         traced: Ray Serve makes a span of each request (deploy/tracing.py).
     """

@@ -3,8 +3,8 @@
 import json
 import shlex
 
+from deploy.access.keys import path_of
 from deploy.config import DeployConfig
-from deploy.keys import path_of
 
 
 def next_steps(config: DeployConfig, url: str, key: str) -> str:

@@ -118,8 +118,9 @@ def preflight(config: DeployConfig) -> None:
     """
     import socket
 
-    from deploy import keys, tracing
+    from deploy import tracing
     from deploy.accelerator import resolve, visible_gpus
+    from deploy.access import keys
     from deploy.haproxy import launcher
     from nestedfp.checkpoint import verify_shards
 

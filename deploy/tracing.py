@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from opentelemetry import trace
 
-from deploy.access_log import Access, fields
+from deploy.access.access_log import Access, fields
 from deploy.config import ConfigError, TracingSection
 
 SERVICE = "nestedfp"

@@ -15,14 +15,14 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
-from deploy.admission import Admission
+from deploy.access.admission import Admission
+from deploy.access.keys import Keys
 from deploy.front.app import Front
 from deploy.front.generate import Generate, Queueing, Route
 from deploy.front.handover import GenerateCall, Handover
 from deploy.front.meter import PathMeter
 from deploy.front.peers import PeerView
 from deploy.front.streams import Frame
-from deploy.keys import Keys
 
 PATH = "/v1/completions"
 LIMIT = 1000  # bytes of a body

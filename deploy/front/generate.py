@@ -10,7 +10,9 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from deploy.admission import Admission, NoRoom, Place, Reason
+from deploy.access.admission import Admission, NoRoom, Place, Reason
+from deploy.access.keys import Holder, Keys, Limited
+from deploy.access.priority import NotAllowed, Ranked, ranked
 from deploy.disclosure import StreamDiscloser, disclose
 from deploy.front import streams
 from deploy.front.asked import asked_of
@@ -31,9 +33,7 @@ from deploy.front.requests import (
 from deploy.front.tap import Tap, Taps
 from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS, MOST_TRIES
 from deploy.health_routes import EngineHung
-from deploy.keys import Holder, Keys, Limited
 from deploy.metrics.request_metrics import RequestOutcome
-from deploy.priority import NotAllowed, Ranked, ranked
 from deploy.tracing import below_this_span
 from nestedfp.vllm_plugin.frontend import collected, counts_of, total, usage_of
 

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from deploy.admission import NoRoom, Place
+from deploy.access.admission import NoRoom, Place
 from deploy.front.deadline import QueueDeadline
 from deploy.front.grammars import Grammars
 from deploy.front.meter import Passage

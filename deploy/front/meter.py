@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from controller.messages import LatencyWindow, PathStats
 from controller.sliding_window import SlidingWindow
-from deploy.access_log import Access
+from deploy.access.access_log import Access
 from deploy.metrics.request_metrics import PINS, RequestMetrics, RequestOutcome, precision_of
 from nestedfp.vllm_plugin.accounting import TokenCounts, total
 

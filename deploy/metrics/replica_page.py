@@ -8,7 +8,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from controller.messages import PathStats
-from deploy.admission import Admission
+from deploy.access.admission import Admission
 from deploy.metrics import openmetrics
 from deploy.metrics.bulk import BulkHistogram
 from deploy.metrics.request_metrics import RequestMetrics

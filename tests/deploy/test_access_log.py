@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from deploy.access_log import LONGEST_VALUE, Access, AccessLog, as_json, as_text, open_log
+from deploy.access.access_log import LONGEST_VALUE, Access, AccessLog, as_json, as_text, open_log
 from deploy.front.meter import PathMeter
 from deploy.metrics.request_metrics import RequestOutcome
 from nestedfp.vllm_plugin.accounting import TokenCounts

@@ -7,8 +7,9 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from deploy import config, keys, serve
+from deploy import config, serve
 from deploy.accelerator import visible_gpus
+from deploy.access import keys
 from deploy.config import REPOSITORY, ConfigError, load
 from nestedfp.vllm_plugin import versions
 from workload.frozen import FrozenModel

@@ -17,8 +17,8 @@ from vllm.v1.engine.core import EngineCore
 from controller.config import ControllerConfig
 from controller.live.actor import ControllerActor
 from controller.messages import DirectiveAck
-from deploy.agent import ReplicaAgent
-from deploy.directive_sender import DirectiveLine, DirectiveRefused
+from deploy.agent.agent import ReplicaAgent
+from deploy.agent.directive_sender import DirectiveLine, DirectiveRefused
 from nestedfp.vllm_plugin.directive_line import THREAD_NAME, open_line
 
 LIMIT_S = 20.0

@@ -86,7 +86,7 @@ class Answering(Engine):
 
 
 def test_an_engine_that_answers_and_makes_no_step_is_noticed_and_one_without_work_is_not(monkeypatch):
-    monkeypatch.setattr("deploy.agent.HUNG_AFTER_S", 0.5)
+    monkeypatch.setattr("deploy.agent.agent.HUNG_AFTER_S", 0.5)
 
     async def scenario(agent, engine):
         await until(lambda: agent.view() is not None)

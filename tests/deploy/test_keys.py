@@ -9,6 +9,7 @@ import os
 import pytest
 import yaml
 
+from deploy.access.keys import MOST_KEYS, Keys, Limited, Role, Unauthorized, load
 from deploy.config import ConfigError
 from deploy.front.app import Front
 from deploy.front.cors import allowing
@@ -17,7 +18,6 @@ from deploy.front.meter import PathMeter
 from deploy.front.peers import PeerView
 from deploy.front.replies import Refused
 from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS
-from deploy.keys import MOST_KEYS, Keys, Limited, Role, Unauthorized, load
 
 SECRETS = {"u": "user-secret-0123456789", "p": "pin-secret-0123456789", "a": "admin-secret-0123456789"}
 
@@ -181,7 +181,7 @@ def test_every_key_is_compared_whichever_matches(keys, monkeypatch):
         compared.append(left)
         return left == right
 
-    monkeypatch.setattr("deploy.keys.hmac.compare_digest", compare)
+    monkeypatch.setattr("deploy.access.keys.hmac.compare_digest", compare)
     keys.holder(bearer("u"))
     assert len(compared) == len(USUAL)
 
@@ -255,7 +255,7 @@ def test_a_user_may_not_pin(tmp_path, clock):
 def front_of(keys, standing=None):
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
-    from deploy.admission import Admission
+    from deploy.access.admission import Admission
     from deploy.front.generate import Route
 
     class Serving:

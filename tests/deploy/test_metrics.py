@@ -10,14 +10,14 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from controller.config import ControllerConfig
 from controller.decide.loop import ControlLoop
 from controller.messages import PathStats
-from deploy.admission import Admission, Asked, NoRoom
+from deploy.access.admission import Admission, Asked, NoRoom
+from deploy.access.priority import Priority
 from deploy.front.meter import PathMeter
 from deploy.metrics import controller_families, openmetrics
 from deploy.metrics.application_page import ApplicationMetrics
 from deploy.metrics.bulk import BulkHistogram, lean_statistics
 from deploy.metrics.replica_page import AgentReading, ReplicaMetrics
 from deploy.metrics.request_metrics import Precision, RequestMetrics, RequestOutcome, precision_of
-from deploy.priority import Priority
 from nestedfp.modes import DirectiveMode
 from nestedfp.vllm_plugin.accounting import TokenCounts
 

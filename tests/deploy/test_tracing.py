@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from ray_nodes import free_port
 
 from deploy import tracing
-from deploy.access_log import Access
+from deploy.access.access_log import Access
 from deploy.config import DeployConfig, TracingSection
 from nestedfp.vllm_plugin.accounting import TokenCounts
 

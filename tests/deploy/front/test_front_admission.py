@@ -21,7 +21,8 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
-from deploy.admission import Admission, Asked
+from deploy.access.admission import Admission, Asked
+from deploy.access.keys import Keys
 from deploy.front import streams
 from deploy.front.generate import Queueing
 from deploy.front.handover import TURN, EngineClientProxy, Handover
@@ -29,7 +30,6 @@ from deploy.front.meter import PathMeter
 from deploy.front.peers import RETRYABLE_BODY_BYTES, Elsewhere
 from deploy.front.streams import Frame
 from deploy.haproxy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS
-from deploy.keys import Keys
 
 
 def full():

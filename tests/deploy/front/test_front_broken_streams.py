@@ -20,7 +20,7 @@ from front_calls import (
 )
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from deploy.admission import Admission
+from deploy.access.admission import Admission
 from deploy.front.handover import TURN, EngineClientProxy
 from deploy.front.meter import PathMeter
 from deploy.haproxy.haproxy_config import ATTEMPT_HEADER

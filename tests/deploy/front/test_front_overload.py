@@ -12,7 +12,7 @@ import time
 import pytest
 from vllm_parts import Engine, FrontEnd, RequestStatus, SamplingParams, engine_request  # first: it silences warnings
 
-from deploy.admission import Admission
+from deploy.access.admission import Admission
 from deploy.front import handover
 from deploy.front.app import Front
 from deploy.front.deadline import EngineQueue

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from vllm_parts import SamplingParams, frontend  # first: it silences third-party warnings
 
-from deploy.admission import Admission
+from deploy.access.admission import Admission
 from deploy.disclosure import StreamDiscloser
 from deploy.front import streams
 from deploy.front.generate import Generate

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from vllm_parts import MODEL, SamplingParams, engine_request, frontend  # first: it silences third-party warnings
 
-from deploy.admission import Admission
+from deploy.access.admission import Admission
 from deploy.front import tap
 from deploy.front.generate import Generate
 from deploy.front.handover import GenerateCall, Handover

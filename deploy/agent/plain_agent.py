@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from controller.config import ControllerConfig
-from deploy.agent import EngineCall, ReplicaAgent
+from deploy.agent.agent import EngineCall, ReplicaAgent
 from deploy.front.meter import PathMeter
 
 ANSWERS_BETWEEN_STEPS = "is_scheduler_paused"  # vLLM's own, and it only reads

@@ -1,6 +1,6 @@
 """Has the engine do what the replica's follower says: from the event loop, and from the thread of the standing call.
 
-Over the engine core's own line where there is one (deploy/directive_sender.py), which needs no event loop; else by a call of the
+Over the engine core's own line where there is one (directive_sender.py), which needs no event loop; else by a call of the
 engine, which does.
 """
 
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from controller.messages import Directive, DirectiveAck, StandingOrder
 from controller.protocol import DirectiveFollower
 from controller.protocol.follower import InForce
-from deploy.admission import Admission
-from deploy.directive_sender import DirectiveLine
+from deploy.access.admission import Admission
+from deploy.agent.directive_sender import DirectiveLine
 from nestedfp.modes import DirectiveMode
 from nestedfp.step_rule import StepRule
 

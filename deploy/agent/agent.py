@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 from controller.config import ControllerConfig
 from controller.messages import Directive, ReplicaSnapshot
-from deploy.admission import Admission
-from deploy.enforcement import Enforcement, SharedFollower
+from deploy.access.admission import Admission
+from deploy.agent.enforcement import Enforcement, SharedFollower
+from deploy.agent.standing_call import Call, StandingCall
 from deploy.front.meter import PathMeter
 from deploy.health_routes import DEAD, EngineHung
 from deploy.metrics.replica_page import AgentReading
-from deploy.standing_call import Call, StandingCall
 from nestedfp.modes import DirectiveMode
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Whose turn comes first where there is not room for all: three classes, and vLLM's number. Pure.
 
 A request says a number as vLLM knows it, in the body (``priority``) or in the header ``X-Vllm-Priority``: the lower, the earlier;
-0 and nothing are the same. Its class decides how full a replica may be before it is refused (``deploy/admission.py``).
+0 and nothing are the same. Its class decides how full a replica may be before it is refused (``admission.py``).
 """
 
 import enum

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from deploy.access.pace import Pace
+from deploy.access.priority import Priority
 from deploy.haproxy.haproxy_config import RETRY_AFTER_S
-from deploy.pace import Pace
-from deploy.priority import Priority
 
 SEQUENCES_IN_QUEUE = 4  # without a configured limit, the controller's scale counts from this many times the sequences
 TOKENS_IN_QUEUE = 4  # without a configured bound, tokens inside at most: this many times those that the KV cache holds

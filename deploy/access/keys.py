@@ -31,10 +31,10 @@ from typing import Annotated, Self
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from deploy.access.priority import Priority
 from deploy.config import ConfigError
 from deploy.front.replies import Headers, Refused
 from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS
-from deploy.priority import Priority
 from workload.frozen import FrozenModel
 
 log = logging.getLogger(__name__)
