@@ -130,7 +130,7 @@ def main() -> None:
     frontend.install()
     tap.install()
     lean_statistics()
-    envs.enable_envs_cache()  # as deploy/llm_replica.py does
+    envs.enable_envs_cache()  # as deploy/replica/llm_replica.py does
     for name, tapped in (("a task for each stream", False), ("tapped", True)):
         print(f"{name:22}  {uvloop.run(cost(tapped)):5.1f} us a token", flush=True)
 

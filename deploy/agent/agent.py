@@ -16,8 +16,8 @@ from deploy.access.admission import Admission
 from deploy.agent.enforcement import Enforcement, SharedFollower
 from deploy.agent.standing_call import Call, StandingCall
 from deploy.front.meter import PathMeter
-from deploy.health_routes import DEAD, EngineHung
 from deploy.metrics.replica_page import AgentReading
+from deploy.replica.health_routes import DEAD, EngineHung
 from nestedfp.modes import DirectiveMode
 
 log = logging.getLogger(__name__)

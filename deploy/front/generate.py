@@ -13,7 +13,6 @@ from starlette.requests import Request
 from deploy.access.admission import Admission, NoRoom, Place, Reason
 from deploy.access.keys import Holder, Keys, Limited
 from deploy.access.priority import NotAllowed, Ranked, ranked
-from deploy.disclosure import StreamDiscloser, disclose
 from deploy.front import streams
 from deploy.front.asked import asked_of
 from deploy.front.deadline import Queue, QueueDeadline
@@ -32,9 +31,10 @@ from deploy.front.requests import (
 )
 from deploy.front.tap import Tap, Taps
 from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS, MOST_TRIES
-from deploy.health_routes import EngineHung
 from deploy.metrics.request_metrics import RequestOutcome
-from deploy.tracing import below_this_span
+from deploy.replica.disclosure import StreamDiscloser, disclose
+from deploy.replica.health_routes import EngineHung
+from deploy.replica.tracing import below_this_span
 from nestedfp.vllm_plugin.frontend import collected, counts_of, total, usage_of
 
 log = logging.getLogger(__name__)

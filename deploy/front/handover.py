@@ -18,7 +18,7 @@ from deploy.front.grammars import Grammars
 from deploy.front.meter import Passage
 from deploy.front.replies import Refused
 from deploy.front.streams import Frame
-from deploy.health_routes import EngineHung
+from deploy.replica.health_routes import EngineHung
 
 
 @dataclass(slots=True)

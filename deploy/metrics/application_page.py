@@ -7,9 +7,9 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
+from deploy.control.new_decisions import Ask, NewDecisions
 from deploy.metrics import controller_families, openmetrics
 from deploy.metrics.replica_page import gauge
-from deploy.new_decisions import Ask, NewDecisions
 
 log = logging.getLogger(__name__)
 

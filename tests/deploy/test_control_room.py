@@ -250,7 +250,7 @@ def control(monkeypatch, tmp_path):
     pytest.importorskip("ray")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # third-party imports, not ours
-        from deploy import control_app
+        from deploy.control import control_app
 
     (tmp_path / "admin").write_text("the-admin-key")
     monkeypatch.setenv(admin_key.KEY_FILE_ENV, str(tmp_path / "admin"))

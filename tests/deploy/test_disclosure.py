@@ -2,7 +2,7 @@
 
 import json
 
-from deploy.disclosure import StreamDiscloser, disclose
+from deploy.replica.disclosure import StreamDiscloser, disclose
 
 TOKENS = {"prompt": {"fp16": 3, "fp8": 2, "cached": {"fp16": 1, "fp8": 0}}, "completion": {"fp16": 4, "fp8": 0}}
 

@@ -7,7 +7,7 @@ import pytest
 from test_agent import STATS, Controller, Engine, run, until
 
 from deploy.front.app import Front
-from deploy.health_routes import HealthRoutes, StartChecks
+from deploy.replica.health_routes import HealthRoutes, StartChecks
 from nestedfp.vllm_plugin.accounting import TokenCounts
 
 
@@ -141,7 +141,7 @@ def probe(engine, fp16_only=False):
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from deploy.probe import probe_modes
+        from deploy.replica.probe import probe_modes
     return asyncio.run(probe_modes(engine, "m", fp16_only))
 
 

@@ -352,7 +352,7 @@ def test_the_image_holds_every_package_that_what_it_runs_imports(tmp_path):
         "deploy.serve",
         "deploy.leave",
         "deploy.app",
-        "deploy.llm_replica",
+        "deploy.replica.llm_replica",
         "controller.live.actor",
         "loadtest.cli",
         "simulator.run",

@@ -11,7 +11,7 @@ import pytest
 from live_service import wait_until
 from processes import ROOT
 
-from deploy import leftovers
+from deploy.startup import leftovers
 
 
 @pytest.fixture

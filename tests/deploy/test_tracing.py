@@ -14,9 +14,9 @@ from processes import ROOT
 from pydantic import ValidationError
 from ray_nodes import free_port
 
-from deploy import tracing
 from deploy.access.access_log import Access
 from deploy.config import DeployConfig, TracingSection
+from deploy.replica import tracing
 from nestedfp.vllm_plugin.accounting import TokenCounts
 
 

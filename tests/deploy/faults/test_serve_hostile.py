@@ -21,7 +21,7 @@ from live_service import ADMIN, KEY, MODEL, complete, wait_until
 from benchmarks import stream_client
 from chaos import hostile
 from chaos.attacks import send_all
-from deploy.accelerator import resolve
+from deploy.startup.accelerator import resolve
 
 pytestmark = [pytest.mark.serve, pytest.mark.faults]
 

@@ -24,7 +24,7 @@ from deploy.access.admission import Admission
 from deploy.front.handover import TURN, EngineClientProxy
 from deploy.front.meter import PathMeter
 from deploy.haproxy.haproxy_config import ATTEMPT_HEADER
-from deploy.health_routes import EngineHung
+from deploy.replica.health_routes import EngineHung
 
 
 def test_an_engine_that_dies_in_mid_stream_ends_it_with_an_error_event_and_the_end_mark():

@@ -8,7 +8,6 @@ import pytest
 from vllm_parts import SamplingParams, frontend  # first: it silences third-party warnings
 
 from deploy.access.admission import Admission
-from deploy.disclosure import StreamDiscloser
 from deploy.front import streams
 from deploy.front.generate import Generate
 from deploy.front.handover import GenerateCall, Handover
@@ -16,6 +15,7 @@ from deploy.front.meter import PathMeter
 from deploy.front.peers import PeerView
 from deploy.front.streams import Frame
 from deploy.metrics.request_metrics import RequestOutcome
+from deploy.replica.disclosure import StreamDiscloser
 from nestedfp.vllm_plugin.accounting import TokenCounts, usage_of
 
 vllm = pytest.importorskip("vllm")

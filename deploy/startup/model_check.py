@@ -24,8 +24,8 @@ def check_model(config: DeployConfig) -> None:
     from vllm.entrypoints.launchers.cli_args import FrontendArgs
     from vllm.tokenizers import cached_tokenizer_from_config
 
-    from deploy.accelerator import resolve
     from deploy.app import engine_kwargs
+    from deploy.startup.accelerator import resolve
 
     engine, server = _names(AsyncEngineArgs), _names(FrontendArgs)
     for name in config.engine.extra:

@@ -11,8 +11,8 @@ import ray
 from ray import serve
 from ray._private import services
 
-from deploy.accelerator import resolve
 from deploy.config import DeployConfig
+from deploy.startup.accelerator import resolve
 
 OBJECT_STORE_BYTES = 200 << 20  # nothing large travels between processes
 

@@ -16,13 +16,12 @@ from ray.serve.llm.deployment import LLMServer
 from vllm import envs
 
 from controller.config import ControllerConfig
-from deploy import tracing
 from deploy.access.access_log import Format, open_log, serve_logs
 from deploy.access.admission import TOKENS_IN_QUEUE, Admission, Shares
 from deploy.access.keys import Keys, path_of
 from deploy.agent.agent import ReplicaAgent
 from deploy.agent.plain_agent import PlainAgent
-from deploy.controller_link import DirectiveCall, ServeControllerLink
+from deploy.control.controller_link import DirectiveCall, ServeControllerLink
 from deploy.front import grammars, tap
 from deploy.front.app import Front
 from deploy.front.cors import allowing
@@ -32,14 +31,15 @@ from deploy.front.handover import take_over
 from deploy.front.meter import PathMeter
 from deploy.front.pages import Shown
 from deploy.front.peers import PeerView
-from deploy.health_routes import HealthRoutes, StartChecks
 from deploy.metrics import bulk
 from deploy.metrics.openmetrics import CONTENT_TYPE
 from deploy.metrics.replica_page import ReplicaMetrics
-from deploy.probe import probe_modes
+from deploy.replica import tracing
+from deploy.replica.health_routes import HealthRoutes, StartChecks
+from deploy.replica.probe import probe_modes
+from deploy.replica.vllm_engine import NestedFPEngine
+from deploy.replica.warmup import warm_up
 from deploy.scaling import DESIRED_KEY
-from deploy.vllm_engine import NestedFPEngine
-from deploy.warmup import warm_up
 from nestedfp.vllm_plugin import failure, frontend, short_logs
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         cors_origins: web pages of these origins may ask from their visitors' browsers.
         access_log: form of the access log's lines (deploy/access/access_log.py).
         access_log_folder: where they go; None: beside Ray Serve's logs.
-        traced: Ray Serve makes a span of each request (deploy/tracing.py).
+        traced: Ray Serve makes a span of each request (deploy/replica/tracing.py).
     """
 
     _default_engine_cls = NestedFPEngine

@@ -16,7 +16,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from vllm.entrypoints.launchers.cli_args import FrontendArgs
 
-from deploy.process_life import Life
+from deploy.replica.process_life import Life
 
 
 class NestedFPEngine(VLLMEngine):  # type: ignore[misc]

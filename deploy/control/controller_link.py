@@ -6,7 +6,7 @@ from typing import Any
 
 from ray import serve
 
-from deploy.controller_lookup import CONTROLLER_ACTOR
+from deploy.control.controller_lookup import CONTROLLER_ACTOR
 
 
 class ServeControllerLink:

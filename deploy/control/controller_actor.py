@@ -4,7 +4,7 @@ from typing import Any
 
 from controller.live import actor
 from controller.live.transport import application_of, own_actor_name
-from deploy import controller_lookup
+from deploy.control import controller_lookup
 from deploy.haproxy import proxy_stats
 
 

@@ -18,9 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from deploy import controller_lookup
 from deploy.access.keys import Keys, Role, Unauthorized, path_of
 from deploy.config import REPOSITORY
+from deploy.control import controller_lookup
 from deploy.control_room import page
 from deploy.control_room.feed import Feed
 from deploy.front.replies import Refused, request_id_of
