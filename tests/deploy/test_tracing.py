@@ -72,7 +72,7 @@ def test_nobody_at_the_endpoint_is_a_warning_and_not_an_end():
 
 SPAN = """
 from opentelemetry.sdk.trace import TracerProvider
-from deploy import tracing
+from deploy.replica import tracing
 provider = TracerProvider()
 for processor in tracing.processors():
     provider.add_span_processor(processor)
