@@ -24,7 +24,7 @@ import psutil
 from controller.config import ControllerConfig
 from controller.decide.loop import ControlLoop
 from controller.messages import ReplicaSnapshot
-from deploy.agent import ReplicaAgent
+from deploy.agent.agent import ReplicaAgent
 
 RESULT = Path(__file__).parent / "results" / "control-overhead.csv"
 MODEL = Path(__file__).parents[1] / "models" / "fairytales-8m"

@@ -25,7 +25,7 @@ import httpx
 
 from benchmarks import stream_client
 from benchmarks.http_load import body
-from benchmarks.stream_client import Plan
+from benchmarks.stream_client import LoadPlan
 from loadtest.errors import LoadtestError
 from loadtest.service.process import serve_command, started_service
 
@@ -70,7 +70,7 @@ def streaming(url: str, streams: int, span_s: float) -> Iterator[None]:
         return
     with httpx.Client(base_url=url, timeout=10, trust_env=False) as client:
         model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
-    plan = Plan([body(model, "Once upon a time", 128)], streams=streams, start_for_s=span_s, limit_s=span_s + 30)
+    plan = LoadPlan([body(model, "Once upon a time", 128)], streams=streams, start_for_s=span_s, limit_s=span_s + 30)
     with tempfile.TemporaryDirectory() as folder:
         load = stream_client.start(url, "/v1/completions", plan, Path(folder) / "requests")
         time.sleep(3.0)

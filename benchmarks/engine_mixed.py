@@ -28,7 +28,7 @@ EDGE = 0.2  # of the run at either end, while the load settles and after arrival
 
 
 @dataclass(slots=True)
-class Answer:
+class RequestTimes:
     """Times of one request, in seconds of one clock."""
 
     arrived_s: float
@@ -57,7 +57,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
 
 
-def figures_ms(answers: Sequence[Answer], seconds: float) -> tuple[float, float, float, float]:
+def figures_ms(answers: Sequence[RequestTimes], seconds: float) -> tuple[float, float, float, float]:
     """Return median and 99th percentile of TTFT, then of TPOT, over the requests that arrived in the middle of the run.
 
     Args:
@@ -93,16 +93,16 @@ class Loop:
         )
         self._ids = itertools.count()
 
-    def run(self, arrivals_s: Sequence[float]) -> list[Answer]:
+    def run(self, arrivals_s: Sequence[float]) -> list[RequestTimes]:
         """Send a request at each time, and step until all are answered."""
-        answers: dict[str, Answer] = {}
+        answers: dict[str, RequestTimes] = {}
         prompts = [engine_process.random_prompt(self._tokens_in, self._vocabulary) for _ in arrivals_s]
         start_s, sent = time.perf_counter(), 0
         while sent < len(arrivals_s) or self._engine.has_unfinished_requests():
             now_s = time.perf_counter() - start_s
             while sent < len(arrivals_s) and arrivals_s[sent] <= now_s:
                 request_id = f"mixed-{next(self._ids)}"
-                answers[request_id] = Answer(arrivals_s[sent])
+                answers[request_id] = RequestTimes(arrivals_s[sent])
                 self._engine.add_request(request_id, prompts[sent], self._params)
                 sent += 1
             if not self._engine.has_unfinished_requests():

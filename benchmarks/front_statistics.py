@@ -57,7 +57,7 @@ def main() -> None:
 
     from deploy.metrics.bulk import BulkHistogram, lean_statistics
 
-    envs.enable_envs_cache()  # as deploy/server.py does
+    envs.enable_envs_cache()  # as deploy/replica/llm_replica.py does
     bounds = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)  # vLLM's
     histogram = Histogram("vllm:itl", "Text.", ("engine",), buckets=bounds, registry=CollectorRegistry()).labels("0")
     print("us a token: keep, observe")

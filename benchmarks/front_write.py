@@ -64,18 +64,18 @@ async def cost(tapped: bool) -> float:
     from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
     from vllm.v1.metrics.stats import IterationStats
 
-    from deploy.admission import Admission
+    from deploy.access.admission import Admission
     from deploy.front.generate import Generate
-    from deploy.front.handover import EngineCall, Handover
+    from deploy.front.handover import GenerateCall, Handover
     from deploy.front.meter import PathMeter
-    from deploy.front.peers import Standing
+    from deploy.front.peers import PeerView
     from deploy.front.streams import Frame
     from deploy.front.tap import Taps
 
     processor = OutputProcessor(get_tokenizer(str(MODEL)), log_stats=True)
     meter = PathMeter()
     taps = Taps(processor.request_states if tapped else {})
-    generate = Generate({}, SimpleNamespace(errored=False), Admission(None, 1), meter, Standing(), 1 << 20, taps=taps)
+    generate = Generate({}, SimpleNamespace(errored=False), Admission(None, 1), meter, PeerView(), 1 << 20, taps=taps)
 
     class Client:
         async def add_request(self, request_id: str, prompt: Any, params: Any) -> Any:
@@ -87,7 +87,7 @@ async def cost(tapped: bool) -> float:
 
     async def stream(request_id: str) -> None:
         params = SamplingParams(max_tokens=10_000, output_kind=RequestOutputKind.DELTA)
-        call = EngineCall(Client(), None, params, request_id, {})
+        call = GenerateCall(Client(), None, params, request_id, {})
         frame = Frame.make(request_id, 1, "model", chat=False, include_usage=False)
         await generate._write(Handover(call, frame), sender(), meter.arrive(time.monotonic()), [])
 
@@ -130,7 +130,7 @@ def main() -> None:
     frontend.install()
     tap.install()
     lean_statistics()
-    envs.enable_envs_cache()  # as deploy/server.py does
+    envs.enable_envs_cache()  # as deploy/replica/llm_replica.py does
     for name, tapped in (("a task for each stream", False), ("tapped", True)):
         print(f"{name:22}  {uvloop.run(cost(tapped)):5.1f} us a token", flush=True)
 

@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.http_systems import ROOT, Engine, stop
-from benchmarks.stream_client import BIN_S, Load, Plan, Record, parse
+from benchmarks.http_systems import ROOT, EngineArguments, stop
+from benchmarks.stream_client import BIN_S, ClientRun, LoadPlan, Record, parse
 
 
 class EngineProcess:
@@ -26,13 +26,13 @@ class EngineProcess:
         self._process = process
         self.pid = process.pid
 
-    def start(self, plan: Plan) -> None:
+    def start(self, plan: LoadPlan) -> None:
         """Begin a load; ``finish`` waits for it."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(asdict(plan)) + "\n")
         self._process.stdin.flush()
 
-    def finish(self) -> Load:
+    def finish(self) -> ClientRun:
         """Wait for the load that was begun.
 
         Raises:
@@ -51,7 +51,7 @@ class EngineProcess:
 
 
 @contextlib.contextmanager
-def start(engine: Engine) -> Iterator[EngineProcess]:
+def start(engine: EngineArguments) -> Iterator[EngineProcess]:
     """Start the engine with nested weights and wait until it is ready."""
     arguments = engine.arguments() | {"model": str(engine.model_dir), "quantization": "nestedfp"}
     if engine.step_ms is not None:
@@ -90,9 +90,9 @@ async def stream(llm: Any, body: dict[str, Any], request_id: str) -> AsyncIterat
         yield len(output.outputs[0].token_ids)
 
 
-async def run(llm: Any, plan: Plan) -> Load:
+async def run(llm: Any, plan: LoadPlan) -> ClientRun:
     """Run a load."""
-    load = Load(start_s=time.monotonic())
+    load = ClientRun(start_s=time.monotonic())
     bins: Counter[int] = Counter()
     bodies = [json.loads(body) for body in plan.bodies]
     used_s = time.process_time()
@@ -136,7 +136,7 @@ async def serve(arguments: dict[str, Any]) -> None:
     print("READY", flush=True)
     try:
         while line := await asyncio.to_thread(sys.stdin.readline):
-            load = await run(llm, Plan(**json.loads(line)))
+            load = await run(llm, LoadPlan(**json.loads(line)))
             for r in load.records:
                 times = f"{r.due_s:.6f} {r.start_s:.6f} {r.first_s:.6f} {r.last_s:.6f} {r.end_s:.6f}"
                 print(f"R {times} {r.status} {r.events} {r.tokens} {r.kind}")

@@ -24,30 +24,30 @@ from typing import Any
 
 from benchmarks import engine_closed, engine_process, http_rows, http_systems, results_csv
 from benchmarks.engine_shapes import SHAPES, config_of
-from benchmarks.http_load import Scenario, prompts
+from benchmarks.http_load import HttpLoad, prompts
 from benchmarks.http_measure import measure
-from benchmarks.http_systems import ROOT, Engine, Service
+from benchmarks.http_systems import ROOT, EngineArguments, RunningSystem
 from nestedfp.vllm_plugin.options import OPTIONS_KEY
 
 RESULT = Path(__file__).parent / "results" / "h100-http.csv"
 SYSTEMS = {"nestedfp_http": "nestedfp", "vllm_http": "vllm_serve", "engine_offline": ""}
 TOKENIZER = ROOT / "models" / "llama-8b-shape"
 SCENARIOS = (
-    Scenario("unloaded", 16, 32, warm_s=1, window_s=5, streams=1),
-    Scenario("open", 416, 88, warm_s=5, window_s=12, rate_per_s=17.0),
-    Scenario("closed", 16, 128, warm_s=6, window_s=10, streams=256),
+    HttpLoad("unloaded", 16, 32, warm_s=1, window_s=5, streams=1),
+    HttpLoad("open", 416, 88, warm_s=5, window_s=12, rate_per_s=17.0),
+    HttpLoad("closed", 16, 128, warm_s=6, window_s=10, streams=256),
 )
 STREAMS, OFFLINE_PROMPTS, PROMPT_TOKENS, OUTPUT_TOKENS = 256, 1024, 16, 128
 
 
-def engine(model: str, folder: Path, plugin: dict[str, Any] | None = None) -> Engine:
+def engine(model: str, folder: Path, plugin: dict[str, Any] | None = None) -> EngineArguments:
     """Return the engine that all systems run for a shape.
 
     Args:
         plugin: options of nested weights.
     """
     arguments: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": STREAMS, "enforce_eager": False}
-    return Engine(model, folder, gpu=True, dummy=True, plugin=plugin or {}, **arguments)
+    return EngineArguments(model, folder, gpu=True, dummy=True, plugin=plugin or {}, **arguments)
 
 
 def model_folder(model: str) -> Path:
@@ -73,11 +73,11 @@ def fill(vocabulary: dict[str, int], size: int) -> None:
 
 
 def measure_service(
-    service: Service,
+    service: RunningSystem,
     system: str,
     model: str,
     modes: Sequence[str],
-    scenarios: Sequence[Scenario],
+    scenarios: Sequence[HttpLoad],
     replicas: int,
     output: Path,
     comments: Sequence[str],
@@ -101,7 +101,7 @@ def measure_service(
 @contextlib.contextmanager
 def running(
     system: str, model: str, urls: dict[str, str], port: int, replicas: int, plugin: dict[str, Any]
-) -> Iterator[Service]:
+) -> Iterator[RunningSystem]:
     """Give a service that runs: the one at a URL, or one that is started here and stopped at the end."""
     if system in urls:
         yield http_systems.attach(system, urls[system])

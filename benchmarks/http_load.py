@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.stream_client import Plan
+from benchmarks.stream_client import LoadPlan
 
 WORDS = (
     "the",
@@ -31,7 +31,7 @@ SEED = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
+class HttpLoad:
     """One load. Closed loop with ``streams``, open loop with ``rate_per_s``.
 
     Attributes:
@@ -49,11 +49,11 @@ class Scenario:
     rate_per_s: float = 0.0
     drain_s: float = 20.0  # what requests in flight may take after the window
 
-    def plan(self, model_id: str, prompts: Sequence[str], keep_alive: bool = False) -> Plan:
+    def plan(self, model_id: str, prompts: Sequence[str], keep_alive: bool = False) -> LoadPlan:
         """Return the client's load for a model."""
         bodies = [body(model_id, prompt, self.output_tokens) for prompt in prompts]
         load_s = self.warm_s + self.window_s
-        return Plan(
+        return LoadPlan(
             bodies,
             streams=self.streams,
             due_s=[] if self.streams else arrivals(self.rate_per_s, load_s),

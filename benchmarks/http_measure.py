@@ -8,11 +8,11 @@ from pathlib import Path
 
 from benchmarks import stream_client
 from benchmarks.http_engine import EngineProcess
-from benchmarks.http_load import Scenario
+from benchmarks.http_load import HttpLoad
 from benchmarks.http_procs import Process, path_s, tree, used_s
-from benchmarks.http_stats import Figures, Window, figures
-from benchmarks.http_systems import Service
-from benchmarks.stream_client import Load
+from benchmarks.http_stats import Figures, MeasuredSpan, figures
+from benchmarks.http_systems import RunningSystem
+from benchmarks.stream_client import ClientRun
 
 PATH = "/v1/completions"
 
@@ -24,7 +24,7 @@ class Measurement:
     figures: Figures
     spent_s: dict[str, float]  # processor time by role in the window; empty where its processes cannot be seen
     client_us_per_token: float
-    load: Load
+    load: ClientRun
 
     def us_per_token(self, seconds: float) -> float | None:
         return seconds * 1e6 / self.figures.tokens if self.spent_s and self.figures.tokens else None
@@ -40,7 +40,9 @@ class Measurement:
         return " ".join(f"{role}:{us:.1f}" for role, us in sorted(parts.items(), key=lambda p: -p[1]) if us >= 0.05)
 
 
-def measure(system: Service | EngineProcess, scenario: Scenario, model_id: str, prompts: Sequence[str]) -> Measurement:
+def measure(
+    system: RunningSystem | EngineProcess, scenario: HttpLoad, model_id: str, prompts: Sequence[str]
+) -> Measurement:
     """Run a load and return its figures. Takes at most the scenario's time.
 
     Raises:
@@ -48,12 +50,12 @@ def measure(system: Service | EngineProcess, scenario: Scenario, model_id: str, 
     """
     plan = scenario.plan(model_id, prompts)
     with tempfile.TemporaryDirectory() as folder:
-        if isinstance(system, Service):
+        if isinstance(system, RunningSystem):
             client = stream_client.start(system.url, PATH, plan, Path(folder) / "requests")
         else:
             system.start(plan)
         window, before, after = look(system.pid, scenario)
-        load = stream_client.finish(client, plan.limit_s + 10) if isinstance(system, Service) else system.finish()
+        load = stream_client.finish(client, plan.limit_s + 10) if isinstance(system, RunningSystem) else system.finish()
     found = figures(load, window)
     if not found.requests:
         raise RuntimeError(f"{scenario.name}: no request was answered ({found.errors}); {' '.join(load.errors)[:1000]}")
@@ -61,10 +63,10 @@ def measure(system: Service | EngineProcess, scenario: Scenario, model_id: str, 
     return Measurement(found, used_s(before, after), load.client_s * 1e6 / max(1, tokens), load)
 
 
-def look(pid: int | None, scenario: Scenario) -> tuple[Window, list[Process], list[Process]]:
+def look(pid: int | None, scenario: HttpLoad) -> tuple[MeasuredSpan, list[Process], list[Process]]:
     """Wait for a window's begin and end; return it with a system's processes at both."""
     time.sleep(scenario.warm_s)
     begin_s, before = time.monotonic(), tree(pid) if pid else []
     time.sleep(max(0.0, begin_s + scenario.window_s - time.monotonic()))
     end_s, after = time.monotonic(), tree(pid) if pid else []
-    return Window(begin_s, end_s), before, after
+    return MeasuredSpan(begin_s, end_s), before, after

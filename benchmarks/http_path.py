@@ -22,9 +22,9 @@ from pathlib import Path
 
 from benchmarks import http_engine, http_rows, http_systems, results_csv
 from benchmarks.http_engine import EngineProcess
-from benchmarks.http_load import Scenario, prompts
+from benchmarks.http_load import HttpLoad, prompts
 from benchmarks.http_measure import measure
-from benchmarks.http_systems import ROOT, Engine, Service
+from benchmarks.http_systems import ROOT, EngineArguments, RunningSystem
 
 RESULT = Path(__file__).parent / "results" / "http-path.csv"
 SYSTEMS = ("nestedfp", "vllm_serve", "engine")
@@ -34,45 +34,47 @@ PORT = 8210
 
 
 @dataclass(frozen=True)
-class Case:
+class EngineCase:
     """One engine in so many replicas, and its loads."""
 
     label: str  # of the engine, in the result file
-    engine: Engine
-    scenarios: tuple[Scenario, ...]
+    engine: EngineArguments
+    scenarios: tuple[HttpLoad, ...]
     replicas: int = 1
 
 
-def cases(names: Sequence[str], step_ms: float, replicas: Sequence[int]) -> Iterator[Case]:
+def cases(names: Sequence[str], step_ms: float, replicas: Sequence[int]) -> Iterator[EngineCase]:
     """Yield what is measured on a CPU.
 
     Two cores saturate with one replica's 256 streams, so replicas are compared with a slower step and fewer streams: whether
     the path spreads the load, not how many cores there are.
     """
-    timed = Engine("fairytales-8m", MODEL_DIR, step_ms=step_ms, kv_cache_bytes=KV_BYTES)
+    timed = EngineArguments("fairytales-8m", MODEL_DIR, step_ms=step_ms, kv_cache_bytes=KV_BYTES)
     if "timed" in names:
         loads = (
-            Scenario("unloaded", 16, 16, warm_s=1, window_s=8, streams=1),
-            *(Scenario("open", 16, 88, warm_s=3, window_s=10, rate_per_s=rate) for rate in (20.0, 60.0, 100.0)),
-            Scenario("closed", 16, 128, warm_s=5, window_s=10, streams=256),
+            HttpLoad("unloaded", 16, 16, warm_s=1, window_s=8, streams=1),
+            *(HttpLoad("open", 16, 88, warm_s=3, window_s=10, rate_per_s=rate) for rate in (20.0, 60.0, 100.0)),
+            HttpLoad("closed", 16, 128, warm_s=5, window_s=10, streams=256),
         )
-        yield Case(f"timed_{step_ms:g}ms", timed, loads)
+        yield EngineCase(f"timed_{step_ms:g}ms", timed, loads)
     if "demo" in names:
-        demo = Engine("fairytales-8m", MODEL_DIR, kv_cache_bytes=KV_BYTES, max_num_seqs=64)
+        demo = EngineArguments("fairytales-8m", MODEL_DIR, kv_cache_bytes=KV_BYTES, max_num_seqs=64)
         loads = (
-            Scenario("unloaded", 16, 16, warm_s=1, window_s=8, streams=1),
-            Scenario("closed", 16, 64, warm_s=5, window_s=10, streams=64),
+            HttpLoad("unloaded", 16, 16, warm_s=1, window_s=8, streams=1),
+            HttpLoad("closed", 16, 64, warm_s=5, window_s=10, streams=64),
         )
-        yield Case("fairytales-8m", demo, loads)
+        yield EngineCase("fairytales-8m", demo, loads)
     if "scale" in names:
-        slow = Engine("fairytales-8m", MODEL_DIR, step_ms=4 * step_ms, kv_cache_bytes=KV_BYTES, max_num_seqs=64)
+        slow = EngineArguments(
+            "fairytales-8m", MODEL_DIR, step_ms=4 * step_ms, kv_cache_bytes=KV_BYTES, max_num_seqs=64
+        )
         for count in replicas:
-            load = Scenario("scale", 16, 64, warm_s=6, window_s=12, streams=64 * count)
-            yield Case(f"timed_{4 * step_ms:g}ms", slow, (load,), count)
+            load = HttpLoad("scale", 16, 64, warm_s=6, window_s=12, streams=64 * count)
+            yield EngineCase(f"timed_{4 * step_ms:g}ms", slow, (load,), count)
 
 
 @contextlib.contextmanager
-def running(system: str, case: Case, urls: dict[str, str], port: int) -> Iterator[Service | EngineProcess]:
+def running(system: str, case: EngineCase, urls: dict[str, str], port: int) -> Iterator[RunningSystem | EngineProcess]:
     """Give a system that runs: the one at a URL, or one that is started here and stopped at the end."""
     if system in urls:
         yield http_systems.attach(system, urls[system])
@@ -87,18 +89,18 @@ def running(system: str, case: Case, urls: dict[str, str], port: int) -> Iterato
             yield service
 
 
-def run(case: Case, system: str, urls: dict[str, str], port: int, output: Path, comments: Sequence[str]) -> None:
+def run(case: EngineCase, system: str, urls: dict[str, str], port: int, output: Path, comments: Sequence[str]) -> None:
     """Measure one system under a case's loads."""
     texts = prompts(case.engine.model_dir, case.scenarios[0].prompt_tokens)
     with running(system, case, urls, port) as target:
         for scenario in case.scenarios:
-            model_id = target.model_id if isinstance(target, Service) else case.engine.model_id
+            model_id = target.model_id if isinstance(target, RunningSystem) else case.engine.model_id
             measurement = measure(target, scenario, model_id, texts)
             row = http_rows.values(measurement, scenario)
             row |= {"system": system, "engine": case.label, "replicas": case.replicas}
             http_rows.save(output, http_rows.COLUMNS, http_rows.KEYS, row, comments)
             print(f"  load client: {measurement.client_us_per_token:.1f} us per token", flush=True)
-            if isinstance(target, Service) and measurement.figures.errors:
+            if isinstance(target, RunningSystem) and measurement.figures.errors:
                 http_systems.settle(target)
 
 
@@ -136,7 +138,7 @@ def main(argv: list[str] | None = None) -> int:
     counts = [int(count) for count in (args.replicas or "1,2,4").split(",")]
     for case in cases(args.cases.split(","), args.step_ms, counts):
         wanted = [s for s in case.scenarios if args.scenarios is None or s.name in args.scenarios.split(",")]
-        chosen = Case(case.label, case.engine, tuple(wanted), case.replicas)
+        chosen = EngineCase(case.label, case.engine, tuple(wanted), case.replicas)
         for system in systems:
             if not wanted or (case.replicas > 1 and system != "nestedfp"):
                 continue  # vllm serve and the engine alone are one replica

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import results_csv
-from benchmarks.http_load import Scenario
+from benchmarks.http_load import HttpLoad
 from benchmarks.http_measure import Measurement
 
 MEASURED = (
@@ -53,7 +53,7 @@ def shown(value: float | None, digits: int = 2) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
 
-def values(measurement: Measurement, scenario: Scenario) -> dict[str, Any]:
+def values(measurement: Measurement, scenario: HttpLoad) -> dict[str, Any]:
     """Return all that a row may hold of a measurement."""
     found = measurement.figures
     return {

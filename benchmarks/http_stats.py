@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.stream_client import Load, Record
+from benchmarks.stream_client import ClientRun, Record
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class MeasuredSpan:
     """A span of ``time.monotonic`` in which a service is measured: after its ramp, before its drain."""
 
     begin_s: float
@@ -62,7 +62,7 @@ def errors_of(records: Iterable[Record]) -> str:
     return " ".join(f"{kind}:{count}" for kind, count in kinds.most_common())
 
 
-def figures(load: Load, window: Window) -> Figures:
+def figures(load: ClientRun, window: MeasuredSpan) -> Figures:
     """Return a window's figures.
 
     Events are counted by when they came. A server may put several tokens into one event, so that events become tokens by the

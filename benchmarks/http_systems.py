@@ -29,7 +29,7 @@ VLLM_SERVER = "vllm.entrypoints.launchers.api_server.entry"
 
 
 @dataclass(frozen=True)
-class Engine:
+class EngineArguments:
     """The engine that all systems run, in the words of vLLM's arguments."""
 
     model_id: str
@@ -77,7 +77,7 @@ class Engine:
 
 
 @dataclass(frozen=True)
-class Service:
+class RunningSystem:
     """A running system."""
 
     name: str
@@ -87,7 +87,7 @@ class Service:
     key: str | None = None  # of its admin routes
 
 
-def deployment(engine: Engine, port: int, replicas: int) -> dict[str, Any]:
+def deployment(engine: EngineArguments, port: int, replicas: int) -> dict[str, Any]:
     """Return the service's configuration for an engine; its keys are those of ``deploy.config``."""
     extra = dict(engine.extra)
     if engine.step_ms is not None:
@@ -122,7 +122,7 @@ def deployment(engine: Engine, port: int, replicas: int) -> dict[str, Any]:
     }
 
 
-def vllm_command(engine: Engine, port: int, replicas: int = 1) -> list[str]:
+def vllm_command(engine: EngineArguments, port: int, replicas: int = 1) -> list[str]:
     """Return the command of ``vllm serve`` with one API process, and an engine for each data-parallel rank."""
     arguments = engine.arguments() | {
         "model": str(engine.model_dir),
@@ -147,8 +147,8 @@ def vllm_command(engine: Engine, port: int, replicas: int = 1) -> list[str]:
 
 @contextlib.contextmanager
 def start(
-    name: str, engine: Engine, port: int, folder: Path, replicas: int = 1, limit_s: float = 600.0
-) -> Iterator[Service]:
+    name: str, engine: EngineArguments, port: int, folder: Path, replicas: int = 1, limit_s: float = 600.0
+) -> Iterator[RunningSystem]:
     """Start a system and wait until it answers; stop it at the end.
 
     Args:
@@ -184,7 +184,7 @@ def start(
                     tail = log_path.read_text()[-3000:]
                     raise RuntimeError(f"{name} did not start within {limit_s:.0f} s; the end of its log:\n{tail}")
                 time.sleep(0.5)
-            yield Service(name, url, engine.model_id, process.pid, environment.get(KEY_ENV))
+            yield RunningSystem(name, url, engine.model_id, process.pid, environment.get(KEY_ENV))
         finally:
             stop(process)
 
@@ -200,7 +200,7 @@ def stop(process: "subprocess.Popen[bytes]", limit_s: float = 90.0) -> None:
     process.wait(10)
 
 
-def attach(name: str, url: str) -> Service:
+def attach(name: str, url: str) -> RunningSystem:
     """Return a system that runs already; its model is what it says, its admin key that of the environment.
 
     Raises:
@@ -212,7 +212,7 @@ def attach(name: str, url: str) -> Service:
     except (urllib.error.URLError, OSError, KeyError, IndexError) as error:
         raise RuntimeError(f"{name}: {url}/v1/models does not answer as expected: {error}") from None
     port = int(url.rsplit(":", 1)[1].split("/")[0])
-    return Service(name, url, model_id, service_of(port), os.environ.get(KEY_ENV))
+    return RunningSystem(name, url, model_id, service_of(port), os.environ.get(KEY_ENV))
 
 
 def answers(url: str) -> bool:
@@ -224,7 +224,7 @@ def answers(url: str) -> bool:
         return False
 
 
-def direct(service: Service, mode: str) -> None:
+def direct(service: RunningSystem, mode: str) -> None:
     """Hold a service in a precision by an override, and wait until a request ran in it.
 
     Raises:
@@ -242,7 +242,7 @@ def direct(service: Service, mode: str) -> None:
     raise RuntimeError(f"{service.name} took the directive {mode} but still answers in another precision after 10 s")
 
 
-def settle(service: Service, limit_s: float = 60.0) -> None:
+def settle(service: RunningSystem, limit_s: float = 60.0) -> None:
     """Wait until a service has let go of requests that a load left behind: until it answers a single token at once.
 
     Raises:

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import http_systems, results_csv, stream_client
-from benchmarks.http_load import Scenario, prompts
+from benchmarks.http_load import HttpLoad, prompts
 from benchmarks.http_path import KV_BYTES, MODEL_DIR
 from benchmarks.http_procs import tree, used_s
-from benchmarks.http_stats import Window, figures
-from benchmarks.http_systems import Engine, Service
-from benchmarks.stream_client import Load
+from benchmarks.http_stats import MeasuredSpan, figures
+from benchmarks.http_systems import EngineArguments, RunningSystem
+from benchmarks.stream_client import ClientRun
 
 RESULT = Path(__file__).parent / "results" / "scrape-cost.csv"
 COLUMNS = ("what", "number", "tokens_per_s", "ttft_p50_ms", "tpot_p99_ms", "scrape_ms", "cpu_ms_per_scrape", "errors")
@@ -66,7 +66,7 @@ class Scrapes:
         self._thread.join()
 
 
-def idle_cost_ms(service: Service) -> float:
+def idle_cost_ms(service: RunningSystem) -> float:
     """Return the processor time that a scrape takes, in milliseconds: of all processes, above what the idle service uses."""
 
     def spent_s(busy: bool, for_s: float) -> float:
@@ -84,22 +84,22 @@ def idle_cost_ms(service: Service) -> float:
     return 1e3 * spent_s(busy=True, for_s=0.0) / IDLE_SCRAPES
 
 
-def of_window(load: Load, window: Window) -> Load:
+def of_window(load: ClientRun, window: MeasuredSpan) -> ClientRun:
     """Return what a load saw of the requests that ended in a window: how many tokens an event holds may differ between windows."""
     inside = [record for record in load.records if window.begin_s <= record.end_s < window.end_s]
     return replace(load, records=inside)
 
 
-def windows(service: Service, pairs: int, window_s: float, streams: int) -> list[dict[str, Any]]:
+def windows(service: RunningSystem, pairs: int, window_s: float, streams: int) -> list[dict[str, Any]]:
     """Put the load on the service; return a row for each window.
 
     Raises:
         RuntimeError: when the client fails.
     """
     load_s = 2 * pairs * window_s
-    scenario = Scenario("closed", 16, 128, warm_s=WARM_S, window_s=load_s, streams=streams)
+    scenario = HttpLoad("closed", 16, 128, warm_s=WARM_S, window_s=load_s, streams=streams)
     plan = scenario.plan(service.model_id, prompts(MODEL_DIR, 16))
-    looks: list[tuple[bool, Window, list[float]]] = []
+    looks: list[tuple[bool, MeasuredSpan, list[float]]] = []
     with tempfile.TemporaryDirectory() as folder:
         client = stream_client.start(service.url, "/v1/completions", plan, Path(folder) / "requests")
         time.sleep(WARM_S)
@@ -113,7 +113,7 @@ def windows(service: Service, pairs: int, window_s: float, streams: int) -> list
                 took_s = scrapes.took_s
             else:
                 time.sleep(window_s)
-            looks.append((scraped, Window(begin_s, begin_s + window_s), took_s))
+            looks.append((scraped, MeasuredSpan(begin_s, begin_s + window_s), took_s))
         load = stream_client.finish(client, plan.limit_s + 30)
     rows = []
     for number, (scraped, window, took_s) in enumerate(looks):
@@ -156,7 +156,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=PORT)
     parser.add_argument("--output", type=Path, default=RESULT)
     args = parser.parse_args(argv)
-    engine = Engine("fairytales-8m", MODEL_DIR, step_ms=args.step_ms, kv_cache_bytes=KV_BYTES)
+    engine = EngineArguments("fairytales-8m", MODEL_DIR, step_ms=args.step_ms, kv_cache_bytes=KV_BYTES)
     with (
         tempfile.TemporaryDirectory() as folder,
         http_systems.start("nestedfp", engine, args.port, Path(folder)) as service,

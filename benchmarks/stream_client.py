@@ -33,7 +33,7 @@ class Record:
 
 
 @dataclass(slots=True)
-class Load:
+class ClientRun:
     """What one run of a client saw."""
 
     records: list[Record] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """A load. With ``streams`` a closed loop, without one request per entry of ``due_s``.
 
     Attributes:
@@ -97,7 +97,7 @@ def build() -> Path:
     return program
 
 
-def start(url: str, path: str, plan: Plan, requests_file: Path) -> "subprocess.Popen[str]":
+def start(url: str, path: str, plan: LoadPlan, requests_file: Path) -> "subprocess.Popen[str]":
     """Start the client with a load; ``finish`` waits for it.
 
     After SIGTERM it begins no more requests and ends with those in flight.
@@ -122,7 +122,7 @@ def start(url: str, path: str, plan: Plan, requests_file: Path) -> "subprocess.P
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def finish(process: "subprocess.Popen[str]", limit_s: float) -> Load:
+def finish(process: "subprocess.Popen[str]", limit_s: float) -> ClientRun:
     """Wait for a client and return what it saw.
 
     Raises:
@@ -134,9 +134,9 @@ def finish(process: "subprocess.Popen[str]", limit_s: float) -> Load:
     return parse(output)
 
 
-def parse(output: str) -> Load:
+def parse(output: str) -> ClientRun:
     """Read the client's lines."""
-    load = Load()
+    load = ClientRun()
     for line in output.splitlines():
         letter, _, rest = line.partition(" ")
         part = rest.split(" ")

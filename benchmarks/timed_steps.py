@@ -3,7 +3,7 @@
 from typing import Any
 
 
-class Pace:
+class StepClock:
     """When a step ends that begins now.
 
     A step that continues requests of the step before begins where that one ended: what the engine core did between the two

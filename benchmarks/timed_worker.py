@@ -17,7 +17,7 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from benchmarks.timed_steps import Pace, Positions
+from benchmarks.timed_steps import Positions, StepClock
 from nestedfp.vllm_plugin.worker import NestedFPWorker
 
 STEP_ENV = "TIMED_WORKER_STEP_MS"
@@ -28,11 +28,11 @@ TOKEN_IDS = range(300, 900)
 class TimedSteps:
     """Mixin before a vLLM worker: from the end of the warm-up on, a step sleeps and answers one token per request."""
 
-    _pace: Pace | None = None
+    _pace: StepClock | None = None
 
     def compile_or_warm_up_model(self) -> Any:
         result = super().compile_or_warm_up_model()  # type: ignore[misc]
-        self._pace = Pace(step_s())
+        self._pace = StepClock(step_s())
         self._positions = Positions()
         self._steps = 0
         return result

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from chaos import campaign, report
+from chaos.fault_cost import FaultResult
 from chaos.faults import FAULTS
 from chaos.soak import SoakResult
-from chaos.timeline import FaultResult
 from loadtest.errors import ServiceError
 
 CONFIG = Path("deploy") / "configs" / "chaos.yaml"

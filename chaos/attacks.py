@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from chaos.hostile import Case
+from chaos.hostile import HostileRequest
 
 HEAD = "POST /v1/completions HTTP/1.1\r\nHost: chaos\r\nContent-Type: application/json\r\n"
 ANSWER_LIMIT_S = 30.0
@@ -22,10 +22,10 @@ STATUS_LINE = re.compile(rb"HTTP/1\.[01] (\d{3})")
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class HostileAnswer:
     """A hostile request and what came of it."""
 
-    case: Case
+    case: HostileRequest
     came: int | httpx.HTTPError  # status, or why there is none
     took_s: float
     text: str  # of the answer
@@ -37,10 +37,10 @@ class Sent:
 
 
 def send_all(
-    url: str, cases: Iterable[Case], limit_s: float, workers: int = 6, begin_for_s: float = math.inf
-) -> list[Sent]:
+    url: str, cases: Iterable[HostileRequest], limit_s: float, workers: int = 6, begin_for_s: float = math.inf
+) -> list[HostileAnswer]:
     """Send every case, so many at a time. One silent for ``limit_s`` is given up; none is begun after ``begin_for_s``."""
-    waiting, done = collections.deque(cases), list[Sent]()
+    waiting, done = collections.deque(cases), list[HostileAnswer]()
     last_s = time.monotonic() + begin_for_s
 
     async def work() -> None:
@@ -54,9 +54,9 @@ def send_all(
                         answer = await own.request(case.method, case.path, headers=headers, content=case.body)
                     except httpx.RemoteProtocolError:  # a connection kept open may end just then; clients try again
                         answer = await own.request(case.method, case.path, headers=headers, content=case.body)
-                    done.append(Sent(case, answer.status_code, time.monotonic() - began_s, answer.text))
+                    done.append(HostileAnswer(case, answer.status_code, time.monotonic() - began_s, answer.text))
                 except httpx.HTTPError as error:
-                    done.append(Sent(case, error, time.monotonic() - began_s, ""))
+                    done.append(HostileAnswer(case, error, time.monotonic() - began_s, ""))
 
     async def main() -> None:
         await asyncio.gather(*(work() for _ in range(workers)))
@@ -65,7 +65,7 @@ def send_all(
     return done
 
 
-def summary(done: Sequence[Sent]) -> str:
+def summary(done: Sequence[HostileAnswer]) -> str:
     """Say in a line what came of hostile requests, and how soon: one that is served takes what it asks for."""
     classes = collections.defaultdict[str, list[float]](list)
     for sent in done:

@@ -11,11 +11,11 @@ from pathlib import Path
 import yaml
 
 from benchmarks import http_load, http_procs, stream_client
-from benchmarks.stream_client import Load, Plan
+from benchmarks.stream_client import ClientRun, LoadPlan
 from chaos import faults, places, soak
+from chaos.fault_cost import FaultResult, Injection, detected_after_s, result
 from chaos.faults import Arena
 from chaos.soak import SoakResult
-from chaos.timeline import FaultResult, Injection, detected_after_s, result
 from chaos.watch import Family, Watch, family_of
 from loadtest.service.process import serve_command, started_service
 
@@ -36,7 +36,7 @@ class CampaignError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Service:
+class ServiceUnderTest:
     """The service that was started.
 
     Attributes:
@@ -58,7 +58,7 @@ class Service:
 @contextlib.contextmanager
 def running(
     config: Path, port: int, folder: Path, start_limit_s: float, say: Callable[[str], None]
-) -> Iterator[Service]:
+) -> Iterator[ServiceUnderTest]:
     """Start the service in a configuration, on another port; stop it at the end.
 
     Raises:
@@ -85,19 +85,19 @@ def running(
         family = None if root is None else family_of(root)
         if family is None:
             raise CampaignError(f"the processes of the service on port {port} are not found")
-        yield Service(url, family, read.model.id, read.model.folder, read.replicas, read.http.max_body_bytes)
+        yield ServiceUnderTest(url, family, read.model.id, read.model.folder, read.replicas, read.http.max_body_bytes)
 
 
 @contextlib.contextmanager
-def steady_load(service: Service, folder: Path, for_s: float) -> Iterator[Callable[[], Load]]:
+def steady_load(service: ServiceUnderTest, folder: Path, for_s: float) -> Iterator[Callable[[], ClientRun]]:
     """Ask at a steady rate for the length of the block; yields what ends the load and returns what it saw."""
     due_s = [number / RATE_PER_S for number in range(int(for_s * RATE_PER_S))]
     prompts = http_load.prompts(service.model_dir, PROMPT_TOKENS, 64)
     bodies = [http_load.body(service.model_id, prompt, OUTPUT_TOKENS) for prompt in prompts]
-    plan = Plan(bodies, due_s=due_s, limit_s=for_s + 2 * PATIENCE_S, stall_s=PATIENCE_S)
+    plan = LoadPlan(bodies, due_s=due_s, limit_s=for_s + 2 * PATIENCE_S, stall_s=PATIENCE_S)
     client = stream_client.start(service.url, "/v1/completions", plan, folder / "requests")
 
-    def end() -> Load:
+    def end() -> ClientRun:
         client.send_signal(signal.SIGTERM)
         return stream_client.finish(client, 3 * PATIENCE_S)
 
@@ -109,7 +109,7 @@ def steady_load(service: Service, folder: Path, for_s: float) -> Iterator[Callab
             client.wait()
 
 
-def strike(service: Service, name: str, malformed: int, folder: Path) -> FaultResult:
+def strike(service: ServiceUnderTest, name: str, malformed: int, folder: Path) -> FaultResult:
     """Inject a fault under the load, wait until all is well again, and sum up what it cost."""
     with Watch(service.url, service.family) as watch, steady_load(service, folder, LONGEST_S) as end:
         time.sleep(BASELINE_S)
@@ -150,7 +150,7 @@ def _wait(condition: Callable[[], bool], limit_s: float) -> None:
         time.sleep(0.25)
 
 
-def soaked(service: Service, minutes: float, folder: Path) -> tuple[SoakResult, str]:
+def soaked(service: ServiceUnderTest, minutes: float, folder: Path) -> tuple[SoakResult, str]:
     """Ask steadily for so long and look at memory and descriptors.
 
     Raises:
@@ -171,7 +171,7 @@ def soaked(service: Service, minutes: float, folder: Path) -> tuple[SoakResult, 
 
 
 def strike_all(
-    service: Service, names: Sequence[str], malformed: int, folder: Path, say: Callable[[str], None]
+    service: ServiceUnderTest, names: Sequence[str], malformed: int, folder: Path, say: Callable[[str], None]
 ) -> Iterator[FaultResult]:
     """Inject these faults one after another.
 

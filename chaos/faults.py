@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import http_load, stream_client
-from benchmarks.stream_client import Plan
+from benchmarks.stream_client import LoadPlan
 from chaos import attacks, hostile, places
-from chaos.timeline import SEVERAL, Injection, Struck
+from chaos.fault_cost import SEVERAL, Injection, Struck
 from chaos.watch import KINDS, Family, running
 
 NOTICE_LIMIT_S = 60.0  # a stopped process that nobody has ended by then is continued
@@ -161,7 +161,7 @@ def full_log_disk(arena: Arena, for_s: float = 10.0) -> Done:
 def full_kv_cache(arena: Arena) -> Done:
     """Ask for more tokens at once than the KV caches hold."""
     body = http_load.body(arena.model_id, "Long ago", KV_TOKENS)
-    plan = Plan([body], streams=KV_STREAMS, max_requests=KV_STREAMS, start_for_s=5.0, limit_s=240.0, stall_s=120.0)
+    plan = LoadPlan([body], streams=KV_STREAMS, max_requests=KV_STREAMS, start_for_s=5.0, limit_s=240.0, stall_s=120.0)
     before = preemptions(arena.url)
     began_s = time.monotonic()
     process = stream_client.start(arena.url, "/v1/completions", plan, arena.folder / "kv-requests")

@@ -22,7 +22,7 @@ BASE = {
 
 
 @dataclass(frozen=True)
-class Case:
+class HostileRequest:
     """One request; ``name`` says what is odd about it."""
 
     name: str
@@ -100,12 +100,12 @@ def encode(value: Any) -> str:
     return json.dumps(value)
 
 
-def post(name: str, path: str, body: Any, headers: dict[str, str] | None = None) -> Case:
+def post(name: str, path: str, body: Any, headers: dict[str, str] | None = None) -> HostileRequest:
     raw = body if isinstance(body, bytes) else encode(body).encode("utf-8", "surrogatepass")
-    return Case(name, "POST", path, tuple((JSON if headers is None else headers).items()), raw)
+    return HostileRequest(name, "POST", path, tuple((JSON if headers is None else headers).items()), raw)
 
 
-def wrong_types() -> list[Case]:
+def wrong_types() -> list[HostileRequest]:
     """Every field with every value."""
     return [
         post(f"{path} {field}={encode(value)[:40]}", path, {**BASE[path], field: value})
@@ -115,7 +115,7 @@ def wrong_types() -> list[Case]:
     ]
 
 
-def bad_json() -> list[Case]:
+def bad_json() -> list[HostileRequest]:
     good = encode(BASE[COMPLETIONS]).encode()
     bodies = {
         "empty": b"",
@@ -156,7 +156,7 @@ def bad_json() -> list[Case]:
     return cases
 
 
-def odd_prompts() -> list[Case]:
+def odd_prompts() -> list[HostileRequest]:
     ids = [[4096], [4095], [4097], [-1], [2**31], [2**63], [2**64], [10**30], [0] * 5, [1.5], ["1"], [True], [None]]
     prompts: list[Any] = [
         *ids,
@@ -190,7 +190,7 @@ def odd_prompts() -> list[Case]:
     ]
 
 
-def odd_messages() -> list[Case]:
+def odd_messages() -> list[HostileRequest]:
     contents: list[Any] = [
         None,
         "",
@@ -242,7 +242,7 @@ def odd_messages() -> list[Case]:
     ]
 
 
-def structured() -> list[Case]:
+def structured() -> list[HostileRequest]:
     deep: Any = {"type": "string"}
     for _ in range(100):
         deep = {"type": "object", "properties": {"a": deep}, "required": ["a"]}
@@ -377,7 +377,7 @@ def structured() -> list[Case]:
     return cases
 
 
-def large() -> list[Case]:
+def large() -> list[HostileRequest]:
     """Numbers and lists that would cost much if they were believed."""
     bodies: list[dict[str, Any]] = [
         {"n": 10**6},
@@ -461,7 +461,7 @@ def large() -> list[Case]:
     return [post(f"large {encode(body)[:60]}", path, {**BASE[path], **body}) for path in BASE for body in bodies]
 
 
-def odd_headers() -> list[Case]:
+def odd_headers() -> list[HostileRequest]:
     kinds = [
         "",
         "text/plain",
@@ -502,7 +502,7 @@ def odd_headers() -> list[Case]:
     return cases
 
 
-def other_routes() -> list[Case]:
+def other_routes() -> list[HostileRequest]:
     paths = [
         "/",
         "/v1",
@@ -570,11 +570,11 @@ def other_routes() -> list[Case]:
         "/update_weights",
     ]
     cases = [
-        Case(f"{method} {path}", method, path, (), b"")
+        HostileRequest(f"{method} {path}", method, path, (), b"")
         for path, method in itertools.product(paths, ("GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH"))
     ]
-    cases += [Case("a long path", "GET", "/v1/" + "x" * 6000, (), b"")]
-    cases += [Case("an unknown method", "BREW", "/v1/completions", (), b"")]
+    cases += [HostileRequest("a long path", "GET", "/v1/" + "x" * 6000, (), b"")]
+    cases += [HostileRequest("an unknown method", "BREW", "/v1/completions", (), b"")]
     tokenize: list[Any] = [
         {},
         [],
@@ -613,7 +613,7 @@ def other_routes() -> list[Case]:
 
 
 @functools.cache
-def cases() -> tuple[Case, ...]:
+def cases() -> tuple[HostileRequest, ...]:
     """All of them, in an order that mixes the kinds. Making them takes seconds."""
     kinds = (wrong_types, bad_json, odd_prompts, odd_messages, structured, large, odd_headers, other_routes)
     made = [case for kind in kinds for case in kind()]
@@ -624,7 +624,7 @@ def cases() -> tuple[Case, ...]:
 MOST_MUTATED_BYTES = 20_000  # of a body: what is wrong with a larger one is its size, which the corpus has
 
 
-def malformed(count: int, seed: int = 1) -> list[Case]:
+def malformed(count: int, seed: int = 1) -> list[HostileRequest]:
     """The corpus, and bodies of it that were damaged at random, until there are so many; a smaller ``count`` takes its first."""
     made = list(cases()[:count])
     source = random.Random(seed)

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from chaos.fault_cost import FaultResult
 from chaos.soak import SoakResult
-from chaos.timeline import FaultResult
 
 COLUMNS = ("fault", "detect s", "recover s", "in flight", "failed", "hung", "lost", "notes")
 

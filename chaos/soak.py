@@ -15,7 +15,7 @@ END_SHARE = 0.2  # of the samples on either end, whose medians are compared
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SoakSample:
     """All processes of a service at one time: resident memory and open descriptors, by role."""
 
     rss_bytes: Counter[str]
@@ -37,7 +37,7 @@ class SoakResult:
     fd_growth: int
 
 
-def sample(processes: Iterable[Process]) -> Sample:
+def sample(processes: Iterable[Process]) -> SoakSample:
     """Look at these processes; those that have ended since they were listed are left out."""
     rss, descriptors = Counter[str](), Counter[str]()
     for process in processes:
@@ -50,10 +50,10 @@ def sample(processes: Iterable[Process]) -> Sample:
         role = role_of(process.command)
         rss[role] += pages * PAGE_BYTES
         descriptors[role] += count
-    return Sample(rss, descriptors)
+    return SoakSample(rss, descriptors)
 
 
-def growth(samples: Sequence[Sample], minutes: float) -> tuple[SoakResult, str]:
+def growth(samples: Sequence[SoakSample], minutes: float) -> tuple[SoakResult, str]:
     """Return what a soak showed, and where it grew most, in words.
 
     Raises:
@@ -66,7 +66,7 @@ def growth(samples: Sequence[Sample], minutes: float) -> tuple[SoakResult, str]:
     ends = max(2, round(END_SHARE * len(samples)))
     first, last = samples[:ends], samples[-ends:]
 
-    def median(part: Sequence[Sample], what: str, role: str | None) -> float:
+    def median(part: Sequence[SoakSample], what: str, role: str | None) -> float:
         counters: list[Counter[str]] = [getattr(each, what) for each in part]
         return statistics.median(counter.total() if role is None else counter[role] for counter in counters)
 

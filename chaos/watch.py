@@ -14,7 +14,7 @@ from types import TracebackType
 
 from benchmarks import http_procs
 from benchmarks.http_procs import Process
-from chaos.timeline import ProcessLook, StatusLook
+from chaos.fault_cost import ProcessLook, StatusLook
 from deploy.environment import FOLDER_PREFIX
 
 STATUS_ASKERS = 4

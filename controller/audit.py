@@ -31,7 +31,7 @@ class Rung(enum.StrEnum):
     SCALE = "scale"  # and more replicas asked for
 
 
-class Outcome(enum.StrEnum):
+class DecisionOutcome(enum.StrEnum):
     """What became of a decision."""
 
     APPLIED = "applied"  # the directive changed
@@ -50,7 +50,7 @@ class DecisionRecord(FrozenModel):
     decision_id: Count  # grows by one, from 1 at the start of the controller
     now_s: float  # the loop's clock
     wall_s: float | None = None  # seconds since 1970, stamped by the driver
-    outcome: Outcome = Outcome.APPLIED
+    outcome: DecisionOutcome = DecisionOutcome.APPLIED
     advisory: bool = False  # decided and logged only; the epoch is that of the directive in force
     scope: Scope = Scope.CLUSTER
     from_mode: DirectiveMode

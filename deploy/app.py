@@ -12,15 +12,15 @@ from ray import serve
 from ray.serve.config import DeploymentActorConfig
 from ray.serve.llm import LLMConfig, build_llm_deployment
 
-from deploy import tracing
-from deploy.accelerator import resolve
 from deploy.config import APP_NAME, DeployConfig, load
-from deploy.control_app import control_application, python_path
-from deploy.controller_actor import ControllerActor
-from deploy.controller_lookup import CONTROLLER_ACTOR
-from deploy.haproxy import SETTINGS_ENV
-from deploy.haproxy_config import CONTROL_PREFIX
-from deploy.server import NestedFPServer
+from deploy.control.control_app import control_application, python_path
+from deploy.control.controller_actor import ControllerActor
+from deploy.control.controller_lookup import CONTROLLER_ACTOR
+from deploy.haproxy.haproxy_config import CONTROL_PREFIX
+from deploy.haproxy.launcher import SETTINGS_ENV
+from deploy.replica import tracing
+from deploy.replica.llm_replica import NestedFPServer
+from deploy.startup.accelerator import resolve
 
 PLAIN_WORKER = "nestedfp.vllm_plugin.plain_worker.PlainCPUWorker"
 

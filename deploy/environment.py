@@ -13,9 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from deploy import haproxy
 from deploy.config import DeployConfig, load
-from deploy.haproxy_config import Limits
+from deploy.haproxy import launcher
+from deploy.haproxy.haproxy_config import Limits
 
 FOLDER_PREFIX = "nestedfp-"
 SOCKET_PATH_CHARACTERS = 97  # HAProxy's limit: the system's 107 less what it appends until a socket is bound
@@ -42,12 +42,12 @@ def of(config: DeployConfig, folder: Path) -> dict[str, str]:
     limits = Limits(body_bytes=config.http.max_body_bytes)
     ports = free_ports(2)
     return {
-        **haproxy.environment(folder, config.most_replicas, limits),
+        **launcher.environment(folder, config.most_replicas, limits),
         # Ray starts its workers with niceness 15: beside anything else that computes, engines and HAProxy would wait for it.
         "RAY_worker_niceness": "0",
         "VLLM_RPC_BASE_PATH": str(folder),  # sockets between a replica and its engine
         # A replica that has failed three health checks is ended at once, not after 20 s for its requests: an engine that hangs
-        # finishes none, and the replica has told their clients before (deploy/agent.py).
+        # finishes none, and the replica has told their clients before (deploy/agent/agent.py).
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
         # Whichever way a replica ends, its engine ends with it, and lets go of the GPU's memory.
         "RAY_process_group_cleanup_enabled": "true",
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         values = of(load(args.config), args.folder or private_folder())
-    except (ValueError, haproxy.HAProxyMissing) as error:
+    except (ValueError, launcher.HAProxyMissing) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     for name, value in values.items():

@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     args = arguments(argv)
     began_s = time.monotonic()
     try:
-        cluster = Cluster(args.address)
+        cluster = RayCluster(args.address)
         node = own(cluster.nodes(), own_addresses())
         cluster.drain(node, args.within - LEFT_S)
     except (CannotLeave, ConnectionError, ValueError) as error:
@@ -66,7 +66,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
-class Cluster:
+class RayCluster:
     """A Ray cluster, asked from outside it: this process is no driver, which would end with the node.
 
     Args:

@@ -55,7 +55,7 @@ NAMES: dict[str, tuple[str, ...] | None] = {
     "vllm.v1.engine.output_processor:RequestState": None,
     "vllm.v1.metrics.loggers:PrometheusStatLogger": None,
     "vllm.v1.metrics.stats:IterationStats": None,
-    # whether the engine core lives (deploy/engine.py)
+    # whether the engine core lives (deploy/replica/vllm_engine.py)
     "vllm.v1.engine.core_client:BackgroundResources.engine_manager": None,
     "vllm.v1.engine.utils:CoreEngineProcManager": None,  # its `processes`, an attribute of instances
     # structured outputs

@@ -18,8 +18,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from deploy import environment, leftovers, start_failure
+from deploy import environment
 from deploy.config import ADMIN_KEY_ENV, APP_NAME, REPOSITORY, ConfigError, DeployConfig, load
+from deploy.startup import leftovers, start_failure
 from nestedfp.admin_key import KEY_FILE_ENV
 
 DEFAULT_CONFIG = REPOSITORY / "deploy" / "configs" / "demo.yaml"
@@ -44,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
         config = load(args.config)
         check_ray()
         if args.address is not None:
-            from deploy import attach
+            from deploy.startup import attach
 
             name, prefix = args.application or APP_NAME, args.route_prefix or "/"
             return attach.run(config, args.config.resolve(), args.address, name, prefix)
@@ -118,8 +119,10 @@ def preflight(config: DeployConfig) -> None:
     """
     import socket
 
-    from deploy import haproxy, keys, tracing
-    from deploy.accelerator import resolve, visible_gpus
+    from deploy.access import keys
+    from deploy.haproxy import launcher
+    from deploy.replica import tracing
+    from deploy.startup.accelerator import resolve, visible_gpus
     from nestedfp.checkpoint import verify_shards
 
     if (path := keys.path_of(config.http.keys_file)) is not None:
@@ -140,8 +143,8 @@ def preflight(config: DeployConfig) -> None:
     if kind == "cpu" and config.engine.kv_cache_bytes is None:
         raise ConfigError("engine.kv_cache_bytes is required on a CPU: the memory of one replica's KV cache, in bytes")
     try:
-        haproxy.binary()
-    except haproxy.HAProxyMissing as error:
+        launcher.binary()
+    except launcher.HAProxyMissing as error:
         raise ConfigError(str(error)) from None
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -226,7 +229,7 @@ def run(config: DeployConfig, path: Path, verbose: bool, began_s: float, key: st
             key_file, where = stack.enter_context(admin_key(key, folder))
             os.environ |= environment.of(config, folder) | {KEY_FILE_ENV: str(key_file)}
             # Here, not in preflight: in the process that stays to pass signals on, what vLLM takes would be for nothing.
-            from deploy.model_check import check_model
+            from deploy.startup.model_check import check_model
 
             try:
                 vectors = check_model(config)
@@ -241,8 +244,8 @@ def run(config: DeployConfig, path: Path, verbose: bool, began_s: float, key: st
             from ray import serve
 
             from deploy.app import applications
-            from deploy.cluster import start_cluster, stop_cluster
-            from deploy.next_steps import next_steps
+            from deploy.startup.local_ray import start_cluster, stop_cluster
+            from deploy.startup.next_steps import next_steps
 
             memory = stack.enter_context(leftovers.SharedMemory(folder))
             processes = stack.enter_context(leftovers.no_process_left())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.results_csv import gpu_description
-from experiments import campaign, config, oracle, plots, predict, results
+from experiments import campaign, config, oracle_bounds, plots, predict, results
 
 RESULTS = Path("docs") / "results"
 Number = TypeVar("Number", int, float)
@@ -105,13 +105,13 @@ def _oracle(experiment: config.Experiment, args: argparse.Namespace) -> int:
     rates = chosen("--rates", args.rates, experiment.load.rates_rps)
     load = experiment.load.model_copy(update={"rates_rps": rates})
     part = experiment.model_copy(update={"load": load})
-    found = oracle.bounds(part, args.trace, args.table, args.at.split(","), args.rounds, _say)
+    found = oracle_bounds.bounds(part, args.trace, args.table, args.at.split(","), args.rounds, _say)
     folder = args.results / experiment.name
     folder.mkdir(parents=True, exist_ok=True)
-    if (folder / oracle.KEPT).exists():
-        found = oracle.joined(oracle.read(folder), found)
-    (folder / oracle.KEPT).write_text(found.model_dump_json(indent=1) + "\n")
-    print(oracle.table(found))
+    if (folder / oracle_bounds.KEPT).exists():
+        found = oracle_bounds.joined(oracle_bounds.read(folder), found)
+    (folder / oracle_bounds.KEPT).write_text(found.model_dump_json(indent=1) + "\n")
+    print(oracle_bounds.table(found))
     return 0
 
 

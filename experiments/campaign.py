@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import http_procs, http_systems
-from benchmarks.http_systems import Service
+from benchmarks.http_systems import RunningSystem
 from experiments import systems
 from experiments.config import Experiment, ExperimentError, Kill, Run
 
@@ -95,7 +95,7 @@ class Campaign:
         """Return the folder of one load test."""
         return self.out / "runs" / run.name / f"{rate_rps:g}-{seed}"
 
-    def _one(self, seed: int, rate_rps: float, run: Run, service: Service, settings: Path) -> bool:
+    def _one(self, seed: int, rate_rps: float, run: Run, service: RunningSystem, settings: Path) -> bool:
         """One load test, and what is killed during it; True when it ended well."""
         target = self.folder_of(seed, rate_rps, run)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -128,7 +128,7 @@ class Campaign:
 
 
 def _kill(
-    kill: Kill, service: Service, target: Path, process: "subprocess.Popen[bytes]", say: Callable[[str], None]
+    kill: Kill, service: RunningSystem, target: Path, process: "subprocess.Popen[bytes]", say: Callable[[str], None]
 ) -> None:
     """Wait until requests arrive and end one process of the service without a warning."""
     while not list(target.glob("*/requests-*.jsonl")):  # opened when the sender starts

@@ -19,7 +19,7 @@ class ExperimentError(ValueError):
     """A configuration, a server or a run that an experiment cannot go on with; the message is for the user."""
 
 
-class Engine(FrozenModel):
+class EngineConfig(FrozenModel):
     """The engine that every system runs."""
 
     tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
@@ -30,7 +30,7 @@ class Engine(FrozenModel):
     kv_cache_bytes: int | None = None  # on a CPU
 
 
-class Load(FrozenModel):
+class LoadConfig(FrozenModel):
     """Arrivals: a window of an Azure trace at several mean rates, each with every seed."""
 
     start_s: Annotated[float, Field(ge=0)]
@@ -78,9 +78,9 @@ class Experiment(FrozenModel):
     shape: str | None = None  # of benchmarks.engine_shapes, with random weights, on GPUs
     model: Path | None = None  # or a checkpoint, on whatever this machine has
     replicas: Annotated[int, Field(ge=1)] = 1
-    engine: Engine = Engine()
+    engine: EngineConfig = EngineConfig()
     slo: Slo = Slo()
-    load: Load
+    load: LoadConfig
     runs: tuple[Run, ...] = Field(min_length=1)
 
     @field_validator("runs")

@@ -12,7 +12,7 @@ import numpy as np
 import yaml
 
 from experiments.config import Experiment, ExperimentError, Run, controller_section
-from loadtest.report.metrics import fp16_token_share, meets_tpot, meets_ttft
+from loadtest.report.run_summary import fp16_token_share, meets_tpot, meets_ttft
 from workload.azure import Arrival, read_trace
 from workload.frozen import FrozenModel
 from workload.percentiles import Percentiles, percentiles

@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.config import Experiment, ExperimentError, Run
 from experiments.predict import Prediction
-from loadtest.report.metrics import RunSummary, meets_tpot, meets_ttft
+from loadtest.report.run_summary import RunSummary, meets_tpot, meets_ttft
 from workload.frozen import FrozenModel
 from workload.percentiles import Percentiles
 from workload.records import RequestRecord, read_requests

@@ -9,13 +9,13 @@ from typing import Any
 import yaml
 
 from benchmarks import http_gpu, http_systems
-from benchmarks.http_systems import Service
+from benchmarks.http_systems import RunningSystem
 from experiments.config import Experiment, ExperimentError, Run, controller_section
 
 SETTINGS = "deployment.yaml"
 
 
-def engine_of(experiment: Experiment, system: str) -> http_systems.Engine:
+def engine_of(experiment: Experiment, system: str) -> http_systems.EngineArguments:
     """Return the engine's arguments, the same for every system but for its weights' precision."""
     engine = experiment.engine
     if experiment.shape is not None:
@@ -25,7 +25,7 @@ def engine_of(experiment: Experiment, system: str) -> http_systems.Engine:
         model_id, folder = experiment.model.name, experiment.model.resolve()
     extra: dict[str, Any] = {"quantization": "fp8"} if system == "vllm_fp8" else {}
     on_gpu = experiment.shape is not None
-    return http_systems.Engine(
+    return http_systems.EngineArguments(
         model_id,
         folder,
         gpu=on_gpu,
@@ -42,7 +42,7 @@ def engine_of(experiment: Experiment, system: str) -> http_systems.Engine:
 
 
 @contextlib.contextmanager
-def running(experiment: Experiment, system: str, port: int, log_folder: Path) -> Iterator[tuple[Service, Path]]:
+def running(experiment: Experiment, system: str, port: int, log_folder: Path) -> Iterator[tuple[RunningSystem, Path]]:
     """Give a system that runs, and its configuration's file; stop it at the end.
 
     Args:
@@ -70,7 +70,7 @@ def running(experiment: Experiment, system: str, port: int, log_folder: Path) ->
         http_gpu.wait_for_memory()
 
 
-def steer(service: Service, path: Path, experiment: Experiment, run: Run) -> None:
+def steer(service: RunningSystem, path: Path, experiment: Experiment, run: Run) -> None:
     """Give a running service the policy of a run.
 
     Raises:

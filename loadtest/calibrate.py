@@ -15,11 +15,11 @@ from typing import Literal
 from loadtest.config import LoadtestConfig
 from loadtest.errors import LoadtestError
 from loadtest.progress import Progress
-from loadtest.report.standing import Limit, Place, limited_by, places, stand
+from loadtest.report.standing import Limit, PlaceStats, limited_by, places, stand
 from loadtest.sampling import Sampler
 from loadtest.sender.dispatch import run_plan
-from loadtest.sender.plan import WARM_SHARE, Event, Plan, PlannedRequest
-from loadtest.service.admin import Service
+from loadtest.sender.plan import WARM_SHARE, Event, PlannedRequest, SendPlan
+from loadtest.service.admin import ServiceClient
 from workload.azure import Arrival
 from workload.frozen import FrozenModel
 from workload.records import RequestRecord, TimelineSample, write_jsonl
@@ -29,7 +29,7 @@ FIRST_USERS = 8
 MIN_GROWTH = 0.05
 REFUSALS = (429, 503)  # admission control: the service says itself that it carries no more
 
-Mode = Literal["fp16", "fp8", "plain"]
+ProbeMode = Literal["fp16", "fp8", "plain"]
 ProbeLimit = Literal[Limit, "admission", "users"]  # users: throughput still grew with the most that were tried
 
 
@@ -38,13 +38,13 @@ class Stage(FrozenModel):
 
     users: int
     tokens_per_s: float  # output
-    where: dict[str, Place]
+    where: dict[str, PlaceStats]
 
 
 class Capacity(FrozenModel):
     """What the service carried of this load's requests, and what kept it from more."""
 
-    mode: Mode
+    mode: ProbeMode
     carried_rps: float
     users: int  # with which it was reached
     saturated_by: ProbeLimit
@@ -69,7 +69,12 @@ class Calibration(FrozenModel):
 
 
 def calibrate(
-    service: Service, config: LoadtestConfig, model: str, load: Sequence[Arrival], work_dir: Path, progress: Progress
+    service: ServiceClient,
+    config: LoadtestConfig,
+    model: str,
+    load: Sequence[Arrival],
+    work_dir: Path,
+    progress: Progress,
 ) -> Calibration:
     """Run the probes that the configuration needs; a service that takes directives is left in FP8."""
     prompt_tokens, output_tokens = mean(a.prompt_tokens for a in load), mean(a.output_tokens for a in load)
@@ -80,11 +85,11 @@ def calibrate(
     tells = config.directed or service.has_status()
 
     def probe(
-        name: str, run: int, mode: Mode, stages: tuple[int, ...], requests: tuple[PlannedRequest, ...]
+        name: str, run: int, mode: ProbeMode, stages: tuple[int, ...], requests: tuple[PlannedRequest, ...]
     ) -> tuple[tuple[RequestRecord, ...], tuple[TimelineSample, ...], tuple[int, ...]]:
         if mode != "plain":
             service.direct(mode, config.settle_limit_s, progress.say)
-        plan = Plan(
+        plan = SendPlan(
             kind="closed", policy="probe", run=run, url=service.url, allow_host=config.allow_host, model=model,
             requests=requests, duration_s=config.probe_s, stages=stages, min_growth=MIN_GROWTH,
             request_timeout_s=config.request_timeout_s, seed=config.seed, token_ids=config.token_ids,
@@ -115,7 +120,7 @@ def calibrate(
         found |= {"unloaded_ttft_ms": ttft_ms, "unloaded_tpot_ms": tpot_ms, "unloaded_requests": count}
     capacities = []
     if config.rate_rps is None:
-        modes: tuple[Mode, ...] = ("fp16", "fp8") if config.directed else ("plain",)
+        modes: tuple[ProbeMode, ...] = ("fp16", "fp8") if config.directed else ("plain",)
         for run, mode in enumerate(modes, start=1001):
             records, samples, stages = probe(
                 f"capacity-{mode}", run, mode, user_stages(config.probe_concurrency), mixed
@@ -165,7 +170,7 @@ def tokens_between(records: Sequence[RequestRecord], begin_s: float, end_s: floa
 
 
 def capacity(
-    mode: Mode,
+    mode: ProbeMode,
     records: Sequence[RequestRecord],
     samples: Sequence[TimelineSample],
     users: Sequence[int],

@@ -9,8 +9,8 @@ from loadtest.progress import Progress
 from loadtest.report.standing import stand
 from loadtest.sampling import Sampler
 from loadtest.sender.dispatch import run_plan
-from loadtest.sender.plan import Event, Plan, PlannedRequest
-from loadtest.service.admin import DirectiveName, Service
+from loadtest.sender.plan import Event, PlannedRequest, SendPlan
+from loadtest.service.admin import DirectiveName, ServiceClient
 from workload.azure import Arrival
 from workload.records import Policy, RequestRecord, TimelineSample
 
@@ -19,7 +19,7 @@ SNAPSHOT_S = 0.5  # after which the counters in /status hold everything that the
 
 
 def run_policy(
-    service: Service,
+    service: ServiceClient,
     config: LoadtestConfig,
     policy: Policy,
     run: int,
@@ -44,7 +44,7 @@ def run_policy(
             f"{event.in_flight} in flight, {event.done} done, {event.errors} errors{_shown(sampler.samples)}"
         )
 
-    plan = Plan(
+    plan = SendPlan(
         kind="open",
         policy=policy,
         run=run,

@@ -2,7 +2,7 @@
 
 from loadtest.errors import ServiceError
 from loadtest.sender.plan import Event
-from loadtest.service.admin import Service
+from loadtest.service.admin import ServiceClient
 from workload.records import Policy, SenderLoad, TimelineSample
 
 MAX_FAILED_POLLS = 20  # in a row: the service is gone
@@ -17,7 +17,7 @@ class Sampler:
         tells: whether the service has a status; a server without one is not asked.
     """
 
-    def __init__(self, service: Service, policy: Policy, tells: bool) -> None:
+    def __init__(self, service: ServiceClient, policy: Policy, tells: bool) -> None:
         self.samples: list[TimelineSample] = []
         self._service = service
         self._policy = policy

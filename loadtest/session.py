@@ -13,11 +13,11 @@ from loadtest.calibrate import calibrate, choose_rate_rps, choose_slo
 from loadtest.config import LoadtestConfig
 from loadtest.errors import LoadtestError
 from loadtest.progress import Progress
-from loadtest.report.metrics import RunSummary, summarise
+from loadtest.report.run_summary import RunSummary, summarise
 from loadtest.report.verdict import verdict
 from loadtest.report.write import LoadSummary, Summary, print_report, write_report
 from loadtest.runner import run_policy
-from loadtest.service.admin import Service
+from loadtest.service.admin import ServiceClient
 from loadtest.service.process import serve_command, started_service
 from loadtest.service.settings import UNKNOWN, read_settings
 from loadtest.service.target import addresses
@@ -112,10 +112,10 @@ def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
 
 
 @contextmanager
-def _service(config: LoadtestConfig, out_dir: Path, progress: Progress) -> Iterator[Service]:
+def _service(config: LoadtestConfig, out_dir: Path, progress: Progress) -> Iterator[ServiceClient]:
     if config.url is not None:
         addresses(config.url)  # refuses a public one before anything is sent
-        with Service(config.url, _key(config), allow_host=config.allow_host) as service:
+        with ServiceClient(config.url, _key(config), allow_host=config.allow_host) as service:
             try:
                 yield service
             finally:
@@ -126,7 +126,7 @@ def _service(config: LoadtestConfig, out_dir: Path, progress: Progress) -> Itera
     command = serve_command(config.service_config)
     with (
         started_service(command, out_dir / "service.log", config.start_limit_s, progress.say) as (url, key),
-        Service(url, key) as service,
+        ServiceClient(url, key) as service,
     ):
         progress.note(f"service ready at {url}")
         yield service
@@ -153,7 +153,7 @@ def _key(config: LoadtestConfig) -> str | None:
     return key
 
 
-def _hand_back(service: Service, progress: Progress) -> None:
+def _hand_back(service: ServiceClient, progress: Progress) -> None:
     """A service that goes on running must not stay pinned to the last run's precision."""
     try:
         service.hand_back()

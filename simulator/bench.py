@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from controller.config import ControllerConfig, explain
 from controller.policies import POLICIES
 from nestedfp.modes import DirectiveMode
-from simulator import calibrate, metrics
+from simulator import load_units, simulation_summary
 from simulator.cluster.cluster import Cluster, RunResult
 from simulator.cluster.scenario import Scenario
 from simulator.engine.cost_table import EngineTable
@@ -45,7 +45,7 @@ class Bench:
 
     table: EngineTable
     load: resample.Load
-    unloaded: calibrate.Unloaded
+    unloaded: load_units.Unloaded
     fp16_capacity_rps: float  # of one replica
     fp8_capacity_rps: float
     generator: Generator | None = None
@@ -65,12 +65,12 @@ class Bench:
     @property
     def tight(self) -> Slo:
         """Five times the latency of a request that is alone."""
-        return self._slo(calibrate.TIGHT)
+        return self._slo(load_units.TIGHT)
 
     @property
     def loose(self) -> Slo:
         """Ten times."""
-        return self._slo(calibrate.LOOSE)
+        return self._slo(load_units.LOOSE)
 
     def _slo(self, times: float) -> Slo:
         return Slo(ttft_ms=times * self.unloaded.ttft_ms, tpot_ms=times * self.unloaded.tpot_ms)
@@ -93,9 +93,9 @@ def make_bench(
     return Bench(
         table,
         load,
-        calibrate.unloaded(table, round(prompt), round(output)),
-        calibrate.capacity_rps(table, served, DirectiveMode.FP16),
-        calibrate.capacity_rps(table, served, DirectiveMode.FP8),
+        load_units.unloaded(table, round(prompt), round(output)),
+        load_units.capacity_rps(table, served, DirectiveMode.FP16),
+        load_units.capacity_rps(table, served, DirectiveMode.FP8),
         generator,
     )
 
@@ -128,27 +128,27 @@ def simulate(
     load: float | None,
     clock: Callable[[], float],
     **observer: Any,
-) -> tuple[metrics.SimulationSummary, RunResult]:
+) -> tuple[simulation_summary.SimulationSummary, RunResult]:
     """Run one policy at one load (see ``Bench.at_load``). ``clock`` is the machine's, to say how long it took."""
     began_s = clock()
     shaped = bench.at_load(load, scenario)
     requests = make_requests(shaped, scenario.pinned_share, scenario.seed)
     result = Cluster(bench.table, config, scenario, **observer).run(requests)
-    count = metrics.outcomes(result)
-    summary = metrics.SimulationSummary.model_validate(
+    count = simulation_summary.outcomes(result)
+    summary = simulation_summary.SimulationSummary.model_validate(
         {
             "policy": config.policy.name,
             "load": load,
             "requests": len(requests),
             "wall_s": clock() - began_s,
-            "tight_slo": metrics.attainment(requests, bench.tight),
-            "loose_slo": metrics.attainment(requests, bench.loose),
+            "tight_slo": simulation_summary.attainment(requests, bench.tight),
+            "loose_slo": simulation_summary.attainment(requests, bench.loose),
             "ttft_ms": percentiles(r.ttft_ms for r in requests if r.outcome == "finished"),
             "tpot_ms": percentiles(
                 tpot_ms for r in requests if r.outcome == "finished" and (tpot_ms := r.tpot_ms) is not None
             ),
-            **metrics.replica_figures(result),
-            "worst_minute_switches": metrics.worst_minute(result.records),
+            **simulation_summary.replica_figures(result),
+            "worst_minute_switches": simulation_summary.worst_minute(result.records),
             "replicas": scenario.replicas,
             "mean_replicas": result.replica_s / result.ended_s if result.ended_s else scenario.replicas,
             "shed": count["shed"],

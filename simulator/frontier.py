@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from simulator.errors import SimulationError
-from simulator.metrics import SimulationSummary
+from simulator.simulation_summary import SimulationSummary
 
 COLUMNS = ("policy", "load", "fp16_token_share", "tight_slo", "loose_slo", "switches_per_min", "requests", "shed")
 

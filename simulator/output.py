@@ -6,14 +6,14 @@ from pathlib import Path
 from simulator.cluster.cluster import Cluster, RunResult
 from simulator.engine.request import SimRequest
 from simulator.engine.stats import MODES
-from simulator.metrics import SimulationSummary
+from simulator.simulation_summary import SimulationSummary
 from workload.percentiles import Percentiles
 from workload.records import (
     CompletionTokens,
     PrecisionTokens,
     PromptTokens,
-    ReplicaStatus,
     RequestRecord,
+    ServiceReplica,
     ServiceStatus,
     TimelineSample,
     write_jsonl,
@@ -86,7 +86,7 @@ def sample(now_s: float, cluster: Cluster) -> tuple[float, ServiceStatus]:
         engine = replica.engine
         engine.advance(now_s)
         replicas.append(
-            ReplicaStatus(
+            ServiceReplica(
                 id=replica.name,
                 mode=MODES[bool(engine.stats.is_fp8)].value,
                 running=len(engine.running),

@@ -20,7 +20,7 @@ from simulator import arguments, frontier, output
 from simulator.bench import Bench, make_config, simulate
 from simulator.cluster.scenario import Scenario
 from simulator.errors import SimulationError
-from simulator.metrics import SimulationSummary
+from simulator.simulation_summary import SimulationSummary
 from workload.azure import TraceError
 
 EPILOG = """\

@@ -14,7 +14,7 @@ import httpx
 import psutil
 from live_service import children, demo_config, serve, wait_until
 
-from deploy import leftovers
+from deploy.startup import leftovers
 
 PORT = 8125
 URL = f"http://127.0.0.1:{PORT}"

@@ -15,14 +15,14 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
-from deploy.admission import Admission
+from deploy.access.admission import Admission
+from deploy.access.keys import Keys
 from deploy.front.app import Front
 from deploy.front.generate import Generate, Queueing, Route
-from deploy.front.handover import EngineCall, Handover
+from deploy.front.handover import GenerateCall, Handover
 from deploy.front.meter import PathMeter
-from deploy.front.peers import Standing
+from deploy.front.peers import PeerView
 from deploy.front.streams import Frame
-from deploy.keys import Keys
 
 PATH = "/v1/completions"
 LIMIT = 1000  # bytes of a body
@@ -44,7 +44,7 @@ class Serving:
         return await self._do(request)
 
 
-class Peers(Standing):
+class Peers(PeerView):
     """What the controller told: there are others."""
 
     def __init__(
@@ -88,7 +88,7 @@ class Client:
 
 def front(
     do: Do | None = None,
-    standing: Standing | None = None,
+    standing: PeerView | None = None,
     admission: Admission | None = None,
     client: Any = None,
     meter: PathMeter | None = None,
@@ -101,7 +101,7 @@ def front(
         client or Client(),
         admission or Admission(None, 8),
         meter or PathMeter(),
-        standing or Standing(),
+        standing or PeerView(),
         LIMIT,
         keys,
         queueing or Queueing(),
@@ -197,7 +197,7 @@ def stream_of(*steps: RequestOutput | Exception, prompt: Any = None) -> Do:
                 return collector
 
         frame = Frame.make("id", 1, "m", chat=False, include_usage=False)
-        return Handover(EngineCall(Engine(), prompt, SamplingParams(), "r", {}), frame)
+        return Handover(GenerateCall(Engine(), prompt, SamplingParams(), "r", {}), frame)
 
     return do
 

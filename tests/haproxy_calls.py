@@ -9,7 +9,7 @@ from pathlib import Path
 from haproxy_run import Node, Replica, running
 from live_service import wait_until
 
-from deploy.haproxy_config import Limits
+from deploy.haproxy.haproxy_config import Limits
 
 APP, CONTROL = "nestedfp-app", "nestedfp-control"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from deploy import haproxy
+from deploy.haproxy import launcher
 
 
 def family(folder: Path) -> list[psutil.Process]:
@@ -39,7 +39,7 @@ def reloaded(folder: Path, first: psutil.Process) -> Iterator[subprocess.Popen[b
         manager = subprocess.Popen(
             # Not this process: a manager is ended with the HAProxy that it started.
             [sys.executable, "-c", f"import subprocess, time; subprocess.run({command!r}); time.sleep(600)"],
-            env={**os.environ, **haproxy.environment(folder, 2)},
+            env={**os.environ, **launcher.environment(folder, 2)},
             stdout=log,
             stderr=log,
         )

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from deploy import environment, haproxy
-from deploy.haproxy_config import Limits
+from deploy import environment
+from deploy.haproxy import launcher
+from deploy.haproxy.haproxy_config import Limits
 
 Reply = tuple[int, dict[str, str], bytes]
 
@@ -152,7 +153,7 @@ class Node:
 
     def __init__(self, folder: Path, limits: Limits) -> None:
         self.folder = folder
-        variables = haproxy.environment(folder, 2, limits)
+        variables = launcher.environment(folder, 2, limits)
         command = [variables["RAY_SERVE_HAPROXY_BINARY_PATH"], "-db", "-f", str(folder / "haproxy.cfg"), "-dR"]
         log = (folder / "haproxy.log").open("ab")
         self.process = subprocess.Popen(

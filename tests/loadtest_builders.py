@@ -1,7 +1,7 @@
 """Made-up records, samples, runs and calibrations for the tests of the load test's report."""
 
 from loadtest.calibrate import Calibration, Capacity, Stage
-from loadtest.report.metrics import summarise
+from loadtest.report.run_summary import summarise
 from workload.records import RequestRecord, TimelineSample
 from workload.slo import Slo
 

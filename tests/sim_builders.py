@@ -5,20 +5,20 @@ from pathlib import Path
 from typing import Any
 
 from controller.config import ControllerConfig
-from simulator.engine.cost_table import EngineLimits, EngineTable, FitError, StepCost, write_table
+from simulator.engine.cost_table import EngineLimits, EngineTable, FitError, StepTimeModel, write_table
 from simulator.engine.request import SimRequest
 from workload.azure import Arrival
 
 EXACT = FitError(observations=1, median_relative=0.0, max_relative=0.0)
-FP16 = StepCost(
+FP16 = StepTimeModel(
     fixed_ms=10.0, per_token_us=1.0, knee_tokens=256, over_knee_us=20.0, per_decode_us=20.0, per_kv_token_ns=40.0
 )
-FP8 = StepCost(
+FP8 = StepTimeModel(
     fixed_ms=6.0, per_token_us=1.0, knee_tokens=256, over_knee_us=12.0, per_decode_us=14.0, per_kv_token_ns=40.0
 )
 
 
-def make_table(fp16: StepCost = FP16, fp8: StepCost = FP8, **limits: int) -> EngineTable:
+def make_table(fp16: StepTimeModel = FP16, fp8: StepTimeModel = FP8, **limits: int) -> EngineTable:
     """An engine with a budget of 2048 tokens, 64 sequences and 100 000 KV tokens, but for ``limits``."""
     usual = {"max_num_batched_tokens": 2048, "max_num_seqs": 64, "kv_tokens": 100_000, "max_model_tokens": 8192}
     return EngineTable(

@@ -95,7 +95,7 @@ class ProxyStatus(PeerRecord):
     queued: Count = 0  # requests that wait for a replica
 
 
-class ReplicaStatus(PeerRecord):
+class ServiceReplica(PeerRecord):
     """One replica in GET /status."""
 
     id: str
@@ -118,7 +118,7 @@ class ServiceStatus(PeerRecord):
     reason: str = ""
     path_saturated: bool = False  # the path limits a replica, not its engine
     proxy: ProxyStatus | None = None  # None: not reported
-    replicas: tuple[ReplicaStatus, ...]
+    replicas: tuple[ServiceReplica, ...]
 
     @property
     def waiting(self) -> int:

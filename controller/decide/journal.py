@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from controller.audit import DecisionRecord, Outcome, Rung
+from controller.audit import DecisionOutcome, DecisionRecord, Rung
 from controller.config import ControllerConfig
 from controller.decide.overload import LadderState
-from controller.decide.scope import CLUSTER, Plan
-from controller.fleet.http_path import REASON as PATH_SATURATED
+from controller.decide.scope import CLUSTER, ScopePlan
+from controller.fleet.path_limit import REASON as PATH_SATURATED
 from controller.protocol.publisher import Content, DirectivePublisher
 from nestedfp.modes import DirectiveMode
 
@@ -36,7 +36,7 @@ class DecisionJournal:
         self._path_noted_at_s: float | None = None
         self._reload_to_note = False
 
-    def note_plan(self, plan: Plan) -> None:
+    def note_plan(self, plan: ScopePlan) -> None:
         """Remember what the latest step decided."""
         self.last_reason, self.last_wanted = plan.decision.reason, plan.wanted
         self.loads = (plan.decision.fp16_load, plan.decision.fp8_load)
@@ -51,7 +51,7 @@ class DecisionJournal:
         driver_s: float,
         now_s: float,
         config: ControllerConfig,
-        plan: Plan,
+        plan: ScopePlan,
         decided: Content,
         publisher: DirectivePublisher,
         rung: Rung,
@@ -61,7 +61,7 @@ class DecisionJournal:
     ) -> tuple[DecisionRecord | None, tuple[DecisionRecord, ...]]:
         """The record of this step, if something came into force or was stated, and notes."""
 
-        def make(outcome: Outcome, reason: str, before: Content, after: Content, **more: Any) -> DecisionRecord:
+        def make(outcome: DecisionOutcome, reason: str, before: Content, after: Content, **more: Any) -> DecisionRecord:
             self._made += 1
             return DecisionRecord(
                 decision_id=self._made,
@@ -88,21 +88,21 @@ class DecisionJournal:
         notes = []
         if self._reload_to_note:
             self._reload_to_note = False
-            notes.append(make(Outcome.RELOADED, "config_reloaded", self._published[0], publisher.content))
+            notes.append(make(DecisionOutcome.RELOADED, "config_reloaded", self._published[0], publisher.content))
         record = None
         content, epoch = self._published
         units = dict(plan.reasons)
         if epoch != publisher.epoch:
             same = content == publisher.content and epoch > 0
             reason = "epoch_raised" if same else publisher.reason
-            outcome = Outcome.RENUMBERED if same else Outcome.APPLIED
+            outcome = DecisionOutcome.RENUMBERED if same else DecisionOutcome.APPLIED
             record = make(outcome, reason, content, publisher.content, units={} if config.advisory else units)
             self._published = (publisher.content, publisher.epoch)
         elif config.advisory and decided != self._advised:
             reason = climbed if climbed and decided.mode is self._advised.mode else plan.decision.reason
-            record = make(Outcome.APPLIED, reason, self._advised, decided, advisory=True, units=units)
+            record = make(DecisionOutcome.APPLIED, reason, self._advised, decided, advisory=True, units=units)
         elif climbed is not None:
-            record = make(Outcome.STATED, climbed, decided, decided, advisory=config.advisory)
+            record = make(DecisionOutcome.STATED, climbed, decided, decided, advisory=config.advisory)
         if record is None or record.advisory or not config.advisory:
             self._advised = decided
         held = dict(plan.held)
@@ -112,7 +112,7 @@ class DecisionJournal:
             elif self._noted_at_s is None or now_s - self._noted_at_s >= NOTES_EVERY_S:
                 changed = {unit for unit in held.keys() | self._held.keys() if held.get(unit) != self._held.get(unit)}
                 units = {unit: held[unit][1] if unit in held else "released" for unit in changed if unit != CLUSTER}
-                outcome = Outcome.HELD if held else Outcome.RELEASED
+                outcome = DecisionOutcome.HELD if held else DecisionOutcome.RELEASED
                 notes.append(
                     make(
                         outcome,
@@ -128,6 +128,6 @@ class DecisionJournal:
             self._path_noted_at_s is None or now_s - self._path_noted_at_s >= NOTES_EVERY_S
         ):
             reason = PATH_SATURATED if path_limited else "path_clear"
-            notes.append(make(Outcome.STATED, reason, decided, decided, advisory=config.advisory))
+            notes.append(make(DecisionOutcome.STATED, reason, decided, decided, advisory=config.advisory))
             self._path_limited, self._path_noted_at_s = path_limited, now_s
         return record, tuple(notes)

@@ -11,10 +11,10 @@ from controller.decide.scope import (
     CLUSTER,
     BaseScope,
     ClusterScope,
-    Plan,
     ReplicaScope,
     Scoped,
     ScopeInput,
+    ScopePlan,
     compact,
     modes_now,
     moves,
@@ -49,7 +49,7 @@ class SubsetScope(BaseScope):
         self._replicas: dict[str, guards.GuardState] = {}
         self._calm, _ = self._spec.start(config.policy)  # what the policy last wanted when it did not want FP8
 
-    def decide(self, scope_input: ScopeInput) -> Plan:
+    def decide(self, scope_input: ScopeInput) -> ScopePlan:
         config = self._config
         modes = modes_now(ids_of(scope_input.views), scope_input.current)
         in_fp8 = {replica_id for replica_id, mode in modes.items() if mode is FP8}
@@ -139,11 +139,11 @@ class SubsetScope(BaseScope):
         decision: Decision,
         wanted: DirectiveMode | None,
         held: Mapping[str, tuple[DirectiveMode | None, str]],
-    ) -> Plan:
+    ) -> ScopePlan:
         before = modes_now(modes, scope_input.current)
         reasons = {replica_id: decision.reason for replica_id, mode in modes.items() if mode is not before[replica_id]}
         mode, exceptions = compact(modes, scope_input.current.mode)
-        return Plan(mode, self._calm.rule, exceptions, decision, wanted, held, reasons)
+        return ScopePlan(mode, self._calm.rule, exceptions, decision, wanted, held, reasons)
 
     def changed(self, now_s: float, before: Content, after: Content, replica_ids: Collection[str]) -> None:
         moved = moves(before, after, replica_ids)

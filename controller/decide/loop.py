@@ -16,9 +16,9 @@ from controller.decide.journal import DecisionJournal
 from controller.decide.k_of_n import make_scope
 from controller.decide.overload import measure
 from controller.decide.overrides import Overrides
-from controller.decide.scope import Plan, ScopeInput, compact, keep_fp8, ready_counts
+from controller.decide.scope import ScopeInput, ScopePlan, compact, keep_fp8, ready_counts
 from controller.decide.status import status_report
-from controller.fleet import http_path
+from controller.fleet import path_limit
 from controller.fleet.fleet import Fleet, IngestResult
 from controller.fleet.view import Replicas
 from controller.messages import Directive, DirectiveAck, ReplicaSnapshot
@@ -155,7 +155,7 @@ class ControlLoop:
             Stated(desired_replicas, *ready_counts(views, publisher.content), *self._overrides.reported(now_s))
         )
         directive = publisher.due(now_s)
-        limited = http_path.limited_count(views) > 0
+        limited = path_limit.limited_count(views) > 0
         record, notes = self._journal.write(
             driver_s, now_s, self._config, plan, self._decided, publisher, self._rung(), self._ladder, climbed, limited
         )
@@ -204,17 +204,17 @@ class ControlLoop:
             self._since_s = self._began_s = now_s
         return now_s
 
-    def _plan(self, now_s: float, views: Replicas) -> Plan:
+    def _plan(self, now_s: float, views: Replicas) -> ScopePlan:
         """Ask the operator, the fail-safe, and then the policy."""
         ordered = self._overrides.for_all
         if ordered is not None and not self._config.advisory:
-            return Plan(ordered.mode, NO_RULE, {}, Decision(ordered.mode, "override"))
+            return ScopePlan(ordered.mode, NO_RULE, {}, Decision(ordered.mode, "override"))
         if (fail_safe := self._fail_safe(now_s, views)) is not None:
             return fail_safe
         plan = self._scope.decide(ScopeInput(now_s, views, self._decided, self._fleet.faults))
         return keep_fp8(plan, self._decided, views) if self._ladder.holds_fp8 else plan
 
-    def _fail_safe(self, now_s: float, views: Replicas) -> Plan | None:
+    def _fail_safe(self, now_s: float, views: Replicas) -> ScopePlan | None:
         """The configured mode, once there has been no quorum for long."""
         bounds = self._config.guards
         if bounds.fail_safe is None:
@@ -232,7 +232,7 @@ class ControlLoop:
         inputs = (("without_quorum_s", now_s - self._blind_since_s), ("fresh_replicas", float(len(usable))))
         mode, rule = self._config.in_full(bounds.fail_safe)
         decision = Decision(mode, "fail_safe", rule, inputs)
-        return Plan(decision.mode, decision.rule, {}, decision)
+        return ScopePlan(decision.mode, decision.rule, {}, decision)
 
     def _climb(self, now_s: float, views: Replicas) -> str | None:
         """Go a step up or down the ladder where it is time to; returns why."""

@@ -1,6 +1,6 @@
 """For whom a decision holds: a policy and its guards round the whole cluster, each replica, or K of N. Zero I/O.
 
-A scope turns what is known about the replicas into a ``Plan``: a mode for most and exceptions by replica. It does not
+A scope turns what is known about the replicas into a ``ScopePlan``: a mode for most and exceptions by replica. It does not
 publish: the loop may hold the plan back (operator, ladder, advisory mode) and tells the scope what came into force.
 Policies that do not observe (``adaptive`` is False) decide for the cluster in every scope.
 """
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from controller.config import ControllerConfig, GuardConfig
 from controller.decide import guards
-from controller.fleet import http_path
+from controller.fleet import path_limit
 from controller.fleet.view import Replicas, ReplicaView, ids_of
 from controller.policies import POLICIES
 from controller.policies.base import Decision, Observation
@@ -35,7 +35,7 @@ class ScopeInput:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ScopePlan:
     """What a scope wants to be in force."""
 
     mode: DirectiveMode
@@ -56,7 +56,7 @@ class Plan:
 class Scoped(Protocol):
     """A policy at work in a scope."""
 
-    def decide(self, scope_input: ScopeInput) -> Plan:
+    def decide(self, scope_input: ScopeInput) -> ScopePlan:
         """What should be in force now."""
 
     def changed(self, now_s: float, before: Content, after: Content, replica_ids: Collection[str]) -> None:
@@ -99,7 +99,7 @@ def moves(before: Content, after: Content, replica_ids: Collection[str]) -> dict
     }
 
 
-def keep_fp8(plan: Plan, current: Content, views: Replicas) -> Plan:
+def keep_fp8(plan: ScopePlan, current: Content, views: Replicas) -> ScopePlan:
     """The plan without what takes FP8 off a replica: precision is the last thing that the ladder gives back."""
     fp8 = DirectiveMode.FP8
     planned = modes_now(ids_of(views), Content(plan.mode, exceptions=plan.exceptions))
@@ -149,7 +149,7 @@ class ClusterScope(BaseScope):
         super().__init__(config)
         self._guard_state = guards.GuardState()
 
-    def decide(self, scope_input: ScopeInput) -> Plan:
+    def decide(self, scope_input: ScopeInput) -> ScopePlan:
         guarded = guards.guarded_decide(
             self._spec,
             self._observation(scope_input, scope_input.views, scope_input.current.mode),
@@ -163,7 +163,7 @@ class ClusterScope(BaseScope):
         decision = guarded.decision
         rule = scope_input.current.rule if guarded.held is not None else decision.rule
         held = {} if guarded.held is None else {CLUSTER: (guarded.wanted, guarded.held)}
-        return Plan(decision.mode, rule, {}, decision, guarded.wanted, held)
+        return ScopePlan(decision.mode, rule, {}, decision, guarded.wanted, held)
 
     def changed(self, now_s: float, before: Content, after: Content, replica_ids: Collection[str]) -> None:
         # Another rule of the same mode is no switch: a policy that steers the rule must stay free to enter FP8.
@@ -192,7 +192,7 @@ class ReplicaScope(BaseScope):
         self._units: dict[str, _Unit] = {}
         self._asked_last = ""
 
-    def decide(self, scope_input: ScopeInput) -> Plan:
+    def decide(self, scope_input: ScopeInput) -> ScopePlan:
         views, current = scope_input.views, scope_input.current
         modes = modes_now(ids_of(views), current)
         if len(self._units) > len(modes):
@@ -219,7 +219,7 @@ class ReplicaScope(BaseScope):
             fp16_load=_mean([decision.fp16_load for decision in decisions]),
             fp8_load=_mean([decision.fp8_load for decision in decisions]),
         )
-        return Plan(mode, rules[0] if rules else NO_RULE, exceptions, summary, None, held, reasons)
+        return ScopePlan(mode, rules[0] if rules else NO_RULE, exceptions, summary, None, held, reasons)
 
     def _turn(self, views: Replicas) -> Replicas:
         """The next replicas to be asked for, by name after those of the last step, and round again."""
@@ -271,7 +271,9 @@ def _together(
     if words:
         return Counter(words).most_common(1)[0][0]
     return (
-        http_path.REASON if any(decision.reason == http_path.REASON for decision in decisions) else "no_replica_changes"
+        path_limit.REASON
+        if any(decision.reason == path_limit.REASON for decision in decisions)
+        else "no_replica_changes"
     )
 
 

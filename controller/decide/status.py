@@ -6,7 +6,7 @@ from controller.decide.guards import engine_fault
 from controller.decide.journal import DecisionJournal
 from controller.decide.overload import LadderState
 from controller.decide.overrides import Overrides
-from controller.fleet import http_path
+from controller.fleet import path_limit
 from controller.fleet.fleet import Fleet
 from controller.fleet.view import ReplicaView
 from controller.messages import ReplicaState
@@ -55,7 +55,7 @@ def status_report(
         rule=content.rule,
         override=override,
         replica_overrides=replica_overrides,
-        path_saturated=http_path.limited_count(views) > 0,
+        path_saturated=path_limit.limited_count(views) > 0,
         replicas=tuple(
             _replica(view, config, publisher, fleet.faults.get(view.replica_id), view.replica_id in replica_overrides)
             for view in views
@@ -82,7 +82,7 @@ def _replica(
         stale=view.age_s > config.guards.stale_after_s or stuck is not None,
         fault=fault or snapshot.fault or stuck,
         age_s=view.age_s,
-        path_saturated=http_path.limits(view),
+        path_saturated=path_limit.limits(view),
         ttft_p90_ms=snapshot.ttft.p90_ms if snapshot.ttft.count else None,
         tpot_p90_ms=snapshot.tpot.p90_ms if snapshot.tpot.count else None,
         slo_evaluated=snapshot.slo_evaluated,

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from controller.fleet.http_path import path_saturated
+from controller.fleet.path_limit import path_saturated
 from controller.fleet.plausibility import fault, possible_wait, wait_fault
 from controller.fleet.view import Rates, Replicas, ReplicaView
 from controller.messages import ReplicaSnapshot

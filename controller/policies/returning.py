@@ -10,7 +10,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from controller.fleet import http_path
+from controller.fleet import path_limit
 from controller.policies.base import Decision, Observation
 from controller.policies.signals import backoff, health, load
 from nestedfp.modes import DirectiveMode
@@ -41,11 +41,11 @@ class CalmSettings(FrozenModel):
             fp8_budget_fraction=self.calm_budget_fraction,
         )
 
-    def calm_capacity(self, estimate: load.Load) -> float | None:
+    def calm_capacity(self, estimate: load.LoadEstimate) -> float | None:
         """Tokens per second that the calm directive could serve: with leave to run FP8, as much as FP8 can."""
         return estimate.fp16_capacity if self.calm_mode is DirectiveMode.FP16 else estimate.fp8_capacity
 
-    def calm_load(self, estimate: load.Load) -> float | None:
+    def calm_load(self, estimate: load.LoadEstimate) -> float | None:
         """Offered load over that capacity."""
         return load.over(estimate.offered, self.calm_capacity(estimate))
 
@@ -83,7 +83,7 @@ class View:
     """One look at the cluster."""
 
     seen: health.Health
-    load: load.Load
+    load: load.LoadEstimate
     danger: str  # what endangers the SLO; empty for nothing
     dt_s: float  # since the last look
     ttft_strain: float  # EWMA
@@ -98,12 +98,12 @@ class View:
             ("tpot_ms", self.seen.tpot_ms),
             ("ttft_strain", self.ttft_strain),
             ("tpot_strain", self.tpot_strain),
-            *http_path.inputs(self.path_limited),
+            *path_limit.inputs(self.path_limited),
         )
 
     def calm_reason(self, reason: str) -> str:
         """Why nothing is done."""
-        return http_path.calm_reason(self.path_limited, reason)
+        return path_limit.calm_reason(self.path_limited, reason)
 
 
 def look(observation: Observation, memory: Memory, config: ReturnSettings) -> tuple[View, Memory]:
@@ -123,7 +123,7 @@ def look(observation: Observation, memory: Memory, config: ReturnSettings) -> tu
         danger = "predicted_ttft_over_enter"
     elif tpot_strain > config.enter_strain and seen.tpot_strain > 0:
         danger = "tpot_over_enter"
-    limited = http_path.limited_count(observation.replicas)
+    limited = path_limit.limited_count(observation.replicas)
     view = View(seen, estimate, danger, dt_s, ttft_strain, tpot_strain, limited)
     return view, Memory(learned, history, ttft_strain, tpot_strain)
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from controller.fleet import http_path
+from controller.fleet import path_limit
 from controller.fleet.view import Replicas
 from controller.policies.base import Decision, Observation, PolicySpec
 from controller.policies.signals import load
@@ -78,7 +78,7 @@ def decide(observation: Observation, state: State, config: Threshold) -> tuple[D
     """Compare the cluster's signals with the thresholds."""
     now_s = observation.now_s
     estimate, learned = load.update(observation, state.learned, config)
-    limited = http_path.limited_count(observation.replicas)
+    limited = path_limit.limited_count(observation.replicas)
     signals = list(_signals(observation, config))
     over = next((name for name, entering, _, thresholds in signals if entering > thresholds.enter), "")
     blocking = next((name for name, _, leaving, thresholds in signals if leaving >= thresholds.leave), "")
@@ -89,7 +89,7 @@ def decide(observation: Observation, state: State, config: Threshold) -> tuple[D
     if over_since_s is not None and now_s - over_since_s >= config.enter_after_s:
         mode, reason = DirectiveMode.FP8, f"{over}_over_enter"
     elif mode is not DirectiveMode.FP8:
-        mode, reason = DirectiveMode.FP16, f"{over}_passing" if over else http_path.calm_reason(limited, "below_enter")
+        mode, reason = DirectiveMode.FP16, f"{over}_passing" if over else path_limit.calm_reason(limited, "below_enter")
     elif blocking:
         reason = f"{blocking}_over_leave"
     elif calm_since_s is not None and now_s - calm_since_s < config.leave_after_s:
@@ -99,7 +99,7 @@ def decide(observation: Observation, state: State, config: Threshold) -> tuple[D
     decision = Decision(
         mode,
         reason,
-        inputs=(*((name, entering) for name, entering, _, _ in signals), *http_path.inputs(limited)),
+        inputs=(*((name, entering) for name, entering, _, _ in signals), *path_limit.inputs(limited)),
         fp16_load=estimate.fp16_load,
         fp8_load=estimate.fp8_load,
     )
@@ -128,11 +128,11 @@ def _values(replicas: Replicas, least: int) -> dict[str, tuple[Sequence[float], 
     snapshots = [view.snapshot for view in replicas]
     wait_s, tokens = [one.oldest_wait_s for one in snapshots], [one.waiting_tokens for one in snapshots]
     ttft = [
-        (0, 0.0) if http_path.limits(view) else (one.ttft.count, http_path.engine_ttft_ms(one, one.ttft.p90_ms))
+        (0, 0.0) if path_limit.limits(view) else (one.ttft.count, path_limit.engine_ttft_ms(one, one.ttft.p90_ms))
         for view, one in zip(replicas, snapshots, strict=True)
     ]
     tpot = [
-        (0, 0.0) if http_path.limits(view) else (one.tpot.count, http_path.engine_tpot_ms(one, one.tpot.p90_ms))
+        (0, 0.0) if path_limit.limits(view) else (one.tpot.count, path_limit.engine_tpot_ms(one, one.tpot.p90_ms))
         for view, one in zip(replicas, snapshots, strict=True)
     ]
     return {

@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from deploy.control_room.samples import Timeline
-from deploy.new_decisions import Ask, NewDecisions
+from deploy.control.new_decisions import Ask, NewDecisions
+from deploy.control_room.samples import StatusHistory
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Feed:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._ask, self._ending, self._period_s, self._wall = ask, ending, period_s, wall
-        self._timeline = Timeline(SAMPLES_KEPT)
+        self._timeline = StatusHistory(SAMPLES_KEPT)
         self._decisions: deque[dict[str, Any]] = deque(maxlen=DECISIONS_KEPT)
         self._judged: deque[dict[str, list[float]]] = deque(maxlen=JUDGED_KEPT)
         self._new_decisions = NewDecisions(ask)

@@ -8,7 +8,7 @@ Totals = tuple[int, int, int, int]
 TOTALS = ("tokens_fp16", "tokens_fp8", "slo_evaluated", "within_slo")  # of a replica's status; they only grow
 
 
-class Sample(NamedTuple):
+class StatusSample(NamedTuple):
     """The cluster at one time. What is not known is None."""
 
     wall_s: float  # since 1970
@@ -24,7 +24,7 @@ class Sample(NamedTuple):
     within_slo: int
 
 
-class Timeline:
+class StatusHistory:
     """The samples of the last while.
 
     Args:
@@ -32,11 +32,11 @@ class Timeline:
     """
 
     def __init__(self, kept: int) -> None:
-        self._samples: deque[Sample] = deque(maxlen=kept)
+        self._samples: deque[StatusSample] = deque(maxlen=kept)
         self._totals: dict[str, Totals] = {}
         self._last_s: float | None = None
 
-    def add(self, wall_s: float, status: Mapping[str, Any]) -> Sample:
+    def add(self, wall_s: float, status: Mapping[str, Any]) -> StatusSample:
         """Add what a status says (controller.audit.StatusReport as JSON), and return it."""
         replicas = status["replicas"]
         totals: dict[str, Totals] = {each["id"]: tuple(each.get(name) or 0 for name in TOTALS) for each in replicas}
@@ -46,7 +46,7 @@ class Timeline:
             before = self._totals.get(name)
             if before is not None and all(b <= n for b, n in zip(before, now, strict=True)):
                 grown = [g + n - b for g, b, n in zip(grown, before, now, strict=True)]
-        sample = Sample(
+        sample = StatusSample(
             round(wall_s, 3),
             None if self._last_s is None else round(wall_s - self._last_s, 3),
             _round(_sum(each["arrivals_per_s"] for each in replicas)),
@@ -67,7 +67,7 @@ class Timeline:
 
     def columns(self) -> dict[str, list[Any]]:
         """Return all samples, oldest first, as a list for each field."""
-        return {name: [getattr(each, name) for each in self._samples] for name in Sample._fields}
+        return {name: [getattr(each, name) for each in self._samples] for name in StatusSample._fields}
 
 
 def _known(values: Any) -> list[float]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from deploy.front import openapi
 from deploy.front.generate import Generate
-from deploy.front.pages import Page, show
+from deploy.front.pages import PageSource, show
 from deploy.front.replies import Refused, identifying, refuse, request_id_of
 from deploy.front.requests import read_body
 
@@ -35,7 +35,7 @@ class Front:
     """
 
     def __init__(
-        self, app: Any, generate: Generate, max_body_bytes: int, pages: Mapping[str, Page] | None = None
+        self, app: Any, generate: Generate, max_body_bytes: int, pages: Mapping[str, PageSource] | None = None
     ) -> None:
         self._app = app
         paths = {*generate.routes, *PASSED_ON}

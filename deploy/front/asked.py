@@ -1,12 +1,12 @@
 """What a request asks of the engine, before anything is tokenized. Pure.
 
 Texts count as a token for every four characters, which is near enough to refuse by; once they are tokenized, the request is counted
-as what it is (``deploy.admission.Place.settle``).
+as what it is (``deploy.access.admission.Place.settle``).
 """
 
 from typing import Any
 
-from deploy.admission import Asked
+from deploy.access.admission import Asked
 
 CHARACTERS_PER_TOKEN = 4
 

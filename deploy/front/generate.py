@@ -10,14 +10,16 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from deploy.admission import Admission, Asked, NoRoom, Place, Reason
+from deploy.access.admission import Admission, Asked, NoRoom, Place, Reason
+from deploy.access.keys import Holder, Keys, Limited
+from deploy.access.priority import NotAllowed, Ranked, ranked
 from deploy.front import pooling, streams
 from deploy.front.asked import asked_of, asked_of_inputs
 from deploy.front.bounds import check_bounds
 from deploy.front.deadline import Queue, QueueDeadline
 from deploy.front.handover import TURN, Handover, Turn, prompt_tokens_of
 from deploy.front.meter import Passage, PathMeter
-from deploy.front.peers import RETRYABLE_BODY_BYTES, Elsewhere, Standing
+from deploy.front.peers import RETRYABLE_BODY_BYTES, Elsewhere, PeerView
 from deploy.front.replies import OVERLOADED, Refused, identified, refuse, reply, request_id_of
 from deploy.front.requests import (
     apply_pin,
@@ -29,13 +31,11 @@ from deploy.front.requests import (
     unknown_fields,
 )
 from deploy.front.tap import Tap, Taps
-from deploy.haproxy_config import ELSEWHERE_STATUS, MOST_TRIES
-from deploy.health import EngineHung
-from deploy.keys import Holder, Keys, Limited
-from deploy.metrics.requests import Outcome
-from deploy.priority import NotAllowed, Ranked, ranked
-from deploy.tracing import below_this_span
-from deploy.usage import StreamDiscloser, disclose
+from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS, MOST_TRIES
+from deploy.metrics.request_metrics import RequestOutcome
+from deploy.replica.disclosure import StreamDiscloser, disclose
+from deploy.replica.health_routes import EngineHung
+from deploy.replica.tracing import below_this_span
 from nestedfp.vllm_plugin.frontend import collected, counts_of, total, usage_of
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class Generate:
         client: Any,
         admission: Admission,
         meter: PathMeter,
-        standing: Standing,
+        standing: PeerView,
         max_body_bytes: int,
         keys: Keys | None = None,
         queueing: Queueing = Queueing(),
@@ -144,10 +144,10 @@ class Generate:
             passage.outcome, passage.status = refusal.outcome, refusal.status
             await refuse(send, refusal, passage.id)
         except asyncio.CancelledError:
-            passage.outcome = Outcome.LEFT
+            passage.outcome = RequestOutcome.LEFT
             raise
         except BaseException:
-            passage.outcome = Outcome.FAILED
+            passage.outcome = RequestOutcome.FAILED
             raise
         finally:
             passage.ended()
@@ -410,7 +410,7 @@ class Generate:
                 passage.wrote(1)
         await send({"type": "http.response.body", "body": b""})
         if failed:
-            passage.outcome = Outcome.FAILED
+            passage.outcome = RequestOutcome.FAILED
         else:
             passage.finished()
 

@@ -39,7 +39,7 @@ class Setting:
 
 
 @dataclass
-class Job:
+class GrammarJob:
     """A grammar that waits or is tried: its number, its text, when it came, the child and when that began."""
 
     number: int
@@ -62,8 +62,8 @@ def run(connection: Connection, setting: Setting) -> None:
     # What every child needs, once: the tokenizer's vocabulary as xgrammar wants it, and all modules.
     first = attempt({"regex": "a"}, setting, manager)
     assert manager.backend is not None or setting.options.backend not in ("auto", "xgrammar"), first
-    waiting: list[Job] = []
-    running: dict[int, Job] = {}  # by the descriptor on which the child answers
+    waiting: list[GrammarJob] = []
+    running: dict[int, GrammarJob] = {}  # by the descriptor on which the child answers
     selector = selectors.DefaultSelector()
     selector.register(connection, selectors.EVENT_READ)
     while True:
@@ -77,7 +77,7 @@ def run(connection: Connection, setting: Setting) -> None:
                     for job in running.values():
                         _kill(job.pid)
                     return
-                waiting.append(Job(*asked, came_s=time.monotonic()))
+                waiting.append(GrammarJob(*asked, came_s=time.monotonic()))
             else:
                 selector.unregister(key.fd)
                 job = running.pop(key.fd)
@@ -103,7 +103,7 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _fork(job: Job, setting: Setting, manager: Any, connection: Connection) -> int:
+def _fork(job: GrammarJob, setting: Setting, manager: Any, connection: Connection) -> int:
     """Start the child of a job; return the descriptor on which it answers."""
     reading, writing = os.pipe()
     job.began_s = time.monotonic()
@@ -126,7 +126,7 @@ def _fork(job: Job, setting: Setting, manager: Any, connection: Connection) -> i
         os._exit(0)
 
 
-def _collect(descriptor: int, job: Job, setting: Setting) -> str:
+def _collect(descriptor: int, job: GrammarJob, setting: Setting) -> str:
     """Return the answer of a child whose end has come or is near."""
     with open(descriptor, "rb") as pipe:
         answer = pipe.read()

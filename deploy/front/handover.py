@@ -12,19 +12,19 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from deploy.admission import NoRoom, Place
+from deploy.access.admission import NoRoom, Place
 from deploy.front.deadline import QueueDeadline
 from deploy.front.grammars import Grammars
 from deploy.front.meter import Passage
 from deploy.front.replies import Refused
 from deploy.front.streams import Frame
-from deploy.health import EngineHung
+from deploy.replica.health_routes import EngineHung
 from nestedfp.modes import Mode
 from nestedfp.vllm_plugin.pin import PIN_KEY
 
 
 @dataclass(slots=True)
-class EngineCall:
+class GenerateCall:
     """A call of ``AsyncLLM.generate`` that nobody has made yet."""
 
     client: Any
@@ -57,7 +57,7 @@ class EngineCall:
 class Handover:
     """A plain stream, ready to be written."""
 
-    call: EngineCall
+    call: GenerateCall
     frame: Frame
 
 
@@ -86,7 +86,7 @@ class Turn:
         self.passage = passage
         self.priority = priority
         self._place, self._deadline, self._refusal = place, deadline, refusal
-        self.calls: list[EngineCall] = []
+        self.calls: list[GenerateCall] = []
         self.accepted = False  # the engine has computed a token of it
         self.refused: Refused | None = None  # before the engine heard of it; vLLM's streams make another error of it
         self.failed: Exception | None = (
@@ -143,7 +143,7 @@ class Turn:
 TURN: ContextVar[Turn | None] = ContextVar("nestedfp_turn", default=None)
 
 
-class Engine:
+class EngineClientProxy:
     """Stands before vLLM's ``AsyncLLM`` for the serving objects: remembers the calls of plain streams, tries grammars."""
 
     def __init__(self, client: Any, grammars: Grammars | None = None) -> None:
@@ -162,7 +162,7 @@ class Engine:
         options["priority"] = turn.priority
         turn.constrained = turn.constrained or getattr(sampling_params, "structured_outputs", None) is not None
         if turn.plain:
-            call = EngineCall(self._client, prompt, sampling_params, request_id, options, self._grammars, turn)
+            call = GenerateCall(self._client, prompt, sampling_params, request_id, options, self._grammars, turn)
             turn.calls.append(call)
         return self._observed(turn, prompt, sampling_params, request_id, options)
 
@@ -235,8 +235,8 @@ def take_over(completion: Any, chat: Any, grammars: Grammars | None = None, *oth
         others: that make vectors.
     """
     for serving in (completion, chat, *others):
-        if serving is not None and not isinstance(serving.engine_client, Engine):
-            serving.engine_client = Engine(serving.engine_client, grammars)
+        if serving is not None and not isinstance(serving.engine_client, EngineClientProxy):
+            serving.engine_client = EngineClientProxy(serving.engine_client, grammars)
     if completion is not None:
         _take_over_completion(completion)
     if chat is not None:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 from controller.messages import LatencyWindow, PathStats
 from controller.sliding_window import SlidingWindow
-from deploy.access_log import Access
-from deploy.metrics.requests import PINS, Outcome, RequestMetrics, precision_of
+from deploy.access.access_log import Access
+from deploy.metrics.request_metrics import PINS, RequestMetrics, RequestOutcome, precision_of
 from nestedfp.vllm_plugin.accounting import TokenCounts, total
 
 SPAN_S = 5.0
@@ -60,7 +60,7 @@ class Passage:
         self.paused = False
         self.pinned = False
         self.counts: dict[str, TokenCounts] = {}  # by sequence, as the engine tells them
-        self.outcome = Outcome.OK
+        self.outcome = RequestOutcome.OK
         # For the access log alone.
         self.id: str | None = None
         self.key: str | None = None
@@ -127,7 +127,7 @@ class Passage:
 
     def access(self, now_s: float) -> Access:
         """What the access log says of the request, at its end."""
-        answered = self.first_s is not None or self.outcome is Outcome.OK
+        answered = self.first_s is not None or self.outcome is RequestOutcome.OK
         return Access(
             wall_s=time.time(),
             id=self.id,

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from deploy.front.pages import Page, Shown
+from deploy.front.pages import PageSource, Shown
 
 PATH = "/openapi.json"
 ERROR = {
@@ -51,7 +51,7 @@ def document(app: Any, paths: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-def page(app: Any, paths: Iterable[str]) -> Page:
+def page(app: Any, paths: Iterable[str]) -> PageSource:
     """Return the page that shows the document. Made when first asked for: it takes a second."""
     made: list[bytes] = []
 

@@ -12,7 +12,7 @@ class Shown(NamedTuple):
     body: bytes
 
 
-Page = Callable[[], Awaitable[Shown]]
+PageSource = Callable[[], Awaitable[Shown]]
 
 
 async def show(send: Any, shown: Shown) -> None:

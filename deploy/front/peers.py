@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 
-from deploy.haproxy_config import ATTEMPT_HEADER, Limits
+from deploy.haproxy.haproxy_config import ATTEMPT_HEADER, Limits
 
 RETRYABLE_BODY_BYTES = Limits.buffer_bytes // 2  # a body of this size fits HAProxy's buffer with any headers
 
@@ -29,7 +29,7 @@ class Elsewhere:
         return headers.get(ATTEMPT_HEADER.encode()) in self._seen
 
 
-class Standing:
+class PeerView:
     """How this replica and its peers stand, as far as it knows; filled in by the server."""
 
     @property

@@ -12,7 +12,7 @@ from starlette.responses import Response, StreamingResponse
 
 from deploy.front.bounds import at_most, check_numbers
 from deploy.front.replies import JSON, Refused
-from deploy.usage import Tokens, disclose
+from deploy.replica.disclosure import Tokens, disclose
 
 MOST_INPUTS = 2048  # of one request, as OpenAI has it
 MOST_BYTES_INPUTS = (

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from deploy.haproxy_config import ELSEWHERE_STATUS, RETRY_AFTER_S
-from deploy.metrics.requests import Outcome
+from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS, RETRY_AFTER_S
+from deploy.metrics.request_metrics import RequestOutcome
 
 Headers = Iterable[tuple[bytes, bytes]]
 Send = Any  # ASGI's send
@@ -38,15 +38,15 @@ class Refused(Exception):
         self.status, self.kind, self.param, self.retry_after_s = status, kind, param, retry_after_s
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RequestOutcome:
         """As what the request counts: a refusal for want of room, whatever its status, is no failure of the service."""
         if self.status == ELSEWHERE_STATUS:
-            return Outcome.ELSEWHERE
+            return RequestOutcome.ELSEWHERE
         if self.status == 429 or self.kind == OVERLOADED:
-            return Outcome.REFUSED
+            return RequestOutcome.REFUSED
         if self.status in (401, 403):
-            return Outcome.DENIED
-        return Outcome.INVALID if self.status < 500 else Outcome.FAILED
+            return RequestOutcome.DENIED
+        return RequestOutcome.INVALID if self.status < 500 else RequestOutcome.FAILED
 
     def body(self, request_id: str | None) -> bytes:
         """The error in OpenAI's format, with the id of the request that it answers."""

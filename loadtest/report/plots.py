@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from loadtest.report.metrics import statuses
+from loadtest.report.run_summary import statuses
 from loadtest.report.verdict import NAMES
 from workload.records import Policy, RequestRecord, ServiceStatus, TimelineSample
 from workload.slo import Slo

@@ -22,7 +22,7 @@ OFTEN = 0.1  # of the samples
 PLACES = ("late", "connecting", "proxy_queued", "in_path", "elsewhere", "waiting", "running")
 
 
-class Place(FrozenModel):
+class PlaceStats(FrozenModel):
     """Requests in one place: mean and largest number over the samples of the arrival window."""
 
     mean: float
@@ -118,14 +118,14 @@ def limited_by(samples: Iterable[TimelineSample]) -> Limit:
     return kind if share[kind] >= OFTEN else "none"
 
 
-def places(samples: Sequence[TimelineSample]) -> dict[str, Place]:
+def places(samples: Sequence[TimelineSample]) -> dict[str, PlaceStats]:
     """Mean and largest number of requests in every place that is known."""
     result = {}
     for name in PLACES:
         counts = [getattr(s.standing, name) for s in samples if s.standing is not None]
         known = [count for count in counts if count is not None]
         if known:
-            result[name] = Place(mean=sum(known) / len(known), max=max(known))
+            result[name] = PlaceStats(mean=sum(known) / len(known), max=max(known))
     return result
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import sqrt
 
 from loadtest.calibrate import Calibration, capacity_text
-from loadtest.report.metrics import RunSummary
+from loadtest.report.run_summary import RunSummary
 from loadtest.report.standing import LATE_MS
 
 TARGET = 0.95  # attainment from which a run "meets the SLO"

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest.calibrate import Calibration, base_rps, capacity_text
-from loadtest.report.metrics import RunSummary
+from loadtest.report.run_summary import RunSummary
 from loadtest.report.verdict import NAMES
 from workload.frozen import FrozenModel
 from workload.percentiles import Percentiles

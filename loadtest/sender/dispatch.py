@@ -16,7 +16,7 @@ from typing import IO
 from pydantic import ValidationError
 
 from loadtest.errors import DispatchError
-from loadtest.sender.plan import Event, Plan
+from loadtest.sender.plan import Event, SendPlan
 from workload.records import RequestRecord, read_requests
 
 START_LIMIT_S = 120.0  # imports, and building the bodies of all prompts, on a busy machine
@@ -27,7 +27,7 @@ REPO_ROOT = Path(__file__).resolve().parents[2]
 Tick = Callable[[float, Event], None]  # (seconds since the start of the run, last event of the sender)
 
 
-def run_plan(plan: Plan, tick: Tick, key: str | None = None) -> tuple[RequestRecord, ...]:
+def run_plan(plan: SendPlan, tick: Tick, key: str | None = None) -> tuple[RequestRecord, ...]:
     """Send the requests of the plan; returns one record a request, sorted by index.
 
     Args:
@@ -70,7 +70,7 @@ def _hand_over(process: subprocess.Popen[str], key: str | None) -> None:
         pipe.write(key or "")
 
 
-def _follow(process: subprocess.Popen[str], plan: Plan, tick: Tick) -> bool:
+def _follow(process: subprocess.Popen[str], plan: SendPlan, tick: Tick) -> bool:
     """Tick until the sender says "end"; False when it died before."""
     assert process.stdout is not None, "the sender is started with a pipe"
     lines: queue.Queue[str | None] = queue.Queue()

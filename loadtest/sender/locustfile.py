@@ -6,7 +6,7 @@ A request is one Locust user that fires once and stops, so Locust's user count i
 nothing waits for anything else. Users that loop (Locust's usual way, and the probe's) would be a closed loop: a slow
 service would then be asked less often.
 
-The HTTP client is ``loadtest.sender.stream_client``. Every request has a connection of its own: no limit on concurrency, no stale
+The HTTP client is ``loadtest.sender.http_stream``. Every request has a connection of its own: no limit on concurrency, no stale
 keep-alive connection, no retry.
 """
 
@@ -19,10 +19,10 @@ import gevent  # type: ignore[import-untyped]
 from locust import User, task
 from locust.exception import StopUser
 
-from loadtest.sender.plan import Plan, PlannedRequest
+from loadtest.sender.http_stream import Address, Answering, request_bytes, stream
+from loadtest.sender.plan import PlannedRequest, SendPlan
 from loadtest.sender.prompts import completion_body, prompt_token_ids
 from loadtest.sender.sse import lines_of, parse_stream
-from loadtest.sender.stream_client import Address, Answering, request_bytes, stream
 from workload.records import RequestRecord, mean_tpot_ms
 
 PATH = "/v1/completions"
@@ -32,7 +32,7 @@ FAILED_PAUSE_S = 0.5
 class Sender:
     """Sends the requests of one plan and writes their records. Times are seconds after ``start_s`` (perf_counter)."""
 
-    def __init__(self, plan: Plan, address: Address, host: str, records: IO[str], key: str | None) -> None:
+    def __init__(self, plan: SendPlan, address: Address, host: str, records: IO[str], key: str | None) -> None:
         self.plan = plan
         self.records = records
         self.events = 0  # server-sent events read, of all requests; about one a chunk of tokens

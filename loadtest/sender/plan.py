@@ -22,7 +22,7 @@ class PlannedRequest(FrozenModel):
     output_tokens: Annotated[int, Field(ge=1)]
 
 
-class Plan(FrozenModel):
+class SendPlan(FrozenModel):
     """The requests of one run and their bounds.
 
     ``open``: each request is sent at its ``at_s``, whatever happened to the earlier ones. ``closed`` (the calibration

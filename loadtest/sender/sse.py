@@ -15,7 +15,7 @@ from workload.records import PrecisionTokens
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ParsedStream:
     """A parsed stream. Times are in the unit and clock of the lines."""
 
     chunk_times: tuple[float, ...]  # chunks that carried tokens
@@ -35,7 +35,7 @@ def lines_of(pieces: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, byt
             yield at, line
 
 
-def parse_stream(lines: Iterable[tuple[float, bytes]]) -> Answer:
+def parse_stream(lines: Iterable[tuple[float, bytes]]) -> ParsedStream:
     """Parse the lines of a stream, which may have been cut anywhere."""
     chunk_times: list[float] = []
     usage: dict[str, Any] = {}
@@ -45,7 +45,7 @@ def parse_stream(lines: Iterable[tuple[float, bytes]]) -> Answer:
             continue
         data = line[5:].strip()
         if data == b"[DONE]":
-            return Answer(tuple(chunk_times), _tokens(usage, chunk_times), True, None, _precision(usage), model)
+            return ParsedStream(tuple(chunk_times), _tokens(usage, chunk_times), True, None, _precision(usage), model)
         try:
             event = json.loads(data)
         except ValueError:
@@ -64,8 +64,8 @@ def parse_stream(lines: Iterable[tuple[float, bytes]]) -> Answer:
     return _failed("the stream ended before [DONE]", chunk_times, usage, model)
 
 
-def _failed(error: str, chunk_times: list[float], usage: dict[str, Any], model: str | None) -> Answer:
-    return Answer(tuple(chunk_times), _tokens(usage, chunk_times), False, error, _precision(usage), model)
+def _failed(error: str, chunk_times: list[float], usage: dict[str, Any], model: str | None) -> ParsedStream:
+    return ParsedStream(tuple(chunk_times), _tokens(usage, chunk_times), False, error, _precision(usage), model)
 
 
 def _tokens(usage: dict[str, Any], chunk_times: list[float]) -> int:

@@ -20,7 +20,7 @@ from locust.env import Environment
 from locust.runners import LocalRunner
 
 from loadtest.sender.locustfile import ProbeUser, Sender, TraceUser
-from loadtest.sender.plan import WARM_SHARE, Event, Plan
+from loadtest.sender.plan import WARM_SHARE, Event, SendPlan
 from loadtest.service.target import addresses, target_url
 
 LEAD_S = 0.5  # between the end of the preparations and the first arrival
@@ -53,7 +53,7 @@ class Gauge:
 def main(plan_path: Path) -> None:
     """Run one plan."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    plan = Plan.model_validate_json(plan_path.read_text(encoding="utf-8"))
+    plan = SendPlan.model_validate_json(plan_path.read_text(encoding="utf-8"))
     url = target_url(plan.url, plan.allow_host)
     key = sys.stdin.read() or None
     user = ProbeUser if plan.kind == "closed" else TraceUser

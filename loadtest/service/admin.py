@@ -23,7 +23,7 @@ REPLY_LIMIT_S = 10.0
 POLL_S = 0.5
 
 
-class Service:
+class ServiceClient:
     """A running service. Every failure is a ServiceError that names the endpoint.
 
     Args:

@@ -1,6 +1,6 @@
 """Direct an engine from Python: for offline use of ``vllm.LLM`` and for benchmarks.
 
-A service is directed by its controller instead; see deploy/agent.py.
+A service is directed by its controller instead; see deploy/agent/agent.py.
 """
 
 import itertools

@@ -7,14 +7,14 @@ from nestedfp.vllm_plugin.options import PluginOptions
 KERNELS = (9, 0)  # csrc/cuda is compiled for sm_90a, which runs there and nowhere else
 
 
-class Path(StrEnum):
+class LinearPath(StrEnum):
     """How linear layers run."""
 
     KERNELS = "kernels"  # this project's kernels: both precisions
     PLAIN_FP16 = "plain_fp16"  # plain FP16 weights and vLLM's own kernels: one precision
 
 
-def support(capability: tuple[int, int] | None, options: PluginOptions) -> Path:
+def support(capability: tuple[int, int] | None, options: PluginOptions) -> LinearPath:
     """Choose how an engine runs its linear layers.
 
     Args:
@@ -25,11 +25,11 @@ def support(capability: tuple[int, int] | None, options: PluginOptions) -> Path:
         ValueError: for a GPU without kernels that the configuration does not want to run in FP16 only.
     """
     if options.fp16_only:
-        return Path.PLAIN_FP16
+        return LinearPath.PLAIN_FP16
     if capability is None or capability == KERNELS:
-        return Path.KERNELS
+        return LinearPath.KERNELS
     if options.unsupported_gpu == "fp16":
-        return Path.PLAIN_FP16
+        return LinearPath.PLAIN_FP16
     found = f"{capability[0]}.{capability[1]}"
     why = "has no FP8 tensor cores" if capability < (8, 9) else "has FP8 tensor cores, but no kernels here yet"
     raise ValueError(

@@ -146,11 +146,11 @@ def choose_path(config: "VllmConfig") -> None:
     capability = current_platform.get_device_capability()
     found = None if capability is None else (capability.major, capability.minor)
     path = gpu_support.support(found, PluginOptions.of(config))
-    if path is gpu_support.Path.KERNELS and found is not None:
+    if path is gpu_support.LinearPath.KERNELS and found is not None:
         # Programmatic dependent launch: the compiled kernels between the GEMMs say early that the next one may start, and
         # the GEMMs load weights while they finish: 3 % of a decode step of one request in FP16 mode, 5 % in FP8 mode.
         config.compilation_config.inductor_compile_config.setdefault("triton.enable_pdl", True)
-    if path is gpu_support.Path.PLAIN_FP16:
+    if path is gpu_support.LinearPath.PLAIN_FP16:
         options = dict(config.additional_config.get(OPTIONS_KEY, {}))
         config.additional_config[OPTIONS_KEY] = {**options, "fp16_only": True}
         init_logger("vllm.nestedfp").warning(

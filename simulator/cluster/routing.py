@@ -14,11 +14,11 @@ from simulator.cluster.replica import Replica
 from simulator.engine.request import SimRequest
 
 Routing = Literal["p2c", "round_robin"]
-Route = Callable[[float, SimRequest, Sequence[Replica]], Replica]
+Router = Callable[[float, SimRequest, Sequence[Replica]], Replica]
 BLOCK = 4096
 
 
-def make_router(routing: Routing, seed: int) -> Route:
+def make_router(routing: Routing, seed: int) -> Router:
     """A function of time and the replicas that take requests (at least one)."""
     if routing == "round_robin":
         count = -1

@@ -24,10 +24,10 @@ from workload.frozen import FrozenModel
 TABLE = Path(__file__).parent / "tables" / "h100-llama-8b.json"
 
 NotNegative = Annotated[float, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
+AtLeastOne = Annotated[int, Field(ge=1)]
 
 
-class StepCost(FrozenModel):
+class StepTimeModel(FrozenModel):
     """Coefficients of one precision."""
 
     fixed_ms: Annotated[float, Field(gt=0)]
@@ -56,11 +56,11 @@ class StepCost(FrozenModel):
 class EngineLimits(FrozenModel):
     """What bounds a step and the engine, as vLLM names it."""
 
-    max_num_batched_tokens: Positive = 8192  # the step's token budget
-    max_num_seqs: Positive = 512
-    kv_tokens: Positive = 400_000  # that the KV cache holds
-    block_tokens: Positive = 16
-    max_model_tokens: Positive = 16_384  # prompt and answer of one request
+    max_num_batched_tokens: AtLeastOne = 8192  # the step's token budget
+    max_num_seqs: AtLeastOne = 512
+    kv_tokens: AtLeastOne = 400_000  # that the KV cache holds
+    block_tokens: AtLeastOne = 16
+    max_model_tokens: AtLeastOne = 16_384  # prompt and answer of one request
     async_scheduling: bool = True  # a step is filled while the one before runs; vLLM's default, but not on CPUs
 
     @property
@@ -72,7 +72,7 @@ class EngineLimits(FrozenModel):
 class FitError(FrozenModel):
     """How far the model is from what it was fitted to, relative to each observation."""
 
-    observations: Positive
+    observations: AtLeastOne
     median_relative: NotNegative
     max_relative: NotNegative
     per_request_ms: NotNegative = 0.0  # of a whole run, for taking a request in: no part of any step
@@ -96,8 +96,8 @@ class EngineTable(FrozenModel):
     command: str  # that made the table
     sources: tuple[Source, ...]
     engine: EngineLimits
-    fp16: StepCost
-    fp8: StepCost
+    fp16: StepTimeModel
+    fp8: StepTimeModel
     fit_fp16: FitError
     fit_fp8: FitError
 
@@ -110,7 +110,7 @@ class EngineTable(FrozenModel):
             )
         )
 
-    def cost(self, mode: Mode) -> StepCost:
+    def cost(self, mode: Mode) -> StepTimeModel:
         """The coefficients of a precision."""
         return self.fp8 if mode is Mode.FP8 else self.fp16
 

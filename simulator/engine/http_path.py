@@ -33,7 +33,7 @@ class PathCost(FrozenModel):
     per_request_us: NotNegative = 0.0
 
 
-class Path:
+class HttpPath:
     """The path of one replica. Times must not fall."""
 
     def __init__(self, cost: PathCost) -> None:
@@ -85,7 +85,7 @@ class ServedEngine(Engine):
 
     def __init__(self, table: EngineTable, cost: PathCost) -> None:
         super().__init__(table)
-        self._path = Path(cost)
+        self._path = HttpPath(cost)
         self._on_their_way: deque[tuple[float, SimRequest]] = deque()  # with the times at which the engine has them
 
     def add(self, now_s: float, request: SimRequest) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-Outcome = Literal["pending", "finished", "shed", "refused", "lost"]
+SimOutcome = Literal["pending", "finished", "shed", "refused", "lost"]
 
 
 class SimRequest:
@@ -44,7 +44,7 @@ class SimRequest:
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.pinned = pinned
-        self.outcome: Outcome = "pending"
+        self.outcome: SimOutcome = "pending"
         self.first_s = 0.0
         self.finished_s = 0.0
         self.generated = 0

@@ -23,7 +23,7 @@ from scipy.optimize import nnls  # type: ignore[import-untyped]
 
 from nestedfp.modes import Mode
 from simulator.arguments import make_parser
-from simulator.engine.cost_table import TABLE, EngineLimits, EngineTable, FitError, StepCost, write_table
+from simulator.engine.cost_table import TABLE, EngineLimits, EngineTable, FitError, StepTimeModel, write_table
 from simulator.errors import SimulationError
 from simulator.fit import observations as obs
 
@@ -36,7 +36,7 @@ REWEIGHTINGS = 4
 Solution = npt.NDArray[np.float64]
 
 
-def features(observation: obs.Observation, knee_tokens: int) -> list[float]:
+def features(observation: obs.StepTiming, knee_tokens: int) -> list[float]:
     """What each coefficient is multiplied with, summed over the observation's steps."""
     sums = [0.0, 0.0, 0.0, 0.0, 0.0, float(observation.taken_in)]
     for step, count in observation.steps:
@@ -47,11 +47,11 @@ def features(observation: obs.Observation, knee_tokens: int) -> list[float]:
 
 
 def fit_cost(
-    observations: Sequence[obs.Observation],
-    layers: Sequence[obs.Observation] = (),
+    observations: Sequence[obs.StepTiming],
+    layers: Sequence[obs.StepTiming] = (),
     kv_token_ns: float | None = None,
     request_ms: float | None = None,
-) -> tuple[StepCost, FitError]:
+) -> tuple[StepTimeModel, FitError]:
     """Fit one precision.
 
     Args:
@@ -74,7 +74,7 @@ def fit_cost(
         known |= {TOKEN: solution[TOKEN], OVER: solution[OVER]}
     knee, solution, errors = _best_knee(observations, knees, known)
     fixed, token, over, decode, kv, request = (float(f"{value:.6g}") for value in solution)
-    cost = StepCost(
+    cost = StepTimeModel(
         fixed_ms=fixed, per_token_us=token, knee_tokens=knee,
         over_knee_us=over, per_decode_us=decode, per_kv_token_ns=kv,
     )  # fmt: skip
@@ -87,7 +87,7 @@ def fit_cost(
 
 
 def _best_knee(
-    observations: Sequence[obs.Observation], knees: Sequence[int], known: Mapping[int, float]
+    observations: Sequence[obs.StepTiming], knees: Sequence[int], known: Mapping[int, float]
 ) -> tuple[int, Solution, Solution]:
     """The knee, the coefficients, ``known`` ones among them, and the relative errors of the best fit."""
     best: tuple[float, int, Solution, Solution] | None = None

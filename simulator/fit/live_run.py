@@ -16,7 +16,7 @@ from typing import Any
 
 from nestedfp.modes import Mode
 from simulator.errors import SimulationError
-from simulator.fit.observations import Observation, Step
+from simulator.fit.observations import StepSize, StepTiming
 
 TOGETHER_S = 0.005
 PHASES = ("fp16", "fp8", "adaptive")
@@ -87,7 +87,7 @@ def read_run(folder: Path) -> LiveRun:
         raise SimulationError(f"{folder}: not the files of a load test: {error!r}") from error
 
 
-def steps_of(phase: Phase) -> list[Observation]:
+def steps_of(phase: Phase) -> list[StepTiming]:
     """The steps of a phase whose duration can be seen."""
     events = sorted(
         (at_s, number, index)
@@ -128,11 +128,11 @@ def _busy(requests: Sequence[LiveRequest], since_s: float, group: Sequence[tuple
 
 def _observation(
     requests: Sequence[LiveRequest], group: Sequence[tuple[float, int, int]], seconds: float
-) -> Observation:
+) -> StepTiming:
     prefill = sum(requests[index].prompt_tokens for _, number, index in group if number == 0)
     decodes = [(number, index) for _, number, index in group if number > 0]
     kv_tokens = sum(requests[index].prompt_tokens + number - 1 for number, index in decodes)
-    return Observation(((Step(prefill + len(decodes), len(decodes), kv_tokens), 1),), seconds)
+    return StepTiming(((StepSize(prefill + len(decodes), len(decodes), kv_tokens), 1),), seconds)
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ LAYERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepSize:
     """The size of one step."""
 
     tokens: int
@@ -40,10 +40,10 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
+class StepTiming:
     """Some steps, how often each, and how long they took together."""
 
-    steps: tuple[tuple[Step, int], ...]
+    steps: tuple[tuple[StepSize, int], ...]
     seconds: float
     taken_in: int = 0  # requests that were taken in within that time, before the first step
 
@@ -82,28 +82,28 @@ def read_csv(path: Path, columns: tuple[str, ...]) -> Csv:
     return Csv(source, rows)
 
 
-def run_observations(file: Csv, model: str, mode: Mode, budget_tokens: int) -> tuple[Observation, ...]:
+def run_observations(file: Csv, model: str, mode: Mode, budget_tokens: int) -> tuple[StepTiming, ...]:
     """The whole runs of a model in one precision."""
     observations = []
     for row in _of(file, model, mode):
         batch, tokens_in, tokens_out = (int(_number(file, row, name)) for name in RUN_COLUMNS[2:5])
         seconds = batch * tokens_out / _number(file, row, "tokens_per_s")
         steps = tuple((step, 1) for step in steps_of_run(batch, tokens_in, tokens_out, budget_tokens))
-        observations.append(Observation(steps, seconds, batch))
+        observations.append(StepTiming(steps, seconds, batch))
     return tuple(observations)
 
 
-def step_observations(file: Csv, model: str, mode: Mode) -> tuple[Observation, ...]:
+def step_observations(file: Csv, model: str, mode: Mode) -> tuple[StepTiming, ...]:
     """The single steps of a model in one precision."""
     observations = []
     for row in _of(file, model, mode):
         prefill, decodes, kv_tokens = (int(_number(file, row, name)) for name in STEP_COLUMNS[2:5])
-        step = Step(prefill + decodes, decodes, kv_tokens)
-        observations.append(Observation(((step, 1),), _number(file, row, "step_ms") * 1e-3))
+        step = StepSize(prefill + decodes, decodes, kv_tokens)
+        observations.append(StepTiming(((step, 1),), _number(file, row, "step_ms") * 1e-3))
     return tuple(observations)
 
 
-def gemm_observations(file: Csv, model: str, mode: Mode) -> tuple[Observation, ...]:
+def gemm_observations(file: Csv, model: str, mode: Mode) -> tuple[StepTiming, ...]:
     """All linear layers of a model together, by the tokens in the step; only what they have measured in common."""
     if model not in LAYERS:
         raise SimulationError(f"{file.source.file}: the layers of {model} are not known; known: {', '.join(LAYERS)}")
@@ -114,13 +114,13 @@ def gemm_observations(file: Csv, model: str, mode: Mode) -> tuple[Observation, .
         if row["system"] == f"nestedfp_{mode}" and shape in shapes:
             times_us.setdefault(int(_number(file, row, "M")), {})[shape] = _number(file, row, "us")
     return tuple(
-        Observation(((Step(tokens, 0, 0), 1),), blocks * sum(times.values()) * 1e-6)
+        StepTiming(((StepSize(tokens, 0, 0), 1),), blocks * sum(times.values()) * 1e-6)
         for tokens, times in sorted(times_us.items())
         if len(times) == len(shapes)
     )
 
 
-def steps_of_run(batch: int, tokens_in: int, tokens_out: int, budget_tokens: int) -> Iterator[Step]:
+def steps_of_run(batch: int, tokens_in: int, tokens_out: int, budget_tokens: int) -> Iterator[StepSize]:
     """The steps in which an empty engine computes ``batch`` equal requests given at once."""
     left = [tokens_in] * batch  # of each prompt
     decoding: list[int] = []  # entries of each request that decodes
@@ -138,7 +138,7 @@ def steps_of_run(batch: int, tokens_in: int, tokens_out: int, budget_tokens: int
             if prefill >= budget:
                 break
         left = left[done:]
-        yield Step(prefill + decodes, decodes, kv_tokens)
+        yield StepSize(prefill + decodes, decodes, kv_tokens)
         decoding = [entries + 1 for entries in decoding]
         answers = [tokens - 1 for tokens in answers]
         while answers and answers[0] == 0:

@@ -28,7 +28,7 @@ from simulator.engine.request import SimRequest
 from simulator.errors import SimulationError
 from simulator.fit import live_run
 from simulator.fit.fit import fit_cost
-from simulator.metrics import replica_figures
+from simulator.simulation_summary import replica_figures
 from workload.percentiles import Percentiles, percentiles
 
 SAMPLE_S = 0.1  # of the comparison of modes

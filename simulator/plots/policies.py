@@ -10,9 +10,9 @@ from controller.config import ControllerConfig
 from controller.policies import POLICIES
 from nestedfp.modes import DirectiveMode
 from simulator.arguments import make_parser
-from simulator.calibrate import capacity_rps
 from simulator.cluster.scenario import Scenario
 from simulator.engine.cost_table import TABLE, EngineTable, read_table
+from simulator.load_units import capacity_rps
 from simulator.plots.draw import draw
 from simulator.plots.load_curve import CURVE, arrivals
 from simulator.plots.timeline import Timeline, record_timeline

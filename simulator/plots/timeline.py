@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from controller.audit import DecisionRecord
 from controller.config import ControllerConfig
 from nestedfp.modes import DirectiveMode
-from simulator import metrics
+from simulator import simulation_summary
 from simulator.cluster.cluster import Cluster, RunResult
 from simulator.cluster.scenario import Scenario
 from simulator.engine.cost_table import EngineTable
@@ -47,22 +47,22 @@ class Timeline:
     @property
     def switches_at_s(self) -> tuple[float, ...]:
         """When the mode changed; the first directive is no change."""
-        return metrics.switches_at_s(self.records)
+        return simulation_summary.switches_at_s(self.records)
 
     @property
     def most_switches_per_minute(self) -> int:
         """In the worst minute."""
-        return metrics.worst_minute(self.records)
+        return simulation_summary.worst_minute(self.records)
 
     @property
     def within_slo_share(self) -> float:
         """Of all requests."""
-        return metrics.attainment(self.result.requests, self.slo)
+        return simulation_summary.attainment(self.result.requests, self.slo)
 
     @property
     def fp16_token_share(self) -> float:
         """Of all tokens computed; 1 when there are none."""
-        share = metrics.share(self.samples[-1].tokens_fp16, self.samples[-1].tokens_fp8)
+        share = simulation_summary.share(self.samples[-1].tokens_fp16, self.samples[-1].tokens_fp8)
         return 1.0 if share is None else share
 
 

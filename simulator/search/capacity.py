@@ -22,8 +22,8 @@ from simulator import arguments
 from simulator.bench import Bench, make_config
 from simulator.cluster.scenario import Scenario
 from simulator.errors import SimulationError
-from simulator.metrics import SimulationSummary
 from simulator.run import Job, run_one
+from simulator.simulation_summary import SimulationSummary
 from workload import resample
 from workload.azure import TraceError
 from workload.frozen import FrozenModel
@@ -32,7 +32,7 @@ FIXED = ("static_fp16", "static_fp8")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class AttainmentTarget:
     """The share of requests that must be within an SLO."""
 
     slo: str  # tight or loose
@@ -43,7 +43,7 @@ class Target:
         return summary.tight_slo if self.slo == "tight" else summary.loose_slo
 
 
-class Answer(FrozenModel):
+class CapacityResult(FrozenModel):
     """What one policy needs. ``None``: more than the most that was allowed, and the numbers are of that most."""
 
     policy: str
@@ -111,7 +111,7 @@ def main(given: Sequence[str] | None = None) -> int:
     return 3 if any(answer.replicas is None for answer in answers) else 0
 
 
-def plan(args: argparse.Namespace) -> tuple[Target, Bench, Scenario, list[ControllerConfig]]:
+def plan(args: argparse.Namespace) -> tuple[AttainmentTarget, Bench, Scenario, list[ControllerConfig]]:
     """Check everything that can be checked before the first run.
 
     Raises:
@@ -141,7 +141,7 @@ def plan(args: argparse.Namespace) -> tuple[Target, Bench, Scenario, list[Contro
     return target, bench, scenario, configs
 
 
-def parse_slo(text: str) -> Target:
+def parse_slo(text: str) -> AttainmentTarget:
     """``tight>=0.95``.
 
     Raises:
@@ -150,12 +150,17 @@ def parse_slo(text: str) -> Target:
     found = re.fullmatch(r"\s*(tight|loose)\s*>=\s*(0?\.\d+|1(?:\.0*)?)\s*", text)
     if found is None or not 0 < float(found[2]) <= 1:
         raise SimulationError(f"--slo: expected tight>=SHARE or loose>=SHARE, such as tight>=0.95, got {text!r}")
-    return Target(found[1], float(found[2]))
+    return AttainmentTarget(found[1], float(found[2]))
 
 
 def smallest(
-    bench: Bench, config: ControllerConfig, scenario: Scenario, target: Target, most: int, gpus_per_replica: int = 1
-) -> Answer:
+    bench: Bench,
+    config: ControllerConfig,
+    scenario: Scenario,
+    target: AttainmentTarget,
+    most: int,
+    gpus_per_replica: int = 1,
+) -> CapacityResult:
     """Double until the SLO holds, then bisect."""
     runs: dict[int, SimulationSummary] = {}
 
@@ -174,7 +179,7 @@ def smallest(
         middle = (fails + count) // 2
         fails, count = (fails, middle) if holds(middle) else (middle, count)
     best = runs[count]
-    return Answer(
+    return CapacityResult(
         policy=config.policy.name,
         replicas=count if found else None,
         gpus=count * gpus_per_replica if found else None,
@@ -185,7 +190,7 @@ def smallest(
     )
 
 
-def line(answer: Answer, most: int) -> str:
+def line(answer: CapacityResult, most: int) -> str:
     """One row of the table."""
     less, share = answer.attainment_with_one_less, answer.fp16_token_share
     return (
@@ -195,7 +200,7 @@ def line(answer: Answer, most: int) -> str:
     )
 
 
-def sentences(answers: Sequence[Answer], most: int, slo: str) -> list[str]:
+def sentences(answers: Sequence[CapacityResult], most: int, slo: str) -> list[str]:
     """What the table says, in words."""
     said = [
         f"{answer.policy}: {slo} does not hold with up to {most} replicas (at {most}: {100 * answer.attainment:.2f} %); "

@@ -26,14 +26,14 @@ CAREFUL_LEVELS = 4  # the first ones; a rescue takes one of them
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class MissTarget:
     """What a schedule must keep."""
 
     name: str
     misses: int  # requests beyond the SLO, at most
 
 
-def search(window: Window, targets: Sequence[Target], rounds: int, seed: int) -> list[Played | None]:
+def search(window: Window, targets: Sequence[MissTarget], rounds: int, seed: int) -> list[Played | None]:
     """Return the best schedule found for each target, in their order; None where none was found.
 
     Every schedule that is played counts for all targets.
@@ -52,11 +52,11 @@ def search(window: Window, targets: Sequence[Target], rounds: int, seed: int) ->
 class _Search:
     """The search's memory: what a miss costs, and the best schedule played for each target."""
 
-    def __init__(self, window: Window, targets: Sequence[Target], rng: np.random.Generator) -> None:
+    def __init__(self, window: Window, targets: Sequence[MissTarget], rng: np.random.Generator) -> None:
         self._window, self._rng = window, rng
         self._arrived_s = np.array([arrival.at_s for arrival in window.arrivals])
         self.price = 2.0 * sum(a.prompt_tokens + a.output_tokens for a in window.arrivals) / len(window.arrivals)
-        self.best: dict[Target, Played | None] = dict.fromkeys(targets)
+        self.best: dict[MissTarget, Played | None] = dict.fromkeys(targets)
 
     def play(self, plan: bytes) -> Played:
         """Replay a plan, and remember it where it is the best."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from controller.policies import POLICIES
 from simulator.errors import SimulationError
-from simulator.metrics import SimulationSummary
+from simulator.simulation_summary import SimulationSummary
 from workload.percentiles import Percentiles
 
 PERCENTILES = tuple(Percentiles.model_fields)

@@ -27,9 +27,9 @@ from simulator.bench import Bench, make_config, simulate
 from simulator.cluster.scenario import Scenario
 from simulator.engine.cost_table import TABLE
 from simulator.errors import SimulationError
-from simulator.metrics import met
-from simulator.search.foresight import Target, search
+from simulator.search.foresight import MissTarget, search
 from simulator.search.schedule import LEVELS, SLICE_S, Played, Window, constant, play
+from simulator.simulation_summary import met
 from workload.azure import TraceError
 from workload.frozen import FrozenModel
 from workload.slo import Slo
@@ -39,7 +39,7 @@ FIXED = ("static_fp8", "static_fp16")
 HEADER = f"{'policy':28s} {'misses':>6s} {'SLO':>6s} {'FP16':>6s} {'of generated':>12s}"
 
 
-class Row(FrozenModel):
+class Reached(FrozenModel):
     """What a policy or a schedule reaches."""
 
     policy: str  # or "rule NAME", or "oracle at NAME"
@@ -52,7 +52,7 @@ class Row(FrozenModel):
     seconds: dict[str, float] | None = None  # under each level, of the schedule found by search
 
 
-class Answer(FrozenModel):
+class OracleReport(FrozenModel):
     """What the command says."""
 
     model: str
@@ -61,13 +61,13 @@ class Answer(FrozenModel):
     slo: Slo
     rounds: int
     seed: int
-    policies: tuple[Row, ...]
-    rules: tuple[Row, ...]  # levels for the whole window that are none of the usual policies
-    schedules: tuple[Row, ...]
+    policies: tuple[Reached, ...]
+    rules: tuple[Reached, ...]  # levels for the whole window that are none of the usual policies
+    schedules: tuple[Reached, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class OracleTask:
     """A checked command line."""
 
     bench: Bench
@@ -125,7 +125,7 @@ def main(given: Sequence[str] | None = None) -> int:
     return 0
 
 
-def plan(args: argparse.Namespace) -> Task:
+def plan(args: argparse.Namespace) -> OracleTask:
     """Check everything that can be checked before the first run.
 
     Raises:
@@ -155,10 +155,10 @@ def plan(args: argparse.Namespace) -> Task:
         )
     configs = tuple(make_config(section, name, bench) for name in names)
     scenario = Scenario(seed=args.seed, jitter_s=args.jitter)
-    return Task(bench, loads[0], scenario, configs, at, args.rounds)
+    return OracleTask(bench, loads[0], scenario, configs, at, args.rounds)
 
 
-def answered(task: Task) -> Answer:
+def answered(task: OracleTask) -> OracleReport:
     """Run the policies, then search for each target; all is printed as it comes."""
     window = task.window
     load = task.bench.at_load(task.load, task.scenario)
@@ -174,14 +174,14 @@ def answered(task: Task) -> Answer:
     for row in rules:
         print(line(row), flush=True)
     misses: dict[str, int] = {name: row.misses for name, row in policies.items()}
-    targets = [Target(text, allowed_misses(text, misses, count)) for text in task.at]
+    targets = [MissTarget(text, allowed_misses(text, misses, count)) for text in task.at]
     found = search(window, targets, task.rounds, task.scenario.seed)
     schedules = [
         _schedule_row(target, played, policies.values()) for target, played in zip(targets, found, strict=True)
     ]
     for row in schedules:
         print(line(row))
-    return Answer(
+    return OracleReport(
         model=task.bench.table.model,
         requests=count,
         rate_rps=load.rate_rps,
@@ -194,7 +194,7 @@ def answered(task: Task) -> Answer:
     )
 
 
-def line(row: Row) -> str:
+def line(row: Reached) -> str:
     """One row of the table."""
     return (
         f"{row.policy:28s} {row.misses:6d} {100 * row.slo_attainment:6.2f} {100 * row.fp16_token_share:6.1f} "
@@ -202,12 +202,12 @@ def line(row: Row) -> str:
     )
 
 
-def _policy_row(task: Task, config: ControllerConfig) -> Row:
+def _policy_row(task: OracleTask, config: ControllerConfig) -> Reached:
     summary, result = simulate(task.bench, config, task.scenario, task.load, time.perf_counter)
     misses = sum(not met(request, config.slo) for request in result.requests)
     fp16 = sum(request.completion_fp16 for request in result.requests)
     fp8 = sum(request.completion_fp8 for request in result.requests)
-    row = Row(
+    row = Reached(
         policy=config.policy.name,
         misses=misses,
         slo_attainment=1 - misses / len(result.requests),
@@ -218,7 +218,7 @@ def _policy_row(task: Task, config: ControllerConfig) -> Row:
     return row
 
 
-def _schedule_row(target: Target, played: Played | None, policies: Iterable[Row]) -> Row:
+def _schedule_row(target: MissTarget, played: Played | None, policies: Iterable[Reached]) -> Reached:
     """The schedule found, or the run of a policy where that is better: it is a schedule too.
 
     Raises:
@@ -243,8 +243,8 @@ def _schedule_row(target: Target, played: Played | None, policies: Iterable[Row]
     return _row(name, played).model_copy(update={"found_by": "search", "seconds": seconds})
 
 
-def _row(name: str, played: Played) -> Row:
-    return Row(
+def _row(name: str, played: Played) -> Reached:
+    return Reached(
         policy=name,
         misses=played.misses,
         slo_attainment=1 - played.misses / len(played.met),

@@ -19,7 +19,7 @@ from simulator.engine.cost_table import EngineTable
 from simulator.engine.engine import Engine
 from simulator.engine.request import SimRequest
 from simulator.errors import SimulationError
-from simulator.metrics import met
+from simulator.simulation_summary import met
 from workload.azure import Arrival
 from workload.slo import Slo
 

@@ -33,9 +33,9 @@ from simulator import arguments
 from simulator.bench import Bench, make_config
 from simulator.cluster.scenario import Scenario
 from simulator.errors import SimulationError
-from simulator.metrics import SimulationSummary
 from simulator.run import Job, run_one
 from simulator.search import goal, space
+from simulator.simulation_summary import SimulationSummary
 from workload.azure import TraceError
 
 INVALID_PER_TRIAL = 50  # draws that the policy's model refuses, before the space is called wrong
@@ -43,7 +43,7 @@ UNMEASURED = 1e9  # stands for infinity, which the optimiser refuses
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class TuneTask:
     """A checked command line."""
 
     bench: Bench
@@ -132,7 +132,7 @@ def main(given: Sequence[str] | None = None) -> int:
     return 0
 
 
-def plan(args: argparse.Namespace) -> Task:
+def plan(args: argparse.Namespace) -> TuneTask:
     """Check everything that can be checked before the first run.
 
     Raises:
@@ -161,10 +161,10 @@ def plan(args: argparse.Namespace) -> Task:
         parameters = tuple(p for p in space.bounded(POLICIES[policy].config) if space.present(config.policy, [p]))
     if not parameters:
         raise SimulationError(f"{policy} has no parameter with two bounds; give --parameters, or take another policy")
-    return Task(bench, section, policy, parameters, arguments.make_scenario(args), tuple(loads), sought)
+    return TuneTask(bench, section, policy, parameters, arguments.make_scenario(args), tuple(loads), sought)
 
 
-def search(task: Task, trials: int, processes: int, limit_s: float, seed: int) -> list[Trial]:
+def search(task: TuneTask, trials: int, processes: int, limit_s: float, seed: int) -> list[Trial]:
     """Run up to ``trials`` trials, ``processes`` at a time; the one with the parameters as they are comes first."""
     sampler = optuna.samplers.TPESampler(seed=seed)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -201,7 +201,7 @@ def search(task: Task, trials: int, processes: int, limit_s: float, seed: int) -
 
 
 def _ask(
-    task: Task, study: optuna.Study, axes: Mapping[str, optuna.distributions.BaseDistribution]
+    task: TuneTask, study: optuna.Study, axes: Mapping[str, optuna.distributions.BaseDistribution]
 ) -> tuple[optuna.Trial, dict[str, float | int], ControllerConfig]:
     """The next values that the policy's model takes."""
     for _ in range(INVALID_PER_TRIAL):
@@ -223,7 +223,7 @@ def _axis(parameter: space.Parameter) -> optuna.distributions.BaseDistribution:
     return optuna.distributions.FloatDistribution(parameter.low, parameter.high, log=parameter.by_logarithm)
 
 
-def _references(task: Task, policies: Sequence[str], mapped: Any) -> list[dict[str, SimulationSummary]]:
+def _references(task: TuneTask, policies: Sequence[str], mapped: Any) -> list[dict[str, SimulationSummary]]:
     """The policies that constraints name, at each load."""
     configs = {policy: make_config(task.section, policy, task.bench) for policy in policies}
     runs: Iterable[SimulationSummary] = iter(
@@ -236,11 +236,11 @@ def _references(task: Task, policies: Sequence[str], mapped: Any) -> list[dict[s
     return [{policy: next(iter(runs)) for policy in policies} for _ in task.loads]
 
 
-def _numbers(task: Task) -> list[str]:
+def _numbers(task: TuneTask) -> list[str]:
     return list(dict.fromkeys([*(constraint.name for constraint in task.goal.constraints), task.goal.objective]))
 
 
-def _head(task: Task) -> str:
+def _head(task: TuneTask) -> str:
     loads = ", ".join("the trace's own rate" if load is None else f"{load:g}" for load in task.loads)
     demands = ", ".join(map(str, task.goal.constraints))
     return (
@@ -249,7 +249,7 @@ def _head(task: Task) -> str:
     )
 
 
-def _line(task: Task, trial: Trial) -> str:
+def _line(task: TuneTask, trial: Trial) -> str:
     found = " | ".join(
         " ".join(f"{value:.4g}" if (value := goal.number(run, name)) is not None else "?" for name in _numbers(task))
         for run in trial.runs
@@ -258,13 +258,13 @@ def _line(task: Task, trial: Trial) -> str:
     return f"{trial.number:5d} {'yes' if trial.score.feasible else 'no':>5s} {found}  {values}"
 
 
-def report(task: Task, first: Trial, best: Trial) -> None:
+def report(task: TuneTask, first: Trial, best: Trial) -> None:
     """Say what the search brought."""
     print(f"as it was:  {_line(task, first)}")
     print(f"{'best' if best.score.feasible else 'nearest'}:       {_line(task, best)}")
 
 
-def write_trials(path: Path, task: Task, trials: Sequence[Trial]) -> None:
+def write_trials(path: Path, task: TuneTask, trials: Sequence[Trial]) -> None:
     """Every trial at every load, with all numbers of the run that a goal can name."""
     names = [p.name for p in task.parameters]
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -277,7 +277,7 @@ def write_trials(path: Path, task: Task, trials: Sequence[Trial]) -> None:
                 writer.writerow([trial.number, trial.score.feasible, run.load, *values, *found])
 
 
-def as_yaml(task: Task, best: Trial, words: Sequence[str]) -> str:
+def as_yaml(task: TuneTask, best: Trial, words: Sequence[str]) -> str:
     """The controller's section, with the SLO that it was tuned for."""
     policy = {"name": task.policy, **best.config.policy.model_dump(exclude_unset=True)}
     slo = {name: float(f"{value:.6g}") for name, value in best.config.slo.model_dump().items()}

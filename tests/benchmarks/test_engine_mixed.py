@@ -13,7 +13,7 @@ import sys
 import pytest
 from processes import ROOT
 
-from benchmarks.engine_mixed import Answer, arrivals, figures_ms, percentile
+from benchmarks.engine_mixed import RequestTimes, arrivals, figures_ms, percentile
 
 
 def test_arrivals_depend_on_the_seed_alone_and_come_at_the_rate():
@@ -39,8 +39,8 @@ def test_percentiles_are_values_that_occurred():
 
 
 def test_figures_count_the_middle_of_the_run_and_waiting_before_the_first_step():
-    steady = [Answer(float(s), s + 0.2, s + 0.2 + 0.03 * 87, 88) for s in range(20, 80)]
-    edges = [Answer(0.0, 50.0, 99.0, 88), Answer(95.0, 150.0, 199.0, 88)]
+    steady = [RequestTimes(float(s), s + 0.2, s + 0.2 + 0.03 * 87, 88) for s in range(20, 80)]
+    edges = [RequestTimes(0.0, 50.0, 99.0, 88), RequestTimes(95.0, 150.0, 199.0, 88)]
     ttft_p50, ttft_p99, tpot_p50, tpot_p99 = figures_ms([*steady, *edges], 100.0)
     assert (ttft_p50, ttft_p99) == pytest.approx((200.0, 200.0))
     assert (tpot_p50, tpot_p99) == pytest.approx((30.0, 30.0))

@@ -8,12 +8,12 @@ import pytest
 from processes import ROOT
 
 from benchmarks import http_load, http_procs, http_rows, http_systems, results_csv
-from benchmarks.http_load import Scenario
+from benchmarks.http_load import HttpLoad
 from benchmarks.http_measure import Measurement
 from benchmarks.http_procs import Process
-from benchmarks.http_stats import Window, errors_of, figures, percentile
-from benchmarks.stream_client import Load, Record
-from benchmarks.timed_steps import Pace, Positions
+from benchmarks.http_stats import MeasuredSpan, errors_of, figures, percentile
+from benchmarks.stream_client import ClientRun, Record
+from benchmarks.timed_steps import Positions, StepClock
 
 
 def record(due_s, first_s, last_s, tokens=10, events=10, kind="ok"):
@@ -80,7 +80,7 @@ def test_percentiles_are_values_that_occurred():
 
 
 def test_only_the_window_counts_and_merged_tokens_count_as_many():
-    load = Load(
+    load = ClientRun(
         records=[
             record(0.5, 0.6, 1.5),  # began before the window
             record(1.0, 1.1, 2.0, tokens=10, events=5),
@@ -89,7 +89,7 @@ def test_only_the_window_counts_and_merged_tokens_count_as_many():
         ],
         bins=[(0.9, 7), (1.0, 4), (1.99, 6), (2.0, 9)],
     )
-    found = figures(load, Window(1.0, 2.0))
+    found = figures(load, MeasuredSpan(1.0, 2.0))
     assert found.tokens_per_event == pytest.approx(1.5)
     assert found.tokens_per_s == found.tokens == pytest.approx(15)
     assert (found.ttft_p50_ms, found.ttft_p99_ms) == (pytest.approx(100), pytest.approx(300))
@@ -99,7 +99,7 @@ def test_only_the_window_counts_and_merged_tokens_count_as_many():
 
 def test_a_request_that_was_sent_late_waits_from_when_it_was_due():
     late = Record(1.0, 1.4, 1.5, 1.6, 1.6, 200, 2, 2, "ok")
-    assert figures(Load([late], [(1.5, 1)]), Window(1.0, 2.0)).ttft_p50_ms == pytest.approx(500)
+    assert figures(ClientRun([late], [(1.5, 1)]), MeasuredSpan(1.0, 2.0)).ttft_p50_ms == pytest.approx(500)
 
 
 def test_errors_are_counted_by_kind():
@@ -108,12 +108,12 @@ def test_errors_are_counted_by_kind():
 
 
 def measurement(spent_s):
-    load = Load([record(0.1, 0.2, 1.1)], [(0.5, 10)])
-    return Measurement(figures(load, Window(0.0, 1.0)), spent_s, 1.0, load)
+    load = ClientRun([record(0.1, 0.2, 1.1)], [(0.5, 10)])
+    return Measurement(figures(load, MeasuredSpan(0.0, 1.0)), spent_s, 1.0, load)
 
 
 def test_a_row_says_what_each_token_cost_by_process():
-    scenario = Scenario("closed", 16, 10, warm_s=0, window_s=1, streams=1)
+    scenario = HttpLoad("closed", 16, 10, warm_s=0, window_s=1, streams=1)
     row = http_rows.values(measurement({"engine": 2e-3, "haproxy": 1e-4, "replica": 5e-4, "ray": 0.0}), scenario)
     assert row["path_cpu_us_per_token"] == "60.0"
     assert row["engine_cpu_us_per_token"] == "200.0"
@@ -155,8 +155,8 @@ def test_prompts_have_the_length_they_say():
 
 def test_an_open_loop_has_arrivals_and_a_closed_one_streams():
     texts = ["a", "b"]
-    opened = Scenario("open", 16, 88, warm_s=1, window_s=2, rate_per_s=20).plan("m", texts)
-    closed = Scenario("closed", 16, 88, warm_s=1, window_s=2, streams=4).plan("m", texts)
+    opened = HttpLoad("open", 16, 88, warm_s=1, window_s=2, rate_per_s=20).plan("m", texts)
+    closed = HttpLoad("closed", 16, 88, warm_s=1, window_s=2, streams=4).plan("m", texts)
     assert (opened.streams, closed.streams, list(closed.due_s)) == (0, 4, [])
     assert len(opened.lines().splitlines()) == len(opened.due_s)
     body = json.loads(opened.lines().splitlines()[1].split("\t")[1])
@@ -164,7 +164,9 @@ def test_an_open_loop_has_arrivals_and_a_closed_one_streams():
 
 
 def engine(**options):
-    return http_systems.Engine("fairytales-8m", ROOT / "models" / "fairytales-8m", kv_cache_bytes=1 << 28, **options)
+    return http_systems.EngineArguments(
+        "fairytales-8m", ROOT / "models" / "fairytales-8m", kv_cache_bytes=1 << 28, **options
+    )
 
 
 def test_the_service_takes_the_configuration_that_the_benchmark_writes(tmp_path):
@@ -200,7 +202,7 @@ def test_plain_vllm_gets_a_data_parallel_rank_for_every_replica():
 
 
 def test_a_step_that_continues_overlaps_with_the_core_and_one_that_begins_anew_lasts_in_full():
-    pace = Pace(0.010)
+    pace = StepClock(0.010)
     assert pace.wait_s(5.000, continues=False) == pytest.approx(0.010)
     assert pace.wait_s(5.013, continues=True) == pytest.approx(0.007)  # due at 5.020
     assert pace.wait_s(5.022, continues=False) == pytest.approx(0.010)
@@ -260,7 +262,7 @@ def test_a_load_begins_when_the_one_before_has_left_the_service(monkeypatch, slo
 
     monkeypatch.setattr(http_systems, "post", post)
     monkeypatch.setattr(http_systems, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
-    service = http_systems.Service("nestedfp", "http://127.0.0.1:1", "m", None)
+    service = http_systems.RunningSystem("nestedfp", "http://127.0.0.1:1", "m", None)
     if settles:
         http_systems.settle(service)
         assert clock.answers == slow_answers + 1

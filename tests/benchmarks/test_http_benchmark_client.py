@@ -9,7 +9,7 @@ import time
 import pytest
 
 from benchmarks import stream_client
-from benchmarks.stream_client import Plan
+from benchmarks.stream_client import LoadPlan
 
 TOKENS = 4
 EVENTS = [b'data: {"choices":[{"text":"x"}],"usage":null}\n\n'] * TOKENS
@@ -70,7 +70,7 @@ class Server:
 def run(tmp_path, answer, **plan):
     server = Server(answer)
     try:
-        plan = Plan(**{"bodies": ['{"n":0}', '{"n":1}'], "limit_s": 5.0, **plan})
+        plan = LoadPlan(**{"bodies": ['{"n":0}', '{"n":1}'], "limit_s": 5.0, **plan})
         process = stream_client.start(server.url, "/v1/completions", plan, tmp_path / "requests")
         return stream_client.finish(process, 20), server
     finally:
@@ -127,7 +127,7 @@ def test_told_to_end_it_begins_no_more_requests_and_waits_for_those_in_flight(tm
 
     server = Server(slowly)
     try:
-        plan = Plan(['{"n":0}', '{"n":1}'], due_s=[0.0, 20.0], limit_s=40.0)
+        plan = LoadPlan(['{"n":0}', '{"n":1}'], due_s=[0.0, 20.0], limit_s=40.0)
         process = stream_client.start(server.url, "/v1/completions", plan, tmp_path / "requests")
         assert begun.wait(5)
         process.terminate()
@@ -188,7 +188,7 @@ def test_what_goes_wrong_is_named(tmp_path, answer, kind):
 def test_a_server_that_is_not_there_is_asked_ten_times_a_second_and_no_more(tmp_path):
     server = Server(whole)
     server.close()
-    plan = Plan(["{}"], streams=1, start_for_s=0.5, limit_s=2)
+    plan = LoadPlan(["{}"], streams=1, start_for_s=0.5, limit_s=2)
     process = stream_client.start(server.url, "/", plan, tmp_path / "requests")
     load = stream_client.finish(process, 10)
     assert {r.kind for r in load.records} == {"connect"}

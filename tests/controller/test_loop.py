@@ -8,7 +8,7 @@ from controller_builders import make_snapshot, window
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.audit import Outcome, Rung
+from controller.audit import DecisionOutcome, Rung
 from controller.decide.loop import Effects
 from controller.messages import LatencyWindow
 from nestedfp.modes import DirectiveMode, Mode
@@ -50,9 +50,9 @@ def test_a_burst_is_met_at_once_held_and_then_left(policy: str) -> None:
 def test_a_lasting_overload_stays_in_fp8_without_flips(policy: str) -> None:
     cluster = Cluster(make_loop(policy)).run(5).run(120, **HOT)
     assert cluster.modes == {FP8}
-    assert [r.to_mode for r in cluster.records if r.outcome is Outcome.APPLIED] == [FP16, FP8]
+    assert [r.to_mode for r in cluster.records if r.outcome is DecisionOutcome.APPLIED] == [FP16, FP8]
     # One second of waiting everywhere is more than FP8 should allow: the controller says so, once.
-    assert [r.reason for r in cluster.records if r.outcome is Outcome.STATED] == ["fp8_cannot_hold_slo"]
+    assert [r.reason for r in cluster.records if r.outcome is DecisionOutcome.STATED] == ["fp8_cannot_hold_slo"]
 
 
 def test_slo_feedback_stays_in_fp8_while_fp16_would_be_too_slow_though_all_is_calm() -> None:
@@ -316,9 +316,9 @@ def test_how_often_the_loop_steps_does_not_change_when_it_may_act() -> None:
 def test_a_wish_held_back_is_noted_once_and_not_with_every_step() -> None:
     cluster = Cluster(make_loop()).run(2).run(1, **HOT).run(10)
     held = [note for note in cluster.notes if note.reason == "held_by_dwell"]
-    assert [(n.outcome, n.wanted, n.to_mode, n.rung) for n in held] == [(Outcome.HELD, FP16, FP8, Rung.DEGRADE)]
+    assert [(n.outcome, n.wanted, n.to_mode, n.rung) for n in held] == [(DecisionOutcome.HELD, FP16, FP8, Rung.DEGRADE)]
     cluster.run(3, **HOT)
-    assert (cluster.notes[-1].outcome, cluster.notes[-1].wanted) == (Outcome.RELEASED, FP8)
+    assert (cluster.notes[-1].outcome, cluster.notes[-1].wanted) == (DecisionOutcome.RELEASED, FP8)
     ids = [record.decision_id for record in (*cluster.records, *cluster.notes)]
     assert sorted(ids) == list(range(1, len(ids) + 1))
 

@@ -6,7 +6,7 @@ What it makes of loads, bad input and restarts: test_loop.py.
 import pytest
 from control_cluster import HOT, Cluster, make_config, make_loop
 
-from controller.audit import Outcome, Rung
+from controller.audit import DecisionOutcome, Rung
 from nestedfp.modes import DirectiveMode
 
 FP16, FP8, AUTO = DirectiveMode.FP16, DirectiveMode.FP8, DirectiveMode.AUTO
@@ -114,7 +114,7 @@ def test_a_reload_that_changes_no_content_keeps_the_epoch() -> None:
     epoch = cluster.status.epoch
     cluster.carry_out(cluster.loop.reload(cluster.now_s, make_config("slo_feedback", slo={"ttft_ms": 900})))
     assert (cluster.status.epoch, cluster.status.policy, cluster.status.config_loads) == (epoch, "slo_feedback", 1)
-    assert cluster.notes[-1].outcome is Outcome.RELOADED
+    assert cluster.notes[-1].outcome is DecisionOutcome.RELOADED
     # The objectives travel with the answers, so that replicas judge requests by the new ones.
     answer = cluster.loop.on_snapshot(cluster.now_s, cluster.snapshot("r0", 0))
     assert answer.slo_ttft_ms == 900

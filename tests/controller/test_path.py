@@ -11,8 +11,8 @@ from controller_builders import make_rates, make_view, window
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.audit import Outcome, Scope
-from controller.fleet.http_path import engine_tpot_ms, engine_ttft_ms, limits, path_saturated
+from controller.audit import DecisionOutcome, Scope
+from controller.fleet.path_limit import engine_tpot_ms, engine_ttft_ms, limits, path_saturated
 from controller.fleet.view import ReplicaView
 from controller.live.recording import RecordingLoop
 from controller.live.replay import replay
@@ -140,10 +140,10 @@ def test_fp8_is_left_though_the_path_is_slow_when_fp16_would_do_for_the_engine()
 
 def test_decisions_say_when_the_path_saturates_and_when_it_clears() -> None:
     cluster = Cluster(make_loop("slo_auto")).run(3).run(5, **SLOW).run(10, path={})
-    notes = [note for note in cluster.notes if note.outcome is Outcome.STATED]
+    notes = [note for note in cluster.notes if note.outcome is DecisionOutcome.STATED]
     said = [(note.outcome, note.reason, note.epoch) for note in notes]
     epoch = cluster.status.epoch
-    assert said == [(Outcome.STATED, "path_saturated", epoch), (Outcome.STATED, "path_clear", epoch)]
+    assert said == [(DecisionOutcome.STATED, "path_saturated", epoch), (DecisionOutcome.STATED, "path_clear", epoch)]
     assert dict(notes[0].inputs)["path_saturated_replicas"] == 1.0
 
 
@@ -152,7 +152,7 @@ def test_a_path_that_flickers_is_noted_once_a_second_at_most() -> None:
     cluster = Cluster(make_loop("slo_auto", **config)).run(2)
     for _ in range(20):
         cluster.run(0.1, **SLOW).run(5.1, path={})
-    noted_s = [note.now_s for note in cluster.notes if note.outcome is Outcome.STATED]
+    noted_s = [note.now_s for note in cluster.notes if note.outcome is DecisionOutcome.STATED]
     assert 20 <= len(noted_s) <= 40
     gaps = [after - before for before, after in pairwise(noted_s)]
     assert min(gaps) >= 1.0

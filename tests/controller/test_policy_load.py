@@ -31,7 +31,7 @@ def busy_rates(tokens_per_s: float, mode: Mode) -> Rates:
     )
 
 
-def watch(rates: list[Rates], mode: Mode = Mode.FP16, standing_tokens: int = 0, replicas: int = 1) -> load.Load:
+def watch(rates: list[Rates], mode: Mode = Mode.FP16, standing_tokens: int = 0, replicas: int = 1) -> load.LoadEstimate:
     state = load.LoadState()
     for i, now in enumerate(rates):
         step_ms = 1e3 / (now.steps_fp16_per_s + now.steps_fp8_per_s)

@@ -10,10 +10,10 @@ from sim_builders import make_table
 from controller.config import ControllerConfig
 from controller.policies import POLICIES
 from nestedfp.modes import DirectiveMode
-from simulator.calibrate import capacity_rps
 from simulator.cluster.scenario import Scenario
 from simulator.engine.cost_table import TABLE as H100_8B
-from simulator.engine.cost_table import EngineTable, StepCost, read_table
+from simulator.engine.cost_table import EngineTable, StepTimeModel, read_table
+from simulator.load_units import capacity_rps
 from simulator.plots.timeline import Timeline, record_timeline
 from workload.azure import Arrival
 
@@ -80,10 +80,10 @@ def test_a_burst_is_met_within_seconds_and_left_afterwards(policy: str) -> None:
 def test_one_slot_and_a_server_near_its_fp16_capacity_settle_in_fp8() -> None:
     """A replica that serves one request at a time: at three quarters of its capacity FP16 cannot hold the SLO."""
     table = make_table(
-        fp16=StepCost(
+        fp16=StepTimeModel(
             fixed_ms=100.0, per_token_us=500.0, knee_tokens=0, over_knee_us=0, per_decode_us=0, per_kv_token_ns=0
         ),
-        fp8=StepCost(
+        fp8=StepTimeModel(
             fixed_ms=74.0, per_token_us=400.0, knee_tokens=0, over_knee_us=0, per_decode_us=0, per_kv_token_ns=0
         ),
         max_num_seqs=1,

@@ -9,7 +9,7 @@ from controller_builders import make_view
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.audit import Outcome
+from controller.audit import DecisionOutcome
 from controller.decide import k_of_n
 from controller.decide.scope import compact
 from controller.fleet.view import ReplicaView
@@ -250,7 +250,7 @@ def test_with_loads_k_goes_at_once_to_what_the_load_needs(planned: Planned) -> N
     assert cluster.status.fp8_replicas == 3
     planned.leave, planned.loads = True, (0.5, 0.3)
     assert set(cluster.run(21).mode_of.values()) == {FP16}
-    assert len([r for r in cluster.records if r.outcome is Outcome.APPLIED]) == 4
+    assert len([r for r in cluster.records if r.outcome is DecisionOutcome.APPLIED]) == 4
 
 
 def test_danger_outranks_a_load_that_says_all_is_well(planned: Planned) -> None:
@@ -277,7 +277,7 @@ def test_k_of_n_leaves_replicas_that_have_changed_too_often(planned: Planned) ->
     for _ in range(6):
         planned.danger, planned.leave = not planned.danger, not planned.leave
         cluster.run(0.3)
-    assert len([r for r in cluster.records if r.outcome is Outcome.APPLIED]) == 3  # the start, there and back
+    assert len([r for r in cluster.records if r.outcome is DecisionOutcome.APPLIED]) == 3  # the start, there and back
 
 
 def test_policies_that_do_not_observe_decide_for_all_in_every_scope() -> None:

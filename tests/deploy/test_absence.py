@@ -2,8 +2,8 @@
 
 import pytest
 
-from deploy.absence import LONGEST_S, SHORTEST_S, UNKNOWN_S, Absence, look
-from deploy.haproxy_config import waiting
+from deploy.haproxy.absence import LONGEST_S, SHORTEST_S, UNKNOWN_S, Absence, look
+from deploy.haproxy.haproxy_config import waiting
 
 
 def looks(path, *seen):

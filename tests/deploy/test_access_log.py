@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from deploy.access_log import LONGEST_VALUE, Access, AccessLog, as_json, as_text, open_log
+from deploy.access.access_log import LONGEST_VALUE, Access, AccessLog, as_json, as_text, open_log
 from deploy.front.meter import PathMeter
-from deploy.metrics.requests import Outcome
+from deploy.metrics.request_metrics import RequestOutcome
 from nestedfp.vllm_plugin.accounting import TokenCounts
 
 ACCESS = Access(
@@ -104,7 +104,7 @@ def test_an_answer_in_one_piece_has_the_engines_time_to_the_first_token(meter, c
 
 def test_a_client_that_left_before_the_first_byte_has_no_status(meter, lines):
     passage = meter.arrive(0.0)
-    passage.outcome = Outcome.LEFT
+    passage.outcome = RequestOutcome.LEFT
     passage.ended()
     assert (lines[0].outcome, lines[0].status, lines[0].ttft_ms) == ("left", None, None)
 
@@ -177,6 +177,6 @@ def test_an_answer_that_fails_inside_its_stream_says_so(meter, clock, lines):
     passage = meter.arrive(clock.now_s)
     passage.writing()
     passage.wrote(1)
-    passage.outcome = Outcome.FAILED
+    passage.outcome = RequestOutcome.FAILED
     passage.ended()
     assert (lines[0].outcome, lines[0].status) == ("failed", 200)

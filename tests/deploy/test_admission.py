@@ -6,8 +6,8 @@ import random
 import pytest
 from hand_clock import HandClock
 
-from deploy.admission import USUAL_OUTPUT_TOKENS, Admission, Asked, NoRoom, Reason, Shares
-from deploy.priority import Priority
+from deploy.access.admission import USUAL_OUTPUT_TOKENS, Admission, Asked, NoRoom, Reason, Shares
+from deploy.access.priority import Priority
 
 HIGH, NORMAL, BATCH = Priority
 

@@ -9,8 +9,8 @@ import pytest
 
 from controller.config import ControllerConfig
 from controller.sliding_window import SlidingWindow
-from deploy.admission import Admission, NoRoom
-from deploy.agent import ReplicaAgent
+from deploy.access.admission import Admission, NoRoom
+from deploy.agent.agent import ReplicaAgent
 from deploy.front.meter import PathMeter
 from nestedfp.step_rule import StepRule
 
@@ -92,7 +92,7 @@ async def until(condition, limit_s=60.0):
 @pytest.fixture
 def agents_clock(clock, monkeypatch):
     """What the agent takes for the time; its loops wait by the real one."""
-    monkeypatch.setattr("deploy.agent.time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr("deploy.agent.agent.time", SimpleNamespace(monotonic=clock))
     return clock
 
 
@@ -242,8 +242,8 @@ class Hanging(Engine):
 
 
 def test_an_engine_that_hangs_is_noticed_by_its_silence_and_snapshots_carry_the_age_of_what_they_say(monkeypatch):
-    monkeypatch.setattr("deploy.agent.ENGINE_TIMEOUT_S", 0.05)
-    monkeypatch.setattr("deploy.agent.HUNG_AFTER_S", 0.2)
+    monkeypatch.setattr("deploy.agent.agent.ENGINE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("deploy.agent.agent.HUNG_AFTER_S", 0.2)
     controller = Controller()
 
     async def scenario(agent, engine):
@@ -281,9 +281,9 @@ def test_what_is_in_an_engine_that_hangs_is_given_up_after_it_takes_no_more_and_
     monkeypatch, agents_clock
 ):
     for name, seconds in (("ENGINE_TIMEOUT_S", 0.05), ("LATE_AFTER_S", 0.1), ("HUNG_AFTER_S", 1.5)):
-        monkeypatch.setattr(f"deploy.agent.{name}", seconds)
-    monkeypatch.setattr("deploy.agent.GIVEN_UP_AFTER_S", 1.5)
-    monkeypatch.setattr("deploy.agent.WATCH_PERIOD_S", 0.02)
+        monkeypatch.setattr(f"deploy.agent.agent.{name}", seconds)
+    monkeypatch.setattr("deploy.agent.agent.GIVEN_UP_AFTER_S", 1.5)
+    monkeypatch.setattr("deploy.agent.agent.WATCH_PERIOD_S", 0.02)
     controller, given_up, seen = Controller(), [], []
 
     async def scenario(agent, engine):
@@ -311,10 +311,10 @@ def test_what_is_in_an_engine_that_hangs_is_given_up_after_it_takes_no_more_and_
 
 
 def test_a_pause_of_the_replicas_own_process_costs_no_request(monkeypatch):
-    monkeypatch.setattr("deploy.agent.HUNG_AFTER_S", 0.3)
-    monkeypatch.setattr("deploy.agent.GIVEN_UP_AFTER_S", 0.3)
-    monkeypatch.setattr("deploy.agent.WATCH_PERIOD_S", 0.05)
-    monkeypatch.setattr("deploy.agent.ENGINE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("deploy.agent.agent.HUNG_AFTER_S", 0.3)
+    monkeypatch.setattr("deploy.agent.agent.GIVEN_UP_AFTER_S", 0.3)
+    monkeypatch.setattr("deploy.agent.agent.WATCH_PERIOD_S", 0.05)
+    monkeypatch.setattr("deploy.agent.agent.ENGINE_TIMEOUT_S", 0.05)
     given_up = []
 
     async def scenario(agent, engine):

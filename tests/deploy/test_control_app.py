@@ -23,7 +23,7 @@ def order(tmp_path, monkeypatch):
     """Sends a body to ``POST /admin/directive`` as Serve's replica takes it, with the key; there is no controller."""
     from ray import serve
 
-    from deploy import control_app
+    from deploy.control import control_app
 
     (tmp_path / "key").write_text(f"{KEY}\n")
     monkeypatch.setenv(admin_key.KEY_FILE_ENV, str(tmp_path / "key"))
@@ -78,7 +78,7 @@ def test_of_two_applications_in_one_cluster_each_has_its_own_controller(monkeypa
     from ray.serve._private.common import DeploymentID
     from ray.serve._private.utils import get_deployment_actor_name
 
-    from deploy import controller_lookup
+    from deploy.control import controller_lookup
 
     def named(application, actor=controller_lookup.CONTROLLER_ACTOR):
         return get_deployment_actor_name(DeploymentID("NestedFPServer", application), actor, "v1")
@@ -141,7 +141,7 @@ DIED, UNKNOWN = ray.exceptions.ActorDiedError(), ray.exceptions.RayTaskError("se
     ],
 )
 def test_an_order_goes_to_the_controllers_on_both_sides_of_an_update(order, monkeypatch, replica_id, errors, answer):
-    from deploy import controller_lookup
+    from deploy.control import controller_lookup
 
     both = [Controller(str(number), error) for number, error in enumerate(errors)]
     monkeypatch.setattr(controller_lookup, "find", lambda application: both)
@@ -151,7 +151,7 @@ def test_an_order_goes_to_the_controllers_on_both_sides_of_an_update(order, monk
 
 
 def test_the_control_routes_answer_although_rays_head_hangs(monkeypatch):
-    from deploy import control_app
+    from deploy.control import control_app
 
     released = threading.Event()
 
@@ -181,7 +181,7 @@ def test_the_control_routes_answer_although_rays_head_hangs(monkeypatch):
 
 
 def test_a_controller_starts_without_the_last_order_where_ray_cannot_say_who_else_there_is(monkeypatch, caplog):
-    from deploy import controller_lookup
+    from deploy.control import controller_lookup
 
     def failing(all_namespaces):
         raise ray.exceptions.RaySystemError("the head is away")

@@ -13,7 +13,7 @@ from hand_clock import HandClock
 
 from deploy.control_room import feed, page
 from deploy.control_room.feed import Feed
-from deploy.control_room.samples import Timeline
+from deploy.control_room.samples import StatusHistory
 from nestedfp import admin_key
 
 
@@ -26,7 +26,7 @@ def replica(name="r1", **changes):
 
 
 def test_a_sample_adds_up_the_replicas_and_takes_the_slowest():
-    line = Timeline(10)
+    line = StatusHistory(10)
     line.add(100.0, {"replicas": [replica(), replica("r2", ttft_p90_ms=80.0, waiting=4)]})
     later = [
         replica(tokens_fp16=150, tokens_fp8=30),
@@ -41,14 +41,14 @@ def test_a_sample_adds_up_the_replicas_and_takes_the_slowest():
 
 
 def test_an_engine_that_starts_anew_and_a_replica_that_joins_count_from_there():
-    line = Timeline(10)
+    line = StatusHistory(10)
     line.add(1.0, {"replicas": [replica(tokens_fp16=1000)]})
     assert line.add(2.0, {"replicas": [replica(tokens_fp16=5), replica("r2", tokens_fp16=700)]}).tokens_fp16 == 0
     assert line.add(3.0, {"replicas": [replica(tokens_fp16=9), replica("r2", tokens_fp16=701)]}).tokens_fp16 == 5
 
 
 def test_after_a_gap_nothing_is_counted_that_nobody_watched():
-    line = Timeline(10)
+    line = StatusHistory(10)
     line.add(1.0, {"replicas": [replica()]})
     line.gap()
     sample = line.add(60.0, {"replicas": [replica(tokens_fp16=9000)]})
@@ -56,7 +56,7 @@ def test_after_a_gap_nothing_is_counted_that_nobody_watched():
 
 
 def test_the_timeline_forgets_the_oldest():
-    line = Timeline(3)
+    line = StatusHistory(3)
     for second in range(5):
         line.add(float(second), {"replicas": []})
     assert line.columns()["wall_s"] == [2.0, 3.0, 4.0]
@@ -250,7 +250,7 @@ def control(monkeypatch, tmp_path):
     pytest.importorskip("ray")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # third-party imports, not ours
-        from deploy import control_app
+        from deploy.control import control_app
 
     (tmp_path / "admin").write_text("the-admin-key")
     monkeypatch.setenv(admin_key.KEY_FILE_ENV, str(tmp_path / "admin"))

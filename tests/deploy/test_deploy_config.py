@@ -7,9 +7,10 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from deploy import config, keys, serve
-from deploy.accelerator import visible_gpus
+from deploy import config, serve
+from deploy.access import keys
 from deploy.config import REPOSITORY, ConfigError, load
+from deploy.startup.accelerator import visible_gpus
 from nestedfp.vllm_plugin import versions
 from workload.frozen import FrozenModel
 
@@ -120,7 +121,7 @@ def test_a_truncated_checkpoint_is_refused_before_anything_starts(tmp_path, caps
 
 
 def test_too_few_gpus_are_refused_before_anything_starts(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("deploy.accelerator.visible_gpus", lambda: 2)
+    monkeypatch.setattr("deploy.startup.accelerator.visible_gpus", lambda: 2)
     path = write(tmp_path, replicas=2, engine__accelerator="gpu", engine__tensor_parallel_size=2)
     assert serve.main(["--config", str(path)]) == 2
     assert "need 4 GPUs, this machine has 2" in capsys.readouterr().err
@@ -131,7 +132,7 @@ def test_too_few_gpus_are_refused_before_anything_starts(tmp_path, capsys, monke
 
 
 def test_a_gpu_asked_for_where_there_is_none_is_refused_before_anything_starts(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("deploy.accelerator.visible_gpus", lambda: 0)
+    monkeypatch.setattr("deploy.startup.accelerator.visible_gpus", lambda: 0)
     assert serve.main(["--config", str(write(tmp_path, engine__accelerator="gpu"))]) == 2
     assert "has 0 that CUDA may use; for a start without one set engine.accelerator: cpu" in capsys.readouterr().err
 
@@ -189,8 +190,8 @@ def test_streams_get_as_long_to_end_in_as_is_configured(tmp_path):
 @pytest.mark.filterwarnings("ignore")  # Ray's and vLLM's own
 def test_what_the_controller_is_started_with_is_json_because_serve_status_and_kuberay_are_told_it(tmp_path):
     from deploy.app import llm_config
-    from deploy.controller_actor import ControllerActor
-    from deploy.proxy_stats import probe
+    from deploy.control.controller_actor import ControllerActor
+    from deploy.haproxy.proxy_stats import probe
 
     path = write(tmp_path)
     (actor,) = llm_config(load(path), path).deployment_config["deployment_actors"]

@@ -9,7 +9,7 @@ import pytest
 from haproxy_run import Replica, ok, render, running
 from live_service import wait_until
 
-from deploy import haproxy_config
+from deploy.haproxy import haproxy_config
 
 PATH = "/v1/models"
 

@@ -7,7 +7,7 @@ import pytest
 from test_agent import STATS, Controller, Engine, run, until
 
 from deploy.front.app import Front
-from deploy.health import Health, StartChecks
+from deploy.replica.health_routes import HealthRoutes, StartChecks
 from nestedfp.vllm_plugin.accounting import TokenCounts
 
 
@@ -18,7 +18,7 @@ def shown(health, route="health"):
 
 def health_of(check, probe_s=None, cosines=()):
     checks = [{"layers": 3, "plane_bytes": 10, "worst_cosine": cosine, "worst_layer": "a"} for cosine in cosines]
-    return Health("r0", check, lambda: 0.25, StartChecks(probe_s or {}, checks))
+    return HealthRoutes("r0", check, lambda: 0.25, StartChecks(probe_s or {}, checks))
 
 
 async def sound():
@@ -86,7 +86,7 @@ class Answering(Engine):
 
 
 def test_an_engine_that_answers_and_makes_no_step_is_noticed_and_one_without_work_is_not(monkeypatch):
-    monkeypatch.setattr("deploy.agent.HUNG_AFTER_S", 0.5)
+    monkeypatch.setattr("deploy.agent.agent.HUNG_AFTER_S", 0.5)
 
     async def scenario(agent, engine):
         await until(lambda: agent.view() is not None)
@@ -141,7 +141,7 @@ def probe(engine, fp16_only=False):
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from deploy.probe import probe_modes
+        from deploy.replica.probe import probe_modes
     return asyncio.run(probe_modes(engine, "m", fp16_only))
 
 

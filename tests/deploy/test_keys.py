@@ -9,15 +9,15 @@ import os
 import pytest
 import yaml
 
+from deploy.access.keys import MOST_KEYS, Keys, Limited, Role, Unauthorized, load
 from deploy.config import ConfigError
 from deploy.front.app import Front
 from deploy.front.cors import allowing
 from deploy.front.generate import Generate
 from deploy.front.meter import PathMeter
-from deploy.front.peers import Standing
+from deploy.front.peers import PeerView
 from deploy.front.replies import Refused
-from deploy.haproxy_config import ELSEWHERE_STATUS
-from deploy.keys import MOST_KEYS, Keys, Limited, Role, Unauthorized, load
+from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS
 
 SECRETS = {"u": "user-secret-0123456789", "p": "pin-secret-0123456789", "a": "admin-secret-0123456789"}
 
@@ -181,7 +181,7 @@ def test_every_key_is_compared_whichever_matches(keys, monkeypatch):
         compared.append(left)
         return left == right
 
-    monkeypatch.setattr("deploy.keys.hmac.compare_digest", compare)
+    monkeypatch.setattr("deploy.access.keys.hmac.compare_digest", compare)
     keys.holder(bearer("u"))
     assert len(compared) == len(USUAL)
 
@@ -255,7 +255,7 @@ def test_a_user_may_not_pin(tmp_path, clock):
 def front_of(keys, standing=None):
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
-    from deploy.admission import Admission
+    from deploy.access.admission import Admission
     from deploy.front.generate import Route
 
     class Serving:
@@ -270,7 +270,7 @@ def front_of(keys, standing=None):
     client = type("Client", (), {"errored": False})()
     meter = PathMeter()
     routes = {"/v1/completions": Route(CompletionRequest, Serving(), "create_completion", chat=False)}
-    generate = Generate(routes, client, Admission(None, 4), meter, standing or Standing(), 10_000, keys)
+    generate = Generate(routes, client, Admission(None, 4), meter, standing or PeerView(), 10_000, keys)
     return Front(vllm_app, generate, 10_000), meter
 
 
@@ -326,7 +326,7 @@ def test_a_user_who_pins_is_told_403_and_counted_as_denied(keys):
 
 
 def test_a_used_up_quota_is_offered_to_another_replica_first(tmp_path, clock):
-    class Peers(Standing):
+    class Peers(PeerView):
         replicas = 2
 
     keys = Keys(write(tmp_path / "keys.yaml", [entry("u", requests_per_minute=1)]), clock=clock)

@@ -20,8 +20,9 @@ import pytest
 import yaml
 from processes import ROOT
 
-from deploy import haproxy, leave
+from deploy import leave
 from deploy.config import DeployConfig
+from deploy.haproxy import launcher
 from loadtest.cli import parse_config
 
 K8S = ROOT / "k8s"
@@ -162,7 +163,7 @@ def test_no_container_is_root_or_holds_a_key_in_its_environment(overlay):
 
 def test_a_pod_has_more_time_to_stop_than_its_streams_have_to_end(overlay):
     _, documents = overlay
-    drain_s = config_of(documents).http.drain_s + haproxy.DRAIN_S
+    drain_s = config_of(documents).http.drain_s + launcher.DRAIN_S
     head, worker = templates(documents)
     assert head["spec"]["terminationGracePeriodSeconds"] >= drain_s + 30, "30 s for what Ray does after"
     (container,) = worker["spec"]["containers"]
@@ -351,7 +352,7 @@ def test_the_image_holds_every_package_that_what_it_runs_imports(tmp_path):
         "deploy.serve",
         "deploy.leave",
         "deploy.app",
-        "deploy.server",
+        "deploy.replica.llm_replica",
         "controller.live.actor",
         "loadtest.cli",
         "simulator.run",

@@ -11,7 +11,7 @@ import pytest
 from live_service import wait_until
 from processes import ROOT
 
-from deploy import leftovers
+from deploy.startup import leftovers
 
 
 @pytest.fixture
@@ -89,7 +89,8 @@ def test_the_next_start_removes_what_a_killed_service_left(tmp_path, memory, mon
     script = textwrap.dedent(
         f"""
         import os, pathlib
-        from deploy import environment, leftovers
+        from deploy import environment
+        from deploy.startup import leftovers
         leftovers.private_folder = lambda: pathlib.Path(environment.tempfile.mkdtemp(prefix="nestedfp-", dir={str(tmp_path)!r}))
         with leftovers.own_folder() as folder:
             (folder / leftovers.NOTED).write_text({memory!r})

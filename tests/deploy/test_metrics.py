@@ -10,14 +10,14 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from controller.config import ControllerConfig
 from controller.decide.loop import ControlLoop
 from controller.messages import PathStats
-from deploy.admission import Admission, Asked, NoRoom
+from deploy.access.admission import Admission, Asked, NoRoom
+from deploy.access.priority import Priority
 from deploy.front.meter import PathMeter
-from deploy.metrics import controller, page
+from deploy.metrics import controller_families, openmetrics
+from deploy.metrics.application_page import ApplicationMetrics
 from deploy.metrics.bulk import BulkHistogram, lean_statistics
-from deploy.metrics.cluster import ClusterMetrics
-from deploy.metrics.replica import ReplicaMetrics, ReplicaView
-from deploy.metrics.requests import Outcome, Precision, RequestMetrics, precision_of
-from deploy.priority import Priority
+from deploy.metrics.replica_page import AgentReading, ReplicaMetrics
+from deploy.metrics.request_metrics import Precision, RequestMetrics, RequestOutcome, precision_of
 from nestedfp.modes import DirectiveMode
 from nestedfp.vllm_plugin.accounting import TokenCounts
 
@@ -47,7 +47,7 @@ def value(text, name, **labels):
 
 
 def replica_page(replica="r1", requests=None, **changes):
-    view = ReplicaView({**STATS, **changes}, 0.5, DirectiveMode.AUTO, 4, 1.5, slo_evaluated=10, within_slo=9)
+    view = AgentReading({**STATS, **changes}, 0.5, DirectiveMode.AUTO, 4, 1.5, slo_evaluated=10, within_slo=9)
     labels = LABELS | {"replica": replica}
     metrics = ReplicaMetrics(labels, requests or RequestMetrics(), Admission(8, 4), {"nested": 12, "plain": 1})
     return metrics.text(view, PathStats(in_path=3, wait_p90_ms=20.0))
@@ -59,13 +59,13 @@ def replica_page(replica="r1", requests=None, **changes):
 def test_names_of_vllm_keep_their_colon_and_every_sample_gets_the_labels():
     registry = CollectorRegistry()
     Counter("vllm:prompt_tokens", "Tokens.", ("engine",), registry=registry).labels("0").inc(5)
-    text = page.render(registry.collect(), LABELS)
+    text = openmetrics.render(registry.collect(), LABELS)
     assert value(text, "vllm:prompt_tokens_total", engine="0", **LABELS) == 5
     assert "_created" not in text
 
 
 def test_pages_of_two_replicas_make_one_page_with_every_family_once():
-    text = page.merge([replica_page("r1"), replica_page("r2", tokens_fp8=700)])
+    text = openmetrics.merge([replica_page("r1"), replica_page("r2", tokens_fp8=700)])
     assert text.count("# TYPE nestedfp_tokens counter") == 1
     assert value(text, "nestedfp_tokens_total", precision="fp8", **LABELS) == 70
     assert value(text, "nestedfp_tokens_total", precision="fp8", **(LABELS | {"replica": "r2"})) == 700
@@ -73,12 +73,12 @@ def test_pages_of_two_replicas_make_one_page_with_every_family_once():
 
 def test_a_label_with_quotes_and_line_breaks_stays_one_value():
     odd = 'a "b"\\\nc'
-    text = page.merge([page.render(RequestMetrics().collect(), LABELS | {"model": odd})])
+    text = openmetrics.merge([openmetrics.render(RequestMetrics().collect(), LABELS | {"model": odd})])
     assert all(dict(labels)["model"] == odd for _, labels in samples(text))
 
 
 def test_an_empty_page_is_a_page():
-    assert page.merge([]) == "# EOF\n"
+    assert openmetrics.merge([]) == "# EOF\n"
 
 
 # -- a replica ---------------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def test_a_request_is_counted_once_when_it_leaves_and_its_latency_when_it_ended_
     passage.finished()
     passage.ended()
     left = meter.arrive(10.0)
-    left.outcome = Outcome.LEFT
+    left.outcome = RequestOutcome.LEFT
     left.ended()
     text = replica_page(requests=meter.requests)
     assert value(text, "nestedfp_requests_total", precision="fp16", pin="fp16", outcome="ok", **LABELS) == 1
@@ -183,7 +183,9 @@ def test_observations_in_bulk_land_where_single_ones_do():
         many.observe(each)
     many.flush()
     many.flush()
-    assert samples(page.render(single.collect(), {})) == pytest.approx(samples(page.render(bulk.collect(), {})))
+    assert samples(openmetrics.render(single.collect(), {})) == pytest.approx(
+        samples(openmetrics.render(bulk.collect(), {}))
+    )
 
 
 def test_two_threads_that_flush_at_once_count_each_observation_once():
@@ -209,7 +211,7 @@ def test_two_threads_that_flush_at_once_count_each_observation_once():
     go_on.set()
     first.join()
     second.join()
-    assert value(page.render(registry.collect(), {}), "x_count") == 2
+    assert value(openmetrics.render(registry.collect(), {}), "x_count") == 2
 
 
 def test_the_lean_statistics_of_a_token_say_what_those_of_vllm_say(monkeypatch):
@@ -250,7 +252,7 @@ def status_of(config=None):
 
 def test_the_families_of_the_controller_follow_from_its_status():
     status = status_of() | {"mode": "fp8", "epoch": 7, "rung": "shed", "fp16_load": 1.25}
-    text = page.render(controller.families(status), {"application": "a"})
+    text = openmetrics.render(controller_families.families(status), {"application": "a"})
     assert value(text, "nestedfp_controller_directive", mode="fp8", application="a") == 1
     assert value(text, "nestedfp_controller_rung", rung="shed", application="a") == 1
     assert value(text, "nestedfp_controller_load_ratio", precision="fp16", application="a") == 1.25
@@ -259,7 +261,7 @@ def test_the_families_of_the_controller_follow_from_its_status():
 
 
 def test_a_silent_controller_is_down_and_nothing_else_is_said_of_it():
-    text = page.render(controller.families(None), {})
+    text = openmetrics.render(controller_families.families(None), {})
     assert samples(text) == {("nestedfp_controller_up", frozenset()): 0}
 
 
@@ -270,11 +272,14 @@ def decision(number, reason="calm", outcome="applied", start=1):
 
 
 def test_decisions_are_counted_by_reason_and_the_number_of_reasons_is_bounded():
-    counts = controller.DecisionCounts()
+    counts = controller_families.DecisionCounts()
     counts.add([decision(n, f"reason_{n}") for n in range(1, 200)])
-    text = page.render([counts.family()], {})
-    assert len(samples(text)) == controller.MOST_REASONS + 1
-    assert value(text, "nestedfp_decisions_total", outcome="applied", reason="other") == 199 - controller.MOST_REASONS
+    text = openmetrics.render([counts.family()], {})
+    assert len(samples(text)) == controller_families.MOST_REASONS + 1
+    assert (
+        value(text, "nestedfp_decisions_total", outcome="applied", reason="other")
+        == 199 - controller_families.MOST_REASONS
+    )
 
 
 class FakeController:
@@ -303,12 +308,12 @@ class FakeController:
 def test_decisions_are_counted_once_also_across_a_restart_of_the_controller(scraped, counted):
     async def scrapes():
         fake = FakeController()
-        metrics = ClusterMetrics("a", fake.ask)
+        metrics = ApplicationMetrics("a", fake.ask)
         seen = []
         for start, newest in scraped:
             fake.decided = [decision(number, start=start) for number in range(1, newest + 1)]
             await metrics._status()
-            found = samples(page.render([metrics._decisions.family()], {}))
+            found = samples(openmetrics.render([metrics._decisions.family()], {}))
             seen.append(sum(found.values()))
         return seen
 

@@ -8,7 +8,7 @@ import yaml
 from processes import ROOT
 
 from deploy.config import ConfigError, load
-from deploy.model_check import check_model
+from deploy.startup.model_check import check_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's and vLLM's own, while they are imported
 SHIPPED = ROOT / "models" / "fairytales-8m"

@@ -42,8 +42,8 @@ def test_every_private_name_that_the_service_imports_stands_in_the_list():
 def test_every_private_method_that_the_service_overrides_stands_in_the_list():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Ray's imports
-        from deploy.engine import NestedFPEngine
-        from deploy.server import NestedFPServer
+        from deploy.replica.llm_replica import NestedFPServer
+        from deploy.replica.vllm_engine import NestedFPEngine
     overridden = {
         f"{parent.__module__}:{parent.__name__}.{name}"
         for ours in (NestedFPEngine, NestedFPServer)

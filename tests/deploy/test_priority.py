@@ -2,7 +2,7 @@
 
 import pytest
 
-from deploy.priority import NotAllowed, Priority, ranked
+from deploy.access.priority import NotAllowed, Priority, ranked
 
 HIGH, NORMAL, BATCH = Priority
 

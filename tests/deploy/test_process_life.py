@@ -7,7 +7,7 @@ import time
 
 from live_service import wait_until
 
-from deploy.process_life import Life
+from deploy.replica.process_life import Life
 
 WAITS = "import sys; {}; print('here', flush=True); sys.stdin.read()"
 

@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from deploy import proxy_stats
+from deploy.haproxy import proxy_stats
 
 TABLE = """# pxname,svname,qcur,qmax,scur,smax
 http_frontend,FRONTEND,,,7,9

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from live_service import MODEL, children, complete, demo_config, serve, wait_until
 
-from deploy.accelerator import resolve
+from deploy.startup.accelerator import resolve
 
 pytestmark = [
     pytest.mark.serve,

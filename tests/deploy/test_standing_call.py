@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from deploy.standing_call import StandingCall
+from deploy.agent.standing_call import StandingCall
 
 
 class Controller:
@@ -45,7 +45,7 @@ def taken():
 
 @pytest.fixture
 def call(controller, taken, monkeypatch):
-    monkeypatch.setattr("deploy.standing_call.PAUSE_S", 0.01)
+    monkeypatch.setattr("deploy.agent.standing_call.PAUSE_S", 0.01)
 
     def take(directive):
         taken.append(directive["epoch"])
@@ -100,11 +100,11 @@ def test_a_controller_that_hangs_is_called_again_and_its_late_answer_is_no_answe
     monkeypatch, call, controller, taken
 ):
     controller.next()[2].set_result(None)
-    monkeypatch.setattr("deploy.standing_call.LATE_AFTER_S", 0.05)
+    monkeypatch.setattr("deploy.agent.standing_call.LATE_AFTER_S", 0.05)
     controller.next()[2].set_result(None)
     late = controller.next()[2]
     newer = controller.next()[2]
-    monkeypatch.setattr("deploy.standing_call.LATE_AFTER_S", 20)
+    monkeypatch.setattr("deploy.agent.standing_call.LATE_AFTER_S", 20)
     late.set_result(told("old", 1))
     newer.set_result(told("new", 2))
     while not taken:

@@ -18,7 +18,7 @@ from processes import ROOT
 
 from deploy import serve
 from deploy.config import ADMIN_KEY_ENV, load
-from deploy.next_steps import next_steps
+from deploy.startup.next_steps import next_steps
 
 
 def test_a_given_key_goes_into_a_file_for_the_user_alone(tmp_path):

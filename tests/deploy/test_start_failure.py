@@ -2,7 +2,7 @@
 
 import pytest
 
-from deploy.start_failure import cause, heart
+from deploy.startup.start_failure import cause, heart
 
 TRACEBACK = """The deployment failed to start 2 times in a row. This may be due to a problem with its constructor or initial \
 health check failing. See controller logs for details. Error:

@@ -14,9 +14,9 @@ from processes import ROOT
 from pydantic import ValidationError
 from ray_nodes import free_port
 
-from deploy import tracing
-from deploy.access_log import Access
+from deploy.access.access_log import Access
 from deploy.config import DeployConfig, TracingSection
+from deploy.replica import tracing
 from nestedfp.vllm_plugin.accounting import TokenCounts
 
 
@@ -72,7 +72,7 @@ def test_nobody_at_the_endpoint_is_a_warning_and_not_an_end():
 
 SPAN = """
 from opentelemetry.sdk.trace import TracerProvider
-from deploy import tracing
+from deploy.replica import tracing
 provider = TracerProvider()
 for processor in tracing.processors():
     provider.add_span_processor(processor)

@@ -11,8 +11,8 @@ from live_service import wait_until
 from processes import ROOT
 from test_haproxy_leaving import ask
 
-from deploy.attach import require_place, require_words
 from deploy.config import ConfigError
+from deploy.startup.attach import require_place, require_words
 
 ROUTES = ("/status", "/decisions?since=3", "/metrics", "/admin/directive", "/control", "/control/events")
 

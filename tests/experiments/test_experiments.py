@@ -9,10 +9,10 @@ import yaml
 
 from deploy.environment import free_ports
 from experiments import __main__ as command
-from experiments import campaign, config, oracle, plots, predict, results
+from experiments import campaign, config, oracle_bounds, plots, predict, results
 from experiments.config import ExperimentError
 from loadtest.cli import parse_config
-from loadtest.report.metrics import summarise
+from loadtest.report.run_summary import summarise
 from simulator.engine.cost_table import read_table
 from workload.records import PrecisionTokens, RequestRecord, write_jsonl
 from workload.slo import Slo
@@ -158,7 +158,7 @@ def test_the_page_of_results_shows_the_numbers_that_were_measured_and_predicted(
 
 @pytest.mark.parametrize("folder", sorted(path.parent for path in Path("docs/results").glob("*/oracle.json")), ids=str)
 def test_the_page_of_results_shows_the_schedules_that_were_found(folder):
-    assert oracle.table(oracle.read(folder)) in Path("docs/results.md").read_text()
+    assert oracle_bounds.table(oracle_bounds.read(folder)) in Path("docs/results.md").read_text()
 
 
 def test_an_experiment_without_a_report_says_so(tmp_path):
@@ -236,7 +236,7 @@ def test_schedules_that_know_the_future_are_sought_rate_by_rate_for_an_experimen
     ]
     for rate in ("3", "2"):
         assert command.main([*words, "--at", "static_fp8,deadlines", "--rates", rate]) == 0
-    found = oracle.read(tmp_path / "test")
+    found = oracle_bounds.read(tmp_path / "test")
     names = ["static_fp8", "static_fp16", "deadlines", "oracle at static_fp8", "oracle at deadlines"]
     rows = [row for row in found.rows if not row.policy.startswith("rule ")]
     assert [(row.rate_rps, row.policy) for row in rows] == [(rate, name) for rate in (2, 3) for name in names]
@@ -244,9 +244,9 @@ def test_schedules_that_know_the_future_are_sought_rate_by_rate_for_an_experimen
     for row in rows:  # nothing is at stake at so low a rate
         assert row.slo_attainment == 1
         assert (row.fp16_token_share == 1) == (row.policy != "static_fp8")
-    assert oracle.table(found) in capsys.readouterr().out
+    assert oracle_bounds.table(found) in capsys.readouterr().out
     other = found.model_copy(update={"rounds": 2, "rows": found.rows[:1]})
-    assert oracle.joined(found, other) == other  # sought in another way: nothing of before stays
+    assert oracle_bounds.joined(found, other) == other  # sought in another way: nothing of before stays
     assert command.main([*words, "--at", "best"]) == 2
     assert "--at: expected one of the policies that run" in capsys.readouterr().err
 

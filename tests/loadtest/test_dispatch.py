@@ -17,9 +17,9 @@ import pytest
 
 from loadtest.errors import DispatchError, LoadtestError, ServiceError
 from loadtest.sender.dispatch import REPO_ROOT, run_plan
-from loadtest.sender.plan import Event, Plan, PlannedRequest
+from loadtest.sender.plan import Event, PlannedRequest, SendPlan
 from loadtest.sender.sse import lines_of, parse_stream
-from loadtest.service.admin import Service
+from loadtest.service.admin import ServiceClient
 from loadtest.service.process import started_service
 from loadtest.service.target import addresses, target_url
 from workload.records import RequestRecord, mean_tpot_ms
@@ -44,7 +44,7 @@ def service(tmp_path_factory) -> Iterator[str]:
         yield url
 
 
-def make_plan(url: str, tmp_path: Path, at_s: list[float], tokens: int = 5, **overrides: object) -> Plan:
+def make_plan(url: str, tmp_path: Path, at_s: list[float], tokens: int = 5, **overrides: object) -> SendPlan:
     fields = {
         "kind": "open",
         "policy": "fp16",
@@ -59,10 +59,10 @@ def make_plan(url: str, tmp_path: Path, at_s: list[float], tokens: int = 5, **ov
         "token_ids": (10, 250),
         "records_path": tmp_path / "requests.jsonl",
     }
-    return Plan.model_validate(fields | overrides)
+    return SendPlan.model_validate(fields | overrides)
 
 
-def send(plan: Plan) -> tuple[tuple[RequestRecord, ...], list[Event]]:
+def send(plan: SendPlan) -> tuple[tuple[RequestRecord, ...], list[Event]]:
     events: list[Event] = []
     records = run_plan(plan, lambda _, event: events.append(event))
     return records, events
@@ -193,10 +193,10 @@ def test_every_request_has_the_key_and_no_file_does(tmp_path):
         assert refused.status == 401
         (record,) = run_plan(make_plan(url, tmp_path, [0.0]), lambda *_: None, key)
         assert record.error is None
-        with Service(url, key) as service:
+        with ServiceClient(url, key) as service:
             assert service.model() == ("fake-model", 256)
             assert service.status().replicas
-        with Service(url, None) as stranger, pytest.raises(ServiceError, match=r"with the role admin"):
+        with ServiceClient(url, None) as stranger, pytest.raises(ServiceError, match=r"with the role admin"):
             stranger.model()
     assert not [path for path in tmp_path.iterdir() if key in path.read_text()]
 
@@ -209,17 +209,17 @@ def test_gevent_stays_out_of_the_callers_process():
 
 
 def test_the_service_stops_with_the_block_and_takes_directives(tmp_path):
-    with fake_service(tmp_path) as (url, key), Service(url, key) as service:
+    with fake_service(tmp_path) as (url, key), ServiceClient(url, key) as service:
         assert service.model() == ("fake-model", 256)
         assert service.direct("fp8", 10.0, lambda _: None).mode == "fp8"
         service.hand_back()
         assert service.status().mode == "auto"
         with (
-            Service(url, "wrong") as stranger,
+            ServiceClient(url, "wrong") as stranger,
             pytest.raises(ServiceError, match=r"HTTP 401: .*does not accept the key"),
         ):
             stranger.direct("fp8", 10.0, lambda _: None)
-    with Service(url, key) as service, pytest.raises(ServiceError, match="is the service running"):
+    with ServiceClient(url, key) as service, pytest.raises(ServiceError, match="is the service running"):
         service.status()
 
 
@@ -256,7 +256,7 @@ def test_a_run_does_not_start_before_the_directive_is_in_force_and_queues_are_em
         lambda request: httpx.Response(200, json={"epoch": 2} if request.method == "POST" else status)
     )
     with (
-        Service("http://127.0.0.1:1", "key", transport) as service,
+        ServiceClient("http://127.0.0.1:1", "key", transport) as service,
         pytest.raises(ServiceError, match=f"not settled within 0 s: .*{missing}"),
     ):
         service.direct("fp16", 0.0, lambda _: None)

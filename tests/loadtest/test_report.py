@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 from loadtest_builders import CALIBRATION, SLO, failed, make_record, make_run, make_sample
 from rich.console import Console
 
-from loadtest.report.metrics import summarise
+from loadtest.report.run_summary import summarise
 from loadtest.report.standing import stand
 from loadtest.report.verdict import verdict
 from loadtest.report.write import LoadSummary, Summary, print_report, render_html, write_report

@@ -3,8 +3,8 @@
 import pytest
 from loadtest_builders import SLO, failed, make_record, make_sample
 
-from loadtest.report.metrics import counter_growth, fp16_token_share, summarise
 from loadtest.report.plots import fp8_shares
+from loadtest.report.run_summary import counter_growth, fp16_token_share, summarise
 from loadtest.report.verdict import verdict
 from workload.percentiles import percentiles
 from workload.records import read_requests, write_jsonl

@@ -6,7 +6,7 @@ from loadtest_builders import SLO, make_record
 from controller.audit import ReplicaStatus as ControllerReplica
 from controller.audit import StatusReport
 from controller.messages import PathStats, ProxyStats
-from loadtest.report.metrics import summarise
+from loadtest.report.run_summary import summarise
 from loadtest.report.standing import limited_by, path_summary, stand
 from loadtest.report.verdict import verdict
 from nestedfp.step_rule import StepRule

@@ -9,7 +9,7 @@ from processes import ROOT
 SCRIPT = """
 import ray
 from ray.util.placement_group import placement_group
-from deploy.engine import gpus_of
+from deploy.replica.vllm_engine import gpus_of
 
 ray.init(num_cpus=1, num_gpus=2, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
 groups = [placement_group([{"CPU": 0.1, "GPU": 1}]) for _ in range(2)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nestedfp.vllm_plugin.gpu_support import Path, support
+from nestedfp.vllm_plugin.gpu_support import LinearPath, support
 from nestedfp.vllm_plugin.options import PluginOptions
 
 REFUSE, FP16 = PluginOptions(), PluginOptions(unsupported_gpu="fp16")
@@ -11,7 +11,7 @@ REFUSE, FP16 = PluginOptions(), PluginOptions(unsupported_gpu="fp16")
 @pytest.mark.parametrize("options", [REFUSE, FP16])
 @pytest.mark.parametrize("capability", [None, (9, 0)])
 def test_a_cpu_and_hopper_run_both_precisions_whatever_the_option(capability, options):
-    assert support(capability, options) is Path.KERNELS
+    assert support(capability, options) is LinearPath.KERNELS
 
 
 @pytest.mark.parametrize(
@@ -27,12 +27,12 @@ def test_another_gpu_is_refused_with_what_to_set_unless_fp16_alone_is_wanted(cap
     with pytest.raises(ValueError, match=why) as caught:
         support(capability, REFUSE)
     assert "unsupported_gpu: fp16" in str(caught.value)
-    assert support(capability, FP16) is Path.PLAIN_FP16
+    assert support(capability, FP16) is LinearPath.PLAIN_FP16
 
 
 @pytest.mark.parametrize("capability", [None, (8, 9), (9, 0)])
 def test_fp16_only_can_be_asked_for_anywhere(capability):
-    assert support(capability, PluginOptions(fp16_only=True)) is Path.PLAIN_FP16
+    assert support(capability, PluginOptions(fp16_only=True)) is LinearPath.PLAIN_FP16
 
 
 @pytest.mark.parametrize(

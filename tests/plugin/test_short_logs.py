@@ -10,7 +10,7 @@ pytest.importorskip("vllm")
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from deploy.health import EngineHung
+from deploy.replica.health_routes import EngineHung
 from nestedfp.vllm_plugin import register, short_logs
 
 ENGINE = "vllm.v1.engine.async_llm"

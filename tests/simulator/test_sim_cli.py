@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from sim_builders import FP8, FP16, exit_status, make_arrivals, make_table
 
-from loadtest.report.metrics import summarise
+from loadtest.report.run_summary import summarise
 from simulator import run
 from simulator.bench import make_bench, make_config
-from simulator.calibrate import unloaded
-from simulator.engine.cost_table import EngineLimits, StepCost, read_table
+from simulator.engine.cost_table import EngineLimits, StepTimeModel, read_table
 from simulator.engine.engine import Engine
 from simulator.engine.request import SimRequest
 from simulator.errors import SimulationError
 from simulator.fit import fit, observations
+from simulator.load_units import unloaded
 from workload import resample
 from workload.azure import TraceError
 from workload.records import TimelineSample, read_requests
@@ -109,7 +109,7 @@ def test_the_table_that_ships_is_what_the_fit_says_of_the_measurements(tmp_path:
     assert max(shipped.fit_fp16.max_relative, shipped.fit_fp8.max_relative) < 0.25
 
 
-def measured(cost: StepCost, steps: list[tuple[int, int, int]], noise: float) -> str:
+def measured(cost: StepTimeModel, steps: list[tuple[int, int, int]], noise: float) -> str:
     rng = np.random.default_rng(0)
     return "".join(
         f"m,nestedfp_fp16,{prefill},{decodes},{kv},{cost.step_s(prefill + decodes, decodes, kv) * 1e3 * factor}\n"

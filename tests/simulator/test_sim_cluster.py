@@ -12,8 +12,8 @@ import pytest
 from sim_builders import make_requests, make_table, policy_config
 
 import controller.live.actor
-import deploy.agent
-import deploy.enforcement
+import deploy.agent.agent
+import deploy.agent.enforcement
 import nestedfp.step_rule
 import simulator.cluster.cluster
 import simulator.cluster.replica
@@ -21,7 +21,7 @@ import simulator.engine.engine
 from controller.config import ControllerConfig
 from controller.decide.loop import ControlLoop
 from controller.messages import Directive, DirectiveAck, ReplicaSnapshot
-from deploy.admission import Admission
+from deploy.access.admission import Admission
 from nestedfp.modes import DirectiveMode, Mode
 from simulator.bench import make_bench, make_config, simulate
 from simulator.cluster.cluster import Cluster, RunResult
@@ -238,8 +238,8 @@ def test_snapshots_are_what_the_schema_demands():
 
 def test_simulator_and_service_use_the_same_classes():
     assert simulator.cluster.cluster.ControlLoop is controller.live.actor.ControlLoop
-    assert issubclass(deploy.enforcement.SharedFollower, simulator.cluster.replica.DirectiveFollower)
-    assert deploy.agent.SharedFollower is deploy.enforcement.SharedFollower
+    assert issubclass(deploy.agent.enforcement.SharedFollower, simulator.cluster.replica.DirectiveFollower)
+    assert deploy.agent.agent.SharedFollower is deploy.agent.enforcement.SharedFollower
     assert simulator.engine.engine.choose is nestedfp.step_rule.choose
     scheduler = (ROOT / "nestedfp/vllm_plugin/scheduler.py").read_text()
     names = {

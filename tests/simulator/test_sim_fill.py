@@ -8,7 +8,7 @@ from nestedfp.modes import DirectiveMode
 from nestedfp.step_rule import StepRule
 from simulator.engine.cost_table import TABLE, EngineTable, read_table
 from simulator.engine.engine import Engine
-from simulator.metrics import met
+from simulator.simulation_summary import met
 from workload.slo import Slo
 
 SLO = Slo(ttft_ms=200, tpot_ms=33.3)

@@ -12,10 +12,10 @@ from nestedfp.step_rule import StepRule
 from simulator.engine.cost_table import TABLE, read_table
 from simulator.engine.engine import Engine
 from simulator.errors import SimulationError
-from simulator.metrics import met
 from simulator.search import oracle
-from simulator.search.foresight import Target, changed, search
+from simulator.search.foresight import MissTarget, changed, search
 from simulator.search.schedule import GRACE_TOKENS, LEVELS, SLICE_S, Played, Window, constant, play
+from simulator.simulation_summary import met
 from workload.slo import Slo
 
 SLO = Slo(ttft_ms=150, tpot_ms=50)
@@ -98,7 +98,7 @@ def test_a_plan_holds_slice_by_slice(window: Window):
 
 
 def test_the_search_keeps_its_target_and_is_never_below_a_plan_of_one_level(window: Window):
-    targets = [Target("some", 4), Target("none", 0)]
+    targets = [MissTarget("some", 4), MissTarget("none", 0)]
     some, none = search(window, targets, 15, seed=0)
     assert some
     assert none
@@ -115,14 +115,14 @@ def test_the_search_keeps_its_target_and_is_never_below_a_plan_of_one_level(wind
 @pytest.mark.slow
 def test_knowing_the_future_pays_and_the_same_seed_finds_the_same(knee: Window):
     """No level for the whole window does what the search finds."""
-    one, other = (search(knee, [Target("some", 5)], 12, seed=0)[0] for _ in range(2))
+    one, other = (search(knee, [MissTarget("some", 5)], 12, seed=0)[0] for _ in range(2))
     assert one
     assert other
     best = max(played.exact_tokens for name in NAMES if (played := level(knee, name)).misses <= 5)
     assert one.misses <= 5
     assert one.exact_tokens > 1.05 * best
     assert other.plan == one.plan
-    (another,) = search(knee, [Target("some", 5)], 12, seed=1)
+    (another,) = search(knee, [MissTarget("some", 5)], 12, seed=1)
     assert another
     assert another.plan != one.plan
 
@@ -142,9 +142,9 @@ def test_changes_stay_within_the_plan_and_touch_their_spans_only(window: Window)
 def test_where_the_search_finds_nothing_a_policy_that_attains_as_much_is_the_schedule():
     # A prompt of two budgets takes longer than its objective in either precision.
     hopeless = Window(make_table(), make_arrivals((0.0, 4000, 4)), Slo(ttft_ms=1, tpot_ms=20))
-    target = Target("x", 0)
+    target = MissTarget("x", 0)
     assert search(hopeless, [target], 2, seed=0) == [None]
-    row = oracle.Row(policy="lucky", misses=0, slo_attainment=1, fp16_token_share=0.2, fp16_completion_share=0.1)
+    row = oracle.Reached(policy="lucky", misses=0, slo_attainment=1, fp16_token_share=0.2, fp16_completion_share=0.1)
     assert oracle._schedule_row(target, None, [row]).found_by == "lucky"
     with pytest.raises(SimulationError, match="--at x: found no schedule that misses 0 requests or fewer; ask for"):
         oracle._schedule_row(target, None, [row.model_copy(update={"misses": 1})])

@@ -1,7 +1,7 @@
 """The simulated path: a queue before and behind the engine, which the controller must not take for the engine's."""
 
 from itertools import pairwise
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from nestedfp.modes import DirectiveMode
 from simulator.cluster.cluster import Cluster, RunResult
 from simulator.cluster.scenario import Scenario
 from simulator.engine.engine import Engine
-from simulator.engine.http_path import Path, PathCost, ServedEngine
+from simulator.engine.http_path import HttpPath, PathCost, ServedEngine
 from simulator.engine.request import SimRequest
 from simulator.run import main
 
@@ -49,7 +49,7 @@ def test_a_path_that_costs_nothing_changes_nothing() -> None:
 
 
 def test_the_backlog_is_what_came_less_what_time_has_done() -> None:
-    path = Path(PathCost(per_token_us=1000.0, per_request_us=5000.0))
+    path = HttpPath(PathCost(per_token_us=1000.0, per_request_us=5000.0))
     assert path.take_in(0.0) == pytest.approx(0.005)
     assert path.take_in(0.0) == pytest.approx(0.010)
     assert path.backlog_s(0.004) == pytest.approx(0.006)
@@ -111,7 +111,7 @@ def test_tokens_reach_their_clients_in_order() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_takes_the_paths_cost(tmp_path: File, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_takes_the_paths_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--generate", "poisson", "--duration", 20, "--load", 0.5, "--table", table_file(tmp_path)]
     words += ["--policy", "static_fp16", "--json", tmp_path / "out.json"]
     assert exit_status(main, *words, "--path-us", "--path-request-us", 100) == 0

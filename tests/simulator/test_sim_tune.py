@@ -12,8 +12,8 @@ from controller.config import ControllerConfig
 from controller.policies import POLICIES
 from simulator import run as simulation
 from simulator.errors import SimulationError
-from simulator.metrics import SimulationSummary
 from simulator.search import goal, space, tune
+from simulator.simulation_summary import SimulationSummary
 from workload.percentiles import Percentiles
 
 pytestmark = pytest.mark.slow

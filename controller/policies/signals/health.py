@@ -7,7 +7,7 @@ constant rate however long its queue is. Leaving asks what FP16 would do, becaus
   on the path to the engine, divided by the rate at which tokens leave it; plus one step.
 * TPOT: the mean step over the window of the rates, at least the measured median gap between tokens. A request sees
   the mean of many steps, so that a high percentile of single gaps, long where prompts are computed, would cry wolf.
-  What the path adds to the gap does not count (``path``).
+  What the path adds to the gap does not count (``path_limit``).
 * FP16 TPOT: the same times the step ratio; directly after FP16 ran, the EWMA of its own step time stands for it.
 * FP16 KV use: by Little's law a request that takes ``step_ratio`` times longer holds its blocks as much longer.
 
@@ -22,7 +22,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from controller.fleet import http_path
+from controller.fleet import path_limit
 from controller.fleet.view import Rates, Replicas
 from nestedfp.modes import Mode
 from workload.frozen import FrozenModel
@@ -79,7 +79,7 @@ def assess(  # noqa: C901  one loop without calls: it runs for every replica ten
         if waiting == 0 and snapshot.running == 0:
             continue
         told, path_age_s = snapshot.path, view.path_age_s
-        limited = path_age_s is not None and path_age_s <= http_path.MEMORY_S
+        limited = path_age_s is not None and path_age_s <= path_limit.MEMORY_S
         fp16_ms, fp8_ms = snapshot.step_ms_fp16, snapshot.step_ms_fp8
         step_ms = (fp8_ms if snapshot.mode is Mode.FP8 else fp16_ms) or 0.0
         tpot_ms, ttft_ms = step_ms, snapshot.oldest_wait_s * 1e3
@@ -90,7 +90,7 @@ def assess(  # noqa: C901  one loop without calls: it runs for every replica ten
             if steps * step_ms >= BUSY_MS:
                 tpot_ms = 1e3 / steps
             if view.standing_tokens > 0:
-                queued = snapshot.waiting_tokens + (0.0 if limited else http_path.queued_tokens(snapshot, rates))
+                queued = snapshot.waiting_tokens + (0.0 if limited else path_limit.queued_tokens(snapshot, rates))
                 ttft_ms = max(ttft_ms, 1e3 * _drain_s(queued, rates, horizon_s))
         ttft_ms += step_ms
         if ttft_ms > ttft_limit_ms:
@@ -108,7 +108,7 @@ def assess(  # noqa: C901  one loop without calls: it runs for every replica ten
             unknown += rates is not None
         window = snapshot.tpot
         if window.count >= min_count and not limited:
-            measured_ms = window.p50_ms if told is None else http_path.engine_tpot_ms(snapshot, window.p50_ms)
+            measured_ms = window.p50_ms if told is None else path_limit.engine_tpot_ms(snapshot, window.p50_ms)
             if measured_ms > tpot_ms:
                 tpot_ms = measured_ms
             if measured_ms * step_ratio > fp16_tpot_ms:

@@ -110,7 +110,7 @@ class LoadState:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadEstimate:
     """The estimate. None: not known."""
 
     offered: float | None  # tokens per second and replica, the larger of fast and slow
@@ -141,7 +141,7 @@ def over(tokens_per_s: float | None, capacity: float | None) -> float | None:
     return LARGEST_LOAD if capacity * LARGEST_LOAD <= tokens_per_s else tokens_per_s / capacity
 
 
-def update(observation: Observation, state: LoadState, settings: LoadSettings) -> tuple[Load, LoadState]:
+def update(observation: Observation, state: LoadState, settings: LoadSettings) -> tuple[LoadEstimate, LoadState]:
     """Learn from what is seen and estimate."""
     now_s, sums = observation.now_s, add_up(observation.replicas)
     dt_s = 0.0 if state.at_s is None else min(MAX_GAP_S, max(0.0, now_s - state.at_s))
@@ -188,7 +188,7 @@ def _learn_full(
     return Saturation(ewma(before.tokens_per_s if before else None, mean, dt_s, settings.fast_s), now_s)
 
 
-def _estimate(observation: Observation, prompt: float | None, state: LoadState, settings: LoadSettings) -> Load:
+def _estimate(observation: Observation, prompt: float | None, state: LoadState, settings: LoadSettings) -> LoadEstimate:
     has_ratio = state.admitted > MIN_PROMPT_TOKENS
     ratio = state.computed / state.admitted if has_ratio else 1.0
     known = state.prompt_fast is not None and state.prompt_slow is not None
@@ -202,7 +202,7 @@ def _estimate(observation: Observation, prompt: float | None, state: LoadState, 
         fp16 = fp8 / step_ratio if fp16 is None else min(fp16, fp8)
     if fp8 is None and fp16 is not None:
         fp8 = fp16 * step_ratio
-    return Load(
+    return LoadEstimate(
         offered=offered,
         prompt_tokens_per_s=prompt,
         tokens_per_prompt_token=ratio,

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from controller.fleet import http_path
+from controller.fleet import path_limit
 from controller.policies.base import Observation
 from workload.frozen import FrozenModel
 
@@ -60,7 +60,7 @@ def rates(observation: Observation) -> tuple[float, float]:
     slo_evaluated = within = 0.0
     for view in observation.replicas:
         rates = view.rates
-        if rates is not None and rates.slo_evaluated_per_s > 0 and not http_path.limits(view):
+        if rates is not None and rates.slo_evaluated_per_s > 0 and not path_limit.limits(view):
             slo_evaluated += rates.slo_evaluated_per_s
             within += rates.within_slo_per_s
     return slo_evaluated, min(slo_evaluated, max(0.0, slo_evaluated - within))

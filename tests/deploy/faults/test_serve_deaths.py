@@ -18,7 +18,7 @@ from fault_load import Load, Streams
 from fault_service import Poll, faults, gone, settled, status
 from live_service import ADMIN, MODEL, complete, wait_until
 
-from deploy import leftovers
+from deploy.startup import leftovers
 
 pytestmark = [pytest.mark.serve, pytest.mark.faults]
 

@@ -21,7 +21,7 @@ from live_service import ADMIN, KEY, MODEL, complete, wait_until
 from benchmarks import stream_client
 from chaos import hostile
 from chaos.attacks import send_all
-from deploy.accelerator import resolve
+from deploy.startup.accelerator import resolve
 
 pytestmark = [pytest.mark.serve, pytest.mark.faults]
 
@@ -230,7 +230,7 @@ def test_a_thousand_streams_at_once_are_all_answered_whole(client, service, tmp_
     settled(client)
     bodies = [json.dumps({"model": MODEL, "prompt": f"{n} foxes", "max_tokens": 16, "ignore_eos": True, "stream": True,
                           "stream_options": {"include_usage": True}}) for n in range(64)]  # fmt: skip
-    plan = stream_client.Plan(
+    plan = stream_client.LoadPlan(
         bodies, streams=1000, start_for_s=HANG_S, max_requests=1000, limit_s=4 * HANG_S, stall_s=3 * HANG_S
     )
     load = stream_client.finish(stream_client.start(URL, "/v1/completions", plan, tmp_path / "requests"), 5 * HANG_S)

@@ -21,15 +21,15 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
-from deploy.admission import Admission, Asked
+from deploy.access.admission import Admission, Asked
+from deploy.access.keys import Keys
 from deploy.front import streams
 from deploy.front.generate import Queueing
-from deploy.front.handover import TURN, Engine, Handover
+from deploy.front.handover import TURN, EngineClientProxy, Handover
 from deploy.front.meter import PathMeter
 from deploy.front.peers import RETRYABLE_BODY_BYTES, Elsewhere
 from deploy.front.streams import Frame
-from deploy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS
-from deploy.keys import Keys
+from deploy.haproxy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS
 
 
 def full():
@@ -103,7 +103,9 @@ def tokenized(prompt_tokens=50, most=16, beams=False):
     async def do(request):
         options = {} if beams else {"priority": request.priority}
         params = SamplingParams(max_tokens=most)
-        stream = Engine(Answering()).generate({"prompt_token_ids": [7] * prompt_tokens}, params, "r", **options)
+        stream = EngineClientProxy(Answering()).generate(
+            {"prompt_token_ids": [7] * prompt_tokens}, params, "r", **options
+        )
         async for _ in stream:
             raise VLLMValidationError("got in")
 
@@ -224,7 +226,7 @@ def test_a_request_that_waits_beyond_its_deadline_gets_503_and_no_token_and_uses
             yield await collector.get()
 
     async def do(request):
-        stream = Engine(Endless()).generate({"prompt_token_ids": [7] * 50}, SamplingParams(), "r")
+        stream = EngineClientProxy(Endless()).generate({"prompt_token_ids": [7] * 50}, SamplingParams(), "r")
         if plain:
             return Handover(TURN.get().calls[0], Frame.make("id", 1, "m", chat=False, include_usage=False))
         async for _ in stream:

@@ -20,11 +20,11 @@ from front_calls import (
 )
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from deploy.admission import Admission
-from deploy.front.handover import TURN, Engine
+from deploy.access.admission import Admission
+from deploy.front.handover import TURN, EngineClientProxy
 from deploy.front.meter import PathMeter
-from deploy.haproxy_config import ATTEMPT_HEADER
-from deploy.health import EngineHung
+from deploy.haproxy.haproxy_config import ATTEMPT_HEADER
+from deploy.replica.health_routes import EngineHung
 
 
 def test_an_engine_that_dies_in_mid_stream_ends_it_with_an_error_event_and_the_end_mark():
@@ -103,7 +103,9 @@ def test_a_whole_answer_of_an_engine_that_hangs_is_a_status_although_vllm_wraps_
             raise EngineGenerateError from EngineHung("its engine has not answered for 10 s")
 
     async def do(request):
-        return [each async for each in Engine(Hung()).generate({"prompt_token_ids": [7]}, SamplingParams(), "r")]
+        return [
+            each async for each in EngineClientProxy(Hung()).generate({"prompt_token_ids": [7]}, SamplingParams(), "r")
+        ]
 
     answer = ask(front(do))
     assert answer[0] == 503
@@ -182,7 +184,7 @@ def test_a_client_that_leaves_a_stream_of_vllms_has_used_its_prompts_and_what_it
     async def do(request):
         async def events():
             for ids in ([7] * 50, [8] * 20):
-                stream = Engine(Endless()).generate({"prompt_token_ids": ids}, SamplingParams(), "r")
+                stream = EngineClientProxy(Endless()).generate({"prompt_token_ids": ids}, SamplingParams(), "r")
                 async for _ in stream:
                     yield "data: {}\n\n"
                     break

@@ -8,7 +8,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from deploy.front.handover import TURN
 from deploy.front.meter import PathMeter
 from deploy.front.replies import OVERLOADED, Refused
-from deploy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS
+from deploy.haproxy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS
 
 
 def test_what_vllm_refuses_is_400_with_its_sentence():

@@ -12,14 +12,14 @@ import time
 import pytest
 from vllm_parts import Engine, FrontEnd, RequestStatus, SamplingParams, engine_request  # first: it silences warnings
 
-from deploy.admission import Admission
+from deploy.access.admission import Admission
 from deploy.front import handover
 from deploy.front.app import Front
 from deploy.front.deadline import EngineQueue
 from deploy.front.generate import Generate, Queueing, Route
 from deploy.front.handover import TURN, Handover
 from deploy.front.meter import PathMeter
-from deploy.front.peers import Standing
+from deploy.front.peers import PeerView
 from deploy.front.streams import Frame
 
 vllm = pytest.importorskip("vllm")
@@ -75,7 +75,7 @@ class Serving:
     """Stands where vLLM's serving object stands, for prompts that are token ids."""
 
     def __init__(self, client):
-        self._engine = handover.Engine(client)
+        self._engine = handover.EngineClientProxy(client)
 
     async def create(self, request, raw):
         params = SamplingParams(max_tokens=request.max_tokens)
@@ -109,7 +109,7 @@ def test_the_admitted_are_begun_in_time_the_rest_is_told_at_once_and_the_engine_
         client, admission = Client(), Admission(None, PLACES)
         queueing = Queueing(DEADLINE_S, queue=EngineQueue(client, client.call))
         routes = {PATH: Route(CompletionRequest, Serving(client), "create", chat=False)}
-        generate = Generate(routes, client, admission, PathMeter(), Standing(), 10_000, queueing=queueing)
+        generate = Generate(routes, client, admission, PathMeter(), PeerView(), 10_000, queueing=queueing)
         app = Front(None, generate, 10_000)
         running = asyncio.create_task(client.run(admission))
         began_s, asked = time.monotonic(), []

@@ -12,13 +12,13 @@ from starlette.responses import JSONResponse, StreamingResponse
 from vllm import PoolingParams
 from vllm.outputs import PoolingOutput, PoolingRequestOutput
 
-from deploy.admission import Admission, Asked
+from deploy.access.admission import Admission, Asked
 from deploy.front import pooling
 from deploy.front.app import Front
 from deploy.front.generate import Generate, Route
 from deploy.front.handover import take_over
 from deploy.front.meter import PathMeter
-from deploy.front.peers import Standing
+from deploy.front.peers import PeerView
 from nestedfp.vllm_plugin import frontend
 from nestedfp.vllm_plugin.accounting import TokenCounts
 
@@ -105,7 +105,7 @@ def front(answer, admission=None, meter=None):
         client,
         admission or Admission(None, 8),
         meter or PathMeter(),
-        Standing(),
+        PeerView(),
         LIMIT,
     )
     return Front(vllms_application, generate, LIMIT), client

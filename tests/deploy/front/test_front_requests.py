@@ -6,7 +6,7 @@ import json
 import pytest
 from vllm_parts import SamplingParams  # noqa: F401  first: it silences third-party warnings
 
-from deploy.admission import Asked
+from deploy.access.admission import Asked
 from deploy.front import bounds, requests
 from deploy.front.asked import asked_of
 from deploy.front.replies import Refused

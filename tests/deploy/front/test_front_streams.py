@@ -7,15 +7,15 @@ from types import SimpleNamespace
 import pytest
 from vllm_parts import SamplingParams, frontend  # first: it silences third-party warnings
 
-from deploy.admission import Admission
+from deploy.access.admission import Admission
 from deploy.front import streams
 from deploy.front.generate import Generate
-from deploy.front.handover import EngineCall, Handover
+from deploy.front.handover import GenerateCall, Handover
 from deploy.front.meter import PathMeter
-from deploy.front.peers import Standing
+from deploy.front.peers import PeerView
 from deploy.front.streams import Frame
-from deploy.metrics.requests import Outcome
-from deploy.usage import StreamDiscloser
+from deploy.metrics.request_metrics import RequestOutcome
+from deploy.replica.disclosure import StreamDiscloser
 from nestedfp.vllm_plugin.accounting import TokenCounts, usage_of
 
 vllm = pytest.importorskip("vllm")
@@ -94,7 +94,7 @@ def request_of(chat, **body):
 
 
 def front(meter=None):
-    return Generate({}, SimpleNamespace(errored=False), Admission(None, 1), meter or PathMeter(), Standing(), 1 << 20)
+    return Generate({}, SimpleNamespace(errored=False), Admission(None, 1), meter or PathMeter(), PeerView(), 1 << 20)
 
 
 async def lean(outputs, chat, include_usage):
@@ -117,7 +117,7 @@ async def lean(outputs, chat, include_usage):
             collector.put(output)
 
     frame = Frame.make("id", 1, "m", chat=chat, include_usage=include_usage, fingerprint=FINGERPRINT)
-    call = EngineCall(Client(), None, SamplingParams(), "r", {})
+    call = GenerateCall(Client(), None, SamplingParams(), "r", {})
     feeding = asyncio.create_task(feed())
     generate = front()
     await generate._write(Handover(call, frame), send, generate._meter.arrive(0.0), [])
@@ -222,7 +222,7 @@ def test_a_stream_of_vllms_that_breaks_has_failed_and_says_nothing_about_latency
     assert (sent[0]["status"], sent[-1].get("more_body")) == (200, None)
     errors = [message["body"] for message in sent if b'"error"' in message.get("body", b"")]
     assert [json.loads(event.removeprefix(b"data: "))["error"]["request_id"] for event in errors] == ["mine"] * breaks
-    assert passage.outcome is (Outcome.FAILED if breaks else Outcome.OK)
+    assert passage.outcome is (RequestOutcome.FAILED if breaks else RequestOutcome.OK)
     assert len(meter.take_finished()) == (0 if breaks else 1)
 
 

@@ -11,15 +11,15 @@ from types import SimpleNamespace
 import pytest
 from vllm_parts import MODEL, SamplingParams, engine_request, frontend  # first: it silences third-party warnings
 
-from deploy.admission import Admission
+from deploy.access.admission import Admission
 from deploy.front import tap
 from deploy.front.generate import Generate
-from deploy.front.handover import EngineCall, Handover
+from deploy.front.handover import GenerateCall, Handover
 from deploy.front.meter import PathMeter
-from deploy.front.peers import Standing
+from deploy.front.peers import PeerView
 from deploy.front.streams import Frame
 from deploy.front.tap import Taps, rest_of
-from deploy.metrics.requests import Outcome
+from deploy.metrics.request_metrics import RequestOutcome
 
 vllm = pytest.importorskip("vllm")
 
@@ -58,7 +58,7 @@ class Service:
             SimpleNamespace(errored=False),
             Admission(None, 1),
             self.meter,
-            Standing(),
+            PeerView(),
             1 << 20,
             taps=Taps(states, more) if tapped else None,
         )
@@ -81,7 +81,7 @@ class Service:
         """Begin a stream; returns its task."""
         sampling = SamplingParams(max_tokens=1000, output_kind=RequestOutputKind.DELTA, **params)
         frame = Frame.make(name, 1, "m", chat=False, include_usage=True)
-        call = EngineCall(self, None, sampling, name, {})
+        call = GenerateCall(self, None, sampling, name, {})
         passage = self.meter.arrive(self.meter.clock())
         client.passage = passage
         return asyncio.create_task(self.generate._write(Handover(call, frame), client.send, passage, []))
@@ -344,7 +344,7 @@ def test_a_dead_engine_ends_the_stream_after_what_came_before(reads, more):
         await turns()
         client.reads.set()
         await task
-        assert client.passage.outcome is Outcome.FAILED
+        assert client.passage.outcome is RequestOutcome.FAILED
         error, done = client.events[-2:]
         assert json.loads(error)["error"]["code"] == 503
         assert done == "[DONE]"

@@ -12,9 +12,10 @@ from haproxy_calls import APP, CONTROL
 from haproxy_run import render
 from processes import ROOT
 
-from deploy import environment, haproxy
+from deploy import environment
 from deploy.config import load
-from deploy.haproxy_config import MOST_TRIES, TEMPLATE_CHANGED, Limits, Targets, read, write
+from deploy.haproxy import launcher
+from deploy.haproxy.haproxy_config import MOST_TRIES, TEMPLATE_CHANGED, Limits, Targets, read, write
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Ray's own
 
@@ -35,7 +36,7 @@ def targets_of(folder: Path, backends: dict) -> Targets:
 def test_haproxy_itself_finds_our_configuration_valid(tmp_path, backends):
     path = tmp_path / "ours.cfg"
     path.write_text(write(targets_of(tmp_path, backends), Limits()))
-    done = subprocess.run([haproxy.binary(), "-c", "-f", str(path)], capture_output=True, text=True, check=False)
+    done = subprocess.run([launcher.binary(), "-c", "-f", str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "ALERT" not in done.stderr
     assert "WARNING" not in done.stderr, done.stderr
@@ -75,7 +76,7 @@ def test_another_template_gives_one_clear_error(tmp_path, line, told):
 
 
 def test_the_launcher_says_in_one_line_why_haproxy_cannot_be_started(tmp_path):
-    variables = haproxy.environment(tmp_path, 1)
+    variables = launcher.environment(tmp_path, 1)
     (tmp_path / "haproxy.cfg").write_text("global\n")
     done = subprocess.run(
         [variables["RAY_SERVE_HAPROXY_BINARY_PATH"], "-db", "-f", str(tmp_path / "haproxy.cfg")],
@@ -120,5 +121,5 @@ def test_ray_serve_takes_up_what_its_nodes_environment_says_of_ends_and_checks()
 
 def _tries(replicas):
     with tempfile.TemporaryDirectory() as folder:
-        variables = haproxy.environment(Path(folder), replicas)
-    return json.loads(variables[haproxy.SETTINGS_ENV])["limits"]["tries"]
+        variables = launcher.environment(Path(folder), replicas)
+    return json.loads(variables[launcher.SETTINGS_ENV])["limits"]["tries"]

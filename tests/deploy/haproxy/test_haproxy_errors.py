@@ -13,9 +13,9 @@ from haproxy_run import Replica, error_of, ok, running
 from live_service import wait_until
 from ray_nodes import listens
 
-from deploy import haproxy
-from deploy.absence import UNKNOWN_S
-from deploy.haproxy_config import RETRY_AFTER_S, Limits
+from deploy.haproxy import launcher
+from deploy.haproxy.absence import UNKNOWN_S
+from deploy.haproxy.haproxy_config import RETRY_AFTER_S, Limits
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Ray's own
 
@@ -210,7 +210,7 @@ def test_before_anything_is_deployed_the_answer_is_503_as_well(folder):
 )
 def test_a_client_that_finds_no_replica_hears_when_there_should_be_one(folder, ended_after_s, gone_for_s, told):
     known = {"": {"since_s": time.time() - gone_for_s, "took_s": ended_after_s}}
-    (folder / haproxy.ABSENCES).write_text(json.dumps(known))
+    (folder / launcher.ABSENCES).write_text(json.dumps(known))
     with in_front(folder, app=[]) as (_, port):
         assert wait_until(lambda: listens("127.0.0.1", port), 20, 0.05)
         status, headers, body = ask(port, "/v1/models")

@@ -12,7 +12,7 @@ from haproxy_run import ok, render
 from live_service import wait_until
 from ray_nodes import listens
 
-from deploy import haproxy
+from deploy.haproxy import launcher
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Ray's own
 
@@ -38,7 +38,7 @@ def test_a_killed_haproxy_is_back_within_two_seconds_and_the_next_one_takes_over
     with in_front(folder, app=[replicas(answer)]) as (node, port), ThreadPoolExecutor(1) as pool:
         up(port)
         manager = psutil.Process(haproxies(folder)[0].ppid())
-        time.sleep(haproxy.STARTED_S + 0.1)  # one that ends sooner is taken for one that could not start
+        time.sleep(launcher.STARTED_S + 0.1)  # one that ends sooner is taken for one that could not start
         for process in haproxies(folder):
             process.kill()
         killed_s = time.monotonic()
@@ -61,7 +61,7 @@ def test_a_hung_haproxy_is_ended_and_replaced_within_fifteen_seconds(folder, rep
     with in_front(folder, app=[replicas(ok("in"))]) as (_, port):
         up(port)
         (hung,) = haproxies(folder)
-        time.sleep(haproxy.CHECK_EVERY_S + 1)  # checked once at least while it is well
+        time.sleep(launcher.CHECK_EVERY_S + 1)  # checked once at least while it is well
         hung.suspend()
         stopped_s = time.monotonic()
         assert wait_until(lambda: not lives(hung), 20, 0.05)
@@ -92,7 +92,7 @@ def crash(folder):
     """End HAProxy together with the manager that started it, as Ray does."""
     (first,) = haproxies(folder)
     manager = psutil.Process(first.ppid())
-    time.sleep(haproxy.STARTED_S + 0.1)
+    time.sleep(launcher.STARTED_S + 0.1)
     manager.kill()
     first.kill()
 
@@ -118,7 +118,7 @@ def test_when_serve_is_shut_down_and_the_node_stays_the_port_is_free_soon(folder
         crash(folder)
         assert wait_until(lambda: answers(port), 10, 0.02), "one that may have crashed is replaced at once"
         replica.stop()
-        limit_s = haproxy.GONE_AFTER_S + haproxy.CHECK_EVERY_S + 5
+        limit_s = launcher.GONE_AFTER_S + launcher.CHECK_EVERY_S + 5
         assert wait_until(lambda: not listens("127.0.0.1", port), limit_s)
         render(folder, port, {APP: ("/", [replicas(ok("new")).port])})
         node.start_manager()
@@ -127,14 +127,14 @@ def test_when_serve_is_shut_down_and_the_node_stays_the_port_is_free_soon(folder
 
 def test_who_is_taken_over_from_is_named_once():
     started, reloaded = ["haproxy", "-f", "c"], ["haproxy", "-f", "c", "-sf", "7", "-x", "s"]
-    assert haproxy.taking_over(started, []) == started
-    assert haproxy.taking_over(started, [8, 9]) == [*started, "-sf", "8", "9"]
-    assert haproxy.taking_over(reloaded, [7]) == reloaded
-    assert haproxy.taking_over(reloaded, [8, 7]) == ["haproxy", "-f", "c", "-sf", "8", "7", "-x", "s"]
+    assert launcher.taking_over(started, []) == started
+    assert launcher.taking_over(started, [8, 9]) == [*started, "-sf", "8", "9"]
+    assert launcher.taking_over(reloaded, [7]) == reloaded
+    assert launcher.taking_over(reloaded, [8, 7]) == ["haproxy", "-f", "c", "-sf", "8", "7", "-x", "s"]
 
 
 def test_what_has_never_answered_starts_still_and_one_late_answer_is_no_hang():
-    checks = haproxy.Checks()
+    checks = launcher.Checks()
     assert not any(checks.hangs(False) for _ in range(10))
     assert not any(checks.hangs(answers) for answers in (True, False, False, True, False, False))
     assert checks.hangs(False)
@@ -143,7 +143,7 @@ def test_what_has_never_answered_starts_still_and_one_late_answer_is_no_hang():
 def test_when_the_nodes_process_ends_haproxy_ends_and_nothing_stays_behind(folder, replicas):
     with in_front(folder, app=[replicas(ok("in"))]) as (node, port):
         up(port)
-        time.sleep(haproxy.STARTED_S + 0.1)
+        time.sleep(launcher.STARTED_S + 0.1)
         assert family(folder)
         node.kill()
         assert wait_until(lambda: not family(folder), 5, 0.05), family(folder)
@@ -155,7 +155,7 @@ def test_when_the_nodes_process_ends_haproxy_ends_and_nothing_stays_behind(folde
 def test_a_replacement_ends_with_the_nodes_process_too(folder, replicas):
     with in_front(folder, app=[replicas(ok("in"))]) as (node, port):
         up(port)
-        time.sleep(haproxy.STARTED_S + 0.1)
+        time.sleep(launcher.STARTED_S + 0.1)
         haproxies(folder)[0].kill()
         assert wait_until(lambda: answers(port), 5, 0.02)
         node.kill()

@@ -14,8 +14,9 @@ from haproxy_run import error_of, ok, render
 from live_service import wait_until
 from ray_nodes import listens
 
-from deploy import environment, haproxy
-from deploy.absence import SHORTEST_S
+from deploy import environment
+from deploy.haproxy import launcher
+from deploy.haproxy.absence import SHORTEST_S
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Ray's own
 
@@ -150,7 +151,7 @@ def test_how_long_there_was_no_replica_is_measured_from_one_configuration_to_the
         assert wait_until(lambda: listens("127.0.0.1", port), 20, 0.05)
         assert ask(port)[1]["retry-after"] == "10", "the first start: nobody knows"
         first = haproxies(folder)[0]
-        since_s = json.loads((folder / haproxy.ABSENCES).read_text())[""]["since_s"]
+        since_s = json.loads((folder / launcher.ABSENCES).read_text())[""]["since_s"]
         assert wait_until(lambda: time.time() > since_s + 4, 10)
         only = replicas(ok("in"))
         render(folder, port, {APP: ("/", [only.port])})
@@ -162,7 +163,7 @@ def test_how_long_there_was_no_replica_is_measured_from_one_configuration_to_the
             with reloaded(folder, first):
                 assert wait_until(lambda: ask(port)[0] == 503, 20, 0.05)
                 _, headers, body = ask(port)
-                measured = json.loads((folder / haproxy.ABSENCES).read_text())[""]
+                measured = json.loads((folder / launcher.ABSENCES).read_text())[""]
     assert measured["took_s"] > 4
     assert SHORTEST_S <= int(headers["retry-after"]) <= measured["took_s"] + 1
     assert "The last time there was none for" in error_of(body)["message"]

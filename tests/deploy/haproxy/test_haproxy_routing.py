@@ -10,7 +10,7 @@ from haproxy_run import error_of, ok
 from live_service import wait_until
 
 from deploy.front.peers import Elsewhere
-from deploy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS, RETRY_AFTER_S, Limits
+from deploy.haproxy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS, RETRY_AFTER_S, Limits
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Ray's own
 

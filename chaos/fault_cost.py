@@ -1,0 +1,221 @@
+"""What a fault cost, from what was seen while it lasted: requests, the service's own status, its processes. Pure.
+
+All times are seconds of ``time.monotonic``.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from benchmarks.stream_client import Record
+
+ClientOutcome = Literal["ok", "refused", "failed", "hung", "lost"]
+REFUSED_STATUS = 429
+SEVERAL = ("engine", "worker", "replica")  # kinds of which each replica has its own
+
+
+@dataclass(frozen=True, slots=True)
+class StatusLook:
+    """One answer to ``GET /status``, when it came."""
+
+    at_s: float
+    code: int  # of HTTP; 0: no answer
+    ready: frozenset[str]  # replicas that take requests and whose engine goes forward
+
+    def sound(self, replicas: int) -> bool:
+        """Whether the service says that it is whole."""
+        return self.code == 200 and len(self.ready) >= replicas
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLook:
+    """The service's processes that run, by kind."""
+
+    at_s: float
+    alive: Mapping[str, frozenset[int]]
+
+    def whole(self, before: "ProcessLook") -> bool:
+        """Whether no kind has fewer processes than before. Of a kind that needs one alone, another may have been on its way out."""
+        return all(
+            len(self.alive.get(kind, ())) >= (len(pids) if kind in SEVERAL else min(1, len(pids)))
+            for kind, pids in before.alive.items()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """The replica that a fault hit, alone: its id, and how many requests HAProxy had there then."""
+
+    replica: str
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """What was done to the service.
+
+    Attributes:
+        began_s: when the fault began.
+        released_s: when its cause ended by our hand, from which on the recovery counts: the same as ``began_s`` for what the
+            service itself has to clear.
+        kind: of the process that was hit; "": none was.
+        victims: its process ids.
+        killed: the victims were ended, so that their end is no sign of the service's.
+        struck: the replica that they belong to; None: to none, or to all.
+    """
+
+    began_s: float
+    released_s: float
+    kind: str = ""
+    victims: frozenset[int] = frozenset()
+    killed: bool = False
+    struck: Struck | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FaultResult:
+    """A line of the report.
+
+    Attributes:
+        detect_s: from the fault to the first sign that the service knows of it; None: there was none.
+        recover_s: from the fault's end to the last trouble's; None: it did not recover within the limit.
+        in_flight: requests under way when the fault began.
+        failed: requests that ended with an error, or without an answer that can be taken for whole.
+        hung: requests that ended by the client's patience.
+        lost: requests that ended as if all were well, with a part of the answer.
+    """
+
+    fault: str
+    detect_s: float | None
+    recover_s: float | None
+    in_flight: int
+    failed: int
+    hung: int
+    lost: int
+    notes: str
+
+
+def outcome(record: Record, tokens: int) -> ClientOutcome:
+    """Return how a request of so many tokens ended."""
+    if record.kind == "ok":
+        return "ok" if record.tokens == tokens else "lost"
+    if record.kind == "unfinished":  # a whole HTTP answer, no [DONE], no error
+        return "lost"
+    if record.kind in ("stall", "cut"):
+        return "hung"
+    return "refused" if record.status == REFUSED_STATUS else "failed"
+
+
+def detected_after_s(
+    injection: Injection, before: StatusLook, statuses: Sequence[StatusLook], processes: Sequence[ProcessLook]
+) -> float | None:
+    """Return the time from the fault to the service's first sign of it; None: no sign.
+
+    Signs are a status that names fewer of the replicas that were ready before, a status answered with an error, a new process of
+    the kind that was hit, and the end of one that was only stopped. A status that does not answer is no sign.
+    """
+    signs = [
+        look.at_s for look in statuses if look.code >= 400 or (look.code == 200 and not before.ready <= look.ready)
+    ]
+    if injection.kind:
+        alive = [(look.at_s, look.alive.get(injection.kind, frozenset())) for look in processes]
+        known = injection.victims.union(*(pids for at_s, pids in alive if at_s < injection.began_s))
+        ended = frozenset() if injection.killed else injection.victims
+        signs += [at_s for at_s, pids in alive if pids - known or ended - pids]
+    return min((at_s - injection.began_s for at_s in signs if at_s >= injection.began_s), default=None)
+
+
+def recovered_after_s(
+    since_s: float,
+    replicas: int,
+    statuses: Sequence[StatusLook],
+    processes: Sequence[ProcessLook],
+    failed: Collection[Record],
+) -> float | None:
+    """Return the time from ``since_s`` until everything was well for good; None: it was not, to the last look.
+
+    Args:
+        processes: the first look is how it was before the fault.
+        failed: requests that failed; those that had begun before ``since_s`` say nothing of how long it lasted.
+    """
+    trouble = [look.at_s for look in statuses if look.at_s >= since_s and not look.sound(replicas)]
+    trouble += [look.at_s for look in processes if look.at_s >= since_s and not look.whole(processes[0])]
+    trouble += [record.start_s for record in failed if record.start_s >= since_s]
+    if not trouble:
+        return 0.0
+    well = (look.at_s for look in statuses if look.at_s > max(trouble) and look.sound(replicas))
+    first = min(well, default=None)
+    return None if first is None else first - since_s
+
+
+def result(
+    fault: str,
+    injection: Injection,
+    replicas: int,
+    tokens: int,
+    records: Sequence[Record],
+    statuses: Sequence[StatusLook],
+    processes: Sequence[ProcessLook],
+    notes: Sequence[str] = (),
+    failed_at: Mapping[str, int] | None = None,
+) -> FaultResult:
+    """Sum up a fault.
+
+    Args:
+        replicas: that must be ready.
+        tokens: that every request asked for.
+        statuses, processes: looks in the order of time, of which the first came before the fault.
+        failed_at: how many requests each replica says have failed there meanwhile, by its id.
+    """
+    by_outcome: dict[ClientOutcome, list[Record]] = {"ok": [], "refused": [], "failed": [], "hung": [], "lost": []}
+    for record in records:
+        by_outcome[outcome(record, tokens)].append(record)
+    failed = by_outcome["failed"]
+    before = [look for look in statuses if look.at_s < injection.began_s][-1]
+    kinds = Counter(record.kind for record in failed)
+    later = sum(record.start_s >= injection.began_s for record in failed)
+    said = [f"{len(records)} requests"]
+    if failed:
+        said.append(
+            ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) + f"; {later} begun after the fault"
+        )
+    if by_outcome["refused"]:
+        said.append(f"{len(by_outcome['refused'])} refused with 429")
+    if injection.struck is not None:
+        said.append(by_replica(injection.struck, len(failed), later, failed_at or {}))
+    return FaultResult(
+        fault,
+        _rounded(detected_after_s(injection, before, statuses, processes)),
+        _rounded(recovered_after_s(injection.released_s, replicas, statuses, processes, failed)),
+        in_flight=sum(record.start_s < injection.began_s <= record.end_s for record in records),
+        failed=len(failed),
+        hung=len(by_outcome["hung"]),
+        lost=len(by_outcome["lost"]),
+        notes="; ".join([*said, *notes]),
+    )
+
+
+def by_replica(struck: Struck, failed: int, later: int, failed_at: Mapping[str, int]) -> str:
+    """Return what is said of the failed requests by replica.
+
+    A replica that is killed says nothing of those that it had: of what failed, all is its own that no other replica tells of.
+
+    Args:
+        struck: the replica that was hit.
+        failed: requests of the load that failed.
+        later: of these, begun after the fault: sent there before HAProxy knew, so that they were in flight nowhere then.
+        failed_at: how many of them each replica says have failed there.
+    """
+    elsewhere = min(failed, sum(count for replica, count in failed_at.items() if replica != struck.replica))
+    there = failed - elsewhere
+    later = min(later, there)
+    verdict = "no more than" if there - later <= struck.in_flight else "MORE than"
+    return (
+        f"at the replica that was hit {there - later} failed, {verdict} the {struck.in_flight} in flight there, "
+        f"and {later} begun after; {elsewhere} at others"
+    )
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 2)

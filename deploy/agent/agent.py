@@ -1,0 +1,356 @@
+"""The replica's end of the control plane: sends a snapshot every period, puts directives in force, watches the lease.
+
+Talks to the engine and to the controller through two small interfaces, so that it knows neither vLLM nor Ray.
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from controller.config import ControllerConfig
+from controller.messages import Directive, ReplicaSnapshot
+from deploy.access.admission import Admission
+from deploy.agent.enforcement import Enforcement, SharedFollower
+from deploy.agent.standing_call import Call, StandingCall
+from deploy.front.meter import PathMeter
+from deploy.metrics.replica_page import AgentReading
+from deploy.replica.health_routes import DEAD, EngineHung
+from nestedfp.modes import DirectiveMode
+
+log = logging.getLogger(__name__)
+
+EngineCall = Callable[..., Awaitable[Any]]  # (utility name, *arguments) -> result
+REPORT_TIMEOUT_S = 2.0
+ENGINE_TIMEOUT_S = 2.0  # the engine answers between two steps; one that does not may be in a long step, or hang
+LATE_AFTER_S = 3.0  # a new request had better go to another replica, if there is one
+HUNG_AFTER_S = 8.0  # no step of a sound engine takes so long; Serve then asks three times, two seconds apart
+# Requests in an engine found to hang are ended then: before Serve ends the replica, which would cut them off without a word.
+GIVEN_UP_AFTER_S = 2.0
+WATCH_PERIOD_S = 0.25
+
+
+class ControllerLink(Protocol):
+    """The way to the controller."""
+
+    async def report(self, snapshot: dict[str, Any]) -> dict[str, Any] | None:
+        """Send a snapshot; return the current directive, or None when the controller has none. Raises when unreachable."""
+
+
+class ReplicaAgent:
+    """Control-plane agent of one replica.
+
+    Args:
+        replica_id: the name of the replica in the controller's status.
+        engine: calls a utility of the engine core by name.
+        controller: the way to the controller.
+        config: periods, objectives, and the fallback that holds when the controller's lease runs out.
+        admission: the replica's admission control, whose scale the controller sets; None: a replica without one.
+        meter: of the path that the replica's requests take; None: a replica without one.
+        dead: whether the engine has ended. Its process may end while nobody waits for an answer of it.
+        give_up: ends every request that is in the engine with an error.
+    """
+
+    def __init__(
+        self,
+        replica_id: str,
+        engine: EngineCall,
+        controller: ControllerLink,
+        config: ControllerConfig,
+        admission: Admission | None = None,
+        meter: PathMeter | None = None,
+        dead: Callable[[], bool] = lambda: False,
+        give_up: Callable[[Exception], None] = lambda error: None,
+    ) -> None:
+        self._dead = dead
+        self._give_up = give_up
+        self._id = replica_id
+        self._incarnation = uuid.uuid4().hex
+        self._engine = engine
+        self._controller = controller
+        self._period_s = config.report_period_s
+        self._slo_ms = config.slo.ttft_ms, config.slo.tpot_ms
+        self._admission = admission or Admission(None, sequences=1)
+        self._slo_evaluated = 0
+        self._within_slo = 0
+        self._started_s = time.monotonic()
+        self._follower = SharedFollower(replica_id, *config.lapsed)
+        self._enforcement = Enforcement(self._follower, self._admission, engine, lambda: time.monotonic())
+        self._standing_call: StandingCall | None = None
+        self._meter = meter or PathMeter()
+        self._stats: dict[str, Any] | None = None
+        self._stats_at_s = 0.0
+        self._seq = 0
+        self._following: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._reachable = True
+
+    # -- life cycle ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Put the fallback in force and start the two loops on the running event loop."""
+        self._started_s = time.monotonic()
+        await self._enforcement.put_in_force()
+        self._stats_at_s = self._started_s
+        loops = (self._poll_engine(), self._watch_engine(), self._report(), self._meter.probe())
+        self._tasks = [asyncio.create_task(loop) for loop in loops]
+
+    async def stop(self) -> None:
+        """End the loops, and the thread and the line where directives come past them."""
+        tasks = [*self._tasks, *([self._following] if self._following is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._standing_call is not None:
+            await asyncio.to_thread(self._standing_call.stop)
+        self._enforcement.close()
+
+    # -- directives ----------------------------------------------------------------------------------------------------
+
+    async def apply(self, directive: dict[str, Any]) -> dict[str, Any]:
+        """Take a directive; return the acknowledgement once the engine runs its next step under what is in force.
+
+        Raises:
+            pydantic.ValidationError: for a malformed directive; nothing changes then.
+        """
+        return await self._enforcement.apply(directive)
+
+    async def wait_for_directives(self, call: Call) -> None:
+        """Take directives in a thread of their own from now on, past the running event loop.
+
+        Args:
+            call: waits for the controller's next directive; see ``StandingCall``.
+
+        Raises:
+            OSError: the engine core could be given no line of its own.
+        """
+        await self._enforcement.open_line()
+        self._standing_call = StandingCall(call, self._enforcement.take)
+        self._standing_call.start()
+
+    def _follow(self) -> None:
+        """Have the engine follow, beside the reports: one that hangs must not keep its replica from saying so."""
+        if self._dead() or not (self._following is None or self._following.done()):
+            return
+        self._following = asyncio.create_task(self._enforcement.put_in_force())
+        self._following.add_done_callback(_log_failure)
+
+    # -- latencies -----------------------------------------------------------------------------------------------------
+
+    def _judge_finished(self) -> None:
+        """Hold the requests that have finished since the last call against the objectives."""
+        latest = self._follower.latest
+        ttft_ms, tpot_ms = self._slo_ms
+        if latest is not None and latest.slo_ttft_ms is not None and latest.slo_tpot_ms is not None:
+            ttft_ms, tpot_ms = latest.slo_ttft_ms, latest.slo_tpot_ms
+        requests = self._meter.take_finished()
+        self._slo_evaluated += len(requests)
+        for ttft_s, tpot_s in requests:
+            self._within_slo += ttft_s * 1e3 <= ttft_ms and (tpot_s is None or tpot_s * 1e3 <= tpot_ms)
+
+    # -- what others ask -----------------------------------------------------------------------------------------------
+
+    def view(self) -> AgentReading | None:
+        """What a page of metrics shows of this replica; None before the engine's first answer."""
+        if self._stats is None:
+            return None
+        now_s = time.monotonic()
+        force = self._follower.in_force(now_s)
+        return AgentReading(
+            stats=self._stats,
+            stats_age_s=max(0.0, now_s - self._stats_at_s),
+            directive=force.mode,
+            epoch=force.epoch,
+            lease_remaining_s=self._follower.lease_remaining_s(now_s),
+            slo_evaluated=self._slo_evaluated,
+            within_slo=self._within_slo,
+        )
+
+    @property
+    def directed(self) -> str:
+        """The mode in force: fp16, fp8 or auto."""
+        return self._follower.in_force(time.monotonic()).mode.value
+
+    @property
+    def desired_replicas(self) -> int:
+        """What the controller wants the autoscaler to hear; 0: nothing, or no lease to say it under."""
+        latest = self._follower.latest
+        if latest is None or self._follower.in_force(time.monotonic()).expired:
+            return 0
+        return latest.desired_replicas or 0
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas there are, as far as the controller has told; at least one."""
+        latest = self._follower.latest
+        return max(1, (latest.replicas or 1) if latest is not None else 1)
+
+    def pinned_go_elsewhere(self) -> bool:
+        """Whether this replica runs FP8 only and another one FP16."""
+        latest = self._follower.latest
+        if latest is None or not latest.fp16_replicas:
+            return False
+        return self._follower.in_force(time.monotonic()).mode is DirectiveMode.FP8
+
+    @property
+    def silent_s(self) -> float:
+        """How long the engine has not answered, in seconds; 0 while it does."""
+        age_s = time.monotonic() - self._stats_at_s
+        return age_s if age_s > ENGINE_TIMEOUT_S else 0.0
+
+    @property
+    def stalled_s(self) -> float:
+        """How long the engine has had work and made no step, by its newest statistics and their age; 0: it has none."""
+        progress_age_s = None if self._stats is None else self._stats.get("progress_age_s")
+        return 0.0 if progress_age_s is None else progress_age_s + self.stats_age_s
+
+    @property
+    def stats_age_s(self) -> float:
+        """Age of the engine's newest statistics, in seconds."""
+        return max(0.0, time.monotonic() - self._stats_at_s)
+
+    @property
+    def fault(self) -> str | None:
+        """Why this replica can take no request; None: it can.
+
+        Its engine has died, or for ``HUNG_AFTER_S`` has not answered, or has had work and made no step.
+        """
+        if self._dead():
+            return DEAD
+        if self.silent_s > HUNG_AFTER_S:
+            return f"its engine has not answered for {self.silent_s:.0f} s: it hangs"
+        if self.stalled_s > HUNG_AFTER_S:
+            return f"its engine has had work and made no step for {self.stalled_s:.0f} s: it hangs"
+        return None
+
+    @property
+    def engine_is_late(self) -> bool:
+        """Whether the engine has not answered for so long that a request had better go to another replica."""
+        return self.silent_s > LATE_AFTER_S
+
+    def check_engine(self) -> None:
+        """Fail where the engine has died or hangs.
+
+        Raises:
+            RuntimeError: with the reason.
+        """
+        if (fault := self.fault) is not None:
+            raise RuntimeError(fault)
+
+    # -- loops ---------------------------------------------------------------------------------------------------------
+
+    async def _poll_engine(self) -> None:
+        # A loop of its own: the engine answers between two steps, and a long step must not delay the snapshots.
+        while True:
+            began_s = time.monotonic()
+            try:
+                # Not cancelled at the limit: a late answer is an answer.
+                call = asyncio.ensure_future(self._statistics())
+                while not (await asyncio.wait({call}, timeout=ENGINE_TIMEOUT_S))[0]:
+                    if self._dead():  # nobody will answer this call
+                        call.cancel()
+                        return
+                    log.warning("the engine has not answered for %.0f s", time.monotonic() - self._stats_at_s)
+                self._stats = call.result()
+                self._stats_at_s = time.monotonic()
+                if self._stats is not None:
+                    self._admission.engine_has(self._stats["running"], self._stats["waiting"])
+            except Exception as error:
+                if self._dead():
+                    return
+                log.error("the engine does not answer; the health check will replace this replica: %r", error)
+                await asyncio.sleep(1.0)
+            await asyncio.sleep(max(0.0, self._period_s - (time.monotonic() - began_s)))
+
+    async def _statistics(self) -> dict[str, Any] | None:
+        """What the engine says between two steps."""
+        stats: dict[str, Any] = await self._engine("nestedfp_stats")
+        return stats
+
+    async def _watch_engine(self) -> None:
+        """Say once when the engine dies or hangs, and end what is in one that hangs: its clients would wait for nothing."""
+        looks = 0  # in a row that found a fault
+        while True:
+            fault = self.fault
+            if fault is not None and not looks:
+                log.error("this replica takes no more requests and is to be replaced: %s", fault)
+            elif fault is None and looks:
+                log.warning("the engine is back; this replica takes requests again")
+            looks = 0 if fault is None else looks + 1
+            # By looks and not by the clock: after a pause of this process itself a sound engine has been silent for long, too.
+            # Again and again: a request on its way into the engine may have arrived since. vLLM ends those of a dead one.
+            if fault is not None and fault != DEAD and looks * WATCH_PERIOD_S > GIVEN_UP_AFTER_S:
+                self._give_up(EngineHung(f"this replica is to be replaced: {fault}"))
+            await asyncio.sleep(WATCH_PERIOD_S)
+
+    async def _report(self) -> None:
+        while True:
+            began_s = time.monotonic()
+            try:
+                if self._follower.on_timer(began_s):
+                    log.warning("the controller's lease ran out; falling back to %s", self._follower.in_force(began_s))
+                self._follow()
+                if self._stats is not None:
+                    await self._report_once(began_s)
+            except Exception:
+                log.exception("snapshot failed; trying again")
+            await asyncio.sleep(max(0.0, self._period_s - (time.monotonic() - began_s)))
+
+    async def _report_once(self, now_s: float) -> None:
+        snapshot = self.snapshot(now_s).model_dump(mode="json")
+        try:
+            async with asyncio.timeout(
+                REPORT_TIMEOUT_S
+            ):  # not wait_for: up to Python 3.11 that may swallow a cancellation
+                directive = await self._controller.report(snapshot)
+        except Exception as error:
+            if self._reachable:
+                log.warning("the controller is not reachable (%r); the directive holds until its lease ends", error)
+            self._reachable = False
+            return
+        if not self._reachable:
+            log.warning("the controller is reachable again")
+        self._reachable = True
+        if directive is not None:
+            self._follower.on_directive(time.monotonic(), Directive.model_validate(directive))
+            self._follow()
+
+    def snapshot(self, now_s: float) -> ReplicaSnapshot:
+        """Build the replica's snapshot from the newest engine statistics."""
+        assert self._stats is not None, "no snapshot before the engine's first answer"
+        stats = dict(self._stats)
+        self._seq += 1
+        self._judge_finished()
+        force = self._follower.in_force(now_s)
+        age_s = max(0.0, now_s - self._stats_at_s)
+        fault = self.fault
+        if stats["waiting"]:  # they keep waiting while the engine is inside a long step
+            stats["oldest_wait_s"] += age_s
+        ttft, tpot = self._meter.windows(now_s)
+        return ReplicaSnapshot(
+            replica_id=self._id,
+            incarnation=self._incarnation,
+            seq=self._seq,
+            ready=fault is None,
+            fault=fault,
+            ready_for_s=max(0.0, now_s - self._started_s),
+            rule=force.rule,
+            order=self._follower.order(now_s),
+            admission_scale=force.admission_scale,
+            refused=self._admission.refused,
+            slo_evaluated=self._slo_evaluated,
+            within_slo=self._within_slo,
+            lease_remaining_s=self._follower.lease_remaining_s(now_s),
+            ttft=ttft,
+            tpot=tpot,
+            path=self._meter.stats(now_s),
+            stats_age_s=age_s,
+            **stats,
+        )
+
+
+def _log_failure(following: asyncio.Task[None]) -> None:
+    if not following.cancelled() and (error := following.exception()) is not None:
+        log.warning("the directive could not be put in force, trying again: %r", error)

@@ -1,0 +1,283 @@
+"""The control routes: the controller's status and the operator's orders, as a Serve application of their own.
+
+It needs no engine, so that it answers while replicas start, and when none is left. HAProxy hands it ``/status``, ``/decisions``
+and ``/admin/*`` of the root as well (deploy/haproxy/haproxy_config.py).
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+from typing import Annotated, Any
+
+import ray
+from fastapi import FastAPI, Header, HTTPException, Query, Request, Response, status
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+from ray import serve
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from deploy.access.keys import Keys, Role, Unauthorized, path_of
+from deploy.config import REPOSITORY
+from deploy.control import controller_lookup
+from deploy.control_room import page
+from deploy.control_room.feed import Feed
+from deploy.front.replies import Refused, request_id_of
+from deploy.metrics.application_page import ApplicationMetrics
+from deploy.metrics.openmetrics import CONTENT_TYPE
+from nestedfp import admin_key
+from nestedfp.modes import DirectiveMode
+
+LOOKUP_TIMEOUT_S = 5.0  # it takes a millisecond
+ACTOR_TIMEOUT_S = 5.0  # an answer takes milliseconds, that to an override a second at most
+LONGEST_TTL_S = 7 * 24 * 3600.0
+
+log = logging.getLogger(__name__)
+routes = FastAPI(title="NestedFP control", docs_url=None, redoc_url=None, openapi_url=None)
+
+
+class OverrideRequest(BaseModel):
+    """Body of ``POST /admin/directive``."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    mode: DirectiveMode  # "fp16" and "fp8" override the policy, "auto" hands back to it
+    ttl_s: Annotated[float, Field(gt=0, le=LONGEST_TTL_S)] | None = None  # ends by itself; None: until the next one
+    replica_id: Annotated[str, Field(max_length=256)] | None = None  # for this replica alone; None: for all
+
+
+class Control:
+    """The control plane's routes.
+
+    Args:
+        application: name of the Serve application whose controller is asked.
+        keys_file: who may ask (deploy/access/keys.py); None: everybody, unless the environment names a file.
+    """
+
+    def __init__(self, application: str, keys_file: str | None = None) -> None:
+        self._application = application
+        self._keys = Keys(path_of(keys_file))
+        self._metrics = ApplicationMetrics(application, self._ask)
+        self._feed = Feed(self._ask, ending=_is_ending)
+
+    async def check_health(self) -> None:
+        """Have the control room's timelines begin with the application; called by Serve."""
+        self._feed.start()
+
+    @routes.get("/")
+    async def control_room(self) -> HTMLResponse:
+        """The control room's page. It holds no data, so it needs no key; what it asks for does."""
+        return HTMLResponse(page.HTML, headers=page.HEADERS)
+
+    @routes.get("/events")
+    async def events(self, authorization: Annotated[str | None, Header()] = None) -> StreamingResponse:
+        """The control room's server-sent events, for whoever may read ``/status``."""
+        self._require_role(authorization)
+        if not self._feed.may_enter:
+            raise HTTPException(
+                status.HTTP_503_SERVICE_UNAVAILABLE,
+                "too many control rooms are open, or this one is about to stop; close one or try again",
+                headers={"Retry-After": "2"},
+            )
+        events = self._feed.events(lambda: self._require_role(authorization))
+        return StreamingResponse(events, media_type="text/event-stream", headers=page.EVENT_HEADERS)
+
+    @routes.get("/metrics")
+    async def metrics(self) -> Response:
+        """Metrics of the controller and of every replica, in OpenMetrics."""
+        return Response(await self._metrics.text(), media_type=CONTENT_TYPE)
+
+    @routes.get("/status")
+    async def status(self, authorization: Annotated[str | None, Header()] = None) -> dict[str, Any]:
+        """Mode, epoch and reason in force, and the state of every replica."""
+        self._require_role(authorization)
+        result: dict[str, Any] = await self._ask("status")
+        return result
+
+    @routes.get("/decisions")
+    async def decisions(
+        self,
+        since: Annotated[int, Query(ge=0, lt=2**63)] = 0,
+        authorization: Annotated[str | None, Header()] = None,
+    ) -> list[dict[str, Any]]:
+        """The controller's decisions with an id above ``since``, oldest first."""
+        self._require_role(authorization)
+        result: list[dict[str, Any]] = await self._ask("decisions", since)
+        return result
+
+    @routes.post("/admin/directive")
+    async def set_directive(
+        self, body: OverrideRequest, authorization: Annotated[str | None, Header()] = None
+    ) -> dict[str, Any]:
+        """Override the policy, or hand back to it. Needs ``Authorization: Bearer <admin key>``."""
+        self._require_admin(authorization)
+        alone = body.replica_id is not None  # and its own controller's alone
+        order = (body.mode.value, body.ttl_s, body.replica_id)
+        result: dict[str, Any] = await self._tell("set_override", *order, one_is_enough=alone)
+        return result
+
+    @routes.post("/admin/reload")
+    async def reload(self, authorization: Annotated[str | None, Header()] = None) -> dict[str, Any]:
+        """Take the controller's section of the configuration file up again. Needs the admin key."""
+        self._require_admin(authorization)
+        result: dict[str, Any] = await self._tell("reload")
+        return result
+
+    def _require_role(self, authorization: str | None) -> None:
+        """Let everybody in where no keys are configured, else holders of a key with the role admin, or of the admin key.
+
+        Raises:
+            HTTPException: 401 for no key or a wrong one, 403 for one with another role.
+        """
+        if self._keys.configured:
+            self._require_admin(authorization)
+
+    def _require_admin(self, authorization: str | None) -> None:
+        """Let holders of the admin key in, and of a key with the role admin."""
+        try:
+            if self._keys.holder(authorization, Role.ADMIN) is not None:
+                return
+        except Unauthorized:
+            pass  # it may be the admin key, which is in no file of keys
+        except Refused as refusal:
+            raise HTTPException(refusal.status, str(refusal)) from None
+        require_admin(authorization)
+
+    async def _controllers(self) -> list[Any]:
+        # Looked up for every call: Serve replaces a crashed controller by a new actor of the same name. On a thread, because
+        # Ray's head may hang, and these routes must say so.
+        try:
+            return await asyncio.wait_for(
+                asyncio.to_thread(controller_lookup.find, self._application), LOOKUP_TIMEOUT_S
+            )
+        except TimeoutError:
+            log.warning("Ray's head has not told within %g s where the controller is", LOOKUP_TIMEOUT_S)
+            return []
+
+    async def _ask(self, method: str, *args: Any) -> Any:
+        """What the first controller answers that does."""
+        for actor in await self._controllers():
+            with contextlib.suppress(_NoAnswer):
+                return await _call(actor, method, *args)
+        raise _nobody()
+
+    async def _tell(self, method: str, *args: Any, one_is_enough: bool = False) -> Any:
+        """Give an order to every controller: while an update runs, the old replicas have one of their own.
+
+        Args:
+            one_is_enough: what one of them refuses, another may carry out.
+
+        Returns:
+            What the first answers.
+
+        Raises:
+            HTTPException: the first refusal, whatever the others did; 503 where nobody answers.
+        """
+        calls = [_call(actor, method, *args) for actor in await self._controllers()]
+        ends = await asyncio.gather(*calls, return_exceptions=True)
+        errors = [end for end in ends if isinstance(end, BaseException) and not isinstance(end, _NoAnswer)]
+        answers = [end for end in ends if not isinstance(end, BaseException)]
+        if errors and not (one_is_enough and answers):
+            raise errors[0]
+        if not answers:
+            raise _nobody()
+        return answers[0]
+
+
+class _NoAnswer(Exception):
+    """A controller is gone or hangs."""
+
+
+async def _call(actor: Any, method: str, *args: Any) -> Any:
+    try:
+        return await asyncio.wait_for(getattr(actor, method).options(name=method).remote(*args), ACTOR_TIMEOUT_S)
+    except (ray.exceptions.RayActorError, TimeoutError):
+        raise _NoAnswer from None
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, ValueError):
+            raise HTTPException(status.HTTP_400_BAD_REQUEST, str(error.cause)) from None
+        log.exception("the controller failed on %s", method)
+        raise HTTPException(
+            status.HTTP_500_INTERNAL_SERVER_ERROR, f"the controller failed on {method}; its log says why"
+        ) from None
+
+
+def _nobody() -> HTTPException:
+    return HTTPException(
+        status.HTTP_503_SERVICE_UNAVAILABLE,
+        "the controller does not answer: it starts or restarts, or the service runs a plain engine that has none; "
+        "replicas go on under their last directive and then under the fallback; try again",
+        headers={"Retry-After": "2"},
+    )
+
+
+def _is_ending() -> bool:
+    """Whether Serve is stopping this replica.
+
+    Serve tells a deployment only when all its requests have ended, which a listener's would not before the limit; so its own flag
+    is looked at. In a version of Serve without it, listeners stay until that limit, some seconds.
+    """
+    actors = ray._private.worker.global_worker.actors.values()
+    return any(getattr(getattr(actor, "_replica_impl", None), "_shutting_down", False) for actor in actors)
+
+
+def require_admin(authorization: str | None) -> None:
+    """Check the admin key.
+
+    Raises:
+        HTTPException: 403 when the service has no key, 401 when the request's is missing or wrong.
+    """
+    if (refused := admin_key.refusal(authorization)) is not None:
+        headers = {"WWW-Authenticate": "Bearer"} if refused[0] == status.HTTP_401_UNAUTHORIZED else None
+        raise HTTPException(*refused, headers)
+
+
+@routes.exception_handler(RequestValidationError)
+async def explain_invalid(request: Request, error: RequestValidationError) -> Response:
+    """Answer a request that does not validate with 400 and the reason, in OpenAI's format."""
+    first = error.errors()[0]
+    param = ".".join(str(part) for part in first["loc"])
+    kind = request.headers.get("content-type", "none")
+    if first["loc"] == ("body",) and "json" not in kind:
+        message = f"expected a JSON body with the header 'Content-Type: application/json'; got Content-Type {kind}"
+    else:
+        message = f"{first['msg']}, at {param}"
+    return _error(request, Refused(status.HTTP_400_BAD_REQUEST, message, param=param))
+
+
+@routes.exception_handler(StarletteHTTPException)
+async def explain_refused(request: Request, error: StarletteHTTPException) -> Response:
+    """Answer a refusal in OpenAI's format."""
+    answer = _error(request, Refused(error.status_code, str(error.detail)))
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+def _error(request: Request, refusal: Refused) -> Response:
+    return Response(refusal.body(request_id_of(request.scope)), refusal.status, media_type="application/json")
+
+
+def control_application(application: str, keys_file: str | None = None) -> Any:
+    """Return the Serve application of the control routes of another Serve application."""
+    # Bound here and not where the class stands: Serve takes the routes with the handlers that they have by then.
+    deployment = serve.deployment(
+        serve.ingress(routes)(Control),
+        name="Control",
+        num_replicas=1,
+        max_ongoing_requests=1000,
+        health_check_period_s=2,
+        health_check_timeout_s=5,  # Serve asks three times; its check takes a millisecond
+        graceful_shutdown_timeout_s=5,
+        ray_actor_options={
+            "num_cpus": 0,
+            "runtime_env": {"env_vars": {"PYTHONPATH": python_path()}},
+        },
+        logging_config={"enable_access_log": False},
+    )
+    return deployment.bind(application, keys_file)
+
+
+def python_path() -> str:
+    """Return the ``PYTHONPATH`` of the service's processes."""
+    return os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))

@@ -1,0 +1,52 @@
+"""The replica's ways to its controller, an actor of its deployment: for the event loop, and for a thread beside it."""
+
+import asyncio
+from concurrent.futures import Future
+from typing import Any
+
+from ray import serve
+
+from deploy.control.controller_lookup import CONTROLLER_ACTOR
+
+
+class ServeControllerLink:
+    """Reaches the controller actor of this deployment; looks it up anew after a failure, because it may be a new one."""
+
+    def __init__(self) -> None:
+        self._actor: Any = None
+
+    async def report(self, snapshot: dict[str, Any]) -> dict[str, Any] | None:
+        try:
+            if self._actor is None:
+                self._actor = await asyncio.to_thread(serve.get_deployment_actor, CONTROLLER_ACTOR)
+            directive: dict[str, Any] | None = await self._actor.report.remote(snapshot)
+            return directive
+        except BaseException:
+            self._actor = None
+            raise
+
+
+class DirectiveCall:
+    """Asks the controller actor for the next directive. For one thread; looks the actor up anew after a failure.
+
+    Args:
+        replica_id: of the caller.
+    """
+
+    def __init__(self, replica_id: str) -> None:
+        self._replica_id = replica_id
+        self._actor: Any = None
+        self._last: Future[Any] | None = None
+
+    def __call__(self, ack: dict[str, Any] | None, seen: str | None) -> "Future[dict[str, Any] | None]":
+        """Ask; the answer comes from one of Ray's own threads.
+
+        Raises:
+            ValueError: there is no controller at the moment.
+        """
+        lost = self._last is not None and not (self._last.done() and self._last.exception() is None)
+        if self._actor is None or lost:
+            self._actor = self._last = None
+            self._actor = serve.get_deployment_actor(CONTROLLER_ACTOR)
+        self._last = self._actor.next_directive.remote(self._replica_id, ack, seen).future()
+        return self._last

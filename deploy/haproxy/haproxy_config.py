@@ -1,0 +1,402 @@
+"""The configuration of HAProxy: what Ray Serve wrote, read, and written again as this service needs it. Pure.
+
+Ray Serve starts HAProxy on every node and writes its configuration: the addresses of the replicas, their health checks, the
+admin socket. Four things in it do not suit this service: it listens for statistics on all interfaces, it turns every 502 to
+504 into a 500, it hands requests to a Python proxy when no replica is up, where they wait unseen, and it names no replica of
+an application while Serve builds the next version of it, although they serve. So the launcher (launcher.py) reads the
+targets out of it and writes a configuration of its own, with limits on requests, answers in OpenAI's format, and a second try
+on another replica where one says that a request belongs elsewhere.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from deploy.haproxy.absence import LONGEST_S, SHORTEST_S, UNKNOWN_S, Absence
+
+ELSEWHERE_STATUS = (
+    425  # a replica's word that another one should take the request; HAProxy tries that, no client sees it
+)
+ATTEMPT_HEADER = "x-nestedfp-attempt"  # the same at every try of one request; a client's own is overwritten
+REQUEST_ID = "%[var(txn.request_id),json(ascii)]"  # as HAProxy writes it into a JSON string
+MOST_TRIES = 8  # replicas that a request is offered to, however many there are
+RETRY_AFTER_S = 2
+METHODS = "GET POST HEAD OPTIONS PUT PATCH DELETE"  # others a replica's server would answer without OpenAI's format
+# Where the control application is mounted, below the application whose replicas it directs; its routes also answer there.
+CONTROL_PREFIX = "/control"
+CONTROL_PATHS = "/status|/decisions|/metrics|/admin/.*"
+KEPT_S = (
+    900.0  # that the replicas of an application which Serve knows no more are kept for: it may be between two versions
+)
+SUCCESSOR = "successor"  # the backend of an HAProxy that was told to go: the one that listens now
+JSON = "res.hdr(content-type) -m sub json"
+OF_SERVE = (
+    (500, "the service failed on this request; its log says why", "server_error", False),
+    (503, "this replica cannot take the request now; try again", "service_unavailable", True),
+)
+LEAVES = "This node is being drained."  # what Ray Serve has a node's HAProxy say that is about to go
+TEMPLATE_CHANGED = "Ray Serve's HAProxy configuration is not as expected"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What HAProxy enforces.
+
+    Attributes:
+        body_bytes: largest body; a larger one gets 413.
+        header_bytes: largest sum of headers; more gets 431.
+        buffer_bytes: of each connection; a request that fits can be tried on another replica.
+        tries: replicas that a request is offered to at most, the first included.
+        idle_client_s: a client that sends nothing it should, or reads nothing, for so long is let go.
+        check_s: a replica that has not answered two health checks for so long each gets no requests.
+        request_s: a request must have arrived as a whole within this time.
+    """
+
+    body_bytes: int = 8 << 20
+    header_bytes: int = 16 << 10
+    buffer_bytes: int = 64 << 10
+    tries: int = 4
+    idle_client_s: int = 60
+    request_s: int = 30
+    check_s: int = 5
+
+
+@dataclass
+class Backend:
+    """One application's replicas: lines of HAProxy's grammar, as Ray Serve wrote them."""
+
+    name: str
+    prefix: str
+    check: str = ""  # the default-server line
+    servers: list[str] = field(default_factory=list)
+    unnamed_s: float | None = None  # since when Ray Serve does not know it any more, in seconds of time.time()
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What is taken over from Ray Serve's configuration."""
+
+    socket: str
+    global_lines: tuple[str, ...]
+    bind: str
+    health_rules: tuple[str, ...]
+    backends: tuple[Backend, ...]
+
+    @property
+    def leaves(self) -> bool:
+        """Whether the node is being drained."""
+        return any(LEAVES in rule for rule in self.health_rules)
+
+    @property
+    def replicas(self) -> dict[str, int | None]:
+        """How many replicas the applications have, by path prefix; None: there is no application at the root."""
+        return {"": None, **{backend.prefix: len(backend.servers) for backend in self.backends}}
+
+
+def read(text: str) -> Targets:
+    """Read the targets out of a configuration that Ray Serve wrote.
+
+    Raises:
+        ValueError: naming what is missing; another version of Ray may write another configuration.
+    """
+    lines = [line.strip() for line in text.splitlines()]
+    found = re.search(r"^\s*stats socket (\S+) ", text, re.MULTILINE)
+    if not found:
+        raise ValueError(f"{TEMPLATE_CHANGED}: no line 'stats socket'")
+    kept = ("maxconn ", "nbthread ", "server-state-base ", "server-state-file ", "hard-stop-after ")
+    declared = set(re.findall(r"^backend (\S+)$", text, re.MULTILINE))
+    bind, rules, backends = _sections(lines, dict(re.findall(r"^\s*acl is_(\S+) path_beg (\S+)$", text, re.MULTILINE)))
+    if not bind:
+        raise ValueError(f"{TEMPLATE_CHANGED}: no line 'bind' in the section 'frontend http_frontend'")
+    used = [name for name in re.findall(r"^\s*use_backend (\S+)", text, re.MULTILINE) if name in declared]
+    for name in used:
+        if name not in backends or not backends[name].check:
+            missing = "default-server" if name in backends else f"acl is_{name} path_beg"
+            raise ValueError(f"{TEMPLATE_CHANGED}: no line '{missing}' for the backend {name!r}")
+    if declared - set(used) - {"default_backend"}:
+        raise ValueError(f"{TEMPLATE_CHANGED}: no line 'use_backend' for {sorted(declared - set(used))}")
+    if not any("healthcheck" in rule for rule in rules):
+        raise ValueError(f"{TEMPLATE_CHANGED}: no line 'acl healthcheck'")
+    return Targets(
+        socket=found[1],
+        global_lines=tuple(line for line in lines if line.startswith(kept)),
+        bind=bind,
+        # Metrics of Ray Serve's own are off, so that variables for them are not needed.
+        health_rules=tuple(rule for rule in rules if "set-var" not in rule and "set-log-level" not in rule),
+        backends=tuple(sorted(backends.values(), key=lambda backend: -len(backend.prefix))),
+    )
+
+
+def _sections(lines: Sequence[str], prefixes: Mapping[str, str]) -> tuple[str, list[str], dict[str, Backend]]:
+    """Return the frontend's line ``bind`` and its rules for health, and the backends of these names with their path prefixes."""
+    section = bind = ""
+    rules: list[str] = []
+    backends: dict[str, Backend] = {}
+    for line in lines:
+        head, _, rest = line.partition(" ")
+        if head in ("global", "defaults", "frontend", "backend", "listen"):
+            section = line
+            if head == "backend" and rest in prefixes:
+                backends[rest] = Backend(rest, prefixes[rest].rstrip("/"))
+        elif section == "frontend http_frontend":
+            if head == "bind":
+                bind = line
+            elif "healthcheck" in line or re.search(r"\broutes$", line) or line.startswith("acl backend_"):
+                rules.append(line)
+        elif section.startswith("backend ") and (name := section.partition(" ")[2]) in backends:
+            if head == "default-server":
+                backends[name].check = line
+            elif head == "server" and not is_backup(line):
+                backends[name].servers.append(line)
+    return bind, rules, backends
+
+
+def keeping(targets: Targets, before: Sequence[Backend], now_s: float) -> Targets:
+    """Return the targets with those replicas that Ray Serve names no more, and that serve still.
+
+    While it builds the next version of an application, which takes as long as its imports, and for as long as a build has failed,
+    it names none of the replicas: they stay. In the moment in which a new replica runs it leaves out the old one, which goes on
+    taking requests for a while: it stays as a backup until the next change, for the time until the new one has answered a check.
+    Of an application that has been deleted the checks fail soon. One with the same prefix takes its place.
+
+    Args:
+        targets: as Ray Serve wants them now.
+        before: the backends of the configuration in force.
+        now_s: ``time.time()``.
+    """
+    in_force = {each.name: each for each in before}
+    named = []
+    for backend in targets.backends:
+        known = in_force.get(backend.name)
+        old = [line for line in known.servers if not is_backup(line)] if known else []
+        stay = {_name(line) for line in backend.servers}
+        left_out = [f"{line} backup" for line in old if _name(line) not in stay]
+        named.append(replace(backend, servers=[*backend.servers, *left_out] if backend.servers else old))
+    taken = {backend.prefix for backend in named} | {backend.name for backend in named}
+    gone = [
+        replace(each, unnamed_s=now_s if each.unnamed_s is None else each.unnamed_s)
+        for each in in_force.values()
+        if not taken & {each.prefix, each.name}
+    ]
+    kept = [each for each in gone if each.unnamed_s is not None and now_s - each.unnamed_s < KEPT_S]
+    return replace(targets, backends=tuple(sorted([*named, *kept], key=lambda backend: -len(backend.prefix))))
+
+
+def is_backup(server: str) -> bool:
+    """Whether a line ``server`` is of one that is asked only when there is no other."""
+    return server.endswith(" backup")
+
+
+def address_of(server: str) -> tuple[str, int]:
+    """Return host and port of a line ``server``."""
+    host, _, port = server.split()[2].rpartition(":")
+    return host, int(port)
+
+
+def _name(server: str) -> str:
+    return server.split()[1]
+
+
+def control_routes(backends: Sequence[Backend]) -> list[str]:
+    """Return the rules that lead the control routes of each application to its control application.
+
+    Whatever is mounted at ``PREFIX/control`` is taken for that of ``PREFIX``. Those of the root lead nowhere else.
+    """
+    mounted = {each.prefix.removesuffix(CONTROL_PREFIX) for each in backends if each.prefix.endswith(CONTROL_PREFIX)}
+    rules = []
+    for base in sorted({"", *mounted}):
+        control = f"{base}{CONTROL_PREFIX}"
+        # In single quotes, where $ and \ stand for themselves.
+        rules += [
+            f"http-request replace-path '^{re.escape(base)}({CONTROL_PATHS})$' '{control.replace('%', '%%')}\\1'",
+            f"http-request set-path {control}/ if {{ path {control} }}",  # the control room
+        ]
+    return rules
+
+
+def waiting(absence: Absence) -> list[str]:
+    """Return the rules that put into ``txn.wait_s`` when a client should come again that found no replica, in seconds."""
+    if absence.ends_s is None:
+        return [f"http-request set-var(txn.wait_s) int({UNKNOWN_S if absence.since_s is not None else SHORTEST_S})"]
+    return [
+        f"http-request set-var(txn.wait_s) date,neg,add({int(absence.ends_s)})",
+        f"http-request set-var(txn.wait_s) int({SHORTEST_S}) if {{ var(txn.wait_s) -m int lt {SHORTEST_S} }}",
+        f"http-request set-var(txn.wait_s) int({LONGEST_S}) if {{ var(txn.wait_s) -m int gt {LONGEST_S} }}",
+    ]
+
+
+def nobody(absence: Absence, condition: str = "") -> list[str]:
+    """Return the rules that answer a request for which there is no replica."""
+    message = "no replica can take this request now: the service starts, stops or has lost its replicas; try again"
+    if absence.took_s is not None:
+        message += f". The last time there was none for {absence.took_s:.0f} s"
+    told = answer(503, message, "service_unavailable", f" hdr Retry-After %[var(txn.wait_s)]{condition}")
+    return [*waiting(absence), told]
+
+
+def error_json(status: int, message: str, kind: str) -> str:
+    """Return the body of an error in OpenAI's format, with the request's id: a format of HAProxy's, in which % is special."""
+    text = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": status, "request_id": "@"}})
+    head, _, tail = text.replace("%", "%%").rpartition("@")
+    return head + REQUEST_ID + tail
+
+
+def answer(
+    status: int, message: str, kind: str, condition: str = "", retry: bool = False, rules: str = "http-request"
+) -> str:
+    """Return a rule that answers a request at once, in OpenAI's format."""
+    body = quoted(error_json(status, message, kind))
+    hint = f" hdr Retry-After {RETRY_AFTER_S}" if retry else ""
+    return f"{rules} return status {status} content-type application/json lf-string {body}{hint}{condition}"
+
+
+def quoted(text: str) -> str:
+    """Return a word of HAProxy's grammar that stands for the text."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def own_errors(limits: Limits) -> list[str]:
+    """Return the lines that put HAProxy's own errors into OpenAI's format."""
+    messages = {
+        400: "this is no valid HTTP request",
+        408: f"the request did not arrive as a whole within {limits.request_s} s",
+        500: "the proxy failed on this request",
+        # Not tried elsewhere: the request may be what ended the replica.
+        502: "the replica that had this request ended before it answered; try again",
+        503: "no replica took this request; try again",
+        504: "the replica that had this request did not answer in time",
+    }
+    lines = []
+    for status, message in messages.items():
+        told = 503 if status == 502 else status
+        kind = "invalid_request_error" if status < 500 else "service_unavailable"
+        hint = f" hdr Retry-After {RETRY_AFTER_S}" if told == 503 else ""
+        body = quoted(error_json(told, message, kind))
+        lines.append(f"http-error status {status} content-type application/json lf-string {body}{hint}")
+    return lines
+
+
+def listener(bind: str) -> str:
+    """Return host:port of a line ``bind`` as this machine reaches it."""
+    address = bind.split()[1]
+    host, _, port = address.rpartition(":")
+    return f"127.0.0.1:{port}" if host in ("", "*", "0.0.0.0") else address
+
+
+def write(targets: Targets, limits: Limits, absences: Mapping[str, Absence] | None = None) -> str:
+    """Return HAProxy's configuration for the targets.
+
+    Args:
+        absences: of the applications, by path prefix.
+    """
+    absences = absences or {}
+    frontend = [
+        targets.bind,
+        *targets.health_rules,
+        "unique-id-format %[uuid()]",
+        f"http-request set-header {ATTEMPT_HEADER} %[unique-id]",
+        # One id for all tries of a request: in the answer, in the body of an error, and in the access logs.
+        "http-request set-var(txn.request_id) unique-id",
+        # A client's own, unless Ray Serve, which reads this header as UTF-8, would fail on it: that is refused below.
+        "http-request set-var(txn.request_id) req.fhdr(x-request-id) if { req.fhdr(x-request-id) -m reg '^[ -~]+$' }",
+        answer(
+            413,
+            f"the body is larger than {limits.body_bytes} bytes; send a shorter prompt or raise http.max_body_bytes",
+            "invalid_request_error",
+            f" if {{ req.hdr_val(content-length) gt {limits.body_bytes} }}",
+        ),
+        answer(
+            431,
+            f"the headers are larger than {limits.header_bytes} bytes",
+            "invalid_request_error",
+            f" if {{ req.hdrs,length gt {limits.header_bytes} }}",
+        ),
+        answer(
+            400,
+            "the header X-Request-Id holds characters beyond ASCII",
+            "invalid_request_error",
+            " if { req.fhdr(x-request-id) -m reg '[^ -~]' }",
+        ),
+        "http-request set-header x-request-id %[var(txn.request_id)]",
+        answer(405, "no such method", "invalid_request_error", f" unless {{ method {METHODS} }}"),
+        # A request comes to a replica when it is there as a whole, or fills the buffer: half-sent ones cost no replica anything.
+        f"http-request wait-for-body time {limits.request_s}s if METH_POST",
+        *control_routes(targets.backends),
+        f"http-response set-status 429 if {{ status {ELSEWHERE_STATUS} }}",
+        # What Ray Serve says in plain text, of a request that never came to this project's server.
+        *[
+            answer(status, message, kind, f" if {{ status {status} }} !{{ {JSON} }}", retry, "http-response")
+            for status, message, kind, retry in OF_SERVE
+        ],
+        "http-after-response set-status 503 if { status 502 }",
+        "http-after-response set-header x-request-id %[var(txn.request_id)] if { var(txn.request_id) -m found }",
+    ]
+    if targets.leaves:
+        # Clients that keep their connections open would ask here until the node has ended; their next one leads elsewhere.
+        frontend += ["http-after-response set-header connection close"]
+    # One that was told to go knows only the replicas of its time. A stream that ends leaves its client's connection open, and
+    # the next request on it comes here.
+    frontend += [f"use_backend {SUCCESSOR} if {{ stopping }}"]
+    for backend in targets.backends:
+        name = backend.name
+        frontend += [f"acl is_{name} path_beg {backend.prefix}/"]
+        if backend.prefix:
+            frontend += [f"acl is_{name} path {backend.prefix}"]
+    frontend += [f"use_backend {backend.name} if is_{backend.name}" for backend in targets.backends]
+    frontend += ["default_backend unavailable"]
+    parts = [
+        (
+            "global",
+            [
+                f"stats socket {targets.socket} mode 600 level admin expose-fd listeners",
+                "stats timeout 30s",
+                *targets.global_lines,
+                f"tune.bufsize {limits.buffer_bytes}",
+            ],
+        ),
+        (
+            "defaults",
+            [
+                "mode http",
+                "timeout connect 2s",
+                # A replica whose loop is full of requests answers late, and is neither dead nor hung.
+                f"timeout check {limits.check_s}s",
+                f"timeout client {limits.idle_client_s}s",
+                "timeout server 3600s",
+                "timeout tunnel 3600s",
+                f"timeout http-request {limits.request_s}s",
+                "timeout http-keep-alive 90s",
+                "option abortonclose",
+                "option http-no-delay",
+                "option splice-request",
+                "option splice-response",
+                "option redispatch 1",
+                f"retry-on conn-failure {ELSEWHERE_STATUS}",
+                f"retries {max(1, limits.tries - 1)}",
+                "balance leastconn",
+                "load-server-state-from-file global",
+                *own_errors(limits),
+            ],
+        ),
+        ("frontend http_frontend", frontend),
+    ]
+    for backend in targets.backends:
+        parts.append(
+            (
+                f"backend {backend.name}",
+                [
+                    "http-reuse always",
+                    "option httpchk GET /-/healthz",
+                    # By its body: a replica that drains says 503 and goes on taking requests, and may be the last one that
+                    # this HAProxy knows, until Serve has told of its successor and a new configuration is in force.
+                    "http-check expect rstring ^(success|DRAINING)$",
+                    backend.check,
+                    *nobody(absences.get(backend.prefix, Absence()), f" if {{ nbsrv({backend.name}) eq 0 }}"),
+                    *backend.servers,
+                ],
+            )
+        )
+    parts.append((f"backend {SUCCESSOR}", [f"server {SUCCESSOR} {listener(targets.bind)}"]))
+    parts.append(("backend unavailable", nobody(absences.get("", Absence()))))
+    return "".join(f"{head}\n" + "".join(f"    {line}\n" for line in lines if line) for head, lines in parts)

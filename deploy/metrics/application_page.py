@@ -1,0 +1,80 @@
+"""The page of the whole application: the controller's families and every replica's page."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client.core import Metric
+
+from deploy.control.new_decisions import Ask, NewDecisions
+from deploy.metrics import controller_families, openmetrics
+from deploy.metrics.replica_page import gauge
+
+log = logging.getLogger(__name__)
+
+REPLICA_TIMEOUT_S = 3.0  # Prometheus gives a scrape 10 s by default
+CONTROLLER_TIMEOUT_S = 2.0
+
+
+class ApplicationMetrics:
+    """Makes the page of an application.
+
+    Args:
+        application: name of the Serve application whose replicas are asked.
+        ask: asks its controller.
+    """
+
+    def __init__(self, application: str, ask: Ask) -> None:
+        self._application = application
+        self._ask = ask
+        self._decisions = controller_families.DecisionCounts()
+        self._new_decisions = NewDecisions(ask)
+        self._handle: Any = None
+        self._making: asyncio.Task[str] | None = None
+
+    async def text(self) -> str:
+        """Return the page. Scrapes that come at the same time share one: a crowd of them costs the replicas one page."""
+        if self._making is None or self._making.done():
+            self._making = asyncio.create_task(self._make())
+        return await asyncio.shield(self._making)
+
+    async def _make(self) -> str:
+        pages, status = await asyncio.gather(self._replica_pages(), self._status())
+        found = [text for text in pages if isinstance(text, str)]
+        own = openmetrics.render(
+            self._families(status, len(found), len(pages) - len(found)), {"application": self._application}
+        )
+        return openmetrics.merge([own, *found])
+
+    def _families(self, status: dict[str, Any] | None, answered: int, silent: int) -> Iterator[Metric]:
+        yield from controller_families.families(status)
+        yield self._decisions.family()
+        yield gauge("nestedfp_replicas_scraped", "Replicas that are on this page", answered)
+        yield gauge("nestedfp_replicas_silent", "Replicas that Serve runs and that did not answer in time", silent)
+
+    async def _status(self) -> dict[str, Any] | None:
+        try:
+            async with asyncio.timeout(CONTROLLER_TIMEOUT_S):
+                status: dict[str, Any] = await self._ask("status")
+                self._decisions.add(await self._new_decisions.take())
+                return status
+        except Exception as error:
+            log.debug("the controller is not on the page: %r", error)
+            return None
+
+    async def _replica_pages(self) -> list[Any]:
+        """Return each replica's page, or what went wrong with it; nothing where there is no such application."""
+        try:
+            from ray import serve  # here, so that tests of what is made of the answers need not load it
+
+            async with asyncio.timeout(2 * REPLICA_TIMEOUT_S):
+                if self._handle is None:
+                    self._handle = await asyncio.to_thread(serve.get_app_handle, self._application)
+                response = self._handle.broadcast("metrics_page")
+                pages: list[Any] = await response.results_async(timeout_s=REPLICA_TIMEOUT_S, return_exceptions=True)
+                return pages
+        except Exception as error:
+            self._handle = None
+            log.debug("no replica is on the page: %r", error)
+            return []

@@ -1,0 +1,126 @@
+"""The families of the controller, from its status and its decisions. Pure."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from controller.audit import DecisionOutcome, Rung
+from deploy.metrics.replica_page import by, gauge, states
+from nestedfp.modes import DirectiveMode
+
+MOST_REASONS = (
+    64  # distinct ones; what comes beyond is "other": the number of series stays bounded whatever a policy says
+)
+OTHER = "other"
+
+
+class DecisionCounts:
+    """Counts the controller's decisions by what became of them and why."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._reasons: set[str] = set()
+
+    def add(self, decisions: Iterable[Mapping[str, Any]]) -> None:
+        """Count decisions that have not been counted."""
+        for decision in decisions:
+            reason = decision["reason"]
+            if reason not in self._reasons and len(self._reasons) >= MOST_REASONS:
+                reason = OTHER
+            self._reasons.add(reason)
+            self._counts[decision["outcome"], reason] += 1
+
+    def family(self) -> Metric:
+        """Return the counts."""
+        family = CounterMetricFamily("nestedfp_decisions", "The controller's decisions", labels=("outcome", "reason"))
+        for (outcome, reason), count in sorted(self._counts.items()):
+            family.add_metric((outcome, reason), count)
+        if not self._counts:
+            family.add_metric((DecisionOutcome.APPLIED, "none_yet"), 0)
+        return family
+
+
+def families(status: Mapping[str, Any] | None) -> Iterator[Metric]:
+    """Yield what a status (``controller.audit.StatusReport`` as JSON) says; None: the controller does not answer."""
+    yield gauge("nestedfp_controller_up", "1: the controller answers", float(status is not None))
+    if status is None:
+        return
+    yield states(
+        "nestedfp_controller_directive",
+        "Directive that the controller has given to most replicas",
+        "mode",
+        list(DirectiveMode),
+        status["mode"],
+    )
+    yield gauge("nestedfp_controller_epoch", "Epoch of that directive", status["epoch"])
+    yield gauge("nestedfp_controller_directive_age_seconds", "How long it has been in force", status["since_s"])
+    yield states(
+        "nestedfp_controller_rung", "How far it has gone against an overload", "rung", list(Rung), status["rung"]
+    )
+    yield gauge(
+        "nestedfp_controller_fp8_insufficient", "1: FP8 alone does not hold the SLO", float(status["fp8_insufficient"])
+    )
+    overrides = len(status["replica_overrides"]) + (status["override"] is not None)
+    yield gauge("nestedfp_controller_overrides", "Orders of the operator in force", overrides)
+    yield gauge("nestedfp_controller_advisory", "1: it decides and changes nothing", float(status["advisory"]))
+    yield gauge(
+        "nestedfp_controller_admission_scale_ratio",
+        "What admission limits are multiplied by",
+        status["admission_scale"],
+    )
+    yield gauge(
+        "nestedfp_controller_path_saturated",
+        "1: the path limits a replica, not its engine",
+        float(status["path_saturated"]),
+    )
+    loads = {mode: status[f"{mode}_load"] for mode in ("fp16", "fp8") if status[f"{mode}_load"] is not None}
+    yield by(
+        GaugeMetricFamily,
+        "nestedfp_controller_load_ratio",
+        "Offered load over the capacity in a precision, as the policy predicts it",
+        "precision",
+        loads,
+    )
+    yield CounterMetricFamily(
+        "nestedfp_controller_step_errors", "Steps of the loop that failed", value=status["step_errors"]
+    )
+    yield gauge(
+        "nestedfp_controller_config_refused",
+        "1: the last reload was refused",
+        float(status["config_error"] is not None),
+    )
+    times = status["broadcasts"]
+    known = {name: times[f"{name}_ms"] / 1e3 for name in ("p50", "p99") if times[f"{name}_ms"] is not None}
+    yield by(
+        GaugeMetricFamily,
+        "nestedfp_controller_broadcast_seconds",
+        "From a decision to the last replica's acknowledgement, over the latest broadcasts",
+        "percentile",
+        known,
+    )
+    replicas = status["replicas"]
+    yield by(
+        GaugeMetricFamily,
+        "nestedfp_controller_replicas",
+        "Replicas as the controller sees them; a replica may be in several states",
+        "state",
+        {
+            "known": len(replicas),
+            "ready": sum(each["ready"] for each in replicas),
+            "stale": sum(each["stale"] for each in replicas),
+            "faulty": sum(each["fault"] is not None for each in replicas),
+            "acked": sum(each["acked"] for each in replicas),
+            "fp8": sum(each["directed"] == DirectiveMode.FP8 for each in replicas),
+        },
+    )
+    ages = GaugeMetricFamily(
+        "nestedfp_controller_snapshot_age_seconds", "Since a replica's last snapshot", labels=("replica",)
+    )
+    for each in replicas:
+        ages.add_metric((each["id"],), each["age_s"])
+    yield ages
+    if (proxy := status["proxy"]) is not None:
+        yield gauge("nestedfp_proxy_sessions", "Requests that HAProxy has at the replicas", proxy["sessions"])
+        yield gauge("nestedfp_proxy_queued", "Requests that wait in HAProxy for a replica", proxy["queued"])

@@ -1,0 +1,94 @@
+"""Requests by what became of them, and their latencies from the arrival over HTTP.
+
+One call when a request leaves, and one when it ended by itself: nothing here runs for a token.
+"""
+
+import enum
+from collections.abc import Iterable, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import Metric
+
+from nestedfp.vllm_plugin.accounting import TokenCounts, total
+
+TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+TPOT_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1.0, 5.0)
+PINS = ("fp16", "none")
+
+
+class RequestOutcome(enum.StrEnum):
+    """What became of a request."""
+
+    OK = "ok"  # answered to its end
+    INVALID = "invalid"  # 4xx but for those below
+    DENIED = "denied"  # 401, 403
+    REFUSED = "refused"  # 429: no room, or a quota is used up; 503: not before its queue deadline
+    ELSEWHERE = "elsewhere"  # offered to another replica, which counts it as well
+    FAILED = "failed"  # 5xx, or an error inside a stream
+    LEFT = "left"  # the client went away
+
+
+class Precision(enum.StrEnum):
+    """In which precision a request's tokens were computed."""
+
+    FP16 = "fp16"
+    FP8 = "fp8"
+    MIXED = "mixed"
+    NONE = "none"  # no token was computed, or the request ended before the engine said
+
+
+def precision_of(sequences: Mapping[str, TokenCounts] | None) -> Precision:
+    """Return the precision of what was computed for a request, cached prompt tokens left out."""
+    if not sequences:
+        return Precision.NONE
+    counts = total(sequences.values())
+    fp16, fp8 = counts.prompt_fp16 + counts.completion_fp16, counts.prompt_fp8 + counts.completion_fp8
+    if fp16 and fp8:
+        return Precision.MIXED
+    return Precision.FP8 if fp8 else Precision.FP16 if fp16 else Precision.NONE
+
+
+class RequestMetrics:
+    """Counters of one replica's requests."""
+
+    def __init__(self) -> None:
+        registry = self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "nestedfp_requests",
+            "Requests that have left, by the precision that computed them, their pin and what became of them",
+            ("precision", "pin", "outcome"),
+            registry=registry,
+        )
+        self._ttft = Histogram(
+            "nestedfp_ttft_seconds",
+            "From the arrival over HTTP to the first byte written, of requests that ended by themselves",
+            buckets=TTFT_BUCKETS_S,
+            registry=registry,
+        )
+        self._tpot = Histogram(
+            "nestedfp_tpot_seconds",
+            "Mean time per output token after the first, of requests that ended by themselves",
+            buckets=TPOT_BUCKETS_S,
+            registry=registry,
+        )
+        # From the start: a rate over a series that begins with its first event misses that event.
+        for pin in PINS:
+            for precision in (Precision.FP16, Precision.FP8):
+                self._requests.labels(precision, pin, RequestOutcome.OK)
+            self._requests.labels(Precision.NONE, pin, RequestOutcome.REFUSED)
+            self._requests.labels(Precision.NONE, pin, RequestOutcome.FAILED)
+
+    def left(self, precision: Precision, pinned: bool, outcome: RequestOutcome) -> None:
+        """A request has left."""
+        self._requests.labels(precision, PINS[0] if pinned else PINS[1], outcome).inc()
+
+    def judged(self, ttft_s: float, tpot_s: float | None) -> None:
+        """A request has ended by itself."""
+        self._ttft.observe(ttft_s)
+        if tpot_s is not None:
+            self._tpot.observe(tpot_s)
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the families."""
+        families: Iterable[Metric] = self._registry.collect()
+        return families

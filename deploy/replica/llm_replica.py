@@ -1,0 +1,259 @@
+"""One replica: the engine, its control-plane agent, and the methods that the controller calls."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+from ray.serve.llm import LLMConfig
+from ray.serve.llm.deployment import LLMServer
+from vllm import envs
+
+from controller.config import ControllerConfig
+from deploy.access.access_log import Format, open_log, serve_logs
+from deploy.access.admission import TOKENS_IN_QUEUE, Admission, Shares
+from deploy.access.keys import Keys, path_of
+from deploy.agent.agent import ReplicaAgent
+from deploy.agent.plain_agent import PlainAgent
+from deploy.control.controller_link import DirectiveCall, ServeControllerLink
+from deploy.front import grammars, pooling, tap
+from deploy.front.app import Front
+from deploy.front.cors import allowing
+from deploy.front.deadline import EngineQueue
+from deploy.front.generate import Generate, Queueing, Route
+from deploy.front.handover import take_over
+from deploy.front.meter import PathMeter
+from deploy.front.pages import Shown
+from deploy.front.peers import PeerView
+from deploy.metrics import bulk
+from deploy.metrics.openmetrics import CONTENT_TYPE
+from deploy.metrics.replica_page import ReplicaMetrics
+from deploy.replica import tracing
+from deploy.replica.health_routes import HealthRoutes, StartChecks
+from deploy.replica.probe import probe_modes
+from deploy.replica.vllm_engine import NestedFPEngine
+from deploy.replica.warmup import warm_up
+from deploy.scaling import DESIRED_KEY
+from nestedfp.vllm_plugin import failure, frontend, short_logs
+
+log = logging.getLogger(__name__)
+
+STEP_SECONDS_TIMEOUT_S = 1.0
+# How long the event loop may keep the interpreter from the thread that waits for directives, which asks for it some six times on a
+# directive's way. Python's own 5 ms would make 30 of them.
+SWITCH_INTERVAL_S = 0.0005
+
+
+class NestedFPServer(LLMServer):  # type: ignore[misc]
+    """Ray Serve LLM's server with a NestedFP engine under the controller's direction.
+
+    Args:
+        llm_config: the model and its engine.
+        controller: ``ControllerConfig`` as a dictionary.
+        precision: False for a plain engine without modes (the peer in comparisons).
+        admission: bounds on what is in this replica: the arguments ``limit``, ``tokens`` and ``shares`` of ``Admission``; without
+            ``tokens``, they come from the KV cache's size.
+        queue_deadline_s: of requests that say nothing of theirs; None: they wait as long as it takes.
+        max_body_bytes: largest body of a request.
+        grammar_cpu_s: processor time that compiling one grammar may take.
+        keys_file: who may ask (deploy/access/keys.py); None: everybody, unless the environment names a file.
+        cors_origins: web pages of these origins may ask from their visitors' browsers.
+        access_log: form of the access log's lines (deploy/access/access_log.py).
+        access_log_folder: where they go; None: beside Ray Serve's logs.
+        traced: Ray Serve makes a span of each request (deploy/replica/tracing.py).
+    """
+
+    _default_engine_cls = NestedFPEngine
+
+    async def __init__(
+        self,
+        llm_config: LLMConfig,
+        *,
+        controller: dict[str, Any],
+        precision: bool,
+        admission: Mapping[str, Any],
+        queue_deadline_s: float | None,
+        max_body_bytes: int,
+        grammar_cpu_s: float,
+        keys_file: str | None = None,
+        cors_origins: Sequence[str] = (),
+        access_log: Format = "text",
+        access_log_folder: str | None = None,
+        traced: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self._agent: ReplicaAgent | None = None
+        self._watch: ReplicaAgent | None = None  # the agent, or that of a plain engine
+        self._max_body_bytes = max_body_bytes
+        self._grammar_cpu_s = grammar_cpu_s
+        self._cors_origins = list(cors_origins)
+        self._keys = Keys(path_of(keys_file), parts=lambda: 1 if self._agent is None else self._agent.replicas)
+        folder = serve_logs() if access_log_folder is None else Path(access_log_folder).expanduser()
+        lines = open_log(access_log, folder, serve.get_replica_context().replica_id.unique_id)
+        self._traced = traced
+        logs = [*([] if lines is None else [lines.add]), *([tracing.tell] if traced else [])]
+        self._meter = PathMeter(logs=logs)
+        self._step_seconds: dict[str, float] = {}
+        self._start = StartChecks({}, [])
+        # Where there are GPUs, Ray makes the engine's configuration in another process, so that the plugin's own wiring
+        # does not reach the front end in this one: no pins would be checked and no tokens counted.
+        frontend.install()
+        tap.install()
+        short_logs.install()
+        with failure.explained():
+            await super().__init__(llm_config, **kwargs)
+            await warm_up(self.engine, llm_config.model_id)
+        # vLLM looks at the environment several times for each output unless it is told that nothing changes any more.
+        envs.enable_envs_cache()
+        settings = self.engine.client.vllm_config
+        self._by_priority = settings.scheduler_config.policy == "priority"
+        self._queue_deadline_s = queue_deadline_s
+        capacity = settings.cache_config.kv_cache_size_tokens
+        self._admission = Admission(
+            admission["limit"],
+            sequences=llm_config.engine_kwargs["max_num_seqs"],
+            tokens=admission["tokens"] or (None if capacity is None else TOKENS_IN_QUEUE * capacity),
+            longest=settings.model_config.max_model_len,
+            shares=Shares(*admission["shares"]),
+            in_order=not self._by_priority,
+        )
+        if not precision:
+            self._watch = PlainAgent(self.engine.call, self._meter, lambda: self.engine.dead, self.engine.give_up)
+            await self._watch.start()
+            self._page = await self._metrics()
+            return
+        context = serve.get_replica_context()
+        stats = await self.engine.call("nestedfp_stats")
+        self._start = StartChecks(
+            await probe_modes(self.engine, llm_config.model_id, stats["fp16_only"]),
+            await self.engine.call("nestedfp_self_checks"),
+        )
+        await self.engine.call("nestedfp_warmed_up")
+        self._agent = self._watch = ReplicaAgent(
+            replica_id=context.replica_id.unique_id,
+            engine=self.engine.call,
+            controller=ServeControllerLink(),
+            config=ControllerConfig.model_validate(controller),
+            admission=self._admission,
+            meter=self._meter,
+            dead=lambda: self.engine.dead,
+            give_up=self.engine.give_up,
+        )
+        await self._agent.start()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        await self._agent.wait_for_directives(DirectiveCall(context.replica_id.unique_id))
+        self._page = await self._metrics()
+
+    async def _start_engine(self) -> None:
+        # Ray Serve LLM also reports that the model is used: an actor is started for it and waited for, even where nothing is
+        # to be reported.
+        if os.environ.get("RAY_USAGE_STATS_ENABLED") == "0":
+            await self.engine.start()
+        else:
+            await super()._start_engine()
+
+    async def _metrics(self) -> ReplicaMetrics:
+        """Make the replica's metrics; after the engine has started."""
+        context = serve.get_replica_context()
+        layers = await self.engine.call("nestedfp_layers") if self._agent is not None else {}
+        bulk.lean_statistics()
+        histograms = bulk.take_over(self.engine.client)
+        self._flushing = asyncio.create_task(bulk.flush_for_ever(histograms))
+        labels = {
+            "application": context.app_name,
+            "replica": context.replica_id.unique_id,
+            "model": self._llm_config.model_id,
+        }
+        return ReplicaMetrics(
+            labels, self._meter.requests, self._admission, layers, histograms, self._start.worst_cosine
+        )
+
+    async def metrics_page(self) -> str:
+        """Return the replica's metrics (OpenMetrics); called by its HTTP server, and by the application's page."""
+        view = None if self._agent is None else self._agent.view()
+        if view is not None:
+            # An engine inside a long step, or a dead one: what it said last stands.
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(STEP_SECONDS_TIMEOUT_S):
+                    self._step_seconds = await self.engine.call("nestedfp_step_seconds")
+            seconds = {f"step_s_{mode}": value for mode, value in self._step_seconds.items()}
+            view = view._replace(stats={**view.stats, **seconds})
+        # In a thread: some ten milliseconds during which tokens are to be written.
+        return await asyncio.to_thread(self._page.text, view, self._meter.stats(time.monotonic()))
+
+    async def _show_metrics(self) -> Shown:
+        return Shown(200, CONTENT_TYPE, (await self.metrics_page()).encode())
+
+    async def __serve_build_asgi_app__(self) -> Any:
+        """Build the application that this replica's HTTP server runs; called by Serve after the constructor."""
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+        from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+
+        app = await super().__serve_build_asgi_app__()
+        # What a model cannot do, vLLM has no serving object for.
+        state = defaultdict(lambda: None, vars(app.state)["_state"])
+        completion, chat = state["openai_serving_completion"], state["openai_serving_chat"]
+        routes = {
+            "/v1/completions": Route(CompletionRequest, completion, "create_completion"),
+            "/v1/chat/completions": Route(ChatCompletionRequest, chat, "create_chat_completion", chat=True),
+        }
+        vectors = {
+            path: Route(model, state[name], inputs=inputs) for path, (model, name, inputs) in pooling.models().items()
+        }
+        makes_text = completion is not None
+        tried = grammars.of_client(self.engine.client, self._grammar_cpu_s) if makes_text else None
+        take_over(completion, chat, tried, *(route.serving for route in vectors.values()))
+        routes = routes if makes_text else vectors
+        generate = Generate(
+            {path: route for path, route in routes.items() if route.serving is not None},
+            self.engine.client,
+            self._admission,
+            self._meter,
+            self._watch or PeerView(),
+            self._max_body_bytes,
+            self._keys,
+            Queueing(
+                self._queue_deadline_s,
+                self._by_priority,
+                None if self._agent is None else EngineQueue(self.engine.client, self.engine.call),
+            ),
+            self._traced,
+            tap.taps_of(self.engine.client),
+        )
+        health = HealthRoutes(
+            serve.get_replica_context().replica_id.unique_id,
+            self.check_health,
+            lambda: None if self._watch is None else self._watch.stats_age_s,
+            self._start,
+        )
+        pages = {"/metrics": self._show_metrics, "/health": health.health, "/ready": health.ready}
+        return allowing(self._cors_origins, Front(app, generate, self._max_body_bytes, pages))
+
+    async def __del__(self) -> None:
+        # Serve calls it at the end of a drain.
+        if self._watch is not None:
+            await self._watch.stop()
+        await super().__del__()
+
+    async def check_health(self) -> None:
+        """Fail where the engine has died or hangs; called by Serve, which then replaces this replica."""
+        await super().check_health()
+        if self._watch is not None:
+            self._watch.check_engine()
+
+    async def apply_directive(self, directive: dict[str, Any]) -> dict[str, Any]:
+        """Put a directive in force and return the acknowledgement; called by the controller's broadcast."""
+        if self._agent is None:
+            raise RuntimeError("this replica runs a plain engine: it has no precision to direct")
+        return await self._agent.apply(directive)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What the autoscaler's policy hears from this replica; called by Serve where it scales this deployment."""
+        return {DESIRED_KEY: 0.0 if self._agent is None else float(self._agent.desired_replicas)}

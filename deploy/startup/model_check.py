@@ -1,0 +1,81 @@
+"""Checks before anything starts whether vLLM knows the model and its tokenizer, and takes the engine's arguments.
+
+What is wrong here would otherwise fail in every replica, a minute later. Imports vLLM, which takes seconds.
+"""
+
+import dataclasses
+import difflib
+import os
+import re
+
+from deploy.config import ConfigError, DeployConfig
+
+LONGEST = 400  # characters of somebody else's message
+
+
+def check_model(config: DeployConfig) -> bool:
+    """Make vLLM's configuration of the model, and load its tokenizer.
+
+    Returns:
+        Whether the model makes vectors (embeddings, scores, classes); False: text.
+
+    Raises:
+        ConfigError: one sentence with the cause and what to change.
+    """
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # as in the replicas
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import FrontendArgs
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    from deploy.app import engine_kwargs
+    from deploy.startup.accelerator import resolve
+
+    engine, server = _names(AsyncEngineArgs), _names(FrontendArgs)
+    for name in config.engine.extra:
+        if name not in engine | server:
+            near = difflib.get_close_matches(name, engine | server, 1)
+            raise ConfigError(f"engine.extra: vLLM has no argument {name!r}{f', but {near[0]!r}' if near else ''}")
+    given = {**engine_kwargs(config, resolve(config.engine.accelerator)), "model": str(config.model.folder)}
+    # Structured ones say little about the model, and are made into objects by Ray Serve LLM.
+    arguments = {name: value for name, value in given.items() if name in engine and not isinstance(value, dict)}
+    try:
+        model = AsyncEngineArgs(**arguments).create_model_config()
+    except ValueError as error:
+        raise ConfigError(f"model {config.model.path!r}: {cause(error)}{_remedy(config, str(error))}") from None
+    if model.runner_type not in ("generate", "pooling"):
+        raise ConfigError(
+            f"model {config.model.path!r} makes neither text nor vectors (vLLM runs it as {model.runner_type!r}), and only "
+            "for these are there routes"
+        )
+    vectors = bool(model.runner_type == "pooling")
+    if model.skip_tokenizer_init:
+        return vectors
+    try:
+        cached_tokenizer_from_config(model)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"model {config.model.path!r}: its tokenizer cannot be loaded ({cause(error)}); the folder needs the tokenizer's "
+            "files as well, tokenizer.json and tokenizer_config.json as a rule"
+        ) from None
+    return vectors
+
+
+def _names(arguments: type) -> set[str]:
+    return {field.name for field in dataclasses.fields(arguments)}
+
+
+def cause(error: Exception) -> str:
+    """Return the heart of an exception of vLLM's, pydantic's or Transformers', in one line."""
+    text = str(error)
+    if (wrapped := re.search(r"Value error, (.*?)(?: \[type=|$)", text, re.DOTALL)) is not None:
+        text = wrapped[1]
+    line = next((each.strip() for each in text.splitlines() if each.strip()), type(error).__name__)
+    return line.partition(". ")[0].rstrip(".:")[:LONGEST]
+
+
+def _remedy(config: DeployConfig, text: str) -> str:
+    if "max_model_len" in text and "derived" in text:
+        return f"; lower model.max_model_len ({config.model.max_model_len})"
+    if "architectures" in text or "model type" in text:
+        return "; serve a model that vLLM 0.29 supports"
+    return ""

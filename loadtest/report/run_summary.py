@@ -1,0 +1,158 @@
+"""Records of a run -> its numbers. Pure; numpy only.
+
+Conventions: percentiles are over the requests that have the value and interpolate linearly; attainment is over *all*
+planned requests, so one that failed or was never sent misses the SLO; goodput divides by the length of the arrival
+window, which is the same for every policy.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Literal
+
+from loadtest.report.standing import (
+    LATE_MS,
+    ClientSummary,
+    Limit,
+    PathSummary,
+    PlaceStats,
+    client_summary,
+    limited_by,
+    path_summary,
+    places,
+    stand,
+)
+from workload.frozen import FrozenModel
+from workload.percentiles import Percentiles, percentiles
+from workload.records import Policy, RequestRecord, ServiceStatus, TimelineSample
+from workload.slo import Slo
+
+LATE_SHARE = 0.01  # of the requests; with more of them late the run says nothing about the service
+
+
+class RunSummary(FrozenModel):
+    """The numbers of one policy's run."""
+
+    policy: Policy
+    requests: int
+    errors: int
+    error_kinds: dict[str, int]
+    rate_rps: float  # offered: planned requests over the arrival window
+    duration_s: float  # of the arrival window
+    drained_s: float  # end of the last answer
+    slo: Slo
+    ttft_ms: Percentiles
+    tpot_ms: Percentiles
+    itl_ms: Percentiles  # single gaps between chunks, all requests together
+    dispatch_lag_ms: Percentiles
+    slo_attainment: float
+    ttft_attainment: float
+    tpot_attainment: float
+    goodput_rps: float
+    output_tokens_per_s: float  # over the arrival window and the drain
+    fp16_token_share: float | None  # of the computed tokens
+    fp16_token_share_from: Literal["responses", "status", "none"]
+    switches: int | None  # all replicas together, from status
+    max_waiting: int | None
+    late_starts: int  # requests that left more than 50 ms late
+    valid: bool  # the client was on time
+    invalid_because: str | None = None
+    saturated_by: Limit  # what the requests stood in front of; "none" when nothing was short, "unknown" without /status
+    where: dict[str, PlaceStats]  # requests by place: mean and largest number in the arrival window
+    path: PathSummary | None  # None: not reported
+    client: ClientSummary
+
+
+def meets_ttft(record: RequestRecord, slo: Slo) -> bool:
+    """Whether the request answered, and its first token came in time."""
+    return record.error is None and record.ttft_ms is not None and record.ttft_ms <= slo.ttft_ms
+
+
+def meets_tpot(record: RequestRecord, slo: Slo) -> bool:
+    """Whether the request answered at the wanted speed; an answer of one token has no TPOT to miss."""
+    return record.error is None and (record.tpot_ms is None or record.tpot_ms <= slo.tpot_ms)
+
+
+def fp16_token_share(records: Iterable[RequestRecord]) -> float | None:
+    """Share of the computed (not cached) tokens that ran in FP16, from what the responses disclose."""
+    fp16 = fp8 = 0
+    for record in records:
+        if (tokens := record.precision_tokens) is not None:
+            fp16 += tokens.prompt.fp16 + tokens.completion.fp16
+            fp8 += tokens.prompt.fp8 + tokens.completion.fp8
+    return fp16 / (fp16 + fp8) if fp16 + fp8 else None
+
+
+def statuses(samples: Iterable[TimelineSample]) -> list[ServiceStatus]:
+    """The statuses of the samples that have one."""
+    return [sample.status for sample in samples if sample.status is not None]
+
+
+def counter_growth(samples: Sequence[TimelineSample], field: Literal["switches", "tokens_fp16", "tokens_fp8"]) -> int:
+    """Growth of a counter over the run, summed over replicas; one that falls has started again at zero."""
+    growth = 0
+    for before, after in pairwise(statuses(samples)):
+        old = {replica.id: getattr(replica, field) for replica in before.replicas}
+        for replica in after.replicas:
+            count: int = getattr(replica, field)
+            if replica.id in old:
+                growth += count - old[replica.id] if count >= old[replica.id] else count
+    return growth
+
+
+def summarise(
+    records: Sequence[RequestRecord], samples: Sequence[TimelineSample], slo: Slo, duration_s: float
+) -> RunSummary:
+    """The numbers of one run. ``samples`` must begin before the first request and end after the last."""
+    assert records, "a run has at least one planned request"
+    good = sum(meets_ttft(record, slo) and meets_tpot(record, slo) for record in records)
+    count = len(records)
+    ends_s = [record.intended_s + record.latency_ms / 1e3 for record in records if record.latency_ms is not None]
+    drained_s = max([duration_s, *ends_s])
+    samples = stand(records, samples)
+    window = [sample for sample in samples if 0 < sample.at_s <= duration_s]
+    told = statuses(samples)
+    late = sum(r.dispatch_lag_ms is not None and r.dispatch_lag_ms > LATE_MS for r in records)
+    invalid = _invalid(late, count)
+    share, source = fp16_token_share(records), "responses"
+    if share is None and len(told) > 1:
+        fp16, fp8 = counter_growth(samples, "tokens_fp16"), counter_growth(samples, "tokens_fp8")
+        share, source = (fp16 / (fp16 + fp8), "status") if fp16 + fp8 else (None, "none")
+    return RunSummary.model_validate(
+        {
+            "policy": records[0].policy,
+            "requests": count,
+            "errors": sum(record.error is not None for record in records),
+            "error_kinds": dict(Counter(r.error[:120] for r in records if r.error is not None).most_common(5)),
+            "rate_rps": count / duration_s,
+            "duration_s": duration_s,
+            "drained_s": drained_s,
+            "slo": slo,
+            "ttft_ms": percentiles(r.ttft_ms for r in records if r.ttft_ms is not None),
+            "tpot_ms": percentiles(r.tpot_ms for r in records if r.tpot_ms is not None),
+            "itl_ms": percentiles(after - before for r in records for before, after in pairwise(r.chunk_ms)),
+            "dispatch_lag_ms": percentiles(r.dispatch_lag_ms for r in records if r.dispatch_lag_ms is not None),
+            "slo_attainment": good / count,
+            "ttft_attainment": sum(meets_ttft(record, slo) for record in records) / count,
+            "tpot_attainment": sum(meets_tpot(record, slo) for record in records) / count,
+            "goodput_rps": good / duration_s,
+            "output_tokens_per_s": sum(record.output_tokens for record in records) / drained_s,
+            "fp16_token_share": share,
+            "fp16_token_share_from": source if share is not None else "none",
+            "switches": counter_growth(samples, "switches") if len(told) > 1 else None,
+            "max_waiting": max((status.waiting for status in told), default=None),
+            "late_starts": late,
+            "valid": invalid is None,
+            "invalid_because": invalid,
+            "saturated_by": "client" if invalid else limited_by(window),
+            "where": places(window),
+            "path": path_summary(window),
+            "client": client_summary(records, samples),
+        }
+    )
+
+
+def _invalid(late: int, count: int) -> str | None:
+    if late > LATE_SHARE * count:
+        return f"{late} of {count} requests left more than {LATE_MS:g} ms late"
+    return None

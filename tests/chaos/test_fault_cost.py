@@ -1,0 +1,151 @@
+"""What a fault is said to have cost, from timelines written by hand; and a fault that is injected into a live service."""
+
+import math
+
+import pytest
+
+from benchmarks.stream_client import Record
+from chaos.fault_cost import (
+    Injection,
+    ProcessLook,
+    StatusLook,
+    Struck,
+    detected_after_s,
+    outcome,
+    recovered_after_s,
+    result,
+)
+
+TOKENS = 8
+BOTH, ONE = frozenset({"a", "b"}), frozenset({"a"})
+
+
+def record(start_s=0.0, end_s=1.0, kind="ok", status=200, tokens=TOKENS):
+    return Record(start_s, start_s, start_s, end_s, end_s, status, tokens, tokens, kind)
+
+
+def statuses(*ready, code=200, every_s=1.0):
+    """One look a second, from second 0 on."""
+    return [StatusLook(at * every_s, code, each) for at, each in enumerate(ready)]
+
+
+def processes(*engines, kind="engine"):
+    """One look each half second after the full second."""
+    return [ProcessLook(at + 0.5, {kind: frozenset(pids)}) for at, pids in enumerate(engines)]
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (record(), "ok"),
+        (record(tokens=TOKENS - 1), "lost"),
+        (record(kind="unfinished"), "lost"),
+        (record(kind="stall"), "hung"),
+        (record(kind="cut"), "hung"),
+        (record(kind="closed", tokens=3), "failed"),
+        (record(kind="closed_unanswered", status=0, tokens=0), "failed"),
+        (record(kind="connect", status=0, tokens=0), "failed"),
+        (record(kind="error_event", tokens=3), "failed"),
+        (record(kind="http_503", status=503, tokens=0), "failed"),
+        (record(kind="http_400", status=400, tokens=0), "failed"),
+        (record(kind="http_429", status=429, tokens=0), "refused"),
+    ],
+)
+def test_each_end_of_a_request_counts_as_one_thing(made, expected):
+    assert outcome(made, TOKENS) == expected
+
+
+def test_a_replica_that_the_status_no_longer_counts_is_a_sign():
+    injection = Injection(2.2, 2.2)
+    seen = statuses(BOTH, BOTH, BOTH, BOTH, ONE, BOTH)
+    assert detected_after_s(injection, seen[1], seen, processes({1})) == pytest.approx(1.8)
+
+
+def test_a_status_that_says_that_the_controller_is_away_is_a_sign_and_one_that_is_silent_is_none():
+    injection = Injection(0.5, 0.5)
+    silent = [StatusLook(1.0, 0, frozenset()), StatusLook(2.0, 0, frozenset())]
+    assert detected_after_s(injection, StatusLook(0.0, 200, BOTH), silent, processes({1})) is None
+    told = [*silent, StatusLook(3.0, 503, frozenset())]
+    assert detected_after_s(injection, StatusLook(0.0, 200, BOTH), told, processes({1})) == 2.5
+
+
+def test_the_end_of_a_process_that_was_killed_is_no_sign_but_its_successor_is():
+    injection = Injection(1.0, 1.0, "engine", frozenset({1}), killed=True)
+    before, seen = StatusLook(0.0, 200, BOTH), statuses(BOTH, BOTH, BOTH, BOTH)
+    looks = processes({1, 2}, {2}, {2}, {2, 3})
+    assert detected_after_s(injection, before, seen, looks[:3]) is None
+    assert detected_after_s(injection, before, seen, looks) == 2.5
+
+
+def test_the_end_of_a_process_that_was_only_stopped_is_a_sign():
+    injection = Injection(1.0, 1.0, "engine", frozenset({1}))
+    looks = processes({1, 2}, {1, 2}, {2}, {2})
+    assert detected_after_s(injection, StatusLook(0.0, 200, BOTH), statuses(BOTH, BOTH, BOTH), looks) == 1.5
+
+
+def test_another_kind_of_process_says_nothing_about_the_fault():
+    injection = Injection(1.0, 1.0, "controller", frozenset({9}))
+    looks = [ProcessLook(each.at_s, {**each.alive, "controller": frozenset({9})}) for each in processes({1}, {2}, {3})]
+    assert detected_after_s(injection, StatusLook(0.0, 200, BOTH), statuses(BOTH, BOTH), looks) is None
+
+
+def test_recovery_is_when_the_status_is_sound_for_good():
+    seen = statuses(BOTH, ONE, BOTH, ONE, BOTH, BOTH)
+    assert recovered_after_s(0.5, 2, seen, processes({1}), []) == 3.5
+    assert recovered_after_s(0.5, 2, seen[:4], processes({1}), []) is None
+    assert recovered_after_s(3.5, 2, seen, processes({1}), []) == 0.0
+
+
+def test_it_has_not_recovered_while_a_process_is_missing_or_requests_that_begin_fail():
+    seen = statuses(*[BOTH] * 6)
+    assert recovered_after_s(0.5, 2, seen, processes({1}, set(), {2}), []) == 1.5
+    late = [record(3.2, 3.3, "connect", 0)]
+    assert recovered_after_s(0.5, 2, seen, processes({1}), late) == 3.5
+    earlier = [record(0.2, 5.0, "closed")]  # in flight at the fault: its end says nothing of new requests
+    assert recovered_after_s(0.5, 2, seen, processes({1}), earlier) == 0.0
+
+
+def test_a_fault_is_summed_up():
+    requests = [
+        record(0.0, 0.9),  # over by then
+        record(0.8, 2.0, "closed", tokens=2),
+        record(0.9, 3.0),
+        record(1.5, 1.6, "connect", 0),
+        record(1.6, 1.7, "http_429", 429, 0),
+        record(2.0, 30.0, "stall", tokens=1),
+        record(2.1, 2.9, "unfinished", tokens=4),
+    ]
+    injection = Injection(1.0, 1.0, "engine", frozenset({1}), killed=True)
+    seen = statuses(BOTH, BOTH, ONE, BOTH)
+    found = result("engine killed", injection, 2, TOKENS, requests, seen, processes({1, 2}, {2}, {2, 3}), ["by hand"])
+    assert (found.detect_s, found.recover_s) == (1.0, 2.0)
+    assert (found.in_flight, found.failed, found.hung, found.lost) == (2, 2, 1, 1)
+    assert found.notes == "7 requests; 1 closed, 1 connect; 1 begun after the fault; 1 refused with 429; by hand"
+
+
+def test_times_count_from_the_fault_and_recovery_from_its_release():
+    injection = Injection(1.0, 4.0, "engine", frozenset({1}))
+    seen = statuses(BOTH, BOTH, ONE, ONE, ONE, BOTH)
+    found = result("engine paused", injection, 2, TOKENS, [record()], seen, processes({1}))
+    assert (found.detect_s, found.recover_s) == (1.0, 1.0)
+    assert math.isclose(found.recover_s, 5.0 - injection.released_s)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "failed_at", "said"),
+    [
+        (4, 0, {}, "4 failed, no more than the 5 in flight there, and 0 begun after; 0 at others"),
+        (4, 0, {"x": 3}, "4 failed, no more than the 5 in flight there, and 0 begun after; 0 at others"),
+        (8, 0, {"x": 1, "y": 3}, "5 failed, no more than the 5 in flight there, and 0 begun after; 3 at others"),
+        (8, 0, {"y": 2}, "6 failed, MORE than the 5 in flight there, and 0 begun after; 2 at others"),
+        (5, 2, {}, "5 failed, no more than the 5 in flight there, and 2 begun after; 0 at others"),
+        (1, 0, {"y": 3}, "0 failed, no more than the 5 in flight there, and 0 begun after; 1 at others"),
+    ],
+)
+def test_what_failed_is_told_apart_by_replica(before, after, failed_at, said):
+    injection = Injection(1.0, 1.0, "replica", frozenset({1}), killed=True, struck=Struck("x", 5))
+    requests = [record(0.5, 2.0, "closed", tokens=2)] * before + [record(1.5, 2.0, "connect", 0)] * after
+    found = result(
+        "replica killed", injection, 2, TOKENS, requests, statuses(BOTH, BOTH), processes({1}), (), failed_at
+    )
+    assert f"at the replica that was hit {said}" in found.notes

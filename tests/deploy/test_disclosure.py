@@ -1,0 +1,53 @@
+"""Disclosure of precision in responses, streamed or not."""
+
+import json
+
+from deploy.replica.disclosure import StreamDiscloser, disclose
+
+TOKENS = {"prompt": {"fp16": 3, "fp8": 2, "cached": {"fp16": 1, "fp8": 0}}, "completion": {"fp16": 4, "fp8": 0}}
+
+
+def event(**chunk):
+    return f"data: {json.dumps(chunk, separators=(',', ':'))}\n\n"
+
+
+def payload(text):
+    return json.loads(text.removeprefix("data: "))
+
+
+def test_samples_of_one_prompt_count_it_once_in_the_usage():
+    tokens = {"prompt": {"fp16": 4, "fp8": 2, "cached": {"fp16": 2, "fp8": 0}}, "completion": {"fp16": 6, "fp8": 0}}
+    usage = disclose(None, tokens, samples=2)
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (4, 6, 10)
+
+
+def test_usage_gains_the_counts_and_keeps_the_rest():
+    assert disclose({"prompt_tokens": 6}, TOKENS) == {"prompt_tokens": 6, "precision_tokens": TOKENS}
+    assert disclose({"prompt_tokens": 6}, None) == {"prompt_tokens": 6}
+
+
+def test_without_include_usage_the_finish_chunk_carries_the_counts():
+    stream = StreamDiscloser(lambda: TOKENS, include_usage=False)
+    middle = event(choices=[{"text": 'a "finish_reason":"x', "finish_reason": None}])
+    last = event(choices=[{"text": "b", "finish_reason": "length"}])
+    assert stream.event(middle) == middle
+    assert payload(stream.event(last))["usage"] == {
+        "prompt_tokens": 6,
+        "completion_tokens": 4,
+        "total_tokens": 10,
+        "precision_tokens": TOKENS,
+    }
+    assert stream.event("data: [DONE]\n\n") == "data: [DONE]\n\n"
+
+
+def test_with_include_usage_only_the_usage_chunk_carries_the_counts():
+    stream = StreamDiscloser(lambda: TOKENS, include_usage=True)
+    last = event(choices=[{"text": "b", "finish_reason": "stop"}])
+    assert stream.event(last) == last
+    usage = payload(stream.event(event(choices=[], usage={"prompt_tokens": 6, "completion_tokens": 4})))["usage"]
+    assert usage == {"prompt_tokens": 6, "completion_tokens": 4, "precision_tokens": TOKENS}
+
+
+def test_text_outside_ascii_survives():
+    stream = StreamDiscloser(lambda: TOKENS, include_usage=False)
+    assert "Zwölf Brüder" in stream.event(event(choices=[{"text": "Zwölf Brüder", "finish_reason": "stop"}]))
