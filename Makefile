@@ -90,24 +90,24 @@ format: setup ## rewrite the sources as `make check` wants them
 	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh')
 
 bench-cpu: setup ## time the CPU kernels -> benchmarks/results/cpu-linear.csv
-	$(RUN) -m benchmarks.cpu_linear $(ARGS)
+	$(RUN) -m benchmarks.weights.cpu_linear $(ARGS)
 
 SEED ?= 1
 
 bench-gpu: setup ## time the GPU kernels against the libraries, on layers and on random problems (SEED=) -> benchmarks/results/h100-gemm*.csv
-	$(RUN) -m benchmarks.gpu_gemm $(ARGS)
-	$(RUN) -m benchmarks.gpu_gemm_random --seed $(SEED)
+	$(RUN) -m benchmarks.kernels.gpu_gemm $(ARGS)
+	$(RUN) -m benchmarks.kernels.gpu_gemm_random --seed $(SEED)
 
 ENGINE_MODELS ?= llama-8b,mistral-24b
 
 bench-engine: setup ## whole engines on one GPU: throughput, steps, switches, profile -> benchmarks/results/h100-*.csv (an hour)
-	$(RUN) -m benchmarks.engine --models $(ENGINE_MODELS) $(ARGS)
-	$(RUN) -m benchmarks.engine_steps --models $(ENGINE_MODELS)
-	$(RUN) -m benchmarks.engine_switch --models $(ENGINE_MODELS)
-	$(RUN) -m benchmarks.engine_profile --models $(ENGINE_MODELS)
+	$(RUN) -m benchmarks.engine.engine_offline --models $(ENGINE_MODELS) $(ARGS)
+	$(RUN) -m benchmarks.engine.engine_steps --models $(ENGINE_MODELS)
+	$(RUN) -m benchmarks.engine.engine_switch --models $(ENGINE_MODELS)
+	$(RUN) -m benchmarks.engine.engine_profile --models $(ENGINE_MODELS)
 
 bench-http: setup ## the HTTP path against vllm serve and the engine alone -> benchmarks/results/http-path.csv (ARGS=--gpu: h100-http.csv)
-	$(RUN) -m benchmarks.http_path $(ARGS)
+	$(RUN) -m benchmarks.http.http_path $(ARGS)
 
 LOADTEST_ARGS ?= --duration 240 --load-fraction 0.75 --length-scale 0.1 --max-prompt-tokens 16 --max-output-tokens 24 --probe 30 --probe-concurrency 3
 

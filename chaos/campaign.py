@@ -10,8 +10,9 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks import http_load, http_procs, stream_client
-from benchmarks.stream_client import ClientRun, LoadPlan
+from benchmarks.client import stream_client
+from benchmarks.client.stream_client import ClientRun, LoadPlan
+from benchmarks.http import http_load, http_procs
 from chaos import faults, places, soak
 from chaos.fault_cost import FaultResult, Injection, detected_after_s, result
 from chaos.faults import Arena

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.stream_client import Record
+from benchmarks.client.stream_client import Record
 
 ClientOutcome = Literal["ok", "refused", "failed", "hung", "lost"]
 REFUSED_STATUS = 429

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks import http_load, stream_client
-from benchmarks.stream_client import LoadPlan
+from benchmarks.client import stream_client
+from benchmarks.client.stream_client import LoadPlan
+from benchmarks.http import http_load
 from chaos import attacks, hostile, places
 from chaos.fault_cost import SEVERAL, Injection, Struck
 from chaos.watch import KINDS, Family, running

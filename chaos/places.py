@@ -9,7 +9,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks import http_procs
+from benchmarks.http import http_procs
 
 LIMIT_S = 2.0
 REPLICA = re.compile(r"access_(\w+)\.log$")

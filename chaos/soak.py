@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.http_procs import Process, role_of
+from benchmarks.http.http_procs import Process, role_of
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 SAMPLES_AT_LEAST = 10

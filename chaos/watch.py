@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from benchmarks import http_procs
-from benchmarks.http_procs import Process
+from benchmarks.http import http_procs
+from benchmarks.http.http_procs import Process
 from chaos.fault_cost import ProcessLook, StatusLook
 from deploy.environment import FOLDER_PREFIX
 

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from controller.messages import Count, Milliseconds, ProxyStats, ReplicaState, Seconds
 from nestedfp.modes import DirectiveMode
-from nestedfp.step_rule import StepRule
+from nestedfp.steps.step_rule import StepRule
 from workload.frozen import FrozenModel
 
 # 2: scopes, the ladder's rungs, held decisions, advisory mode; 3: the path, ages of statistics; 4: slo_evaluated.

@@ -12,7 +12,7 @@ from controller.messages import Fallback
 from controller.policies import POLICIES, PolicyConfig
 from controller.policies.deadlines import Deadlines
 from nestedfp.modes import DirectiveMode
-from nestedfp.step_rule import StepRule
+from nestedfp.steps.step_rule import StepRule
 from workload.frozen import FrozenModel
 from workload.slo import Slo
 

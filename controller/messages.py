@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from nestedfp.modes import DirectiveMode, Mode
-from nestedfp.step_rule import StepRule
+from nestedfp.steps.step_rule import StepRule
 from workload.frozen import FrozenModel
 
 Count = Annotated[int, Field(ge=0)]

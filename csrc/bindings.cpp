@@ -1,5 +1,5 @@
 // Every op schema of the extension. Loading the library registers them, through torch's stable ABI, so that one binary
-// serves all torch releases from the one it targets on; nestedfp/ops.py holds the fakes and the documentation.
+// serves all torch releases from the one it targets on; nestedfp/kernels/ops.py holds the fakes and the documentation.
 #include <torch/csrc/stable/library.h>
 
 #include <string>
@@ -23,7 +23,7 @@ int64_t get_mode() { return static_cast<int64_t>(current_mode()); }
 // Where the mode is, as an integer, for the library of CUDA kernels, which reads it in every call.
 int64_t mode_address() { return static_cast<int64_t>(reinterpret_cast<uintptr_t>(&mode_in_memory())); }
 
-// For nestedfp/ops.py, which compares.
+// For nestedfp/kernels/ops.py, which compares.
 std::string shared_constants() {
     return shared_constants_text({{"panel_rows", cpu::kPanel}, {"pair", cpu::kPairBytes / cpu::kPanel}});
 }

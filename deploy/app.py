@@ -22,7 +22,7 @@ from deploy.replica import tracing
 from deploy.replica.llm_replica import NestedFPServer
 from deploy.startup.accelerator import resolve
 
-PLAIN_WORKER = "nestedfp.vllm_plugin.plain_worker.PlainCPUWorker"
+PLAIN_WORKER = "nestedfp.vllm_plugin.ranks.plain_worker.PlainCPUWorker"
 
 
 def build(args: dict[str, str]) -> Any:

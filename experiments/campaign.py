@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import http_procs, http_systems
-from benchmarks.http_systems import RunningSystem
+from benchmarks.http import http_procs, http_systems
+from benchmarks.http.http_systems import RunningSystem
 from experiments import systems
 from experiments.config import Experiment, ExperimentError, Kill, Run
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from benchmarks.engine_shapes import SHAPES
+from benchmarks.engine.engine_shapes import SHAPES
 from controller.config import ControllerConfig, explain
 from workload.frozen import FrozenModel
 from workload.slo import Slo
@@ -75,7 +75,7 @@ class Experiment(FrozenModel):
     """One experiment."""
 
     name: Name
-    shape: str | None = None  # of benchmarks.engine_shapes, with random weights, on GPUs
+    shape: str | None = None  # of benchmarks.engine.engine_shapes, with random weights, on GPUs
     model: Path | None = None  # or a checkpoint, on whatever this machine has
     replicas: Annotated[int, Field(ge=1)] = 1
     engine: EngineConfig = EngineConfig()

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from benchmarks import http_gpu, http_systems
-from benchmarks.http_systems import RunningSystem
+from benchmarks.http import http_gpu, http_systems
+from benchmarks.http.http_systems import RunningSystem
 from experiments.config import Experiment, ExperimentError, Run, controller_section
 
 SETTINGS = "deployment.yaml"

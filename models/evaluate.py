@@ -25,8 +25,8 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from models.text import Stream, encode, read_lines
-from nestedfp.activations import quantize_per_token
 from nestedfp.format import LIMIT, split, upper_to_float
+from nestedfp.kernels.activations import quantize_per_token
 
 MODES = ("fp16", "fp8-weights", "fp8-weights-inputs")
 

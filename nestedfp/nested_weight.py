@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from nestedfp import ops
 from nestedfp.format import LIMIT, OUTLIER_LIMIT_FRACTION
+from nestedfp.kernels import ops
 
 
 @dataclass(frozen=True, slots=True)

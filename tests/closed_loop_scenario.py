@@ -20,7 +20,7 @@ def main() -> None:
     from processes import ROOT
     from vllm import LLM
 
-    from benchmarks.engine_closed import tokens_per_s
+    from benchmarks.engine.engine_closed import tokens_per_s
 
     model = str(ROOT / "models" / "fairytales-8m")
     llm = LLM(model, quantization="nestedfp", dtype="float16", enforce_eager=True, max_model_len=64,

@@ -53,7 +53,7 @@ def compiled_configs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def host_library(compiled_configs):
     """Has that library in the place of the one that nvcc builds."""
-    from benchmarks import gpu_kernels as kernels
+    from benchmarks.kernels import gpu_kernels as kernels
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NESTEDFP_CUDA_LIBRARY", str(compiled_configs))

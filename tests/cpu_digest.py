@@ -8,7 +8,7 @@ import json
 
 import torch
 
-from nestedfp import ops
+from nestedfp.kernels import ops
 from nestedfp.modes import Mode
 from nestedfp.nested_weight import NestedWeight, nest
 

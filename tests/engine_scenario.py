@@ -44,7 +44,7 @@ def run_engine(engine: dict[str, Any], runs: list[dict[str, Any]], nested: bool)
     """Start an engine, let it do all ``runs``, and let go of it."""
     from vllm import LLM, SamplingParams
 
-    from nestedfp.step_rule import StepRule
+    from nestedfp.steps.step_rule import StepRule
     from nestedfp.vllm_plugin import control
     from nestedfp.vllm_plugin.frontend import counts_of, usage_of
 

@@ -73,8 +73,9 @@ class Jobs:
     def flip(self, prompts, max_tokens, rounds):
         """Alternate the precision with every step, in several equal rounds; return tokens, memory and steps."""
         from nestedfp.modes import Mode
-        from nestedfp.step_rule import StepChoice
-        from nestedfp.vllm_plugin import control, scheduler
+        from nestedfp.steps.step_rule import StepChoice
+        from nestedfp.vllm_plugin import control
+        from nestedfp.vllm_plugin.scheduling import scheduler
 
         count = 0
 

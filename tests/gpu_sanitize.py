@@ -11,7 +11,7 @@ import sys
 
 import torch
 
-from benchmarks import gpu_kernels as kernels
+from benchmarks.kernels import gpu_kernels as kernels
 
 
 def main() -> None:

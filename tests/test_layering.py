@@ -25,7 +25,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SHARED = {"nestedfp.modes", "nestedfp.step_rule", "nestedfp.step_costs", "nestedfp.step_slack", "nestedfp.step_fill"}
+SHARED = {
+    "nestedfp.modes",
+    "nestedfp.steps.step_rule",
+    "nestedfp.steps.step_costs",
+    "nestedfp.steps.step_slack",
+    "nestedfp.steps.step_fill",
+}
 MAY_IMPORT = {
     "nestedfp": set[str](),
     "workload": set[str](),

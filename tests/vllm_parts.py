@@ -29,7 +29,7 @@ with warnings.catch_warnings():
     from vllm.v1.structured_output import StructuredOutputManager
 
     from nestedfp.vllm_plugin import frontend, register
-    from nestedfp.vllm_plugin.scheduler import make_scheduler
+    from nestedfp.vllm_plugin.scheduling.scheduler import make_scheduler
 
     register()
     frontend.install()

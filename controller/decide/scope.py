@@ -19,7 +19,7 @@ from controller.policies import POLICIES
 from controller.policies.base import Decision, Observation
 from controller.protocol import NO_RULE, Content
 from nestedfp.modes import DirectiveMode
-from nestedfp.step_rule import StepRule
+from nestedfp.steps.step_rule import StepRule
 
 CLUSTER = ""  # the key of the cluster among held units
 

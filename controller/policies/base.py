@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from controller.fleet.view import Replicas
 from nestedfp.modes import DirectiveMode
-from nestedfp.step_rule import StepRule
+from nestedfp.steps.step_rule import StepRule
 from workload.frozen import FrozenModel
 from workload.slo import USUAL_SLO, Slo
 

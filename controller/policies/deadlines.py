@@ -1,6 +1,6 @@
 """Every engine keeps the deadlines of its own requests: a step runs FP16 unless that would make one of them late. Pure.
 
-The step rule is nestedfp/step_slack.py; here it is told which share of the SLO's objectives a step may use up.
+The step rule is nestedfp/steps/step_slack.py; here it is told which share of the SLO's objectives a step may use up.
 """
 
 from typing import Annotated, Literal
@@ -9,7 +9,7 @@ from pydantic import Field
 
 from controller.policies.base import Decision, Observation, PolicySpec
 from nestedfp.modes import DirectiveMode
-from nestedfp.step_rule import StepRule
+from nestedfp.steps.step_rule import StepRule
 from workload.frozen import FrozenModel
 from workload.slo import Slo
 

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from controller.policies.base import Decision, Observation, PolicySpec
 from nestedfp.modes import DirectiveMode
-from nestedfp.step_rule import StepRule
+from nestedfp.steps.step_rule import StepRule
 from workload.frozen import FrozenModel
 
 

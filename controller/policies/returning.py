@@ -14,7 +14,7 @@ from controller.fleet import path_limit
 from controller.policies.base import Decision, Observation
 from controller.policies.signals import backoff, health, load
 from nestedfp.modes import DirectiveMode
-from nestedfp.step_rule import StepRule
+from nestedfp.steps.step_rule import StepRule
 from workload.frozen import FrozenModel
 from workload.slo import Slo
 

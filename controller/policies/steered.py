@@ -1,6 +1,6 @@
 """The policy ``deadlines`` with its fraction steered: as much of the objectives as the requests' attainment leaves room for. Pure.
 
-The engines decide every step by their requests' deadlines (nestedfp/step_slack.py); the controller says which share of
+The engines decide every step by their requests' deadlines (nestedfp/steps/step_slack.py); the controller says which share of
 the TTFT objective a step may use up. A droop, as generators share a load by:
 
     fraction = 1 - droop * (share of requests that missed the SLO - free_miss_share)
@@ -24,7 +24,7 @@ from controller.policies.base import Decision, Observation, PolicySpec
 from controller.policies.deadlines import Deadlines
 from controller.policies.signals import misses
 from nestedfp.modes import DirectiveMode
-from nestedfp.step_rule import StepRule
+from nestedfp.steps.step_rule import StepRule
 
 GRID = 0.05  # of the fractions handed down: every other value is a directive of its own
 FEWEST_JUDGED = 500  # requests: of fewer, a single miss would be a share worth a reaction

@@ -10,7 +10,7 @@ from controller.messages import Directive, DirectiveAck, StandingOrder
 from controller.protocol.clock import SteadyClock
 from controller.protocol.publisher import CONFLICT
 from nestedfp.modes import DirectiveMode
-from nestedfp.step_rule import StepRule
+from nestedfp.steps.step_rule import StepRule
 
 
 @dataclass(frozen=True, slots=True)

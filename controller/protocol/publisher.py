@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from controller.messages import Directive, DirectiveAck, ReplicaSnapshot, StandingOrder
 from nestedfp.modes import DirectiveMode
-from nestedfp.step_rule import StepRule
+from nestedfp.steps.step_rule import StepRule
 
 CONFLICT = "conflict"  # reason of an acknowledgement: the same epoch with other content
 NO_RULE = StepRule()

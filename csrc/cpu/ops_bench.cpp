@@ -1,4 +1,4 @@
-// Baselines that benchmarks/cpu_linear.py compares with: the same blocking over plain FP16 weights, and a plain read of
+// Baselines that benchmarks/weights/cpu_linear.py compares with: the same blocking over plain FP16 weights, and a plain read of
 // memory.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>

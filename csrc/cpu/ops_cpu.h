@@ -1,4 +1,4 @@
-// The CPU ops on tensors; schemas in bindings.cpp, meaning in nestedfp/ops.py.
+// The CPU ops on tensors; schemas in bindings.cpp, meaning in nestedfp/kernels/ops.py.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>

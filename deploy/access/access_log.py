@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from controller.live.decision_log import RotatingLines
-from nestedfp.vllm_plugin.accounting import TokenCounts
+from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
 
 log = logging.getLogger(__name__)
 

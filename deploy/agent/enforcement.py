@@ -17,7 +17,7 @@ from controller.protocol.follower import InForce
 from deploy.access.admission import Admission
 from deploy.agent.directive_sender import DirectiveLine
 from nestedfp.modes import DirectiveMode
-from nestedfp.step_rule import StepRule
+from nestedfp.steps.step_rule import StepRule
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from deploy.front.replies import Refused
 from deploy.front.streams import Frame
 from deploy.replica.health_routes import EngineHung
 from nestedfp.modes import Mode
-from nestedfp.vllm_plugin.pin import PIN_KEY
+from nestedfp.vllm_plugin.scheduling.pin import PIN_KEY
 
 
 @dataclass(slots=True)

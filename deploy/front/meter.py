@@ -14,7 +14,7 @@ from controller.messages import LatencyWindow, PathStats
 from controller.sliding_window import SlidingWindow
 from deploy.access.access_log import Access
 from deploy.metrics.request_metrics import PINS, RequestMetrics, RequestOutcome, precision_of
-from nestedfp.vllm_plugin.accounting import TokenCounts, total
+from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts, total
 
 SPAN_S = 5.0
 LAG_PERIOD_S = 0.05

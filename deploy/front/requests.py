@@ -9,7 +9,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from deploy.front.bounds import INT32, check_bounds
 from deploy.front.replies import Refused
-from nestedfp.vllm_plugin.pin import PIN_HEADER, PIN_KEY, parse_pin
+from nestedfp.vllm_plugin.scheduling.pin import PIN_HEADER, PIN_KEY, parse_pin
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 DEADLINE_KEY = "queue_deadline_s"  # in vllm_xargs

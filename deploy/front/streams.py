@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from nestedfp.vllm_plugin.accounting import TokenCounts, usage_of
+from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts, usage_of
 
 encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"

@@ -27,7 +27,7 @@ class StartChecks:
 
     Attributes:
         probe_s: how long the engine's answer to a probe took, by precision; empty: a plain engine, which has no precisions.
-        self_checks: of every rank: ``nestedfp.vllm_plugin.self_check.SelfCheck`` as a dictionary.
+        self_checks: of every rank: ``nestedfp.vllm_plugin.ranks.self_check.SelfCheck`` as a dictionary.
     """
 
     probe_s: dict[str, float]

@@ -26,7 +26,8 @@ def register() -> None:
     here is a warning, and ``quantization="nestedfp"`` is then a name that vLLM does not know.
     """
     try:
-        from nestedfp.vllm_plugin import quant, short_logs, wiring
+        from nestedfp.vllm_plugin import short_logs, wiring
+        from nestedfp.vllm_plugin.weights import quant
 
         short_logs.install()
         quant.register_method()

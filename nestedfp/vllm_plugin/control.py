@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from nestedfp.modes import DirectiveMode
-from nestedfp.step_rule import StepRule
+from nestedfp.steps.step_rule import StepRule
 
 _epochs = itertools.count(1)
 

@@ -6,7 +6,7 @@ vLLM loads an endpoint plugin only where ``VLLM_PLUGINS`` names it. It adds
 
     GET  /nestedfp/stats       the engine's counters
     POST /nestedfp/directive   {"mode": "fp16" or "fp8"}, or {"mode": "auto", "rule": {"fp8_step_tokens": 512}} with the fields of
-                               ``nestedfp.step_rule.StepRule``; with ``Authorization: Bearer KEY``
+                               ``nestedfp.steps.step_rule.StepRule``; with ``Authorization: Bearer KEY``
 
 and to every answer of text, and every one of vectors in JSON, the tokens by precision: as ``usage.precision_tokens``, in a
 stream as a comment (``: nestedfp {...}``) before its end, which clients pass over.
@@ -21,7 +21,7 @@ from typing import Any
 
 from nestedfp import admin_key
 from nestedfp.modes import DirectiveMode
-from nestedfp.step_rule import StepRule
+from nestedfp.steps.step_rule import StepRule
 from nestedfp.vllm_plugin.frontend import collected, total, usage_of
 
 DISCLOSED = frozenset(

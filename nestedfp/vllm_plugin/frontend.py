@@ -27,8 +27,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from nestedfp.vllm_plugin.accounting import COUNTS_KEY, TokenCounts, total, usage_of
-from nestedfp.vllm_plugin.pin import PIN_KEY, is_pinned, parse_pin
+from nestedfp.vllm_plugin.scheduling.accounting import COUNTS_KEY, TokenCounts, total, usage_of
+from nestedfp.vllm_plugin.scheduling.pin import PIN_KEY, is_pinned, parse_pin
 
 __all__ = ["Collected", "check_pin", "check_token_ids", "collected", "counts_of", "install", "total", "usage_of"]
 

@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nestedfp.checkpoint import fingerprint, verify_shards
-from nestedfp.vllm_plugin import gpu_support, names, versions
+from nestedfp.vllm_plugin import names, versions
 from nestedfp.vllm_plugin.options import OPTIONS_KEY, PluginOptions
+from nestedfp.vllm_plugin.ranks import gpu_support
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-SCHEDULER = "nestedfp.vllm_plugin.scheduler.make_scheduler"
-WORKER = "nestedfp.vllm_plugin.worker.NestedFPWorker"
+SCHEDULER = "nestedfp.vllm_plugin.scheduling.scheduler.make_scheduler"
+WORKER = "nestedfp.vllm_plugin.ranks.worker.NestedFPWorker"
 KV_DTYPES = ("auto", "float16")
 PLATFORM_WORKERS = ("auto", "vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.worker.gpu_worker.Worker")
 
@@ -189,6 +190,6 @@ def extends_our_worker(found: object) -> bool:
             found = getattr(importlib.import_module(module), name, None)
         except (ImportError, ValueError):
             return False
-    from nestedfp.vllm_plugin.worker import NestedFPWorker
+    from nestedfp.vllm_plugin.ranks.worker import NestedFPWorker
 
     return isinstance(found, type) and issubclass(found, NestedFPWorker)

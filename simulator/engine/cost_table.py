@@ -15,9 +15,9 @@ from typing import Annotated
 from pydantic import Field, ValidationError
 
 from controller.config import explain
-from nestedfp import step_costs
 from nestedfp.modes import Mode
-from nestedfp.step_costs import StepCosts
+from nestedfp.steps import step_costs
+from nestedfp.steps.step_costs import StepCosts
 from simulator.errors import SimulationError
 from workload.frozen import FrozenModel
 

@@ -14,9 +14,9 @@ from math import ceil, inf
 
 from controller.sliding_window import SlidingWindow
 from nestedfp.modes import DirectiveMode, Mode
-from nestedfp.step_fill import FillWatch
-from nestedfp.step_rule import StepRule, StepSignals, choose
-from nestedfp.step_slack import StepSlack, StepTimes
+from nestedfp.steps.step_fill import FillWatch
+from nestedfp.steps.step_rule import StepRule, StepSignals, choose
+from nestedfp.steps.step_slack import StepSlack, StepTimes
 from simulator.engine.cost_table import EngineTable
 from simulator.engine.decode_batch import DecodeBatch
 from simulator.engine.request import SimRequest

@@ -170,10 +170,12 @@ def fit_table(args: argparse.Namespace) -> EngineTable:
 def build_parser() -> argparse.ArgumentParser:
     """The arguments."""
     parser = make_parser("fit", __doc__)
-    parser.add_argument("--engine-csv", type=Path, metavar="CSV", help="whole runs, of python -m benchmarks.engine")
+    parser.add_argument(
+        "--engine-csv", type=Path, metavar="CSV", help="whole runs, of python -m benchmarks.engine.engine_offline"
+    )
     parser.add_argument("--steps-csv", type=Path, metavar="CSV", help="single steps")
     parser.add_argument(
-        "--gemm-csv", type=Path, metavar="CSV", help="matrix products, of python -m benchmarks.gpu_gemm"
+        "--gemm-csv", type=Path, metavar="CSV", help="matrix products, of python -m benchmarks.kernels.gpu_gemm"
     )
     parser.add_argument("--kv-token-ns", type=float, metavar="NS", help="time to read one KV entry (fitted)")
     parser.add_argument(

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nestedfp.modes import DirectiveMode
-from nestedfp.step_rule import StepRule
+from nestedfp.steps.step_rule import StepRule
 from simulator.engine.cost_table import EngineTable
 from simulator.engine.engine import Engine
 from simulator.engine.request import SimRequest

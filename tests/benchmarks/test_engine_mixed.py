@@ -13,7 +13,7 @@ import sys
 import pytest
 from processes import ROOT
 
-from benchmarks.engine_mixed import RequestTimes, arrivals, figures_ms, percentile
+from benchmarks.engine.engine_mixed import RequestTimes, arrivals, figures_ms, percentile
 
 
 def test_arrivals_depend_on_the_seed_alone_and_come_at_the_rate():
@@ -54,7 +54,7 @@ def test_every_request_of_an_open_loop_is_answered_in_full_by_a_real_engine():
     spec = {"model": "fairytales-8m", "model_dir": str(ROOT / "models" / "fairytales-8m"), "system": "nestedfp"}
     load = {"tokens_in": 24, "tokens_out": 6, "load": 0.5, "budget_tokens": 512, "seconds": 4.0, "seed": 1}
     given = json.dumps({**spec, **load, "rate_rps": None, "capacity_requests": 24, "engine": engine})
-    command = [sys.executable, "-m", "benchmarks.engine_mixed", "--spec", given]
+    command = [sys.executable, "-m", "benchmarks.engine.engine_mixed", "--spec", given]
     quiet = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
     env = {**os.environ, **quiet}
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, env=env)

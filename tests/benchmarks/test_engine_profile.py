@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.engine_profile import busy_us, group_of
+from benchmarks.engine.engine_profile import busy_us, group_of
 
 
 @pytest.mark.parametrize(

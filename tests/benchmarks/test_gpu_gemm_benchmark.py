@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.gpu_gemm import floor_us, with_derived
+from benchmarks.kernels.gpu_gemm import floor_us, with_derived
 
 
 def test_one_token_is_bound_by_reading_the_weights():

@@ -7,13 +7,14 @@ from types import SimpleNamespace
 import pytest
 from processes import ROOT
 
-from benchmarks import http_load, http_procs, http_rows, http_systems, results_csv
-from benchmarks.http_load import HttpLoad
-from benchmarks.http_measure import Measurement
-from benchmarks.http_procs import Process
-from benchmarks.http_stats import MeasuredSpan, errors_of, figures, percentile
-from benchmarks.stream_client import ClientRun, Record
-from benchmarks.timed_steps import Positions, StepClock
+from benchmarks import results_csv
+from benchmarks.client.stream_client import ClientRun, Record
+from benchmarks.engine.timed_steps import Positions, StepClock
+from benchmarks.http import http_load, http_procs, http_rows, http_systems
+from benchmarks.http.http_load import HttpLoad
+from benchmarks.http.http_measure import Measurement
+from benchmarks.http.http_procs import Process
+from benchmarks.http.http_stats import MeasuredSpan, errors_of, figures, percentile
 
 
 def record(due_s, first_s, last_s, tokens=10, events=10, kind="ok"):
@@ -43,7 +44,7 @@ def test_this_process_is_found_with_its_own_processor_time():
         ("ray::ServeController.listen_for_change", "serve_controller"),
         ("/site/ray/core/src/ray/raylet/raylet --raylet_socket_name=x", "ray"),
         ("python -m vllm.entrypoints.launchers.api_server.entry --model x", "api_server"),
-        ("python -m benchmarks.http_engine {}", "engine_front"),
+        ("python -m benchmarks.http.http_engine {}", "engine_front"),
         ("bash", "other"),
     ],
 )
@@ -57,7 +58,7 @@ TREE = {
     20: Process(20, 10, 100, "python -m deploy.serve"),
     30: Process(30, 20, 100, "ray::ServeReplica:nestedfp:NestedFPServer:m"),
     40: Process(40, 30, 100, "VLLM::EngineCore"),
-    50: Process(50, 10, 100, "python -m benchmarks.http_path"),
+    50: Process(50, 10, 100, "python -m benchmarks.http.http_path"),
 }
 
 
@@ -177,7 +178,7 @@ def test_the_service_takes_the_configuration_that_the_benchmark_writes(tmp_path)
     path = tmp_path / "deployment.yaml"
     path.write_text(yaml.safe_dump(http_systems.deployment(engine(step_ms=15), port=8211, replicas=2)))
     config = load(path)
-    assert config.engine.extra == {"worker_cls": "benchmarks.timed_worker.TimedNestedFPWorker"}
+    assert config.engine.extra == {"worker_cls": "benchmarks.engine.timed_worker.TimedNestedFPWorker"}
     assert (config.http.port, config.replicas, config.engine.max_num_seqs) == (8211, 2, 256)
 
 
@@ -188,7 +189,7 @@ def test_vllm_gets_the_same_engine_arguments():
         "--no-enable-prefix-caching",
         "--enforce-eager",
         "--kv-cache-memory-bytes 268435456",
-        "--worker-cls benchmarks.timed_worker.TimedCPUWorker",
+        "--worker-cls benchmarks.engine.timed_worker.TimedCPUWorker",
         '--compilation-config {"level": 0}',
         "--port 8212",
     ):
@@ -239,7 +240,7 @@ def test_a_prompt_in_pieces_gets_its_token_from_the_last_piece():
 def test_every_token_of_a_shape_has_a_text_and_prompts_keep_their_length(monkeypatch, tmp_path):
     from tokenizers import Tokenizer
 
-    from benchmarks import http_gpu
+    from benchmarks.http import http_gpu
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     folder = http_gpu.model_folder("llama-8b")

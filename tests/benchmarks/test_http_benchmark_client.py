@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from benchmarks import stream_client
-from benchmarks.stream_client import LoadPlan
+from benchmarks.client import stream_client
+from benchmarks.client.stream_client import LoadPlan
 
 TOKENS = 4
 EVENTS = [b'data: {"choices":[{"text":"x"}],"usage":null}\n\n'] * TOKENS

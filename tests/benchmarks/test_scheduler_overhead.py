@@ -3,7 +3,8 @@
 import pytest
 import vllm_parts  # vLLM, imported with its warnings kept quiet
 
-from benchmarks import results_csv, scheduler_overhead
+from benchmarks import results_csv
+from benchmarks.control import scheduler_overhead
 
 SEQUENCES = 3
 assert vllm_parts.MODEL == scheduler_overhead.MODEL

@@ -1,8 +1,8 @@
 """What is made of the windows with and without scrapes."""
 
-from benchmarks import scrape_cost
-from benchmarks.http_stats import MeasuredSpan
-from benchmarks.stream_client import ClientRun, Record
+from benchmarks.client.stream_client import ClientRun, Record
+from benchmarks.front import scrape_cost
+from benchmarks.http.http_stats import MeasuredSpan
 
 
 def test_the_pairs_are_compared_one_by_one():

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from benchmarks import http_procs
+from benchmarks.http import http_procs
 from chaos import attacks, faults, hostile, report, soak
 from chaos.__main__ import main
 from chaos.fault_cost import FaultResult

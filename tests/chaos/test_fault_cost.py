@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from benchmarks.stream_client import Record
+from benchmarks.client.stream_client import Record
 from chaos.fault_cost import (
     Injection,
     ProcessLook,

@@ -11,7 +11,7 @@ from controller.policies import POLICIES
 from controller.policies.fixed import EngineAuto
 from controller.policies.threshold import Threshold
 from nestedfp.modes import DirectiveMode
-from nestedfp.step_rule import StepRule
+from nestedfp.steps.step_rule import StepRule
 
 BAND = {"enter": 0.1, "leave": 0.1}
 ALL_OFF = dict.fromkeys(("wait_s", "waiting_tokens", "ttft_p90_ms", "tpot_p90_ms"))

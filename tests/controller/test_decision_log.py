@@ -8,7 +8,7 @@ import pytest
 from controller.audit import SCHEMA_VERSION, BroadcastRecord, DecisionRecord
 from controller.live import decision_log
 from nestedfp.modes import DirectiveMode
-from nestedfp.step_rule import StepRule
+from nestedfp.steps.step_rule import StepRule
 
 
 def make_decision(decision_id: int) -> DecisionRecord:

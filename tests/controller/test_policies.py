@@ -17,7 +17,7 @@ from controller.policies.base import Decision, Observation
 from controller.policies.fixed import EngineAuto, StaticFp8, StaticFp16, TokenFraction
 from controller.policies.threshold import Hysteresis, Threshold
 from nestedfp.modes import DirectiveMode, Mode
-from nestedfp.step_rule import StepRule
+from nestedfp.steps.step_rule import StepRule
 
 FP16, FP8, AUTO = DirectiveMode.FP16, DirectiveMode.FP8, DirectiveMode.AUTO
 ADAPTIVE = [name for name, spec in POLICIES.items() if spec.adaptive]

@@ -11,7 +11,7 @@ from controller.config import ControllerConfig
 from controller.messages import Directive, DirectiveAck
 from controller.protocol import DirectiveFollower, DirectivePublisher
 from nestedfp.modes import DirectiveMode
-from nestedfp.step_rule import StepRule
+from nestedfp.steps.step_rule import StepRule
 
 FP16, FP8, AUTO = DirectiveMode.FP16, DirectiveMode.FP8, DirectiveMode.AUTO
 LEASE_S, RENEW_S, PERIOD_S = 2.0, 0.5, 0.1

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from controller.audit import DecisionRecord
 from controller.messages import Directive, DirectiveAck, Fallback, PathStats, ProxyStats, ReplicaSnapshot
 from nestedfp.modes import DirectiveMode
-from nestedfp.step_rule import StepRule
+from nestedfp.steps.step_rule import StepRule
 
 RECORDS: list[BaseModel] = [
     make_snapshot(),

@@ -13,7 +13,7 @@ from controller.policies.base import Decision, Observation
 from controller.policies.signals import backoff
 from controller.policies.slo_feedback import SloAuto, SloFeedback
 from nestedfp.modes import DirectiveMode, Mode
-from nestedfp.step_rule import StepRule
+from nestedfp.steps.step_rule import StepRule
 
 FP16, FP8, AUTO = DirectiveMode.FP16, DirectiveMode.FP8, DirectiveMode.AUTO
 CALM_FP8 = {"mode": Mode.FP8, "step_ms_fp16": None, "step_ms_fp8": 10.0}

@@ -8,7 +8,7 @@ import pytest
 from deploy.access.access_log import LONGEST_VALUE, Access, AccessLog, as_json, as_text, open_log
 from deploy.front.meter import PathMeter
 from deploy.metrics.request_metrics import RequestOutcome
-from nestedfp.vllm_plugin.accounting import TokenCounts
+from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
 
 ACCESS = Access(
     wall_s=1_700_000_000.25,

@@ -12,7 +12,7 @@ from controller.sliding_window import SlidingWindow
 from deploy.access.admission import Admission, NoRoom
 from deploy.agent.agent import ReplicaAgent
 from deploy.front.meter import PathMeter
-from nestedfp.step_rule import StepRule
+from nestedfp.steps.step_rule import StepRule
 
 STATS = {
     "mode": "fp16",

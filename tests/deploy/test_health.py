@@ -8,7 +8,7 @@ from test_agent import STATS, Controller, Engine, run, until
 
 from deploy.front.app import Front
 from deploy.replica.health_routes import HealthRoutes, StartChecks
-from nestedfp.vllm_plugin.accounting import TokenCounts
+from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
 
 
 def shown(health, route="health"):

@@ -19,7 +19,7 @@ from deploy.metrics.bulk import BulkHistogram, lean_statistics
 from deploy.metrics.replica_page import AgentReading, ReplicaMetrics
 from deploy.metrics.request_metrics import Precision, RequestMetrics, RequestOutcome, precision_of
 from nestedfp.modes import DirectiveMode
-from nestedfp.vllm_plugin.accounting import TokenCounts
+from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
 
 STATS = {
     **{"mode": "fp8", "switches": 3, "steps_fp16": 5, "steps_fp8": 7, "tokens_fp16": 50, "tokens_fp8": 70},

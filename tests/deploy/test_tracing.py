@@ -17,7 +17,7 @@ from ray_nodes import free_port
 from deploy.access.access_log import Access
 from deploy.config import DeployConfig, TracingSection
 from deploy.replica import tracing
-from nestedfp.vllm_plugin.accounting import TokenCounts
+from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
 
 
 def config(**section):

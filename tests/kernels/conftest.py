@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture
 def fp16_mode():
-    from nestedfp import ops
+    from nestedfp.kernels import ops
     from nestedfp.modes import Mode
 
     ops.set_mode(Mode.FP16)

@@ -14,9 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nestedfp import ops
-from nestedfp.activations import quantize_per_token
 from nestedfp.format import upper_to_float
+from nestedfp.kernels import ops
+from nestedfp.kernels.activations import quantize_per_token
 from nestedfp.modes import Mode
 from nestedfp.nested_weight import NestedWeight, nest
 

@@ -6,9 +6,9 @@ Run: ``pytest -q tests/kernels/test_format.py``
 import pytest
 import torch
 
-from nestedfp import ops
 from nestedfp.cast import cast_report
 from nestedfp.format import LIMIT, UPPER_SCALE, join, split, upper_to_float
+from nestedfp.kernels import ops
 from nestedfp.nested_weight import NestedWeight, NotNested, nest
 
 PATTERNS = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16)

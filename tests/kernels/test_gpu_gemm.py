@@ -6,10 +6,10 @@ Run: ``pytest -q -m gpu tests/kernels/test_gpu_gemm.py``. Under compute-sanitize
 import pytest
 import torch
 
-from benchmarks import gpu_kernels as kernels
-from nestedfp import gemm_tuning
-from nestedfp.activations import quantize_per_token
+from benchmarks.kernels import gpu_kernels as kernels
 from nestedfp.format import LIMIT, UPPER_SCALE, split
+from nestedfp.kernels import gemm_tuning
+from nestedfp.kernels.activations import quantize_per_token
 
 pytestmark = pytest.mark.gpu
 

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fp16_mode")]
 def operators():
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs a GPU of compute capability 9.0")
-    from nestedfp import cuda_ops
+    from nestedfp.kernels import cuda_ops
 
     cuda_ops.load()
     torch.manual_seed(0)
@@ -33,7 +33,7 @@ def nested(n: int, k: int, outliers: int):
 
 
 def run(x, nested_weight, bias, quantize):
-    from nestedfp import ops
+    from nestedfp.kernels import ops
 
     upper, lower = ops.pack(nested_weight.upper, nested_weight.lower)
     lists = (nested_weight.outlier_rows, nested_weight.outlier_cols, nested_weight.outlier_deltas)
@@ -56,7 +56,7 @@ def test_nesting_gives_the_same_planes_and_lists_as_on_the_cpu(outliers):
     ("shape", "n", "k"), [((1,), 333, 520), ((2, 3), 333, 523), ((70,), 1024, 1024), ((0,), 64, 64)]
 )
 def test_linear_agrees_with_the_cpu(shape, n, k, mode_name, quantize, outliers):
-    from nestedfp import ops
+    from nestedfp.kernels import ops
     from nestedfp.modes import Mode
 
     ops.set_mode(Mode[mode_name])
@@ -71,7 +71,7 @@ def test_linear_agrees_with_the_cpu(shape, n, k, mode_name, quantize, outliers):
 
 
 def test_unpack_undoes_pack():
-    from nestedfp import cuda_ops, ops
+    from nestedfp.kernels import cuda_ops, ops
 
     _, _, on_gpu = nested(130, 200, 0)
     packed = ops.pack(on_gpu.upper, on_gpu.lower)
@@ -83,7 +83,7 @@ def test_unpack_undoes_pack():
 
 @pytest.mark.parametrize("quantize", [True, False])
 def test_fakes_and_schemas_agree_with_the_kernels(quantize):
-    from nestedfp import ops
+    from nestedfp.kernels import ops
 
     _, _, on_gpu = nested(130, 200, 20)
     planes = (on_gpu.upper, on_gpu.lower)
@@ -98,7 +98,7 @@ def test_fakes_and_schemas_agree_with_the_kernels(quantize):
 
 
 def test_the_mode_is_read_when_a_compiled_graph_runs():
-    from nestedfp import ops
+    from nestedfp.kernels import ops
     from nestedfp.modes import Mode
 
     weight, _, on_gpu = nested(256, 512, 0)
@@ -117,7 +117,7 @@ def test_the_mode_is_read_when_a_compiled_graph_runs():
 
 
 def test_errors_name_what_was_expected():
-    from nestedfp import ops
+    from nestedfp.kernels import ops
 
     _, _, on_gpu = nested(64, 64, 0)
     upper, lower = ops.pack(on_gpu.upper, on_gpu.lower)
@@ -134,7 +134,7 @@ def test_errors_name_what_was_expected():
 
 
 def test_a_weight_wider_than_the_quantiser_holds_is_refused_when_it_is_packed():
-    from nestedfp import ops
+    from nestedfp.kernels import ops
 
     plane = torch.zeros(16, 81984, dtype=torch.uint8).cuda()
     with pytest.raises(RuntimeError, match="expected at most 81920 input features"):
@@ -142,7 +142,7 @@ def test_a_weight_wider_than_the_quantiser_holds_is_refused_when_it_is_packed():
 
 
 def test_activations_that_are_not_contiguous_or_misaligned_give_the_same_result():
-    from nestedfp import ops
+    from nestedfp.kernels import ops
     from nestedfp.modes import Mode
 
     _, _, on_gpu = nested(128, 512, 0)

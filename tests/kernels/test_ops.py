@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from nestedfp import ops
-from nestedfp.cuda_layout import packed_shapes
+from nestedfp.kernels import ops
+from nestedfp.kernels.cuda_layout import packed_shapes
 from nestedfp.modes import Mode
 from nestedfp.nested_weight import NestedWeight, nest
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from gemm_library import CSRC, build
 
-from nestedfp import cuda_library, ops, shared_constants
-from nestedfp.cuda_layout import packed_shapes
+from nestedfp.kernels import cuda_library, ops, shared_constants
+from nestedfp.kernels.cuda_layout import packed_shapes
 
 pytestmark = pytest.mark.usefixtures("host_library")
 
@@ -35,7 +35,7 @@ def test_the_cpu_library_returns_every_constant_of_this_source():
     ],
 )
 def test_a_source_that_is_not_the_librarys_cannot_be_imported(module, name, value, message):
-    code = f"import nestedfp.{module} as m; m.{name} = {value}; import nestedfp.ops"
+    code = f"import nestedfp.{module} as m; m.{name} = {value}; import nestedfp.kernels.ops"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode != 0
     assert f"ImportError: the compiled library nestedfp_C does not belong to this source: {message}." in done.stderr

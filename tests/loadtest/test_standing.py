@@ -9,7 +9,7 @@ from controller.messages import PathStats, ProxyStats
 from loadtest.report.run_summary import summarise
 from loadtest.report.standing import limited_by, path_summary, stand
 from loadtest.report.verdict import verdict
-from nestedfp.step_rule import StepRule
+from nestedfp.steps.step_rule import StepRule
 from workload.records import ServiceStatus, TimelineSample
 
 

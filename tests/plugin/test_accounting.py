@@ -3,7 +3,7 @@
 import pytest
 
 from nestedfp.modes import Mode
-from nestedfp.vllm_plugin.accounting import EngineTotals, RequestTokens, TokenCounts, total, usage_of
+from nestedfp.vllm_plugin.scheduling.accounting import EngineTotals, RequestTokens, TokenCounts, total, usage_of
 
 
 def test_a_chunked_prompt_is_split_by_the_mode_of_each_chunk():
@@ -67,13 +67,13 @@ def test_counts_of_several_sequences_are_added_up():
 
 @pytest.mark.parametrize("pin", [None, {}, {"precision": "auto"}, {"other": 1}])
 def test_no_pin(pin):
-    from nestedfp.vllm_plugin.pin import parse_pin
+    from nestedfp.vllm_plugin.scheduling.pin import parse_pin
 
     assert parse_pin(pin) is False
 
 
 def test_pin_and_wrong_pin():
-    from nestedfp.vllm_plugin.pin import parse_pin
+    from nestedfp.vllm_plugin.scheduling.pin import parse_pin
 
     assert parse_pin({"precision": "fp16"}) is True
     for wrong in ("fp8", "FP16", 16, ["fp16"]):

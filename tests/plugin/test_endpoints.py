@@ -7,10 +7,10 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from nestedfp import admin_key
-from nestedfp.step_rule import StepRule
+from nestedfp.steps.step_rule import StepRule
 from nestedfp.vllm_plugin import frontend
-from nestedfp.vllm_plugin.accounting import TokenCounts
 from nestedfp.vllm_plugin.endpoints import Endpoints
+from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
 
 KEY = {"Authorization": "Bearer a-key"}
 

@@ -4,8 +4,8 @@ import copy
 
 from vllm_parts import Engine, FrontEnd, ParentRequest, SamplingParams, engine_request
 
-from nestedfp.vllm_plugin.accounting import COUNTS_KEY, TokenCounts
 from nestedfp.vllm_plugin.frontend import collected, counts_of, total, usage_of
+from nestedfp.vllm_plugin.scheduling.accounting import COUNTS_KEY, TokenCounts
 
 
 def served(*requests, mode="fp16", engine=None, front=None):

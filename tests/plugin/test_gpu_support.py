@@ -2,8 +2,8 @@
 
 import pytest
 
-from nestedfp.vllm_plugin.gpu_support import LinearPath, support
 from nestedfp.vllm_plugin.options import PluginOptions
+from nestedfp.vllm_plugin.ranks.gpu_support import LinearPath, support
 
 REFUSE, FP16 = PluginOptions(), PluginOptions(unsupported_gpu="fp16")
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nestedfp.vllm_plugin.graph_sizes import larger_sizes
+from nestedfp.vllm_plugin.ranks.graph_sizes import larger_sizes
 
 
 def test_sizes_lie_above_vllm_s_and_end_at_the_limit():
@@ -59,7 +59,7 @@ def graph_manager(
     """vLLM's own graph manager with our two sets of graphs, as far as it needs no GPU."""
     from vllm.config.compilation import CUDAGraphMode
 
-    from nestedfp.vllm_plugin.graphs import DualPrecisionGraphManager
+    from nestedfp.vllm_plugin.ranks.graphs import DualPrecisionGraphManager
 
     manager = object.__new__(DualPrecisionGraphManager)
     manager.compilation_config = SimpleNamespace(

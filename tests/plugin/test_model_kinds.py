@@ -18,9 +18,9 @@ with warnings.catch_warnings():
     from vllm.model_executor.layers.linear import LinearBase
     from vllm.model_executor.model_loader import get_model
 
-    from nestedfp.vllm_plugin.accounting import TokenCounts
-    from nestedfp.vllm_plugin.coverage import cover, report
     from nestedfp.vllm_plugin.frontend import counts_of
+    from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
+    from nestedfp.vllm_plugin.weights.coverage import cover, report
 
 COMMON = {
     "hidden_size": 64,
@@ -174,7 +174,7 @@ def test_a_model_of_which_no_layer_can_be_nested_runs_and_discloses_fp16_under_a
 
 @pytest.mark.parametrize("method", ["reload_weights", "start_weight_update", "update_weights"])
 def test_weights_of_a_running_worker_are_not_replaced(method):
-    from nestedfp.vllm_plugin.worker import NestedFPWorker
+    from nestedfp.vllm_plugin.ranks.worker import NestedFPWorker
 
     with pytest.raises(RuntimeError, match="start another engine with the new checkpoint"):
         getattr(NestedFPWorker, method)(object())
@@ -186,7 +186,7 @@ def test_a_models_own_attention_layers_say_whether_whole_steps_can_be_one_graph(
         from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
         from vllm.v1.attention.backend import AttentionCGSupport
 
-        from nestedfp.vllm_plugin.graphs import _takes_any_queries
+        from nestedfp.vllm_plugin.ranks.graphs import _takes_any_queries
     layers = [module for module in load(tmp_path, QWEN3_MOE).modules() if isinstance(module, AttentionLayerBase)]
     assert len(layers) == QWEN3_MOE["num_hidden_layers"]
     config = engine_config()

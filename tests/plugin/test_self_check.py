@@ -6,12 +6,12 @@ import pytest
 import torch
 from test_model_kinds import DEEPSEEK, QWEN3_MOE, load
 
-from nestedfp import ops
+from nestedfp.kernels import ops
 from nestedfp.modes import Mode
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from nestedfp.vllm_plugin import self_check
+    from nestedfp.vllm_plugin.ranks import self_check
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,8 @@
 import pytest
 
 from nestedfp.modes import DirectiveMode, Mode
-from nestedfp.step_costs import MIN_GAIN, StepCost, StepCosts, slowest
-from nestedfp.step_rule import StepRule, StepSignals, choose
+from nestedfp.steps.step_costs import MIN_GAIN, StepCost, StepCosts, slowest
+from nestedfp.steps.step_rule import StepRule, StepSignals, choose
 
 # FP8 loses at one token, is even at 4, and saves 40 % from 64 tokens on.
 COSTS = StepCosts((StepCost(1, 10.0, 11.0), StepCost(4, 10.0, 10.0), StepCost(64, 20.0, 12.0)))

@@ -3,7 +3,7 @@
 import pytest
 
 from nestedfp.modes import DirectiveMode, Mode
-from nestedfp.step_rule import StepRule, StepSignals, choose
+from nestedfp.steps.step_rule import StepRule, StepSignals, choose
 
 AUTO, FP16, FP8 = DirectiveMode.AUTO, DirectiveMode.FP16, DirectiveMode.FP8
 BOTH = StepRule(fp8_step_tokens=1024, fp8_wait_s=0.1)

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nestedfp.modes import DirectiveMode, Mode
-from nestedfp.step_costs import StepCost, StepCosts
-from nestedfp.step_rule import StepRule, StepSignals, choose
-from nestedfp.step_slack import DecodeHeap, PromptLine, StepSlack, StepTimes
+from nestedfp.steps.step_costs import StepCost, StepCosts
+from nestedfp.steps.step_rule import StepRule, StepSignals, choose
+from nestedfp.steps.step_slack import DecodeHeap, PromptLine, StepSlack, StepTimes
 
 S_PER_TOKEN = 1e-3
 COSTS = StepCosts((StepCost(1, 10.0, 6.0), StepCost(100, 20.0, 12.0)))

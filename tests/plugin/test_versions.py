@@ -34,7 +34,7 @@ def test_every_name_of_vllm_that_is_used_stands_in_the_list():
 
 
 def test_every_method_that_the_scheduler_overrides_stands_in_the_list():
-    from nestedfp.vllm_plugin.scheduler import PrecisionMixin
+    from nestedfp.vllm_plugin.scheduling.scheduler import PrecisionMixin
 
     ours = {name for name in vars(PrecisionMixin) if hasattr(vllm_parts.Scheduler, name) and not name.startswith("__")}
     listed = {name.rpartition(".")[2] for name in names.NAMES if "scheduler:Scheduler" in name}
@@ -92,7 +92,8 @@ def test_registering_loads_no_layers_and_no_kernels():
         "from nestedfp.vllm_plugin import register\n"
         "register()\n"
         "new = set(sys.modules) - before\n"
-        "heavy = ('nestedfp.ops', 'nestedfp.vllm_plugin.layers', 'nestedfp.vllm_plugin.worker', 'vllm.v1.worker')\n"
+        "plugin = 'nestedfp.vllm_plugin.'\n"
+        "heavy = ('nestedfp.kernels.ops', plugin + 'weights.layers', plugin + 'ranks.worker', 'vllm.v1.worker')\n"
         "print(sorted(name for name in new if name.startswith(heavy) or 'fused_moe' in name))\n"
     )
     assert python(script) == "[]"

@@ -43,8 +43,8 @@ def outcomes(tmp_path_factory):
 
 
 def test_scheduler_and_worker_are_filled_in(outcomes):
-    assert outcomes["good"]["scheduler_cls"] == "nestedfp.vllm_plugin.scheduler.make_scheduler"
-    assert outcomes["good"]["worker_cls"] == "nestedfp.vllm_plugin.worker.NestedFPWorker"
+    assert outcomes["good"]["scheduler_cls"] == "nestedfp.vllm_plugin.scheduling.scheduler.make_scheduler"
+    assert outcomes["good"]["worker_cls"] == "nestedfp.vllm_plugin.ranks.worker.NestedFPWorker"
     assert len(outcomes["good"]["options"]["checkpoint"]) == 16
 
 
@@ -62,8 +62,8 @@ def test_on_hopper_kernels_may_start_early_unless_the_user_says_no(outcomes):
 @pytest.mark.parametrize(
     ("case", "expected"),
     [
-        ("scheduler", "scheduler_cls='nestedfp.vllm_plugin.scheduler.make_scheduler'"),
-        ("worker", "worker_cls='nestedfp.vllm_plugin.worker.NestedFPWorker'"),
+        ("scheduler", "scheduler_cls='nestedfp.vllm_plugin.scheduling.scheduler.make_scheduler'"),
+        ("worker", "worker_cls='nestedfp.vllm_plugin.ranks.worker.NestedFPWorker'"),
         ("bfloat16", "set dtype='float16'"),
         ("lora", "enable_lora=False"),
         ("speculative", "remove speculative_config"),

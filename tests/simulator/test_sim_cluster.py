@@ -14,7 +14,7 @@ from sim_builders import make_requests, make_table, policy_config
 import controller.live.actor
 import deploy.agent.agent
 import deploy.agent.enforcement
-import nestedfp.step_rule
+import nestedfp.steps.step_rule
 import simulator.cluster.cluster
 import simulator.cluster.replica
 import simulator.engine.engine
@@ -240,12 +240,12 @@ def test_simulator_and_service_use_the_same_classes():
     assert simulator.cluster.cluster.ControlLoop is controller.live.actor.ControlLoop
     assert issubclass(deploy.agent.enforcement.SharedFollower, simulator.cluster.replica.DirectiveFollower)
     assert deploy.agent.agent.SharedFollower is deploy.agent.enforcement.SharedFollower
-    assert simulator.engine.engine.choose is nestedfp.step_rule.choose
-    scheduler = (ROOT / "nestedfp/vllm_plugin/scheduler.py").read_text()
+    assert simulator.engine.engine.choose is nestedfp.steps.step_rule.choose
+    scheduler = (ROOT / "nestedfp/vllm_plugin/scheduling/scheduler.py").read_text()
     names = {
         alias.name
         for node in ast.walk(ast.parse(scheduler))
-        if isinstance(node, ast.ImportFrom) and node.module == "nestedfp.step_rule"
+        if isinstance(node, ast.ImportFrom) and node.module == "nestedfp.steps.step_rule"
         for alias in node.names
     }
     assert {"choose", "StepRule", "StepSignals"} <= names

@@ -10,8 +10,8 @@ from sim_builders import FP8, FP16, make_requests, make_table
 from sim_reference import SlowEngine
 
 from nestedfp.modes import DirectiveMode, Mode
-from nestedfp.step_rule import StepRule
-from nestedfp.vllm_plugin.accounting import EngineTotals
+from nestedfp.steps.step_rule import StepRule
+from nestedfp.vllm_plugin.scheduling.accounting import EngineTotals
 from simulator.engine.cost_table import EngineTable
 from simulator.engine.engine import Engine
 from simulator.engine.request import SimRequest

@@ -5,7 +5,7 @@ import pytest
 from sim_builders import make_requests
 
 from nestedfp.modes import DirectiveMode
-from nestedfp.step_rule import StepRule
+from nestedfp.steps.step_rule import StepRule
 from simulator.engine.cost_table import TABLE, EngineTable, read_table
 from simulator.engine.engine import Engine
 from simulator.simulation_summary import met

@@ -8,7 +8,7 @@ import pytest
 from sim_builders import exit_status, make_arrivals, make_requests, make_table, table_file
 
 from nestedfp.modes import DirectiveMode
-from nestedfp.step_rule import StepRule
+from nestedfp.steps.step_rule import StepRule
 from simulator.engine.cost_table import TABLE, read_table
 from simulator.engine.engine import Engine
 from simulator.errors import SimulationError

@@ -12,7 +12,7 @@
 
 using namespace nestedfp::cuda;
 
-// For nestedfp/cuda_library.py, which compares.
+// For nestedfp/kernels/cuda_library.py, which compares.
 NESTEDFP_API const char* nestedfp_shared_constants() {
     static const std::string text = nestedfp::shared_constants_text({
         {"block_rows", kBlockRows},

@@ -1,5 +1,5 @@
 // The ops on CUDA tensors, for the schemas of csrc/bindings.cpp: checks, output and scratch memory, the stream, and
-// which kernels run. A library of its own, nestedfp_cuda_C, loaded after nestedfp_C by nestedfp/cuda_ops.py.
+// which kernels run. A library of its own, nestedfp_cuda_C, loaded after nestedfp_C by nestedfp/kernels/cuda_ops.py.
 #include <cuda_runtime.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
@@ -79,7 +79,7 @@ Precision mode_in_force() {
     static const std::atomic<int64_t>* const mode = [] {
         StableIValue stack[1] = {};
         STD_TORCH_CHECK(torch_call_dispatcher("nestedfp::mode_address", "", stack, TORCH_ABI_VERSION) == 0,
-                        "nestedfp::linear: nestedfp::mode_address failed; import nestedfp.ops first");
+                        "nestedfp::linear: nestedfp::mode_address failed; import nestedfp.kernels.ops first");
         return reinterpret_cast<const std::atomic<int64_t>*>(torch::stable::detail::to<int64_t>(stack[0]));
     }();
     return static_cast<Precision>(mode->load(std::memory_order_relaxed));

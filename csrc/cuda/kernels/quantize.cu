@@ -1,5 +1,5 @@
 // Per-token activation quantiser: amax, scale and cast in one pass over x, the K permutation of the packed upper plane
-// included. The arithmetic is nestedfp/activations.py's, bit for bit:
+// included. The arithmetic is nestedfp/kernels/activations.py's, bit for bit:
 //
 //     scale = max(amax / 448, 1 / (448 * 512))
 //     codes = x / scale

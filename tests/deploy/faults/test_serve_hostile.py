@@ -18,7 +18,7 @@ from fault_load import begin
 from fault_service import HANG_S, PORT, URL, settled, status
 from live_service import ADMIN, KEY, MODEL, complete, wait_until
 
-from benchmarks import stream_client
+from benchmarks.client import stream_client
 from chaos import hostile
 from chaos.attacks import send_all
 from deploy.startup.accelerator import resolve

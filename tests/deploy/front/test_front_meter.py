@@ -3,7 +3,7 @@
 import pytest
 
 from deploy.front.meter import MOST_FINISHED, PAUSED_AFTER_S, PathMeter
-from nestedfp.vllm_plugin.accounting import TokenCounts
+from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
 
 
 @pytest.fixture

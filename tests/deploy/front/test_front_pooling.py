@@ -20,7 +20,7 @@ from deploy.front.handover import take_over
 from deploy.front.meter import PathMeter
 from deploy.front.peers import PeerView
 from nestedfp.vllm_plugin import frontend
-from nestedfp.vllm_plugin.accounting import TokenCounts
+from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
 
 MODELS = pooling.models()
 

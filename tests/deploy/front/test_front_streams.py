@@ -16,7 +16,7 @@ from deploy.front.peers import PeerView
 from deploy.front.streams import Frame
 from deploy.metrics.request_metrics import RequestOutcome
 from deploy.replica.disclosure import StreamDiscloser
-from nestedfp.vllm_plugin.accounting import TokenCounts, usage_of
+from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts, usage_of
 
 vllm = pytest.importorskip("vllm")
 

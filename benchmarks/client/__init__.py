@@ -1,0 +1,1 @@
+"""A client of many streams that costs next to nothing."""

@@ -1,0 +1,1 @@
+"""What deciding costs: the scheduler, the controller, a directive's way."""

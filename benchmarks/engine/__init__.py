@@ -1,0 +1,1 @@
+"""The engine without HTTP, and engines whose steps take a given time."""

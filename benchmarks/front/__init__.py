@@ -1,0 +1,1 @@
+"""What a token and a scrape cost the replica's front."""

@@ -1,0 +1,1 @@
+"""The path from token to client, against other servers."""

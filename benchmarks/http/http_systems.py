@@ -1,0 +1,274 @@
+"""Starts what the HTTP benchmark compares, one at a time: the real service, and ``vllm serve`` with the same engine arguments.
+
+Every system is a process of its own whose tree can be looked at; its log lies in the folder it was given.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.http.http_procs import service_of
+
+ROOT = Path(__file__).resolve().parents[2]
+KEY_ENV = "NESTEDFP_ADMIN_KEY"
+KEY = "benchmark-key"  # of services that this benchmark starts, on loopback
+# vLLM's own start of a server with one API process: what `vllm serve` runs, and found where the package has another name.
+VLLM_SERVER = "vllm.entrypoints.launchers.api_server.entry"
+
+
+@dataclass(frozen=True)
+class EngineArguments:
+    """The engine that all systems run, in the words of vLLM's arguments."""
+
+    model_id: str
+    model_dir: Path
+    gpu: bool = False
+    step_ms: float | None = None  # a timed worker; None: the model itself
+    dummy: bool = False
+    max_model_len: int = 1024
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    kv_cache_bytes: int | None = None
+    enforce_eager: bool = True
+    tensor_parallel_size: int = 1
+    gpu_memory_utilization: float = 0.9
+    extra: dict[str, Any] = field(default_factory=dict)  # further engine arguments
+    plugin: dict[str, Any] = field(default_factory=dict)  # options of nested weights: nestedfp/vllm_plugin/options.py
+
+    def arguments(self) -> dict[str, Any]:
+        """Return vLLM's engine arguments, without the model and what differs between the systems."""
+        arguments: dict[str, Any] = {
+            "dtype": "float16",
+            "load_format": "dummy" if self.dummy else "auto",
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "enforce_eager": self.enforce_eager,
+            "enable_prefix_caching": False,
+            "gpu_memory_utilization": self.gpu_memory_utilization,
+            "tensor_parallel_size": self.tensor_parallel_size,
+            **self.extra,
+        }
+        if self.kv_cache_bytes is not None:
+            arguments["kv_cache_memory_bytes"] = self.kv_cache_bytes
+        return arguments
+
+    def environment(self) -> dict[str, str]:
+        """Return what the processes of a system find in their environment."""
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        variables = {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        if not self.gpu:
+            variables |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+        if self.step_ms is not None:
+            variables["TIMED_WORKER_STEP_MS"] = f"{self.step_ms:g}"
+        return {**os.environ, **variables}
+
+
+@dataclass(frozen=True)
+class RunningSystem:
+    """A running system."""
+
+    name: str
+    url: str
+    model_id: str
+    pid: int | None  # root of its processes; None: not on this machine, no processor time
+    key: str | None = None  # of its admin routes
+
+
+def deployment(engine: EngineArguments, port: int, replicas: int) -> dict[str, Any]:
+    """Return the service's configuration for an engine; its keys are those of ``deploy.config``."""
+    extra = dict(engine.extra)
+    if engine.step_ms is not None:
+        extra["worker_cls"] = "benchmarks.engine.timed_worker.TimedNestedFPWorker"
+    section: dict[str, Any] = {
+        "accelerator": "gpu" if engine.gpu else "cpu",
+        "max_num_seqs": engine.max_num_seqs,
+        "max_num_batched_tokens": engine.max_num_batched_tokens,
+        "enforce_eager": engine.enforce_eager,
+        "enable_prefix_caching": False,
+        "tensor_parallel_size": engine.tensor_parallel_size,
+        "gpu_memory_utilization": engine.gpu_memory_utilization,
+        "extra": extra,
+        **engine.plugin,
+    }
+    if engine.kv_cache_bytes is not None:
+        section["kv_cache_bytes"] = engine.kv_cache_bytes
+    if not engine.gpu:
+        section["cpu_threads"] = 1
+    return {
+        "model": {
+            "id": engine.model_id,
+            "path": str(engine.model_dir),
+            "load_format": "dummy" if engine.dummy else "auto",
+            "max_model_len": engine.max_model_len,
+        },
+        "engine": section,
+        "http": {"port": port},
+        "replicas": replicas,
+        # The benchmark holds the precision still; what it measures is the path.
+        "controller": {"policy": {"name": "static_fp16"}},
+    }
+
+
+def vllm_command(engine: EngineArguments, port: int, replicas: int = 1) -> list[str]:
+    """Return the command of ``vllm serve`` with one API process, and an engine for each data-parallel rank."""
+    arguments = engine.arguments() | {
+        "model": str(engine.model_dir),
+        "served_model_name": engine.model_id,
+        "host": "127.0.0.1",
+        "port": port,
+    }
+    if replicas > 1:
+        arguments["data_parallel_size"] = replicas
+    if engine.step_ms is not None:
+        arguments["worker_cls"] = "benchmarks.engine.timed_worker.TimedCPUWorker"
+        arguments["distributed_executor_backend"] = "benchmarks.engine.timed_worker.InCoreExecutor"
+    command = [sys.executable, "-m", VLLM_SERVER, "--disable-uvicorn-access-log"]
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            command.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            command += [f"--{flag}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+    return command
+
+
+@contextlib.contextmanager
+def start(
+    name: str, engine: EngineArguments, port: int, folder: Path, replicas: int = 1, limit_s: float = 600.0
+) -> Iterator[RunningSystem]:
+    """Start a system and wait until it answers; stop it at the end.
+
+    Args:
+        name: "nestedfp" or "vllm_serve".
+        replicas: of the engine, on as many times its GPUs.
+
+    Raises:
+        RuntimeError: when it does not start, with the end of its log.
+    """
+    url = f"http://127.0.0.1:{port}"
+    if answers(url):
+        raise RuntimeError(f"{name}: another server answers on {url} already; stop it or choose another --port")
+    environment = engine.environment()
+    if name == "nestedfp":
+        path = folder / "deployment.yaml"
+        path.write_text(yaml.safe_dump(deployment(engine, port, replicas)))
+        command = [sys.executable, "-m", "deploy.serve", "--config", str(path)]
+        environment.setdefault(KEY_ENV, KEY)
+    else:
+        command = vllm_command(engine, port, replicas)
+    log_path = folder / f"{name}.log"
+    with log_path.open("w") as log:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            ready = (
+                (lambda: "\nready " in "\n" + log_path.read_text()) if name == "nestedfp" else (lambda: answers(url))
+            )
+            deadline_s = time.monotonic() + limit_s
+            while not ready():
+                if process.poll() is not None or time.monotonic() > deadline_s:
+                    tail = log_path.read_text()[-3000:]
+                    raise RuntimeError(f"{name} did not start within {limit_s:.0f} s; the end of its log:\n{tail}")
+                time.sleep(0.5)
+            yield RunningSystem(name, url, engine.model_id, process.pid, environment.get(KEY_ENV))
+        finally:
+            stop(process)
+
+
+def stop(process: "subprocess.Popen[bytes]", limit_s: float = 90.0) -> None:
+    """End a system and what it started."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(limit_s)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(10)
+
+
+def attach(name: str, url: str) -> RunningSystem:
+    """Return a system that runs already; its model is what it says, its admin key that of the environment.
+
+    Raises:
+        RuntimeError: when it does not answer.
+    """
+    try:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
+            model_id = json.load(answer)["data"][0]["id"]
+    except (urllib.error.URLError, OSError, KeyError, IndexError) as error:
+        raise RuntimeError(f"{name}: {url}/v1/models does not answer as expected: {error}") from None
+    port = int(url.rsplit(":", 1)[1].split("/")[0])
+    return RunningSystem(name, url, model_id, service_of(port), os.environ.get(KEY_ENV))
+
+
+def answers(url: str) -> bool:
+    """Whether a server's models route answers."""
+    try:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=5) as answer:
+            return answer.status == 200
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def direct(service: RunningSystem, mode: str) -> None:
+    """Hold a service in a precision by an override, and wait until a request ran in it.
+
+    Raises:
+        RuntimeError: when the service refuses or does not follow within 10 s.
+    """
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {service.key}"}
+    post(f"{service.url}/admin/directive", {"mode": mode}, headers)
+    body = {"model": service.model_id, "prompt": [1, 2, 3], "max_tokens": 4, "ignore_eos": True}
+    deadline_s = time.monotonic() + 10
+    while time.monotonic() < deadline_s:
+        usage = post(f"{service.url}/v1/completions", body, headers)["usage"]
+        if usage["precision_tokens"]["completion"][mode] == usage["completion_tokens"]:
+            return
+        time.sleep(0.1)
+    raise RuntimeError(f"{service.name} took the directive {mode} but still answers in another precision after 10 s")
+
+
+def settle(service: RunningSystem, limit_s: float = 60.0) -> None:
+    """Wait until a service has let go of requests that a load left behind: until it answers a single token at once.
+
+    Raises:
+        RuntimeError: when it still takes longer after the limit.
+    """
+    body = {"model": service.model_id, "prompt": [1, 2, 3], "max_tokens": 1}
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        began_s = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            post(f"{service.url}/v1/completions", body, {"Content-Type": "application/json"})
+            if time.monotonic() - began_s < 0.5:
+                return
+        if time.monotonic() > deadline_s:
+            raise RuntimeError(f"{service.name} is still busy {limit_s:.0f} s after its load ended; start it anew")
+
+
+def post(url: str, body: dict[str, Any], headers: dict[str, str]) -> Any:
+    """POST a JSON body.
+
+    Raises:
+        RuntimeError: with the answer, when it is an error.
+    """
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        raise RuntimeError(f"{url} answered {error.code}: {error.read()[:500].decode(errors='replace')}") from None

@@ -1,0 +1,167 @@
+"""Times the GPU kernels against the libraries on problems drawn from a seed: the benchmark that cannot be tuned to.
+
+    python -m benchmarks.kernels.gpu_gemm_random --seed 7 --cells 400
+
+Systems as in benchmarks/kernels/gpu_gemm.py (FP8 ones include the quantiser), except:
+    nestedfp_*         the config that the engine would take: some are timed on each shape first, at TUNED_TOKENS
+                       (nestedfp/kernels/gemm_tuning.py), and the cost model, corrected by these times, chooses at M
+    nestedfp_*_model   the config that the cost model chooses where nothing was timed
+    scaled_mm_fp8      the better of torch._scaled_mm with token scales and with one scale
+One system at a time: each has the card to itself for a window, whose first part is not counted, so that the power cap
+charges whoever draws the power. Windows are longer where arithmetic bounds the time, since only there the cap is reached.
+Problems: benchmarks/kernels/gpu_random.py. The file says the seed; its rows are of that run alone.
+"""
+
+import argparse
+import csv
+import itertools
+import math
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from benchmarks.kernels import gpu_kernels as kernels
+from benchmarks.kernels.gpu_gemm import floor_us, geomean, rotating_weights, systems
+from benchmarks.kernels.gpu_random import draw
+from benchmarks.kernels.gpu_timing import capture
+from benchmarks.results_csv import gpu_description
+from nestedfp.kernels import gemm_tuning
+
+RESULT = Path("benchmarks/results/h100-gemm-random.csv")
+BANDS = {"all": (1, 8192), "1..128": (1, 128), "129..768": (129, 768), "769..8192": (769, 8192)}
+RATIOS = [
+    ("nestedfp_fp16", "cublas_fp16"),
+    ("nestedfp_fp16_model", "cublas_fp16"),
+    ("nestedfp_fp8", "scaled_mm_fp8"),
+    ("nestedfp_fp8_model", "scaled_mm_fp8"),
+    ("nestedfp_fp8", "cublas_fp16"),
+]
+Launch = Callable[[int], object]
+
+
+def window_us(launch: Launch, rotation: int, expected_us: float, length_us: float) -> float:
+    """Return the median microseconds of a launch in a window of about ``length_us``, whose first third is a warm-up."""
+    count = max(1, math.ceil(500 / expected_us / rotation)) * rotation
+    graph = capture(launch, count)
+    replays = max(6, math.ceil(length_us / (count * expected_us)))
+    warm_up = replays // 3
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(replays - warm_up + 1)]
+    for _ in range(warm_up):
+        graph.replay()
+    events[0].record()
+    for event in events[1:]:
+        graph.replay()
+        event.record()
+    torch.cuda.synchronize()
+    times = sorted(a.elapsed_time(b) for a, b in itertools.pairwise(events))
+    return times[len(times) // 2] * 1e3 / count
+
+
+def report(rows: list[tuple[str, int, int, int, float]]) -> list[str]:
+    """Return mean, 95th percentile and worst of the ratios of times, by band of token counts."""
+    times: dict[tuple[int, int, int], dict[str, float]] = {}
+    for system, n, k, m, us in rows:
+        times.setdefault((n, k, m), {})[system] = us
+    lines = []
+    for ours, theirs in RATIOS:
+        for band, (low, high) in BANDS.items():
+            found = {
+                cell: row[ours] / row[theirs]
+                for cell, row in times.items()
+                if low <= cell[2] <= high and ours in row and theirs in row
+            }
+            if found:
+                ordered = sorted(found.values())
+                p95 = ordered[min(len(ordered) - 1, math.ceil(0.95 * len(ordered)) - 1)]
+                worst = max(found, key=found.__getitem__)
+                lines.append(
+                    f"{ours} / {theirs}  {band:9s} {len(found):3d} cells: geomean {geomean(ordered):.3f}, "
+                    f"p95 {p95:.3f}, worst {found[worst]:.3f} (N, K, M = {worst})"
+                )
+    return lines
+
+
+def with_the_model_s_choice(
+    found: dict[str, tuple[int, Launch]], chosen: dict[int, kernels.Config], x: torch.Tensor, packed: list
+) -> dict[str, tuple[int, Launch]]:
+    """Add the two systems that run the configs which the cost model chooses alone."""
+    (m, k), n = x.shape, packed[0].n
+    out = torch.empty(m, n, device="cuda", dtype=torch.float16)
+    codes = torch.empty(m, k, device="cuda", dtype=torch.uint8)
+    scale = torch.empty(m, device="cuda")
+
+    def fp16(i: int) -> None:
+        kernels.gemm(chosen[kernels.FP16], x, packed[i % len(packed)], out)
+
+    def fp8(i: int) -> None:
+        kernels.quantize(x, codes, scale)
+        kernels.gemm(chosen[kernels.FP8], codes, packed[i % len(packed)], out, scale=scale)
+
+    added = {"nestedfp_fp16_model": (found["nestedfp_fp16"][0], fp16), "nestedfp_fp8_model": (len(packed), fp8)}
+    return {**found, **added}
+
+
+def measure(n: int, k: int, counts: list[int], window_ms: float, tuned: bool) -> list[tuple[str, int, int, int, float]]:
+    """Return the rows of one shape."""
+    plain, packed = rotating_weights(n, k)
+    gemm_tuning.forget()
+    precisions = (kernels.FP16, kernels.FP8)
+    by_model = {m: {p: kernels.choose(p, m, n, k) for p in precisions} for m in counts}
+    if tuned:
+        timings = gemm_tuning.tune({(n, k): packed}, gemm_tuning.TUNED_TOKENS, kernels.NUM_SMS_H100)
+        gemm_tuning.take(timings[n, k], kernels.NUM_SMS_H100)
+    rows = []
+    for m in counts:
+        x = torch.randn(m, k, device="cuda").half()
+        found = with_the_model_s_choice(systems(x, plain, packed, True), by_model[m], x, packed)
+        times: dict[str, float] = {}
+        for name, (rotation, launch) in found.items():
+            alone = name.removesuffix("_model")
+            precision = kernels.FP8 if "fp8" in name else kernels.FP16
+            if alone != name and kernels.choose(precision, m, n, k) == by_model[m][precision]:
+                times[name] = times[alone]
+                continue
+            expected_us = floor_us(m, n, k, 1 if precision else 2) + 3
+            # The card's power control averages over tens of milliseconds.
+            length_us = 1e3 * (window_ms if m >= 384 else window_ms / 6)
+            times[name] = window_us(launch, rotation, expected_us, length_us)
+        times["scaled_mm_fp8"] = min(times["scaled_mm_fp8_row"], times["scaled_mm_fp8_tensor"])
+        rows += [(name, n, k, m, us) for name, us in times.items()]
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--cells", type=int, default=400)
+    parser.add_argument("--cells-per-shape", type=int, default=16)
+    parser.add_argument("--window-ms", type=float, default=100.0, help="per system and cell from 384 tokens on")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after the shape that passes this limit")
+    parser.add_argument("--no-tuning", action="store_true", help="choose by the cost model alone")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    args = parser.parse_args()
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.manual_seed(args.seed)
+    began_s, rows = time.monotonic(), []
+    for n, k, counts in draw(args.seed, args.cells, args.cells_per_shape):
+        rows += measure(n, k, counts, args.window_ms, not args.no_tuning)
+        torch.cuda.empty_cache()
+        if time.monotonic() - began_s > args.seconds:
+            break
+    lines = report(rows)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    with args.out.open("w", newline="") as file:
+        file.write(f"# {gpu_description()}\n")
+        file.write(f"# python -m benchmarks.kernels.gpu_gemm_random {' '.join(sys.argv[1:])}\n")
+        file.write(f"# seed {args.seed}, {len({row[1:4] for row in rows})} cells, {time.monotonic() - began_s:.0f} s\n")
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["system", "N", "K", "M", "us"])
+        writer.writerows((*row[:4], f"{row[4]:.2f}") for row in rows)
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

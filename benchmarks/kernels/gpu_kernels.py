@@ -1,0 +1,149 @@
+"""The CUDA kernels through their C functions (csrc/cuda/capi), with a config of the caller's choice.
+
+For benchmarks, tuning and kernel tests; the product calls torch.ops.nestedfp.
+
+What the product needs as well stands in nestedfp/kernels/cuda_library.py and is named here too.
+"""
+
+import ctypes
+
+import torch
+
+from nestedfp.kernels.cuda_library import (
+    FP8,
+    FP16,
+    NUM_SMS_H100,
+    Chain,
+    Config,
+    PackedWeight,
+    Tile,
+    check,
+    choose,
+    describe,
+    library,
+    predict_us,
+    tiles,
+    valid_configs,
+)
+
+__all__ = [
+    "FP8",
+    "FP16",
+    "NUM_SMS_H100",
+    "Chain",
+    "Config",
+    "PackedWeight",
+    "Tile",
+    "choose",
+    "describe",
+    "gemm",
+    "library",
+    "outliers",
+    "pack",
+    "parts",
+    "plan",
+    "predict_us",
+    "quantize",
+    "split",
+    "tiles",
+    "unpack",
+    "valid_configs",
+]
+
+
+def plan(precision: int, m: int, n: int, k: int, config: Config, num_sms: int = NUM_SMS_H100) -> dict[str, int]:
+    """Return how a problem is cut into work (csrc/cuda/config/gemm.h)."""
+    names = ("blocks", "row_tiles", "token_tiles", "raster_group", "tiles", "whole_tiles", "cluster", "steps")
+    names += ("work_units", "columns", "multicast_ctas")
+    result = (ctypes.c_int * len(names))()
+    library().nestedfp_plan(precision, m, n, k, num_sms, config.fields(), result)
+    return dict(zip(names, result, strict=True))
+
+
+def parts(
+    precision: int, m: int, n: int, k: int, config: Config, block: int, num_sms: int = NUM_SMS_H100
+) -> list[tuple[int, int, int, int, int]]:
+    """Return a block's work unit as (tile, first step, steps, index, count), in its order (csrc/cuda/config/stream_k.h)."""
+    fields = (ctypes.c_int * (5 * 1024))()
+    count = library().nestedfp_parts(precision, m, n, k, num_sms, config.fields(), block, fields)
+    return [tuple(fields[5 * i : 5 * i + 5]) for i in range(count)]  # type: ignore[misc]
+
+
+def _stream() -> int:
+    return torch.cuda.current_stream().cuda_stream
+
+
+def split(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Split [N, K] float16 into canonical planes, and count what does not fit."""
+    upper = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
+    lower = torch.empty_like(upper)
+    counts = torch.zeros(2, dtype=torch.int64, device=weight.device)
+    args = (weight.data_ptr(), upper.data_ptr(), lower.data_ptr(), weight.numel(), counts.data_ptr(), _stream())
+    check(library().nestedfp_split(*args), "split")
+    return upper, lower, counts
+
+
+def pack(upper: torch.Tensor, lower: torch.Tensor) -> PackedWeight:
+    """Rearrange canonical planes for the GEMM."""
+    n, k = upper.shape
+    packed_upper = torch.empty(n, library().nestedfp_upper_pitch(k), dtype=torch.uint8, device=upper.device)
+    packed_lower = torch.empty(library().nestedfp_lower_bytes(n, k), dtype=torch.uint8, device=upper.device)
+    pointers = (upper.data_ptr(), lower.data_ptr(), packed_upper.data_ptr(), packed_lower.data_ptr())
+    check(library().nestedfp_pack(*pointers, n, k, _stream()), "pack")
+    return PackedWeight(packed_upper, packed_lower, n, k)
+
+
+def unpack(weight: PackedWeight) -> tuple[torch.Tensor, torch.Tensor]:
+    """Undo ``pack``."""
+    upper = torch.empty(weight.n, weight.k, dtype=torch.uint8, device=weight.upper.device)
+    lower = torch.empty_like(upper)
+    pointers = (weight.upper.data_ptr(), weight.lower.data_ptr(), upper.data_ptr(), lower.data_ptr())
+    check(library().nestedfp_unpack(*pointers, weight.n, weight.k, _stream()), "unpack")
+    return upper, lower
+
+
+def quantize(x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor) -> None:
+    """Quantise [M, K] float16 into ``codes`` [M, K padded to 64] uint8, permuted, and ``scale`` [M] float32."""
+    m, k = x.shape
+    args = (x.data_ptr(), x.stride(0), codes.data_ptr(), scale.data_ptr(), m, k, _stream())
+    check(library().nestedfp_quantize(*args), "quantize")
+
+
+def gemm(
+    config: Config,
+    x: torch.Tensor,
+    weight: PackedWeight,
+    out: torch.Tensor,
+    scale: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    neutral_lower: bool = False,
+    pdl: bool = True,
+) -> None:
+    """Compute ``out`` [M, N] from ``x`` [M, K] float16, or from codes and ``scale`` if the tile is an FP8 one."""
+    problem = (tiles()[config.tile].precision, x.shape[0], weight.n, weight.k, NUM_SMS_H100, config.fields())
+    scratch_bytes = library().nestedfp_workspace_bytes(*problem)
+    scratch = torch.empty(scratch_bytes // 4, device=x.device) if scratch_bytes else None
+    error = library().nestedfp_gemm(
+        *problem,
+        x.data_ptr(),
+        x.stride(0),
+        None if scale is None else scale.data_ptr(),
+        weight.upper.data_ptr(),
+        weight.lower.data_ptr(),
+        neutral_lower,
+        None if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        None if scratch is None else scratch.data_ptr(),
+        pdl,
+        _stream(),
+    )
+    check(error, f"gemm {describe(config)} m={x.shape[0]} n={weight.n} k={weight.k}")
+
+
+def outliers(x: torch.Tensor, rows: torch.Tensor, cols: torch.Tensor, deltas: torch.Tensor, out: torch.Tensor) -> None:
+    """Add what the listed weights contribute to ``out``."""
+    lists = (rows.data_ptr(), cols.data_ptr(), deltas.data_ptr(), rows.numel())
+    check(
+        library().nestedfp_outliers(x.data_ptr(), x.stride(0), *lists, out.data_ptr(), *out.shape, _stream()),
+        "outliers",
+    )

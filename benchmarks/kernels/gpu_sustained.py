@@ -1,0 +1,134 @@
+"""Time, power and clock of GEMM configs that have the card to themselves for long enough to meet its power cap.
+
+    python -m benchmarks.kernels.gpu_sustained --model mistral-24b --tokens 256,384,512,768,1024
+
+For every layer shape of a model and every token count: cuBLAS in FP16, the configs of this project's FP16 GEMM that the cost
+model finds best, the one it takes marked. Rows ``system,config,chosen,N,K,M,us,watts,sm_mhz,mj``; mj is the energy of a launch
+in millijoules, from the card's own counter. That moves every 20 to 100 ms: windows of less than a second show time, but their
+power is good to some 40 % only.
+"""
+
+import argparse
+import csv
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from vllm.third_party import pynvml
+
+from benchmarks.engine.engine_shapes import SHAPES
+from benchmarks.kernels import gpu_kernels as kernels
+from benchmarks.kernels.gpu_gemm import floor_us, rotating_weights
+from benchmarks.kernels.gpu_timing import capture
+from benchmarks.results_csv import heading
+
+RESULT = Path("benchmarks/results/h100-sustained.csv")
+COLUMNS = ("system", "config", "chosen", "N", "K", "M", "us", "watts", "sm_mhz", "mj")
+WARM_SHARE = 0.3  # of a window, not counted
+
+
+def layers(model: str) -> list[tuple[int, int]]:
+    """Return (N, K) of a layer's GEMMs: attention in and out, MLP in and out."""
+    hidden, intermediate, _, heads, kv_heads, head, _ = SHAPES[model]
+    return [
+        ((heads + 2 * kv_heads) * head, hidden),
+        (hidden, heads * head),
+        (2 * intermediate, hidden),
+        (hidden, intermediate),
+    ]
+
+
+def window(
+    launch: Callable[[int], object], rotation: int, expected_us: float, window_s: float, device: object
+) -> list[float]:
+    """Launch for ``window_s``; return microseconds of a launch, watts, SM clock in MHz and millijoules of a launch."""
+    count = max(1, round(2000 / expected_us / rotation)) * rotation
+    graph = capture(launch, count)
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    replays = max(4, round(window_s * 1e6 / (count * expected_us)))
+    warm = round(WARM_SHARE * replays)
+    for _ in range(warm):
+        graph.replay()
+    torch.cuda.synchronize()
+    energy_mj, began_s = pynvml.nvmlDeviceGetTotalEnergyConsumption(device), time.perf_counter()
+    begin.record()
+    for _ in range(replays - warm):
+        graph.replay()
+    end.record()
+    while not end.query():
+        clock_mhz = pynvml.nvmlDeviceGetClockInfo(device, pynvml.NVML_CLOCK_SM)
+        time.sleep(0.002)
+    watts = (pynvml.nvmlDeviceGetTotalEnergyConsumption(device) - energy_mj) / (time.perf_counter() - began_s) / 1e3
+    us = begin.elapsed_time(end) * 1e3 / ((replays - warm) * count)
+    return [round(us, 2), round(watts, 1), clock_mhz, round(watts * us / 1e3, 3)]
+
+
+def candidates(m: int, n: int, k: int, most: int) -> list[kernels.Config]:
+    """Return the config that the product takes, then the best of every other tile by the cost model, ``most`` in all."""
+    taken = kernels.choose(kernels.FP16, m, n, k)
+    best: dict[int, kernels.Config] = {}
+    for _, config in sorted(kernels.valid_configs(kernels.FP16, m, n, k), key=lambda pair: pair[0]):
+        best.setdefault(config.tile, config)
+    return [taken, *(config for config in best.values() if config != taken)][:most]
+
+
+def problem(
+    m: int, plain: list[torch.Tensor], packed: list[kernels.PackedWeight], most: int, window_s: float, device: object
+) -> list[list[object]]:
+    """Return the rows of one product."""
+    n, k = plain[0].shape
+    x = torch.randn(m, k, device="cuda").half()
+    out = torch.empty(m, n, device="cuda", dtype=torch.float16)
+    expected_us = 1.2 * floor_us(m, n, k, 2) + 3
+
+    def cublas(i: int) -> None:
+        torch.mm(x, plain[i % len(plain)].t(), out=out)
+
+    rows: list[list[object]] = [
+        ["cublas_fp16", "", 1, n, k, m, *window(cublas, len(plain), expected_us, window_s, device)]
+    ]
+    for number, config in enumerate(candidates(m, n, k, most)):
+
+        def nestedfp(i: int, config: kernels.Config = config) -> None:
+            kernels.gemm(config, x, packed[i % len(plain)], out)
+
+        values = window(nestedfp, len(plain), expected_us, window_s, device)
+        rows.append(["nestedfp_fp16", kernels.describe(config), int(number == 0), n, k, m, *values])
+    return rows
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels.gpu_sustained", description=__doc__)
+    parser.add_argument("--model", default="mistral-24b", choices=sorted(SHAPES))
+    parser.add_argument("--tokens", default="192,256,320,384,448,512,640,768,1024,2048")
+    parser.add_argument("--configs", type=int, default=6, help="of this project, the best by the cost model")
+    parser.add_argument("--window-s", type=float, default=1.0)
+    parser.add_argument("--seconds", type=float, default=400.0, help="begin no further product after so many")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    args = parser.parse_args(argv)
+    pynvml.nvmlInit()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    device = pynvml.nvmlDeviceGetHandleByIndex(int(visible.split(",")[0]))
+    deadline_s = time.monotonic() + args.seconds
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    with args.out.open("w", newline="") as file:
+        file.writelines(f"# {line}\n" for line in heading(argv))
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for n, k in layers(args.model):
+            plain, packed = rotating_weights(n, k)
+            for m in map(int, args.tokens.split(",")):
+                if time.monotonic() > deadline_s:
+                    print(f"error: out of time before N={n}, K={k}, M={m}; give --seconds", file=sys.stderr)
+                    return 1
+                writer.writerows(problem(m, plain, packed, args.configs, args.window_s, device))
+                file.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

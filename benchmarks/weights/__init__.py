@@ -1,0 +1,1 @@
+"""Weights and layers on a CPU: conversion, linear layers."""

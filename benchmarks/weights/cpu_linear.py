@@ -1,0 +1,207 @@
+"""Time one linear layer on the CPU, D[M,N] = X[M,K] @ W[N,K].T.
+
+Run: ``python -m benchmarks.weights.cpu_linear [--quick] [--out CSV]``
+
+All systems of a cell run in one process, interleaved, and the median of their repetitions is kept, so that a slow
+moment of the machine hits all of them. Weights rotate through copies that together exceed the last-level cache: decode
+reads memory.
+
+Systems
+    read_floor      the 2 N K bytes of FP16 weights, only read, by the same thread pool
+    torch_fp32      torch.nn.functional.linear in FP32
+    plain_fp16      FP16 weights through the kernels of this project: the same blocking, no planes
+    vllm_fp16       vLLM's own unquantised CPU linear in FP16, as vLLM dispatches it on this processor
+    nestedfp_fp16   both planes, exact FP16 weights
+    nestedfp_fp8    upper plane only
+
+CSV: ``system,N,K,M,threads,ms,gb_per_s``; gb_per_s counts the weight bytes that the system reads, in 10^9 bytes.
+"""
+
+import argparse
+import csv
+import datetime
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from nestedfp.kernels import ops
+from nestedfp.modes import Mode
+from nestedfp.nested_weight import NestedWeight, nest
+
+SHAPES = ((2048, 2048), (3072, 2048), (11264, 2048), (2048, 5632))  # (N, K): o, qkv, gate_up, down of a 1B Llama
+TOKENS = (1, 2, 4, 8, 16, 64, 256, 1024)
+LONG_PREFILL = (2048, 2048, 4096)  # (N, K, M)
+DEFAULT_OUT = Path(__file__).parents[1] / "results" / "cpu-linear.csv"
+CELL_BUDGET_S = 3.0  # measuring time of one (N, K, M); at least MIN_REPETITIONS are made whatever they take
+MIN_REPETITIONS = 3
+MAX_REPETITIONS = 50
+
+
+@dataclass(frozen=True)
+class System:
+    """One way to compute the layer: ``run(x, copy)`` uses copy number ``copy`` of the weights."""
+
+    name: str
+    weight_bytes: int  # read by one call
+    dtype: torch.dtype  # of x
+    run: Callable[[torch.Tensor, int], object]
+
+
+def last_level_cache_bytes() -> int:
+    """Return the size of the largest cache of processor 0, or 32 MiB where the kernel does not say."""
+    sizes = [text.read_text().strip() for text in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    units = {"K": 1 << 10, "M": 1 << 20}
+    return max((int(size[:-1]) * units[size[-1]] for size in sizes), default=32 << 20)
+
+
+def pack_plain(weight: torch.Tensor) -> torch.Tensor:
+    """Reorder an FP16 weight [N, K] (N a multiple of 16, K of 2) as csrc/cpu/ops_bench.cpp reads it."""
+    n, k = weight.shape
+    panels = weight.view(n // ops.PANEL_ROWS, ops.PANEL_ROWS, k)
+    return panels.transpose(1, 2).reshape(n // ops.PANEL_ROWS, -1).contiguous()  # [panel][k][row]
+
+
+def vllm_linear(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return vLLM's own linear over ``weight``, chosen by vLLM."""
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+    layer = torch.nn.Module()
+    layer.weight = torch.nn.Parameter(weight.clone(), requires_grad=False)
+    dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
+    return lambda x: layer.cpu_linear(x, layer.weight, None)  # type: ignore[operator]
+
+
+def nested_run(planes: list[tuple[torch.Tensor, torch.Tensor]], n: int, k: int, mode: Mode) -> Callable[..., object]:
+    """Return ``run`` for one mode over packed planes."""
+
+    def run(x: torch.Tensor, copy: int) -> object:
+        ops.set_mode(mode)
+        return ops.linear(x, *planes[copy], None, None, None, None, n, k, False)
+
+    return run
+
+
+def build_systems(n: int, k: int, copies: int) -> list[System]:
+    """Make every system with ``copies`` copies of one random weight."""
+    weight = (torch.randn(n, k) * 0.02).half()
+    nested = nest(weight)
+    assert isinstance(nested, NestedWeight), "normal weights of scale 0.02 are inside the range"
+    plain = [pack_plain(weight) for _ in range(copies)]
+    planes = [ops.pack(nested.upper, nested.lower) for _ in range(copies)]
+    floats = [weight.float() for _ in range(max(2, copies // 4))]
+    half_bytes = 2 * n * k
+    linear = torch.nn.functional.linear
+    bench = torch.ops.nestedfp_bench
+    systems = [
+        System("read_floor", half_bytes, torch.float16, lambda x, i: bench.read(plain[i])),
+        System("torch_fp32", 4 * n * k, torch.float32, lambda x, i: linear(x, floats[i % len(floats)])),
+        System("plain_fp16", half_bytes, torch.float16, lambda x, i: bench.plain_linear(x, plain[i], None, n, k)),
+        System("nestedfp_fp16", half_bytes, torch.float16, nested_run(planes, n, k, Mode.FP16)),
+        System("nestedfp_fp8", n * k, torch.float16, nested_run(planes, n, k, Mode.FP8)),
+    ]
+    try:
+        theirs = [vllm_linear(weight) for _ in range(max(2, copies // 2))]
+    except ImportError as error:
+        print(f"vllm_fp16 is left out: {error}", file=sys.stderr)
+    else:
+        systems.insert(3, System("vllm_fp16", half_bytes, torch.float16, lambda x, i: theirs[i % len(theirs)](x)))
+    return systems
+
+
+def time_cell(systems: list[System], k: int, m: int, copies: int, budget_s: float) -> dict[str, float]:
+    """Return the median milliseconds of one call of each system."""
+    x = torch.randn(m, k)
+    inputs = {dtype: x.to(dtype) for dtype in (torch.float16, torch.float32)}
+    samples_ms: dict[str, list[float]] = {system.name: [] for system in systems}
+    began_s = time.perf_counter()
+    for repetition in range(MAX_REPETITIONS + 1):
+        for system in systems:
+            start_s = time.perf_counter()
+            system.run(inputs[system.dtype], repetition % copies)
+            if repetition > 0:  # the first call warms up
+                samples_ms[system.name].append((time.perf_counter() - start_s) * 1e3)
+        if repetition >= MIN_REPETITIONS and time.perf_counter() - began_s > budget_s:
+            break
+    return {name: statistics.median(samples) for name, samples in samples_ms.items()}
+
+
+def header(argv: list[str]) -> list[str]:
+    """Return the lines that say where and how the numbers were taken."""
+    try:
+        import vllm
+
+        vllm_version = vllm.__version__
+    except ImportError:
+        vllm_version = "none"
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return [
+        f"# CPU: {names[0] if names else platform.processor()}, {len(names)} logical; "
+        f"ISA of nestedfp: {ops.cpu_isa()}; last-level cache {last_level_cache_bytes() >> 20} MiB",
+        f"# threads: {torch.get_num_threads()}; torch {torch.__version__}; vllm {vllm_version}; "
+        f"python {platform.python_version()}",
+        f"# date: {datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC; "
+        f"command: python -m benchmarks.weights.cpu_linear {' '.join(argv)}".rstrip(),
+    ]
+
+
+def print_cell(n: int, k: int, m: int, ms: dict[str, float]) -> None:
+    """Print one line of the summary: milliseconds, and what they mean as ratios."""
+    fp16, fp8 = ms["nestedfp_fp16"], ms["nestedfp_fp8"]
+    theirs = ms.get("vllm_fp16", float("nan"))
+    print(
+        f"{n:6d} {k:6d} {m:5d} | "
+        + " ".join(f"{ms.get(name, float('nan')):9.3f}" for name in COLUMNS)
+        + f" | {ms['read_floor'] / fp16:6.2f} {ms['plain_fp16'] / fp16:6.2f} {theirs / fp16:6.2f} {fp16 / fp8:6.2f}"
+        f" {2e-6 * m * n * k / fp16:7.1f} {2e-6 * m * n * k / fp8:7.1f}",
+        flush=True,
+    )
+
+
+COLUMNS = ("read_floor", "torch_fp32", "plain_fp16", "vllm_fp16", "nestedfp_fp16", "nestedfp_fp8")
+
+
+def main(argv: list[str]) -> int:
+    """Command line; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.weights.cpu_linear", description=__doc__)
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="CSV to write")
+    parser.add_argument("--quick", action="store_true", help="two shapes, few tokens, short budget: a sanity check")
+    args = parser.parse_args(argv)
+
+    torch.manual_seed(0)
+    shapes, tokens, budget_s = SHAPES, TOKENS, CELL_BUDGET_S
+    if args.quick:
+        shapes, tokens, budget_s = SHAPES[1:3], (1, 4, 8, 64, 256), 0.7
+    print("milliseconds; then floor/fp16, plain/fp16, vllm/fp16, fp16/fp8 (times), GFLOP/s of fp16 and fp8")
+    print("     N      K     M | " + " ".join(f"{name.replace('nestedfp', 'nfp'):>9}" for name in COLUMNS))
+    rows: list[tuple[object, ...]] = []
+    for n, k in shapes:
+        copies = -(-3 * last_level_cache_bytes() // (n * k))
+        systems = build_systems(n, k, copies)
+        long_prefill = (LONG_PREFILL[2],) if (n, k) == LONG_PREFILL[:2] else ()
+        for m in (*tokens, *long_prefill):
+            ms = time_cell(systems, k, m, copies, budget_s)
+            print_cell(n, k, m, ms)
+            for system in systems:
+                gb_per_s = system.weight_bytes / ms[system.name] / 1e6
+                threads = torch.get_num_threads()
+                rows.append((system.name, n, k, m, threads, f"{ms[system.name]:.4f}", f"{gb_per_s:.3f}"))
+    ops.set_mode(Mode.FP16)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    with args.out.open("w", newline="") as file:
+        file.writelines(line + "\n" for line in header(argv))
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("system", "N", "K", "M", "threads", "ms", "gb_per_s"))
+        writer.writerows(rows)
+    print(f"wrote {args.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

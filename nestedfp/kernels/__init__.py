@@ -1,0 +1,1 @@
+"""The operators, on a CPU and a GPU, and the choice of GEMM configs."""

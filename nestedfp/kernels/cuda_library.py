@@ -1,0 +1,259 @@
+"""The CUDA kernels' C functions (csrc/cuda/capi): configs of the GEMM, what they are predicted to take, and timing them.
+
+The product multiplies through torch.ops.nestedfp, which chooses a config by itself; this module is for who chooses or
+judges configs: nestedfp/kernels/gemm_tuning.py, benchmarks and tests. The library is the installed module nestedfp_cuda_C, or the
+file that NESTEDFP_CUDA_LIBRARY names.
+"""
+
+import ctypes
+import math
+import os
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from nestedfp.kernels import cuda_layout, shared_constants
+from nestedfp.modes import CODES, Mode
+
+FP16, FP8 = CODES[Mode.FP16], CODES[Mode.FP8]
+NUM_SMS_H100 = 132
+STREAM_K = 0  # the split of a config that is Stream-K
+MAX_CLUSTER_PARTS = 4  # of split-K in a cluster
+MAX_WORKSPACE_PARTS = 8  # of split-K with a global workspace
+MAX_WORKSPACE_BYTES = 64 << 20  # the most that a workspace may have
+
+_POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A compiled tile and how K is split (csrc/cuda/config/gemm.h); split 0 is Stream-K (STREAM_K)."""
+
+    tile: int
+    split: int = 1
+    tail_only: bool = False
+    global_workspace: bool = False
+
+    def fields(self) -> "ctypes.Array[ctypes.c_int]":
+        """As the C functions take it."""
+        return (_INT * 4)(self.tile, self.split, self.tail_only, self.global_workspace)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A compiled kernel (csrc/cuda/config/tiles.h)."""
+
+    precision: int
+    row_warpgroups: int
+    k_warpgroups: int
+    tokens: int
+    blocks_per_sm: int
+    multicast_ctas: int
+
+    def __str__(self) -> str:
+        sharing = f"k{self.k_warpgroups}" if self.k_warpgroups > 1 else ""
+        residency = ("/2" if self.blocks_per_sm == 2 else "") + ("c2" if self.multicast_ctas == 2 else "")
+        return f"{64 * self.row_warpgroups}x{self.tokens}{sharing}{residency}"
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """One weight in the kernels' layout (csrc/cuda/kernels/layout.h)."""
+
+    upper: torch.Tensor  # [N, K padded to 64] uint8
+    lower: torch.Tensor  # blocks, uint8
+    n: int
+    k: int
+
+
+def check_constants(lib: ctypes.CDLL) -> None:
+    """Compare the kernels' constants with this source's.
+
+    Raises:
+        ImportError: when they differ.
+    """
+    text = None
+    if hasattr(lib, "nestedfp_shared_constants"):
+        lib.nestedfp_shared_constants.restype = ctypes.c_char_p
+        text = lib.nestedfp_shared_constants().decode()
+    own = {
+        "stream_k": STREAM_K,
+        "max_cluster_parts": MAX_CLUSTER_PARTS,
+        "max_workspace_parts": MAX_WORKSPACE_PARTS,
+        "max_workspace_bytes": MAX_WORKSPACE_BYTES,
+    }
+    shared_constants.check("nestedfp_cuda_C", text, {**cuda_layout.CONSTANTS, **own})
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """Load the kernels.
+
+    Raises:
+        ImportError: when they are not installed, or were built from another source.
+    """
+    path = os.environ.get("NESTEDFP_CUDA_LIBRARY")
+    if path is None:
+        spec = find_spec("nestedfp_cuda_C")
+        if spec is None or spec.origin is None:
+            raise ImportError(
+                "nestedfp_cuda_C is not installed: build on a machine with nvcc, or set NESTEDFP_CUDA_LIBRARY"
+            )
+        path = spec.origin
+    lib = ctypes.CDLL(path)
+    check_constants(lib)
+    problem: list[Any] = [_INT, _LONG, _LONG, _LONG, _INT, ctypes.POINTER(_INT)]
+    lib.nestedfp_predict.argtypes, lib.nestedfp_predict.restype = problem, ctypes.c_double
+    lib.nestedfp_choose.argtypes = problem
+    lib.nestedfp_take_timing.argtypes = [*problem, ctypes.c_double]
+    lib.nestedfp_plan.argtypes = [*problem, ctypes.POINTER(_INT)]
+    lib.nestedfp_parts.argtypes = [*problem, _INT, ctypes.POINTER(_INT)]
+    lib.nestedfp_workspace_bytes.argtypes, lib.nestedfp_workspace_bytes.restype = problem, _LONG
+    lib.nestedfp_upper_pitch.argtypes, lib.nestedfp_upper_pitch.restype = [_LONG], _LONG
+    lib.nestedfp_lower_bytes.argtypes, lib.nestedfp_lower_bytes.restype = [_LONG, _LONG], _LONG
+    if not hasattr(lib, "nestedfp_gemm"):  # built without CUDA, for tests of the choice of configs
+        return lib
+    lib.nestedfp_gemm.argtypes = [*problem, _POINTER, _LONG, *[_POINTER] * 3, _INT, *[_POINTER] * 3, _INT, _POINTER]
+    lib.nestedfp_time_chain.argtypes = [*problem, *[_POINTER] * 6, _INT, *[_POINTER] * 2, _INT, _INT, *[_POINTER] * 2]
+    lib.nestedfp_split.argtypes = [_POINTER] * 3 + [_LONG, _POINTER, _POINTER]
+    lib.nestedfp_pack.argtypes = [_POINTER] * 4 + [_LONG, _LONG, _POINTER]
+    lib.nestedfp_unpack.argtypes = [_POINTER] * 4 + [_LONG, _LONG, _POINTER]
+    lib.nestedfp_quantize.argtypes = [_POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _POINTER]
+    lib.nestedfp_outliers.argtypes = [_POINTER, _LONG, *[_POINTER] * 3, _LONG, _POINTER, _LONG, _LONG, _POINTER]
+    check(lib.nestedfp_prepare(), "prepare")
+    return lib
+
+
+def check(error: int, what: str) -> None:
+    """Raise for a C function that returned a CUDA error.
+
+    Raises:
+        RuntimeError: unless ``error`` is 0.
+    """
+    if error:
+        raise RuntimeError(f"{what}: CUDA error {error}")
+
+
+@cache
+def tiles() -> tuple[Tile, ...]:
+    """Every compiled tile, by index."""
+    found = []
+    for index in range(library().nestedfp_tile_count()):
+        fields = (_INT * 6)()
+        library().nestedfp_tile(index, fields)
+        found.append(Tile(*fields))
+    return tuple(found)
+
+
+def describe(config: Config) -> str:
+    """Short name of a config: ``128x64s2``, ``t2`` if only the tail is split, ``g`` with a global workspace, ``s0g`` Stream-K."""
+    split = "" if config.split == 1 else f"{'t' if config.tail_only else 's'}{config.split}"
+    split += "g" if config.global_workspace else ""
+    return f"{tiles()[config.tile]}{split}"
+
+
+def choose(precision: int, m: int, n: int, k: int, num_sms: int = NUM_SMS_H100) -> Config:
+    """Return the config that the product uses."""
+    config = (_INT * 4)()
+    library().nestedfp_choose(precision, m, n, k, num_sms, config)
+    return Config(config[0], config[1], bool(config[2]), bool(config[3]))
+
+
+def predict_us(precision: int, m: int, n: int, k: int, config: Config, num_sms: int = NUM_SMS_H100) -> float:
+    """Return the cost model's microseconds; negative when the config is not valid for the problem."""
+    return float(library().nestedfp_predict(precision, m, n, k, num_sms, config.fields()))
+
+
+def valid_configs(
+    precision: int, m: int, n: int, k: int, num_sms: int = NUM_SMS_H100
+) -> Iterator[tuple[float, Config]]:
+    """Every config that can compute a problem, with its predicted microseconds."""
+    for index, tile in enumerate(tiles()):
+        if tile.precision != precision:
+            continue
+        splits = [(s, False) for s in range(1, MAX_CLUSTER_PARTS + 1)]
+        splits += [(s, True) for s in range(STREAM_K, MAX_WORKSPACE_PARTS + 1)]
+        for config in [Config(index, s, tail, workspace) for s, workspace in splits for tail in (False, True)]:
+            us = predict_us(precision, m, n, k, config, num_sms)
+            if us >= 0:
+                yield us, config
+
+
+@cache
+def _timing_stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]  # one for all: each takes a set of semaphores (csrc/cuda/host/semaphores.h)
+
+
+class Chain:
+    """Times configs of one GEMM in the place that it has in a model: csrc/cuda/kernels/chain.h.
+
+    Args:
+        precision: FP16 or FP8; the latter with the quantiser in every link.
+        m: tokens.
+        weights: of one shape; the links use them in turn. Rotate over more than L2 holds, as a model's layers do.
+        num_sms: multiprocessors of the current device.
+        window_us: for how long a config runs at least, a third of it to warm up.
+    """
+
+    REPLAYS = 4
+
+    def __init__(
+        self,
+        precision: int,
+        m: int,
+        weights: Sequence[PackedWeight],
+        num_sms: int = NUM_SMS_H100,
+        window_us: float = 2000.0,
+    ) -> None:
+        n, k = weights[0].n, weights[0].k
+        self._problem = (precision, m, n, k, num_sms)
+        count = len(weights)
+        self._upper = (_POINTER * count)(*(weight.upper.data_ptr() for weight in weights))
+        self._lower = (_POINTER * count)(*(weight.lower.data_ptr() for weight in weights))
+        self._weights = count
+        self._keep = list(weights)
+        device, half = weights[0].upper.device, torch.float16
+        source = torch.randn(m, k, device=device, dtype=half)
+        x, out = torch.empty_like(source), torch.empty(m, n, device=device, dtype=half)
+        codes = torch.empty(m, weights[0].upper.shape[1], device=device, dtype=torch.uint8)
+        scale = torch.empty(m, device=device)
+        sums = torch.empty(MAX_WORKSPACE_BYTES // 4, device=device)
+        self._buffers = (source, x, codes, scale, out, sums)
+        # At least this long: the weight at 3 TB/s, or the arithmetic at 800 TFLOP/s (FP8 twice that).
+        least_us = max(n * k * (2 - precision) / 3e6, 2 * m * n * k / (8e8 * (1 + precision))) + 4
+        self._links = max(1, math.ceil(window_us / (self.REPLAYS + 1) / least_us))
+        torch.cuda.synchronize()
+        self._rest_us = self._link_us(None)
+
+    def _link_us(self, config: Config | None) -> float:
+        source, x, codes, scale, out, sums = (buffer.data_ptr() for buffer in self._buffers)
+        us = (ctypes.c_float * self.REPLAYS)()
+        error = library().nestedfp_time_chain(
+            *self._problem,
+            None if config is None else config.fields(),
+            source,
+            x,
+            codes,
+            scale,
+            ctypes.cast(self._upper, _POINTER),
+            ctypes.cast(self._lower, _POINTER),
+            self._weights,
+            out,
+            sums,
+            self._links,
+            self.REPLAYS,
+            _timing_stream().cuda_stream,
+            us,
+        )
+        precision, m, n, k, _ = self._problem
+        check(error, f"timing {'no config' if config is None else describe(config)} of {precision=} {m=} {n=} {k=}")
+        return float(statistics.median(us))
+
+    def gemm_us(self, config: Config) -> float:
+        """Return the microseconds that a GEMM with this config adds to the chain; the config must be valid."""
+        return max(0.1, self._link_us(config) - self._rest_us)

@@ -1,0 +1,62 @@
+"""The CUDA half of ``torch.ops.nestedfp``. Call ``load`` once; nestedfp/kernels/ops.py then takes CUDA tensors too.
+
+The library ``nestedfp_cuda_C`` is separate from ``nestedfp_C`` because machines without nvcc build only the latter.
+Both implement the same schemas, so callers use nestedfp.kernels.ops for either device. What differs on a GPU:
+
+* It must be of compute capability 9.0 (H100, H200), and ``x`` and ``bias`` float16.
+* ``pack`` returns another layout (csrc/cuda/kernels/layout.h), of the shapes that ``packed_shapes`` gives.
+* FP8 mode with ``quantize_activations`` multiplies E4M3 by E4M3 on the tensor cores, whose partial sums keep fewer
+  bits than FP32's; without it, FP16 by the FP8 weights in FP32.
+* Results are the same bits for the same inputs and shapes. Another number of tokens may choose another tile, hence
+  another order of additions.
+* The operators enqueue on torch's current stream and may be captured in CUDA graphs once ``pack`` has run on the
+  device. Weights must come from ``pack``: by programmatic dependent launch a GEMM starts to load them while the kernel
+  before it in the stream still runs.
+
+Measured times: docs/performance.md.
+"""
+
+import ctypes
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+
+import nestedfp.kernels.ops  # noqa: F401  registers the schemas that the library implements
+from nestedfp.kernels.cuda_layout import packed_shapes
+from nestedfp.kernels.cuda_library import check_constants
+
+__all__ = ["is_built", "is_supported", "load", "packed_shapes"]
+
+
+def is_built() -> bool:
+    """Whether the installation has the CUDA kernels."""
+    spec = find_spec("nestedfp_cuda_C")
+    return spec is not None and spec.origin is not None
+
+
+def is_supported() -> bool:
+    """Whether the kernels are built and the current device can run them."""
+    return is_built() and torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+
+
+@cache
+def load() -> None:
+    """Register the CUDA implementations. Later calls do nothing.
+
+    Raises:
+        ImportError: when the library is not installed, cannot be loaded, or was built from another source.
+    """
+    spec = find_spec("nestedfp_cuda_C")
+    if spec is None or spec.origin is None:
+        raise ImportError(
+            "nestedfp.kernels.cuda_ops: the compiled library nestedfp_cuda_C is not installed; build with nvcc (CUDA 12.8 or "
+            "newer) on the PATH: 'pip install --no-build-isolation .'"
+        )
+    try:
+        torch.ops.load_library(spec.origin)  # type: ignore[no-untyped-call]
+    except OSError as error:
+        raise ImportError(
+            f"nestedfp.kernels.cuda_ops: nestedfp_cuda_C cannot be loaded ({error}); it needs a CUDA build of torch >= 2.11"
+        ) from error
+    check_constants(ctypes.CDLL(spec.origin))

@@ -1,0 +1,158 @@
+"""Choice of GEMM configs at load: times promising ones on a model's own weights, and hands the times to the kernels.
+
+``torch.ops.nestedfp.linear`` takes for any number of tokens the config that the cost model likes best. Where times of this
+card are known for a layer's shape, the model is corrected by the errors that it made on them (csrc/cuda/config/gemm_timings.h), so
+that token counts in between and configs that were not timed profit as well.
+
+Another config may add up in another order, so the last bits of a result may change with the times. Who needs the same bits
+in every run keeps the times: nestedfp/kernels/gemm_cache.py.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from nestedfp.kernels import cuda_library as kernels
+from nestedfp.kernels.cuda_library import Chain, Config, PackedWeight
+
+# Closest where the best config changes most: tiles of 64 to 256 tokens, and few of them for 132 multiprocessors. Not beyond:
+# there the power cap sets the pace, and in the few milliseconds that a config gets here it does not show who draws the power.
+# Chosen by such times, configs for 769 to 8192 tokens were slower than the cost model's by 3 % in the mean.
+TUNED_TOKENS: tuple[int, ...] = (1, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 288, 320, 352, 384)
+TUNED_TOKENS += (448, 512, 576, 640, 704, 768)
+CANDIDATES = 10
+FINALISTS = 2  # fastest configs that are timed a second time
+ROTATED_BYTES = 150e6  # three times an H100's L2: the layers of a chain together have at least as many
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One timed config: microseconds of a GEMM [m, k] x [n, k] within a chain of layers."""
+
+    precision: int
+    m: int
+    n: int
+    k: int
+    config: Config
+    us: float
+
+    def as_list(self) -> list[float]:
+        """As JSON keeps it; ``of_list`` undoes it."""
+        c = self.config
+        shape = [self.precision, self.m, self.n, self.k]
+        return [*shape, c.tile, c.split, int(c.tail_only), int(c.global_workspace), round(self.us, 3)]
+
+    @classmethod
+    def of_list(cls, values: Sequence[float]) -> "Timing":
+        """Undo ``as_list``.
+
+        Raises:
+            ValueError: for anything but nine numbers, the last above zero.
+        """
+        if len(values) != 9 or not all(isinstance(v, int | float) for v in values) or not values[8] > 0:
+            raise ValueError(f"a timing is nine numbers, the last above zero; got {values!r}")
+        precision, m, n, k, tile, split, tail_only, global_workspace = (int(value) for value in values[:8])
+        return cls(precision, m, n, k, Config(tile, split, bool(tail_only), bool(global_workspace)), float(values[8]))
+
+
+def take(timings: Iterable[Timing], num_sms: int) -> int:
+    """Give timings to the kernels; from now on they guide the choice. Return how many fit the kernels that are installed."""
+    library, taken = kernels.library(), 0
+    for t in timings:
+        refused = library.nestedfp_take_timing(t.precision, t.m, t.n, t.k, num_sms, t.config.fields(), t.us)
+        taken += not refused
+    return taken
+
+
+def forget() -> None:
+    """Return to the shipped table and the cost model alone."""
+    kernels.library().nestedfp_forget_timings()
+
+
+def rotation(weights: Sequence[PackedWeight]) -> list[PackedWeight]:
+    """Return weights of one shape that L2 cannot hold: some of those given, or copies where they are too few."""
+    wanted = max(1, math.ceil(ROTATED_BYTES / weights[0].upper.numel()))
+    found = list(weights[:wanted])
+    while len(found) < wanted:
+        source = found[len(found) % len(weights)]
+        found.append(PackedWeight(source.upper.clone(), source.lower.clone(), source.n, source.k))
+    return found
+
+
+def candidates(precision: int, m: int, n: int, k: int, num_sms: int) -> list[Config]:
+    """Return the configs to time: those with the best predictions, but not more than a few that differ in the split only."""
+    of_a_tile = 3
+    found: list[Config] = []
+    for _, config in sorted(kernels.valid_configs(precision, m, n, k, num_sms), key=lambda pair: pair[0]):
+        if sum(other.tile == config.tile for other in found) < of_a_tile:
+            found.append(config)
+        if len(found) == CANDIDATES:
+            break
+    return found
+
+
+def time_cell(precision: int, m: int, weights: Sequence[PackedWeight], num_sms: int) -> list[Timing]:
+    """Time the candidates of one precision and token count; the fastest twice."""
+    n, k = weights[0].n, weights[0].k
+    chain = Chain(precision, m, weights, num_sms)
+    times = {config: chain.gemm_us(config) for config in candidates(precision, m, n, k, num_sms)}
+    for config in sorted(times, key=times.__getitem__)[:FINALISTS]:
+        times[config] = (times[config] + chain.gemm_us(config)) / 2
+    return [Timing(precision, m, n, k, config, us) for config, us in times.items()]
+
+
+def tune(
+    shapes: Mapping[tuple[int, int], Sequence[PackedWeight]],
+    tokens: Iterable[int],
+    num_sms: int,
+    budget_s: float = math.inf,
+    report: Callable[[str], None] | None = None,
+) -> dict[tuple[int, int], list[Timing]]:
+    """Time configs for every shape, one precision at a time, so that the power cap charges whoever draws the power.
+
+    Args:
+        shapes: weights by (N, K), all on the current device.
+        tokens: token counts to time.
+        num_sms: multiprocessors of the current device.
+        budget_s: every shape has its share of it; token counts that a share does not reach are left to the cost model.
+        report: gets a line of progress for every shape.
+
+    Returns:
+        Timings by (N, K); not yet taken.
+    """
+    began_s = time.monotonic()
+    found: dict[tuple[int, int], list[Timing]] = {}
+    ordered = spread(sorted(set(tokens)))
+    for i, ((n, k), weights) in enumerate(shapes.items()):
+        rotated = rotation(weights)
+        cells, skipped = [(precision, m) for precision in (kernels.FP16, kernels.FP8) for m in ordered], 0
+        timings: list[Timing] = []
+        for precision, m in cells:
+            half = 2 * i + 1 + (precision == kernels.FP8)
+            if time.monotonic() - began_s > budget_s * half / (2 * len(shapes)):
+                skipped += 1
+                continue
+            try:
+                timings += time_cell(precision, m, rotated, num_sms)
+            except torch.OutOfMemoryError:  # such steps would not fit beside a KV cache either
+                skipped += 1
+        found[n, k] = timings
+        if report is not None:
+            report(
+                f"GEMM configs for N={n}, K={k}: {len(timings)} timed at {len(cells) - skipped} of {len(cells)} token "
+                f"counts and precisions, {i + 1} of {len(shapes)} shapes, {time.monotonic() - began_s:.1f} s"
+            )
+        del rotated
+    torch.cuda.empty_cache()
+    return found
+
+
+def spread(values: Sequence[int]) -> list[int]:
+    """Order values so that any beginning of the list covers their range: the last, every eighth, fourth, second, then all."""
+    order = list(values[-1:])
+    for stride in (8, 4, 2, 1):
+        order += [value for value in values[::stride] if value not in order]
+    return order

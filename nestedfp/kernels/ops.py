@@ -1,0 +1,193 @@
+"""The compiled operators, typed. Importing this module loads ``nestedfp_C`` and registers ``torch.ops.nestedfp``.
+
+Every tensor operator is functional, has a fake implementation, and is opaque to torch.compile. ``linear`` reads the
+mode when it runs, so that one compiled graph serves both modes.
+"""
+
+from importlib.util import find_spec
+
+import torch
+import torch.library
+
+from nestedfp.kernels import shared_constants
+from nestedfp.kernels.cuda_layout import packed_shapes
+from nestedfp.modes import CODES, Mode
+
+_BUILD = "build it with 'pip install --no-build-isolation .' in the environment whose torch will run it"
+_LIBRARY = find_spec("nestedfp_C")
+if _LIBRARY is None or _LIBRARY.origin is None:
+    raise ImportError(f"nestedfp.kernels.ops: the compiled library nestedfp_C is not installed; {_BUILD}")
+try:
+    torch.ops.load_library(_LIBRARY.origin)  # type: ignore[no-untyped-call]
+except OSError as error:
+    raise ImportError(f"nestedfp.kernels.ops: the compiled library cannot be loaded ({error}); {_BUILD}") from error
+
+PANEL_ROWS = 16  # packed planes hold panels of 16 output rows ...
+PAIR = 2  # ... and pairs of input columns; both are padded with zeros
+
+_OPS = torch.ops.nestedfp
+shared_constants.check(
+    "nestedfp_C",
+    _OPS.shared_constants() if hasattr(_OPS, "shared_constants") else None,
+    {"panel_rows": PANEL_ROWS, "pair": PAIR},
+)
+
+_MODES = {code: mode for mode, code in CODES.items()}
+
+
+def set_mode(mode: Mode) -> None:
+    """Set the precision of every later ``linear`` of this process, in all threads."""
+    _OPS.set_mode(CODES[mode])
+
+
+def get_mode() -> Mode:
+    """Return the precision in force. A new process starts in FP16."""
+    return _MODES[_OPS.get_mode()]
+
+
+def cpu_isa() -> str:
+    """Return the instruction set of the CPU kernels in use: "scalar", "avx2" or "avx512".
+
+    Raises:
+        RuntimeError: when the environment variable NESTEDFP_CPU_ISA names one that does not exist or does not run here.
+    """
+    isa: str = _OPS.cpu_isa()
+    return isa
+
+
+def split(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Split a weight into planes, clamping what lies beyond +-1.75.
+
+    Args:
+        weight: [N, K] float16, contiguous.
+
+    Returns:
+        ``(upper, lower, counts)``: uint8 [N, K] twice, and int64 [2] = finite weights beyond 1.75, infinities and NaNs.
+        Clamped elements are not recoverable from the planes: see nested_weight.nest.
+    """
+    upper, lower, counts = _OPS.split(weight)
+    return upper, lower, counts
+
+
+def list_outliers(weight: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """List the finite weights beyond +-1.75 in row-major order.
+
+    Args:
+        weight: [N, K] float16, contiguous.
+        count: how many there are, from ``split``.
+
+    Returns:
+        ``(rows, cols, deltas)``: int32 [count], int32 [count], float32 [count] = weight minus its clamped value.
+    """
+    rows, cols, deltas = _OPS.list_outliers(weight, count)
+    return rows, cols, deltas
+
+
+def pack(upper: torch.Tensor, lower: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rearrange row-major planes into the layout that ``linear`` reads (csrc/cpu/kernels/kernels.h).
+
+    Args:
+        upper, lower: [N, K] uint8, contiguous.
+
+    Returns:
+        On a CPU uint8 [ceil(N / 16), ceil(K / 2) * 32] twice: the same bytes plus zeros that pad N to 16 and K to 2. The
+        packed lower plane is recoded, one byte for one byte. On a GPU uint8 of nestedfp.kernels.cuda_layout.packed_shapes.
+    """
+    packed_upper, packed_lower = _OPS.pack(upper, lower)
+    return packed_upper, packed_lower
+
+
+def unpack(upper: torch.Tensor, lower: torch.Tensor, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Undo ``pack``: return the row-major planes [n, k]."""
+    plain_upper, plain_lower = _OPS.unpack(upper, lower, n, k)
+    return plain_upper, plain_lower
+
+
+def linear(
+    x: torch.Tensor,
+    upper: torch.Tensor,
+    lower: torch.Tensor,
+    bias: torch.Tensor | None,
+    outlier_rows: torch.Tensor | None,
+    outlier_cols: torch.Tensor | None,
+    outlier_deltas: torch.Tensor | None,
+    n: int,
+    k: int,
+    quantize_activations: bool,
+) -> torch.Tensor:
+    """Compute ``x @ W.T + bias`` in the mode in force when the operator runs.
+
+    FP16 mode multiplies the exact stored weights. FP8 mode reads only ``upper``: the weights rounded to E4M3. Sums are
+    FP32 and rounded once, to the dtype of ``x``. A row's result does not depend on the rows beside it, nor on the
+    number of threads or the instruction set.
+
+    Args:
+        x: [..., k] float16, bfloat16 or float32.
+        upper, lower: planes from ``pack``.
+        bias: [n] of any of those dtypes, or None.
+        outlier_rows, outlier_cols, outlier_deltas: from ``list_outliers``, or None each; they always multiply the
+            ``x`` given, never a quantised one.
+        n, k: output and input features.
+        quantize_activations: in FP8 mode, round each row of ``x`` to E4M3 first (nestedfp/kernels/activations.py).
+
+    Returns:
+        [..., n], the dtype of ``x``.
+
+    Raises:
+        RuntimeError: for arguments of the wrong shape, dtype or device.
+    """
+    out: torch.Tensor = _OPS.linear(
+        x, upper, lower, bias, outlier_rows, outlier_cols, outlier_deltas, n, k, quantize_activations
+    )
+    return out
+
+
+def _fake_split(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    plane = weight.new_empty(weight.shape, dtype=torch.uint8)
+    return plane, torch.empty_like(plane), weight.new_empty(2, dtype=torch.int64)
+
+
+def _fake_list_outliers(weight: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    rows = weight.new_empty(count, dtype=torch.int32)
+    return rows, torch.empty_like(rows), weight.new_empty(count, dtype=torch.float32)
+
+
+def _fake_pack(upper: torch.Tensor, lower: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    n, k = upper.shape
+    if upper.device.type == "cuda":
+        upper_shape, lower_shape = packed_shapes(n, k)
+        return upper.new_empty(upper_shape), upper.new_empty(lower_shape)
+    packed = upper.new_empty((n + PANEL_ROWS - 1) // PANEL_ROWS, (k + PAIR - 1) // PAIR * PAIR * PANEL_ROWS)
+    return packed, torch.empty_like(packed)
+
+
+def _fake_unpack(upper: torch.Tensor, lower: torch.Tensor, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    plane = upper.new_empty(n, k)
+    return plane, torch.empty_like(plane)
+
+
+def _fake_linear(
+    x: torch.Tensor,
+    upper: torch.Tensor,
+    lower: torch.Tensor,
+    bias: torch.Tensor | None,
+    outlier_rows: torch.Tensor | None,
+    outlier_cols: torch.Tensor | None,
+    outlier_deltas: torch.Tensor | None,
+    n: int,
+    k: int,
+    quantize_activations: bool,
+) -> torch.Tensor:
+    if x.shape[-1] != k:
+        raise RuntimeError(f"nestedfp::linear: expected x of shape [..., k={k}], got {list(x.shape)}")
+    return x.new_empty(*x.shape[:-1], n)
+
+
+for _name, _fake in (
+    ("split", _fake_split),
+    ("list_outliers", _fake_list_outliers),
+    ("pack", _fake_pack),
+    ("unpack", _fake_unpack),
+    ("linear", _fake_linear),
+):
+    torch.library.register_fake(f"nestedfp::{_name}", _fake)

@@ -1,0 +1,99 @@
+"""How long an engine's steps take in each precision, by size: measured once at start-up, asked for every step.
+
+Pure and standard library only, like nestedfp/steps/step_rule.py, which uses it to leave FP8 alone where it saves nothing: FP8
+reads half the weight bytes but quantises its activations first, so small steps of small models may gain little or lose.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MIN_GAIN = 0.05  # FP8 pays when it saves at least this share of the FP16 step: above the noise of a short measurement
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """The model's time in a step of ``tokens`` tokens."""
+
+    tokens: int
+    fp16_ms: float
+    fp8_ms: float
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1 or not self.fp16_ms > 0 or not self.fp8_ms > 0:
+            raise ValueError(f"a step cost needs at least one token and two times above zero, got {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """Costs by step size.
+
+    Attributes:
+        rows: at least one, ascending and unique in ``tokens``.
+    """
+
+    rows: tuple[StepCost, ...]
+
+    def __post_init__(self) -> None:
+        sizes = [row.tokens for row in self.rows]
+        if not sizes or sizes != sorted(set(sizes)):
+            raise ValueError(f"step costs must be ascending and unique in tokens and not empty, got {sizes}")
+
+    def times_ms(self, tokens: int) -> tuple[float, float]:
+        """Return what a step of this size takes in FP16 and in FP8, in milliseconds.
+
+        Times between two measured sizes are interpolated. Below the smallest its time holds, since the weights are read
+        all the same; above the largest, time grows with the tokens.
+        """
+        after = bisect_left(self.rows, tokens, key=lambda row: row.tokens)
+        high = self.rows[min(after, len(self.rows) - 1)]
+        low = self.rows[max(after - 1, 0)]
+        if high.tokens <= tokens:
+            return high.fp16_ms * (tokens / high.tokens), high.fp8_ms * (tokens / high.tokens)
+        if low.tokens >= tokens:
+            return low.fp16_ms, low.fp8_ms
+        part = (tokens - low.tokens) / (high.tokens - low.tokens)
+        return low.fp16_ms + part * (high.fp16_ms - low.fp16_ms), low.fp8_ms + part * (high.fp8_ms - low.fp8_ms)
+
+    def gain(self, tokens: int) -> float:
+        """Return the share of an FP16 step's time that FP8 saves; negative where FP8 is slower.
+
+        Outside the measured sizes the nearest size's share holds.
+        """
+        fp16_ms, fp8_ms = self.times_ms(tokens)
+        return 1 - fp8_ms / fp16_ms
+
+    def fp8_pays(self, tokens: int) -> bool:
+        """Whether FP8 saves enough in a step of this size to be worth its rounding."""
+        return self.gain(tokens) >= MIN_GAIN
+
+    def fp8_pays_from(self) -> int | None:
+        """Return the smallest measured size from which on FP8 pays at every measured size; None: it pays at no end."""
+        paying = None
+        for row in reversed(self.rows):
+            if not self.fp8_pays(row.tokens):
+                break
+            paying = row.tokens
+        return paying
+
+    def as_lists(self) -> list[list[float]]:
+        """Return ``[tokens, fp16_ms, fp8_ms]`` for every row, the form in which costs travel between processes."""
+        return [[row.tokens, row.fp16_ms, row.fp8_ms] for row in self.rows]
+
+
+def slowest(ranks: Iterable[Sequence[Sequence[Any]] | None]) -> StepCosts | None:
+    """Combine the measurements of all tensor-parallel ranks: a step takes as long as its slowest rank.
+
+    Args:
+        ranks: ``as_lists`` of every rank, or None from a rank that measured nothing.
+
+    Returns:
+        The costs of the sizes that every rank measured, or None when there are none.
+    """
+    tables = [{int(tokens): (fp16, fp8) for tokens, fp16, fp8 in rank or ()} for rank in ranks]
+    common = sorted(set.intersection(*map(set, tables))) if tables else []
+    rows = tuple(
+        StepCost(tokens, max(t[tokens][0] for t in tables), max(t[tokens][1] for t in tables)) for tokens in common
+    )
+    return StepCosts(rows) if rows else None

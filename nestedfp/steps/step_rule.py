@@ -1,0 +1,105 @@
+"""The engine's own decision: which precision one step runs in.
+
+Pure and standard library only, so that the engine's scheduler and the simulator run the same code.
+The order of precedence: a pinned request, then a fixed directive, then the thresholds and deadlines of the ``auto``
+directive. Where one of these asks for FP8 but the engine's measured step costs say that it saves nothing at this size, the
+step stays exact.
+"""
+
+from dataclasses import dataclass
+
+from nestedfp.modes import DirectiveMode, Mode
+from nestedfp.steps.step_costs import StepCosts
+
+
+@dataclass(frozen=True, slots=True)
+class StepRule:
+    """Thresholds and deadlines of the ``auto`` directive. A step runs FP8 as soon as one of them is passed.
+
+    Attributes:
+        fp8_step_tokens: FP8 when the step schedules more tokens than this (the paper's rule takes half of the
+            engine's token budget). None switches the threshold off.
+        fp8_wait_s: FP8 when the oldest waiting request has waited longer than this, in seconds. None switches it off.
+        fp8_budget_fraction: FP8 when the step schedules more than this share of the engine's own token budget. Unlike
+            ``fp8_step_tokens`` it is right for engines of different budgets. None switches it off.
+        ttft_deadline_s: FP8 when the step in FP16 would make a request's time to first token longer than this, the
+            waiting ones counted with what is before them at FP8 speed. None switches it off.
+        tpot_deadline_s: FP8 when after the step in FP16 a request's mean time per output token would be above this, in
+            seconds. None switches it off.
+        tpot_grace_tokens: a request may be above ``tpot_deadline_s`` as long as it would be within it again were its next
+            so many tokens to come at once. 0: never above.
+        fill_horizon_s: FP8 when the engine would be full in so many seconds, at the growth of the last one. None switches
+            it off; it is asked of engines with a deadline only.
+        fill_decode_share: an engine is full when an FP8 step of one token for each request would take more than this share
+            of ``tpot_deadline_s``; nestedfp/steps/step_fill.py has the other limit.
+    """
+
+    fp8_step_tokens: int | None = None
+    fp8_wait_s: float | None = None
+    fp8_budget_fraction: float | None = None
+    ttft_deadline_s: float | None = None
+    tpot_deadline_s: float | None = None
+    tpot_grace_tokens: int = 0
+    fill_horizon_s: float | None = None
+    fill_decode_share: float = 0.6
+
+    @property
+    def has_deadlines(self) -> bool:
+        """Whether the caller must say which requests a step would make late."""
+        return self.ttft_deadline_s is not None or self.tpot_deadline_s is not None
+
+
+@dataclass(frozen=True, slots=True)
+class StepSignals:
+    """What the scheduler sees at the moment it has filled a step."""
+
+    scheduled_tokens: int
+    oldest_wait_s: float  # age of the oldest request that is still waiting; 0 when none waits
+    has_pinned: bool  # a scheduled request demands FP16
+    budget_tokens: int | None = None  # the most tokens that a step may schedule; None: the caller does not know
+    late: str | None = (
+        None  # what FP16 would break: a deadline as nestedfp/steps/step_slack.py names it, or "fill_slack"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StepChoice:
+    """The precision of a step, and why."""
+
+    mode: Mode
+    # "pinned", "directive", "step_tokens", "step_budget", "wait", "below_thresholds", "no_gain", or what was late
+    reason: str
+
+
+def choose(
+    signals: StepSignals, directive: DirectiveMode, rule: StepRule, costs: StepCosts | None = None
+) -> StepChoice:
+    """Choose the precision of one step.
+
+    Args:
+        signals: the step.
+        directive: what the controller said.
+        rule: thresholds of ``auto``.
+        costs: this engine's measured step costs; None: not measured, FP8 is taken to pay at every size.
+    """
+    if signals.has_pinned:
+        return StepChoice(Mode.FP16, "pinned")
+    if directive is not DirectiveMode.AUTO:
+        return StepChoice(Mode(directive.value), "directive")
+    reason = _reason_for_fp8(signals, rule)
+    if reason is None:
+        return StepChoice(Mode.FP16, "below_thresholds")
+    if costs is not None and not costs.fp8_pays(signals.scheduled_tokens):
+        return StepChoice(Mode.FP16, "no_gain")
+    return StepChoice(Mode.FP8, reason)
+
+
+def _reason_for_fp8(signals: StepSignals, rule: StepRule) -> str | None:
+    if rule.fp8_step_tokens is not None and signals.scheduled_tokens > rule.fp8_step_tokens:
+        return "step_tokens"
+    fraction, budget_tokens = rule.fp8_budget_fraction, signals.budget_tokens
+    if fraction is not None and budget_tokens is not None and signals.scheduled_tokens > fraction * budget_tokens:
+        return "step_budget"
+    if rule.fp8_wait_s is not None and signals.oldest_wait_s > rule.fp8_wait_s:
+        return "wait"
+    return signals.late

@@ -1,0 +1,274 @@
+"""What is left of the deadlines of an engine's requests: how long a step may take before one of them passes its own.
+
+Pure and standard library only, like nestedfp/steps/step_rule.py, so that the engine's scheduler and the simulator run the same
+code. Every call costs the same for one request and for a thousand (amortised; a change of the TPOT deadline sorts the
+decoding ones anew). Times are seconds of one clock of the caller's.
+
+Two facts make that possible.
+
+* First come, first served: a prompt has its first token when all prompt tokens before it and its own are computed. With
+  ``c`` the prompt tokens that had come until and with it, and ``d`` those done so far, that is ``(c - d) * s_per_token``
+  from now. ``c * s_per_token - arrived_s`` is a constant of the prompt, so the tightest one of the line is the front of a
+  queue of maxima.
+* Every decode step gives every decoding request one token. With ``n`` the steps so far and ``n0`` those when it had its first
+  token at ``first_s``, a step that ends at ``t`` gives it a mean TPOT of ``(t - first_s) / (n + 1 - n0)``. That stays below
+  the deadline ``d`` while ``t <= first_s - d * n0 + d * (n + 1)``: again a constant of the request and one number of all, so
+  the tightest one is the top of a heap.
+
+A third number stands for requests that nobody knows yet: a usual prompt that comes just after a step has begun.
+"""
+
+from collections import deque
+from collections.abc import Hashable
+from heapq import heapify, heappop, heappush
+from math import exp, inf
+
+from nestedfp.modes import Mode
+from nestedfp.steps.step_costs import StepCosts
+from nestedfp.steps.step_rule import StepRule
+
+RATE_S = 2.0  # time constant of the rate at which prompt tokens arrive
+MEAN_WEIGHT = 0.05  # of the newest prompt in the mean length
+SPARE = 64  # entries of requests that have left, before the heap of the others is made anew
+EXCESS_WEIGHT = 0.2  # of the newest step in what steps take beyond their measured cost
+
+
+class StepTimes:
+    """Predicts what a step takes: its measured cost, and what steps of its kind have taken beyond theirs lately.
+
+    The measured cost is of linear layers and what surrounds them; attention over long contexts comes on top, and takes
+    the same in both precisions, so that one correction serves both.
+
+    Args:
+        costs: measured at the engine's start. None: only what steps have taken lately is known.
+    """
+
+    def __init__(self, costs: StepCosts | None) -> None:
+        self._costs = costs
+        self._excess_s = [0.0, 0.0]  # of steps of decodes alone, and of those with parts of prompts
+
+    @property
+    def are_measured(self) -> bool:
+        """Whether the cost of a step is known by its size."""
+        return self._costs is not None
+
+    def of_decodes_s(self, mode: Mode, decodes: int, now: int) -> float:
+        """Return how long a step of one token for each of so many requests would take, in seconds.
+
+        What steps take beyond their measured cost is attention in the main, and grows with the requests.
+
+        Args:
+            mode: of the step.
+            decodes: the requests.
+            now: those there are while steps take what they take.
+        """
+        return self._cost_s(mode, decodes) + max(0.0, *self._excess_s) * decodes / max(1, now)
+
+    def s_per_prompt_token(self, budget_tokens: int) -> float:
+        """What a prompt token costs in full FP8 steps; 0 where nothing was measured."""
+        return 0.0 if self._costs is None else self._costs.times_ms(budget_tokens)[1] * 1e-3 / budget_tokens
+
+    def predicted_s(self, mode: Mode, tokens: int, *, with_prompts: bool) -> float:
+        """Return how long a step of so many tokens will take, in seconds."""
+        return max(0.0, self._cost_s(mode, tokens) + self._excess_s[with_prompts])
+
+    def took(self, mode: Mode, tokens: int, took_s: float, *, with_prompts: bool) -> None:
+        """Learn how long a step has taken."""
+        excess_s = took_s - self._cost_s(mode, tokens)
+        self._excess_s[with_prompts] += EXCESS_WEIGHT * (excess_s - self._excess_s[with_prompts])
+
+    def _cost_s(self, mode: Mode, tokens: int) -> float:
+        return 0.0 if self._costs is None else self._costs.times_ms(tokens)[mode is Mode.FP8] * 1e-3
+
+
+class _Place:
+    """A request's place in line."""
+
+    __slots__ = ("computed", "gone", "tokens")
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens  # of the prompt
+        self.computed = 0  # of them
+        self.gone = False
+
+
+class PromptLine:
+    """The requests without a first token, in the order in which they came.
+
+    Args:
+        s_per_token: what a prompt token costs in full FP8 steps.
+    """
+
+    def __init__(self, s_per_token: float) -> None:
+        self.s_per_token = s_per_token
+        self._came = 0  # prompt tokens
+        self._done = 0  # of them: computed, or of requests that have left the line
+        self._places: dict[Hashable, _Place] = {}
+        self._tokens_per_s = 0.0
+        self._mean_tokens = 0.0  # of a prompt
+        self._newest_s = -inf
+        self._by_age: deque[tuple[float, _Place]] = deque()
+        self._by_need: deque[tuple[float, _Place]] = deque()  # falling; whoever comes after a smaller one hides it
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def arrived(self, key: Hashable, arrived_s: float, tokens: int) -> None:
+        """A request has come to the end of the line; one that was in it already leaves its place."""
+        self.left(key)
+        self._came += tokens
+        place = self._places[key] = _Place(tokens)
+        self._learn(arrived_s, tokens)
+        need = self._came * self.s_per_token - arrived_s
+        while self._by_need and self._by_need[-1][0] <= need:
+            self._by_need.pop()
+        self._by_need.append((need, place))
+        self._by_age.append((arrived_s, place))
+
+    def _learn(self, arrived_s: float, tokens: int) -> None:
+        passed_s, self._newest_s = max(0.0, arrived_s - self._newest_s), max(arrived_s, self._newest_s)
+        self._tokens_per_s = self._tokens_per_s * exp(-passed_s / RATE_S) + tokens / RATE_S
+        self._mean_tokens += MEAN_WEIGHT * (tokens - self._mean_tokens) if self._mean_tokens else tokens
+
+    def wait_of_next_s(self, now_s: float, ends_s: float) -> float:
+        """Seconds to the first token of a usual request that comes right after a step has begun: it cannot be in the step.
+
+        It waits for the step's end; then, at FP8 speed, come those in line, those that arrive during the step, and itself.
+        """
+        rate = self._tokens_per_s * exp(-max(0.0, now_s - self._newest_s) / RATE_S)
+        tokens = self._came - self._done + (ends_s - now_s) * rate + self._mean_tokens
+        return ends_s - now_s + tokens * self.s_per_token
+
+    def computed(self, key: Hashable, tokens: int) -> None:
+        """So many tokens of its prompt are computed, with the step being filled, or were found in a cache.
+
+        Of requests that are not in line nothing is noted.
+        """
+        if (place := self._places.get(key)) is not None:
+            self._done += tokens - place.computed
+            place.computed = tokens
+
+    def left(self, key: Hashable) -> None:
+        """It has its first token, or its client has gone. Unknown ones do no harm.
+
+        One that goes out of its turn takes with it the needs that it hid: until their turn only the first one's age counts.
+        """
+        if (place := self._places.pop(key, None)) is None:
+            return
+        place.gone = True
+        self._done += place.tokens - place.computed
+        # Here and not where it is asked for: most policies never ask, and neither queue may grow with the requests.
+        for queue in (self._by_age, self._by_need):
+            while queue and queue[0][1].gone:
+                queue.popleft()
+
+    def oldest_s(self) -> float | None:
+        """When the first in line came; None: nobody waits."""
+        return self._by_age[0][0] if self._by_age else None
+
+    def latest_start_s(self, ttft_s: float) -> float:
+        """Until when full FP8 steps must begin so that every request in line has its first token within ``ttft_s``.
+
+        Args:
+            ttft_s: the deadline, from a request's arrival.
+
+        Returns:
+            A time, perhaps one that has passed; infinity where nobody waits.
+        """
+        return ttft_s - self._by_need[0][0] + self._done * self.s_per_token if self._by_need else inf
+
+
+class DecodeHeap:
+    """The decoding requests, by what their mean TPOT leaves."""
+
+    def __init__(self) -> None:
+        self._tpot_s = 0.0
+        self._count = 0  # decode steps
+        self._entered: dict[Hashable, tuple[float, int]] = {}  # (time of the first token, the count then)
+        self._heap: list[tuple[float, Hashable]] = []
+
+    def __len__(self) -> int:
+        return len(self._entered)
+
+    def entered(self, key: Hashable, first_s: float, tokens: int = 1) -> None:
+        """It has ``tokens`` tokens now, the first since ``first_s``, and gets one more in every decode step."""
+        at = self._count - (tokens - 1)
+        self._entered[key] = first_s, at
+        heappush(self._heap, (first_s - self._tpot_s * at, key))
+        if (
+            len(self._heap) > 2 * len(self._entered) + SPARE
+        ):  # most policies never ask, which is when the top is cleared
+            self._sort(self._tpot_s)
+
+    def left(self, key: Hashable) -> None:
+        """It is done, preempted or aborted. Unknown ones do no harm."""
+        self._entered.pop(key, None)
+
+    def stepped(self, steps: int = 1) -> None:
+        """Every decoding request has got so many tokens."""
+        self._count += steps
+
+    def latest_end_s(self, tpot_s: float, steps: int = 1) -> float:
+        """Until when the next ``steps`` steps must have ended so that no mean TPOT is above ``tpot_s`` then.
+
+        Returns:
+            A time, perhaps one that has passed; infinity where nothing decodes.
+        """
+        if tpot_s != self._tpot_s:
+            self._sort(tpot_s)
+        while self._heap and not self._is_of_now(*self._heap[0]):
+            heappop(self._heap)
+        return self._heap[0][0] + tpot_s * (self._count + steps) if self._heap else inf
+
+    def _sort(self, tpot_s: float) -> None:
+        self._tpot_s = tpot_s
+        self._heap = [(first_s - tpot_s * at, key) for key, (first_s, at) in self._entered.items()]
+        heapify(self._heap)
+
+    def _is_of_now(self, value: float, key: Hashable) -> bool:
+        """Whether this is what the request entered with last: it may have left, and come again."""
+        entered = self._entered.get(key)
+        return entered is not None and entered[0] - self._tpot_s * entered[1] == value
+
+
+class StepSlack:
+    """Both together: asked for every step, told of every request.
+
+    Args:
+        s_per_token: what a prompt token costs in full FP8 steps.
+    """
+
+    def __init__(self, s_per_token: float) -> None:
+        self.prompts = PromptLine(s_per_token)
+        self.decodes = DecodeHeap()
+
+    def left(self, key: Hashable) -> None:
+        """A request is gone from wherever it was."""
+        self.prompts.left(key)
+        self.decodes.left(key)
+
+    def late(self, rule: StepRule, now_s: float, ends_s: float, steps: int = 1) -> str | None:
+        """Say which deadline a step would break, if any; what it computes of prompts has been noted already.
+
+        Args:
+            rule: with the deadlines.
+            now_s: when the step would begin.
+            ends_s: when it would end.
+            steps: decode steps until then; more than one where others have been filled and not been counted yet.
+
+        Returns:
+            ``"ttft_slack"``: of a request that waits or is in the step; ``"next_slack"``: of the next one to come;
+            ``"tpot_slack"``: of one that decodes; or None.
+        """
+        if (ttft_s := rule.ttft_deadline_s) is not None:
+            # The first in line may have its first token with this step, and whoever comes after it with full FP8 steps.
+            oldest_s = self.prompts.oldest_s()
+            if oldest_s is not None and ends_s > min(oldest_s + ttft_s, self.prompts.latest_start_s(ttft_s)):
+                return "ttft_slack"
+            if self.prompts.wait_of_next_s(now_s, ends_s) > ttft_s:
+                return "next_slack"
+        # An answer is judged when it is whole: one long step just after its first token is made up for by a few more.
+        tpot_s = rule.tpot_deadline_s
+        if tpot_s is not None and ends_s > self.decodes.latest_end_s(tpot_s, steps + rule.tpot_grace_tokens):
+            return "tpot_slack"
+        return None

@@ -1,0 +1,135 @@
+"""Two sets of CUDA graphs in vLLM's V2 model runner, one for each precision; the mode of a step chooses the set.
+
+A captured graph replays the kernels of the mode in which it was captured. vLLM already captures a graph for every
+(size, number of active LoRA adapters); nestedfp serves no LoRA, so the second number is free to mean the precision:
+0 is FP16, 1 is FP8. Capture, dispatch, piecewise keys and memory accounting then work as they are.
+
+Steps with prompts in them also get graphs above vLLM's largest size, piecewise ones: below some thousand tokens the host
+launches an FP8 step's kernels no faster than the GPU computes them. For small models that holds for piecewise graphs as well:
+steps with prompts may have whole ones.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.config.compilation import CUDAGraphMode
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.attention.backend import AttentionCGSupport
+from vllm.v1.worker.gpu import cudagraph_utils, model_runner
+
+from nestedfp.kernels import ops
+from nestedfp.modes import Mode
+from nestedfp.vllm_plugin.options import PluginOptions
+from nestedfp.vllm_plugin.ranks.graph_sizes import larger_sizes
+
+CASES = {Mode.FP16: 0, Mode.FP8: 1}
+MODES = {case: mode for mode, case in CASES.items()}
+MIN_WHOLE_TOKENS = 32  # steps with prompts have hardly ever fewer
+
+
+class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type: ignore[misc]
+    """vLLM's graph manager with one graph per size and precision."""
+
+    def __init__(self, *args: Any, lora_capture_cases: list[int] | None = None, **kwargs: Any) -> None:
+        if lora_capture_cases not in (None, [], [0]):
+            raise ValueError("nestedfp does not serve LoRA adapters; set enable_lora=False")
+        super().__init__(*args, lora_capture_cases=sorted(MODES), **kwargs)
+        # vLLM estimates the memory of all graphs from the first two that it captures: the baseline of the pool, then the
+        # cost of one more. Captured by precision first, both samples are of one kind, so that the FP8 scratch memory of
+        # the largest size is not taken for the cost of every graph.
+        for descs in self._capture_descs.values():
+            descs.sort(key=lambda desc: (desc.num_active_loras, -desc.num_tokens))
+
+    def _init_candidates(self) -> None:
+        """Set up vLLM's sizes and, for steps that are not all decodes, larger ones.
+
+        The configuration keeps vLLM's own largest size: attention reserves memory by it, for splits of decodes that larger
+        steps do not have.
+        """
+        config = self.compilation_config
+        sizes = config.cudagraph_capture_sizes
+        wanted = PluginOptions.of(self.vllm_config).graph_tokens
+        if not sizes or self.cudagraph_mode.mixed_mode() != CUDAGraphMode.PIECEWISE:
+            super()._init_candidates()
+            return
+        larger = larger_sizes(max(sizes), min(wanted, self.vllm_config.scheduler_config.max_num_batched_tokens))
+        config.cudagraph_capture_sizes = [*sizes, *larger]
+        try:
+            super()._init_candidates()
+        finally:
+            config.cudagraph_capture_sizes = sizes
+        up_to = PluginOptions.of(self.vllm_config).whole_graph_tokens
+        if up_to > 0 and self._whole_graphs_fit():
+            self._add_whole_graphs([size for size in sizes if MIN_WHOLE_TOKENS <= size <= up_to])
+
+    def _whole_graphs_fit(self) -> bool:
+        """Whether attention can be captured for any mix of queries.
+
+        Decodes of several tokens (speculation) and ranks that share out requests or contexts keep vLLM's graphs.
+        """
+        config = self.vllm_config
+        plain = (
+            self.cudagraph_mode.decode_mode() == CUDAGraphMode.FULL
+            and self.decode_query_len == 1
+            and not self.varlen_decode
+            and config.parallel_config.data_parallel_size == 1
+            and config.parallel_config.decode_context_parallel_size == 1
+            and config.parallel_config.prefill_context_parallel_size == 1
+            and not config.model_config.is_encoder_decoder
+        )
+        layers = config.compilation_config.static_forward_context.values()
+        return plain and all(
+            _takes_any_queries(layer, config) for layer in layers if isinstance(layer, AttentionLayerBase)
+        )
+
+    def _add_whole_graphs(self, sizes: Sequence[int]) -> None:
+        """Put graphs of whole steps with prompts before the piecewise ones.
+
+        Up to vLLM's largest size only: attention has splits and their memory for so many tokens. A graph promises queries of
+        its whole size, so that attention captures the kernel of long queries, which takes short ones too.
+        """
+        full = self._capture_descs.setdefault(CUDAGraphMode.FULL, [])
+        for case in self.lora_capture_cases:
+            smallest = 1
+            for size in sorted(sizes):
+                desc = cudagraph_utils.BatchExecutionDescriptor(
+                    cg_mode=CUDAGraphMode.FULL,
+                    num_tokens=size,
+                    num_reqs=min(size, self.max_num_reqs),
+                    max_query_len=size,
+                    num_active_loras=case,
+                )
+                full.append(desc)
+                for tokens in range(smallest, size + 1):
+                    found = self._candidates[tokens, case]
+                    pieces = [n for n, other in enumerate(found) if other.cg_mode == CUDAGraphMode.PIECEWISE]
+                    found.insert(min(pieces, default=len(found)), desc)
+                smallest = size + 1
+
+    def capture(self, *args: Any, lora_capture_hook: Any = None, **kwargs: Any) -> None:
+        before = ops.get_mode()
+        try:
+            super().capture(*args, lora_capture_hook=lambda case, *_: ops.set_mode(MODES[case]), **kwargs)
+        finally:
+            ops.set_mode(before)
+
+    def dispatch(
+        self,
+        num_reqs: int,
+        num_tokens: int,
+        uniform_token_count: int | None,
+        num_active_loras: int = 0,
+        max_query_len: int | None = None,
+    ) -> Any:
+        return super().dispatch(num_reqs, num_tokens, uniform_token_count, CASES[ops.get_mode()], max_query_len)
+
+
+def _takes_any_queries(layer: AttentionLayerBase, config: Any) -> bool:
+    spec = layer.get_kv_cache_spec(config)
+    builder = layer.get_attn_backend().get_builder_cls()
+    return spec is not None and builder.get_cudagraph_support(config, spec) == AttentionCGSupport.ALWAYS
+
+
+def install() -> None:
+    """Make the V2 model runner of this process use two sets of graphs. Idempotent."""
+    model_runner.ModelCudaGraphManager = DualPrecisionGraphManager

@@ -1,0 +1,116 @@
+"""The worker: applies the precision that the scheduler attached to a step, on every tensor-parallel rank."""
+
+from dataclasses import asdict
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+from vllm.v1.core.kv_cache_utils import check_enough_kv_cache_memory
+
+from nestedfp.kernels import ops
+from nestedfp.modes import Mode
+from nestedfp.steps.step_costs import StepCosts
+from nestedfp.vllm_plugin import failure
+from nestedfp.vllm_plugin.options import PluginOptions
+from nestedfp.vllm_plugin.ranks import cpu_seed, self_check, step_timing
+from nestedfp.vllm_plugin.weights import coverage
+from nestedfp.vllm_plugin.weights.fixed_weights import FixedWeights
+
+if current_platform.is_cpu():
+    from vllm.v1.worker.cpu_worker import CPUWorker as BaseWorker
+else:
+    from vllm.v1.worker.gpu_worker import Worker as BaseWorker  # type: ignore[assignment]
+
+logger = init_logger("vllm.nestedfp")
+
+
+class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
+    """vLLM's worker for this platform, plus the precision of each step.
+
+    The mode is process-wide state of the compiled operator, read when the operator runs: a compiled model needs no
+    recompilation when it changes, and all layers of a step see the same value.
+    """
+
+    _warm = False
+    _step_costs: StepCosts | None = None
+    _fp8_share = 0.0
+    _self_check: self_check.SelfCheck | None = None
+
+    def init_device(self) -> None:
+        if current_platform.is_cpu():
+            cpu_seed.install()
+        if not current_platform.is_cpu() and not PluginOptions.of(self.vllm_config).fp16_only:
+            if not self.use_v2_model_runner:
+                raise ValueError(
+                    "nestedfp needs vLLM's V2 model runner on a GPU, which keeps a set of CUDA graphs for each precision; "
+                    "set VLLM_USE_V2_MODEL_RUNNER=1 and remove the setting that vLLM names as unsupported by it"
+                )
+            from nestedfp.kernels import cuda_ops
+            from nestedfp.vllm_plugin.ranks import graphs
+
+            cuda_ops.load()
+            graphs.install()
+        super().init_device()
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        with failure.reported():
+            super().load_model(*args, **kwargs)
+            if not PluginOptions.of(self.vllm_config).fp16_only:
+                self._fp8_share = coverage.report(self.get_model())
+
+    def determine_available_memory(self) -> int:
+        options = PluginOptions.of(self.vllm_config)
+        if not current_platform.is_cpu() and not options.fp16_only:
+            from nestedfp.vllm_plugin.weights import gemm_choice
+
+            # Now: the weights are there, the KV cache is not, and everything that follows, the profile of memory and the
+            # graphs, runs what was chosen.
+            gemm_choice.choose(self.get_model(), options, self.scheduler_config.max_num_batched_tokens)
+        # The profile must see the more expensive mode; on a GPU that is FP8 with its quantised activations.
+        ops.set_mode(Mode.FP8)
+        try:
+            available: int = super().determine_available_memory()
+        finally:
+            ops.set_mode(Mode.FP16)
+        with failure.reported():  # the engine core finds the same, and tells nobody
+            check_enough_kv_cache_memory(self.vllm_config, self.get_kv_cache_spec(), available)
+        return available
+
+    def execute_model(self, scheduler_output: Any) -> Any:
+        mode = getattr(scheduler_output, "nestedfp_mode", None)
+        if mode is None and self._warm and scheduler_output.total_num_scheduled_tokens:
+            raise RuntimeError(
+                "a step arrived without a precision: the engine's scheduler is not nestedfp's; leave scheduler_cls "
+                "unset so that the nestedfp plugin fills it in"
+            )
+        ops.set_mode(Mode.FP16 if mode is None else mode)
+        return super().execute_model(scheduler_output)
+
+    def compile_or_warm_up_model(self) -> Any:
+        result = super().compile_or_warm_up_model()
+        ops.set_mode(Mode.FP16)
+        if PluginOptions.of(self.vllm_config).measures_steps(current_platform.is_cpu()):
+            measure = step_timing.measure_cpu if current_platform.is_cpu() else step_timing.measure_gpu
+            self._step_costs = measure(self.model_runner)
+        with failure.reported():
+            self._self_check = self_check.run(self.get_model())
+        logger.info("%s", self._self_check.line())
+        self._warm = True
+        return result
+
+    def nestedfp_fp8_share(self) -> float:
+        """Return the share of this rank's weights, in bytes, that has an FP8 mode."""
+        return self._fp8_share
+
+    def nestedfp_self_check(self) -> dict[str, Any] | None:
+        """Return what the numerical self-check of the start found on this rank; None: it has not run."""
+        return None if self._self_check is None else asdict(self._self_check)
+
+    def nestedfp_layers(self) -> dict[str, int]:
+        """Return how many of this rank's linear layers are nested, listed (nested, with an outlier list) and plain."""
+        layers = coverage.cover(self.get_model()).layers
+        return {kind: layers[kind] for kind in ("nested", "listed", "plain")}
+
+    def nestedfp_step_costs(self) -> list[list[float]] | None:
+        """Return this rank's step costs, ``[tokens, fp16_ms, fp8_ms]`` each; None: not measured."""
+        return None if self._step_costs is None else self._step_costs.as_lists()

@@ -1,0 +1,89 @@
+"""Keeps the deadlines of an engine's requests for its scheduler: nestedfp/steps/step_slack.py in terms of vLLM's requests.
+
+Times are those of vLLM's ``arrival_time``: seconds of the system's clock.
+"""
+
+import time
+from typing import Any
+
+from nestedfp.modes import Mode
+from nestedfp.steps.step_costs import StepCosts
+from nestedfp.steps.step_fill import FillWatch
+from nestedfp.steps.step_rule import StepRule
+from nestedfp.steps.step_slack import StepSlack, StepTimes
+
+
+class DeadlineWatch:
+    """Told of every request and every step; asked whether a step would make somebody late.
+
+    Args:
+        budget_tokens: the most tokens of a step.
+        max_seqs: the most requests that run at once.
+    """
+
+    def __init__(self, budget_tokens: int, max_seqs: int) -> None:
+        self._budget_tokens = budget_tokens
+        self._fill = FillWatch(max_seqs)
+        self._in_flight: list[float] = []  # predicted seconds of the steps that have been filled and not ended
+        self._ended_s = 0.0
+        self.use(None)
+
+    def use(self, costs: StepCosts | None) -> None:
+        """Go by these measured costs; forgets the requests there are."""
+        self._times = StepTimes(costs)
+        self._slack = StepSlack(self._times.s_per_prompt_token(self._budget_tokens))
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def waits(self, request: Any) -> None:
+        """A request has come, or waits for nothing but its turn from now on."""
+        since_s = request.nestedfp_waits_since_s
+        self._slack.prompts.arrived(request.request_id, since_s, request.num_prompt_tokens)
+
+    def computes(self, request: Any, tokens: int) -> None:
+        """The step being filled brings a prompt to so many tokens."""
+        self._slack.prompts.computed(request.request_id, tokens)
+
+    def preempted(self, request: Any) -> None:
+        """A request starts over: one in mid-answer has had its first token, the other still waits for it."""
+        self._slack.prompts.computed(request.request_id, 0)
+        self._slack.decodes.left(request.request_id)
+
+    def left(self, request_id: str) -> None:
+        """A request is done or aborted."""
+        self._slack.left(request_id)
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def late(self, rule: StepRule, tokens: int, requests: int, kv_usage: float, *, with_prompts: bool) -> str | None:
+        """Say which deadline the step that has just been filled would break in FP16, if any; or that the engine fills up.
+
+        Args:
+            rule: with the deadlines.
+            tokens: of the step.
+            requests: in the engine, those that wait among them.
+            kv_usage: share of the KV cache that is taken.
+            with_prompts: whether it computes parts of prompts.
+        """
+        # With asynchronous scheduling the step before still runs: this one begins when that one ends.
+        now_s = max(time.time(), self._ended_s + sum(self._in_flight))
+        ends_s = now_s + self._times.predicted_s(Mode.FP16, tokens, with_prompts=with_prompts)
+        fill = self._fill.late(rule, self._times, now_s, requests, kv_usage)  # learns from every step
+        return self._slack.late(rule, now_s, ends_s, steps=len(self._in_flight) + 1) or fill
+
+    def filled(self, mode: Mode, tokens: int, first_tokens: list[str], *, with_prompts: bool) -> None:
+        """A step is on its way; it brings the first tokens of these requests."""
+        self._in_flight.append(self._times.predicted_s(mode, tokens, with_prompts=with_prompts))
+        for request_id in first_tokens:
+            self._slack.prompts.left(request_id)
+
+    def ended(self, mode: Mode, tokens: int, took_s: float, first_tokens: list[Any], *, with_prompts: bool) -> None:
+        """A step has ended; these requests have had a token by the end of their prompt and go on."""
+        if self._in_flight:
+            self._in_flight.pop(0)
+        self._ended_s = time.time()
+        self._times.took(mode, tokens, took_s, with_prompts=with_prompts)
+        self._slack.decodes.stepped()
+        for request in first_tokens:
+            first_s = request.nestedfp_first_token_s = request.nestedfp_first_token_s or self._ended_s
+            self._slack.decodes.entered(request.request_id, first_s, max(1, request.num_output_tokens))

@@ -1,0 +1,444 @@
+"""The scheduler: chooses the precision of every step and attaches it to the step's SchedulerOutput.
+
+One SchedulerOutput is broadcast to all tensor-parallel ranks, so the ranks cannot disagree. With async scheduling the
+outputs are executed in the order in which they were scheduled, so the attached precision is the one that runs.
+"""
+
+import functools
+import os
+import secrets
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import FCFSRequestQueue
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request, RequestStatus
+
+from nestedfp.modes import DirectiveMode, Mode
+from nestedfp.steps.step_costs import StepCosts, slowest
+from nestedfp.steps.step_rule import StepRule, StepSignals, choose
+from nestedfp.vllm_plugin.options import PluginOptions
+from nestedfp.vllm_plugin.scheduling import directive_intake, directive_line
+from nestedfp.vllm_plugin.scheduling.accounting import COUNTS_KEY, EngineTotals, RequestTokens
+from nestedfp.vllm_plugin.scheduling.deadlines import DeadlineWatch
+from nestedfp.vllm_plugin.scheduling.exact_blocks import ALL, ExactBlocks
+from nestedfp.vllm_plugin.scheduling.pin import is_pinned
+
+GRAMMAR_THREADS = 8
+LOW_PRIORITY = 10
+
+
+def compile_aside(manager: Any) -> None:
+    """Have grammars compiled by more threads than vLLM's, at a low priority.
+
+    A small grammar then does not wait behind large ones, nor a step for the processor. ``manager`` is vLLM's
+    ``StructuredOutputManager``; one without a tokenizer compiles nothing.
+    """
+    if (before := getattr(manager, "executor", None)) is None:
+        return
+    # Linux keeps a niceness for each thread; those that the compiler starts inherit it.
+    manager.executor = ThreadPoolExecutor(
+        GRAMMAR_THREADS, "grammars", lambda: os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
+    )
+    before.shutdown()
+
+
+class PrecisionMixin:
+    """What we add to vLLM's scheduler; the base class is chosen by ``make_scheduler``.
+
+    A step of 256 sequences takes a few milliseconds, so nothing here loops over all sequences of a step unless it has to: the
+    sets below name the few that a step changes.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        options = PluginOptions.of(self.vllm_config)
+        # Mode, rule and epoch, replaced together: other threads may do so (directive_intake.py, directive_line.py).
+        self._in_force = (DirectiveMode.FP16, StepRule(), 0)  # until somebody says otherwise: full quality
+        self._epochs_order = False  # whether all directives have one author, whose epochs never fall
+        self._directing = threading.Lock()
+        self._step_costs: StepCosts | None = None
+        self._fp16_only = options.fp16_only
+        self._fp16_reads_fp8_blocks = options.fp16_reads_fp8_blocks
+        self._fp8_share: float | None = None
+        self._watch = DeadlineWatch(self.max_num_scheduled_tokens, self.max_num_running_reqs)
+        self._totals = EngineTotals()
+        self._arrivals = 0
+        self._arrived_tokens = 0
+        self._finished = 0
+        self._last_update_s = 0.0
+        self._progress_s = time.monotonic()  # when a step last ended, or work came to an idle engine
+        # Nobody outside can know it, so no request can name the cache that pinned requests share.
+        self._pinned_salt = secrets.token_hex(16)
+        self._blocks = ExactBlocks(self.kv_cache_manager)
+        compile_aside(self.structured_output_manager)
+        self._pinned: dict[str, Request] = {}
+        self._in_prompt: dict[str, Request] = {}  # parts of their prompt are still to be computed or read
+        self._exact: dict[str, Request] = {}  # no FP8 step has written or will be read in their KV entries
+        self._may_end: dict[str, Request] = {}  # the front end may end them at any output: they have stop strings
+        self._ended: dict[str, Request] = {}  # ended by the step whose output is being taken
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        rid = request.request_id
+        if rid not in self.requests:
+            if not self.running and not self.waiting:
+                self._progress_s = time.monotonic()
+            self._arrivals += 1
+            self._arrived_tokens += request.num_prompt_tokens
+            request.nestedfp_tokens = RequestTokens()
+            request.nestedfp_earlier_tokens = 0  # sampled for a streaming session's earlier inputs
+            request.nestedfp_waits_since_s = request.arrival_time
+            request.nestedfp_first_token_s = None
+            if is_pinned(request.sampling_params or request.pooling_params):
+                self._pinned[rid] = request
+                self._keep_off_shared_blocks(request)
+            if request.sampling_params is not None and request.sampling_params.stop:
+                self._may_end[rid] = request
+            self._starts_over(request)
+            super().add_request(request)
+            if not self._is_blocked_waiting_status(request.status):
+                self._watch.waits(request)
+            return
+        super().add_request(request)
+
+    def _starts_over(self, request: Request) -> None:
+        """No position of the request has been computed or read."""
+        request.nestedfp_exact_tokens = ALL
+        request.nestedfp_started = False
+        self._in_prompt[request.request_id] = self._exact[request.request_id] = request
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        request.nestedfp_tokens.preempted()
+        request.nestedfp_waits_since_s = time.time()
+        self._watch.preempted(request)
+        self._starts_over(request)
+        super()._preempt_request(request, *args, **kwargs)
+
+    def _try_promote_blocked_waiting_request(self, request: Request) -> bool:
+        promoted: bool = super()._try_promote_blocked_waiting_request(request)
+        if promoted:  # until now it waited for something else than its turn
+            request.nestedfp_waits_since_s = time.time()
+            self._watch.waits(request)
+            if not self.running and not self.waiting:
+                self._progress_s = time.monotonic()
+        return promoted
+
+    def _update_request_as_session(self, session: Request, update: Any) -> None:
+        session.nestedfp_earlier_tokens += session.num_output_tokens  # vLLM makes them part of the prompt
+        super()._update_request_as_session(session, update)
+        session.nestedfp_waits_since_s = session.arrival_time
+        session.nestedfp_first_token_s = None
+        self._watch.waits(session)
+        self._in_prompt[session.request_id] = session
+
+    def _handle_stopped_request(self, request: Request) -> bool:
+        self._ended[request.request_id] = request
+        self._watch.left(request.request_id)  # a session stays, and waits for its client: no deadline runs
+        request.nestedfp_sampled = request.nestedfp_earlier_tokens + request.num_output_tokens
+        finished: bool = super()._handle_stopped_request(request)
+        return finished
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        self._finished += 1
+        for few in (self._pinned, self._in_prompt, self._exact, self._may_end):
+            few.pop(request.request_id, None)
+        self._watch.left(request.request_id)
+        return super()._free_request(request, *args, **kwargs)
+
+    def _keep_off_shared_blocks(self, request: Request) -> None:
+        """Give a pinned request a prefix cache, and an encoder cache, of its own kind.
+
+        A cached block may have been written by an FP8 step. Blocks are found by a hash that starts from the request's
+        salt, and every step of a pinned request runs FP16, so a salt that only pinned requests use leads to exact blocks
+        only, and pinned requests still share prefixes with each other. What an encoder makes of an image is found by the
+        image's identifier, which gets the salt too.
+        """
+        request.mm_features = [
+            replace(feature, identifier=f"{feature.identifier}|{self._pinned_salt}") for feature in request.mm_features
+        ]
+        request.cache_salt = f"{request.cache_salt or ''}|{self._pinned_salt}"
+        request.block_hashes = []
+        request.update_block_hashes()
+
+    def _get_local_prefix_cache_hit(self, request: Request) -> Any:
+        exact_directive = self._in_force[0] is DirectiveMode.FP16 and not self._fp16_reads_fp8_blocks
+        self._blocks.wanted = exact_directive or request.request_id in self._pinned
+        return super()._get_local_prefix_cache_hit(request)
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        output = super().schedule(*args, **kwargs)
+        scheduled = output.num_scheduled_tokens
+        if not scheduled:
+            output.nestedfp_mode = self._totals.last_mode or Mode.FP16
+            return output
+        tokens = output.total_num_scheduled_tokens
+        prompts = [self._in_prompt[rid] for rid in self._in_prompt.keys() & scheduled.keys()]
+        for request in prompts:
+            self._watch.computes(request, min(request.num_computed_tokens, request.num_prompt_tokens))
+        directive, rule, _ = self._in_force
+        watched = directive is DirectiveMode.AUTO and rule.has_deadlines
+        signals = StepSignals(
+            scheduled_tokens=tokens,
+            oldest_wait_s=0.0 if rule.fp8_wait_s is None else self._oldest_wait_s(),
+            has_pinned=not self._pinned.keys().isdisjoint(scheduled.keys()),
+            budget_tokens=self.max_num_scheduled_tokens,
+            late=self._late(rule, tokens, with_prompts=bool(prompts)) if watched else None,
+        )
+        choice = choose(signals, directive, rule, self._step_costs)
+        mode = Mode.FP16 if self._fp16_only else choice.mode
+        if mode is Mode.FP8:
+            for rid in self._exact.keys() & scheduled.keys():
+                request = self._exact.pop(rid)
+                # vLLM has advanced num_computed_tokens past this step already.
+                start = request.num_computed_tokens - scheduled[rid]
+                self._blocks.no_longer_exact(request, exact_tokens=start, written_from=start)
+        for request in prompts:
+            self._count_prompt(request, mode, scheduled[request.request_id])
+        output.nestedfp_with_prompts = bool(prompts)
+        output.nestedfp_first_tokens = [r.request_id for r in prompts if r.request_id not in self._in_prompt]
+        self._watch.filled(mode, tokens, output.nestedfp_first_tokens, with_prompts=bool(prompts))
+        self._totals.step(mode, tokens)
+        output.nestedfp_mode = mode
+        output.nestedfp_scheduled_s = time.monotonic()
+        return output
+
+    def _late(self, rule: StepRule, tokens: int, *, with_prompts: bool) -> str | None:
+        inside = len(self.running) + len(self.waiting)
+        return self._watch.late(rule, tokens, inside, self.kv_cache_manager.usage, with_prompts=with_prompts)
+
+    def _count_prompt(self, request: Request, mode: Mode, count: int) -> None:
+        rid, start = request.request_id, request.num_computed_tokens - count
+        if not request.nestedfp_started:
+            request.nestedfp_started = True
+            exact = self._blocks.exact_prefix(rid, start)
+            request.nestedfp_tokens.read_from_cache(start, exact, request.num_prompt_tokens)
+            if exact < start:
+                self._exact.pop(rid, None)
+                self._blocks.no_longer_exact(request, exact_tokens=exact, written_from=start)
+        request.nestedfp_tokens.computed(mode, start, count, request.num_prompt_tokens)
+        if start + count >= request.num_prompt_tokens:
+            del self._in_prompt[rid]
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> dict[int, Any]:
+        mode = scheduler_output.nestedfp_mode
+        self._ended.clear()
+        results = super().update_from_output(scheduler_output, model_runner_output)
+        if scheduler_output.num_scheduled_tokens:
+            now_s = time.monotonic()
+            began_s = max(scheduler_output.nestedfp_scheduled_s, self._last_update_s)
+            self._totals.took(mode, (now_s - began_s) * 1e3)
+            self._watch.ended(
+                mode,
+                scheduler_output.total_num_scheduled_tokens,
+                now_s - began_s,
+                [
+                    self.requests[rid]
+                    for rid in scheduler_output.nestedfp_first_tokens
+                    if rid in self.requests and rid not in self._ended
+                ],
+                with_prompts=scheduler_output.nestedfp_with_prompts,
+            )
+            self._last_update_s = self._progress_s = now_s
+        if mode is Mode.FP8 or self._ended or self._may_end:
+            for result in results.values():
+                for item in result.outputs:
+                    self._account_for(item, mode)
+        return results
+
+    def _account_for(self, item: Any, mode: Mode) -> None:
+        rid = item.request_id
+        ended = self._ended.get(rid)
+        request = ended or self.requests.get(rid)
+        if request is None:
+            return
+        if mode is Mode.FP8:
+            request.nestedfp_tokens.completion_fp8 += len(item.new_token_ids)
+        if ended is not None or rid in self._may_end:
+            # kv_transfer_params is the one free-form field that vLLM passes through to the front end.
+            completion = request.num_output_tokens if ended is None else ended.nestedfp_sampled
+            counts = {COUNTS_KEY: request.nestedfp_tokens.counts(completion)}
+            item.kv_transfer_params = {**(item.kv_transfer_params or {}), **counts}
+
+    def _oldest_wait_s(self) -> float:
+        """Return how long the first request in line has waited for its turn."""
+        now_s = time.time()
+        return max((now_s - request.nestedfp_waits_since_s for request in self._first_in_line()), default=0.0)
+
+    def _first_in_line(self) -> list[Request]:
+        """Return the requests that may have waited longest, without those that wait for anything but their turn."""
+        first = []
+        if isinstance(self.waiting, FCFSRequestQueue):
+            for request in self.waiting:  # preempted ones stand in front and have waited since their preemption only
+                first.append(request)
+                if request.status is not RequestStatus.PREEMPTED:
+                    break
+        elif self.waiting:
+            first.append(self.waiting.peek_request())
+        return first + self._skipped()
+
+    def _skipped(self) -> list[Request]:
+        """Return the requests that were passed over and do not wait for a grammar, a remote KV cache or their own client."""
+        return [request for request in self.skipped_waiting if not self._is_blocked_waiting_status(request.status)]
+
+    def _progress_age_s(self) -> float | None:
+        """Return for how long there has been work and no step has ended; None: nothing to do."""
+        if self.pause_state is not PauseState.UNPAUSED or not (self.running or self.waiting or self._skipped()):
+            return None
+        return time.monotonic() - self._progress_s
+
+    # -- control (called through EngineCore utilities) -----------------------------------------------------------------
+
+    def nestedfp_set_directive(self, directive: dict[str, Any]) -> dict[str, Any]:
+        """Put a directive in force from the next step on.
+
+        Where its author has a line of its own (directive_line.py), a directive that is older than the one in force changes
+        nothing: there are two ways for it to come, and one may overtake the other.
+
+        Args:
+            directive: ``{"mode": "fp16" | "fp8" | "auto", "epoch": int, "rule": {...}}``.
+
+        Returns:
+            The mode and epoch in force.
+
+        Raises:
+            ValueError: for an unknown mode or rule.
+        """
+        mode, rule = DirectiveMode(directive["mode"]), StepRule(**(directive.get("rule") or {}))
+        epoch = int(directive["epoch"])
+        with self._directing:
+            if not self._epochs_order or epoch >= self._in_force[2]:
+                self._in_force = (mode, rule, epoch)
+            in_force, _, epoch = self._in_force
+        return {"mode": in_force.value, "epoch": epoch}
+
+    def nestedfp_epochs_order(self) -> None:
+        """From now on an older epoch changes nothing: all directives have one author."""
+        self._epochs_order = True
+
+    def nestedfp_take_step_costs(self, ranks: list[list[list[float]] | None]) -> None:
+        """Take what every rank measured at its start; see nestedfp/vllm_plugin/ranks/step_timing.py."""
+        self._step_costs = slowest(ranks)
+        self._watch.use(self._step_costs)
+
+    def nestedfp_take_fp8_shares(self, ranks: list[float]) -> None:
+        """Take what share of its weights has an FP8 mode on every rank; where it is none, no step is called FP8."""
+        self._fp8_share = min(ranks)
+        self._fp16_only = self._fp16_only or not any(ranks)
+
+    def nestedfp_step_costs(self) -> list[list[float]] | None:
+        """Return ``[tokens, fp16_ms, fp8_ms]`` by step size, which ``auto`` goes by; None: not measured."""
+        return None if self._step_costs is None else self._step_costs.as_lists()
+
+    def nestedfp_warmed_up(self) -> None:
+        """Forget how long the warm-up's steps took, so that nobody takes a cold start for an overload."""
+        self._totals.forget_durations()
+
+    def nestedfp_not_begun(self, request_ids: list[str]) -> bool:
+        """Return whether these requests are in the queue and no step has computed anything of any of them."""
+        requests = [self.requests.get(rid) for rid in request_ids]
+        begun = (RequestStatus.RUNNING, RequestStatus.PREEMPTED)
+        return all(
+            request is not None
+            and request.status not in begun
+            and not request.is_finished()
+            and not request.nestedfp_started
+            for request in requests
+        )
+
+    def nestedfp_step_seconds(self) -> dict[str, float]:
+        """Return how many seconds the steps of each precision have taken since the start."""
+        return {mode.value: seconds for mode, seconds in self._totals.seconds.items()}
+
+    def nestedfp_stats(self) -> dict[str, Any]:
+        """Return the engine's counters and queue state; totals count from the start of the engine.
+
+        ``waiting``, ``waiting_tokens`` and ``oldest_wait_s`` are of requests that wait for their turn; those that wait for
+        a grammar to compile, a remote KV cache or their own client are in ``blocked``. A preempted request has waited since
+        its preemption. ``progress_age_s`` says for how long there has been work and no step has ended; None: no work.
+        """
+        totals, (directive, _, epoch) = self._totals, self._in_force
+        waiting = [*self.waiting, *self._skipped()]
+        return {
+            "mode": (totals.last_mode or Mode.FP16).value,
+            "directive": directive.value,
+            "epoch": epoch,
+            "switches": totals.switches,
+            "steps_fp16": totals.steps[Mode.FP16],
+            "steps_fp8": totals.steps[Mode.FP8],
+            "tokens_fp16": totals.tokens[Mode.FP16],
+            "tokens_fp8": totals.tokens[Mode.FP8],
+            "fp16_only": self._fp16_only,
+            "fp8_weight_share": self._fp8_share,
+            "fp8_pays_from_tokens": None if self._step_costs is None else self._step_costs.fp8_pays_from(),
+            "step_ms_fp16": totals.step_ms[Mode.FP16],
+            "step_ms_fp8": totals.step_ms[Mode.FP8],
+            "waiting": len(waiting),
+            "blocked": len(self.skipped_waiting) + len(self.waiting) - len(waiting),
+            "waiting_tokens": sum(max(0, r.num_tokens - r.num_computed_tokens) for r in waiting)
+            + sum(max(0, r.num_prompt_tokens - r.num_computed_tokens) for r in self.running),
+            "oldest_wait_s": self._oldest_wait_s(),
+            "progress_age_s": self._progress_age_s(),
+            "running": len(self.running),
+            "kv_usage": float(self.kv_cache_manager.usage),
+            "arrivals": self._arrivals,
+            "arrived_tokens": self._arrived_tokens,
+            "finished": self._finished,
+        }
+
+
+@functools.cache
+def _class_over(base: type) -> type:
+    return type(f"NestedFP{base.__name__}", (PrecisionMixin, base), {})
+
+
+def _with_workers_answers(core: Any) -> Any:
+    """Return the core's scheduler, which has been given what the workers know.
+
+    The scheduler is made without a way to the workers, and its core has one; they answer at once with what they measured
+    before the engine was ready.
+    """
+    if not getattr(core, "nestedfp_asked_workers", False):
+        core.scheduler.nestedfp_take_step_costs(core.model_executor.collective_rpc("nestedfp_step_costs"))
+        core.scheduler.nestedfp_take_fp8_shares(core.model_executor.collective_rpc("nestedfp_fp8_share"))
+        core.nestedfp_asked_workers = True
+    return core.scheduler
+
+
+def _set_directive(core: Any, directive: dict[str, Any]) -> Any:
+    return _with_workers_answers(core).nestedfp_set_directive(directive)
+
+
+def _open_directive_line(core: Any, path: str) -> None:
+    # The workers are asked here and now, in the core's own thread; the line's thread may not.
+    scheduler = _with_workers_answers(core)
+    directive_line.open_line(scheduler.nestedfp_set_directive, path)
+    scheduler.nestedfp_epochs_order()
+
+
+def make_scheduler(*, vllm_config: Any, **kwargs: Any) -> Any:
+    """Build the engine's scheduler over the base that vLLM would have taken; vLLM calls this as ``scheduler_cls``."""
+    from vllm.v1.engine.core import EngineCore
+
+    directive_intake.install()
+    # Utilities are looked up as attributes of the engine core by name; see EngineCoreProc._handle_client_request.
+    EngineCore.nestedfp_set_directive = _set_directive
+    EngineCore.nestedfp_open_directive_line = _open_directive_line
+    EngineCore.nestedfp_step_costs = lambda core: _with_workers_answers(core).nestedfp_step_costs()
+    EngineCore.nestedfp_warmed_up = lambda core: core.scheduler.nestedfp_warmed_up()
+    EngineCore.nestedfp_stats = lambda core: core.scheduler.nestedfp_stats()
+    EngineCore.nestedfp_not_begun = lambda core, request_ids: core.scheduler.nestedfp_not_begun(request_ids)
+    EngineCore.nestedfp_step_seconds = lambda core: core.scheduler.nestedfp_step_seconds()
+    EngineCore.nestedfp_layers = lambda core: core.model_executor.collective_rpc("nestedfp_layers")[0]
+    EngineCore.nestedfp_self_checks = lambda core: core.model_executor.collective_rpc("nestedfp_self_check")
+    base = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler
+    return _class_over(base)(vllm_config=vllm_config, **kwargs)

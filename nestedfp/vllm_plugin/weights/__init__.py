@@ -1,0 +1,1 @@
+"""The quantisation method: which layers are nested, how they load and compute."""

@@ -1,0 +1,90 @@
+"""Chooses the GEMM configs of a loaded model before anything is captured: nestedfp/kernels/gemm_tuning.py on the model's layers.
+
+Rank 0 of a tensor-parallel group times, the others take its times: all ranks have layers of the same shapes, and the same
+choice on each keeps them in step.
+"""
+
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.distributed.parallel_state import get_tp_group
+from vllm.logger import init_logger
+
+from nestedfp.kernels import gemm_cache, gemm_tuning
+from nestedfp.kernels.cuda_library import PackedWeight
+from nestedfp.kernels.gemm_tuning import Timing
+from nestedfp.vllm_plugin.options import PluginOptions
+
+logger = init_logger("vllm.nestedfp")
+
+BUDGET_S = 20.0
+
+
+def weights_by_shape(model: torch.nn.Module) -> dict[tuple[int, int], list[PackedWeight]]:
+    """Return the nested weights of a model by (N, K), largest shape first: it weighs most if the time runs out."""
+    found: dict[tuple[int, int], list[PackedWeight]] = defaultdict(list)
+    for module in model.modules():
+        n, k = getattr(module, "nestedfp_shape", (0, 0))
+        if getattr(module, "nestedfp", False) and k % 8 == 0:  # others are copied first, and rare
+            found[n, k].append(PackedWeight(module.weight_upper.data, module.weight_lower.data, n, k))
+    return dict(sorted(found.items(), key=lambda item: -item[0][0] * item[0][1]))
+
+
+def token_counts(largest: int) -> list[int]:
+    """Return the token counts to time for steps of up to ``largest`` tokens."""
+    return sorted({min(m, largest) for m in gemm_tuning.TUNED_TOKENS})
+
+
+def choose(model: torch.nn.Module, options: PluginOptions, max_tokens: int) -> None:
+    """Time configs for the model's layers, or take kept times, and give them to the kernels of this rank.
+
+    Args:
+        max_tokens: the most tokens that a step has.
+
+    Raises:
+        ValueError: when the folder that ``options.gemm_timings`` names holds no timings, or damaged ones.
+    """
+    if options.gemm_choice == "model":
+        logger.info("GEMM configs are chosen by the shipped table and the cost model (gemm_choice: model)")
+        return
+    began_s = time.monotonic()
+    group = get_tp_group()
+    lists: Any = None
+    if group.rank_in_group == 0:
+        timings = _pinned(Path(options.gemm_timings)) if options.gemm_timings else _timed(model, max_tokens)
+        lists = [timing.as_list() for timing in timings]
+    if group.world_size > 1:
+        lists = group.broadcast_object(lists, src=0)
+    num_sms = torch.cuda.get_device_properties().multi_processor_count
+    taken = gemm_tuning.take(map(Timing.of_list, lists), num_sms)
+    logger.info("GEMM configs: %d timings guide the choice, ready after %.1f s", taken, time.monotonic() - began_s)
+
+
+def _pinned(path: Path) -> list[Timing]:
+    timings = gemm_cache.load_folder(path)
+    logger.info("GEMM configs are chosen by the %d timings in %s and the cost model", len(timings), path)
+    return timings
+
+
+def _timed(model: torch.nn.Module, max_tokens: int) -> list[Timing]:
+    shapes, card = weights_by_shape(model), gemm_cache.this_card()
+    wanted = token_counts(max_tokens)
+    kept = {shape: None if card is None else gemm_cache.load(card, *shape, wanted[-1]) for shape in shapes}
+    missing = {shape: weights for shape, weights in shapes.items() if kept[shape] is None}
+    if missing:
+        logger.info(
+            "GEMM configs: timing %d of %d layer shapes, at most %.0f s (once for each card; gemm_choice: model leaves it)",
+            len(missing),
+            len(shapes),
+            BUDGET_S,
+        )
+        num_sms = torch.cuda.get_device_properties().multi_processor_count
+        measured = gemm_tuning.tune(missing, wanted, num_sms, BUDGET_S, logger.info)
+        for shape, timings in measured.items():
+            kept[shape] = timings
+            if card is not None:
+                gemm_cache.save(card, *shape, wanted[-1], timings)
+    return [timing for timings in kept.values() if timings is not None for timing in timings]

@@ -1,0 +1,210 @@
+"""The two linear methods: one converts a plain checkpoint while it loads, the other loads stored planes.
+
+Both end with the same layer state, read by the one operator ``nestedfp::linear``. The operator is opaque to torch.compile
+and reads the precision when it runs, so one compiled model serves both modes.
+"""
+
+from typing import Any
+
+import torch
+from torch.nn import Parameter
+from vllm.config import get_current_vllm_config
+from vllm.logger import init_logger
+from vllm.model_executor.layers.linear import LinearMethodBase, UnquantizedLinearMethod
+from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
+from vllm.model_executor.parameter import ModelWeightParameter
+from vllm.platforms import current_platform
+
+from nestedfp.format import join
+from nestedfp.kernels import ops
+from nestedfp.nested_weight import NestedWeight, nest
+from nestedfp.vllm_plugin.options import PluginOptions
+from nestedfp.vllm_plugin.ranks import self_check
+
+logger = init_logger("vllm.nestedfp")
+
+UNLOADED = 0xFF  # an upper byte that no weight has: E4M3's NaN
+
+
+class NestedLinearBase(LinearMethodBase):
+    """What both methods share: from a whole FP16 weight or its planes to the operator's operands.
+
+    Args:
+        prefix: the layer's name in the model, for messages.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        # A GPU multiplies E4M3 by E4M3; a CPU keeps the activations unless asked to do as a GPU does.
+        options = PluginOptions.of(get_current_vllm_config())
+        self.quantize_activations = options.quantize_activations or not current_platform.is_cpu()
+        self.fp16_only = options.fp16_only
+        self.plain = UnquantizedLinearMethod()
+
+    def finish(self, layer: torch.nn.Module) -> None:
+        """Nest ``layer.weight``, a whole FP16 weight, or keep it plain where the format cannot hold it.
+
+        The weight is released before its planes are packed: at most two copies of one layer exist at a time.
+
+        Raises:
+            ValueError: for a NaN or an infinity.
+        """
+        if self.fp16_only:
+            self.keep_plain(layer, layer.weight.data)
+            return
+        nested = nest(layer.weight.data)
+        if isinstance(nested, NestedWeight):
+            layer.register_parameter("weight", None)
+            self.keep_nested(layer, nested)
+        elif nested.nonfinite:
+            raise ValueError(
+                f"{self.prefix}: {nested.nonfinite} of {layer.weight.numel()} weights are NaN or infinite as FP16; the checkpoint "
+                "is damaged, or is BF16 with values beyond FP16's 65504; nothing was loaded"
+            )
+        else:
+            logger.warning("%s stays plain FP16: %s", self.prefix, nested.reason)
+            self.keep_plain(layer, layer.weight.data)
+
+    def keep_plain(self, layer: torch.nn.Module, weight: torch.Tensor) -> None:
+        """Keep an FP16 weight for vLLM's own linear."""
+        layer.nestedfp = False
+        layer.weight = Parameter(weight, requires_grad=False)
+        self.plain.process_weights_after_loading(layer)
+
+    def keep_nested(self, layer: torch.nn.Module, nested: NestedWeight) -> None:
+        """Store the operands that ``apply`` reads."""
+        if nested.outliers:
+            logger.info("%s keeps %d weights beyond 1.75 in its outlier list", self.prefix, nested.outliers)
+        upper, lower = ops.pack(nested.upper, nested.lower)
+        layer.nestedfp = True
+        layer.nestedfp_shape = tuple(nested.upper.shape)
+        layer.weight_upper = Parameter(upper, requires_grad=False)
+        layer.weight_lower = Parameter(lower, requires_grad=False)
+        layer.outlier_rows = nested.outlier_rows
+        layer.outlier_cols = nested.outlier_cols
+        layer.outlier_deltas = nested.outlier_deltas
+        self_check.remember(layer)
+
+    def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if not layer.nestedfp:
+            return self.plain.apply(layer, x, bias)
+        return ops.linear(
+            x,
+            layer.weight_upper,
+            layer.weight_lower,
+            bias,
+            layer.outlier_rows,
+            layer.outlier_cols,
+            layer.outlier_deltas,
+            *layer.nestedfp_shape,
+            self.quantize_activations,
+        )
+
+
+class OnlineNestedLinear(NestedLinearBase):
+    """Loads plain FP16 or BF16 weights and nests each layer as soon as its last shard has arrived.
+
+    The weight exists on the meta device until then (vLLM's online quantisation), so the peak is the model and one layer.
+    """
+
+    uses_meta_device = True
+
+    def create_weights(
+        self,
+        layer: torch.nn.Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        weight = ModelWeightParameter(
+            data=torch.empty(sum(output_partition_sizes), input_size_per_partition, device="meta", dtype=params_dtype),
+            input_dim=1,
+            output_dim=0,
+            weight_loader=extra_weight_attrs.get("weight_loader"),
+        )
+        layer.register_parameter("weight", weight)
+        initialize_online_processing(layer)
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        if getattr(layer, "_already_called_process_weights_after_loading", False):
+            return
+        self.finish(layer)
+        layer._already_called_process_weights_after_loading = True
+
+
+class StoredNestedLinear(NestedLinearBase):
+    """Loads the planes of a converted checkpoint.
+
+    A module with weights beyond 1.75 keeps its plain ``.weight`` on disk, so a fused layer (QKV, gate and up) may receive
+    planes for one part and plain weights for another. The plain parts are collected in a scratch weight that exists only
+    for such layers.
+    """
+
+    def create_weights(
+        self,
+        layer: torch.nn.Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        shape = (sum(output_partition_sizes), input_size_per_partition)
+        loader = extra_weight_attrs.get("weight_loader")
+        for name in ("weight_upper", "weight_lower"):
+            plane = torch.full(shape, UNLOADED, dtype=torch.uint8)
+            layer.register_parameter(
+                name, ModelWeightParameter(data=plane, input_dim=1, output_dim=0, weight_loader=loader)
+            )
+
+        def load_plain(param: Parameter, loaded_weight: torch.Tensor, *args: Any) -> None:
+            if layer.nestedfp_scratch is None:
+                nan = torch.full(shape, torch.nan, dtype=params_dtype, device=layer.weight_upper.device)
+                layer.nestedfp_scratch = ModelWeightParameter(data=nan, input_dim=1, output_dim=0, weight_loader=loader)
+            loader(layer.nestedfp_scratch, loaded_weight, *args)
+
+        layer.nestedfp_scratch = None
+        layer.register_parameter(
+            "weight",
+            ModelWeightParameter(
+                data=torch.empty(shape, device="meta", dtype=params_dtype),
+                input_dim=1,
+                output_dim=0,
+                weight_loader=load_plain,
+            ),
+        )
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        if getattr(layer, "_already_called_process_weights_after_loading", False):
+            return
+        upper, lower, scratch = layer.weight_upper.data, layer.weight_lower.data, layer.nestedfp_scratch
+        del layer.nestedfp_scratch
+        if scratch is None:
+            layer.register_parameter("weight", None)
+            self._require_loaded(upper)
+            if self.fp16_only:
+                for name in ("weight_upper", "weight_lower"):
+                    layer.register_parameter(name, None)
+                self.keep_plain(layer, join(upper, lower))
+            else:
+                self.keep_nested(layer, NestedWeight(upper, lower, None, None, None))
+        else:
+            plain = ~torch.isnan(scratch.data)
+            self._require_loaded(upper[~plain])
+            for name in ("weight_upper", "weight_lower"):
+                layer.register_parameter(name, None)
+            layer.weight = Parameter(torch.where(plain, scratch.data, join(upper, lower)), requires_grad=False)
+            self.finish(layer)
+        layer._already_called_process_weights_after_loading = True
+
+    def _require_loaded(self, upper: torch.Tensor) -> None:
+        missing = int(((upper & 0x7F) == 0x7F).sum())
+        if missing:
+            raise ValueError(
+                f"{self.prefix}: {missing} of {upper.numel()} weights were not in the checkpoint or are damaged (no weight "
+                "has the byte 0x7f or 0xff in its upper plane); convert the original checkpoint again with nestedfp-convert"
+            )

@@ -1,0 +1,109 @@
+"""The quantisation method ``nestedfp``: which layers are nested, and from which kind of checkpoint they come.
+
+A checkpoint whose config.json carries ``{"quantization_config": {"quant_method": "nestedfp", ...}}`` stores the planes;
+any other FP16 or BF16 checkpoint is converted layer by layer while it loads.
+"""
+
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
+
+from nestedfp.eligible import is_latent_up, is_router
+from nestedfp.format import FORMAT_VERSION
+from nestedfp.vllm_plugin import wiring
+from nestedfp.vllm_plugin.options import PluginOptions
+
+METHOD = "nestedfp"
+_KNOWN_KEYS = {"quant_method", "format_version", "ignore"}
+
+
+class NestedFPConfig(QuantizationConfig):
+    """Quantisation configuration of one model.
+
+    Args:
+        stored: the checkpoint holds the planes (True) or plain weights (False).
+        ignore: names of modules that stay plain FP16.
+    """
+
+    def __init__(self, stored: bool = False, ignore: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.stored = stored
+        self.ignore = list(ignore)
+
+    def get_name(self) -> str:
+        return METHOD
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        # Everything passes vLLM's own check so that wiring.check can refuse with a message that says what to set.
+        return [torch.float16, torch.bfloat16, torch.float32]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return 70  # vLLM's own least; wiring.choose_path refuses what has no kernels, or runs it in FP16 only
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        return []
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "NestedFPConfig":
+        """Read ``quantization_config`` of a converted checkpoint.
+
+        Raises:
+            ValueError: for an unknown key or a format version that this code does not read.
+        """
+        if unknown := sorted(set(config) - _KNOWN_KEYS):
+            raise ValueError(
+                f"config.json: quantization_config holds unknown keys {unknown}; nestedfp knows {sorted(_KNOWN_KEYS)}"
+            )
+        version = config.get("format_version")
+        if version != FORMAT_VERSION:
+            raise ValueError(
+                f"config.json: quantization_config.format_version is {version!r}, this build reads {FORMAT_VERSION}; "
+                "convert the original checkpoint again with nestedfp-convert"
+            )
+        return cls(stored=True, ignore=tuple(config.get("ignore", ())))
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        # Here and not above: the name is registered in every process, layers are made in workers.
+        from vllm.config import get_current_vllm_config
+        from vllm.model_executor.layers.fused_moe import RoutedExperts
+        from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+        from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+
+        from nestedfp.vllm_plugin.weights.layers import OnlineNestedLinear, StoredNestedLinear
+
+        if isinstance(layer, LinearBase):
+            wiring.require_our_parts(get_current_vllm_config())
+            if self._stays_plain(layer, prefix):
+                return UnquantizedLinearMethod()
+            if self.stored:
+                return StoredNestedLinear(prefix)
+            fp16_only = PluginOptions.of(get_current_vllm_config()).fp16_only
+            return UnquantizedLinearMethod() if fp16_only else OnlineNestedLinear(prefix)
+        if isinstance(layer, RoutedExperts):
+            return UnquantizedFusedMoEMethod(layer.moe_config)
+        return None
+
+    def _stays_plain(self, layer: Any, prefix: str) -> bool:
+        from vllm.config import get_current_vllm_config
+        from vllm.model_executor.layers.quantization.utils.quant_utils import is_layer_skipped
+
+        if layer.params_dtype != torch.float16:  # a head that computes in FP32, say
+            return True
+        if is_router(prefix) or (is_latent_up(prefix) and get_current_vllm_config().model_config.use_mla):
+            return True
+        return is_layer_skipped(prefix, self.ignore, self.packed_modules_mapping)
+
+    def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
+        """Give the ignored modules the names that they have in vLLM's model."""
+        self.ignore = hf_to_vllm_mapper.apply_list(self.ignore)
+
+
+def register_method() -> None:
+    """Make vLLM know the method's name. Idempotent."""
+    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS, register_quantization_config
+
+    if METHOD not in QUANTIZATION_METHODS:
+        register_quantization_config(METHOD)(NestedFPConfig)
