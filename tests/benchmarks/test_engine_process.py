@@ -12,7 +12,7 @@ from benchmarks import results_csv
 SCRIPT = """
 import sys
 from pathlib import Path
-from benchmarks import engine_process
+from benchmarks.engine import engine_process
 
 def measure(spec):
     assert spec["factor"] > 0

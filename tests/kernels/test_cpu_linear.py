@@ -285,7 +285,7 @@ def test_avx512_gives_the_bits_of_the_scalar_loops(scalar_digests):
 @pytest.mark.skipif(PROCESSOR_HAS_AVX512, reason="the processor has AVX-512")
 def test_an_isa_that_the_processor_lacks_is_an_error():
     done = subprocess.run(
-        [sys.executable, "-c", "from nestedfp import ops; ops.cpu_isa()"],
+        [sys.executable, "-c", "from nestedfp.kernels import ops; ops.cpu_isa()"],
         env=os.environ | {"NESTEDFP_CPU_ISA": "avx512"},
         capture_output=True,
         text=True,

@@ -31,7 +31,7 @@ def test_the_cpu_library_returns_every_constant_of_this_source():
         ("format", "FORMAT_VERSION", 2, "format_version is 1 there and 2 here"),
         ("format", "LIMIT", 1.5, "limit_bits is 16128 there and 15872 here"),
         ("format", "UPPER_SCALE", 128.0, "upper_scale is 256 there and 128 here"),
-        ("activations", "E4M3_MAX", 240.0, "e4m3_max is 448 there and 240 here"),
+        ("kernels.activations", "E4M3_MAX", 240.0, "e4m3_max is 448 there and 240 here"),
     ],
 )
 def test_a_source_that_is_not_the_librarys_cannot_be_imported(module, name, value, message):
