@@ -8,11 +8,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from deploy.front import openapi
+from deploy.front.checks.requests import read_body
 from deploy.front.generate import Generate
-from deploy.front.pages import PageSource, show
 from deploy.front.replies import Refused, identifying, refuse, request_id_of
-from deploy.front.requests import read_body
+from deploy.front.routes import openapi
+from deploy.front.routes.pages import PageSource, show
 
 # Answered by vLLM's application.
 PASSED_ON = {

@@ -13,15 +13,10 @@ from starlette.requests import Request
 from deploy.access.admission import Admission, Asked, NoRoom, Place, Reason
 from deploy.access.keys import Holder, Keys, Limited
 from deploy.access.priority import NotAllowed, Ranked, ranked
-from deploy.front import pooling, streams
-from deploy.front.asked import asked_of, asked_of_inputs
-from deploy.front.bounds import check_bounds
-from deploy.front.deadline import Queue, QueueDeadline
-from deploy.front.handover import TURN, Handover, Turn, prompt_tokens_of
-from deploy.front.meter import Passage, PathMeter
-from deploy.front.peers import RETRYABLE_BODY_BYTES, Elsewhere, PeerView
-from deploy.front.replies import OVERLOADED, Refused, identified, refuse, reply, request_id_of
-from deploy.front.requests import (
+from deploy.front import streams
+from deploy.front.checks.asked import asked_of, asked_of_inputs
+from deploy.front.checks.bounds import check_bounds
+from deploy.front.checks.requests import (
     apply_pin,
     one_line,
     parse,
@@ -30,6 +25,12 @@ from deploy.front.requests import (
     stated_priority,
     unknown_fields,
 )
+from deploy.front.deadline import Queue, QueueDeadline
+from deploy.front.handover import TURN, Handover, Turn, prompt_tokens_of
+from deploy.front.meter import Passage, PathMeter
+from deploy.front.peers import RETRYABLE_BODY_BYTES, Elsewhere, PeerView
+from deploy.front.replies import OVERLOADED, Refused, identified, refuse, reply, request_id_of
+from deploy.front.routes import pooling
 from deploy.front.tap import Tap, Taps
 from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS, MOST_TRIES
 from deploy.metrics.request_metrics import RequestOutcome

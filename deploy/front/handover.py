@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from deploy.access.admission import NoRoom, Place
+from deploy.front.checks.grammars import Grammars
 from deploy.front.deadline import QueueDeadline
-from deploy.front.grammars import Grammars
 from deploy.front.meter import Passage
 from deploy.front.replies import Refused
 from deploy.front.streams import Frame

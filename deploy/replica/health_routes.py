@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from deploy.front.pages import Shown
+from deploy.front.routes.pages import Shown
 
 JSON = "application/json"
 DEAD = "its engine has died"

@@ -23,15 +23,17 @@ from deploy.access.keys import Keys, path_of
 from deploy.agent.agent import ReplicaAgent
 from deploy.agent.plain_agent import PlainAgent
 from deploy.control.controller_link import DirectiveCall, ServeControllerLink
-from deploy.front import grammars, pooling, tap
+from deploy.front import tap
 from deploy.front.app import Front
-from deploy.front.cors import allowing
+from deploy.front.checks import grammars
 from deploy.front.deadline import EngineQueue
 from deploy.front.generate import Generate, Queueing, Route
 from deploy.front.handover import take_over
 from deploy.front.meter import PathMeter
-from deploy.front.pages import Shown
 from deploy.front.peers import PeerView
+from deploy.front.routes import pooling
+from deploy.front.routes.cors import allowing
+from deploy.front.routes.pages import Shown
 from deploy.metrics import bulk
 from deploy.metrics.openmetrics import CONTENT_TYPE
 from deploy.metrics.replica_page import ReplicaMetrics

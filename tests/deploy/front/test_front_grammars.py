@@ -13,8 +13,8 @@ from vllm.config import StructuredOutputsConfig
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.tokenizers import get_tokenizer
 
-from deploy.front import grammar_process, grammars
-from deploy.front.grammar_process import Setting
+from deploy.front.checks import grammar_process, grammars
+from deploy.front.checks.grammar_process import Setting
 from deploy.front.replies import Refused
 
 pytestmark = pytest.mark.engine  # no engine, but a process that loads what an engine loads

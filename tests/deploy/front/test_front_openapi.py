@@ -6,7 +6,7 @@ import json
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from deploy.front import openapi
+from deploy.front.routes import openapi
 
 
 class Asked(BaseModel):

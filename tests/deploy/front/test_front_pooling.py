@@ -13,12 +13,12 @@ from vllm import PoolingParams
 from vllm.outputs import PoolingOutput, PoolingRequestOutput
 
 from deploy.access.admission import Admission, Asked
-from deploy.front import pooling
 from deploy.front.app import Front
 from deploy.front.generate import Generate, Route
 from deploy.front.handover import take_over
 from deploy.front.meter import PathMeter
 from deploy.front.peers import PeerView
+from deploy.front.routes import pooling
 from nestedfp.vllm_plugin import frontend
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
 
@@ -28,7 +28,7 @@ MODELS = pooling.models()
 def request_of(path, **body):
     model, _, inputs = MODELS[path]
     route = Route(model, None, inputs=inputs)
-    from deploy.front.requests import parse
+    from deploy.front.checks.requests import parse
 
     body = json.dumps({"model": "m", **body}).encode()
     return route, parse(body, {b"content-type": b"application/json"}, model, route.check)

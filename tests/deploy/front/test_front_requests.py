@@ -7,10 +7,9 @@ import pytest
 from vllm_parts import SamplingParams  # noqa: F401  first: it silences third-party warnings
 
 from deploy.access.admission import Asked
-from deploy.front import bounds, requests
-from deploy.front.asked import asked_of
-from deploy.front.replies import Refused
-from deploy.front.requests import (
+from deploy.front.checks import bounds, requests
+from deploy.front.checks.asked import asked_of
+from deploy.front.checks.requests import (
     apply_pin,
     one_line,
     parse,
@@ -19,6 +18,7 @@ from deploy.front.requests import (
     stated_priority,
     unknown_fields,
 )
+from deploy.front.replies import Refused
 
 vllm = pytest.importorskip("vllm")
 

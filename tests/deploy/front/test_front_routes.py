@@ -6,7 +6,7 @@ import json
 import pytest
 from front_calls import GOOD, ID, LIMIT, PATH, ask, asking, error_of, front, output, stream_of
 
-from deploy.front.pages import Shown
+from deploy.front.routes.pages import Shown
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/m", "/version"])

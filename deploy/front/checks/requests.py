@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from deploy.front.bounds import INT32, check_bounds
+from deploy.front.checks.bounds import INT32, check_bounds
 from deploy.front.replies import Refused
 from nestedfp.vllm_plugin.scheduling.pin import PIN_HEADER, PIN_KEY, parse_pin
 

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any
 
-from deploy.front.grammar_process import FIELDS, OPTIONS, Setting, run
+from deploy.front.checks.grammar_process import FIELDS, OPTIONS, Setting, run
 from deploy.front.replies import Refused
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from deploy.front.pages import PageSource, Shown
+from deploy.front.routes.pages import PageSource, Shown
 
 PATH = "/openapi.json"
 ERROR = {

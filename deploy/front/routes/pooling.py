@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response, StreamingResponse
 
-from deploy.front.bounds import at_most, check_numbers
+from deploy.front.checks.bounds import at_most, check_numbers
 from deploy.front.replies import JSON, Refused
 from deploy.replica.disclosure import Tokens, disclose
 

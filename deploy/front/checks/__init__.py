@@ -1,0 +1,1 @@
+"""What a request may ask for: read, bounded, counted, its grammar tried."""
