@@ -16,7 +16,8 @@ from pathlib import Path
 from benchmarks.client import stream_client
 from benchmarks.client.stream_client import LoadPlan
 from benchmarks.http import http_load
-from chaos import attacks, hostile, places
+from chaos import places
+from chaos.abuse import attacks, hostile
 from chaos.fault_cost import SEVERAL, Injection, Struck
 from chaos.watch import KINDS, Family, running
 

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from chaos.attacks import send_all, summary
-from chaos.hostile import HostileRequest
+from chaos.abuse.attacks import send_all, summary
+from chaos.abuse.hostile import HostileRequest
 
 
 @pytest.fixture

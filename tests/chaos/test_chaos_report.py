@@ -8,8 +8,9 @@ from collections import Counter
 import pytest
 
 from benchmarks.http import http_procs
-from chaos import attacks, faults, hostile, report, soak
+from chaos import faults, report, soak
 from chaos.__main__ import main
+from chaos.abuse import attacks, hostile
 from chaos.fault_cost import FaultResult
 from chaos.soak import SoakResult, SoakSample
 from chaos.watch import KINDS

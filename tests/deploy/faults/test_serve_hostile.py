@@ -19,8 +19,8 @@ from fault_service import HANG_S, PORT, URL, settled, status
 from live_service import ADMIN, KEY, MODEL, complete, wait_until
 
 from benchmarks.client import stream_client
-from chaos import hostile
-from chaos.attacks import send_all
+from chaos.abuse import hostile
+from chaos.abuse.attacks import send_all
 from deploy.startup.accelerator import resolve
 
 pytestmark = [pytest.mark.serve, pytest.mark.faults]

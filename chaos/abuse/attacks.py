@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from chaos.hostile import HostileRequest
+from chaos.abuse.hostile import HostileRequest
 
 HEAD = "POST /v1/completions HTTP/1.1\r\nHost: chaos\r\nContent-Type: application/json\r\n"
 ANSWER_LIMIT_S = 30.0

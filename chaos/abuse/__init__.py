@@ -1,0 +1,1 @@
+"""Requests that mean harm, and what is made of them."""
