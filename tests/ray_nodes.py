@@ -41,7 +41,7 @@ TIMED: dict[str, Any] = {
     "max_num_seqs": 64,
     "cpu_threads": 1,
     "admission_limit": 128,
-    "extra": {"worker_cls": "benchmarks.engine.timed_worker.TimedNestedFPWorker"},
+    "extra": {"worker_cls": "benchmarks.timed.timed_worker.TimedNestedFPWorker"},
 }
 
 

@@ -26,7 +26,7 @@ from controller.decide.loop import ControlLoop
 from controller.messages import ReplicaSnapshot
 from deploy.agent.agent import ReplicaAgent
 
-RESULT = Path(__file__).parents[2] / "results" / "control-overhead.csv"
+RESULT = Path(__file__).parents[1] / "results" / "control-overhead.csv"
 MODEL = Path(__file__).parents[2] / "models" / "fairytales-8m"
 
 

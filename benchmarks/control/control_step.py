@@ -21,7 +21,7 @@ from controller.messages import LatencyWindow, ReplicaSnapshot
 from controller.policies import POLICIES
 from nestedfp.modes import DirectiveMode, Mode
 
-RESULTS = Path(__file__).resolve().parents[2] / "results" / "control-step.csv"
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "control-step.csv"
 FIELDS = ("replicas", "policy", "scope", "steps", "step_p50_ms", "step_p99_ms", "snapshot_us")
 PERIOD_S = 0.1
 PARAMETERS = {"engine_auto": {"step_budget_tokens": 2048}}  # of policies that want some

@@ -29,7 +29,7 @@ from benchmarks.http.http_load import body
 from loadtest.errors import LoadtestError
 from loadtest.service.process import serve_command, started_service
 
-RESULT = Path(__file__).parents[2] / "results" / "directive-latency.csv"
+RESULT = Path(__file__).parents[1] / "results" / "directive-latency.csv"
 
 
 def measure(url: str, key: str, count: int) -> list[dict[str, float | int | str]]:

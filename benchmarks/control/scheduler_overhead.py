@@ -23,7 +23,7 @@ from benchmarks import results_csv
 from controller.policies.deadlines import Deadlines
 from workload.slo import USUAL_SLO
 
-RESULT = Path(__file__).parents[2] / "results" / "scheduler-overhead.csv"
+RESULT = Path(__file__).parents[1] / "results" / "scheduler-overhead.csv"
 MODEL = Path(__file__).parents[2] / "models" / "fairytales-8m"
 BLOCK_TOKENS, PROMPT_TOKENS, STEPS_A_TURN = 16, 16, 100
 DEADLINES = asdict(Deadlines().rule_for(USUAL_SLO))  # with the policy's defaults

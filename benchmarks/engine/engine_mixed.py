@@ -23,7 +23,7 @@ from benchmarks import results_csv
 from benchmarks.engine import engine_process
 from benchmarks.engine.engine_shapes import SHAPES
 
-RESULT = Path(__file__).parents[2] / "results" / "h100-mixed.csv"
+RESULT = Path(__file__).parents[1] / "results" / "h100-mixed.csv"
 COLUMNS = ("model", "system", "rate_rps", "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")
 EDGE = 0.2  # of the run at either end, while the load settles and after arrivals have stopped
 

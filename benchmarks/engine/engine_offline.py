@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.engine import engine_process
 
-RESULT = Path(__file__).parents[2] / "results" / "h100-engine.csv"
+RESULT = Path(__file__).parents[1] / "results" / "h100-engine.csv"
 COLUMNS = ("model", "system", "batch", "input_tokens", "output_tokens", "tokens_per_s")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.engine import engine_process
 from benchmarks.engine.engine_steps import PROMPT_TOKENS, Driver
 
-RESULT = Path(__file__).parents[2] / "results" / "h100-profile.csv"
+RESULT = Path(__file__).parents[1] / "results" / "h100-profile.csv"
 COLUMNS = ("model", "system", "phase", "kernel", "calls", "us")
 DECODE_REQUESTS, PREFILL_TOKENS = 32, 8192
 STEPS = 8

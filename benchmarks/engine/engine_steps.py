@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.engine import engine_process
 from benchmarks.engine.engine_shapes import SHAPES
 
-RESULT = Path(__file__).parents[2] / "results" / "h100-steps.csv"
+RESULT = Path(__file__).parents[1] / "results" / "h100-steps.csv"
 COLUMNS = ("model", "system", "prefill_tokens", "decode_requests", "kv_tokens", "step_ms")
 DECODE_REQUESTS = (256, 192, 128, 96, 64, 48, 32, 16, 8, 4, 2, 1)  # descending: aborting is quicker than prefilling
 CONTEXTS_TOKENS = (128, 512, 1536)

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.engine import engine_process
 from benchmarks.engine.engine_steps import Driver
 
-RESULT = Path(__file__).parents[2] / "results" / "h100-switch.csv"
+RESULT = Path(__file__).parents[1] / "results" / "h100-switch.csv"
 COLUMNS = ("model", "mode", "batch", "steps_after_switch", "count", "p50_ms", "max_ms")
 BATCHES = (1, 32, 256)
 PERIOD_STEPS, PERIODS = 10, 60

@@ -29,7 +29,7 @@ from benchmarks.http.http_procs import tree, used_s
 from benchmarks.http.http_stats import MeasuredSpan, figures
 from benchmarks.http.http_systems import EngineArguments, RunningSystem
 
-RESULT = Path(__file__).parents[2] / "results" / "scrape-cost.csv"
+RESULT = Path(__file__).parents[1] / "results" / "scrape-cost.csv"
 COLUMNS = ("what", "number", "tokens_per_s", "ttft_p50_ms", "tpot_p99_ms", "scrape_ms", "cpu_ms_per_scrape", "errors")
 EVERY_S = 5.0  # a short period for a Prometheus
 PORT = 8211

@@ -55,7 +55,7 @@ def start(engine: EngineArguments) -> Iterator[EngineProcess]:
     """Start the engine with nested weights and wait until it is ready."""
     arguments = engine.arguments() | {"model": str(engine.model_dir), "quantization": "nestedfp"}
     if engine.step_ms is not None:
-        arguments["worker_cls"] = "benchmarks.engine.timed_worker.TimedNestedFPWorker"
+        arguments["worker_cls"] = "benchmarks.timed.timed_worker.TimedNestedFPWorker"
     environment = {**engine.environment(), "VLLM_LOGGING_LEVEL": "WARNING"}
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.http.http_engine", json.dumps(arguments)],

@@ -31,7 +31,7 @@ from benchmarks.http.http_measure import measure
 from benchmarks.http.http_systems import ROOT, EngineArguments, RunningSystem
 from nestedfp.vllm_plugin.options import OPTIONS_KEY
 
-RESULT = Path(__file__).parents[2] / "results" / "h100-http.csv"
+RESULT = Path(__file__).parents[1] / "results" / "h100-http.csv"
 SYSTEMS = {"nestedfp_http": "nestedfp", "vllm_http": "vllm_serve", "engine_offline": ""}
 TOKENIZER = ROOT / "models" / "llama-8b-shape"
 SCENARIOS = (

@@ -27,7 +27,7 @@ from benchmarks.http.http_load import HttpLoad, prompts
 from benchmarks.http.http_measure import measure
 from benchmarks.http.http_systems import ROOT, EngineArguments, RunningSystem
 
-RESULT = Path(__file__).parents[2] / "results" / "http-path.csv"
+RESULT = Path(__file__).parents[1] / "results" / "http-path.csv"
 SYSTEMS = ("nestedfp", "vllm_serve", "engine")
 MODEL_DIR = ROOT / "models" / "fairytales-8m"
 KV_BYTES = 256 << 20  # 64,000 tokens of the demonstration's model

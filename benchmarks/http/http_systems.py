@@ -91,7 +91,7 @@ def deployment(engine: EngineArguments, port: int, replicas: int) -> dict[str, A
     """Return the service's configuration for an engine; its keys are those of ``deploy.config``."""
     extra = dict(engine.extra)
     if engine.step_ms is not None:
-        extra["worker_cls"] = "benchmarks.engine.timed_worker.TimedNestedFPWorker"
+        extra["worker_cls"] = "benchmarks.timed.timed_worker.TimedNestedFPWorker"
     section: dict[str, Any] = {
         "accelerator": "gpu" if engine.gpu else "cpu",
         "max_num_seqs": engine.max_num_seqs,
@@ -133,8 +133,8 @@ def vllm_command(engine: EngineArguments, port: int, replicas: int = 1) -> list[
     if replicas > 1:
         arguments["data_parallel_size"] = replicas
     if engine.step_ms is not None:
-        arguments["worker_cls"] = "benchmarks.engine.timed_worker.TimedCPUWorker"
-        arguments["distributed_executor_backend"] = "benchmarks.engine.timed_worker.InCoreExecutor"
+        arguments["worker_cls"] = "benchmarks.timed.timed_worker.TimedCPUWorker"
+        arguments["distributed_executor_backend"] = "benchmarks.timed.timed_worker.InCoreExecutor"
     command = [sys.executable, "-m", VLLM_SERVER, "--disable-uvicorn-access-log"]
     for name, value in arguments.items():
         flag = name.replace("_", "-")

@@ -25,10 +25,10 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.choice.gpu_tune import environment
 from benchmarks.kernels import gpu_kernels as kernels
 from benchmarks.kernels.gpu_shapes import SHAPES, TOKENS
 from benchmarks.kernels.gpu_timing import buffers_beyond_l2, capture, interleaved_us
-from benchmarks.kernels.gpu_tune import environment
 
 ROUNDS = 11
 COPY_BYTES_PER_US = 3.0e6

@@ -19,7 +19,7 @@ import torch
 from nestedfp.kernels import ops
 from nestedfp.nested_weight import NestedWeight, nest
 
-RESULT = Path(__file__).parents[2] / "results" / "conversion.csv"
+RESULT = Path(__file__).parents[1] / "results" / "conversion.csv"
 SHAPES = ((4096, 4096), (28672, 4096))
 REPEATS = 7
 

@@ -37,7 +37,7 @@ from nestedfp.nested_weight import NestedWeight, nest
 SHAPES = ((2048, 2048), (3072, 2048), (11264, 2048), (2048, 5632))  # (N, K): o, qkv, gate_up, down of a 1B Llama
 TOKENS = (1, 2, 4, 8, 16, 64, 256, 1024)
 LONG_PREFILL = (2048, 2048, 4096)  # (N, K, M)
-DEFAULT_OUT = Path(__file__).parents[2] / "results" / "cpu-linear.csv"
+DEFAULT_OUT = Path(__file__).parents[1] / "results" / "cpu-linear.csv"
 CELL_BUDGET_S = 3.0  # measuring time of one (N, K, M); at least MIN_REPETITIONS are made whatever they take
 MIN_REPETITIONS = 3
 MAX_REPETITIONS = 50

@@ -9,12 +9,12 @@ from processes import ROOT
 
 from benchmarks import results_csv
 from benchmarks.client.stream_client import ClientRun, Record
-from benchmarks.engine.timed_steps import Positions, StepClock
 from benchmarks.http import http_load, http_procs, http_rows, http_systems
 from benchmarks.http.http_load import HttpLoad
 from benchmarks.http.http_measure import Measurement
 from benchmarks.http.http_procs import Process
 from benchmarks.http.http_stats import MeasuredSpan, errors_of, figures, percentile
+from benchmarks.timed.timed_steps import Positions, StepClock
 
 
 def record(due_s, first_s, last_s, tokens=10, events=10, kind="ok"):
@@ -178,7 +178,7 @@ def test_the_service_takes_the_configuration_that_the_benchmark_writes(tmp_path)
     path = tmp_path / "deployment.yaml"
     path.write_text(yaml.safe_dump(http_systems.deployment(engine(step_ms=15), port=8211, replicas=2)))
     config = load(path)
-    assert config.engine.extra == {"worker_cls": "benchmarks.engine.timed_worker.TimedNestedFPWorker"}
+    assert config.engine.extra == {"worker_cls": "benchmarks.timed.timed_worker.TimedNestedFPWorker"}
     assert (config.http.port, config.replicas, config.engine.max_num_seqs) == (8211, 2, 256)
 
 
@@ -189,7 +189,7 @@ def test_vllm_gets_the_same_engine_arguments():
         "--no-enable-prefix-caching",
         "--enforce-eager",
         "--kv-cache-memory-bytes 268435456",
-        "--worker-cls benchmarks.engine.timed_worker.TimedCPUWorker",
+        "--worker-cls benchmarks.timed.timed_worker.TimedCPUWorker",
         '--compilation-config {"level": 0}',
         "--port 8212",
     ):

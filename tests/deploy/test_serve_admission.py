@@ -39,7 +39,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         "admission_limit": 4 * PLACES,
         "admission_tokens": 8000,
         "queue_deadline_s": DEADLINE_S,
-        "extra": {"worker_cls": "benchmarks.engine.timed_worker.TimedNestedFPWorker"},
+        "extra": {"worker_cls": "benchmarks.timed.timed_worker.TimedNestedFPWorker"},
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TIMED_WORKER_STEP_MS", f"{STEP_S * 1e3:g}")

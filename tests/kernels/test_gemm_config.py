@@ -155,7 +155,7 @@ def test_a_chip_of_another_size_does_not_use_the_measured_table():
 
 def test_the_table_is_measured_and_says_where():
     text = (CUDA / "generated/gemm_table.inc").read_text()
-    for word in ("NVIDIA", "driver", "clocks", "CUDA", "benchmarks.kernels.gpu_tune"):
+    for word in ("NVIDIA", "driver", "clocks", "CUDA", "benchmarks.choice.gpu_tune"):
         assert word in text
     rows = re.findall(r"^NESTEDFP_ROW\(k(Fp16|Fp8), (\d+), (\d+), (\d+),", text, re.MULTILINE)
     assert len(rows) == len(set(rows)) == 2 * len(set(SHAPES.values())) * len(TOKENS + TUNED_TOKENS)

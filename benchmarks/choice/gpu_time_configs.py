@@ -1,6 +1,6 @@
 """Times many configs of the GEMM on random problems: the data that the cost model is fitted to and judged on.
 
-    python -m benchmarks.kernels.gpu_time_configs --seed 1 --seconds 60 --out configs.csv
+    python -m benchmarks.choice.gpu_time_configs --seed 1 --seconds 60 --out configs.csv
 
 Rows ``precision,N,K,M,tile,split,tail_only,global_workspace,us``: microseconds of one GEMM in the chain of
 csrc/cuda/kernels/chain.h, without the chain's other kernels. Of each problem the configs that the present cost model likes
@@ -42,7 +42,7 @@ def main() -> None:
     args = parser.parse_args()
     rng, began_s, rows = random.Random(args.seed), time.monotonic(), 0
     with args.out.open("w", newline="") as file:
-        file.write(f"# python -m benchmarks.kernels.gpu_time_configs --seed {args.seed}; {gpu_description()}\n")
+        file.write(f"# python -m benchmarks.choice.gpu_time_configs --seed {args.seed}; {gpu_description()}\n")
         writer = csv.writer(file)
         writer.writerow(["precision", "N", "K", "M", "tile", "split", "tail_only", "global_workspace", "us"])
         for n, k, counts in draw(args.seed, 100_000, CELLS_PER_SHAPE):

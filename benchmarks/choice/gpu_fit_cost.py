@@ -1,7 +1,7 @@
 """Fits the GEMM's cost model to timed configs, writes csrc/cuda/generated/gemm_cost.inc, and judges the choice on other timings.
 
-    python -m benchmarks.kernels.gpu_time_configs --seed 101 --out fit.csv         # on the GPU, and once more with another seed
-    python -m benchmarks.kernels.gpu_fit_cost --fit fit.csv --judge held.csv       # anywhere; needs SciPy
+    python -m benchmarks.choice.gpu_time_configs --seed 101 --out fit.csv         # on the GPU, and once more with another seed
+    python -m benchmarks.choice.gpu_fit_cost --fit fit.csv --judge held.csv       # anywhere; needs SciPy
 
 Least squares of log(predicted / measured), softened for outliers, over all constants of csrc/cuda/config/gemm_cost.h. A config far
 from the best of its problem counts less: the model must order the good ones. Judged by regret: the time of the config that the
@@ -133,7 +133,7 @@ def main() -> None:
         constants = fit(timings, constants, args.rounds)
         report("fit ", timings, constants)
         note = f"Fitted to {len(timings.us)} timings of {len(timings.cells)} problems on an H100: "
-        write(args.out, constants, note + "benchmarks/kernels/gpu_fit_cost.py. Do not edit.")
+        write(args.out, constants, note + "benchmarks/choice/gpu_fit_cost.py. Do not edit.")
     report("held", Timings(args.judge), constants)
 
 

@@ -1,6 +1,6 @@
 """Measures which config is fastest for every shape, token count and precision, and writes csrc/cuda/generated/gemm_table.inc.
 
-python -m benchmarks.kernels.gpu_tune --out csrc/cuda/generated/gemm_table.inc
+python -m benchmarks.choice.gpu_tune --out csrc/cuda/generated/gemm_table.inc
 """
 
 import argparse
@@ -25,7 +25,7 @@ HEADER = """\
 // Generated; do not edit. Fastest config by measurement:
 // NESTEDFP_ROW(precision, N, K, M, tile, split, tail_only, global_workspace)
 // {gpu}, driver {driver}, clocks {clocks} (free-running), CUDA {cuda}, {date}
-// python -m benchmarks.kernels.gpu_tune
+// python -m benchmarks.choice.gpu_tune
 """
 
 

@@ -1,7 +1,7 @@
 """vLLM workers whose step is a sleep: an engine of known speed that leaves the processor to what stands in front of it.
 
-    worker_cls: benchmarks.engine.timed_worker.TimedNestedFPWorker        # engine.extra of a deployment, with nested weights
-    --worker-cls benchmarks.engine.timed_worker.TimedCPUWorker            # vllm serve
+    worker_cls: benchmarks.timed.timed_worker.TimedNestedFPWorker        # engine.extra of a deployment, with nested weights
+    --worker-cls benchmarks.timed.timed_worker.TimedCPUWorker            # vllm serve
 
 ``TIMED_WORKER_STEP_MS`` in the environment says how long a step takes. The engine loads its model as usual, so the whole
 path is the real one; only the forward pass is replaced. For measurements of the HTTP path on machines without a GPU.
@@ -17,7 +17,7 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from benchmarks.engine.timed_steps import Positions, StepClock
+from benchmarks.timed.timed_steps import Positions, StepClock
 from nestedfp.vllm_plugin.ranks.worker import NestedFPWorker
 
 STEP_ENV = "TIMED_WORKER_STEP_MS"

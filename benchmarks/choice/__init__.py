@@ -1,0 +1,1 @@
+"""What the choice of GEMM configs is fitted to and tuned by."""

@@ -1,0 +1,1 @@
+"""An engine whose steps take a given time."""
