@@ -11,7 +11,7 @@ from controller.config import explain
 from simulator.bench import Bench, Generator, make_bench
 from simulator.cluster.scenario import Failure, Scenario
 from simulator.engine.cost_table import TABLE, read_table
-from simulator.engine.http_path import PathCost
+from simulator.engine.path_queue import PathCost
 from simulator.errors import SimulationError
 from workload.azure import read_trace
 from workload.resample import JITTER_S

@@ -12,7 +12,7 @@ from controller.protocol import DirectiveFollower
 from nestedfp.modes import DirectiveMode
 from simulator.engine.cost_table import EngineTable
 from simulator.engine.engine import Engine
-from simulator.engine.http_path import PathCost, ServedEngine
+from simulator.engine.path_queue import PathCost, ServedEngine
 from simulator.engine.request import SimRequest
 
 SEQUENCES_IN_QUEUE = 4  # without a configured limit, the scale counts from this many times the sequences

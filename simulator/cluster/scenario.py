@@ -6,7 +6,7 @@ from pydantic import Field
 
 from simulator.cluster.network import NetworkConfig
 from simulator.cluster.routing import Routing
-from simulator.engine.http_path import PathCost
+from simulator.engine.path_queue import PathCost
 from workload.frozen import FrozenModel
 from workload.resample import JITTER_S
 

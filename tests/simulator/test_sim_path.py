@@ -11,7 +11,7 @@ from nestedfp.modes import DirectiveMode
 from simulator.cluster.cluster import Cluster, RunResult
 from simulator.cluster.scenario import Scenario
 from simulator.engine.engine import Engine
-from simulator.engine.http_path import HttpPath, PathCost, ServedEngine
+from simulator.engine.path_queue import HttpPath, PathCost, ServedEngine
 from simulator.engine.request import SimRequest
 from simulator.run import main
 

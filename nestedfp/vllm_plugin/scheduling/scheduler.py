@@ -24,9 +24,9 @@ from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.steps.step_costs import StepCosts, slowest
 from nestedfp.steps.step_rule import StepRule, StepSignals, choose
 from nestedfp.vllm_plugin.options import PluginOptions
-from nestedfp.vllm_plugin.scheduling import directive_intake, directive_line
+from nestedfp.vllm_plugin.scheduling import directive_intake, directive_receiver
 from nestedfp.vllm_plugin.scheduling.accounting import COUNTS_KEY, EngineTotals, RequestTokens
-from nestedfp.vllm_plugin.scheduling.deadlines import DeadlineWatch
+from nestedfp.vllm_plugin.scheduling.deadline_watch import DeadlineWatch
 from nestedfp.vllm_plugin.scheduling.exact_blocks import ALL, ExactBlocks
 from nestedfp.vllm_plugin.scheduling.pin import is_pinned
 
@@ -59,7 +59,7 @@ class PrecisionMixin:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         options = PluginOptions.of(self.vllm_config)
-        # Mode, rule and epoch, replaced together: other threads may do so (directive_intake.py, directive_line.py).
+        # Mode, rule and epoch, replaced together: other threads may do so (directive_intake.py, directive_receiver.py).
         self._in_force = (DirectiveMode.FP16, StepRule(), 0)  # until somebody says otherwise: full quality
         self._epochs_order = False  # whether all directives have one author, whose epochs never fall
         self._directing = threading.Lock()
@@ -301,7 +301,7 @@ class PrecisionMixin:
     def nestedfp_set_directive(self, directive: dict[str, Any]) -> dict[str, Any]:
         """Put a directive in force from the next step on.
 
-        Where its author has a line of its own (directive_line.py), a directive that is older than the one in force changes
+        Where its author has a line of its own (directive_receiver.py), a directive that is older than the one in force changes
         nothing: there are two ways for it to come, and one may overtake the other.
 
         Args:
@@ -421,7 +421,7 @@ def _set_directive(core: Any, directive: dict[str, Any]) -> Any:
 def _open_directive_line(core: Any, path: str) -> None:
     # The workers are asked here and now, in the core's own thread; the line's thread may not.
     scheduler = _with_workers_answers(core)
-    directive_line.open_line(scheduler.nestedfp_set_directive, path)
+    directive_receiver.open_line(scheduler.nestedfp_set_directive, path)
     scheduler.nestedfp_epochs_order()
 
 
