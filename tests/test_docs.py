@@ -44,3 +44,14 @@ def test_the_readme_says_of_the_burst_what_its_picture_shows() -> None:
     said = (ROOT / "README.md").read_text().partition("![One burst")[2].partition("##")[0]
     assert len(shown) == 3
     assert not [share for share in shown if share not in said]
+
+
+@pytest.mark.parametrize("manual", [*MANUALS, ROOT / "Makefile"], ids=lambda path: path.name)
+def test_every_command_of_ours_that_a_manual_names_is_there(manual: Path) -> None:
+    named = set(re.findall(rf"-m ((?:{'|'.join((*PACKAGES, 'docs'))})(?:\.\w+)*)", manual.read_text()))
+    places = {name: ROOT / name.replace(".", "/") for name in named}
+    assert not {
+        name
+        for name, path in places.items()
+        if not (path.with_suffix(".py").exists() or (path / "__main__.py").exists())
+    }
