@@ -18,10 +18,11 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 from deploy.access.admission import Admission
 from deploy.access.keys import Keys
 from deploy.front.app import Front
-from deploy.front.generate import Generate, Queueing, Route
+from deploy.front.generate import Generate, Queueing
 from deploy.front.handover import GenerateCall, Handover
 from deploy.front.meter import PathMeter
 from deploy.front.peers import PeerView
+from deploy.front.routes.text import TextRoute
 from deploy.front.streams import Frame
 
 PATH = "/v1/completions"
@@ -97,7 +98,7 @@ def front(
 ) -> Front:
     """The layer itself; ``do`` takes the place of vLLM's serving object."""
     generate = Generate(
-        {PATH: Route(CompletionRequest, Serving(do), "create", chat=False)},
+        {PATH: TextRoute(CompletionRequest, Serving(do), "create")},
         client or Client(),
         admission or Admission(None, 8),
         meter or PathMeter(),

@@ -24,6 +24,7 @@ PACKAGES = (
 NAMED = re.compile(rf"(?<![\w/])(?:{'|'.join(PACKAGES)})/[A-Za-z0-9_./-]*\.(?:py|json|yaml|csv|h|cpp|cu|cuh|inc)\b")
 
 
+SOURCES = [path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
 MANUALS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -31,6 +32,12 @@ MANUALS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 def test_every_file_of_ours_that_a_manual_names_is_there(manual: Path) -> None:
     named = set(NAMED.findall(manual.read_text()))
     assert not {name for name in named if not (ROOT / name).exists()}
+
+
+@pytest.mark.parametrize("manual", MANUALS, ids=lambda path: path.name)
+def test_every_file_that_a_manual_names_by_the_end_of_its_path_is_there(manual: Path) -> None:
+    ends = {"/".join(path.parts[start:]) for path in SOURCES for start in range(len(path.parts))}
+    assert not set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", manual.read_text())) - ends
 
 
 def test_the_simulators_manual_names_each_of_its_parts_by_a_path() -> None:

@@ -9,13 +9,12 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
+from starlette.responses import Response
 
-from deploy.access.admission import Admission, Asked, NoRoom, Place, Reason
+from deploy.access.admission import Admission, NoRoom, Place, Reason
 from deploy.access.keys import Holder, Keys, Limited
 from deploy.access.priority import NotAllowed, Ranked, ranked
 from deploy.front import streams
-from deploy.front.checks.asked import asked_of, asked_of_inputs
-from deploy.front.checks.bounds import check_bounds
 from deploy.front.checks.requests import (
     apply_pin,
     one_line,
@@ -30,7 +29,8 @@ from deploy.front.handover import TURN, Handover, Turn, prompt_tokens_of
 from deploy.front.meter import Passage, PathMeter
 from deploy.front.peers import RETRYABLE_BODY_BYTES, Elsewhere, PeerView
 from deploy.front.replies import OVERLOADED, Refused, identified, refuse, reply, request_id_of
-from deploy.front.routes import pooling
+from deploy.front.routes import vectors
+from deploy.front.routes.route import Route
 from deploy.front.tap import Tap, Taps
 from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS, MOST_TRIES
 from deploy.metrics.request_metrics import RequestOutcome
@@ -44,40 +44,6 @@ log = logging.getLogger(__name__)
 IGNORED_HEADER = b"x-nestedfp-ignored"
 ERROR_EVENT = 'data: {"error"'
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
-
-
-@dataclass(frozen=True)
-class Route:
-    """One route.
-
-    Attributes:
-        model: vLLM's request class, or a union of such.
-        serving: vLLM's serving object.
-        method: of that.
-        chat: whether it is one.
-        inputs: of a route that makes vectors: what becomes the prompts of a request; None: it makes text.
-    """
-
-    model: Any
-    serving: Any
-    method: str = "__call__"
-    chat: bool = False
-    inputs: pooling.Inputs | None = None
-
-    def check(self, request: Any) -> None:
-        """Check a request's bounds; raises ``Refused``."""
-        if self.inputs is None:
-            check_bounds(request)
-        else:
-            pooling.check_bounds(request, self.inputs)
-
-    def asks(self, request: Any) -> Asked:
-        """Return what a request asks of the engine."""
-        return asked_of(request) if self.inputs is None else asked_of_inputs(self.inputs(request))
-
-    def is_plain(self, request: Any) -> bool:
-        """Whether the answer is a stream that this front writes by itself."""
-        return self.inputs is None and streams.is_plain(request, self.chat)
 
 
 @dataclass(frozen=True)
@@ -96,7 +62,7 @@ class Queueing:
 
 
 class Generate:
-    """Answers the routes that generate.
+    """Answers the routes that the engine computes for.
 
     Args:
         routes: by path.
@@ -177,11 +143,10 @@ class Generate:
             place = self._admission.enter(route.asks(request), rank.priority, left_s)
         except NoRoom as no_room:
             raise self._full(no_room, headers, size) from None
+        turn: Turn | None = None
         with ExitStack() as entered:
             entered.callback(
-                lambda: place.leave(
-                    passage.completion_tokens, answered=route.inputs is not None and passage.ttft_s is not None
-                )
+                lambda: place.leave(passage.completion_tokens, answered=turn is not None and turn.accepted)
             )
             at_s = None if deadline_s is None else passage.arrived_s + deadline_s
             turn = self._turn(route, request, passage, place, rank, at_s, headers, size)
@@ -270,7 +235,7 @@ class Generate:
                     await self._write(result, send, passage, notes)
                 elif hasattr(result, "__anext__"):
                     await self._relay(result, request, send, passage, notes, counts)
-                elif route.inputs is not None:
+                elif isinstance(result, Response):
                     await self._reply_vectors(result, send, passage, notes, counts)
                 else:
                     await self._reply(result, send, notes, counts)
@@ -430,7 +395,7 @@ class Generate:
     async def _reply_vectors(
         self, result: Any, send: Any, passage: Passage, notes: list[Any], counts: dict[str, Any]
     ) -> None:
-        body, kind, headers = await pooling.disclosed(result, usage_of(total(counts.values())))
+        body, kind, headers = await vectors.disclosed(result, usage_of(total(counts.values())))
         # The first byte is the last one.
         now_s = self._meter.clock()
         passage.finished_in_one_piece(now_s - (passage.submitted_s or now_s), 0.0, 1)

@@ -7,7 +7,7 @@ front relies on are in this file.
 """
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -228,15 +228,16 @@ def prompt_tokens_of(prompt: Any) -> int:
     return len(ids or ())
 
 
-def take_over(completion: Any, chat: Any, grammars: Grammars | None = None, *others: Any) -> None:
-    """Put the front between vLLM's serving objects and the engine. Any may be None: the model cannot do it.
-
-    Args:
-        others: that make vectors.
-    """
-    for serving in (completion, chat, *others):
-        if serving is not None and not isinstance(serving.engine_client, EngineClientProxy):
+def stand_before_engine(servings: Iterable[Any], grammars: Grammars | None = None) -> None:
+    """Put the front between vLLM's serving objects and the engine."""
+    for serving in servings:
+        if not isinstance(serving.engine_client, EngineClientProxy):
             serving.engine_client = EngineClientProxy(serving.engine_client, grammars)
+
+
+def take_over(completion: Any, chat: Any, grammars: Grammars | None = None) -> None:
+    """Do so with those that make text, and take plain streams over. Either may be None: the model cannot do it."""
+    stand_before_engine((serving for serving in (completion, chat) if serving is not None), grammars)
     if completion is not None:
         _take_over_completion(completion)
     if chat is not None:

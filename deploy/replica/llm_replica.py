@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,11 @@ from deploy.front import tap
 from deploy.front.app import Front
 from deploy.front.checks import grammars
 from deploy.front.deadline import EngineQueue
-from deploy.front.generate import Generate, Queueing, Route
-from deploy.front.handover import take_over
+from deploy.front.generate import Generate, Queueing
+from deploy.front.handover import stand_before_engine, take_over
 from deploy.front.meter import PathMeter
 from deploy.front.peers import PeerView
-from deploy.front.routes import pooling
+from deploy.front.routes import text, vectors
 from deploy.front.routes.cors import allowing
 from deploy.front.routes.pages import Shown
 from deploy.metrics import bulk
@@ -195,26 +194,16 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
 
     async def __serve_build_asgi_app__(self) -> Any:
         """Build the application that this replica's HTTP server runs; called by Serve after the constructor."""
-        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-        from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-
         app = await super().__serve_build_asgi_app__()
-        # What a model cannot do, vLLM has no serving object for.
-        state = defaultdict(lambda: None, vars(app.state)["_state"])
-        completion, chat = state["openai_serving_completion"], state["openai_serving_chat"]
-        routes = {
-            "/v1/completions": Route(CompletionRequest, completion, "create_completion"),
-            "/v1/chat/completions": Route(ChatCompletionRequest, chat, "create_chat_completion", chat=True),
-        }
-        vectors = {
-            path: Route(model, state[name], inputs=inputs) for path, (model, name, inputs) in pooling.models().items()
-        }
-        makes_text = completion is not None
-        tried = grammars.of_client(self.engine.client, self._grammar_cpu_s) if makes_text else None
-        take_over(completion, chat, tried, *(route.serving for route in vectors.values()))
-        routes = routes if makes_text else vectors
+        if self.engine.makes_vectors:
+            routes = vectors.routes(app.state)
+            stand_before_engine(route.serving for route in routes.values())
+        else:
+            completion, chat = app.state.openai_serving_completion, app.state.openai_serving_chat
+            take_over(completion, chat, grammars.of_client(self.engine.client, self._grammar_cpu_s))
+            routes = text.routes(completion, chat)
         generate = Generate(
-            {path: route for path, route in routes.items() if route.serving is not None},
+            routes,
             self.engine.client,
             self._admission,
             self._meter,

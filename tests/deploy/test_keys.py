@@ -256,7 +256,7 @@ def front_of(keys, standing=None):
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
     from deploy.access.admission import Admission
-    from deploy.front.generate import Route
+    from deploy.front.routes.text import TextRoute
 
     class Serving:
         async def create_completion(self, request, raw):
@@ -269,7 +269,7 @@ def front_of(keys, standing=None):
 
     client = type("Client", (), {"errored": False})()
     meter = PathMeter()
-    routes = {"/v1/completions": Route(CompletionRequest, Serving(), "create_completion", chat=False)}
+    routes = {"/v1/completions": TextRoute(CompletionRequest, Serving(), "create_completion")}
     generate = Generate(routes, client, Admission(None, 4), meter, standing or PeerView(), 10_000, keys)
     return Front(vllm_app, generate, 10_000), meter
 

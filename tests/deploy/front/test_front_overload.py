@@ -16,10 +16,11 @@ from deploy.access.admission import Admission
 from deploy.front import handover
 from deploy.front.app import Front
 from deploy.front.deadline import EngineQueue
-from deploy.front.generate import Generate, Queueing, Route
+from deploy.front.generate import Generate, Queueing
 from deploy.front.handover import TURN, Handover
 from deploy.front.meter import PathMeter
 from deploy.front.peers import PeerView
+from deploy.front.routes.text import TextRoute
 from deploy.front.streams import Frame
 
 vllm = pytest.importorskip("vllm")
@@ -108,7 +109,7 @@ def test_the_admitted_are_begun_in_time_the_rest_is_told_at_once_and_the_engine_
     async def load():
         client, admission = Client(), Admission(None, PLACES)
         queueing = Queueing(DEADLINE_S, queue=EngineQueue(client, client.call))
-        routes = {PATH: Route(CompletionRequest, Serving(client), "create", chat=False)}
+        routes = {PATH: TextRoute(CompletionRequest, Serving(client), "create")}
         generate = Generate(routes, client, admission, PathMeter(), PeerView(), 10_000, queueing=queueing)
         app = Front(None, generate, 10_000)
         running = asyncio.create_task(client.run(admission))

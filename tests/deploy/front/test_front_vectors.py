@@ -2,6 +2,7 @@
 
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 from front_calls import LIMIT, Client, ask, error_of, vllms_application
@@ -14,24 +15,24 @@ from vllm.outputs import PoolingOutput, PoolingRequestOutput
 
 from deploy.access.admission import Admission, Asked
 from deploy.front.app import Front
-from deploy.front.generate import Generate, Route
-from deploy.front.handover import take_over
+from deploy.front.generate import Generate
+from deploy.front.handover import stand_before_engine
 from deploy.front.meter import PathMeter
 from deploy.front.peers import PeerView
-from deploy.front.routes import pooling
+from deploy.front.routes import vectors
 from nestedfp.vllm_plugin import frontend
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
 
-MODELS = pooling.models()
+NAMES = ("serving_embedding", "serving_pooling", "serving_classification", "serving_scores")
+ROUTES = vectors.routes(SimpleNamespace(**dict.fromkeys(NAMES, "vLLM's")))
 
 
 def request_of(path, **body):
-    model, _, inputs = MODELS[path]
-    route = Route(model, None, inputs=inputs)
+    route = ROUTES[path]
     from deploy.front.checks.requests import parse
 
     body = json.dumps({"model": "m", **body}).encode()
-    return route, parse(body, {b"content-type": b"application/json"}, model, route.check)
+    return route, parse(body, {b"content-type": b"application/json"}, route.model, route.check)
 
 
 @pytest.mark.parametrize(
@@ -98,10 +99,9 @@ class Serving:
 def front(answer, admission=None, meter=None):
     client = Vectors()
     serving = Serving(client, answer)
-    take_over(None, None, None, serving)
-    model, _, inputs = MODELS["/v1/embeddings"]
+    stand_before_engine([serving])
     generate = Generate(
-        {"/v1/embeddings": Route(model, serving, inputs=inputs)},
+        vectors.routes(SimpleNamespace(serving_embedding=serving)),
         client,
         admission or Admission(None, 8),
         meter or PathMeter(),

@@ -5,19 +5,23 @@ done to it here is the disclosure.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from starlette.responses import Response, StreamingResponse
 
+from deploy.access.admission import Asked
+from deploy.front.checks.asked import asked_of_inputs
 from deploy.front.checks.bounds import at_most, check_numbers
 from deploy.front.replies import JSON, Refused
+from deploy.front.routes.route import Route
 from deploy.replica.disclosure import Tokens, disclose
 
 MOST_INPUTS = 2048  # of one request, as OpenAI has it
-MOST_BYTES_INPUTS = (
-    32  # with encoding_format "bytes", whose header describes every vector: HAProxy takes 16 KiB of headers
-)
+# With encoding_format "bytes", whose header describes every vector: HAProxy takes 16 KiB of headers.
+MOST_BYTES_INPUTS = 32
+NUMBERS = ("dimensions", "truncate_prompt_tokens", "top_n", "max_tokens_per_query", "max_tokens_per_doc", "priority")
 PRECISION_HEADER = b"x-nestedfp-precision-tokens"  # the disclosure beside an answer that is no JSON
 Inputs = Callable[[Any], list[Any]]
 Header = tuple[bytes, bytes]
@@ -49,23 +53,30 @@ def _listed(given: Any) -> list[Any]:
     return given if isinstance(given, list) else [given]
 
 
-def check_bounds(request: Any, inputs: Inputs) -> None:
-    """Check a request for vectors.
+@dataclass(frozen=True)
+class VectorRoute(Route):
+    """A route whose answer is vectors.
 
-    Raises:
-        Refused: 400 with the field, its bound and what came.
+    Attributes:
+        inputs: returns what becomes the prompts of a request.
     """
-    count = len(inputs(request))
-    at_most("input", count, MOST_INPUTS, "inputs")
-    if getattr(request, "encoding_format", None) == "bytes":
-        at_most("input with encoding_format 'bytes'", count, MOST_BYTES_INPUTS, "inputs")
-    check_numbers(
-        request,
-        ("dimensions", "truncate_prompt_tokens", "top_n", "max_tokens_per_query", "max_tokens_per_doc", "priority"),
-    )
-    given = getattr(request, "vllm_xargs", None)
-    if given is not None and not isinstance(given, dict):
-        raise Refused(400, f"vllm_xargs: expected an object, got {given!r:.40}", param="vllm_xargs")
+
+    inputs: Inputs = of_embedding
+
+    def check(self, request: Any) -> None:
+        """See ``Route.check``."""
+        count = len(self.inputs(request))
+        at_most("input", count, MOST_INPUTS, "inputs")
+        if getattr(request, "encoding_format", None) == "bytes":
+            at_most("input with encoding_format 'bytes'", count, MOST_BYTES_INPUTS, "inputs")
+        check_numbers(request, NUMBERS)
+        given = getattr(request, "vllm_xargs", None)
+        if given is not None and not isinstance(given, dict):
+            raise Refused(400, f"vllm_xargs: expected an object, got {given!r:.40}", param="vllm_xargs")
+
+    def asks(self, request: Any) -> Asked:
+        """See ``Route.asks``."""
+        return asked_of_inputs(self.inputs(request))
 
 
 async def disclosed(response: Response, tokens: Tokens) -> tuple[bytes, Header, list[Header]]:
@@ -89,17 +100,27 @@ async def disclosed(response: Response, tokens: Tokens) -> tuple[bytes, Header, 
     return msgspec.json.encode(answer), JSON, []
 
 
-def models() -> dict[str, tuple[Any, str, Inputs]]:
-    """Return by path the request's type, the name of vLLM's serving object, and what makes the prompts."""
+def routes(state: Any) -> dict[str, Route]:
+    """Return the routes by path, of those serving objects that vLLM has made for the model.
+
+    Args:
+        state: of vLLM's application.
+    """
     from vllm.entrypoints.pooling.classify.protocol import ClassificationRequest
     from vllm.entrypoints.pooling.embed.protocol import EmbeddingRequest
     from vllm.entrypoints.pooling.pooling.protocol import PoolingRequest
     from vllm.entrypoints.pooling.scoring.protocol import RerankRequest, ScoreRequest
 
+    kinds: list[tuple[str, Any, Inputs, tuple[str, ...]]] = [
+        ("serving_embedding", EmbeddingRequest, of_embedding, ("/v1/embeddings",)),
+        ("serving_pooling", PoolingRequest, of_embedding, ("/pooling",)),
+        ("serving_classification", ClassificationRequest, of_embedding, ("/classify",)),
+        ("serving_scores", ScoreRequest, of_score, ("/score", "/v1/score")),
+        ("serving_scores", RerankRequest, of_rerank, ("/rerank", "/v1/rerank", "/v2/rerank")),
+    ]
     return {
-        "/v1/embeddings": (EmbeddingRequest, "serving_embedding", of_embedding),
-        "/pooling": (PoolingRequest, "serving_pooling", of_embedding),
-        "/classify": (ClassificationRequest, "serving_classification", of_embedding),
-        **dict.fromkeys(("/score", "/v1/score"), (ScoreRequest, "serving_scores", of_score)),
-        **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), (RerankRequest, "serving_scores", of_rerank)),
+        path: VectorRoute(model, serving, inputs=inputs)
+        for name, model, inputs, paths in kinds
+        if (serving := getattr(state, name, None)) is not None
+        for path in paths
     }
