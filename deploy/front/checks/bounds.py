@@ -15,7 +15,8 @@ from deploy.front.replies import Refused
 
 MOST_SEQUENCES = 1024  # prompts times n
 MOST_STOPS = 64
-# Of all stop strings. Each token is compared with each: the most that may come cost it 12 us (python -m benchmarks.front.stop_lists).
+# Of all stop strings. Each token is compared with each: the most that may come cost it 12 us
+# (python -m benchmarks.front.stop_lists).
 MOST_STOP_CHARACTERS = 4096
 MOST_LISTED = 1024  # bad words, token ids, biases: each is looked up at every step
 MOST_EXTRA_ARGUMENTS = 64
