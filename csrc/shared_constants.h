@@ -1,6 +1,6 @@
 // What C++ and Python both define and must agree on. Each library returns its own as text, and
-// nestedfp/kernels/shared_constants.py compares when it loads one: sources that are newer than a build, or the other way round,
-// are found before a number is computed.
+// nestedfp/kernels/shared_constants.py compares when it loads one: sources that are newer than a build, or the other
+// way round, are found before a number is computed.
 #pragma once
 
 #include <cstdint>
