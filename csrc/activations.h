@@ -1,4 +1,5 @@
-// Constants of the per-token activation quantiser: the C++ twin of nestedfp/kernels/activations.py, which has the prose.
+// Constants of the per-token activation quantiser: the C++ twin of nestedfp/kernels/activations.py, which has the
+// prose.
 #pragma once
 
 namespace nestedfp {

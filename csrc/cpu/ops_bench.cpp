@@ -1,5 +1,5 @@
-// Baselines that benchmarks/weights/cpu_linear.py compares with: the same blocking over plain FP16 weights, and a plain read of
-// memory.
+// Baselines that benchmarks/weights/cpu_linear.py compares with: the same blocking over plain FP16 weights, and a plain
+// read of memory.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 

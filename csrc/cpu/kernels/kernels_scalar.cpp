@@ -56,7 +56,8 @@ float round_to_e4m3(float x) {
     return bits_to_float((bits + 0x7ffff + (bits >> 20 & 1)) & ~0xfffffu);
 }
 
-// See nestedfp/kernels/activations.py. A row with a NaN or an infinity gets a NaN scale, so that its outputs are all NaN.
+// See nestedfp/kernels/activations.py. A row with a NaN or an infinity gets a NaN scale, so that its outputs are all
+// NaN.
 float quantize_row(float* row, int64_t k) {
     uint32_t largest = 0;  // magnitudes order as integers, NaNs above infinity
     for (int64_t i = 0; i < k; ++i) {

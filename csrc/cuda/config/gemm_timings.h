@@ -1,5 +1,6 @@
-// What configs of the GEMM took on this card, timed when an engine starts (nestedfp/kernels/gemm_tuning.py), and what follows
-// for configs and token counts that were not timed: the cost model, corrected by the errors that it made nearby.
+// What configs of the GEMM took on this card, timed when an engine starts (nestedfp/kernels/gemm_tuning.py), and what
+// follows for configs and token counts that were not timed: the cost model, corrected by the errors that it made
+// nearby.
 #pragma once
 
 #include <vector>

@@ -23,8 +23,8 @@ int run_unpack(const uint8_t* packed_upper, const uint8_t* packed_lower, uint8_t
 // The longest row of activations that run_quantize takes.
 inline constexpr int64_t kMaxQuantizedColumns = 81920;
 
-// Rounds each token of x [M, K], FP16, to E4M3 with its own scale (nestedfp/kernels/activations.py), in the K order of the
-// packed upper plane: codes [M, upper_pitch(K)], padding zero; scale [M].
+// Rounds each token of x [M, K], FP16, to E4M3 with its own scale (nestedfp/kernels/activations.py), in the K order of
+// the packed upper plane: codes [M, upper_pitch(K)], padding zero; scale [M].
 int run_quantize(const void* x, int64_t x_pitch, uint8_t* codes, float* scale, int64_t m, int64_t k,
                  CUstream_st* stream);
 
