@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from benchmarks.engine.engine_shapes import SHAPES
 from controller.config import ControllerConfig, explain
+from deploy.config import EngineSection
 from workload.frozen import FrozenModel
 from workload.slo import Slo
 
@@ -28,6 +29,17 @@ class EngineConfig(FrozenModel):
     max_num_batched_tokens: Annotated[int, Field(ge=16)] = 2048
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
     kv_cache_bytes: int | None = None  # on a CPU
+    # Of nestedfp: further keys of the service's engine section (docs/serving.md).
+    plugin: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("plugin")
+    @classmethod
+    def _known_to_the_service(cls, plugin: dict[str, Any]) -> dict[str, Any]:
+        try:
+            EngineSection.model_validate(plugin)
+        except ValidationError as error:
+            raise ValueError(explain(error)) from error
+        return plugin
 
 
 class LoadConfig(FrozenModel):

@@ -38,6 +38,7 @@ def engine_of(experiment: Experiment, system: str) -> http_systems.EngineArgumen
         tensor_parallel_size=engine.tensor_parallel_size,
         gpu_memory_utilization=engine.gpu_memory_utilization,
         extra=extra,
+        plugin=engine.plugin,
     )
 
 

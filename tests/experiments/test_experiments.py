@@ -59,6 +59,7 @@ def test_every_shipped_experiment_is_valid_and_named_like_its_file(path):
         ({"runs": [{"name": "a", "policy": {"name": "slo_auot"}}]}, "policy.name: expected one of"),
         ({"runs": [{"name": "a", "policy": {"name": "deadlines", "fraction": 1}}]}, "fraction"),
         ({"load": {"start_s": 0, "duration_s": 10, "rates_rps": []}}, "rates_rps"),
+        ({"engine": {"plugin": {"graph_token": 2048}}}, "graph_token: unknown key"),
     ],
 )
 def test_a_fault_in_the_configuration_is_named_before_anything_starts(tmp_path, changes, message):
