@@ -54,7 +54,7 @@ class PluginOptions:
     fp16_reads_fp8_blocks: bool = False
     gemm_choice: str = "measure"
     gemm_timings: str = ""
-    graph_tokens: int = 1024
+    graph_tokens: int = 2048
     whole_graph_tokens: int = 512
     checkpoint: str = ""
 
