@@ -1,5 +1,6 @@
 """What an experiment is: a frozen model read from YAML, checked before anything starts. Pure but for ``load``."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -9,6 +10,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from benchmarks.engine.engine_shapes import SHAPES
 from controller.config import ControllerConfig, explain
 from deploy.config import EngineSection
+from nestedfp.vllm_plugin.options import PluginOptions
 from workload.frozen import FrozenModel
 from workload.slo import Slo
 
@@ -29,12 +31,17 @@ class EngineConfig(FrozenModel):
     max_num_batched_tokens: Annotated[int, Field(ge=16)] = 2048
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
     kv_cache_bytes: int | None = None  # on a CPU
-    # Of nestedfp: further keys of the service's engine section (docs/serving.md).
-    plugin: dict[str, Any] = Field(default_factory=dict)
+    plugin: dict[str, Any] = Field(
+        default_factory=dict
+    )  # options of nested weights, as in the service's engine section
 
     @field_validator("plugin")
     @classmethod
     def _known_to_the_service(cls, plugin: dict[str, Any]) -> dict[str, Any]:
+        # Other keys of that section are the experiment's own, the same for every system.
+        known = {option.name for option in fields(PluginOptions)} & set(EngineSection.model_fields)
+        if unknown := sorted(set(plugin) - known):
+            raise ValueError(f"expected some of {', '.join(sorted(known))}, got {', '.join(unknown)}")
         try:
             EngineSection.model_validate(plugin)
         except ValidationError as error:

@@ -39,7 +39,13 @@ MAY_IMPORT = {
     "simulator": {"controller", "workload", *SHARED},
     "loadtest": {"controller.config", "workload"},
     "deploy": {"controller", "nestedfp", "workload"},
-    "experiments": {"controller.config", "deploy.config", "loadtest.report.run_summary", "workload"},  # and benchmarks
+    "experiments": {
+        "controller.config",
+        "deploy.config",
+        "loadtest.report.run_summary",
+        "nestedfp.vllm_plugin.options",
+        "workload",
+    },  # and benchmarks
     "chaos": {"deploy.config", "deploy.environment", "loadtest.errors", "loadtest.service.process"},  # and benchmarks
 }
 # From the ground up: a floor imports the floors below it, and its own.

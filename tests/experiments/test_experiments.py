@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from benchmarks.http import http_systems
 from deploy.environment import free_ports
 from experiments import __main__ as command
-from experiments import campaign, config, oracle_bounds, plots, predict, results
+from experiments import campaign, config, oracle_bounds, plots, predict, results, systems
 from experiments.config import ExperimentError
 from loadtest.cli import parse_config
 from loadtest.report.run_summary import summarise
@@ -59,13 +60,21 @@ def test_every_shipped_experiment_is_valid_and_named_like_its_file(path):
         ({"runs": [{"name": "a", "policy": {"name": "slo_auot"}}]}, "policy.name: expected one of"),
         ({"runs": [{"name": "a", "policy": {"name": "deadlines", "fraction": 1}}]}, "fraction"),
         ({"load": {"start_s": 0, "duration_s": 10, "rates_rps": []}}, "rates_rps"),
-        ({"engine": {"plugin": {"graph_token": 2048}}}, "graph_token: unknown key"),
+        ({"engine": {"plugin": {"graph_token": 2048}}}, "got graph_token"),
+        ({"engine": {"plugin": {"max_num_seqs": 8}}}, "got max_num_seqs"),
+        ({"engine": {"plugin": {"graph_tokens": -1}}}, "graph_tokens: Input should be greater"),
     ],
 )
 def test_a_fault_in_the_configuration_is_named_before_anything_starts(tmp_path, changes, message):
     with pytest.raises(ExperimentError, match=r"experiment\.yaml: ") as caught:
         config.load(written(tmp_path, **changes))
     assert message in str(caught.value)
+
+
+def test_options_of_nested_weights_reach_the_service(tmp_path):
+    experiment = config.load(written(tmp_path, engine={"plugin": {"graph_tokens": 96}}))
+    arguments = systems.engine_of(experiment, "nestedfp")
+    assert http_systems.deployment(arguments, 8000, 1)["engine"]["graph_tokens"] == 96
 
 
 def test_the_load_test_understands_what_it_is_asked(tmp_path):
