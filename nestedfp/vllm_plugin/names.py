@@ -99,6 +99,12 @@ NAMES: dict[str, tuple[str, ...] | None] = {
     "vllm.v1.worker.cpu_model_runner:CPUModelRunner._sample": ("self",),
     "vllm.v1.worker.cpu_worker:CPUWorker.compile_or_warm_up_model": ("self",),
     "vllm.v1.attention.backend:AttentionCGSupport.ALWAYS": None,
+    "vllm.v1.attention.backends.flash_attn:FlashAttentionMetadataBuilder.build": (
+        "self",
+        "common_prefix_len",
+        "common_attn_metadata",
+        "fast_build",
+    ),
     "vllm.v1.worker.gpu:cudagraph_utils": None,
     "vllm.v1.worker.gpu.cudagraph_utils:BatchExecutionDescriptor": (
         "cg_mode",

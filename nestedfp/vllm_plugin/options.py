@@ -38,8 +38,8 @@ class PluginOptions:
             every engine chooses alike; empty: this card's own.
         graph_tokens: CUDA graphs for steps of up to so many tokens, in both precisions, beyond the sizes that vLLM captures;
             0: vLLM's sizes alone.
-        whole_graph_tokens: steps with prompts in them of up to so many tokens, vLLM's largest size at most, replay one graph
-            with the attention in it, where the attention's kernels allow it (FlashAttention 3), instead of one for each piece
+        whole_graph_tokens: steps with prompts in them of up to so many tokens, ``graph_tokens`` at most, replay one graph with
+            the attention in it, where the attention's kernels allow it (FlashAttention 3), instead of one for each piece
             between two attentions; 0: none.
         fp16_reads_fp8_blocks: under a directive of fp16 requests still read prefix-cache blocks that FP8 steps wrote, and
             disclose them. Off by default: after a burst answers are full quality at once, at the cost of computing those

@@ -119,21 +119,21 @@ def heads_of_128(folder):
     return {"model": str(folder), "load_format": "dummy", "skip_tokenizer_init": True}
 
 
-@pytest.mark.parametrize("heads", [64, 128])
-def test_whole_graphs_of_steps_with_prompts_change_no_bit(tmp_path, heads):
+@pytest.mark.parametrize(("heads", "budget"), [(64, 256), (128, 256), (128, 1024)])
+def test_whole_graphs_of_steps_with_prompts_change_no_bit(tmp_path, heads, budget):
     model = {} if heads == 64 else heads_of_128(tmp_path)
     draw = random.Random(5)
-    # Steps of 256 tokens: ends of one text and beginnings of the next, of any length, beside decodes.
+    # Steps of the whole budget: ends of one text and beginnings of the next, of any length, beside decodes.
     texts = [[draw.randrange(5, 4000) for _ in range(draw.randrange(2, 300))] for _ in range(80)]
     score = {"kind": "score", "texts": texts}
     jobs = [score, {**score, "mode": "fp8"}, {"kind": "greedy", "prompts": texts[:40], "max_tokens": 24}]
 
     def run(tokens):
         options = {"nestedfp": {"whole_graph_tokens": tokens, "step_costs": "off"}}
-        sizes = {"max_num_batched_tokens": 256, "max_num_seqs": 256}
+        sizes = {"max_num_batched_tokens": budget, "max_num_seqs": 256}
         return scenario([dict(job) for job in jobs], additional_config=options, **sizes, **model)["jobs"]
 
-    whole, pieces = run(512), run(0)
+    whole, pieces = run(2048), run(0)
     assert whole == pieces
     assert whole[0] != whole[1]
 

@@ -31,13 +31,15 @@ def test_a_budget_that_is_no_multiple_is_a_size_itself():
     assert larger_sizes(512, 1000)[-1] == 1000
 
 
-def attention_layers(*supports):
-    """Layers whose attention can be captured as said."""
+def attention_layers(*supports, flash=False):
+    """Layers whose attention can be captured as said, and is planned by FlashAttention's class or by somebody else's."""
     from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
     from vllm.v1.attention.backend import AttentionCGSupport
+    from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
 
     def layer(support):
-        builder = SimpleNamespace(get_cudagraph_support=lambda config, spec: AttentionCGSupport[support])
+        others = type(support, (), {"get_cudagraph_support": lambda config, spec: AttentionCGSupport[support]})
+        builder = FlashAttentionMetadataBuilder if flash else others
         members = {
             "get_attn_backend": lambda self: SimpleNamespace(get_builder_cls=lambda: builder),
             "get_kv_cache_spec": lambda self, config: "a spec",
@@ -54,6 +56,7 @@ def graph_manager(
     whole_graph_tokens=0,
     supports=("ALWAYS", "ALWAYS"),
     decode_query_len=1,
+    flash=False,
     **parallel,
 ):
     """vLLM's own graph manager with our two sets of graphs, as far as it needs no GPU."""
@@ -65,7 +68,7 @@ def graph_manager(
     manager.compilation_config = SimpleNamespace(
         cudagraph_capture_sizes=[1, 2, 4, 8, 256, 512],
         max_cudagraph_capture_size=512,
-        static_forward_context=attention_layers(*supports),
+        static_forward_context=attention_layers(*supports, flash=flash),
     )
     manager.vllm_config = SimpleNamespace(
         additional_config={"nestedfp": {"graph_tokens": graph_tokens, "whole_graph_tokens": whole_graph_tokens}},
@@ -130,15 +133,84 @@ def test_steps_with_prompts_get_whole_graphs_before_piecewise_ones():
     assert len(set(captured)) == len(captured)
 
 
-def whole_sizes(**settings):
+def whole_sizes(graph_tokens=2048, **settings):
+    return sizes_of(graph_manager(graph_tokens, **settings), "FULL")
+
+
+def sizes_of(manager, mode):
+    """Token counts that are captured for steps with prompts."""
     from vllm.config.compilation import CUDAGraphMode
 
-    found = graph_manager(2048, **settings)._capture_descs.get(CUDAGraphMode.FULL, [])
+    found = manager._capture_descs.get(CUDAGraphMode[mode], [])
     return {desc.num_tokens for desc in found if desc.uniform_token_count is None}
 
 
+@pytest.fixture
+def flash_attention_3(monkeypatch):
+    """FlashAttention's class of plans as on a Hopper GPU, with a record of the splits that plans may have."""
+    from vllm.v1.attention.backend import AttentionCGSupport
+    from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
+
+    def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
+        # As vLLM's own: splits are bounded where graphs may be replayed, and left to the kernel elsewhere.
+        graphs = self.use_full_cuda_graph and common_attn_metadata.num_actual_tokens <= self.max_cudagraph_size
+        return self.max_num_splits if graphs else 0
+
+    monkeypatch.setattr(FlashAttentionMetadataBuilder, "_cudagraph_support", AttentionCGSupport.ALWAYS)
+    monkeypatch.setattr(FlashAttentionMetadataBuilder, "build", build)
+
+    def splits(tokens, use_full_cuda_graph=True):
+        builder = object.__new__(FlashAttentionMetadataBuilder)
+        builder.use_full_cuda_graph, builder.max_cudagraph_size, builder.max_num_splits = use_full_cuda_graph, 512, 32
+        found = builder.build(0, SimpleNamespace(num_actual_tokens=tokens))
+        assert (builder.max_cudagraph_size, builder.max_num_splits) == (512, 32)
+        return found
+
+    return splits
+
+
 @pytest.mark.filterwarnings("ignore")  # of vLLM's imports
-def test_whole_graphs_end_at_vllm_s_largest_size_and_at_their_own_limit():
+def test_with_flash_attention_whole_graphs_reach_the_token_budget(flash_attention_3):
+    assert whole_sizes(whole_graph_tokens=2048, flash=True) == {256, 512, *larger_sizes(512, 2048)}
+    assert max(whole_sizes(whole_graph_tokens=2048, flash=True, budget_tokens=1000)) == 1000
+    assert max(whole_sizes(whole_graph_tokens=2048, flash=True, graph_tokens=1024)) == 1024
+    assert whole_sizes(whole_graph_tokens=600, flash=True) == {256, 512, 544, 576}
+    assert whole_sizes(whole_graph_tokens=2048, flash=True, supports=("ALWAYS", "ALWAYS"), decode_query_len=4) == set()
+
+
+@pytest.mark.filterwarnings("ignore")  # of vLLM's imports
+def test_steps_beyond_vllm_s_largest_graph_have_one_split_where_they_are_captured_whole(flash_attention_3):
+    assert [flash_attention_3(tokens) for tokens in (512, 513, 4000)] == [32, 0, 0]
+    graph_manager(1024, whole_graph_tokens=1024, flash=True)
+    assert [flash_attention_3(tokens) for tokens in (1, 512, 513, 1024, 1025)] == [32, 32, 1, 1, 0]
+    assert flash_attention_3(600, use_full_cuda_graph=False) == 0
+    graph_manager(2048, whole_graph_tokens=2048, flash=True)
+    assert [flash_attention_3(tokens) for tokens in (512, 513, 1025, 2048, 2049)] == [32, 1, 1, 1, 0]
+
+
+@pytest.mark.filterwarnings("ignore")  # of vLLM's imports
+@pytest.mark.parametrize(("up_to", "pieces"), [(2048, {2048}), (512, {*larger_sizes(512, 2048)}), (300, {512})])
+def test_pieces_that_nothing_replays_are_not_captured_but_for_the_largest(flash_attention_3, up_to, pieces):
+    from vllm.config.compilation import CUDAGraphMode
+
+    manager = graph_manager(2048, whole_graph_tokens=up_to, flash=True)
+    found = sizes_of(manager, "PIECEWISE")
+    assert pieces <= found
+    assert (256 in found) is False
+    replayed = {desc for descs in manager._candidates.values() for desc in descs}
+    assert replayed <= {desc for descs in manager._capture_descs.values() for desc in descs}, "each has its graph"
+    for tokens in range(1, 2049):
+        found = [desc for desc in manager._candidates[tokens, 1] if desc.uniform_token_count is None]
+        assert len(found) == 1
+        assert found[0].cg_mode == (CUDAGraphMode.FULL if tokens <= max(whole(up_to)) else CUDAGraphMode.PIECEWISE)
+
+
+def whole(up_to):
+    return [size for size in (256, 512, *larger_sizes(512, 2048)) if size <= up_to]
+
+
+@pytest.mark.filterwarnings("ignore")  # of vLLM's imports
+def test_other_whole_graphs_end_at_vllm_s_largest_size_and_at_their_own_limit():
     assert whole_sizes(whole_graph_tokens=4096) == {256, 512}
     assert whole_sizes(whole_graph_tokens=300) == {256}
     assert whole_sizes(whole_graph_tokens=0) == set()

@@ -4,9 +4,9 @@ A captured graph replays the kernels of the mode in which it was captured. vLLM 
 (size, number of active LoRA adapters); nestedfp serves no LoRA, so the second number is free to mean the precision:
 0 is FP16, 1 is FP8. Capture, dispatch, piecewise keys and memory accounting then work as they are.
 
-Steps with prompts in them also get graphs above vLLM's largest size, piecewise ones: below some thousand tokens the host
-launches an FP8 step's kernels no faster than the GPU computes them. For small models that holds for piecewise graphs as well:
-steps with prompts may have whole ones.
+Steps with prompts in them also get graphs above vLLM's largest size: below some thousand tokens the host launches an FP8
+step's kernels no faster than the GPU computes them. For small models that holds for piecewise graphs as well, a launch for
+each piece between two attentions: where attention can be captured, steps with prompts have whole ones.
 """
 
 from collections.abc import Sequence
@@ -20,6 +20,7 @@ from vllm.v1.worker.gpu import cudagraph_utils, model_runner
 from nestedfp.kernels import ops
 from nestedfp.modes import Mode
 from nestedfp.vllm_plugin.options import PluginOptions
+from nestedfp.vllm_plugin.ranks import attention_splits
 from nestedfp.vllm_plugin.ranks.graph_sizes import larger_sizes
 
 CASES = {Mode.FP16: 0, Mode.FP8: 1}
@@ -59,8 +60,17 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
         finally:
             config.cudagraph_capture_sizes = sizes
         up_to = PluginOptions.of(self.vllm_config).whole_graph_tokens
-        if up_to > 0 and self._whole_graphs_fit():
-            self._add_whole_graphs([size for size in sizes if MIN_WHOLE_TOKENS <= size <= up_to])
+        whole = [size for size in sizes if MIN_WHOLE_TOKENS <= size <= up_to]
+        beyond = [size for size in larger if size <= up_to]
+        if whole and self._whole_graphs_fit():
+            if beyond and attention_splits.can_bound(self._attention_builders()):
+                attention_splits.bound(max(sizes), max(beyond))
+                whole += beyond
+            self._add_whole_graphs(whole)
+
+    def _attention_builders(self) -> set[type]:
+        layers = self.compilation_config.static_forward_context.values()
+        return {layer.get_attn_backend().get_builder_cls() for layer in layers if isinstance(layer, AttentionLayerBase)}
 
     def _whole_graphs_fit(self) -> bool:
         """Whether attention can be captured for any mix of queries.
@@ -83,14 +93,15 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
         )
 
     def _add_whole_graphs(self, sizes: Sequence[int]) -> None:
-        """Put graphs of whole steps with prompts before the piecewise ones.
+        """Replace the piecewise graphs of steps with prompts by whole ones.
 
-        Up to vLLM's largest size only: attention has splits and their memory for so many tokens. A graph promises queries of
-        its whole size, so that attention captures the kernel of long queries, which takes short ones too.
+        A graph promises queries of its whole size, so that attention captures the kernel of long queries, which takes short
+        ones too. The pieces of the largest size are captured all the same: vLLM's profile of memory learns from them what both
+        precisions need beside the weights.
         """
         full = self._capture_descs.setdefault(CUDAGraphMode.FULL, [])
         for case in self.lora_capture_cases:
-            smallest = 1
+            smallest = 0
             for size in sorted(sizes):
                 desc = cudagraph_utils.BatchExecutionDescriptor(
                     cg_mode=CUDAGraphMode.FULL,
@@ -101,10 +112,14 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
                 )
                 full.append(desc)
                 for tokens in range(smallest, size + 1):
-                    found = self._candidates[tokens, case]
-                    pieces = [n for n, other in enumerate(found) if other.cg_mode == CUDAGraphMode.PIECEWISE]
-                    found.insert(min(pieces, default=len(found)), desc)
+                    decodes = [d for d in self._candidates[tokens, case] if d.cg_mode == CUDAGraphMode.FULL]
+                    self._candidates[tokens, case] = [*decodes, desc]
                 smallest = size + 1
+        pieces = self._capture_descs[CUDAGraphMode.PIECEWISE]
+        largest = max(desc.num_tokens for desc in pieces)
+        self._capture_descs[CUDAGraphMode.PIECEWISE] = [
+            desc for desc in pieces if desc.num_tokens > max(sizes) or desc.num_tokens == largest
+        ]
 
     def capture(self, *args: Any, lora_capture_hook: Any = None, **kwargs: Any) -> None:
         before = ops.get_mode()
