@@ -83,9 +83,11 @@ def test_work_units_cover_every_step_once_and_wait_for_lower_blocks_only(precisi
                 steps = [steps for _, _, steps, _, _ in unit]
                 even = (plan["tiles"] - plan["whole_tiles"]) * plan["steps"] / (plan["work_units"] * plan["columns"])
                 assert not unit or abs(sum(steps) - even) < 1, f"{m=} {n=} {k=} {config}"
-                # A slot holds one part's sums, and only a work unit's last tile waits for others.
-                assert all(index == 0 for _, _, _, index, _ in unit[1:])
-                assert all(count == 1 or index > 0 for _, _, _, index, count in unit[:-1])
+                # A slot holds one part's sums, only a work unit's last part waits for others, and K is begun at its begin.
+                assert all(index == 0 for _, _, _, index, _ in unit[:-1])
+                assert sum(count > 1 and index == 0 for _, _, _, index, count in unit) <= 1
+                assert all(first == 0 for _, first, _, _, _ in unit[:-1])
+                assert all(count == 1 for _, _, _, _, count in unit[:-2])
                 for tile, first, steps_here, index, count in unit:
                     found.setdefault(tile, []).append((index, first, steps_here, count, block))
             assert sorted(found) == list(range(plan["tiles"] - plan["whole_tiles"]))
@@ -96,7 +98,7 @@ def test_work_units_cover_every_step_once_and_wait_for_lower_blocks_only(precisi
                 ends = [0] + [first + steps for _, first, steps, _, _ in tile]
                 assert [first for _, first, _, _, _ in tile] == ends[:-1]
                 assert ends[-1] == plan["steps"]
-                assert all(a[4] - b[4] == plan["columns"] for a, b in itertools.pairwise(tile))
+                assert all(b[4] - a[4] == plan["columns"] for a, b in itertools.pairwise(tile))
     assert seen > 100
 
 

@@ -121,7 +121,7 @@ NESTEDFP_API int nestedfp_parts(int precision, int64_t m, int64_t n, int64_t k, 
     const GemmPlan plan = make_plan(make_desc(precision, m, n, k), make_config(config), num_sms);
     Part part;
     int count = 0;
-    for (int position = -1; plan.work_units > 0 && next_part(plan, block, position, part); ++count) {
+    for (int position = kFirstPart; plan.work_units > 0 && next_part(plan, block, position, part); ++count) {
         const int values[] = {part.tile, part.first_step, part.steps, part.index, part.count};
         for (int i = 0; i < 5; ++i) fields[5 * count + i] = values[i];
     }

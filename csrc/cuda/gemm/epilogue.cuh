@@ -207,23 +207,23 @@ class Epilogue {
             if (!is_last_arrival(semaphore, work.parts)) return false;
             load_part(sum, work.part, 0);
         } else {
-            if (work.part > 0) {
+            if (work.part + 1 < work.parts) {
                 store_part(sum, work.part);
                 if (threadIdx.x % 128 == 0) add_release(semaphore, 1);
                 return false;
             }
             wait_for_parts(semaphore, work.parts);
         }
+        constexpr int kLoaded = T::kLastArriverReduces;
 #pragma unroll 1
-        for (int part = 1; part < work.parts; ++part) add_part(sum, work.part, part);
+        for (int part = kLoaded; part < work.parts - 1 + kLoaded; ++part) add_part(sum, work.part, part);
         return true;
     }
 
     // This thread's first sum of a part of the tile of which this block computes the part `own`.
     NESTEDFP_DEVICE float4* part_address(int own, int part) const {
-        const int number =
-            work_unit_of(args_.plan, scheduled_block<T::kMulticastCtas>()) + (part - own) * args_.plan.columns;
-        const int64_t slot = (number * T::kMulticastCtas + cta_rank_) * kSlotsPerBlock + (part == 0);
+        const int block = scheduled_block<T::kMulticastCtas>() + (part - own) * args_.plan.columns;
+        const int64_t slot = (block * T::kMulticastCtas + cta_rank_) * kSlotsPerBlock + (part == 0);
         float* const first = args_.workspace + (slot * T::kRowWarpgroups + row_warpgroup_) * (64 * T::kTokens);
         return reinterpret_cast<float4*>(first) + threadIdx.x % 128;
     }

@@ -72,7 +72,7 @@ class Schedule {
 
     const GemmPlan& plan_;
     int rank_, next_;
-    int position_ = -1;  // in the steps of the work unit; -1 before the first part
+    int position_ = kFirstPart;  // in the steps of a column
 };
 
 // Arrivals of a warp that has done with a stage. One, of its first lane, unless built for compute-sanitizer: racecheck

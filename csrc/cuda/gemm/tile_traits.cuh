@@ -28,7 +28,7 @@ struct TileTraits {
     static constexpr bool kInterleaveDecode = Tokens <= 192;
 
     // Who reduces a tile's partial sums from the global workspace. Small sums: the block that arrives last, so that the
-    // others make room for the next kernel. Large ones: the block of the first part, which keeps its own in registers.
+    // others make room for the next kernel. Large ones: the block of the last part, which keeps its own in registers.
     static constexpr bool kLastArriverReduces = Tokens <= 64;
 
     // Where registers suffice, a stage's bytes are read under the wgmmas of the stage before.
