@@ -39,7 +39,7 @@ STABLE_TORCH_LIBRARY(nestedfp, m) {
     m.def("pack(Tensor upper, Tensor lower) -> (Tensor packed_upper, Tensor packed_lower)");
     m.def("unpack(Tensor upper, Tensor lower, int n, int k) -> (Tensor plain_upper, Tensor plain_lower)");
     m.def(
-        "linear(Tensor x, Tensor upper, Tensor lower, Tensor? bias, Tensor? outlier_rows, Tensor? outlier_cols, "
+        "linear(Tensor x, Tensor upper, Tensor? lower, Tensor? bias, Tensor? outlier_rows, Tensor? outlier_cols, "
         "Tensor? outlier_deltas, SymInt n, SymInt k, bool quantize_activations) -> Tensor");
     m.def("set_mode(int mode) -> ()");
     m.def("get_mode() -> int");

@@ -152,21 +152,25 @@ Tensor run_linear(const char* op, const Tensor& x, const std::optional<Tensor>& 
     return out;
 }
 
-Tensor linear_cpu(Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> bias, std::optional<Tensor> outlier_rows,
-                  std::optional<Tensor> outlier_cols, std::optional<Tensor> outlier_deltas, int64_t n, int64_t k,
-                  bool quantize_activations) {
+Tensor linear_cpu(Tensor x, Tensor upper, std::optional<Tensor> lower, std::optional<Tensor> bias,
+                  std::optional<Tensor> outlier_rows, std::optional<Tensor> outlier_cols,
+                  std::optional<Tensor> outlier_deltas, int64_t n, int64_t k, bool quantize_activations) {
     const char* const op = "nestedfp::linear";
     STD_TORCH_CHECK(n >= 1 && k >= 1, op, ": expected n, k >= 1, got n=", n, ", k=", k);
     const int64_t panels = cpu::panel_count(n);
     const int64_t panel_bytes = cpu::pair_count(k) * cpu::kPairBytes;
     check_cpu(op, "upper", upper);
-    check_cpu(op, "lower", lower);
     check_dtype(op, "upper", upper, ScalarType::Byte);
-    check_dtype(op, "lower", lower, ScalarType::Byte);
     check_shape(op, "upper from nestedfp::pack", upper, panels, panel_bytes);
-    check_shape(op, "lower from nestedfp::pack", lower, panels, panel_bytes);
     check_contiguous(op, "upper", upper);
-    check_contiguous(op, "lower", lower);
+    const Precision mode = current_mode();
+    check_lower_is_there(op, lower, mode == Precision::kFp8);
+    if (lower.has_value()) {
+        check_cpu(op, "lower", *lower);
+        check_dtype(op, "lower", *lower, ScalarType::Byte);
+        check_shape(op, "lower from nestedfp::pack", *lower, panels, panel_bytes);
+        check_contiguous(op, "lower", *lower);
+    }
 
     cpu::LinearArgs args{};
     args.n = n;
@@ -188,9 +192,8 @@ Tensor linear_cpu(Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> bi
         }
     }
 
-    const Precision mode = current_mode();
     args.upper = static_cast<const uint8_t*>(upper.const_data_ptr());
-    args.residual = mode == Precision::kFp16 ? static_cast<const int8_t*>(lower.const_data_ptr()) : nullptr;
+    args.residual = mode == Precision::kFp16 ? static_cast<const int8_t*>(lower->const_data_ptr()) : nullptr;
     return run_linear(op, x, bias, args, mode == Precision::kFp16 ? cpu::Weights::kFp16 : cpu::Weights::kFp8,
                       quantize_activations && mode == Precision::kFp8);
 }

@@ -106,7 +106,7 @@ def unpack(upper: torch.Tensor, lower: torch.Tensor, n: int, k: int) -> tuple[to
 def linear(
     x: torch.Tensor,
     upper: torch.Tensor,
-    lower: torch.Tensor,
+    lower: torch.Tensor | None,
     bias: torch.Tensor | None,
     outlier_rows: torch.Tensor | None,
     outlier_cols: torch.Tensor | None,
@@ -123,7 +123,8 @@ def linear(
 
     Args:
         x: [..., k] float16, bfloat16 or float32.
-        upper, lower: planes from ``pack``.
+        upper, lower: planes from ``pack``. FP8 mode needs no ``lower`` on a CPU, and on a GPU none with
+            ``quantize_activations``: None where the FP16 weight is kept elsewhere.
         bias: [n] of any of those dtypes, or None.
         outlier_rows, outlier_cols, outlier_deltas: from ``list_outliers``, or None each; they always multiply the
             ``x`` given, never a quantised one.
@@ -169,7 +170,7 @@ def _fake_unpack(upper: torch.Tensor, lower: torch.Tensor, n: int, k: int) -> tu
 def _fake_linear(
     x: torch.Tensor,
     upper: torch.Tensor,
-    lower: torch.Tensor,
+    lower: torch.Tensor | None,
     bias: torch.Tensor | None,
     outlier_rows: torch.Tensor | None,
     outlier_cols: torch.Tensor | None,

@@ -70,6 +70,24 @@ def test_linear_agrees_with_the_cpu(shape, n, k, mode_name, quantize, outliers):
         assert error < (6e-3 if mode_name == "FP8" and quantize else 6e-4)
 
 
+def test_fp8_mode_reads_no_lower_plane():
+    from nestedfp.kernels import ops
+    from nestedfp.modes import Mode
+
+    _, _, on_gpu = nested(333, 520, 40)
+    upper, lower = ops.pack(on_gpu.upper, on_gpu.lower)
+    lists = (on_gpu.outlier_rows, on_gpu.outlier_cols, on_gpu.outlier_deltas)
+    x = torch.randn(70, 520).half().cuda()
+    ops.set_mode(Mode.FP8)
+    expected = ops.linear(x, upper, lower, None, *lists, 333, 520, True)
+    assert torch.equal(ops.linear(x, upper, None, None, *lists, 333, 520, True), expected)
+    with pytest.raises(RuntimeError, match="expected a lower plane"):  # FP16 by FP8 runs through the FP16 kernel
+        ops.linear(x, upper, None, None, *lists, 333, 520, False)
+    ops.set_mode(Mode.FP16)
+    with pytest.raises(RuntimeError, match="expected a lower plane"):
+        ops.linear(x, upper, None, None, *lists, 333, 520, True)
+
+
 def test_unpack_undoes_pack():
     from nestedfp.kernels import cuda_ops, ops
 

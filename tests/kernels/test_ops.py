@@ -92,6 +92,19 @@ def test_one_compiled_graph_serves_both_modes(packed):
     assert compilations == 1
 
 
+@pytest.mark.parametrize("quantize", [False, True])
+def test_fp8_mode_needs_no_lower_plane_and_fp16_mode_says_that_it_does(packed, quantize):
+    upper, lower = packed
+    x, rest = torch.randn(4, K), (None, *outlier_lists(), N, K, quantize)
+    ops.set_mode(Mode.FP8)
+    assert torch.equal(ops.linear(x, upper, None, *rest), ops.linear(x, upper, lower, *rest))
+    ops.set_mode(Mode.FP16)
+    with pytest.raises(
+        RuntimeError, match="nestedfp::linear: expected a lower plane, got None; without one only FP8 mode"
+    ):
+        ops.linear(x, upper, None, *rest)
+
+
 def test_meta_tensors_get_the_right_shape(packed):
     upper, lower = (plane.to("meta") for plane in packed)
     out = ops.linear(torch.empty(5, 2, K, dtype=torch.bfloat16, device="meta"), upper, lower, *[None] * 4, N, K, False)

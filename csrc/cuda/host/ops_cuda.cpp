@@ -113,13 +113,15 @@ void check_plane(const char* op, const char* name, const Tensor& plane, const De
     check_contiguous(op, name, plane);
 }
 
-void check_packed(const char* op, const Tensor& upper, const Tensor& lower, int64_t n, int64_t k,
-                  const Device& device) {
+void check_packed_upper(const char* op, const Tensor& upper, int64_t n, int64_t k, const Device& device) {
     STD_TORCH_CHECK(n >= 1 && k >= 1 && n < (int64_t{1} << 31) && k < (int64_t{1} << 31), op,
                     ": expected n and k from 1 to 2^31 - 1, got ", n, " and ", k);
     check_plane(op, "upper", upper, device);
-    check_plane(op, "lower", lower, device);
     check_shape(op, "upper", upper, n, upper_pitch(k));
+}
+
+void check_packed_lower(const char* op, const Tensor& lower, int64_t n, int64_t k, const Device& device) {
+    check_plane(op, "lower", lower, device);
     check_vector(op, "lower", lower, lower_bytes(n, k));
 }
 
@@ -182,7 +184,8 @@ std::tuple<Tensor, Tensor> pack(Tensor upper, Tensor lower) {
 std::tuple<Tensor, Tensor> unpack(Tensor upper, Tensor lower, int64_t n, int64_t k) {
     const char* const op = "nestedfp::unpack";
     const Device device(op, "upper", upper);
-    check_packed(op, upper, lower, n, k, device);
+    check_packed_upper(op, upper, n, k, device);
+    check_packed_lower(op, lower, n, k, device);
     const Tensor plain_upper = empty(upper, {n, k}, ScalarType::Byte);
     const Tensor plain_lower = empty(upper, {n, k}, ScalarType::Byte);
     check_error(op, run_unpack(const_data<uint8_t>(upper), const_data<uint8_t>(lower), data<uint8_t>(plain_upper),
@@ -190,16 +193,19 @@ std::tuple<Tensor, Tensor> unpack(Tensor upper, Tensor lower, int64_t n, int64_t
     return {plain_upper, plain_lower};
 }
 
-Tensor linear(Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> bias, std::optional<Tensor> outlier_rows,
-              std::optional<Tensor> outlier_cols, std::optional<Tensor> outlier_deltas, int64_t n, int64_t k,
-              bool quantize_activations) {
+Tensor linear(Tensor x, Tensor upper, std::optional<Tensor> lower, std::optional<Tensor> bias,
+              std::optional<Tensor> outlier_rows, std::optional<Tensor> outlier_cols,
+              std::optional<Tensor> outlier_deltas, int64_t n, int64_t k, bool quantize_activations) {
     const char* const op = "nestedfp::linear";
     const Device device(op, "x", x);
     STD_TORCH_CHECK(x.scalar_type() == ScalarType::Half, op, ": expected x of dtype Half on a GPU, got ",
                     name_of(x.scalar_type()), "; run the model with dtype float16");
     STD_TORCH_CHECK(x.dim() >= 1 && x.size(x.dim() - 1) == k, op, ": expected x of shape [..., k=", k, "], got ",
                     shape_of(x));
-    check_packed(op, upper, lower, n, k, device);
+    check_packed_upper(op, upper, n, k, device);
+    const bool is_fp8 = mode_in_force() == Precision::kFp8;
+    check_lower_is_there(op, lower, is_fp8 && quantize_activations);
+    if (lower.has_value()) check_packed_lower(op, *lower, n, k, device);
     if (bias.has_value()) {
         check_device(op, "bias", *bias, device);
         check_dtype(op, "bias", *bias, ScalarType::Half);
@@ -219,14 +225,15 @@ Tensor linear(Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> bias, 
 
     prepare_once(op, device);
     const Tensor rows = x.is_contiguous() ? x : torch::stable::contiguous(x);
-    const bool is_fp8 = mode_in_force() == Precision::kFp8;
     const GemmDesc desc{is_fp8 && quantize_activations ? Precision::kFp8 : Precision::kFp16, m, n, k};
     GemmArgs args{};
     args.x = rows.const_data_ptr();
     args.x_pitch = k;
     args.upper = const_data<uint8_t>(upper);
-    args.lower = const_data<uint8_t>(lower);
-    args.neutral_lower = is_fp8;
+    if (lower.has_value()) {
+        args.lower = const_data<uint8_t>(*lower);
+        args.neutral_lower = is_fp8;
+    }
     args.bias = bias.has_value() ? bias->const_data_ptr() : nullptr;
     args.out = out.mutable_data_ptr();
     args.semaphores = stream_semaphores(device.stream());
