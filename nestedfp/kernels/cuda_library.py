@@ -66,7 +66,7 @@ class PackedWeight:
     """One weight in the kernels' layout (csrc/cuda/kernels/layout.h)."""
 
     upper: torch.Tensor  # [N, K padded to 64] uint8
-    lower: torch.Tensor  # blocks, uint8
+    lower: torch.Tensor  # blocks, uint8; empty where FP8 alone runs
     n: int
     k: int
 

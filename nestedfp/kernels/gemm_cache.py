@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from nestedfp.kernels.gemm_tuning import Timing
+from nestedfp.kernels.gemm_tuning import PRECISIONS, Timing
 
 FORMAT = 1
 QUERY = "clocks.max.sm,clocks.max.mem,power.limit,driver_version"
@@ -73,14 +73,16 @@ def path_of(card: Card, n: int, k: int) -> Path:
     return folder() / f"gemm-{n}x{k}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
-def to_text(card: Card | None, max_tokens: int, timings: Iterable[Timing]) -> str:
+def to_text(
+    card: Card | None, max_tokens: int, timings: Iterable[Timing], precisions: Iterable[int] = PRECISIONS
+) -> str:
     """What a file holds."""
     header = {"format": FORMAT, "card": None if card is None else asdict(card), "max_tokens": max_tokens}
-    return json.dumps({**header, "timings": [timing.as_list() for timing in timings]})
+    return json.dumps({**header, "precisions": list(precisions), "timings": [timing.as_list() for timing in timings]})
 
 
-def of_text(text: str) -> tuple[int, list[Timing]]:
-    """Undo ``to_text``: return the most tokens that were asked for, and the timings.
+def of_text(text: str) -> tuple[int, set[int], list[Timing]]:
+    """Undo ``to_text``: return the most tokens and the precisions that were asked for, and the timings.
 
     Raises:
         ValueError: when the text is anything else.
@@ -89,20 +91,22 @@ def of_text(text: str) -> tuple[int, list[Timing]]:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"expected a JSON object with format {FORMAT}")
     max_tokens, timings = content.get("max_tokens"), content.get("timings")
-    if not isinstance(max_tokens, int) or not isinstance(timings, list):
-        raise ValueError("expected max_tokens, an integer, and timings, a list")
-    return max_tokens, [Timing.of_list(values) for values in timings]
+    precisions = content.get("precisions", list(PRECISIONS))  # a file that does not say is of both
+    if not isinstance(max_tokens, int) or not isinstance(timings, list) or not isinstance(precisions, list):
+        raise ValueError("expected max_tokens, an integer, and precisions and timings, lists")
+    return max_tokens, {p for p in precisions if isinstance(p, int)}, [Timing.of_list(values) for values in timings]
 
 
-def load(card: Card, n: int, k: int, max_tokens: int) -> list[Timing] | None:
+def load(card: Card, n: int, k: int, max_tokens: int, precisions: Iterable[int] = PRECISIONS) -> list[Timing] | None:
     """Return the kept timings of one shape.
 
     Returns:
-        None if there are none for steps of up to ``max_tokens`` tokens, or, with a warning, if the file cannot be read.
+        None if there are none for steps of up to ``max_tokens`` tokens in these precisions, or, with a warning, if the file
+        cannot be read.
     """
     path = path_of(card, n, k)
     try:
-        reached, found = of_text(path.read_text())
+        reached, timed, found = of_text(path.read_text())
         if any((timing.n, timing.k) != (n, k) for timing in found):
             raise ValueError(f"it holds timings of other shapes than N={n}, K={k}")
     except FileNotFoundError:
@@ -110,7 +114,7 @@ def load(card: Card, n: int, k: int, max_tokens: int) -> list[Timing] | None:
     except (OSError, ValueError) as error:
         logger.warning("GEMM timings in %s cannot be used and are measured again: %s", path, error)
         return None
-    return found if reached >= max_tokens else None
+    return found if reached >= max_tokens and timed.issuperset(precisions) else None
 
 
 def load_folder(path: Path) -> list[Timing]:
@@ -127,17 +131,19 @@ def load_folder(path: Path) -> list[Timing]:
     found: list[Timing] = []
     for file in files:
         try:
-            found += of_text(file.read_text())[1]
+            found += of_text(file.read_text())[2]
         except (OSError, ValueError) as error:
             raise ValueError(f"{file} cannot be used: {error}; copy {folder()} again") from error
     return found
 
 
-def save(card: Card, n: int, k: int, max_tokens: int, timings: Iterable[Timing]) -> None:
+def save(
+    card: Card, n: int, k: int, max_tokens: int, timings: Iterable[Timing], precisions: Iterable[int] = PRECISIONS
+) -> None:
     """Keep the timings of one shape; a folder that cannot be written costs a warning and the next start's time."""
     path = path_of(card, n, k)
     try:
-        write(path, to_text(card, max_tokens, timings))
+        write(path, to_text(card, max_tokens, timings, precisions))
     except OSError as error:
         logger.warning("GEMM timings are not kept: %s cannot be written: %s", path, error)
 

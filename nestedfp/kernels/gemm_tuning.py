@@ -23,6 +23,7 @@ from nestedfp.kernels.cuda_library import Chain, Config, PackedWeight
 # Chosen by such times, configs for 769 to 8192 tokens were slower than the cost model's by 3 % in the mean.
 TUNED_TOKENS: tuple[int, ...] = (1, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 288, 320, 352, 384)
 TUNED_TOKENS += (448, 512, 576, 640, 704, 768)
+PRECISIONS = (kernels.FP16, kernels.FP8)
 CANDIDATES = 10
 FINALISTS = 2  # fastest configs that are timed a second time
 ROTATED_BYTES = 150e6  # three times an H100's L2: the layers of a chain together have at least as many
@@ -110,6 +111,7 @@ def tune(
     num_sms: int,
     budget_s: float = math.inf,
     report: Callable[[str], None] | None = None,
+    precisions: Sequence[int] = PRECISIONS,
 ) -> dict[tuple[int, int], list[Timing]]:
     """Time configs for every shape, one precision at a time, so that the power cap charges whoever draws the power.
 
@@ -119,6 +121,7 @@ def tune(
         num_sms: multiprocessors of the current device.
         budget_s: every shape has its share of it; token counts that a share does not reach are left to the cost model.
         report: gets a line of progress for every shape.
+        precisions: to time; without FP16 the weights need no lower plane.
 
     Returns:
         Timings by (N, K); not yet taken.
@@ -128,11 +131,11 @@ def tune(
     ordered = spread(sorted(set(tokens)))
     for i, ((n, k), weights) in enumerate(shapes.items()):
         rotated = rotation(weights)
-        cells, skipped = [(precision, m) for precision in (kernels.FP16, kernels.FP8) for m in ordered], 0
+        cells, skipped = [(precision, m) for precision in precisions for m in ordered], 0
         timings: list[Timing] = []
         for precision, m in cells:
-            half = 2 * i + 1 + (precision == kernels.FP8)
-            if time.monotonic() - began_s > budget_s * half / (2 * len(shapes)):
+            share = (i + (precisions.index(precision) + 1) / len(precisions)) / len(shapes)
+            if time.monotonic() - began_s > budget_s * share:
                 skipped += 1
                 continue
             try:

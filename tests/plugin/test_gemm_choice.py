@@ -135,6 +135,15 @@ def test_nothing_is_found_for_larger_steps_another_shape_or_another_card():
     assert gemm_cache.load(rebuilt, *SHAPE, 2048) is None
 
 
+def test_timings_of_fp8_alone_serve_two_copies_and_are_measured_again_for_nested_weights():
+    alone = predicted(kernels.FP8, 48, *SHAPE)
+    gemm_cache.save(CARD, *SHAPE, 2048, alone, [kernels.FP8])
+    assert len(gemm_cache.load(CARD, *SHAPE, 2048, [kernels.FP8])) == len(alone)
+    assert gemm_cache.load(CARD, *SHAPE, 2048) is None
+    gemm_cache.save(CARD, *SHAPE, 2048, alone + predicted(kernels.FP16, 48, *SHAPE))
+    assert gemm_cache.load(CARD, *SHAPE, 2048, [kernels.FP8]) == gemm_cache.load(CARD, *SHAPE, 2048)
+
+
 @pytest.mark.parametrize(
     "damage",
     [
