@@ -59,6 +59,12 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
                 self._fp8_share = coverage.report(self.get_model())
 
     def determine_available_memory(self) -> int:
+        with failure.reported():  # the engine core finds too small a cache itself, and tells nobody
+            available = self._determine_available_memory()
+            check_enough_kv_cache_memory(self.vllm_config, self.get_kv_cache_spec(), available)
+        return available
+
+    def _determine_available_memory(self) -> int:
         options = PluginOptions.of(self.vllm_config)
         if not current_platform.is_cpu() and not options.fp16_only:
             from nestedfp.vllm_plugin.weights import gemm_choice
@@ -72,8 +78,6 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
             available: int = super().determine_available_memory()
         finally:
             ops.set_mode(Mode.FP16)
-        with failure.reported():  # the engine core finds the same, and tells nobody
-            check_enough_kv_cache_memory(self.vllm_config, self.get_kv_cache_spec(), available)
         return available
 
     def execute_model(self, scheduler_output: Any) -> Any:
