@@ -173,6 +173,7 @@ def engine_kwargs(config: DeployConfig, kind: str) -> dict[str, Any]:
         kwargs["quantization"] = "nestedfp"
         kwargs["additional_config"] = {
             "nestedfp": {
+                "weights": engine.weights,
                 "quantize_activations": engine.quantize_activations,
                 "step_costs": engine.step_costs,
                 "gemm_choice": engine.gemm_choice,

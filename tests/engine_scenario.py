@@ -2,8 +2,8 @@
 
 Standard input: {"engines": [{arguments of vllm.LLM}], "nested": bool, "runs": [{"mode", "rule", "prompts", "max_tokens",
 "extra_args", "params"}]}; every engine does all runs.
-Standard output, one line of JSON: {"engines": [[{"tokens": [[...]], "margins": [[...]], "precision": [precision_tokens],
-"stats": {...}...}]]}.
+Standard output, one line of JSON: {"engines": [[{"tokens": [[...]], "logprobs": [[[best, second]]], "margins": [[...]],
+"precision": [precision_tokens], "stats": {...}...}]]}.
 
 The engine core of a single rank runs in this process: another one, and a third for the worker, would import vLLM anew,
 which is most of the time that a start takes. The tests of the service have them all.
@@ -21,9 +21,14 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def best_two(step) -> list[float]:
+    """The log-probabilities of the two best tokens of a step."""
+    return sorted((entry.logprob for entry in step.values()), reverse=True)[:2]
+
+
 def margin(step) -> float:
     """By how much the best token of a step leads the second best, in log-probability."""
-    best, second = sorted((entry.logprob for entry in step.values()), reverse=True)[:2]
+    best, second = best_two(step)
     return best - second
 
 
@@ -71,6 +76,7 @@ def run_engine(engine: dict[str, Any], runs: list[dict[str, Any]], nested: bool)
         results.append(
             {
                 "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+                "logprobs": [[best_two(step) for step in output.outputs[0].logprobs] for output in outputs],
                 "margins": [[margin(step) for step in output.outputs[0].logprobs] for output in outputs],
                 "prompt_tokens": [len(output.prompt_token_ids) for output in outputs],
                 "precision": [usage_of(counts_of(output)) for output in outputs] if nested else None,

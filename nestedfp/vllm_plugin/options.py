@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 OPTIONS_KEY = "nestedfp"
 CHOICES = {
+    "weights": ("nested", "two_copies"),
     "step_costs": ("auto", "measure", "off"),
     "unsupported_gpu": ("refuse", "fp16"),
     "gemm_choice": ("measure", "model"),
@@ -22,6 +23,8 @@ class PluginOptions:
     """Options of one engine.
 
     Attributes:
+        weights: "nested", one store for both precisions, or "two_copies", a plain FP16 weight and an FP8 one: half as much memory
+            again, for FP16 steps that run as plain vLLM's. Where there is no FP8 mode (fp16_only) either is plain FP16.
         quantize_activations: FP8 steps on a CPU also round the activations of each token to E4M3, as a GPU does, so
             that the quality of the GPU's FP8 mode can be judged without one. Slower; off by default.
         step_costs: whether the worker times its steps in both precisions when it starts, so that ``auto`` can leave FP8
@@ -47,6 +50,7 @@ class PluginOptions:
         checkpoint: fingerprint of the checkpoint's files; filled in by the plugin.
     """
 
+    weights: str = "nested"
     quantize_activations: bool = False
     step_costs: str = "auto"
     unsupported_gpu: str = "refuse"

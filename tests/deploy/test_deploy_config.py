@@ -42,6 +42,7 @@ def test_shipped_configurations_are_valid_and_listen_on_loopback(path):
         ({"modle": {}}, "modle: unknown key"),
         ({"engine__max_seqs": 4}, "engine.max_seqs: unknown key"),
         ({"engine__max_num_seqs": 0}, "engine.max_num_seqs"),
+        ({"engine__weights": "three_copies"}, "engine.weights"),
         ({"engine__admission_high": 0.9}, "engine.admission_high"),
         ({"engine__admission_batch": 1.5}, "engine.admission_batch"),
         ({"engine__admission_tokens": 0}, "engine.admission_tokens"),

@@ -77,9 +77,9 @@ LFM2_MOE = {
 }
 
 
-def load(folder, config):
+def load(folder, config, **arguments):
     (folder / "config.json").write_text(json.dumps(config))
-    return loaded(folder, load_format="dummy")
+    return loaded(folder, load_format="dummy", **arguments)
 
 
 def loaded(folder, **arguments):

@@ -57,6 +57,7 @@ class Broken:
 
     def __init__(self, method, change, modes):
         self._method, self._change, self._modes = method, change, modes
+        self.quantize_activations = method.quantize_activations
 
     def apply(self, layer, x, bias=None):
         out = self._method.apply(layer, x, bias)

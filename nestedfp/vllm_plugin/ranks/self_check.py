@@ -7,6 +7,10 @@ products and one pass over the planes each:
     Does FP8 mode compute about what FP16 mode does? The cosine between the two for a probe.
     Does FP16 mode compute with the stored weights? Its product against PyTorch's with the planes joined; for one layer of each
     shape, and its first rows.
+
+Of two copies the FP16 weight takes the lower plane's place in the first question. The third is asked of each copy: of FP8 mode
+with PyTorch's product of the upper plane, and of FP16 mode, which is vLLM's own, where vLLM leaves the weight in sight. A CPU's
+it packs, so that there the cosine alone ties it to the upper plane.
 """
 
 from collections.abc import Iterator
@@ -15,8 +19,10 @@ from typing import Any
 
 import torch
 
-from nestedfp.format import join
+from nestedfp.format import join, upper_to_float
 from nestedfp.kernels import ops
+from nestedfp.kernels.activations import quantize_per_token
+from nestedfp.kernels.cuda_layout import packed_shapes
 from nestedfp.modes import Mode
 
 TOKENS = 4
@@ -37,7 +43,7 @@ class SelfCheck:
     """What the check found on one rank."""
 
     layers: int
-    plane_bytes: int
+    plane_bytes: int  # of the planes, or the FP8 and FP16 weights, that have a checksum
     worst_cosine: float | None  # None: no nested layer
     worst_layer: str
 
@@ -46,24 +52,34 @@ class SelfCheck:
         if self.worst_cosine is None:
             return "self-check: no nested layer"
         return (
-            f"self-check: {self.layers} nested layers, {self.plane_bytes / 1e9:.3g} GB of planes as they were loaded; lowest "
+            f"self-check: {self.layers} nested layers, {self.plane_bytes / 1e9:.3g} GB of weights as they were loaded; lowest "
             f"cosine of FP8 against FP16 {self.worst_cosine:.4f} ({self.worst_layer})"
         )
 
 
 def checksum(plane: torch.Tensor) -> int:
-    """Return the sum of a plane's 64-bit words (of its bytes, where they make no whole words), modulo 2^64.
+    """Return the sum of a tensor's 64-bit words (of its bytes, where they make no whole words), modulo 2^64.
 
     Every change of a single byte changes it.
     """
-    flat = plane.reshape(-1)
+    flat = plane.reshape(-1).view(torch.uint8)
     words = flat.view(torch.int64) if flat.numel() % 8 == 0 else flat.to(torch.int64)
     return int(words.sum())
 
 
-def remember(layer: torch.nn.Module) -> None:
+def stored(layer: Any) -> dict[str, torch.Tensor]:
+    """Return what lies in memory of a layer's weight, by name."""
+    found = {"upper plane": layer.weight_upper.data}
+    if layer.weight_lower is not None:
+        found["lower plane"] = layer.weight_lower.data
+    elif layer.weight.numel():  # empty where vLLM has packed it
+        found["FP16 weight"] = layer.weight.data
+    return found
+
+
+def remember(layer: Any) -> None:
     """Keep the checksums of a layer's planes, as they were packed."""
-    layer.nestedfp_checksums = (checksum(layer.weight_upper.data), checksum(layer.weight_lower.data))
+    layer.nestedfp_checksums = {part: checksum(tensor) for part, tensor in stored(layer).items()}
 
 
 def nested_layers(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
@@ -86,10 +102,11 @@ def run(model: torch.nn.Module) -> SelfCheck:
         for name, layer in nested_layers(model):
             _require_loaded_planes(name, layer)
             layers += 1
-            plane_bytes += layer.weight_upper.nbytes + layer.weight_lower.nbytes
+            plane_bytes += sum(tensor.nbytes for tensor in stored(layer).values())
             x = _probe(layer.nestedfp_shape[1], layer.weight_upper.device)
             exact = _outputs(layer, x, Mode.FP16)
-            cosine = _cosine(exact, _outputs(layer, x, Mode.FP8))
+            rounded = _outputs(layer, x, Mode.FP8)
+            cosine = _cosine(exact, rounded)
             if not cosine >= LEAST_COSINE:
                 raise SelfCheckError(
                     f"{name}: FP8 mode computes something else than FP16 mode (cosine {cosine:.4f} on a probe, expected at "
@@ -101,17 +118,19 @@ def run(model: torch.nn.Module) -> SelfCheck:
             if layer.nestedfp_shape not in shapes:
                 shapes.add(layer.nestedfp_shape)
                 _require_exact(name, layer, x, exact)
+                if layer.weight_lower is None:
+                    _require_rounded(name, layer, x, rounded)
     finally:
         ops.set_mode(Mode.FP16)
     return SelfCheck(layers, plane_bytes, worst, worst_layer)
 
 
 def _require_loaded_planes(name: str, layer: Any) -> None:
-    now = (checksum(layer.weight_upper.data), checksum(layer.weight_lower.data))
-    for plane, before, after in zip(("upper", "lower"), layer.nestedfp_checksums, now, strict=True):
+    for part, tensor in stored(layer).items():
+        before, after = layer.nestedfp_checksums[part], checksum(tensor)
         if before != after:
             raise SelfCheckError(
-                f"{name}: the {plane} plane has changed since it was loaded (checksum {before & (2**64 - 1):016x}, now "
+                f"{name}: the {part} has changed since it was loaded (checksum {before & (2**64 - 1):016x}, now "
                 f"{after & (2**64 - 1):016x}): something wrote into it, or the memory is faulty; start again, on another "
                 "device if it comes back"
             )
@@ -120,20 +139,47 @@ def _require_loaded_planes(name: str, layer: Any) -> None:
 def _require_exact(name: str, layer: Any, x: torch.Tensor, outputs: torch.Tensor) -> None:
     n, k = layer.nestedfp_shape
     rows = min(n, ROWS_COMPARED)
-    upper, lower = ops.unpack(layer.weight_upper.data, layer.weight_lower.data, n, k)
-    weight = join(upper[:rows].contiguous(), lower[:rows].contiguous()).float()
+    if layer.weight_lower is not None:
+        upper, lower = ops.unpack(layer.weight_upper.data, layer.weight_lower.data, n, k)
+        weight = join(upper[:rows].contiguous(), lower[:rows].contiguous()).float()
+        expected = x.float() @ weight.T + _listed_part(layer, x, rows)
+    elif layer.weight.numel():
+        expected = x.float() @ layer.weight.data[:rows].float().T
+    else:
+        return
+    _require_close(name, "FP16", outputs[:, :rows], expected)
+
+
+def _require_rounded(name: str, layer: Any, x: torch.Tensor, outputs: torch.Tensor) -> None:
+    n, k = layer.nestedfp_shape
+    rows = min(n, ROWS_COMPARED)
+    upper = layer.weight_upper.data
+    nothing = upper.new_zeros(packed_shapes(n, k)[1]) if upper.is_cuda else torch.zeros_like(upper)
+    weight = upper_to_float(ops.unpack(upper, nothing, n, k)[0][:rows].contiguous())
+    codes, scale = quantize_per_token(x) if layer.quant_method.quantize_activations else (x, torch.ones_like(x[:, :1]))
+    _require_close(
+        name, "FP8", outputs[:, :rows], codes.float() * scale.float() @ weight.T + _listed_part(layer, x, rows)
+    )
+
+
+def _listed_part(layer: Any, x: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return what the listed weights add to a product [tokens, rows], which either mode takes from ``x`` as it is."""
+    weight = torch.zeros(rows, x.shape[1], device=x.device)
     if layer.outlier_deltas is not None:
         listed = layer.outlier_rows < rows
         at = (layer.outlier_rows[listed].long(), layer.outlier_cols[listed].long())
         weight.index_put_(at, layer.outlier_deltas[listed].float(), accumulate=True)
-    expected = x.float() @ weight.T
+    return x.float() @ weight.T
+
+
+def _require_close(name: str, mode: str, outputs: torch.Tensor, expected: torch.Tensor) -> None:
     scale = expected.square().mean().sqrt().clamp_min(torch.finfo(torch.float16).tiny)
-    error = float((outputs[:, :rows].float() - expected).abs().max() / scale)
+    error = float((outputs.float() - expected).abs().max() / scale)
     if not error <= MOST_RELATIVE_ERROR:
         raise SelfCheckError(
-            f"{name}: FP16 mode does not compute with the stored weights (error {error:.3g} of the outputs' root mean square, "
-            f"expected at most {MOST_RELATIVE_ERROR}): the kernel is broken on this machine; serve with engine.quantization: "
-            "none and report it"
+            f"{name}: {mode} mode does not compute with the stored weights (error {error:.3g} of the outputs' root mean "
+            f"square, expected at most {MOST_RELATIVE_ERROR}): the kernel is broken on this machine; serve with "
+            "engine.quantization: none and report it"
         )
 
 

@@ -111,9 +111,9 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
         return None if self._self_check is None else asdict(self._self_check)
 
     def nestedfp_layers(self) -> dict[str, int]:
-        """Return how many of this rank's linear layers are nested, listed (nested, with an outlier list) and plain."""
+        """Return how many of this rank's linear layers are nested, listed (nested, with an outlier list), two copies and plain."""
         layers = coverage.cover(self.get_model()).layers
-        return {kind: layers[kind] for kind in ("nested", "listed", "plain")}
+        return {kind: layers[kind] for kind in ("nested", "listed", "two_copies", "plain")}
 
     def nestedfp_step_costs(self) -> list[list[float]] | None:
         """Return this rank's step costs, ``[tokens, fp16_ms, fp8_ms]`` each; None: not measured."""

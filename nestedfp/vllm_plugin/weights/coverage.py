@@ -25,13 +25,16 @@ class Coverage:
         nested: of layers that have an FP8 mode.
         plain: of all others, by what they are.
         plain_linear: names of linear layers without an FP8 mode that are no routers.
-        layers: linear layers by how they are stored: nested, listed (nested, with weights beyond 1.75 in a list), plain.
+        layers: linear layers by how they are stored: nested, listed (nested, with weights beyond 1.75 in a list), two_copies,
+            plain.
+        copies: of the FP8 copies beside plain weights; not in the others.
     """
 
     nested: int = 0
     plain: Counter[str] = field(default_factory=Counter)
     plain_linear: list[str] = field(default_factory=list)
     layers: Counter[str] = field(default_factory=Counter)
+    copies: int = 0
 
     @property
     def fp8_share(self) -> float:
@@ -48,6 +51,8 @@ class Coverage:
         if self.plain_linear:
             more = len(self.plain_linear) - NAMED
             text += f" ({', '.join(self.plain_linear[:NAMED])}{f' and {more} more' if more > 0 else ''})"
+        if self.copies:
+            text += f"; two copies: {self.copies / 1e9:.3g} GB of FP8 weights beside them"
         if self.plain["experts"]:
             text += "; tokens of FP8 steps are disclosed as fp8 although the experts compute in FP16"
         return text
@@ -63,7 +68,8 @@ def cover(model: Any) -> Coverage:
             size = inputs * outputs * FP16_BYTES  # a CPU has packed the weight by now, so its tensor says nothing
             if getattr(module, "nestedfp", False):
                 found.nested += size
-                found.layers["nested" if module.outlier_deltas is None else "listed"] += 1
+                found.layers[_kind(module)] += 1
+                found.copies += inputs * outputs if module.weight_lower is None else 0
             else:
                 found.plain["routers" if is_router(name) else "linear layers"] += size
                 found.layers["plain"] += 1
@@ -77,6 +83,12 @@ def cover(model: Any) -> Coverage:
             kind = "experts" if isinstance(module, RoutedExperts) else "others"
             found.plain["embeddings" if isinstance(module, VocabParallelEmbedding) else kind] += parameter.nbytes
     return found
+
+
+def _kind(layer: Any) -> str:
+    if layer.weight_lower is None:
+        return "two_copies"
+    return "nested" if layer.outlier_deltas is None else "listed"
 
 
 def report(model: Any) -> float:

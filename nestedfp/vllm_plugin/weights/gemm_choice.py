@@ -6,6 +6,7 @@ choice on each keeps them in step.
 
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.logger import init_logger
 
 from nestedfp.kernels import gemm_cache, gemm_tuning
-from nestedfp.kernels.cuda_library import PackedWeight
+from nestedfp.kernels.cuda_library import FP8, PackedWeight
 from nestedfp.kernels.gemm_tuning import Timing
 from nestedfp.vllm_plugin.options import PluginOptions
 
@@ -29,7 +30,9 @@ def weights_by_shape(model: torch.nn.Module) -> dict[tuple[int, int], list[Packe
     for module in model.modules():
         n, k = getattr(module, "nestedfp_shape", (0, 0))
         if getattr(module, "nestedfp", False) and k % 8 == 0:  # others are copied first, and rare
-            found[n, k].append(PackedWeight(module.weight_upper.data, module.weight_lower.data, n, k))
+            upper = module.weight_upper.data
+            lower = upper.new_empty(0) if module.weight_lower is None else module.weight_lower.data
+            found[n, k].append(PackedWeight(upper, lower, n, k))
     return dict(sorted(found.items(), key=lambda item: -item[0][0] * item[0][1]))
 
 
@@ -54,7 +57,8 @@ def choose(model: torch.nn.Module, options: PluginOptions, max_tokens: int) -> N
     group = get_tp_group()
     lists: Any = None
     if group.rank_in_group == 0:
-        timings = _pinned(Path(options.gemm_timings)) if options.gemm_timings else _timed(model, max_tokens)
+        precisions = (FP8,) if options.weights == "two_copies" else gemm_tuning.PRECISIONS  # the others are cuBLAS's
+        timings = _pinned(Path(options.gemm_timings)) if options.gemm_timings else _timed(model, max_tokens, precisions)
         lists = [timing.as_list() for timing in timings]
     if group.world_size > 1:
         lists = group.broadcast_object(lists, src=0)
@@ -69,10 +73,10 @@ def _pinned(path: Path) -> list[Timing]:
     return timings
 
 
-def _timed(model: torch.nn.Module, max_tokens: int) -> list[Timing]:
+def _timed(model: torch.nn.Module, max_tokens: int, precisions: Sequence[int]) -> list[Timing]:
     shapes, card = weights_by_shape(model), gemm_cache.this_card()
     wanted = token_counts(max_tokens)
-    kept = {shape: None if card is None else gemm_cache.load(card, *shape, wanted[-1]) for shape in shapes}
+    kept = {shape: None if card is None else gemm_cache.load(card, *shape, wanted[-1], precisions) for shape in shapes}
     missing = {shape: weights for shape, weights in shapes.items() if kept[shape] is None}
     if missing:
         logger.info(
@@ -82,9 +86,9 @@ def _timed(model: torch.nn.Module, max_tokens: int) -> list[Timing]:
             BUDGET_S,
         )
         num_sms = torch.cuda.get_device_properties().multi_processor_count
-        measured = gemm_tuning.tune(missing, wanted, num_sms, BUDGET_S, logger.info)
+        measured = gemm_tuning.tune(missing, wanted, num_sms, BUDGET_S, logger.info, precisions)
         for shape, timings in measured.items():
             kept[shape] = timings
             if card is not None:
-                gemm_cache.save(card, *shape, wanted[-1], timings)
+                gemm_cache.save(card, *shape, wanted[-1], timings, precisions)
     return [timing for timings in kept.values() if timings is not None for timing in timings]

@@ -1,7 +1,8 @@
 """The two linear methods: one converts a plain checkpoint while it loads, the other loads stored planes.
 
 Both end with the same layer state, read by the one operator ``nestedfp::linear``. The operator is opaque to torch.compile
-and reads the precision when it runs, so one compiled model serves both modes.
+and reads the precision when it runs, so one compiled model serves both modes. With the option ``weights: two_copies`` a layer
+keeps its plain weight in the lower plane's place, and two_copies.py has the operator.
 """
 
 from typing import Any
@@ -20,6 +21,7 @@ from nestedfp.kernels import ops
 from nestedfp.nested_weight import NestedWeight, nest
 from nestedfp.vllm_plugin.options import PluginOptions
 from nestedfp.vllm_plugin.ranks import self_check
+from nestedfp.vllm_plugin.weights import two_copies
 
 logger = init_logger("vllm.nestedfp")
 
@@ -39,12 +41,14 @@ class NestedLinearBase(LinearMethodBase):
         options = PluginOptions.of(get_current_vllm_config())
         self.quantize_activations = options.quantize_activations or not current_platform.is_cpu()
         self.fp16_only = options.fp16_only
+        self.two_copies = options.weights == "two_copies"
         self.plain = UnquantizedLinearMethod()
 
     def finish(self, layer: torch.nn.Module) -> None:
         """Nest ``layer.weight``, a whole FP16 weight, or keep it plain where the format cannot hold it.
 
-        The weight is released before its planes are packed: at most two copies of one layer exist at a time.
+        The weight is released before its planes are packed, unless it is a copy to keep: at most two copies of one layer
+        exist at a time, or three.
 
         Raises:
             ValueError: for a NaN or an infinity.
@@ -54,8 +58,9 @@ class NestedLinearBase(LinearMethodBase):
             return
         nested = nest(layer.weight.data)
         if isinstance(nested, NestedWeight):
+            weight = layer.weight.data if self.two_copies else None
             layer.register_parameter("weight", None)
-            self.keep_nested(layer, nested)
+            self.keep_nested(layer, nested, weight)
         elif nested.nonfinite:
             raise ValueError(
                 f"{self.prefix}: {nested.nonfinite} of {layer.weight.numel()} weights are NaN or infinite as FP16; the checkpoint "
@@ -71,23 +76,27 @@ class NestedLinearBase(LinearMethodBase):
         layer.weight = Parameter(weight, requires_grad=False)
         self.plain.process_weights_after_loading(layer)
 
-    def keep_nested(self, layer: torch.nn.Module, nested: NestedWeight) -> None:
-        """Store the operands that ``apply`` reads."""
+    def keep_nested(self, layer: torch.nn.Module, nested: NestedWeight, weight: torch.Tensor | None) -> None:
+        """Store the operands that ``apply`` reads: both planes, or the upper one and ``weight``, the FP16 weight [n, k]."""
         if nested.outliers:
             logger.info("%s keeps %d weights beyond 1.75 in its outlier list", self.prefix, nested.outliers)
         upper, lower = ops.pack(nested.upper, nested.lower)
         layer.nestedfp = True
         layer.nestedfp_shape = tuple(nested.upper.shape)
         layer.weight_upper = Parameter(upper, requires_grad=False)
-        layer.weight_lower = Parameter(lower, requires_grad=False)
+        layer.weight_lower = Parameter(lower, requires_grad=False) if weight is None else None
         layer.outlier_rows = nested.outlier_rows
         layer.outlier_cols = nested.outlier_cols
         layer.outlier_deltas = nested.outlier_deltas
+        if weight is not None:
+            two_copies.keep_plain(layer, weight, self.plain)
         self_check.remember(layer)
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         if not layer.nestedfp:
             return self.plain.apply(layer, x, bias)
+        if layer.weight_lower is None:
+            return two_copies.linear(layer, x, bias, self.quantize_activations)
         return ops.linear(
             x,
             layer.weight_upper,
@@ -191,7 +200,8 @@ class StoredNestedLinear(NestedLinearBase):
                     layer.register_parameter(name, None)
                 self.keep_plain(layer, join(upper, lower))
             else:
-                self.keep_nested(layer, NestedWeight(upper, lower, None, None, None))
+                weight = join(upper, lower) if self.two_copies else None
+                self.keep_nested(layer, NestedWeight(upper, lower, None, None, None), weight)
         else:
             plain = ~torch.isnan(scratch.data)
             self._require_loaded(upper[~plain])
