@@ -62,6 +62,7 @@ def test_every_shipped_experiment_is_valid_and_named_like_its_file(path):
         ({"load": {"start_s": 0, "duration_s": 10, "rates_rps": []}}, "rates_rps"),
         ({"engine": {"plugin": {"graph_token": 2048}}}, "got graph_token"),
         ({"engine": {"plugin": {"max_num_seqs": 8}}}, "got max_num_seqs"),
+        ({"engine": {"plugin": {"weights": "three_copies"}}}, "weights: Input should be 'nested' or 'two_copies'"),
         ({"engine": {"plugin": {"graph_tokens": -1}}}, "graph_tokens: Input should be greater"),
     ],
 )
@@ -71,10 +72,11 @@ def test_a_fault_in_the_configuration_is_named_before_anything_starts(tmp_path, 
     assert message in str(caught.value)
 
 
-def test_options_of_nested_weights_reach_the_service(tmp_path):
-    experiment = config.load(written(tmp_path, engine={"plugin": {"graph_tokens": 96}}))
+@pytest.mark.parametrize("option", [{"graph_tokens": 96}, {"weights": "two_copies"}])
+def test_options_of_nested_weights_reach_the_service(tmp_path, option):
+    experiment = config.load(written(tmp_path, engine={"plugin": option}))
     arguments = systems.engine_of(experiment, "nestedfp")
-    assert http_systems.deployment(arguments, 8000, 1)["engine"]["graph_tokens"] == 96
+    assert http_systems.deployment(arguments, 8000, 1)["engine"].items() >= option.items()
 
 
 def test_the_load_test_understands_what_it_is_asked(tmp_path):
