@@ -26,6 +26,11 @@ def main(argv: list[str] | None = None) -> int:
     run.add_argument("--seeds", help="of the configuration's, comma-separated")
     run.add_argument("--port", type=int, default=8480)
     run.add_argument("--minutes", type=float, help="begin no load test that would end later")
+    run.add_argument(
+        "--step-log",
+        type=Path,
+        help="folder for a log of every step, which slows each (python -m benchmarks.steps.step_summary)",
+    )
     summary = commands.add_parser("summary", help="sum up the reports that are there: summary.json, picture, table")
     simulated = commands.add_parser(
         "predict", help="simulate it: predicted.json beside the summary, and a table of both"
@@ -72,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
             )
             out.mkdir(parents=True, exist_ok=True)
             (out / results.MACHINE).write_text(f"{gpu_description()}; {platform.machine()}, {os.cpu_count()} cores\n")
-            running = campaign.Campaign(part, args.trace.resolve(), out, _say)
+            running = campaign.Campaign(part, args.trace.resolve(), out, _say, args.step_log)
             whole = running.measure(wanted, args.port, deadline_s)
         if args.command == "oracle":
             return _oracle(experiment, args)

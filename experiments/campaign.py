@@ -48,12 +48,16 @@ def loadtest_command(experiment: Experiment, run: Run, rate_rps: float, seed: in
 
 @dataclass(frozen=True)
 class Campaign:
-    """An experiment on a trace; reports go to ``out/runs/<run>/<rate>-<seed>``, what happens to ``say``."""
+    """An experiment on a trace; reports go to ``out/runs/<run>/<rate>-<seed>``, what happens to ``say``.
+
+    With ``step_log`` every engine keeps a log of its steps in a folder of its system's name there.
+    """
 
     experiment: Experiment
     trace: Path
     out: Path
     say: Callable[[str], None]
+    step_log: Path | None = None
 
     def measure(self, wanted: Sequence[str], port: int, deadline_s: float = float("inf")) -> bool:
         """Run everything; reports that are there already are left.
@@ -78,7 +82,8 @@ class Campaign:
             self.say(f"starting {system}")
             began_s = time.monotonic()
             try:
-                with systems.running(self.experiment, system, port, self.out / "logs") as (service, settings):
+                started = systems.running(self.experiment, system, port, self.out / "logs", self.step_log)
+                with started as (service, settings):
                     self.say(f"{system}: ready after {time.monotonic() - began_s:.0f} s")
                     for seed, rate, run in cells:
                         if time.monotonic() + load.duration_s + load.cooldown_s + load.drain_s > deadline_s:

@@ -15,8 +15,12 @@ from experiments.config import Experiment, ExperimentError, Run, controller_sect
 SETTINGS = "deployment.yaml"
 
 
-def engine_of(experiment: Experiment, system: str) -> http_systems.EngineArguments:
-    """Return the engine's arguments, the same for every system but for its weights' precision."""
+def engine_of(experiment: Experiment, system: str, step_log: Path | None = None) -> http_systems.EngineArguments:
+    """Return the engine's arguments, the same for every system but for its weights' precision.
+
+    Args:
+        step_log: folder that gets one for the system, with a log of every step; None: none is kept.
+    """
     engine = experiment.engine
     if experiment.shape is not None:
         model_id, folder = experiment.shape, http_gpu.model_folder(experiment.shape)
@@ -39,16 +43,20 @@ def engine_of(experiment: Experiment, system: str) -> http_systems.EngineArgumen
         gpu_memory_utilization=engine.gpu_memory_utilization,
         extra=extra,
         plugin=engine.plugin,
+        step_log=None if step_log is None else step_log / system,
     )
 
 
 @contextlib.contextmanager
-def running(experiment: Experiment, system: str, port: int, log_folder: Path) -> Iterator[tuple[RunningSystem, Path]]:
+def running(
+    experiment: Experiment, system: str, port: int, log_folder: Path, step_log: Path | None = None
+) -> Iterator[tuple[RunningSystem, Path]]:
     """Give a system that runs, and its configuration's file; stop it at the end.
 
     Args:
         port: of loopback.
         log_folder: keeps the system's log.
+        step_log: as in ``engine_of``.
 
     Raises:
         ExperimentError: when it does not start, with the end of its log.
@@ -58,7 +66,7 @@ def running(experiment: Experiment, system: str, port: int, log_folder: Path) ->
         log_folder.mkdir(parents=True, exist_ok=True)
         try:
             with http_systems.start(
-                name, engine_of(experiment, system), port, Path(folder), experiment.replicas
+                name, engine_of(experiment, system, step_log), port, Path(folder), experiment.replicas
             ) as service:
                 yield service, Path(folder) / SETTINGS
         except RuntimeError as error:

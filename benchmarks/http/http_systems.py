@@ -46,6 +46,7 @@ class EngineArguments:
     gpu_memory_utilization: float = 0.9
     extra: dict[str, Any] = field(default_factory=dict)  # further engine arguments
     plugin: dict[str, Any] = field(default_factory=dict)  # options of nested weights: nestedfp/vllm_plugin/options.py
+    step_log: Path | None = None  # folder for a log of every step (benchmarks/steps); None: none is kept
 
     def arguments(self) -> dict[str, Any]:
         """Return vLLM's engine arguments, without the model and what differs between the systems."""
@@ -73,6 +74,8 @@ class EngineArguments:
             variables |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
         if self.step_ms is not None:
             variables["TIMED_WORKER_STEP_MS"] = f"{self.step_ms:g}"
+        if self.step_log is not None:
+            variables["STEP_LOG_FOLDER"] = str(self.step_log.resolve())
         return {**os.environ, **variables}
 
 
@@ -92,6 +95,8 @@ def deployment(engine: EngineArguments, port: int, replicas: int) -> dict[str, A
     extra = dict(engine.extra)
     if engine.step_ms is not None:
         extra["worker_cls"] = "benchmarks.timed.timed_worker.TimedNestedFPWorker"
+    if engine.step_log is not None:
+        extra["worker_cls"] = "benchmarks.steps.logged_worker.LoggedNestedFPWorker"
     section: dict[str, Any] = {
         "accelerator": "gpu" if engine.gpu else "cpu",
         "max_num_seqs": engine.max_num_seqs,
@@ -135,6 +140,8 @@ def vllm_command(engine: EngineArguments, port: int, replicas: int = 1) -> list[
     if engine.step_ms is not None:
         arguments["worker_cls"] = "benchmarks.timed.timed_worker.TimedCPUWorker"
         arguments["distributed_executor_backend"] = "benchmarks.timed.timed_worker.InCoreExecutor"
+    if engine.step_log is not None:
+        arguments["worker_cls"] = "benchmarks.steps.logged_worker.LoggedPlainWorker"
     command = [sys.executable, "-m", VLLM_SERVER, "--disable-uvicorn-access-log"]
     for name, value in arguments.items():
         flag = name.replace("_", "-")

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from benchmarks.http import http_systems
+from benchmarks.steps import step_summary
 from deploy.environment import free_ports
 from experiments import __main__ as command
 from experiments import campaign, config, oracle_bounds, plots, predict, results, systems
@@ -283,7 +284,16 @@ def test_an_experiment_runs_policies_on_one_service_kills_what_it_should_and_sum
     live["runs"][-1]["kill"]["at_s"] = 2
     live |= {"name": "live", "slo": {"ttft_ms": 60000, "tpot_ms": 60000}}
     path.write_text(yaml.safe_dump(live))
-    words = ["run", str(path), "--trace", str(trace), "--out", str(tmp_path / "out")]
+    words = [
+        "run",
+        str(path),
+        "--trace",
+        str(trace),
+        "--out",
+        str(tmp_path / "out"),
+        "--step-log",
+        str(tmp_path / "steps"),
+    ]
     try:
         assert command.main([*words, "--port", str(free_ports(1)[0]), "--results", str(tmp_path)]) == 0
     finally:
@@ -294,4 +304,9 @@ def test_an_experiment_runs_policies_on_one_service_kills_what_it_should_and_sum
     assert capsys.readouterr().out.count("killed controller") == 1
     assert all(cell.requests == 12 and not cell.errors for cell in found.values()), found
     assert found["fp16"].fp16_token_share == 1
+    logged = step_summary.steps_of(tmp_path / "steps" / "nestedfp")
+    assert sum(step.tokens for step in logged) >= 36 * 47, (
+        "of each request 40 prompt tokens, and one for each answered but one"
+    )
+    assert sum(step.long_requests for step in logged) >= 36
     shutil.rmtree(tmp_path / "out")

@@ -1,0 +1,95 @@
+"""One line for every step of one rank: written as steps end, read back for the table. Pure but for the file."""
+
+import csv
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import IO
+
+
+class StepLogError(ValueError):
+    """A log that cannot be read; the message is for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedStep:
+    """One step.
+
+    Attributes:
+        began_s: of ``time.monotonic``.
+        mode: "fp16" or "fp8".
+        tokens: that it scheduled.
+        requests: in it.
+        long_requests: those of them with more than one token: prompts, or parts of them.
+        host_ms: from the entry of the worker's ``execute_model`` to its return.
+        host_cpu_ms: of that on the processor.
+        gpu_ms: from the GPU's first work for it to the last, the waits for the host in between counted; None: no GPU.
+        gpu_idle_before_ms: from the last work of the step before to the first of this, what samples tokens in between counted;
+            None: no GPU, or the first step.
+    """
+
+    began_s: float
+    mode: str
+    tokens: int
+    requests: int
+    long_requests: int
+    host_ms: float
+    host_cpu_ms: float
+    gpu_ms: float | None = None
+    gpu_idle_before_ms: float | None = None
+
+
+COLUMNS = tuple(field.name for field in fields(LoggedStep))
+
+
+class StepLog:
+    """Writes steps, a line each as it comes: an engine may be killed at any time.
+
+    Args:
+        path: of the file, which must not be there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: IO[str] = path.open("x", buffering=1)
+        self._file.write(",".join(COLUMNS) + "\n")
+
+    def write(self, step: LoggedStep) -> None:
+        """Append a step."""
+        self._file.write(",".join("" if v is None else str(v) for v in astuple(step)) + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_steps(path: Path) -> Iterator[LoggedStep]:
+    """Yield the steps of one file. A last line without an end, of an engine that was killed, is left out.
+
+    Raises:
+        StepLogError: for other columns or a broken line, with its number.
+    """
+    text = path.read_text()
+    lines = text.splitlines() if text.endswith("\n") else text.splitlines()[:-1]
+    rows = csv.reader(lines)
+    if tuple(next(rows, ())) != COLUMNS:
+        raise StepLogError(f"{path}: expected the columns {','.join(COLUMNS)}; is it a log of steps?")
+    for number, row in enumerate(rows, start=2):
+        try:
+            began_s, mode, tokens, requests, long_requests, *times = row
+            host_ms, host_cpu_ms, gpu_ms, idle_ms = (float(value) if value else None for value in times)
+            if host_ms is None or host_cpu_ms is None:
+                raise ValueError("no time on the host")
+            yield LoggedStep(
+                float(began_s),
+                mode,
+                int(tokens),
+                int(requests),
+                int(long_requests),
+                host_ms,
+                host_cpu_ms,
+                gpu_ms,
+                idle_ms,
+            )
+        except ValueError as error:
+            raise StepLogError(f"{path}:{number}: expected a step, got {','.join(row)!r} ({error})") from None

@@ -1,0 +1,131 @@
+"""The log of an engine's steps: real engines write it, a command makes a table of it.
+
+Run: ``pytest -q tests/benchmarks/test_step_log.py``
+"""
+
+import csv
+import subprocess
+import sys
+
+import pytest
+from processes import ROOT, run_json
+
+from benchmarks.steps import step_summary
+from benchmarks.steps.step_log import COLUMNS, LoggedStep, StepLog, StepLogError, read_steps
+
+ENGINE = {
+    "model": str(ROOT / "models" / "fairytales-8m"),
+    "dtype": "float16",
+    "max_model_len": 256,
+    "enforce_eager": True,
+    "kv_cache_memory_bytes": 32 << 20,
+    "max_num_batched_tokens": 64,
+    "max_num_seqs": 8,
+}
+PROMPTS = [{"prompt_token_ids": list(range(300, 300 + tokens))} for tokens in (20, 30, 100)]
+
+
+def step(tokens=100, mode="fp8", host_ms=2.0, gpu_ms=8.0, idle_ms=0.5, requests=10):
+    return LoggedStep(1.5, mode, tokens, requests, 1, host_ms, host_ms / 2, gpu_ms, idle_ms)
+
+
+def test_what_is_written_is_read(tmp_path):
+    steps = [step(), step(gpu_ms=None, idle_ms=None), step(idle_ms=None)]
+    log = StepLog(tmp_path / "new" / "steps-1.csv")
+    for each in steps:
+        log.write(each)
+    assert list(read_steps(tmp_path / "new" / "steps-1.csv")) == steps, "without closing: an engine may be killed"
+    log.close()
+    with pytest.raises(FileExistsError):
+        StepLog(tmp_path / "new" / "steps-1.csv")
+
+
+def test_a_line_that_was_cut_off_is_left_out_and_a_broken_one_is_named(tmp_path):
+    path = tmp_path / "steps-1.csv"
+    good = "1.5,fp8,100,10,1,2.0,1.0,8.0,0.5"
+    path.write_text(f"{','.join(COLUMNS)}\n{good}\n1.5,fp8,10")
+    assert list(read_steps(path)) == [step()]
+    for broken in ("1.5,fp8,x,10,1,2.0,1.0,,", "1.5,fp8,100", "1.5,fp8,100,10,1,,1.0,,", good + ",7"):
+        path.write_text(f"{','.join(COLUMNS)}\n{good}\n{broken}\n")
+        with pytest.raises(StepLogError, match=r"steps-1\.csv:3: expected a step, got"):
+            list(read_steps(path))
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(StepLogError, match="expected the columns began_s"):
+        list(read_steps(path))
+
+
+def test_steps_are_summed_up_by_precision_and_size():
+    steps = [step(host_ms=float(n), gpu_ms=10.0 * n, idle_ms=None if n == 1 else 1.0, requests=n) for n in (1, 2, 3)]
+    rows = step_summary.rows_of(
+        "a",
+        [
+            *steps,
+            step(tokens=256, host_ms=4.0, gpu_ms=40.0, requests=6),
+            step(tokens=257),
+            step(mode="fp16", gpu_ms=None, idle_ms=None),
+        ],
+    )
+    assert rows == [
+        ("a", "fp16", 64, 256, 1, 10, 2.0, 2.0, 1.0, 1.0, "", "", "", ""),
+        ("a", "fp8", 64, 256, 4, 3, 2.5, 3.7, 1.25, 1.85, 25.0, 37.0, 1.0, 1.0),
+        ("a", "fp8", 257, 512, 1, 10, 2.0, 2.0, 1.0, 1.0, 8.0, 8.0, 0.5, 0.5),
+    ]
+
+
+def test_bands_leave_no_size_out():
+    assert step_summary.BANDS[0][0] == 1
+    assert all(
+        most + 1 == least for (_, most), (least, _) in zip(step_summary.BANDS, step_summary.BANDS[1:], strict=False)
+    )
+
+
+def test_the_command_keeps_other_systems_and_says_what_is_wrong(tmp_path, capsys):
+    for system in ("one", "two"):
+        log = StepLog(tmp_path / system / "steps-7.csv")
+        log.write(step())
+        log.close()
+    out = tmp_path / "out" / "table.csv"
+    for system in ("one", "two"):
+        assert step_summary.main([str(tmp_path / system), "--out", str(out)]) == 0
+    rows = list(csv.DictReader(line for line in out.read_text().splitlines() if not line.startswith("#")))
+    assert [row["system"] for row in rows] == ["one", "two"]
+    assert {row["gpu_p50_ms"] for row in rows} == {"8.0"}
+    (tmp_path / "empty").mkdir()
+    assert step_summary.main([str(tmp_path / "empty")]) == 2
+    assert "expected logs of steps" in capsys.readouterr().err
+
+
+def logged(folder, runs, **arguments):
+    """Steps of an engine, and the tokens of its prompts and answers."""
+    payload = {"engines": [{**ENGINE, **arguments}], "runs": runs, "nested": "quantization" in arguments}
+    (found,) = run_json("engine_scenario.py", payload, 300.0, {"STEP_LOG_FOLDER": str(folder)})["engines"]
+    return step_summary.steps_of(folder), found
+
+
+@pytest.mark.engine
+def test_an_engine_with_nested_weights_logs_every_step_and_its_precision(tmp_path):
+    runs = [{"mode": mode, "prompts": PROMPTS, "max_tokens": 5} for mode in ("fp16", "fp8")]
+    worker = "benchmarks.steps.logged_worker.LoggedNestedFPWorker"
+    steps, _ = logged(tmp_path, runs, quantization="nestedfp", worker_cls=worker)
+    for mode in ("fp16", "fp8"):
+        found = [step for step in steps if step.mode == mode]
+        assert sum(step.tokens for step in found) == 150 + 3 * 4, "the last token of an answer is not computed on"
+        assert max(step.tokens for step in found) <= 64
+        assert sum(step.long_requests for step in found) >= 4, "the longest prompt takes two steps"
+    assert all(step.host_cpu_ms > 0 and 0 < step.host_ms < 10_000 and step.gpu_ms is None for step in steps)
+    assert [step.began_s for step in steps] == sorted(step.began_s for step in steps)
+
+
+@pytest.mark.engine
+def test_a_plain_engine_logs_its_steps(tmp_path):
+    runs = [{"prompts": PROMPTS, "max_tokens": 5}]
+    steps, _ = logged(tmp_path, runs, worker_cls="benchmarks.steps.logged_worker.LoggedPlainWorker")
+    assert sum(step.tokens for step in steps) == 150 + 3 * 4
+    assert {step.mode for step in steps} == {"fp16"}
+
+
+@pytest.mark.engine
+def test_a_logging_worker_without_a_folder_says_what_it_needs():
+    code = "from benchmarks.steps import logged_worker; logged_worker.log_folder()"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert "a logging worker needs STEP_LOG_FOLDER, the folder of its logs; it is not set" in run.stderr
