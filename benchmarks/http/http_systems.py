@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from benchmarks.http.http_procs import service_of
+from benchmarks.steps.step_log import FOLDER_ENV
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY_ENV = "NESTEDFP_ADMIN_KEY"
@@ -75,7 +76,7 @@ class EngineArguments:
         if self.step_ms is not None:
             variables["TIMED_WORKER_STEP_MS"] = f"{self.step_ms:g}"
         if self.step_log is not None:
-            variables["STEP_LOG_FOLDER"] = str(self.step_log.resolve())
+            variables[FOLDER_ENV] = str(self.step_log.resolve())
         return {**os.environ, **variables}
 
 

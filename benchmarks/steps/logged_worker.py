@@ -3,9 +3,9 @@
     worker_cls: benchmarks.steps.logged_worker.LoggedNestedFPWorker    # engine.extra of a deployment, with nested weights
     --worker-cls benchmarks.steps.logged_worker.LoggedPlainWorker      # vllm serve
 
-``STEP_LOG_FOLDER`` in the environment names a folder; each rank writes a file of its own there (step_log.py), from the end of
-its warm-up on. A line costs 17 us (200 requests, no GPU), and on a GPU two events come on top, so that load tests are best judged
-without a log.
+``STEP_LOG_FOLDER`` in the environment names a folder; the first rank of each engine writes a file there (step_log.py), from the
+end of its warm-up on. A line costs 17 us (200 requests, no GPU), and on a GPU two events come on top, so that load tests are
+best judged without a log.
 """
 
 import os
@@ -17,15 +17,13 @@ from typing import Any
 
 from vllm.platforms import current_platform
 
-from benchmarks.steps.step_log import LoggedStep, StepLog
+from benchmarks.steps.step_log import FOLDER_ENV, LoggedStep, StepLog
 from nestedfp.vllm_plugin.ranks.worker import NestedFPWorker
 
 if current_platform.is_cpu():
     from nestedfp.vllm_plugin.ranks.plain_worker import PlainCPUWorker as PlainWorker
 else:
     from vllm.v1.worker.gpu_worker import Worker as PlainWorker  # type: ignore[assignment]
-
-FOLDER_ENV = "STEP_LOG_FOLDER"
 
 
 class GpuSpan:
@@ -65,6 +63,8 @@ class LoggedSteps:
 
     def compile_or_warm_up_model(self) -> Any:
         result = super().compile_or_warm_up_model()  # type: ignore[misc]
+        if self.rank > 0:  # type: ignore[attr-defined]  # it runs the same steps as the first
+            return result
         self._log = StepLog(log_folder() / f"steps-{os.getpid()}.csv")
         self._has_gpu = not current_platform.is_cpu()
         self._waiting: deque[tuple[LoggedStep, GpuSpan]] = deque()

@@ -1,10 +1,12 @@
-"""One line for every step of one rank: written as steps end, read back for the table. Pure but for the file."""
+"""One line for every step of an engine: written as steps end, read back for the table. Pure but for the file."""
 
 import csv
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import IO
+
+FOLDER_ENV = "STEP_LOG_FOLDER"  # tells a logging worker where
 
 
 class StepLogError(ValueError):

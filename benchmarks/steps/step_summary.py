@@ -3,7 +3,7 @@
     python -m experiments run experiments/configs/8b-sequences.yaml --trace TRACE --step-log runs/steps
     python -m benchmarks.steps.step_summary runs/steps/* --out runs/host-bound.csv
 
-A system is a folder of logs, one file a rank (logged_worker.py), named as the folder. Rows ``system,mode,min_tokens,max_tokens,
+A system is a folder of logs, one file an engine (logged_worker.py), named as the folder. Rows ``system,mode,min_tokens,max_tokens,
 steps,requests_mean``, then medians and 90th percentiles in ms: the engine's thread in ``execute_model``, of that on the
 processor, the GPU from first to last launch, and idle before; empty where there was no GPU.
 """
