@@ -162,13 +162,14 @@ def _require_rounded(name: str, layer: Any, x: torch.Tensor, outputs: torch.Tens
     )
 
 
-def _listed_part(layer: Any, x: torch.Tensor, rows: int) -> torch.Tensor:
+def _listed_part(layer: Any, x: torch.Tensor, rows: int) -> torch.Tensor | float:
     """Return what the listed weights add to a product [tokens, rows], which either mode takes from ``x`` as it is."""
+    if layer.outlier_deltas is None:
+        return 0.0
     weight = torch.zeros(rows, x.shape[1], device=x.device)
-    if layer.outlier_deltas is not None:
-        listed = layer.outlier_rows < rows
-        at = (layer.outlier_rows[listed].long(), layer.outlier_cols[listed].long())
-        weight.index_put_(at, layer.outlier_deltas[listed].float(), accumulate=True)
+    listed = layer.outlier_rows < rows
+    at = (layer.outlier_rows[listed].long(), layer.outlier_cols[listed].long())
+    weight.index_put_(at, layer.outlier_deltas[listed].float(), accumulate=True)
     return x.float() @ weight.T
 
 
