@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from counting_backend import CountingBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from nestedfp.kernels import ops
@@ -70,12 +71,7 @@ def test_a_new_process_starts_in_fp16_and_the_mode_is_process_wide():
 
 
 def test_one_compiled_graph_serves_both_modes(packed):
-    compilations = 0
-
-    def backend(graph, inputs):
-        nonlocal compilations
-        compilations += 1
-        return graph.forward
+    backend = CountingBackend()
 
     @torch.compile(backend=backend, fullgraph=True)
     def layer(x):
@@ -89,7 +85,7 @@ def test_one_compiled_graph_serves_both_modes(packed):
         assert torch.equal(result, results.setdefault(mode, result))
         assert torch.equal(result, ops.linear(torch.relu(x), *packed, None, None, None, None, N, K, False) + 1)
     assert not torch.equal(results[Mode.FP16], results[Mode.FP8])
-    assert compilations == 1
+    assert backend.compilations == 1
 
 
 @pytest.mark.parametrize("quantize", [False, True])

@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 import torch
+from counting_backend import CountingBackend
 from processes import run_json
 from safetensors.torch import load_file, save_file
 from test_model_kinds import QWEN3_MOE, load, loaded
@@ -136,12 +137,7 @@ def test_every_layer_multiplies_as_vllm_does_in_fp16_mode_and_as_nested_ones_in_
 
 def test_one_compiled_graph_serves_both_modes(tmp_path):
     (_, layer), *_ = layers(load(tmp_path, QWEN3_MOE, **TWO_COPIES)).items()
-    compilations = 0
-
-    def backend(graph, inputs):
-        nonlocal compilations
-        compilations += 1
-        return graph.forward
+    backend = CountingBackend()
 
     @torch.compile(backend=backend, fullgraph=True)
     def step(x):
@@ -151,7 +147,7 @@ def test_one_compiled_graph_serves_both_modes(tmp_path):
     for mode in (Mode.FP16, Mode.FP8, Mode.FP16):
         ops.set_mode(mode)
         assert torch.equal(step(x), layer.quant_method.apply(layer, torch.relu(x), None) + 1)
-    assert compilations == 1
+    assert backend.compilations == 1
 
 
 @pytest.fixture
