@@ -22,8 +22,11 @@ from benchmarks.engine.engine_shapes import SHAPES, config_of
 SYSTEMS: dict[str, dict[str, Any]] = {
     "vllm_fp16": {},
     "vllm_fp8": {"quantization": "fp8"},
-    "nestedfp": {"quantization": "nestedfp"},  # one engine, measured in both modes
+    # Each one engine, measured in both modes:
+    "nestedfp": {"quantization": "nestedfp"},
+    "two_copies": {"quantization": "nestedfp", "additional_config": {"nestedfp": {"weights": "two_copies"}}},
 }
+PEERS = ("vllm_fp16", "vllm_fp8", "nestedfp")
 
 
 def start(spec: dict[str, Any], **arguments: Any) -> Any:
@@ -87,7 +90,7 @@ def kv_capacity_tokens(llm: Any) -> int:
 
 def modes_of(system: str, llm: Any, alternate: bool = False) -> Iterator[str]:
     """Yield the names of the systems that one engine stands for, with the engine in the right mode."""
-    if system != "nestedfp":
+    if SYSTEMS[system].get("quantization") != "nestedfp":
         yield system
         return
     from nestedfp.modes import Mode
@@ -97,7 +100,7 @@ def modes_of(system: str, llm: Any, alternate: bool = False) -> Iterator[str]:
 
     for mode in Mode:
         control.set_directive(llm, mode.value)
-        yield f"nestedfp_{mode.value}"
+        yield f"{system}_{mode.value}"
     if not alternate:
         return
     count = 0
@@ -108,7 +111,7 @@ def modes_of(system: str, llm: Any, alternate: bool = False) -> Iterator[str]:
         return StepChoice(Mode.FP8 if count % 2 else Mode.FP16, "alternate")
 
     original, scheduler.choose = scheduler.choose, flip  # type: ignore[assignment]
-    yield "nestedfp_alternate"
+    yield f"{system}_alternate"
     scheduler.choose = original
 
 
