@@ -53,7 +53,7 @@ def measure(spec: dict[str, Any]) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run every engine in turn; return the exit status."""
     parser = engine_process.parser_of("benchmarks.engine.engine_offline", __doc__, "llama-8b,mistral-24b", RESULT)
-    parser.add_argument("--systems", default=",".join(engine_process.PEERS))
+    parser.add_argument("--systems", default=",".join(engine_process.DEFAULT_SYSTEMS))
     parser.add_argument("--batches", default="1,8,32,64,128,256,512")
     parser.add_argument("--lengths", default="256:512,1024:512,32:32", help="input:output tokens, comma-separated")
     parser.add_argument("--repeats", type=int, default=1, help="measurements of each row; the median counts")

@@ -26,7 +26,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "nestedfp": {"quantization": "nestedfp"},
     "two_copies": {"quantization": "nestedfp", "additional_config": {"nestedfp": {"weights": "two_copies"}}},
 }
-PEERS = ("vllm_fp16", "vllm_fp8", "nestedfp")
+DEFAULT_SYSTEMS = ("vllm_fp16", "vllm_fp8", "nestedfp")  # two copies of a large model leave no room
 
 
 def start(spec: dict[str, Any], **arguments: Any) -> Any:

@@ -103,7 +103,7 @@ def summarise(rows: list[list[Any]]) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run every engine in turn; return the exit status."""
     parser = engine_process.parser_of("benchmarks.engine.engine_profile", __doc__, "llama-8b", RESULT)
-    parser.add_argument("--systems", default=",".join(engine_process.PEERS))
+    parser.add_argument("--systems", default=",".join(engine_process.DEFAULT_SYSTEMS))
     return engine_process.main(parser, argv, measure, COLUMNS, 4, summarise=summarise)
 
 

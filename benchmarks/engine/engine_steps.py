@@ -204,7 +204,7 @@ def _numbers(text: str) -> list[int]:
 def main(argv: list[str] | None = None) -> int:
     """Run every engine in turn; return the exit status."""
     parser = engine_process.parser_of("benchmarks.engine.engine_steps", __doc__, ",".join(SHAPES), RESULT)
-    parser.add_argument("--systems", default=",".join(engine_process.PEERS))
+    parser.add_argument("--systems", default=",".join(engine_process.DEFAULT_SYSTEMS))
     parser.add_argument("--contexts", type=_numbers, default=CONTEXTS_TOKENS, help="of decode steps; '' for none")
     parser.add_argument("--prefill-tokens", type=_numbers, default=PREFILL_TOKENS, help="of prefill steps")
     parser.add_argument("--mixed", action=argparse.BooleanOptionalAction, default=True, help="steps of both kinds")
