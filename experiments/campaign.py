@@ -18,6 +18,7 @@ from experiments import systems
 from experiments.config import Experiment, ExperimentError, Kill, Run
 
 LOADTEST_LIMIT_S = 120.0  # beyond the arrivals and the drain
+REPLICAS_LIMIT_S = 600.0  # for replicas that were killed to come back
 
 
 def loadtest_command(experiment: Experiment, run: Run, rate_rps: float, seed: int, trace: Path, url: str) -> list[str]:
@@ -86,6 +87,9 @@ class Campaign:
                 with started as (service, settings):
                     self.say(f"{system}: ready after {time.monotonic() - began_s:.0f} s")
                     for seed, rate, run in cells:
+                        if system == "nestedfp":
+                            limit_s = min(REPLICAS_LIMIT_S, max(0.0, deadline_s - time.monotonic()))
+                            systems.wait_until_whole(service.url, self.experiment.replicas, limit_s, self.say)
                         if time.monotonic() + load.duration_s + load.cooldown_s + load.drain_s > deadline_s:
                             self.say(f"no time left for {run.name} at {rate:g} requests/s, seed {seed}")
                             whole = False

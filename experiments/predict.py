@@ -61,8 +61,14 @@ def limited_table(table: Path, experiment: Experiment, folder: Path) -> Path:
         The copy's path.
 
     Raises:
-        ExperimentError: when the table cannot be read.
+        ExperimentError: when the table cannot be read, or its steps are not those of the experiment's engine: tables are of
+            one GPU.
     """
+    if (ranks := experiment.engine.tensor_parallel_size) > 1:
+        raise ExperimentError(
+            f"{experiment.name} runs on {ranks} tensor-parallel ranks; expected tensor_parallel_size 1, whose step costs "
+            f"{table.name} holds; nothing predicts steps of several ranks"
+        )
     try:
         measured = json.loads(table.read_text(encoding="utf-8"))
         limits = measured["engine"]

@@ -2,7 +2,9 @@
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ import yaml
 from benchmarks.http import http_gpu, http_systems
 from benchmarks.http.http_systems import RunningSystem
 from experiments.config import Experiment, ExperimentError, Run, controller_section
+from workload.records import ServiceStatus
 
 SETTINGS = "deployment.yaml"
+POLL_S = 0.5
 
 
 def engine_of(experiment: Experiment, system: str, step_log: Path | None = None) -> http_systems.EngineArguments:
@@ -89,3 +93,32 @@ def steer(service: RunningSystem, path: Path, experiment: Experiment, run: Run) 
     settings["controller"] = controller_section(experiment.slo, run)
     path.write_text(yaml.safe_dump(settings))
     http_systems.post(f"{service.url}/admin/reload", {}, {"Authorization": f"Bearer {service.key}"})
+
+
+def wait_until_whole(url: str, replicas: int, limit_s: float, say: Callable[[str], None]) -> None:
+    """Wait until that many replicas answer: one that was killed takes minutes to come back, in which a load is another.
+
+    Args:
+        url: of the service.
+        replicas: that it has when nothing is wrong.
+        limit_s: for which to wait.
+        say: is told once when there are fewer.
+
+    Raises:
+        ExperimentError: when they do not come back in time, with how many answer.
+    """
+    deadline_s, said = time.monotonic() + limit_s, False
+    while True:
+        try:
+            with urllib.request.urlopen(f"{url}/status", timeout=10) as answer:
+                found = ServiceStatus.model_validate_json(answer.read()).answering
+        except (OSError, ValueError):  # the controller may be restarting
+            found = 0
+        if found >= replicas:
+            return
+        if time.monotonic() > deadline_s:
+            raise ExperimentError(f"expected {replicas} replicas to answer within {limit_s:.0f} s, {found} do")
+        if not said:
+            say(f"waiting: {found} of {replicas} replicas answer")
+            said = True
+        time.sleep(POLL_S)

@@ -108,6 +108,7 @@ class ServiceReplica(PeerRecord):
     switches: Count = 0
     path: PathStatus | None = None  # None: not reported
     path_saturated: bool = False
+    stale: bool = False  # silent for too long, or its engine does not answer
 
 
 class ServiceStatus(PeerRecord):
@@ -119,6 +120,11 @@ class ServiceStatus(PeerRecord):
     path_saturated: bool = False  # the path limits a replica, not its engine
     proxy: ProxyStatus | None = None  # None: not reported
     replicas: tuple[ServiceReplica, ...]
+
+    @property
+    def answering(self) -> int:
+        """Replicas that are heard of and whose engines answer."""
+        return sum(not replica.stale for replica in self.replicas)
 
     @property
     def waiting(self) -> int:

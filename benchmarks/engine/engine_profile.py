@@ -1,13 +1,16 @@
 """Where the time of an engine's step goes: GPU kernels of a decode step and of a full prefill step, for every system.
 
     python -m benchmarks.engine.engine_profile --models llama-8b
+    python -m benchmarks.engine.engine_profile --models mistral-24b --steps 0+32,416+32,832+32,1248+32
 
-For each system a decode step of 32 requests with some 600 tokens of context and a prefill step of 8192 prompt tokens: its
-duration without the profiler, the time in which at least one kernel ran (busy), the rest (gap: launches, the host), and
-every kernel's share. Real steps, CUDA graphs included; torch.profiler with CUPTI sees the kernels inside graphs.
-Rows ``model,system,phase,kernel,calls,us``, per step; the kernels "(step)" and "(busy)" are the totals.
+For each system steps of so many prompt tokens plus so many decoding requests with some 600 tokens of context, by default a
+decode step of 32 requests and a prefill step of 8192 tokens: a step's duration without the profiler, the time in which at
+least one kernel ran (busy), the rest (gap: launches, the host), and every kernel's share. Real steps, CUDA graphs included;
+torch.profiler with CUPTI sees the kernels inside graphs. A kernel that is launched early and waits for the one before it
+counts as running. Rows ``model,system,phase,kernel,calls,us``, per step; the kernels "(step)" and "(busy)" are the totals.
 """
 
+import argparse
 import re
 import sys
 from collections import defaultdict
@@ -19,8 +22,9 @@ from benchmarks.engine.engine_steps import PROMPT_TOKENS, Driver
 
 RESULT = Path(__file__).parents[1] / "results" / "h100-profile.csv"
 COLUMNS = ("model", "system", "phase", "kernel", "calls", "us")
-DECODE_REQUESTS, PREFILL_TOKENS = 32, 8192
+STEPS_PROFILED = "0+32,8192+0"
 STEPS = 8
+DECODE_PROMPT_TOKENS, DECODE_TOKENS = 512, 1400  # of a decoding request
 NAME_CHARACTERS = 120
 # First match names the group of a kernel in the printed summary.
 GROUPS = {
@@ -34,6 +38,19 @@ GROUPS = {
 def group_of(kernel: str) -> str:
     """Return the group of a kernel by its name."""
     return next((group for group, pattern in GROUPS.items() if re.search(pattern, kernel, re.IGNORECASE)), "other")
+
+
+def compositions(text: str) -> list[tuple[int, int]]:
+    """Return prompt tokens and decoding requests of each step.
+
+    Raises:
+        argparse.ArgumentTypeError: unless every part is two counts joined by "+", at least one of them above zero.
+    """
+    parts = [re.fullmatch(r"([0-9]{1,6})\+([0-9]{1,6})", part) for part in text.split(",")]
+    found = [(int(part[1]), int(part[2])) for part in parts if part is not None]
+    if len(found) < len(parts) or (0, 0) in found:
+        raise argparse.ArgumentTypeError(f"expected PROMPT_TOKENS+DECODES such as 0+32,416+32, got {text!r}")
+    return found
 
 
 def busy_us(intervals: list[tuple[float, float]]) -> float:
@@ -78,16 +95,17 @@ def measure(spec: dict[str, Any]) -> None:
     llm = engine_process.start(spec)
     driver = Driver(llm)
     for system in engine_process.modes_of(spec["system"], llm):
-        for phase, prefill, decode in (("decode", 0, DECODE_REQUESTS), ("prefill", PREFILL_TOKENS, 0)):
-            if prefill:
-                ids = driver.submit((2 * STEPS + 12) * prefill // PROMPT_TOKENS, PROMPT_TOKENS, 1)
-            else:
-                ids = driver.submit(decode, 512, 1000)
+        for prefill, decode in spec["steps"]:
+            running = driver.submit(decode, DECODE_PROMPT_TOKENS, DECODE_TOKENS)
+            if decode:
+                driver.run_to(0, decode)
+            # Enough prompts that none of the steps, nor the few on the way to them, is short of tokens.
+            ids = driver.submit((2 * STEPS + 12) * prefill // PROMPT_TOKENS + 2, PROMPT_TOKENS, 1) if prefill else []
             table = profile(driver, prefill, decode)
-            driver.abort(ids)
+            driver.abort(ids + running)
             driver.drain()
             for kernel, (calls, us) in table.items():
-                engine_process.row(spec["model"], system, phase, kernel, round(calls, 2), round(us, 2))
+                engine_process.row(spec["model"], system, f"{prefill}+{decode}", kernel, round(calls, 2), round(us, 2))
 
 
 def summarise(rows: list[list[Any]]) -> None:
@@ -104,7 +122,12 @@ def main(argv: list[str] | None = None) -> int:
     """Run every engine in turn; return the exit status."""
     parser = engine_process.parser_of("benchmarks.engine.engine_profile", __doc__, "llama-8b", RESULT)
     parser.add_argument("--systems", default=",".join(engine_process.DEFAULT_SYSTEMS))
-    return engine_process.main(parser, argv, measure, COLUMNS, 4, summarise=summarise)
+    parser.add_argument(
+        "--steps", type=compositions, default=STEPS_PROFILED, help="PROMPT_TOKENS+DECODES, comma-separated"
+    )
+    return engine_process.main(
+        parser, argv, measure, COLUMNS, 4, lambda args: {"steps": args.steps}, summarise=summarise
+    )
 
 
 if __name__ == "__main__":

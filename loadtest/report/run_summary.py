@@ -54,6 +54,8 @@ class RunSummary(FrozenModel):
     fp16_token_share_from: Literal["responses", "status", "none"]
     switches: int | None  # all replicas together, from status
     max_waiting: int | None
+    replicas_fewest: int | None = None  # whose engines answered at any time of the run; None: no status
+    replicas_most: int | None = None
     late_starts: int  # requests that left more than 50 ms late
     valid: bool  # the client was on time
     invalid_because: str | None = None
@@ -141,6 +143,8 @@ def summarise(
             "fp16_token_share_from": source if share is not None else "none",
             "switches": counter_growth(samples, "switches") if len(told) > 1 else None,
             "max_waiting": max((status.waiting for status in told), default=None),
+            "replicas_fewest": min((status.answering for status in told), default=None),
+            "replicas_most": max((status.answering for status in told), default=None),
             "late_starts": late,
             "valid": invalid is None,
             "invalid_because": invalid,

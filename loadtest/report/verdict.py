@@ -127,6 +127,10 @@ def _cautions(run: RunSummary) -> list[str]:
             f"Caution: {name}: the client was busy: {run.late_starts} requests left more than {LATE_MS:g} ms late{lag}; "
             "this is in the latencies."
         )
+    if run.replicas_fewest is not None and run.replicas_fewest < (run.replicas_most or 0):
+        cautions.append(
+            f"Caution: {name}: {run.replicas_fewest} to {run.replicas_most} replicas answered during the run; see the timeline."
+        )
     if run.saturated_by == "path":
         beside = ", ".join(
             f"{run.where[place].mean:.0f} {text}"

@@ -1,8 +1,10 @@
 """The arithmetic of the engine's profile: overlapping kernels, groups of kernels."""
 
+import argparse
+
 import pytest
 
-from benchmarks.engine.engine_profile import busy_us, group_of
+from benchmarks.engine.engine_profile import busy_us, compositions, group_of
 
 
 @pytest.mark.parametrize(
@@ -31,3 +33,13 @@ def test_overlapping_kernels_count_once(intervals, expected):
 )
 def test_kernels_are_grouped_by_name(kernel, group):
     assert group_of(kernel) == group
+
+
+def test_steps_are_given_as_prompt_tokens_and_decodes():
+    assert compositions("0+32,8192+0") == [(0, 32), (8192, 0)]
+
+
+@pytest.mark.parametrize("text", ["", "32", "0+0", "416+32,", "-1+2", "a+b", "1+2+3"])
+def test_other_steps_are_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="PROMPT_TOKENS"):
+        compositions(text)

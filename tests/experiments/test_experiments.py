@@ -1,7 +1,10 @@
 """Experiments: what a configuration may say, what is sent to the load test, and what comes out of reports."""
 
+import contextlib
+import http.server
 import json
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -165,6 +168,8 @@ def test_the_page_of_results_shows_the_numbers_that_were_measured_and_predicted(
     page = Path("docs/results.md").read_text()
     measured = results.read(folder)
     assert results.table(measured) in page
+    if config.load(CONFIGS / f"{folder.name}.yaml").engine.tensor_parallel_size > 1:
+        return  # there are no step costs to predict it from
     predicted = predict.Predictions.model_validate_json((folder / predict.KEPT).read_text())
     assert results.comparison(measured, predicted.runs) in page
 
@@ -225,6 +230,11 @@ def test_a_prediction_is_of_the_experiments_engine_not_of_the_one_the_table_was_
     assert (limits.kv_tokens, copy.fp16, copy.fp8) == (measured.engine.kv_tokens, measured.fp16, measured.fp8)
     with pytest.raises(config.ExperimentError, match="expected a table made by python -m simulator fit"):
         predict.limited_table(tmp_path / "none.json", experiment, tmp_path)
+    ranks = config.load(written(tmp_path, shape="mistral-24b", engine={"tensor_parallel_size": 2}))
+    with pytest.raises(
+        config.ExperimentError, match="runs on 2 tensor-parallel ranks; expected tensor_parallel_size 1"
+    ):
+        predict.limited_table(table, ranks, tmp_path)
 
 
 @pytest.mark.slow
@@ -270,6 +280,49 @@ def test_schedules_are_sought_for_one_replica_only(tmp_path, capsys):
     words = ["oracle", str(path), "--trace", "none.csv", "--table", "none.json", "--results", str(tmp_path)]
     assert command.main(words) == 2
     assert "a schedule is for one replica, the experiment has 2" in capsys.readouterr().err
+
+
+@contextlib.contextmanager
+def status_server(*answers):
+    """Give the URL of a server whose status routes answer so, one after the other, the last one for ever.
+
+    Each is whether each replica is stale, or None: no controller.
+    """
+    left = list(answers)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            now = left.pop(0) if len(left) > 1 else left[0]
+            replicas = [{"id": str(i), "mode": "fp16", "stale": stale} for i, stale in enumerate(now or ())]
+            body = json.dumps({"mode": "fp16", "epoch": 1, "replicas": replicas}).encode()
+            self.send_response(200 if now is not None else 503)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_load_waits_for_replicas_that_were_killed(monkeypatch):
+    monkeypatch.setattr(systems, "POLL_S", 0.01)
+    said = []
+    with status_server([False], [False, True], None, [False, False]) as url:
+        systems.wait_until_whole(url, 2, 20, said.append)
+    assert said == ["waiting: 1 of 2 replicas answer"]
+    with status_server([False, False]) as url:
+        systems.wait_until_whole(url, 2, 0, said.append)
+    assert len(said) == 1
+    with (
+        status_server([False, True]) as url,
+        pytest.raises(ExperimentError, match="expected 2 replicas to answer within 0 s, 1 do"),
+    ):
+        systems.wait_until_whole(url, 2, 0, said.append)
 
 
 @pytest.mark.serve

@@ -42,6 +42,7 @@ def test_a_run_is_summarised_as_by_hand():
     assert run.fp16_token_share == pytest.approx(7 / 9)  # cached tokens were not computed
     assert run.fp16_token_share_from == "responses"
     assert (run.switches, run.max_waiting) == (5, 7)
+    assert (run.replicas_fewest, run.replicas_most) == (1, 1)
     assert run.output_tokens_per_s == pytest.approx(13 / 10)
 
 

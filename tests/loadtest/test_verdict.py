@@ -40,3 +40,9 @@ def test_the_verdict_weighs_adaptive_against_fp8_and_warns():
     assert "only 20 requests" in text
     assert "90.0 % of the tokens ran in FP16" in text
     assert verdict([]) == ()
+
+
+def test_the_verdict_tells_of_replicas_that_were_gone_for_a_part_of_the_run():
+    for fewest, most, told in ((1, 2, True), (2, 2, False), (None, None, False)):
+        text = "\n".join(verdict([make_run("fp16", 900, replicas_fewest=fewest, replicas_most=most)]))
+        assert ("Caution: FP16 only: 1 to 2 replicas answered during the run" in text) is told
