@@ -3,6 +3,7 @@
 import argparse
 import os
 import platform
+import signal
 import sys
 import time
 from pathlib import Path
@@ -140,4 +141,9 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the service that we started is stopped
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("interrupted; reports of whole load tests are kept, and summary sums them up", file=sys.stderr)
+        sys.exit(130)

@@ -1,8 +1,10 @@
 """Runs an experiment: every system is started once; every run, rate and seed is one load test against it."""
 
+import contextlib
 import itertools
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from experiments.config import Experiment, ExperimentError, Kill, Run
 
 LOADTEST_LIMIT_S = 120.0  # beyond the arrivals and the drain
 REPLICAS_LIMIT_S = 600.0  # for replicas that were killed to come back
+STOP_LIMIT_S = 20.0  # for an interrupted load test
 
 
 def loadtest_command(experiment: Experiment, run: Run, rate_rps: float, seed: int, trace: Path, url: str) -> list[str]:
@@ -130,6 +133,15 @@ class Campaign:
                 process.kill()
                 process.wait()
                 status = None
+            except KeyboardInterrupt:
+                process.terminate()  # it ends its sender
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(STOP_LIMIT_S)
+                process.kill()
+                process.wait()
+                shutil.rmtree(target, ignore_errors=True)  # a part of a load test is no result
+                self.say(f"interrupted: {run.name} at {rate_rps:g} requests/s, seed {seed} is not kept")
+                raise
         last = next((line for line in reversed(log.read_text().splitlines()) if "within the SLO" in line), "")
         what = last.strip() or f"no result, status {status}; {log} says why"
         self.say(f"{run.name} at {rate_rps:g} requests/s, seed {seed}: {what}")

@@ -14,6 +14,7 @@ processes of a system but its engine, from /proc; for the engine alone it is its
 import argparse
 import contextlib
 import json
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -152,4 +153,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the system that we started is stopped
     sys.exit(main())
