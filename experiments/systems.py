@@ -1,6 +1,8 @@
 """Starts the systems of an experiment, and gives a running service another policy."""
 
 import contextlib
+import re
+import shutil
 import tempfile
 import time
 import urllib.request
@@ -17,6 +19,8 @@ from workload.records import ServiceStatus
 
 SETTINGS = "deployment.yaml"
 POLL_S = 0.5
+LOGS = re.compile(r"logs in (\S+)$", re.MULTILINE)  # deploy/serve.py
+MAX_LOG_BYTES = 5_000_000
 
 
 def engine_of(experiment: Experiment, system: str, step_log: Path | None = None) -> http_systems.EngineArguments:
@@ -59,7 +63,7 @@ def running(
 
     Args:
         port: of loopback.
-        log_folder: keeps the system's log.
+        log_folder: keeps the system's log, and those of this service's replicas, engines and controller.
         step_log: as in ``engine_of``.
 
     Raises:
@@ -72,7 +76,10 @@ def running(
             with http_systems.start(
                 name, engine_of(experiment, system, step_log), port, Path(folder), experiment.replicas
             ) as service:
-                yield service, Path(folder) / SETTINGS
+                try:
+                    yield service, Path(folder) / SETTINGS
+                finally:
+                    keep_replica_logs(Path(folder) / f"{name}.log", log_folder)
         except RuntimeError as error:
             raise ExperimentError(str(error)) from error
         finally:
@@ -81,6 +88,25 @@ def running(
                 (log_folder / f"{system}.log").write_bytes(log.read_bytes())
     if experiment.shape is not None:
         http_gpu.wait_for_memory()
+
+
+def keep_replica_logs(said: Path, log_folder: Path) -> None:
+    """Copy what replicas, engines and the controller logged, which a service that stops takes with it.
+
+    Args:
+        said: what its start-up command wrote, which names the folder of logs; a peer's names none, and nothing is copied.
+        log_folder: gets ``replicas/``, in place of those of a run before.
+    """
+    if (named := LOGS.search(said.read_text())) is None:
+        return
+    kept = log_folder / "replicas"
+    shutil.rmtree(kept, ignore_errors=True)
+    kept.mkdir(parents=True)
+    session = Path(named[1])
+    for path in (*session.glob("serve/*.log"), *session.glob("worker-*.out"), *session.glob("worker-*.err")):
+        with contextlib.suppress(OSError):  # Ray may put it aside
+            if 0 < path.stat().st_size <= MAX_LOG_BYTES:
+                shutil.copy(path, kept)
 
 
 def steer(service: RunningSystem, path: Path, experiment: Experiment, run: Run) -> None:

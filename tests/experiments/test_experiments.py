@@ -357,6 +357,8 @@ def test_an_experiment_runs_policies_on_one_service_kills_what_it_should_and_sum
     assert capsys.readouterr().out.count("killed controller") == 1
     assert all(cell.requests == 12 and not cell.errors for cell in found.values()), found
     assert found["fp16"].fp16_token_share == 1
+    kept = [path.read_text(errors="replace") for path in (tmp_path / "out" / "logs" / "replicas").iterdir()]
+    assert any("Started vLLM engine" in text for text in kept), "no engine's log is kept"
     logged = step_summary.steps_of(tmp_path / "steps" / "nestedfp")
     assert sum(step.tokens for step in logged) >= 36 * 47, (
         "of each request 40 prompt tokens, and one for each answered but one"
