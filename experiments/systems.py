@@ -20,7 +20,6 @@ from workload.records import ServiceStatus
 SETTINGS = "deployment.yaml"
 POLL_S = 0.5
 LOGS = re.compile(r"logs in (\S+)$", re.MULTILINE)  # deploy/serve.py
-MAX_LOG_BYTES = 5_000_000
 
 
 def engine_of(experiment: Experiment, system: str, step_log: Path | None = None) -> http_systems.EngineArguments:
@@ -105,8 +104,7 @@ def keep_replica_logs(said: Path, log_folder: Path) -> None:
     session = Path(named[1])
     for path in (*session.glob("serve/*.log"), *session.glob("worker-*.out"), *session.glob("worker-*.err")):
         with contextlib.suppress(OSError):  # Ray may put it aside
-            if 0 < path.stat().st_size <= MAX_LOG_BYTES:
-                shutil.copy(path, kept)
+            shutil.copy(path, kept)
 
 
 def steer(service: RunningSystem, path: Path, experiment: Experiment, run: Run) -> None:

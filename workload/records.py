@@ -108,6 +108,7 @@ class ServiceReplica(PeerRecord):
     switches: Count = 0
     path: PathStatus | None = None  # None: not reported
     path_saturated: bool = False
+    ready: bool = True  # takes requests
     stale: bool = False  # silent for too long, or its engine does not answer
 
 
@@ -123,8 +124,8 @@ class ServiceStatus(PeerRecord):
 
     @property
     def answering(self) -> int:
-        """Replicas that are heard of and whose engines answer."""
-        return sum(not replica.stale for replica in self.replicas)
+        """Replicas that take requests, are heard of and whose engines answer."""
+        return sum(replica.ready and not replica.stale for replica in self.replicas)
 
     @property
     def waiting(self) -> int:

@@ -286,14 +286,17 @@ def test_schedules_are_sought_for_one_replica_only(tmp_path, capsys):
 def status_server(*answers):
     """Give the URL of a server whose status routes answer so, one after the other, the last one for ever.
 
-    Each is whether each replica is stale, or None: no controller.
+    Each says of each replica whether it is stale, None where it is not ready; or is None: no controller.
     """
     left = list(answers)
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             now = left.pop(0) if len(left) > 1 else left[0]
-            replicas = [{"id": str(i), "mode": "fp16", "stale": stale} for i, stale in enumerate(now or ())]
+            replicas = [
+                {"id": str(i), "mode": "fp16", "ready": stale is not None, "stale": bool(stale)}
+                for i, stale in enumerate(now or ())
+            ]
             body = json.dumps({"mode": "fp16", "epoch": 1, "replicas": replicas}).encode()
             self.send_response(200 if now is not None else 503)
             self.send_header("Content-Length", str(len(body)))
@@ -312,7 +315,7 @@ def status_server(*answers):
 def test_a_load_waits_for_replicas_that_were_killed(monkeypatch):
     monkeypatch.setattr(systems, "POLL_S", 0.01)
     said = []
-    with status_server([False], [False, True], None, [False, False]) as url:
+    with status_server([False], [False, True], [False, None], None, [False, False]) as url:
         systems.wait_until_whole(url, 2, 20, said.append)
     assert said == ["waiting: 1 of 2 replicas answer"]
     with status_server([False, False]) as url:
