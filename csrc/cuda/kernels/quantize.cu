@@ -5,8 +5,8 @@
 
 #include "cuda/gemm/ptx.cuh"
 #include "cuda/kernels/kernels.h"
-#include "cuda/kernels/layout.h"
 #include "cuda/kernels/launch_rows.h"
+#include "cuda/kernels/layout.h"
 #include "cuda/kernels/row_codes.cuh"
 
 namespace nestedfp::cuda {

@@ -1,19 +1,22 @@
-// One token's activations rounded to E4M3, by the block that holds them: what the quantiser shares with the kernels that it
-// is fused into. The arithmetic is nestedfp/kernels/activations.py's, bit for bit:
+// One token's activations rounded to E4M3, by the block that holds them: what the quantiser shares with the kernels
+// that it is fused into. The arithmetic is nestedfp/kernels/activations.py's, bit for bit:
 //
 //     scale = max(amax / 448, 1 / (448 * 512))
 //     codes = x / scale
 //
-// A thread holds `Chunks` chunks of 8 columns, those of number i * blockDim.x + threadIdx.x, as FP16 bits. The number of
-// threads is a multiple of 32, so every shuffle is complete: chunks beyond the row are zeros that are not stored.
+// A thread holds `Chunks` chunks of 8 columns, those of number i * blockDim.x + threadIdx.x, as FP16 bits. The number
+// of threads is a multiple of 32, so every shuffle is complete: chunks beyond the row are zeros that are not stored.
 #pragma once
 
 #include <cuda_fp16.h>
 
 #include "activations.h"
 #include "cuda/gemm/ptx.cuh"
+#include "cuda/kernels/layout.h"
 
 namespace nestedfp::cuda {
+
+static_assert(kCarrierColumns == kBlockCols, "a row of codes in a carrier is a row of the packed K order");
 
 inline constexpr uint32_t kInfinityBits = 0x7c00;
 
@@ -58,7 +61,8 @@ NESTEDFP_DEVICE uint32_t max_magnitudes(uint32_t largest, uint4 raw) {
     return max_halves(max_halves(max_halves(max_halves(largest, raw.x), raw.y), raw.z), raw.w);
 }
 
-// The token's scale, the same in all threads. largest: each thread's, from max_magnitudes. warp_max: [32], shared memory.
+// The token's scale, the same in all threads. largest: each thread's, from max_magnitudes. warp_max: [32], shared
+// memory.
 NESTEDFP_DEVICE float row_scale(uint32_t largest, uint32_t* warp_max) {
     largest = max(largest & 0xffff, largest >> 16);
     largest = __reduce_max_sync(~0u, largest);
@@ -84,6 +88,16 @@ NESTEDFP_DEVICE void store_row(const uint4 (&raw)[Chunks], float scale, uint8_t*
                 __shfl_xor_sync(~0u, 0u, 1);
             }
         }
+    }
+}
+
+// The same chunks as they are, FP16.
+template <int Chunks>
+NESTEDFP_DEVICE void store_halves(const uint4 (&raw)[Chunks], uint4* row, int chunks) {
+#pragma unroll
+    for (int i = 0; i < Chunks; ++i) {
+        const int chunk = i * blockDim.x + threadIdx.x;
+        if (chunk < chunks) row[chunk] = raw[i];
     }
 }
 
