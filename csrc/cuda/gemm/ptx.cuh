@@ -1,5 +1,5 @@
 // Hopper instructions that CUDA C++ has no name for, one thin wrapper each: mbarrier, TMA, wgmma control, clusters,
-// programmatic dependent launch. Addresses are 32-bit shared-memory addresses.
+// conversion to E4M3, programmatic dependent launch. Addresses are 32-bit shared-memory addresses.
 #pragma once
 
 #include <cuda.h>
@@ -231,6 +231,15 @@ NESTEDFP_DEVICE int load_acquire(const int* from) {
     int value;
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
     return value;
+}
+
+// --- conversion ---
+
+// Two E4M3 codes, that of `low` in the low byte.
+NESTEDFP_DEVICE uint32_t to_codes(float low, float high) {
+    uint16_t codes;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+    return codes;
 }
 
 // --- programmatic dependent launch (PDL): a kernel starts while the one before it in the stream still runs, and waits

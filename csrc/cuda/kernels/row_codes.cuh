@@ -22,13 +22,6 @@ inline constexpr uint32_t kInfinityBits = 0x7c00;
 
 NESTEDFP_DEVICE uint32_t max_halves(uint32_t a, uint32_t b) { return __vmaxu2(a, b & 0x7fff7fff); }
 
-// Two E4M3 codes, that of `low` in the low byte.
-NESTEDFP_DEVICE uint32_t to_codes(float low, float high) {
-    uint16_t codes;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
-    return codes;
-}
-
 // Eight neighbouring columns of one token, as read from x:
 //
 // clang-format off
