@@ -50,7 +50,7 @@ NESTEDFP_API int nestedfp_unpack(const uint8_t* packed_upper, const uint8_t* pac
 
 NESTEDFP_API int nestedfp_quantize(const void* x, int64_t x_pitch, uint8_t* codes, float* scale, int64_t m, int64_t k,
                                    void* stream) {
-    return run_quantize(x, x_pitch, codes, scale, m, k, static_cast<CUstream_st*>(stream));
+    return run_quantize(x, x_pitch, codes, scale, m, k, true, static_cast<CUstream_st*>(stream));
 }
 
 NESTEDFP_API int nestedfp_outliers(const void* x, int64_t x_pitch, const int32_t* rows, const int32_t* cols,

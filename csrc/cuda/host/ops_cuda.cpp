@@ -6,14 +6,13 @@
 #include <torch/csrc/stable/library.h>
 
 #include <atomic>
-#include <map>
 #include <optional>
 #include <set>
 #include <tuple>
 #include <vector>
 
 #include "checks.h"
-#include "cuda/host/launch.h"
+#include "cuda/host/device_gemm.h"
 #include "cuda/host/semaphores.h"
 #include "cuda/kernels/kernels.h"
 #include "cuda/kernels/layout.h"
@@ -31,29 +30,23 @@ class Device {
         STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream(index_, &stream) == 0, op,
                         ": torch has no current CUDA stream on device ", index_);
         stream_ = static_cast<cudaStream_t>(stream);
-        num_sms_ = multiprocessors(index_);
+        traits_ = &gpu_traits(index_);
     }
 
     cudaStream_t stream() const { return stream_; }
-    int num_sms() const { return num_sms_; }
+    const GpuTraits& traits() const { return *traits_; }
     int index() const { return index_; }
 
   private:
-    static int multiprocessors(int index) {
-        thread_local std::map<int, int> known;
-        const auto [found, is_new] = known.emplace(index, 0);
-        if (is_new) cudaDeviceGetAttribute(&found->second, cudaDevAttrMultiProcessorCount, index);
-        return found->second;
-    }
-
     static int index_of(const char* op, const char* name, const Tensor& tensor) {
         STD_TORCH_CHECK(tensor.is_cuda(), op, ": expected ", name, " on a CUDA device; move it with .cuda()");
         return tensor.get_device_index();
     }
 
     torch::stable::accelerator::DeviceGuard guard_;
-    int index_ = 0, num_sms_ = 0;
+    int index_ = 0;
     cudaStream_t stream_ = nullptr;
+    const GpuTraits* traits_ = nullptr;
 };
 
 void check_device(const char* op, const char* name, const Tensor& tensor, const Device& device) {
@@ -65,13 +58,10 @@ void check_error(const char* op, int error) {
     STD_TORCH_CHECK(error == cudaSuccess, op, ": ", cudaGetErrorString(static_cast<cudaError_t>(error)));
 }
 
-// Compiled for sm_90a, which runs on compute capability 9.0 and nothing else.
-void check_hopper(const char* op, const Device& device) {
-    int major = 0, minor = 0;
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index());
-    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.index());
-    STD_TORCH_CHECK(major == 9 && minor == 0, op, ": expected a GPU of compute capability 9.0 (H100, H200), got ",
-                    major, ".", minor, " on cuda:", device.index());
+void check_has_kernels(const char* op, const Device& device) {
+    const int capability = device.traits().capability;
+    STD_TORCH_CHECK(device.traits().has_kernels(), op, ": expected a GPU of compute capability 8.0 or newer, got ",
+                    capability / 10, ".", capability % 10, " on cuda:", device.index());
 }
 
 // The mode lives in nestedfp_C; the dispatcher is the one door between the two libraries. It is asked once, where.
@@ -89,7 +79,7 @@ Precision mode_in_force() {
 void prepare_once(const char* op, const Device& device) {
     thread_local std::set<int> prepared;
     if (prepared.count(device.index()) > 0) return;
-    check_error(op, prepare_device());
+    check_error(op, prepare_gemm(device.traits()));
     prepared.insert(device.index());
 }
 
@@ -165,7 +155,7 @@ std::tuple<Tensor, Tensor, Tensor> list_outliers(Tensor weight, int64_t count) {
 std::tuple<Tensor, Tensor> pack(Tensor upper, Tensor lower) {
     const char* const op = "nestedfp::pack";
     const Device device(op, "upper", upper);
-    check_hopper(op, device);
+    check_has_kernels(op, device);
     check_matrix(op, "upper", upper);
     const int64_t n = upper.size(0), k = upper.size(1);
     check_shape(op, "lower", lower, n, k);
@@ -175,7 +165,7 @@ std::tuple<Tensor, Tensor> pack(Tensor upper, Tensor lower) {
                     " input features, which the activation quantiser can hold, got ", k, "; keep this layer plain");
     const Tensor packed_upper = empty(upper, {n, upper_pitch(k)}, ScalarType::Byte);
     const Tensor packed_lower = empty(upper, {lower_bytes(n, k)}, ScalarType::Byte);
-    check_error(op, prepare_device());
+    check_error(op, prepare_gemm(device.traits()));
     check_error(op, run_pack(const_data<uint8_t>(upper), const_data<uint8_t>(lower), data<uint8_t>(packed_upper),
                              data<uint8_t>(packed_lower), n, k, device.stream()));
     return {packed_upper, packed_lower};
@@ -203,8 +193,11 @@ Tensor linear(Tensor x, Tensor upper, std::optional<Tensor> lower, std::optional
     STD_TORCH_CHECK(x.dim() >= 1 && x.size(x.dim() - 1) == k, op, ": expected x of shape [..., k=", k, "], got ",
                     shape_of(x));
     check_packed_upper(op, upper, n, k, device);
+    const GpuTraits& gpu = device.traits();
     const bool is_fp8 = mode_in_force() == Precision::kFp8;
-    check_lower_is_there(op, lower, is_fp8 && quantize_activations);
+    // The activations of FP8 mode, where the tensor cores know E4M3; else FP16 ones multiply the FP8 weights.
+    const bool is_quantized = is_fp8 && quantize_activations && gpu.has_fp8();
+    check_lower_is_there(op, lower, gpu.is_portable() ? is_fp8 : is_quantized);
     if (lower.has_value()) check_packed_lower(op, *lower, n, k, device);
     if (bias.has_value()) {
         check_device(op, "bias", *bias, device);
@@ -225,7 +218,7 @@ Tensor linear(Tensor x, Tensor upper, std::optional<Tensor> lower, std::optional
 
     prepare_once(op, device);
     const Tensor rows = x.is_contiguous() ? x : torch::stable::contiguous(x);
-    const GemmDesc desc{is_fp8 && quantize_activations ? Precision::kFp8 : Precision::kFp16, m, n, k};
+    const GemmDesc desc{is_quantized ? Precision::kFp8 : Precision::kFp16, m, n, k};
     GemmArgs args{};
     args.x = rows.const_data_ptr();
     args.x_pitch = k;
@@ -237,15 +230,14 @@ Tensor linear(Tensor x, Tensor upper, std::optional<Tensor> lower, std::optional
     args.bias = bias.has_value() ? bias->const_data_ptr() : nullptr;
     args.out = out.mutable_data_ptr();
     args.semaphores = stream_semaphores(device.stream());
-    const GemmConfig config = choose_config(desc, device.num_sms(), args.semaphores != nullptr);
+    const DeviceGemm gemm(desc, is_fp8, gpu, args.semaphores != nullptr);
 
     // One allocation for all scratch memory: partial sums, then the activations as the GEMM reads them, then their
     // scales. torch's allocator keeps it in stream order.
-    const bool is_quantized = desc.precision == Precision::kFp8;
-    // TMA reads rows that begin at multiples of 16 bytes.
+    // TMA and asynchronous copies read rows that begin at multiples of 16 bytes.
     const bool is_copied = !is_quantized && (k % 8 != 0 || reinterpret_cast<uintptr_t>(args.x) % 16 != 0);
     const int64_t pitch = is_quantized ? upper_pitch(k) : round_up(k, 8);
-    const int64_t sums_bytes = round_up(workspace_bytes(desc, config, device.num_sms()), 256);
+    const int64_t sums_bytes = round_up(gemm.workspace_bytes(), 256);
     const int64_t x_bytes = is_quantized ? round_up(m * pitch, 256) : is_copied ? m * pitch * 2 : 0;
     const int64_t scratch_bytes = sums_bytes + x_bytes + (is_quantized ? m * 4 : 0);
     std::optional<Tensor> scratch;
@@ -256,7 +248,7 @@ Tensor linear(Tensor x, Tensor upper, std::optional<Tensor> lower, std::optional
         if (sums_bytes > 0) args.workspace = reinterpret_cast<float*>(sums);
         if (is_quantized) {
             auto* const scale = reinterpret_cast<float*>(copy + x_bytes);
-            check_error(op, run_quantize(args.x, k, copy, scale, m, k, device.stream()));
+            check_error(op, run_quantize(args.x, k, copy, scale, m, k, gpu.has_pdl(), device.stream()));
             args.token_scale = scale;
         } else if (is_copied) {
             check_error(op, cudaMemcpy2DAsync(copy, pitch * 2, args.x, k * 2, k * 2, m, cudaMemcpyDeviceToDevice,
@@ -268,9 +260,8 @@ Tensor linear(Tensor x, Tensor upper, std::optional<Tensor> lower, std::optional
         }
     }
     const char* message = "";
-    const int error = run_gemm(desc, config, args, device.num_sms(), device.stream(), &message);
-    STD_TORCH_CHECK(error == cudaSuccess, op, ": m=", m, ", n=", n, ", k=", k, ", tile ", config.tile, ", split ",
-                    config.split, ": ", message);
+    const int error = gemm.run(args, device.stream(), &message);
+    STD_TORCH_CHECK(error == cudaSuccess, op, ": m=", m, ", n=", n, ", k=", k, ", ", gemm.describe(), ": ", message);
 
     if (outlier_rows.has_value()) {
         check_error(op, run_outliers(rows.const_data_ptr(), k, const_data<int32_t>(*outlier_rows),

@@ -44,7 +44,7 @@ int launch_link(const GemmDesc& desc, const GemmConfig* config, const ChainArgs&
     gemm.x = args.x;
     gemm.x_pitch = desc.k;
     if (desc.precision == Precision::kFp8) {
-        error = run_quantize(args.x, desc.k, args.codes, args.token_scale, desc.m, desc.k, stream);
+        error = run_quantize(args.x, desc.k, args.codes, args.token_scale, desc.m, desc.k, true, stream);
         if (error != cudaSuccess) return error;
         gemm.x = args.codes;
         gemm.x_pitch = upper_pitch(desc.k);

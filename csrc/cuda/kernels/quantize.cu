@@ -20,8 +20,12 @@ NESTEDFP_DEVICE uint32_t max_halves(uint32_t a, uint32_t b) { return __vmaxu2(a,
 
 // Two E4M3 codes, that of `low` in the low byte.
 NESTEDFP_DEVICE uint32_t to_codes(float low, float high) {
-    uint16_t codes;
+    uint16_t codes = 0;
+#if __CUDA_ARCH__ >= 890
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+#else
+    __trap();  // never launched there: no E4M3 products either
+#endif
     return codes;
 }
 
@@ -110,7 +114,7 @@ __global__ void __launch_bounds__(max_threads(Chunks))
 
 template <int Chunks>
 cudaError_t launch(const __half* x, int64_t x_pitch, uint8_t* codes, float* scales, int64_t m, int64_t k, int threads,
-                   cudaStream_t stream) {
+                   bool pdl, cudaStream_t stream) {
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(static_cast<unsigned>(m));
     config.blockDim = dim3(threads);
@@ -119,7 +123,7 @@ cudaError_t launch(const __half* x, int64_t x_pitch, uint8_t* codes, float* scal
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &attribute;
-    config.numAttrs = 1;
+    config.numAttrs = pdl ? 1 : 0;
     const bool is_aligned = reinterpret_cast<uintptr_t>(x) % 16 == 0 && x_pitch % 8 == 0;
     return cudaLaunchKernelEx(&config, quantize_kernel<Chunks>, x, x_pitch, codes, scales, static_cast<int>(k),
                               is_aligned);
@@ -127,7 +131,7 @@ cudaError_t launch(const __half* x, int64_t x_pitch, uint8_t* codes, float* scal
 
 }  // namespace
 
-int run_quantize(const void* x, int64_t x_pitch, uint8_t* codes, float* scale, int64_t m, int64_t k,
+int run_quantize(const void* x, int64_t x_pitch, uint8_t* codes, float* scale, int64_t m, int64_t k, bool pdl,
                  cudaStream_t stream) {
     const auto* const halves = static_cast<const __half*>(x);
     const int64_t chunks = upper_pitch(k) / 8;
@@ -137,13 +141,13 @@ int run_quantize(const void* x, int64_t x_pitch, uint8_t* codes, float* scale, i
     // Many tokens: fewer threads each with more in flight, so that several blocks share a multiprocessor and one loads
     // while another stores. Few tokens: the latency of one block counts.
     if (m > 256) {
-        if (chunks <= 1024) return launch<4>(halves, x_pitch, codes, scale, m, k, threads(4), stream);
-        if (chunks <= 8192) return launch<8>(halves, x_pitch, codes, scale, m, k, threads(8), stream);
+        if (chunks <= 1024) return launch<4>(halves, x_pitch, codes, scale, m, k, threads(4), pdl, stream);
+        if (chunks <= 8192) return launch<8>(halves, x_pitch, codes, scale, m, k, threads(8), pdl, stream);
     }
-    if (chunks <= 2048) return launch<2>(halves, x_pitch, codes, scale, m, k, threads(2), stream);
-    if (chunks <= 4096) return launch<4>(halves, x_pitch, codes, scale, m, k, threads(4), stream);
-    if (chunks <= 8192) return launch<8>(halves, x_pitch, codes, scale, m, k, threads(8), stream);
-    if (k <= kMaxQuantizedColumns) return launch<16>(halves, x_pitch, codes, scale, m, k, threads(16), stream);
+    if (chunks <= 2048) return launch<2>(halves, x_pitch, codes, scale, m, k, threads(2), pdl, stream);
+    if (chunks <= 4096) return launch<4>(halves, x_pitch, codes, scale, m, k, threads(4), pdl, stream);
+    if (chunks <= 8192) return launch<8>(halves, x_pitch, codes, scale, m, k, threads(8), pdl, stream);
+    if (k <= kMaxQuantizedColumns) return launch<16>(halves, x_pitch, codes, scale, m, k, threads(16), pdl, stream);
     return cudaErrorInvalidValue;
 }
 
