@@ -21,8 +21,10 @@ struct GpuTraits {
 
     bool has_kernels() const { return capability >= 80; }
     bool is_portable() const { return capability != 90 || forced_portable; }
-    // E4M3 products and conversions.
-    bool has_fp8() const { return capability >= 89; }
+    // Tensor cores that multiply E4M3 by the kernels it runs. 10.x has such units, but not for mma.sync, which ptxas
+    // there puts together from FP16 products, conversions and additions: FP16 activations by the FP8 weights take
+    // fewer.
+    bool has_fp8() const { return capability == 89 || capability == 90 || capability >= 120; }
     bool has_pdl() const { return capability >= 90; }
 };
 

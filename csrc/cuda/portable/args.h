@@ -28,6 +28,12 @@ struct PortableArgs {
     PortablePlan plan;
 };
 
+// Where chunk `chunk` of 16 bytes, of the four of a row of E4M3 in shared memory, lies in it: the same chunk of eight
+// rows, 64 bytes apart, is in different banks. row: % 8.
+NESTEDFP_HOST_DEVICE constexpr int portable_code_chunk(unsigned chunk, unsigned row) {
+    return static_cast<int>(chunk ^ row / 2);
+}
+
 template <PortableOperands Operands, int Tile>
 struct PortableTraits {
     static constexpr PortableTile kTile = kPortableTiles[Tile];

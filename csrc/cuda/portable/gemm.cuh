@@ -2,11 +2,11 @@
 // the decoder of the Hopper kernel.
 //
 // As there the weights are the M operand of the tensor cores and the tokens their N operand, so that one token costs 8
-// columns and not 64. Here both go through registers (mma.sync): of a block of 64 columns a lane reads the 16 bytes at
+// columns and not 64. Here both go through registers (mma.sync). Of a block of 64 columns a lane reads the 16 bytes at
 // 16 * t of its rows, which layout.h has put there for it, from each plane; decoded they are its fragments of four
-// products of k = 16. E4M3 needs no decoding: the same 16 bytes are the fragments of two products of k = 32, whose own
-// order of k is whatever weights and codes agree on. cp.async keeps a ring of stages filled, Multistage as in CUTLASS's
-// sm80 kernels.
+// products of k = 16. E4M3 needs no decoding: load_matrices hands out the bytes of weights and codes as they lie, into
+// registers that the product can take as they are, and any order of k is right that both agree on. cp.async keeps a
+// ring of stages filled, Multistage as in CUTLASS's sm80 kernels.
 #pragma once
 
 #include "cuda/gemm/decode.cuh"
@@ -19,9 +19,11 @@ template <class Traits>
 class PortableConsumer {
   public:
     NESTEDFP_DEVICE PortableConsumer()
-        : lane_(thread_index() % 32),
-          first_row_(thread_index() / 32 / Traits::kTokenWarps * Traits::kRowFrags * 16),
-          first_token_(thread_index() / 32 % Traits::kTokenWarps * Traits::kTokenFrags * 8) {}
+        : first_row_(static_cast<int>(warp() / Traits::kTokenWarps) * Traits::kRowFrags * 16),
+          first_token_(static_cast<int>(warp() % Traits::kTokenWarps) * Traits::kTokenFrags * 8),
+          upper_at_(Traits::kIsFp8 ? code_row_at() : upper_row_at()),
+          lower_at_(Traits::kLowerOffset + first_row_ * kBlockCols + static_cast<int>(lane()) * 16),
+          x_at_(Traits::kXOffset + (Traits::kIsFp8 ? code_token_at() : half_token_at())) {}
 
     NESTEDFP_DEVICE void multiply(const uint8_t* stage, PortableSums<Traits>& sums) const {
 #pragma unroll
@@ -41,13 +43,37 @@ class PortableConsumer {
     // The lower plane's bytes where residuals are zero: bias_of() of layout.h.
     static constexpr uint32_t kNeutral = 0x7f7f8080;
 
-    NESTEDFP_DEVICE uint4 upper_of(const uint8_t* stage, int block, int row) const {
-        return load_shared(stage + (block * Traits::kRows + row + lane_ / 4) * kBlockCols + lane_ % 4 * 16);
+    NESTEDFP_DEVICE static unsigned lane() { return static_cast<unsigned>(thread_index()) % 32; }
+    NESTEDFP_DEVICE static unsigned warp() { return static_cast<unsigned>(thread_index()) / 32; }
+
+    // Where a lane's part of the weights begins in a stage: its 16 bytes of a row, or, of E4M3, the row of
+    // load_matrices that it names: two matrices of the first 16 columns, rows 0 to 7 and 8 to 15, and two of the
+    // next 16.
+    NESTEDFP_DEVICE int upper_row_at() const {
+        return (first_row_ + static_cast<int>(lane() / 4)) * kBlockCols + static_cast<int>(lane() % 4) * 16;
+    }
+    NESTEDFP_DEVICE int code_row_at() const {
+        return (first_row_ + static_cast<int>(lane() % 16)) * kBlockCols +
+               portable_code_chunk(lane() / 16, lane() % 8) * 16;
+    }
+
+    // The same of the activations: the first 32 columns of eight tokens, or 64 if they are codes.
+    NESTEDFP_DEVICE int half_token_at() const {
+        return (first_token_ + static_cast<int>(lane() % 8)) * 128 + static_cast<int>(lane() / 8 ^ lane() % 8) * 16;
+    }
+    NESTEDFP_DEVICE int code_token_at() const {
+        return (first_token_ + static_cast<int>(lane() % 8)) * kBlockCols +
+               portable_code_chunk(lane() / 8, lane() % 8) * 16;
+    }
+
+    // row: of the warp's, a multiple of 8.
+    NESTEDFP_DEVICE uint4 upper_of(const uint8_t* stage, int row) const {
+        return load_shared(stage + upper_at_ + row * kBlockCols);
     }
 
     NESTEDFP_DEVICE uint4 lower_of(const uint8_t* stage, int row) const {
         if constexpr (!Traits::kHasLower) return make_uint4(kNeutral, kNeutral, kNeutral, kNeutral);
-        return load_shared(stage + Traits::kLowerOffset + row * kBlockCols + lane_ * 16);
+        return load_shared(stage + lower_at_ + row * kBlockCols);
     }
 
     NESTEDFP_DEVICE void multiply_halves(const uint8_t* stage, PortableSums<Traits>& sums) const {
@@ -57,9 +83,8 @@ class PortableConsumer {
         for (int r = 0; r < kRowFrags; ++r) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int row = first_row_ + r * 16 + half * 8;
-                upper[r][half] = upper_of(stage, 0, row);
-                lower[r][half] = lower_of(stage, row);
+                upper[r][half] = upper_of(stage, r * 16 + half * 8);
+                lower[r][half] = lower_of(stage, r * 16 + half * 8);
             }
         }
         // Two products of k = 16 at a time: one load_matrices is both operands of both.
@@ -77,9 +102,8 @@ class PortableConsumer {
             }
 #pragma unroll
             for (int t = 0; t < Traits::kTokenFrags; ++t) {
-                const int token = first_token_ + t * 8 + lane_ % 8, chunk = pair * 4 + lane_ / 8;
                 uint32_t b[4];
-                load_matrices(b, stage + Traits::kXOffset + token * 128 + (chunk ^ token % 8) * 16);
+                load_matrices(b, stage + (x_at_ ^ pair * 64) + t * 8 * 128);  // four chunks on, in the swizzle
 #pragma unroll
                 for (int r = 0; r < kRowFrags; ++r) {
                     multiply_fp16(sums.values[r][t], a[r][0], b[0], b[1]);
@@ -95,27 +119,22 @@ class PortableConsumer {
 #pragma unroll
         for (int r = 0; r < kRowFrags; ++r) {
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const uint4 up = upper_of(stage, block, first_row_ + r * 16 + half * 8);
-                a[r][0][half] = up.x;
-                a[r][0][half + 2] = up.y;
-                a[r][1][half] = up.z;
-                a[r][1][half + 2] = up.w;
-            }
+            for (int i = 0; i < 2; ++i)  // two chunks on, in the swizzle
+                load_matrices(a[r][i], stage + (upper_at_ ^ i * 32) + (block * Traits::kRows + r * 16) * kBlockCols);
         }
-        const uint8_t* const x = stage + Traits::kXOffset + block * Traits::kTokens * kBlockCols;
 #pragma unroll
         for (int t = 0; t < Traits::kTokenFrags; ++t) {
-            const uint4 b = load_shared(x + (first_token_ + t * 8 + lane_ / 4) * kBlockCols + lane_ % 4 * 16);
+            uint32_t b[4];
+            load_matrices(b, stage + x_at_ + (block * Traits::kTokens + t * 8) * kBlockCols);
 #pragma unroll
             for (int r = 0; r < kRowFrags; ++r) {
-                multiply_fp8(sums.values[r][t], a[r][0], b.x, b.y);
-                multiply_fp8(sums.values[r][t], a[r][1], b.z, b.w);
+                multiply_fp8(sums.values[r][t], a[r][0], b[0], b[1]);
+                multiply_fp8(sums.values[r][t], a[r][1], b[2], b[3]);
             }
         }
     }
 
-    const int lane_, first_row_, first_token_;
+    const int first_row_, first_token_, upper_at_, lower_at_, x_at_;
 };
 
 // The whole work of a thread of the grid.

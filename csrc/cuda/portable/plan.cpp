@@ -14,20 +14,24 @@ constexpr int kRasterTokens = 2048;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Clocks of the busiest multiprocessor of an A100, roughly: 13 bytes of memory and 1,024 multiply-adds of FP16 a clock,
-// to be compared with each other only.
+// Clocks of an A100, roughly, to be compared with each other only: what the busiest multiprocessor loads and
+// multiplies, and no less than its memory needs for the weights.
 double clocks(PortableOperands operands, const PortablePlan& plan, int num_sms) {
+    constexpr double kChipBytes = 13, kSmBytes = 26;  // a clock and multiprocessor: all at once, and one by itself
+    constexpr double kMultiplyAdds = 1024;            // of FP16
+    constexpr double kStep = 60, kFillSteps = 3, kReducePerSum = 8;  // a barrier a stage; sums through L2
     const PortableTile& tile = kPortableTiles[plan.tile];
     const int64_t waves = ceil_div(plan.blocks(), static_cast<int64_t>(num_sms) * tile.blocks_per_sm);
     const int64_t resident = std::min<int64_t>(tile.blocks_per_sm, ceil_div(plan.blocks(), num_sms));
     const double fp8 = operands == PortableOperands::kFp8 ? 2 : 1;
     const double step_columns = kBlockCols * portable_step_blocks(operands);
-    const double load = portable_stage_bytes(operands, tile) / 13.0;
-    const double multiply = tile.rows() * tile.tokens() * step_columns / (1024.0 * fp8);
-    constexpr double kStep = 60, kFillSteps = 3, kReducePerSum = 8;  // a barrier a stage; sums through L2
+    const double stage_bytes = portable_stage_bytes(operands, tile);
+    const double multiply = tile.rows() * tile.tokens() * step_columns / (kMultiplyAdds * fp8);
     const double steps = static_cast<double>(ceil_div(plan.steps, plan.split)) + kFillSteps;
     const double reduce = plan.split > 1 ? kReducePerSum * plan.split * tile.sums() : 0;
-    return waves * (steps * (std::max(load, multiply) * resident + kStep) + reduce);
+    const double busiest = waves * (steps * (std::max(stage_bytes / kSmBytes, multiply) * resident + kStep) + reduce);
+    const double memory = plan.row_tiles * plan.steps * stage_bytes / (kChipBytes * num_sms);
+    return std::max(busiest, memory) + 0.1 * busiest;  // they do not overlap without a rest
 }
 
 }  // namespace

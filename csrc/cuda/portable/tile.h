@@ -10,10 +10,11 @@ namespace nestedfp::cuda {
 enum class PortableOperands {
     // Both planes, decoded to the exact FP16 weights, times FP16 activations.
     kExact,
-    // The FP8 weights as FP16 numbers, times FP16 activations: FP8 mode where tensor cores know no FP8. Half the bytes,
-    // the same arithmetic.
+    // The FP8 weights as FP16 numbers, times FP16 activations: FP8 mode where mma.sync knows no FP8. Half the bytes,
+    // the
+    // same arithmetic.
     kUpperFp16,
-    // E4M3 times E4M3, one scale per token: FP8 mode from compute capability 8.9 on.
+    // E4M3 times E4M3, one scale per token: FP8 mode on compute capability 8.9 and 12.x.
     kFp8,
 };
 
