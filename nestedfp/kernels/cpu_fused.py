@@ -82,7 +82,7 @@ def _silu_and_mul(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     check_gated(x)
     gate, up = x.chunk(2, dim=-1)
     wide = gate.to(torch.float32)
-    product = (wide * torch.sigmoid(wide)).to(x.dtype) * up  # silu as Inductor spells it
+    product = (wide / (torch.exp(-wide) + 1)).to(x.dtype) * up  # silu as Inductor spells it
     return product.contiguous(), empty_scales(product)
 
 
