@@ -41,6 +41,15 @@ STABLE_TORCH_LIBRARY(nestedfp, m) {
     m.def(
         "linear(Tensor x, Tensor upper, Tensor? lower, Tensor? bias, Tensor? outlier_rows, Tensor? outlier_cols, "
         "Tensor? outlier_deltas, SymInt n, SymInt k, bool quantize_activations) -> Tensor");
+    m.def(
+        "linear_carried(Tensor carrier, Tensor scales, Tensor upper, Tensor? lower, Tensor? bias, SymInt n, SymInt k) "
+        "-> Tensor");
+    // On a CPU these three are nestedfp/kernels/cpu_fused.py's.
+    m.def("rms_norm(Tensor x, Tensor weight, float epsilon) -> (Tensor carrier, Tensor scales)");
+    m.def(
+        "add_rms_norm(Tensor x, Tensor residual, Tensor weight, float epsilon) -> (Tensor carrier, Tensor scales, "
+        "Tensor sum)");
+    m.def("silu_and_mul(Tensor x) -> (Tensor carrier, Tensor scales)");
     m.def("set_mode(int mode) -> ()");
     m.def("get_mode() -> int");
     m.def("mode_address() -> int");
@@ -54,6 +63,7 @@ STABLE_TORCH_LIBRARY_IMPL(nestedfp, CPU, m) {
     m.impl("pack", TORCH_BOX(&nestedfp::pack_cpu));
     m.impl("unpack", TORCH_BOX(&nestedfp::unpack_cpu));
     m.impl("linear", TORCH_BOX(&nestedfp::linear_cpu));
+    m.impl("linear_carried", TORCH_BOX(&nestedfp::linear_carried_cpu));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(nestedfp, CompositeExplicitAutograd, m) {

@@ -10,6 +10,8 @@
 #include <sstream>
 #include <string>
 
+#include "activations.h"
+
 namespace nestedfp {
 
 using torch::headeronly::ScalarType;
@@ -78,6 +80,32 @@ void check_outlier_lists(const char* op, const std::optional<Tensor>& rows, cons
     check("outlier_rows", *rows, ScalarType::Int);
     check("outlier_cols", *cols, ScalarType::Int);
     check("outlier_deltas", *deltas, ScalarType::Float);
+}
+
+inline void check_rows(const char* op, const char* name, const Tensor& tensor) {
+    STD_TORCH_CHECK(tensor.dim() >= 1 && tensor.size(tensor.dim() - 1) >= 1, op, ": expected ", name,
+                    " of shape [..., K] with K >= 1, got ", shape_of(tensor));
+}
+
+inline void check_same_shape(const char* op, const char* name, const Tensor& tensor, const Tensor& other) {
+    STD_TORCH_CHECK(shape_of(tensor) == shape_of(other), op, ": expected ", name, " of shape ", shape_of(other),
+                    ", got ", shape_of(tensor));
+}
+
+// Columns that a carrier may have.
+inline void check_carried_columns(const char* op, int64_t k, int64_t most) {
+    STD_TORCH_CHECK(k >= 1 && k % kCarrierColumns == 0 && k <= most, op, ": expected rows of a multiple of ",
+                    kCarrierColumns, " columns, at most ", most, ", got ", k,
+                    "; use the plain operators and nestedfp::linear for others");
+}
+
+inline void check_scales(const char* op, const Tensor& scales, const Tensor& carrier) {
+    check_dtype(op, "scales", scales, ScalarType::Float);
+    bool is_right = scales.dim() + 1 == carrier.dim();
+    for (int64_t i = 0; is_right && i < scales.dim(); ++i) is_right = scales.size(i) == carrier.size(i);
+    STD_TORCH_CHECK(is_right, op, ": expected scales with one value for each row of the carrier ", shape_of(carrier),
+                    ", got ", shape_of(scales));
+    check_contiguous(op, "scales", scales);
 }
 
 }  // namespace nestedfp

@@ -26,6 +26,7 @@ inline SharedConstants format_constants() {
         {"precision_fp8", static_cast<int64_t>(Precision::kFp8)},
         {"e4m3_max", static_cast<int64_t>(kE4m3Max)},
         {"inverse_min_scale", static_cast<int64_t>(kInverseMinScale)},
+        {"carrier_columns", kCarrierColumns},
     };
 }
 

@@ -1,9 +1,10 @@
 """Runs vLLM engines, one after the other, through lists of generations; the tests start it as a process.
 
 Standard input: {"engines": [{arguments of vllm.LLM}], "nested": bool, "runs": [{"mode", "rule", "prompts", "max_tokens",
-"extra_args", "params"}]}; every engine does all runs.
+"extra_args", "params"}], "compiled": bool}; every engine does all runs. "compiled" makes vLLM compile its graphs on a CPU as on a
+GPU, passes and all, which it leaves out otherwise.
 Standard output, one line of JSON: {"engines": [[{"tokens": [[...]], "logprobs": [[[best, second]]], "margins": [[...]],
-"precision": [precision_tokens], "stats": {...}...}]]}.
+"precision": [precision_tokens], "stats": {...}...}]], "fused": [linear layers that the fused quantiser fused]}.
 
 The engine core of a single rank runs in this process: another one, and a third for the worker, would import vLLM anew,
 which is most of the time that a start takes. The tests of the service have them all.
@@ -35,14 +36,34 @@ def margin(step) -> float:
 def main() -> None:
     """Run the scenario."""
     scenario = json.load(sys.stdin)
+    from vllm.compilation.passes.vllm_inductor_pass import VllmPatternMatcherPass
     from vllm.distributed import cleanup_dist_env_and_memory
 
-    engines = []
+    if scenario.get("compiled"):
+        compile_on_cpu()
+    engines, fused = [], []
     for engine in scenario["engines"]:
         engines.append(run_engine(engine, scenario["runs"], scenario.get("nested", True)))
+        fused.append(VllmPatternMatcherPass.match_table.pop("nestedfp_fused_quantiser", 0))
         gc.collect()
         cleanup_dist_env_and_memory()
-    print(json.dumps({"engines": engines}), flush=True)
+    print(json.dumps({"engines": engines, "fused": fused}), flush=True)
+
+
+def compile_on_cpu() -> None:
+    """Have vLLM's CPU platform leave the compilation as a GPU's leaves it."""
+    from vllm.config import CompilationMode
+    from vllm.platforms.cpu import CpuPlatform
+
+    original = CpuPlatform.check_and_update_config
+
+    def check_and_update_config(cls, vllm_config) -> None:
+        original(vllm_config)
+        compilation = vllm_config.compilation_config
+        compilation.mode, compilation.backend = CompilationMode.VLLM_COMPILE, "inductor"
+        compilation.ir_enable_torch_wrap, compilation.compile_sizes = True, []
+
+    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
 
 
 def run_engine(engine: dict[str, Any], runs: list[dict[str, Any]], nested: bool) -> list[dict[str, Any]]:

@@ -29,6 +29,11 @@ torch::stable::Tensor linear_cpu(torch::stable::Tensor x, torch::stable::Tensor 
                                  std::optional<torch::stable::Tensor> outlier_deltas, int64_t n, int64_t k,
                                  bool quantize_activations);
 
+// A CPU's carrier holds FP16 activations in both modes: they are quantised here.
+torch::stable::Tensor linear_carried_cpu(torch::stable::Tensor carrier, torch::stable::Tensor scales,
+                                         torch::stable::Tensor upper, std::optional<torch::stable::Tensor> lower,
+                                         std::optional<torch::stable::Tensor> bias, int64_t n, int64_t k);
+
 // Checks x and bias, fills in what depends on them, and runs the kernels over torch's thread pool. The caller has set
 // n, k, the weights and the outliers.
 torch::stable::Tensor run_linear(const char* op, const torch::stable::Tensor& x,

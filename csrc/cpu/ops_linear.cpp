@@ -1,5 +1,6 @@
 // The linear op on CPU tensors: checks, scratch, and how the work is cut into tiles. Arithmetic lives in cpu/kernels/.
 #include <cstdlib>
+#include <limits>
 #include <vector>
 
 #include "checks.h"
@@ -196,6 +197,19 @@ Tensor linear_cpu(Tensor x, Tensor upper, std::optional<Tensor> lower, std::opti
     args.residual = mode == Precision::kFp16 ? static_cast<const int8_t*>(lower->const_data_ptr()) : nullptr;
     return run_linear(op, x, bias, args, mode == Precision::kFp16 ? cpu::Weights::kFp16 : cpu::Weights::kFp8,
                       quantize_activations && mode == Precision::kFp8);
+}
+
+Tensor linear_carried_cpu(Tensor carrier, Tensor scales, Tensor upper, std::optional<Tensor> lower,
+                          std::optional<Tensor> bias, int64_t n, int64_t k) {
+    const char* const op = "nestedfp::linear_carried";
+    check_cpu(op, "carrier", carrier);
+    STD_TORCH_CHECK(carrier.dim() >= 1 && carrier.size(carrier.dim() - 1) == k, op,
+                    ": expected carrier of shape [..., k=", k, "], got ", shape_of(carrier));
+    check_carried_columns(op, k, std::numeric_limits<int32_t>::max());
+    check_contiguous(op, "carrier as the operator before it made it", carrier);
+    check_cpu(op, "scales", scales);
+    check_scales(op, scales, carrier);
+    return linear_cpu(carrier, upper, lower, bias, std::nullopt, std::nullopt, std::nullopt, n, k, true);
 }
 
 }  // namespace nestedfp

@@ -10,6 +10,8 @@ import torch
 
 E4M3_MAX = 448.0
 MIN_SCALE = 1.0 / (E4M3_MAX * 512.0)
+# A carrier (nestedfp/kernels/ops.py) has rows of a multiple of so many columns: codes of such rows need no padding.
+CARRIER_COLUMNS = 64
 
 
 def quantize_per_token(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

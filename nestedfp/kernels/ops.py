@@ -1,7 +1,7 @@
 """The compiled operators, typed. Importing this module loads ``nestedfp_C`` and registers ``torch.ops.nestedfp``.
 
-Every tensor operator is functional, has a fake implementation, and is opaque to torch.compile. ``linear`` reads the
-mode when it runs, so that one compiled graph serves both modes.
+Every tensor operator is functional, has a fake implementation, and is opaque to torch.compile. ``linear``, and what makes and
+reads a carrier (``linear_carried``), read the mode when they run, so that one compiled graph serves both modes.
 """
 
 from importlib.util import find_spec
@@ -31,6 +31,8 @@ shared_constants.check(
     _OPS.shared_constants() if hasattr(_OPS, "shared_constants") else None,
     {"panel_rows": PANEL_ROWS, "pair": PAIR},
 )
+
+from nestedfp.kernels import cpu_fused  # noqa: E402  it implements schemas that the library has just registered
 
 _MODES = {code: mode for mode, code in CODES.items()}
 
@@ -143,6 +145,87 @@ def linear(
     return out
 
 
+def linear_carried(
+    carrier: torch.Tensor,
+    scales: torch.Tensor,
+    upper: torch.Tensor,
+    lower: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    n: int,
+    k: int,
+) -> torch.Tensor:
+    """Compute what ``linear`` with ``quantize_activations`` does, of activations that one of the next three operators made.
+
+    A *carrier* is a tensor of the shape and dtype of the activations, and its bytes hold what the mode in force reads: in FP16
+    mode on a GPU the activations, in FP8 mode their E4M3 codes, [rows, k] in the K order of the packed upper plane, at the
+    front of that memory, with ``scales``. So shapes do not depend on the mode, and one compiled graph serves both. Nothing
+    else may read a carrier, and the mode may not change between the operator that makes one and the linear layer that reads it:
+    it changes between engine steps. On a CPU it always holds the activations.
+
+    Args:
+        carrier: [..., k] float16, contiguous; k is a multiple of CARRIER_COLUMNS.
+        scales: [...] float32.
+        upper, lower, bias, n, k: as in ``linear``. There are no outliers, which multiply activations that were not quantised.
+
+    Returns:
+        [..., n], the dtype of the carrier.
+
+    Raises:
+        RuntimeError: for arguments of the wrong shape, dtype or device.
+    """
+    out: torch.Tensor = _OPS.linear_carried(carrier, scales, upper, lower, bias, n, k)
+    return out
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normalise each row: ``x / sqrt(mean(x^2) + epsilon) * weight``, as vLLM's rms_norm defines it.
+
+    Args:
+        x: [..., k] float16; k is a multiple of CARRIER_COLUMNS, on a GPU at most 16,384.
+        weight: [k] float16.
+        epsilon: what is added to the mean.
+
+    Returns:
+        ``(carrier, scales)`` for ``linear_carried``.
+
+    Raises:
+        RuntimeError: for arguments of the wrong shape, dtype or device.
+    """
+    carrier, scales = _OPS.rms_norm(x, weight, epsilon)
+    return carrier, scales
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Normalise the rows of ``x + residual``; as ``rms_norm``, with a third result.
+
+    The sum is a new tensor, not ``residual`` itself as in vLLM's kernel: a graph of functional operators needs no analysis of
+    who still reads what, and as many bytes are written.
+
+    Returns:
+        ``(carrier, scales, sum)``, sum [..., k] the dtype of ``x``.
+    """
+    carrier, scales, total = _OPS.add_rms_norm(x, residual, weight, epsilon)
+    return carrier, scales, total
+
+
+def silu_and_mul(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute ``silu(gate) * up`` of each row, as vLLM's silu_and_mul does.
+
+    Args:
+        x: [..., 2 * k] float16, gate then up; k is a multiple of CARRIER_COLUMNS, on a GPU at most 81,920.
+
+    Returns:
+        ``(carrier, scales)`` of rows of k for ``linear_carried``.
+
+    Raises:
+        RuntimeError: for arguments of the wrong shape, dtype or device.
+    """
+    carrier, scales = _OPS.silu_and_mul(x)
+    return carrier, scales
+
+
 def _fake_split(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     plane = weight.new_empty(weight.shape, dtype=torch.uint8)
     return plane, torch.empty_like(plane), weight.new_empty(2, dtype=torch.int64)
@@ -184,11 +267,49 @@ def _fake_linear(
     return x.new_empty(*x.shape[:-1], n)
 
 
+def _fake_linear_carried(
+    carrier: torch.Tensor,
+    scales: torch.Tensor,
+    upper: torch.Tensor,
+    lower: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    n: int,
+    k: int,
+) -> torch.Tensor:
+    cpu_fused.check_columns("linear_carried", k)
+    if carrier.shape[-1] != k:
+        raise RuntimeError(
+            f"nestedfp::linear_carried: expected carrier of shape [..., k={k}], got {list(carrier.shape)}"
+        )
+    return carrier.new_empty(*carrier.shape[:-1], n)
+
+
+def _fake_rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
+    cpu_fused.check_norm("rms_norm", x, weight)
+    return x.new_empty(x.shape), cpu_fused.empty_scales(x)
+
+
+def _fake_add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    cpu_fused.check_norm("add_rms_norm", x, weight, residual)
+    return x.new_empty(x.shape), cpu_fused.empty_scales(x), x.new_empty(x.shape)
+
+
+def _fake_silu_and_mul(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    cpu_fused.check_gated(x)
+    return x.new_empty(*x.shape[:-1], x.shape[-1] // 2), cpu_fused.empty_scales(x)
+
+
 for _name, _fake in (
     ("split", _fake_split),
     ("list_outliers", _fake_list_outliers),
     ("pack", _fake_pack),
     ("unpack", _fake_unpack),
     ("linear", _fake_linear),
+    ("linear_carried", _fake_linear_carried),
+    ("rms_norm", _fake_rms_norm),
+    ("add_rms_norm", _fake_add_rms_norm),
+    ("silu_and_mul", _fake_silu_and_mul),
 ):
     torch.library.register_fake(f"nestedfp::{_name}", _fake)

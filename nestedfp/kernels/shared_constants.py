@@ -8,7 +8,7 @@ import struct
 from collections.abc import Mapping
 
 from nestedfp.format import FORMAT_VERSION, LIMIT, UPPER_SCALE
-from nestedfp.kernels.activations import E4M3_MAX, MIN_SCALE
+from nestedfp.kernels.activations import CARRIER_COLUMNS, E4M3_MAX, MIN_SCALE
 from nestedfp.modes import CODES, Mode
 
 FORMAT: dict[str, int] = {
@@ -19,6 +19,7 @@ FORMAT: dict[str, int] = {
     "precision_fp8": CODES[Mode.FP8],
     "e4m3_max": int(E4M3_MAX),
     "inverse_min_scale": round(1 / MIN_SCALE),
+    "carrier_columns": CARRIER_COLUMNS,
 }
 
 

@@ -48,6 +48,9 @@ class PluginOptions:
         fp16_reads_fp8_blocks: under a directive of fp16 requests still read prefix-cache blocks that FP8 steps wrote, and
             disclose them. Off by default: after a burst answers are full quality at once, at the cost of computing those
             prefixes again.
+        fused_quantiser: in FP8 steps the norms and activations before nested layers write E4M3 codes themselves, where no other
+            layer reads them (weights/fused_quantiser.py): one launch less before three of a transformer block's four linear
+            layers. Needs vLLM's compilation, hence a GPU. Off: not measured yet.
         checkpoint: fingerprint of the checkpoint's files; filled in by the plugin.
     """
 
@@ -61,6 +64,7 @@ class PluginOptions:
     gemm_timings: str = ""
     graph_tokens: int = 2048
     whole_graph_tokens: int = 512
+    fused_quantiser: bool = False
     checkpoint: str = ""
 
     def measures_steps(self, is_cpu: bool) -> bool:

@@ -132,7 +132,29 @@ def check(config: "VllmConfig") -> None:
     if config.model_config.enable_sleep_mode:
         raise ValueError("nestedfp does not support sleep mode; set enable_sleep_mode=False")
     require_our_parts(config)
-    PluginOptions.of(config)
+    if PluginOptions.of(config).fused_quantiser:
+        check_fused_quantiser(config)
+
+
+def check_fused_quantiser(config: "VllmConfig") -> None:
+    """Refuse the option where nothing could be fused.
+
+    Raises:
+        ValueError: with the setting that is in its way and what to set.
+    """
+    from vllm.config.compilation import CompilationMode
+
+    options, compilation = PluginOptions.of(config), config.compilation_config
+    cannot = "nestedfp fuses the quantiser (fused_quantiser: True)"
+    if options.weights == "two_copies" or options.fp16_only:
+        setting = "fp16_only=True" if options.fp16_only else "weights='two_copies'"
+        raise ValueError(f"{cannot} into nested layers only, but {setting}; remove one of the two options")
+    if compilation.mode != CompilationMode.VLLM_COMPILE or compilation.backend != "inductor":
+        mode = None if compilation.mode is None else CompilationMode(compilation.mode).name
+        raise ValueError(
+            f"{cannot} in the graphs that vLLM compiles with Inductor, but mode={mode} and backend={compilation.backend!r}; on a "
+            "GPU leave enforce_eager and compilation_config alone, on a CPU, where vLLM runs no passes, remove fused_quantiser"
+        )
 
 
 def choose_path(config: "VllmConfig") -> None:
@@ -153,6 +175,10 @@ def choose_path(config: "VllmConfig") -> None:
         config.compilation_config.inductor_compile_config.setdefault("triton.enable_pdl", True)
     if path is gpu_support.LinearPath.PORTABLE:
         init_logger("vllm.nestedfp").warning("portable kernels: this GPU is not of the kind that they were measured on")
+    if path is gpu_support.LinearPath.KERNELS and PluginOptions.of(config).fused_quantiser:
+        from nestedfp.vllm_plugin.weights import fused_quantiser
+
+        fused_quantiser.install(config)
     if path is gpu_support.LinearPath.PLAIN_FP16:
         options = dict(config.additional_config.get(OPTIONS_KEY, {}))
         config.additional_config[OPTIONS_KEY] = {**options, "fp16_only": True}

@@ -8,6 +8,7 @@
 #include "cuda/host/semaphores.h"
 #include "cuda/kernels/chain.h"
 #include "cuda/kernels/kernels.h"
+#include "cuda/kernels/launch_rows.h"
 #include "cuda/kernels/layout.h"
 
 namespace nestedfp::cuda {
@@ -23,17 +24,8 @@ __global__ void __launch_bounds__(256) write_input(const uint32_t* source, uint3
 }
 
 int launch_write_input(const GemmDesc& desc, const ChainArgs& args, cudaStream_t stream) {
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(desc.m));
-    config.blockDim = dim3(256);
-    config.stream = stream;
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, write_input, static_cast<const uint32_t*>(args.source),
-                              static_cast<uint32_t*>(args.x), static_cast<int>(desc.k / 2));
+    return launch_rows(write_input, desc.m, 256, true, stream, static_cast<const uint32_t*>(args.source),
+                       static_cast<uint32_t*>(args.x), static_cast<int>(desc.k / 2));
 }
 
 int launch_link(const GemmDesc& desc, const GemmConfig* config, const ChainArgs& args, int num_sms, int weight,

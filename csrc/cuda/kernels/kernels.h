@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "precision.h"
+
 struct CUstream_st;
 
 namespace nestedfp::cuda {
@@ -27,6 +29,29 @@ inline constexpr int64_t kMaxQuantizedColumns = 81920;
 // the packed upper plane: codes [M, upper_pitch(K)], padding zero; scale [M]. pdl: by programmatic dependent launch.
 int run_quantize(const void* x, int64_t x_pitch, uint8_t* codes, float* scale, int64_t m, int64_t k, bool pdl,
                  CUstream_st* stream);
+
+// The two kernels that a model has before a linear layer, with the quantiser in them. They write `carrier`, [M, K] FP16
+// in memory of which precision `to` uses what it needs:
+//     kFp16   the result
+//     kFp8    what run_quantize would make of it: codes [M, K] at the front, and scales [M]
+// K is a multiple of kCarrierColumns, so that rows of codes have no padding; tensors are contiguous and aligned to 16
+// bytes.
+inline constexpr int64_t kMaxNormColumns = 16384;
+
+struct RowNormArgs {
+    const void* x;         // [M, K] FP16
+    const void* residual;  // [M, K] FP16, or null: nothing is added
+    void* sum;             // [M, K] FP16: x + residual, may be residual itself; null without one
+    const void* weight;    // [K] FP16
+    void* carrier;
+    float* scales;
+    float epsilon;
+};
+int run_rms_norm(const RowNormArgs& args, int64_t m, int64_t k, Precision to, bool pdl, CUstream_st* stream);
+
+// x: [M, 2 * K] FP16, gate then up; K at most kMaxQuantizedColumns.
+int run_silu_and_mul(const void* x, void* carrier, float* scales, int64_t m, int64_t k, Precision to, bool pdl,
+                     CUstream_st* stream);
 
 // Lists the first `count` finite weights beyond 1.75 of [N, K] in row-major order. row_scratch: [N].
 int run_list_outliers(const uint16_t* weight, int64_t n, int64_t k, int64_t count, int32_t* row_scratch, int32_t* rows,

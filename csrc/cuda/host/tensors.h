@@ -1,0 +1,121 @@
+// What the ops on CUDA tensors share: the device and its stream, checks, memory, and the mode.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+
+#include <atomic>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "checks.h"
+#include "cuda/host/device_gemm.h"
+#include "cuda/kernels/layout.h"
+#include "mode.h"
+
+namespace nestedfp::cuda {
+
+// Makes the tensor's device current and finds torch's stream on it.
+class Device {
+  public:
+    Device(const char* op, const char* name, const Tensor& tensor) : guard_(index_of(op, name, tensor)) {
+        index_ = tensor.get_device_index();
+        void* stream = nullptr;
+        STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream(index_, &stream) == 0, op,
+                        ": torch has no current CUDA stream on device ", index_);
+        stream_ = static_cast<cudaStream_t>(stream);
+        traits_ = &gpu_traits(index_);
+    }
+
+    cudaStream_t stream() const { return stream_; }
+    const GpuTraits& traits() const { return *traits_; }
+    int index() const { return index_; }
+
+  private:
+    static int index_of(const char* op, const char* name, const Tensor& tensor) {
+        STD_TORCH_CHECK(tensor.is_cuda(), op, ": expected ", name, " on a CUDA device; move it with .cuda()");
+        return tensor.get_device_index();
+    }
+
+    torch::stable::accelerator::DeviceGuard guard_;
+    int index_ = 0;
+    cudaStream_t stream_ = nullptr;
+    const GpuTraits* traits_ = nullptr;
+};
+
+inline void check_device(const char* op, const char* name, const Tensor& tensor, const Device& device) {
+    STD_TORCH_CHECK(tensor.is_cuda() && tensor.get_device_index() == device.index(), op, ": expected ", name,
+                    " on the device of the other arguments (cuda:", device.index(), ")");
+}
+
+inline void check_error(const char* op, int error) {
+    STD_TORCH_CHECK(error == cudaSuccess, op, ": ", cudaGetErrorString(static_cast<cudaError_t>(error)));
+}
+
+inline void check_has_kernels(const char* op, const Device& device) {
+    const int capability = device.traits().capability;
+    STD_TORCH_CHECK(device.traits().has_kernels(), op, ": expected a GPU of compute capability 8.0 or newer, got ",
+                    capability / 10, ".", capability % 10, " on cuda:", device.index());
+}
+
+// The mode lives in nestedfp_C; the dispatcher is the one door between the two libraries. It is asked once, where.
+inline Precision mode_in_force() {
+    static const std::atomic<int64_t>* const mode = [] {
+        StableIValue stack[1] = {};
+        STD_TORCH_CHECK(torch_call_dispatcher("nestedfp::mode_address", "", stack, TORCH_ABI_VERSION) == 0,
+                        "nestedfp::linear: nestedfp::mode_address failed; import nestedfp.kernels.ops first");
+        return reinterpret_cast<const std::atomic<int64_t>*>(torch::stable::detail::to<int64_t>(stack[0]));
+    }();
+    return static_cast<Precision>(mode->load(std::memory_order_relaxed));
+}
+
+// What a carrier (cuda/kernels/kernels.h) holds in the mode in force: codes in FP8 mode, where the device multiplies
+// them.
+inline Precision carried_precision(const Device& device) {
+    return device.traits().has_fp8() ? mode_in_force() : Precision::kFp16;
+}
+
+// Kernels are loaded onto a device by pack; a plane may also have been packed on another one.
+inline void prepare_once(const char* op, const Device& device) {
+    thread_local std::set<int> prepared;
+    if (prepared.count(device.index()) > 0) return;
+    check_error(op, prepare_gemm(device.traits()));
+    prepared.insert(device.index());
+}
+
+inline Tensor empty(const Tensor& like, std::vector<int64_t> shape, ScalarType type) {
+    return torch::stable::new_empty(like, {shape.data(), shape.size()}, type);
+}
+
+template <class T>
+T* data(const Tensor& tensor) {
+    return static_cast<T*>(tensor.mutable_data_ptr());
+}
+
+template <class T>
+const T* const_data(const Tensor& tensor) {
+    return static_cast<const T*>(tensor.const_data_ptr());
+}
+
+inline void check_plane(const char* op, const char* name, const Tensor& plane, const Device& device) {
+    check_device(op, name, plane, device);
+    check_dtype(op, name, plane, ScalarType::Byte);
+    check_contiguous(op, name, plane);
+}
+
+inline void check_packed_upper(const char* op, const Tensor& upper, int64_t n, int64_t k, const Device& device) {
+    STD_TORCH_CHECK(n >= 1 && k >= 1 && n < (int64_t{1} << 31) && k < (int64_t{1} << 31), op,
+                    ": expected n and k from 1 to 2^31 - 1, got ", n, " and ", k);
+    check_plane(op, "upper", upper, device);
+    check_shape(op, "upper", upper, n, upper_pitch(k));
+}
+
+inline void check_packed_lower(const char* op, const Tensor& lower, int64_t n, int64_t k, const Device& device) {
+    check_plane(op, "lower", lower, device);
+    check_vector(op, "lower", lower, lower_bytes(n, k));
+}
+
+}  // namespace nestedfp::cuda

@@ -1,0 +1,133 @@
+// RMSNorm of one token per block, with or without the addition of a residual, written as FP16 or as E4M3 codes with a
+// scale. The arithmetic is that of vLLM's rms_norm and fused_add_rms_norm as it defines them: the sum and the norm in
+// FP32, the result rounded to FP16 before and after the multiplication by the weight. Codes are made from that FP16
+// result, so they are those that quantize.cu would make of it.
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include "cuda/gemm/ptx.cuh"
+#include "cuda/kernels/kernels.h"
+#include "cuda/kernels/launch_rows.h"
+#include "cuda/kernels/layout.h"
+#include "cuda/kernels/row_codes.cuh"
+
+namespace nestedfp::cuda {
+namespace {
+
+// A thread holds a chunk's 8 columns in FP32, twice the registers that the quantiser needs for them.
+constexpr int norm_threads(int chunks) { return chunks > 2 ? 512 : 1024; }
+static_assert(kMaxNormColumns == 2 * norm_threads(2) * 8 && kMaxNormColumns == 4 * norm_threads(4) * 8);
+
+NESTEDFP_DEVICE float2 pair_of(uint32_t word) { return __half22float2(*reinterpret_cast<const __half2*>(&word)); }
+
+NESTEDFP_DEVICE uint32_t word_of(__half2 pair) { return *reinterpret_cast<const uint32_t*>(&pair); }
+
+// The sum over the block, the same in all threads, added in the same order every time. warp_sum: [32], shared memory.
+NESTEDFP_DEVICE float block_sum(float sum, float* warp_sum) {
+#pragma unroll
+    for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_xor_sync(~0u, sum, lane);
+    if (threadIdx.x % 32 == 0) warp_sum[threadIdx.x / 32] = sum;
+    __syncthreads();
+    sum = threadIdx.x % 32 < blockDim.x / 32 ? warp_sum[threadIdx.x % 32] : 0.0f;
+#pragma unroll
+    for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_xor_sync(~0u, sum, lane);
+    return sum;
+}
+
+template <int Chunks, bool Adds, Precision To>
+__global__ void __launch_bounds__(norm_threads(Chunks)) norm_kernel(RowNormArgs args, int k) {
+    __shared__ float warp_sum[32];
+    __shared__ uint32_t warp_max[32];
+    const int chunks = k / 8;
+    pdl_launch_dependents();  // it reads only weights until this kernel has finished
+    uint4 weight[Chunks];
+#pragma unroll
+    for (int i = 0; i < Chunks; ++i) {
+        const int chunk = i * blockDim.x + threadIdx.x;
+        weight[i] = chunk < chunks ? static_cast<const uint4*>(args.weight)[chunk] : make_uint4(0, 0, 0, 0);
+    }
+    pdl_wait();  // for the kernel that writes x; the weight above no kernel writes
+    const int64_t first = static_cast<int64_t>(blockIdx.x) * chunks;
+    uint4 x[Chunks], residual[Chunks];  // all loads before the first store, which might be to the same memory
+#pragma unroll
+    for (int i = 0; i < Chunks; ++i) {
+        const int chunk = i * blockDim.x + threadIdx.x;
+        x[i] = residual[i] = make_uint4(0, 0, 0, 0);
+        if (chunk < chunks) {
+            x[i] = static_cast<const uint4*>(args.x)[first + chunk];
+            if constexpr (Adds) residual[i] = static_cast<const uint4*>(args.residual)[first + chunk];
+        }
+    }
+    float2 values[Chunks][4];
+    float squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < Chunks; ++i) {
+        const int chunk = i * blockDim.x + threadIdx.x;
+        const uint32_t x_words[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
+        const uint32_t residual_words[4] = {residual[i].x, residual[i].y, residual[i].z, residual[i].w};
+        uint32_t sum_words[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            values[i][e] = pair_of(x_words[e]);
+            if constexpr (Adds) {
+                const float2 more = pair_of(residual_words[e]);
+                values[i][e] = make_float2(values[i][e].x + more.x, values[i][e].y + more.y);
+                sum_words[e] = word_of(__float22half2_rn(values[i][e]));
+            }
+            squares += values[i][e].x * values[i][e].x + values[i][e].y * values[i][e].y;
+        }
+        if constexpr (Adds) {
+            if (chunk < chunks) {
+                static_cast<uint4*>(args.sum)[first + chunk] =
+                    make_uint4(sum_words[0], sum_words[1], sum_words[2], sum_words[3]);
+            }
+        }
+    }
+    const float norm = rsqrtf(__fdiv_rn(block_sum(squares, warp_sum), static_cast<float>(k)) + args.epsilon);
+    uint4 raw[Chunks];
+    uint32_t largest = 0;
+#pragma unroll
+    for (int i = 0; i < Chunks; ++i) {
+        const uint32_t weight_words[4] = {weight[i].x, weight[i].y, weight[i].z, weight[i].w};
+        uint32_t words[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const __half2 normed = __floats2half2_rn(values[i][e].x * norm, values[i][e].y * norm);
+            words[e] = word_of(__hmul2_rn(normed, *reinterpret_cast<const __half2*>(&weight_words[e])));
+        }
+        raw[i] = make_uint4(words[0], words[1], words[2], words[3]);
+        if constexpr (To == Precision::kFp8) largest = max_magnitudes(largest, raw[i]);
+    }
+    if constexpr (To == Precision::kFp8) {
+        const float scale = row_scale(largest, warp_max);
+        if (threadIdx.x == 0) args.scales[blockIdx.x] = scale;
+        store_row(raw, scale, static_cast<uint8_t*>(args.carrier) + static_cast<int64_t>(blockIdx.x) * k, chunks);
+    } else {
+        store_halves(raw, static_cast<uint4*>(args.carrier) + first, chunks);
+    }
+}
+
+template <bool Adds, Precision To>
+cudaError_t launch(const RowNormArgs& args, int64_t m, int64_t k, bool pdl, cudaStream_t stream) {
+    const int64_t chunks = k / 8;
+    const auto with = [&](auto per_thread) {
+        const auto threads = static_cast<int>(round_up((chunks + per_thread - 1) / per_thread, 32));
+        return launch_rows(norm_kernel<per_thread, Adds, To>, m, threads, pdl, stream, args, static_cast<int>(k));
+    };
+    // As choose_chunks has it, for the rows that a norm has.
+    return m > 256 ? with(std::integral_constant<int, 4>{}) : with(std::integral_constant<int, 2>{});
+}
+
+}  // namespace
+
+int run_rms_norm(const RowNormArgs& args, int64_t m, int64_t k, Precision to, bool pdl, cudaStream_t stream) {
+    if (k % kCarrierColumns != 0 || k > kMaxNormColumns) return cudaErrorInvalidValue;
+    if (args.residual == nullptr) {
+        return to == Precision::kFp8 ? launch<false, Precision::kFp8>(args, m, k, pdl, stream)
+                                     : launch<false, Precision::kFp16>(args, m, k, pdl, stream);
+    }
+    return to == Precision::kFp8 ? launch<true, Precision::kFp8>(args, m, k, pdl, stream)
+                                 : launch<true, Precision::kFp16>(args, m, k, pdl, stream);
+}
+
+}  // namespace nestedfp::cuda
