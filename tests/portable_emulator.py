@@ -1,29 +1,20 @@
-"""The portable GEMM's own sources on a CPU: tests/emulator runs its threads and executes its instructions."""
+"""The portable GEMM's own sources on a CPU (emulated.py)."""
 
 import struct
 import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 
+import emulated
 import numpy as np
 import torch
-from gemm_library import CSRC
+from emulated import COLUMNS
 
-EMULATOR = Path(__file__).parent / "emulator"
 EXACT, UPPER_FP16, FP8 = range(3)  # PortableOperands of csrc/cuda/portable/tile.h
-SANITIZERS = "-fsanitize=address,undefined"
-
-# csrc/cuda/kernels/layout.h: the column, within its 64, of the byte at each position.
-COLUMNS = [16 * (p // 4 % 4) + 2 * (p // 16) + (p & 1) * 8 + (p % 4 >> 1) for p in range(64)]
 
 
-def build(program, csrc=CSRC, *flags):
-    """Compile the emulator with the kernel's sources in ``csrc``."""
-    sources = (*sorted(EMULATOR.glob("*.cpp")), csrc / "cuda/portable/plan.cpp")
-    # The pragmas are nvcc's.
-    flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", *flags]
-    subprocess.run(["c++", *flags, "-o", program, f"-I{EMULATOR}", f"-I{csrc}", *sources], check=True)
-    return program
+def build(program, *flags, **where):
+    """Compile the emulator with the kernel's sources."""
+    return emulated.build(program, "portable_gemm.cpp", ["cuda/portable/plan.cpp"], *flags, **where)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@
 namespace emulator {
 namespace {
 
-constexpr size_t kStackBytes = 256 << 10;
+constexpr size_t kStackBytes = 128 << 10;
 
 struct Copy {
     void* to;
@@ -66,6 +66,7 @@ struct Block {
 };
 
 Block* block = nullptr;
+unsigned seed_of_launches = 0;
 
 Fiber& self() { return block->fibers[static_cast<size_t>(block->running)]; }
 
@@ -164,8 +165,12 @@ void run_grid(int blocks, int threads, int shared_bytes, unsigned seed, const st
     }
 }
 
+unsigned launch_seed() { return seed_of_launches; }
+void set_launch_seed(unsigned seed) { seed_of_launches = seed; }
+
 int thread_index() { return block->running; }
 int block_index() { return block->index; }
+int block_threads() { return static_cast<int>(block->fibers.size()); }
 uint8_t* shared_memory() { return block->shared.get(); }
 
 void sync_block() {

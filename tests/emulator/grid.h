@@ -15,9 +15,14 @@ namespace emulator {
 // Runs `thread` in `blocks` x `threads` threads with `shared_bytes` of shared memory each block.
 void run_grid(int blocks, int threads, int shared_bytes, unsigned seed, const std::function<void()>& thread);
 
+// The seed of launches that name none.
+unsigned launch_seed();
+void set_launch_seed(unsigned seed);
+
 // Of the thread that calls:
 int thread_index();
 int block_index();
+int block_threads();
 uint8_t* shared_memory();
 void sync_block();
 

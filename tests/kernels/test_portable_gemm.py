@@ -8,8 +8,9 @@ import shutil
 import portable_emulator
 import pytest
 import torch
+from emulated import SANITIZERS
 from gemm_library import CSRC
-from portable_emulator import EXACT, FP8, SANITIZERS, UPPER_FP16, Problem
+from portable_emulator import EXACT, FP8, UPPER_FP16, Problem
 
 TILES = 5
 OPERANDS = {"exact": EXACT, "upper_fp16": UPPER_FP16, "fp8": FP8}
@@ -18,7 +19,7 @@ OPERANDS = {"exact": EXACT, "upper_fp16": UPPER_FP16, "fp8": FP8}
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
     path = tmp_path_factory.mktemp("emulator") / "portable_gemm"
-    return portable_emulator.build(path, CSRC, SANITIZERS, "-g")
+    return portable_emulator.build(path, *SANITIZERS)
 
 
 def make(operands, m, n, k, seed=0, bias=True, integers=False):
@@ -122,7 +123,7 @@ def test_the_emulator_finds(tmp_path, name):
     right, wrong = MUTATIONS[name]
     assert kernel.read_text().count(right) == 1
     kernel.write_text(kernel.read_text().replace(right, wrong))
-    program = portable_emulator.build(tmp_path / "broken", csrc)
+    program = portable_emulator.build(tmp_path / "broken", csrc=csrc)
     problem, expected = make(EXACT, 16, 64, 900, integers=True)
     outcomes = [problem.run(program, EXACT, tile=1, split=1, seed=seed) for seed in range(4)]
     assert any(status != 0 or not torch.equal(out, expected.half()) for status, _, out in outcomes)

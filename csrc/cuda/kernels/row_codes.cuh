@@ -11,7 +11,8 @@
 #include <cuda_fp16.h>
 
 #include "activations.h"
-#include "cuda/gemm/ptx.cuh"
+#include "cuda/device.h"
+#include "cuda/kernels/e4m3.cuh"
 #include "cuda/kernels/layout.h"
 
 namespace nestedfp::cuda {
@@ -21,17 +22,6 @@ static_assert(kCarrierColumns == kBlockCols, "a row of codes in a carrier is a r
 inline constexpr uint32_t kInfinityBits = 0x7c00;
 
 NESTEDFP_DEVICE uint32_t max_halves(uint32_t a, uint32_t b) { return __vmaxu2(a, b & 0x7fff7fff); }
-
-// Two E4M3 codes, that of `low` in the low byte.
-NESTEDFP_DEVICE uint32_t to_codes(float low, float high) {
-    uint16_t codes = 0;
-#if __CUDA_ARCH__ >= 890
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
-#else
-    __trap();  // never launched there: no E4M3 products either
-#endif
-    return codes;
-}
 
 // Eight neighbouring columns of one token, as read from x:
 //

@@ -7,13 +7,7 @@
 
 #include "cpu/kernels/half.h"
 #include "cuda/device.h"
-#include "grid.h"
-
-struct alignas(16) uint4 {
-    uint32_t x, y, z, w;
-};
-
-inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
+#include "cuda_runtime.h"
 
 namespace nestedfp::cuda {
 
