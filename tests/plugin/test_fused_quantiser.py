@@ -189,22 +189,26 @@ def test_a_pass_of_the_users_is_not_replaced():
 
 
 @pytest.mark.engine
-def test_a_compiled_engine_fuses_and_switches_between_steps():
-    """vLLM's whole compilation, which it leaves out on a CPU unless made to; Inductor rounds elsewhere in the two engines."""
+def test_compiled_engines_fuse_where_asked_to_and_switch_between_steps(tmp_path):
+    """vLLM's whole compilation, which it leaves out on a CPU unless made to, and its cache of graphs, which they share."""
     prompts = ["Once upon a time there was a king who", "The old woman said to the fox:"]
     tokens = {"prompts": prompts, "max_tokens": 24}
     common = {"model": str(MODEL), "quantization": "nestedfp", "enable_prefix_caching": False}
     scenario = {
         "compiled": True,
-        "engines": [{**common, **QUANTIZES}, {**common, **option(quantize_activations=True)}],
+        "engines": [{**common, **QUANTIZES}, {**common, **option(quantize_activations=True)}, {**common, **QUANTIZES}],
         "runs": [{"mode": mode, **tokens} for mode in ("fp16", "fp8", "fp16")],
     }
-    found = run_json("engine_scenario.py", scenario, env={"VLLM_DISABLE_COMPILE_CACHE": "1"})
-    plain, fused = found["engines"]
+    caches = {"VLLM_CACHE_ROOT": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    found = run_json("engine_scenario.py", scenario, env=caches)
+    plain, fused, again = found["engines"]
     # The first block's norm, one of the equal pieces between two attentions, and the last piece.
-    assert found["fused"] == [0, 1 + 3 + 2]
+    assert found["fused"] == [0, 1 + 3 + 2, 0]
+    assert [run["logprobs"] for run in again] == [run["logprobs"] for run in plain]
     assert fused[0]["logprobs"] == fused[2]["logprobs"] != fused[1]["logprobs"]
-    for one, other, within in zip(plain, fused, (0.01, 0.1, 0.01), strict=True):  # a code is coarser than FP16
+    for one, other, within in zip(
+        plain, fused, (0.01, 0.1, 0.01), strict=True
+    ):  # Inductor rounds elsewhere, to FP16 or to codes
         assert one["precision"] == other["precision"]
         for mine, theirs in zip(one["logprobs"], other["logprobs"], strict=True):
             assert mine[0] == pytest.approx(theirs[0], abs=within)

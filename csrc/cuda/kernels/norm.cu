@@ -18,10 +18,6 @@ namespace {
 constexpr int norm_threads(int chunks) { return chunks > 2 ? 512 : 1024; }
 static_assert(kMaxNormColumns == 2 * norm_threads(2) * 8 && kMaxNormColumns == 4 * norm_threads(4) * 8);
 
-NESTEDFP_DEVICE float2 pair_of(uint32_t word) { return __half22float2(*reinterpret_cast<const __half2*>(&word)); }
-
-NESTEDFP_DEVICE uint32_t word_of(__half2 pair) { return *reinterpret_cast<const uint32_t*>(&pair); }
-
 // The sum over the block, the same in all threads, added in the same order every time. warp_sum: [32], shared memory.
 NESTEDFP_DEVICE float block_sum(float sum, float* warp_sum) {
 #pragma unroll
@@ -68,9 +64,9 @@ __global__ void __launch_bounds__(norm_threads(Chunks)) norm_kernel(RowNormArgs 
         uint32_t sum_words[4];
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            values[i][e] = pair_of(x_words[e]);
+            values[i][e] = __half22float2(halves_of(x_words[e]));
             if constexpr (Adds) {
-                const float2 more = pair_of(residual_words[e]);
+                const float2 more = __half22float2(halves_of(residual_words[e]));
                 values[i][e] = make_float2(values[i][e].x + more.x, values[i][e].y + more.y);
                 sum_words[e] = word_of(__float22half2_rn(values[i][e]));
             }
@@ -93,7 +89,7 @@ __global__ void __launch_bounds__(norm_threads(Chunks)) norm_kernel(RowNormArgs 
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             const __half2 normed = __floats2half2_rn(values[i][e].x * norm, values[i][e].y * norm);
-            words[e] = word_of(__hmul2_rn(normed, *reinterpret_cast<const __half2*>(&weight_words[e])));
+            words[e] = word_of(__hmul2_rn(normed, halves_of(weight_words[e])));
         }
         raw[i] = make_uint4(words[0], words[1], words[2], words[3]);
         if constexpr (To == Precision::kFp8) largest = max_magnitudes(largest, raw[i]);

@@ -50,6 +50,18 @@ NESTEDFP_DEVICE void store_codes(uint4 raw, float scale, uint8_t* codes, int chu
     to[(2 * h + 1) * 4 + j] = __byte_perm(h0, h1, 0x7362);
 }
 
+// Two neighbouring columns as a word, and back.
+NESTEDFP_DEVICE __half2 halves_of(uint32_t word) {
+    __half2 pair;
+    memcpy(&pair, &word, sizeof(pair));
+    return pair;
+}
+NESTEDFP_DEVICE uint32_t word_of(__half2 pair) {
+    uint32_t word;
+    memcpy(&word, &pair, sizeof(word));
+    return word;
+}
+
 // The larger of two magnitudes, in each half, so far and of eight more columns.
 NESTEDFP_DEVICE uint32_t max_magnitudes(uint32_t largest, uint4 raw) {
     return max_halves(max_halves(max_halves(max_halves(largest, raw.x), raw.y), raw.z), raw.w);

@@ -16,9 +16,8 @@ namespace {
 NESTEDFP_DEVICE float silu(float x) { return __fdiv_rn(x, 1.0f + expf(-x)); }
 
 NESTEDFP_DEVICE uint32_t silu_and_mul(uint32_t gate, uint32_t up) {
-    const float2 x = __half22float2(*reinterpret_cast<const __half2*>(&gate));
-    const __half2 product = __hmul2_rn(__floats2half2_rn(silu(x.x), silu(x.y)), *reinterpret_cast<const __half2*>(&up));
-    return *reinterpret_cast<const uint32_t*>(&product);
+    const float2 x = __half22float2(halves_of(gate));
+    return word_of(__hmul2_rn(__floats2half2_rn(silu(x.x), silu(x.y)), halves_of(up)));
 }
 
 // x: [M, 2 * K], gate then up.

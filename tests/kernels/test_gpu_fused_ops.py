@@ -1,0 +1,150 @@
+"""Norms and activations with the quantiser in them on CUDA tensors: FP16 results, codes, scales, and the layer that reads them.
+
+Run: ``pytest -q -m gpu tests/kernels/test_gpu_fused_ops.py``
+"""
+
+import pytest
+import torch
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fp16_mode")]
+
+EPSILON = 1e-5
+# Widths of models, and those at which the kernels change the number of columns that a thread holds.
+NORM_COLUMNS = [64, 256, 4096, 5120, 8192, 16384]
+GATED_COLUMNS = [64, 896, 14336, 16448, 32768, 40960, 81920]
+TOKENS = [1, 7, 256, 257, 600]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def operators():
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a GPU of compute capability 9.0")
+    from nestedfp.kernels import cuda_ops
+
+    cuda_ops.load()
+    torch.manual_seed(0)
+
+
+def run(operator, mode_name, *arguments):
+    """The results of an operator in a mode, synchronised."""
+    from nestedfp.kernels import ops
+    from nestedfp.modes import Mode
+
+    ops.set_mode(Mode[mode_name])
+    found = getattr(ops, operator)(*arguments)
+    torch.cuda.synchronize()
+    return found
+
+
+def quantised(x):
+    """Codes in the K order of the packed upper plane, and scales, as nestedfp/kernels/activations.py defines them."""
+    from nestedfp.kernels.activations import quantize_per_token
+
+    codes, scale = quantize_per_token(x.cpu())
+    columns = torch.arange(64)
+    j, t, c = columns // 16, columns // 2 % 4, columns // 8 % 2 + columns % 2 * 2  # csrc/cuda/kernels/layout.h
+    packed = torch.empty(x.shape[0], x.shape[1] // 64, 64, dtype=torch.uint8)
+    packed[:, :, 16 * t + 4 * j + c] = codes.view(torch.uint8).view(packed.shape)
+    return packed.view(x.shape), scale.flatten()
+
+
+def check_codes(halves, carrier, scales):
+    """Compare an FP8 carrier with what the quantiser makes of the FP16 result."""
+    codes = carrier.view(torch.uint8).flatten()[: halves.numel()].view(halves.shape)
+    expected_codes, expected_scales = quantised(halves)
+    assert torch.equal(scales.cpu(), expected_scales)
+    assert torch.equal(codes.cpu(), expected_codes)
+
+
+def assert_close(actual, expected):
+    """Equal but for sums in another order: a rounding to FP16 either way, before and after the weight."""
+    torch.testing.assert_close(actual.cpu(), expected, atol=1e-6, rtol=2.5e-3)
+    assert (actual.cpu() != expected).float().mean() < 0.02
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("columns", NORM_COLUMNS)
+@pytest.mark.parametrize("adds", [False, True])
+def test_norms_agree_with_the_cpu_and_their_codes_are_the_quantisers(columns, tokens, adds):
+    x, residual = torch.randn(tokens, columns).half() * 3, torch.randn(tokens, columns).half()
+    weight = torch.randn(columns).half()
+    name, tensors = ("add_rms_norm", (x, residual, weight)) if adds else ("rms_norm", (x, weight))
+    expected = run(name, "FP16", *tensors, EPSILON)
+    on_gpu = [tensor.cuda() for tensor in tensors]
+    before = [tensor.clone() for tensor in on_gpu]
+    halves, _, *total = run(name, "FP16", *on_gpu, EPSILON)
+    assert_close(halves, expected[0])
+    carrier, scales, *total_fp8 = run(name, "FP8", *on_gpu, EPSILON)
+    check_codes(halves, carrier, scales)
+    for found in (*total, *total_fp8):
+        assert torch.equal(found.cpu(), expected[2])
+    assert all(torch.equal(now, then) for now, then in zip(on_gpu, before, strict=True))
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("columns", GATED_COLUMNS)
+def test_silu_agrees_with_the_cpu_and_its_codes_are_the_quantisers(columns, tokens):
+    x = torch.randn(tokens, 2 * columns).half() * 2
+    expected, _ = run("silu_and_mul", "FP16", x)
+    halves, _ = run("silu_and_mul", "FP16", x.cuda())
+    assert_close(halves, expected)
+    check_codes(halves, *run("silu_and_mul", "FP8", x.cuda()))
+
+
+def test_rows_without_a_scale_and_rows_of_zeros():
+    x = torch.randn(4, 256).half()
+    x[1, 17], x[2] = torch.inf, 0
+    for name, arguments in (("rms_norm", (x, torch.ones(256).half())), ("silu_and_mul", (torch.cat([x, x], 1),))):
+        more = (EPSILON,) if name == "rms_norm" else ()
+        _, scales = run(name, "FP8", *(tensor.cuda() for tensor in arguments), *more)
+        assert scales.isnan().tolist() == [False, True, False, False]
+        assert scales[2].item() == pytest.approx(1 / (448 * 512))
+
+
+@pytest.mark.parametrize("mode_name", ["FP16", "FP8"])
+@pytest.mark.parametrize("tokens", [1, 70, 300])
+def test_a_layer_gives_the_same_bits_with_a_carrier_and_without(tokens, mode_name):
+    from nestedfp.kernels import ops
+    from nestedfp.modes import Mode
+    from nestedfp.nested_weight import nest
+
+    n, k = 1024, 4096
+    nested = nest((torch.randn(n, k) * 0.02).half().cuda())
+    upper, lower = ops.pack(nested.upper, nested.lower)
+    bias, weight = torch.randn(n).half().cuda(), torch.ones(k).half().cuda()
+    x = torch.randn(tokens, k).half().cuda()
+    halves, _ = run("rms_norm", "FP16", x, weight, EPSILON)
+    carrier, scales = run("rms_norm", mode_name, x, weight, EPSILON)
+    actual = run("linear_carried", mode_name, carrier, scales, upper, lower, bias, n, k)
+    ops.set_mode(Mode[mode_name])
+    expected = ops.linear(halves, upper, lower, bias, None, None, None, n, k, True)
+    assert torch.equal(actual, expected)
+
+
+def test_a_captured_graph_keeps_the_mode_it_was_captured_in():
+    x, weight = torch.randn(8, 512).half().cuda(), torch.ones(512).half().cuda()
+    for mode_name in ("FP16", "FP8"):
+        eager = run("rms_norm", mode_name, x, weight, EPSILON)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            from nestedfp.kernels import ops
+
+            captured = ops.rms_norm(x, weight, EPSILON)
+        graph.replay()
+        torch.cuda.synchronize()
+        values = 8 * 512 // (2 if mode_name == "FP8" else 1)  # what of the carrier was written
+        assert torch.equal(
+            captured[0].view(torch.int16).flatten()[:values], eager[0].view(torch.int16).flatten()[:values]
+        )
+
+
+def test_errors_say_what_was_expected_and_what_came():
+    from nestedfp.kernels import ops
+
+    weight = torch.ones(16448).half().cuda()
+    with pytest.raises(RuntimeError, match=r"nestedfp::rms_norm: .* at most 16384, got 16448"):
+        torch.ops.nestedfp.rms_norm(torch.zeros(2, 16448).half().cuda(), weight, EPSILON)
+    with pytest.raises(RuntimeError, match="nestedfp::silu_and_mul: expected x of dtype Half, got Float"):
+        ops.silu_and_mul(torch.zeros(2, 256).cuda())
+    with pytest.raises(RuntimeError, match="expected weight on the device of the other arguments"):
+        ops.rms_norm(torch.zeros(2, 256).half().cuda(), torch.ones(256).half(), EPSILON)
