@@ -10,6 +10,6 @@ CUDA = CSRC / "cuda"
 def build(csrc, library, *flags):
     """Compile the choice of configs and its C functions from a copy of csrc/."""
     cuda = csrc / "cuda"
-    sources = (*sorted((cuda / "config").glob("*.cpp")), cuda / "capi/capi_config.cpp")
+    sources = (*sorted((cuda / "config").glob("*.cpp")), cuda / "portable/plan.cpp", cuda / "capi/capi_config.cpp")
     flags = ["-std=c++17", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", *flags]
     subprocess.run(["c++", *flags, "-o", library, f"-I{csrc}", *sources], check=True)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from nestedfp.kernels import cuda_layout, shared_constants
+from nestedfp.kernels.gpu_kernels import HOPPER
 from nestedfp.modes import CODES, Mode
 
 FP16, FP8 = CODES[Mode.FP16], CODES[Mode.FP8]
@@ -116,16 +117,22 @@ def library() -> ctypes.CDLL:
     lib.nestedfp_workspace_bytes.argtypes, lib.nestedfp_workspace_bytes.restype = problem, _LONG
     lib.nestedfp_upper_pitch.argtypes, lib.nestedfp_upper_pitch.restype = [_LONG], _LONG
     lib.nestedfp_lower_bytes.argtypes, lib.nestedfp_lower_bytes.restype = [_LONG, _LONG], _LONG
+    cut: list[Any] = [_INT, _LONG, _LONG, _LONG, _INT]
+    lib.nestedfp_portable_plan.argtypes = [*cut, ctypes.POINTER(_INT)]
+    lib.nestedfp_portable_plan.restype = _LONG
+    lib.nestedfp_portable_work.argtypes = [*cut, _INT, _INT, ctypes.POINTER(_INT)]
     if not hasattr(lib, "nestedfp_gemm"):  # built without CUDA, for tests of the choice of configs
         return lib
     lib.nestedfp_gemm.argtypes = [*problem, _POINTER, _LONG, *[_POINTER] * 3, _INT, *[_POINTER] * 3, _INT, _POINTER]
     lib.nestedfp_time_chain.argtypes = [*problem, *[_POINTER] * 6, _INT, *[_POINTER] * 2, _INT, _INT, *[_POINTER] * 2]
+    lib.nestedfp_portable_gemm.argtypes = [*cut, _INT, _POINTER, _LONG, *[_POINTER] * 7]
     lib.nestedfp_split.argtypes = [_POINTER] * 3 + [_LONG, _POINTER, _POINTER]
     lib.nestedfp_pack.argtypes = [_POINTER] * 4 + [_LONG, _LONG, _POINTER]
     lib.nestedfp_unpack.argtypes = [_POINTER] * 4 + [_LONG, _LONG, _POINTER]
     lib.nestedfp_quantize.argtypes = [_POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _POINTER]
     lib.nestedfp_outliers.argtypes = [_POINTER, _LONG, *[_POINTER] * 3, _LONG, _POINTER, _LONG, _LONG, _POINTER]
-    check(lib.nestedfp_prepare(), "prepare")
+    if torch.cuda.get_device_capability() == HOPPER:
+        check(lib.nestedfp_prepare(), "prepare")
     return lib
 
 

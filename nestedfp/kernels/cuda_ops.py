@@ -3,10 +3,11 @@
 The library ``nestedfp_cuda_C`` is separate from ``nestedfp_C`` because machines without nvcc build only the latter.
 Both implement the same schemas, so callers use nestedfp.kernels.ops for either device. What differs on a GPU:
 
-* It must be of compute capability 9.0 (H100, H200), and ``x`` and ``bias`` float16.
+* It must be of compute capability 8.0 or newer, and ``x`` and ``bias`` float16. 9.0 (H100, H200) has kernels of its own,
+  others run the portable ones (nestedfp/kernels/gpu_kernels.py).
 * ``pack`` returns another layout (csrc/cuda/kernels/layout.h), of the shapes that ``packed_shapes`` gives.
 * FP8 mode with ``quantize_activations`` multiplies E4M3 by E4M3 on the tensor cores, whose partial sums keep fewer
-  bits than FP32's; without it, FP16 by the FP8 weights in FP32.
+  bits than FP32's; without it, and where gpu_kernels.multiplies_fp8 says no, FP16 by the FP8 weights in FP32.
 * Results are the same bits for the same inputs and shapes. Another number of tokens may choose another tile, hence
   another order of additions.
 * The operators enqueue on torch's current stream and may be captured in CUDA graphs once ``pack`` has run on the
@@ -25,6 +26,7 @@ import torch
 import nestedfp.kernels.ops  # noqa: F401  registers the schemas that the library implements
 from nestedfp.kernels.cuda_layout import packed_shapes
 from nestedfp.kernels.cuda_library import check_constants
+from nestedfp.kernels.gpu_kernels import PORTABLE_FROM
 
 __all__ = ["is_built", "is_supported", "load", "packed_shapes"]
 
@@ -37,7 +39,7 @@ def is_built() -> bool:
 
 def is_supported() -> bool:
     """Whether the kernels are built and the current device can run them."""
-    return is_built() and torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+    return is_built() and torch.cuda.is_available() and torch.cuda.get_device_capability() >= PORTABLE_FROM
 
 
 @cache

@@ -13,7 +13,7 @@ OPTIONS_KEY = "nestedfp"
 CHOICES = {
     "weights": ("nested", "two_copies"),
     "step_costs": ("auto", "measure", "off"),
-    "unsupported_gpu": ("refuse", "fp16"),
+    "unsupported_gpu": ("refuse", "fp16", "portable"),
     "gemm_choice": ("measure", "model"),
 }
 
@@ -30,8 +30,9 @@ class PluginOptions:
         step_costs: whether the worker times its steps in both precisions when it starts, so that ``auto`` can leave FP8
             alone where it saves nothing: "measure", "off", or "auto", which measures on a GPU. On a CPU that other
             processes share, a short measurement says little.
-        unsupported_gpu: what to do on a GPU without this project's kernels: "refuse", or "fp16" to serve plain FP16
-            through vLLM's own kernels, with no FP8 mode.
+        unsupported_gpu: what to do on a GPU other than Hopper: "refuse", "fp16" to serve plain FP16 through vLLM's own
+            kernels, with no FP8 mode, or "portable" to serve both precisions through the portable kernels (compute
+            capability 8.0 and newer).
         fp16_only: no FP8 mode: weights are kept or restored as plain FP16 and run through vLLM's own kernels. Filled in
             by the plugin on an unsupported GPU; may be set anywhere.
         gemm_choice: how a GPU's GEMM configs are chosen: "measure", by what configs take on this card, timed when an engine

@@ -173,7 +173,9 @@ def choose_path(config: "VllmConfig") -> None:
         # Programmatic dependent launch: the compiled kernels between the GEMMs say early that the next one may start, and
         # the GEMMs load weights while they finish: 3 % of a decode step of one request in FP16 mode, 5 % in FP8 mode.
         config.compilation_config.inductor_compile_config.setdefault("triton.enable_pdl", True)
-    if path is gpu_support.LinearPath.KERNELS and PluginOptions.of(config).fused_quantiser:
+    if path is gpu_support.LinearPath.PORTABLE:
+        init_logger("vllm.nestedfp").warning("portable kernels: this GPU is not of the kind that they were measured on")
+    if path is not gpu_support.LinearPath.PLAIN_FP16 and PluginOptions.of(config).fused_quantiser:
         from nestedfp.vllm_plugin.weights import fused_quantiser
 
         fused_quantiser.install(config)

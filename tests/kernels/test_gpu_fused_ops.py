@@ -5,7 +5,6 @@ Run: ``pytest -q -m gpu tests/kernels/test_gpu_fused_ops.py``
 
 import pytest
 import torch
-from fused_reference import assert_close, check_codes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fp16_mode")]
 
@@ -35,6 +34,32 @@ def run(operator, mode_name, *arguments):
     found = getattr(ops, operator)(*arguments)
     torch.cuda.synchronize()
     return found
+
+
+def quantised(x):
+    """Codes in the K order of the packed upper plane, and scales, as nestedfp/kernels/activations.py defines them."""
+    from nestedfp.kernels.activations import quantize_per_token
+
+    codes, scale = quantize_per_token(x.cpu())
+    columns = torch.arange(64)
+    j, t, c = columns // 16, columns // 2 % 4, columns // 8 % 2 + columns % 2 * 2  # csrc/cuda/kernels/layout.h
+    packed = torch.empty(x.shape[0], x.shape[1] // 64, 64, dtype=torch.uint8)
+    packed[:, :, 16 * t + 4 * j + c] = codes.view(torch.uint8).view(packed.shape)
+    return packed.view(x.shape), scale.flatten()
+
+
+def check_codes(halves, carrier, scales):
+    """Compare an FP8 carrier with what the quantiser makes of the FP16 result."""
+    codes = carrier.view(torch.uint8).flatten()[: halves.numel()].view(halves.shape)
+    expected_codes, expected_scales = quantised(halves)
+    assert torch.equal(scales.cpu(), expected_scales)
+    assert torch.equal(codes.cpu(), expected_codes)
+
+
+def assert_close(actual, expected):
+    """Equal but for sums in another order: a rounding to FP16 either way, before and after the weight."""
+    torch.testing.assert_close(actual.cpu(), expected, atol=1e-6, rtol=2.5e-3)
+    assert (actual.cpu() != expected).float().mean() < 0.02
 
 
 @pytest.mark.parametrize("tokens", TOKENS)

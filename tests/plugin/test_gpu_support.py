@@ -2,32 +2,45 @@
 
 import pytest
 
+from nestedfp.kernels.gpu_kernels import multiplies_fp8
 from nestedfp.vllm_plugin.options import PluginOptions
 from nestedfp.vllm_plugin.ranks.gpu_support import LinearPath, support
 
-REFUSE, FP16 = PluginOptions(), PluginOptions(unsupported_gpu="fp16")
+REFUSE, FP16, PORTABLE = (PluginOptions(unsupported_gpu=what) for what in ("refuse", "fp16", "portable"))
 
 
-@pytest.mark.parametrize("options", [REFUSE, FP16])
+@pytest.mark.parametrize("options", [REFUSE, FP16, PORTABLE])
 @pytest.mark.parametrize("capability", [None, (9, 0)])
 def test_a_cpu_and_hopper_run_both_precisions_whatever_the_option(capability, options):
     assert support(capability, options) is LinearPath.KERNELS
 
 
-@pytest.mark.parametrize(
-    ("capability", "why"),
-    [
-        ((7, 5), r"has 7\.5 and has no FP8 tensor cores"),
-        ((8, 0), r"has 8\.0 and has no FP8 tensor cores"),
-        ((8, 9), r"has 8\.9 and has FP8 tensor cores, but no kernels"),
-        ((10, 0), r"has 10\.0 and has FP8 tensor cores, but no kernels"),
-    ],
-)
-def test_another_gpu_is_refused_with_what_to_set_unless_fp16_alone_is_wanted(capability, why):
-    with pytest.raises(ValueError, match=why) as caught:
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
+def test_another_gpu_is_refused_with_what_to_set_unless_that_is_said(capability):
+    found = f"{capability[0]}.{capability[1]}"
+    with pytest.raises(ValueError, match=rf"this GPU has {found}\. To serve both precisions") as caught:
         support(capability, REFUSE)
+    assert "unsupported_gpu: portable" in str(caught.value)
     assert "unsupported_gpu: fp16" in str(caught.value)
     assert support(capability, FP16) is LinearPath.PLAIN_FP16
+    assert support(capability, PORTABLE) is LinearPath.PORTABLE
+
+
+@pytest.mark.parametrize("options", [REFUSE, PORTABLE])
+def test_a_gpu_that_is_too_old_for_the_portable_kernels_can_serve_fp16_alone(options):
+    with pytest.raises(ValueError, match=r"this GPU has 7\.5\. The portable kernels need 8\.0 or newer") as caught:
+        support((7, 5), options)
+    assert "unsupported_gpu: fp16" in str(caught.value)
+    assert support((7, 5), FP16) is LinearPath.PLAIN_FP16
+
+
+def test_a_hopper_stands_in_for_other_gpus_when_the_environment_says_so(monkeypatch):
+    monkeypatch.setenv("NESTEDFP_GPU_KERNELS", "portable")
+    assert support((9, 0), REFUSE) is LinearPath.PORTABLE
+    assert support(None, PORTABLE) is LinearPath.KERNELS
+    monkeypatch.setenv("NESTEDFP_GPU_KERNELS", "fast")
+    with pytest.raises(ValueError, match="must be auto or portable, got 'fast'"):
+        support((9, 0), PORTABLE)
 
 
 @pytest.mark.parametrize("capability", [None, (8, 9), (9, 0)])
@@ -47,3 +60,11 @@ def test_fp16_only_can_be_asked_for_anywhere(capability):
 )
 def test_steps_are_timed_on_a_gpu_unless_told_otherwise(given, is_cpu, measures):
     assert PluginOptions(**given).measures_steps(is_cpu) is measures
+
+
+@pytest.mark.parametrize(
+    ("capability", "quantized"),
+    [((8, 0), False), ((8, 6), False), ((8, 9), True), ((9, 0), True), ((10, 0), False), ((12, 0), True)],
+)
+def test_activations_are_quantised_where_a_product_of_fp8_by_fp8_is_an_instruction(capability, quantized):
+    assert multiplies_fp8(capability) is quantized

@@ -36,6 +36,10 @@ def outcomes(tmp_path_factory):
             "capability": [9, 0],
         },
         "blackwell": {"args": {}, "capability": [10, 0]},
+        "ada, portable": {
+            "args": {"additional_config": {"nestedfp": {"unsupported_gpu": "portable"}}},
+            "capability": [8, 9],
+        },
         "fp16 only": {"args": {"additional_config": {"nestedfp": {"fp16_only": True}}}},
         "truncated": {"args": {"model": str(truncated)}},
     }
@@ -57,6 +61,7 @@ def test_on_hopper_kernels_may_start_early_unless_the_user_says_no(outcomes):
     assert outcomes["good"]["pdl"] is None  # a CPU
     assert outcomes["hopper"]["pdl"] is True
     assert outcomes["hopper, PDL off"]["pdl"] is False
+    assert outcomes["ada, portable"]["pdl"] is None  # it cannot
 
 
 @pytest.mark.parametrize(
@@ -73,7 +78,7 @@ def test_on_hopper_kernels_may_start_early_unless_the_user_says_no(outcomes):
         ("fp8 kv", "leave kv_cache_dtype at 'auto'"),
         ("option", "keys out of"),
         ("option type", "must be a bool"),
-        ("option choice", "must be one of ('refuse', 'fp16'); got 'fp8'"),
+        ("option choice", "must be one of ('refuse', 'fp16', 'portable'); got 'fp8'"),
         ("blackwell", "this GPU has 10.0"),
         ("truncated", "model.safetensors: expected"),
     ],

@@ -8,6 +8,7 @@
 #include "cuda/config/gemm_timings.h"
 #include "cuda/config/stream_k.h"
 #include "cuda/kernels/layout.h"
+#include "cuda/portable/plan.h"
 #include "shared_constants.h"
 
 using namespace nestedfp::cuda;
@@ -112,6 +113,25 @@ NESTEDFP_API void nestedfp_plan(int precision, int64_t m, int64_t n, int64_t k, 
                           made.tiles,      made.whole_tiles, made.cluster,       made.steps,
                           made.work_units, made.columns,     made.multicast_ctas};
     for (int i = 0; i < 11; ++i) plan[i] = fields[i];
+}
+
+// The portable GEMM's choice: plan[2]: tile, split. Returns the bytes of its workspace.
+NESTEDFP_API int64_t nestedfp_portable_plan(int operands, int64_t m, int64_t n, int64_t k, int num_sms, int* plan) {
+    const PortablePlan made = plan_portable(static_cast<PortableOperands>(operands), m, n, k, num_sms, true);
+    plan[0] = made.tile;
+    plan[1] = made.split;
+    return portable_workspace_bytes(made);
+}
+
+// What a block of the portable GEMM computes, with this tile and split: work[4]: row tile, token tile, first step, step
+// after the last. Returns the number of blocks.
+NESTEDFP_API int nestedfp_portable_work(int operands, int64_t m, int64_t n, int64_t k, int tile, int split, int block,
+                                        int* work) {
+    const PortablePlan plan = cut_portable(static_cast<PortableOperands>(operands), m, n, k, tile, split);
+    const PortableWork found = portable_work(plan, block);
+    const int fields[] = {found.row_tile, found.token_tile, found.first_step, found.last_step};
+    for (int i = 0; i < 4; ++i) work[i] = fields[i];
+    return plan.blocks();
 }
 
 // The parts that a block computes, in its order: fields[5 * i]: tile, first step, steps, index, count. Returns how

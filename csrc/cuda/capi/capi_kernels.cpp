@@ -1,9 +1,13 @@
 // The kernels as C functions, for the tests and benchmarks that choose a config themselves. Loaded with ctypes.
+#include <cuda_runtime.h>
+
 #include "cuda/capi/capi.h"
+#include "cuda/host/device_gemm.h"
 #include "cuda/host/launch.h"
 #include "cuda/host/semaphores.h"
 #include "cuda/kernels/chain.h"
 #include "cuda/kernels/kernels.h"
+#include "cuda/portable/launch.h"
 
 using namespace nestedfp::cuda;
 
@@ -32,6 +36,22 @@ NESTEDFP_API int nestedfp_time_chain(int precision, int64_t m, int64_t n, int64_
 
 NESTEDFP_API int nestedfp_prepare() { return prepare_device(); }
 
+NESTEDFP_API int nestedfp_prepare_portable(int has_fp8) { return prepare_portable(has_fp8 != 0); }
+
+// workspace: as many bytes as the plan of this tile and split needs.
+NESTEDFP_API int nestedfp_portable_gemm(int operands, int64_t m, int64_t n, int64_t k, int tile, int split,
+                                        const void* x, int64_t x_pitch, const float* token_scale, const uint8_t* upper,
+                                        const uint8_t* lower, const void* bias, void* out, float* workspace,
+                                        void* stream) {
+    const char* message = nullptr;
+    const auto kind = static_cast<PortableOperands>(operands);
+    const auto precision = kind == PortableOperands::kFp8 ? nestedfp::Precision::kFp8 : nestedfp::Precision::kFp16;
+    return run_portable({precision, m, n, k}, kind, cut_portable(kind, m, n, k, tile, split),
+                        {x, x_pitch, token_scale, upper, lower, false, bias, out, workspace,
+                         stream_semaphores(static_cast<CUstream_st*>(stream)), false},
+                        static_cast<CUstream_st*>(stream), &message);
+}
+
 NESTEDFP_API int nestedfp_split(const void* weight, uint8_t* upper, uint8_t* lower, int64_t count, void* counts,
                                 void* stream) {
     return run_split(static_cast<const uint16_t*>(weight), upper, lower, count,
@@ -50,7 +70,10 @@ NESTEDFP_API int nestedfp_unpack(const uint8_t* packed_upper, const uint8_t* pac
 
 NESTEDFP_API int nestedfp_quantize(const void* x, int64_t x_pitch, uint8_t* codes, float* scale, int64_t m, int64_t k,
                                    void* stream) {
-    return run_quantize(x, x_pitch, codes, scale, m, k, static_cast<CUstream_st*>(stream));
+    int device = 0;
+    if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
+    return run_quantize(x, x_pitch, codes, scale, m, k, gpu_traits(device).has_pdl(),
+                        static_cast<CUstream_st*>(stream));
 }
 
 NESTEDFP_API int nestedfp_outliers(const void* x, int64_t x_pitch, const int32_t* rows, const int32_t* cols,

@@ -1,23 +1,9 @@
 // The exact decoder: four weights from four bytes of each plane in six instructions (2 PRMT, 2 LOP3, 1 IMAD, 1 LEA.HI).
 #pragma once
 
-#include "cuda/gemm/ptx.cuh"
+#include "cuda/gemm/bits.cuh"
 
 namespace nestedfp::cuda {
-
-template <int Selector>
-NESTEDFP_DEVICE uint32_t permute_bytes(uint32_t a, uint32_t b) {
-    uint32_t d;
-    asm volatile("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "n"(Selector));
-    return d;
-}
-
-// (~a & mask) | constant
-NESTEDFP_DEVICE uint32_t inverted_and_or(uint32_t a, uint32_t mask, uint32_t constant) {
-    uint32_t d;
-    asm volatile("lop3.b32 %0, %1, %2, %3, 0xAE;" : "=r"(d) : "r"(a), "r"(mask), "r"(constant));
-    return d;
-}
 
 // Bytes c = 0..3 of `upper` and `lower` (layout.h) belong to k = 0, 8, 1, 9. low = (k 0, k 1), high = (k 8, k 9) as
 // half2.

@@ -1,12 +1,12 @@
 // Hopper instructions that CUDA C++ has no name for, one thin wrapper each: mbarrier, TMA, wgmma control, clusters,
-// conversion to E4M3, programmatic dependent launch. Addresses are 32-bit shared-memory addresses.
+// programmatic dependent launch. Addresses are 32-bit shared-memory addresses.
 #pragma once
 
 #include <cuda.h>
 
 #include <cstdint>
 
-#define NESTEDFP_DEVICE __device__ __forceinline__
+#include "cuda/device.h"
 
 namespace nestedfp::cuda {
 
@@ -233,22 +233,22 @@ NESTEDFP_DEVICE int load_acquire(const int* from) {
     return value;
 }
 
-// --- conversion ---
-
-// Two E4M3 codes, that of `low` in the low byte.
-NESTEDFP_DEVICE uint32_t to_codes(float low, float high) {
-    uint16_t codes;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
-    return codes;
-}
-
 // --- programmatic dependent launch (PDL): a kernel starts while the one before it in the stream still runs, and waits
-// for that one's results where it needs them. No-ops unless the launch asked for it ---
+// for that one's results where it needs them. No-ops unless the launch asked for it, and in what is compiled for GPUs
+// that cannot ---
 
 // Returns once every kernel before this one in the stream has finished and its writes are visible.
-NESTEDFP_DEVICE void pdl_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+NESTEDFP_DEVICE void pdl_wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 // Lets the next kernel of the stream start as soon as there is room for it.
-NESTEDFP_DEVICE void pdl_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+NESTEDFP_DEVICE void pdl_launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 
 }  // namespace nestedfp::cuda

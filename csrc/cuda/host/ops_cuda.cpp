@@ -49,7 +49,7 @@ std::tuple<Tensor, Tensor, Tensor> list_outliers(Tensor weight, int64_t count) {
 std::tuple<Tensor, Tensor> pack(Tensor upper, Tensor lower) {
     const char* const op = "nestedfp::pack";
     const Device device(op, "upper", upper);
-    check_hopper(op, device);
+    check_has_kernels(op, device);
     check_matrix(op, "upper", upper);
     const int64_t n = upper.size(0), k = upper.size(1);
     check_shape(op, "lower", lower, n, k);
@@ -59,7 +59,7 @@ std::tuple<Tensor, Tensor> pack(Tensor upper, Tensor lower) {
                     " input features, which the activation quantiser can hold, got ", k, "; keep this layer plain");
     const Tensor packed_upper = empty(upper, {n, upper_pitch(k)}, ScalarType::Byte);
     const Tensor packed_lower = empty(upper, {lower_bytes(n, k)}, ScalarType::Byte);
-    check_error(op, prepare_device());
+    check_error(op, prepare_gemm(device.traits()));
     check_error(op, run_pack(const_data<uint8_t>(upper), const_data<uint8_t>(lower), data<uint8_t>(packed_upper),
                              data<uint8_t>(packed_lower), n, k, device.stream()));
     return {packed_upper, packed_lower};

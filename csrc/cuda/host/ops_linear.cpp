@@ -2,7 +2,7 @@
 #include <optional>
 #include <vector>
 
-#include "cuda/host/launch.h"
+#include "cuda/host/device_gemm.h"
 #include "cuda/host/ops_cuda.h"
 #include "cuda/host/semaphores.h"
 #include "cuda/host/tensors.h"
@@ -51,7 +51,10 @@ void multiply(const char* op, const Tensor& rows, const float* token_scale, cons
     const auto [upper, lower, bias, n, k] = layer;
     const int64_t m = rows.numel() / k;
     prepare_once(op, device);
-    const GemmDesc desc{is_fp8 && quantize_activations ? Precision::kFp8 : Precision::kFp16, m, n, k};
+    const GpuTraits& gpu = device.traits();
+    // The activations of FP8 mode, where the tensor cores know E4M3; else FP16 ones multiply the FP8 weights.
+    const bool is_fp8_gemm = is_fp8 && quantize_activations && gpu.has_fp8();
+    const GemmDesc desc{is_fp8_gemm ? Precision::kFp8 : Precision::kFp16, m, n, k};
     GemmArgs args{};
     args.x = rows.const_data_ptr();
     args.x_pitch = k;
@@ -63,16 +66,15 @@ void multiply(const char* op, const Tensor& rows, const float* token_scale, cons
     args.bias = bias.has_value() ? bias->const_data_ptr() : nullptr;
     args.out = out.mutable_data_ptr();
     args.semaphores = stream_semaphores(device.stream());
-    const GemmConfig config = choose_config(desc, device.num_sms(), args.semaphores != nullptr);
+    const DeviceGemm gemm(desc, is_fp8, gpu, args.semaphores != nullptr);
 
     // One allocation for all scratch memory: partial sums, then the activations as the GEMM reads them, then their
     // scales. torch's allocator keeps it in stream order.
-    const bool is_fp8_gemm = desc.precision == Precision::kFp8;
     const bool is_quantized = is_fp8_gemm && token_scale == nullptr;
-    // TMA reads rows that begin at multiples of 16 bytes.
+    // TMA and asynchronous copies read rows that begin at multiples of 16 bytes.
     const bool is_copied = !is_fp8_gemm && (k % 8 != 0 || reinterpret_cast<uintptr_t>(args.x) % 16 != 0);
     const int64_t pitch = is_fp8_gemm ? upper_pitch(k) : round_up(k, 8);
-    const int64_t sums_bytes = round_up(workspace_bytes(desc, config, device.num_sms()), 256);
+    const int64_t sums_bytes = round_up(gemm.workspace_bytes(), 256);
     const int64_t x_bytes = is_quantized ? round_up(m * pitch, 256) : is_copied ? m * pitch * 2 : 0;
     const int64_t scratch_bytes = sums_bytes + x_bytes + (is_quantized ? m * 4 : 0);
     std::optional<Tensor> scratch;
@@ -83,7 +85,7 @@ void multiply(const char* op, const Tensor& rows, const float* token_scale, cons
         if (sums_bytes > 0) args.workspace = reinterpret_cast<float*>(sums);
         if (is_quantized) {
             auto* const scale = reinterpret_cast<float*>(copy + x_bytes);
-            check_error(op, run_quantize(args.x, k, copy, scale, m, k, device.stream()));
+            check_error(op, run_quantize(args.x, k, copy, scale, m, k, gpu.has_pdl(), device.stream()));
             args.token_scale = scale;
         } else if (is_copied) {
             check_error(op, cudaMemcpy2DAsync(copy, pitch * 2, args.x, k * 2, k * 2, m, cudaMemcpyDeviceToDevice,
@@ -99,9 +101,8 @@ void multiply(const char* op, const Tensor& rows, const float* token_scale, cons
         args.token_scale = token_scale;
     }
     const char* message = "";
-    const int error = run_gemm(desc, config, args, device.num_sms(), device.stream(), &message);
-    STD_TORCH_CHECK(error == cudaSuccess, op, ": m=", m, ", n=", n, ", k=", k, ", tile ", config.tile, ", split ",
-                    config.split, ": ", message);
+    const int error = gemm.run(args, device.stream(), &message);
+    STD_TORCH_CHECK(error == cudaSuccess, op, ": m=", m, ", n=", n, ", k=", k, ", ", gemm.describe(), ": ", message);
 }
 
 }  // namespace
@@ -113,7 +114,7 @@ Tensor linear(Tensor x, Tensor upper, std::optional<Tensor> lower, std::optional
     const Device device(op, "x", x);
     const bool is_fp8 = mode_in_force() == Precision::kFp8;
     const Layer layer{upper, lower, bias, n, k};
-    check_operands(op, "x", x, layer, is_fp8 && quantize_activations, device);
+    check_operands(op, "x", x, layer, is_fp8 && (quantize_activations || device.traits().is_portable()), device);
     check_outlier_lists(
         op, outlier_rows, outlier_cols, outlier_deltas,
         [&](const char*, const char* name, const Tensor& list) { check_device(op, name, list, device); });
@@ -143,7 +144,8 @@ Tensor linear_carried(Tensor carrier, Tensor scales, Tensor upper, std::optional
     check_device(op, "scales", scales, device);
     const Tensor out = empty_out(carrier, n);
     if (carrier.numel() == 0) return out;
-    multiply(op, carrier, is_fp8 ? const_data<float>(scales) : nullptr, layer, is_fp8, true, out, device);
+    multiply(op, carrier, carried_precision(device) == Precision::kFp8 ? const_data<float>(scales) : nullptr, layer,
+             is_fp8, true, out, device);
     return out;
 }
 

@@ -7,13 +7,12 @@
 #include <torch/csrc/stable/library.h>
 
 #include <atomic>
-#include <map>
 #include <optional>
 #include <set>
 #include <vector>
 
 #include "checks.h"
-#include "cuda/host/launch.h"
+#include "cuda/host/device_gemm.h"
 #include "cuda/kernels/layout.h"
 #include "mode.h"
 
@@ -28,29 +27,23 @@ class Device {
         STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream(index_, &stream) == 0, op,
                         ": torch has no current CUDA stream on device ", index_);
         stream_ = static_cast<cudaStream_t>(stream);
-        num_sms_ = multiprocessors(index_);
+        traits_ = &gpu_traits(index_);
     }
 
     cudaStream_t stream() const { return stream_; }
-    int num_sms() const { return num_sms_; }
+    const GpuTraits& traits() const { return *traits_; }
     int index() const { return index_; }
 
   private:
-    static int multiprocessors(int index) {
-        thread_local std::map<int, int> known;
-        const auto [found, is_new] = known.emplace(index, 0);
-        if (is_new) cudaDeviceGetAttribute(&found->second, cudaDevAttrMultiProcessorCount, index);
-        return found->second;
-    }
-
     static int index_of(const char* op, const char* name, const Tensor& tensor) {
         STD_TORCH_CHECK(tensor.is_cuda(), op, ": expected ", name, " on a CUDA device; move it with .cuda()");
         return tensor.get_device_index();
     }
 
     torch::stable::accelerator::DeviceGuard guard_;
-    int index_ = 0, num_sms_ = 0;
+    int index_ = 0;
     cudaStream_t stream_ = nullptr;
+    const GpuTraits* traits_ = nullptr;
 };
 
 inline void check_device(const char* op, const char* name, const Tensor& tensor, const Device& device) {
@@ -62,13 +55,10 @@ inline void check_error(const char* op, int error) {
     STD_TORCH_CHECK(error == cudaSuccess, op, ": ", cudaGetErrorString(static_cast<cudaError_t>(error)));
 }
 
-// Compiled for sm_90a, which runs on compute capability 9.0 and nothing else.
-inline void check_hopper(const char* op, const Device& device) {
-    int major = 0, minor = 0;
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index());
-    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.index());
-    STD_TORCH_CHECK(major == 9 && minor == 0, op, ": expected a GPU of compute capability 9.0 (H100, H200), got ",
-                    major, ".", minor, " on cuda:", device.index());
+inline void check_has_kernels(const char* op, const Device& device) {
+    const int capability = device.traits().capability;
+    STD_TORCH_CHECK(device.traits().has_kernels(), op, ": expected a GPU of compute capability 8.0 or newer, got ",
+                    capability / 10, ".", capability % 10, " on cuda:", device.index());
 }
 
 // The mode lives in nestedfp_C; the dispatcher is the one door between the two libraries. It is asked once, where.
@@ -82,11 +72,17 @@ inline Precision mode_in_force() {
     return static_cast<Precision>(mode->load(std::memory_order_relaxed));
 }
 
+// What a carrier (cuda/kernels/kernels.h) holds in the mode in force: codes in FP8 mode, where the device multiplies
+// them.
+inline Precision carried_precision(const Device& device) {
+    return device.traits().has_fp8() ? mode_in_force() : Precision::kFp16;
+}
+
 // Kernels are loaded onto a device by pack; a plane may also have been packed on another one.
 inline void prepare_once(const char* op, const Device& device) {
     thread_local std::set<int> prepared;
     if (prepared.count(device.index()) > 0) return;
-    check_error(op, prepare_device());
+    check_error(op, prepare_gemm(device.traits()));
     prepared.insert(device.index());
 }
 

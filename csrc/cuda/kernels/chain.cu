@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(256) write_input(const uint32_t* source, uint3
 }
 
 int launch_write_input(const GemmDesc& desc, const ChainArgs& args, cudaStream_t stream) {
-    return launch_rows(write_input, desc.m, 256, stream, static_cast<const uint32_t*>(args.source),
+    return launch_rows(write_input, desc.m, 256, true, stream, static_cast<const uint32_t*>(args.source),
                        static_cast<uint32_t*>(args.x), static_cast<int>(desc.k / 2));
 }
 
@@ -36,7 +36,7 @@ int launch_link(const GemmDesc& desc, const GemmConfig* config, const ChainArgs&
     gemm.x = args.x;
     gemm.x_pitch = desc.k;
     if (desc.precision == Precision::kFp8) {
-        error = run_quantize(args.x, desc.k, args.codes, args.token_scale, desc.m, desc.k, stream);
+        error = run_quantize(args.x, desc.k, args.codes, args.token_scale, desc.m, desc.k, true, stream);
         if (error != cudaSuccess) return error;
         gemm.x = args.codes;
         gemm.x_pitch = upper_pitch(desc.k);

@@ -26,8 +26,8 @@ int run_unpack(const uint8_t* packed_upper, const uint8_t* packed_lower, uint8_t
 inline constexpr int64_t kMaxQuantizedColumns = 81920;
 
 // Rounds each token of x [M, K], FP16, to E4M3 with its own scale (nestedfp/kernels/activations.py), in the K order of
-// the packed upper plane: codes [M, upper_pitch(K)], padding zero; scale [M].
-int run_quantize(const void* x, int64_t x_pitch, uint8_t* codes, float* scale, int64_t m, int64_t k,
+// the packed upper plane: codes [M, upper_pitch(K)], padding zero; scale [M]. pdl: by programmatic dependent launch.
+int run_quantize(const void* x, int64_t x_pitch, uint8_t* codes, float* scale, int64_t m, int64_t k, bool pdl,
                  CUstream_st* stream);
 
 // The two kernels that a model has before a linear layer, with the quantiser in them. They write `carrier`, [M, K] FP16
@@ -47,10 +47,10 @@ struct RowNormArgs {
     float* scales;
     float epsilon;
 };
-int run_rms_norm(const RowNormArgs& args, int64_t m, int64_t k, Precision to, CUstream_st* stream);
+int run_rms_norm(const RowNormArgs& args, int64_t m, int64_t k, Precision to, bool pdl, CUstream_st* stream);
 
 // x: [M, 2 * K] FP16, gate then up; K at most kMaxQuantizedColumns.
-int run_silu_and_mul(const void* x, void* carrier, float* scales, int64_t m, int64_t k, Precision to,
+int run_silu_and_mul(const void* x, void* carrier, float* scales, int64_t m, int64_t k, Precision to, bool pdl,
                      CUstream_st* stream);
 
 // Lists the first `count` finite weights beyond 1.75 of [N, K] in row-major order. row_scratch: [N].

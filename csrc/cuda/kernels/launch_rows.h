@@ -32,10 +32,11 @@ cudaError_t choose_chunks(int64_t m, int64_t chunks, Launch&& launch) {
     return with(std::integral_constant<int, 16>{});
 }
 
-// One block of `threads` threads for each of m tokens. The kernel may start while the one before it runs: it calls
-// pdl_wait before it reads what that one writes.
+// One block of `threads` threads for each of m tokens. With pdl, which a GPU before Hopper cannot, the kernel may start
+// while the one before it runs: it calls pdl_wait before it reads what that one writes.
 template <class... Params, class... Args>
-cudaError_t launch_rows(void (*kernel)(Params...), int64_t m, int threads, cudaStream_t stream, Args... args) {
+cudaError_t launch_rows(void (*kernel)(Params...), int64_t m, int threads, bool pdl, cudaStream_t stream,
+                        Args... args) {
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(static_cast<unsigned>(m));
     config.blockDim = dim3(threads);
@@ -44,7 +45,7 @@ cudaError_t launch_rows(void (*kernel)(Params...), int64_t m, int threads, cudaS
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &attribute;
-    config.numAttrs = 1;
+    config.numAttrs = pdl ? 1 : 0;
     return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
 }
 

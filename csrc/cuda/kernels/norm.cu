@@ -104,11 +104,11 @@ __global__ void __launch_bounds__(norm_threads(Chunks)) norm_kernel(RowNormArgs 
 }
 
 template <bool Adds, Precision To>
-cudaError_t launch(const RowNormArgs& args, int64_t m, int64_t k, cudaStream_t stream) {
+cudaError_t launch(const RowNormArgs& args, int64_t m, int64_t k, bool pdl, cudaStream_t stream) {
     const int64_t chunks = k / 8;
     const auto with = [&](auto per_thread) {
         const auto threads = static_cast<int>(round_up((chunks + per_thread - 1) / per_thread, 32));
-        return launch_rows(norm_kernel<per_thread, Adds, To>, m, threads, stream, args, static_cast<int>(k));
+        return launch_rows(norm_kernel<per_thread, Adds, To>, m, threads, pdl, stream, args, static_cast<int>(k));
     };
     // As choose_chunks has it, for the rows that a norm has.
     return m > 256 ? with(std::integral_constant<int, 4>{}) : with(std::integral_constant<int, 2>{});
@@ -116,14 +116,14 @@ cudaError_t launch(const RowNormArgs& args, int64_t m, int64_t k, cudaStream_t s
 
 }  // namespace
 
-int run_rms_norm(const RowNormArgs& args, int64_t m, int64_t k, Precision to, cudaStream_t stream) {
+int run_rms_norm(const RowNormArgs& args, int64_t m, int64_t k, Precision to, bool pdl, cudaStream_t stream) {
     if (k % kCarrierColumns != 0 || k > kMaxNormColumns) return cudaErrorInvalidValue;
     if (args.residual == nullptr) {
-        return to == Precision::kFp8 ? launch<false, Precision::kFp8>(args, m, k, stream)
-                                     : launch<false, Precision::kFp16>(args, m, k, stream);
+        return to == Precision::kFp8 ? launch<false, Precision::kFp8>(args, m, k, pdl, stream)
+                                     : launch<false, Precision::kFp16>(args, m, k, pdl, stream);
     }
-    return to == Precision::kFp8 ? launch<true, Precision::kFp8>(args, m, k, stream)
-                                 : launch<true, Precision::kFp16>(args, m, k, stream);
+    return to == Precision::kFp8 ? launch<true, Precision::kFp8>(args, m, k, pdl, stream)
+                                 : launch<true, Precision::kFp16>(args, m, k, pdl, stream);
 }
 
 }  // namespace nestedfp::cuda

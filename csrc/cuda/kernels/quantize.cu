@@ -45,13 +45,13 @@ __global__ void __launch_bounds__(max_threads(Chunks))
 
 }  // namespace
 
-int run_quantize(const void* x, int64_t x_pitch, uint8_t* codes, float* scale, int64_t m, int64_t k,
+int run_quantize(const void* x, int64_t x_pitch, uint8_t* codes, float* scale, int64_t m, int64_t k, bool pdl,
                  cudaStream_t stream) {
     if (k > kMaxQuantizedColumns) return cudaErrorInvalidValue;
     const bool is_aligned = reinterpret_cast<uintptr_t>(x) % 16 == 0 && x_pitch % 8 == 0;
     return choose_chunks(m, upper_pitch(k) / 8, [&](auto chunks, int threads) {
-        return launch_rows(quantize_kernel<chunks>, m, threads, stream, static_cast<const __half*>(x), x_pitch, codes,
-                           scale, static_cast<int>(k), is_aligned);
+        return launch_rows(quantize_kernel<chunks>, m, threads, pdl, stream, static_cast<const __half*>(x), x_pitch,
+                           codes, scale, static_cast<int>(k), is_aligned);
     });
 }
 

@@ -11,7 +11,8 @@
 #include <cuda_fp16.h>
 
 #include "activations.h"
-#include "cuda/gemm/ptx.cuh"
+#include "cuda/device.h"
+#include "cuda/kernels/e4m3.cuh"
 #include "cuda/kernels/layout.h"
 
 namespace nestedfp::cuda {

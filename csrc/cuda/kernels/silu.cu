@@ -53,13 +53,13 @@ __global__ void __launch_bounds__(max_threads(Chunks))
 
 }  // namespace
 
-int run_silu_and_mul(const void* x, void* carrier, float* scales, int64_t m, int64_t k, Precision to,
+int run_silu_and_mul(const void* x, void* carrier, float* scales, int64_t m, int64_t k, Precision to, bool pdl,
                      cudaStream_t stream) {
     if (k % kCarrierColumns != 0 || k > kMaxQuantizedColumns) return cudaErrorInvalidValue;
     return choose_chunks(m, k / 8, [&](auto chunks, int threads) {
         const auto kernel =
             to == Precision::kFp8 ? silu_kernel<chunks, Precision::kFp8> : silu_kernel<chunks, Precision::kFp16>;
-        return launch_rows(kernel, m, threads, stream, static_cast<const uint4*>(x), carrier, scales,
+        return launch_rows(kernel, m, threads, pdl, stream, static_cast<const uint4*>(x), carrier, scales,
                            static_cast<int>(k / 8));
     });
 }

@@ -1,16 +1,16 @@
-"""What this project can do on a GPU, by its compute capability. Pure."""
+"""What this project can do on a GPU, by its compute capability. Pure but for gpu_kernels.is_portable."""
 
 from enum import StrEnum
 
+from nestedfp.kernels.gpu_kernels import HOPPER, PORTABLE_FROM, is_portable
 from nestedfp.vllm_plugin.options import PluginOptions
-
-KERNELS = (9, 0)  # csrc/cuda is compiled for sm_90a, which runs there and nowhere else
 
 
 class LinearPath(StrEnum):
     """How linear layers run."""
 
-    KERNELS = "kernels"  # this project's kernels: both precisions
+    KERNELS = "kernels"  # this project's kernels for a CPU or for Hopper: both precisions
+    PORTABLE = "portable"  # its portable kernels: both precisions
     PLAIN_FP16 = "plain_fp16"  # plain FP16 weights and vLLM's own kernels: one precision
 
 
@@ -19,21 +19,30 @@ def support(capability: tuple[int, int] | None, options: PluginOptions) -> Linea
 
     Args:
         capability: the GPU's compute capability; None: a CPU.
-        options: ``unsupported_gpu`` says what to do on a GPU without kernels; ``fp16_only`` asks for plain FP16 anywhere.
+        options: ``unsupported_gpu`` says what to do on a GPU other than Hopper; ``fp16_only`` asks for plain FP16 anywhere.
 
     Raises:
-        ValueError: for a GPU without kernels that the configuration does not want to run in FP16 only.
+        ValueError: for a GPU that the configuration does not say what to do on, or that has no kernels.
     """
     if options.fp16_only:
         return LinearPath.PLAIN_FP16
-    if capability is None or capability == KERNELS:
+    if capability is None or not is_portable(capability):
         return LinearPath.KERNELS
+    if capability == HOPPER:
+        return LinearPath.PORTABLE  # a stand-in, by the environment's wish
     if options.unsupported_gpu == "fp16":
         return LinearPath.PLAIN_FP16
+    if options.unsupported_gpu == "portable" and capability >= PORTABLE_FROM:
+        return LinearPath.PORTABLE
     found = f"{capability[0]}.{capability[1]}"
-    why = "has no FP8 tensor cores" if capability < (8, 9) else "has FP8 tensor cores, but no kernels here yet"
+    portable = (
+        "To serve both precisions through the portable kernels, which have never run on a card of that kind, set "
+        "additional_config={'nestedfp': {'unsupported_gpu': 'portable'}} (in a deployment YAML engine.unsupported_gpu: "
+        "portable). "
+        if capability >= PORTABLE_FROM
+        else "The portable kernels need 8.0 or newer. "
+    )
     raise ValueError(
-        f"nestedfp's GPU kernels need compute capability 9.0 (H100, H200); this GPU has {found} and {why}. To serve exact "
-        "FP16 only, through vLLM's own kernels, set additional_config={'nestedfp': {'unsupported_gpu': 'fp16'}} (in a "
-        "deployment YAML engine.unsupported_gpu: fp16)"
+        f"nestedfp's GPU kernels are made for compute capability 9.0 (H100, H200); this GPU has {found}. {portable}To serve exact "
+        "FP16 only, through vLLM's own kernels, set unsupported_gpu to 'fp16' there (engine.unsupported_gpu: fp16)"
     )

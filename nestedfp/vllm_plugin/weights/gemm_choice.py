@@ -17,6 +17,7 @@ from vllm.logger import init_logger
 from nestedfp.kernels import gemm_cache, gemm_tuning
 from nestedfp.kernels.cuda_library import FP8, PackedWeight
 from nestedfp.kernels.gemm_tuning import Timing
+from nestedfp.kernels.gpu_kernels import is_portable
 from nestedfp.vllm_plugin.options import PluginOptions
 
 logger = init_logger("vllm.nestedfp")
@@ -50,6 +51,9 @@ def choose(model: torch.nn.Module, options: PluginOptions, max_tokens: int) -> N
     Raises:
         ValueError: when the folder that ``options.gemm_timings`` names holds no timings, or damaged ones.
     """
+    if is_portable(torch.cuda.get_device_capability()):
+        logger.info("GEMM tiles are chosen by the portable kernels' rule; nothing is timed")
+        return
     if options.gemm_choice == "model":
         logger.info("GEMM configs are chosen by the shipped table and the cost model (gemm_choice: model)")
         return

@@ -18,6 +18,7 @@ from vllm.platforms import current_platform
 
 from nestedfp.format import join
 from nestedfp.kernels import ops
+from nestedfp.kernels.gpu_kernels import multiplies_fp8
 from nestedfp.nested_weight import NestedWeight, nest
 from nestedfp.vllm_plugin.options import PluginOptions
 from nestedfp.vllm_plugin.ranks import self_check
@@ -37,9 +38,13 @@ class NestedLinearBase(LinearMethodBase):
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
-        # A GPU multiplies E4M3 by E4M3; a CPU keeps the activations unless asked to do as a GPU does.
+        # A GPU that can multiplies E4M3 by E4M3; a CPU keeps the activations unless asked to do as such a GPU does.
         options = PluginOptions.of(get_current_vllm_config())
-        self.quantize_activations = options.quantize_activations or not current_platform.is_cpu()
+        if current_platform.is_cpu():
+            self.quantize_activations = options.quantize_activations
+        else:
+            capability = current_platform.get_device_capability()
+            self.quantize_activations = multiplies_fp8((capability.major, capability.minor))
         self.fp16_only = options.fp16_only
         self.two_copies = options.weights == "two_copies"
         self.plain = UnquantizedLinearMethod()

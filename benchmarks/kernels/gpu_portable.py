@@ -1,0 +1,184 @@
+"""Times the portable GEMM (csrc/cuda/portable) against the libraries on problems drawn from a seed.
+
+    python -m benchmarks.kernels.gpu_portable --seed 7 --out benchmarks/results/portable.csv
+
+On any GPU of compute capability 8.0 or newer; on an H100 it stands in for them, and this project's Hopper kernels are timed
+beside it. Systems:
+    cublas_fp16           torch.mm
+    portable_fp16         both planes, exact weights
+    portable_upper_fp16   FP8 mode on 8.0, 8.6 and 10.x: FP16 activations by the FP8 weights
+    portable_fp8          FP8 mode on 8.9 and 12.x, and here on 9.0: E4M3 by E4M3, with this project's quantiser
+    scaled_mm_fp8         torch._scaled_mm with one scale for each operand, behind the same quantiser; there as well
+    hopper_fp16, hopper_fp8   the Hopper kernels, chosen by their cost model (on 9.0)
+One system at a time has the card for a window, as in benchmarks/kernels/gpu_gemm_random.py.
+"""
+
+import argparse
+import csv
+import ctypes
+import math
+import sys
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from benchmarks.kernels import gpu_kernels as kernels
+from benchmarks.kernels.gpu_gemm import geomean, rotating_weights
+from benchmarks.kernels.gpu_gemm_random import window_us
+from benchmarks.kernels.gpu_random import draw
+from benchmarks.results_csv import gpu_description
+from nestedfp.kernels.cuda_library import check
+from nestedfp.kernels.gpu_kernels import HOPPER, multiplies_fp8
+
+EXACT, UPPER_FP16, FP8 = range(3)  # PortableOperands of csrc/cuda/portable/tile.h
+BANDS = {"1..16": (1, 16), "17..128": (17, 128), "129..1024": (129, 1024), "1025..8192": (1025, 8192)}
+Launch = Callable[[int], object]
+
+
+@cache
+def _prepare() -> None:
+    has_fp8 = multiplies_fp8(torch.cuda.get_device_capability())
+    check(kernels.library().nestedfp_prepare_portable(has_fp8), "prepare_portable")
+
+
+def plan(operands: int, m: int, n: int, k: int, num_sms: int) -> tuple[int, int]:
+    """Return the tile and the split of K that the product takes."""
+    fields = (ctypes.c_int * 2)()
+    kernels.library().nestedfp_portable_plan(operands, m, n, k, num_sms, fields)
+    return fields[0], fields[1]
+
+
+def gemm(
+    operands: int,
+    x: torch.Tensor,
+    weight: kernels.PackedWeight,
+    out: torch.Tensor,
+    scale: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    how: tuple[int, int] | None = None,
+) -> None:
+    """Compute ``out`` [M, N] from ``x`` [M, K] float16, or from codes [M, K padded to 64] and ``scale`` [M] with FP8.
+
+    Args:
+        how: tile and split; None: the product's.
+    """
+    _prepare()
+    m, n, k = x.shape[0], weight.n, weight.k
+    num_sms = torch.cuda.get_device_properties().multi_processor_count
+    tile, split = how or plan(operands, m, n, k, num_sms)
+    rows, tokens = ((64, 8), (64, 16), (64, 32), (64, 64), (128, 128))[tile]
+    sums = -(-n // rows) * rows * -(-m // tokens) * tokens * split if split > 1 else 0
+    workspace = torch.empty(sums, device=x.device) if sums else None
+    error = kernels.library().nestedfp_portable_gemm(
+        operands,
+        m,
+        n,
+        k,
+        tile,
+        split,
+        x.data_ptr(),
+        x.stride(0),
+        None if scale is None else scale.data_ptr(),
+        weight.upper.data_ptr(),
+        weight.lower.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        None if workspace is None else workspace.data_ptr(),
+        torch.cuda.current_stream().cuda_stream,
+    )
+    check(error, f"portable gemm {operands=} {m=} {n=} {k=} {tile=} {split=}")
+
+
+def systems(x: torch.Tensor, plain: list[torch.Tensor], packed: list[kernels.PackedWeight]) -> dict[str, Launch]:
+    """How to launch each system that this card has, over weights in rotation."""
+    (m, k), n = x.shape, packed[0].n
+    out = torch.empty(m, n, device="cuda", dtype=torch.float16)
+    codes = torch.empty(m, k, device="cuda", dtype=torch.uint8)
+    scale = torch.empty(m, device="cuda")
+    one, tensor_scale = torch.ones((), device="cuda"), torch.full((), 2.0**-8, device="cuda")
+    capability = torch.cuda.get_device_capability()
+
+    def quantized(launch: Launch) -> Launch:
+        def both(i: int) -> None:
+            kernels.quantize(x, codes, scale)
+            launch(i)
+
+        return both
+
+    def scaled_mm(i: int) -> None:
+        upper = packed[i % len(packed)].upper.view(torch.float8_e4m3fn).t()
+        codes_e4m3 = codes.view(torch.float8_e4m3fn)
+        torch._scaled_mm(codes_e4m3, upper, one, tensor_scale, out_dtype=torch.float16, use_fast_accum=True)
+
+    def weight(i: int) -> kernels.PackedWeight:
+        return packed[i % len(packed)]
+
+    found: dict[str, Launch] = {
+        "cublas_fp16": lambda i: torch.mm(x, plain[i % len(plain)].t(), out=out),
+        "portable_fp16": lambda i: gemm(EXACT, x, packed[i % len(plain)], out),
+        "portable_upper_fp16": lambda i: gemm(UPPER_FP16, x, weight(i), out),
+    }
+    if multiplies_fp8(capability):
+        found["portable_fp8"] = quantized(lambda i: gemm(FP8, codes, weight(i), out, scale=scale))
+        found["scaled_mm_fp8"] = quantized(scaled_mm)
+    if capability == HOPPER:
+        fp16, fp8 = kernels.choose(kernels.FP16, m, n, k), kernels.choose(kernels.FP8, m, n, k)
+        found["hopper_fp16"] = lambda i: kernels.gemm(fp16, x, packed[i % len(plain)], out)
+        found["hopper_fp8"] = quantized(lambda i: kernels.gemm(fp8, codes, weight(i), out, scale=scale))
+    return found
+
+
+def report(rows: list[tuple[str, int, int, int, float]]) -> list[str]:
+    """Return every system's geometric mean over cuBLAS, by band of token counts."""
+    times: dict[str, dict[tuple[int, int, int], float]] = {}
+    for system, n, k, m, us in rows:
+        times.setdefault(system, {})[n, k, m] = us
+    baseline = times.pop("cublas_fp16")
+    lines = []
+    for system, cells in times.items():
+        parts = []
+        for band, (low, high) in BANDS.items():
+            ratios = [us / baseline[cell] for cell, us in cells.items() if low <= cell[2] <= high]
+            if ratios:
+                parts.append(f"{band} {geomean(ratios):.2f} (worst {max(ratios):.2f})")
+        lines.append(f"{system} / cublas_fp16: {', '.join(parts)}")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--cells", type=int, default=120)
+    parser.add_argument("--cells-per-shape", type=int, default=12)
+    parser.add_argument("--window-ms", type=float, default=30.0, help="per system and cell")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after the shape that passes this limit")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/portable.csv"))
+    args = parser.parse_args()
+    torch.manual_seed(args.seed)
+    began_s = time.monotonic()
+    rows: list[tuple[str, int, int, int, float]] = []
+    for n, k, counts in draw(args.seed, args.cells, args.cells_per_shape):
+        plain, packed = rotating_weights(n, k)
+        for m in counts:
+            x = torch.randn(m, k, device="cuda").half()
+            for name, launch in systems(x, plain, packed).items():
+                rotation = len(packed) if "fp8" in name or "upper" in name else len(plain)
+                expected_us = max(n * k / 1e6, 2 * m * n * k / 3e8)  # 1 TB/s or 300 TFLOP/s: only the window's length
+                rows.append((name, n, k, m, window_us(launch, rotation, expected_us, 1e3 * args.window_ms)))
+        torch.cuda.empty_cache()
+        if time.monotonic() - began_s > args.seconds:
+            break
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    with args.out.open("w", newline="") as file:
+        file.write(f"# {gpu_description()}\n# python -m benchmarks.kernels.gpu_portable {' '.join(sys.argv[1:])}\n")
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["system", "N", "K", "M", "us"])
+        writer.writerows((*row[:4], f"{row[4]:.2f}") for row in rows)
+    print("\n".join(report(rows)))
+
+
+if __name__ == "__main__":
+    main()

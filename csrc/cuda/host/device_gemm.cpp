@@ -1,0 +1,69 @@
+#include "cuda/host/device_gemm.h"
+
+#include <cuda_runtime.h>
+
+#include <cstdlib>
+#include <map>
+#include <stdexcept>
+
+#include "cuda/portable/launch.h"
+
+namespace nestedfp::cuda {
+namespace {
+
+bool is_forced_portable() {
+    const char* const wanted = std::getenv("NESTEDFP_GPU_KERNELS");
+    if (wanted == nullptr || std::string(wanted) == "auto") return false;
+    if (std::string(wanted) == "portable") return true;
+    throw std::runtime_error("NESTEDFP_GPU_KERNELS: expected auto or portable, got '" + std::string(wanted) + "'");
+}
+
+PortableOperands operands_of(const GemmDesc& desc, bool is_fp8_mode) {
+    if (!is_fp8_mode) return PortableOperands::kExact;
+    return desc.precision == Precision::kFp8 ? PortableOperands::kFp8 : PortableOperands::kUpperFp16;
+}
+
+}  // namespace
+
+const GpuTraits& gpu_traits(int device) {
+    thread_local std::map<int, GpuTraits> known;
+    const auto found = known.find(device);
+    if (found != known.end()) return found->second;
+    int num_sms = 0, major = 0, minor = 0;
+    cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    return known.emplace(device, GpuTraits{num_sms, 10 * major + minor, is_forced_portable()}).first->second;
+}
+
+int prepare_gemm(const GpuTraits& gpu) {
+    return gpu.is_portable() ? prepare_portable(gpu.has_fp8()) : prepare_device();
+}
+
+DeviceGemm::DeviceGemm(const GemmDesc& desc, bool is_fp8_mode, const GpuTraits& gpu, bool has_semaphores)
+    : desc_(desc), gpu_(gpu), operands_(operands_of(desc, is_fp8_mode)) {
+    if (gpu.is_portable()) {
+        plan_ = plan_portable(operands_, desc.m, desc.n, desc.k, gpu.num_sms, has_semaphores);
+    } else {
+        config_ = choose_config(desc, gpu.num_sms, has_semaphores);
+    }
+}
+
+int64_t DeviceGemm::workspace_bytes() const {
+    return gpu_.is_portable() ? portable_workspace_bytes(plan_)
+                              : nestedfp::cuda::workspace_bytes(desc_, config_, gpu_.num_sms);
+}
+
+int DeviceGemm::run(const GemmArgs& args, CUstream_st* stream, const char** message) const {
+    return gpu_.is_portable() ? run_portable(desc_, operands_, plan_, args, stream, message)
+                              : run_gemm(desc_, config_, args, gpu_.num_sms, stream, message);
+}
+
+std::string DeviceGemm::describe() const {
+    const int tile = gpu_.is_portable() ? plan_.tile : config_.tile;
+    const int split = gpu_.is_portable() ? plan_.split : config_.split;
+    return std::string(gpu_.is_portable() ? "portable tile " : "tile ") + std::to_string(tile) + ", split " +
+           std::to_string(split);
+}
+
+}  // namespace nestedfp::cuda

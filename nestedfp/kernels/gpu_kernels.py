@@ -1,0 +1,30 @@
+"""Which of this project's kernels a GPU runs, by its compute capability. Pure but for one environment variable."""
+
+import os
+
+HOPPER = (9, 0)  # csrc/cuda/gemm is compiled for sm_90a, which runs there and nowhere else
+PORTABLE_FROM = (8, 0)  # csrc/cuda/portable
+
+FORCE_VARIABLE = (
+    "NESTEDFP_GPU_KERNELS"  # "portable": a Hopper stands in for other GPUs; also read by csrc/cuda/host/device_gemm.cpp
+)
+
+
+def multiplies_fp8(capability: tuple[int, int]) -> bool:
+    """Whether FP8 mode multiplies E4M3 by E4M3 there; elsewhere FP16 activations by the FP8 weights.
+
+    10.x has FP8 tensor cores, but none that the portable kernels' instructions reach (csrc/cuda/host/device_gemm.h).
+    """
+    return capability in ((8, 9), HOPPER) or capability >= (12, 0)
+
+
+def is_portable(capability: tuple[int, int]) -> bool:
+    """Whether a GPU of this compute capability runs the portable kernels.
+
+    Raises:
+        ValueError: for an unknown value of the environment variable.
+    """
+    forced = os.environ.get(FORCE_VARIABLE, "auto")
+    if forced not in ("auto", "portable"):
+        raise ValueError(f"{FORCE_VARIABLE} must be auto or portable, got {forced!r}; unset it")
+    return capability != HOPPER or forced == "portable"

@@ -1,0 +1,4 @@
+// Device code as plain C++.
+#pragma once
+
+#define NESTEDFP_DEVICE inline

@@ -1,0 +1,59 @@
+"""How the portable GEMM cuts problems: pure host code, built with the C++ compiler alone. No GPU and no nvcc."""
+
+import ctypes
+from collections import Counter
+
+import pytest
+
+from benchmarks.kernels import gpu_kernels as kernels
+from benchmarks.kernels.gpu_portable import EXACT, FP8, UPPER_FP16, plan
+
+pytestmark = pytest.mark.usefixtures("host_library")
+
+TILES = ((64, 8), (64, 16), (64, 32), (64, 64), (128, 128))  # kPortableTiles of csrc/cuda/portable/tile.h
+OPERANDS = (EXACT, UPPER_FP16, FP8)
+A100, L40S = 108, 142  # multiprocessors
+
+
+def work(operands, m, n, k, tile, split):
+    """Every block's row tile, token tile, first step and step after the last."""
+    fields = (ctypes.c_int * 4)()
+    function = kernels.library().nestedfp_portable_work
+    blocks = function(operands, m, n, k, tile, split, 0, fields)
+    for block in range(blocks):
+        function(operands, m, n, k, tile, split, block, fields)
+        yield tuple(fields)
+
+
+@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("split", [1, 3, 16])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 64, 64), (17, 4999, 520), (3000, 300, 2112), (9000, 130, 1)])
+def test_every_step_of_every_tile_is_computed_once(operands, split, m, n, k):
+    steps = -(-k // (128 if operands == FP8 else 64))
+    for tile, (rows, tokens) in enumerate(TILES):
+        computed = Counter()
+        for row, token, first, last in work(operands, m, n, k, tile, split):
+            computed.update((row, token, step) for step in range(first, last))
+        wanted = -(-n // rows) * -(-m // tokens) * steps
+        assert len(computed) == computed.total() == wanted
+        assert all(row * rows < n and token * tokens < m for row, token, _ in computed)
+
+
+@pytest.mark.parametrize("sms", [A100, L40S])
+@pytest.mark.parametrize("operands", OPERANDS)
+def test_tokens_decide_the_tile_and_small_layers_are_split(operands, sms):
+    for n, k in ((4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336)):
+        tile, split = plan(operands, 1, n, k, sms)
+        assert TILES[tile][1] == 8  # one token needs no wider tile
+        assert -(-n // 64) * split >= sms / 2  # half of them can ask for all that the memory gives
+        tile, _ = plan(operands, 4096, n, k, sms)
+        assert TILES[tile] == (128, 128)
+
+
+def test_tiles_of_enough_blocks_are_not_split():
+    assert plan(EXACT, 4096, 28672, 4096, A100)[1] == 1
+    assert plan(EXACT, 1, 150_000, 256, A100)[1] == 1
+
+
+def test_short_k_is_not_split():
+    assert plan(EXACT, 1, 64, 256, A100)[1] == 1  # four steps
