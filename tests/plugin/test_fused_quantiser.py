@@ -11,7 +11,7 @@ import pytest
 import torch
 from processes import run_json
 from safetensors.torch import load_file, save_file
-from test_model_kinds import loaded
+from test_model_kinds import QWEN3_MOE, load, loaded
 from vllm_parts import MODEL, engine_config
 
 from nestedfp.kernels import ops
@@ -28,6 +28,12 @@ with warnings.catch_warnings():
 
 QUANTIZES = {"additional_config": {"nestedfp": {"quantize_activations": True}}}
 LAYERS = 8  # of the shipped model
+
+
+@pytest.fixture(scope="module", autouse=True)
+def experts_group(tmp_path_factory):
+    """Have vLLM make the group of ranks that models with experts ask for: only the first model of a process can."""
+    load(tmp_path_factory.mktemp("experts"), QWEN3_MOE)
 
 
 @pytest.fixture(autouse=True)
