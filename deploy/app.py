@@ -180,6 +180,7 @@ def engine_kwargs(config: DeployConfig, kind: str) -> dict[str, Any]:
                 "gemm_timings": engine.gemm_timings or "",
                 "graph_tokens": engine.graph_tokens,
                 "whole_graph_tokens": engine.whole_graph_tokens,
+                "fused_quantiser": engine.fused_quantiser,
                 "fp16_reads_fp8_blocks": engine.fp16_reads_fp8_blocks,
                 "unsupported_gpu": engine.unsupported_gpu,
             }

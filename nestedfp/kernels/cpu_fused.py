@@ -86,7 +86,7 @@ def _silu_and_mul(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return product.contiguous(), empty_scales(product)
 
 
-_library = torch.library.Library("nestedfp", "IMPL")
-_library.impl("rms_norm", _rms_norm, "CPU")
-_library.impl("add_rms_norm", _add_rms_norm, "CPU")
-_library.impl("silu_and_mul", _silu_and_mul, "CPU")
+_library = torch.library.Library("nestedfp", "IMPL")  # type: ignore[no-untyped-call]
+_library.impl("rms_norm", _rms_norm, "CPU")  # type: ignore[no-untyped-call]
+_library.impl("add_rms_norm", _add_rms_norm, "CPU")  # type: ignore[no-untyped-call]
+_library.impl("silu_and_mul", _silu_and_mul, "CPU")  # type: ignore[no-untyped-call]

@@ -175,7 +175,7 @@ def choose_path(config: "VllmConfig") -> None:
         config.compilation_config.inductor_compile_config.setdefault("triton.enable_pdl", True)
     if path is gpu_support.LinearPath.PORTABLE:
         init_logger("vllm.nestedfp").warning("portable kernels: this GPU is not of the kind that they were measured on")
-    if path is gpu_support.LinearPath.KERNELS and PluginOptions.of(config).fused_quantiser:
+    if path is not gpu_support.LinearPath.PLAIN_FP16 and PluginOptions.of(config).fused_quantiser:
         from nestedfp.vllm_plugin.weights import fused_quantiser
 
         fused_quantiser.install(config)
