@@ -103,6 +103,8 @@ def _predict(experiment: config.Experiment, args: argparse.Namespace) -> int:
     (folder / predict.KEPT).write_text(found.model_dump_json(indent=1) + "\n")
     if (folder / results.KEPT).exists():
         print(results.comparison(results.read(folder), found.runs))
+    else:
+        print(results.forecast(found.runs))
     return 0
 
 

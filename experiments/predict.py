@@ -1,6 +1,5 @@
 """What the simulator says of an experiment: its arrivals, its policies, a table of measured step costs; no GPU."""
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -11,8 +10,12 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from benchmarks.engine.engine_shapes import SHAPES
 from experiments.config import Experiment, ExperimentError, Run, controller_section
+from experiments.other_ranks import Shape, derive
 from loadtest.report.run_summary import fp16_token_share, meets_tpot, meets_ttft
+from simulator.engine.cost_table import EngineTable, read_table, write_table
+from simulator.errors import SimulationError
 from workload.azure import Arrival, read_trace
 from workload.frozen import FrozenModel
 from workload.percentiles import Percentiles, percentiles
@@ -51,36 +54,52 @@ def arrivals(experiment: Experiment, trace: Path, rate_rps: float, seed: int) ->
 
 
 def limited_table(table: Path, experiment: Experiment, folder: Path) -> Path:
-    """Write a table of step costs with the limits of the experiment's engine, not those that it was measured under.
+    """Write a table of step costs of the experiment's engine: its shape, ranks and limits, not those that were measured.
 
     Args:
-        table: the measured one.
+        table: the measured one, of one GPU.
         folder: for the copy.
 
     Returns:
         The copy's path.
 
     Raises:
-        ExperimentError: when the table cannot be read, or its steps are not those of the experiment's engine: tables are of
-            one GPU.
+        ExperimentError: when the table cannot be read, or nothing tells what other ranks or another shape would take.
     """
-    if (ranks := experiment.engine.tensor_parallel_size) > 1:
-        raise ExperimentError(
-            f"{experiment.name} runs on {ranks} tensor-parallel ranks; expected tensor_parallel_size 1, whose step costs "
-            f"{table.name} holds; nothing predicts steps of several ranks"
-        )
     try:
-        measured = json.loads(table.read_text(encoding="utf-8"))
-        limits = measured["engine"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ExperimentError(f"{table}: expected a table made by python -m simulator fit: {error}") from error
+        measured = read_table(table)
+        known = derived_table(measured, experiment)
+    except (SimulationError, ValueError) as error:
+        raise ExperimentError(str(error)) from error
     engine = experiment.engine
-    limits["max_num_batched_tokens"] = engine.max_num_batched_tokens
-    limits["max_num_seqs"] = engine.max_num_seqs
-    limits["max_model_tokens"] = engine.max_model_len
+    limits = known.engine.model_copy(
+        update={
+            "max_num_batched_tokens": engine.max_num_batched_tokens,
+            "max_num_seqs": engine.max_num_seqs,
+            "max_model_tokens": engine.max_model_len,
+        }
+    )
     copy = folder / table.name
-    copy.write_text(json.dumps(measured), encoding="utf-8")
+    write_table(copy, known.model_copy(update={"engine": limits}))
     return copy
+
+
+def derived_table(measured: EngineTable, experiment: Experiment) -> EngineTable:
+    """Return the measured table, or what it says of the experiment's shape and ranks (other_ranks.py).
+
+    Raises:
+        ExperimentError: when the table, or the experiment, is of no published shape.
+        ValueError: when the experiment's weights do not fit.
+    """
+    ranks = experiment.engine.tensor_parallel_size
+    if ranks == 1 and experiment.shape in (None, measured.model):
+        return measured
+    if measured.model not in SHAPES or experiment.shape is None:
+        raise ExperimentError(
+            f"{experiment.name} runs {experiment.shape or experiment.model} on {ranks} ranks and the table is of {measured.model} "
+            f"on one; expected both to be one of {', '.join(SHAPES)}, or a table of the experiment's own engine"
+        )
+    return derive(measured, Shape.of(measured.model), Shape.of(experiment.shape), ranks)
 
 
 def predict(experiment: Experiment, trace: Path, table: Path, say: Callable[[str], None]) -> Predictions:

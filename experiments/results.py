@@ -217,6 +217,22 @@ def comparison(measured: Results, predicted: Sequence[Prediction]) -> str:
     return _markdown(COMPARED, rows)
 
 
+def forecast(predicted: Sequence[Prediction]) -> str:
+    """Return a Markdown table of what was simulated, with nothing measured beside it."""
+    rows = (
+        (
+            f"{each.rate_rps:g}",
+            each.policy,
+            f"{100 * each.tight_slo:.1f}",
+            *(f"{getattr(each.ttft_ms, p):.0f}" for p in ("p50", "p90")),
+            *(f"{getattr(each.tpot_ms, p):.1f}" for p in ("p50", "p90")),
+            f"{100 * (each.fp16_token_share or 0):.0f}",
+        )
+        for each in sorted(predicted, key=lambda each: each.rate_rps)
+    )
+    return _markdown(COMPARED, rows)
+
+
 def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(fields)} |" for fields in (headings, ["---"] * len(headings), *rows))
 

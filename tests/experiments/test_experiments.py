@@ -14,8 +14,9 @@ from benchmarks.http import http_systems
 from benchmarks.steps import step_summary
 from deploy.environment import free_ports
 from experiments import __main__ as command
-from experiments import campaign, config, oracle_bounds, plots, predict, results, systems
+from experiments import campaign, config, oracle_bounds, other_ranks, plots, predict, results, systems
 from experiments.config import ExperimentError
+from experiments.other_ranks import Shape
 from loadtest.cli import parse_config
 from loadtest.report.run_summary import summarise
 from simulator.engine.cost_table import read_table
@@ -168,10 +169,19 @@ def test_the_page_of_results_shows_the_numbers_that_were_measured_and_predicted(
     page = Path("docs/results.md").read_text()
     measured = results.read(folder)
     assert results.table(measured) in page
-    if config.load(CONFIGS / f"{folder.name}.yaml").engine.tensor_parallel_size > 1:
-        return  # there are no step costs to predict it from
     predicted = predict.Predictions.model_validate_json((folder / predict.KEPT).read_text())
     assert results.comparison(measured, predicted.runs) in page
+
+
+UNMEASURED = [
+    path.parent for path in Path("docs/results").glob("*/predicted.json") if not (path.parent / results.KEPT).exists()
+]
+
+
+@pytest.mark.parametrize("folder", sorted(UNMEASURED), ids=str)
+def test_the_page_of_results_shows_what_was_predicted_of_experiments_that_have_not_run(folder):
+    predicted = predict.Predictions.model_validate_json((folder / predict.KEPT).read_text())
+    assert results.forecast(predicted.runs) in Path("docs/results.md").read_text()
 
 
 @pytest.mark.parametrize("folder", sorted(path.parent for path in Path("docs/results").glob("*/oracle.json")), ids=str)
@@ -217,7 +227,9 @@ def test_an_experiment_is_predicted_on_the_arrivals_that_the_load_test_would_sen
     assert (fp16.policy, fp16.fp16_token_share, fp16.tight_slo) == ("fp16", 1, 1)
     assert best.policy == "best"
     assert fp16.tpot_ms.p50 == pytest.approx(18, abs=2)  # a step of one or two decodes, by the table
-    assert "fp16 at 2 requests/s, seed 0: 100.0 %" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "fp16 at 2 requests/s, seed 0: 100.0 %" in said
+    assert results.forecast(found.runs) in said
 
 
 def test_a_prediction_is_of_the_experiments_engine_not_of_the_one_the_table_was_measured_on(tmp_path):
@@ -228,13 +240,53 @@ def test_a_prediction_is_of_the_experiments_engine_not_of_the_one_the_table_was_
     limits = copy.engine
     assert (limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_model_tokens) == (7, 64, 512)
     assert (limits.kv_tokens, copy.fp16, copy.fp8) == (measured.engine.kv_tokens, measured.fp16, measured.fp8)
-    with pytest.raises(config.ExperimentError, match="expected a table made by python -m simulator fit"):
+    with pytest.raises(config.ExperimentError, match="make one with python -m simulator fit"):
         predict.limited_table(tmp_path / "none.json", experiment, tmp_path)
-    ranks = config.load(written(tmp_path, shape="mistral-24b", engine={"tensor_parallel_size": 2}))
+
+
+TABLE_24B = Path("simulator/engine/tables/h100-mistral-24b-steps.json")
+
+
+def test_step_costs_of_another_shape_come_out_as_they_were_measured():
+    measured = read_table(Path("simulator/engine/tables/h100-llama-8b-steps.json"))
+    derived = other_ranks.derive(read_table(TABLE_24B), Shape.of("mistral-24b"), Shape.of("llama-8b"), 1)
+    for known, found, short in ((measured.fp16, derived.fp16, 0.13), (measured.fp8, derived.fp8, 0.27)):
+        assert found.fixed_ms == pytest.approx(known.fixed_ms, rel=0.05)
+        for decodes in (1, 32, 128):  # of 512 tokens each, as the source has them
+            expected = known.step_s(decodes, decodes, 512 * decodes)
+            assert found.step_s(decodes, decodes, 0) == pytest.approx(expected, rel=0.08)
+        for tokens in (256, 512, 1024, 2048):  # a third of the layers' size is multiplied less well
+            assert 1 - short < found.step_s(tokens, 0, 0) / known.step_s(tokens, 0, 0) < 1
+    assert derived.engine.kv_tokens == pytest.approx(measured.engine.kv_tokens, rel=0.03)
+
+
+def test_one_rank_of_the_same_shape_has_the_measured_costs():
+    table, shape = read_table(TABLE_24B), Shape.of("mistral-24b")
+    derived = other_ranks.derive(table, shape, shape, 1)
+    assert (derived.fp16, derived.fp8, derived.engine) == (table.fp16, table.fp8, table.engine)
+
+
+def test_more_ranks_shorten_the_weights_part_and_add_sums():
+    table, shape = read_table(TABLE_24B), Shape.of("mistral-24b")
+    two, four = (other_ranks.derive(table, shape, shape, ranks) for ranks in (2, 4))
+    sums_ms = 2 * shape.layers * other_ranks.ALL_REDUCE_US * 1e-3
+    rest_ms = 2 * table.fp8.fixed_ms - table.fp16.fixed_ms  # of one step, whatever its weights
+    weights_ms = table.fp16.fixed_ms - rest_ms
+    assert two.fp16.fixed_ms == pytest.approx(rest_ms + weights_ms / 2 + sums_ms)
+    assert four.fp16.fixed_ms == pytest.approx(rest_ms + weights_ms / 4 + sums_ms)
+    assert four.engine.kv_tokens > 2 * two.engine.kv_tokens > 4 * table.engine.kv_tokens
+
+
+def test_a_prediction_for_ranks_or_shapes_that_nothing_tells_of_says_so(tmp_path):
+    ranks = {"tensor_parallel_size": 2}
+    with pytest.raises(ExperimentError, match="weights of 141 GB do not fit into the 73 GB"):
+        predict.limited_table(TABLE_24B, config.load(written(tmp_path, shape="llama-70b")), tmp_path)
+    unknown = tmp_path / "unknown.json"
+    unknown.write_text(TABLE_24B.read_text().replace('"mistral-24b"', '"phi-4"'))
     with pytest.raises(
-        config.ExperimentError, match="runs on 2 tensor-parallel ranks; expected tensor_parallel_size 1"
+        ExperimentError, match="on 2 ranks and the table is of phi-4 on one; expected both to be one of"
     ):
-        predict.limited_table(table, ranks, tmp_path)
+        predict.limited_table(unknown, config.load(written(tmp_path, shape="llama-8b", engine=ranks)), tmp_path)
 
 
 @pytest.mark.slow

@@ -1,0 +1,104 @@
+"""Step costs of an engine that nobody timed, from those of one that somebody did: more tensor-parallel ranks, or another shape.
+
+A rank does its share of the source's work, in the time that the source took for as much, and all ranks add up their results twice a
+layer. Pure. What each part of a measured step grows with:
+
+    weights streamed   twice what FP16 mode's fixed part has over FP8 mode's, which reads half the bytes: with a rank's weights
+    rest of the fixed  launches, norms, the head of the vocabulary: with the number of layers, whatever the ranks
+    each token         with a rank's weights
+    each decode        the KV cache that it reads: with layers and a rank's KV heads
+    the sums           ALL_REDUCE_US each, and a token's hidden state at ALL_REDUCE_GB_S: twice a layer
+
+The two constants are round numbers for GPUs of one host over NVLink, and not measured by this project.
+"""
+
+import dataclasses
+
+from benchmarks.engine.engine_shapes import SHAPES
+from simulator.engine.cost_table import EngineTable, StepTimeModel
+
+ALL_REDUCE_US = 10.0
+ALL_REDUCE_GB_S = 250.0
+FP16_BYTES = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """A model of the Llama family; the order of ``engine_shapes.SHAPES``."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    vocabulary: int
+
+    @classmethod
+    def of(cls, name: str) -> "Shape":
+        """Return a published shape.
+
+        Raises:
+            KeyError: for a name that there is none of.
+        """
+        return cls(*SHAPES[name])
+
+    @property
+    def linear_weights(self) -> int:
+        """Number of weights of the linear layers that an engine nests."""
+        attention = self.hidden * self.head_size * 2 * (self.heads + self.kv_heads)
+        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights, embedding and head included."""
+        return FP16_BYTES * (self.linear_weights + 2 * self.vocabulary * self.hidden)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of a token's KV cache."""
+        return 2 * FP16_BYTES * self.layers * self.kv_heads * self.head_size
+
+
+def derive(table: EngineTable, source: Shape, target: Shape, ranks: int) -> EngineTable:
+    """Return the table of ``target`` on ``ranks`` GPUs, from that of ``source`` on one.
+
+    Raises:
+        ValueError: when a rank's share of the weights does not fit into a GPU's memory, as the source's table has it.
+    """
+    weights = target.linear_weights / ranks / source.linear_weights
+    kv = target.layers * target.kv_heads / ranks / (source.layers * source.kv_heads)
+    layers = target.layers / source.layers
+    streamed_ms = 2 * (table.fp16.fixed_ms - table.fp8.fixed_ms)
+    sums = 2 * target.layers if ranks > 1 else 0
+    sum_ms = sums * ALL_REDUCE_US * 1e-3
+    sum_us_per_token = sums * target.hidden * FP16_BYTES / (ALL_REDUCE_GB_S * 1e3)
+
+    def scaled(costs: StepTimeModel, streamed_share: float) -> StepTimeModel:
+        streamed = streamed_share * streamed_ms
+        return costs.model_copy(
+            update={
+                "fixed_ms": streamed * weights + (costs.fixed_ms - streamed) * layers + sum_ms,
+                "per_token_us": costs.per_token_us * weights + sum_us_per_token,
+                "over_knee_us": costs.over_knee_us * weights,
+                "per_decode_us": costs.per_decode_us * kv,
+                "per_kv_token_ns": costs.per_kv_token_ns * kv,
+            }
+        )
+
+    memory = source.weight_bytes + table.engine.kv_tokens * source.kv_bytes_per_token
+    left = memory - target.weight_bytes / ranks
+    if left <= 0:
+        raise ValueError(
+            f"a rank's weights of {target.weight_bytes / ranks / 1e9:.0f} GB do not fit into the {memory / 1e9:.0f} GB that "
+            "weights and KV cache had on the source's GPU; give more ranks"
+        )
+    kv_tokens = int(left / (target.kv_bytes_per_token / ranks))
+    return table.model_copy(
+        update={
+            "model": f"{table.model} as {ranks} ranks of another engine",
+            "engine": table.engine.model_copy(update={"kv_tokens": kv_tokens}),
+            "fp16": scaled(table.fp16, 1.0),
+            "fp8": scaled(table.fp8, 0.5),
+        }
+    )
