@@ -16,6 +16,10 @@ Two facts make that possible.
   the tightest one is the top of a heap.
 
 A third number stands for requests that nobody knows yet: a usual prompt that comes just after a step has begun.
+
+A fourth is kept back. What FP16 takes longer, per token, is least in steps with parts of prompts: there are more tokens in them.
+But steps of decodes alone are the most, and would use up what the TPOT deadline leaves before the next prompt is there; so
+they must leave enough for some steps with a prompt. Those that come at once, in a burst, find it unspent in either precision.
 """
 
 from collections import deque
@@ -129,6 +133,11 @@ class PromptLine:
         passed_s, self._newest_s = max(0.0, arrived_s - self._newest_s), max(arrived_s, self._newest_s)
         self._tokens_per_s = self._tokens_per_s * exp(-passed_s / RATE_S) + tokens / RATE_S
         self._mean_tokens += MEAN_WEIGHT * (tokens - self._mean_tokens) if self._mean_tokens else tokens
+
+    @property
+    def usual_tokens(self) -> int:
+        """Of a prompt, in the mean of the last ones; 0 before the first."""
+        return round(self._mean_tokens)
 
     def wait_of_next_s(self, now_s: float, ends_s: float) -> float:
         """Seconds to the first token of a usual request that comes right after a step has begun: it cannot be in the step.
@@ -247,7 +256,23 @@ class StepSlack:
         self.prompts.left(key)
         self.decodes.left(key)
 
-    def late(self, rule: StepRule, now_s: float, ends_s: float, steps: int = 1) -> str | None:
+    def reserve_s(self, rule: StepRule, times: StepTimes, decodes: int, budget_tokens: int) -> float:
+        """What a step of decodes alone must leave of the TPOT deadline, in seconds.
+
+        Args:
+            rule: with ``decode_reserve_steps``.
+            times: what steps take.
+            decodes: tokens of the step.
+            budget_tokens: the most tokens of a step.
+        """
+        if not rule.decode_reserve_steps:
+            return 0.0
+        tokens = min(decodes + self.prompts.usual_tokens, budget_tokens)
+        return rule.decode_reserve_steps * times.predicted_s(Mode.FP16, tokens, with_prompts=True)
+
+    def late(
+        self, rule: StepRule, now_s: float, ends_s: float, steps: int = 1, reserve_s: float = 0.0
+    ) -> str | None:
         """Say which deadline a step would break, if any; what it computes of prompts has been noted already.
 
         Args:
@@ -255,6 +280,7 @@ class StepSlack:
             now_s: when the step would begin.
             ends_s: when it would end.
             steps: decode steps until then; more than one where others have been filled and not been counted yet.
+            reserve_s: what it must leave of the TPOT deadline: ``reserve_s`` if it is one of decodes alone.
 
         Returns:
             ``"ttft_slack"``: of a request that waits or is in the step; ``"next_slack"``: of the next one to come;
@@ -269,6 +295,8 @@ class StepSlack:
                 return "next_slack"
         # An answer is judged when it is whole: one long step just after its first token is made up for by a few more.
         tpot_s = rule.tpot_deadline_s
-        if tpot_s is not None and ends_s > self.decodes.latest_end_s(tpot_s, steps + rule.tpot_grace_tokens):
+        if tpot_s is not None and ends_s + reserve_s > self.decodes.latest_end_s(
+            tpot_s, steps + rule.tpot_grace_tokens
+        ):
             return "tpot_slack"
         return None
