@@ -270,9 +270,7 @@ class StepSlack:
         tokens = min(decodes + self.prompts.usual_tokens, budget_tokens)
         return rule.decode_reserve_steps * times.predicted_s(Mode.FP16, tokens, with_prompts=True)
 
-    def late(
-        self, rule: StepRule, now_s: float, ends_s: float, steps: int = 1, reserve_s: float = 0.0
-    ) -> str | None:
+    def late(self, rule: StepRule, now_s: float, ends_s: float, steps: int = 1, reserve_s: float = 0.0) -> str | None:
         """Say which deadline a step would break, if any; what it computes of prompts has been noted already.
 
         Args:

@@ -42,7 +42,9 @@ class Engine:
         self.rule = StepRule()
         # requests
         self.waiting: deque[SimRequest] = deque()
-        self._unseen: deque[SimRequest] = deque()  # of the waiting: those that no step has been filled with knowledge of
+        self._unseen: deque[SimRequest] = (
+            deque()
+        )  # of the waiting: those that no step has been filled with knowledge of
         self.running: dict[SimRequest, None] = {}  # in order of admission
         self._partial: SimRequest | None = None  # the one whose prompt is computed in part
         self.waiting_tokens = 0  # still to be computed in prefill

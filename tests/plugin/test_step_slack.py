@@ -205,8 +205,12 @@ def test_a_step_of_decodes_alone_leaves_time_for_exact_steps_with_a_usual_prompt
     for number in range(60):
         slack.prompts.arrived(number, float(number), 59)
         slack.prompts.left(number)
-    assert slack.reserve_s(RESERVE, times, 1, 2048) == pytest.approx(2 * times.predicted_s(Mode.FP16, 60, with_prompts=True))
-    assert slack.reserve_s(RESERVE, times, 1, 30) == pytest.approx(2 * times.predicted_s(Mode.FP16, 30, with_prompts=True))
+    assert slack.reserve_s(RESERVE, times, 1, 2048) == pytest.approx(
+        2 * times.predicted_s(Mode.FP16, 60, with_prompts=True)
+    )
+    assert slack.reserve_s(RESERVE, times, 1, 30) == pytest.approx(
+        2 * times.predicted_s(Mode.FP16, 30, with_prompts=True)
+    )
     assert slack.reserve_s(RULE, times, 1, 2048) == 0.0
     slack.decodes.entered("a", 100.0)
     left_s = 0.03
@@ -221,7 +225,11 @@ def test_the_engines_watch_keeps_it_back_in_steps_of_decodes_alone(steps: float,
     watch = DeadlineWatch(2048, 64)
     watch.use(COSTS)
     request = SimpleNamespace(
-        request_id="a", num_prompt_tokens=60, num_output_tokens=1, nestedfp_waits_since_s=0.0, nestedfp_first_token_s=None
+        request_id="a",
+        num_prompt_tokens=60,
+        num_output_tokens=1,
+        nestedfp_waits_since_s=0.0,
+        nestedfp_first_token_s=None,
     )
     watch.waits(request)
     watch.computes(request, 60)
