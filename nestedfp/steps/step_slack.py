@@ -33,6 +33,7 @@ from nestedfp.steps.step_rule import StepRule
 
 RATE_S = 2.0  # time constant of the rate at which prompt tokens arrive
 MEAN_WEIGHT = 0.05  # of the newest prompt in the mean length
+RESERVE_S = 1.0  # nothing is kept back for more prompts than come in so long: an idle engine keeps nothing back
 SPARE = 64  # entries of requests that have left, before the heap of the others is made anew
 EXCESS_WEIGHT = 0.2  # of the newest step in what steps take beyond their measured cost
 
@@ -139,13 +140,19 @@ class PromptLine:
         """Of a prompt, in the mean of the last ones; 0 before the first."""
         return round(self._mean_tokens)
 
+    def coming(self, now_s: float, within_s: float) -> float:
+        """How many prompts come within so many seconds, at the rate of the last ones."""
+        return self._rate(now_s) * within_s / self._mean_tokens if self._mean_tokens else 0.0
+
+    def _rate(self, now_s: float) -> float:
+        return self._tokens_per_s * exp(-max(0.0, now_s - self._newest_s) / RATE_S)
+
     def wait_of_next_s(self, now_s: float, ends_s: float) -> float:
         """Seconds to the first token of a usual request that comes right after a step has begun: it cannot be in the step.
 
         It waits for the step's end; then, at FP8 speed, come those in line, those that arrive during the step, and itself.
         """
-        rate = self._tokens_per_s * exp(-max(0.0, now_s - self._newest_s) / RATE_S)
-        tokens = self._came - self._done + (ends_s - now_s) * rate + self._mean_tokens
+        tokens = self._came - self._done + (ends_s - now_s) * self._rate(now_s) + self._mean_tokens
         return ends_s - now_s + tokens * self.s_per_token
 
     def computed(self, key: Hashable, tokens: int) -> None:
@@ -256,19 +263,21 @@ class StepSlack:
         self.prompts.left(key)
         self.decodes.left(key)
 
-    def reserve_s(self, rule: StepRule, times: StepTimes, decodes: int, budget_tokens: int) -> float:
+    def reserve_s(self, rule: StepRule, times: StepTimes, now_s: float, decodes: int, budget_tokens: int) -> float:
         """What a step of decodes alone must leave of the TPOT deadline, in seconds.
 
         Args:
             rule: with ``decode_reserve_steps``.
             times: what steps take.
+            now_s: when it would begin.
             decodes: tokens of the step.
             budget_tokens: the most tokens of a step.
         """
         if not rule.decode_reserve_steps:
             return 0.0
         tokens = min(decodes + self.prompts.usual_tokens, budget_tokens)
-        return rule.decode_reserve_steps * times.predicted_s(Mode.FP16, tokens, with_prompts=True)
+        steps = min(rule.decode_reserve_steps, self.prompts.coming(now_s, RESERVE_S))
+        return steps * times.predicted_s(Mode.FP16, tokens, with_prompts=True)
 
     def late(self, rule: StepRule, now_s: float, ends_s: float, steps: int = 1, reserve_s: float = 0.0) -> str | None:
         """Say which deadline a step would break, if any; what it computes of prompts has been noted already.

@@ -186,11 +186,11 @@ class Engine:
         inside = len(self.running) + len(self.waiting) - len(self._unseen)  # without those on their way to it
         kv_usage = self.used_blocks / self.total_blocks
         fill = self._fill.late(self.rule, self._times, now_s, inside, kv_usage)  # learns from every step
-        reserve_s = 0.0 if with_prompts else self._reserve_s(tokens)
+        reserve_s = 0.0 if with_prompts else self._reserve_s(now_s, tokens)
         return self._slack.late(self.rule, now_s, now_s + predicted_s, reserve_s=reserve_s) or fill
 
-    def _reserve_s(self, decodes: int) -> float:
-        return self._slack.reserve_s(self.rule, self._times, decodes, self._budget)
+    def _reserve_s(self, now_s: float, decodes: int) -> float:
+        return self._slack.reserve_s(self.rule, self._times, now_s, decodes, self._budget)
 
     def _continue_prefill(self, request: SimRequest, budget: int) -> int:
         """The next chunk of the one request that is between two chunks. It was admitted last, because a prompt is cut
@@ -314,7 +314,7 @@ class Engine:
         fp16_s = self._times.predicted_s(Mode.FP16, decodes, with_prompts=False)
         latest_s = self._slack.decodes.latest_end_s(tpot_s, 1 + self.rule.tpot_grace_tokens)
         # After an FP16 step, without what is kept back; negative: it is late.
-        left_s = latest_s - now_s - fp16_s - self._reserve_s(decodes)
+        left_s = latest_s - now_s - fp16_s - self._reserve_s(now_s, decodes)
         if not is_fp8:
             return inf if fp16_s <= tpot_s else 1 + max(0, left_s // (fp16_s - tpot_s))
         gained_s = tpot_s - self._times.predicted_s(Mode.FP8, decodes, with_prompts=False)

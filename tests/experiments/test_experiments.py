@@ -266,7 +266,8 @@ def test_schedules_that_know_the_future_are_sought_rate_by_rate_for_an_experimen
     assert {row.policy for row in found.rows} > {"rule prompts 0.7, 0.8", "rule prompts"}
     for row in rows:  # nothing is at stake at so low a rate
         assert row.slo_attainment == 1
-        assert (row.fp16_token_share == 1) == (row.policy != "static_fp8")
+        # Some first steps of decodes keep time back for prompts.
+        assert (row.fp16_token_share > 0.99) == (row.policy != "static_fp8")
     assert oracle_bounds.table(found) in capsys.readouterr().out
     other = found.model_copy(update={"rounds": 2, "rows": found.rows[:1]})
     assert oracle_bounds.joined(found, other) == other  # sought in another way: nothing of before stays

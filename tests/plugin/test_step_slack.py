@@ -1,5 +1,6 @@
 """What is left of deadlines: against a walk over every request, and by hand."""
 
+import time
 from dataclasses import dataclass, field
 from math import inf
 from types import SimpleNamespace
@@ -202,16 +203,17 @@ RESERVE = StepRule(tpot_deadline_s=0.02, tpot_grace_tokens=2, decode_reserve_ste
 
 def test_a_step_of_decodes_alone_leaves_time_for_exact_steps_with_a_usual_prompt() -> None:
     slack, times = StepSlack(S_PER_TOKEN), StepTimes(COSTS)
-    for number in range(60):
-        slack.prompts.arrived(number, float(number), 59)
+    for number in range(60):  # 20 requests a second
+        slack.prompts.arrived(number, number / 20, 59)
         slack.prompts.left(number)
-    assert slack.reserve_s(RESERVE, times, 1, 2048) == pytest.approx(
-        2 * times.predicted_s(Mode.FP16, 60, with_prompts=True)
-    )
-    assert slack.reserve_s(RESERVE, times, 1, 30) == pytest.approx(
-        2 * times.predicted_s(Mode.FP16, 30, with_prompts=True)
-    )
-    assert slack.reserve_s(RULE, times, 1, 2048) == 0.0
+
+    def exact_s(tokens: int) -> float:
+        return times.predicted_s(Mode.FP16, tokens, with_prompts=True)
+
+    assert slack.reserve_s(RESERVE, times, 2.95, 1, 2048) == pytest.approx(2 * exact_s(60))
+    assert slack.reserve_s(RESERVE, times, 2.95, 1, 30) == pytest.approx(2 * exact_s(30))
+    assert slack.reserve_s(RULE, times, 2.95, 1, 2048) == 0.0
+    assert slack.reserve_s(RESERVE, times, 30.0, 1, 2048) < 1e-3 * exact_s(60)  # half a minute without a request
     slack.decodes.entered("a", 100.0)
     left_s = 0.03
     assert slack.late(RESERVE, 100.0, ends_s=100.06 - left_s) is None  # one with a prompt may use it up
@@ -228,9 +230,12 @@ def test_the_engines_watch_keeps_it_back_in_steps_of_decodes_alone(steps: float,
         request_id="a",
         num_prompt_tokens=60,
         num_output_tokens=1,
-        nestedfp_waits_since_s=0.0,
+        nestedfp_waits_since_s=time.time(),
         nestedfp_first_token_s=None,
     )
+    for number in range(8):
+        watch.waits(SimpleNamespace(**{**vars(request), "request_id": number}))
+        watch.left(number)
     watch.waits(request)
     watch.computes(request, 60)
     watch.filled(Mode.FP16, 60, ["a"], with_prompts=True)
