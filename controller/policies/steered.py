@@ -93,6 +93,7 @@ def decide(observation: Observation, state: State, config: Steered) -> tuple[Dec
         ttft_fraction=fraction,
         tpot_fraction=config.tpot_fraction,
         tpot_grace_tokens=config.tpot_grace_tokens,
+        decode_reserve_steps=0.0,  # the droop was found without it
         fill_horizon_s=None,  # danger is seen by the signals here
     ).rule_for(observation.slo)
     decision = Decision(

@@ -28,6 +28,9 @@ class StepRule:
             seconds. None switches it off.
         tpot_grace_tokens: a request may be above ``tpot_deadline_s`` as long as it would be within it again were its next
             so many tokens to come at once. 0: never above.
+        decode_reserve_steps: a step of decodes alone in FP16 must leave, of what ``tpot_deadline_s`` leaves, enough for so many
+            steps in FP16 with a usual prompt, or as many as prompts come in a second if that is fewer: these make more tokens
+            exact for the time that they take. 0: nothing.
         fill_horizon_s: FP8 when the engine would be full in so many seconds, at the growth of the last one. None switches
             it off; it is asked of engines with a deadline only.
         fill_decode_share: an engine is full when an FP8 step of one token for each request would take more than this share
@@ -40,6 +43,7 @@ class StepRule:
     ttft_deadline_s: float | None = None
     tpot_deadline_s: float | None = None
     tpot_grace_tokens: int = 0
+    decode_reserve_steps: float = 0.0
     fill_horizon_s: float | None = None
     fill_decode_share: float = 0.6
 

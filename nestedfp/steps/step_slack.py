@@ -16,6 +16,10 @@ Two facts make that possible.
   the tightest one is the top of a heap.
 
 A third number stands for requests that nobody knows yet: a usual prompt that comes just after a step has begun.
+
+A fourth is kept back. What FP16 takes longer, per token, is least in steps with parts of prompts: there are more tokens in them.
+But steps of decodes alone are the most, and would use up what the TPOT deadline leaves before the next prompt is there; so
+they must leave enough for some steps with a prompt. Those that come at once, in a burst, find it unspent in either precision.
 """
 
 from collections import deque
@@ -29,6 +33,7 @@ from nestedfp.steps.step_rule import StepRule
 
 RATE_S = 2.0  # time constant of the rate at which prompt tokens arrive
 MEAN_WEIGHT = 0.05  # of the newest prompt in the mean length
+RESERVE_S = 1.0  # nothing is kept back for more prompts than come in so long: an idle engine keeps nothing back
 SPARE = 64  # entries of requests that have left, before the heap of the others is made anew
 EXCESS_WEIGHT = 0.2  # of the newest step in what steps take beyond their measured cost
 
@@ -130,13 +135,24 @@ class PromptLine:
         self._tokens_per_s = self._tokens_per_s * exp(-passed_s / RATE_S) + tokens / RATE_S
         self._mean_tokens += MEAN_WEIGHT * (tokens - self._mean_tokens) if self._mean_tokens else tokens
 
+    @property
+    def usual_tokens(self) -> int:
+        """Of a prompt, in the mean of the last ones; 0 before the first."""
+        return round(self._mean_tokens)
+
+    def coming(self, now_s: float, within_s: float) -> float:
+        """How many prompts come within so many seconds, at the rate of the last ones."""
+        return self._rate(now_s) * within_s / self._mean_tokens if self._mean_tokens else 0.0
+
+    def _rate(self, now_s: float) -> float:
+        return self._tokens_per_s * exp(-max(0.0, now_s - self._newest_s) / RATE_S)
+
     def wait_of_next_s(self, now_s: float, ends_s: float) -> float:
         """Seconds to the first token of a usual request that comes right after a step has begun: it cannot be in the step.
 
         It waits for the step's end; then, at FP8 speed, come those in line, those that arrive during the step, and itself.
         """
-        rate = self._tokens_per_s * exp(-max(0.0, now_s - self._newest_s) / RATE_S)
-        tokens = self._came - self._done + (ends_s - now_s) * rate + self._mean_tokens
+        tokens = self._came - self._done + (ends_s - now_s) * self._rate(now_s) + self._mean_tokens
         return ends_s - now_s + tokens * self.s_per_token
 
     def computed(self, key: Hashable, tokens: int) -> None:
@@ -247,7 +263,23 @@ class StepSlack:
         self.prompts.left(key)
         self.decodes.left(key)
 
-    def late(self, rule: StepRule, now_s: float, ends_s: float, steps: int = 1) -> str | None:
+    def reserve_s(self, rule: StepRule, times: StepTimes, now_s: float, decodes: int, budget_tokens: int) -> float:
+        """What a step of decodes alone must leave of the TPOT deadline, in seconds.
+
+        Args:
+            rule: with ``decode_reserve_steps``.
+            times: what steps take.
+            now_s: when it would begin.
+            decodes: tokens of the step.
+            budget_tokens: the most tokens of a step.
+        """
+        if not rule.decode_reserve_steps:
+            return 0.0
+        tokens = min(decodes + self.prompts.usual_tokens, budget_tokens)
+        steps = min(rule.decode_reserve_steps, self.prompts.coming(now_s, RESERVE_S))
+        return steps * times.predicted_s(Mode.FP16, tokens, with_prompts=True)
+
+    def late(self, rule: StepRule, now_s: float, ends_s: float, steps: int = 1, reserve_s: float = 0.0) -> str | None:
         """Say which deadline a step would break, if any; what it computes of prompts has been noted already.
 
         Args:
@@ -255,6 +287,7 @@ class StepSlack:
             now_s: when the step would begin.
             ends_s: when it would end.
             steps: decode steps until then; more than one where others have been filled and not been counted yet.
+            reserve_s: what it must leave of the TPOT deadline: ``reserve_s`` if it is one of decodes alone.
 
         Returns:
             ``"ttft_slack"``: of a request that waits or is in the step; ``"next_slack"``: of the next one to come;
@@ -269,6 +302,8 @@ class StepSlack:
                 return "next_slack"
         # An answer is judged when it is whole: one long step just after its first token is made up for by a few more.
         tpot_s = rule.tpot_deadline_s
-        if tpot_s is not None and ends_s > self.decodes.latest_end_s(tpot_s, steps + rule.tpot_grace_tokens):
+        if tpot_s is not None and ends_s + reserve_s > self.decodes.latest_end_s(
+            tpot_s, steps + rule.tpot_grace_tokens
+        ):
             return "tpot_slack"
         return None

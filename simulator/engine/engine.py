@@ -42,6 +42,9 @@ class Engine:
         self.rule = StepRule()
         # requests
         self.waiting: deque[SimRequest] = deque()
+        self._unseen: deque[SimRequest] = (
+            deque()
+        )  # of the waiting: those that no step has been filled with knowledge of
         self.running: dict[SimRequest, None] = {}  # in order of admission
         self._partial: SimRequest | None = None  # the one whose prompt is computed in part
         self.waiting_tokens = 0  # still to be computed in prefill
@@ -70,13 +73,13 @@ class Engine:
     def add(self, now_s: float, request: SimRequest) -> None:
         """Queue a request; the engine must have been advanced to ``now_s``."""
         if self._decode_only:
-            self._start(self._began_s)
+            self._start(self._began_s, chosen=self._is_fp8)
         request.queued_s = now_s
         self.arrivals += 1
         self.arrived_tokens += request.prompt_tokens
         self.waiting_tokens += request.target
         self.waiting.append(request)
-        self._slack.prompts.arrived(request.index, request.arrived_s, request.target)
+        self._unseen.append(request)
         if self.ends_s == inf:
             self._start(now_s)
 
@@ -95,7 +98,7 @@ class Engine:
     def direct(self, mode: DirectiveMode, rule: StepRule) -> None:
         """Put a directive in force from the next step on; the engine must have been advanced to the present."""
         if self._decode_only:
-            self._start(self._began_s)
+            self._start(self._began_s, chosen=self._is_fp8)
         self.directive, self.rule = mode, rule
 
     def unfinished(self) -> list[SimRequest]:
@@ -130,8 +133,13 @@ class Engine:
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def _start(self, now_s: float) -> None:
-        """Fill a step, choose its precision and begin it."""
+    def _start(self, now_s: float, chosen: bool | None = None) -> None:
+        """Fill a step, choose its precision and begin it.
+
+        Args:
+            now_s: when it begins.
+            chosen: whether it is FP8, if it is one of a stretch and its precision is no longer open.
+        """
         self._decode_only = False
         self._chunks = []
         preempted = self._reserve_decode_blocks()
@@ -143,16 +151,24 @@ class Engine:
             budget = self._continue_prefill(request, budget)
             preempted = preempted or request.computed == 0
             kv_tokens += before if request.computed > before else 0
+        # Filled ahead, a step knows the requests that were there when the step before began; so does the choice of its precision.
+        idle = not batch.size and not self._chunks
+        seen_s = now_s if idle or not self._ahead else self._began_s
+        self._see(seen_s)
         if not preempted and self.waiting:
-            # Filled ahead, a step knows the requests that were there when the step before began.
-            idle = not batch.size and not self._chunks
-            self._admit(budget, now_s if idle or not self._ahead else self._began_s)
+            self._admit(budget, seen_s)
         tokens = batch.size + sum([count for _, count in self._chunks])
         assert tokens > 0, "a request that fits the cache alone can always be scheduled"
-        is_fp8 = self._chooses_fp8(now_s, tokens, with_prompts=bool(self._chunks))
+        is_fp8 = self._chooses_fp8(now_s, tokens, with_prompts=bool(self._chunks)) if chosen is None else chosen
         self.stats.scheduled(is_fp8, tokens)
         self._is_fp8, self._step_decodes, self._began_s = is_fp8, batch.size, now_s
         self.ends_s = now_s + self._costs[is_fp8].step_s(tokens, batch.size, kv_tokens)
+
+    def _see(self, seen_s: float) -> None:
+        """Put those that had come by then in line."""
+        while self._unseen and self._unseen[0].queued_s <= seen_s:
+            request = self._unseen.popleft()
+            self._slack.prompts.arrived(request.index, request.arrived_s, request.target)
 
     def _chooses_fp8(self, now_s: float, tokens: int, *, with_prompts: bool) -> bool:
         """The precision of a step that has been filled."""
@@ -167,10 +183,14 @@ class Engine:
     def _late(self, now_s: float, tokens: int, with_prompts: bool) -> str | None:
         """Which deadline the step would break in FP16, or that the engine fills up."""
         predicted_s = self._times.predicted_s(Mode.FP16, tokens, with_prompts=with_prompts)
-        inside = len(self.running) + len(self.waiting)  # without those on their way to it
+        inside = len(self.running) + len(self.waiting) - len(self._unseen)  # without those on their way to it
         kv_usage = self.used_blocks / self.total_blocks
         fill = self._fill.late(self.rule, self._times, now_s, inside, kv_usage)  # learns from every step
-        return self._slack.late(self.rule, now_s, now_s + predicted_s) or fill
+        reserve_s = 0.0 if with_prompts else self._reserve_s(now_s, tokens)
+        return self._slack.late(self.rule, now_s, now_s + predicted_s, reserve_s=reserve_s) or fill
+
+    def _reserve_s(self, now_s: float, decodes: int) -> float:
+        return self._slack.reserve_s(self.rule, self._times, now_s, decodes, self._budget)
 
     def _continue_prefill(self, request: SimRequest, budget: int) -> int:
         """The next chunk of the one request that is between two chunks. It was admitted last, because a prompt is cut
@@ -280,7 +300,8 @@ class Engine:
                 self._start(now_s)  # which preempts
                 return
             if count < last:
-                self._decode_only, self._began_s, self.ends_s = True, now_s, now_s + step_s
+                self._decode_only, self._is_fp8 = True, is_fp8
+                self._began_s, self.ends_s = now_s, now_s + step_s
                 return
             self._finish_due(now_s)
         self.ends_s = inf
@@ -292,7 +313,8 @@ class Engine:
             return inf
         fp16_s = self._times.predicted_s(Mode.FP16, decodes, with_prompts=False)
         latest_s = self._slack.decodes.latest_end_s(tpot_s, 1 + self.rule.tpot_grace_tokens)
-        left_s = latest_s - now_s - fp16_s  # after an FP16 step; negative: it is late
+        # After an FP16 step, without what is kept back; negative: it is late.
+        left_s = latest_s - now_s - fp16_s - self._reserve_s(now_s, decodes)
         if not is_fp8:
             return inf if fp16_s <= tpot_s else 1 + max(0, left_s // (fp16_s - tpot_s))
         gained_s = tpot_s - self._times.predicted_s(Mode.FP8, decodes, with_prompts=False)

@@ -34,7 +34,7 @@ from workload.azure import TraceError
 from workload.frozen import FrozenModel
 from workload.slo import Slo
 
-USUAL = ("fp8", "fp16", "deadlines")  # levels that are policies
+USUAL = ("fp8", "fp16")  # levels that are policies
 FIXED = ("static_fp8", "static_fp16")
 HEADER = f"{'policy':28s} {'misses':>6s} {'SLO':>6s} {'FP16':>6s} {'of generated':>12s}"
 

@@ -4,7 +4,7 @@ A plan names for every slice of time one of ``LEVELS``, from all steps FP8 to al
 deadlines of different strictness, for all steps or for those with parts of prompts only. It is played by the same engine
 that the policies steer, without controller and network: the choice of the precision is all that differs, so that whatever
 a plan attains here is attainable in the simulator. A plan with one level throughout is a policy that decides in the engine
-alone; the level ``deadlines`` is that policy with its defaults.
+alone.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from workload.slo import Slo
 
 SLICE_S = 0.1
 TAIL_S = 5.0  # that a plan goes on after the last arrival; later steps run FP8
-GRACE_TOKENS = 3  # of the rules, as the policy's default
+GRACE_TOKENS = 3  # of the rules
 FOREVER_S = 1e9
 
 
@@ -49,7 +49,7 @@ LEVELS = (
     Level("prompts 0.85, 0.9", prompts=True, decodes=False, ttft_fraction=0.85, tpot_fraction=0.9),
     Level("prompts 1, 1", prompts=True, decodes=False, ttft_fraction=1.0, tpot_fraction=1.0),
     Level("prompts", prompts=True, decodes=False),
-    Level("deadlines", prompts=True, decodes=True, ttft_fraction=0.7, tpot_fraction=0.8),
+    Level("0.7, 0.8", prompts=True, decodes=True, ttft_fraction=0.7, tpot_fraction=0.8),
     Level("0.85, 0.9", prompts=True, decodes=True, ttft_fraction=0.85, tpot_fraction=0.9),
     Level("1, 1", prompts=True, decodes=True, ttft_fraction=1.0, tpot_fraction=1.0),
     Level("fp16", prompts=True, decodes=True),

@@ -1,7 +1,9 @@
 """What is left of deadlines: against a walk over every request, and by hand."""
 
+import time
 from dataclasses import dataclass, field
 from math import inf
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.steps.step_costs import StepCost, StepCosts
 from nestedfp.steps.step_rule import StepRule, StepSignals, choose
 from nestedfp.steps.step_slack import DecodeHeap, PromptLine, StepSlack, StepTimes
+from nestedfp.vllm_plugin.scheduling.deadline_watch import DeadlineWatch
 
 S_PER_TOKEN = 1e-3
 COSTS = StepCosts((StepCost(1, 10.0, 6.0), StepCost(100, 20.0, 12.0)))
@@ -193,6 +196,52 @@ def test_a_mean_above_the_objective_is_forgiven_while_the_tokens_of_grace_would_
     slack.decodes.stepped()
     assert slack.late(rule, 10.059, ends_s=10.079) is None  # no new grace for every token
     assert slack.late(rule, 10.059, ends_s=10.081) == "tpot_slack"
+
+
+RESERVE = StepRule(tpot_deadline_s=0.02, tpot_grace_tokens=2, decode_reserve_steps=2.0)
+
+
+def test_a_step_of_decodes_alone_leaves_time_for_exact_steps_with_a_usual_prompt() -> None:
+    slack, times = StepSlack(S_PER_TOKEN), StepTimes(COSTS)
+    for number in range(60):  # 20 requests a second
+        slack.prompts.arrived(number, number / 20, 59)
+        slack.prompts.left(number)
+
+    def exact_s(tokens: int) -> float:
+        return times.predicted_s(Mode.FP16, tokens, with_prompts=True)
+
+    assert slack.reserve_s(RESERVE, times, 2.95, 1, 2048) == pytest.approx(2 * exact_s(60))
+    assert slack.reserve_s(RESERVE, times, 2.95, 1, 30) == pytest.approx(2 * exact_s(30))
+    assert slack.reserve_s(RULE, times, 2.95, 1, 2048) == 0.0
+    assert slack.reserve_s(RESERVE, times, 30.0, 1, 2048) < 1e-3 * exact_s(60)  # half a minute without a request
+    slack.decodes.entered("a", 100.0)
+    left_s = 0.03
+    assert slack.late(RESERVE, 100.0, ends_s=100.06 - left_s) is None  # one with a prompt may use it up
+    assert slack.late(RESERVE, 100.0, ends_s=100.06 - left_s, reserve_s=left_s - 1e-6) is None
+    assert slack.late(RESERVE, 100.0, ends_s=100.06 - left_s, reserve_s=left_s + 1e-6) == "tpot_slack"
+
+
+@pytest.mark.parametrize(("steps", "answer"), [(0.0, None), (2.0, "tpot_slack")])
+def test_the_engines_watch_keeps_it_back_in_steps_of_decodes_alone(steps: float, answer: str | None) -> None:
+    rule = StepRule(tpot_deadline_s=0.03, decode_reserve_steps=steps)
+    watch = DeadlineWatch(2048, 64)
+    watch.use(COSTS)
+    request = SimpleNamespace(
+        request_id="a",
+        num_prompt_tokens=60,
+        num_output_tokens=1,
+        nestedfp_waits_since_s=time.time(),
+        nestedfp_first_token_s=None,
+    )
+    for number in range(8):
+        watch.waits(SimpleNamespace(**{**vars(request), "request_id": number}))
+        watch.left(number)
+    watch.waits(request)
+    watch.computes(request, 60)
+    watch.filled(Mode.FP16, 60, ["a"], with_prompts=True)
+    watch.ended(Mode.FP16, 60, COSTS.times_ms(60)[0] * 1e-3, [request], with_prompts=True)
+    assert watch.late(rule, 1, 1, 0.0, with_prompts=False) == answer
+    assert watch.late(rule, 1, 1, 0.0, with_prompts=True) is None
 
 
 def test_what_is_late_runs_fp8_where_fp8_pays() -> None:

@@ -63,7 +63,7 @@ def directed(mode: DirectiveMode, rule: StepRule) -> tuple[list[bool], float]:
     [
         ("fp8", DirectiveMode.FP8, StepRule()),
         ("fp16", DirectiveMode.FP16, StepRule()),
-        ("deadlines", DirectiveMode.AUTO, StepRule(ttft_deadline_s=0.105, tpot_deadline_s=0.04, tpot_grace_tokens=GRACE_TOKENS)),
+        ("0.7, 0.8", DirectiveMode.AUTO, StepRule(ttft_deadline_s=0.105, tpot_deadline_s=0.04, tpot_grace_tokens=GRACE_TOKENS)),
     ],
 )  # fmt: skip
 def test_a_plan_of_one_level_is_the_engine_under_that_directive(

@@ -69,7 +69,10 @@ class DeadlineWatch:
         now_s = max(time.time(), self._ended_s + sum(self._in_flight))
         ends_s = now_s + self._times.predicted_s(Mode.FP16, tokens, with_prompts=with_prompts)
         fill = self._fill.late(rule, self._times, now_s, requests, kv_usage)  # learns from every step
-        return self._slack.late(rule, now_s, ends_s, steps=len(self._in_flight) + 1) or fill
+        reserve_s = (
+            0.0 if with_prompts else self._slack.reserve_s(rule, self._times, now_s, tokens, self._budget_tokens)
+        )
+        return self._slack.late(rule, now_s, ends_s, len(self._in_flight) + 1, reserve_s) or fill
 
     def filled(self, mode: Mode, tokens: int, first_tokens: list[str], *, with_prompts: bool) -> None:
         """A step is on its way; it brings the first tokens of these requests."""
