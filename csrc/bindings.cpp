@@ -44,7 +44,7 @@ STABLE_TORCH_LIBRARY(nestedfp, m) {
     m.def(
         "linear_carried(Tensor carrier, Tensor scales, Tensor upper, Tensor? lower, Tensor? bias, SymInt n, SymInt k) "
         "-> Tensor");
-    // On a CPU these three are nestedfp/kernels/cpu_fused.py's.
+    // On a CPU these three are nestedfp/kernels/activations.py's.
     m.def("rms_norm(Tensor x, Tensor weight, float epsilon) -> (Tensor carrier, Tensor scales)");
     m.def(
         "add_rms_norm(Tensor x, Tensor residual, Tensor weight, float epsilon) -> (Tensor carrier, Tensor scales, "

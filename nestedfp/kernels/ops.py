@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import torch
 import torch.library
 
-from nestedfp.kernels import shared_constants
+from nestedfp.kernels import activations, shared_constants
 from nestedfp.kernels.cuda_layout import packed_shapes
 from nestedfp.modes import CODES, Mode
 
@@ -31,8 +31,6 @@ shared_constants.check(
     _OPS.shared_constants() if hasattr(_OPS, "shared_constants") else None,
     {"panel_rows": PANEL_ROWS, "pair": PAIR},
 )
-
-from nestedfp.kernels import cpu_fused  # noqa: E402  it implements schemas that the library has just registered
 
 _MODES = {code: mode for mode, code in CODES.items()}
 
@@ -276,7 +274,7 @@ def _fake_linear_carried(
     n: int,
     k: int,
 ) -> torch.Tensor:
-    cpu_fused.check_columns("linear_carried", k)
+    activations.check_columns("linear_carried", k)
     if carrier.shape[-1] != k:
         raise RuntimeError(
             f"nestedfp::linear_carried: expected carrier of shape [..., k={k}], got {list(carrier.shape)}"
@@ -285,20 +283,20 @@ def _fake_linear_carried(
 
 
 def _fake_rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
-    cpu_fused.check_norm("rms_norm", x, weight)
-    return x.new_empty(x.shape), cpu_fused.empty_scales(x)
+    activations.check_norm("rms_norm", x, weight)
+    return x.new_empty(x.shape), activations.empty_scales(x)
 
 
 def _fake_add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    cpu_fused.check_norm("add_rms_norm", x, weight, residual)
-    return x.new_empty(x.shape), cpu_fused.empty_scales(x), x.new_empty(x.shape)
+    activations.check_norm("add_rms_norm", x, weight, residual)
+    return x.new_empty(x.shape), activations.empty_scales(x), x.new_empty(x.shape)
 
 
 def _fake_silu_and_mul(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    cpu_fused.check_gated(x)
-    return x.new_empty(*x.shape[:-1], x.shape[-1] // 2), cpu_fused.empty_scales(x)
+    activations.check_gated(x)
+    return x.new_empty(*x.shape[:-1], x.shape[-1] // 2), activations.empty_scales(x)
 
 
 for _name, _fake in (
@@ -313,3 +311,11 @@ for _name, _fake in (
     ("silu_and_mul", _fake_silu_and_mul),
 ):
     torch.library.register_fake(f"nestedfp::{_name}", _fake)
+
+_cpu = torch.library.Library("nestedfp", "IMPL")  # type: ignore[no-untyped-call]
+for _name, _operator in (
+    ("rms_norm", activations.rms_norm),
+    ("add_rms_norm", activations.add_rms_norm),
+    ("silu_and_mul", activations.silu_and_mul),
+):
+    _cpu.impl(_name, _operator, "CPU")  # type: ignore[no-untyped-call]
