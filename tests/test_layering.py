@@ -43,6 +43,8 @@ MAY_IMPORT = {
         "controller.config",
         "deploy.config",
         "loadtest.report.run_summary",
+        "simulator.engine.cost_table",
+        "simulator.errors",
         "nestedfp.vllm_plugin.options",
         "workload",
     },  # and benchmarks
