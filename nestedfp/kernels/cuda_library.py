@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from nestedfp.kernels import cuda_layout, shared_constants
-from nestedfp.kernels.gpu_kernels import HOPPER
+from nestedfp.kernels.gpu_kernels import is_portable
 from nestedfp.modes import CODES, Mode
 
 FP16, FP8 = CODES[Mode.FP16], CODES[Mode.FP8]
@@ -131,7 +131,7 @@ def library() -> ctypes.CDLL:
     lib.nestedfp_unpack.argtypes = [_POINTER] * 4 + [_LONG, _LONG, _POINTER]
     lib.nestedfp_quantize.argtypes = [_POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _POINTER]
     lib.nestedfp_outliers.argtypes = [_POINTER, _LONG, *[_POINTER] * 3, _LONG, _POINTER, _LONG, _LONG, _POINTER]
-    if torch.cuda.get_device_capability() == HOPPER:
+    if not is_portable(torch.cuda.get_device_capability()):
         check(lib.nestedfp_prepare(), "prepare")
     return lib
 
