@@ -1,8 +1,7 @@
 """The portable GEMM on a GPU, compute capability 8.0 or newer, a Hopper included: every tile and split against a reference.
 
 Run: ``pytest -q -m gpu tests/kernels/test_gpu_portable.py``; the whole operators through it on a Hopper:
-``NESTEDFP_GPU_KERNELS=portable pytest -q -m gpu tests/kernels/test_gpu_ops.py``; either from the library's PTX, as other GPUs
-run it, with ``CUDA_FORCE_PTX_JIT=1`` beside that variable.
+``NESTEDFP_GPU_KERNELS=portable pytest -q -m gpu tests/kernels/test_gpu_ops.py``.
 """
 
 import pytest

@@ -1,6 +1,8 @@
 // The kernels as C functions, for the tests and benchmarks that choose a config themselves. Loaded with ctypes.
 #include <cuda_runtime.h>
 
+#include <exception>
+
 #include "cuda/capi/capi.h"
 #include "cuda/host/device_gemm.h"
 #include "cuda/host/launch.h"
@@ -72,8 +74,13 @@ NESTEDFP_API int nestedfp_quantize(const void* x, int64_t x_pitch, uint8_t* code
                                    void* stream) {
     int device = 0;
     if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
-    return run_quantize(x, x_pitch, codes, scale, m, k, gpu_traits(device).has_pdl(),
-                        static_cast<CUstream_st*>(stream));
+    bool pdl = false;
+    try {
+        pdl = gpu_traits(device).has_pdl();
+    } catch (const std::exception&) {  // no C function throws
+        return cudaErrorInvalidValue;
+    }
+    return run_quantize(x, x_pitch, codes, scale, m, k, pdl, static_cast<CUstream_st*>(stream));
 }
 
 NESTEDFP_API int nestedfp_outliers(const void* x, int64_t x_pitch, const int32_t* rows, const int32_t* cols,

@@ -234,8 +234,8 @@ NESTEDFP_DEVICE int load_acquire(const int* from) {
 }
 
 // --- programmatic dependent launch (PDL): a kernel starts while the one before it in the stream still runs, and waits
-// for that one's results where it needs them. No-ops unless the launch asked for it, and in what is compiled for GPUs
-// that cannot ---
+// for that one's results where it needs them. No-ops unless the launch asked for it, which it may do for code of 9.0
+// alone (GpuTraits::has_pdl): what is compiled for older GPUs does not wait ---
 
 // Returns once every kernel before this one in the stream has finished and its writes are visible.
 NESTEDFP_DEVICE void pdl_wait() {

@@ -29,10 +29,15 @@ const GpuTraits& gpu_traits(int device) {
     thread_local std::map<int, GpuTraits> known;
     const auto found = known.find(device);
     if (found != known.end()) return found->second;
-    int num_sms = 0, major = 0, minor = 0;
-    cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    const auto attribute = [&](cudaDeviceAttr which) {
+        int value = 0;
+        const cudaError_t error = cudaDeviceGetAttribute(&value, which, device);
+        if (error != cudaSuccess) throw std::runtime_error(std::string("CUDA device: ") + cudaGetErrorString(error));
+        return value;
+    };
+    const int num_sms = attribute(cudaDevAttrMultiProcessorCount);
+    const int major = attribute(cudaDevAttrComputeCapabilityMajor);
+    const int minor = attribute(cudaDevAttrComputeCapabilityMinor);
     return known.emplace(device, GpuTraits{num_sms, 10 * major + minor, is_forced_portable()}).first->second;
 }
 

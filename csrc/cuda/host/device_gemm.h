@@ -25,14 +25,16 @@ struct GpuTraits {
     // there puts together from FP16 products, conversions and additions: FP16 activations by the FP8 weights take
     // fewer.
     bool has_fp8() const { return capability == 89 || capability == 90 || capability >= 120; }
-    bool has_pdl() const { return capability >= 90; }
+    // Programmatic dependent launch, whose waits only Hopper's own code has: the PTX for others is of before it.
+    bool has_pdl() const { return !is_portable(); }
 };
 
-// Of the device with this index; remembered by thread. Throws std::runtime_error for an unknown NESTEDFP_GPU_KERNELS.
+// Of the device with this index; remembered by thread. Throws std::runtime_error for a device that does not answer, and
+// for an unknown NESTEDFP_GPU_KERNELS.
 const GpuTraits& gpu_traits(int device);
 
-// Loads the kernels of the current device, so that no later launch, perhaps under graph capture, has to. Returns a
-// cudaError_t.
+// Loads the GEMM's kernels of the current device, so that no later launch, perhaps under graph capture, has to. Returns
+// a cudaError_t.
 int prepare_gemm(const GpuTraits& gpu);
 
 // One problem on one device: chosen once, then run.

@@ -60,8 +60,8 @@ std::tuple<Tensor, Tensor> norm(const char* op, const Tensor& x, const Tensor* r
     args.carrier = carrier.mutable_data_ptr();
     args.scales = data<float>(scales);
     args.epsilon = static_cast<float>(epsilon);
-    check_error(op, run_rms_norm(args, x.numel() / k, k, carried_precision(device), device.traits().has_pdl(),
-                                 device.stream()));
+    check_error(op, run_rms_norm(args, x.numel() / k, k, carried_precision(mode_in_force(), device),
+                                 device.traits().has_pdl(), device.stream()));
     return {carrier, scales};
 }
 
@@ -98,8 +98,8 @@ std::tuple<Tensor, Tensor> silu_and_mul(Tensor x) {
     if (x.numel() == 0) return {carrier, scales};
     const Tensor rows = as_rows(op, "x", x);
     check_error(op, run_silu_and_mul(rows.const_data_ptr(), carrier.mutable_data_ptr(), data<float>(scales),
-                                     x.numel() / (2 * k), k, carried_precision(device), device.traits().has_pdl(),
-                                     device.stream()));
+                                     x.numel() / (2 * k), k, carried_precision(mode_in_force(), device),
+                                     device.traits().has_pdl(), device.stream()));
     return {carrier, scales};
 }
 

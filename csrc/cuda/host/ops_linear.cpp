@@ -134,7 +134,8 @@ Tensor linear_carried(Tensor carrier, Tensor scales, Tensor upper, std::optional
                       std::optional<Tensor> bias, int64_t n, int64_t k) {
     const char* const op = "nestedfp::linear_carried";
     const Device device(op, "carrier", carrier);
-    const bool is_fp8 = mode_in_force() == Precision::kFp8;
+    const Precision mode = mode_in_force();
+    const bool is_fp8 = mode == Precision::kFp8;
     const Layer layer{upper, lower, bias, n, k};
     check_operands(op, "carrier", carrier, layer, is_fp8, device);
     check_carried_columns(op, k, kMaxQuantizedColumns);
@@ -144,8 +145,8 @@ Tensor linear_carried(Tensor carrier, Tensor scales, Tensor upper, std::optional
     check_device(op, "scales", scales, device);
     const Tensor out = empty_out(carrier, n);
     if (carrier.numel() == 0) return out;
-    multiply(op, carrier, carried_precision(device) == Precision::kFp8 ? const_data<float>(scales) : nullptr, layer,
-             is_fp8, true, out, device);
+    multiply(op, carrier, carried_precision(mode, device) == Precision::kFp8 ? const_data<float>(scales) : nullptr,
+             layer, is_fp8, true, out, device);
     return out;
 }
 

@@ -52,7 +52,9 @@ inline void check_device(const char* op, const char* name, const Tensor& tensor,
 }
 
 inline void check_error(const char* op, int error) {
-    STD_TORCH_CHECK(error == cudaSuccess, op, ": ", cudaGetErrorString(static_cast<cudaError_t>(error)));
+    if (error == cudaSuccess) return;
+    cudaGetLastError();  // or the next launch would be blamed for it
+    STD_TORCH_CHECK(false, op, ": ", cudaGetErrorString(static_cast<cudaError_t>(error)));
 }
 
 inline void check_has_kernels(const char* op, const Device& device) {
@@ -72,10 +74,10 @@ inline Precision mode_in_force() {
     return static_cast<Precision>(mode->load(std::memory_order_relaxed));
 }
 
-// What a carrier (cuda/kernels/kernels.h) holds in the mode in force: codes in FP8 mode, where the device multiplies
+// What a carrier (cuda/kernels/kernels.h) holds in a mode: codes in FP8 mode, where the device multiplies
 // them.
-inline Precision carried_precision(const Device& device) {
-    return device.traits().has_fp8() ? mode_in_force() : Precision::kFp16;
+inline Precision carried_precision(Precision mode, const Device& device) {
+    return device.traits().has_fp8() ? mode : Precision::kFp16;
 }
 
 // Kernels are loaded onto a device by pack; a plane may also have been packed on another one.

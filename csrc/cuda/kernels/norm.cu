@@ -36,20 +36,16 @@ __global__ void __launch_bounds__(norm_threads(Chunks)) norm_kernel(RowNormArgs 
     __shared__ uint32_t warp_max[32];
     const int chunks = k / 8;
     pdl_launch_dependents();  // it reads only weights until this kernel has finished
-    uint4 weight[Chunks];
-#pragma unroll
-    for (int i = 0; i < Chunks; ++i) {
-        const int chunk = i * blockDim.x + threadIdx.x;
-        weight[i] = chunk < chunks ? static_cast<const uint4*>(args.weight)[chunk] : make_uint4(0, 0, 0, 0);
-    }
-    pdl_wait();  // for the kernel that writes x; the weight above no kernel writes
+    pdl_wait();               // which writes x, and may have written the weight
     const int64_t first = static_cast<int64_t>(blockIdx.x) * chunks;
-    uint4 x[Chunks], residual[Chunks];  // all loads before the first store, which might be to the same memory
+    // All loads before the first store, which might be to the same memory.
+    uint4 x[Chunks], residual[Chunks], weight[Chunks];
 #pragma unroll
     for (int i = 0; i < Chunks; ++i) {
         const int chunk = i * blockDim.x + threadIdx.x;
-        x[i] = residual[i] = make_uint4(0, 0, 0, 0);
+        x[i] = residual[i] = weight[i] = make_uint4(0, 0, 0, 0);
         if (chunk < chunks) {
+            weight[i] = static_cast<const uint4*>(args.weight)[chunk];
             x[i] = static_cast<const uint4*>(args.x)[first + chunk];
             if constexpr (Adds) residual[i] = static_cast<const uint4*>(args.residual)[first + chunk];
         }

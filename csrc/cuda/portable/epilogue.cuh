@@ -23,7 +23,6 @@ NESTEDFP_DEVICE bool add_parts(const PortableArgs& args, const PortableWork& wor
     float* const flat = &sums.values[0][0][0];
 #pragma unroll
     for (int i = 0; i < Traits::kTile.sums(); ++i) tile[work.part * kPartSums + i * Traits::kThreads] = flat[i];
-    fence_gpu();
     sync_block();  // all threads' sums are out, and nobody reads the ring any more
     int* const came_before = reinterpret_cast<int*>(shared);
     if (thread_index() == 0) {
@@ -32,7 +31,6 @@ NESTEDFP_DEVICE bool add_parts(const PortableArgs& args, const PortableWork& wor
     }
     sync_block();
     if (*came_before != args.plan.split - 1) return false;
-    fence_gpu();
 #pragma unroll
     for (int i = 0; i < Traits::kTile.sums(); ++i) flat[i] = 0;
     for (int part = 0; part < args.plan.split; ++part) {

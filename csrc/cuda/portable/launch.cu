@@ -80,9 +80,12 @@ int run_portable(const GemmDesc& desc, PortableOperands operands, const Portable
     kernel_args.lower_col_blocks = lower_col_blocks(desc.k);
     kernel_args.plan = plan;
     const PortableTile& tile = kPortableTiles[plan.tile];
-    kernel_of(operands, plan.tile)<<<static_cast<unsigned>(plan.blocks()), static_cast<unsigned>(tile.threads()),
-                                     static_cast<size_t>(portable_shared_bytes(operands, tile)), stream>>>(kernel_args);
-    const cudaError_t error = cudaGetLastError();
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(plan.blocks()));
+    config.blockDim = dim3(static_cast<unsigned>(tile.threads()));
+    config.dynamicSmemBytes = static_cast<size_t>(portable_shared_bytes(operands, tile));
+    config.stream = stream;
+    const cudaError_t error = cudaLaunchKernelEx(&config, kernel_of(operands, plan.tile), kernel_args);
     if (error != cudaSuccess) *message = cudaGetErrorString(error);
     return error;
 }

@@ -87,10 +87,12 @@ NESTEDFP_DEVICE void multiply_fp8(float (&d)[4], const uint32_t (&a)[4], uint32_
 // Past L1, which may hold what another thread block has since written.
 NESTEDFP_DEVICE float load_fresh(const float* global) { return __ldcg(global); }
 
-// Makes this thread's writes visible to the whole GPU before its later ones.
-NESTEDFP_DEVICE void fence_gpu() { __threadfence(); }
-
-// Adds one and returns what was there.
-NESTEDFP_DEVICE int count_up(int* global) { return atomicAdd(global, 1); }
+// Adds one and returns what was there. What this thread, and those it has met at a barrier of the block, wrote before
+// is seen by whoever counts after it, and by those that meet that thread at a barrier.
+NESTEDFP_DEVICE int count_up(int* global) {
+    int before;
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(global) : "memory");
+    return before;
+}
 
 }  // namespace nestedfp::cuda

@@ -134,7 +134,6 @@ inline void multiply_fp8(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
 }
 
 inline float load_fresh(const float* global) { return *global; }
-inline void fence_gpu() {}
 
 inline int count_up(int* global) { return (*global)++; }
 
