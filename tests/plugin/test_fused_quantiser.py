@@ -11,7 +11,7 @@ import pytest
 import torch
 from processes import run_json
 from safetensors.torch import load_file, save_file
-from test_model_kinds import QWEN3_MOE, load, loaded
+from test_model_kinds import loaded
 from vllm_parts import MODEL, engine_config
 
 from nestedfp.kernels import ops
@@ -26,20 +26,10 @@ with warnings.catch_warnings():
     from nestedfp.vllm_plugin.weights import fused_quantiser
     from nestedfp.vllm_plugin.weights.fused_quantiser import FuseQuantiser
 
+pytestmark = pytest.mark.usefixtures("experts_group", "fp16_again")
+
 QUANTIZES = {"additional_config": {"nestedfp": {"quantize_activations": True}}}
 LAYERS = 8  # of the shipped model
-
-
-@pytest.fixture(scope="module", autouse=True)
-def experts_group(tmp_path_factory):
-    """Have vLLM make the group of ranks that models with experts ask for: only the first model of a process can."""
-    load(tmp_path_factory.mktemp("experts"), QWEN3_MOE)
-
-
-@pytest.fixture(autouse=True)
-def fp16_again():
-    yield
-    ops.set_mode(Mode.FP16)
 
 
 @pytest.fixture(scope="module")

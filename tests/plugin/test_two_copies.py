@@ -27,21 +27,11 @@ with warnings.catch_warnings():
     from nestedfp.vllm_plugin.ranks import self_check
     from nestedfp.vllm_plugin.weights.coverage import cover
 
+pytestmark = pytest.mark.usefixtures("experts_group", "fp16_again")
+
 TWO_COPIES = {"additional_config": {"nestedfp": {"weights": "two_copies"}}}
 PROMPTS = ["Once upon a time there was a king who", "The old woman said to the fox:", "In the middle of the forest"]
 LONG = "The youngest brother went out into the wide world to seek his fortune. " * 8
-
-
-@pytest.fixture(scope="module", autouse=True)
-def experts_group(tmp_path_factory):
-    """Have vLLM make the group of ranks that models with experts ask for: only the first model of a process can."""
-    load(tmp_path_factory.mktemp("experts"), QWEN3_MOE)
-
-
-@pytest.fixture(autouse=True)
-def fp16_again():
-    yield
-    ops.set_mode(Mode.FP16)
 
 
 @pytest.fixture(scope="module")
