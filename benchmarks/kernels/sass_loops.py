@@ -1,0 +1,100 @@
+"""Counts the instructions of each kernel's main loop in the machine code that nvcc makes of a source: no GPU.
+
+    python -m benchmarks.kernels.sass_loops csrc/cuda/portable/launch.cu --arch 89
+
+The main loop is the innermost one with the most tensor-core products in it. CSV: kernel,arch,products,instructions. Needs nvcc,
+and cuobjdump from the CUDA toolkit or from Triton's wheel.
+"""
+
+import argparse
+import csv
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,6})\*/\s+(.*?);")
+BRANCH = re.compile(r"\bBRA\b.*?(0x[0-9a-f]+)")
+OLDEST_FP8 = 89  # of csrc/cuda/CMakeLists.txt: the PTX that newer GPUs are given
+
+
+class MainLoop(NamedTuple):
+    """A kernel's main loop."""
+
+    kernel: str
+    products: int
+    instructions: int
+
+
+def main_loops(sass: str) -> Iterator[MainLoop]:
+    """Yield the main loop of every kernel in what ``cuobjdump -sass`` prints; kernels without products have none."""
+    for text in sass.split("Function : ")[1:]:
+        code = [(int(address, 16), words) for address, words in INSTRUCTION.findall(text)]
+        place = {address: number for number, (address, _) in enumerate(code)}
+        loops = []
+        for end, (_, words) in enumerate(code):
+            found = BRANCH.search(words)
+            begin = place.get(int(found[1], 16), end) if found else end
+            if begin < end:
+                products = sum("MMA" in each for _, each in code[begin : end + 1])
+                loops.append((products, begin - end, end - begin + 1))
+        if loops and max(loops)[0]:
+            products, _, instructions = max(loops)  # of several with as many products the shortest
+            yield MainLoop(text.split(None, 1)[0], products, instructions)
+
+
+def disassemble(source: Path, arch: int) -> str:
+    """Compile a source as the library's PTX for ``arch`` and disassemble it.
+
+    Raises:
+        RuntimeError: when nvcc or cuobjdump is missing or fails, with what it said.
+    """
+    triton = find_spec("triton")
+    wheel = (
+        [Path(place) / "backends/nvidia/bin/cuobjdump" for place in (triton.submodule_search_locations or [])]
+        if triton
+        else []
+    )
+    tools = [shutil.which("cuobjdump"), *(str(path) for path in wheel if path.exists())]
+    cuobjdump = next((tool for tool in tools if tool), None)
+    nvcc = shutil.which("nvcc")
+    if nvcc is None or cuobjdump is None:
+        raise RuntimeError("need nvcc (CUDA 12.8 or newer) and cuobjdump (the CUDA toolkit's, or Triton's wheel)")
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernels.cubin"
+        if arch == 90:
+            target = ["-arch=sm_90a"]
+        else:
+            target = [f"-arch=compute_{OLDEST_FP8 if arch >= OLDEST_FP8 else 80}", f"-code=sm_{arch}"]
+        root = Path(__file__).parents[2] / "csrc"
+        command = [nvcc, "-std=c++17", *target, f"-I{root}", "-cubin", "-o", str(cubin), str(source)]
+        for words in (command, [cuobjdump, "-sass", str(cubin)]):
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise RuntimeError(f"{words[0]} failed: {done.stderr.strip()[-500:]}")
+        return done.stdout
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=Path)
+    parser.add_argument("--arch", type=int, default=89, help="80, 86, 89, 90, 100, 120 (%(default)s)")
+    args = parser.parse_args()
+    try:
+        found = sorted(main_loops(disassemble(args.source, args.arch)))
+    except RuntimeError as error:
+        print(f"sass_loops: {error}", file=sys.stderr)
+        return 2
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(["kernel", "arch", "products", "instructions"])
+    writer.writerows((loop.kernel, args.arch, loop.products, loop.instructions) for loop in found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
