@@ -96,7 +96,6 @@ def derive(table: EngineTable, source: Shape, target: Shape, ranks: int) -> Engi
     kv_tokens = int(left / (target.kv_bytes_per_token / ranks))
     return table.model_copy(
         update={
-            "model": f"{table.model} as {ranks} ranks of another engine",
             "engine": table.engine.model_copy(update={"kv_tokens": kv_tokens}),
             "fp16": scaled(table.fp16, 1.0),
             "fp8": scaled(table.fp8, 0.5),

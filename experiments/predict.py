@@ -99,7 +99,8 @@ def derived_table(measured: EngineTable, experiment: Experiment) -> EngineTable:
             f"{experiment.name} runs {experiment.shape or experiment.model} on {ranks} ranks and the table is of {measured.model} "
             f"on one; expected both to be one of {', '.join(SHAPES)}, or a table of the experiment's own engine"
         )
-    return derive(measured, Shape.of(measured.model), Shape.of(experiment.shape), ranks)
+    derived = derive(measured, Shape.of(measured.model), Shape.of(experiment.shape), ranks)
+    return derived.model_copy(update={"model": f"{experiment.shape} on {ranks} GPUs, from steps of {measured.model}"})
 
 
 def predict(experiment: Experiment, trace: Path, table: Path, say: Callable[[str], None]) -> Predictions:

@@ -69,9 +69,8 @@ def gemm(
     m, n, k = x.shape[0], weight.n, weight.k
     num_sms = torch.cuda.get_device_properties().multi_processor_count
     tile, split = how or plan(operands, m, n, k, num_sms)
-    rows, tokens = ((64, 8), (64, 16), (64, 32), (64, 64), (128, 128))[tile]
-    sums = -(-n // rows) * rows * -(-m // tokens) * tokens * split if split > 1 else 0
-    workspace = torch.empty(sums, device=x.device) if sums else None
+    scratch_bytes = kernels.library().nestedfp_portable_workspace_bytes(operands, m, n, k, tile, split)
+    workspace = torch.empty(scratch_bytes // 4, device=x.device) if scratch_bytes else None
     error = kernels.library().nestedfp_portable_gemm(
         operands,
         m,

@@ -119,7 +119,8 @@ def library() -> ctypes.CDLL:
     lib.nestedfp_lower_bytes.argtypes, lib.nestedfp_lower_bytes.restype = [_LONG, _LONG], _LONG
     cut: list[Any] = [_INT, _LONG, _LONG, _LONG, _INT]
     lib.nestedfp_portable_plan.argtypes = [*cut, ctypes.POINTER(_INT)]
-    lib.nestedfp_portable_plan.restype = _LONG
+    lib.nestedfp_portable_workspace_bytes.argtypes = [*cut, _INT]
+    lib.nestedfp_portable_workspace_bytes.restype = _LONG
     lib.nestedfp_portable_work.argtypes = [*cut, _INT, _INT, ctypes.POINTER(_INT)]
     if not hasattr(lib, "nestedfp_gemm"):  # built without CUDA, for tests of the choice of configs
         return lib

@@ -35,8 +35,6 @@ struct Warp {
     void* lanes[32];
     int arrived = 0;
     Together what = nullptr;
-    // Instructions that are done.
-    int64_t done = 0;
 };
 
 enum class State { kReady, kBlockBarrier, kWarp, kDone };
@@ -191,7 +189,6 @@ void together(void* mine, Together all) {
     }
     all(warp.lanes);
     warp.arrived = 0;
-    ++warp.done;
     const size_t first = static_cast<size_t>(block->running / 32 * 32);
     for (size_t i = first; i < first + 32; ++i) block->fibers[i].state = State::kReady;
 }

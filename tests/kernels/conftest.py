@@ -1,4 +1,4 @@
-"""The operators' mode is the process's: a test that sets it leaves FP16 behind."""
+"""What tests of operators share. Their mode is the process's: a test that sets it leaves FP16 behind."""
 
 import pytest
 
@@ -11,3 +11,16 @@ def fp16_mode():
     ops.set_mode(Mode.FP16)
     yield
     ops.set_mode(Mode.FP16)
+
+
+@pytest.fixture(scope="module")
+def hopper_operators():
+    """The CUDA operators on a Hopper; skips elsewhere."""
+    import torch
+
+    from nestedfp.kernels import cuda_ops
+
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a GPU of compute capability 9.0")
+    cuda_ops.load()
+    torch.manual_seed(0)

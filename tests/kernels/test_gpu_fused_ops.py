@@ -6,23 +6,13 @@ Run: ``pytest -q -m gpu tests/kernels/test_gpu_fused_ops.py``
 import pytest
 import torch
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fp16_mode")]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_operators", "fp16_mode")]
 
 EPSILON = 1e-5
 # Widths of models, and those at which the kernels change the number of columns that a thread holds.
 NORM_COLUMNS = [64, 256, 4096, 5120, 8192, 16384]
 GATED_COLUMNS = [64, 896, 14336, 16448, 32768, 40960, 81920]
 TOKENS = [1, 7, 256, 257, 600]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def operators():
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs a GPU of compute capability 9.0")
-    from nestedfp.kernels import cuda_ops
-
-    cuda_ops.load()
-    torch.manual_seed(0)
 
 
 def run(operator, mode_name, *arguments):

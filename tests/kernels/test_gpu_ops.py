@@ -8,17 +8,7 @@ import torch
 
 from nestedfp.kernels.gpu_kernels import is_portable
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fp16_mode")]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def operators():
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs a GPU of compute capability 9.0")
-    from nestedfp.kernels import cuda_ops
-
-    cuda_ops.load()
-    torch.manual_seed(0)
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_operators", "fp16_mode")]
 
 
 def nested(n: int, k: int, outliers: int):

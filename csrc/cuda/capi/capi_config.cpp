@@ -7,6 +7,7 @@
 #include "cuda/config/gemm_cost.h"
 #include "cuda/config/gemm_timings.h"
 #include "cuda/config/stream_k.h"
+#include "cuda/host/device_gemm.h"
 #include "cuda/kernels/layout.h"
 #include "cuda/portable/plan.h"
 #include "shared_constants.h"
@@ -115,12 +116,25 @@ NESTEDFP_API void nestedfp_plan(int precision, int64_t m, int64_t n, int64_t k, 
     for (int i = 0; i < 11; ++i) plan[i] = fields[i];
 }
 
-// The portable GEMM's choice: plan[2]: tile, split. Returns the bytes of its workspace.
-NESTEDFP_API int64_t nestedfp_portable_plan(int operands, int64_t m, int64_t n, int64_t k, int num_sms, int* plan) {
+// What a GPU of this compute capability (90 for 9.0) runs: traits[3]: whether it has kernels, portable ones, and E4M3
+// products.
+NESTEDFP_API void nestedfp_gpu_traits(int capability, int* traits) {
+    const GpuTraits gpu{1, capability, false};
+    traits[0] = gpu.has_kernels();
+    traits[1] = gpu.is_portable();
+    traits[2] = gpu.has_fp8();
+}
+
+// The portable GEMM's choice: plan[2]: tile, split.
+NESTEDFP_API void nestedfp_portable_plan(int operands, int64_t m, int64_t n, int64_t k, int num_sms, int* plan) {
     const PortablePlan made = plan_portable(static_cast<PortableOperands>(operands), m, n, k, num_sms, true);
     plan[0] = made.tile;
     plan[1] = made.split;
-    return portable_workspace_bytes(made);
+}
+
+NESTEDFP_API int64_t nestedfp_portable_workspace_bytes(int operands, int64_t m, int64_t n, int64_t k, int tile,
+                                                       int split) {
+    return portable_workspace_bytes(cut_portable(static_cast<PortableOperands>(operands), m, n, k, tile, split));
 }
 
 // What a block of the portable GEMM computes, with this tile and split: work[4]: row tile, token tile, first step, step
