@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+SOURCES = Path(__file__).parents[2] / "csrc"
 INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,6})\*/\s+(.*?);")
 BRANCH = re.compile(r"\bBRA\b.*?(0x[0-9a-f]+)")
 OLDEST_FP8 = 89  # of csrc/cuda/CMakeLists.txt: the PTX that newer GPUs are given
@@ -71,8 +72,7 @@ def disassemble(source: Path, arch: int) -> str:
             target = ["-arch=sm_90a"]
         else:
             target = [f"-arch=compute_{OLDEST_FP8 if arch >= OLDEST_FP8 else 80}", f"-code=sm_{arch}"]
-        root = Path(__file__).parents[2] / "csrc"
-        command = [nvcc, "-std=c++17", *target, f"-I{root}", "-cubin", "-o", str(cubin), str(source)]
+        command = [nvcc, "-std=c++17", *target, f"-I{SOURCES}", "-cubin", "-o", str(cubin), str(source)]
         for words in (command, [cuobjdump, "-sass", str(cubin)]):
             done = subprocess.run(words, capture_output=True, text=True, check=False)
             if done.returncode:
