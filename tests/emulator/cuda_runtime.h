@@ -1,5 +1,5 @@
-// As much of CUDA C++ as the kernels of one block per token use, on the emulated grid. __shared__ is static: blocks run
-// one after another.
+// As much of CUDA C++ as the kernels use, on the emulated grid. __shared__ is static: launches run their blocks one
+// after another.
 #pragma once
 
 #include <algorithm>
@@ -13,6 +13,7 @@
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __shared__ static
 #define __CUDA_ARCH__ 900
 
@@ -22,6 +23,9 @@ struct alignas(16) uint4 {
 struct float2 {
     float x, y;
 };
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
 struct dim3 {
     unsigned x = 1, y = 1, z = 1;
     dim3() = default;
@@ -30,6 +34,17 @@ struct dim3 {
 
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+// Past the L1 cache, which is none here.
+template <class T>
+inline T __ldcg(const T* from) {
+    return *from;
+}
+template <class T>
+inline void __stcg(T* to, T value) {
+    *to = value;
+}
 
 // threadIdx.x and its like, of the thread that reads them.
 template <int (*Value)()>
@@ -43,6 +58,10 @@ inline const Dimension<emulator::block_index> blockIdx{};
 inline const Dimension<emulator::block_threads> blockDim{};
 
 inline void __syncthreads() { emulator::sync_block(); }
+
+inline void __syncwarp() {
+    emulator::together(nullptr, [](void*(&)[32]) {});
+}
 
 struct Shuffle {
     uint32_t value, result;
@@ -103,17 +122,20 @@ inline float __int_as_float(int bits) {
 
 using std::max;
 
-// --- launches: one stream, in order ---
+// --- the host's side: one device, one stream, everything in order ---
 
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
-enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization };
+enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization, cudaLaunchAttributeClusterDimension };
 
 struct cudaLaunchAttribute {
     cudaLaunchAttributeID id;
-    struct {
+    union {
         int programmaticStreamSerializationAllowed;
+        struct {
+            unsigned x, y, z;
+        } clusterDim;
     } val;
 };
 
@@ -127,7 +149,41 @@ struct cudaLaunchConfig_t {
 
 template <class... Params, class... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Args&&... args) {
-    emulator::run_grid(static_cast<int>(config->gridDim.x), static_cast<int>(config->blockDim.x),
-                       static_cast<int>(config->dynamicSmemBytes), emulator::launch_seed(), [&] { kernel(args...); });
+    emulator::Launch launch = emulator::launch_defaults();
+    launch.blocks = static_cast<int>(config->gridDim.x);
+    launch.threads = static_cast<int>(config->blockDim.x);
+    launch.shared_bytes = static_cast<int>(config->dynamicSmemBytes);
+    for (unsigned i = 0; i < config->numAttrs; ++i) {
+        if (config->attrs[i].id == cudaLaunchAttributeClusterDimension)
+            launch.cluster = static_cast<int>(config->attrs[i].val.clusterDim.x);
+    }
+    emulator::run_grid(launch, [&] { kernel(args...); });
     return cudaSuccess;
 }
+
+inline const char* cudaGetErrorString(cudaError_t error) { return error == cudaSuccess ? "no error" : "invalid value"; }
+
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+
+// 227 KiB, of an H100.
+template <class Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int bytes) {
+    return bytes <= 227 << 10 ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+inline cudaError_t cudaGetDevice(int* device) {
+    *device = 0;
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaMalloc(void** memory, size_t bytes) {
+    *memory = operator new(bytes);
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaMemset(void* memory, int value, size_t bytes) {
+    std::memset(memory, value, bytes);
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }

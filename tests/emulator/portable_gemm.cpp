@@ -1,39 +1,13 @@
 // Runs the portable GEMM's own sources on the emulated grid. Standard input: 64-bit integers operands, tile, split (0:
 // the plan's choice on `multiprocessors`), m, n, k, x pitch, multiprocessors, seed; then x, token scales, canonical
 // upper and lower plane, bias (one byte says whether there is one). Standard output: the result, [m, n] FP16.
-#include <cstdio>
-#include <vector>
-
 #include "cuda/portable/gemm.cuh"
+#include "operands.h"
 
 using namespace nestedfp::cuda;
+using emulator::read;
 
 namespace {
-
-// Exactly as long as the kernel may read, for the address sanitizer.
-template <class T>
-std::vector<T> read(int64_t count) {
-    std::vector<T> data(static_cast<size_t>(count));
-    if (std::fread(data.data(), sizeof(T), data.size(), stdin) != data.size()) emulator::fail("the input is too short");
-    return data;
-}
-
-void pack(const std::vector<uint8_t>& upper, const std::vector<uint8_t>& lower, int64_t n, int64_t k,
-          std::vector<uint8_t>& packed_upper, std::vector<uint8_t>& packed_lower) {
-    packed_upper.assign(static_cast<size_t>(n * upper_pitch(k)), 0);
-    packed_lower.assign(static_cast<size_t>(neutral_offset(n, k)), 0);
-    for (int64_t at = 0; at < neutral_offset(n, k); ++at) {
-        const int64_t row_block = at / kBlockBytes / lower_col_blocks(k),
-                      col_block = at / kBlockBytes % lower_col_blocks(k);
-        const int byte = static_cast<int>(at % kBlockBytes), position = byte % 64;
-        const int64_t row = row_block * kBlockRows + byte / 64, col = col_block * kBlockCols + column_of(position);
-        const bool is_inside = row < n && col < k;
-        const auto from = static_cast<size_t>(row * k + col);
-        packed_lower[static_cast<size_t>(at)] = encode_lower(is_inside ? lower[from] : 0, position);
-        if (is_inside)
-            packed_upper[static_cast<size_t>(row * upper_pitch(k) + col_block * kBlockCols + position)] = upper[from];
-    }
-}
 
 template <PortableOperands Operands, int Tile>
 void run(const PortableArgs& args, unsigned seed) {
@@ -42,8 +16,13 @@ void run(const PortableArgs& args, unsigned seed) {
         if constexpr (Tile + 1 < kPortableTileCount) run<Operands, Tile + 1>(args, seed);
         return;
     }
-    emulator::run_grid(args.plan.blocks(), Traits::kThreads, portable_shared_bytes(Operands, Traits::kTile), seed,
-                       [&] { portable_gemm<Traits>(args); });
+    emulator::Launch launch;
+    launch.blocks = args.plan.blocks();
+    launch.threads = Traits::kThreads;
+    launch.shared_bytes = portable_shared_bytes(Operands, Traits::kTile);
+    launch.seed = seed;
+    launch.resident = 1 + static_cast<int>(seed % 3);
+    emulator::run_grid(launch, [&] { portable_gemm<Traits>(args); });
 }
 
 }  // namespace
@@ -55,11 +34,9 @@ int main() {
     const bool is_fp8 = operands == PortableOperands::kFp8;
     const std::vector<uint8_t> x = read<uint8_t>(is_fp8 ? m * pitch : ((m - 1) * pitch + k) * 2);
     const std::vector<float> scale = read<float>(is_fp8 ? m : 0);
-    std::vector<uint8_t> packed_upper, packed_lower;
-    {
-        const std::vector<uint8_t> upper = read<uint8_t>(n * k), lower = read<uint8_t>(n * k);
-        pack(upper, lower, n, k, packed_upper, packed_lower);
-    }
+    emulator::PackedWeight weight(n, k);
+    weight.lower.resize(static_cast<size_t>(neutral_offset(n, k)));
+    weight.lower.shrink_to_fit();
     const bool has_bias = read<uint8_t>(1)[0] != 0;
     const std::vector<uint16_t> bias = read<uint16_t>(has_bias ? n : 0);
 
@@ -73,8 +50,8 @@ int main() {
     args.x = x.data();
     args.x_pitch = pitch;
     args.token_scale = scale.data();
-    args.upper = packed_upper.data();
-    args.lower = operands == PortableOperands::kExact ? packed_lower.data() : nullptr;
+    args.upper = weight.upper.data();
+    args.lower = operands == PortableOperands::kExact ? weight.lower.data() : nullptr;
     args.bias = has_bias ? bias.data() : nullptr;
     args.out = out.data();
     args.workspace = workspace.data();

@@ -39,7 +39,7 @@ int main() {
     read(head, 6);
     const int64_t kernel = head[0], m = head[2], k = head[3], pitch = head[4];
     const auto to = head[1] != 0 ? nestedfp::Precision::kFp8 : nestedfp::Precision::kFp16;
-    emulator::set_launch_seed(static_cast<unsigned>(head[5]));
+    emulator::launch_defaults().seed = static_cast<unsigned>(head[5]);
     const int64_t x_count = kernel == 3 ? m * 2 * k : (m - 1) * pitch + k;
     const Aligned<uint16_t> x(x_count), weight(k), residual(m * k), sum(m * k), carrier(m * k);
     const Aligned<uint8_t> codes(m * upper_pitch(k));

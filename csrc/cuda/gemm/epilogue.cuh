@@ -350,12 +350,6 @@ class Epilogue {
         }
     }
 
-    NESTEDFP_DEVICE static uint32_t half2_bits(float low, float high) {
-        uint32_t bits;
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
-        return bits;
-    }
-
     const KernelArgs& args_;
     uint32_t stages_;
     int row_warpgroup_, k_warpgroup_, split_, cta_rank_, rank_;

@@ -26,8 +26,7 @@ template <class T>
 __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSm)
     gemm_sm90(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap upper_map,
               const __grid_constant__ KernelArgs args) {
-    extern __shared__ uint8_t shared[];
-    const uint32_t stages = (shared_address(shared) + 1023) & ~1023u;
+    const uint32_t stages = (dynamic_shared() + 1023) & ~1023u;
     constexpr bool kIsMulticast = T::kMulticastCtas == 2;
     const int rank = kIsMulticast || args.plan.cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
 

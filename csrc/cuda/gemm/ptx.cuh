@@ -10,8 +10,9 @@
 
 namespace nestedfp::cuda {
 
-NESTEDFP_DEVICE uint32_t shared_address(const void* pointer) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+NESTEDFP_DEVICE uint32_t dynamic_shared() {
+    extern __shared__ uint8_t shared[];
+    return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
 
 // --- mbarrier ---
@@ -165,6 +166,24 @@ NESTEDFP_DEVICE uint64_t swizzled_descriptor(uint32_t word) { return uint64_t{0x
 // Returns `value`, in a register that the compiler cannot compute anew: short of registers it otherwise repeats the
 // computation in the main loop. For whole warps.
 NESTEDFP_DEVICE uint32_t opaque(uint32_t value) { return __shfl_sync(~0u, value, threadIdx.x % 32); }
+
+// The next position in a ring that ends at `end`, and the parity that changes with every round. In C++ the wrap would
+// be two selects and an exclusive or.
+template <int Step, int RingBytes>
+NESTEDFP_DEVICE void advance_in_ring(uint32_t& position, int& parity, uint32_t end) {
+    asm volatile(
+        "{\n.reg .pred wraps;\nadd.u32 %0, %0, %4;\nsetp.eq.u32 wraps, %0, %2;\n"
+        "@wraps sub.u32 %0, %0, %3;\n@wraps xor.b32 %1, %1, 1;\n}"
+        : "+r"(position), "+r"(parity)
+        : "r"(end), "n"(RingBytes), "n"(Step));
+}
+
+// Two floats rounded to FP16.
+NESTEDFP_DEVICE uint32_t half2_bits(float low, float high) {
+    uint32_t bits;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    return bits;
+}
 
 template <int Count>
 NESTEDFP_DEVICE void release_registers() {

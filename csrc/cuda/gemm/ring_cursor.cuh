@@ -36,14 +36,7 @@ class RingCursor {
     }
 
   private:
-    // In C++ the wrap would be two selects and an exclusive or.
-    NESTEDFP_DEVICE void advance() {
-        asm volatile(
-            "{\n.reg .pred wraps;\nadd.u32 %0, %0, 8;\nsetp.eq.u32 wraps, %0, %2;\n"
-            "@wraps sub.u32 %0, %0, %3;\n@wraps xor.b32 %1, %1, 1;\n}"
-            : "+r"(full_), "+r"(phase_)
-            : "r"(end_), "n"(8 * Stages));
-    }
+    NESTEDFP_DEVICE void advance() { advance_in_ring<8, 8 * Stages>(full_, phase_, end_); }
 
     uint32_t full_, end_;
     int phase_ = 0;

@@ -8,6 +8,7 @@
 #include "cpu/kernels/half.h"
 #include "cuda/device.h"
 #include "cuda_runtime.h"
+#include "number.h"
 
 namespace nestedfp::cuda {
 
@@ -71,14 +72,6 @@ inline uint32_t transpose(uint32_t matrix) {
     return mine;
 }
 
-inline float e4m3_to_float(uint8_t code) {
-    const int exponent = code >> 3 & 0xf, mantissa = code & 7;
-    float value = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
-                                : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
-    if ((code & 0x7f) == 0x7f) value = NAN;
-    return code & 0x80 ? -value : value;
-}
-
 struct Multiply {
     float* d;
     const uint32_t* a;
@@ -121,7 +114,7 @@ inline float half_at(const uint8_t* bytes) {
     return half_to_float(bits);
 }
 
-inline float e4m3_at(const uint8_t* byte) { return e4m3_to_float(*byte); }
+inline float e4m3_at(const uint8_t* byte) { return emulator::e4m3_to_float(*byte); }
 
 inline void multiply_fp16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     Multiply mine{d, a, {b0, b1}};

@@ -1,0 +1,98 @@
+"""The Hopper GEMM's own sources on a CPU (emulated.py): every tile, and builds in which one tile has another source."""
+
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import emulated
+from gemm_library import CSRC
+
+HOST = ("host/launch.cpp", "host/tile_list.cpp", "host/semaphores.cpp")
+FLAGS = (*emulated.FLAGS, "-Wno-sign-compare")  # of threadIdx and int
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One line of csrc/cuda/tiles.inc."""
+
+    arguments: str
+    is_fp8: bool
+    row_warpgroups: int
+    k_warpgroups: int
+    tokens: int
+    blocks: int
+    multicast: int
+
+    @property
+    def rows(self):
+        return 64 * self.row_warpgroups * self.multicast
+
+    @property
+    def step(self):
+        """Columns of K that a stage holds."""
+        return (128 if self.is_fp8 else 64) * self.k_warpgroups
+
+
+def read_tiles(csrc=CSRC):
+    """Tiles in the order of their numbers."""
+    found = re.findall(r"^NESTEDFP_TILE\((k(\w+), (.*))\)", (csrc / "cuda/tiles.inc").read_text(), re.MULTILINE)
+    return [Tile(arguments, name == "Fp8", *map(int, rest.split(", "))) for arguments, name, rest in found]
+
+
+TILES = read_tiles()
+
+
+NO_CONFIG = 4  # exit status
+
+
+def run(program, problem, tile, split=1, tail=False, workspace=False, neutral=False, multiprocessors=3, seed=0):
+    """Return ``(exit status, standard error, result [m, n] FP16)``."""
+    head = TILES[tile].is_fp8, tile, split, tail, workspace, neutral, None, multiprocessors, seed
+    return emulated.run_gemm(program, problem, *head)
+
+
+def compile_objects(sources, folder, csrc=CSRC):
+    """Compile sources as C++, as many at a time as there are cores, and return their objects."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def compile_one(source):
+        made = folder / (source.name + ".o")
+        command = ["c++", *FLAGS, f"-I{emulated.EMULATOR}", f"-I{csrc}", "-x", "c++", "-c", source, "-o", made]
+        subprocess.run(command, check=True)
+        return made
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(compile_one, sources))
+
+
+class Build:
+    """A program of all tiles, and others that have another kernel in the place of one of them."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        generate = [sys.executable, CSRC / "cuda/generate_tiles.py", folder / "tiles"]
+        files = subprocess.run(generate, check=True, capture_output=True, text=True).stdout.split()
+        sources = [*map(Path, files), *(CSRC / "cuda" / name for name in HOST), *(CSRC / "cuda/config").glob("*.cpp")]
+        sources += [emulated.EMULATOR / name for name in ("grid.cpp", "hopper.cpp", "hopper_gemm.cpp")]
+        self.objects = compile_objects(sources, folder / "objects")
+        self.program = self.link("gemm")
+
+    def link(self, name, *objects):
+        """Of a function that several objects hold the first one counts."""
+        program = self.folder / f"{name}.program"
+        subprocess.run(["c++", *FLAGS, *objects, *self.objects, "-o", program], check=True)
+        return program
+
+    def with_tile(self, name, tile, csrc):
+        """A program in which the kernel of ``tile`` is made of the sources in ``csrc``."""
+        source = self.folder / name / "tile.cu"
+        source.parent.mkdir()
+        source.write_text(
+            '#include "cuda/host/launch_tile.cuh"\n'
+            f"namespace nestedfp::cuda {{ NESTEDFP_INSTANTIATE({TILES[tile].arguments}); }}\n"
+        )
+        return self.link(name, *compile_objects([source], source.parent, csrc=csrc))

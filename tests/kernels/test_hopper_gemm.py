@@ -1,0 +1,257 @@
+"""The GEMM for Hopper, run here without one: its sources, host and device, on an emulated grid.
+
+Run: ``pytest -q tests/kernels/test_hopper_gemm.py``
+"""
+
+import shutil
+
+import pytest
+import torch
+from gemm_library import CSRC
+from gemm_problems import EXACT, FP8, OPERANDS, UPPER_FP16, Problem, every_value, make, relative_error
+from hopper_emulator import NO_CONFIG, TILES, Build, run
+
+STREAM_K = 0
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory):
+    return Build(tmp_path_factory.mktemp("hopper"))
+
+
+def find(arguments):
+    """A tile's number."""
+    return next(number for number, tile in enumerate(TILES) if tile.arguments == arguments)
+
+
+def result(build, problem, tile, **how):
+    status, errors, out = run(build.program, problem, tile, **how)
+    assert status == 0, errors[:3000]
+    return out
+
+
+def problem_for(tile, seed=0, steps=9, **how):
+    """Two tiles of tokens and of rows with tails in all three dimensions, and ``steps`` stages of K."""
+    tile = TILES[tile]
+    n, k = tile.rows + 37, tile.step * (steps - 1) + 24
+    return make(FP8 if tile.is_fp8 else EXACT, tile.tokens + 5, n, k, seed=seed, **how)
+
+
+@pytest.mark.parametrize("tile", range(len(TILES)), ids=[tile.arguments for tile in TILES])
+def test_every_tile_computes_the_product_to_its_rounding(build, tile):
+    problem, expected = problem_for(tile, seed=tile)
+    slots = TILES[tile].blocks
+    ways = [{}, {"split": STREAM_K, "workspace": True, "multiprocessors": 6 // slots}]
+    if TILES[tile].multicast == 1:
+        ways.append({"split": 2 + tile % 3, "multiprocessors": 16})
+    for seed, how in enumerate(ways):
+        # FP16's rounding of the result: 2^-11 of up to four times the root mean square.
+        assert relative_error(result(build, problem, tile, seed=seed, **how), expected) < 3e-3, how
+
+
+WAYS = {
+    "whole": {},
+    "whole, few blocks": {"multiprocessors": 2},
+    "cluster of two": {"split": 2, "multiprocessors": 8},
+    "cluster of three": {"split": 3, "multiprocessors": 12},
+    "cluster of four": {"split": 4, "multiprocessors": 16},
+    "tail in a cluster": {"split": 2, "tail": True, "multiprocessors": 5},
+    "workspace": {"split": 2, "workspace": True, "multiprocessors": 24},
+    "workspace, many parts": {"split": 4, "workspace": True, "multiprocessors": 48},
+    "Stream-K": {"split": STREAM_K, "workspace": True, "multiprocessors": 8},
+    "Stream-K of the tail": {"split": STREAM_K, "workspace": True, "tail": True, "multiprocessors": 5},
+    "Stream-K of the tail, more blocks": {"split": STREAM_K, "workspace": True, "tail": True, "multiprocessors": 8},
+}
+# One of each way through the kernel: two K slices, whose last arriver reduces; decoding between wgmmas and in one go;
+# small staging buffers; three warpgroups that take turns, and that do not; activations for two blocks at once.
+KINDS = {
+    "k_slices": find("kFp16, 1, 2, 32, 2, 1"),
+    "interleaved": find("kFp16, 2, 1, 96, 1, 1"),
+    "batched": find("kFp16, 2, 1, 224, 1, 1"),
+    "small_staging": find("kFp16, 2, 1, 96, 2, 1"),
+    "ping_pong": find("kFp16, 3, 1, 128, 1, 1"),
+    "three_warpgroups": find("kFp16, 3, 1, 192, 1, 1"),
+    "multicast": find("kFp16, 2, 1, 192, 1, 2"),
+    "fp8_k_slices": find("kFp8, 1, 2, 16, 2, 1"),
+    "fp8": find("kFp8, 2, 1, 160, 1, 1"),
+    "fp8_multicast": find("kFp8, 2, 1, 128, 1, 2"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sums_that_are_exact_come_out_bit_for_bit_whatever_the_config(build, kind):
+    tile = TILES[KINDS[kind]]
+    m, n, k = tile.tokens + 3, 2 * tile.rows + 40, 16 * tile.step - 8
+    problem, expected = make(FP8 if tile.is_fp8 else EXACT, m, n, k, integers=True)
+    ran = 0
+    for seed, (way, how) in enumerate(WAYS.items()):
+        status, errors, out = run(build.program, problem, KINDS[kind], seed=seed, **how)
+        if status == NO_CONFIG:
+            continue
+        assert status == 0, (way, errors[:3000])
+        assert torch.equal(out, expected.half()), way
+        ran += 1
+    assert ran >= 6
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_split_sum_does_not_depend_on_the_order_of_anything(build, seed):
+    tile = KINDS["interleaved"]
+    problem, _ = problem_for(tile, steps=14)
+    how = {"split": STREAM_K, "workspace": True, "multiprocessors": 15}
+    assert torch.equal(result(build, problem, tile, seed=seed, **how), result(build, problem, tile, seed=99, **how))
+
+
+@pytest.mark.parametrize("kind", [kind for kind, tile in KINDS.items() if not TILES[tile].is_fp8])
+def test_exact_mode_gives_back_every_value_of_the_format(build, kind):
+    from nestedfp.kernels import ops
+
+    weight = every_value()
+    upper, lower, _ = ops.split(weight)
+    assert torch.equal(result(build, Problem(upper, lower, x=torch.eye(254).half()), KINDS[kind]), weight.T)
+
+
+def test_a_neutral_lower_plane_leaves_the_fp8_weights(build):
+    problem, expected = make(UPPER_FP16, 40, 130, 300)
+    assert relative_error(result(build, problem, KINDS["interleaved"], neutral=True), expected) < 3e-3
+
+
+@pytest.mark.parametrize("operands", OPERANDS.values(), ids=OPERANDS)
+def test_rows_of_an_odd_number_and_no_bias(build, operands):
+    problem, expected = make(operands, 9, 101, 72, bias=False)
+    tile = KINDS["fp8" if operands == FP8 else "batched"]
+    assert relative_error(result(build, problem, tile, neutral=operands == UPPER_FP16), expected) < 3e-3
+
+
+SPLIT = {"split": 2, "workspace": True, "multiprocessors": 20}
+FAULTS = {
+    "activations are used before the kernel before this one has ended": (
+        "producer.cuh",
+        "        pdl_wait();\n",
+        "",
+        "interleaved",
+        {},
+    ),
+    "a ring's first stages are waited for": ("producer.cuh", "kXStages> ring(1)", "kXStages> ring(0)", "fp8", {}),
+    "fewer bytes are expected than come": (
+        "producer.cuh",
+        "barrier_arrive_expect(barrier, T::kXStageBytes)",
+        "barrier_arrive_expect(barrier, T::kXStageBytes / 2)",
+        "batched",
+        {},
+    ),
+    "weights are released before all lanes have read them": (
+        "consumer.cuh",
+        "        const uint32_t empty = weights_empty_after(raw);\n        __syncwarp();",
+        "        const uint32_t empty = weights_empty_after(raw);",
+        "three_warpgroups",
+        {},
+    ),
+    "weights are released before they are read": (
+        "consumer.cuh",
+        "            release_weights(raw);\n            decode_all(raw, f);",
+        "            decode_all(raw, f);",
+        "three_warpgroups",
+        {},
+    ),
+    "fragments are overwritten under the wgmmas that read them": (
+        "consumer.cuh",
+        "wgmma_wait<2>();",
+        "wgmma_wait<3>();",
+        "interleaved",
+        {},
+    ),
+    "a stage is released under the wgmmas that read it": (
+        "consumer.cuh",
+        "        const uint32_t before = x_full_;\n        const uint32_t x = next_activations();\n"
+        "        pin(sum);\n        multiply_pair",
+        "        const uint32_t x = next_activations();\n        const uint32_t before = x_full_;\n"
+        "        pin(sum);\n        multiply_pair",
+        "interleaved",
+        {},
+    ),
+    "FP8's stages are released a step early": (
+        "consumer.cuh",
+        "            wgmma_wait<1>();\n            if (step > 0) {",
+        "            if (step > 0) {",
+        "fp8",
+        {},
+    ),
+    "sums are taken before the last wgmmas": (
+        "consumer.cuh",
+        "        wgmma_wait<0>();\n        pin(sum);\n        if (T::kInterleaveDecode",
+        "        pin(sum);\n        if (T::kInterleaveDecode",
+        "interleaved",
+        {},
+    ),
+    "staged results are stored before all are staged": (
+        "epilogue.cuh",
+        "            // Two buffers: whoever passes has also finished reading the other one.\n"
+        "            named_sync(1 + row_warpgroup_, 128);",
+        "",
+        "batched",
+        {},
+    ),
+    "slices of K are added before they are there": (
+        "epilogue.cuh",
+        "            named_sync(is_ready, kThreads);",
+        "            named_arrive(is_ready, kThreads);",
+        "k_slices",
+        {},
+    ),
+    "parts are added before they are there": (
+        "epilogue.cuh",
+        "while (load_acquire(semaphore) != parts - 1) {",
+        "while (load_acquire(semaphore) < parts - 2) {",
+        "batched",
+        SPLIT,
+    ),
+    "a semaphore keeps its count": ("epilogue.cuh", "if (is_last) *semaphore = 0;", "", "k_slices", SPLIT),
+    "sums are sent into a block whose pipeline still runs": (
+        "epilogue.cuh",
+        "        cluster_sync_relaxed();  // the pipelines of both are empty\n",
+        "",
+        "batched",
+        {"split": 2, "multiprocessors": 16},
+    ),
+    "sums are read before they have arrived": (
+        "epilogue.cuh",
+        "        cluster_sync();  // every sum has arrived\n        if (k_warpgroup_ > 0) return;\n        const int begin",
+        "        if (k_warpgroup_ > 0) return;\n        const int begin",
+        "batched",
+        {"split": 3, "multiprocessors": 16},
+    ),
+    "a block ends while the other still arrives at its barriers": (
+        "gemm_sm90.cuh",
+        "        if constexpr (kIsMulticast) cluster_sync_relaxed();  // the other block may",
+        "        // the other block may",
+        "multicast",
+        {},
+    ),
+    "a block loads into one whose barriers are not there yet": (
+        "gemm_sm90.cuh",
+        "    if constexpr (kIsMulticast) {\n        cluster_sync_relaxed();\n    } else {",
+        "    {",
+        "multicast",
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_emulator_finds_that(build, tmp_path, name):
+    header, right, wrong, kind, how = FAULTS[name]
+    csrc = tmp_path / "csrc"
+    shutil.copytree(CSRC, csrc, ignore=shutil.ignore_patterns("generated"))
+    shutil.copytree(CSRC / "cuda/generated", csrc / "cuda/generated")
+    source = csrc / "cuda/gemm" / header
+    assert source.read_text().count(right) == 1
+    source.write_text(source.read_text().replace(right, wrong))
+    tile = KINDS[kind]
+    program = build.with_tile("".join(filter(str.isalnum, name)), tile, csrc)
+    problem, expected = problem_for(tile, integers=True, steps=16)
+    for seed in range(12):
+        status, _, out = run(program, problem, tile, seed=seed, **how)
+        if status != 0 or not torch.equal(out, expected.half()):
+            return
+    pytest.fail("twelve seeds show nothing")
