@@ -3,6 +3,7 @@
 import os
 import struct
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from gemm_library import CSRC
 
 EMULATOR = Path(__file__).parent / "emulator"
-SANITIZERS = ("-fsanitize=address,undefined", "-g")
+SANITIZERS = ("-fsanitize=address,undefined", "-g1")
 FLAGS = ("-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas")  # nvcc's pragmas
 
 # csrc/cuda/kernels/layout.h: the column, within its 64, of the byte at each position.
@@ -49,8 +50,23 @@ def run_gemm(program, problem, *head):
     return ended.returncode, ended.stderr.decode(), torch.from_numpy(result).view(-1, n)
 
 
+def compile_objects(sources, folder, *flags, csrc=CSRC):
+    """Compile files as C++ into ``folder``, as many at a time as there are cores, and return the objects."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def compile_one(source):
+        made = folder / f"{source.name}.o"
+        command = ["c++", *FLAGS, *flags, f"-I{EMULATOR}", f"-I{csrc}", "-x", "c++", "-c", source, "-o", made]
+        subprocess.run(command, check=True)
+        return made
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(compile_one, sources))
+
+
 def build(program, main, sources, *flags, csrc=CSRC):
     """Compile ``main``, a file of the emulator, with ``sources``, names of files in ``csrc``."""
-    files = [EMULATOR / main, EMULATOR / "grid.cpp", "-x", "c++", *(csrc / source for source in sources)]
-    subprocess.run(["c++", *FLAGS, *flags, "-o", program, f"-I{EMULATOR}", f"-I{csrc}", *files], check=True)
+    files = [EMULATOR / main, EMULATOR / "grid.cpp", *(csrc / source for source in sources)]
+    objects = compile_objects(files, program.with_suffix(".objects"), *flags, csrc=csrc)
+    subprocess.run(["c++", *flags, *objects, "-o", program], check=True)
     return program

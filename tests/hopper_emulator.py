@@ -1,10 +1,8 @@
 """The Hopper GEMM's own sources on a CPU (emulated.py): every tile, and builds in which one tile has another source."""
 
-import os
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import emulated
 from gemm_library import CSRC
 
 HOST = ("host/launch.cpp", "host/tile_list.cpp", "host/semaphores.cpp")
-FLAGS = (*emulated.FLAGS, "-Wno-sign-compare")  # of threadIdx and int
+UNSIGNED_INDEX = "-Wno-sign-compare"  # threadIdx is compared with int
 
 
 @dataclass(frozen=True)
@@ -55,20 +53,6 @@ def run(program, problem, tile, split=1, tail=False, workspace=False, neutral=Fa
     return emulated.run_gemm(program, problem, *head)
 
 
-def compile_objects(sources, folder, csrc=CSRC):
-    """Compile sources as C++, as many at a time as there are cores, and return their objects."""
-    folder.mkdir(parents=True, exist_ok=True)
-
-    def compile_one(source):
-        made = folder / (source.name + ".o")
-        command = ["c++", *FLAGS, f"-I{emulated.EMULATOR}", f"-I{csrc}", "-x", "c++", "-c", source, "-o", made]
-        subprocess.run(command, check=True)
-        return made
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(compile_one, sources))
-
-
 class Build:
     """A program of all tiles, and others that have another kernel in the place of one of them."""
 
@@ -78,13 +62,13 @@ class Build:
         files = subprocess.run(generate, check=True, capture_output=True, text=True).stdout.split()
         sources = [*map(Path, files), *(CSRC / "cuda" / name for name in HOST), *(CSRC / "cuda/config").glob("*.cpp")]
         sources += [emulated.EMULATOR / name for name in ("grid.cpp", "hopper.cpp", "hopper_gemm.cpp")]
-        self.objects = compile_objects(sources, folder / "objects")
+        self.objects = emulated.compile_objects(sources, folder / "objects", UNSIGNED_INDEX)
         self.program = self.link("gemm")
 
     def link(self, name, *objects):
         """Of a function that several objects hold the first one counts."""
         program = self.folder / f"{name}.program"
-        subprocess.run(["c++", *FLAGS, *objects, *self.objects, "-o", program], check=True)
+        subprocess.run(["c++", *objects, *self.objects, "-o", program], check=True)
         return program
 
     def with_tile(self, name, tile, csrc):
@@ -95,4 +79,4 @@ class Build:
             '#include "cuda/host/launch_tile.cuh"\n'
             f"namespace nestedfp::cuda {{ NESTEDFP_INSTANTIATE({TILES[tile].arguments}); }}\n"
         )
-        return self.link(name, *compile_objects([source], source.parent, csrc=csrc))
+        return self.link(name, *emulated.compile_objects([source], source.parent, UNSIGNED_INDEX, csrc=csrc))
