@@ -15,7 +15,8 @@ from pathlib import Path
 
 TILES = Path(__file__).with_name("tiles.inc")
 TILES_PER_FILE = 4
-WGMMA_TOKENS = range(16, 257, 16)  # N of a wgmma that the epilogue can store
+TOKENS = range(16, 321, 16)  # that the epilogue can store and the registers hold
+WGMMA_TOKENS = 256  # N of a wgmma, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,11 @@ class Tile:
     precision: str  # "kFp16" or "kFp8"
     arguments: str  # of the template: precision first
     tokens: int
+
+    @property
+    def instructions(self) -> int:
+        """wgmmas that compute all tokens (Tile::instructions in config/tiles.h)."""
+        return 2 if self.tokens > WGMMA_TOKENS else 1
 
 
 def read_tiles(text: str) -> list[Tile]:
@@ -42,8 +48,8 @@ def read_tiles(text: str) -> list[Tile]:
         if found is None:
             raise ValueError(f"tiles.inc:{number}: expected NESTEDFP_TILE(kFp16 or kFp8, five numbers), got {line!r}")
         tile = Tile(found[2], found[1], int(found[3]))
-        if tile.tokens not in WGMMA_TOKENS:
-            raise ValueError(f"tiles.inc:{number}: expected tokens a multiple of 16 up to 256, got {tile.tokens}")
+        if tile.tokens not in TOKENS:
+            raise ValueError(f"tiles.inc:{number}: expected tokens a multiple of 16 up to 320, got {tile.tokens}")
         if tile in tiles:
             raise ValueError(f"tiles.inc:{number}: the tile stands above already: {line}")
         tiles.append(tile)
@@ -108,7 +114,7 @@ def wgmma_wrapper(form: Form, tokens: int) -> str:
     return f"""
 template <>
 struct {form.wrapper}<{tokens}> {{
-    static __device__ __forceinline__ void issue(float (&d)[{count}], {form.a_type}, uint64_t b, int accumulate) {{
+    static __device__ __forceinline__ void issue(float* d, {form.a_type}, uint64_t b, int accumulate) {{
         asm volatile(
             "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{b + 1}, 0;\\n"
             "{form.instruction.format(tokens)} {{{accumulators}}}, {a}, %{b}, p, {form.flags};\\n}}\\n"
@@ -128,7 +134,7 @@ def wgmma(tiles: list[Tile]) -> str:
 """
     for precision, form in FORMS.items():
         text += f"\ntemplate <int N>\nstruct {form.wrapper};\n"
-        used = sorted({tile.tokens for tile in tiles if tile.precision == precision})
+        used = sorted({tile.tokens // tile.instructions for tile in tiles if tile.precision == precision})
         text += "".join(wgmma_wrapper(form, tokens) for tokens in used)
     return text
 

@@ -14,6 +14,7 @@ from gemm_library import CSRC, CUDA
 
 from benchmarks.kernels import gpu_kernels as kernels
 from benchmarks.kernels.gpu_shapes import SHAPES, TOKENS, TUNED_TOKENS
+from nestedfp.kernels import gemm_tuning
 
 pytestmark = pytest.mark.usefixtures("host_library")
 
@@ -138,6 +139,14 @@ def test_a_batch_a_little_smaller_than_a_measured_one_takes_its_config():
             assert kernels.choose(kernels.FP16, m, n, k) == kernels.choose(kernels.FP16, measured, n, k)
 
 
+def test_a_tile_that_nobody_has_timed_is_not_chosen():
+    timed = kernels.library().nestedfp_timed_tiles()
+    assert 0 < timed < len(kernels.tiles())
+    for m, n, k in problems():
+        assert kernels.choose(kernels.FP16, m, n, k).tile < timed
+        assert all(config.tile < timed for config in gemm_tuning.candidates(kernels.FP16, m, n, k, 132))
+
+
 def test_an_unknown_or_foreign_tile_is_refused():
     assert kernels.predict_us(kernels.FP16, 16, 4096, 4096, kernels.Config(99)) < 0
     foreign = next(i for i, tile in enumerate(kernels.tiles()) if tile.precision == kernels.FP8)
@@ -186,7 +195,7 @@ def test_a_tile_list_that_did_not_change_compiles_nothing_again(tmp_path):
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("NESTEDFP_TILE(kFp16, 2, 1, 100, 1, 1)", "expected tokens a multiple of 16 up to 256, got 100"),
+        ("NESTEDFP_TILE(kFp16, 2, 1, 100, 1, 1)", "expected tokens a multiple of 16 up to 320, got 100"),
         ("NESTEDFP_TILE(kFp4, 2, 1, 64, 1, 1)", "expected NESTEDFP_TILE"),
         ("NESTEDFP_TILE(kFp16, 1, 2, 16, 2, 1)", "the tile stands above already"),
     ],

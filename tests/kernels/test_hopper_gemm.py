@@ -63,11 +63,13 @@ WAYS = {
     "Stream-K of the tail, more blocks": {"split": STREAM_K, "workspace": True, "tail": True, "multiprocessors": 8},
 }
 # One of each way through the kernel: two K slices, whose last arriver reduces; decoding between wgmmas and in one go;
-# small staging buffers; three warpgroups that take turns, and that do not; activations for two blocks at once.
+# two wgmmas for a tile's tokens; small staging buffers; three warpgroups that take turns, and that do not; activations
+# for two blocks at once.
 KINDS = {
     "k_slices": find("kFp16, 1, 2, 32, 2, 1"),
     "interleaved": find("kFp16, 2, 1, 96, 1, 1"),
     "batched": find("kFp16, 2, 1, 224, 1, 1"),
+    "in_place": find("kFp16, 2, 1, 288, 1, 1"),
     "small_staging": find("kFp16, 2, 1, 96, 2, 1"),
     "ping_pong": find("kFp16, 3, 1, 128, 1, 1"),
     "three_warpgroups": find("kFp16, 3, 1, 192, 1, 1"),
@@ -159,6 +161,13 @@ FAULTS = {
         "wgmma_wait<2>();",
         "wgmma_wait<3>();",
         "interleaved",
+        {},
+    ),
+    "half of the fragments are overwritten under the wgmmas that read them": (
+        "consumer.cuh",
+        "            wgmma_wait<1>();\n            decode<2>(raw, f);",
+        "            wgmma_wait<2>();\n            decode<2>(raw, f);",
+        "in_place",
         {},
     ),
     "a stage is released under the wgmmas that read it": (

@@ -45,6 +45,8 @@ class Consumer {
     NESTEDFP_DEVICE void run(float (&sum)[T::kAccumulators], int steps) {
         if constexpr (!T::kFp16) {
             run_fp8(sum, steps);
+        } else if constexpr (T::kDecodeInPlace) {
+            run_in_place(sum, steps);
         } else if constexpr (T::kOverlapDecode) {
             run_overlapped(sum, steps);
         } else {
@@ -171,7 +173,12 @@ class Consumer {
 
     template <int J>
     NESTEDFP_DEVICE void multiply(float (&sum)[T::kAccumulators], Fragments& f, uint32_t x) {
-        WgmmaHalf<T::kTokens>::issue(sum, f[J], swizzled_descriptor(x + 2 * J), accumulate_);
+#pragma unroll
+        for (int i = 0; i < T::kInstructions; ++i) {
+            constexpr int kTokens = T::kInstructionTokens;
+            WgmmaHalf<kTokens>::issue(sum + i * kTokens / 2, f[J], swizzled_descriptor(x + 2 * J + i * kTokens * 8),
+                                      accumulate_);
+        }
         accumulate_ = 1;
     }
 
@@ -227,6 +234,48 @@ class Consumer {
         wgmma_wait<0>();
         pin(sum);
         if (T::kInterleaveDecode && steps > 1) release_weights(raw);  // which no further read has released
+        release_activations(x_full_);
+    }
+
+    template <int J>
+    NESTEDFP_DEVICE void issue_pair(float (&sum)[T::kAccumulators], Fragments& f, uint32_t x) {
+        pin(sum);
+        wgmma_fence();
+        multiply<J>(sum, f, x);
+        multiply<J + 1>(sum, f, x);
+        wgmma_commit();
+    }
+
+    // One set of fragments: the wgmmas of one half of them run while the other half is decoded for the stage to come.
+    NESTEDFP_DEVICE void run_in_place(float (&sum)[T::kAccumulators], int steps) {
+        Fragments f;
+        Raw raw;
+        accumulate_ = 0;
+        read_weights(raw);
+        decode<0>(raw, f);
+        decode<1>(raw, f);
+#pragma unroll 1
+        for (int left = steps;;) {
+            const uint32_t before = x_full_;
+            const uint32_t x = next_activations();
+            issue_pair<0>(sum, f, x);
+            wgmma_wait<1>();
+            decode<2>(raw, f);
+            decode<3>(raw, f);
+            const uint32_t weights_empty = weights_empty_after(raw);
+            __syncwarp();
+            if (left < steps) arrive_activations(before);
+            arrive_weights(weights_empty);
+            --left;
+            if (left > 0) read_weights(raw);
+            issue_pair<2>(sum, f, x);
+            if (left == 0) break;
+            wgmma_wait<1>();
+            decode<0>(raw, f);
+            decode<1>(raw, f);
+        }
+        wgmma_wait<0>();
+        pin(sum);
         release_activations(x_full_);
     }
 

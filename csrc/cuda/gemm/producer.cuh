@@ -30,7 +30,11 @@ NESTEDFP_DEVICE void produce_activations(const CUtensorMap& x_map, const KernelA
                 if constexpr (T::kMulticastCtas == 2) {
                     load_box_multicast(to + rank * (T::kXBytes / 2), &x_map, barrier, col, token, args.x_policy);
                 } else {
-                    load_box(to, &x_map, barrier, col, token, args.x_policy);
+#pragma unroll
+                    for (int box = 0; box < T::kInstructions; ++box) {
+                        constexpr int kTokens = T::kInstructionTokens;
+                        load_box(to + box * kTokens * 128, &x_map, barrier, col, token + box * kTokens, args.x_policy);
+                    }
                 }
             }
             slice += T::kKWarpgroups;

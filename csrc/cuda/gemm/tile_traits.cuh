@@ -14,6 +14,10 @@ struct TileTraits {
     static constexpr int kTokens = Tokens;
     static constexpr int kBlocksPerSm = BlocksPerSm;
     static constexpr int kMulticastCtas = MulticastCtas;
+    static constexpr Tile kTile = {P, RowWarpgroups, KWarpgroups, Tokens, BlocksPerSm, MulticastCtas};
+    static constexpr int kInstructions = kTile.instructions();
+    static constexpr int kInstructionTokens = Tokens / kInstructions;
+    static_assert(kInstructions == 1 || (kFp16 && MulticastCtas == 1));
 
     static constexpr int kConsumers = RowWarpgroups * KWarpgroups;
     static constexpr int kThreads = 128 * (kConsumers + 1);
@@ -22,7 +26,9 @@ struct TileTraits {
     static constexpr int kAccumulators = Tokens / 2;     // per thread
     // Two warpgroups alone hide the decode of the next stage under their own wgmmas. Where two blocks share a
     // multiprocessor or three warpgroups a block, the others' wgmmas hide it, and registers are short.
-    static constexpr bool kOverlapDecode = kFp16 && BlocksPerSm == 1 && kConsumers == 2;
+    static constexpr bool kOverlapDecode = kFp16 && BlocksPerSm == 1 && kConsumers == 2 && kInstructions == 1;
+    // Beside more than 256 tokens' sums there are registers for one stage's weights only.
+    static constexpr bool kDecodeInPlace = kInstructions == 2;
     // Up to 192 tokens the decode is interleaved with the wgmmas. At 256 a stage's wgmmas are long enough to hide it as
     // one block, and the fewer live registers matter more.
     static constexpr bool kInterleaveDecode = Tokens <= 192;
@@ -84,11 +90,12 @@ struct TileTraits {
     static constexpr int kLastPartFlag = kXFull + 2 * 8 * (kXStages + kWeightStages);
     static_assert(kLastPartFlag + 4 * RowWarpgroups <= kXFull + kBarrierBytes);
 
-    static constexpr int kProducerRegisters = BlocksPerSm == 2 ? 24 : kConsumers == 2 ? 40 : 24;
-    static constexpr int kConsumerRegisters = BlocksPerSm == 2  ? 104
-                                              : kConsumers == 2 ? 232
-                                              : kConsumers == 3 ? 160
-                                                                : 112;
+    static constexpr int kProducerRegisters = BlocksPerSm == 2 || kInstructions == 2 ? 24 : kConsumers == 2 ? 40 : 24;
+    static constexpr int kConsumerRegisters = BlocksPerSm == 2     ? 104
+                                              : kInstructions == 2 ? 240
+                                              : kConsumers == 2    ? 232
+                                              : kConsumers == 3    ? 160
+                                                                   : 112;
     static constexpr int kProducerWarps = kFp16 ? 3 : 2;
 };
 

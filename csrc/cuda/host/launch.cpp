@@ -95,9 +95,8 @@ int run_gemm(const GemmDesc& desc, const GemmConfig& config, const GemmArgs& arg
     const int64_t pitch = upper_pitch(desc.k);
 
     const int x_bytes = is_fp16 ? 2 : 1;
-    const CUtensorMap* const found_x =
-        tensor_map({args.x, x_bytes, is_fp16 ? desc.k : pitch, desc.m, args.x_pitch * x_bytes, 128 / x_bytes,
-                    tile.tokens / tile.multicast_ctas});
+    const CUtensorMap* const found_x = tensor_map(
+        {args.x, x_bytes, is_fp16 ? desc.k : pitch, desc.m, args.x_pitch * x_bytes, 128 / x_bytes, tile.box_tokens()});
     if (found_x == nullptr) {
         *message = "x must be aligned to 16 bytes, and so must its rows";
         return cudaErrorInvalidValue;
