@@ -69,13 +69,14 @@ KINDS = {
     "k_slices": find("kFp16, 1, 2, 32, 2, 1"),
     "interleaved": find("kFp16, 2, 1, 96, 1, 1"),
     "batched": find("kFp16, 2, 1, 224, 1, 1"),
-    "in_place": find("kFp16, 2, 1, 288, 1, 1"),
+    "wide": find("kFp16, 2, 1, 288, 1, 1"),
     "small_staging": find("kFp16, 2, 1, 96, 2, 1"),
     "ping_pong": find("kFp16, 3, 1, 128, 1, 1"),
     "three_warpgroups": find("kFp16, 3, 1, 192, 1, 1"),
     "multicast": find("kFp16, 2, 1, 192, 1, 2"),
     "fp8_k_slices": find("kFp8, 1, 2, 16, 2, 1"),
     "fp8": find("kFp8, 2, 1, 160, 1, 1"),
+    "fp8_wide": find("kFp8, 2, 1, 320, 1, 1"),
     "fp8_multicast": find("kFp8, 2, 1, 128, 1, 2"),
 }
 
@@ -167,7 +168,7 @@ FAULTS = {
         "consumer.cuh",
         "            wgmma_wait<1>();\n            decode<2>(raw, f);",
         "            wgmma_wait<2>();\n            decode<2>(raw, f);",
-        "in_place",
+        "wide",
         {},
     ),
     "a stage is released under the wgmmas that read it": (

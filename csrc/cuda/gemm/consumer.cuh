@@ -237,6 +237,14 @@ class Consumer {
         release_activations(x_full_);
     }
 
+    // Wide tiles add to zeros: there the predicate that the first wgmmas need, to add to nothing, costs ten
+    // instructions a stage and spilled registers.
+    NESTEDFP_DEVICE void clear(float (&sum)[T::kAccumulators]) {
+#pragma unroll
+        for (float& value : sum) value = 0;
+        accumulate_ = 1;
+    }
+
     template <int J>
     NESTEDFP_DEVICE void issue_pair(float (&sum)[T::kAccumulators], Fragments& f, uint32_t x) {
         pin(sum);
@@ -250,7 +258,7 @@ class Consumer {
     NESTEDFP_DEVICE void run_in_place(float (&sum)[T::kAccumulators], int steps) {
         Fragments f;
         Raw raw;
-        accumulate_ = 0;
+        clear(sum);
         read_weights(raw);
         decode<0>(raw, f);
         decode<1>(raw, f);
@@ -303,6 +311,7 @@ class Consumer {
 
     NESTEDFP_DEVICE void run_fp8(float (&sum)[T::kAccumulators], int steps) {
         accumulate_ = 0;
+        if constexpr (T::kInstructions == 2) clear(sum);
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
             const uint32_t weights_before = weights_full_, x_before = x_full_;
@@ -313,8 +322,12 @@ class Consumer {
             wgmma_fence();
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                WgmmaE4m3<T::kTokens>::issue(sum, swizzled_descriptor(w + 2 * j), swizzled_descriptor(x + 2 * j),
-                                             accumulate_);
+#pragma unroll
+                for (int i = 0; i < T::kInstructions; ++i) {
+                    constexpr int kTokens = T::kInstructionTokens;
+                    WgmmaE4m3<kTokens>::issue(sum + i * kTokens / 2, swizzled_descriptor(w + 2 * j),
+                                              swizzled_descriptor(x + 2 * j + i * kTokens * 8), accumulate_);
+                }
                 accumulate_ = 1;
             }
             wgmma_commit();

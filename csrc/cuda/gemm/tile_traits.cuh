@@ -17,7 +17,7 @@ struct TileTraits {
     static constexpr Tile kTile = {P, RowWarpgroups, KWarpgroups, Tokens, BlocksPerSm, MulticastCtas};
     static constexpr int kInstructions = kTile.instructions();
     static constexpr int kInstructionTokens = Tokens / kInstructions;
-    static_assert(kInstructions == 1 || (kFp16 && MulticastCtas == 1));
+    static_assert(kInstructions == 1 || MulticastCtas == 1);
 
     static constexpr int kConsumers = RowWarpgroups * KWarpgroups;
     static constexpr int kThreads = 128 * (kConsumers + 1);
@@ -28,7 +28,7 @@ struct TileTraits {
     // multiprocessor or three warpgroups a block, the others' wgmmas hide it, and registers are short.
     static constexpr bool kOverlapDecode = kFp16 && BlocksPerSm == 1 && kConsumers == 2 && kInstructions == 1;
     // Beside more than 256 tokens' sums there are registers for one stage's weights only.
-    static constexpr bool kDecodeInPlace = kInstructions == 2;
+    static constexpr bool kDecodeInPlace = kFp16 && kInstructions == 2;
     // Up to 192 tokens the decode is interleaved with the wgmmas. At 256 a stage's wgmmas are long enough to hide it as
     // one block, and the fewer live registers matter more.
     static constexpr bool kInterleaveDecode = Tokens <= 192;
