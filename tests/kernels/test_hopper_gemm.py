@@ -74,6 +74,7 @@ KINDS = {
     "ping_pong": find("kFp16, 3, 1, 128, 1, 1"),
     "three_warpgroups": find("kFp16, 3, 1, 192, 1, 1"),
     "multicast": find("kFp16, 2, 1, 192, 1, 2"),
+    "wide_multicast": find("kFp16, 2, 1, 288, 1, 2"),
     "fp8_k_slices": find("kFp8, 1, 2, 16, 2, 1"),
     "fp8": find("kFp8, 2, 1, 160, 1, 1"),
     "fp8_wide": find("kFp8, 2, 1, 320, 1, 1"),

@@ -17,7 +17,6 @@ struct TileTraits {
     static constexpr Tile kTile = {P, RowWarpgroups, KWarpgroups, Tokens, BlocksPerSm, MulticastCtas};
     static constexpr int kInstructions = kTile.instructions();
     static constexpr int kInstructionTokens = Tokens / kInstructions;
-    static_assert(kInstructions == 1 || MulticastCtas == 1);
 
     static constexpr int kConsumers = RowWarpgroups * KWarpgroups;
     static constexpr int kThreads = 128 * (kConsumers + 1);
