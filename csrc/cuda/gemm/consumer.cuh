@@ -62,10 +62,14 @@ class Consumer {
         uint4 upper_top, lower_top, upper_bottom, lower_bottom;
     };
 
+    NESTEDFP_DEVICE static uint32_t descriptor_base(uint32_t word) {
+        return T::kUniformDescriptors ? uniform(word) : word;
+    }
+
     // Waits for the activations of the next stage to multiply and returns the lower word of their descriptor.
     NESTEDFP_DEVICE uint32_t next_activations() {
         x_full_ = x_ring_.wait();
-        return XRing::template offset<16>(x_full_) + x_;
+        return descriptor_base(XRing::template offset<16>(x_full_) + x_);
     }
 
     // One arrival per warp, once all its lanes have read, which takes a __syncwarp before it; other warps may be
@@ -316,7 +320,7 @@ class Consumer {
         for (int step = 0; step < steps; ++step) {
             const uint32_t weights_before = weights_full_, x_before = x_full_;
             weights_full_ = weight_ring_.wait();
-            const uint32_t w = WeightRing::template offset<16>(weights_full_) + weights_;
+            const uint32_t w = descriptor_base(WeightRing::template offset<16>(weights_full_) + weights_);
             const uint32_t x = next_activations();
             pin(sum);
             wgmma_fence();

@@ -185,6 +185,9 @@ NESTEDFP_DEVICE uint32_t half2_bits(float low, float high) {
     return bits;
 }
 
+// Returns `value`, which all lanes have in common, where the warp keeps it once: what is computed from it is, too.
+NESTEDFP_DEVICE uint32_t uniform(uint32_t value) { return __reduce_or_sync(~0u, value); }
+
 template <int Count>
 NESTEDFP_DEVICE void release_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));

@@ -28,6 +28,8 @@ struct TileTraits {
     static constexpr bool kOverlapDecode = kFp16 && BlocksPerSm == 1 && kConsumers == 2 && kInstructions == 1;
     // Beside more than 256 tokens' sums there are registers for one stage's weights only.
     static constexpr bool kDecodeInPlace = kFp16 && kInstructions == 2;
+    // Eight descriptors a stage: to add to a uniform one takes no vector instruction, which pays for making it so.
+    static constexpr bool kUniformDescriptors = kInstructions == 2;
     // Up to 192 tokens the decode is interleaved with the wgmmas. At 256 a stage's wgmmas are long enough to hide it as
     // one block, and the fewer live registers matter more.
     static constexpr bool kInterleaveDecode = Tokens <= 192;

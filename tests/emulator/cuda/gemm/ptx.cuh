@@ -100,6 +100,17 @@ inline uint64_t swizzled_descriptor(uint32_t word) { return uint64_t{0x40000040}
 
 inline uint32_t opaque(uint32_t value) { return value; }
 
+inline uint32_t uniform(uint32_t value) {
+    uint32_t mine = value;
+    emulator::together(&mine, [](void*(&lanes)[32]) {
+        for (void* const lane : lanes) {
+            if (*static_cast<uint32_t*>(lane) != *static_cast<uint32_t*>(lanes[0]))
+                emulator::fail("a value that differs between the lanes of a warp is taken for uniform");
+        }
+    });
+    return mine;
+}
+
 template <int Step, int RingBytes>
 inline void advance_in_ring(uint32_t& position, int& parity, uint32_t end) {
     position += Step;
