@@ -1,9 +1,11 @@
 """Counts the instructions of each kernel's main loop in the machine code that nvcc makes of a source: no GPU.
 
     python -m benchmarks.kernels.sass_loops csrc/cuda/portable/launch.cu --arch 89
+    python -m benchmarks.kernels.sass_loops --tiles 12,48
 
-The main loop is the innermost one with the most tensor-core products in it. CSV: kernel,arch,products,instructions. Needs nvcc,
-and cuobjdump from the CUDA toolkit or from Triton's wheel.
+The main loop is the innermost one with the most tensor-core products in it. ``--tiles``: of the Hopper GEMM, by their numbers in
+csrc/cuda/tiles.inc. CSV: kernel,arch,products,instructions,uniform; uniform instructions compute once for a whole warp. Needs
+nvcc, and cuobjdump from the CUDA toolkit or from Triton's wheel.
 """
 
 import argparse
@@ -21,6 +23,8 @@ from typing import NamedTuple
 SOURCES = Path(__file__).parents[2] / "csrc"
 INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,6})\*/\s+(.*?);")
 BRANCH = re.compile(r"\bBRA\b.*?(0x[0-9a-f]+)")
+UNIFORM = re.compile(r"(@!?U?P\w+ +)?U[A-Z]")
+TILE = re.compile(r"^NESTEDFP_TILE(\(.*\))", re.MULTILINE)
 OLDEST_FP8 = 89  # of csrc/cuda/CMakeLists.txt: the PTX that newer GPUs are given
 
 
@@ -30,6 +34,7 @@ class MainLoop(NamedTuple):
     kernel: str
     products: int
     instructions: int
+    uniform: int
 
 
 def main_loops(sass: str) -> Iterator[MainLoop]:
@@ -42,15 +47,34 @@ def main_loops(sass: str) -> Iterator[MainLoop]:
             found = BRANCH.search(words)
             begin = place.get(int(found[1], 16), end) if found else end
             if begin < end:
-                products = sum("MMA" in each for _, each in code[begin : end + 1])
-                loops.append((products, begin - end, end - begin + 1))
+                loop = [each for _, each in code[begin : end + 1]]
+                uniform = sum(UNIFORM.match(each) is not None for each in loop)
+                loops.append((sum("MMA" in each for each in loop), -len(loop), uniform))
         if loops and max(loops)[0]:
-            products, _, instructions = max(loops)  # of several with as many products the shortest
-            yield MainLoop(text.split(None, 1)[0], products, instructions)
+            products, shortest, uniform = max(loops)  # of several with as many products the shortest
+            yield MainLoop(text.split(None, 1)[0], products, -shortest, uniform)
+
+
+def instantiate(tiles: list[int], folder: Path) -> Path:
+    """Write a source with these tiles of the Hopper GEMM, and what it includes, into ``folder``.
+
+    Raises:
+        RuntimeError: when there is no such tile.
+    """
+    found = TILE.findall((SOURCES / "cuda/tiles.inc").read_text())
+    if any(tile not in range(len(found)) for tile in tiles):
+        raise RuntimeError(f"expected tiles from 0 to {len(found) - 1}, got {', '.join(map(str, tiles))}")
+    subprocess.run(
+        [sys.executable, SOURCES / "cuda/generate_tiles.py", folder / "tiles"], check=True, stdout=subprocess.DEVNULL
+    )
+    lines = "".join(f"NESTEDFP_INSTANTIATE{found[tile]};\n" for tile in tiles)
+    source = folder / "tiles.cu"
+    source.write_text(f'#include "cuda/host/launch_tile.cuh"\nnamespace nestedfp::cuda {{\n{lines}}}\n')
+    return source
 
 
 def disassemble(source: Path, arch: int) -> str:
-    """Compile a source as the library's PTX for ``arch`` and disassemble it.
+    """Compile a source as the library's PTX for ``arch`` (90: as its code for Hopper) and disassemble it.
 
     Raises:
         RuntimeError: when nvcc or cuobjdump is missing or fails, with what it said.
@@ -72,7 +96,17 @@ def disassemble(source: Path, arch: int) -> str:
             target = ["-arch=sm_90a"]
         else:
             target = [f"-arch=compute_{OLDEST_FP8 if arch >= OLDEST_FP8 else 80}", f"-code=sm_{arch}"]
-        command = [nvcc, "-std=c++17", *target, f"-I{SOURCES}", "-cubin", "-o", str(cubin), str(source)]
+        command = [
+            nvcc,
+            "-std=c++17",
+            *target,
+            f"-I{SOURCES}",
+            f"-I{source.parent}",
+            "-cubin",
+            "-o",
+            str(cubin),
+            str(source),
+        ]
         for words in (command, [cuobjdump, "-sass", str(cubin)]):
             done = subprocess.run(words, capture_output=True, text=True, check=False)
             if done.returncode:
@@ -82,17 +116,23 @@ def disassemble(source: Path, arch: int) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", type=Path)
+    parser.add_argument("source", type=Path, nargs="?")
     parser.add_argument("--arch", type=int, default=89, help="80, 86, 89, 90, 100, 120 (%(default)s)")
+    parser.add_argument("--tiles", type=lambda text: [int(each) for each in text.split(",")])
     args = parser.parse_args()
+    if (args.source is None) == (args.tiles is None):
+        parser.error("expected a source or --tiles")
+    arch = args.arch if args.tiles is None else 90
     try:
-        found = sorted(main_loops(disassemble(args.source, args.arch)))
+        with tempfile.TemporaryDirectory() as folder:
+            source = args.source if args.tiles is None else instantiate(args.tiles, Path(folder))
+            found = sorted(main_loops(disassemble(source, arch)))
     except RuntimeError as error:
         print(f"sass_loops: {error}", file=sys.stderr)
         return 2
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(["kernel", "arch", "products", "instructions"])
-    writer.writerows((loop.kernel, args.arch, loop.products, loop.instructions) for loop in found)
+    writer.writerow(["kernel", "arch", "products", "instructions", "uniform"])
+    writer.writerows((loop.kernel, arch, loop.products, loop.instructions, loop.uniform) for loop in found)
     return 0
 
 
