@@ -38,5 +38,5 @@ def test_tiles_are_compiled_by_their_numbers_in_the_list(tmp_path):
 
 
 def test_a_tile_that_is_not_in_the_list_is_refused(tmp_path):
-    with pytest.raises(RuntimeError, match="expected tiles from 0 to .*, got 999"):
+    with pytest.raises(RuntimeError, match=r"expected tiles from 0 to .*, got 999"):
         instantiate([999], tmp_path)
