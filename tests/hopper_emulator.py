@@ -35,14 +35,12 @@ class Tile:
         return (128 if self.is_fp8 else 64) * self.k_warpgroups
 
 
-def read_tiles(csrc=CSRC):
-    """Tiles in the order of their numbers."""
-    found = re.findall(r"^NESTEDFP_TILE\((k(\w+), (.*))\)", (csrc / "cuda/tiles.inc").read_text(), re.MULTILINE)
-    return [Tile(arguments, name == "Fp8", *map(int, rest.split(", "))) for arguments, name, rest in found]
-
-
-TILES = read_tiles()
-
+TILES = [  # by their numbers
+    Tile(arguments, name == "Fp8", *map(int, rest.split(", ")))
+    for arguments, name, rest in re.findall(
+        r"^NESTEDFP_TILE\((k(\w+), (.*))\)", (CSRC / "cuda/tiles.inc").read_text(), re.MULTILINE
+    )
+]
 
 NO_CONFIG = 4  # exit status
 
@@ -53,14 +51,20 @@ def run(program, problem, tile, split=1, tail=False, workspace=False, neutral=Fa
     return emulated.run_gemm(program, problem, *head)
 
 
+def generate(folder, *tiles):
+    """Write the files that compile all tiles, or these."""
+    command = [sys.executable, CSRC / "cuda/generate_tiles.py", folder, *map(str, tiles)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return [Path(line) for line in done.stdout.splitlines()]
+
+
 class Build:
     """A program of all tiles, and others that have another kernel in the place of one of them."""
 
     def __init__(self, folder: Path):
         self.folder = folder
-        generate = [sys.executable, CSRC / "cuda/generate_tiles.py", folder / "tiles"]
-        files = subprocess.run(generate, check=True, capture_output=True, text=True).stdout.split()
-        sources = [*map(Path, files), *(CSRC / "cuda" / name for name in HOST), *(CSRC / "cuda/config").glob("*.cpp")]
+        sources = [*generate(folder / "tiles"), *(CSRC / "cuda" / name for name in HOST)]
+        sources += (CSRC / "cuda/config").glob("*.cpp")
         sources += [emulated.EMULATOR / name for name in ("grid.cpp", "hopper.cpp", "hopper_gemm.cpp")]
         self.objects = emulated.compile_objects(sources, folder / "objects", UNSIGNED_INDEX)
         self.program = self.link("gemm")
@@ -73,10 +77,5 @@ class Build:
 
     def with_tile(self, name, tile, csrc):
         """A program in which the kernel of ``tile`` is made of the sources in ``csrc``."""
-        source = self.folder / name / "tile.cu"
-        source.parent.mkdir()
-        source.write_text(
-            '#include "cuda/host/launch_tile.cuh"\n'
-            f"namespace nestedfp::cuda {{ NESTEDFP_INSTANTIATE({TILES[tile].arguments}); }}\n"
-        )
-        return self.link(name, *emulated.compile_objects([source], source.parent, UNSIGNED_INDEX, csrc=csrc))
+        folder = self.folder / name
+        return self.link(name, *emulated.compile_objects(generate(folder, tile), folder, UNSIGNED_INDEX, csrc=csrc))

@@ -24,7 +24,6 @@ SOURCES = Path(__file__).parents[2] / "csrc"
 INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,6})\*/\s+(.*?);")
 BRANCH = re.compile(r"\bBRA\b.*?(0x[0-9a-f]+)")
 UNIFORM = re.compile(r"(@!?U?P\w+ +)?U[A-Z]")
-TILE = re.compile(r"^NESTEDFP_TILE(\(.*\))", re.MULTILINE)
 OLDEST_FP8 = 89  # of csrc/cuda/CMakeLists.txt: the PTX that newer GPUs are given
 
 
@@ -55,22 +54,17 @@ def main_loops(sass: str) -> Iterator[MainLoop]:
             yield MainLoop(text.split(None, 1)[0], products, -shortest, uniform)
 
 
-def instantiate(tiles: list[int], folder: Path) -> Path:
-    """Write a source with these tiles of the Hopper GEMM, and what it includes, into ``folder``.
+def instantiate(tiles: list[str], folder: Path) -> list[Path]:
+    """Write sources of these tiles of the Hopper GEMM, and what they include, into ``folder``.
 
     Raises:
         RuntimeError: when there is no such tile.
     """
-    found = TILE.findall((SOURCES / "cuda/tiles.inc").read_text())
-    if any(tile not in range(len(found)) for tile in tiles):
-        raise RuntimeError(f"expected tiles from 0 to {len(found) - 1}, got {', '.join(map(str, tiles))}")
-    subprocess.run(
-        [sys.executable, SOURCES / "cuda/generate_tiles.py", folder / "tiles"], check=True, stdout=subprocess.DEVNULL
-    )
-    lines = "".join(f"NESTEDFP_INSTANTIATE{found[tile]};\n" for tile in tiles)
-    source = folder / "tiles.cu"
-    source.write_text(f'#include "cuda/host/launch_tile.cuh"\nnamespace nestedfp::cuda {{\n{lines}}}\n')
-    return source
+    command = [sys.executable, str(SOURCES / "cuda/generate_tiles.py"), str(folder / "tiles"), *tiles]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip())
+    return [Path(line) for line in done.stdout.splitlines()]
 
 
 def disassemble(source: Path, arch: int) -> str:
@@ -96,17 +90,8 @@ def disassemble(source: Path, arch: int) -> str:
             target = ["-arch=sm_90a"]
         else:
             target = [f"-arch=compute_{OLDEST_FP8 if arch >= OLDEST_FP8 else 80}", f"-code=sm_{arch}"]
-        command = [
-            nvcc,
-            "-std=c++17",
-            *target,
-            f"-I{SOURCES}",
-            f"-I{source.parent}",
-            "-cubin",
-            "-o",
-            str(cubin),
-            str(source),
-        ]
+        places = [f"-I{SOURCES}", f"-I{source.parents[1]}"]  # the second: of generated sources
+        command = [nvcc, "-std=c++17", *target, *places, "-cubin", "-o", str(cubin), str(source)]
         for words in (command, [cuobjdump, "-sass", str(cubin)]):
             done = subprocess.run(words, capture_output=True, text=True, check=False)
             if done.returncode:
@@ -118,15 +103,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, nargs="?")
     parser.add_argument("--arch", type=int, default=89, help="80, 86, 89, 90, 100, 120 (%(default)s)")
-    parser.add_argument("--tiles", type=lambda text: [int(each) for each in text.split(",")])
+    parser.add_argument("--tiles", type=lambda text: text.split(","))
     args = parser.parse_args()
     if (args.source is None) == (args.tiles is None):
         parser.error("expected a source or --tiles")
     arch = args.arch if args.tiles is None else 90
     try:
         with tempfile.TemporaryDirectory() as folder:
-            source = args.source if args.tiles is None else instantiate(args.tiles, Path(folder))
-            found = sorted(main_loops(disassemble(source, arch)))
+            sources = [args.source.resolve()] if args.tiles is None else instantiate(args.tiles, Path(folder))
+            found = sorted(loop for source in sources for loop in main_loops(disassemble(source, arch)))
     except RuntimeError as error:
         print(f"sass_loops: {error}", file=sys.stderr)
         return 2

@@ -1,6 +1,8 @@
 """Writes what follows from the list of tiles (tiles.inc): run by CMake, into the build folder.
 
-python csrc/cuda/generate_tiles.py FOLDER
+python csrc/cuda/generate_tiles.py FOLDER [NUMBER ...]
+
+All tiles, or those of these numbers, for whoever looks at a few:
 
 * ``tiles_<i>.cu``: explicit instantiations, a few tiles each, so that they compile in parallel.
 * ``wgmma.inc``: a wrapper for every wgmma form that the tiles use.
@@ -10,6 +12,7 @@ Prints the .cu files, one a line. A file that would not change is left alone, so
 
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -139,9 +142,16 @@ def wgmma(tiles: list[Tile]) -> str:
     return text
 
 
-def generate(folder: Path) -> list[Path]:
-    """Write everything into ``folder`` and return the .cu files."""
+def generate(folder: Path, numbers: Sequence[int] = ()) -> list[Path]:
+    """Write everything, of all tiles or of some, into ``folder`` and return the .cu files.
+
+    Raises:
+        ValueError: for what read_tiles refuses, and when there is no tile of a number.
+    """
     tiles = read_tiles(TILES.read_text())
+    if not all(0 <= number < len(tiles) for number in numbers):
+        raise ValueError(f"expected tiles from 0 to {len(tiles) - 1}, got {', '.join(map(str, numbers))}")
+    tiles = [tiles[number] for number in numbers] or tiles
     parts = [tiles[i : i + TILES_PER_FILE] for i in range(0, len(tiles), TILES_PER_FILE)]
     sources = {folder / f"tiles_{i:02d}.cu": instantiations(part) for i, part in enumerate(parts)}
     folder.mkdir(parents=True, exist_ok=True)
@@ -154,6 +164,9 @@ def generate(folder: Path) -> list[Path]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python csrc/cuda/generate_tiles.py FOLDER")
-    print("\n".join(map(str, generate(Path(sys.argv[1])))))
+    if len(sys.argv) < 2:
+        sys.exit("usage: python csrc/cuda/generate_tiles.py FOLDER [NUMBER ...]")
+    try:
+        print("\n".join(map(str, generate(Path(sys.argv[1]), [int(number) for number in sys.argv[2:]]))))
+    except ValueError as error:
+        sys.exit(str(error))

@@ -29,14 +29,12 @@ def test_the_shortest_loop_with_the_most_products_is_the_main_one():
 
 
 def test_tiles_are_compiled_by_their_numbers_in_the_list(tmp_path):
-    lines = instantiate([12, 28], tmp_path).read_text().splitlines()
-    assert lines[2:4] == [
-        "NESTEDFP_INSTANTIATE(kFp16, 2, 1, 256, 1, 1);",
-        "NESTEDFP_INSTANTIATE(kFp8, 2, 1, 256, 1, 1);",
-    ]
+    (source,) = instantiate(["12", "28"], tmp_path)
+    lines = [line for line in source.read_text().splitlines() if "INSTANTIATE" in line]
+    assert lines == ["NESTEDFP_INSTANTIATE(kFp16, 2, 1, 256, 1, 1);", "NESTEDFP_INSTANTIATE(kFp8, 2, 1, 256, 1, 1);"]
     assert (tmp_path / "tiles/wgmma.inc").exists()
 
 
 def test_a_tile_that_is_not_in_the_list_is_refused(tmp_path):
     with pytest.raises(RuntimeError, match=r"expected tiles from 0 to .*, got 999"):
-        instantiate([999], tmp_path)
+        instantiate(["999"], tmp_path)
