@@ -13,11 +13,14 @@ import torch
 
 from benchmarks.kernels import gpu_kernels as kernels
 
+# M, N, K and the multiprocessors it is laid out for: few of them yield Stream-K, tails and several rounds.
+PROBLEMS = ((33, 200, 1088, 132), (300, 130, 576, 132), (300, 400, 1088, 4))
+
 
 def main() -> None:
     largest_split = int(sys.argv[1]) if len(sys.argv) > 1 else 4
     torch.manual_seed(0)
-    for m, n, k in ((33, 200, 1088), (300, 130, 576)):
+    for m, n, k, num_sms in PROBLEMS:
         weight = torch.empty(n, k, device="cuda", dtype=torch.float16).normal_(0, 0.02)
         upper, lower, _ = kernels.split(weight)
         packed = kernels.pack(upper, lower)
@@ -28,14 +31,15 @@ def main() -> None:
         kernels.quantize(x, codes, scale)
         checked = 0
         for precision in (kernels.FP16, kernels.FP8):
-            for _, config in kernels.valid_configs(precision, m, n, k):
+            for _, config in kernels.valid_configs(precision, m, n, k, num_sms):
                 if config.split > largest_split:
                     continue
                 out = torch.empty(m, n, device="cuda", dtype=torch.float16)
-                kernels.gemm(config, codes if precision else x, packed, out, scale=scale if precision else None)
+                operands = (codes if precision else x, packed, out, scale if precision else None)
+                kernels.gemm(config, *operands, num_sms=num_sms)
                 checked += 1
         torch.cuda.synchronize()
-        print(f"m={m} n={n} k={k}: {checked} configs", flush=True)
+        print(f"m={m} n={n} k={k} on {num_sms} multiprocessors: {checked} configs", flush=True)
 
 
 if __name__ == "__main__":

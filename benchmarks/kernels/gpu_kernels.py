@@ -118,9 +118,14 @@ def gemm(
     bias: torch.Tensor | None = None,
     neutral_lower: bool = False,
     pdl: bool = True,
+    num_sms: int = NUM_SMS_H100,
 ) -> None:
-    """Compute ``out`` [M, N] from ``x`` [M, K] float16, or from codes and ``scale`` if the tile is an FP8 one."""
-    problem = (tiles()[config.tile].precision, x.shape[0], weight.n, weight.k, NUM_SMS_H100, config.fields())
+    """Compute ``out`` [M, N] from ``x`` [M, K] float16, or from codes and ``scale`` if the tile is an FP8 one.
+
+    Args:
+        num_sms: multiprocessors that it is laid out for; fewer than the GPU has cut small problems as large ones are.
+    """
+    problem = (tiles()[config.tile].precision, x.shape[0], weight.n, weight.k, num_sms, config.fields())
     scratch_bytes = library().nestedfp_workspace_bytes(*problem)
     scratch = torch.empty(scratch_bytes // 4, device=x.device) if scratch_bytes else None
     error = library().nestedfp_gemm(

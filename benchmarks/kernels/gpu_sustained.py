@@ -2,8 +2,9 @@
 
     python -m benchmarks.kernels.gpu_sustained --model mistral-24b --tokens 256,384,512,768,1024
 
-For every layer shape of a model and every token count: cuBLAS in FP16, the configs of this project's FP16 GEMM that the cost
-model finds best, the one it takes marked. Rows ``system,config,chosen,N,K,M,us,watts,sm_mhz,mj``; mj is the energy of a launch
+For every layer shape of a model and every token count: the library (cuBLAS in FP16; ``--precision fp8``: torch._scaled_mm with
+one scale) and the configs of this project's GEMM that the cost model finds best, the one it takes marked. FP8 systems include
+this project's quantiser. Rows ``system,config,chosen,N,K,M,us,watts,sm_mhz,mj``; mj is the energy of a launch
 in millijoules, from the card's own counter. That moves every 20 to 100 ms: windows of less than a second show time, but their
 power is good to some 40 % only.
 """
@@ -21,7 +22,7 @@ from vllm.third_party import pynvml
 
 from benchmarks.engine.engine_shapes import SHAPES
 from benchmarks.kernels import gpu_kernels as kernels
-from benchmarks.kernels.gpu_gemm import floor_us, rotating_weights
+from benchmarks.kernels.gpu_gemm import floor_us, rotating_weights, systems
 from benchmarks.kernels.gpu_timing import capture
 from benchmarks.results_csv import heading
 
@@ -66,37 +67,48 @@ def window(
     return [round(us, 2), round(watts, 1), clock_mhz, round(watts * us / 1e3, 3)]
 
 
-def candidates(m: int, n: int, k: int, most: int) -> list[kernels.Config]:
+def candidates(precision: int, m: int, n: int, k: int, most: int) -> list[kernels.Config]:
     """Return the config that the product takes, then the best of every other tile by the cost model, ``most`` in all."""
-    taken = kernels.choose(kernels.FP16, m, n, k)
+    taken = kernels.choose(precision, m, n, k)
     best: dict[int, kernels.Config] = {}
-    for _, config in sorted(kernels.valid_configs(kernels.FP16, m, n, k), key=lambda pair: pair[0]):
+    for _, config in sorted(kernels.valid_configs(precision, m, n, k), key=lambda pair: pair[0]):
         best.setdefault(config.tile, config)
     return [taken, *(config for config in best.values() if config != taken)][:most]
 
 
 def problem(
-    m: int, plain: list[torch.Tensor], packed: list[kernels.PackedWeight], most: int, window_s: float, device: object
+    precision: int,
+    m: int,
+    plain: list[torch.Tensor],
+    packed: list[kernels.PackedWeight],
+    most: int,
+    window_s: float,
+    device: object,
 ) -> list[list[object]]:
     """Return the rows of one product."""
-    n, k = plain[0].shape
+    n, k = packed[0].n, packed[0].k
     x = torch.randn(m, k, device="cuda").half()
     out = torch.empty(m, n, device="cuda", dtype=torch.float16)
-    expected_us = 1.2 * floor_us(m, n, k, 2) + 3
-
-    def cublas(i: int) -> None:
-        torch.mm(x, plain[i % len(plain)].t(), out=out)
-
-    rows: list[list[object]] = [
-        ["cublas_fp16", "", 1, n, k, m, *window(cublas, len(plain), expected_us, window_s, device)]
-    ]
-    for number, config in enumerate(candidates(m, n, k, most)):
+    codes = torch.empty(m, k, device="cuda", dtype=torch.uint8)
+    scale = torch.empty(m, device="cuda")
+    expected_us = 1.2 * floor_us(m, n, k, 1 if precision else 2) + 3
+    weights = packed if precision else packed[: len(plain)]
+    library = "scaled_mm_fp8_tensor" if precision else "cublas_fp16"
+    rotation, launch = systems(x, plain, packed, True)[library]
+    rows: list[list[object]] = [[library, "", 1, n, k, m, *window(launch, rotation, expected_us, window_s, device)]]
+    for number, config in enumerate(candidates(precision, m, n, k, most)):
 
         def nestedfp(i: int, config: kernels.Config = config) -> None:
-            kernels.gemm(config, x, packed[i % len(plain)], out)
+            weight = weights[i % len(weights)]
+            if precision:
+                kernels.quantize(x, codes, scale)
+                kernels.gemm(config, codes, weight, out, scale)
+            else:
+                kernels.gemm(config, x, weight, out)
 
-        values = window(nestedfp, len(plain), expected_us, window_s, device)
-        rows.append(["nestedfp_fp16", kernels.describe(config), int(number == 0), n, k, m, *values])
+        values = window(nestedfp, len(weights), expected_us, window_s, device)
+        name = "nestedfp_fp8" if precision else "nestedfp_fp16"
+        rows.append([name, kernels.describe(config), int(number == 0), n, k, m, *values])
     return rows
 
 
@@ -104,6 +116,7 @@ def main(argv: list[str] | None = None) -> int:
     """Measure; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels.gpu_sustained", description=__doc__)
     parser.add_argument("--model", default="mistral-24b", choices=sorted(SHAPES))
+    parser.add_argument("--precision", default="fp16", choices=("fp16", "fp8"))
     parser.add_argument("--tokens", default="192,256,320,384,448,512,640,768,1024,2048")
     parser.add_argument("--configs", type=int, default=6, help="of this project, the best by the cost model")
     parser.add_argument("--window-s", type=float, default=1.0)
@@ -113,6 +126,7 @@ def main(argv: list[str] | None = None) -> int:
     pynvml.nvmlInit()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
     device = pynvml.nvmlDeviceGetHandleByIndex(int(visible.split(",")[0]))
+    precision = kernels.FP8 if args.precision == "fp8" else kernels.FP16
     deadline_s = time.monotonic() + args.seconds
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with args.out.open("w", newline="") as file:
@@ -125,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
                 if time.monotonic() > deadline_s:
                     print(f"error: out of time before N={n}, K={k}, M={m}; give --seconds", file=sys.stderr)
                     return 1
-                writer.writerows(problem(m, plain, packed, args.configs, args.window_s, device))
+                writer.writerows(problem(precision, m, plain, packed, args.configs, args.window_s, device))
                 file.flush()
     return 0
 
