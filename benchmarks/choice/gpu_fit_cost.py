@@ -1,19 +1,23 @@
 """Fits the GEMM's cost model to timed configs, writes csrc/cuda/generated/gemm_cost.inc, and judges the choice on other timings.
 
     python -m benchmarks.choice.gpu_time_configs --seed 101 --out fit.csv         # on the GPU, and once more with another seed
-    python -m benchmarks.choice.gpu_fit_cost --fit fit.csv --judge held.csv       # anywhere; needs SciPy
+    python -m benchmarks.kernels.gpu_sustained --out sustained.csv                # under the power cap
+    python -m benchmarks.choice.gpu_fit_cost --fit fit.csv sustained.csv --judge held.csv       # anywhere; needs SciPy
 
-Least squares of log(predicted / measured), softened for outliers, over all constants of csrc/cuda/config/gemm_cost.h. A config far
-from the best of its problem counts less: the model must order the good ones. Judged by regret: the time of the config that the
-model likes best over the time of the fastest, among those timed for a problem.
+Least squares of log(predicted / measured), softened for outliers, over all constants of csrc/cuda/config/gemm_cost.h. A config
+far from the best of its problem counts less: the model must order the good ones. A sustained timing in FP16 mode counts as
+several: it is what an engine sees, and there are few. In FP8 mode it includes the quantiser and is left out. Judged by regret:
+the time of the config that the model likes best over the time of the fastest, among those timed for a problem.
 """
 
 import argparse
 import csv
 import ctypes
 import math
+import re
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,17 +26,43 @@ from benchmarks.kernels import gpu_kernels as kernels
 PRECISIONS = {"fp16": kernels.FP16, "fp8": kernels.FP8}
 BANDS = {"1..64": (1, 64), "65..192": (65, 192), "193..768": (193, 768), "769..8192": (769, 8192)}
 DOUBLES = ctypes.POINTER(ctypes.c_double)
+SUSTAINED_WEIGHT = 8
+CONFIG_NAME = re.compile(r"(?P<tile>\d+x\d+(?:k2)?(?:/2)?(?:c2)?)(?:(?P<how>[st])(?P<split>\d+))?(?P<workspace>g?)")
 RESULT = Path(__file__).parents[2] / "csrc/cuda/generated/gemm_cost.inc"
+
+
+def config_fields(precision: int, name: str) -> dict[str, int]:
+    """Undo ``kernels.describe``: the fields of ``Config`` by name."""
+    found = CONFIG_NAME.fullmatch(name)
+    tiles = [i for i, t in enumerate(kernels.tiles()) if found and t.precision == precision and str(t) == found["tile"]]
+    if found is None or len(tiles) != 1:
+        raise ValueError(f"expected the name of a config of these kernels, as kernels.describe gives it; got {name!r}")
+    split = int(found["split"] or 1)
+    return {
+        "tile": tiles[0],
+        "split": split,
+        "tail_only": int(found["how"] == "t"),
+        "global_workspace": int(bool(found["workspace"])),
+    }
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file of gpu_time_configs or gpu_sustained, as the former writes them."""
+    with path.open() as file:
+        rows: list[dict[str, Any]] = list(csv.DictReader(line for line in file if not line.startswith("#")))
+    if rows and "config" not in rows[0]:
+        return rows
+    ours = [row for row in rows if row["system"] == "nestedfp_fp16"]
+    for row in ours:
+        row |= {"precision": "fp16", "weight": SUSTAINED_WEIGHT, **config_fields(kernels.FP16, row["config"])}
+    return ours
 
 
 class Timings:
     """Timed configs as arrays: ``problems`` [rows, 8] as nestedfp_predict_with takes them, ``us`` [rows]."""
 
     def __init__(self, paths: list[Path]) -> None:
-        rows = []
-        for path in paths:
-            with path.open() as file:
-                rows += list(csv.DictReader(line for line in file if not line.startswith("#")))
+        rows = [row for path in paths for row in read(path)]
         fields = ("M", "N", "K", "tile", "split", "tail_only", "global_workspace")
         table = [[PRECISIONS[row["precision"]], *(int(row[name]) for name in fields)] for row in rows]
         self.problems = np.ascontiguousarray(table, dtype=np.int64)
@@ -44,7 +74,7 @@ class Timings:
         best = np.empty_like(self.us)
         for found in self.cells.values():
             best[found] = self.us[found].min()
-        self.weight = 1 / (self.us / best) ** 3
+        self.weight = np.array([row.get("weight", 1) for row in rows]) / (self.us / best) ** 3
 
     def predict(self, constants: np.ndarray) -> np.ndarray:
         """Microseconds of every row."""

@@ -1,4 +1,4 @@
-"""Measures which config is fastest for every shape, token count and precision, and writes csrc/cuda/generated/gemm_table.inc.
+"""Measures which config is fastest for every shape, precision and token count up to 256; writes generated/gemm_table.inc.
 
 python -m benchmarks.choice.gpu_tune --out csrc/cuda/generated/gemm_table.inc
 """
@@ -13,11 +13,10 @@ from pathlib import Path
 import torch
 
 from benchmarks.kernels import gpu_kernels as kernels
-from benchmarks.kernels.gpu_shapes import SHAPES, TOKENS, TUNED_TOKENS
+from benchmarks.kernels.gpu_shapes import SHAPES, TABLE_TOKENS
 from benchmarks.kernels.gpu_timing import buffers_beyond_l2, capture, interleaved_us
 
 CANDIDATES = 48  # best predictions that are timed
-CANDIDATES_LARGE = 22  # the same from 1024 tokens on, where predictions are better and launches long
 FINALISTS = 5  # best of those that are timed again, longer
 SLACK = 4.0  # predictions beyond this multiple of the best are not tried
 
@@ -54,9 +53,7 @@ def fastest(precision: int, x: torch.Tensor, weights: list[kernels.PackedWeight]
             kernels.gemm(config, x, weight, out)
 
     ranked = sorted(kernels.valid_configs(precision, m, n, k), key=lambda pair: pair[0])
-    candidates = [config for us, config in ranked if us < SLACK * ranked[0][0]][
-        : CANDIDATES if m < 1024 else CANDIDATES_LARGE
-    ]
+    candidates = [config for us, config in ranked if us < SLACK * ranked[0][0]][:CANDIDATES]
     floor_us = max(n * k * (2 - precision) / 3e6, 2 * m * n * k / 7e8 / (1 + precision)) + 3
     count = max(1, math.ceil(600 / floor_us / len(weights))) * len(weights)
     for rounds in (3, 15):
@@ -94,7 +91,7 @@ def main() -> None:
         weights = random_weights(n, k, buffers_beyond_l2(n * k))
         for precision in (kernels.FP16, kernels.FP8):
             used = weights[: buffers_beyond_l2(n * k * (2 - precision))]
-            for m in sorted((*TOKENS, *TUNED_TOKENS)):
+            for m in TABLE_TOKENS:
                 config, us = fastest(precision, torch.randn(m, k, device="cuda").half(), used)
                 kind = "kFp8" if precision else "kFp16"
                 fields = f"{kind}, {n}, {k}, {m}, {config.tile}, {config.split}, "

@@ -85,11 +85,9 @@ def rotation(weights: Sequence[PackedWeight]) -> list[PackedWeight]:
 
 def candidates(precision: int, m: int, n: int, k: int, num_sms: int) -> list[Config]:
     """Return the configs to time: those with the best predictions, but not more than a few that differ in the split only."""
-    of_a_tile, timed_tiles = 3, kernels.library().nestedfp_timed_tiles()
+    of_a_tile = 3
     found: list[Config] = []
     for _, config in sorted(kernels.valid_configs(precision, m, n, k, num_sms), key=lambda pair: pair[0]):
-        if config.tile >= timed_tiles:
-            continue
         if sum(other.tile == config.tile for other in found) < of_a_tile:
             found.append(config)
         if len(found) == CANDIDATES:

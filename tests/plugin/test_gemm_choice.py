@@ -104,8 +104,7 @@ def test_candidates_are_promising_and_of_several_tiles():
         found = gemm_tuning.candidates(kernels.FP16, m, *SHAPE, SMS)
         assert len(found) == gemm_tuning.CANDIDATES
         assert len({config.tile for config in found}) >= 2
-        timed = kernels.library().nestedfp_timed_tiles()
-        best = min(us for us, config in kernels.valid_configs(kernels.FP16, m, *SHAPE) if config.tile < timed)
+        best = min(us for us, _ in kernels.valid_configs(kernels.FP16, m, *SHAPE))
         assert kernels.predict_us(kernels.FP16, m, *SHAPE, found[0]) == best
 
 

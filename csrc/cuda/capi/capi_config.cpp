@@ -35,9 +35,6 @@ NESTEDFP_API int64_t nestedfp_lower_bytes(int64_t n, int64_t k) { return lower_b
 
 NESTEDFP_API int nestedfp_tile_count() { return kTileCount; }
 
-// The tiles before this one have been timed and may be chosen.
-NESTEDFP_API int nestedfp_timed_tiles() { return kTimedTiles; }
-
 // fields[6]: precision, row warpgroups, K warpgroups, tokens, blocks per multiprocessor, multicast CTAs.
 NESTEDFP_API void nestedfp_tile(int index, int* fields) {
     const Tile& tile = kTiles[index];

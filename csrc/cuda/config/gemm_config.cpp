@@ -166,7 +166,7 @@ void for_each_config(const GemmDesc& desc, int num_sms, bool has_semaphores, con
         if ((config.global_workspace && !has_semaphores) || !is_valid(desc, config, num_sms, nullptr)) return;
         visit(config, predict_us(desc, config, num_sms));
     };
-    for (int tile = 0; tile < kTimedTiles; ++tile) {
+    for (int tile = 0; tile < kTileCount; ++tile) {
         if (kTiles[tile].precision != desc.precision) continue;
         consider({tile, 1, false, false});
         for (const bool tail_only : {false, true}) {

@@ -45,13 +45,18 @@ double predict_us(const GemmDesc& desc, const GemmConfig& config, int num_sms, c
         return cost.stage * (cost.alone + (1 - cost.alone) * std::min(1.0, blocks / slots));
     };
 
-    // Clusters stay within a GPC, so larger ones leave multiprocessors idle, for the whole tiles, too.
-    const double usable = plan.cluster > 2 ? model.cluster_of_four : 1;
-    const double turns = plan.cluster > 1 ? std::ceil(plan.blocks / (slots * usable)) : 1;
+    // Clusters stay within a GPC, so of larger ones fewer run at once than there are multiprocessors; the rest then has
+    // the chip to itself. Clocks of `blocks` that take `steps` stages and `once` more each.
+    const double at_once = slots * (plan.cluster > 2 ? model.cluster_of_four : 1);
+    const auto in_turns = [&](double blocks, double steps, double once) {
+        const double turns = std::floor(blocks / at_once), rest = blocks - turns * at_once;
+        return turns * (steps * stage_at(at_once) + once) + (rest > 0 ? steps * stage_at(rest) + once : 0);
+    };
+
     const double full_waves = std::floor(plan.whole_tiles / slots);
     const double last_wave = plan.whole_tiles - full_waves * slots;
-    double clocks = turns * full_waves * (plan.steps * cost.stage + cost.drain);
-    if (last_wave > 0) clocks += turns * (plan.steps * stage_at(last_wave) + cost.drain);
+    double clocks = in_turns(slots, full_waves * plan.steps, full_waves * cost.drain);
+    if (last_wave > 0) clocks += in_turns(last_wave, plan.steps, cost.drain);
 
     if (plan.work_units > 0) {
         const double unit = std::ceil(static_cast<double>(plan.column_steps) / int{plan.work_units});
@@ -61,13 +66,14 @@ double predict_us(const GemmDesc& desc, const GemmConfig& config, int num_sms, c
         // A block stores the sums of its first part and reduces those of its last tile.
         const double parts = config.split == kStreamK ? int{plan.steps} / unit + 1 : config.split;
         const double blocks = static_cast<double>(int{plan.work_units}) * int{plan.columns};
-        clocks += unit * stage_at(blocks) * (config.split == kStreamK || plan.columns > 1 ? uneven : 1) + cost.drain +
-                  model.workspace_fixed[tile.tokens <= 64] + parts * sums_bytes / model.workspace_bytes;
+        const double drains = config.split == kStreamK ? std::max(1.0, unit / int{plan.steps}) : 1;
+        clocks += unit * stage_at(blocks) * (config.split == kStreamK || plan.columns > 1 ? uneven : 1) +
+                  drains * cost.drain + model.workspace_fixed[tile.tokens <= 64] +
+                  parts * sums_bytes / model.workspace_bytes;
     } else if (config.split > 1) {
         const double blocks = 1.0 * (plan.tiles - plan.whole_tiles) * config.split;
-        const double part = std::ceil(1.0 * plan.steps / config.split) * stage_at(blocks) + cost.drain;
         const double exchange = model.cluster_fixed + sums_bytes / model.cluster_bytes * (config.split == 2 ? 1 : 1.5);
-        clocks += std::ceil(blocks / (slots * usable)) * (part + exchange);
+        clocks += in_turns(blocks, std::ceil(1.0 * plan.steps / config.split), cost.drain + exchange);
     }
 
     const double bytes = is_fp16 ? 2 : 1;

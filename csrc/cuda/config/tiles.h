@@ -39,8 +39,4 @@ inline constexpr Tile kTiles[] = {
 
 inline constexpr int kTileCount = static_cast<int>(std::size(kTiles));
 
-// The tiles from here on have run on no GPU yet and their constants in gemm_cost.inc are guesses: benchmarks take them,
-// the choice of configs does not.
-inline constexpr int kTimedTiles = kTileCount - 9;
-
 }  // namespace nestedfp::cuda
