@@ -14,8 +14,8 @@ import argparse
 import csv
 import ctypes
 import math
-import re
 from collections import defaultdict
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,34 +27,28 @@ PRECISIONS = {"fp16": kernels.FP16, "fp8": kernels.FP8}
 BANDS = {"1..64": (1, 64), "65..192": (65, 192), "193..768": (193, 768), "769..8192": (769, 8192)}
 DOUBLES = ctypes.POINTER(ctypes.c_double)
 SUSTAINED_WEIGHT = 8
-CONFIG_NAME = re.compile(r"(?P<tile>\d+x\d+(?:k2)?(?:/2)?(?:c2)?)(?:(?P<how>[st])(?P<split>\d+))?(?P<workspace>g?)")
 RESULT = Path(__file__).parents[2] / "csrc/cuda/generated/gemm_cost.inc"
 
 
-def config_fields(precision: int, name: str) -> dict[str, int]:
-    """Undo ``kernels.describe``: the fields of ``Config`` by name."""
-    found = CONFIG_NAME.fullmatch(name)
-    tiles = [i for i, t in enumerate(kernels.tiles()) if found and t.precision == precision and str(t) == found["tile"]]
-    if found is None or len(tiles) != 1:
-        raise ValueError(f"expected the name of a config of these kernels, as kernels.describe gives it; got {name!r}")
-    split = int(found["split"] or 1)
-    return {
-        "tile": tiles[0],
-        "split": split,
-        "tail_only": int(found["how"] == "t"),
-        "global_workspace": int(bool(found["workspace"])),
-    }
-
-
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file of gpu_time_configs or gpu_sustained, as the former writes them."""
+    """Return the rows of a file of gpu_time_configs or gpu_sustained, as the former writes them.
+
+    Raises:
+        ValueError: for a config that these kernels do not have for its problem.
+    """
     with path.open() as file:
         rows: list[dict[str, Any]] = list(csv.DictReader(line for line in file if not line.startswith("#")))
     if rows and "config" not in rows[0]:
         return rows
     ours = [row for row in rows if row["system"] == "nestedfp_fp16"]
     for row in ours:
-        row |= {"precision": "fp16", "weight": SUSTAINED_WEIGHT, **config_fields(kernels.FP16, row["config"])}
+        valid = kernels.valid_configs(kernels.FP16, int(row["M"]), int(row["N"]), int(row["K"]))
+        found = next((config for _, config in valid if kernels.describe(config) == row["config"]), None)
+        if found is None:
+            raise ValueError(
+                f"{path}: expected a config of these kernels for N, K, M of its row, got {row['config']!r}"
+            )
+        row |= {"precision": "fp16", "weight": SUSTAINED_WEIGHT, **asdict(found)}
     return ours
 
 

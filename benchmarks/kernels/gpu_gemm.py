@@ -55,6 +55,24 @@ def rotating_weights(n: int, k: int) -> tuple[list[torch.Tensor], list[kernels.P
     return plain, packed
 
 
+def launcher(
+    config: kernels.Config, x: torch.Tensor, weights: list[kernels.PackedWeight], pdl: bool = True
+) -> Callable[[int], object]:
+    """How to launch a config on activations [M, K] float16 and the i-th of rotating weights; FP8 ones with the quantiser."""
+    (m, k), n = x.shape, weights[0].n
+    out = torch.empty(m, n, device="cuda", dtype=torch.float16)
+    if kernels.tiles()[config.tile].precision == kernels.FP16:
+        return lambda i: kernels.gemm(config, x, weights[i % len(weights)], out, pdl=pdl)
+    codes = torch.empty(m, k, device="cuda", dtype=torch.uint8)
+    scale = torch.empty(m, device="cuda")
+
+    def fp8(i: int) -> None:
+        kernels.quantize(x, codes, scale)
+        kernels.gemm(config, codes, weights[i % len(weights)], out, scale=scale, pdl=pdl)
+
+    return fp8
+
+
 def systems(
     x: torch.Tensor, plain: list[torch.Tensor], packed: list[kernels.PackedWeight], pdl: bool
 ) -> dict[str, tuple[int, Callable[[int], object]]]:
@@ -66,18 +84,10 @@ def systems(
     codes_e4m3, scale_column = codes.view(torch.float8_e4m3fn), scale.view(m, 1)
     one, tensor_scale = torch.ones((), device="cuda"), torch.full((), 2.0**-8, device="cuda")
     channel_scale = torch.full((1, n), 2.0**-8, device="cuda")
-    fp16_config = kernels.choose(kernels.FP16, m, n, k)
-    fp8_config = kernels.choose(kernels.FP8, m, n, k)
+    exact = packed[: len(plain)]
 
     def upper(i: int) -> torch.Tensor:
         return packed[i % len(packed)].upper.view(torch.float8_e4m3fn).t()
-
-    def nestedfp_fp16(i: int) -> None:
-        kernels.gemm(fp16_config, x, packed[i % len(plain)], out, pdl=pdl)
-
-    def nestedfp_fp8(i: int) -> None:
-        kernels.quantize(x, codes, scale)
-        kernels.gemm(fp8_config, codes, packed[i % len(packed)], out, scale=scale, pdl=pdl)
 
     def scaled_mm(i: int, x_scale: torch.Tensor, weight_scale: torch.Tensor) -> None:
         kernels.quantize(x, codes, scale)
@@ -89,10 +99,10 @@ def systems(
 
     found: dict[str, tuple[int, Callable[[int], object]]] = {
         "cublas_fp16": (len(plain), lambda i: torch.mm(x, plain[i % len(plain)].t(), out=out)),
-        "nestedfp_fp16": (len(plain), nestedfp_fp16),
+        "nestedfp_fp16": (len(exact), launcher(kernels.choose(kernels.FP16, m, n, k), x, exact, pdl)),
         "scaled_mm_fp8_row": (len(packed), lambda i: scaled_mm(i, scale_column, channel_scale)),
         "scaled_mm_fp8_tensor": (len(packed), lambda i: scaled_mm(i, one, tensor_scale)),
-        "nestedfp_fp8": (len(packed), nestedfp_fp8),
+        "nestedfp_fp8": (len(packed), launcher(kernels.choose(kernels.FP8, m, n, k), x, packed, pdl)),
     }
     if vllm_ops is not None:
         found["vllm_fp8"] = (len(packed), vllm)

@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.kernels import gpu_kernels as kernels
-from benchmarks.kernels.gpu_gemm import floor_us, geomean, rotating_weights, systems
+from benchmarks.kernels.gpu_gemm import floor_us, geomean, launcher, rotating_weights, systems
 from benchmarks.kernels.gpu_random import draw
 from benchmarks.kernels.gpu_timing import capture
 from benchmarks.results_csv import gpu_description
@@ -88,20 +88,12 @@ def with_the_model_s_choice(
     found: dict[str, tuple[int, Launch]], chosen: dict[int, kernels.Config], x: torch.Tensor, packed: list
 ) -> dict[str, tuple[int, Launch]]:
     """Add the two systems that run the configs which the cost model chooses alone."""
-    (m, k), n = x.shape, packed[0].n
-    out = torch.empty(m, n, device="cuda", dtype=torch.float16)
-    codes = torch.empty(m, k, device="cuda", dtype=torch.uint8)
-    scale = torch.empty(m, device="cuda")
-
-    def fp16(i: int) -> None:
-        kernels.gemm(chosen[kernels.FP16], x, packed[i % len(packed)], out)
-
-    def fp8(i: int) -> None:
-        kernels.quantize(x, codes, scale)
-        kernels.gemm(chosen[kernels.FP8], codes, packed[i % len(packed)], out, scale=scale)
-
-    added = {"nestedfp_fp16_model": (found["nestedfp_fp16"][0], fp16), "nestedfp_fp8_model": (len(packed), fp8)}
-    return {**found, **added}
+    exact = packed[: found["nestedfp_fp16"][0]]
+    return {
+        **found,
+        "nestedfp_fp16_model": (len(exact), launcher(chosen[kernels.FP16], x, exact)),
+        "nestedfp_fp8_model": (len(packed), launcher(chosen[kernels.FP8], x, packed)),
+    }
 
 
 def measure(n: int, k: int, counts: list[int], window_ms: float, tuned: bool) -> list[tuple[str, int, int, int, float]]:

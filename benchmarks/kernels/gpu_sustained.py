@@ -22,7 +22,7 @@ from vllm.third_party import pynvml
 
 from benchmarks.engine.engine_shapes import SHAPES
 from benchmarks.kernels import gpu_kernels as kernels
-from benchmarks.kernels.gpu_gemm import floor_us, rotating_weights, systems
+from benchmarks.kernels.gpu_gemm import floor_us, launcher, rotating_weights, systems
 from benchmarks.kernels.gpu_timing import capture
 from benchmarks.results_csv import heading
 
@@ -88,25 +88,13 @@ def problem(
     """Return the rows of one product."""
     n, k = packed[0].n, packed[0].k
     x = torch.randn(m, k, device="cuda").half()
-    out = torch.empty(m, n, device="cuda", dtype=torch.float16)
-    codes = torch.empty(m, k, device="cuda", dtype=torch.uint8)
-    scale = torch.empty(m, device="cuda")
     expected_us = 1.2 * floor_us(m, n, k, 1 if precision else 2) + 3
     weights = packed if precision else packed[: len(plain)]
     library = "scaled_mm_fp8_tensor" if precision else "cublas_fp16"
     rotation, launch = systems(x, plain, packed, True)[library]
     rows: list[list[object]] = [[library, "", 1, n, k, m, *window(launch, rotation, expected_us, window_s, device)]]
     for number, config in enumerate(candidates(precision, m, n, k, most)):
-
-        def nestedfp(i: int, config: kernels.Config = config) -> None:
-            weight = weights[i % len(weights)]
-            if precision:
-                kernels.quantize(x, codes, scale)
-                kernels.gemm(config, codes, weight, out, scale)
-            else:
-                kernels.gemm(config, x, weight, out)
-
-        values = window(nestedfp, len(weights), expected_us, window_s, device)
+        values = window(launcher(config, x, weights), len(weights), expected_us, window_s, device)
         name = "nestedfp_fp8" if precision else "nestedfp_fp16"
         rows.append([name, kernels.describe(config), int(number == 0), n, k, m, *values])
     return rows
