@@ -9,9 +9,11 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from gemm_library import CSRC, CUDA
 
+from benchmarks.choice import gpu_fit_cost
 from benchmarks.kernels import gpu_kernels as kernels
 from benchmarks.kernels.gpu_shapes import SHAPES, TABLE_TOKENS, TOKENS
 
@@ -23,6 +25,7 @@ sys.modules["generate_tiles"] = generate_tiles
 _SPEC.loader.exec_module(generate_tiles)
 
 PRECISIONS = (kernels.FP16, kernels.FP8)
+RESULTS = CSRC.parent / "benchmarks/results"
 NUM_TILES = len(generate_tiles.read_tiles(generate_tiles.TILES.read_text()))
 ODD_PROBLEMS = [(m, n, k) for m in (1, 17, 129, 1000, 9000) for n in (1, 65, 4999, 150000) for k in (1, 64, 520, 50000)]
 
@@ -161,6 +164,47 @@ def test_the_table_is_measured_and_says_where():
         assert word in text
     rows = re.findall(r"^NESTEDFP_ROW\(k(Fp16|Fp8), (\d+), (\d+), (\d+),", text, re.MULTILINE)
     assert len(rows) == len(set(rows)) == 2 * len(set(SHAPES.values())) * len(TABLE_TOKENS)
+
+
+def test_the_constants_are_those_of_the_timings_beside_them():
+    results = [RESULTS / f"{name}.csv" for name in ("h100-config-times-301", "h100-config-times-302", "h100-main-loop")]
+    timings, constants = gpu_fit_cost.Timings(results), gpu_fit_cost.in_force()
+
+    def error(constants):
+        return float(np.median(np.abs(np.log(timings.predict(constants) / timings.us))))
+
+    assert error(constants) < 0.06
+    # Constants of a tile in another's place, as after a line is inserted into tiles.inc, are noticed.
+    common = kernels.library().nestedfp_common_constants()
+    moved = np.concatenate(
+        [constants[:common], np.roll(constants[common:], kernels.library().nestedfp_tile_constants())]
+    )
+    assert error(moved) > 1.5 * error(constants)
+
+
+def test_sustained_timings_are_read_as_the_configs_that_they_name(tmp_path):
+    m, n, k = 520, 5120, 32768
+    configs = [config for _, config in kernels.valid_configs(kernels.FP16, m, n, k)]
+    path = tmp_path / "sustained.csv"
+    rows = [f"nestedfp_fp16,{kernels.describe(config)},0,{n},{k},{m},100.0" for config in configs]
+    path.write_text(
+        "\n".join(["# a comment", "system,config,chosen,N,K,M,us", f"cublas_fp16,,1,{n},{k},{m},90.0", *rows])
+    )
+    found = gpu_fit_cost.Timings([path]).problems
+    expected = [(0, m, n, k, c.tile, c.split, c.tail_only, c.global_workspace) for c in configs]
+    assert found.tolist() == [list(map(int, row)) for row in expected]
+    path.write_text(f"system,config,chosen,N,K,M,us\nnestedfp_fp16,128x999,0,{n},{k},{m},100.0\n")
+    with pytest.raises(ValueError, match=r"expected a config of these kernels .* got '128x999'"):
+        gpu_fit_cost.Timings([path])
+
+
+def test_clusters_that_do_not_all_run_at_once_take_one_turn_more_for_the_rest_alone():
+    # 39 clusters of three blocks, of which 38 run at once: 91 us measured, 126 when all of them counted for two turns.
+    tile = next(i for i, t in enumerate(kernels.tiles()) if t.precision == kernels.FP8 and str(t) == "128x96")
+    fitting, beyond = (
+        kernels.predict_us(kernels.FP8, 73, n, 46400, kernels.Config(tile, 3)) for n in (38 * 128, 39 * 128)
+    )
+    assert 1.1 * fitting < beyond < 1.7 * fitting
 
 
 def test_every_tile_is_instantiated_and_no_other(tmp_path):
