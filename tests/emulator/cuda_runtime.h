@@ -112,6 +112,8 @@ inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
 }
 
 inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fdividef(float a, float b) { return a / b; }
+inline float __expf(float x) { return std::exp(x); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 
 inline float __int_as_float(int bits) {
@@ -120,7 +122,16 @@ inline float __int_as_float(int bits) {
     return value;
 }
 
+inline float __uint_as_float(uint32_t bits) { return __int_as_float(static_cast<int>(bits)); }
+
+inline uint32_t __float_as_uint(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    return bits;
+}
+
 using std::max;
+using std::min;
 
 // --- the host's side: one device, one stream, everything in order ---
 

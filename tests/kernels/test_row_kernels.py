@@ -14,12 +14,17 @@ from gemm_library import CSRC
 
 QUANTIZE, NORM, ADD_NORM, SILU = range(4)  # of tests/emulator/rows.cpp
 SOURCES = [f"cuda/kernels/{name}.cu" for name in ("quantize", "norm", "silu")]
+SOURCES.append(emulated.EMULATOR / "hopper.cpp")
 EPSILON = 1e-5
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    return emulated.build(tmp_path_factory.mktemp("rows") / "rows", "rows.cpp", SOURCES, *emulated.SANITIZERS)
+    return build(tmp_path_factory.mktemp("rows") / "rows", *emulated.SANITIZERS)
+
+
+def build(path, *flags, **where):
+    return emulated.build(path, "rows.cpp", SOURCES, *flags, **where)
 
 
 def run(program, kernel, m, k, *arrays, fp8=False, pitch=None, seed=0):
@@ -143,14 +148,30 @@ def test_order_of_threads_changes_no_bit(program):
         assert all(torch.equal(a, b) for a, b in zip(runs[0], other, strict=True))
 
 
-def test_the_emulator_finds_a_missing_barrier(tmp_path):
+# A row in one block, and one that blocks of a cluster share.
+@pytest.mark.parametrize(("barrier", "columns"), [("__syncthreads();", 512), ("cluster_sync();", 8192)])
+def test_the_emulator_finds_a_missing_barrier(tmp_path, barrier, columns):
     csrc = tmp_path / "csrc"
     shutil.copytree(CSRC, csrc)
-    header = csrc / "cuda/kernels/row_codes.cuh"
-    barrier = "    __syncthreads();\n"
+    header = csrc / "cuda/kernels/row_part.cuh"
     assert header.read_text().count(barrier) == 1
     header.write_text(header.read_text().replace(barrier, ""))
-    program = emulated.build(tmp_path / "broken", "rows.cpp", SOURCES, csrc=csrc)
-    x = activations(3, 1024)
+    program = build(tmp_path / "broken", csrc=csrc)
+    x = activations(3, columns)
     expected = packed_codes(x)[1]
-    assert any(not torch.equal(run(program, QUANTIZE, 3, 1024, x, seed=seed)[1], expected) for seed in range(4))
+
+    def is_right(seed):
+        try:
+            return torch.equal(run(program, QUANTIZE, 3, columns, x, seed=seed)[1], expected)
+        except AssertionError:  # stopped: a block that has ended was written to
+            return False
+
+    assert not all(is_right(seed) for seed in range(4))
+
+
+def test_codes_are_divided_as_a_division_rounds(tmp_path):
+    """Every FP16 number by every scale that a token with it can have: ``quotient`` in row_codes.cuh."""
+    program = emulated.build(tmp_path / "quotients", "quotients.cpp", [emulated.EMULATOR / "hopper.cpp"], "-O2")
+    ended = emulated.run(program, b"")
+    assert ended.returncode == 0, ended.stdout.decode()[:1000] + ended.stderr.decode()[:1000]
+    assert int(ended.stdout.split()[0]) == 503_856_640

@@ -233,6 +233,10 @@ NESTEDFP_DEVICE void store_peer_float4(uint32_t to, float4 v) {
                  : "memory");
 }
 
+NESTEDFP_DEVICE void store_peer_int(uint32_t to, int v) {
+    asm volatile("st.shared::cluster.s32 [%0], %1;" ::"r"(to), "r"(v) : "memory");
+}
+
 // --- device memory ---
 
 // Adds and returns what was there. Orders what this block wrote before, as seen through its barriers, and what it reads

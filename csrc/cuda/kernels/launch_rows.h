@@ -1,4 +1,5 @@
-// How kernels of one block per token are launched: how many columns a thread holds, and programmatic dependent launch.
+// How kernels that share a token's columns out over threads are launched: how many blocks a token has and columns a
+// thread, and programmatic dependent launch.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,11 +11,37 @@
 
 namespace nestedfp::cuda {
 
+// Blocks of a token that exchange something: 1, 2, 4 or 8, as a cluster has them. Others may be more.
+inline constexpr int kMaxParts = 8;
+// Shared memory of one exchange between the blocks of a token: a word for each warp.
+inline constexpr int kExchangeBytes = 4 * 32 * kMaxParts;
+
+// Chunks of 8 columns that a block has, all but a token's last; the token has 1 << parts_log2 blocks.
+NESTEDFP_HOST_DEVICE constexpr int part_chunks(int chunks, int parts_log2) {
+    const int even = (chunks + (1 << parts_log2) - 1) >> parts_log2;
+    return (even + 31) / 32 * 32;
+}
+
+// How many blocks a token gets. Few tokens would leave most multiprocessors idle; where nothing is exchanged, small
+// blocks share out many tokens more evenly, too. To exchange something costs half a microsecond, which four blocks of
+// long rows save.
+constexpr int row_parts_log2(int64_t m, int64_t chunks, bool exchanges) {
+    constexpr int64_t kMultiprocessors = 128, kMinChunks = 128;
+    const auto fits = [&](int parts) {
+        if (chunks < kMinChunks * parts) return false;
+        if (exchanges) return parts <= kMaxParts && m * parts <= kMultiprocessors;
+        return m * parts <= kMultiprocessors || chunks >= 2 * kMinChunks * parts;
+    };
+    int log2 = 0;
+    while (fits(2 << log2)) ++log2;
+    return exchanges && (log2 < 2 || chunks < 8 * kMinChunks) ? 0 : log2;
+}
+
 // A thread holds `chunks` chunks of 8 columns in registers between the two halves of the work. Sixteen take more
 // registers than 1024 threads have.
 constexpr int max_threads(int chunks) { return chunks > 8 ? 640 : 1024; }
 
-// Calls launch(std::integral_constant<int, Chunks>, threads) for `chunks` chunks a token, at most 10,240.
+// Calls launch(std::integral_constant<int, Chunks>, threads) for `chunks` chunks a block, at most 10,240.
 template <class Launch>
 cudaError_t choose_chunks(int64_t m, int64_t chunks, Launch&& launch) {
     const auto with = [&](auto per_thread) {
@@ -26,26 +53,43 @@ cudaError_t choose_chunks(int64_t m, int64_t chunks, Launch&& launch) {
         if (chunks <= 1024) return with(std::integral_constant<int, 4>{});
         if (chunks <= 8192) return with(std::integral_constant<int, 8>{});
     }
+    if (chunks <= 512) return with(std::integral_constant<int, 1>{});
     if (chunks <= 2048) return with(std::integral_constant<int, 2>{});
     if (chunks <= 4096) return with(std::integral_constant<int, 4>{});
     if (chunks <= 8192) return with(std::integral_constant<int, 8>{});
     return with(std::integral_constant<int, 16>{});
 }
 
-// One block of `threads` threads for each of m tokens. With pdl, which a GPU before Hopper cannot, the kernel may start
-// while the one before it runs: it calls pdl_wait before it reads what that one writes.
+// Blocks of `threads` threads, 1 << parts_log2 for each of m tokens, in a cluster if they exchange something through so
+// many bytes of shared memory. With pdl, which a GPU before Hopper cannot (nor clusters), the kernel may start while
+// the one before it runs: it calls pdl_wait before it reads what that one writes.
+struct RowLaunch {
+    int64_t m;
+    int parts_log2, threads, exchange_bytes;
+    bool pdl;
+    cudaStream_t stream;
+};
+
 template <class... Params, class... Args>
-cudaError_t launch_rows(void (*kernel)(Params...), int64_t m, int threads, bool pdl, cudaStream_t stream,
-                        Args... args) {
+cudaError_t launch_rows(void (*kernel)(Params...), const RowLaunch& launch, Args... args) {
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(m));
-    config.blockDim = dim3(threads);
-    config.stream = stream;
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    config.numAttrs = pdl ? 1 : 0;
+    config.gridDim = dim3(static_cast<unsigned>(launch.m << launch.parts_log2));
+    config.blockDim = dim3(static_cast<unsigned>(launch.threads));
+    config.dynamicSmemBytes = static_cast<size_t>(launch.exchange_bytes);
+    config.stream = launch.stream;
+    cudaLaunchAttribute attributes[2]{};
+    config.attrs = attributes;
+    if (launch.pdl) {
+        cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+        attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attribute.val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (launch.parts_log2 > 0 && launch.exchange_bytes > 0) {
+        cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+        attribute.id = cudaLaunchAttributeClusterDimension;
+        attribute.val.clusterDim.x = 1u << launch.parts_log2;
+        attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    }
     return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
 }
 

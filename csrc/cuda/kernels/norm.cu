@@ -10,6 +10,7 @@
 #include "cuda/kernels/launch_rows.h"
 #include "cuda/kernels/layout.h"
 #include "cuda/kernels/row_codes.cuh"
+#include "cuda/kernels/row_part.cuh"
 
 namespace nestedfp::cuda {
 namespace {
@@ -18,13 +19,13 @@ namespace {
 constexpr int norm_threads(int chunks) { return chunks > 2 ? 512 : 1024; }
 static_assert(kMaxNormColumns == 2 * norm_threads(2) * 8 && kMaxNormColumns == 4 * norm_threads(4) * 8);
 
-// The sum over the block, the same in all threads, added in the same order every time. warp_sum: [32], shared memory.
-NESTEDFP_DEVICE float block_sum(float sum, float* warp_sum) {
+// The sum over the row, the same in all threads, added in the same order every time.
+NESTEDFP_DEVICE float row_sum(float sum, const RowPart& part) {
 #pragma unroll
     for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_xor_sync(~0u, sum, lane);
-    if (threadIdx.x % 32 == 0) warp_sum[threadIdx.x / 32] = sum;
-    __syncthreads();
-    sum = threadIdx.x % 32 < blockDim.x / 32 ? warp_sum[threadIdx.x % 32] : 0.0f;
+    const int count = part.exchange(kSumSlots, __float_as_uint(sum));
+    sum = 0;
+    for (int i = threadIdx.x % 32; i < count; i += 32) sum += __uint_as_float(part.exchanged(kSumSlots, i));
 #pragma unroll
     for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_xor_sync(~0u, sum, lane);
     return sum;
@@ -32,19 +33,18 @@ NESTEDFP_DEVICE float block_sum(float sum, float* warp_sum) {
 
 template <int Chunks, bool Adds, Precision To>
 __global__ void __launch_bounds__(norm_threads(Chunks)) norm_kernel(RowNormArgs args, int k) {
-    __shared__ float warp_sum[32];
-    __shared__ uint32_t warp_max[32];
     const int chunks = k / 8;
-    pdl_launch_dependents();  // it reads only weights until this kernel has finished
-    pdl_wait();               // which writes x, and may have written the weight
-    const int64_t first = static_cast<int64_t>(blockIdx.x) * chunks;
+    const RowPart part(0, chunks);  // rows are short: to exchange something costs more than more blocks save
+    pdl_launch_dependents();        // it reads only weights until this kernel has finished
+    pdl_wait();                     // which writes x, and may have written the weight
+    const int64_t first = static_cast<int64_t>(part.row) * chunks;
     // All loads before the first store, which might be to the same memory.
     uint4 x[Chunks], residual[Chunks], weight[Chunks];
 #pragma unroll
     for (int i = 0; i < Chunks; ++i) {
-        const int chunk = i * blockDim.x + threadIdx.x;
+        const int chunk = part.chunk(i);
         x[i] = residual[i] = weight[i] = make_uint4(0, 0, 0, 0);
-        if (chunk < chunks) {
+        if (chunk < part.end) {
             weight[i] = static_cast<const uint4*>(args.weight)[chunk];
             x[i] = static_cast<const uint4*>(args.x)[first + chunk];
             if constexpr (Adds) residual[i] = static_cast<const uint4*>(args.residual)[first + chunk];
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(norm_threads(Chunks)) norm_kernel(RowNormArgs 
     float squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < Chunks; ++i) {
-        const int chunk = i * blockDim.x + threadIdx.x;
+        const int chunk = part.chunk(i);
         const uint32_t x_words[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
         const uint32_t residual_words[4] = {residual[i].x, residual[i].y, residual[i].z, residual[i].w};
         uint32_t sum_words[4];
@@ -69,13 +69,13 @@ __global__ void __launch_bounds__(norm_threads(Chunks)) norm_kernel(RowNormArgs 
             squares += values[i][e].x * values[i][e].x + values[i][e].y * values[i][e].y;
         }
         if constexpr (Adds) {
-            if (chunk < chunks) {
+            if (chunk < part.end) {
                 static_cast<uint4*>(args.sum)[first + chunk] =
                     make_uint4(sum_words[0], sum_words[1], sum_words[2], sum_words[3]);
             }
         }
     }
-    const float norm = rsqrtf(__fdiv_rn(block_sum(squares, warp_sum), static_cast<float>(k)) + args.epsilon);
+    const float norm = rsqrtf(__fdiv_rn(row_sum(squares, part), static_cast<float>(k)) + args.epsilon);
     uint4 raw[Chunks];
     uint32_t largest = 0;
 #pragma unroll
@@ -91,20 +91,21 @@ __global__ void __launch_bounds__(norm_threads(Chunks)) norm_kernel(RowNormArgs 
         if constexpr (To == Precision::kFp8) largest = max_magnitudes(largest, raw[i]);
     }
     if constexpr (To == Precision::kFp8) {
-        const float scale = row_scale(largest, warp_max);
-        if (threadIdx.x == 0) args.scales[blockIdx.x] = scale;
-        store_row(raw, scale, static_cast<uint8_t*>(args.carrier) + static_cast<int64_t>(blockIdx.x) * k, chunks);
+        const float scale = row_scale(largest, part);
+        if (part.first == 0 && threadIdx.x == 0) args.scales[part.row] = scale;
+        store_row(raw, scale, static_cast<uint8_t*>(args.carrier) + static_cast<int64_t>(part.row) * k, part);
     } else {
-        store_halves(raw, static_cast<uint4*>(args.carrier) + first, chunks);
+        store_halves(raw, static_cast<uint4*>(args.carrier) + first, part);
     }
 }
 
 template <bool Adds, Precision To>
 cudaError_t launch(const RowNormArgs& args, int64_t m, int64_t k, bool pdl, cudaStream_t stream) {
-    const int64_t chunks = k / 8;
+    const int chunks = static_cast<int>(k / 8);
     const auto with = [&](auto per_thread) {
         const auto threads = static_cast<int>(round_up((chunks + per_thread - 1) / per_thread, 32));
-        return launch_rows(norm_kernel<per_thread, Adds, To>, m, threads, pdl, stream, args, static_cast<int>(k));
+        const RowLaunch launch{m, 0, threads, 2 * kExchangeBytes, pdl, stream};
+        return launch_rows(norm_kernel<per_thread, Adds, To>, launch, args, static_cast<int>(k));
     };
     // As choose_chunks has it, for the rows that a norm has.
     return m > 256 ? with(std::integral_constant<int, 4>{}) : with(std::integral_constant<int, 2>{});

@@ -1,6 +1,7 @@
-// silu(gate) * up of one token per block, written as FP16 or as E4M3 codes with a scale. The arithmetic is that of
-// vLLM's silu_and_mul: silu in FP32, rounded to FP16, times up in FP16. Codes are made from that FP16 result, so they
-// are those that quantize.cu would make of it.
+// silu(gate) * up of a token, written as FP16 or as E4M3 codes with a scale. The arithmetic is that of vLLM's compiled
+// silu_and_mul: silu in FP32 with the processor's own exponential and reciprocal, whose last bits are not exact,
+// rounded to FP16, times up in FP16. Codes are made from that FP16 result, so they are those that quantize.cu would
+// make of it.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -13,7 +14,7 @@
 namespace nestedfp::cuda {
 namespace {
 
-NESTEDFP_DEVICE float silu(float x) { return __fdiv_rn(x, 1.0f + expf(-x)); }
+NESTEDFP_DEVICE float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
 NESTEDFP_DEVICE uint32_t silu_and_mul(uint32_t gate, uint32_t up) {
     const float2 x = __half22float2(halves_of(gate));
@@ -23,31 +24,32 @@ NESTEDFP_DEVICE uint32_t silu_and_mul(uint32_t gate, uint32_t up) {
 // x: [M, 2 * K], gate then up.
 template <int Chunks, Precision To>
 __global__ void __launch_bounds__(max_threads(Chunks))
-    silu_kernel(const uint4* x, void* carrier, float* scales, int chunks) {
-    __shared__ uint32_t warp_max[32];
+    silu_kernel(const uint4* x, void* carrier, float* scales, int chunks, int parts_log2) {
+    const RowPart part(parts_log2, chunks);
+    if constexpr (To == Precision::kFp8) part.await_others();
     pdl_launch_dependents();  // it reads only weights until this kernel has finished
     pdl_wait();               // which writes x
-    const uint4* const gates = x + static_cast<int64_t>(blockIdx.x) * 2 * chunks;
+    const uint4* const gates = x + static_cast<int64_t>(part.row) * 2 * chunks;
     uint4 raw[Chunks];
     uint32_t largest = 0;
 #pragma unroll
     for (int i = 0; i < Chunks; ++i) {
-        const int chunk = i * blockDim.x + threadIdx.x;
+        const int chunk = part.chunk(i);
         raw[i] = make_uint4(0, 0, 0, 0);
-        if (chunk < chunks) {
+        if (chunk < part.end) {
             const uint4 gate = gates[chunk], up = gates[chunks + chunk];
             raw[i] = make_uint4(silu_and_mul(gate.x, up.x), silu_and_mul(gate.y, up.y), silu_and_mul(gate.z, up.z),
                                 silu_and_mul(gate.w, up.w));
         }
         if constexpr (To == Precision::kFp8) largest = max_magnitudes(largest, raw[i]);
     }
-    const int64_t first = static_cast<int64_t>(blockIdx.x) * chunks;
+    const int64_t first = static_cast<int64_t>(part.row) * chunks;
     if constexpr (To == Precision::kFp8) {
-        const float scale = row_scale(largest, warp_max);
-        if (threadIdx.x == 0) scales[blockIdx.x] = scale;
-        store_row(raw, scale, static_cast<uint8_t*>(carrier) + first * 8, chunks);
+        const float scale = row_scale(largest, part);
+        if (part.first == 0 && threadIdx.x == 0) scales[part.row] = scale;
+        store_row(raw, scale, static_cast<uint8_t*>(carrier) + first * 8, part);
     } else {
-        store_halves(raw, static_cast<uint4*>(carrier) + first, chunks);
+        store_halves(raw, static_cast<uint4*>(carrier) + first, part);
     }
 }
 
@@ -56,11 +58,14 @@ __global__ void __launch_bounds__(max_threads(Chunks))
 int run_silu_and_mul(const void* x, void* carrier, float* scales, int64_t m, int64_t k, Precision to, bool pdl,
                      cudaStream_t stream) {
     if (k % kCarrierColumns != 0 || k > kMaxQuantizedColumns) return cudaErrorInvalidValue;
-    return choose_chunks(m, k / 8, [&](auto chunks, int threads) {
+    const bool exchanges = to == Precision::kFp8;
+    const int chunks = static_cast<int>(k / 8);
+    const int parts_log2 = pdl || !exchanges ? row_parts_log2(m, chunks, exchanges) : 0;
+    return choose_chunks(m, part_chunks(chunks, parts_log2), [&](auto per_thread, int threads) {
         const auto kernel =
-            to == Precision::kFp8 ? silu_kernel<chunks, Precision::kFp8> : silu_kernel<chunks, Precision::kFp16>;
-        return launch_rows(kernel, m, threads, pdl, stream, static_cast<const uint4*>(x), carrier, scales,
-                           static_cast<int>(k / 8));
+            exchanges ? silu_kernel<per_thread, Precision::kFp8> : silu_kernel<per_thread, Precision::kFp16>;
+        const RowLaunch launch{m, parts_log2, threads, exchanges ? kExchangeBytes : 0, pdl, stream};
+        return launch_rows(kernel, launch, static_cast<const uint4*>(x), carrier, scales, chunks, parts_log2);
     });
 }
 

@@ -62,6 +62,7 @@ inline void store_shared_float(uint32_t to, float v) { store_shared_as(to, v); }
 inline void store_shared_float4(uint32_t to, float4 v) { store_shared_as(to, v); }
 inline void store_shared_int(uint32_t to, int v) { store_shared_as(to, v); }
 inline void store_peer_float4(uint32_t to, float4 v) { store_shared_as(to, v); }
+inline void store_peer_int(uint32_t to, int v) { store_shared_as(to, v); }
 
 struct StoreMatrices {
     uint8_t* row;
