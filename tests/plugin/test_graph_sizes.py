@@ -3,11 +3,15 @@
 Run: ``pytest -q tests/plugin/test_graph_sizes.py``
 """
 
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 
-from nestedfp.vllm_plugin.ranks.graph_sizes import larger_sizes
+from nestedfp.modes import Mode
+from nestedfp.vllm_plugin.ranks.graph_sizes import ModelSize, host_bound_tokens, larger_sizes
+
+SIZES = [1, 2, 4, 8, 256, 512]  # vLLM's own
 
 
 def test_sizes_lie_above_vllm_s_and_end_at_the_limit():
@@ -20,7 +24,7 @@ def test_sizes_lie_above_vllm_s_and_end_at_the_limit():
     assert larger_sizes(1024, 1100) == [1100]
 
 
-@pytest.mark.parametrize(("up_to", "padding"), [(768, 0.061), (1024, 0.082), (2048, 0.125)])
+@pytest.mark.parametrize(("up_to", "padding"), [(1024, 0.061), (2048, 0.125)])
 def test_a_step_is_padded_by_a_few_percent_at_most(up_to, padding):
     sizes = [512, *larger_sizes(512, 2048)]
     for tokens in range(513, up_to + 1):
@@ -29,6 +33,20 @@ def test_a_step_is_padded_by_a_few_percent_at_most(up_to, padding):
 
 def test_a_budget_that_is_no_multiple_is_a_size_itself():
     assert larger_sizes(512, 1000)[-1] == 1000
+
+
+def test_the_host_is_the_limit_further_on_in_fp8_mode_and_with_small_models():
+    def limits(billions, layers, multiprocessors=132):
+        size = ModelSize(int(billions * 1e9), layers)
+        return [host_bound_tokens(size, mode, multiprocessors) for mode in (Mode.FP16, Mode.FP8)]
+
+    small, large = limits(7, 32), limits(23, 40)
+    # Steps of the 24B shape in FP16 mode take the GPU 45 ms from 550 tokens on, and the host 50 at most.
+    assert 500 < large[0] < 700
+    assert large[1] == pytest.approx(1.5 * large[0], rel=0.01)
+    assert small[0] > 1500
+    assert small[1] > 2048
+    assert limits(7, 32, 66)[0] == pytest.approx(small[0] / 2, rel=0.01)
 
 
 def attention_layers(*supports, flash=False):
@@ -57,6 +75,7 @@ def graph_manager(
     supports=("ALWAYS", "ALWAYS"),
     decode_query_len=1,
     flash=False,
+    linear_weights=0,
     **parallel,
 ):
     """vLLM's own graph manager with our two sets of graphs, as far as it needs no GPU."""
@@ -66,7 +85,7 @@ def graph_manager(
 
     manager = object.__new__(DualPrecisionGraphManager)
     manager.compilation_config = SimpleNamespace(
-        cudagraph_capture_sizes=[1, 2, 4, 8, 256, 512],
+        cudagraph_capture_sizes=list(SIZES),
         max_cudagraph_capture_size=512,
         static_forward_context=attention_layers(*supports, flash=flash),
     )
@@ -88,6 +107,7 @@ def graph_manager(
     manager.max_num_reqs, manager.decode_query_len, manager.varlen_decode = 1024, decode_query_len, False
     manager.cudagraph_mode, manager.lora_capture_cases = CUDAGraphMode[mode], [0, 1]
     manager._candidates, manager._capture_descs = {}, {}
+    manager.linear_weights, manager.device = linear_weights, None
     manager._init_candidates()
     return manager
 
@@ -131,6 +151,70 @@ def test_steps_with_prompts_get_whole_graphs_before_piecewise_ones():
         assert dispatch(2, 8, None, precision, max_query_len=7).num_tokens == 256, "the smallest whole one"
     captured = manager._capture_descs[CUDAGraphMode.FULL]
     assert len(set(captured)) == len(captured)
+
+
+@pytest.fixture
+def h100(monkeypatch):
+    found = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: found)
+
+
+@pytest.mark.filterwarnings("ignore")  # of vLLM's imports
+@pytest.mark.parametrize("up_to", [0, 512, 2048])
+def test_sizes_that_the_gpu_is_busy_with_for_longer_than_the_host_have_no_graph(h100, flash_attention_3, up_to):
+    from nestedfp.vllm_plugin.ranks.graphs import in_capture_order
+
+    layers = ("ALWAYS",) * 40
+    manager = graph_manager(2048, linear_weights=23_000_000_000, supports=layers, whole_graph_tokens=up_to, flash=True)
+    most = [host_bound_tokens(ModelSize(23_000_000_000, 40), mode, 132) for mode in (Mode.FP16, Mode.FP8)]
+    for precision in (0, 1):
+        expected = [size for size in [512, *larger_sizes(512, 2048)] if size <= most[precision]]
+        assert len(expected) > 1
+        captured = {
+            desc.num_tokens
+            for descs in manager._capture_descs.values()
+            for desc in descs
+            if desc.num_active_loras == precision
+        }
+        assert max(captured) == expected[-1]
+        assert {*expected[1:]} <= captured
+        assert max(tokens for tokens, case in manager._candidates if case == precision) == expected[-1]
+        assert manager._candidates[300, precision], "vLLM's own sizes stay"
+    replayed = {desc for descs in manager._candidates.values() for desc in descs}
+    assert replayed <= {desc for descs in manager._capture_descs.values() for desc in descs}, "each has its graph"
+    for descs in manager._capture_descs.values():
+        ordered = in_capture_order(descs)
+        assert ordered[0].num_tokens == max(desc.num_tokens for desc in descs), "vLLM sizes the results by the first"
+        changes = [a for a, b in pairwise(ordered) if a.num_active_loras != b.num_active_loras]
+        assert len(changes) == 1, "one precision after the other"
+
+
+@pytest.mark.filterwarnings("ignore")  # of vLLM's imports
+def test_whole_graphs_end_where_the_host_launches_the_pieces_sooner_than_the_gpu_computes_them(h100, flash_attention_3):
+    from vllm.config.compilation import CUDAGraphMode
+
+    def whole_of(weights, precision):
+        manager = graph_manager(
+            2048, linear_weights=weights, supports=("ALWAYS",) * 40, whole_graph_tokens=2048, flash=True
+        )
+        descs = manager._capture_descs.get(CUDAGraphMode.FULL, [])
+        found = {d.num_tokens for d in descs if d.num_active_loras == precision and d.uniform_token_count is None}
+        pieces = [d for d in manager._candidates[500, precision] if d.cg_mode == CUDAGraphMode.PIECEWISE]
+        assert bool(pieces) is (512 not in found), "one or the other"
+        return found
+
+    for precision, mode in enumerate((Mode.FP16, Mode.FP8)):
+        most = host_bound_tokens(ModelSize(20_000_000_000, 40), mode, 132, in_pieces=True)
+        assert whole_of(20_000_000_000, precision) == {n for n in (256, 512, *larger_sizes(512, 2048)) if n <= most}
+    assert whole_of(20_000_000_000, 0) == {256}
+    assert 512 in whole_of(20_000_000_000, 1)
+    assert whole_of(60_000_000_000, 0) == set()
+
+
+@pytest.mark.filterwarnings("ignore")  # of vLLM's imports
+def test_vllm_s_own_sizes_are_captured_however_large_the_model(h100):
+    manager = graph_manager(2048, linear_weights=400_000_000_000, supports=("ALWAYS",) * 40)
+    assert max(tokens for tokens, _ in manager._candidates) == 512
 
 
 def whole_sizes(graph_tokens=2048, **settings):

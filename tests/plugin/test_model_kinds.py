@@ -153,7 +153,7 @@ def test_a_model_of_which_no_layer_can_be_nested_runs_and_discloses_fp16_under_a
     save_file(tensors, tmp_path / "model.safetensors")
     model = loaded(tmp_path)
     assert not any(linears(model).values())
-    share = report(model)
+    share = report(model).fp8_share
     assert share == 0.0
 
     def served(ranks):

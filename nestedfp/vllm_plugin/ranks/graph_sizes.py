@@ -1,10 +1,46 @@
 """Token counts of CUDA graphs above vLLM's own largest size. Pure."""
 
+from dataclasses import dataclass
+
+from nestedfp.modes import Mode
+
+# What the host takes at most to launch a layer of a step, without a graph (40 ms for 32 of them, docs/performance.md) and in
+# pieces between two attentions.
+HOST_MS_PER_LAYER = {False: 1.25, True: 0.6}
+# What a multiprocessor of an H100 reaches in the linear layers of steps of some hundred tokens, whole steps looked at.
+FLOP_PER_MS = {Mode.FP16: 600e9 / 132, Mode.FP8: 900e9 / 132}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """As much of a model as says what a step's GPU time is, on one rank.
+
+    Attributes:
+        weights: of its linear layers, each multiplied once by every token.
+        layers: that have attention.
+    """
+
+    weights: int
+    layers: int
+
 
 def larger_sizes(largest: int, up_to: int) -> list[int]:
-    """Return the token counts to capture above ``largest``: apart by 32, from 768 by 64, from 1024 by 128, and ``up_to``.
+    """Return the token counts to capture above ``largest``: apart by 32, from 1024 by 128, and ``up_to``.
 
-    A step is padded to the next size, so that it computes up to 6, 8 or 12 % more than it must, half of that in the mean.
+    A step is padded to the next size, so that it computes up to 6 or 12 % more than it must, half of that in the mean.
     """
-    spaced = {n for n in range(32, up_to + 1, 32) if n % (32 if n <= 768 else 64 if n <= 1024 else 128) == 0}
+    spaced = {n for n in range(32, up_to + 1, 32) if n % (32 if n <= 1024 else 128) == 0}
     return sorted(n for n in spaced | {up_to} if n > largest)
+
+
+def host_bound_tokens(model: ModelSize, mode: Mode, multiprocessors: int, in_pieces: bool = False) -> int:
+    """Return the most tokens of a step that the GPU computes sooner than the host launches it.
+
+    For larger ones a graph saves nothing, and padding and memory are what it costs. One graph for the whole step costs some time
+    of the GPU besides: its attention is laid out for as many requests as it has tokens.
+
+    Args:
+        in_pieces: launched as graphs of the pieces between two attentions, not kernel by kernel.
+    """
+    gpu_ms_per_token = 2 * model.weights / (FLOP_PER_MS[mode] * multiprocessors)
+    return int(HOST_MS_PER_LAYER[in_pieces] * model.layers / gpu_ms_per_token)

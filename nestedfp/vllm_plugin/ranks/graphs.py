@@ -4,14 +4,15 @@ A captured graph replays the kernels of the mode in which it was captured. vLLM 
 (size, number of active LoRA adapters); nestedfp serves no LoRA, so the second number is free to mean the precision:
 0 is FP16, 1 is FP8. Capture, dispatch, piecewise keys and memory accounting then work as they are.
 
-Steps with prompts in them also get graphs above vLLM's largest size: below some thousand tokens the host launches an FP8
-step's kernels no faster than the GPU computes them. For small models that holds for piecewise graphs as well, a launch for
-each piece between two attentions: where attention can be captured, steps with prompts have whole ones.
+Steps with prompts in them also get graphs above vLLM's largest size, as far as the host launches a step's kernels no faster
+than the GPU computes them: in FP8 mode that is further than in FP16 mode. For small models that holds for piecewise graphs as
+well, a launch for each piece between two attentions: where attention can be captured, steps with prompts have whole ones.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
+import torch
 from vllm.config.compilation import CUDAGraphMode
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import AttentionCGSupport
@@ -21,7 +22,7 @@ from nestedfp.kernels import ops
 from nestedfp.modes import Mode
 from nestedfp.vllm_plugin.options import PluginOptions
 from nestedfp.vllm_plugin.ranks import attention_splits
-from nestedfp.vllm_plugin.ranks.graph_sizes import larger_sizes
+from nestedfp.vllm_plugin.ranks.graph_sizes import ModelSize, host_bound_tokens, larger_sizes
 
 CASES = {Mode.FP16: 0, Mode.FP8: 1}
 MODES = {case: mode for mode, case in CASES.items()}
@@ -29,17 +30,20 @@ MIN_WHOLE_TOKENS = 32  # steps with prompts have hardly ever fewer
 
 
 class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type: ignore[misc]
-    """vLLM's graph manager with one graph per size and precision."""
+    """vLLM's graph manager with one graph per size and precision.
+
+    Attributes:
+        linear_weights: of this process's model, in all its linear layers; 0: not known, and graphs of all sizes are captured.
+    """
+
+    linear_weights: ClassVar[int] = 0
 
     def __init__(self, *args: Any, lora_capture_cases: list[int] | None = None, **kwargs: Any) -> None:
         if lora_capture_cases not in (None, [], [0]):
             raise ValueError("nestedfp does not serve LoRA adapters; set enable_lora=False")
         super().__init__(*args, lora_capture_cases=sorted(MODES), **kwargs)
-        # vLLM estimates the memory of all graphs from the first two that it captures: the baseline of the pool, then the
-        # cost of one more. Captured by precision first, both samples are of one kind, so that the FP8 scratch memory of
-        # the largest size is not taken for the cost of every graph.
-        for descs in self._capture_descs.values():
-            descs.sort(key=lambda desc: (desc.num_active_loras, -desc.num_tokens))
+        for mode, descs in self._capture_descs.items():
+            self._capture_descs[mode] = in_capture_order(descs)
 
     def _init_candidates(self) -> None:
         """Set up vLLM's sizes and, for steps that are not all decodes, larger ones.
@@ -59,14 +63,36 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
             super()._init_candidates()
         finally:
             config.cudagraph_capture_sizes = sizes
-        up_to = PluginOptions.of(self.vllm_config).whole_graph_tokens
+        modes = {case: MODES[case] for case in self.lora_capture_cases}
+        self._drop_larger({case: max(max(sizes), self._host_bound_tokens(mode, False)) for case, mode in modes.items()})
+        most = {case: self._host_bound_tokens(mode, True) for case, mode in modes.items()}
+        up_to = min(PluginOptions.of(self.vllm_config).whole_graph_tokens, max(most.values()))
         whole = [size for size in sizes if MIN_WHOLE_TOKENS <= size <= up_to]
         beyond = [size for size in larger if size <= up_to]
         if whole and self._whole_graphs_fit():
             if beyond and attention_splits.can_bound(self._attention_builders()):
                 attention_splits.bound(max(sizes), max(beyond))
                 whole += beyond
-            self._add_whole_graphs(whole)
+            self._add_whole_graphs({case: [size for size in whole if size <= most[case]] for case in most})
+
+    def _host_bound_tokens(self, mode: Mode, in_pieces: bool) -> int:
+        if not self.linear_weights:
+            return self.vllm_config.scheduler_config.max_num_batched_tokens
+        modules = self.compilation_config.static_forward_context.values()
+        layers = sum(isinstance(module, AttentionLayerBase) for module in modules)
+        processors = torch.cuda.get_device_properties(self.device).multi_processor_count
+        return host_bound_tokens(ModelSize(self.linear_weights, max(1, layers)), mode, processors, in_pieces)
+
+    def _drop_larger(self, most: Mapping[int, int]) -> None:
+        """Leave out sizes beyond ``most`` tokens of each precision."""
+        for mode, descs in self._capture_descs.items():
+            self._capture_descs[mode] = [desc for desc in descs if desc.num_tokens <= most[desc.num_active_loras]]
+        for key, descs in list(self._candidates.items()):
+            kept = [desc for desc in descs if desc.num_tokens <= most[desc.num_active_loras]]
+            if kept:
+                self._candidates[key] = kept
+            else:
+                del self._candidates[key]
 
     def _attention_builders(self) -> set[type]:
         layers = self.compilation_config.static_forward_context.values()
@@ -92,8 +118,8 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
             _takes_any_queries(layer, config) for layer in layers if isinstance(layer, AttentionLayerBase)
         )
 
-    def _add_whole_graphs(self, sizes: Sequence[int]) -> None:
-        """Replace the piecewise graphs of steps with prompts by whole ones.
+    def _add_whole_graphs(self, sizes: Mapping[int, Sequence[int]]) -> None:
+        """Replace the piecewise graphs of steps with prompts by whole ones, of the ``sizes`` of each precision.
 
         A graph promises queries of its whole size, so that attention captures the kernel of long queries, which takes short
         ones too. The pieces of the largest size are captured all the same: vLLM's profile of memory learns from them what both
@@ -102,7 +128,7 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
         full = self._capture_descs.setdefault(CUDAGraphMode.FULL, [])
         for case in self.lora_capture_cases:
             smallest = 0
-            for size in sorted(sizes):
+            for size in sorted(sizes[case]):
                 desc = cudagraph_utils.BatchExecutionDescriptor(
                     cg_mode=CUDAGraphMode.FULL,
                     num_tokens=size,
@@ -116,9 +142,15 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
                     self._candidates[tokens, case] = [*decodes, desc]
                 smallest = size + 1
         pieces = self._capture_descs[CUDAGraphMode.PIECEWISE]
-        largest = max(desc.num_tokens for desc in pieces)
+        largest = {
+            case: max(desc.num_tokens for desc in pieces if desc.num_active_loras == case)
+            for case in self.lora_capture_cases
+        }
         self._capture_descs[CUDAGraphMode.PIECEWISE] = [
-            desc for desc in pieces if desc.num_tokens > max(sizes) or desc.num_tokens == largest
+            desc
+            for desc in pieces
+            if desc.num_tokens > max(sizes[desc.num_active_loras], default=0)
+            or desc.num_tokens == largest[desc.num_active_loras]
         ]
 
     def capture(self, *args: Any, lora_capture_hook: Any = None, **kwargs: Any) -> None:
@@ -139,12 +171,32 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
         return super().dispatch(num_reqs, num_tokens, uniform_token_count, CASES[ops.get_mode()], max_query_len)
 
 
+def in_capture_order(
+    descs: Sequence[cudagraph_utils.BatchExecutionDescriptor],
+) -> list[cudagraph_utils.BatchExecutionDescriptor]:
+    """Return one mode's graphs in the order in which they are to be captured: by precision, larger sizes first.
+
+    vLLM estimates the memory of all graphs from the first two that it captures: the baseline of the pool, then the cost of one
+    more. By precision, both samples are of one kind, so that the FP8 scratch memory of the largest size is not taken for the
+    cost of every graph. The precision with the largest graph comes first: vLLM allocates the results of all with the first.
+    """
+    largest: dict[int, int] = {}
+    for desc in descs:
+        largest[desc.num_active_loras] = max(desc.num_tokens, largest.get(desc.num_active_loras, 0))
+    return sorted(descs, key=lambda d: (-largest[d.num_active_loras], d.num_active_loras, -d.num_tokens))
+
+
 def _takes_any_queries(layer: AttentionLayerBase, config: Any) -> bool:
     spec = layer.get_kv_cache_spec(config)
     builder = layer.get_attn_backend().get_builder_cls()
     return spec is not None and builder.get_cudagraph_support(config, spec) == AttentionCGSupport.ALWAYS
 
 
-def install() -> None:
-    """Make the V2 model runner of this process use two sets of graphs. Idempotent."""
+def install(linear_weights: int) -> None:
+    """Make the V2 model runner of this process use two sets of graphs. Idempotent.
+
+    Args:
+        linear_weights: of its model, in all linear layers of this rank.
+    """
+    DualPrecisionGraphManager.linear_weights = linear_weights
     model_runner.ModelCudaGraphManager = DualPrecisionGraphManager

@@ -46,17 +46,21 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
                     "set VLLM_USE_V2_MODEL_RUNNER=1 and remove the setting that vLLM names as unsupported by it"
                 )
             from nestedfp.kernels import cuda_ops
-            from nestedfp.vllm_plugin.ranks import graphs
 
             cuda_ops.load()
-            graphs.install()
         super().init_device()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         with failure.reported():
             super().load_model(*args, **kwargs)
-            if not PluginOptions.of(self.vllm_config).fp16_only:
-                self._fp8_share = coverage.report(self.get_model())
+            if PluginOptions.of(self.vllm_config).fp16_only:
+                return
+            found = coverage.report(self.get_model())
+            self._fp8_share = found.fp8_share
+            if not current_platform.is_cpu():
+                from nestedfp.vllm_plugin.ranks import graphs
+
+                graphs.install(found.linear_weights)
 
     def determine_available_memory(self) -> int:
         with failure.reported():  # the engine core finds too small a cache itself, and tells nobody

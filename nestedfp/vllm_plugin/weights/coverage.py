@@ -42,6 +42,11 @@ class Coverage:
         total = self.nested + self.plain.total()
         return self.nested / total if total else 0.0
 
+    @property
+    def linear_weights(self) -> int:
+        """Weights of all linear layers: each is multiplied once by every token."""
+        return (self.nested + self.plain["linear layers"]) // FP16_BYTES
+
     def line(self) -> str:
         """Return one line for a person."""
         total = max(1, self.nested + self.plain.total())
@@ -91,10 +96,10 @@ def _kind(layer: Any) -> str:
     return "nested" if layer.outlier_deltas is None else "listed"
 
 
-def report(model: Any) -> float:
-    """Log the line for a loaded model; return the share of its weights that has an FP8 mode."""
+def report(model: Any) -> Coverage:
+    """Log the line for a loaded model, and return what it says."""
     found = cover(model)
     logger.info("%s", found.line())
     if not found.nested:
         logger.warning("no layer of this model has an FP8 mode: every step runs FP16, whatever a directive says")
-    return found.fp8_share
+    return found
