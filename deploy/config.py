@@ -143,7 +143,9 @@ class EngineSection(FrozenModel):
     whole_graph_tokens: Annotated[int, Field(ge=0)] = (
         512  # on a GPU: one CUDA graph, attention included, for steps with prompts of up to so many tokens
     )
-    fused_quantiser: bool = False  # on a GPU: norms and activations write what the linear layers read
+    fused_quantiser: Literal["auto", "always", "never"] = (
+        "auto"  # norms and activations write what the linear layers read; auto: on Hopper; always: or refuse to start
+    )
     grammar_cpu_s: Annotated[float, Field(gt=0, le=600)] = (
         3.0  # processor time that compiling the grammar of one structured output may take; more is refused with 400
     )

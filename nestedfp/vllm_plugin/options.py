@@ -15,6 +15,7 @@ CHOICES = {
     "step_costs": ("auto", "measure", "off"),
     "unsupported_gpu": ("refuse", "fp16", "portable"),
     "gemm_choice": ("measure", "model"),
+    "fused_quantiser": ("auto", "always", "never"),
 }
 
 
@@ -48,9 +49,10 @@ class PluginOptions:
         fp16_reads_fp8_blocks: under a directive of fp16 requests still read prefix-cache blocks that FP8 steps wrote, and
             disclose them. Off by default: after a burst answers are full quality at once, at the cost of computing those
             prefixes again.
-        fused_quantiser: in FP8 steps the norms and activations before nested layers write E4M3 codes themselves, where no other
-            layer reads them (weights/fused_quantiser.py): one launch less before three of a transformer block's four linear
-            layers. Needs vLLM's compilation, hence a GPU. Off: not measured yet.
+        fused_quantiser: norms and activations before nested layers are this project's, and in FP8 steps write E4M3 codes
+            themselves, where no other layer reads them (weights/fused_quantiser.py): one launch less before three of a
+            transformer block's four linear layers. "auto": on Hopper, where vLLM compiles the model; "always": refuse to start
+            where that cannot be; "never".
         checkpoint: fingerprint of the checkpoint's files; filled in by the plugin.
     """
 
@@ -64,7 +66,7 @@ class PluginOptions:
     gemm_timings: str = ""
     graph_tokens: int = 2048
     whole_graph_tokens: int = 512
-    fused_quantiser: bool = False
+    fused_quantiser: str = "auto"
     checkpoint: str = ""
 
     def measures_steps(self, is_cpu: bool) -> bool:

@@ -132,29 +132,37 @@ def check(config: "VllmConfig") -> None:
     if config.model_config.enable_sleep_mode:
         raise ValueError("nestedfp does not support sleep mode; set enable_sleep_mode=False")
     require_our_parts(config)
-    if PluginOptions.of(config).fused_quantiser:
-        check_fused_quantiser(config)
+    if PluginOptions.of(config).fused_quantiser == "always" and (obstacle := fusion_obstacle(config)):
+        raise ValueError(f"nestedfp fuses the quantiser (fused_quantiser: always) {obstacle}")
 
 
-def check_fused_quantiser(config: "VllmConfig") -> None:
-    """Refuse the option where nothing could be fused.
-
-    Raises:
-        ValueError: with the setting that is in its way and what to set.
-    """
+def fusion_obstacle(config: "VllmConfig") -> str | None:
+    """Return why nothing can be fused with the quantiser and what to set; None: nothing is in its way."""
     from vllm.config.compilation import CompilationMode
 
     options, compilation = PluginOptions.of(config), config.compilation_config
-    cannot = "nestedfp fuses the quantiser (fused_quantiser: True)"
     if options.weights == "two_copies" or options.fp16_only:
         setting = "fp16_only=True" if options.fp16_only else "weights='two_copies'"
-        raise ValueError(f"{cannot} into nested layers only, but {setting}; remove one of the two options")
+        return f"into nested layers only, but {setting}; remove one of the two options"
     if compilation.mode != CompilationMode.VLLM_COMPILE or compilation.backend != "inductor":
         mode = None if compilation.mode is None else CompilationMode(compilation.mode).name
-        raise ValueError(
-            f"{cannot} in the graphs that vLLM compiles with Inductor, but mode={mode} and backend={compilation.backend!r}; on a "
+        return (
+            f"in the graphs that vLLM compiles with Inductor, but mode={mode} and backend={compilation.backend!r}; on a "
             "GPU leave enforce_eager and compilation_config alone, on a CPU, where vLLM runs no passes, remove fused_quantiser"
         )
+    return None
+
+
+def wants_fusion(config: "VllmConfig", path: gpu_support.LinearPath) -> bool:
+    """Whether norms and activations are to be this project's, with the quantiser in them."""
+    from vllm.platforms import current_platform
+
+    wanted = PluginOptions.of(config).fused_quantiser
+    if wanted == "auto":  # where it was measured
+        taken = current_platform.pass_key in config.compilation_config.inductor_compile_config
+        is_hopper = path is gpu_support.LinearPath.KERNELS and not current_platform.is_cpu()
+        return is_hopper and not taken and fusion_obstacle(config) is None
+    return wanted == "always" and path is not gpu_support.LinearPath.PLAIN_FP16
 
 
 def choose_path(config: "VllmConfig") -> None:
@@ -175,7 +183,7 @@ def choose_path(config: "VllmConfig") -> None:
         config.compilation_config.inductor_compile_config.setdefault("triton.enable_pdl", True)
     if path is gpu_support.LinearPath.PORTABLE:
         init_logger("vllm.nestedfp").warning("portable kernels: this GPU is not of the kind that they were measured on")
-    if path is not gpu_support.LinearPath.PLAIN_FP16 and PluginOptions.of(config).fused_quantiser:
+    if wants_fusion(config, path):
         from nestedfp.vllm_plugin.weights import fused_quantiser
 
         fused_quantiser.install(config)

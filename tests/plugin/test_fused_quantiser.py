@@ -146,7 +146,7 @@ def test_layers_that_keep_their_activations_in_fp8_mode_are_not_fused():
 
 
 def option(**options):
-    return {"additional_config": {"nestedfp": {"fused_quantiser": True, **options}}}
+    return {"additional_config": {"nestedfp": {"fused_quantiser": "always", **options}}}
 
 
 @pytest.mark.parametrize(
@@ -162,6 +162,32 @@ def option(**options):
 def test_an_engine_in_which_nothing_could_be_fused_does_not_start(arguments, message):
     with pytest.raises(ValueError, match=message):
         engine_config(**arguments)
+
+
+def test_where_nothing_is_said_a_hopper_fuses_and_nothing_else(monkeypatch):
+    from vllm.config.compilation import CompilationMode
+    from vllm.platforms import current_platform
+
+    from nestedfp.vllm_plugin import wiring
+    from nestedfp.vllm_plugin.ranks.gpu_support import LinearPath
+
+    config = engine_config()
+    assert not wiring.wants_fusion(config, LinearPath.KERNELS), "a CPU runs no passes"
+    config.compilation_config.mode, config.compilation_config.backend = CompilationMode.VLLM_COMPILE, "inductor"
+    assert not wiring.wants_fusion(config, LinearPath.KERNELS), "a CPU"
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    assert wiring.wants_fusion(config, LinearPath.KERNELS)
+    assert not wiring.wants_fusion(config, LinearPath.PORTABLE), "not measured there"
+    config.additional_config["nestedfp"] = {"fused_quantiser": "never"}
+    assert not wiring.wants_fusion(config, LinearPath.KERNELS)
+    config.additional_config["nestedfp"] = {"weights": "two_copies"}
+    assert not wiring.wants_fusion(config, LinearPath.KERNELS)
+    config.additional_config["nestedfp"] = {}
+    config.compilation_config.inductor_compile_config[current_platform.pass_key] = "theirs"
+    assert not wiring.wants_fusion(config, LinearPath.KERNELS), "the place is taken"
+    config.additional_config["nestedfp"] = {"fused_quantiser": "always"}
+    assert wiring.wants_fusion(config, LinearPath.PORTABLE)
+    assert not wiring.wants_fusion(config, LinearPath.PLAIN_FP16)
 
 
 def test_the_pass_travels_with_the_configuration_and_changes_the_key_of_compiled_graphs():
