@@ -5,12 +5,14 @@
 
 A system is a folder of logs, one file an engine (logged_worker.py), named as the folder. Rows ``system,mode,min_tokens,max_tokens,
 steps,requests_mean``, then medians and 90th percentiles in ms: the engine's thread in ``execute_model``, of that on the
-processor, the GPU from first to last launch, and idle before; empty where there was no GPU.
+processor, the GPU from first to last launch, and idle before; empty where there was no GPU. ``--by-previous`` has rows for steps
+after one with prompts in it and for those after decodes alone: a card that has computed little meanwhile runs faster.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from benchmarks import results_csv
@@ -48,6 +50,14 @@ def rows_of(system: str, steps: Sequence[LoggedStep]) -> list[tuple[object, ...]
     return rows
 
 
+def by_previous(steps: Sequence[LoggedStep]) -> dict[str, list[LoggedStep]]:
+    """Return the steps after one with prompts in it, and those after decodes alone; the first one is in neither."""
+    found: dict[str, list[LoggedStep]] = {"after prompts": [], "after decodes": []}
+    for before, step in pairwise(steps):
+        found["after prompts" if before.long_requests else "after decodes"].append(step)
+    return found
+
+
 def _p50_p90(values: Sequence[float | None]) -> tuple[object, object]:
     found = percentiles(value for value in values if value is not None)
     return ("", "") if found.p50 is None or found.p90 is None else (round(found.p50, 2), round(found.p90, 2))
@@ -70,13 +80,17 @@ def main(argv: list[str] | None = None) -> int:
     """Print the table and write it; return the exit status: 0, or 2 for logs that cannot be read."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.steps.step_summary", description=__doc__)
     parser.add_argument("folders", type=Path, nargs="+", help="of logs, one for each system")
+    parser.add_argument("--by-previous", action="store_true", help="rows by what the step before was")
     parser.add_argument("--out", type=Path, help="CSV; rows of other systems in it stay")
     args = parser.parse_args(argv)
     try:
-        rows = [row for folder in args.folders for row in rows_of(folder.name, steps_of(folder))]
+        systems = {folder.name: steps_of(folder) for folder in args.folders}
     except (StepLogError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if args.by_previous:
+        systems = {f"{name} {when}": part for name, all_ in systems.items() for when, part in by_previous(all_).items()}
+    rows = [row for system, steps in systems.items() for row in rows_of(system, steps)]
     for row in (COLUMNS, *rows):
         print(",".join(map(str, row)))
     if args.out is not None:

@@ -25,8 +25,8 @@ ENGINE = {
 PROMPTS = [{"prompt_token_ids": list(range(300, 300 + tokens))} for tokens in (20, 30, 100)]
 
 
-def step(tokens=100, mode="fp8", host_ms=2.0, gpu_ms=8.0, idle_ms=0.5, requests=10):
-    return LoggedStep(1.5, mode, tokens, requests, 1, host_ms, host_ms / 2, gpu_ms, idle_ms)
+def step(tokens=100, mode="fp8", host_ms=2.0, gpu_ms=8.0, idle_ms=0.5, requests=10, prompts=1):
+    return LoggedStep(1.5, mode, tokens, requests, prompts, host_ms, host_ms / 2, gpu_ms, idle_ms)
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -72,6 +72,15 @@ def test_steps_are_summed_up_by_precision_and_size():
     ]
 
 
+def test_steps_are_told_apart_by_what_the_step_before_was():
+    decodes, prompts = step(tokens=8, prompts=0), step(tokens=300)
+    steps = [decodes, prompts, prompts, decodes, decodes]
+    assert step_summary.by_previous(steps) == {
+        "after prompts": [prompts, decodes],
+        "after decodes": [prompts, decodes],
+    }
+
+
 def test_bands_leave_no_size_out():
     assert step_summary.BANDS[0][0] == 1
     assert all(
@@ -90,6 +99,8 @@ def test_the_command_keeps_other_systems_and_says_what_is_wrong(tmp_path, capsys
     rows = list(csv.DictReader(line for line in out.read_text().splitlines() if not line.startswith("#")))
     assert [row["system"] for row in rows] == ["one", "two"]
     assert {row["gpu_p50_ms"] for row in rows} == {"8.0"}
+    assert step_summary.main([str(tmp_path / "one"), "--by-previous"]) == 0
+    assert "after" not in capsys.readouterr().out.partition("\n")[2], "a single step is after none"
     (tmp_path / "empty").mkdir()
     assert step_summary.main([str(tmp_path / "empty")]) == 2
     assert "expected logs of steps" in capsys.readouterr().err

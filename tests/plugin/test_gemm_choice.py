@@ -45,6 +45,20 @@ def predicted(precision, m, n, k, factor=lambda config: 1.0):
     ]
 
 
+@pytest.mark.filterwarnings("ignore")  # of vLLM's imports
+def test_the_log_names_the_configs_that_are_chosen():
+    from nestedfp.vllm_plugin.weights.gemm_choice import chosen_lines
+
+    n, k = SHAPE
+    slowest = gemm_tuning.candidates(kernels.FP8, 512, n, k, SMS)[-1]
+    gemm_tuning.take(predicted(kernels.FP8, 512, n, k, lambda config: 0.3 if config == slowest else 1.0), SMS)
+    exact, rounded = chosen_lines([SHAPE], (kernels.FP16, kernels.FP8), 1024, SMS)
+    assert exact.startswith(f"GEMM configs for N={n}, K={k} in FP16, by tokens: 1: 64x16k2/2")
+    assert f"512: {kernels.describe(slowest)}, " in rounded
+    assert rounded.startswith(f"GEMM configs for N={n}, K={k} in FP8")
+    assert "2048" not in exact
+
+
 @pytest.mark.parametrize("precision", [kernels.FP16, kernels.FP8])
 @pytest.mark.parametrize("m", [1, 100, 600, 3000])
 def test_the_fastest_timed_config_is_chosen_and_forgotten_again(precision, m):

@@ -6,7 +6,7 @@ choice on each keeps them in step.
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.logger import init_logger
 
 from nestedfp.kernels import gemm_cache, gemm_tuning
-from nestedfp.kernels.cuda_library import FP8, PackedWeight
+from nestedfp.kernels.cuda_library import FP8, PackedWeight, describe
+from nestedfp.kernels.cuda_library import choose as kernel_choice
 from nestedfp.kernels.gemm_tuning import Timing
 from nestedfp.kernels.gpu_kernels import is_portable
 from nestedfp.vllm_plugin.options import PluginOptions
@@ -23,6 +24,7 @@ from nestedfp.vllm_plugin.options import PluginOptions
 logger = init_logger("vllm.nestedfp")
 
 BUDGET_S = 20.0
+NAMED_TOKENS = (1, 16, 32, 64, 128, 256, 384, 448, 480, 512, 640, 864, 1024, 2048, 8192)  # in the log
 
 
 def weights_by_shape(model: torch.nn.Module) -> dict[tuple[int, int], list[PackedWeight]]:
@@ -60,8 +62,8 @@ def choose(model: torch.nn.Module, options: PluginOptions, max_tokens: int) -> N
     began_s = time.monotonic()
     group = get_tp_group()
     lists: Any = None
+    precisions = (FP8,) if options.weights == "two_copies" else gemm_tuning.PRECISIONS  # the others are cuBLAS's
     if group.rank_in_group == 0:
-        precisions = (FP8,) if options.weights == "two_copies" else gemm_tuning.PRECISIONS  # the others are cuBLAS's
         timings = _pinned(Path(options.gemm_timings)) if options.gemm_timings else _timed(model, max_tokens, precisions)
         lists = [timing.as_list() for timing in timings]
     if group.world_size > 1:
@@ -69,6 +71,24 @@ def choose(model: torch.nn.Module, options: PluginOptions, max_tokens: int) -> N
     num_sms = torch.cuda.get_device_properties().multi_processor_count
     taken = gemm_tuning.take(map(Timing.of_list, lists), num_sms)
     logger.info("GEMM configs: %d timings guide the choice, ready after %.1f s", taken, time.monotonic() - began_s)
+    if group.rank_in_group == 0:
+        for line in chosen_lines(weights_by_shape(model), precisions, max_tokens, num_sms):
+            logger.info("%s", line)
+
+
+def chosen_lines(
+    shapes: Iterable[tuple[int, int]], precisions: Sequence[int], max_tokens: int, num_sms: int
+) -> list[str]:
+    """Say which configs the kernels take now (``cuda_library.describe``): a line for each shape (N, K) and precision."""
+    lines = []
+    for n, k in shapes:
+        for precision in precisions:
+            configs = {m: describe(kernel_choice(precision, m, n, k, num_sms)) for m in NAMED_TOKENS if m <= max_tokens}
+            parts = ", ".join(f"{m}: {config}" for m, config in configs.items())
+            lines.append(
+                f"GEMM configs for N={n}, K={k} in {'FP8' if precision == FP8 else 'FP16'}, by tokens: {parts}"
+            )
+    return lines
 
 
 def _pinned(path: Path) -> list[Timing]:
