@@ -19,6 +19,8 @@ E4M3_MAX = 448.0
 MIN_SCALE = 1.0 / (E4M3_MAX * 512.0)
 # A carrier (nestedfp/kernels/ops.py) has rows of a multiple of so many columns: codes of such rows need no padding.
 CARRIER_COLUMNS = 64
+# The longest row that a GPU's norm takes: kMaxNormColumns of csrc/cuda/kernels/kernels.h.
+MAX_NORM_COLUMNS = 16384
 
 
 def quantize_per_token(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -193,8 +193,10 @@ def test_where_nothing_is_said_a_hopper_fuses_and_nothing_else(monkeypatch):
 def test_the_pass_travels_with_the_configuration_and_changes_the_key_of_compiled_graphs():
     without, config = engine_config(), engine_config()
     assert without.compute_hash() == config.compute_hash()
+    assert not fused_quantiser.is_installed(config)
     fused_quantiser.install(config)
     fused_quantiser.install(config)  # a second engine with this configuration
+    assert fused_quantiser.is_installed(config)
     assert without.compute_hash() != config.compute_hash()
     arrived = pickle.loads(pickle.dumps(config)).compilation_config.inductor_compile_config[
         "post_grad_custom_post_pass"

@@ -81,6 +81,39 @@ def test_a_kernel_that_computes_something_else_is_found(model, change, modes, me
         self_check.run(model)
 
 
+@pytest.fixture
+def without_lists(model):
+    assert all(layer.outlier_deltas is None for _, layer in self_check.nested_layers(model))
+    return model
+
+
+@pytest.mark.parametrize("operator", ["rms_norm", "silu_and_mul"])
+@pytest.mark.parametrize("mode", Mode)
+def test_a_fused_operator_that_computes_something_else_is_found(without_lists, monkeypatch, operator, mode):
+    model, original = without_lists, getattr(ops, operator)
+    assert self_check.run(model, is_fused=True).worst_cosine > 0.99
+
+    def broken(*arguments):
+        carrier, scales = original(*arguments)
+        return (carrier.roll(1, dims=-1) if ops.get_mode() is mode else carrier), scales
+
+    monkeypatch.setattr(ops, operator, broken)
+    name, _ = first_layer(model)
+    message = (
+        f"{name}: {operator} before it computes something else in {mode.value.upper()} mode .*fused_quantiser: never"
+    )
+    with pytest.raises(self_check.SelfCheckError, match=message):
+        self_check.run(model, is_fused=True)
+    assert ops.get_mode() is Mode.FP16
+    assert self_check.run(model).layers > 0, "an engine without them does not ask"
+
+
+def test_layers_that_read_no_carrier_are_not_asked_for_one(without_lists, monkeypatch):
+    monkeypatch.setattr(self_check, "CARRIER_COLUMNS", 1 << 20)
+    monkeypatch.setattr(ops, "linear_carried", None)
+    assert self_check.run(without_lists, is_fused=True).layers > 0
+
+
 def test_listed_weights_count_in_the_comparison(model):
     """A layer with weights beyond 1.75: both its list and its planes are what FP16 mode multiplies."""
     _, layer = first_layer(model)

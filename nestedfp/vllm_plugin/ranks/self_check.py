@@ -8,12 +8,15 @@ products and one pass over the planes each:
     Does FP16 mode compute with the stored weights? Its product against PyTorch's with the planes joined; for one layer of each
     shape, and its first rows.
 
+Where norms and activations have the quantiser in them, they are asked as well, before one layer of each shape: do they compute what
+PyTorch does, and does the layer make of their carrier what it makes of the same activations?
+
 Of two copies the FP16 weight takes the lower plane's place in the first question. The third is asked of each copy: of FP8 mode
 with PyTorch's product of the upper plane, and of FP16 mode, which is vLLM's own, where vLLM leaves the weight in sight. A CPU's
 it packs, so that there the cosine alone ties it to the upper plane.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +24,14 @@ import torch
 
 from nestedfp.format import join, upper_to_float
 from nestedfp.kernels import ops
-from nestedfp.kernels.activations import quantize_per_token
+from nestedfp.kernels.activations import CARRIER_COLUMNS, MAX_NORM_COLUMNS, quantize_per_token
 from nestedfp.kernels.cuda_layout import packed_shapes
 from nestedfp.modes import Mode
 
 TOKENS = 4
 SEED = 20
 ROWS_COMPARED = 256
+EPSILON = 1e-6  # of a norm
 LEAST_COSINE = (
     0.9  # layers of real models have 0.998 and more; one whose weights FP8 cannot hold, or a broken kernel, far less
 )
@@ -89,8 +93,12 @@ def nested_layers(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
             yield name, module
 
 
-def run(model: torch.nn.Module) -> SelfCheck:
+def run(model: torch.nn.Module, *, is_fused: bool = False) -> SelfCheck:
     """Check a loaded model on this rank; leaves FP16 mode in force.
+
+    Args:
+        model: with its weights.
+        is_fused: its compiled graphs have norms and activations with the quantiser in them (weights/fused_quantiser.py).
 
     Raises:
         SelfCheckError: for the first layer that is not as it should be.
@@ -120,6 +128,8 @@ def run(model: torch.nn.Module) -> SelfCheck:
                 _require_exact(name, layer, x, exact)
                 if layer.weight_lower is None:
                     _require_rounded(name, layer, x, rounded)
+                elif is_fused:
+                    _require_fused(name, layer)
     finally:
         ops.set_mode(Mode.FP16)
     return SelfCheck(layers, plane_bytes, worst, worst_layer)
@@ -162,6 +172,39 @@ def _require_rounded(name: str, layer: Any, x: torch.Tensor, outputs: torch.Tens
     )
 
 
+def _require_fused(name: str, layer: Any) -> None:
+    n, k = layer.nestedfp_shape
+    if layer.outlier_deltas is not None or k % CARRIER_COLUMNS:
+        return  # such layers read what was not quantised
+    weights = layer.weight_upper.data, layer.weight_lower.data
+    both = _probe(2 * k, weights[0].device)
+    x, scale = both[:, :k].contiguous(), both[0, k:].contiguous()
+    normed = (x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + EPSILON)).half() * scale
+    operators: dict[str, tuple[Callable[[], tuple[torch.Tensor, torch.Tensor]], torch.Tensor]] = {
+        "silu_and_mul": (lambda: ops.silu_and_mul(both), torch.nn.functional.silu(x) * both[:, k:])
+    }
+    if k <= MAX_NORM_COLUMNS:
+        operators["rms_norm"] = (lambda: ops.rms_norm(x, scale, EPSILON), normed)
+    for operator, (make, expected) in operators.items():
+        ops.set_mode(Mode.FP16)
+        halves, _ = make()
+        _require_agreement(name, operator, "FP16", halves, expected)
+        for mode in Mode:
+            ops.set_mode(mode)
+            carried = ops.linear_carried(*make(), *weights, None, n, k)
+            plain = ops.linear(halves, *weights, None, None, None, None, n, k, True)
+            _require_agreement(name, operator, mode.value.upper(), carried, plain)
+
+
+def _require_agreement(name: str, operator: str, mode: str, found: torch.Tensor, expected: torch.Tensor) -> None:
+    if not (error := _relative_error(found, expected)) <= MOST_RELATIVE_ERROR:
+        raise SelfCheckError(
+            f"{name}: {operator} before it computes something else in {mode} mode than on its own (error {error:.3g} of the root "
+            f"mean square, expected at most {MOST_RELATIVE_ERROR}): the fused kernel is broken on this machine; serve with "
+            "engine.fused_quantiser: never and report it"
+        )
+
+
 def _listed_part(layer: Any, x: torch.Tensor, rows: int) -> torch.Tensor | float:
     """Return what the listed weights add to a product [tokens, rows], which either mode takes from ``x`` as it is."""
     if layer.outlier_deltas is None:
@@ -174,14 +217,19 @@ def _listed_part(layer: Any, x: torch.Tensor, rows: int) -> torch.Tensor | float
 
 
 def _require_close(name: str, mode: str, outputs: torch.Tensor, expected: torch.Tensor) -> None:
-    scale = expected.square().mean().sqrt().clamp_min(torch.finfo(torch.float16).tiny)
-    error = float((outputs.float() - expected).abs().max() / scale)
-    if not error <= MOST_RELATIVE_ERROR:
+    if not (error := _relative_error(outputs, expected)) <= MOST_RELATIVE_ERROR:
         raise SelfCheckError(
             f"{name}: {mode} mode does not compute with the stored weights (error {error:.3g} of the outputs' root mean "
             f"square, expected at most {MOST_RELATIVE_ERROR}): the kernel is broken on this machine; serve with "
             "engine.quantization: none and report it"
         )
+
+
+def _relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest difference over the root mean square of what was expected."""
+    wanted = expected.float()
+    scale = wanted.square().mean().sqrt().clamp_min(torch.finfo(torch.float16).tiny)
+    return float((found.float() - wanted).abs().max() / scale)
 
 
 def _probe(k: int, device: torch.device) -> torch.Tensor:

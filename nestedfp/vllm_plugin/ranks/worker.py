@@ -101,10 +101,15 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
             measure = step_timing.measure_cpu if current_platform.is_cpu() else step_timing.measure_gpu
             self._step_costs = measure(self.model_runner)
         with failure.reported():
-            self._self_check = self_check.run(self.get_model())
+            self._self_check = self_check.run(self.get_model(), is_fused=self._is_fused())
         logger.info("%s", self._self_check.line())
         self._warm = True
         return result
+
+    def _is_fused(self) -> bool:
+        from nestedfp.vllm_plugin.weights import fused_quantiser
+
+        return fused_quantiser.is_installed(self.vllm_config)
 
     def nestedfp_fp8_share(self) -> float:
         """Return the share of this rank's weights, in bytes, that has an FP8 mode."""

@@ -26,9 +26,8 @@ from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.platforms import current_platform
 
 from nestedfp.kernels import ops  # noqa: F401  registers the operators
-from nestedfp.kernels.activations import CARRIER_COLUMNS
+from nestedfp.kernels.activations import CARRIER_COLUMNS, MAX_NORM_COLUMNS
 
-MOST_NORM_COLUMNS = 16384  # kMaxNormColumns
 LINEAR = torch.ops.nestedfp.linear.default
 RMS_NORM = torch.ops.vllm_ir.rms_norm.default
 ADD_RMS_NORM = torch.ops.vllm_ir.fused_add_rms_norm.default
@@ -59,6 +58,12 @@ def install(config: VllmConfig) -> None:
             f"nestedfp's fused_quantiser is a compile pass of vLLM's, but inductor_compile_config[{current_platform.pass_key!r}] "
             f"is {taken!r}; remove one of the two"
         )
+
+
+def is_installed(config: VllmConfig) -> bool:
+    """Whether an engine's graphs are compiled with the pass."""
+    passes = config.compilation_config.inductor_compile_config
+    return isinstance(passes.get(current_platform.pass_key), FuseQuantiser)
 
 
 def fuse(graph: fx.Graph) -> int:
@@ -136,7 +141,7 @@ def _is_plain_norm(norm: fx.Node, linear: fx.Node, required: int) -> bool:
         not norm.kwargs
         and all(part is None for part in rest)  # variance_size
         and all(isinstance(each, fx.Node) and each.meta["val"].dtype == torch.float16 for each in tensors)
-        and linear.args[8] <= MOST_NORM_COLUMNS
+        and linear.args[8] <= MAX_NORM_COLUMNS
     )
 
 
