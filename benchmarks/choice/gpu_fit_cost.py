@@ -1,7 +1,7 @@
 """Fits the GEMM's cost model to timed configs, writes csrc/cuda/generated/gemm_cost.inc, and judges the choice on other timings.
 
     python -m benchmarks.choice.gpu_time_configs --seed 101 --out fit.csv         # on the GPU, and once more with another seed
-    python -m benchmarks.kernels.gpu_sustained --out sustained.csv                # under the power cap
+    python -m benchmarks.windows.gpu_sustained --out sustained.csv                # under the power cap
     python -m benchmarks.choice.gpu_fit_cost --fit fit.csv sustained.csv --judge held.csv       # anywhere; needs SciPy
 
 Least squares of log(predicted / measured), softened for outliers, over all constants of csrc/cuda/config/gemm_cost.h. A config

@@ -88,12 +88,12 @@ class PluginOptions:
                 f"additional_config[{OPTIONS_KEY!r}] must be a mapping with keys out of {sorted(known)}; got {given!r}"
             )
         for name, value in given.items():
-            if not isinstance(value, known[name]):
-                raise ValueError(
-                    f"additional_config[{OPTIONS_KEY!r}][{name!r}] must be a {known[name].__name__}; got {value!r}"
-                )
             if name in CHOICES and value not in CHOICES[name]:
                 raise ValueError(
                     f"additional_config[{OPTIONS_KEY!r}][{name!r}] must be one of {CHOICES[name]}; got {value!r}"
+                )
+            if not isinstance(value, known[name]):
+                raise ValueError(
+                    f"additional_config[{OPTIONS_KEY!r}][{name!r}] must be a {known[name].__name__}; got {value!r}"
                 )
         return cls(**given)

@@ -97,6 +97,7 @@ def graph_manager(
         parallel_config=SimpleNamespace(
             **{
                 "data_parallel_size": 1,
+                "pipeline_parallel_size": 1,
                 "decode_context_parallel_size": 1,
                 "prefill_context_parallel_size": 1,
                 **parallel,
@@ -209,6 +210,14 @@ def test_whole_graphs_end_where_the_host_launches_the_pieces_sooner_than_the_gpu
     assert whole_of(20_000_000_000, 0) == {256}
     assert 512 in whole_of(20_000_000_000, 1)
     assert whole_of(60_000_000_000, 0) == set()
+
+
+@pytest.mark.filterwarnings("ignore")  # of vLLM's imports
+@pytest.mark.parametrize("parallel", ["pipeline_parallel_size", "data_parallel_size"])
+def test_stages_and_replicas_that_compute_one_step_have_the_same_sizes(h100, parallel):
+    manager = graph_manager(2048, linear_weights=23_000_000_000, supports=("ALWAYS",) * 40, **{parallel: 2})
+    for precision in (0, 1):
+        assert max(tokens for tokens, case in manager._candidates if case == precision) == 2048
 
 
 @pytest.mark.filterwarnings("ignore")  # of vLLM's imports

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 from vllm.config.compilation import CUDAGraphMode
+from vllm.logger import init_logger
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.worker.gpu import cudagraph_utils, model_runner
@@ -23,6 +24,8 @@ from nestedfp.modes import Mode
 from nestedfp.vllm_plugin.options import PluginOptions
 from nestedfp.vllm_plugin.ranks import attention_splits
 from nestedfp.vllm_plugin.ranks.graph_sizes import ModelSize, host_bound_tokens, larger_sizes
+
+logger = init_logger("vllm.nestedfp")
 
 CASES = {Mode.FP16: 0, Mode.FP8: 1}
 MODES = {case: mode for mode, case in CASES.items()}
@@ -64,9 +67,22 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
         finally:
             config.cudagraph_capture_sizes = sizes
         modes = {case: MODES[case] for case in self.lora_capture_cases}
-        self._drop_larger({case: max(max(sizes), self._host_bound_tokens(mode, False)) for case, mode in modes.items()})
-        most = {case: self._host_bound_tokens(mode, True) for case, mode in modes.items()}
-        up_to = min(PluginOptions.of(self.vllm_config).whole_graph_tokens, max(most.values()))
+        in_pieces = {
+            case: max(max(sizes), self._host_bound_tokens(mode, in_pieces=False)) for case, mode in modes.items()
+        }
+        self._drop_larger(in_pieces)
+        most = {case: self._host_bound_tokens(mode, in_pieces=True) for case, mode in modes.items()}
+        asked = PluginOptions.of(self.vllm_config).whole_graph_tokens
+        up_to = min(asked, max(most.values()))
+        for case, mode in modes.items():
+            pieces_to, whole_to = min(in_pieces[case], max([*sizes, *larger])), min(most[case], asked)
+            logger.info(
+                "CUDA graphs of steps with prompts, %s: in pieces up to %d tokens, whole up to %d; beyond these the host is not "
+                "the limit",
+                mode.value,
+                pieces_to,
+                whole_to,
+            )
         whole = [size for size in sizes if MIN_WHOLE_TOKENS <= size <= up_to]
         beyond = [size for size in larger if size <= up_to]
         if whole and self._whole_graphs_fit():
@@ -76,8 +92,10 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
             self._add_whole_graphs({case: [size for size in whole if size <= most[case]] for case in most})
 
     def _host_bound_tokens(self, mode: Mode, in_pieces: bool) -> int:
-        if not self.linear_weights:
-            return self.vllm_config.scheduler_config.max_num_batched_tokens
+        parallel = self.vllm_config.parallel_config
+        if not self.linear_weights or parallel.pipeline_parallel_size > 1 or parallel.data_parallel_size > 1:
+            # Stages and replicas of a step have other layers, or another mode, and must pad it alike.
+            return int(self.vllm_config.scheduler_config.max_num_batched_tokens)
         modules = self.compilation_config.static_forward_context.values()
         layers = sum(isinstance(module, AttentionLayerBase) for module in modules)
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count

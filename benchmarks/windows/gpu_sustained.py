@@ -1,7 +1,7 @@
 """Time, power and clock of GEMM configs that have the card to themselves for long enough to meet its power cap.
 
-    python -m benchmarks.kernels.gpu_sustained --model mistral-24b --tokens 256,384,512,768,1024
-    python -m benchmarks.kernels.gpu_sustained --tokens 432,448,464 --window-s 0.035 --rest-s 0.06     # as a prompt among decodes
+    python -m benchmarks.windows.gpu_sustained --model mistral-24b --tokens 256,384,512,768,1024
+    python -m benchmarks.windows.gpu_sustained --tokens 432,448,464 --window-s 0.035 --rest-s 0.06     # as a prompt among decodes
 
 For every layer shape of a model and every token count: the library (cuBLAS in FP16; ``--precision fp8``: torch._scaled_mm with
 one scale) and the configs of this project's GEMM that the cost model finds best, the one it takes marked. FP8 systems include
@@ -31,7 +31,7 @@ from benchmarks.results_csv import heading
 RESULT = Path("benchmarks/results/h100-sustained.csv")
 COLUMNS = ("system", "config", "chosen", "N", "K", "M", "us", "watts", "sm_mhz", "mj")
 WARM_SHARE = 0.3  # of a window, not counted
-BURSTS = 9
+BURSTS, MOST_BURST_S = 9, 0.1
 
 
 def layers(model: str) -> list[tuple[int, int]]:
@@ -79,7 +79,7 @@ def bursts(
     source = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
     copied = torch.empty_like(source)
     copies = max(1, round(rest_s * 1e6 / (2 * source.numel() / COPY_BYTES_PER_US)))
-    samples, clock_mhz, energy_mj, busy_s = [], 0, 0.0, 0.0
+    samples, clocks_mhz, energy_mj, busy_s = [], [0], 0.0, 0.0
     for _ in range(BURSTS):
         for _ in range(copies):
             copied.copy_(source)
@@ -90,12 +90,12 @@ def bursts(
         graph.replay()
         end.record()
         while not end.query():
-            clock_mhz = pynvml.nvmlDeviceGetClockInfo(device, pynvml.NVML_CLOCK_SM)
+            clocks_mhz.append(pynvml.nvmlDeviceGetClockInfo(device, pynvml.NVML_CLOCK_SM))
         busy_s += time.perf_counter() - began_s
         energy_mj += pynvml.nvmlDeviceGetTotalEnergyConsumption(device) - before_mj
         samples.append(begin.elapsed_time(end) * 1e3 / count)
     us, watts = sorted(samples)[BURSTS // 2], energy_mj / busy_s / 1e3
-    return [round(us, 2), round(watts, 1), clock_mhz, round(watts * us / 1e3, 3)]
+    return [round(us, 2), round(watts, 1), sorted(clocks_mhz)[len(clocks_mhz) // 2], round(watts * us / 1e3, 3)]
 
 
 def candidates(precision: int, m: int, n: int, k: int, most: int) -> list[kernels.Config]:
@@ -136,7 +136,7 @@ def problem(
 
 def main(argv: list[str] | None = None) -> int:
     """Measure; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels.gpu_sustained", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.windows.gpu_sustained", description=__doc__)
     parser.add_argument("--model", default="mistral-24b", choices=sorted(SHAPES))
     parser.add_argument("--precision", default="fp16", choices=("fp16", "fp8"))
     parser.add_argument("--tokens", default="192,256,320,384,448,512,640,768,1024,2048")
@@ -146,6 +146,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=400.0, help="begin no further product after so many")
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args(argv)
+    if args.rest_s and args.window_s > MOST_BURST_S:
+        parser.error(f"with --rest-s a window is one CUDA graph; give --window-s of at most {MOST_BURST_S}")
     pynvml.nvmlInit()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
     device = pynvml.nvmlDeviceGetHandleByIndex(int(visible.split(",")[0]))

@@ -1,6 +1,6 @@
 """Builds of the GPU kernels beside cuBLAS, in windows that take turns on one card: is one main loop faster than another?
 
-    python -m benchmarks.kernels.gpu_builds --build before=old/nestedfp_cuda_C.so --tokens 64,448 --out builds.csv
+    python -m benchmarks.windows.gpu_builds --build before=old/nestedfp_cuda_C.so --tokens 64,448 --out builds.csv
 
 The installed build is measured too, by the name "installed". For every layer shape of a model and every token count: the config
 that the installed build takes, and the best by its cost model of so many other tiles (``--configs``), in every build, and
@@ -23,9 +23,9 @@ import torch
 from benchmarks.engine.engine_shapes import SHAPES
 from benchmarks.kernels import gpu_kernels as kernels
 from benchmarks.kernels.gpu_gemm import floor_us, geomean, launcher, rotating_weights
-from benchmarks.kernels.gpu_sustained import candidates, layers
 from benchmarks.kernels.gpu_timing import capture
 from benchmarks.results_csv import heading
+from benchmarks.windows.gpu_sustained import candidates, layers
 
 RESULT = Path("benchmarks/results/h100-builds.csv")
 COLUMNS = ("build", "config", "N", "K", "M", "us")
@@ -135,10 +135,26 @@ def builds_of(given: list[str]) -> dict[str, str | None]:
     return builds
 
 
+def require_same_tiles(builds: dict[str, str | None]) -> None:
+    """Make sure that a config means the same in all builds.
+
+    Raises:
+        argparse.ArgumentTypeError: for a build with another list of tiles.
+    """
+    lists = {}
+    for build, path in builds.items():
+        with in_force(path):
+            lists[build] = kernels.tiles()
+    if others := [build for build, tiles in lists.items() if tiles != lists[INSTALLED]]:
+        raise argparse.ArgumentTypeError(
+            f"expected builds with the installed one's list of tiles, but {others[0]} has another"
+        )
+
+
 def main(argv: list[str] | None = None) -> int:
     """Measure; return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.kernels.gpu_builds",
+        prog="python -m benchmarks.windows.gpu_builds",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -154,6 +170,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         builds = builds_of(args.build)
+        require_same_tiles(builds)
     except argparse.ArgumentTypeError as error:
         parser.error(str(error))
     precision = kernels.FP8 if args.precision == "fp8" else kernels.FP16
