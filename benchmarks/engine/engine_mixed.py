@@ -1,11 +1,13 @@
 """Latency of whole engines under an open loop of requests, whose steps mix decodes with chunks of prompts. No HTTP.
 
     python -m benchmarks.engine.engine_mixed --models mistral-24b
+    python -m benchmarks.engine.engine_mixed --rate-rps 14.66 --table TABLE.json --out simulated.csv      # no GPU
 
 Requests arrive at random, independently of the answers (Poisson, from a seed, the same for every system), by default at 60 %
 of what plain vLLM in FP16 computes when requests never run out. Rows
 ``model,system,rate_rps,ttft_p50_ms,ttft_p99_ms,tpot_p50_ms,tpot_p99_ms``: the time from a request's arrival to its first token,
 and from there to its last, by token. Requests that arrive in the first and last fifth of the run are not counted.
+``--table`` sends the same requests to a simulated engine with these step times, in both precisions, instead of to engines.
 """
 
 import argparse
@@ -145,6 +147,29 @@ def measure(spec: dict[str, Any]) -> None:
         engine_process.row(spec["model"], system, rate_rps, *rounded)
 
 
+def simulated(args: argparse.Namespace) -> list[list[Any]]:
+    """Return the rows of simulated engines with the step times of a table (``python -m simulator fit``)."""
+    from nestedfp.modes import DirectiveMode
+    from simulator.engine.cost_table import read_table
+    from simulator.engine.engine import Engine
+    from simulator.engine.request import SimRequest
+
+    table, rows = read_table(args.table), []
+    for mode in (DirectiveMode.FP16, DirectiveMode.FP8):
+        engine, requests = Engine(table), []
+        engine.directive = mode
+        for index, arrived_s in enumerate(arrivals(args.seed, args.rate_rps, args.seconds)):
+            engine.advance(arrived_s)
+            requests.append(SimRequest(index, arrived_s, args.tokens_in, args.tokens_out))
+            engine.add(arrived_s, requests[-1])
+        engine.advance(1e9)
+        times = [RequestTimes(r.arrived_s, r.first_s, r.finished_s, args.tokens_out) for r in requests]
+        figures = (round(value, 2) for value in figures_ms(times, args.seconds))
+        rows.append([table.model, f"simulated_{mode.value}", args.rate_rps, *figures])
+        print(*rows[-1])
+    return rows
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run every engine in turn; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine.engine_mixed", description=__doc__)
@@ -161,11 +186,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--engine", type=json.loads, default={}, help="more arguments of vllm.LLM, as JSON")
     parser.add_argument("--seconds", type=float, default=40.0, help="for which requests arrive, in each mode")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--table", type=Path, help="of the simulator: no engine is started; needs --rate-rps")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--spec", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.spec:
         measure(json.loads(args.spec))
+        return 0
+    if args.table is not None:
+        if args.rate_rps is None:
+            parser.error("--table needs --rate-rps: a simulated engine does not say what vLLM completes")
+        results_csv.merge(args.out, COLUMNS, 3, simulated(args), results_csv.heading(argv))
         return 0
     heading, found = results_csv.heading(argv), 0
     names = ("tokens_in", "tokens_out", "load", "capacity_requests", "budget_tokens", "seconds", "seed", "engine")

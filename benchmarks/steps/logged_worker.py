@@ -87,6 +87,7 @@ class LoggedSteps:
             sum(count > 1 for count in tokens),
             round(host_ms, 3),
             round(host_cpu_ms, 3),
+            kv_tokens=kv_tokens(scheduler_output),
         )
         if span is None:
             self._log.write(step)
@@ -115,6 +116,12 @@ class LoggedSteps:
             before, self._last_span = self._last_span, span
             idle_ms = None if before is None else round(span.idle_before_ms(before), 3)
             self._log.write(replace(step, gpu_ms=round(span.ms(), 3), gpu_idle_before_ms=idle_ms))
+
+
+def kv_tokens(scheduler_output: Any) -> int:
+    """Return how many entries of earlier steps the requests of a step attend to."""
+    new = sum(request.num_computed_tokens for request in scheduler_output.scheduled_new_reqs)
+    return int(new + sum(scheduler_output.scheduled_cached_reqs.num_computed_tokens))
 
 
 class LoggedNestedFPWorker(LoggedSteps, NestedFPWorker):  # type: ignore[misc]

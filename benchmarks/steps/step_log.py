@@ -28,6 +28,7 @@ class LoggedStep:
         gpu_ms: from the GPU's first work for it to the last, the waits for the host in between counted; None: no GPU.
         gpu_idle_before_ms: from the last work of the step before to the first of this, what samples tokens in between counted;
             None: no GPU, or the first step.
+        kv_tokens: entries of earlier steps that its requests attend to; None: of a log that did not say.
     """
 
     began_s: float
@@ -39,9 +40,11 @@ class LoggedStep:
     host_cpu_ms: float
     gpu_ms: float | None = None
     gpu_idle_before_ms: float | None = None
+    kv_tokens: int | None = None
 
 
 COLUMNS = tuple(field.name for field in fields(LoggedStep))
+COLUMNS_BEFORE = COLUMNS[:-1]  # of logs without kv_tokens
 
 
 class StepLog:
@@ -74,11 +77,15 @@ def read_steps(path: Path) -> Iterator[LoggedStep]:
     text = path.read_text()
     lines = text.splitlines() if text.endswith("\n") else text.splitlines()[:-1]
     rows = csv.reader(lines)
-    if tuple(next(rows, ())) != COLUMNS:
+    header = tuple(next(rows, ()))
+    if header not in (COLUMNS, COLUMNS_BEFORE):
         raise StepLogError(f"{path}: expected the columns {','.join(COLUMNS)}; is it a log of steps?")
     for number, row in enumerate(rows, start=2):
         try:
-            began_s, mode, tokens, requests, long_requests, *times = row
+            if len(row) != len(header):
+                raise ValueError(f"{len(row)} of {len(header)} columns")
+            began_s, mode, tokens, requests, long_requests, *times = row[: len(COLUMNS_BEFORE)]
+            kv_tokens = "".join(row[len(COLUMNS_BEFORE) :])
             host_ms, host_cpu_ms, gpu_ms, idle_ms = (float(value) if value else None for value in times)
             if host_ms is None or host_cpu_ms is None:
                 raise ValueError("no time on the host")
@@ -92,6 +99,7 @@ def read_steps(path: Path) -> Iterator[LoggedStep]:
                 host_cpu_ms,
                 gpu_ms,
                 idle_ms,
+                int(kv_tokens) if kv_tokens else None,
             )
         except ValueError as error:
             raise StepLogError(f"{path}:{number}: expected a step, got {','.join(row)!r} ({error})") from None

@@ -13,7 +13,7 @@ import sys
 import pytest
 from processes import ROOT
 
-from benchmarks.engine.engine_mixed import RequestTimes, arrivals, figures_ms, percentile
+from benchmarks.engine.engine_mixed import RequestTimes, arrivals, figures_ms, main, percentile
 
 
 def test_arrivals_depend_on_the_seed_alone_and_come_at_the_rate():
@@ -30,6 +30,27 @@ def test_arrivals_depend_on_the_seed_alone_and_come_at_the_rate():
 def test_a_rate_or_duration_of_nothing_is_refused(rate, seconds):
     with pytest.raises(ValueError, match="above zero"):
         arrivals(1, rate, seconds)
+
+
+def test_a_simulated_engine_gets_the_same_requests(tmp_path, capsys):
+    table = str(ROOT / "simulator/engine/tables/h100-mistral-24b-served.json")
+    out = tmp_path / "out.csv"
+    arguments = ["--table", table, "--seconds", "200", "--out", str(out)]
+    assert main([*arguments, "--rate-rps", "0.05"]) == 0
+    assert main([*arguments, "--rate-rps", "14"]) == 0
+    rows = [line.split(",") for line in out.read_text().splitlines() if line.startswith("mistral-24b,")]
+    figures = {(row[1], float(row[2])): [float(value) for value in row[3:]] for row in rows}
+    assert len(figures) == 4
+    for rate in (0.05, 14.0):
+        fp16, fp8 = figures["simulated_fp16", rate], figures["simulated_fp8", rate]
+        assert all(a > b > 0 for a, b in zip(fp16, fp8, strict=True))
+    # A request alone: a step of 416 tokens, then steps of one.
+    assert figures["simulated_fp16", 0.05][0] == pytest.approx(16.75 + 416 * 0.02776 + 160 * 0.0372, rel=0.05)
+    assert figures["simulated_fp16", 0.05][2] == pytest.approx(16.8, rel=0.02)
+    assert all(figures["simulated_fp16", 14.0][i] > figures["simulated_fp16", 0.05][i] for i in range(4))
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert "--table needs --rate-rps" in capsys.readouterr().err
 
 
 def test_percentiles_are_values_that_occurred():

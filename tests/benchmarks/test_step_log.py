@@ -10,8 +10,8 @@ import sys
 import pytest
 from processes import ROOT, run_json
 
-from benchmarks.steps import step_summary
-from benchmarks.steps.step_log import COLUMNS, LoggedStep, StepLog, StepLogError, read_steps
+from benchmarks.steps import step_sizes, step_summary
+from benchmarks.steps.step_log import COLUMNS, COLUMNS_BEFORE, LoggedStep, StepLog, StepLogError, read_steps
 
 ENGINE = {
     "model": str(ROOT / "models" / "fairytales-8m"),
@@ -42,16 +42,39 @@ def test_what_is_written_is_read(tmp_path):
 
 def test_a_line_that_was_cut_off_is_left_out_and_a_broken_one_is_named(tmp_path):
     path = tmp_path / "steps-1.csv"
-    good = "1.5,fp8,100,10,1,2.0,1.0,8.0,0.5"
+    good = "1.5,fp8,100,10,1,2.0,1.0,8.0,0.5,"
     path.write_text(f"{','.join(COLUMNS)}\n{good}\n1.5,fp8,10")
     assert list(read_steps(path)) == [step()]
-    for broken in ("1.5,fp8,x,10,1,2.0,1.0,,", "1.5,fp8,100", "1.5,fp8,100,10,1,,1.0,,", good + ",7"):
+    for broken in ("1.5,fp8,x,10,1,2.0,1.0,,,", "1.5,fp8,100", "1.5,fp8,100,10,1,,1.0,,,", good + ",7", good + "x"):
         path.write_text(f"{','.join(COLUMNS)}\n{good}\n{broken}\n")
         with pytest.raises(StepLogError, match=r"steps-1\.csv:3: expected a step, got"):
             list(read_steps(path))
     path.write_text("a,b\n1,2\n")
     with pytest.raises(StepLogError, match="expected the columns began_s"):
         list(read_steps(path))
+
+
+def test_a_log_that_does_not_say_what_is_attended_to_is_read_too(tmp_path):
+    path = tmp_path / "steps-1.csv"
+    path.write_text(",".join(COLUMNS_BEFORE) + "\n1.5,fp16,300,5,1,2.0,1.0,30.0,0.5\n")
+    assert list(read_steps(path)) == [LoggedStep(1.5, "fp16", 300, 5, 1, 2.0, 1.0, 30.0, 0.5, None)]
+
+
+def test_steps_become_sizes_that_the_simulator_is_fitted_to(tmp_path, capsys):
+    from simulator.fit.observations import STEP_COLUMNS
+
+    log = StepLog(tmp_path / "a" / "steps-1.csv")
+    log.write(LoggedStep(1.0, "fp16", 450, 35, 1, 2.0, 1.0, 35.0, None, 9000))  # the first: when it began is not known
+    log.write(LoggedStep(2.0, "fp16", 450, 35, 1, 2.0, 1.0, 35.0, 0.5, 16000))
+    log.write(LoggedStep(3.0, "fp8", 3, 3, 0, 2.0, 1.0, 9.0, 300.0))  # after a pause; of a log that does not say
+    log.close()
+    out = tmp_path / "sizes.csv"
+    given = [str(tmp_path / "a"), "--model", "m", "--out", str(out)]
+    assert step_sizes.main(given) == 2
+    assert "give --kv-per-decode" in capsys.readouterr().err
+    assert step_sizes.main([*given, "--kv-per-decode", "200"]) == 0
+    rows = [line for line in out.read_text().splitlines() if not line.startswith("#")]
+    assert rows == [",".join(STEP_COLUMNS), "m,nestedfp_fp16,416,34,16000,35.5", "m,nestedfp_fp8,0,3,600,10.0"]
 
 
 def test_steps_are_summed_up_by_precision_and_size():
@@ -123,6 +146,9 @@ def test_an_engine_with_nested_weights_logs_every_step_and_its_precision(tmp_pat
         assert sum(step.tokens for step in found) == 150 + 3 * 4, "the last token of an answer is not computed on"
         assert max(step.tokens for step in found) <= 64
         assert sum(step.long_requests for step in found) >= 4, "the longest prompt takes two steps"
+    # Prompts of 20, 30 and 100 tokens in steps of at most 64, and four more tokens each: what each attends to, added up.
+    assert sum(step.kv_tokens for step in steps if step.mode == "fp8") >= sum(range(20, 24)) + sum(range(30, 34))
+    assert all(step.kv_tokens is not None and step.kv_tokens >= 0 for step in steps)
     assert all(step.host_cpu_ms > 0 and 0 < step.host_ms < 10_000 and step.gpu_ms is None for step in steps)
     assert [step.began_s for step in steps] == sorted(step.began_s for step in steps)
 

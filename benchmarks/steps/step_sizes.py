@@ -1,0 +1,73 @@
+"""Logs of steps -> single steps as the simulator's fit takes them: what a service's own steps took, under its own load.
+
+    python -m benchmarks.steps.step_sizes runs/steps/nestedfp --model mistral-24b --out steps.csv
+    python -m simulator fit --steps-csv steps.csv --model mistral-24b --out table.json
+
+Of an engine with nested weights on a GPU. Rows ``model,system,prefill_tokens,decode_requests,kv_tokens,step_ms``; a step's time is
+the GPU's, from the end of the step before where nothing but sampling lies in between (SAMPLING_MS). A request counts as a decode
+if it has one token in the step.
+"""
+
+import argparse
+import csv
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from benchmarks import results_csv
+from benchmarks.steps.step_log import LoggedStep, StepLogError
+from benchmarks.steps.step_summary import steps_of
+
+COLUMNS = ("model", "system", "prefill_tokens", "decode_requests", "kv_tokens", "step_ms")
+SAMPLING_MS = 1.0
+
+
+def sizes_of(model: str, steps: Iterable[LoggedStep], kv_per_decode: int | None) -> Iterator[tuple[object, ...]]:
+    """Yield a row for each step whose time is known.
+
+    Args:
+        model: its name in the table.
+        steps: of one engine.
+        kv_per_decode: entries that a decode attends to, for logs that do not say; None: they must.
+
+    Raises:
+        StepLogError: for a log without them.
+    """
+    for step in steps:
+        if step.gpu_ms is None or step.gpu_idle_before_ms is None:
+            continue
+        decodes = step.requests - step.long_requests
+        kv_tokens = step.kv_tokens
+        if kv_tokens is None:
+            if kv_per_decode is None:
+                raise StepLogError("the log does not say how many KV entries a step attends to; give --kv-per-decode")
+            kv_tokens = decodes * kv_per_decode
+        step_ms = round(step.gpu_ms + min(SAMPLING_MS, step.gpu_idle_before_ms), 3)
+        yield model, f"nestedfp_{step.mode}", step.tokens - decodes, decodes, kv_tokens, step_ms
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write the file; return the exit status: 0, or 2 for logs that cannot be read."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.steps.step_sizes", description=__doc__)
+    parser.add_argument("folder", type=Path, help="of one engine's logs")
+    parser.add_argument("--model", required=True, help="its name in the simulator's table")
+    parser.add_argument("--kv-per-decode", type=int, help="KV entries that a decode attends to, for logs without them")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args(argv)
+    try:
+        rows = list(sizes_of(args.model, steps_of(args.folder), args.kv_per_decode))
+    except (StepLogError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    with args.out.open("w", newline="") as file:
+        file.writelines(f"# {line}\n" for line in results_csv.heading(argv))
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(rows)
+    print(f"{len(rows)} steps")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
