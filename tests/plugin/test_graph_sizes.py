@@ -163,6 +163,8 @@ def h100(monkeypatch):
 @pytest.mark.filterwarnings("ignore")  # of vLLM's imports
 @pytest.mark.parametrize("up_to", [0, 512, 2048])
 def test_sizes_that_the_gpu_is_busy_with_for_longer_than_the_host_have_no_graph(h100, flash_attention_3, up_to):
+    from vllm.config.compilation import CUDAGraphMode
+
     from nestedfp.vllm_plugin.ranks.graphs import in_capture_order
 
     layers = ("ALWAYS",) * 40
@@ -180,6 +182,8 @@ def test_sizes_that_the_gpu_is_busy_with_for_longer_than_the_host_have_no_graph(
         assert max(captured) == expected[-1]
         assert {*expected[1:]} <= captured
         assert max(tokens for tokens, case in manager._candidates if case == precision) == expected[-1]
+        assert manager._largest(CUDAGraphMode.PIECEWISE, precision) == expected[-1], "what the log says"
+        assert manager._largest(CUDAGraphMode.FULL, precision) == (256 if up_to else 0)
         assert manager._candidates[300, precision], "vLLM's own sizes stay"
     replayed = {desc for descs in manager._candidates.values() for desc in descs}
     assert replayed <= {desc for descs in manager._capture_descs.values() for desc in descs}, "each has its graph"

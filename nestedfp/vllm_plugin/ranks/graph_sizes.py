@@ -6,7 +6,7 @@ from nestedfp.modes import Mode
 
 # What the host takes at most to launch a layer of a step, without a graph (40 ms for 32 of them, docs/performance.md) and in
 # pieces between two attentions.
-HOST_MS_PER_LAYER = {False: 1.25, True: 0.6}
+HOST_MS_PER_LAYER, HOST_MS_PER_LAYER_IN_PIECES = 1.25, 0.6
 # What a multiprocessor of an H100 reaches in the linear layers of steps of some hundred tokens, whole steps looked at.
 FLOP_PER_MS = {Mode.FP16: 600e9 / 132, Mode.FP8: 900e9 / 132}
 
@@ -43,4 +43,5 @@ def host_bound_tokens(model: ModelSize, mode: Mode, multiprocessors: int, in_pie
         in_pieces: launched as graphs of the pieces between two attentions, not kernel by kernel.
     """
     gpu_ms_per_token = 2 * model.weights / (FLOP_PER_MS[mode] * multiprocessors)
-    return int(HOST_MS_PER_LAYER[in_pieces] * model.layers / gpu_ms_per_token)
+    host_ms = model.layers * (HOST_MS_PER_LAYER_IN_PIECES if in_pieces else HOST_MS_PER_LAYER)
+    return int(host_ms / gpu_ms_per_token)

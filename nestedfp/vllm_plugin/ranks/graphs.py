@@ -66,23 +66,10 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
             super()._init_candidates()
         finally:
             config.cudagraph_capture_sizes = sizes
-        modes = {case: MODES[case] for case in self.lora_capture_cases}
-        in_pieces = {
-            case: max(max(sizes), self._host_bound_tokens(mode, in_pieces=False)) for case, mode in modes.items()
-        }
-        self._drop_larger(in_pieces)
-        most = {case: self._host_bound_tokens(mode, in_pieces=True) for case, mode in modes.items()}
-        asked = PluginOptions.of(self.vllm_config).whole_graph_tokens
-        up_to = min(asked, max(most.values()))
-        for case, mode in modes.items():
-            pieces_to, whole_to = min(in_pieces[case], max([*sizes, *larger])), min(most[case], asked)
-            logger.info(
-                "CUDA graphs of steps with prompts, %s: in pieces up to %d tokens, whole up to %d; beyond these the host is not "
-                "the limit",
-                mode.value,
-                pieces_to,
-                whole_to,
-            )
+        cases = self.lora_capture_cases
+        self._drop_larger({case: max(max(sizes), self._host_bound_tokens(case, in_pieces=False)) for case in cases})
+        most = {case: self._host_bound_tokens(case, in_pieces=True) for case in cases}
+        up_to = min(PluginOptions.of(self.vllm_config).whole_graph_tokens, max(most.values()))
         whole = [size for size in sizes if MIN_WHOLE_TOKENS <= size <= up_to]
         beyond = [size for size in larger if size <= up_to]
         if whole and self._whole_graphs_fit():
@@ -90,8 +77,25 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
                 attention_splits.bound(max(sizes), max(beyond))
                 whole += beyond
             self._add_whole_graphs({case: [size for size in whole if size <= most[case]] for case in most})
+        for case in cases:
+            logger.info_once(
+                "CUDA graphs of steps with prompts, %s: whole up to %d tokens, in pieces up to %d; beyond, the GPU is the limit",
+                MODES[case].value,
+                self._largest(CUDAGraphMode.FULL, case),
+                self._largest(CUDAGraphMode.PIECEWISE, case),
+            )
 
-    def _host_bound_tokens(self, mode: Mode, in_pieces: bool) -> int:
+    def _largest(self, cg_mode: CUDAGraphMode, case: int) -> int:
+        """Return the tokens of a precision's largest graph that steps with prompts replay; 0: none."""
+        descs = (desc for candidates in self._candidates.values() for desc in candidates)
+        sizes = (
+            d.num_tokens
+            for d in descs
+            if d.uniform_token_count is None and d.num_active_loras == case and d.cg_mode == cg_mode
+        )
+        return max(sizes, default=0)
+
+    def _host_bound_tokens(self, case: int, in_pieces: bool) -> int:
         parallel = self.vllm_config.parallel_config
         if not self.linear_weights or parallel.pipeline_parallel_size > 1 or parallel.data_parallel_size > 1:
             # Stages and replicas of a step have other layers, or another mode, and must pad it alike.
@@ -99,7 +103,7 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
         modules = self.compilation_config.static_forward_context.values()
         layers = sum(isinstance(module, AttentionLayerBase) for module in modules)
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
-        return host_bound_tokens(ModelSize(self.linear_weights, max(1, layers)), mode, processors, in_pieces)
+        return host_bound_tokens(ModelSize(self.linear_weights, max(1, layers)), MODES[case], processors, in_pieces)
 
     def _drop_larger(self, most: Mapping[int, int]) -> None:
         """Leave out sizes beyond ``most`` tokens of each precision."""
