@@ -194,8 +194,8 @@ def main(argv: list[str] | None = None) -> int:
         measure(json.loads(args.spec))
         return 0
     if args.table is not None:
-        if args.rate_rps is None:
-            parser.error("--table needs --rate-rps: a simulated engine does not say what vLLM completes")
+        if args.rate_rps is None or args.out == RESULT:
+            parser.error("--table needs --rate-rps, which no engine is there to tell, and an --out of its own")
         results_csv.merge(args.out, COLUMNS, 3, simulated(args), results_csv.heading(argv))
         return 0
     heading, found = results_csv.heading(argv), 0

@@ -17,8 +17,8 @@ from pathlib import Path
 from benchmarks import results_csv
 from benchmarks.steps.step_log import LoggedStep, StepLogError
 from benchmarks.steps.step_summary import steps_of
+from simulator.fit.observations import STEP_COLUMNS
 
-COLUMNS = ("model", "system", "prefill_tokens", "decode_requests", "kv_tokens", "step_ms")
 SAMPLING_MS = 1.0
 
 
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     with args.out.open("w", newline="") as file:
         file.writelines(f"# {line}\n" for line in results_csv.heading(argv))
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
+        writer.writerow(STEP_COLUMNS)
         writer.writerows(rows)
     print(f"{len(rows)} steps")
     return 0

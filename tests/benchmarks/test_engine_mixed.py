@@ -48,9 +48,10 @@ def test_a_simulated_engine_gets_the_same_requests(tmp_path, capsys):
     assert figures["simulated_fp16", 0.05][0] == pytest.approx(16.75 + 416 * 0.02776 + 160 * 0.0372, rel=0.05)
     assert figures["simulated_fp16", 0.05][2] == pytest.approx(16.8, rel=0.02)
     assert all(figures["simulated_fp16", 14.0][i] > figures["simulated_fp16", 0.05][i] for i in range(4))
-    with pytest.raises(SystemExit):
-        main(arguments)
-    assert "--table needs --rate-rps" in capsys.readouterr().err
+    for lacking in (arguments, ["--table", table, "--rate-rps", "14"]):
+        with pytest.raises(SystemExit):
+            main(lacking)
+        assert "--table needs --rate-rps" in capsys.readouterr().err
 
 
 def test_percentiles_are_values_that_occurred():
