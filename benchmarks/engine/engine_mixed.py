@@ -129,7 +129,7 @@ class Loop:
 
 def measure(spec: dict[str, Any]) -> None:
     """In a process of its own: start one engine, run the load in every mode."""
-    llm = engine_process.start(spec, max_num_batched_tokens=spec["budget_tokens"], **spec["engine"])
+    llm = engine_process.start(spec, max_num_batched_tokens=spec["budget_tokens"])
     loop = Loop(llm, spec["tokens_in"], spec["tokens_out"])
     loop.run([0.0] * 8)
     rate_rps = spec["rate_rps"]

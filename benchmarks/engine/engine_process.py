@@ -1,7 +1,8 @@
-"""One vLLM engine with dummy weights in one process: the child starts it and measures, the parent collects rows.
+"""One vLLM engine with random weights in one process: the child starts it and measures, the parent collects rows.
 
 The engine core runs in the child itself, so that a benchmark can reach its scheduler and its model runner, and every
-system is measured the same way. Lines of the child's standard output that begin with ROW or INFO reach the parent.
+system is measured the same way; the weights are those of benchmarks/weights/random_weights.py, or with
+``--engine '{"worker_cls": "auto"}'`` vLLM's own dummy weights. Lines of the child's standard output that begin with ROW or INFO reach the parent.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from typing import Any
 
 from benchmarks import results_csv
 from benchmarks.engine.engine_shapes import SHAPES, config_of
+from benchmarks.weights.random_weights import NESTED_WORKER, PLAIN_WORKER
 
 SYSTEMS: dict[str, dict[str, Any]] = {
     "vllm_fp16": {},
@@ -42,6 +44,7 @@ def start(spec: dict[str, Any], **arguments: Any) -> Any:
         **{
             "model": spec["model_dir"],
             "load_format": "dummy",
+            "worker_cls": worker_of(spec["system"]),
             "dtype": "float16",
             "skip_tokenizer_init": True,
             "max_model_len": 2048,
@@ -51,6 +54,7 @@ def start(spec: dict[str, Any], **arguments: Any) -> Any:
             "enable_prefix_caching": False,
             **SYSTEMS[spec["system"]],
             **arguments,
+            **spec.get("engine", {}),
         }
     )
     seconds, graph_bytes = captures[-1] if captures else (0.0, 0)
@@ -59,6 +63,11 @@ def start(spec: dict[str, Any], **arguments: Any) -> Any:
         f"{kv_capacity_tokens(llm)} tokens, graphs captured in {seconds:.1f} s into {graph_bytes / 2**20:.0f} MiB"
     )
     return llm
+
+
+def worker_of(system: str) -> str:
+    """Return the worker that draws a system's weights."""
+    return NESTED_WORKER if SYSTEMS[system].get("quantization") == "nestedfp" else PLAIN_WORKER
 
 
 def _record_captures() -> list[tuple[float, int]]:
@@ -172,6 +181,7 @@ def parser_of(module: str, about: str | None, models: str, result: Path) -> argp
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)
     parser.add_argument("--models", default=models, help="comma-separated, of " + ", ".join(SHAPES))
     parser.add_argument("--out", type=Path, default=result)
+    parser.add_argument("--engine", type=json.loads, default={}, help="more arguments of vllm.LLM, as JSON")
     parser.add_argument("--spec", help=argparse.SUPPRESS)
     parser.set_defaults(module=module)
     return parser
@@ -201,7 +211,7 @@ def main(
     if args.spec:
         measure(json.loads(args.spec))
         return 0
-    given = options(args)
+    given = {"engine": args.engine, **options(args)}
     heading = results_csv.heading(argv)
     found: list[list[Any]] = []
     for rows, notes in collect(args.module, args.models.split(","), args.systems.split(","), given):

@@ -2,18 +2,23 @@
 
     python -m benchmarks.engine.engine_profile --models llama-8b
     python -m benchmarks.engine.engine_profile --models mistral-24b --steps 0+32,416+32,832+32,1248+32
+    python -m benchmarks.engine.engine_profile --models mistral-24b --steps 416+32 --after-decodes 6    # as under a load
 
 For each system steps of so many prompt tokens plus so many decoding requests with some 600 tokens of context, by default a
 decode step of 32 requests and a prefill step of 8192 tokens: a step's duration without the profiler, the time in which at
 least one kernel ran (busy), the rest (gap: launches, the host), and every kernel's share. Real steps, CUDA graphs included;
 torch.profiler with CUPTI sees the kernels inside graphs. A kernel that is launched early and waits for the one before it
-counts as running. Rows ``model,system,phase,kernel,calls,us``, per step; the kernels "(step)" and "(busy)" are the totals.
+counts as running. With ``--after-decodes`` a step holds one whole prompt, and steps of decodes alone run before each: the card
+computes little meanwhile, and runs faster than under prompts without a pause. Rows ``model,system,phase,kernel,calls,us``, per
+step; the kernels "(step)" and "(busy)" are the totals.
 """
 
 import argparse
 import re
 import sys
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +30,9 @@ COLUMNS = ("model", "system", "phase", "kernel", "calls", "us")
 STEPS_PROFILED = "0+32,8192+0"
 STEPS = 8
 DECODE_PROMPT_TOKENS, DECODE_TOKENS = 512, 1400  # of a decoding request
+APART_STEPS = 16  # with a prompt, where steps of decodes come between
 NAME_CHARACTERS = 120
+LAST_KERNEL = "_gumbel_sample_kernel"  # of a step, but for a few that take a microsecond
 # First match names the group of a kernel in the printed summary.
 GROUPS = {
     "quantise": r"quantize|scaled_fp8_quant|per_token_quant",
@@ -62,32 +69,67 @@ def busy_us(intervals: list[tuple[float, float]]) -> float:
     return total
 
 
-def profile(driver: Driver, prefill: int, decode: int) -> dict[str, tuple[float, float]]:
-    """Return calls and microseconds per step of every kernel, with the totals "(step)" and "(busy)"."""
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One run of a kernel, microseconds of the profiler's clock."""
+
+    name: str
+    began_us: float
+    ended_us: float
+
+
+def by_step(kernels: Iterable[Kernel]) -> list[list[Kernel]]:
+    """Split kernels after every one that samples tokens; what comes after the last of those is left out."""
+    steps: list[list[Kernel]] = [[]]
+    for kernel in sorted(kernels, key=lambda kernel: kernel.began_us):
+        steps[-1].append(kernel)
+        if kernel.name == LAST_KERNEL:
+            steps.append([])
+    return steps[:-1]
+
+
+def table_of(steps: Sequence[Sequence[Kernel]], step_ms: float) -> dict[str, tuple[float, float]]:
+    """Return calls and microseconds per step of every kernel, with the totals "(step)" and "(busy)".
+
+    Args:
+        steps: the kernels of each.
+        step_ms: what a step takes without the profiler.
+    """
+    calls: dict[str, int] = defaultdict(int)
+    microseconds: dict[str, float] = defaultdict(float)
+    for kernel in (kernel for step in steps for kernel in step):
+        calls[kernel.name] += 1
+        microseconds[kernel.name] += kernel.ended_us - kernel.began_us
+    found = {name: (calls[name] / len(steps), microseconds[name] / len(steps)) for name in calls}
+    busy = sum(busy_us([(kernel.began_us, kernel.ended_us) for kernel in step]) for step in steps) / len(steps)
+    return {"(step)": (1, step_ms * 1e3), "(busy)": (1, busy), **dict(sorted(found.items(), key=lambda i: -i[1][1]))}
+
+
+def profile(driver: Driver, prefill: int, decode: int, after_decodes: int) -> dict[str, tuple[float, float]]:
+    """Return ``table_of`` steps of one composition, which run one after the other or after so many of decodes alone."""
     import torch
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity
 
-    _, step_ms = driver.measure(prefill, decode, STEPS)
+    def run() -> float:
+        if after_decodes:
+            return driver.measure_apart(prefill, decode, after_decodes, APART_STEPS)
+        return driver.measure(prefill, decode, STEPS)[1]
+
+    step_ms = run()
     torch.cuda.synchronize()
-    launched = driver.launched
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        driver.measure(prefill, decode, STEPS)
+        run()
         torch.cuda.synchronize()
-    steps = driver.launched - launched
-    calls: dict[str, int] = defaultdict(int)
-    microseconds: dict[str, float] = defaultdict(float)
-    intervals = []
-    for event in profiler.events():
-        if event.device_type != DeviceType.CUDA:
-            continue
-        name = event.name[:NAME_CHARACTERS]
-        calls[name] += 1
-        microseconds[name] += event.time_range.end - event.time_range.start
-        intervals.append((event.time_range.start, event.time_range.end))
-    found = {name: (calls[name] / steps, microseconds[name] / steps) for name in calls}
-    ordered = dict(sorted(found.items(), key=lambda item: -item[1][1]))
-    return {"(step)": (1, step_ms * 1e3), "(busy)": (1, busy_us(intervals) / steps), **ordered}
+    kernels = [
+        Kernel(event.name[:NAME_CHARACTERS], event.time_range.start, event.time_range.end)
+        for event in profiler.events()
+        if event.device_type == DeviceType.CUDA
+    ]
+    steps = by_step(kernels)
+    if after_decodes:  # those with a prompt take longest
+        steps = sorted(steps, key=lambda step: step[0].began_us - step[-1].ended_us)[:APART_STEPS]
+    return table_of(steps, step_ms)
 
 
 def measure(spec: dict[str, Any]) -> None:
@@ -100,12 +142,15 @@ def measure(spec: dict[str, Any]) -> None:
             if decode:
                 driver.run_to(0, decode)
             # Enough prompts that none of the steps, nor the few on the way to them, is short of tokens.
-            ids = driver.submit((2 * STEPS + 12) * prefill // PROMPT_TOKENS + 2, PROMPT_TOKENS, 1) if prefill else []
-            table = profile(driver, prefill, decode)
+            apart = spec["after_decodes"]
+            prompts = 0 if apart or not prefill else (2 * STEPS + 12) * prefill // PROMPT_TOKENS + 2
+            ids = driver.submit(prompts, PROMPT_TOKENS, 1)
+            table = profile(driver, prefill, decode, apart)
             driver.abort(ids + running)
             driver.drain()
             for kernel, (calls, us) in table.items():
-                engine_process.row(spec["model"], system, f"{prefill}+{decode}", kernel, round(calls, 2), round(us, 2))
+                phase = f"{prefill}+{decode}" + (f" after {apart}" if apart else "")
+                engine_process.row(spec["model"], system, phase, kernel, round(calls, 2), round(us, 2))
 
 
 def summarise(rows: list[list[Any]]) -> None:
@@ -125,9 +170,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--steps", type=compositions, default=STEPS_PROFILED, help="PROMPT_TOKENS+DECODES, comma-separated"
     )
-    return engine_process.main(
-        parser, argv, measure, COLUMNS, 4, lambda args: {"steps": args.steps}, summarise=summarise
+    parser.add_argument(
+        "--after-decodes", type=int, default=0, help="steps of decodes before each with a prompt; 0: none in between"
     )
+
+    def options(args: argparse.Namespace) -> dict[str, Any]:
+        if args.after_decodes and not all(prefill and decode for prefill, decode in args.steps):
+            parser.error("--after-decodes needs --steps of prompt tokens and decodes, such as 416+32")
+        return {"steps": args.steps, "after_decodes": args.after_decodes}
+
+    return engine_process.main(parser, argv, measure, COLUMNS, 4, options, summarise=summarise)
 
 
 if __name__ == "__main__":

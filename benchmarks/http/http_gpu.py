@@ -182,6 +182,8 @@ def main(args: argparse.Namespace) -> int:
         print(f"error: unknown: {sorted(unknown)}; systems are {list(SYSTEMS)}, models {list(SHAPES)}", file=sys.stderr)
         return 2
     scenarios = [s for s in SCENARIOS if args.scenarios is None or s.name in args.scenarios.split(",")]
+    if args.window_s is not None:
+        scenarios = [replace(scenario, window_s=args.window_s) for scenario in scenarios]
     comments, output = results_csv.heading(), args.output or RESULT
     failed = False
     for model in models:

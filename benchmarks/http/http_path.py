@@ -126,6 +126,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--modes", default="fp16,fp8", help="GPU: precisions of nested weights")
     parser.add_argument("--plugin", type=json.loads, default={}, help="GPU: options of nested weights, as JSON")
     parser.add_argument("--scenarios", help="names; default: all")
+    parser.add_argument("--window-s", type=float, help="GPU: seconds of each load that count; default: each its own")
     args = parser.parse_args(argv)
     if args.gpu:
         from benchmarks.http import http_gpu

@@ -21,6 +21,7 @@ import yaml
 
 from benchmarks.http.http_procs import service_of
 from benchmarks.steps.step_log import FOLDER_ENV
+from benchmarks.weights.random_weights import NESTED_WORKER, PLAIN_WORKER
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY_ENV = "NESTEDFP_ADMIN_KEY"
@@ -37,7 +38,7 @@ class EngineArguments:
     model_dir: Path
     gpu: bool = False
     step_ms: float | None = None  # a timed worker; None: the model itself
-    dummy: bool = False
+    dummy: bool = False  # random weights (benchmarks/weights/random_weights.py)
     max_model_len: int = 1024
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
@@ -94,6 +95,8 @@ class RunningSystem:
 def deployment(engine: EngineArguments, port: int, replicas: int) -> dict[str, Any]:
     """Return the service's configuration for an engine; its keys are those of ``deploy.config``."""
     extra = dict(engine.extra)
+    if engine.dummy:
+        extra["worker_cls"] = NESTED_WORKER
     if engine.step_ms is not None:
         extra["worker_cls"] = "benchmarks.timed.timed_worker.TimedNestedFPWorker"
     if engine.step_log is not None:
@@ -138,6 +141,8 @@ def vllm_command(engine: EngineArguments, port: int, replicas: int = 1) -> list[
     }
     if replicas > 1:
         arguments["data_parallel_size"] = replicas
+    if engine.dummy:
+        arguments["worker_cls"] = PLAIN_WORKER
     if engine.step_ms is not None:
         arguments["worker_cls"] = "benchmarks.timed.timed_worker.TimedCPUWorker"
         arguments["distributed_executor_backend"] = "benchmarks.timed.timed_worker.InCoreExecutor"

@@ -4,8 +4,8 @@
     --worker-cls benchmarks.steps.logged_worker.LoggedPlainWorker      # vllm serve
 
 ``STEP_LOG_FOLDER`` in the environment names a folder; the first rank of each engine writes a file there (step_log.py), from the
-end of its warm-up on. A line costs 17 us (200 requests, no GPU), and on a GPU two events come on top, so that load tests are
-best judged without a log.
+end of its warm-up on. Load format ``dummy`` draws the weights of random_weights.py. A line costs 17 us (200 requests, no GPU),
+and on a GPU two events come on top, so that load tests are best judged without a log.
 """
 
 import os
@@ -18,12 +18,7 @@ from typing import Any
 from vllm.platforms import current_platform
 
 from benchmarks.steps.step_log import FOLDER_ENV, LoggedStep, StepLog
-from nestedfp.vllm_plugin.ranks.worker import NestedFPWorker
-
-if current_platform.is_cpu():
-    from nestedfp.vllm_plugin.ranks.plain_worker import PlainCPUWorker as PlainWorker
-else:
-    from vllm.v1.worker.gpu_worker import Worker as PlainWorker  # type: ignore[assignment]
+from benchmarks.weights.random_workers import RandomNestedFPWorker, RandomPlainWorker
 
 
 class GpuSpan:
@@ -124,11 +119,11 @@ def kv_tokens(scheduler_output: Any) -> int:
     return int(new + sum(scheduler_output.scheduled_cached_reqs.num_computed_tokens))
 
 
-class LoggedNestedFPWorker(LoggedSteps, NestedFPWorker):  # type: ignore[misc]
+class LoggedNestedFPWorker(LoggedSteps, RandomNestedFPWorker):  # type: ignore[misc]
     """For an engine with nested weights."""
 
 
-class LoggedPlainWorker(LoggedSteps, PlainWorker):  # type: ignore[misc,valid-type]
+class LoggedPlainWorker(LoggedSteps, RandomPlainWorker):  # type: ignore[misc]
     """For plain vLLM."""
 
 

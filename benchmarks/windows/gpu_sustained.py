@@ -8,7 +8,8 @@ one scale) and the configs of this project's GEMM that the cost model finds best
 this project's quantiser. Rows ``system,config,chosen,N,K,M,us,watts,sm_mhz,mj``; mj is the energy of a launch
 in millijoules, from the card's own counter. That moves every 20 to 100 ms: windows of less than a second show time, but their
 power is good to some 40 % only. With ``--rest-s`` the card copies memory, as decodes do, before each of a window's repeats: a
-card that has not multiplied for some steps runs faster, and other configs may be best there.
+card that has not multiplied for some steps runs faster, and other configs may be best there. ``--activations zeros`` shows how
+much of a time is the power that multiplying draws.
 """
 
 import argparse
@@ -109,7 +110,7 @@ def candidates(precision: int, m: int, n: int, k: int, most: int) -> list[kernel
 
 def problem(
     precision: int,
-    m: int,
+    x: torch.Tensor,
     plain: list[torch.Tensor],
     packed: list[kernels.PackedWeight],
     most: int,
@@ -118,10 +119,10 @@ def problem(
     """Return the rows of one product.
 
     Args:
+        x: its activations, FP16 [M, K].
         measure: what takes how to launch, over how many weights that rotates and the expected microseconds (``window``).
     """
-    n, k = packed[0].n, packed[0].k
-    x = torch.randn(m, k, device="cuda").half()
+    m, n, k = len(x), packed[0].n, packed[0].k
     expected_us = 1.2 * floor_us(m, n, k, 1 if precision else 2) + 3
     weights = packed if precision else packed[: len(plain)]
     library = "scaled_mm_fp8_tensor" if precision else "cublas_fp16"
@@ -143,6 +144,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--configs", type=int, default=6, help="of this project, the best by the cost model")
     parser.add_argument("--window-s", type=float, default=1.0)
     parser.add_argument("--rest-s", type=float, default=0.0, help="of memory traffic before each burst; 0: one window")
+    parser.add_argument("--activations", default="normal", choices=("normal", "zeros"))
     parser.add_argument("--seconds", type=float, default=400.0, help="begin no further product after so many")
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args(argv)
@@ -170,7 +172,8 @@ def main(argv: list[str] | None = None) -> int:
                 if time.monotonic() > deadline_s:
                     print(f"error: out of time before N={n}, K={k}, M={m}; give --seconds", file=sys.stderr)
                     return 1
-                writer.writerows(problem(precision, m, plain, packed, args.configs, measure))
+                x = torch.randn(m, k, device="cuda").half() * (args.activations == "normal")
+                writer.writerows(problem(precision, x, plain, packed, args.configs, measure))
                 file.flush()
     return 0
 

@@ -1,0 +1,33 @@
+"""vLLM workers whose load format ``dummy`` draws weights that leave every layer something to compute (random_weights.py).
+
+    worker_cls: benchmarks.weights.random_workers.RandomNestedFPWorker    # engine.extra of a deployment, with nested weights
+    --worker-cls benchmarks.weights.random_workers.RandomPlainWorker      # vllm serve
+"""
+
+from typing import Any
+
+from vllm.platforms import current_platform
+
+from benchmarks.weights import random_weights
+from nestedfp.vllm_plugin.ranks.worker import NestedFPWorker
+
+if current_platform.is_cpu():
+    from nestedfp.vllm_plugin.ranks.plain_worker import PlainCPUWorker as PlainWorker
+else:
+    from vllm.v1.worker.gpu_worker import Worker as PlainWorker  # type: ignore[assignment]
+
+
+class RandomWeights:
+    """Mixin before a vLLM worker."""
+
+    def init_device(self, *args: Any, **kwargs: Any) -> Any:
+        random_weights.install()
+        return super().init_device(*args, **kwargs)  # type: ignore[misc]
+
+
+class RandomNestedFPWorker(RandomWeights, NestedFPWorker):  # type: ignore[misc]
+    """For an engine with nested weights."""
+
+
+class RandomPlainWorker(RandomWeights, PlainWorker):  # type: ignore[misc,valid-type]
+    """For plain vLLM."""
