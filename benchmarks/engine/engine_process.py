@@ -2,7 +2,8 @@
 
 The engine core runs in the child itself, so that a benchmark can reach its scheduler and its model runner, and every
 system is measured the same way; the weights are those of benchmarks/weights/random_weights.py, or with
-``--engine '{"worker_cls": "auto"}'`` vLLM's own dummy weights. Lines of the child's standard output that begin with ROW or INFO reach the parent.
+``--engine '{"worker_cls": "auto"}'`` vLLM's own dummy weights. Lines of the child's standard output that begin with ROW or
+INFO reach the parent.
 """
 
 import argparse

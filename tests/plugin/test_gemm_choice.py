@@ -45,6 +45,43 @@ def predicted(precision, m, n, k, factor=lambda config: 1.0):
     ]
 
 
+class SlowingCard:
+    """In Chain's place: a card that slows down with every timing, as one that meets its power cap."""
+
+    slower_each = 0.0
+    true_us: dict[Config, float] = {}
+
+    def __init__(self, precision, m, weights, num_sms):
+        self.timed = 0
+
+    def gemm_us(self, config):
+        self.timed += 1
+        return self.true_us[config] * (1 + min(0.1, self.slower_each * self.timed))
+
+
+class Weight:
+    """What a timing asks of a weight."""
+
+    n, k = SHAPE
+
+
+@pytest.mark.parametrize("slower_each", [0.0, 0.005, 0.02])
+@pytest.mark.parametrize("best", [0, 4, 9])
+def test_a_card_that_slows_down_meanwhile_does_not_choose_what_was_timed_first(monkeypatch, slower_each, best):
+    found = gemm_tuning.candidates(kernels.FP16, 448, *SHAPE, SMS)
+    true_us = {config: 100 * (1 if i == best else 1.03 + 0.01 * i) for i, config in enumerate(found)}
+    monkeypatch.setattr(SlowingCard, "slower_each", slower_each)
+    monkeypatch.setattr(SlowingCard, "true_us", true_us)
+    monkeypatch.setattr(gemm_tuning, "Chain", SlowingCard)
+    timings = {t.config: t.us for t in gemm_tuning.time_cell(kernels.FP16, 448, [Weight()], SMS)}
+    assert set(timings) == set(found)
+    assert min(timings, key=timings.__getitem__) == found[best]
+    ratios = [us / true_us[config] for config, us in timings.items()]
+    assert max(ratios) < 1.06 * min(ratios), "errors that the cost model would take for the configs'"
+    if not slower_each:
+        assert timings == pytest.approx(true_us)
+
+
 @pytest.mark.filterwarnings("ignore")  # of vLLM's imports
 def test_the_log_names_the_configs_that_are_chosen():
     from nestedfp.vllm_plugin.weights.gemm_choice import chosen_lines
