@@ -9,6 +9,8 @@ beside it. Systems:
     portable_upper_fp16   FP8 mode on 8.0, 8.6 and 10.x: FP16 activations by the FP8 weights
     portable_fp8          FP8 mode on 8.9 and 12.x, and here on 9.0: E4M3 by E4M3, with this project's quantiser
     scaled_mm_fp8         torch._scaled_mm with one scale for each operand, behind the same quantiser; there as well
+    library_fp16, library_fp8   what the product takes for large steps on such cards (vllm_plugin/weights/library_route.py): exact
+                          weights joined into scratch memory and torch.mm; vLLM's CUTLASS GEMM behind the same quantiser
     hopper_fp16, hopper_fp8   the Hopper kernels, chosen by their cost model (on 9.0)
 One system at a time has the card for a window, as in benchmarks/kernels/gpu_gemm_random.py.
 """
@@ -32,6 +34,8 @@ from benchmarks.kernels.gpu_random import draw
 from benchmarks.results_csv import gpu_description
 from nestedfp.kernels.cuda_library import check
 from nestedfp.kernels.gpu_kernels import HOPPER, multiplies_fp8
+from nestedfp.modes import Mode
+from nestedfp.vllm_plugin.weights import library_route
 
 EXACT, UPPER_FP16, FP8 = range(3)  # PortableOperands of csrc/cuda/portable/tile.h
 BANDS = {"1..16": (1, 16), "17..128": (17, 128), "129..1024": (129, 1024), "1025..8192": (1025, 8192)}
@@ -120,6 +124,11 @@ def systems(x: torch.Tensor, plain: list[torch.Tensor], packed: list[kernels.Pac
         "portable_fp16": lambda i: gemm(EXACT, x, packed[i % len(plain)], out),
         "portable_upper_fp16": lambda i: gemm(UPPER_FP16, x, weight(i), out),
     }
+    for mode, product in library_route.PRODUCTS.items():
+        if mode is Mode.FP16 or capability >= (8, 9):
+            found[f"library_{mode.value}"] = by_library(
+                product, x, packed if mode is Mode.FP8 else packed[: len(plain)]
+            )
     if multiplies_fp8(capability):
         found["portable_fp8"] = quantized(lambda i: gemm(FP8, codes, weight(i), out, scale=scale))
         found["scaled_mm_fp8"] = quantized(scaled_mm)
@@ -128,6 +137,16 @@ def systems(x: torch.Tensor, plain: list[torch.Tensor], packed: list[kernels.Pac
         found["hopper_fp16"] = lambda i: kernels.gemm(fp16, x, packed[i % len(plain)], out)
         found["hopper_fp8"] = quantized(lambda i: kernels.gemm(fp8, codes, weight(i), out, scale=scale))
     return found
+
+
+def by_library(product: library_route.Product, x: torch.Tensor, weights: list[kernels.PackedWeight]) -> Launch:
+    """How to launch a product of the libraries."""
+
+    def launch(i: int) -> None:
+        weight = weights[i % len(weights)]
+        product(x, weight.upper, weight.lower, None, weight.n, weight.k)
+
+    return launch
 
 
 def report(rows: list[tuple[str, int, int, int, float]]) -> list[str]:

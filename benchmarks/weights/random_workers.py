@@ -2,6 +2,8 @@
 
     worker_cls: benchmarks.weights.random_workers.RandomNestedFPWorker    # engine.extra of a deployment, with nested weights
     --worker-cls benchmarks.weights.random_workers.RandomPlainWorker      # vllm serve
+
+Engine and HTTP benchmarks on GPUs, and experiments with a published shape, run them.
 """
 
 from typing import Any

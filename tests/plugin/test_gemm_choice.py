@@ -48,8 +48,8 @@ def predicted(precision, m, n, k, factor=lambda config: 1.0):
 class SlowingCard:
     """In Chain's place: a card that slows down with every timing, as one that meets its power cap."""
 
-    slower_each = 0.0
-    true_us: dict[Config, float] = {}
+    slower_each: float
+    true_us: dict[Config, float]
 
     def __init__(self, precision, m, weights, num_sms):
         self.timed = 0
@@ -70,8 +70,8 @@ class Weight:
 def test_a_card_that_slows_down_meanwhile_does_not_choose_what_was_timed_first(monkeypatch, slower_each, best):
     found = gemm_tuning.candidates(kernels.FP16, 448, *SHAPE, SMS)
     true_us = {config: 100 * (1 if i == best else 1.03 + 0.01 * i) for i, config in enumerate(found)}
-    monkeypatch.setattr(SlowingCard, "slower_each", slower_each)
-    monkeypatch.setattr(SlowingCard, "true_us", true_us)
+    monkeypatch.setattr(SlowingCard, "slower_each", slower_each, raising=False)
+    monkeypatch.setattr(SlowingCard, "true_us", true_us, raising=False)
     monkeypatch.setattr(gemm_tuning, "Chain", SlowingCard)
     timings = {t.config: t.us for t in gemm_tuning.time_cell(kernels.FP16, 448, [Weight()], SMS)}
     assert set(timings) == set(found)

@@ -22,6 +22,11 @@ int run_pack(const uint8_t* upper, const uint8_t* lower, uint8_t* packed_upper, 
 int run_unpack(const uint8_t* packed_upper, const uint8_t* packed_lower, uint8_t* upper, uint8_t* lower, int64_t n,
                int64_t k, CUstream_st* stream);
 
+// Packed planes -> the exact weights `out` [rows, K], FP16, from first_row on, which is a multiple of 64. K: a multiple
+// of 8.
+int run_join(const uint8_t* packed_upper, const uint8_t* packed_lower, uint16_t* out, int64_t n, int64_t k,
+             int64_t first_row, int64_t rows, CUstream_st* stream);
+
 // The longest row of activations that run_quantize takes.
 inline constexpr int64_t kMaxQuantizedColumns = 81920;
 

@@ -20,6 +20,7 @@ from nestedfp.kernels.cuda_library import choose as kernel_choice
 from nestedfp.kernels.gemm_tuning import Timing
 from nestedfp.kernels.gpu_kernels import is_portable
 from nestedfp.vllm_plugin.options import PluginOptions
+from nestedfp.vllm_plugin.weights import library_route
 
 logger = init_logger("vllm.nestedfp")
 
@@ -54,7 +55,9 @@ def choose(model: torch.nn.Module, options: PluginOptions, max_tokens: int) -> N
         ValueError: when the folder that ``options.gemm_timings`` names holds no timings, or damaged ones.
     """
     if is_portable(torch.cuda.get_device_capability()):
-        logger.info("GEMM tiles are chosen by the portable kernels' rule; nothing is timed")
+        logger.info("GEMM tiles are chosen by the portable kernels' rule")
+        shapes = {} if options.weights == "two_copies" else weights_by_shape(model)
+        library_route.choose(shapes, max_tokens, options.gemm_choice == "measure")
         return
     if options.gemm_choice == "model":
         logger.info("GEMM configs are chosen by the shipped table and the cost model (gemm_choice: model)")

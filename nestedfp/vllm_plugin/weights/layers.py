@@ -18,11 +18,11 @@ from vllm.platforms import current_platform
 
 from nestedfp.format import join
 from nestedfp.kernels import ops
-from nestedfp.kernels.gpu_kernels import multiplies_fp8
+from nestedfp.kernels.gpu_kernels import is_portable, multiplies_fp8
 from nestedfp.nested_weight import NestedWeight, nest
 from nestedfp.vllm_plugin.options import PluginOptions
 from nestedfp.vllm_plugin.ranks import self_check
-from nestedfp.vllm_plugin.weights import two_copies
+from nestedfp.vllm_plugin.weights import library_route, two_copies
 
 logger = init_logger("vllm.nestedfp")
 
@@ -42,9 +42,12 @@ class NestedLinearBase(LinearMethodBase):
         options = PluginOptions.of(get_current_vllm_config())
         if current_platform.is_cpu():
             self.quantize_activations = options.quantize_activations
+            self.by_library = False
         else:
-            capability = current_platform.get_device_capability()
-            self.quantize_activations = multiplies_fp8((capability.major, capability.minor))
+            found = current_platform.get_device_capability()
+            capability = (found.major, found.minor)
+            self.quantize_activations = multiplies_fp8(capability)
+            self.by_library = is_portable(capability) and options.fused_quantiser != "always"
         self.fp16_only = options.fp16_only
         self.two_copies = options.weights == "two_copies"
         self.plain = UnquantizedLinearMethod()
@@ -95,6 +98,7 @@ class NestedLinearBase(LinearMethodBase):
         layer.outlier_deltas = nested.outlier_deltas
         if weight is not None:
             two_copies.keep_plain(layer, weight, self.plain)
+        layer.nestedfp_by_library = self.by_library and library_route.fits(layer)
         self_check.remember(layer)
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -102,6 +106,8 @@ class NestedLinearBase(LinearMethodBase):
             return self.plain.apply(layer, x, bias)
         if layer.weight_lower is None:
             return two_copies.linear(layer, x, bias, self.quantize_activations)
+        if layer.nestedfp_by_library:
+            return library_route.linear(layer, x, bias, self.quantize_activations)
         return ops.linear(
             x,
             layer.weight_upper,

@@ -1,0 +1,242 @@
+"""Large steps through the libraries' GEMMs, on the GPUs that run the portable kernels.
+
+Those (csrc/cuda/portable) read weights at the memory's pace, which is what decoding takes, and compute prompts far from what a card
+can whose fast instructions they do not have. So from some number of tokens on a layer is multiplied by a library:
+
+    FP8 mode    vLLM's CUTLASS GEMM with a scale for each token, of the codes and the upper plane as they are: a row-major E4M3
+                matrix whose K is permuted as the codes' is (csrc/cuda/kernels/layout.h). On 8.9, 9.0 and newer. It quantises the
+                activations, also where the portable kernels do not.
+    FP16 mode   torch's, of exact weights that are joined into scratch memory, some rows at a time.
+
+From how many tokens on is measured on a model's own layers when an engine starts, against the portable kernels, whose results a
+library's must agree with as well. The operator, ``nestedfp::library_linear``, is opaque to torch.compile and reads the mode when
+it runs, as ``nestedfp::linear`` does.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.library
+from vllm.distributed.parallel_state import get_tp_group
+from vllm.logger import init_logger
+
+from nestedfp.kernels import ops
+from nestedfp.kernels.cuda_library import PackedWeight
+from nestedfp.modes import Mode
+
+logger = init_logger("vllm.nestedfp")
+
+TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
+CHECKED_TOKENS = 64
+LAUNCHES = 4  # of a timing, the first not counted
+SCRATCH_BYTES = 64 << 20  # of joined weights at a time
+ROW_BLOCK = 64  # csrc/cuda/kernels/layout.h
+WEIGHT_SCALE = 2.0**-8  # of an upper byte read as E4M3: docs of nestedfp.format
+LEAST_COSINE = 0.99  # of a library's result with the portable kernels', which may not have quantised the activations
+
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, int, int], torch.Tensor]
+
+_from_tokens: dict[tuple[int, int], dict[Mode, int]] = {}
+_weight_scales: dict[torch.device, torch.Tensor] = {}
+
+
+def fits(layer: Any) -> bool:
+    """Whether a nested layer's shape suits the libraries; a list of outliers multiplies in the project's own operator only."""
+    n, k = layer.nestedfp_shape
+    return layer.weight_lower is not None and layer.outlier_deltas is None and n % 16 == 0 and k % 8 == 0
+
+
+def linear(layer: Any, x: torch.Tensor, bias: torch.Tensor | None, quantize_activations: bool) -> torch.Tensor:
+    """Compute a layer's ``x @ W.T + bias`` in the mode in force when the operator runs.
+
+    Args:
+        layer: that ``fits``.
+        x: [..., k] float16.
+        bias: [n], or None.
+        quantize_activations: in FP8 mode below the number of tokens, as ``ops.linear`` has it.
+
+    Returns:
+        [..., n] float16.
+    """
+    out: torch.Tensor = torch.ops.nestedfp.library_linear(
+        x, layer.weight_upper, layer.weight_lower, bias, *layer.nestedfp_shape, quantize_activations
+    )
+    return out
+
+
+def fp8_product(
+    x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, bias: torch.Tensor | None, n: int, k: int
+) -> torch.Tensor:
+    """Multiply [m, k] float16, quantised by token, by the upper plane; return [m, n] float16."""
+    from vllm import _custom_ops
+
+    codes, scales = torch.ops.nestedfp.quantize_rows(x)
+    weight = upper.view(torch.float8_e4m3fn).t()
+    out: torch.Tensor = _custom_ops.cutlass_scaled_mm(
+        codes.view(torch.float8_e4m3fn), weight, scales, _weight_scale(x.device), torch.float16, bias
+    )
+    return out
+
+
+def fp16_product(
+    x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, bias: torch.Tensor | None, n: int, k: int
+) -> torch.Tensor:
+    """Multiply [m, k] float16 by the exact weights, SCRATCH_BYTES of them at a time; return [m, n] float16."""
+    out = x.new_empty(len(x), n)
+    for first, rows in parts(n, k):
+        weight = torch.ops.nestedfp.join_rows(upper, lower, n, k, first, rows)
+        part = out[:, first : first + rows]
+        if bias is None:
+            torch.mm(x, weight.t(), out=part)
+        else:
+            torch.addmm(bias[first : first + rows], x, weight.t(), out=part)
+    return out
+
+
+PRODUCTS: dict[Mode, Product] = {Mode.FP16: fp16_product, Mode.FP8: fp8_product}
+
+
+def parts(n: int, k: int) -> list[tuple[int, int]]:
+    """Return first row and number of rows of the parts in which n rows of k weights are joined."""
+    most = max(ROW_BLOCK, SCRATCH_BYTES // (2 * k) // ROW_BLOCK * ROW_BLOCK)
+    return [(first, min(most, n - first)) for first in range(0, n, most)]
+
+
+def first_worth(times: Sequence[tuple[int, float, float]]) -> int | None:
+    """Return from how many tokens on a library is faster, there and at all larger counts that were timed.
+
+    Args:
+        times: (tokens, microseconds of the portable kernels, of the library), tokens ascending.
+
+    Returns:
+        The tokens; None: nowhere.
+    """
+    found = None
+    for tokens, portable_us, library_us in reversed(times):
+        if library_us >= portable_us:
+            break
+        found = tokens
+    return found
+
+
+def choose(shapes: Mapping[tuple[int, int], Sequence[PackedWeight]], max_tokens: int, measure: bool) -> None:
+    """Measure from how many tokens on layers are multiplied by the libraries; rank 0 of a tensor-parallel group does for all.
+
+    Args:
+        shapes: weights by (N, K), with both planes.
+        max_tokens: the most tokens that a step has.
+        measure: without it, and until this is called, the portable kernels multiply everything.
+    """
+    began_s = time.monotonic()
+    group = get_tp_group()
+    found: Any = None
+    if measure and group.rank_in_group == 0:
+        found = [
+            (n, k, {mode.value: _measured(mode, weights, max_tokens) for mode in _modes()})
+            for (n, k), weights in shapes.items()
+            if n % 16 == 0 and k % 8 == 0
+        ]
+    if group.world_size > 1:
+        found = group.broadcast_object(found, src=0)
+    _from_tokens.clear()
+    for n, k, tokens in found or ():
+        _from_tokens[n, k] = {Mode(mode): count for mode, count in tokens.items() if count is not None}
+        said = ", ".join(
+            f"{mode} {'nowhere' if count is None else f'from {count} on'}" for mode, count in tokens.items()
+        )
+        logger.info("a library multiplies N=%d, K=%d by tokens: %s", n, k, said)
+    for weights in shapes.values():
+        _weight_scale(weights[0].upper.device)  # before graphs are captured
+    logger.info("portable kernels and libraries: ready after %.1f s", time.monotonic() - began_s)
+
+
+def _modes() -> list[Mode]:
+    from vllm import _custom_ops
+
+    major, minor = torch.cuda.get_device_capability()
+    has_fp8 = (major, minor) >= (8, 9) and _custom_ops.cutlass_scaled_mm_supports_fp8(10 * major + minor)
+    return [Mode.FP16, Mode.FP8] if has_fp8 else [Mode.FP16]
+
+
+def _measured(mode: Mode, weights: Sequence[PackedWeight], max_tokens: int) -> int | None:
+    n, k = weights[0].n, weights[0].k
+    ops.set_mode(mode)
+    try:
+        if not agrees(mode, weights[0]):
+            logger.warning("N=%d, K=%d in %s: a library computes something else; it is not used", n, k, mode.value)
+            return None
+        times = []
+        for tokens in (count for count in TOKENS if count <= max_tokens):
+            x = torch.randn(tokens, k, device=weights[0].upper.device, dtype=torch.float16)
+            portable_us, library_us = (_us(product, x, weights) for product in (_portable, PRODUCTS[mode]))
+            times.append((tokens, portable_us, library_us))
+    finally:
+        ops.set_mode(Mode.FP16)
+    return first_worth(times)
+
+
+def agrees(mode: Mode, weight: PackedWeight) -> bool:
+    """Whether the library and the portable kernels compute the same, but for the quantiser; ``mode`` is in force."""
+    x = torch.randn(CHECKED_TOKENS, weight.k, device=weight.upper.device, dtype=torch.float16)
+    given = x, weight.upper, weight.lower, None, weight.n, weight.k
+    found, expected = PRODUCTS[mode](*given).double(), _portable(*given).double()
+    return float((found * expected).sum() / (found.norm() * expected.norm())) >= LEAST_COSINE
+
+
+def _portable(
+    x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, bias: torch.Tensor | None, n: int, k: int
+) -> torch.Tensor:
+    return ops.linear(x, upper, lower, bias, None, None, None, n, k, True)
+
+
+def _us(product: Product, x: torch.Tensor, weights: Sequence[PackedWeight]) -> float:
+    """Return the median microseconds of a product, over weights in turn."""
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(LAUNCHES + 1)]
+    for i, event in enumerate(events):
+        event.record()
+        if i < LAUNCHES:
+            weight = weights[i % len(weights)]
+            product(x, weight.upper, weight.lower, None, weight.n, weight.k)
+    torch.cuda.synchronize()
+    return 1e3 * statistics.median(a.elapsed_time(b) for a, b in pairwise(events[1:]))
+
+
+def _weight_scale(device: torch.device) -> torch.Tensor:
+    if device not in _weight_scales:
+        _weight_scales[device] = torch.full((1,), WEIGHT_SCALE, device=device)
+    return _weight_scales[device]
+
+
+def _on_gpu(
+    x: torch.Tensor,
+    upper: torch.Tensor,
+    lower: torch.Tensor,
+    bias: torch.Tensor | None,
+    n: int,
+    k: int,
+    quantize_activations: bool,
+) -> torch.Tensor:
+    mode = ops.get_mode()
+    rows = x.reshape(-1, k)
+    if len(rows) >= _from_tokens.get((n, k), {}).get(mode, math.inf):
+        return PRODUCTS[mode](rows, upper, lower, bias, n, k).view(*x.shape[:-1], n)
+    return ops.linear(x, upper, lower, bias, None, None, None, n, k, quantize_activations)
+
+
+def _fake(
+    x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, bias: torch.Tensor | None, n: int, *_: Any
+) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], n)
+
+
+_library = torch.library.Library("nestedfp", "FRAGMENT")
+_library.define(
+    "library_linear(Tensor x, Tensor upper, Tensor lower, Tensor? bias, SymInt n, SymInt k, bool quantize_activations) -> Tensor"
+)
+_library.impl("library_linear", _on_gpu, "CUDA")
+torch.library.register_fake("nestedfp::library_linear", _fake, lib=_library)

@@ -1,0 +1,125 @@
+"""The libraries' GEMMs of nested weights on a GPU: operands and products, a Hopper standing in for the cards that use them.
+
+Run: ``pytest -q -m gpu tests/kernels/test_gpu_library_route.py``; FP8 products need compute capability 8.9 or newer.
+"""
+
+import warnings
+
+import pytest
+import torch
+
+from benchmarks.kernels import gpu_kernels as kernels
+from nestedfp.format import upper_to_float
+from nestedfp.kernels import cuda_ops, ops
+from nestedfp.kernels.activations import quantize_per_token
+from nestedfp.modes import Mode
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # third-party imports, not ours
+    from nestedfp.vllm_plugin.weights import library_route
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = [(64, 64), (4096, 4096), (6144, 5120), (1040, 8200), (8192, 5120)]  # the last is joined in two parts
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library():
+    if not cuda_ops.is_supported():
+        pytest.skip("needs a GPU of compute capability 8.0 or newer and the built kernels")
+    cuda_ops.load()
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def exact_mode():
+    yield
+    ops.set_mode(Mode.FP16)
+
+
+def packed(n, k):
+    weight = torch.empty(n, k, device="cuda", dtype=torch.float16).normal_(0, 0.02)
+    upper, lower, _ = ops.split(weight)
+    return weight, upper, *ops.pack(upper, lower)
+
+
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_joined_rows_are_the_weights_bit_for_bit(n, k):
+    weight, _, upper, lower = packed(n, k)
+    for first, rows in [(0, n), (0, min(n, 100)), (n // 64 // 2 * 64, 1)]:
+        found = torch.ops.nestedfp.join_rows(upper, lower, n, k, first, rows)
+        assert torch.equal(found.view(torch.int16), weight[first : first + rows].view(torch.int16))
+
+
+def test_rows_that_are_not_there_are_refused():
+    _, _, upper, lower = packed(128, 64)
+    for first, rows in [(0, 129), (64, 65), (32, 16), (-64, 64), (0, 0)]:
+        with pytest.raises(RuntimeError, match="nestedfp::join_rows: expected rows"):
+            torch.ops.nestedfp.join_rows(upper, lower, 128, 64, first, rows)
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("tokens", [1, 17, 300])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_fp16_products_are_of_the_exact_weights(n, k, tokens, with_bias):
+    weight, _, upper, lower = packed(n, k)
+    x = torch.randn(tokens, k, device="cuda").half()
+    bias = torch.randn(n, device="cuda").half() if with_bias else None
+    out = library_route.fp16_product(x, upper, lower, bias, n, k)
+    expected = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    assert out.shape == (tokens, n)
+    assert (out.double() - expected).norm() < 1e-3 * expected.norm()
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("tokens", [1, 17, 300])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_fp8_products_are_of_the_quantiser_s_codes_and_the_upper_plane(n, k, tokens, with_bias):
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("no FP8 products")
+    _, plain_upper, upper, lower = packed(n, k)
+    x = torch.randn(tokens, k, device="cuda").half()
+    bias = torch.randn(n, device="cuda").half() if with_bias else None
+    out = library_route.fp8_product(x, upper, lower, bias, n, k)
+    codes, scale = quantize_per_token(x)
+    expected = codes.double() * scale.double() @ upper_to_float(plain_upper).double().T
+    expected = expected if bias is None else expected + bias.double()
+    assert (out.double() - expected).norm() < 6e-3 * expected.norm()  # the tensor cores' sums
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_the_operator_sends_large_steps_to_a_library_and_graphs_replay_it(monkeypatch, mode):
+    if mode is Mode.FP8 and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("no FP8 products")
+    n, k = 1024, 2048
+    _, _, upper, lower = packed(n, k)
+    monkeypatch.setattr(library_route, "_from_tokens", {(n, k): {each: 64 for each in Mode}})
+    ops.set_mode(mode)
+    for tokens, product in ((63, library_route._portable), (64, library_route.PRODUCTS[mode])):
+        x = torch.randn(tokens, k, device="cuda").half()
+        expected = product(x, upper, lower, None, n, k)
+        found = torch.ops.nestedfp.library_linear(x, upper, lower, None, n, k, True)
+        assert torch.equal(found, expected)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            replayed = torch.ops.nestedfp.library_linear(x, upper, lower, None, n, k, True)
+        graph.replay()
+        assert torch.equal(replayed, expected)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_measurement_finds_that_both_compute_the_same(mode):
+    if mode is Mode.FP8 and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("no FP8 products")
+    n, k = 4096, 4096
+    _, _, upper, lower = packed(n, k)
+    weight = kernels.PackedWeight(upper, lower, n, k)
+    ops.set_mode(mode)
+    assert library_route.agrees(mode, weight)
+    broken = kernels.PackedWeight(upper.flip(0).contiguous(), lower, n, k)
+    given = torch.randn(64, k, device="cuda").half()
+    assert not torch.allclose(
+        library_route.PRODUCTS[mode](given, broken.upper, lower, None, n, k),
+        library_route.PRODUCTS[mode](given, upper, lower, None, n, k),
+    )
+    assert library_route._measured(mode, [weight], 512) in (None, *library_route.TOKENS)
