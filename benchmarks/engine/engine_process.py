@@ -3,7 +3,7 @@
 The engine core runs in the child itself, so that a benchmark can reach its scheduler and its model runner, and every
 system is measured the same way; the weights are those of benchmarks/weights/random_weights.py, or with
 ``--engine '{"worker_cls": "auto"}'`` vLLM's own dummy weights. Lines of the child's standard output that begin with ROW or
-INFO reach the parent.
+NOTE reach the parent; all others, such as vLLM's log, pass on to its standard error.
 """
 
 import argparse
@@ -138,7 +138,7 @@ def row(*values: Any) -> None:
 
 def info(note: str) -> None:
     """In the child: hand a note for the head of the result file to the parent."""
-    print("INFO " + note, flush=True)
+    print("NOTE " + note, flush=True)
 
 
 def collect(
@@ -162,9 +162,11 @@ def collect(
                             values = json.loads(line[4:])
                             print(*values, flush=True)
                             yield [values], notes
-                        elif line.startswith("INFO "):
+                        elif line.startswith("NOTE "):
                             notes.append(line[5:].strip())
                             print(notes[-1], flush=True)
+                        else:
+                            print(line, end="", file=sys.stderr, flush=True)
                 if process.returncode:
                     print(f"error: {system} on {model} ended with {process.returncode}", file=sys.stderr, flush=True)
                 yield [], notes

@@ -17,6 +17,7 @@ from benchmarks.engine import engine_process
 def measure(spec):
     assert spec["factor"] > 0
     engine_process.info(f"{spec['system']} with {spec['factor']}")
+    print("INFO 11-25 12:00:00 [model.py:1] a line of vLLM's log")
     for number in (1, 2):
         engine_process.row(spec["model"], spec["system"], number, number * spec["factor"])
 
@@ -61,6 +62,8 @@ def test_every_engine_has_a_process_and_its_rows_are_merged(run, tmp_path):
         ["llama-8b", "vllm_fp16", "2", "20"],
     ]
     assert any("nestedfp with 7" in comment for comment in comments)
+    assert not any("vLLM's log" in comment for comment in comments)
+    assert done.stderr.count("a line of vLLM's log") == 2
 
 
 def test_engines_that_fail_leave_no_row_and_a_status(run):
