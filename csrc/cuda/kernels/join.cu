@@ -16,8 +16,8 @@ constexpr int kPitch = kBlockCols / 2 + 4;
 
 // One block per 64 x 64 weights. A thread decodes 16 neighbouring bytes of each plane (layout.h); shared memory turns
 // the permuted columns into whole rows.
-__global__ void __launch_bounds__(kThreads) join_kernel(const uint8_t* upper, const uint8_t* lower, uint16_t* out,
-                                                        int n, int k, int first_row, int rows) {
+__global__ void __launch_bounds__(kThreads)
+    join_kernel(const uint8_t* upper, const uint8_t* lower, uint16_t* out, int n, int k, int first_row, int rows) {
     alignas(16) __shared__ uint32_t pairs[kBlockRows * kPitch];
     const int col_blocks = static_cast<int>(upper_pitch(k) / kBlockCols);
     const int col_block = static_cast<int>(blockIdx.x) % col_blocks;
@@ -52,8 +52,7 @@ __global__ void __launch_bounds__(kThreads) join_kernel(const uint8_t* upper, co
 int run_join(const uint8_t* packed_upper, const uint8_t* packed_lower, uint16_t* out, int64_t n, int64_t k,
              int64_t first_row, int64_t rows, cudaStream_t stream) {
     cudaLaunchConfig_t config{};
-    config.gridDim =
-        dim3(static_cast<unsigned>((rows + kBlockRows - 1) / kBlockRows * (upper_pitch(k) / kBlockCols)));
+    config.gridDim = dim3(static_cast<unsigned>((rows + kBlockRows - 1) / kBlockRows * (upper_pitch(k) / kBlockCols)));
     config.blockDim = dim3(kThreads);
     config.stream = stream;
     return cudaLaunchKernelEx(&config, join_kernel, packed_upper, packed_lower, out, static_cast<int>(n),
