@@ -50,6 +50,9 @@ STABLE_TORCH_LIBRARY(nestedfp, m) {
         "add_rms_norm(Tensor x, Tensor residual, Tensor weight, float epsilon) -> (Tensor carrier, Tensor scales, "
         "Tensor sum)");
     m.def("silu_and_mul(Tensor x) -> (Tensor carrier, Tensor scales)");
+    // Operands for a library's GEMM, on a GPU alone.
+    m.def("join_rows(Tensor upper, Tensor lower, int n, int k, int first_row, int rows) -> Tensor");
+    m.def("quantize_rows(Tensor x) -> (Tensor codes, Tensor scales)");
     m.def("set_mode(int mode) -> ()");
     m.def("get_mode() -> int");
     m.def("mode_address() -> int");

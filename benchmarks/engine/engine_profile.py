@@ -30,6 +30,7 @@ COLUMNS = ("model", "system", "phase", "kernel", "calls", "us")
 STEPS_PROFILED = "0+32,8192+0"
 STEPS = 8
 DECODE_PROMPT_TOKENS, DECODE_TOKENS = 512, 1400  # of a decoding request
+MOST_DECODES_BETWEEN = 32
 APART_STEPS = 16  # with a prompt, where steps of decodes come between
 NAME_CHARACTERS = 120
 LAST_KERNEL = "_gumbel_sample_kernel"  # of a step, but for a few that take a microsecond
@@ -127,6 +128,10 @@ def profile(driver: Driver, prefill: int, decode: int, after_decodes: int) -> di
         if event.device_type == DeviceType.CUDA
     ]
     steps = by_step(kernels)
+    if not steps:
+        raise RuntimeError(
+            f"none of {len(kernels)} kernels is {LAST_KERNEL}, which ends a step; has vLLM another sampler?"
+        )
     if after_decodes:  # those with a prompt take longest
         steps = sorted(steps, key=lambda step: step[0].began_us - step[-1].ended_us)[:APART_STEPS]
     return table_of(steps, step_ms)
@@ -175,6 +180,10 @@ def main(argv: list[str] | None = None) -> int:
     )
 
     def options(args: argparse.Namespace) -> dict[str, Any]:
+        if args.after_decodes > MOST_DECODES_BETWEEN:
+            parser.error(
+                f"--after-decodes must be at most {MOST_DECODES_BETWEEN}, or decodes end before it is measured"
+            )
         if args.after_decodes and not all(prefill and decode for prefill, decode in args.steps):
             parser.error("--after-decodes needs --steps of prompt tokens and decodes, such as 416+32")
         return {"steps": args.steps, "after_decodes": args.after_decodes}

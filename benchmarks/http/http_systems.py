@@ -96,7 +96,7 @@ def deployment(engine: EngineArguments, port: int, replicas: int) -> dict[str, A
     """Return the service's configuration for an engine; its keys are those of ``deploy.config``."""
     extra = dict(engine.extra)
     if engine.dummy:
-        extra["worker_cls"] = NESTED_WORKER
+        extra.setdefault("worker_cls", NESTED_WORKER)
     if engine.step_ms is not None:
         extra["worker_cls"] = "benchmarks.timed.timed_worker.TimedNestedFPWorker"
     if engine.step_log is not None:
@@ -142,7 +142,7 @@ def vllm_command(engine: EngineArguments, port: int, replicas: int = 1) -> list[
     if replicas > 1:
         arguments["data_parallel_size"] = replicas
     if engine.dummy:
-        arguments["worker_cls"] = PLAIN_WORKER
+        arguments.setdefault("worker_cls", PLAIN_WORKER)
     if engine.step_ms is not None:
         arguments["worker_cls"] = "benchmarks.timed.timed_worker.TimedCPUWorker"
         arguments["distributed_executor_backend"] = "benchmarks.timed.timed_worker.InCoreExecutor"

@@ -5,8 +5,8 @@ of an MLP's gate and up projections of 1e-10, FP16 ends at 6e-8, and the MLP's l
 arithmetic draws hardly any power, and a GPU under its power cap runs faster than it would with any real model. Kernels gain by
 it in proportion to the power that multiplying takes in them, so that engines are not even compared fairly.
 
-Here matrices are normal with the standard deviation that published models of these families are initialised with, vectors
-(norms' weights) are ones, and activations keep their magnitude from layer to layer.
+Here matrices are normal with the standard deviation that published models of these families are initialised with, biases are
+zeros, other vectors (norms' weights) ones, and activations keep their magnitude from layer to layer.
 """
 
 from typing import TYPE_CHECKING
@@ -31,8 +31,11 @@ def install() -> None:
 
 def fill_module(module: "torch.nn.Module", *_: object) -> None:
     """Fill a module's own parameters; vLLM calls this for each of a model's modules."""
-    for parameter in module.parameters(recurse=False):
-        fill(parameter)
+    for name, parameter in module.named_parameters(recurse=False):
+        if name == "bias":
+            parameter.data.zero_()
+        else:
+            fill(parameter)
 
 
 def fill(parameter: "torch.Tensor") -> None:
@@ -45,4 +48,7 @@ def fill(parameter: "torch.Tensor") -> None:
         parameter.data.fill_(1.0)
         return
     generator = torch.Generator(parameter.device).manual_seed(SEED)
-    parameter.data.normal_(0.0, STANDARD_DEVIATION, generator=generator)
+    values = parameter.data if parameter.element_size() > 1 else parameter.data.half()  # float8 has no normal_
+    values.normal_(0.0, STANDARD_DEVIATION, generator=generator)
+    if values is not parameter.data:
+        parameter.data.copy_(values)

@@ -75,6 +75,7 @@ class ReplicaAgent:
         self._admission = admission or Admission(None, sequences=1)
         self._slo_evaluated = 0
         self._within_slo = 0
+        self._path_misses = 0
         self._started_s = time.monotonic()
         self._follower = SharedFollower(replica_id, *config.lapsed)
         self._enforcement = Enforcement(self._follower, self._admission, engine, lambda: time.monotonic())
@@ -145,10 +146,16 @@ class ReplicaAgent:
         ttft_ms, tpot_ms = self._slo_ms
         if latest is not None and latest.slo_ttft_ms is not None and latest.slo_tpot_ms is not None:
             ttft_ms, tpot_ms = latest.slo_ttft_ms, latest.slo_tpot_ms
+
+        def meets(ttft_s: float, tpot_s: float | None) -> bool:
+            return ttft_s * 1e3 <= ttft_ms and (tpot_s is None or tpot_s * 1e3 <= tpot_ms)
+
         requests = self._meter.take_finished()
         self._slo_evaluated += len(requests)
-        for ttft_s, tpot_s in requests:
-            self._within_slo += ttft_s * 1e3 <= ttft_ms and (tpot_s is None or tpot_s * 1e3 <= tpot_ms)
+        for request in requests:
+            met = meets(request.ttft_s, request.tpot_s)
+            self._within_slo += met
+            self._path_misses += not met and request.engine is not None and meets(*request.engine)
 
     # -- what others ask -----------------------------------------------------------------------------------------------
 
@@ -342,6 +349,7 @@ class ReplicaAgent:
             refused=self._admission.refused,
             slo_evaluated=self._slo_evaluated,
             within_slo=self._within_slo,
+            path_misses=self._path_misses,
             lease_remaining_s=self._follower.lease_remaining_s(now_s),
             ttft=ttft,
             tpot=tpot,

@@ -325,7 +325,7 @@ class Generate:
                 passage.wrote(new_tokens)
                 if output.finished:
                     await send({"type": "http.response.body", "body": b""})
-                    passage.finished()
+                    passage.finished(_of_engine(output.metrics))
                     return
         except asyncio.CancelledError:
             await call.abort(collector)
@@ -412,10 +412,20 @@ def _check_end(finish_reason: str, begun: bool) -> None:
         raise GenerationError("the engine ended the request with an error")
 
 
+def _of_engine(metrics: Any) -> tuple[float, float | None] | None:
+    """Return TTFT and time per token, seconds, by the engine's own clock, from its queue on; None: it has not told."""
+    if metrics is None or not metrics.queued_ts or not metrics.first_token_ts:
+        return None
+    tokens = metrics.num_generation_tokens
+    tpot_s = (metrics.last_token_ts - metrics.first_token_ts) / (tokens - 1) if tokens > 1 else None
+    return metrics.first_token_ts - metrics.queued_ts, tpot_s
+
+
 def _observe(outputs: list[Any], passage: Passage) -> None:
     """Take the latencies of an answer in one piece from the engine's account of its slowest sequence."""
     known = [output.metrics for output in outputs if output.metrics is not None]
     if known:
         slowest = max(known, key=lambda metrics: metrics.first_token_latency)
         decode_s = slowest.last_token_ts - slowest.first_token_ts
-        passage.finished_in_one_piece(slowest.first_token_latency, decode_s, slowest.num_generation_tokens)
+        tokens = slowest.num_generation_tokens
+        passage.finished_in_one_piece(slowest.first_token_latency, decode_s, tokens, _of_engine(slowest))

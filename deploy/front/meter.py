@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from controller.messages import LatencyWindow, PathStats
 from controller.sliding_window import SlidingWindow
@@ -21,6 +22,20 @@ LAG_PERIOD_S = 0.05
 LAG_SPAN_S = 1.0
 MOST_FINISHED = 1 << 16  # that wait for ``take_finished``, which nobody calls for a plain engine
 PAUSED_AFTER_S = 1.0  # a write that has waited for so long waits for a client that does not read
+
+
+class Finished(NamedTuple):
+    """Latencies of a request that ended by itself, in seconds.
+
+    Attributes:
+        ttft_s: of the whole path.
+        tpot_s: the same; None for an answer of one token.
+        engine: both of the engine alone, by its own account; None: not told.
+    """
+
+    ttft_s: float
+    tpot_s: float | None
+    engine: tuple[float, float | None] | None = None
 
 
 class Passage:
@@ -94,19 +109,23 @@ class Passage:
         self.last_s = now_s
         self.tokens += tokens
 
-    def finished(self) -> None:
-        """The stream has ended by itself."""
+    def finished(self, engine: tuple[float, float | None] | None = None) -> None:
+        """The stream has ended by itself; ``engine`` as in ``Finished``."""
         if self.first_s is not None and not self.paused:
             spread_s = self.last_s - self.first_s
-            self.meter.judge(self.first_s - self.arrived_s, spread_s / (self.tokens - 1) if self.tokens > 1 else None)
+            tpot_s = spread_s / (self.tokens - 1) if self.tokens > 1 else None
+            self.meter.judge(self.first_s - self.arrived_s, tpot_s, engine)
 
-    def finished_in_one_piece(self, first_token_s: float, decode_s: float, tokens: int) -> None:
+    def finished_in_one_piece(
+        self, first_token_s: float, decode_s: float, tokens: int, engine: tuple[float, float | None] | None = None
+    ) -> None:
         """The answer went out in one piece.
 
         Args:
             first_token_s: from the hand-over to the first token, by the engine's account.
             decode_s: from the first token to the last.
             tokens: of the completion.
+            engine: as in ``Finished``.
         """
         now_s = self.meter.clock()
         self.ttft_s = ttft_s = first_token_s + ((self.submitted_s or now_s) - self.arrived_s)
@@ -114,7 +133,7 @@ class Passage:
         self.meter.ttft.add(now_s, ttft_s * 1e3)
         if tpot_s is not None:
             self.meter.tpot.add(now_s, tpot_s * 1e3)
-        self.meter.judge(ttft_s, tpot_s)
+        self.meter.judge(ttft_s, tpot_s, engine)
 
     @property
     def used_tokens(self) -> int:
@@ -159,10 +178,11 @@ class PathMeter:
         self.ttft = SlidingWindow(SPAN_S)
         self.tpot = SlidingWindow(SPAN_S)
         self._waits = SlidingWindow(SPAN_S)
+        self._deliveries = SlidingWindow(SPAN_S)
         self._open: set[Passage] = set()
         self._in_path = 0
         self._lags: deque[tuple[float, float]] = deque()
-        self._finished: deque[tuple[float, float | None]] = deque(maxlen=MOST_FINISHED)
+        self._finished: deque[Finished] = deque(maxlen=MOST_FINISHED)
 
     def arrive(self, arrived_s: float) -> Passage:
         """A request has arrived; each wants an ``ended``."""
@@ -176,6 +196,10 @@ class PathMeter:
         self._in_path -= 1
         self._waits.add(now_s, waited_s * 1e3)
 
+    def delivered(self, took_s: float) -> None:
+        """Outputs of the engine have been written so long after it had made them."""
+        self._deliveries.add(self.clock(), max(0.0, took_s) * 1e3)
+
     def left(self, passage: Passage) -> None:
         """A request has ended."""
         self._open.discard(passage)
@@ -187,13 +211,13 @@ class PathMeter:
         if passage.submitted_s is None:
             self._in_path -= 1
 
-    def judge(self, ttft_s: float, tpot_s: float | None) -> None:
-        """Keep the latencies of a request that ended by itself until ``take_finished``."""
-        self._finished.append((ttft_s, tpot_s))
+    def judge(self, ttft_s: float, tpot_s: float | None, engine: tuple[float, float | None] | None = None) -> None:
+        """Keep the latencies of a request that ended by itself until ``take_finished``; arguments as in ``Finished``."""
+        self._finished.append(Finished(ttft_s, tpot_s, engine))
         self.requests.judged(ttft_s, tpot_s)
 
-    def take_finished(self) -> list[tuple[float, float | None]]:
-        """Return (TTFT, mean time per output token or None), seconds, of requests that ended since the last call."""
+    def take_finished(self) -> list[Finished]:
+        """Return the latencies of requests that ended since the last call."""
         finished = list(self._finished)
         self._finished.clear()
         return finished
@@ -210,10 +234,11 @@ class PathMeter:
         """Return what stands where on the path."""
         while self._lags and self._lags[0][0] < now_s - LAG_SPAN_S:
             self._lags.popleft()
-        waits = self._waits.summary(now_s)
+        waits, deliveries = self._waits.summary(now_s), self._deliveries.summary(now_s)
         return PathStats(
             in_path=self._in_path,
             wait_p90_ms=waits.p90_ms,
+            delivery_p90_ms=deliveries.p90_ms if deliveries.count else None,
             loop_lag_ms=max((lag_ms for _, lag_ms in self._lags), default=0.0),
             open_streams=len(self._open),
             paused_streams=sum(

@@ -8,6 +8,7 @@ way to the stream's own task, after what was tapped before it.
 
 import asyncio
 import functools
+import time
 import types
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
@@ -25,10 +26,17 @@ class Taps:
     Args:
         states: vLLM's ``RequestState`` by the engine's id of the request (``OutputProcessor.request_states``).
         more: whether further outputs of the engine are here already.
+        delivered: is told for each write how many seconds ago the engine made the oldest of what it writes.
     """
 
-    def __init__(self, states: dict[str, Any], more: Callable[[], bool] = lambda: False) -> None:
-        self._states, self._more = states, more
+    def __init__(
+        self,
+        states: dict[str, Any],
+        more: Callable[[], bool] = lambda: False,
+        delivered: Callable[[float], None] = lambda took_s: None,
+    ) -> None:
+        self._states, self._more, self._delivered = states, more, delivered
+        self._made_s: float | None = None  # when the engine made what has waited longest
         self._unwritten: list[Tap] = []
         self._put_off = 0  # times
 
@@ -47,10 +55,15 @@ class Taps:
         state.nestedfp_tap = tap
         return tap
 
-    def unwritten(self, tap: "Tap") -> None:
-        """A tap has got tokens. They are written once the outputs at hand have been taken apart."""
+    def unwritten(self, tap: "Tap", made_s: float | None) -> None:
+        """A tap has got tokens. They are written once the outputs at hand have been taken apart.
+
+        Args:
+            made_s: when the engine made them, of ``time.monotonic``, which all processes of a machine share.
+        """
         if not self._unwritten:
             asyncio.get_running_loop().call_soon(self._write)
+            self._made_s = made_s
         self._unwritten.append(tap)
 
     def _write(self) -> None:
@@ -63,6 +76,8 @@ class Taps:
         taps, self._unwritten = self._unwritten, []
         for tap in taps:
             tap.write()
+        if self._made_s is not None:
+            self._delivered(time.monotonic() - self._made_s)
 
 
 class Tap:
@@ -91,8 +106,8 @@ class Tap:
         self._text = ""  # not yet written
         self._tokens = 0
 
-    def takes(self, output: Any) -> bool:
-        """Take an ``EngineCoreOutput`` if it is nothing but the next tokens; else it is vLLM's to handle."""
+    def takes(self, output: Any, made_s: float | None) -> bool:
+        """Take an ``EngineCoreOutput``, made then, if it is nothing but the next tokens; else it is vLLM's to handle."""
         if (
             not self._idle
             or self._writing is not None
@@ -119,7 +134,7 @@ class Tap:
             detokenizer._last_output_text_offset += len(text)
             self._text += text
         if not self._tokens and ids:
-            self._taps.unwritten(self)
+            self._taps.unwritten(self, made_s)
         self._tokens += len(ids)
         self._passage.completion_tokens += len(ids)
         return True
@@ -212,10 +227,10 @@ def rest_of(coroutine: Coroutine[Any, Any, None], waits_for: Any) -> Generator[A
             return
 
 
-def taps_of(client: Any) -> Taps:
-    """Return the taps of vLLM's ``AsyncLLM``."""
+def taps_of(client: Any, delivered: Callable[[float], None]) -> Taps:
+    """Return the taps of vLLM's ``AsyncLLM``; ``delivered`` as in ``Taps``."""
     queue = client.engine_core.outputs_queue
-    return Taps(client.output_processor.request_states, lambda: not queue.empty())
+    return Taps(client.output_processor.request_states, lambda: not queue.empty(), delivered)
 
 
 def install() -> None:
@@ -239,7 +254,7 @@ def install() -> None:
         for output in engine_core_outputs:
             state = states.get(output.request_id)
             tap = None if state is None else state.nestedfp_tap
-            if tap is not None and tap.takes(output):
+            if tap is not None and tap.takes(output, engine_core_timestamp):
                 self._update_stats_from_output(state, output, engine_core_timestamp, iteration_stats)
             else:
                 left.append(output)

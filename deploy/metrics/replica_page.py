@@ -119,6 +119,12 @@ def path_families(path: PathStats, admission: Admission) -> Iterator[Metric]:
         "From arrival to the hand-over to the engine, last seconds",
         path.wait_p90_ms / 1e3,
     )
+    if path.delivery_p90_ms is not None:
+        yield gauge(
+            "nestedfp_path_delivery_p90_seconds",
+            "From the engine's output to its bytes written, last seconds; none before the first stream",
+            path.delivery_p90_ms / 1e3,
+        )
     yield gauge("nestedfp_path_loop_lag_seconds", "Largest lag of the event loop, last second", path.loop_lag_ms / 1e3)
     yield gauge("nestedfp_open_requests", "Requests in this replica", path.open_streams)
     yield gauge("nestedfp_paused_streams", "Streams whose clients do not read", path.paused_streams)

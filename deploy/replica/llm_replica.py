@@ -216,7 +216,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
                 None if self._agent is None else EngineQueue(self.engine.client, self.engine.call),
             ),
             self._traced,
-            tap.taps_of(self.engine.client),
+            tap.taps_of(self.engine.client, self._meter.delivered),
         )
         health = HealthRoutes(
             serve.get_replica_context().replica_id.unique_id,

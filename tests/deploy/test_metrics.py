@@ -50,7 +50,7 @@ def replica_page(replica="r1", requests=None, **changes):
     view = AgentReading({**STATS, **changes}, 0.5, DirectiveMode.AUTO, 4, 1.5, slo_evaluated=10, within_slo=9)
     labels = LABELS | {"replica": replica}
     metrics = ReplicaMetrics(labels, requests or RequestMetrics(), Admission(8, 4), {"nested": 12, "plain": 1})
-    return metrics.text(view, PathStats(in_path=3, wait_p90_ms=20.0))
+    return metrics.text(view, PathStats(in_path=3, wait_p90_ms=20.0, delivery_p90_ms=4))
 
 
 # -- pages -------------------------------------------------------------------------------------------------------------
@@ -96,6 +96,7 @@ def test_a_replica_tells_its_precision_queue_and_path():
     assert value(text, "nestedfp_engine_stats_age_seconds", **LABELS) == 0.5
     assert value(text, "nestedfp_path_requests", **LABELS) == 3
     assert value(text, "nestedfp_path_wait_p90_seconds", **LABELS) == pytest.approx(0.02)
+    assert value(text, "nestedfp_path_delivery_p90_seconds", **LABELS) == pytest.approx(0.004)
     assert value(text, "nestedfp_admission_limit_sequences", **LABELS) == 8
     assert value(text, "nestedfp_layers", kind="nested", **LABELS) == 12
 

@@ -56,6 +56,9 @@ def test_rows_that_are_not_there_are_refused():
     for first, rows in [(0, 129), (64, 65), (32, 16), (-64, 64), (0, 0)]:
         with pytest.raises(RuntimeError, match="nestedfp::join_rows: expected rows"):
             torch.ops.nestedfp.join_rows(upper, lower, 128, 64, first, rows)
+    _, _, upper, lower = packed(128, 68)
+    with pytest.raises(RuntimeError, match="multiple of 8"):
+        torch.ops.nestedfp.join_rows(upper, lower, 128, 68, 0, 64)
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
@@ -115,11 +118,27 @@ def test_a_measurement_finds_that_both_compute_the_same(mode):
     _, _, upper, lower = packed(n, k)
     weight = kernels.PackedWeight(upper, lower, n, k)
     ops.set_mode(mode)
-    assert library_route.agrees(mode, weight)
-    broken = kernels.PackedWeight(upper.flip(0).contiguous(), lower, n, k)
-    given = torch.randn(64, k, device="cuda").half()
-    assert not torch.allclose(
-        library_route.PRODUCTS[mode](given, broken.upper, lower, None, n, k),
-        library_route.PRODUCTS[mode](given, upper, lower, None, n, k),
-    )
-    assert library_route._measured(mode, [weight], 512) in (None, *library_route.TOKENS)
+    for tokens in library_route.TOKENS:
+        assert library_route.agrees(mode, library_route.activations(tokens, k, upper.device), weight)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_library_is_taken_from_where_it_is_faster(monkeypatch, mode):
+    if mode is Mode.FP8 and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("no FP8 products")
+    n, k = 4096, 4096
+    _, _, upper, lower = packed(n, k)
+    weights = [kernels.PackedWeight(upper, lower, n, k)]
+    right = library_route.PRODUCTS[mode]
+
+    def slow(*given):
+        for _ in range(200):
+            right(*given)
+        return right(*given)
+
+    monkeypatch.setitem(library_route.PRODUCTS, mode, slow)
+    assert library_route._measured(mode, weights, 64) is None
+    monkeypatch.setitem(library_route.PRODUCTS, mode, right)
+    monkeypatch.setattr(library_route, "_portable", lambda *given: slow(*given))
+    assert library_route._measured(mode, weights, 64) == library_route.TOKENS[0]
+    assert ops.get_mode() is Mode.FP16

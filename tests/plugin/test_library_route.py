@@ -94,6 +94,87 @@ def test_the_mode_and_the_tokens_of_a_step_say_who_multiplies(calls, n, mode, sh
     assert calls == by
 
 
+WEIGHT = SimpleNamespace(n=64, k=128, upper=torch.empty(0), lower=torch.empty(0))
+
+
+def test_a_library_must_agree_for_every_token_and_every_part_of_the_outputs(monkeypatch):
+    torch.manual_seed(3)
+    x = library_route.activations(300, WEIGHT.k, torch.device("cpu"))
+    weight = torch.randn(WEIGHT.n, WEIGHT.k)
+
+    def right(given, upper, lower, bias, n, k):
+        return given.float() @ weight.T + bias.float()
+
+    def product(wrong):
+        monkeypatch.setitem(library_route.PRODUCTS, Mode.FP8, lambda *given: wrong(right(*given)).half())
+        return library_route.agrees(Mode.FP8, x, WEIGHT)
+
+    def zeros(rows, columns):
+        def wrong(out):
+            out[rows, columns] = 0
+            return out
+
+        return wrong
+
+    monkeypatch.setattr(library_route, "_portable", lambda *given: right(*given).half())
+    everything = slice(None)
+    assert product(lambda out: out)
+    assert product(lambda out: out * (1 + 0.03 * torch.randn_like(out))), "activations that were rounded"
+    assert not product(lambda out: 2 * out)
+    assert not product(lambda out: out * torch.nan)
+    assert not product(zeros(everything, slice(48, 64))), "the last columns"
+    assert not product(zeros(0, everything)), "the smallest token"
+    assert not product(zeros(299, everything)), "the last token"
+    assert not product(lambda out: out.mean(0, keepdim=True) + 0 * out), "one scale for all tokens"
+
+
+class Group:
+    """A tensor-parallel group as rank 0, or rank 1 that is told ``told``, sees it."""
+
+    world_size = 2
+
+    def __init__(self, rank, told=None):
+        self.rank_in_group, self.told = rank, told
+
+    def broadcast_object(self, given, src):
+        assert src == 0
+        self.told = given if self.rank_in_group == 0 else self.told
+        return self.told
+
+
+def test_all_ranks_take_what_the_first_has_measured(monkeypatch):
+    monkeypatch.setattr(library_route, "_from_tokens", {})
+    monkeypatch.setattr(library_route, "_modes", lambda: list(Mode))
+    monkeypatch.setattr(library_route, "_measured", lambda mode, weights, most: 128 if mode is Mode.FP8 else None)
+    shapes = {(64, 128): [WEIGHT], (72, 128): [WEIGHT], (64, 132): [WEIGHT]}
+    first = Group(0)
+    monkeypatch.setattr(library_route, "get_tp_group", lambda: first)
+    library_route.choose(shapes, 512, measure=True)
+    assert library_route._from_tokens == {(64, 128): {Mode.FP8: 128}}
+    library_route._from_tokens.clear()
+    second = Group(1, first.told)
+    monkeypatch.setattr(library_route, "get_tp_group", lambda: second)
+    monkeypatch.setattr(library_route, "_measured", lambda *_: pytest.fail("measured on another rank"))
+    library_route.choose(shapes, 512, measure=True)
+    assert library_route._from_tokens == {(64, 128): {Mode.FP8: 128}}
+    monkeypatch.setattr(library_route, "get_tp_group", lambda: Group(0))
+    library_route.choose(shapes, 512, measure=False)
+    assert library_route._from_tokens == {}, "pinned: the portable kernels multiply everything"
+
+
+def test_a_library_that_fails_is_not_used(monkeypatch, caplog):
+    def missing(*_):
+        raise NotImplementedError("No compiled cutlass_scaled_mm for CUDA device capability: 121")
+
+    monkeypatch.setitem(library_route.PRODUCTS, Mode.FP8, missing)
+    monkeypatch.setattr(library_route, "rotation", list)
+    library_route.logger.addHandler(caplog.handler)
+    assert library_route._measured(Mode.FP8, [WEIGHT], 512) is None
+    library_route.logger.removeHandler(caplog.handler)
+    assert "a library fails (No compiled" in caplog.text
+    assert ops.get_mode() is Mode.FP16
+
+
 def test_the_compiler_knows_the_shape_of_the_result():
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -45,11 +45,6 @@ std::tuple<Tensor, Tensor> quantize_rows(Tensor x) {
 }  // namespace
 }  // namespace nestedfp::cuda
 
-STABLE_TORCH_LIBRARY_FRAGMENT(nestedfp, m) {
-    m.def("join_rows(Tensor upper, Tensor lower, int n, int k, int first_row, int rows) -> Tensor");
-    m.def("quantize_rows(Tensor x) -> (Tensor codes, Tensor scales)");
-}
-
 STABLE_TORCH_LIBRARY_IMPL(nestedfp, CUDA, m) {
     m.impl("join_rows", TORCH_BOX(&nestedfp::cuda::join_rows));
     m.impl("quantize_rows", TORCH_BOX(&nestedfp::cuda::quantize_rows));

@@ -57,7 +57,8 @@ def choose(model: torch.nn.Module, options: PluginOptions, max_tokens: int) -> N
     if is_portable(torch.cuda.get_device_capability()):
         logger.info("GEMM tiles are chosen by the portable kernels' rule")
         shapes = {} if options.weights == "two_copies" else weights_by_shape(model)
-        library_route.choose(shapes, max_tokens, options.gemm_choice == "measure")
+        pinned = options.gemm_choice == "model" or options.gemm_timings or options.fused_quantiser == "always"
+        library_route.choose(shapes, max_tokens, measure=not pinned)
         return
     if options.gemm_choice == "model":
         logger.info("GEMM configs are chosen by the shipped table and the cost model (gemm_choice: model)")

@@ -34,7 +34,7 @@ def test_times_count_from_the_arrival_to_the_bytes_written(meter, clock):
     assert (ttft.count, ttft.p50_ms) == (1, pytest.approx(100, rel=0.02))
     assert (tpot.count, tpot.p90_ms) == (2, pytest.approx(30, rel=0.02))
     assert meter.stats(clock.now_s).wait_p90_ms == pytest.approx(20, rel=0.02)
-    assert meter.take_finished() == [(pytest.approx(0.1), pytest.approx(0.06 / 4))]
+    assert meter.take_finished() == [(pytest.approx(0.1), pytest.approx(0.06 / 4), None)]
     assert meter.take_finished() == []
     assert meter.stats(clock.now_s).open_streams == 0
 
@@ -59,7 +59,7 @@ def test_an_answer_in_one_piece_has_the_engines_times_and_the_wait_before_it(met
     passage.submitted()
     clock.now_s += 3.0
     passage.finished_in_one_piece(first_token_s=0.15, decode_s=0.9, tokens=10)
-    assert meter.take_finished() == [(pytest.approx(0.2), pytest.approx(0.1))]
+    assert meter.take_finished() == [(pytest.approx(0.2), pytest.approx(0.1), None)]
     assert meter.windows(clock.now_s)[0].p50_ms == pytest.approx(200, rel=0.02)
 
 
@@ -67,6 +67,14 @@ def test_a_request_that_never_reached_the_engine_leaves_the_path_when_it_ends(me
     passage = meter.arrive(clock.now_s)
     passage.ended()
     assert meter.stats(clock.now_s).in_path == 0
+
+
+def test_the_way_back_from_the_engine_is_not_known_before_something_went_it(meter, clock):
+    assert meter.stats(clock.now_s).delivery_p90_ms is None
+    for took_s in (0.004, 0.02, -0.001):
+        meter.delivered(took_s)
+    assert meter.stats(clock.now_s).delivery_p90_ms == pytest.approx(20, rel=0.02)
+    assert meter.stats(clock.now_s + 60).delivery_p90_ms is None
 
 
 def test_the_largest_lag_of_the_last_second_counts(meter, clock):
@@ -80,7 +88,7 @@ def test_what_nobody_takes_is_bounded(meter):
     for number in range(MOST_FINISHED + 10):
         meter.judge(float(number), None)
     finished = meter.take_finished()
-    assert (len(finished), finished[-1]) == (MOST_FINISHED, (MOST_FINISHED + 9.0, None))
+    assert (len(finished), finished[-1]) == (MOST_FINISHED, (MOST_FINISHED + 9.0, None, None))
 
 
 def test_the_engines_account_counts_where_it_says_more_than_the_front_has_seen(meter, clock):

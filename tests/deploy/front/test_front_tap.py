@@ -60,7 +60,7 @@ class Service:
             self.meter,
             PeerView(),
             1 << 20,
-            taps=Taps(states, more) if tapped else None,
+            taps=Taps(states, more, self.meter.delivered) if tapped else None,
         )
 
     def ids(self, text):
@@ -86,11 +86,11 @@ class Service:
         client.passage = passage
         return asyncio.create_task(self.generate._write(Handover(call, frame), client.send, passage, []))
 
-    def step(self, *outputs):
+    def step(self, *outputs, made_s_ago=0.0):
         """The outputs of one step of the engine: (name, tokens) and more fields."""
         made = [EngineCoreOutput(name, list(ids), **more) for name, ids, more in outputs]
         stats = IterationStats()
-        self.processor.process_outputs(made, time.monotonic(), stats)
+        self.processor.process_outputs(made, time.monotonic() - made_s_ago, stats)
         return stats
 
     def tapped(self, name):
@@ -197,8 +197,8 @@ def test_tokens_of_one_turn_of_the_loop_go_out_together_and_the_end_after_them(m
         assert (client.passage.tokens, client.passage.writing_since_s) == (5, None)
         now_s = service.meter.clock()
         assert (service.meter.ttft.summary(now_s).count, service.meter.tpot.summary(now_s).count) == (1, 2)
-        ((_, tpot_s),) = service.meter.take_finished()
-        assert tpot_s == pytest.approx((client.passage.last_s - client.passage.first_s) / 4)
+        (request,) = service.meter.take_finished()
+        assert request.tpot_s == pytest.approx((client.passage.last_s - client.passage.first_s) / 4)
 
     asyncio.run(main())
 
@@ -411,13 +411,44 @@ def test_a_stream_that_cannot_be_written_leaves_those_behind_it_alone():
     asyncio.run(main())
 
 
+def test_the_way_back_counts_from_when_the_engine_made_the_oldest_of_what_is_written():
+    async def main():
+        service, clients = Service(), [Client(), Client()]
+        await begun(service, a=clients[0], b=clients[1])
+        assert service.meter.stats(service.meter.clock()).delivery_p90_ms is None, "not by a tap"
+        service.step(("a", [301], {}), made_s_ago=0.3)
+        service.step(("b", [301], {}), made_s_ago=0.1)
+        await asyncio.sleep(0.01)
+        assert [len(client.events) for client in clients] == [2, 2]
+        delivery_ms = service.meter.stats(service.meter.clock()).delivery_p90_ms
+        assert 290 < delivery_ms < 500, "one write for both"
+
+    asyncio.run(main())
+
+
+def test_a_stream_s_end_says_what_of_its_latency_was_the_engine_s():
+    async def main():
+        service, client = Service(), Client()
+        (task,) = await begun(service, a=client)
+        stats = service.processor.request_states["a"].stats
+        stats.queued_ts = stats.first_token_ts - 0.4
+        service.step(("a", [301], {}))
+        service.step(("a", [302], {"finish_reason": FinishReason.LENGTH}))
+        await task
+        (request,) = service.meter.take_finished()
+        assert request.engine[0] == pytest.approx(0.4)
+        assert request.engine[1] == pytest.approx((stats.last_token_ts - stats.first_token_ts) / 2)
+
+    asyncio.run(main())
+
+
 def test_the_engines_client_says_whether_more_is_here():
     async def main():
         queue = asyncio.Queue()
         client = SimpleNamespace(
             output_processor=SimpleNamespace(request_states={}), engine_core=SimpleNamespace(outputs_queue=queue)
         )
-        taps = tap.taps_of(client)
+        taps = tap.taps_of(client, lambda took_s: None)
         assert not taps._more()
         queue.put_nowait("outputs")
         assert taps._more()
@@ -443,7 +474,7 @@ def test_every_field_of_an_output_is_looked_at_or_known_to_say_nothing_of_a_sequ
         open_ = object.__new__(tap.Tap)
         open_._idle, open_._writing, open_._collector = True, None, SimpleNamespace(output=None)
         setattr(others, name, "something")
-        assert not open_.takes(others), name
+        assert not open_.takes(others, None), name
 
 
 def test_the_rest_of_a_coroutine_ends_fails_and_is_cancelled_as_in_a_task_of_its_own():
