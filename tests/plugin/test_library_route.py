@@ -160,6 +160,13 @@ def test_all_ranks_take_what_the_first_has_measured(monkeypatch):
     monkeypatch.setattr(library_route, "get_tp_group", lambda: Group(0))
     library_route.choose(shapes, 512, measure=False)
     assert library_route._from_tokens == {}, "pinned: the portable kernels multiply everything"
+    assert library_route.scratch_bytes() == 0
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [({Mode.FP8: 1}, 0), ({Mode.FP16: 512}, library_route.SCRATCH_BYTES)])
+def test_memory_for_joined_weights_is_kept_where_fp16_steps_need_it(monkeypatch, tokens, expected):
+    monkeypatch.setattr(library_route, "_from_tokens", {(64, 128): tokens})
+    assert library_route.scratch_bytes() == expected
 
 
 def test_a_library_that_fails_is_not_used(monkeypatch, caplog):

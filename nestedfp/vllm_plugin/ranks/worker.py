@@ -70,19 +70,21 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
 
     def _determine_available_memory(self) -> int:
         options = PluginOptions.of(self.vllm_config)
+        beside = 0
         if not current_platform.is_cpu() and not options.fp16_only:
-            from nestedfp.vllm_plugin.weights import gemm_choice
+            from nestedfp.vllm_plugin.weights import gemm_choice, library_route
 
             # Now: the weights are there, the KV cache is not, and everything that follows, the profile of memory and the
             # graphs, runs what was chosen.
             gemm_choice.choose(self.get_model(), options, self.scheduler_config.max_num_batched_tokens)
+            beside = library_route.scratch_bytes()
         # The profile must see the more expensive mode; on a GPU that is FP8 with its quantised activations.
         ops.set_mode(Mode.FP8)
         try:
             available: int = super().determine_available_memory()
         finally:
             ops.set_mode(Mode.FP16)
-        return available
+        return available - beside
 
     def execute_model(self, scheduler_output: Any) -> Any:
         mode = getattr(scheduler_output, "nestedfp_mode", None)

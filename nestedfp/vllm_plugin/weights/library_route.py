@@ -126,6 +126,11 @@ def first_worth(times: Sequence[tuple[int, float, float]]) -> int | None:
     return found
 
 
+def scratch_bytes() -> int:
+    """Return the memory that FP16 steps take for joined weights, which FP8 steps do not."""
+    return SCRATCH_BYTES if any(Mode.FP16 in tokens for tokens in _from_tokens.values()) else 0
+
+
 def choose(shapes: Mapping[tuple[int, int], Sequence[PackedWeight]], max_tokens: int, measure: bool) -> None:
     """Measure from how many tokens on layers are multiplied by the libraries; rank 0 of a tensor-parallel group does for all.
 
