@@ -104,6 +104,7 @@ class ReplicaStatus(ReplicaState):
     tpot_p90_ms: Milliseconds | None
     slo_evaluated: Count = 0  # finished requests held against the objectives, since the engine's start
     within_slo: Count = 0  # of them, those that met both
+    path_misses: Count = 0  # of the others, those that the engine alone would have kept
     path_saturated: bool = False  # the path limits this replica, not its engine
     arrivals_per_s: float | None  # None: not known yet
     tokens_per_s: float | None

@@ -87,6 +87,7 @@ def _replica(
         tpot_p90_ms=snapshot.tpot.p90_ms if snapshot.tpot.count else None,
         slo_evaluated=snapshot.slo_evaluated,
         within_slo=snapshot.within_slo,
+        path_misses=snapshot.path_misses,
         arrivals_per_s=None if rates is None else rates.arrivals_per_s,
         tokens_per_s=None if rates is None else rates.tokens_per_s,
     )
