@@ -19,6 +19,10 @@ with warnings.catch_warnings():
     from nestedfp.vllm_plugin.weights import library_route
 
 pytestmark = pytest.mark.gpu
+multiplies_fp8 = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9), reason="no FP8 products"
+)
+MODES = [Mode.FP16, pytest.param(Mode.FP8, marks=multiplies_fp8)]
 
 SHAPES = [(64, 64), (4096, 4096), (6144, 5120), (1040, 8200), (8192, 5120)]  # the last is joined in two parts
 
@@ -74,12 +78,11 @@ def test_fp16_products_are_of_the_exact_weights(n, k, tokens, with_bias):
     assert (out.double() - expected).norm() < 1e-3 * expected.norm()
 
 
+@multiplies_fp8
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("tokens", [1, 17, 300])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_fp8_products_are_of_the_quantiser_s_codes_and_the_upper_plane(n, k, tokens, with_bias):
-    if torch.cuda.get_device_capability() < (8, 9):
-        pytest.skip("no FP8 products")
     _, plain_upper, upper, lower = packed(n, k)
     x = torch.randn(tokens, k, device="cuda").half()
     bias = torch.randn(n, device="cuda").half() if with_bias else None
@@ -90,10 +93,8 @@ def test_fp8_products_are_of_the_quantiser_s_codes_and_the_upper_plane(n, k, tok
     assert (out.double() - expected).norm() < 6e-3 * expected.norm()  # the tensor cores' sums
 
 
-@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("mode", MODES)
 def test_the_operator_sends_large_steps_to_a_library_and_graphs_replay_it(monkeypatch, mode):
-    if mode is Mode.FP8 and torch.cuda.get_device_capability() < (8, 9):
-        pytest.skip("no FP8 products")
     n, k = 1024, 2048
     _, _, upper, lower = packed(n, k)
     monkeypatch.setattr(library_route, "_from_tokens", {(n, k): {each: 64 for each in Mode}})
@@ -110,10 +111,8 @@ def test_the_operator_sends_large_steps_to_a_library_and_graphs_replay_it(monkey
         assert torch.equal(replayed, expected)
 
 
-@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("mode", MODES)
 def test_a_measurement_finds_that_both_compute_the_same(mode):
-    if mode is Mode.FP8 and torch.cuda.get_device_capability() < (8, 9):
-        pytest.skip("no FP8 products")
     n, k = 4096, 4096
     _, _, upper, lower = packed(n, k)
     weight = kernels.PackedWeight(upper, lower, n, k)
@@ -122,10 +121,8 @@ def test_a_measurement_finds_that_both_compute_the_same(mode):
         assert library_route.agrees(mode, library_route.activations(tokens, k, upper.device), weight)
 
 
-@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("mode", MODES)
 def test_a_library_is_taken_from_where_it_is_faster(monkeypatch, mode):
-    if mode is Mode.FP8 and torch.cuda.get_device_capability() < (8, 9):
-        pytest.skip("no FP8 products")
     n, k = 4096, 4096
     _, _, upper, lower = packed(n, k)
     weights = [kernels.PackedWeight(upper, lower, n, k)]

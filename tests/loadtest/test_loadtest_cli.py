@@ -127,9 +127,8 @@ def test_a_whole_load_test_starts_the_service_and_writes_the_report(tmp_path, ca
     assert runs["fp8"]["fp16_token_share"] == 0.0
     assert 0.0 < runs["adaptive"]["fp16_token_share"] < 1.0
     assert runs["adaptive"]["switches"] > 0
-    assert (
-        runs["fp8"]["tpot_ms"]["p50"] < runs["fp16"]["tpot_ms"]["p50"]
-    )  # a quarter, on a machine that does nothing else
+    # A quarter, on a machine that does nothing else.
+    assert runs["fp8"]["tpot_ms"]["p50"] < runs["fp16"]["tpot_ms"]["p50"]
     fp16, fp8 = summary["calibration"]["capacities"]
     assert fp8["carried_rps"] > 1.5 * fp16["carried_rps"]
     assert {fp16["saturated_by"], fp8["saturated_by"]} <= {"engine", "client"}  # client: this machine is busy

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from nestedfp.kernels import ops
+from nestedfp.kernels.cuda_layout import BLOCK_ROWS
 from nestedfp.modes import Mode
 
 with warnings.catch_warnings():
@@ -39,7 +40,7 @@ def test_joined_weights_stay_within_the_scratch_memory(n, k):
     assert [first for first, _ in parts] == [sum(rows for _, rows in parts[:i]) for i in range(len(parts))]
     assert sum(rows for _, rows in parts) == n
     for first, rows in parts:
-        assert first % library_route.ROW_BLOCK == 0
+        assert first % BLOCK_ROWS == 0
         assert rows * k * 2 <= library_route.SCRATCH_BYTES
 
 
@@ -178,7 +179,12 @@ def test_a_library_that_fails_is_not_used(monkeypatch, caplog):
     library_route.logger.addHandler(caplog.handler)
     assert library_route._measured(Mode.FP8, [WEIGHT], 512) is None
     library_route.logger.removeHandler(caplog.handler)
-    assert "a library fails (No compiled" in caplog.text
+    assert "a library is not used: No compiled" in caplog.text
+    monkeypatch.setattr(library_route, "agrees", lambda *_: False)
+    library_route.logger.addHandler(caplog.handler)
+    assert library_route._measured(Mode.FP16, [WEIGHT], 512) is None
+    library_route.logger.removeHandler(caplog.handler)
+    assert "not used: it computes something else for 16 tokens" in caplog.text
     assert ops.get_mode() is Mode.FP16
 
 

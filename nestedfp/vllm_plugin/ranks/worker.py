@@ -13,7 +13,7 @@ from nestedfp.steps.step_costs import StepCosts
 from nestedfp.vllm_plugin import failure
 from nestedfp.vllm_plugin.options import PluginOptions
 from nestedfp.vllm_plugin.ranks import cpu_seed, self_check, step_timing
-from nestedfp.vllm_plugin.weights import coverage
+from nestedfp.vllm_plugin.weights import coverage, library_route
 from nestedfp.vllm_plugin.weights.fixed_weights import FixedWeights
 
 if current_platform.is_cpu():
@@ -70,21 +70,19 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
 
     def _determine_available_memory(self) -> int:
         options = PluginOptions.of(self.vllm_config)
-        beside = 0
         if not current_platform.is_cpu() and not options.fp16_only:
-            from nestedfp.vllm_plugin.weights import gemm_choice, library_route
+            from nestedfp.vllm_plugin.weights import gemm_choice
 
             # Now: the weights are there, the KV cache is not, and everything that follows, the profile of memory and the
             # graphs, runs what was chosen.
             gemm_choice.choose(self.get_model(), options, self.scheduler_config.max_num_batched_tokens)
-            beside = library_route.scratch_bytes()
         # The profile must see the more expensive mode; on a GPU that is FP8 with its quantised activations.
         ops.set_mode(Mode.FP8)
         try:
             available: int = super().determine_available_memory()
         finally:
             ops.set_mode(Mode.FP16)
-        return available - beside
+        return available - library_route.scratch_bytes()
 
     def execute_model(self, scheduler_output: Any) -> Any:
         mode = getattr(scheduler_output, "nestedfp_mode", None)

@@ -23,7 +23,9 @@ import torch.library
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.logger import init_logger
 
+from nestedfp.format import UPPER_SCALE
 from nestedfp.kernels import ops
+from nestedfp.kernels.cuda_layout import BLOCK_ROWS
 from nestedfp.kernels.cuda_library import PackedWeight
 from nestedfp.kernels.gemm_tuning import rotation
 from nestedfp.modes import Mode
@@ -33,8 +35,6 @@ logger = init_logger("vllm.nestedfp")
 TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
 LAUNCHES = 4  # of a graph that is timed
 SCRATCH_BYTES = 64 << 20  # of joined weights at a time
-ROW_BLOCK = 64  # csrc/cuda/kernels/layout.h
-WEIGHT_SCALE = 2.0**-8  # of an upper byte read as E4M3: docs of nestedfp.format
 # Of a token's outputs, and of BLOCK_COLUMNS of all of them, by which a library may differ from the portable kernels: by FP16's
 # rounding, or by that of activations to E4M3 where those do not round them (0.026 in the mean).
 MOST_RELATIVE_ERROR = {Mode.FP16: 0.01, Mode.FP8: 0.08}
@@ -48,9 +48,13 @@ _weight_scales: dict[torch.device, torch.Tensor] = {}
 
 
 def fits(layer: Any) -> bool:
-    """Whether a nested layer's shape suits the libraries; a list of outliers multiplies in the project's own operator only."""
-    n, k = layer.nestedfp_shape
-    return layer.weight_lower is not None and layer.outlier_deltas is None and n % 16 == 0 and k % 8 == 0
+    """Whether a nested layer can go to the libraries; a list of outliers multiplies in the project's own operator only."""
+    return layer.weight_lower is not None and layer.outlier_deltas is None and takes(*layer.nestedfp_shape)
+
+
+def takes(n: int, k: int) -> bool:
+    """Whether the libraries take weights of this shape."""
+    return n % 16 == 0 and k % 8 == 0
 
 
 def linear(layer: Any, x: torch.Tensor, bias: torch.Tensor | None, quantize_activations: bool) -> torch.Tensor:
@@ -105,7 +109,7 @@ PRODUCTS: dict[Mode, Product] = {Mode.FP16: fp16_product, Mode.FP8: fp8_product}
 
 def parts(n: int, k: int) -> list[tuple[int, int]]:
     """Return first row and number of rows of the parts in which n rows of k weights are joined."""
-    most = max(ROW_BLOCK, SCRATCH_BYTES // (2 * k) // ROW_BLOCK * ROW_BLOCK)
+    most = max(BLOCK_ROWS, SCRATCH_BYTES // (2 * k) // BLOCK_ROWS * BLOCK_ROWS)
     return [(first, min(most, n - first)) for first in range(0, n, most)]
 
 
@@ -145,10 +149,11 @@ def choose(shapes: Mapping[tuple[int, int], Sequence[PackedWeight]], max_tokens:
     for weights in shapes.values():
         _weight_scale(weights[0].upper.device)  # before graphs are captured
     if measure and group.rank_in_group == 0:
+        modes = _modes()
         found = [
-            (n, k, {mode.value: _measured(mode, weights, max_tokens) for mode in _modes()})
+            (n, k, {mode.value: _measured(mode, weights, max_tokens) for mode in modes})
             for (n, k), weights in shapes.items()
-            if n % 16 == 0 and k % 8 == 0
+            if takes(n, k)
         ]
     if group.world_size > 1:
         found = group.broadcast_object(found, src=0)
@@ -178,22 +183,12 @@ def _measured(mode: Mode, weights: Sequence[PackedWeight], max_tokens: int) -> i
         for tokens in (count for count in TOKENS if count <= max_tokens):
             x = activations(tokens, k, weights[0].upper.device)
             if not agrees(mode, x, weights[0]):
-                logger.warning(
-                    "N=%d, K=%d in %s: a library computes something else for %d tokens; it is not used",
-                    n,
-                    k,
-                    mode.value,
-                    tokens,
-                )
-                return None
-            both = _portable, PRODUCTS[mode]
-            first = [_us(product, x, rotated) for product in both]
-            again = [_us(product, x, rotated) for product in reversed(both)][
-                ::-1
-            ]  # whoever slows a card down, it meets both
-            times.append((tokens, first[0] + again[0], first[1] + again[1]))
+                raise RuntimeError(f"it computes something else for {tokens} tokens")
+            # In turns: a card that becomes slower does so for both.
+            turns = [_us(product, x, rotated) for product in (_portable, PRODUCTS[mode], PRODUCTS[mode], _portable)]
+            times.append((tokens, turns[0] + turns[3], turns[1] + turns[2]))
     except RuntimeError as error:  # no kernel for this card, or no memory: such steps go the way they went before
-        logger.warning("N=%d, K=%d in %s: a library fails (%s); it is not used", n, k, mode.value, error)
+        logger.warning("N=%d, K=%d in %s: a library is not used: %s", n, k, mode.value, error)
         return None
     finally:
         ops.set_mode(Mode.FP16)
@@ -254,7 +249,7 @@ def _us(product: Product, x: torch.Tensor, weights: Sequence[PackedWeight]) -> f
 
 def _weight_scale(device: torch.device) -> torch.Tensor:
     if device not in _weight_scales:
-        _weight_scales[device] = torch.full((1,), WEIGHT_SCALE, device=device)
+        _weight_scales[device] = torch.full((1,), 1 / UPPER_SCALE, device=device)
     return _weight_scales[device]
 
 
