@@ -99,5 +99,6 @@ def derive(table: EngineTable, source: Shape, target: Shape, ranks: int) -> Engi
             "engine": table.engine.model_copy(update={"kv_tokens": kv_tokens}),
             "fp16": scaled(table.fp16, 1.0),
             "fp8": scaled(table.fp8, 0.5),
+            "start_costs": None,  # of the source's engine
         }
     )

@@ -10,9 +10,9 @@ above the knee a step is bound by arithmetic and every token costs. One set of c
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from controller.config import explain
 from nestedfp.modes import Mode
@@ -24,13 +24,14 @@ from workload.frozen import FrozenModel
 TABLE = Path(__file__).parent / "tables" / "h100-llama-8b.json"
 
 NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
 AtLeastOne = Annotated[int, Field(ge=1)]
 
 
 class StepTimeModel(FrozenModel):
     """Coefficients of one precision."""
 
-    fixed_ms: Annotated[float, Field(gt=0)]
+    fixed_ms: Positive
     per_token_us: NotNegative
     knee_tokens: Annotated[int, Field(ge=0)]
     over_knee_us: NotNegative  # on top of per_token_us
@@ -100,15 +101,25 @@ class EngineTable(FrozenModel):
     fp8: StepTimeModel
     fit_fp16: FitError
     fit_fp8: FitError
+    # Tokens, FP16 and FP8 ms, ascending; what such an engine measured when it started, on a card that had been idle. None: what its
+    # steps take.
+    start_costs: tuple[tuple[AtLeastOne, Positive, Positive], ...] | None = None
 
     def step_costs(self) -> StepCosts:
-        """What an engine with this table measures at its start, for the mode ``auto``: steps of prompts alone."""
+        """What an engine with this table goes by in the mode ``auto`` until its steps teach it better."""
+        if self.start_costs is not None:
+            return StepCosts(tuple(step_costs.StepCost(*row) for row in self.start_costs))
         return StepCosts(
             tuple(
                 step_costs.StepCost(tokens, self.fp16.step_s(tokens, 0, 0) * 1e3, self.fp8.step_s(tokens, 0, 0) * 1e3)
                 for tokens in (2**power for power in range(self.engine.max_num_batched_tokens.bit_length()))
             )
         )
+
+    @model_validator(mode="after")
+    def _has_costs(self) -> Self:
+        self.step_costs()  # which refuses rows that do not ascend
+        return self
 
     def cost(self, mode: Mode) -> StepTimeModel:
         """The coefficients of a precision."""

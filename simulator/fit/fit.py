@@ -129,7 +129,8 @@ def fit_table(args: argparse.Namespace) -> EngineTable:
     runs = obs.read_csv(args.engine_csv, obs.RUN_COLUMNS) if args.engine_csv else None
     steps = obs.read_csv(args.steps_csv, obs.STEP_COLUMNS) if args.steps_csv else None
     gemms = obs.read_csv(args.gemm_csv, obs.GEMM_COLUMNS) if args.gemm_csv else None
-    files = [file for file in (runs, steps, gemms) if file is not None]
+    start = obs.read_csv(args.start_costs, obs.START_COLUMNS) if args.start_costs else None
+    files = [file for file in (runs, steps, gemms, start) if file is not None]
     kv_tokens = args.kv_tokens
     for file in files:
         kv_tokens = kv_tokens or obs.kv_cache_tokens(file, args.model)
@@ -164,6 +165,7 @@ def fit_table(args: argparse.Namespace) -> EngineTable:
         fp8=fitted[Mode.FP8][0],
         fit_fp16=fitted[Mode.FP16][1],
         fit_fp8=fitted[Mode.FP8][1],
+        start_costs=None if start is None else obs.start_costs(start, args.model),
     )
 
 
@@ -176,6 +178,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps-csv", type=Path, metavar="CSV", help="single steps")
     parser.add_argument(
         "--gemm-csv", type=Path, metavar="CSV", help="matrix products, of python -m benchmarks.kernels.gpu_gemm"
+    )
+    parser.add_argument(
+        "--start-costs", type=Path, metavar="CSV", help="what the engine measured at its start (without: its steps)"
     )
     parser.add_argument("--kv-token-ns", type=float, metavar="NS", help="time to read one KV entry (fitted)")
     parser.add_argument(

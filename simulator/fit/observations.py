@@ -1,12 +1,13 @@
 """Measurements of engines (CSV) -> observations that a step-time model can be fitted to. Pure but for opening files.
 
-Three kinds of files, all with ``#`` comment lines above the header:
+Four kinds of files, all with ``#`` comment lines above the header:
 
 * whole runs, ``model,system,batch,input_tokens,output_tokens,tokens_per_s``: ``batch`` prompts are given at once and
   decoded together. Such a run is a known sequence of steps, and its duration the sum of theirs;
 * single steps, ``model,system,prefill_tokens,decode_requests,kv_tokens,step_ms``;
 * matrix products, ``system,N,K,M,us``: how the linear layers grow with the tokens in a step, which a few whole runs
-  cannot tell apart from what a decoding request costs.
+  cannot tell apart from what a decoding request costs;
+* what an engine measured at its start, ``model,tokens,fp16_ms,fp8_ms``: nothing is fitted to it.
 """
 
 import csv
@@ -23,6 +24,7 @@ from simulator.errors import SimulationError
 RUN_COLUMNS = ("model", "system", "batch", "input_tokens", "output_tokens", "tokens_per_s")
 STEP_COLUMNS = ("model", "system", "prefill_tokens", "decode_requests", "kv_tokens", "step_ms")
 GEMM_COLUMNS = ("system", "N", "K", "M", "us")
+START_COLUMNS = ("model", "tokens", "fp16_ms", "fp8_ms")
 # Linear layers of a decoder block by model: (outputs N, inputs K); how many blocks.
 LAYERS = {
     "llama-8b": (((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)), 32),
@@ -118,6 +120,19 @@ def gemm_observations(file: Csv, model: str, mode: Mode) -> tuple[StepTiming, ..
         for tokens, times in sorted(times_us.items())
         if len(times) == len(shapes)
     )
+
+
+def start_costs(file: Csv, model: str) -> tuple[tuple[int, float, float], ...]:
+    """What a model's engine measured when it started: tokens, and a step's milliseconds in FP16 and FP8.
+
+    Raises:
+        SimulationError: when the file has none of the model.
+    """
+    rows = [row for row in file.rows if row["model"] == model]
+    if not rows:
+        raise SimulationError(f"{file.source.file}: expected rows of {model}, found none")
+    numbers = [[_number(file, row, name) for name in START_COLUMNS[1:]] for row in rows]
+    return tuple((int(tokens), fp16_ms, fp8_ms) for tokens, fp16_ms, fp8_ms in numbers)
 
 
 def steps_of_run(batch: int, tokens_in: int, tokens_out: int, budget_tokens: int) -> Iterator[StepSize]:

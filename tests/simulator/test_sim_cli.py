@@ -135,6 +135,36 @@ def test_a_fit_to_single_steps_finds_the_model_that_made_them(tmp_path: Path, no
     assert table.fit_fp16.median_relative <= noise + 1e-4
 
 
+def test_an_engine_goes_by_what_it_measured_at_its_start_where_the_table_says_that(tmp_path: Path):
+    steps, start = tmp_path / "steps.csv", tmp_path / "start.csv"
+    sizes = [(p, d, d * 50) for p in (0, 16, 128, 512, 2048) for d in (1, 8, 64)]
+    steps.write_text(",".join(observations.STEP_COLUMNS) + "\n" + measured(FP16, sizes, 0.0))
+    start.write_text("model,tokens,fp16_ms,fp8_ms\nother,1,1,1\nm,1,9.5,5.5\nm,64,12,8\n")
+    words = ["--steps-csv", str(steps), "--model", "m", "--kv-tokens", "1000", "--out", str(tmp_path / "t.json")]
+    assert fit.main([*words, "--start-costs", str(start)]) == 0
+    assert read_table(tmp_path / "t.json").step_costs().times_ms(64) == (12.0, 8.0)
+    assert fit.main(words) == 0
+    expected_ms = pytest.approx(1e3 * FP16.step_s(64, 0, 0), rel=1e-3)
+    assert read_table(tmp_path / "t.json").step_costs().times_ms(64)[0] == expected_ms
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [("", "expected rows of m, found none"), ("m,x,1,1\n", "tokens: expected a number"), ("m,4,2,1\nm,2,2,1\n", "ascending")],
+)  # fmt: skip
+def test_broken_start_costs_end_the_fit_with_one_message(
+    rows: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    steps, start = tmp_path / "steps.csv", tmp_path / "start.csv"
+    sizes = [(p, d, d * 50) for p in (0, 16, 128, 512, 2048) for d in (1, 8, 64)]
+    steps.write_text(",".join(observations.STEP_COLUMNS) + "\n" + measured(FP16, sizes, 0.0))
+    start.write_text("model,tokens,fp16_ms,fp8_ms\n" + rows)
+    words = ["--steps-csv", str(steps), "--model", "m", "--kv-tokens", "1000", "--out", str(tmp_path / "t.json")]
+    assert fit.main([*words, "--start-costs", str(start)]) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "t.json").exists()
+
+
 @pytest.mark.parametrize("size", [(1, 256, 128), (40, 100, 7), (64, 700, 30), (5, 3000, 1)])
 def test_a_whole_run_is_the_steps_that_the_engine_would_take(size: tuple[int, int, int]):
     batch, tokens_in, tokens_out = size
@@ -194,7 +224,7 @@ def simulate(*arguments: object) -> int:
 
 KEYS = {
     *("requests", "wall_s", "tight_slo", "loose_slo", "ttft_ms", "tpot_ms"),
-    *("fp16_token_share", "switches_per_min", "replicas"),
+    *("fp16_token_share", "exact_answer_share", "switches_per_min", "replicas"),
 }
 
 
