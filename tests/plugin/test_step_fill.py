@@ -54,6 +54,15 @@ def test_what_steps_take_beyond_their_cost_grows_with_the_requests() -> None:
     assert grown(FillWatch(1024), RULE, times, per_s=65, until_s=2)
 
 
+def test_what_prompts_take_beyond_their_cost_is_not_taken_for_decodes() -> None:
+    times = StepTimes(COSTS)
+    for _ in range(50):
+        times.took(Mode.FP16, 1000, 0.15, with_prompts=True)  # the cost was measured on an idle card
+    assert times.predicted_s(Mode.FP16, 1000, with_prompts=True) > 0.149
+    assert times.of_decodes_s(Mode.FP8, 200, 100) == StepTimes(COSTS).of_decodes_s(Mode.FP8, 200, 100)
+    assert not grown(FillWatch(1024), RULE, times, per_s=65, until_s=2)
+
+
 def kv_grown(*, per_s: float, until_s: float, first: float = 0.0, rule: StepRule = RULE) -> bool:
     """The same for the share of the KV cache, with one request inside."""
     watch, answer = FillWatch(256), None

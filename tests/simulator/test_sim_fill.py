@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.control.fill_ahead import BURSTS, DEADLINES, HORIZON, STEADY, Arrivals, directed, engine_table
 from nestedfp.steps.step_rule import StepRule
-from simulator.engine.cost_table import EngineTable
+from simulator.engine.cost_table import TABLE, EngineTable, read_table
 
 
 def arrivals(*parts: tuple[float, float]) -> list[tuple[float, int, int]]:
@@ -59,3 +59,23 @@ def test_a_steady_load_that_takes_half_of_the_kv_cache_stays_exact() -> None:
     kept, exact = directed(engine_table(80_000), sizes, StepRule(**DEADLINES, **HORIZON))
     assert kept == 1.0
     assert exact > 0.95
+
+
+def test_costs_that_an_idle_card_measured_do_not_fill_the_engine() -> None:
+    """An H100 of the 24B shape measured prompts a fifth too fast, and 256 decodes with 7 ms of attention."""
+    table = read_table(TABLE.parent / "h100-mistral-24b-steps.json")
+
+    def idle(tokens: int) -> tuple[int, float, float]:
+        exact_ms, rounded_ms = table.step_costs().times_ms(tokens)
+        attention_ms = 0.028 * tokens if tokens <= 256 else 0.0
+        return tokens, (0.8 if tokens >= 256 else 1.0) * exact_ms + attention_ms, 0.87 * rounded_ms + attention_ms
+
+    wrong = table.model_copy(update={"start_costs": tuple(idle(1 << power) for power in range(12))})
+    rule = StepRule(**DEADLINES, **HORIZON)
+    kept = []
+    for seed in range(3):
+        sizes = Arrivals(((19, 30),), prompt=(20, 1000), output=(20, 150)).draw(seed)
+        kept.append([directed(table, sizes, rule), directed(wrong, sizes, rule)])
+    (attained, exact), (attained_wrong, exact_wrong) = np.mean(kept, axis=0)
+    assert exact_wrong > exact - 0.03
+    assert attained_wrong > attained - 0.004

@@ -19,14 +19,19 @@ from nestedfp.steps.step_costs import StepCost, StepCosts
 
 logger = init_logger("vllm.nestedfp")
 
-CONTEXT_TOKENS = 512  # context of each dummy decode request
+# Context of each dummy decode request: attention is learned from real steps (nestedfp/steps/step_slack.py). With a usual one it
+# would be a third of a step of 256 requests, which the same row says of a prompt of 256 tokens.
+CONTEXT_TOKENS = 16
+FINER_FROM_TOKENS = 128  # arithmetic begins to bound a step somewhere beyond, which lines between powers of two miss
 LARGEST_TOKENS = 2048  # a larger step is bound by arithmetic as this one is
 CPU_BUDGET_S = 2.0
 
 
 def sizes(largest: int) -> list[int]:
-    """Return the step sizes to measure: powers of two up to ``largest``, and ``largest`` itself."""
-    return sorted({1 << i for i in range(largest.bit_length()) if 1 << i <= largest} | {largest})
+    """Return the step sizes to measure, ascending: powers of two up to ``largest``, halfway between from 128 on, and itself."""
+    powers = [1 << i for i in range(largest.bit_length())]
+    between = [3 * power // 2 for power in powers if power >= FINER_FROM_TOKENS]
+    return sorted({size for size in powers + between if size <= largest} | {largest})
 
 
 def measure_gpu(runner: Any) -> StepCosts | None:
