@@ -13,7 +13,7 @@ import yaml
 from benchmarks.engine.engine_shapes import SHAPES
 from experiments.config import Experiment, ExperimentError, Run, controller_section
 from experiments.other_ranks import Shape, derive
-from loadtest.report.run_summary import fp16_token_share, meets_tpot, meets_ttft
+from loadtest.report.run_summary import exact_answer_share, fp16_token_share, meets_tpot, meets_ttft
 from simulator.engine.cost_table import EngineTable, read_table, write_table
 from simulator.errors import SimulationError
 from workload.azure import Arrival, read_trace
@@ -36,6 +36,7 @@ class Prediction(FrozenModel):
     tpot_ms: Percentiles
     tight_slo: float
     fp16_token_share: float | None
+    exact_answer_share: float | None = None  # None: of predictions from before it was told
 
 
 class Predictions(FrozenModel):
@@ -154,4 +155,5 @@ def _simulate(
         tpot_ms=percentiles(r.tpot_ms for r in requests if r.tpot_ms is not None),
         tight_slo=float(np.mean([meets_ttft(r, slo) and meets_tpot(r, slo) for r in requests])),
         fp16_token_share=fp16_token_share(requests),
+        exact_answer_share=exact_answer_share(requests),
     )

@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.config import Experiment, ExperimentError, Run
 from experiments.predict import Prediction
-from loadtest.report.run_summary import RunSummary, meets_tpot, meets_ttft
+from loadtest.report.run_summary import RunSummary, exact_answer_share, meets_tpot, meets_ttft
 from workload.frozen import FrozenModel
 from workload.percentiles import Percentiles
 from workload.records import RequestRecord, read_requests
@@ -40,6 +40,7 @@ class Cell(FrozenModel):
     goodput_rps: float
     output_tokens_per_s: float
     fp16_token_share: float | None
+    exact_answer_share: float | None = None  # None: of plain vLLM, and of summaries from before it was told
     switches: int | None
     late_starts: int
     valid: bool
@@ -112,6 +113,7 @@ def _cell(
         goodput_rps=summary.goodput_rps,
         output_tokens_per_s=summary.output_tokens_per_s,
         fp16_token_share={"vllm_fp16": 1.0, "vllm_fp8": 0.0}.get(run.system, summary.fp16_token_share),
+        exact_answer_share=exact_answer_share(records) if run.system == "nestedfp" else None,
         switches=summary.switches,
         late_starts=summary.late_starts,
         valid=summary.valid,

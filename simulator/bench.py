@@ -143,6 +143,7 @@ def simulate(
             "wall_s": clock() - began_s,
             "tight_slo": simulation_summary.attainment(requests, bench.tight),
             "loose_slo": simulation_summary.attainment(requests, bench.loose),
+            "exact_answer_share": simulation_summary.exact_answer_share(requests),
             "ttft_ms": percentiles(r.ttft_ms for r in requests if r.outcome == "finished"),
             "tpot_ms": percentiles(
                 tpot_ms for r in requests if r.outcome == "finished" and (tpot_ms := r.tpot_ms) is not None

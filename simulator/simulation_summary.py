@@ -29,6 +29,7 @@ class SimulationSummary(FrozenModel):
     ttft_ms: Percentiles
     tpot_ms: Percentiles
     fp16_token_share: float | None
+    exact_answer_share: float | None  # of those answered: no token of prompt or answer ran in FP8
     fp16_time_share: float | None  # of the time in which engines computed
     switches_per_min: float  # changes of a replica's directive, mean over the replicas
     worst_minute_switches: int  # of the cluster's directive, in any sixty seconds
@@ -61,6 +62,13 @@ def met(request: SimRequest, slo: Slo) -> bool:
 def attainment(requests: Sequence[SimRequest], slo: Slo) -> float:
     """Share of all requests that were answered within the SLO."""
     return sum(met(request, slo) for request in requests) / len(requests)
+
+
+def exact_answer_share(requests: Sequence[SimRequest]) -> float | None:
+    """Share of the answers with no token of prompt or answer in FP8; None: nobody was answered."""
+    answered = [request for request in requests if request.outcome == "finished"]
+    exact = sum(not (request.prompt_fp8 or request.completion_fp8) for request in answered)
+    return exact / len(answered) if answered else None
 
 
 def switches_at_s(records: Sequence[DecisionRecord]) -> tuple[float, ...]:

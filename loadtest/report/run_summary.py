@@ -52,6 +52,7 @@ class RunSummary(FrozenModel):
     output_tokens_per_s: float  # over the arrival window and the drain
     fp16_token_share: float | None  # of the computed tokens
     fp16_token_share_from: Literal["responses", "status", "none"]
+    exact_answer_share: float | None = None  # of the answers that told: no token of prompt or answer ran in FP8
     switches: int | None  # all replicas together, from status
     max_waiting: int | None
     replicas_fewest: int | None = None  # whose engines answered at any time of the run; None: no status
@@ -83,6 +84,16 @@ def fp16_token_share(records: Iterable[RequestRecord]) -> float | None:
             fp16 += tokens.prompt.fp16 + tokens.completion.fp16
             fp8 += tokens.prompt.fp8 + tokens.completion.fp8
     return fp16 / (fp16 + fp8) if fp16 + fp8 else None
+
+
+def exact_answer_share(records: Iterable[RequestRecord]) -> float | None:
+    """Share of the answers, of those that disclose it, with no token of prompt or answer in FP8, cached ones included.
+
+    A share of tokens does not say this: a load may leave nine tokens of ten exact, and hardly an answer.
+    """
+    told = [record.precision_tokens for record in records if record.precision_tokens is not None]
+    exact = sum(not (t.prompt.fp8 or t.prompt.cached.fp8 or t.completion.fp8) for t in told)
+    return exact / len(told) if told else None
 
 
 def statuses(samples: Iterable[TimelineSample]) -> list[ServiceStatus]:
@@ -141,6 +152,7 @@ def summarise(
             "output_tokens_per_s": sum(record.output_tokens for record in records) / drained_s,
             "fp16_token_share": share,
             "fp16_token_share_from": source if share is not None else "none",
+            "exact_answer_share": exact_answer_share(records),
             "switches": counter_growth(samples, "switches") if len(told) > 1 else None,
             "max_waiting": max((status.waiting for status in told), default=None),
             "replicas_fewest": min((status.answering for status in told), default=None),

@@ -92,7 +92,7 @@ def render_html(summary: Summary, plots: Mapping[str, bytes]) -> str:
 
 HEADER = (
     "policy", "requests", "errors", "TTFT ms p50/p90/p99", "TPOT ms p50/p90/p99", "SLO met", "goodput req/s",
-    "FP16 tokens", "switches", "limit", "max waiting", "max in path", "dispatch lag ms p99", "late starts",
+    "FP16 tokens", "exact answers", "switches", "limit", "max waiting", "max in path", "dispatch lag ms p99", "late starts",
 )  # fmt: skip
 PLACE_NAMES = {
     "late": "client: late", "connecting": "client: connecting", "proxy_queued": "HAProxy's queue",
@@ -112,6 +112,7 @@ def table_row(run: RunSummary) -> tuple[str, ...]:
         f"{100 * run.slo_attainment:.1f} %",
         f"{run.goodput_rps:.2f}",
         "?" if run.fp16_token_share is None else f"{100 * run.fp16_token_share:.1f} %",
+        "?" if run.exact_answer_share is None else f"{100 * run.exact_answer_share:.1f} %",
         "?" if run.switches is None else str(run.switches),
         run.saturated_by,
         "?" if run.max_waiting is None else str(run.max_waiting),

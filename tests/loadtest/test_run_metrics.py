@@ -4,10 +4,10 @@ import pytest
 from loadtest_builders import SLO, failed, make_record, make_sample
 
 from loadtest.report.plots import fp8_shares
-from loadtest.report.run_summary import counter_growth, fp16_token_share, summarise
+from loadtest.report.run_summary import counter_growth, exact_answer_share, fp16_token_share, summarise
 from loadtest.report.verdict import verdict
 from workload.percentiles import percentiles
-from workload.records import read_requests, write_jsonl
+from workload.records import PrecisionTokens, read_requests, write_jsonl
 
 
 def test_percentiles_interpolate_and_nothing_gives_none():
@@ -53,6 +53,24 @@ def test_precision_comes_from_status_when_responses_are_silent():
     run = summarise([make_record(precision_tokens=None)], [], SLO, 10.0)
     assert (run.fp16_token_share, run.fp16_token_share_from, run.switches) == (None, "none", None)
     assert fp16_token_share([]) is None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion", "exact"),
+    [
+        ({"fp16": 5, "fp8": 0}, {"fp16": 2, "fp8": 0}, 1.0),
+        ({"fp16": 5, "fp8": 0}, {"fp16": 2, "fp8": 1}, 0.5),
+        ({"fp16": 5, "fp8": 1}, {"fp16": 2, "fp8": 0}, 0.5),
+        ({"fp16": 5, "fp8": 0, "cached": {"fp16": 0, "fp8": 16}}, {"fp16": 2, "fp8": 0}, 0.5),
+        ({"fp16": 5, "fp8": 0, "cached": {"fp16": 16, "fp8": 0}}, {"fp16": 2, "fp8": 0}, 1.0),
+    ],
+)
+def test_an_answer_is_exact_when_none_of_its_tokens_saw_fp8(prompt, completion, exact):
+    whole = {"prompt": {"fp16": 1, "fp8": 0}, "completion": {"fp16": 1, "fp8": 0}}
+    tokens = [whole, {"prompt": prompt, "completion": completion}]
+    records = [make_record(precision_tokens=PrecisionTokens.model_validate(each)) for each in tokens]
+    assert exact_answer_share([*records, make_record(precision_tokens=None)]) == exact
+    assert exact_answer_share([make_record(precision_tokens=None)]) is None
 
 
 def test_counters_survive_a_restart_and_a_new_replica():
