@@ -80,8 +80,10 @@ def limited_table(table: Path, experiment: Experiment, folder: Path) -> Path:
             "max_model_tokens": engine.max_model_len,
         }
     )
+    # An engine of other limits measures other steps at its start: up to max_num_seqs tokens they are decodes.
+    start_costs = known.start_costs if limits == known.engine else None
     copy = folder / table.name
-    write_table(copy, known.model_copy(update={"engine": limits}))
+    write_table(copy, known.model_copy(update={"engine": limits, "start_costs": start_costs}))
     return copy
 
 

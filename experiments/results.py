@@ -113,7 +113,7 @@ def _cell(
         goodput_rps=summary.goodput_rps,
         output_tokens_per_s=summary.output_tokens_per_s,
         fp16_token_share={"vllm_fp16": 1.0, "vllm_fp8": 0.0}.get(run.system, summary.fp16_token_share),
-        exact_answer_share=exact_answer_share(records) if run.system == "nestedfp" else None,
+        exact_answer_share=exact_answer_share(records),
         switches=summary.switches,
         late_starts=summary.late_starts,
         valid=summary.valid,

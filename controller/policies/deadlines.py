@@ -23,8 +23,10 @@ class Deadlines(FrozenModel):
     # Tokens that an answer is trusted to have still to come, to make up for a long step: most have hundreds.
     tpot_grace_tokens: Annotated[int, Field(ge=0, le=1000)] = 3
     # Exact steps with a usual prompt that one of decodes alone leaves time for: they make more tokens exact for the same time.
-    # 0: none, until it has been measured on a GPU.
-    decode_reserve_steps: Annotated[float, Field(ge=0, le=100)] = 0.0
+    decode_reserve_steps: Annotated[float, Field(ge=0, le=100)] = 2.0
+    # All of them once this share of the steps with prompts has run FP8 for the decodes' sake, before that fewer; 0: always all,
+    # with which answers in quiet hours begin in FP8.
+    decode_reserve_share: Annotated[float, Field(ge=0, le=1)] = 0.2
     # FP8 when the engine would be full in so many seconds at the growth of the last one; null: deadlines alone.
     fill_horizon_s: Annotated[float, Field(gt=0, le=600)] | None = 6.0
     # Full: an FP8 step of decodes takes this share of the TPOT deadline; the rest is for prompts. Or max_num_seqs is reached.
@@ -37,6 +39,7 @@ class Deadlines(FrozenModel):
             tpot_deadline_s=self.tpot_fraction * slo.tpot_ms * 1e-3,
             tpot_grace_tokens=self.tpot_grace_tokens,
             decode_reserve_steps=self.decode_reserve_steps,
+            decode_reserve_share=self.decode_reserve_share,
             fill_horizon_s=self.fill_horizon_s,
             fill_decode_share=self.fill_decode_share,
         )

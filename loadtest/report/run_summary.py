@@ -52,7 +52,9 @@ class RunSummary(FrozenModel):
     output_tokens_per_s: float  # over the arrival window and the drain
     fp16_token_share: float | None  # of the computed tokens
     fp16_token_share_from: Literal["responses", "status", "none"]
-    exact_answer_share: float | None = None  # of the answers that told: no token of prompt or answer ran in FP8
+    exact_answer_share: float | None = (
+        None  # of the answers that told: nothing of prompt or answer in FP8, cached or not
+    )
     switches: int | None  # all replicas together, from status
     max_waiting: int | None
     replicas_fewest: int | None = None  # whose engines answered at any time of the run; None: no status
@@ -91,7 +93,7 @@ def exact_answer_share(records: Iterable[RequestRecord]) -> float | None:
 
     A share of tokens does not say this: a load may leave nine tokens of ten exact, and hardly an answer.
     """
-    told = [record.precision_tokens for record in records if record.precision_tokens is not None]
+    told = [r.precision_tokens for r in records if r.error is None and r.precision_tokens is not None]
     exact = sum(not (t.prompt.fp8 or t.prompt.cached.fp8 or t.completion.fp8) for t in told)
     return exact / len(told) if told else None
 

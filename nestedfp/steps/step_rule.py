@@ -31,6 +31,8 @@ class StepRule:
         decode_reserve_steps: a step of decodes alone in FP16 must leave, of what ``tpot_deadline_s`` leaves, enough for so many
             steps in FP16 with a usual prompt, or as many as prompts come in a second if that is fewer: these make more tokens
             exact for the time that they take. 0: nothing.
+        decode_reserve_share: all of that once ``tpot_deadline_s`` has made this share of the last steps with prompts run FP8, and
+            of a smaller share as much less, so that answers begin exact where prompts are few. 0: always all.
         fill_horizon_s: FP8 when the engine would be full in so many seconds, at the growth of the last one. None switches
             it off; it is asked of engines with a deadline only.
         fill_decode_share: an engine is full when an FP8 step of one token for each request would take more than this share
@@ -44,6 +46,7 @@ class StepRule:
     tpot_deadline_s: float | None = None
     tpot_grace_tokens: int = 0
     decode_reserve_steps: float = 0.0
+    decode_reserve_share: float = 0.2
     fill_horizon_s: float | None = None
     fill_decode_share: float = 0.6
 

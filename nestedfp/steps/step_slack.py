@@ -20,6 +20,8 @@ A third number stands for requests that nobody knows yet: a usual prompt that co
 A fourth is kept back. What FP16 takes longer, per token, is least in steps with parts of prompts: there are more tokens in them.
 But steps of decodes alone are the most, and would use up what the TPOT deadline leaves before the next prompt is there; so
 they must leave enough for some steps with a prompt. Those that come at once, in a burst, find it unspent in either precision.
+But only as far as it is needed: an answer that has just begun has no slack, and where prompts are few, keeping back would let
+it begin in FP8 for nothing. What says that it is needed are prompts that had to run FP8 for the decodes' sake.
 """
 
 from collections import deque
@@ -34,6 +36,7 @@ from nestedfp.steps.step_rule import StepRule
 RATE_S = 2.0  # time constant of the rate at which prompt tokens arrive
 MEAN_WEIGHT = 0.05  # of the newest prompt in the mean length
 RESERVE_S = 1.0  # nothing is kept back for more prompts than come in so long: an idle engine keeps nothing back
+SQUEEZED_WEIGHT = 0.05  # of the newest step with prompts in the share of those that would have made a decode late
 SPARE = 64  # entries of requests that have left, before the heap of the others is made anew
 EXCESS_WEIGHT = 0.2  # of the newest step in what steps take beyond their measured cost
 
@@ -61,7 +64,7 @@ class StepTimes:
         """Return how long a step of one token for each of so many requests would take, in seconds.
 
         What such steps take beyond their measured cost is attention in the main, and grows with the requests. Of steps with prompts
-        it is not: their cost was measured on an idle card, and the power cap makes large ones a quarter slower.
+        it is not: their cost was measured on an idle card, and under a load large ones take longer.
 
         Args:
             mode: of the step.
@@ -258,6 +261,11 @@ class StepSlack:
     def __init__(self, s_per_token: float) -> None:
         self.prompts = PromptLine(s_per_token)
         self.decodes = DecodeHeap()
+        self._squeezed = 0.0  # share of the last steps with prompts
+
+    def asked(self, late: str | None) -> None:
+        """Learn what ``late`` said of a step with parts of prompts."""
+        self._squeezed += SQUEEZED_WEIGHT * ((late == "tpot_slack") - self._squeezed)
 
     def left(self, key: Hashable) -> None:
         """A request is gone from wherever it was."""
@@ -277,7 +285,9 @@ class StepSlack:
         if not rule.decode_reserve_steps:
             return 0.0
         tokens = min(decodes + self.prompts.usual_tokens, budget_tokens)
-        steps = min(rule.decode_reserve_steps, self.prompts.coming(now_s, RESERVE_S))
+        share = rule.decode_reserve_share
+        needed = min(1.0, self._squeezed / share) if share else 1.0
+        steps = needed * min(rule.decode_reserve_steps, self.prompts.coming(now_s, RESERVE_S))
         return steps * times.predicted_s(Mode.FP16, tokens, with_prompts=True)
 
     def late(self, rule: StepRule, now_s: float, ends_s: float, steps: int = 1, reserve_s: float = 0.0) -> str | None:

@@ -187,7 +187,10 @@ class Engine:
         kv_usage = self.used_blocks / self.total_blocks
         fill = self._fill.late(self.rule, self._times, now_s, inside, kv_usage)  # learns from every step
         reserve_s = 0.0 if with_prompts else self._reserve_s(now_s, tokens)
-        return self._slack.late(self.rule, now_s, now_s + predicted_s, reserve_s=reserve_s) or fill
+        late = self._slack.late(self.rule, now_s, now_s + predicted_s, reserve_s=reserve_s)
+        if with_prompts:
+            self._slack.asked(late)
+        return late or fill
 
     def _reserve_s(self, now_s: float, decodes: int) -> float:
         return self._slack.reserve_s(self.rule, self._times, now_s, decodes, self._budget)

@@ -8,7 +8,8 @@ reweighting), so that a 6 ms step counts as much as a 200 ms one and noise does 
 (--steps-csv) are used instead of whole runs where both are given. A few whole runs cannot tell the cost of a token from
 that of a decode or of a KV entry; so the first may be taken from the matrix products (--gemm-csv), and the last be given
 (--kv-token-ns: bytes of an entry over the memory's bandwidth). A whole run also holds what it costs to take its requests
-in, one after the other before the first step; that is fitted, told, and no part of the table's steps.
+in, one after the other before the first step; that is fitted, told, and no part of the table's steps. --start-costs are taken
+over as they are: what the simulated engine goes by until its steps teach it better.
 """
 
 import argparse

@@ -132,6 +132,9 @@ def start_costs(file: Csv, model: str) -> tuple[tuple[int, float, float], ...]:
     if not rows:
         raise SimulationError(f"{file.source.file}: expected rows of {model}, found none")
     numbers = [[_number(file, row, name) for name in START_COLUMNS[1:]] for row in rows]
+    for tokens, *_ in numbers:
+        if tokens != int(tokens):
+            raise SimulationError(f"{file.source.file}: tokens: expected a whole number, got {tokens}")
     return tuple((int(tokens), fp16_ms, fp8_ms) for tokens, fp16_ms, fp8_ms in numbers)
 
 

@@ -1,7 +1,7 @@
 """What is left of deadlines: against a walk over every request, and by hand."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from types import SimpleNamespace
 
@@ -198,7 +198,7 @@ def test_a_mean_above_the_objective_is_forgiven_while_the_tokens_of_grace_would_
     assert slack.late(rule, 10.059, ends_s=10.081) == "tpot_slack"
 
 
-RESERVE = StepRule(tpot_deadline_s=0.02, tpot_grace_tokens=2, decode_reserve_steps=2.0)
+RESERVE = StepRule(tpot_deadline_s=0.02, tpot_grace_tokens=2, decode_reserve_steps=2.0, decode_reserve_share=0.0)
 
 
 def test_a_step_of_decodes_alone_leaves_time_for_exact_steps_with_a_usual_prompt() -> None:
@@ -221,9 +221,36 @@ def test_a_step_of_decodes_alone_leaves_time_for_exact_steps_with_a_usual_prompt
     assert slack.late(RESERVE, 100.0, ends_s=100.06 - left_s, reserve_s=left_s + 1e-6) == "tpot_slack"
 
 
-@pytest.mark.parametrize(("steps", "answer"), [(0.0, None), (2.0, "tpot_slack")])
-def test_the_engines_watch_keeps_it_back_in_steps_of_decodes_alone(steps: float, answer: str | None) -> None:
-    rule = StepRule(tpot_deadline_s=0.03, decode_reserve_steps=steps)
+def test_it_is_kept_back_as_far_as_prompts_had_to_run_fp8_for_the_decodes_sake() -> None:
+    slack, times, rule = StepSlack(S_PER_TOKEN), StepTimes(COSTS), replace(RESERVE, decode_reserve_share=0.5)
+    for number in range(60):
+        slack.prompts.arrived(number, number / 20, 59)
+        slack.prompts.left(number)
+
+    def kept_s(rule: StepRule) -> float:
+        return slack.reserve_s(rule, times, 2.95, 1, 2048)
+
+    assert kept_s(rule) == 0.0
+    for _ in range(100):
+        slack.asked("ttft_slack")
+        slack.asked(None)
+    assert kept_s(rule) == 0.0
+    for number in range(400):
+        slack.asked("tpot_slack" if number % 4 == 0 else None)
+    assert kept_s(rule) == pytest.approx(0.5 * kept_s(RESERVE), rel=0.15)
+    for _ in range(100):
+        slack.asked("tpot_slack")
+    assert kept_s(rule) == kept_s(RESERVE)
+    for _ in range(200):
+        slack.asked(None)
+    assert kept_s(rule) < 1e-3 * kept_s(RESERVE)
+
+
+@pytest.mark.parametrize(("steps", "share", "answer"), [(0.0, 0.0, None), (2.0, 0.0, "tpot_slack"), (2.0, 0.2, None)])
+def test_the_engines_watch_keeps_it_back_in_steps_of_decodes_alone(
+    steps: float, share: float, answer: str | None
+) -> None:
+    rule = StepRule(tpot_deadline_s=0.03, decode_reserve_steps=steps, decode_reserve_share=share)
     watch = DeadlineWatch(2048, 64)
     watch.use(COSTS)
     request = SimpleNamespace(

@@ -150,8 +150,13 @@ def test_an_engine_goes_by_what_it_measured_at_its_start_where_the_table_says_th
 
 @pytest.mark.parametrize(
     ("rows", "message"),
-    [("", "expected rows of m, found none"), ("m,x,1,1\n", "tokens: expected a number"), ("m,4,2,1\nm,2,2,1\n", "ascending")],
-)  # fmt: skip
+    [
+        ("", "expected rows of m, found none"),
+        ("m,x,1,1\n", "tokens: expected a number"),
+        ("m,1.5,2,1\n", "tokens: expected a whole number"),
+        ("m,4,2,1\nm,2,2,1\n", "ascending"),
+    ],
+)
 def test_broken_start_costs_end_the_fit_with_one_message(
     rows: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

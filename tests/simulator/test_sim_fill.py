@@ -62,7 +62,7 @@ def test_a_steady_load_that_takes_half_of_the_kv_cache_stays_exact() -> None:
 
 
 def test_costs_that_an_idle_card_measured_do_not_fill_the_engine() -> None:
-    """An H100 of the 24B shape measured prompts a fifth too fast, and 256 decodes with 7 ms of attention."""
+    """Prompts are measured a fifth too fast, and 256 decodes with 7 ms of attention, as on an H100 of the 24B shape."""
     table = read_table(TABLE.parent / "h100-mistral-24b-steps.json")
 
     def idle(tokens: int) -> tuple[int, float, float]:

@@ -11,6 +11,7 @@ from simulator.engine.cost_table import TABLE, EngineTable, read_table
 
 WITHOUT = StepRule(ttft_deadline_s=0.14, tpot_deadline_s=0.0266, tpot_grace_tokens=2)
 WITH = replace(WITHOUT, decode_reserve_steps=2.0)
+ALWAYS = replace(WITH, decode_reserve_share=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -34,3 +35,13 @@ def test_an_answer_alone_is_exact(table: EngineTable) -> None:
     kept, exact = directed(table, [(0.0, 400, 300)], WITH)
     assert kept == 1.0
     assert exact == 1.0
+
+
+def test_where_prompts_are_few_nothing_is_kept_back(table: EngineTable) -> None:
+    found = []
+    for seed in range(4):
+        sizes = Arrivals(((4, 30),)).draw(seed)
+        found.append([directed(table, sizes, rule)[1] for rule in (WITHOUT, WITH, ALWAYS)])
+    without, needed, always = np.mean(found, axis=0)
+    assert needed > without - 0.001
+    assert always < without - 0.01

@@ -2,7 +2,7 @@
 
 On a GPU vLLM's own collector times the model's forward pass with CUDA events, CUDA graphs included, so the host's work
 for a step is not in it. On a CPU, where the plugin's option ``step_costs`` asks for it, the clock times whole dummy steps;
-they have no attention, so FP8 looks a little better than in a real step. Either takes one or two seconds.
+they have no attention, so FP8 looks a little better than in a real step. That takes two seconds, a GPU some, by the model.
 """
 
 import statistics
@@ -28,7 +28,7 @@ CPU_BUDGET_S = 2.0
 
 
 def sizes(largest: int) -> list[int]:
-    """Return the step sizes to measure, ascending: powers of two up to ``largest``, halfway between from 128 on, and itself."""
+    """Return the step sizes to measure, ascending: powers of two, from 128 on halfway between as well, and ``largest``."""
     powers = [1 << i for i in range(largest.bit_length())]
     between = [3 * power // 2 for power in powers if power >= FINER_FROM_TOKENS]
     return sorted({size for size in powers + between if size <= largest} | {largest})

@@ -72,7 +72,10 @@ class DeadlineWatch:
         reserve_s = (
             0.0 if with_prompts else self._slack.reserve_s(rule, self._times, now_s, tokens, self._budget_tokens)
         )
-        return self._slack.late(rule, now_s, ends_s, len(self._in_flight) + 1, reserve_s) or fill
+        late = self._slack.late(rule, now_s, ends_s, len(self._in_flight) + 1, reserve_s)
+        if with_prompts:
+            self._slack.asked(late)
+        return late or fill
 
     def filled(self, mode: Mode, tokens: int, first_tokens: list[str], *, with_prompts: bool) -> None:
         """A step is on its way; it brings the first tokens of these requests."""
