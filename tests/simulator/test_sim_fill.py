@@ -74,7 +74,7 @@ def test_costs_that_an_idle_card_measured_do_not_fill_the_engine() -> None:
     rule = StepRule(**DEADLINES, **HORIZON)
     kept = []
     for seed in range(3):
-        sizes = Arrivals(((19, 30),), prompt=(20, 1000), output=(20, 150)).draw(seed)
+        sizes = Arrivals(((17, 30),), prompt=(20, 800), output=(20, 150)).draw(seed)
         kept.append([directed(table, sizes, rule), directed(wrong, sizes, rule)])
     (attained, exact), (attained_wrong, exact_wrong) = np.mean(kept, axis=0)
     assert exact_wrong > exact - 0.03
