@@ -68,6 +68,7 @@ class EngineStats(FrozenModel):
     switches: Count
     steps_fp16: Count
     steps_fp8: Count
+    fp8_reasons: dict[str, Count] = Field(default_factory=dict)  # of them, by what asked for FP8 (nestedfp/steps)
     tokens_fp16: Count  # prompt and completion tokens computed in FP16 steps
     tokens_fp8: Count
     fp16_only: bool = False  # a GPU without kernels for FP8: every step runs FP16, whatever the directive

@@ -29,6 +29,7 @@ with warnings.catch_warnings():
     from vllm.v1.structured_output import StructuredOutputManager
 
     from nestedfp.vllm_plugin import frontend, register
+    from nestedfp.vllm_plugin.ranks.step_ends import SINCE_LAST_S
     from nestedfp.vllm_plugin.scheduling.scheduler import make_scheduler
 
     register()
@@ -39,6 +40,7 @@ __all__ = [
     "Engine",
     "FrontEnd",
     "InputProcessor",
+    "ModelRunnerOutput",
     "ParentRequest",
     "RequestStatus",
     "SamplingParams",
@@ -103,11 +105,15 @@ class Engine:
         """Schedule one step."""
         return self.scheduler.schedule()
 
-    def finish(self, scheduled: Any, token: int = 7) -> list[Any]:
-        """Complete a step in which every request whose prompt is through samples ``token``; return the outputs."""
+    def finish(self, scheduled: Any, token: int = 7, since_last_s: float | None = None) -> list[Any]:
+        """Complete a step in which every request whose prompt is through samples ``token``; return the outputs.
+
+        ``since_last_s`` is what the device would say (step_ends.py).
+        """
         ids = list(scheduled.num_scheduled_tokens)
         sampled = [[] if self.scheduler.requests[rid].is_prefill_chunk else [token] for rid in ids]
         result = ModelRunnerOutput(ids, {rid: i for i, rid in enumerate(ids)}, sampled)
+        setattr(result, SINCE_LAST_S, since_last_s)
         return [item for out in self.scheduler.update_from_output(scheduled, result).values() for item in out.outputs]
 
     def step(self, token: int = 7) -> list[Any]:

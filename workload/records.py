@@ -106,6 +106,7 @@ class ServiceReplica(PeerRecord):
     tokens_fp16: Count = 0
     tokens_fp8: Count = 0
     switches: Count = 0
+    fp8_reasons: dict[str, Count] = Field(default_factory=dict)  # FP8 steps by what asked for them
     path: PathStatus | None = None  # None: not reported
     path_saturated: bool = False
     ready: bool = True  # takes requests

@@ -60,6 +60,13 @@ def engine_families(view: AgentReading) -> Iterator[Metric]:
 
     yield pair(CounterMetricFamily, "nestedfp_tokens", "Tokens computed by steps of a precision", "tokens")
     yield pair(CounterMetricFamily, "nestedfp_steps", "Steps that ran in a precision", "steps")
+    yield by(
+        CounterMetricFamily,
+        "nestedfp_fp8_steps",
+        "Steps that ran in FP8, by what asked for it",
+        "reason",
+        stats.get("fp8_reasons", {}),
+    )
     yield pair(CounterMetricFamily, "nestedfp_step_seconds", "Time that steps of a precision took", "step_s")
     yield pair(
         GaugeMetricFamily, "nestedfp_step_smoothed_seconds", "Smoothed duration of a step", "step_ms", scale=1e-3

@@ -6,7 +6,7 @@ window, which is the same for every policy.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Literal
 
@@ -24,7 +24,7 @@ from loadtest.report.standing import (
 )
 from workload.frozen import FrozenModel
 from workload.percentiles import Percentiles, percentiles
-from workload.records import Policy, RequestRecord, ServiceStatus, TimelineSample
+from workload.records import Policy, RequestRecord, ServiceReplica, ServiceStatus, TimelineSample
 from workload.slo import Slo
 
 LATE_SHARE = 0.01  # of the requests; with more of them late the run says nothing about the service
@@ -56,6 +56,7 @@ class RunSummary(FrozenModel):
         None  # of the answers that told: nothing of prompt or answer in FP8, cached or not
     )
     switches: int | None  # all replicas together, from status
+    fp8_reasons: dict[str, int] | None = None  # FP8 steps, likewise, by what asked for them; None: not told
     max_waiting: int | None
     replicas_fewest: int | None = None  # whose engines answered at any time of the run; None: no status
     replicas_most: int | None = None
@@ -103,16 +104,27 @@ def statuses(samples: Iterable[TimelineSample]) -> list[ServiceStatus]:
     return [sample.status for sample in samples if sample.status is not None]
 
 
-def counter_growth(samples: Sequence[TimelineSample], field: Literal["switches", "tokens_fp16", "tokens_fp8"]) -> int:
+def counter_growth(samples: Sequence[TimelineSample], count_of: Callable[[ServiceReplica], int]) -> int:
     """Growth of a counter over the run, summed over replicas; one that falls has started again at zero."""
     growth = 0
     for before, after in pairwise(statuses(samples)):
-        old = {replica.id: getattr(replica, field) for replica in before.replicas}
+        old = {replica.id: count_of(replica) for replica in before.replicas}
         for replica in after.replicas:
-            count: int = getattr(replica, field)
+            count = count_of(replica)
             if replica.id in old:
                 growth += count - old[replica.id] if count >= old[replica.id] else count
     return growth
+
+
+def fp8_reasons(samples: Sequence[TimelineSample]) -> dict[str, int] | None:
+    """FP8 steps of the run by what asked for them, the most frequent first; None: nobody told."""
+
+    def growth(name: str) -> int:
+        return counter_growth(samples, lambda replica: replica.fp8_reasons.get(name, 0))
+
+    names = {name for status in statuses(samples) for replica in status.replicas for name in replica.fp8_reasons}
+    grown = {name: growth(name) for name in sorted(names)}
+    return dict(sorted(grown.items(), key=lambda item: -item[1])) or None
 
 
 def summarise(
@@ -131,7 +143,8 @@ def summarise(
     invalid = _invalid(late, count)
     share, source = fp16_token_share(records), "responses"
     if share is None and len(told) > 1:
-        fp16, fp8 = counter_growth(samples, "tokens_fp16"), counter_growth(samples, "tokens_fp8")
+        fp16 = counter_growth(samples, lambda replica: replica.tokens_fp16)
+        fp8 = counter_growth(samples, lambda replica: replica.tokens_fp8)
         share, source = (fp16 / (fp16 + fp8), "status") if fp16 + fp8 else (None, "none")
     return RunSummary.model_validate(
         {
@@ -155,7 +168,8 @@ def summarise(
             "fp16_token_share": share,
             "fp16_token_share_from": source if share is not None else "none",
             "exact_answer_share": exact_answer_share(records),
-            "switches": counter_growth(samples, "switches") if len(told) > 1 else None,
+            "switches": counter_growth(samples, lambda replica: replica.switches) if len(told) > 1 else None,
+            "fp8_reasons": fp8_reasons(samples),
             "max_waiting": max((status.waiting for status in told), default=None),
             "replicas_fewest": min((status.answering for status in told), default=None),
             "replicas_most": max((status.answering for status in told), default=None),

@@ -100,6 +100,7 @@ NAMES: dict[str, tuple[str, ...] | None] = {
     "vllm.model_executor.model_loader.reload.layerwise:initialize_online_processing": ("layer",),
     "vllm.model_executor.parameter:ModelWeightParameter": None,
     # workers
+    "vllm.v1.outputs:AsyncModelRunnerOutput.get_output": ("self",),
     "vllm.v1.core.kv_cache_utils:check_enough_kv_cache_memory": ("vllm_config", "kv_cache_spec", "available_memory"),
     "vllm.platforms:current_platform": None,
     "vllm.v1.worker.cpu_model_runner:CPUModelRunner._bookkeeping_sync": ("self",),
@@ -124,6 +125,7 @@ NAMES: dict[str, tuple[str, ...] | None] = {
     "vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager._init_candidates": ("self",),
     "vllm.v1.worker.gpu:model_runner": None,
     "vllm.v1.worker.gpu_worker:Worker.execute_model": ("self", "scheduler_output"),
+    "vllm.v1.worker.gpu_worker:Worker.sample_tokens": ("self", "grammar_output"),
     "vllm.version:__version__": None,
 }
 

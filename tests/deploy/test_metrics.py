@@ -26,6 +26,7 @@ STATS = {
     **{"fp16_only": False, "fp8_weight_share": 0.75, "step_ms_fp16": 2.0, "step_ms_fp8": None, "waiting": 2},
     **{"waiting_tokens": 30, "oldest_wait_s": 1.0, "blocked": 0, "running": 4, "kv_usage": 0.25, "arrivals": 9},
     **{"progress_age_s": None, "step_s_fp16": 0.5, "step_s_fp8": 0.25},
+    "fp8_reasons": {"directive": 2, "tpot_slack": 5},
 }
 LABELS = {"application": "a", "replica": "r1", "model": "m"}
 
@@ -88,6 +89,7 @@ def test_a_replica_tells_its_precision_queue_and_path():
     text = replica_page()
     assert value(text, "nestedfp_steps_total", precision="fp16", **LABELS) == 5
     assert value(text, "nestedfp_step_seconds_total", precision="fp8", **LABELS) == 0.25
+    assert value(text, "nestedfp_fp8_steps_total", reason="tpot_slack", **LABELS) == 5
     assert value(text, "nestedfp_step_smoothed_seconds", precision="fp16", **LABELS) == pytest.approx(0.002)
     assert ("nestedfp_step_smoothed_seconds", frozenset({"precision": "fp8", **LABELS}.items())) not in samples(text)
     assert value(text, "nestedfp_mode", mode="fp8", **LABELS) == 1

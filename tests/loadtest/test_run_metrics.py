@@ -4,10 +4,10 @@ import pytest
 from loadtest_builders import SLO, failed, make_record, make_sample
 
 from loadtest.report.plots import fp8_shares
-from loadtest.report.run_summary import counter_growth, exact_answer_share, fp16_token_share, summarise
+from loadtest.report.run_summary import counter_growth, exact_answer_share, fp8_reasons, fp16_token_share, summarise
 from loadtest.report.verdict import verdict
 from workload.percentiles import percentiles
-from workload.records import PrecisionTokens, read_requests, write_jsonl
+from workload.records import PrecisionTokens, ServiceStatus, TimelineSample, read_requests, write_jsonl
 
 
 def test_percentiles_interpolate_and_nothing_gives_none():
@@ -79,8 +79,23 @@ def test_counters_survive_a_restart_and_a_new_replica():
         make_sample(1.0, ("a", 7, 0, 0), ("b", 100, 0, 0)),  # b was there before we looked
         make_sample(2.0, ("a", 1, 0, 0), ("b", 101, 0, 0)),  # a restarted
     ]
-    assert counter_growth(samples, "switches") == 2 + 1 + 1
-    assert counter_growth(samples[:1], "switches") == 0
+    assert counter_growth(samples, lambda replica: replica.switches) == 2 + 1 + 1
+    assert counter_growth(samples[:1], lambda replica: replica.switches) == 0
+
+
+def test_reasons_for_fp8_are_told_over_all_replicas_the_most_frequent_first():
+    def told(at_s, *reasons):
+        replicas = [{"id": f"r{i}", "mode": "fp8", "fp8_reasons": each} for i, each in enumerate(reasons)]
+        status = ServiceStatus.model_validate({"mode": "auto", "epoch": 1, "replicas": replicas})
+        return TimelineSample(policy="adaptive", at_s=at_s, status=status)
+
+    samples = [
+        told(0.0, {"directive": 5}, {}),
+        told(1.0, {"directive": 5, "tpot_slack": 3}, {"ttft_slack": 4}),
+        told(2.0, {"directive": 6, "tpot_slack": 9}, {"ttft_slack": 5}),
+    ]
+    assert list(fp8_reasons(samples).items()) == [("tpot_slack", 9), ("ttft_slack", 5), ("directive", 1)]
+    assert fp8_reasons([told(0.0, {}), told(1.0, {})]) is None
 
 
 def test_the_fp8_share_over_time_is_empty_where_nothing_ran():

@@ -46,7 +46,8 @@ def test_a_preempted_request_counts_its_prompt_anew_and_keeps_its_completion():
 def test_engine_totals_count_steps_tokens_and_switches():
     totals = EngineTotals()
     for mode, count in ((Mode.FP16, 5), (Mode.FP16, 1), (Mode.FP8, 7), (Mode.FP16, 2)):
-        totals.step(mode, count)
+        totals.step(mode, count, "directive")
+    assert totals.fp8_reasons == {"directive": 1}
     assert totals.tokens == {Mode.FP16: 8, Mode.FP8: 7}
     assert totals.steps == {Mode.FP16: 3, Mode.FP8: 1}
     assert totals.switches == 2

@@ -24,6 +24,47 @@ def test_whatever_the_engine_tells_has_its_place_in_the_snapshot():
     ReplicaSnapshot(**replica, **engine.scheduler.nestedfp_stats())
 
 
+def test_the_reasons_for_fp8_are_counted_and_fp16_has_none():
+    engine = Engine()
+    engine.add(arrived("a", max_tokens=6))
+    engine.direct("fp8")
+    engine.step()
+    engine.step()
+    rule = {"fp8_step_tokens": 8}
+    engine.scheduler.nestedfp_set_directive({"mode": "auto", "epoch": 2, "rule": rule})
+    engine.add(arrived("b", prompt=90))  # of which a block is cached
+    for _ in range(3):
+        engine.step()
+    stats = engine.scheduler.nestedfp_stats()
+    assert stats["fp8_reasons"] == {"directive": 2, "step_tokens": 1}
+    assert stats["steps_fp8"] == 3
+    assert stats["steps_fp16"] == 2
+
+
+def test_a_step_takes_what_its_device_says_not_what_a_late_look_makes_of_it(monkeypatch):
+    engine = Engine()
+    now_s = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    engine.add(arrived("a", max_tokens=50))
+
+    def step(looked_s, since_last_s):
+        nonlocal now_s
+        scheduled = engine.schedule()
+        now_s = looked_s
+        engine.finish(scheduled, since_last_s=since_last_s)
+        return engine.scheduler.nestedfp_step_seconds()["fp16"]
+
+    before = step(1000.020, None)
+    assert before == pytest.approx(0.020), "where no device keeps the time"
+    assert step(1000.040, 0.020) - before == pytest.approx(0.020)
+    # As if the host had launched another step meanwhile: the device was done 6 ms before the host looked.
+    before = engine.scheduler.nestedfp_step_seconds()["fp16"]
+    ahead = engine.schedule()
+    now_s = 1000.055
+    engine.finish(ahead, since_last_s=0.009)
+    assert engine.scheduler.nestedfp_step_seconds()["fp16"] - before == pytest.approx(0.009, abs=1e-4)
+
+
 def test_a_request_that_waits_for_a_grammar_is_not_in_line():
     engine = Engine()
     request = engine.add(arrived("a", ago_s=30))

@@ -13,6 +13,7 @@ from nestedfp.steps.step_costs import StepCosts
 from nestedfp.vllm_plugin import failure
 from nestedfp.vllm_plugin.options import PluginOptions
 from nestedfp.vllm_plugin.ranks import cpu_seed, self_check, step_timing
+from nestedfp.vllm_plugin.ranks.step_ends import StepEnds
 from nestedfp.vllm_plugin.weights import coverage, library_route
 from nestedfp.vllm_plugin.weights.fixed_weights import FixedWeights
 
@@ -35,6 +36,7 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
     _step_costs: StepCosts | None = None
     _fp8_share = 0.0
     _self_check: self_check.SelfCheck | None = None
+    _step_ends: StepEnds | None = None  # on a CPU the host's clock is right
 
     def init_device(self) -> None:
         if current_platform.is_cpu():
@@ -94,6 +96,10 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
         ops.set_mode(Mode.FP16 if mode is None else mode)
         return super().execute_model(scheduler_output)
 
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        output = super().sample_tokens(grammar_output)
+        return output if self._step_ends is None else self._step_ends.after(output)
+
     def compile_or_warm_up_model(self) -> Any:
         result = super().compile_or_warm_up_model()
         ops.set_mode(Mode.FP16)
@@ -104,6 +110,8 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
             self._self_check = self_check.run(self.get_model(), is_fused=self._is_fused())
         logger.info("%s", self._self_check.line())
         self._warm = True
+        if not current_platform.is_cpu():
+            self._step_ends = StepEnds()
         return result
 
     def _is_fused(self) -> bool:

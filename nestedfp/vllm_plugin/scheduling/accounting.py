@@ -5,6 +5,7 @@ the step that sampled it. A prompt token that was read from the prefix cache cou
 computed by FP16 steps, else as FP8.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -70,13 +71,16 @@ class EngineTotals:
     steps: dict[Mode, int] = field(default_factory=lambda: dict.fromkeys(Mode, 0))
     step_ms: dict[Mode, float | None] = field(default_factory=lambda: dict.fromkeys(Mode, None))
     seconds: dict[Mode, float] = field(default_factory=lambda: dict.fromkeys(Mode, 0.0))  # that steps have taken
+    fp8_reasons: Counter[str] = field(default_factory=Counter)  # FP8 steps by what asked for them
     switches: int = 0
     last_mode: Mode | None = None
 
-    def step(self, mode: Mode, scheduled_tokens: int) -> None:
-        """Count one non-empty step."""
+    def step(self, mode: Mode, scheduled_tokens: int, reason: str) -> None:
+        """Count one non-empty step; ``reason`` is that of step_rule.py."""
         self.tokens[mode] += scheduled_tokens
         self.steps[mode] += 1
+        if mode is Mode.FP8:
+            self.fp8_reasons[reason] += 1
         self.switches += self.last_mode is not None and self.last_mode is not mode
         self.last_mode = mode
 

@@ -83,11 +83,13 @@ class DeadlineWatch:
         for request_id in first_tokens:
             self._slack.prompts.left(request_id)
 
-    def ended(self, mode: Mode, tokens: int, took_s: float, first_tokens: list[Any], *, with_prompts: bool) -> None:
-        """A step has ended; these requests have had a token by the end of their prompt and go on."""
+    def ended(
+        self, mode: Mode, tokens: int, took_s: float, first_tokens: list[Any], *, with_prompts: bool, ago_s: float = 0.0
+    ) -> None:
+        """A step has ended, so many seconds ago; these requests have had a token by the end of their prompt and go on."""
         if self._in_flight:
             self._in_flight.pop(0)
-        self._ended_s = time.time()
+        self._ended_s = time.time() - ago_s
         self._times.took(mode, tokens, took_s, with_prompts=with_prompts)
         self._slack.decodes.stepped()
         for request in first_tokens:

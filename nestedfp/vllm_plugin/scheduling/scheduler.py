@@ -21,9 +21,11 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from nestedfp.modes import DirectiveMode, Mode
+from nestedfp.steps.step_clock import StepClock
 from nestedfp.steps.step_costs import StepCosts, slowest
 from nestedfp.steps.step_rule import StepRule, StepSignals, choose
 from nestedfp.vllm_plugin.options import PluginOptions
+from nestedfp.vllm_plugin.ranks.step_ends import SINCE_LAST_S
 from nestedfp.vllm_plugin.scheduling import directive_intake, directive_receiver
 from nestedfp.vllm_plugin.scheduling.accounting import COUNTS_KEY, EngineTotals, RequestTokens
 from nestedfp.vllm_plugin.scheduling.deadline_watch import DeadlineWatch
@@ -72,7 +74,8 @@ class PrecisionMixin:
         self._arrivals = 0
         self._arrived_tokens = 0
         self._finished = 0
-        self._last_update_s = 0.0
+        self._clock = StepClock()
+        self._last_end_s = 0.0  # of a step
         self._progress_s = time.monotonic()  # when a step last ended, or work came to an idle engine
         # Nobody outside can know it, so no request can name the cache that pinned requests share.
         self._pinned_salt = secrets.token_hex(16)
@@ -207,7 +210,7 @@ class PrecisionMixin:
         output.nestedfp_with_prompts = bool(prompts)
         output.nestedfp_first_tokens = [r.request_id for r in prompts if r.request_id not in self._in_prompt]
         self._watch.filled(mode, tokens, output.nestedfp_first_tokens, with_prompts=bool(prompts))
-        self._totals.step(mode, tokens)
+        self._totals.step(mode, tokens, choice.reason)
         output.nestedfp_mode = mode
         output.nestedfp_scheduled_s = time.monotonic()
         return output
@@ -235,20 +238,22 @@ class PrecisionMixin:
         results = super().update_from_output(scheduler_output, model_runner_output)
         if scheduler_output.num_scheduled_tokens:
             now_s = time.monotonic()
-            began_s = max(scheduler_output.nestedfp_scheduled_s, self._last_update_s)
-            self._totals.took(mode, (now_s - began_s) * 1e3)
+            ended_s = self._clock.ended_s(now_s, getattr(model_runner_output, SINCE_LAST_S, None))
+            took_s = max(0.0, ended_s - max(scheduler_output.nestedfp_scheduled_s, self._last_end_s))
+            self._totals.took(mode, took_s * 1e3)
             self._watch.ended(
                 mode,
                 scheduler_output.total_num_scheduled_tokens,
-                now_s - began_s,
+                took_s,
                 [
                     self.requests[rid]
                     for rid in scheduler_output.nestedfp_first_tokens
                     if rid in self.requests and rid not in self._ended
                 ],
                 with_prompts=scheduler_output.nestedfp_with_prompts,
+                ago_s=now_s - ended_s,
             )
-            self._last_update_s = self._progress_s = now_s
+            self._last_end_s, self._progress_s = ended_s, now_s
         if mode is Mode.FP8 or self._ended or self._may_end:
             for result in results.values():
                 for item in result.outputs:
@@ -375,6 +380,7 @@ class PrecisionMixin:
             "switches": totals.switches,
             "steps_fp16": totals.steps[Mode.FP16],
             "steps_fp8": totals.steps[Mode.FP8],
+            "fp8_reasons": dict(totals.fp8_reasons),
             "tokens_fp16": totals.tokens[Mode.FP16],
             "tokens_fp8": totals.tokens[Mode.FP8],
             "fp16_only": self._fp16_only,

@@ -1,0 +1,62 @@
+"""How much of the GPU's time passes from one step's end to the next, told with the step's output.
+
+A step ends when its tokens are sampled. The host takes the output later, when it has launched the next step (step_clock.py), so
+that its own clock says little of how long a step took. An event a step costs some microseconds.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from vllm.v1.outputs import AsyncModelRunnerOutput
+
+SINCE_LAST_S = "nestedfp_since_last_s"  # the output's attribute; None: the first step
+
+
+class StepEnds:
+    """Marks the end of every step on the stream of its work.
+
+    Args:
+        new_event: an event that keeps the time.
+    """
+
+    def __init__(self, new_event: Callable[[], Any] | None = None) -> None:
+        self._new_event = new_event or _timed_event
+        self._last: Any = None
+
+    def after(self, output: Any) -> Any:
+        """All work of a step is on the current stream; ``output`` is what the runner gave for it.
+
+        Returns:
+            The output, which tells the time as soon as it has the tokens; None stays None.
+        """
+        if output is None:
+            return None
+        before, end = self._last, self._new_event()
+        end.record()
+        self._last = end
+        return (
+            _TimedOutput(output, before, end)
+            if isinstance(output, AsyncModelRunnerOutput)
+            else _told(output, before, end)
+        )
+
+
+class _TimedOutput(AsyncModelRunnerOutput):
+    """An output that is still on its way."""
+
+    def __init__(self, output: AsyncModelRunnerOutput, before: Any, end: Any) -> None:
+        self._output, self._before, self._end = output, before, end
+
+    def get_output(self) -> Any:
+        return _told(self._output.get_output(), self._before, self._end)
+
+
+def _told(output: Any, before: Any, end: Any) -> Any:
+    end.synchronize()  # the tokens are there; what comes after them in the step is short
+    setattr(output, SINCE_LAST_S, None if before is None else before.elapsed_time(end) * 1e-3)
+    return output
+
+
+def _timed_event() -> Any:
+    return torch.cuda.Event(enable_timing=True)

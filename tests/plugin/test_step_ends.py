@@ -1,0 +1,99 @@
+"""What a rank tells of the time between the ends of its steps; the GPU's events stand aside here for ones that count.
+
+Run: ``pytest -q tests/plugin/test_step_ends.py``
+"""
+
+import pickle
+import time
+
+import pytest
+import torch
+from vllm.v1.outputs import AsyncModelRunnerOutput
+from vllm_parts import ModelRunnerOutput
+
+from nestedfp.vllm_plugin.ranks.step_ends import SINCE_LAST_S, StepEnds
+
+
+class Stream:
+    """A stream whose time the test moves."""
+
+    def __init__(self):
+        self.now_ms = 0.0
+        self.waited_for = []
+
+    def event(self):
+        return Event(self)
+
+
+class Event:
+    def __init__(self, stream):
+        self.stream, self.at_ms = stream, None
+
+    def record(self):
+        self.at_ms = self.stream.now_ms
+
+    def synchronize(self):
+        self.stream.waited_for.append(self.at_ms)
+
+    def elapsed_time(self, end):
+        assert end.at_ms in self.stream.waited_for, "its time is not known before it has happened"
+        return end.at_ms - self.at_ms
+
+
+class OnItsWay(AsyncModelRunnerOutput):
+    def __init__(self, output):
+        self.output = output
+
+    def get_output(self):
+        return self.output
+
+
+def output():
+    return ModelRunnerOutput(["a"], {"a": 0}, [[7]])
+
+
+def test_every_output_tells_how_long_after_the_step_before_it_ended():
+    stream = Stream()
+    ends = StepEnds(stream.event)
+    first = ends.after(OnItsWay(output()))
+    stream.now_ms += 20.0
+    second = ends.after(OnItsWay(output()))
+    stream.now_ms += 9.0
+    third = ends.after(OnItsWay(output()))
+    assert stream.waited_for == [], "nobody waits before somebody wants the tokens"
+    told = [each.get_output() for each in (first, second, third)]
+    assert [each.sampled_token_ids for each in told] == [[[7]]] * 3
+    assert [getattr(each, SINCE_LAST_S) for each in told] == [None, pytest.approx(0.020), pytest.approx(0.009)]
+
+
+def test_an_output_that_is_there_tells_it_at_once_and_none_stays_none():
+    stream = Stream()
+    ends = StepEnds(stream.event)
+    assert ends.after(None) is None
+    ends.after(output())
+    stream.now_ms += 5.0
+    assert getattr(ends.after(output()), SINCE_LAST_S) == pytest.approx(0.005)
+
+
+def test_it_travels_to_another_process():
+    ends = StepEnds(Stream().event)
+    ends.after(output())
+    assert getattr(pickle.loads(pickle.dumps(ends.after(output()))), SINCE_LAST_S) == 0.0
+
+
+@pytest.mark.gpu
+def test_a_gpu_tells_how_long_its_work_took_though_nobody_looked():
+    work = torch.randn(4096, 4096, device="cuda", dtype=torch.float16)
+    ends = StepEnds()
+
+    def launch(products):
+        for _ in range(products):
+            work @ work
+        return ends.after(OnItsWay(output()))
+
+    launch(5).get_output()
+    few, many = launch(20), launch(200)
+    time.sleep(0.2)  # the host looks long after both have ended
+    few_s, many_s = (getattr(each.get_output(), SINCE_LAST_S) for each in (few, many))
+    assert 5 < many_s / few_s < 20
+    assert many_s < 0.2
