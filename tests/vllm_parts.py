@@ -29,7 +29,7 @@ with warnings.catch_warnings():
     from vllm.v1.structured_output import StructuredOutputManager
 
     from nestedfp.vllm_plugin import frontend, register
-    from nestedfp.vllm_plugin.ranks.step_ends import SINCE_LAST_S
+    from nestedfp.vllm_plugin.ranks.timing.step_ends import SINCE_LAST_S
     from nestedfp.vllm_plugin.scheduling.scheduler import make_scheduler
 
     register()

@@ -11,7 +11,7 @@ import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm_parts import ModelRunnerOutput
 
-from nestedfp.vllm_plugin.ranks.step_ends import SINCE_LAST_S, StepEnds
+from nestedfp.vllm_plugin.ranks.timing.step_ends import SINCE_LAST_S, StepEnds
 
 
 class Stream:

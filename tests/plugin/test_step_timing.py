@@ -6,7 +6,7 @@ import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # third-party imports, not ours
-    from nestedfp.vllm_plugin.ranks.step_timing import sizes
+    from nestedfp.vllm_plugin.ranks.timing.step_timing import sizes
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""In the processes that compute: workers, CUDA graphs, checks and timing at the start."""
+"""In the processes that compute: workers, CUDA graphs, checks and timing."""

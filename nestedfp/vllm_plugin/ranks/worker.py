@@ -12,8 +12,9 @@ from nestedfp.modes import Mode
 from nestedfp.steps.step_costs import StepCosts
 from nestedfp.vllm_plugin import failure
 from nestedfp.vllm_plugin.options import PluginOptions
-from nestedfp.vllm_plugin.ranks import cpu_seed, self_check, step_timing
-from nestedfp.vllm_plugin.ranks.step_ends import StepEnds
+from nestedfp.vllm_plugin.ranks import cpu_seed, self_check
+from nestedfp.vllm_plugin.ranks.timing import step_timing
+from nestedfp.vllm_plugin.ranks.timing.step_ends import StepEnds
 from nestedfp.vllm_plugin.weights import coverage, library_route
 from nestedfp.vllm_plugin.weights.fixed_weights import FixedWeights
 

@@ -21,11 +21,11 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from nestedfp.modes import DirectiveMode, Mode
-from nestedfp.steps.step_clock import StepClock
+from nestedfp.steps.device_clock import DeviceClock
 from nestedfp.steps.step_costs import StepCosts, slowest
 from nestedfp.steps.step_rule import StepRule, StepSignals, choose
 from nestedfp.vllm_plugin.options import PluginOptions
-from nestedfp.vllm_plugin.ranks.step_ends import SINCE_LAST_S
+from nestedfp.vllm_plugin.ranks.timing.step_ends import SINCE_LAST_S
 from nestedfp.vllm_plugin.scheduling import directive_intake, directive_receiver
 from nestedfp.vllm_plugin.scheduling.accounting import COUNTS_KEY, EngineTotals, RequestTokens
 from nestedfp.vllm_plugin.scheduling.deadline_watch import DeadlineWatch
@@ -74,7 +74,7 @@ class PrecisionMixin:
         self._arrivals = 0
         self._arrived_tokens = 0
         self._finished = 0
-        self._clock = StepClock()
+        self._clock = DeviceClock()
         self._last_end_s = 0.0  # of a step
         self._progress_s = time.monotonic()  # when a step last ended, or work came to an idle engine
         # Nobody outside can know it, so no request can name the cache that pinned requests share.
@@ -331,7 +331,7 @@ class PrecisionMixin:
         self._epochs_order = True
 
     def nestedfp_take_step_costs(self, ranks: list[list[list[float]] | None]) -> None:
-        """Take what every rank measured at its start; see nestedfp/vllm_plugin/ranks/step_timing.py."""
+        """Take what every rank measured at its start; see nestedfp/vllm_plugin/ranks/timing/step_timing.py."""
         self._step_costs = slowest(ranks)
         self._watch.use(self._step_costs)
 

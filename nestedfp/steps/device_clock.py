@@ -14,7 +14,7 @@ DRIFT = (
 )
 
 
-class StepClock:
+class DeviceClock:
     """Told of every step's end in turn, in the host's seconds and the device's."""
 
     def __init__(self) -> None:

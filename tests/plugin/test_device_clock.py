@@ -1,22 +1,22 @@
 """When steps end by a device's clock, for a host that looks late.
 
-Run: ``pytest -q tests/plugin/test_step_clock.py``
+Run: ``pytest -q tests/plugin/test_device_clock.py``
 """
 
 import random
 
 import pytest
 
-from nestedfp.steps.step_clock import StepClock
+from nestedfp.steps.device_clock import DeviceClock
 
 
 def test_without_a_device_a_step_ends_when_the_host_looks():
-    clock = StepClock()
+    clock = DeviceClock()
     assert [clock.ended_s(now_s, None) for now_s in (5.0, 5.5, 9.0)] == [5.0, 5.5, 9.0]
 
 
 def test_a_late_look_is_not_charged_to_the_step():
-    clock = StepClock()
+    clock = DeviceClock()
     clock.ended_s(100.0, None)
     assert clock.ended_s(100.020, 0.020) == pytest.approx(100.020)
     # Decodes: over after 9 ms, but the host was launching a step of prompts for 15.
@@ -25,14 +25,14 @@ def test_a_late_look_is_not_charged_to_the_step():
 
 
 def test_a_first_look_that_was_late_is_forgotten_with_the_first_that_was_not():
-    clock = StepClock()
+    clock = DeviceClock()
     clock.ended_s(100.050, None)  # it ended at 100.0
     assert clock.ended_s(100.020, 0.020) == pytest.approx(100.020)
 
 
 @pytest.mark.parametrize("drift", [-5e-5, 0.0, 5e-5])
 def test_clocks_may_drift_apart_for_a_day(drift):
-    rng, clock, ended_s = random.Random(1), StepClock(), 1000.0
+    rng, clock, ended_s = random.Random(1), DeviceClock(), 1000.0
     clock.ended_s(ended_s, None)
     worst_s = 0.0
     for step in range(20_000):
@@ -46,7 +46,7 @@ def test_clocks_may_drift_apart_for_a_day(drift):
 
 
 def test_a_pause_between_two_steps_is_time_like_any_other():
-    clock = StepClock()
+    clock = DeviceClock()
     clock.ended_s(10.0, None)
     clock.ended_s(10.020, 0.020)
     assert clock.ended_s(3610.020, 3600.0) == pytest.approx(3610.020, abs=1e-6)

@@ -1,6 +1,6 @@
 """How much of the GPU's time passes from one step's end to the next, told with the step's output.
 
-A step ends when its tokens are sampled. The host takes the output later, when it has launched the next step (step_clock.py), so
+A step ends when its tokens are sampled. The host takes the output later, when it has launched the next step (device_clock.py), so
 that its own clock says little of how long a step took. An event a step costs some microseconds.
 """
 
