@@ -55,7 +55,7 @@ class LadderConfig(FrozenModel):
     # Pause between two steps down while the queue drains, or is gone.
     shed_settle_s: Annotated[float, Field(gt=0)] = 10.0
     shed_factor: Annotated[float, Field(gt=0, lt=1)] = 0.8  # of the admission limit that a step down leaves
-    min_admission_scale: Annotated[float, Field(gt=0, le=1)] = 0.1
+    min_admission_scale: Annotated[float, Field(gt=0, le=1)] = 0.05
     recover_after_s: Annotated[float, Field(gt=0)] = 15.0  # calm before each step up
     recover_load: Annotated[float, Field(gt=0, le=1)] = 0.85  # offered load / FP8 capacity that counts as calm
     scale_after_s: Annotated[float, Field(ge=0)] = 30.0

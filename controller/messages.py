@@ -97,6 +97,8 @@ class ReplicaState(EngineStats):
     stats_age_s: Seconds = 0.0  # of the engine's statistics, when the snapshot was taken
     lease_remaining_s: Seconds  # likewise
     admission_scale: Fraction = 1.0  # in force on this replica
+    # What it holds over its admission limits as they are at scale 1; None: not reported.
+    inside_share: Annotated[float, Field(ge=0)] | None = None
     refused: Count = 0  # requests that no replica took, each replica's part of them; they are not among the arrivals
     path: PathStats | None = None  # None: not reported
 

@@ -42,6 +42,7 @@ class Cell(FrozenModel):
     fp16_token_share: float | None
     exact_answer_share: float | None = None  # None: of plain vLLM, and of summaries from before it was told
     switches: int | None
+    fp8_reasons: dict[str, int] | None = None  # FP8 steps by what asked for them; None: not told
     late_starts: int
     valid: bool
     saturated_by: str
@@ -115,6 +116,7 @@ def _cell(
         fp16_token_share={"vllm_fp16": 1.0, "vllm_fp8": 0.0}.get(run.system, summary.fp16_token_share),
         exact_answer_share=exact_answer_share(records),
         switches=summary.switches,
+        fp8_reasons=summary.fp8_reasons,
         late_starts=summary.late_starts,
         valid=summary.valid,
         saturated_by=summary.saturated_by,

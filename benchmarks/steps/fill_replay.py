@@ -8,9 +8,9 @@ log's steps are given to that question twice: as the GPU timed them, and as a ho
 has launched the next one: from the entry into one launch to the entry into the next. The table has the costs at the start and the
 engine's limits. Requests that wait are not in a log; where steps have room for all that come there are none.
 
-Only stretches are replayed in which the engine chose: those with steps in both precisions. Rows ``log,stretch,clock,steps,
-fp8_share,fill_share,agree_share,decode_excess_p50_ms,decode_excess_p90_ms``; shares are of the steps: those that ran FP8, those
-for which the answer is yes, and those that ran FP8 just where it is.
+Only stretches with steps in both precisions are replayed: those in which somebody chose, the engine by its rule or the
+controller. Rows ``log,stretch,clock,steps, fp8_share,fill_share,agree_share,decode_excess_p50_ms,decode_excess_p90_ms``;
+shares are of the steps: those that ran FP8, those for which the answer is yes, and those that ran FP8 just where it is.
 """
 
 import argparse
@@ -113,6 +113,9 @@ def main(argv: list[str] | None = None) -> int:
         steps, table = steps_of(args.folder), read_table(args.table)
     except (StepLogError, SimulationError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    if not any(step.gpu_ms is not None for step in steps):
+        print(f"error: {args.folder}: expected times of a GPU in the log (gpu_ms), found none", file=sys.stderr)
         return 2
     rows = [
         (args.folder.name, number, clock, *replay(list(timing(part)), table, Slo()))

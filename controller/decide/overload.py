@@ -8,11 +8,14 @@
 | scale   | requests still rejected ``scale_after_s`` later             | fewer would do for ``scale_down_after_s``         |
 
 The SLO is missed when the offered load is above what FP8 serves, or half of the replicas have a request that has waited
-longer than the TTFT objective. While the queue shrinks the next step waits for what the last one did: waits and the
-EWMA of the load lag behind. Requests that were rejected count as load, or the relief that shedding brings would argue for ending
-it, and the two would take turns. The same holds for replicas that were added: fewer are asked for only when fewer would
-do. Where the load is not known, or wrongly, a step back is a trial; each trial that fails doubles the pauses before the
-next ones, so that a constant load sees ever fewer of them.
+longer than the TTFT objective, or most of the answers that ended lately missed it: an engine that takes everybody in at once
+keeps nobody waiting, and is slow for all. The first step down begins at what the busiest engine runs, without its queue, not
+at a limit that it is far from, and goes as far below as its answers are slower than the objective: at the same rate, as many
+fewer run at a time. While the queue shrinks the next step waits for what the last one did: waits, answers and the EWMA of the
+load lag behind. Requests that were rejected count as load, or the relief that shedding brings would argue for ending it, and
+the two would take turns. The same holds for replicas that were added: fewer are asked for only when fewer would do. Where the
+load is not known, or wrongly, a step back is a trial; each trial that fails doubles the pauses before the next ones, so that
+a constant load sees ever fewer of them.
 
 While replicas that were asked for are still needed, admission goes back up though the scale rung stays: to reject users while
 replicas are idle helps nobody.
@@ -25,11 +28,14 @@ from controller.audit import Rung
 from controller.config import ControllerConfig, LadderConfig
 from controller.decide.guards import usable, warmed_up
 from controller.fleet.view import Replicas, ids_of
+from controller.messages import ReplicaSnapshot
 from controller.policies import POLICIES
 from controller.protocol.publisher import Content
 from nestedfp.modes import DirectiveMode
 
 LONGEST_BACKOFF = 64  # times the usual pause
+MOST_MISSED, FEW_MISSED = 0.5, 0.1  # of the requests that ended lately
+FEWEST_JUDGED = 20  # requests, to speak of a share of them
 TRIALS_FORGOTTEN_S = 3600.0
 
 
@@ -74,6 +80,11 @@ class Strain:
     over_slo: int  # replicas whose oldest request has waited longer than the objective
     over_half_slo: int
     draining: bool = False  # the queue shrinks, or is gone: what has been shed may be enough already
+    missed_share: float | None = None  # of the requests that ended lately; None: too few to say
+    running_share: float | None = None  # of its admission limit, what the busiest engine runs; None: nobody says
+    tpot_over: float | None = (
+        None  # median TPOT of the slowest replica over the objective; None: too few answers to say
+    )
 
     @property
     def offered_load(self) -> float | None:
@@ -82,11 +93,17 @@ class Strain:
 
     @property
     def failing(self) -> bool:
-        return (self.fp8_load is not None and self.fp8_load > 1.0) or 2 * self.over_slo >= self.replicas
+        return (
+            (self.fp8_load is not None and self.fp8_load > 1.0)
+            or 2 * self.over_slo >= self.replicas
+            or (self.missed_share or 0.0) > MOST_MISSED
+        )
 
     def calm(self, recover_load: float) -> bool:
-        return 2 * self.over_half_slo < self.replicas and (
-            self.offered_load is None or self.offered_load <= recover_load
+        return (
+            2 * self.over_half_slo < self.replicas
+            and (self.offered_load is None or self.offered_load <= recover_load)
+            and (self.missed_share or 0.0) <= FEW_MISSED
         )
 
 
@@ -199,9 +216,13 @@ def _shed(strain: Strain, state: LadderState, config: LadderConfig) -> Acted:
         return None
     if state.admission_scale == 1.0 and now_s - state.failing_since_s < config.shed_after_s:
         return None
+    scale, factor = state.admission_scale, config.shed_factor
+    if scale == 1.0 and strain.running_share is not None:
+        scale = min(scale, strain.running_share)
+        factor = min(factor, 1.0 / max(1.0, strain.tpot_over or 1.0))
     return replace(
         _judge_trial(now_s, state, config),
-        admission_scale=max(config.min_admission_scale, round(state.admission_scale * config.shed_factor, 6)),
+        admission_scale=max(config.min_admission_scale, round(scale * factor, 6)),
         shed_since_s=now_s if state.shed_since_s is None else state.shed_since_s,
         stepped_at_s=now_s,
         calm_since_s=None,
@@ -282,7 +303,10 @@ def measure(
     seen, slo_s = usable(warmed_up(views), config.guards), config.slo.ttft_ms / 1e3
     waits_s = [view.snapshot.oldest_wait_s for view in seen]
     queued = sum([view.snapshot.waiting_tokens for view in seen])
-    growth = sum([view.rates.queue_growth_tokens_per_s for view in seen if view.rates is not None])
+    rates = [view.rates for view in seen if view.rates is not None]
+    growth = sum([rate.queue_growth_tokens_per_s for rate in rates])
+    judged = sum([rate.slo_evaluated_per_s * rate.span_s for rate in rates])
+    met = sum([rate.within_slo_per_s * rate.span_s for rate in rates])
     if not POLICIES[config.policy.name].adaptive:
         degraded = True  # as far as it may be
     elif current.exceptions:
@@ -298,4 +322,22 @@ def measure(
         over_slo=sum([wait_s > slo_s for wait_s in waits_s]),
         over_half_slo=sum([wait_s > slo_s / 2 for wait_s in waits_s]),
         draining=growth <= -DRAIN_PER_S * queued,  # 0 <= 0 where nothing waits
+        missed_share=None if judged < FEWEST_JUDGED else max(0.0, 1.0 - met / judged),
+        tpot_over=max(
+            [
+                view.snapshot.tpot.p50_ms / config.slo.tpot_ms
+                for view in seen
+                if view.snapshot.tpot.count >= FEWEST_JUDGED
+            ],
+            default=None,
+        ),
+        running_share=max(
+            [share for view in seen if (share := _running_share(view.snapshot)) is not None], default=None
+        ),
     )
+
+
+def _running_share(snapshot: ReplicaSnapshot) -> float | None:
+    if snapshot.inside_share is None:
+        return None
+    return snapshot.inside_share * snapshot.running / max(1, snapshot.running + snapshot.waiting)

@@ -176,8 +176,17 @@ class Admission:
         """Sequences inside at most; None: no limit. Never less than one."""
         if self._configured is None and self.scale >= 1.0:
             return None
-        base = self._configured or SEQUENCES_IN_QUEUE * self._sequences
-        return max(1, math.floor(base * self.scale))
+        return max(1, math.floor(self._whole_limit * self.scale))
+
+    @property
+    def _whole_limit(self) -> int:
+        return self._configured or SEQUENCES_IN_QUEUE * self._sequences
+
+    @property
+    def inside_share(self) -> float:
+        """What is inside over the limits at scale 1, of sequences or of tokens, whichever is nearer to its own."""
+        of_tokens = self.tokens_inside / self._configured_tokens if self._configured_tokens else 0.0
+        return max(self.inside / self._whole_limit, of_tokens)
 
     @property
     def token_limit(self) -> int | None:

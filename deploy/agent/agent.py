@@ -346,6 +346,7 @@ class ReplicaAgent:
             rule=force.rule,
             order=self._follower.order(now_s),
             admission_scale=force.admission_scale,
+            inside_share=self._admission.inside_share,
             refused=self._admission.refused,
             slo_evaluated=self._slo_evaluated,
             within_slo=self._within_slo,

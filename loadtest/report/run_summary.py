@@ -117,14 +117,16 @@ def counter_growth(samples: Sequence[TimelineSample], count_of: Callable[[Servic
 
 
 def fp8_reasons(samples: Sequence[TimelineSample]) -> dict[str, int] | None:
-    """FP8 steps of the run by what asked for them, the most frequent first; None: nobody told."""
+    """FP8 steps of the run by what asked for them, the most frequent first; None: nobody told, or not twice."""
 
     def growth(name: str) -> int:
         return counter_growth(samples, lambda replica: replica.fp8_reasons.get(name, 0))
 
     names = {name for status in statuses(samples) for replica in status.replicas for name in replica.fp8_reasons}
-    grown = {name: growth(name) for name in sorted(names)}
-    return dict(sorted(grown.items(), key=lambda item: -item[1])) or None
+    if not names or len(statuses(samples)) < 2:
+        return None
+    grown = {name: count for name in sorted(names) if (count := growth(name))}
+    return dict(sorted(grown.items(), key=lambda item: -item[1]))
 
 
 def summarise(

@@ -67,7 +67,11 @@ class Replica:
         """Requests inside at most, as the live replica's admission control; None: no limit."""
         if self._limit is None and self._admission_scale >= 1.0:
             return None
-        return max(1, floor((self._limit or SEQUENCES_IN_QUEUE * self._max_seqs) * self._admission_scale))
+        return max(1, floor(self._whole_limit * self._admission_scale))
+
+    @property
+    def _whole_limit(self) -> int:
+        return self._limit or SEQUENCES_IN_QUEUE * self._max_seqs
 
     def offer(self, now_s: float, request: SimRequest) -> bool:
         """Give a request to the engine, or reject it (False) because of the admission limit."""
@@ -125,6 +129,7 @@ class Replica:
             arrivals=engine.arrivals,
             arrived_tokens=engine.arrived_tokens,
             finished=engine.finished_count,
+            inside_share=engine.ongoing / self._whole_limit,
             refused=self.refused,
             slo_evaluated=self._slo_evaluated,
             within_slo=self._within_slo,

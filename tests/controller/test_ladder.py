@@ -59,6 +59,28 @@ def test_shedding_begins_after_a_while_goes_in_steps_and_stops_at_the_floor(stra
     assert (state.admission_scale, state.rung(True)) == (0.5, Rung.SHED)
 
 
+def test_the_first_step_begins_at_what_the_replicas_hold() -> None:
+    overload = {"fp8_load": None, "missed_share": 0.6}
+    state, events = climb(LadderState(), LadderConfig(shed=True), 0, 10.5, **overload, running_share=0.15)
+    assert events == [(10.0, "shed_more")]
+    assert state.admission_scale == pytest.approx(0.15 * 0.8)
+    state, _ = climb(state, LadderConfig(shed=True), 10.5, 12.5, **overload, running_share=0.12)
+    assert state.admission_scale == pytest.approx(0.15 * 0.8**2), "from then on by a factor"
+    crowded, _ = climb(LadderState(), LadderConfig(shed=True), 0, 10.5, **overload, running_share=3.0)
+    assert crowded.admission_scale == pytest.approx(0.8)
+    slow, _ = climb(LadderState(), LadderConfig(shed=True), 0, 10.5, **overload, running_share=0.2, tpot_over=2.0)
+    assert slow.admission_scale == pytest.approx(0.1), "twice too slow: half as many at a time"
+
+
+def test_answers_that_miss_the_slo_are_a_miss_though_nobody_waits_and_few_of_them_are_calm() -> None:
+    config = LadderConfig(shed=True)
+    assert climb(LadderState(), config, 0, 60, fp8_load=None, missed_share=0.5)[1] == []
+    state, events = climb(LadderState(), config, 0, 10.5, fp8_load=None, missed_share=0.51)
+    assert events == [(10.0, "shed_more")]
+    assert climb(state, config, 10.5, 60, fp8_load=None, missed_share=0.2)[1] == [], "neither more nor less"
+    assert climb(state, config, 10.5, 26, fp8_load=None, missed_share=0.1)[1] == [(25.5, "admit_more")]
+
+
 @pytest.mark.parametrize(
     "strain",
     [

@@ -353,3 +353,19 @@ def test_at_three_times_the_capacity_those_let_in_begin_in_time_and_the_engine_i
         assert in_time > 0.95, in_time
         assert used > 0.97, used
         assert 0.6 < rejected / (rejected + len(waits)) < 0.7
+
+
+def test_what_is_inside_is_told_as_a_share_of_the_nearer_limit_whatever_the_scale():
+    door = Admission(10, sequences=8, tokens=1000)
+    places = [door.enter(Asked(prompt_tokens=10, output_tokens=10)) for _ in range(4)]
+    assert door.inside_share == pytest.approx(0.4)
+    door.scale = 0.1
+    assert door.inside_share == pytest.approx(0.4)
+    places[0].leave()
+    assert door.inside_share == pytest.approx(0.3)
+    narrow = Admission(10, sequences=8, tokens=40)
+    narrow.enter(Asked(prompt_tokens=10, output_tokens=10))
+    assert narrow.inside_share == pytest.approx(0.5)
+    unbounded = Admission(None, sequences=5)
+    unbounded.enter()
+    assert unbounded.inside_share == pytest.approx(1 / 20)

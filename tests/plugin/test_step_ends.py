@@ -66,19 +66,21 @@ def test_every_output_tells_how_long_after_the_step_before_it_ended():
     assert [getattr(each, SINCE_LAST_S) for each in told] == [None, pytest.approx(0.020), pytest.approx(0.009)]
 
 
-def test_an_output_that_is_there_tells_it_at_once_and_none_stays_none():
+def test_an_output_that_is_there_and_none_stay_as_they_are_and_nobody_waits():
     stream = Stream()
     ends = StepEnds(stream.event)
+    there = output()
     assert ends.after(None) is None
-    ends.after(output())
-    stream.now_ms += 5.0
-    assert getattr(ends.after(output()), SINCE_LAST_S) == pytest.approx(0.005)
+    assert ends.after(there) is there
+    assert not hasattr(there, SINCE_LAST_S)
+    assert stream.waited_for == []
 
 
 def test_it_travels_to_another_process():
     ends = StepEnds(Stream().event)
-    ends.after(output())
-    assert getattr(pickle.loads(pickle.dumps(ends.after(output()))), SINCE_LAST_S) == 0.0
+    ends.after(OnItsWay(output())).get_output()
+    told = ends.after(OnItsWay(output())).get_output()
+    assert getattr(pickle.loads(pickle.dumps(told)), SINCE_LAST_S) == 0.0
 
 
 @pytest.mark.gpu

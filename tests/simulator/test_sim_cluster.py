@@ -178,6 +178,24 @@ def test_the_ladder_sheds_then_scales_and_takes_both_back():
     assert all(request.outcome == "finished" for request in result.requests[-80:])
 
 
+def test_an_engine_that_lets_everybody_in_and_is_slow_for_all_sheds_and_is_in_time_for_most():
+    # 200 requests/s of 400 tokens and 60 on an engine that serves some 120 in time, for 40 s; all of them are taken in at once.
+    crowd = [(0.5 + index / 200, 400, 60) for index in range(200 * 40)]
+
+    def in_time(ladder):
+        config = policy_config("deadlines", ladder=ladder)
+        result = Cluster(TABLE, config, Scenario(replicas=1)).run(make_requests(*crowd))
+        finished = [request for request in result.requests if request.outcome == "finished"]
+        good = sum(request.ttft_ms <= 200 and request.tpot_ms <= 33.3 for request in finished)
+        return good / len(crowd), len(finished) / len(crowd)
+
+    everybody, served = in_time({})
+    assert served == 1.0
+    shed, served = in_time({"shed": True, "shed_after_s": 3, "shed_settle_s": 5})
+    assert shed > everybody + 0.2
+    assert served < 1.0
+
+
 @pytest.mark.parametrize("loss", [0.0, 0.1, 0.3])
 def test_a_directive_reaches_all_replicas_over_a_lossy_network(loss: float):
     scenario = Scenario(replicas=64, network=NetworkConfig(loss=loss, duplication=0.1), seed=3)

@@ -212,7 +212,7 @@ class PrecisionMixin:
         self._watch.filled(mode, tokens, output.nestedfp_first_tokens, with_prompts=bool(prompts))
         self._totals.step(mode, tokens, choice.reason)
         output.nestedfp_mode = mode
-        output.nestedfp_scheduled_s = time.monotonic()
+        output.nestedfp_scheduled_s = _raw_s()
         return output
 
     def _late(self, rule: StepRule, tokens: int, *, with_prompts: bool) -> str | None:
@@ -237,7 +237,7 @@ class PrecisionMixin:
         self._ended.clear()
         results = super().update_from_output(scheduler_output, model_runner_output)
         if scheduler_output.num_scheduled_tokens:
-            now_s = time.monotonic()
+            now_s = _raw_s()
             ended_s = self._clock.ended_s(now_s, getattr(model_runner_output, SINCE_LAST_S, None))
             took_s = max(0.0, ended_s - max(scheduler_output.nestedfp_scheduled_s, self._last_end_s))
             self._totals.took(mode, took_s * 1e3)
@@ -253,7 +253,7 @@ class PrecisionMixin:
                 with_prompts=scheduler_output.nestedfp_with_prompts,
                 ago_s=now_s - ended_s,
             )
-            self._last_end_s, self._progress_s = ended_s, now_s
+            self._last_end_s, self._progress_s = ended_s, time.monotonic()
         if mode is Mode.FP8 or self._ended or self._may_end:
             for result in results.values():
                 for item in result.outputs:
@@ -400,6 +400,11 @@ class PrecisionMixin:
             "arrived_tokens": self._arrived_tokens,
             "finished": self._finished,
         }
+
+
+def _raw_s() -> float:
+    """Seconds of a clock that nobody slews: one that runs faster for a while would leave a device's behind (device_clock.py)."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
 
 
 @functools.cache

@@ -28,18 +28,15 @@ class StepEnds:
         """All work of a step is on the current stream; ``output`` is what the runner gave for it.
 
         Returns:
-            The output, which tells the time as soon as it has the tokens; None stays None.
+            The output, which tells the time when it has the tokens. One that is there already stays as it is, and so does None:
+            the host waited for it, or it has no tokens, as that of a pipeline's earlier stage.
         """
-        if output is None:
-            return None
+        if not isinstance(output, AsyncModelRunnerOutput):
+            return output
         before, end = self._last, self._new_event()
         end.record()
         self._last = end
-        return (
-            _TimedOutput(output, before, end)
-            if isinstance(output, AsyncModelRunnerOutput)
-            else _told(output, before, end)
-        )
+        return _TimedOutput(output, before, end)
 
 
 class _TimedOutput(AsyncModelRunnerOutput):
@@ -49,14 +46,11 @@ class _TimedOutput(AsyncModelRunnerOutput):
         self._output, self._before, self._end = output, before, end
 
     def get_output(self) -> Any:
-        return _told(self._output.get_output(), self._before, self._end)
-
-
-def _told(output: Any, before: Any, end: Any) -> Any:
-    end.synchronize()  # the tokens are there; what comes after them in the step is short
-    setattr(output, SINCE_LAST_S, None if before is None else before.elapsed_time(end) * 1e-3)
-    return output
+        output = self._output.get_output()
+        self._end.synchronize()  # the tokens are there; what comes after them in the step is short
+        setattr(output, SINCE_LAST_S, None if self._before is None else self._before.elapsed_time(self._end) * 1e-3)
+        return output
 
 
 def _timed_event() -> Any:
-    return torch.cuda.Event(enable_timing=True)
+    return torch.cuda.Event(enable_timing=True, blocking=True)
