@@ -238,7 +238,9 @@ class ControlLoop:
         """Go a step up or down the ladder where it is time to; returns why."""
         ordered = self._overrides.for_all
         if ordered is not None and ordered.mode is not DirectiveMode.FP8:
-            return None  # the operator has ruled out the first rung; what it takes then is the operator's to say
+            # The operator has ruled out the first rung; what it takes then is the operator's to say, and proves nothing later.
+            self._ladder = replace(self._ladder, failing_since_s=None, calm_since_s=None)
+            return None
         offered = self._fleet.offered_over_admitted()
         strain = measure(now_s, views, self._decided, self._config, self._journal.loads[1], offered)
         self._ladder, climbed = overload.advance(strain, self._ladder, self._config.ladder)
@@ -251,17 +253,20 @@ class ControlLoop:
 
     def _adopt(self, now_s: float, snapshot: ReplicaSnapshot, known_epoch: int) -> None:
         """Start from what a predecessor left in force: a restarted controller must not end FP8 amid an overload."""
+        sheds = snapshot.rule is not None and self._config.ladder.shed and snapshot.admission_scale < 1.0
         adaptive = POLICIES[self._config.policy.name].adaptive
         whole = self._config.scope is Scope.CLUSTER
         late = now_s - self._began_s > 2 * self._config.lease_s
         if not adaptive or (late and not whole):
+            if not adaptive and sheds and not late:
+                self._ladder = overload.adopted(snapshot.admission_scale, now_s)
             self._adopts_from = None
             return
         assert self._adopts_from is not None, "the caller has looked"
         if snapshot.epoch < (self._adopts_from or known_epoch):
             return
         self._adopts_from = None if whole else (self._adopts_from or snapshot.epoch)
-        if snapshot.rule is not None and self._config.ladder.shed and snapshot.admission_scale < 1.0:
+        if sheds:
             self._ladder = overload.adopted(snapshot.admission_scale, now_s)
         wanted, decided = snapshot.directive, self._decided
         if wanted is DirectiveMode.AUTO:  # may be the fallback

@@ -8,14 +8,14 @@
 | scale   | requests still rejected ``scale_after_s`` later             | fewer would do for ``scale_down_after_s``         |
 
 The SLO is missed when the offered load is above what FP8 serves, or half of the replicas have a request that has waited
-longer than the TTFT objective, or most of the answers that ended lately missed it: an engine that takes everybody in at once
-keeps nobody waiting, and is slow for all. The first step down begins at what the busiest engine runs, without its queue, not
-at a limit that it is far from, and goes as far below as its answers are slower than the objective: at the same rate, as many
-fewer run at a time. While the queue shrinks the next step waits for what the last one did: waits, answers and the EWMA of the
-load lag behind. Requests that were rejected count as load, or the relief that shedding brings would argue for ending it, and
-the two would take turns. The same holds for replicas that were added: fewer are asked for only when fewer would do. Where the
-load is not known, or wrongly, a step back is a trial; each trial that fails doubles the pauses before the next ones, so that
-a constant load sees ever fewer of them.
+longer than the TTFT objective, or most of the answers that ended lately missed it while half of the replicas are slow: an
+engine that takes in all that come keeps few waiting, and is slow for all. The first step down begins at what an engine runs,
+without its queue, not at a limit that it is far from, and goes as far below as its answers are slower than the objective: at
+the same rate, as many fewer run at a time. While the queue shrinks the next step waits for what the last one did: waits,
+answers and the EWMA of the load lag behind. Requests that were rejected count as load, or the relief that shedding brings
+would argue for ending it, and the two would take turns. The same holds for replicas that were added: fewer are asked for only
+when fewer would do. Where the load is not known, or wrongly, a step back is a trial; each trial that fails doubles the pauses
+before the next ones, so that a constant load sees ever fewer of them. Replicas that an operator holds in FP16 say nothing.
 
 While replicas that were asked for are still needed, admission goes back up though the scale rung stays: to reject users while
 replicas are idle helps nobody.
@@ -27,15 +27,18 @@ from dataclasses import dataclass, replace
 from controller.audit import Rung
 from controller.config import ControllerConfig, LadderConfig
 from controller.decide.guards import usable, warmed_up
-from controller.fleet.view import Replicas, ids_of
-from controller.messages import ReplicaSnapshot
+from controller.fleet import path_limit
+from controller.fleet.view import Replicas, ReplicaView, ids_of
 from controller.policies import POLICIES
 from controller.protocol.publisher import Content
 from nestedfp.modes import DirectiveMode
+from workload.slo import Slo
 
 LONGEST_BACKOFF = 64  # times the usual pause
 MOST_MISSED, FEW_MISSED = 0.5, 0.1  # of the requests that ended lately
-FEWEST_JUDGED = 20  # requests, to speak of a share of them
+FEWEST_JUDGED = 20  # requests, or gaps between tokens, to speak of a share of them
+MISSES_REMEMBERED_S = 10.0  # while too few end to say anew
+SLOW = 0.9  # of the TPOT objective, that a step takes in an engine whose answers still miss it
 TRIALS_FORGOTTEN_S = 3600.0
 
 
@@ -53,6 +56,8 @@ class LadderState:
     stepped_at_s: float | None = None  # of the last step of the admission scale
     tried_at_s: float | None = None  # of the last step back, which may turn out to have been too early
     failed_trials: int = 0
+    missed_share: float = 0.0  # of the requests that ended, when there were last enough to say
+    missed_at_s: float | None = None  # when that was
 
     def rung(self, degraded: bool) -> Rung:
         """The highest rung in use; ``degraded`` when any replica is directed to FP8."""
@@ -81,10 +86,9 @@ class Strain:
     over_half_slo: int
     draining: bool = False  # the queue shrinks, or is gone: what has been shed may be enough already
     missed_share: float | None = None  # of the requests that ended lately; None: too few to say
-    running_share: float | None = None  # of its admission limit, what the busiest engine runs; None: nobody says
-    tpot_over: float | None = (
-        None  # median TPOT of the slowest replica over the objective; None: too few answers to say
-    )
+    slow: bool = False  # half of the replicas still are: answers are judged when they end, and began long before
+    # Of the admission limit, what would run in time of what runs, on the replica where it is most; None: nobody says.
+    fitting_share: float | None = None
 
     @property
     def offered_load(self) -> float | None:
@@ -96,14 +100,12 @@ class Strain:
         return (
             (self.fp8_load is not None and self.fp8_load > 1.0)
             or 2 * self.over_slo >= self.replicas
-            or (self.missed_share or 0.0) > MOST_MISSED
+            or (self.slow and (self.missed_share or 0.0) > MOST_MISSED)
         )
 
     def calm(self, recover_load: float) -> bool:
-        return (
-            2 * self.over_half_slo < self.replicas
-            and (self.offered_load is None or self.offered_load <= recover_load)
-            and (self.missed_share or 0.0) <= FEW_MISSED
+        return 2 * self.over_half_slo < self.replicas and (
+            self.offered_load is None or self.offered_load <= recover_load
         )
 
 
@@ -111,6 +113,7 @@ def advance(strain: Strain, state: LadderState, config: LadderConfig) -> tuple[L
     """Go a step up or down the ladder where it is time to. Returns the new state and, when it acted, why."""
     if strain.replicas == 0:  # nothing is known: stay, and let no time count
         return replace(state, failing_since_s=None, calm_since_s=None, fewer_since_s=None), None
+    strain, state = _remember(strain, state)
     state = _note(strain, state, config)
     for act in (_say, _shed, _scale, _scale_back, _admit):
         if (acted := act(strain, state, config)) is not None:
@@ -148,12 +151,22 @@ def replicas_needed(strain: Strain, state: LadderState, config: LadderConfig) ->
     else:
         # Calm says only that as many as there are suffice, and of those rejected nothing. That one fewer would do has
         # to be tried, and only once everybody is let in.
-        fewer = strain.over_half_slo == 0 and state.admission_scale == 1.0
+        well = strain.over_half_slo == 0 and (strain.missed_share or 0.0) <= FEW_MISSED
+        fewer = well and state.admission_scale == 1.0
         wanted = strain.replicas - 1.0 if fewer else float(max(strain.replicas, state.desired_replicas or 0))
     return max(config.min_replicas, min(most, math.ceil(wanted - 1e-9)))
 
 
 Acted = tuple[LadderState, str] | None
+
+
+def _remember(strain: Strain, state: LadderState) -> tuple[Strain, LadderState]:
+    """Go by the last known share of misses while too few end to say."""
+    if strain.missed_share is not None:
+        return strain, replace(state, missed_share=strain.missed_share, missed_at_s=strain.now_s)
+    if 0.0 <= _lasted_s(strain.now_s, state.missed_at_s) <= MISSES_REMEMBERED_S:
+        return replace(strain, missed_share=state.missed_share), state
+    return strain, state
 
 
 def _note(strain: Strain, state: LadderState, config: LadderConfig) -> LadderState:
@@ -216,13 +229,12 @@ def _shed(strain: Strain, state: LadderState, config: LadderConfig) -> Acted:
         return None
     if state.admission_scale == 1.0 and now_s - state.failing_since_s < config.shed_after_s:
         return None
-    scale, factor = state.admission_scale, config.shed_factor
-    if scale == 1.0 and strain.running_share is not None:
-        scale = min(scale, strain.running_share)
-        factor = min(factor, 1.0 / max(1.0, strain.tpot_over or 1.0))
+    scale = state.admission_scale * config.shed_factor
+    if state.admission_scale == 1.0 and strain.fitting_share is not None:
+        scale = min(scale, strain.fitting_share)
     return replace(
         _judge_trial(now_s, state, config),
-        admission_scale=max(config.min_admission_scale, round(scale * factor, 6)),
+        admission_scale=max(config.min_admission_scale, round(scale, 6)),
         shed_since_s=now_s if state.shed_since_s is None else state.shed_since_s,
         stepped_at_s=now_s,
         calm_since_s=None,
@@ -300,7 +312,9 @@ def measure(
     offered_over_admitted: float,
 ) -> Strain:
     """The strain on the replicas that serve and have been heard of lately, under the modes of ``current``."""
-    seen, slo_s = usable(warmed_up(views), config.guards), config.slo.ttft_ms / 1e3
+    warm = usable(warmed_up(views, config.guards.warm_up_s), config.guards)
+    seen = [view for view in warm if (order := view.snapshot.order) is None or order.mode is not DirectiveMode.FP16]
+    slo_s = config.slo.ttft_ms / 1e3
     waits_s = [view.snapshot.oldest_wait_s for view in seen]
     queued = sum([view.snapshot.waiting_tokens for view in seen])
     rates = [view.rates for view in seen if view.rates is not None]
@@ -323,21 +337,24 @@ def measure(
         over_half_slo=sum([wait_s > slo_s / 2 for wait_s in waits_s]),
         draining=growth <= -DRAIN_PER_S * queued,  # 0 <= 0 where nothing waits
         missed_share=None if judged < FEWEST_JUDGED else max(0.0, 1.0 - met / judged),
-        tpot_over=max(
-            [
-                view.snapshot.tpot.p50_ms / config.slo.tpot_ms
-                for view in seen
-                if view.snapshot.tpot.count >= FEWEST_JUDGED
-            ],
-            default=None,
-        ),
-        running_share=max(
-            [share for view in seen if (share := _running_share(view.snapshot)) is not None], default=None
+        slow=2 * sum([_is_slow(view, config.slo) for view in seen]) >= len(seen) > 0,
+        fitting_share=max(
+            [share for view in seen if (share := _fitting_share(view, config.slo)) is not None], default=None
         ),
     )
 
 
-def _running_share(snapshot: ReplicaSnapshot) -> float | None:
-    if snapshot.inside_share is None:
+def _is_slow(view: ReplicaView, slo: Slo) -> bool:
+    snapshot = view.snapshot
+    return path_limit.engine_step_ms(snapshot) >= SLOW * slo.tpot_ms or snapshot.oldest_wait_s * 1e3 > slo.ttft_ms / 2
+
+
+def _fitting_share(view: ReplicaView, slo: Slo) -> float | None:
+    """As much of its admission limit as the engine runs, over how many times slower than the objective it answers."""
+    snapshot = view.snapshot
+    if snapshot.inside_share is None or not snapshot.running:
         return None
-    return snapshot.inside_share * snapshot.running / max(1, snapshot.running + snapshot.waiting)
+    share = snapshot.inside_share * snapshot.running / (snapshot.running + snapshot.waiting)
+    if snapshot.tpot.count < FEWEST_JUDGED:
+        return share
+    return share / max(1.0, path_limit.engine_tpot_ms(snapshot, snapshot.tpot.p50_ms) / slo.tpot_ms)

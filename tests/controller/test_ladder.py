@@ -4,12 +4,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from controller_builders import make_rates, make_view, window
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.audit import Rung
-from controller.config import LadderConfig
-from controller.decide.overload import LadderState, Strain, adopted, advance, limited, replicas_needed
+from controller.config import ControllerConfig, LadderConfig
+from controller.decide.overload import LadderState, Strain, adopted, advance, limited, measure, replicas_needed
+from controller.protocol.publisher import Content
+from nestedfp.modes import DirectiveMode
 
 BOTH = LadderConfig(shed=True, scale=True, max_replicas=16, min_replicas=4)
 
@@ -59,26 +62,43 @@ def test_shedding_begins_after_a_while_goes_in_steps_and_stops_at_the_floor(stra
     assert (state.admission_scale, state.rung(True)) == (0.5, Rung.SHED)
 
 
-def test_the_first_step_begins_at_what_the_replicas_hold() -> None:
-    overload = {"fp8_load": None, "missed_share": 0.6}
-    state, events = climb(LadderState(), LadderConfig(shed=True), 0, 10.5, **overload, running_share=0.15)
+def test_the_first_step_goes_to_what_would_run_in_time() -> None:
+    overload = {"fp8_load": None, "missed_share": 0.6, "slow": True}
+    state, events = climb(LadderState(), LadderConfig(shed=True), 0, 10.5, **overload, fitting_share=0.15)
     assert events == [(10.0, "shed_more")]
-    assert state.admission_scale == pytest.approx(0.15 * 0.8)
-    state, _ = climb(state, LadderConfig(shed=True), 10.5, 12.5, **overload, running_share=0.12)
-    assert state.admission_scale == pytest.approx(0.15 * 0.8**2), "from then on by a factor"
-    crowded, _ = climb(LadderState(), LadderConfig(shed=True), 0, 10.5, **overload, running_share=3.0)
+    assert state.admission_scale == pytest.approx(0.15)
+    state, _ = climb(state, LadderConfig(shed=True), 10.5, 12.5, **overload, fitting_share=0.1)
+    assert state.admission_scale == pytest.approx(0.15 * 0.8), "from then on by a factor"
+    crowded, _ = climb(LadderState(), LadderConfig(shed=True), 0, 10.5, **overload, fitting_share=3.0)
     assert crowded.admission_scale == pytest.approx(0.8)
-    slow, _ = climb(LadderState(), LadderConfig(shed=True), 0, 10.5, **overload, running_share=0.2, tpot_over=2.0)
-    assert slow.admission_scale == pytest.approx(0.1), "twice too slow: half as many at a time"
 
 
-def test_answers_that_miss_the_slo_are_a_miss_though_nobody_waits_and_few_of_them_are_calm() -> None:
+def test_answers_that_miss_the_slo_are_a_miss_though_nobody_waits_as_long_as_engines_are_slow() -> None:
     config = LadderConfig(shed=True)
-    assert climb(LadderState(), config, 0, 60, fp8_load=None, missed_share=0.5)[1] == []
-    state, events = climb(LadderState(), config, 0, 10.5, fp8_load=None, missed_share=0.51)
+    assert climb(LadderState(), config, 0, 60, fp8_load=None, missed_share=0.5, slow=True)[1] == []
+    assert climb(LadderState(), config, 0, 60, fp8_load=None, missed_share=0.9, slow=False)[1] == [], "it is over"
+    state, events = climb(LadderState(), config, 0, 10.5, fp8_load=None, missed_share=0.51, slow=True)
     assert events == [(10.0, "shed_more")]
-    assert climb(state, config, 10.5, 60, fp8_load=None, missed_share=0.2)[1] == [], "neither more nor less"
-    assert climb(state, config, 10.5, 26, fp8_load=None, missed_share=0.1)[1] == [(25.5, "admit_more")]
+    events = climb(state, config, 10.5, 40, fp8_load=None, missed_share=0.4)[1]
+    assert events[0] == (25.5, "admit_more"), "some miss it always; whether fewer refusals do is tried"
+
+
+def test_the_last_known_share_of_misses_holds_for_a_while() -> None:
+    config, state = LadderConfig(shed=True), LadderState()
+    events = []
+    for tick in range(300):
+        share = 0.8 if tick % 50 == 0 else None
+        state, reason = advance(make_strain(tick / 10, fp8_load=None, missed_share=share, slow=True), state, config)
+        events += [reason] if reason else []
+    assert "shed_more" in events
+    old = LadderState(missed_share=0.8, missed_at_s=0.0)
+    assert climb(old, config, 11, 60, fp8_load=None, slow=True)[1] == [], "of ten seconds ago"
+
+
+def test_no_replica_fewer_is_tried_while_answers_miss() -> None:
+    state = LadderState(insufficient=True, desired_replicas=6, shed_since_s=0.0)
+    assert replicas_needed(make_strain(0, fp8_load=None, missed_share=0.3), state, BOTH) == 6
+    assert replicas_needed(make_strain(0, fp8_load=None, missed_share=0.05), state, BOTH) == 4
 
 
 @pytest.mark.parametrize(
@@ -272,3 +292,43 @@ def test_enough_replicas_end_the_shedding(load_known: bool) -> None:
     assert state.desired_replicas >= 8
     order = [reason for _, reason in events]
     assert order.index("shed_more") < order.index("scale_up") < order.index("admit_more")
+
+
+# -- what it looks at --------------------------------------------------------------------------------------------------
+
+
+def strain_of(*views: Any) -> Strain:
+    return measure(100.0, views, Content(DirectiveMode.AUTO), ControllerConfig(), None, 1.0)
+
+
+def test_misses_are_those_of_all_replicas_and_too_few_say_nothing() -> None:
+    many = make_view(rates=make_rates(slo_evaluated_per_s=15.0, within_slo_per_s=12.0))
+    bad = make_view(rates=make_rates(slo_evaluated_per_s=15.0, within_slo_per_s=0.0))
+    assert strain_of(many, bad).missed_share == pytest.approx(0.6)
+    assert strain_of(many).missed_share is None
+
+
+def test_an_engine_is_slow_by_its_steps_or_by_its_queue() -> None:
+    assert not strain_of(make_view(step_ms_fp16=29.0)).slow
+    assert strain_of(make_view(step_ms_fp16=31.0)).slow  # the objective is 33.3 ms
+    assert strain_of(make_view(oldest_wait_s=0.15, waiting=1)).slow
+    assert not strain_of(make_view(step_ms_fp16=31.0), make_view(), make_view()).slow, "half of them"
+    assert not strain_of().slow
+
+
+def test_what_fits_is_what_runs_over_how_much_too_slow_it_is_on_the_replica_where_that_is_most() -> None:
+    full = {"inside_share": 0.4, "running": 60, "waiting": 20}
+    assert strain_of(make_view(**full)).fitting_share == pytest.approx(0.3), "the queue does not run"
+    assert strain_of(make_view(**full, tpot=window(66.6))).fitting_share == pytest.approx(0.15)
+    assert strain_of(make_view(**full, tpot=window(66.6, count=5))).fitting_share == pytest.approx(0.3)
+    less = make_view(**{**full, "inside_share": 0.1})
+    assert strain_of(make_view(**full, tpot=window(66.6)), less).fitting_share == pytest.approx(0.15)
+    assert strain_of(make_view(inside_share=0.0, running=0)).fitting_share is None
+    assert strain_of(make_view(inside_share=None)).fitting_share is None
+
+
+def test_a_replica_that_is_held_in_fp16_says_nothing() -> None:
+    bad = make_rates(slo_evaluated_per_s=50.0, within_slo_per_s=0.0)
+    held = make_view(rates=bad, oldest_wait_s=3.0, waiting=9, order={"mode": "fp16", "for_all": False})
+    found = strain_of(make_view(), held)
+    assert (found.replicas, found.over_slo, found.missed_share) == (1, 0, None)

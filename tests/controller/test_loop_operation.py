@@ -96,14 +96,15 @@ def test_the_ladder_reaches_the_replicas_the_effects_the_status_and_the_log() ->
     assert cluster.status.rung is Rung.NONE
 
 
-def test_a_restarted_controller_goes_on_shedding() -> None:
-    cluster = Cluster(make_loop(ladder=LADDER)).run(2).run(12, **HOT)
+@pytest.mark.parametrize(("policy", "mode"), [("slo_feedback", FP8), ("deadlines", AUTO)])
+def test_a_restarted_controller_goes_on_shedding(policy: str, mode: DirectiveMode) -> None:
+    cluster = Cluster(make_loop(policy, ladder=LADDER)).run(2).run(12, **HOT)
     scale = cluster.last.admission
     assert scale < 1.0
-    cluster.loop = make_loop(ladder=LADDER)
+    cluster.loop = make_loop(policy, ladder=LADDER)
     cluster.run(0.5, **HOT)
     assert cluster.last.admission == scale
-    assert cluster.modes == {FP8}
+    assert cluster.modes == {mode}
 
 
 # -- reload ------------------------------------------------------------------------------------------------------------
