@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks import results_csv
 from benchmarks.steps.step_log import LoggedStep, StepLogError
-from benchmarks.steps.step_sizes import SAMPLING_MS
+from benchmarks.steps.step_sizes import took_ms
 from benchmarks.steps.step_summary import steps_of
 from controller.policies.deadlines import Deadlines
 from nestedfp.modes import Mode
@@ -49,10 +49,10 @@ class TimedStep:
 
 
 def by_gpu(steps: Sequence[LoggedStep]) -> Iterator[TimedStep]:
-    """Time steps by the GPU, from the end of the step before where nothing but sampling lies in between."""
+    """Time steps by the GPU, as for the simulator's tables."""
     for step in steps:
         if step.gpu_ms is not None:
-            yield TimedStep(step, (step.gpu_ms + min(SAMPLING_MS, step.gpu_idle_before_ms or 0.0)) * 1e-3)
+            yield TimedStep(step, took_ms(step) * 1e-3)
 
 
 def by_host(steps: Sequence[LoggedStep]) -> Iterator[TimedStep]:
@@ -85,7 +85,8 @@ def replay(timed: Sequence[TimedStep], table: EngineTable, slo: Slo) -> tuple[ob
         slo: whose TPOT objective counts.
     """
     rule = Deadlines().rule_for(slo)
-    times, watch = StepTimes(table.step_costs()), FillWatch(table.engine.max_num_seqs)
+    costs = table.step_costs()
+    times, watch = StepTimes(costs), FillWatch(table.engine.max_num_seqs)
     fp8 = full = agree = 0
     excess_ms: list[float] = []
     for each in timed:
@@ -94,7 +95,7 @@ def replay(timed: Sequence[TimedStep], table: EngineTable, slo: Slo) -> tuple[ob
         is_full = watch.late(rule, times, step.began_s, step.requests, kv_usage) is not None
         fp8, full, agree = fp8 + (mode is Mode.FP8), full + is_full, agree + (is_full is (mode is Mode.FP8))
         if not with_prompts:
-            excess_ms.append(each.took_s * 1e3 - table.step_costs().times_ms(step.tokens)[mode is Mode.FP8])
+            excess_ms.append(each.took_s * 1e3 - costs.times_ms(step.tokens)[mode is Mode.FP8])
         times.took(mode, step.tokens, each.took_s, with_prompts=with_prompts)
     found, count = percentiles(excess_ms), len(timed)
     shares = (round(part / count, 3) for part in (fp8, full, agree))

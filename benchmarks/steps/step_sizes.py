@@ -22,6 +22,12 @@ from simulator.fit.observations import STEP_COLUMNS
 SAMPLING_MS = 1.0
 
 
+def took_ms(step: LoggedStep) -> float:
+    """Return the GPU's time from the end of the step before, where nothing but sampling lies in between; its own otherwise."""
+    assert step.gpu_ms is not None, "a step of a GPU"
+    return step.gpu_ms + min(SAMPLING_MS, step.gpu_idle_before_ms or 0.0)
+
+
 def sizes_of(model: str, steps: Iterable[LoggedStep], kv_per_decode: int | None) -> Iterator[tuple[object, ...]]:
     """Yield a row for each step whose time is known.
 
@@ -42,8 +48,7 @@ def sizes_of(model: str, steps: Iterable[LoggedStep], kv_per_decode: int | None)
             if kv_per_decode is None:
                 raise StepLogError("the log does not say how many KV entries a step attends to; give --kv-per-decode")
             kv_tokens = decodes * kv_per_decode
-        step_ms = round(step.gpu_ms + min(SAMPLING_MS, step.gpu_idle_before_ms), 3)
-        yield model, f"nestedfp_{step.mode}", step.tokens - decodes, decodes, kv_tokens, step_ms
+        yield model, f"nestedfp_{step.mode}", step.tokens - decodes, decodes, kv_tokens, round(took_ms(step), 3)
 
 
 def main(argv: list[str] | None = None) -> int:
