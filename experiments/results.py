@@ -9,6 +9,7 @@ import numpy as np
 
 from experiments.config import Experiment, ExperimentError, Run
 from experiments.predict import Prediction
+from loadtest.report.error_kinds import error_kinds
 from loadtest.report.run_summary import RunSummary, exact_answer_share, meets_tpot, meets_ttft
 from workload.frozen import FrozenModel
 from workload.percentiles import Percentiles
@@ -103,7 +104,7 @@ def _cell(
         rate_rps=rate_rps,
         seed=seed,
         requests=summary.requests,
-        errors=summary.error_kinds,
+        errors=error_kinds(record.error for record in records if record.error is not None),
         ttft_ms=summary.ttft_ms,
         tpot_ms=summary.tpot_ms,
         tight_slo=float(good.mean()),

@@ -5,11 +5,11 @@ planned requests, so one that failed or was never sent misses the SLO; goodput d
 window, which is the same for every policy.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Literal
 
+from loadtest.report.error_kinds import error_kinds
 from loadtest.report.standing import (
     LATE_MS,
     ClientSummary,
@@ -153,7 +153,7 @@ def summarise(
             "policy": records[0].policy,
             "requests": count,
             "errors": sum(record.error is not None for record in records),
-            "error_kinds": dict(Counter(r.error[:120] for r in records if r.error is not None).most_common(5)),
+            "error_kinds": error_kinds(record.error for record in records if record.error is not None),
             "rate_rps": count / duration_s,
             "duration_s": duration_s,
             "drained_s": drained_s,

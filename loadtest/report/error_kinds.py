@@ -1,0 +1,35 @@
+"""What went wrong, by kind: messages that differ in numbers alone are one, and none is left out of the count. Pure."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+MOST_KINDS = 8  # told by name; the rest together
+KIND_CHARS = 120
+OTHERS = "others"
+_STATUS = re.compile(r"HTTP \d{3}")
+_MESSAGE = re.compile(r'"message":\s*"((?:[^"\\]|\\.)*)')  # of an OpenAI error, of which the end may be cut off
+_ID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+
+
+def error_kinds(errors: Iterable[str]) -> dict[str, int]:
+    """Count errors by kind, the most frequent first; the counts add up to the errors.
+
+    Args:
+        errors: as in ``RequestRecord.error``: ``HTTP 429: {"error": {"message": ...}}``, ``not sent``, ...
+    """
+    counted = Counter(map(_kind, errors)).most_common()
+    kinds = dict(counted[:MOST_KINDS])
+    if rest := sum(count for _, count in counted[MOST_KINDS:]):
+        kinds[OTHERS] = kinds.get(OTHERS, 0) + rest
+    return kinds
+
+
+def _kind(error: str) -> str:
+    status = found.group() if (found := _STATUS.match(error)) else ""
+    said = error[len(status) :].lstrip(": ")
+    if message := _MESSAGE.search(said):
+        said = message.group(1)
+    said = _NUMBER.sub("N", _ID.sub("ID", said))
+    return (f"{status}: {said}" if status and said else status + said)[:KIND_CHARS]
