@@ -47,7 +47,7 @@ class State:
 def decide(observation: Observation, state: State, config: SloSettings) -> tuple[Decision, State]:
     """Enter on danger, leave on a prediction that FP16 would hold the SLO."""
     view, memory = returning.look(observation, state.memory, config)
-    missed = misses.update(observation, state.missed, memory.history.changed_at_s, config)
+    missed = misses.update(observation, state.missed, memory.history.changed_at_s, config.miss_memory_s)
     inputs, mode = view.inputs, DirectiveMode.FP8
     if observation.current is DirectiveMode.FP8:
         mode, reason, values = returning.leave_fp8(view, memory, observation, config)

@@ -1,110 +1,90 @@
-"""The policy ``deadlines`` with its fraction steered: as much of the objectives as the requests' attainment leaves room for. Pure.
+"""The policy ``deadlines``, as strict as the requests' misses ask for. Pure.
 
-The engines decide every step by their requests' deadlines (nestedfp/steps/step_slack.py); the controller says which share of
-the TTFT objective a step may use up. A droop, as generators share a load by:
+The engines decide every step by their requests' deadlines (nestedfp/steps/step_slack.py); the controller says how much of them a
+step may use up, from ``STRICT`` to ``LENIENT``. A droop, as generators share a load by, on the share of requests that missed the
+SLO of late:
 
-    fraction = 1 - droop * (share of requests that missed the SLO - free_miss_share)
+    leniency = 1 at half of target_miss_share, 0 at twice of it, a straight line between
 
-with the misses of the last minutes. Misses rise with the fraction and with the load, and the fraction falls with the misses,
-so that every load has one point where the two meet: nothing to oscillate between. It also says what a miss is worth: the
-busier the replicas, the more exact tokens one miss less would cost, and the more misses are accepted.
-
-The ends: with few misses the fraction is 1, nearly all steps FP16. FP8 for all steps when the fraction has fallen to
-``fp8_fraction``, or on danger as in ``slo_feedback``, before anybody has missed; back when nothing of ``returning`` speaks
-against it.
+Misses rise with the leniency and with the load, and the leniency falls with the misses, so that every load has one point where
+the two meet: nothing to oscillate between. Calm hours come to rest below the target, near the lenient end; busy ones above it.
+At the strict end all steps run FP8, so that whatever is beyond FP8 (``decide/overload.py``) knows that nothing is left here.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from controller.policies import returning
+from controller.fleet import path_limit
 from controller.policies.base import Decision, Observation, PolicySpec
 from controller.policies.deadlines import Deadlines
 from controller.policies.signals import misses
 from nestedfp.modes import DirectiveMode
-from nestedfp.steps.step_rule import StepRule
+from workload.frozen import FrozenModel
 
-GRID = 0.05  # of the fractions handed down: every other value is a directive of its own
+STRICT = Deadlines(ttft_fraction=0.45, tpot_fraction=0.6, tpot_grace_tokens=1)
+LENIENT = Deadlines(ttft_fraction=0.75, tpot_fraction=0.85, tpot_grace_tokens=3)
+START = 0.8  # the defaults of ``deadlines``
+GRID = 0.05  # of the leniencies handed down: every other value is a directive of its own
 FEWEST_JUDGED = 500  # requests: of fewer, a single miss would be a share worth a reaction
 
 
-class Steered(returning.ReturnSettings, misses.MissSettings):
+class Steered(FrozenModel):
     """Parameters of the policy ``steered``."""
 
     name: Literal["steered"] = "steered"
-    enter_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  # below it the engines' own rule is at work
-    free_miss_share: Annotated[float, Field(ge=0, lt=1)] = 0.006  # up to it nothing is done
-    droop: Annotated[float, Field(gt=0)] = 25.0  # a quarter of the objective for each percent of misses beyond
-    miss_memory_s: Annotated[float, Field(gt=0)] = 150.0  # misses come in clusters: a shorter one follows every cluster
-    fp8_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.25
-    hold_s: Annotated[float, Field(gt=0)] = 10.0  # at least between two fractions; upwards a step of 0.05 each
-    tpot_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
-    tpot_grace_tokens: Annotated[int, Field(ge=0, le=1000)] = 3
-    # Thresholds of slo_auto: this policy hands deadlines down instead.
-    calm_wait_fraction: None = None
-    calm_budget_fraction: None = None
-
-    @property
-    def calm_mode(self) -> DirectiveMode:
-        """The engines choose."""
-        return DirectiveMode.AUTO
+    # Of the requests: with 0.01, some 99 of 100 are to keep the SLO.
+    target_miss_share: Annotated[float, Field(gt=0, le=0.25)] = 0.01
+    miss_memory_s: Annotated[float, Field(gt=0)] = 60.0
+    hold_s: Annotated[float, Field(gt=0)] = 3.0  # at least between two changes; upwards a step of 0.05 each
 
 
 @dataclass(frozen=True, slots=True)
 class State:
     """What the policy remembers."""
 
-    memory: returning.Memory = field(default_factory=returning.Memory)
     missed: misses.Misses = field(default_factory=misses.Misses)
-    fraction: float = 1.0  # handed down
+    leniency: float = START  # handed down
     set_at_s: float | None = None
 
 
-def decide(observation: Observation, state: State, config: Steered) -> tuple[Decision, State]:
-    """Set the fraction by the misses; FP8 on danger or at the fraction's end."""
-    now_s = observation.now_s
-    view, memory = returning.look(observation, state.memory, config)
-    missed = misses.update(observation, state.missed, None, config)  # over changes of mode, too
-    share = missed.missed / max(FEWEST_JUDGED, missed.slo_evaluated)
-    wanted = 1 - config.droop * max(0.0, share - config.free_miss_share)
-    inputs = (*view.inputs, ("miss_share", share), ("wanted_fraction", wanted))
-    fraction, set_at_s = state.fraction, state.set_at_s
-    mode = DirectiveMode.AUTO
-    if observation.current is DirectiveMode.FP8:
-        mode, reason, values = returning.leave_fp8(view, memory, observation, config)
-        inputs += values
-        # It begins again low: the few misses of FP8 say nothing of those to come.
-        fraction, set_at_s = min(1.0, config.fp8_fraction + 2 * GRID), now_s
-    else:
-        held = set_at_s is not None and now_s - set_at_s < config.hold_s
-        # Less than a step is noise of the misses.
-        if not held and abs(wanted - fraction) > 0.9 * GRID:
-            # Down at once and up step by step, because misses are known only when their requests have ended.
-            steps = round(min(wanted, fraction + GRID) / GRID)
-            fraction, set_at_s = min(1.0, max(config.fp8_fraction, round(steps * GRID, 2))), now_s
-        reason = view.calm_reason("fraction_by_misses" if fraction < 1 else "slo_holds")
-        if view.danger:
-            mode, reason = DirectiveMode.FP8, view.danger
-        elif fraction <= config.fp8_fraction:
-            mode, reason = DirectiveMode.FP8, "too_many_misses"
-    rule = Deadlines(
-        ttft_fraction=fraction,
-        tpot_fraction=config.tpot_fraction,
-        tpot_grace_tokens=config.tpot_grace_tokens,
-        decode_reserve_steps=0.0,  # the droop was found without it
-        fill_horizon_s=None,  # danger is seen by the signals here
-    ).rule_for(observation.slo)
-    decision = Decision(
-        mode,
-        reason,
-        rule=rule if mode is DirectiveMode.AUTO else StepRule(),
-        inputs=(*inputs, ("fraction", fraction)),
-        fp16_load=view.load.fp16_load,
-        fp8_load=view.load.fp8_load,
+def rule_at(leniency: float) -> Deadlines:
+    """The parameters between ``STRICT``, at 0, and ``LENIENT``, at 1."""
+
+    def between(strict: float, lenient: float) -> float:
+        return strict + leniency * (lenient - strict)
+
+    return Deadlines(
+        ttft_fraction=round(between(STRICT.ttft_fraction, LENIENT.ttft_fraction), 4),
+        tpot_fraction=round(between(STRICT.tpot_fraction, LENIENT.tpot_fraction), 4),
+        tpot_grace_tokens=round(between(STRICT.tpot_grace_tokens, LENIENT.tpot_grace_tokens)),
     )
-    return decision, State(returning.proposed(memory, mode), missed, fraction, set_at_s)
+
+
+def decide(observation: Observation, state: State, config: Steered) -> tuple[Decision, State]:
+    """Set the leniency by the misses."""
+    now_s, target = observation.now_s, config.target_miss_share
+    missed = misses.update(observation, state.missed, None, config.miss_memory_s)
+    judged = max(FEWEST_JUDGED, missed.slo_evaluated)
+    # No more than the strict end asks for: what a burst leaves behind would hold calm minutes to FP8.
+    missed = replace(missed, missed=min(missed.missed, 2.0 * target * judged))
+    share = missed.missed / judged
+    wanted = min(1.0, max(0.0, (2.0 * target - share) / (1.5 * target)))
+    leniency, set_at_s = state.leniency, state.set_at_s
+    held = set_at_s is not None and now_s - set_at_s < config.hold_s
+    # Less than a step is noise of the misses.
+    if not held and abs(wanted - leniency) > 0.9 * GRID:
+        # Down at once and up step by step, because misses are known only when their requests have ended.
+        leniency, set_at_s = round(round(min(wanted, leniency + GRID) / GRID) * GRID, 2), now_s
+    limited = path_limit.limited_count(observation.replicas)
+    inputs = (("miss_share", share), ("leniency", leniency), *path_limit.inputs(limited))
+    if leniency == 0:
+        decision = Decision(DirectiveMode.FP8, "too_many_misses", inputs=inputs)
+    else:
+        reason = path_limit.calm_reason(limited, "slo_holds" if share <= target else "many_misses")
+        decision = Decision(DirectiveMode.AUTO, reason, rule_at(leniency).rule_for(observation.slo), inputs)
+    return decision, State(missed, leniency, set_at_s)
 
 
 def start(config: Steered) -> tuple[Decision, State]:

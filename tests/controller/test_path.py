@@ -98,7 +98,7 @@ def test_a_slow_path_with_an_idle_engine_never_moves_the_precision(policy: str, 
 
 @pytest.mark.parametrize("policy", ADAPTIVE)
 def test_a_saturated_path_moves_nothing_even_where_nobody_tells_whose_the_misses_are(policy: str) -> None:
-    cluster = Cluster(make_loop(policy)).run(3)
+    cluster = Cluster(make_loop(policy)).run(60 if policy == "steered" else 3)  # it begins between strict and lenient
     calm, changes = cluster.status.mode, len(cluster.records)
     for second in range(1, 61):
         cluster.run(1, **SLOW, slo_evaluated=20 * second, within_slo=0)
@@ -108,7 +108,7 @@ def test_a_saturated_path_moves_nothing_even_where_nobody_tells_whose_the_misses
     assert cluster.status.replicas[0].path_saturated
 
 
-@pytest.mark.parametrize("policy", ADAPTIVE)
+@pytest.mark.parametrize("policy", [name for name in ADAPTIVE if name != "steered"])  # which goes by misses
 def test_a_long_engine_queue_moves_it_however_slow_the_path_is(policy: str) -> None:
     cluster = Cluster(make_loop(policy)).run(3)
     cluster.run(5, **SLOW, oldest_wait_s=1.0, waiting=40, waiting_tokens=9000)

@@ -37,15 +37,15 @@ class Misses:
     missed: float = 0.0
 
 
-def update(observation: Observation, state: Misses, changed_at_s: float | None, settings: MissSettings) -> Misses:
-    """Add what has been judged since the last decision; start anew after a change of mode."""
+def update(observation: Observation, state: Misses, changed_at_s: float | None, memory_s: float) -> Misses:
+    """Add what has been judged since the last decision; start anew after a change of mode. ``memory_s``: time constant."""
     now_s = observation.now_s
     if changed_at_s is not None and now_s - changed_at_s < OTHERS_S:
         return Misses(now_s, now_s)
     if state.at_s is None:
         return Misses(now_s, now_s)
     dt_s = min(MAX_GAP_S, max(0.0, now_s - state.at_s))
-    keep = math.exp(-dt_s / settings.miss_memory_s)
+    keep = math.exp(-dt_s / memory_s)
     evaluated_per_s, missed_per_s = rates(observation)
     return Misses(
         now_s,
