@@ -78,10 +78,12 @@ def limited_table(table: Path, experiment: Experiment, folder: Path) -> Path:
             "max_num_batched_tokens": engine.max_num_batched_tokens,
             "max_num_seqs": engine.max_num_seqs,
             "max_model_tokens": engine.max_model_len,
+            "kv_tokens": experiment.kv_cache_tokens or known.engine.kv_tokens,
         }
     )
     # An engine of other limits measures other steps at its start: up to max_num_seqs tokens they are decodes.
-    start_costs = known.start_costs if limits == known.engine else None
+    same = limits.model_copy(update={"kv_tokens": known.engine.kv_tokens}) == known.engine
+    start_costs = known.start_costs if same else None
     copy = folder / table.name
     write_table(copy, known.model_copy(update={"engine": limits, "start_costs": start_costs}))
     return copy

@@ -42,6 +42,7 @@ MAY_IMPORT = {
     "experiments": {
         "controller.config",
         "deploy.config",
+        "loadtest.report.error_kinds",
         "loadtest.report.run_summary",
         "simulator.engine.cost_table",
         "simulator.errors",

@@ -247,6 +247,20 @@ def test_a_prediction_is_of_the_experiments_engine_not_of_the_one_the_table_was_
 TABLE_24B = Path("simulator/engine/tables/h100-mistral-24b-steps.json")
 
 
+def test_a_prediction_knows_the_kv_cache_that_an_experiments_engine_has(tmp_path):
+    table = Path("simulator/engine/tables/h100-mistral-24b-load.json")
+    measured = read_table(table)
+    same = {
+        "max_num_seqs": measured.engine.max_num_seqs,
+        "max_num_batched_tokens": measured.engine.max_num_batched_tokens,
+        "max_model_len": measured.engine.max_model_tokens,
+    }
+    experiment = config.load(written(tmp_path, shape="mistral-24b", engine=same, kv_cache_tokens=19328))
+    copy = read_table(predict.limited_table(table, experiment, tmp_path))
+    assert copy.engine.kv_tokens == 19328 < measured.engine.kv_tokens
+    assert copy.start_costs == measured.start_costs is not None, "what a step takes does not depend on the cache's size"
+
+
 def test_step_costs_of_another_shape_come_out_as_they_were_measured():
     measured = read_table(Path("simulator/engine/tables/h100-llama-8b-steps.json"))
     derived = other_ranks.derive(read_table(TABLE_24B), Shape.of("mistral-24b"), Shape.of("llama-8b"), 1)
