@@ -69,8 +69,8 @@ def test_a_burst_is_met_within_seconds_and_left_afterwards(policy: str) -> None:
     switches = result.switches_at_s
     into_fp8 = [r.now_s for r in result.records if r.to_mode is DirectiveMode.FP8]
     assert into_fp8
-    # With steered the engines' own rule meets the burst first; FP8 for all follows when it is not enough.
-    assert 60 <= into_fp8[0] <= (80 if policy == "steered" else 66)
+    # With steered the engines' own rule meets the burst; FP8 for all follows when many requests have ended late.
+    assert 60 <= into_fp8[0] <= (85 if policy == "steered" else 66)
     assert result.samples[-1].mode is not DirectiveMode.FP8
     assert [at_s for at_s in switches if at_s > 180] == []
     exact = run("static_fp16", arrivals)
