@@ -26,6 +26,7 @@ from workload.frozen import FrozenModel
 STRICT = Deadlines(ttft_fraction=0.45, tpot_fraction=0.6, tpot_grace_tokens=1)
 LENIENT = Deadlines(ttft_fraction=0.75, tpot_fraction=0.85, tpot_grace_tokens=3)
 START = 0.8  # the defaults of ``deadlines``
+LEAVE_FP8 = 0.25  # the leniency asked for that ends FP8 for all: an overload that goes on must not come and go with every second
 GRID = 0.05  # of the leniencies handed down: every other value is a directive of its own
 FEWEST_JUDGED = 500  # requests: of fewer, a single miss would be a share worth a reaction
 
@@ -73,8 +74,9 @@ def decide(observation: Observation, state: State, config: Steered) -> tuple[Dec
     wanted = min(1.0, max(0.0, (2.0 * target - share) / (1.5 * target)))
     leniency, set_at_s = state.leniency, state.set_at_s
     held = set_at_s is not None and now_s - set_at_s < config.hold_s
+    stays = leniency == 0 and wanted < LEAVE_FP8
     # Less than a step is noise of the misses.
-    if not held and abs(wanted - leniency) > 0.9 * GRID:
+    if not held and not stays and abs(wanted - leniency) > 0.9 * GRID:
         # Down at once and up step by step, because misses are known only when their requests have ended.
         leniency, set_at_s = round(round(min(wanted, leniency + GRID) / GRID) * GRID, 2), now_s
     limited = path_limit.limited_count(observation.replicas)

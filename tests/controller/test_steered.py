@@ -79,10 +79,19 @@ def test_many_misses_run_all_steps_in_fp8_within_seconds_and_are_forgotten_withi
     decision, high = see(20, judged(20, 0.5))
     assert (decision.mode, decision.reason, high.leniency) == (FP8, "too_many_misses", 0.0)
     _, high = see(300, judged(20, 0.5), state=high, now_s=120.0)
-    decision, soon = see(10, judged(20, 0.0), state=high, now_s=420.0)
-    assert decision.mode is AUTO, "five minutes of misses would outlive ten seconds, were they all kept"
+    decision, soon = see(20, judged(20, 0.0), state=high, now_s=420.0)
+    assert decision.mode is AUTO, "five minutes of misses would outlive twenty seconds, were they all kept"
     assert 0 < soon.leniency < 0.3
     assert see(110, judged(20, 0.0), state=soon, now_s=430.0)[1].leniency == 1.0
+
+
+def test_an_overload_that_goes_on_stays_in_fp8_whatever_single_seconds_bring() -> None:
+    _, state = see(60, judged(20, 0.3))
+    modes = set()
+    for second in range(120):
+        decision, state = see(1, judged(20, 0.3 if second % 6 == 0 else 0.0), state=state, now_s=160.0 + second)
+        modes.add(decision.mode)
+    assert modes == {FP8}
 
 
 def test_a_few_misses_of_an_idle_service_move_next_to_nothing() -> None:
