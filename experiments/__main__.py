@@ -33,6 +33,9 @@ def main(argv: list[str] | None = None) -> int:
         help="folder for a log of every step, which slows each (python -m benchmarks.steps.step_summary)",
     )
     summary = commands.add_parser("summary", help="sum up the reports that are there: summary.json, picture, table")
+    summary.add_argument(
+        "--add", action="store_true", help="keep the load tests of the summary there that the folder has no reports of"
+    )
     simulated = commands.add_parser(
         "predict", help="simulate it: predicted.json beside the summary, and a table of both"
     )
@@ -85,10 +88,12 @@ def main(argv: list[str] | None = None) -> int:
         if args.command == "predict":
             return _predict(experiment, args)
         found = results.collect(experiment, out)
+        folder = args.results / experiment.name
+        if args.command == "summary" and args.add:
+            found = results.joined(results.read(folder), found)
     except config.ExperimentError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    folder = args.results / experiment.name
     results.write(found, folder)
     plots.draw(found, folder / "attainment.svg")
     print(results.table(found))

@@ -20,6 +20,7 @@ LOOSE = 2.0  # times the tight SLO, as in the NestedFP evaluation (5 and 10 time
 BOOTSTRAPS = 1000
 KEPT = "summary.json"
 MACHINE = "machine.txt"  # in the folder of the reports: what they were measured on
+MACHINES = " | then: "  # between machines in a summary
 
 
 class Cell(FrozenModel):
@@ -149,6 +150,29 @@ def write(results: Results, folder: Path) -> None:
     """Write the summary to ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / KEPT).write_text(results.model_dump_json(indent=1) + "\n")
+
+
+def joined(before: Results, new: Results) -> Results:
+    """Return the new load tests, and those of a summary that are not among them: reports from several machines add up.
+
+    Raises:
+        ExperimentError: when the two are not of one experiment, with what differs.
+    """
+    for key in ("name", "slo", "replicas"):
+        if getattr(before, key) != getattr(new, key):
+            raise ExperimentError(
+                f"{key}: the summary there has {getattr(before, key)}, the reports {getattr(new, key)}"
+            )
+
+    def place(cell: Cell) -> tuple[str, float, int]:
+        return cell.policy, cell.rate_rps, cell.seed
+
+    measured = {place(cell) for cell in new.runs}
+    kept = [cell for cell in before.runs if place(cell) not in measured]
+    order = list(dict.fromkeys(cell.policy for cell in (*before.runs, *new.runs)))
+    runs = sorted((*kept, *new.runs), key=lambda cell: (order.index(cell.policy), cell.rate_rps, cell.seed))
+    machines = dict.fromkeys([*(before.machine.split(MACHINES) if kept else ()), *new.machine.split(MACHINES)])
+    return new.model_copy(update={"machine": MACHINES.join(machines), "runs": tuple(runs)})
 
 
 def read(folder: Path) -> Results:

@@ -20,6 +20,7 @@ from experiments.other_ranks import Shape
 from loadtest.cli import parse_config
 from loadtest.report.run_summary import summarise
 from simulator.engine.cost_table import read_table
+from simulator.fit import observations
 from workload.records import PrecisionTokens, RequestRecord, write_jsonl
 from workload.slo import Slo
 
@@ -164,6 +165,26 @@ def test_a_summary_counts_every_request_and_says_how_far_chance_reaches(tmp_path
     assert "requests within the SLO" in (tmp_path / "picture.svg").read_text()
 
 
+def test_reports_of_another_machine_are_added_to_a_summary(tmp_path, capsys):
+    path = written(tmp_path)
+    parts, kept = (tmp_path / "first", tmp_path / "second"), tmp_path / "results"
+    for part, machine, seeds in zip(parts, ("one", "two"), ((0, 1), (1,)), strict=True):
+        for seed in seeds:
+            late = [request(9, ttft_ms=900.0)] if part.name == "second" else []
+            reported(part, "best", 2, seed, [request(0), *late])
+        (part / results.MACHINE).write_text(machine)
+    assert command.main(["summary", str(path), "--out", str(parts[1]), "--results", str(kept), "--add"]) == 2
+    assert "No such file" in capsys.readouterr().err  # nothing there to add to
+    for part, more in zip(parts, ([], ["--add"]), strict=True):
+        assert command.main(["summary", str(path), "--out", str(part), "--results", str(kept), *more]) == 0
+    folder = next(kept.glob("*"))
+    found = results.read(folder)
+    assert [(cell.seed, cell.tight_slo) for cell in found.runs] == [(0, 1.0), (1, 0.5)]
+    assert found.machine == "one | then: two"
+    with pytest.raises(ExperimentError, match="replicas: the summary there has 7"):
+        results.joined(found.model_copy(update={"replicas": 7}), found)
+
+
 @pytest.mark.parametrize("folder", sorted(path.parent for path in Path("docs/results").glob("*/summary.json")), ids=str)
 def test_the_page_of_results_shows_the_numbers_that_were_measured_and_predicted(folder):
     page = Path("docs/results.md").read_text()
@@ -245,10 +266,11 @@ def test_a_prediction_is_of_the_experiments_engine_not_of_the_one_the_table_was_
 
 
 TABLE_24B = Path("simulator/engine/tables/h100-mistral-24b-steps.json")
+TABLE_24B_LOAD = Path("simulator/engine/tables/h100-mistral-24b-load.json")
 
 
 def test_a_prediction_knows_the_kv_cache_that_an_experiments_engine_has(tmp_path):
-    table = Path("simulator/engine/tables/h100-mistral-24b-load.json")
+    table = TABLE_24B_LOAD
     measured = read_table(table)
     same = {
         "max_num_seqs": measured.engine.max_num_seqs,
@@ -278,6 +300,21 @@ def test_one_rank_of_the_same_shape_has_the_measured_costs():
     table, shape = read_table(TABLE_24B), Shape.of("mistral-24b")
     derived = other_ranks.derive(table, shape, shape, 1)
     assert (derived.fp16, derived.fp8, derived.engine) == (table.fp16, table.fp8, table.engine)
+
+
+def test_what_an_engine_of_two_ranks_timed_at_its_start_is_near_what_one_rank_says():
+    """Both measured, and nothing of the derivation fitted to the second."""
+    timed = observations.read_csv(
+        Path("benchmarks/results/start-costs-ranks.csv"), ("gpu", "ranks", *observations.START_COLUMNS)
+    )
+    shape = Shape.of("mistral-24b")
+    derived = other_ranks.derive(read_table(TABLE_24B_LOAD), shape, shape, 2)
+    measured = [row for row in timed.rows if (row["model"], row["ranks"]) == ("mistral-24b", "2")]
+    assert len(measured) == len(derived.start_costs) == 16
+    for row, (tokens, fp16_ms, fp8_ms) in zip(measured, derived.start_costs, strict=True):
+        assert int(row["tokens"]) == tokens
+        assert fp16_ms == pytest.approx(float(row["fp16_ms"]), rel=0.04)
+        assert fp8_ms == pytest.approx(float(row["fp8_ms"]), rel=0.08)
 
 
 def test_more_ranks_shorten_the_weights_part_and_add_sums():
