@@ -34,7 +34,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     summary = commands.add_parser("summary", help="sum up the reports that are there: summary.json, picture, table")
     summary.add_argument(
-        "--add", action="store_true", help="keep the load tests of the summary there that the folder has no reports of"
+        "--add",
+        action="store_true",
+        help="keep what the summary there has, of the same configuration, and the folder has no reports of",
     )
     simulated = commands.add_parser(
         "predict", help="simulate it: predicted.json beside the summary, and a table of both"
@@ -42,6 +44,12 @@ def main(argv: list[str] | None = None) -> int:
     simulated.add_argument("--trace", type=Path, required=True, help="Azure trace, CSV")
     simulated.add_argument(
         "--table", type=Path, required=True, help="step costs of the engine (python -m simulator fit)"
+    )
+    simulated.add_argument(
+        "--fp16-steps",
+        type=float,
+        default=1.0,
+        help="how many times as long as in the table FP16 steps take: what an error of the table would do (%(default)s)",
     )
     sought = commands.add_parser(
         "oracle", help="simulate it beside schedules that know the future: oracle.json, and a table"
@@ -102,7 +110,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def _predict(experiment: config.Experiment, args: argparse.Namespace) -> int:
     """Simulate; show what was predicted beside what was measured, where it was."""
-    found = predict.predict(experiment, args.trace, args.table, _say)
+    if not args.fp16_steps > 0:
+        raise config.ExperimentError(f"--fp16-steps: expected a number above 0, got {args.fp16_steps:g}")
+    found = predict.predict(experiment, args.trace, args.table, _say, args.fp16_steps)
     folder = args.results / experiment.name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / predict.KEPT).write_text(found.model_dump_json(indent=1) + "\n")

@@ -54,12 +54,13 @@ def arrivals(experiment: Experiment, trace: Path, rate_rps: float, seed: int) ->
     return select_at_rate(fitted, load.start_s, load.duration_s, rate_rps, seed).arrivals
 
 
-def limited_table(table: Path, experiment: Experiment, folder: Path) -> Path:
+def limited_table(table: Path, experiment: Experiment, folder: Path, fp16_steps: float = 1.0) -> Path:
     """Write a table of step costs of the experiment's engine: its shape, ranks and limits, not those that were measured.
 
     Args:
         table: the measured one, of one GPU.
         folder: for the copy.
+        fp16_steps: how many times as long as in the table FP16 steps take, but for those that the engine times at its start.
 
     Returns:
         The copy's path.
@@ -85,7 +86,8 @@ def limited_table(table: Path, experiment: Experiment, folder: Path) -> Path:
     same = limits.model_copy(update={"kv_tokens": known.engine.kv_tokens}) == known.engine
     start_costs = known.start_costs if same else None
     copy = folder / table.name
-    write_table(copy, known.model_copy(update={"engine": limits, "start_costs": start_costs}))
+    fp16 = known.fp16.stretched(fp16_steps)
+    write_table(copy, known.model_copy(update={"engine": limits, "start_costs": start_costs, "fp16": fp16}))
     return copy
 
 
@@ -108,15 +110,17 @@ def derived_table(measured: EngineTable, experiment: Experiment) -> EngineTable:
     return derived.model_copy(update={"model": f"{experiment.shape} on {ranks} GPUs, from steps of {measured.model}"})
 
 
-def predict(experiment: Experiment, trace: Path, table: Path, say: Callable[[str], None]) -> Predictions:
-    """Simulate every run of this service that kills nothing.
+def predict(
+    experiment: Experiment, trace: Path, table: Path, say: Callable[[str], None], fp16_steps: float = 1.0
+) -> Predictions:
+    """Simulate every run of this service that kills nothing; ``fp16_steps`` as in ``limited_table``.
 
     Raises:
         ExperimentError: when the simulator refuses, with its message.
     """
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        limited = limited_table(table, experiment, Path(folder))
+        limited = limited_table(table, experiment, Path(folder), fp16_steps)
         for rate in experiment.load.rates_rps:
             for seed in experiment.load.seeds:
                 replayed = Path(folder) / f"{rate:g}-{seed}.csv"
@@ -126,7 +130,8 @@ def predict(experiment: Experiment, trace: Path, table: Path, say: Callable[[str
                         continue
                     found.append(_simulate(experiment, run, rate, seed, replayed, limited, Path(folder)))
                     say(f"{run.name} at {rate:g} requests/s, seed {seed}: {100 * found[-1].tight_slo:.1f} %")
-    return Predictions(table=table.name, runs=tuple(found))
+    changed = "" if fp16_steps == 1 else f", FP16 steps times {fp16_steps:g}"
+    return Predictions(table=f"{table.name}{changed}", runs=tuple(found))
 
 
 def write_trace(path: Path, requests: tuple[Arrival, ...]) -> None:
