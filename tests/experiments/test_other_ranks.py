@@ -1,0 +1,60 @@
+"""Step costs of ranks and shapes that nobody timed, against those that were."""
+
+from pathlib import Path
+
+import pytest
+from experiment_settings import TABLE_24B, TABLE_24B_LOAD
+
+from experiments import other_ranks
+from experiments.other_ranks import Shape
+from simulator.engine.cost_table import read_table
+from simulator.fit import observations
+
+
+def test_step_costs_of_another_shape_come_out_as_they_were_measured():
+    measured = read_table(Path("simulator/engine/tables/h100-llama-8b-steps.json"))
+    derived = other_ranks.derive(read_table(TABLE_24B), Shape.of("mistral-24b"), Shape.of("llama-8b"), 1)
+    for known, found, short in ((measured.fp16, derived.fp16, 0.13), (measured.fp8, derived.fp8, 0.27)):
+        assert found.fixed_ms == pytest.approx(known.fixed_ms, rel=0.05)
+        for decodes in (1, 32, 128):  # of 512 tokens each, as the source has them
+            expected = known.step_s(decodes, decodes, 512 * decodes)
+            assert found.step_s(decodes, decodes, 0) == pytest.approx(expected, rel=0.08)
+        for tokens in (256, 512, 1024, 2048):  # a third of the layers' size is multiplied less well
+            assert 1 - short < found.step_s(tokens, 0, 0) / known.step_s(tokens, 0, 0) < 1
+    assert derived.engine.kv_tokens == pytest.approx(measured.engine.kv_tokens, rel=0.03)
+
+
+def test_one_rank_of_the_same_shape_has_the_measured_costs():
+    table, shape = read_table(TABLE_24B), Shape.of("mistral-24b")
+    derived = other_ranks.derive(table, shape, shape, 1)
+    assert (derived.fp16, derived.fp8, derived.engine) == (table.fp16, table.fp8, table.engine)
+    assert derived.start_costs is None is table.start_costs
+    timed = read_table(TABLE_24B_LOAD)
+    for found, known in zip(other_ranks.derive(timed, shape, shape, 1).start_costs, timed.start_costs, strict=True):
+        assert found == pytest.approx(known)
+
+
+def test_what_an_engine_of_two_ranks_timed_at_its_start_is_near_what_one_rank_says():
+    """Both measured, and nothing of the derivation fitted to the second."""
+    timed = observations.read_csv(
+        Path("benchmarks/results/start-costs-ranks.csv"), ("gpu", "ranks", *observations.START_COLUMNS)
+    )
+    shape = Shape.of("mistral-24b")
+    derived = other_ranks.derive(read_table(TABLE_24B_LOAD), shape, shape, 2)
+    measured = [row for row in timed.rows if (row["model"], row["ranks"]) == ("mistral-24b", "2")]
+    assert len(measured) == len(derived.start_costs) == 16
+    for row, (tokens, fp16_ms, fp8_ms) in zip(measured, derived.start_costs, strict=True):
+        assert int(row["tokens"]) == tokens
+        assert fp16_ms == pytest.approx(float(row["fp16_ms"]), rel=0.04)
+        assert fp8_ms == pytest.approx(float(row["fp8_ms"]), rel=0.08)
+
+
+def test_more_ranks_shorten_the_weights_part_and_add_sums():
+    table, shape = read_table(TABLE_24B), Shape.of("mistral-24b")
+    two, four = (other_ranks.derive(table, shape, shape, ranks) for ranks in (2, 4))
+    sums_ms = 2 * shape.layers * other_ranks.ALL_REDUCE_US * 1e-3
+    rest_ms = 2 * table.fp8.fixed_ms - table.fp16.fixed_ms  # of one step, whatever its weights
+    weights_ms = table.fp16.fixed_ms - rest_ms
+    assert two.fp16.fixed_ms == pytest.approx(rest_ms + weights_ms / 2 + sums_ms)
+    assert four.fp16.fixed_ms == pytest.approx(rest_ms + weights_ms / 4 + sums_ms)
+    assert four.engine.kv_tokens > 2 * two.engine.kv_tokens > 4 * table.engine.kv_tokens

@@ -1,0 +1,136 @@
+"""Predictions of experiments, and schedules that know the future."""
+
+from pathlib import Path
+
+import pytest
+from experiment_settings import TABLE_24B, TABLE_24B_LOAD, written
+
+from experiments import __main__ as command
+from experiments import config, oracle_bounds, predict, results
+from experiments.config import ExperimentError
+from simulator.engine.cost_table import read_table
+
+
+@pytest.mark.slow
+def test_an_experiment_is_predicted_on_the_arrivals_that_the_load_test_would_send(tmp_path, capsys):
+    load = {"start_s": 0, "duration_s": 5, "rates_rps": [2], "seeds": [0]}
+    path = written(tmp_path, load=load, shape="mistral-24b")
+    trace = tmp_path / "trace.csv"
+    rows = (f"2023-11-16 18:00:{i // 4:02d}.{250 * (i % 4):03d}0000,400,20\n" for i in range(80))
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(rows))
+    table = Path("simulator/engine/tables/h100-mistral-24b-steps.json")
+    words = ["predict", str(path), "--trace", str(trace), "--table", str(table), "--results", str(tmp_path)]
+    assert command.main(words) == 0
+    found = predict.Predictions.model_validate_json((tmp_path / "test" / predict.KEPT).read_text())
+    assert found.table == table.name
+    fp16, best = found.runs  # vLLM is not simulated
+    assert (fp16.policy, fp16.fp16_token_share, fp16.tight_slo) == ("fp16", 1, 1)
+    assert best.policy == "best"
+    assert fp16.tpot_ms.p50 == pytest.approx(18, abs=2)  # a step of one or two decodes, by the table
+    said = capsys.readouterr().out
+    assert "fp16 at 2 requests/s, seed 0: 100.0 %" in said
+    assert results.forecast(found.runs) in said
+
+
+def test_a_prediction_is_of_the_experiments_engine_not_of_the_one_the_table_was_measured_on(tmp_path):
+    engine = {"max_num_seqs": 7, "max_num_batched_tokens": 64, "max_model_len": 512}
+    experiment = config.load(written(tmp_path, shape="mistral-24b", engine=engine))
+    table = Path("simulator/engine/tables/h100-mistral-24b-steps.json")
+    measured, copy = read_table(table), read_table(predict.limited_table(table, experiment, tmp_path))
+    limits = copy.engine
+    assert (limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_model_tokens) == (7, 64, 512)
+    assert (limits.kv_tokens, copy.fp16, copy.fp8) == (measured.engine.kv_tokens, measured.fp16, measured.fp8)
+    with pytest.raises(config.ExperimentError, match="make one with python -m simulator fit"):
+        predict.limited_table(tmp_path / "none.json", experiment, tmp_path)
+
+
+def test_a_prediction_knows_the_kv_cache_that_an_experiments_engine_has(tmp_path):
+    table = TABLE_24B_LOAD
+    measured = read_table(table)
+    same = {
+        "max_num_seqs": measured.engine.max_num_seqs,
+        "max_num_batched_tokens": measured.engine.max_num_batched_tokens,
+        "max_model_len": measured.engine.max_model_tokens,
+    }
+    experiment = config.load(written(tmp_path, shape="mistral-24b", engine=same, kv_cache_tokens=19328))
+    copy = read_table(predict.limited_table(table, experiment, tmp_path))
+    assert copy.engine.kv_tokens == 19328 < measured.engine.kv_tokens
+    assert copy.start_costs == measured.start_costs is not None, "what a step takes does not depend on the cache's size"
+
+
+def test_fp16_steps_may_take_longer_than_the_table_says(tmp_path, capsys):
+    path = written(tmp_path, shape="mistral-24b")
+    measured = read_table(TABLE_24B)
+    copy = read_table(predict.limited_table(TABLE_24B, config.load(path), tmp_path, 1.06))
+    for size in ((1, 1, 0), (40, 40, 20_000), (1500, 40, 20_000)):  # tokens, decodes, KV entries
+        assert copy.fp16.step_s(*size) == pytest.approx(1.06 * measured.fp16.step_s(*size))
+        assert copy.fp8.step_s(*size) == measured.fp8.step_s(*size)
+    words = [
+        "predict",
+        str(path),
+        "--trace",
+        str(tmp_path / "none.csv"),
+        "--table",
+        str(TABLE_24B),
+        "--fp16-steps",
+        "0",
+    ]
+    assert command.main(words) == 2
+    assert "--fp16-steps: expected a number above 0, got 0" in capsys.readouterr().err
+
+
+def test_a_prediction_for_ranks_or_shapes_that_nothing_tells_of_says_so(tmp_path):
+    ranks = {"tensor_parallel_size": 2}
+    with pytest.raises(ExperimentError, match="weights of 141 GB do not fit into the 73 GB"):
+        predict.limited_table(TABLE_24B, config.load(written(tmp_path, shape="llama-70b")), tmp_path)
+    unknown = tmp_path / "unknown.json"
+    unknown.write_text(TABLE_24B.read_text().replace('"mistral-24b"', '"phi-4"'))
+    with pytest.raises(
+        ExperimentError, match="on 2 ranks and the table is of phi-4 on one; expected both to be one of"
+    ):
+        predict.limited_table(unknown, config.load(written(tmp_path, shape="llama-8b", engine=ranks)), tmp_path)
+
+
+@pytest.mark.slow
+def test_schedules_that_know_the_future_are_sought_rate_by_rate_for_an_experiment(tmp_path, capsys):
+    load = {"start_s": 0, "duration_s": 5, "rates_rps": [2, 3], "seeds": [0]}
+    path = written(tmp_path, load=load, shape="mistral-24b")
+    trace = tmp_path / "trace.csv"
+    rows = (f"2023-11-16 18:00:{i // 4:02d}.{250 * (i % 4):03d}0000,400,20\n" for i in range(80))
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(rows))
+    table = Path("simulator/engine/tables/h100-mistral-24b-steps.json")
+    words = [
+        "oracle",
+        str(path),
+        "--trace",
+        str(trace),
+        "--table",
+        str(table),
+        "--results",
+        str(tmp_path),
+        "--rounds",
+        "1",
+    ]
+    for rate in ("3", "2"):
+        assert command.main([*words, "--at", "static_fp8,deadlines", "--rates", rate]) == 0
+    found = oracle_bounds.read(tmp_path / "test")
+    names = ["static_fp8", "static_fp16", "deadlines", "oracle at static_fp8", "oracle at deadlines"]
+    rows = [row for row in found.rows if not row.policy.startswith("rule ")]
+    assert [(row.rate_rps, row.policy) for row in rows] == [(rate, name) for rate in (2, 3) for name in names]
+    assert {row.policy for row in found.rows} > {"rule prompts 0.7, 0.8", "rule prompts"}
+    for row in rows:  # nothing is at stake at so low a rate
+        assert row.slo_attainment == 1
+        assert (row.fp16_token_share == 1) == (row.policy != "static_fp8")
+    assert oracle_bounds.table(found) in capsys.readouterr().out
+    other = found.model_copy(update={"rounds": 2, "rows": found.rows[:1]})
+    assert oracle_bounds.joined(found, other) == other  # sought in another way: nothing of before stays
+    assert command.main([*words, "--at", "best"]) == 2
+    assert "--at: expected one of the policies that run" in capsys.readouterr().err
+
+
+def test_schedules_are_sought_for_one_replica_only(tmp_path, capsys):
+    runs = [{"name": "best", "policy": {"name": "deadlines"}}]
+    path = written(tmp_path, replicas=2, runs=runs)
+    words = ["oracle", str(path), "--trace", "none.csv", "--table", "none.json", "--results", str(tmp_path)]
+    assert command.main(words) == 2
+    assert "a schedule is for one replica, the experiment has 2" in capsys.readouterr().err

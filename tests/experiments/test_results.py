@@ -1,0 +1,126 @@
+"""What comes out of reports: summaries, and the page that shows them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from experiment_settings import SLO, written
+
+from experiments import __main__ as command
+from experiments import config, oracle_bounds, plots, predict, results
+from experiments.config import ExperimentError
+from loadtest.report.run_summary import summarise
+from workload.records import PrecisionTokens, RequestRecord, write_jsonl
+
+
+def request(index, ttft_ms=100.0, gap_ms=20.0, tokens=11, precision="fp16", error=None):
+    return RequestRecord(
+        policy="adaptive",
+        index=index,
+        intended_s=index,
+        sent_s=index,
+        prompt_tokens=50,
+        max_tokens=tokens,
+        output_tokens=0 if error else tokens,
+        status=None if error else 200,
+        error=error,
+        ttft_ms=None if error else ttft_ms,
+        tpot_ms=None if error else gap_ms,
+        latency_ms=None if error else ttft_ms + gap_ms * (tokens - 1),
+        chunk_ms=() if error else tuple(ttft_ms + gap_ms * i for i in range(tokens)),
+        precision_tokens=None
+        if error
+        else PrecisionTokens.model_validate({"prompt": {precision: 50}, "completion": {precision: tokens}}),
+    )
+
+
+def reported(out, run, rate, seed, records):
+    """A report as the load test leaves it, from its own functions."""
+    folder = out / "runs" / run / f"{rate:g}-{seed}" / "20260101T000000Z"
+    folder.mkdir(parents=True)
+    write_jsonl(folder / "requests-adaptive.jsonl", records)
+    summary = summarise(records, (), SLO, 10.0).model_dump(mode="json")
+    (folder / "summary.json").write_text(json.dumps({"runs": [summary]}))
+
+
+def test_a_summary_counts_every_request_and_says_how_far_chance_reaches(tmp_path):
+    experiment = config.load(written(tmp_path))
+    good = [request(i) for i in range(6)]
+    late = [request(6, ttft_ms=300.0), request(7, ttft_ms=900.0), request(8, gap_ms=50.0, precision="fp8")]
+    reported(tmp_path, "best", 2, 0, [*good, *late, request(9, error="cut off")])
+    reported(tmp_path, "best", 2, 1, good)
+    (tmp_path / results.MACHINE).write_text("two cores\n")
+    found = results.collect(experiment, tmp_path)
+    first, second = found.runs
+    assert found.machine == "two cores"
+    assert (first.policy, first.rate_rps, first.seed, first.requests) == ("best", 2, 0, 10)
+    assert first.tight_slo == pytest.approx(0.6)
+    assert first.loose_slo == pytest.approx(0.8)  # all but the one at 900 ms and the one cut off
+    assert first.tight_slo_low < 0.6 < first.tight_slo_high
+    assert first.errors == {"cut off": 1}
+    assert first.fp16_token_share == pytest.approx(8 / 9)
+    assert second.tight_slo == second.tight_slo_high == 1
+
+    line = results.table(found).splitlines()[-1]
+    assert line.startswith("| 2 | best | 80.0 (60.0 to 100.0) | 90.0 |")
+    results.write(found, tmp_path / "results")
+    assert results.read(tmp_path / "results") == found
+    plots.draw(found, tmp_path / "picture.svg")
+    assert "requests within the SLO" in (tmp_path / "picture.svg").read_text()
+
+
+def test_reports_of_another_machine_are_added_to_a_summary(tmp_path, capsys):
+    path = written(tmp_path)
+    parts, kept = (tmp_path / "first", tmp_path / "second"), tmp_path / "results"
+    for part, machine, seeds in zip(parts, ("one", "two"), ((0, 1), (1,)), strict=True):
+        for seed in seeds:
+            late = [request(9, ttft_ms=900.0)] if part.name == "second" else []
+            reported(part, "best", 2, seed, [request(0), *late])
+        (part / results.MACHINE).write_text(machine)
+    assert command.main(["summary", str(path), "--out", str(parts[1]), "--results", str(kept), "--add"]) == 2
+    assert "No such file" in capsys.readouterr().err  # nothing there to add to
+    for part, more in zip(parts, ([], ["--add"]), strict=True):
+        assert command.main(["summary", str(path), "--out", str(part), "--results", str(kept), *more]) == 0
+    folder = next(kept.glob("*"))
+    found = results.read(folder)
+    assert [(cell.seed, cell.tight_slo) for cell in found.runs] == [(0, 1.0), (1, 0.5)]
+    assert found.machine == "one | then: two"
+    with pytest.raises(ExperimentError, match="replicas: the summary there has 7"):
+        results.joined(found.model_copy(update={"replicas": 7}), found)
+
+
+@pytest.mark.parametrize("folder", sorted(path.parent for path in Path("docs/results").glob("*/summary.json")), ids=str)
+def test_the_page_of_results_shows_the_numbers_that_were_measured_and_predicted(folder):
+    page = Path("docs/results.md").read_text()
+    measured = results.read(folder)
+    assert results.table(measured) in page
+    predicted = predict.Predictions.model_validate_json((folder / predict.KEPT).read_text())
+    assert results.comparison(measured, predicted.runs) in page
+
+
+UNMEASURED = [
+    path.parent for path in Path("docs/results").glob("*/predicted.json") if not (path.parent / results.KEPT).exists()
+]
+
+
+@pytest.mark.parametrize("folder", sorted(UNMEASURED), ids=str)
+def test_the_page_of_results_shows_what_was_predicted_of_experiments_that_have_not_run(folder):
+    predicted = predict.Predictions.model_validate_json((folder / predict.KEPT).read_text())
+    assert results.forecast(predicted.runs) in Path("docs/results.md").read_text()
+
+
+@pytest.mark.parametrize("folder", sorted(path.parent for path in Path("docs/results").glob("*/oracle.json")), ids=str)
+def test_the_page_of_results_shows_the_schedules_that_were_found(folder):
+    assert oracle_bounds.table(oracle_bounds.read(folder)) in Path("docs/results.md").read_text()
+
+
+def test_an_experiment_without_a_report_says_so(tmp_path):
+    with pytest.raises(ExperimentError, match="found none: run the experiment first"):
+        results.collect(config.load(written(tmp_path)), tmp_path)
+
+
+def test_seconds_of_slow_answers_are_those_whose_mean_gap_is_above_the_objective():
+    # Gaps end at 0.12, 0.14 ... s of second 0 for the fast one, at 2.15, 2.20 ... s for the slow one.
+    records = [request(0, gap_ms=20.0), request(2, gap_ms=50.0)]
+    assert results.tpot_miss_seconds(records, SLO) == 1
+    assert results.tpot_miss_seconds([request(0, error="cut off")], SLO) == 0
