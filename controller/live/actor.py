@@ -39,12 +39,13 @@ class ControllerActor:
     """The cluster's precision controller.
 
     Args:
-        config: the controller's section of the service configuration.
+        config: the controller's section of the service configuration, as it was deployed.
         app_name: Ray Serve application that holds the replicas, where Serve does not tell: it names its own actors by it.
         deployment_name: its deployment whose replicas have ``apply_directive``.
         log_path: file for the decision log; None keeps decisions in memory only.
         record_path: file for a recording of all inputs, which ``controller.live.replay`` plays again; None writes none.
-        config_path: YAML file whose section ``controller`` a reload reads; None refuses reloads.
+        config_path: YAML file whose section ``controller`` a reload reads, and a start: the controller before this one may have
+            reloaded it. A file that cannot be used leaves ``config``, and the status says why. None refuses reloads.
         broadcast: the way to replicas that have no standing call; None goes through Ray Serve.
         proxy_probe: reads the proxy's statistics for the status, every second; None: there are none to read.
 
@@ -64,14 +65,16 @@ class ControllerActor:
         proxy_probe: ProxyProbe | None = None,
     ) -> None:
         try:
-            self._config = ControllerConfig.model_validate(config)
+            given = ControllerConfig.model_validate(config)
         except ValidationError as error:
             raise ValueError(explain(error)) from None
+        self._file = ConfigFile(config_path)
+        self._config, self._config_error = self._file.at_start(given)
+        if self._config_error is not None:
+            log.error("the configuration is that of the deployment, not the file's: %s", self._config_error)
         self._loop: ControlLoop | RecordingLoop = (
             ControlLoop(self._config) if record_path is None else RecordingLoop(self._config, record_path)
         )
-        self._file = ConfigFile(config_path)
-        self._config_error: str | None = None
         self._log = DecisionLog(log_path, self._config.decisions_kept)
         self._broadcast = broadcast or ServeBroadcast(app_name, deployment_name, self._config.lease_s)
         self._calls = StandingCalls()

@@ -5,7 +5,7 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-from controller.config import ControllerConfig, explain
+from controller.config import ControllerConfig, check_reload, explain
 
 SECTION = "controller"
 LOOK_EVERY_S = 1.0
@@ -42,6 +42,27 @@ class ConfigFile:
             return ControllerConfig.model_validate({} if section is None else section)
         except ValidationError as error:
             raise ValueError(f"{self.path}: {explain(error, f'{SECTION}.')}") from None
+
+    def at_start(self, given: ControllerConfig) -> tuple[ControllerConfig, str | None]:
+        """Return what a controller begins with, and why it is not what the file says.
+
+        The file's section, where there is one: who takes a dead controller's place was given what the service was deployed with,
+        and its predecessor may have reloaded the file since.
+
+        Args:
+            given: what it begins with where there is no file, or none that replicas which run could go on under.
+
+        Returns:
+            The configuration, and what is wrong with the file; None: nothing, or there is no file.
+        """
+        if self.path is None:
+            return given, None
+        try:
+            found = self.read()
+            check_reload(given, found)
+        except ValueError as error:
+            return given, str(error)
+        return found, None
 
     def changed(self, now_s: float) -> bool:
         """Whether the file has changed since the last look that said so; looks once a second at most."""

@@ -284,10 +284,11 @@ def service_file(folder: Path, controller: Any) -> Path:
 
 
 def test_a_reload_takes_the_file_up_without_a_restart(tmp_path: Path) -> None:
-    path = service_file(tmp_path, {**FAST, "policy": {"name": "static_fp8"}})
+    path = service_file(tmp_path, FAST)
 
     async def test(actor: ControllerActor, replicas: Replicas) -> None:
         await replicas.report(actor)
+        service_file(tmp_path, {**FAST, "policy": {"name": "static_fp8"}})
         status = await actor.reload()
         assert (status["policy"], status["mode"], status["config_loads"]) == ("static_fp8", "fp8", 1)
         await until(lambda: replicas.modes() == {"fp8"})
@@ -307,10 +308,11 @@ def test_a_reload_takes_the_file_up_without_a_restart(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_file_is_refused_as_a_whole(tmp_path: Path, section: Any, message: str) -> None:
-    path = service_file(tmp_path, section)
+    path = service_file(tmp_path, FAST)
 
     async def test(actor: ControllerActor, replicas: Replicas) -> None:
         await replicas.report(actor)
+        service_file(tmp_path, section)
         before = await actor.status()
         with pytest.raises(ValueError, match=message):
             await actor.reload()
@@ -320,6 +322,42 @@ def test_a_bad_file_is_refused_as_a_whole(tmp_path: Path, section: Any, message:
         assert after["step_errors"] == 0
 
     drive(test, config_path=path)
+
+
+def test_a_controller_begins_with_what_the_one_before_it_had_reloaded(tmp_path: Path) -> None:
+    path = service_file(tmp_path, {**FAST, "policy": {"name": "static_fp8"}})
+
+    async def test(actor: ControllerActor, replicas: Replicas) -> None:
+        await replicas.report(actor)
+        await until(lambda: replicas.modes() == {"fp8"})
+        status = await actor.status()
+        assert (status["policy"], status["config_error"]) == ("static_fp8", None)
+
+    drive(test, config={**FAST, "policy": {"name": "static_fp16"}}, config_path=path)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({**FAST, "leese_s": 3}, "controller.leese_s: unknown key"),
+        ({**FAST, "report_period_s": 0.02}, "controller.report_period_s: cannot change while replicas run"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_controller_whose_file_is_of_no_use_begins_with_what_was_deployed_and_says_so(
+    tmp_path: Path, section: Any, message: str
+) -> None:
+    path = tmp_path / "gone.yaml" if section is None else service_file(tmp_path, section)
+
+    async def test(actor: ControllerActor, replicas: Replicas) -> None:
+        await replicas.report(actor)
+        status = await actor.status()
+        assert status["policy"] == "static_fp8"
+        assert message in status["config_error"]
+        service_file(tmp_path, FAST).rename(path)
+        assert (await actor.reload())["config_error"] is None
+
+    drive(test, config={**FAST, "policy": {"name": "static_fp8"}}, config_path=path)
 
 
 def test_a_change_of_the_file_is_noticed_where_that_is_wanted(tmp_path: Path) -> None:

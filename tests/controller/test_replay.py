@@ -17,7 +17,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with load, overrides, a refused one, a reload and acknowledgements, in real time."""
     folder = tmp_path_factory.mktemp("recording")
     config_file = folder / "service.yaml"
-    config_file.write_text(json.dumps({"controller": {**FAST, "guards": {"dwell_fp8_s": 0.05, "dwell_fp16_s": 0}}}))
+    config_file.write_text(json.dumps({"controller": FAST}))
 
     async def test(actor: ControllerActor, replicas: Replicas) -> None:
         await replicas.report(actor)
@@ -27,6 +27,8 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
         await actor.set_override("fp8", 0.02, "r1")
         with pytest.raises(ValueError, match="expected one of the replicas"):
             await actor.set_override("fp8", None, "nobody")
+        guards = {"dwell_fp8_s": 0.05, "dwell_fp16_s": 0}
+        config_file.write_text(json.dumps({"controller": {**FAST, "guards": guards}}))
         await actor.reload()
         await actor.set_override("fp8")
         await actor.set_override("fp16")  # sends a directive, whatever the policy had in force before

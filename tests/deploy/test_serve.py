@@ -245,7 +245,12 @@ def test_a_client_that_leaves_in_mid_stream_frees_its_place(client):
 # -- faults ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_killed_controller_comes_back_above_the_old_epoch(client, service):
+def test_a_killed_controller_comes_back_above_the_old_epoch_under_what_it_had_reloaded(client, service):
+    before = service.config_path.read_text()
+    config = yaml.safe_load(before)
+    config["controller"]["policy"] = {"name": "static_fp8"}
+    service.config_path.write_text(yaml.safe_dump(config))
+    assert client.post("/admin/reload", headers=ADMIN).json()["policy"] == "static_fp8"
     direct(client, "fp8")
     epoch = client.get("/status").json()["epoch"]
     (controller,) = children(service, r"ray::ControllerActor")
@@ -260,7 +265,11 @@ def test_a_killed_controller_comes_back_above_the_old_epoch(client, service):
         return len(status["replicas"]) == 2 and all(r["acked"] for r in status["replicas"])
 
     assert wait_until(back, 60)
-    assert client.get("/status").json()["epoch"] >= epoch
+    status = client.get("/status").json()
+    assert status["epoch"] >= epoch
+    assert status["policy"] == "static_fp8", "not the one that the service was started with"
+    service.config_path.write_text(before)
+    assert client.post("/admin/reload", headers=ADMIN).status_code == 200
     assert all(r["acked"] for r in direct(client, "fp16")["replicas"])
     assert wait_until(lambda: client.get("/status").json()["standing_calls"] == 2, 60), "they call the new one"
     direct(client, "auto")
