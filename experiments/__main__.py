@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     summary.add_argument(
         "--add",
         action="store_true",
-        help="keep what the summary there has, of the same configuration, and the folder has no reports of",
+        help="keep what the summary there has, of the same window and SLO, and the folder has no reports of",
     )
     simulated = commands.add_parser(
         "predict", help="simulate it: predicted.json beside the summary, and a table of both"
@@ -116,10 +116,11 @@ def _predict(experiment: config.Experiment, args: argparse.Namespace) -> int:
     folder = args.results / experiment.name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / predict.KEPT).write_text(found.model_dump_json(indent=1) + "\n")
-    if (folder / results.KEPT).exists():
-        print(results.comparison(results.read(folder), found.runs))
-    else:
+    measured = results.read(folder) if (folder / results.KEPT).exists() else None
+    if measured is None or measured.window != experiment.load.window:
         print(results.forecast(found.runs))
+    else:
+        print(results.comparison(measured, found.runs))
     return 0
 
 

@@ -49,18 +49,28 @@ class EngineConfig(FrozenModel):
         return plugin
 
 
-class LoadConfig(FrozenModel):
-    """Arrivals: a window of an Azure trace at several mean rates, each with every seed."""
+class TraceWindow(FrozenModel):
+    """A part of a trace, and what is made of its lengths: what has to be the same for two load tests to be compared."""
 
     start_s: Annotated[float, Field(ge=0)]
     duration_s: Positive
-    rates_rps: tuple[Positive, ...] = Field(min_length=1)
-    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(0,), min_length=1)
     length_scale: Positive | None = None
     max_prompt_tokens: Annotated[int, Field(ge=1)] | None = None
+
+
+class LoadConfig(TraceWindow):
+    """Arrivals: a window of an Azure trace at several mean rates, each with every seed."""
+
+    rates_rps: tuple[Positive, ...] = Field(min_length=1)
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(0,), min_length=1)
     cooldown_s: Annotated[float, Field(ge=0)] = 2.0
     drain_s: Annotated[float, Field(ge=0)] = 15.0
     settle_limit_s: Positive = 30.0
+
+    @property
+    def window(self) -> TraceWindow:
+        """The part of the trace, without rates and seeds."""
+        return TraceWindow(**{name: getattr(self, name) for name in TraceWindow.model_fields})
 
 
 class Kill(FrozenModel):

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
-from experiments.config import Experiment, ExperimentError, Run
+from controller.config import explain
+from experiments.config import Experiment, ExperimentError, Run, TraceWindow
 from experiments.predict import Prediction
 from loadtest.report.error_kinds import error_kinds
 from loadtest.report.run_summary import RunSummary, exact_answer_share, meets_tpot, meets_ttft
@@ -59,6 +61,7 @@ class Results(FrozenModel):
     name: str
     slo: Slo
     replicas: int
+    window: TraceWindow
     machine: str
     runs: tuple[Cell, ...]
 
@@ -87,6 +90,7 @@ def collect(experiment: Experiment, out: Path) -> Results:
         name=experiment.name,
         slo=experiment.slo,
         replicas=experiment.replicas,
+        window=experiment.load.window,
         machine=(out / MACHINE).read_text().strip() if (out / MACHINE).exists() else "not recorded",
         runs=tuple(cells),
     )
@@ -158,10 +162,11 @@ def joined(before: Results, new: Results) -> Results:
     Raises:
         ExperimentError: when the two are not of one experiment, with what differs.
     """
-    for key in ("name", "slo", "replicas"):
+    for key in ("name", "slo", "replicas", "window"):
         if getattr(before, key) != getattr(new, key):
             raise ExperimentError(
-                f"{key}: the summary there has {getattr(before, key)}, the reports {getattr(new, key)}"
+                f"{key}: the summary there has {getattr(before, key)}, the reports {getattr(new, key)}: they are no parts of one "
+                "experiment; leave out --add to replace it"
             )
 
     def place(cell: Cell) -> tuple[str, float, int]:
@@ -179,13 +184,17 @@ def read(folder: Path) -> Results:
     """Read a summary.
 
     Raises:
-        ExperimentError: when there is none.
+        ExperimentError: when there is none, or one of another version.
     """
     try:
         return Results.model_validate_json((folder / KEPT).read_text())
     except OSError as error:
         raise ExperimentError(
             f"{folder / KEPT}: {error.strerror}; give the folder of an experiment's results"
+        ) from error
+    except ValidationError as error:
+        raise ExperimentError(
+            f"{folder / KEPT}: {explain(error)}; it is of another version: sum the reports up again, without --add"
         ) from error
 
 

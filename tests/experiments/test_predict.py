@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import pytest
-from experiment_settings import TABLE_24B, TABLE_24B_LOAD, written
+from experiment_settings import SLO, TABLE_24B, TABLE_24B_LOAD, written
 
 from experiments import __main__ as command
 from experiments import config, oracle_bounds, predict, results
-from experiments.config import ExperimentError
+from experiments.config import ExperimentError, TraceWindow
+from experiments.results import Results
 from simulator.engine.cost_table import read_table
 
 
@@ -30,6 +31,15 @@ def test_an_experiment_is_predicted_on_the_arrivals_that_the_load_test_would_sen
     said = capsys.readouterr().out
     assert "fp16 at 2 requests/s, seed 0: 100.0 %" in said
     assert results.forecast(found.runs) in said
+
+    folder, measured = tmp_path / "test", {"replicas": 1, "machine": "one", "name": "test", "runs": []}
+    window = TraceWindow(start_s=0, duration_s=5)
+    results.write(Results(**measured, slo=SLO, window=window), folder)
+    assert command.main(words) == 0
+    assert results.comparison(results.read(folder), found.runs) in capsys.readouterr().out
+    results.write(Results(**measured, slo=SLO, window=window.model_copy(update={"start_s": 7})), folder)
+    assert command.main(words) == 0
+    assert results.forecast(found.runs) in capsys.readouterr().out  # what is there was measured under another load
 
 
 def test_a_prediction_is_of_the_experiments_engine_not_of_the_one_the_table_was_measured_on(tmp_path):

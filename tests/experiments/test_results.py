@@ -88,6 +88,15 @@ def test_reports_of_another_machine_are_added_to_a_summary(tmp_path, capsys):
     with pytest.raises(ExperimentError, match="replicas: the summary there has 7"):
         results.joined(found.model_copy(update={"replicas": 7}), found)
 
+    part = parts[1]
+    moved = written(tmp_path, load={"start_s": 5, "duration_s": 10, "rates_rps": [2], "seeds": [1]})
+    assert command.main(["summary", str(moved), "--out", str(part), "--results", str(kept), "--add"]) == 2
+    assert "window: the summary there has start_s=0.0" in capsys.readouterr().err
+    assert results.read(folder) == found
+    (folder / results.KEPT).write_text('{"name": "test"}')
+    assert command.main(["summary", str(path), "--out", str(part), "--results", str(kept), "--add"]) == 2
+    assert "of another version" in capsys.readouterr().err
+
 
 @pytest.mark.parametrize("folder", sorted(path.parent for path in Path("docs/results").glob("*/summary.json")), ids=str)
 def test_the_page_of_results_shows_the_numbers_that_were_measured_and_predicted(folder):
