@@ -98,13 +98,15 @@ def test_reports_of_another_machine_are_added_to_a_summary(tmp_path, capsys):
     assert "of another version" in capsys.readouterr().err
 
 
+PAGES = "".join(path.read_text() for path in sorted(Path("docs").glob("results*.md")))
+
+
 @pytest.mark.parametrize("folder", sorted(path.parent for path in Path("docs/results").glob("*/summary.json")), ids=str)
-def test_the_page_of_results_shows_the_numbers_that_were_measured_and_predicted(folder):
-    page = Path("docs/results.md").read_text()
+def test_the_pages_of_results_show_the_numbers_that_were_measured_and_predicted(folder):
     measured = results.read(folder)
-    assert results.table(measured) in page
+    assert results.table(measured) in PAGES
     predicted = predict.Predictions.model_validate_json((folder / predict.KEPT).read_text())
-    assert results.comparison(measured, predicted.runs) in page
+    assert results.comparison(measured, predicted.runs) in PAGES
 
 
 UNMEASURED = [
@@ -113,14 +115,14 @@ UNMEASURED = [
 
 
 @pytest.mark.parametrize("folder", sorted(UNMEASURED), ids=str)
-def test_the_page_of_results_shows_what_was_predicted_of_experiments_that_have_not_run(folder):
+def test_the_pages_of_results_show_what_was_predicted_of_experiments_that_have_not_run(folder):
     predicted = predict.Predictions.model_validate_json((folder / predict.KEPT).read_text())
-    assert results.forecast(predicted.runs) in Path("docs/results.md").read_text()
+    assert results.forecast(predicted.runs) in PAGES
 
 
 @pytest.mark.parametrize("folder", sorted(path.parent for path in Path("docs/results").glob("*/oracle.json")), ids=str)
-def test_the_page_of_results_shows_the_schedules_that_were_found(folder):
-    assert oracle_bounds.table(oracle_bounds.read(folder)) in Path("docs/results.md").read_text()
+def test_the_pages_of_results_show_the_schedules_that_were_found(folder):
+    assert oracle_bounds.table(oracle_bounds.read(folder)) in PAGES
 
 
 def test_an_experiment_without_a_report_says_so(tmp_path):
