@@ -144,6 +144,25 @@ def check_reload(old: ControllerConfig, new: ControllerConfig) -> None:
             )
 
 
+def check_deployed(deployed: ControllerConfig, new: ControllerConfig) -> None:
+    """Refuse what the service around the controller was not deployed for: Serve's autoscaler has its bounds from then.
+
+    Raises:
+        ValueError: naming the key.
+    """
+    had, wanted = deployed.ladder, new.ladder
+    if wanted.scale and not had.scale:
+        raise ValueError(
+            "controller.ladder.scale: the service was deployed without it, so that nothing would bring the replicas that the "
+            "controller asked for; deploy it anew to change it"
+        )
+    if wanted.scale and (wanted.max_replicas or 0) > (had.max_replicas or 0):
+        raise ValueError(
+            f"controller.ladder.max_replicas: expected at most {had.max_replicas}, with which the service was deployed, got "
+            f"{wanted.max_replicas}; deploy it anew to change it"
+        )
+
+
 def explain(error: ValidationError, prefix: str = "") -> str:
     """Say what is wrong with a configuration, one line per fault: ``key: what is wrong``.
 

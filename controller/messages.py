@@ -119,6 +119,7 @@ class ReplicaSnapshot(ReplicaState):
     )
     rule: StepRule | None = None  # in force on this replica; None: not reported
     order: StandingOrder | None = None  # that this replica was last told of, less the time since; None: none
+    desired_replicas: Count | None = None  # that it was last told of, with a lease or without; None: none
     # totals
     slo_evaluated: Count = 0  # finished requests whose latencies were held against the SLO
     within_slo: Count = 0  # those of them that met both objectives
@@ -144,6 +145,8 @@ class Directive(FrozenModel):
     admission_scale: Fraction = 1.0  # each replica multiplies its admission limit by this
     slo_ttft_ms: Milliseconds | None = None  # what finished requests are held against; None: the replica's own
     slo_tpot_ms: Milliseconds | None = None
+    # What is in force without a lease from now on, with the fallback's mode; None: what the replica started with.
+    fallback_rule: StepRule | None = None
     # Replicas pass it on to the autoscaler; None: as many as without a controller.
     desired_replicas: Count | None = None
     order: StandingOrder | None = None  # the operator's, for all replicas, or for the one whose snapshot is answered

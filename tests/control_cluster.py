@@ -66,6 +66,9 @@ class Cluster:
                 "epoch": now.epoch,
                 "rule": now.rule,
                 "order": self.followers[name].order(self.now_s),
+                "desired_replicas": getattr(
+                    self.followers[name].latest, "desired_replicas", None
+                ),  # of a directive, if any
                 "admission_scale": now.admission_scale,
                 "lease_remaining_s": self.followers[name].lease_remaining_s(self.now_s),
                 "tokens_fp16": self.tokens[Mode.FP16],

@@ -71,6 +71,8 @@ class SubsetScope(BaseScope):
                 self._spec, entering, before_state, config.policy, config.guards, scope_input.faulty
             ).proposal
             in_danger = danger is not None and danger.mode is FP8
+            if danger is not None and not in_danger:
+                self._calm = danger
         ready = guards.usable(guards.warmed_up(scope_input.views, config.guards.warm_up_s), config.guards)
         ready_ids = ids_of(ready)
         present = sum([replica_id in in_fp8 for replica_id in ready_ids])

@@ -58,7 +58,7 @@ class ControlLoop:
             start.reason,
             resend_s=config.report_period_s / 2,  # sooner than a replica would ask
         )
-        self._publisher.set_terms(config.lease_s, config.renew_s, _slo_ms(config))
+        self._publisher.set_terms(config.lease_s, config.renew_s, _slo_ms(config), config.lapsed[1])
         self._fleet = Fleet(config.rate_window_s, config.forget_after_s, config.slo)
         self._scope = make_scope(config)
         self._ladder = overload.LadderState()
@@ -80,6 +80,7 @@ class ControlLoop:
             self._publisher.on_snapshot(now_s, snapshot)
             if ingested is IngestResult.NEW and now_s - self._began_s <= self._config.forget_after_s:
                 self._overrides.adopt(now_s, snapshot)
+                self._ladder = overload.rejoined(self._ladder, snapshot.desired_replicas, self._config.ladder)
             # Under an order of its own a replica's mode says nothing of the others'.
             ordered_alone = snapshot.order is not None and not snapshot.order.for_all
             if (
@@ -88,6 +89,10 @@ class ControlLoop:
                 and not (lease_expired(snapshot) or ordered_alone)
             ):
                 self._adopt(now_s, snapshot, known_epoch)
+            if ingested is IngestResult.NEW:
+                # Until the next step a controller that has just started would tell it what it starts with itself: admission
+                # at its full, no operator's order, a policy's mode without its deadlines.
+                self._decide(now_s, self._fleet.views(now_s), stepping=False)
         return self._publisher.answer(snapshot.replica_id)
 
     def on_ack(self, now_s: float, ack: DirectiveAck) -> None:
@@ -105,7 +110,8 @@ class ControlLoop:
             ValueError: for a ``ttl_s`` that is not positive, one given with ``auto``, or an unknown replica; nothing
                 changes then.
         """
-        if replica_id is not None and replica_id not in self._fleet:
+        # One that has died can still be handed back: its order would stand for ever.
+        if replica_id is not None and replica_id not in self._fleet and replica_id not in self._overrides.by_replica:
             raise ValueError(f"expected one of the replicas {sorted(self._fleet.ids)}, got {replica_id!r}; see /status")
         self._overrides.set(self._tick(now_s), mode, ttl_s, replica_id)
         return self.step(now_s)
@@ -126,7 +132,7 @@ class ControlLoop:
             self._scope = scope
             scope.changed(self._tick(now_s), Content(DirectiveMode.FP16), self._decided, self._fleet.ids)
         self._fleet.reconfigure(config.rate_window_s, config.forget_after_s, config.slo)
-        self._publisher.set_terms(config.lease_s, config.renew_s, _slo_ms(config))
+        self._publisher.set_terms(config.lease_s, config.renew_s, _slo_ms(config), config.lapsed[1])
         self._ladder = overload.limited(self._ladder, config.ladder)
         if config.advisory and not old.advisory:
             start, _ = POLICIES[config.policy.name].start(config.policy)
@@ -144,16 +150,7 @@ class ControlLoop:
             publisher.retain(fleet.ids)
         views = fleet.views(now_s)
         self._overrides.expire(now_s)
-        plan = self._plan(now_s, views)
-        self._journal.note_plan(plan)
-        climbed = self._climb(now_s, views)
-        decided = Content(plan.mode, plan.rule_in_use, plan.exceptions, self._ladder.admission_scale)
-        same_modes = (decided.mode, decided.exceptions) == (self._decided.mode, self._decided.exceptions)
-        self._put_in_force(now_s, decided, climbed if climbed is not None and same_modes else plan.decision.reason)
-        desired_replicas = None if self._config.advisory else self._ladder.desired_replicas
-        publisher.state(
-            Stated(desired_replicas, *ready_counts(views, publisher.content), *self._overrides.reported(now_s))
-        )
+        plan, climbed = self._decide(now_s, views, stepping=True)
         directive = publisher.due(now_s)
         limited = path_limit.limited_count(views) > 0
         record, notes = self._journal.write(
@@ -165,7 +162,7 @@ class ControlLoop:
             next_step_at_s=self._clock.to_driver(self._next_step_at_s(now_s)),
             notes=notes,
             admission=publisher.content.admission_scale,
-            desired_replicas=desired_replicas,
+            desired_replicas=publisher.stated.desired_replicas,
         )
 
     @property
@@ -204,15 +201,35 @@ class ControlLoop:
             self._since_s = self._began_s = now_s
         return now_s
 
+    def _decide(self, now_s: float, views: Replicas, *, stepping: bool) -> tuple[ScopePlan, str | None]:
+        """Plan, and take it over. Returns the plan, and why the ladder went a step where it did.
+
+        Between two steps the ladder stays, and what replicas have in force is still adopted.
+        """
+        plan = self._plan(now_s, views)
+        self._journal.note_plan(plan)
+        climbed = self._climb(now_s, views) if stepping else None
+        decided = Content(plan.mode, plan.rule_in_use, plan.exceptions, self._ladder.admission_scale)
+        same_modes = (decided.mode, decided.exceptions) == (self._decided.mode, self._decided.exceptions)
+        reason = climbed if climbed is not None and same_modes else plan.decision.reason
+        self._put_in_force(now_s, decided, reason, adopting=not stepping)
+        desired_replicas = None if self._config.advisory else self._ladder.desired_replicas
+        counts = ready_counts(views, self._publisher.content)
+        self._publisher.state(Stated(desired_replicas, *counts, *self._overrides.reported(now_s)))
+        return plan, climbed
+
     def _plan(self, now_s: float, views: Replicas) -> ScopePlan:
         """Ask the operator, the fail-safe, and then the policy."""
         ordered = self._overrides.for_all
         if ordered is not None and not self._config.advisory:
+            self._blind_since_s = None
             return ScopePlan(ordered.mode, NO_RULE, {}, Decision(ordered.mode, "override"))
         if (fail_safe := self._fail_safe(now_s, views)) is not None:
             return fail_safe
         plan = self._scope.decide(ScopeInput(now_s, views, self._decided, self._fleet.faults))
-        return keep_fp8(plan, self._decided, views) if self._ladder.holds_fp8 else plan
+        # A policy that never changes its directive is the operator's word, as it is for the guards.
+        holds = self._ladder.holds_fp8 and POLICIES[self._config.policy.name].adaptive
+        return keep_fp8(plan, self._decided, views) if holds else plan
 
     def _fail_safe(self, now_s: float, views: Replicas) -> ScopePlan | None:
         """The configured mode, once there has been no quorum for long."""
@@ -248,31 +265,34 @@ class ControlLoop:
 
     def _rung(self) -> Rung:
         decided = self._decided
-        degraded = decided.mode is DirectiveMode.FP8 or DirectiveMode.FP8 in decided.exceptions.values()
+        degraded = decided.mode is DirectiveMode.FP8 or any(
+            mode is DirectiveMode.FP8 and replica_id in self._fleet for replica_id, mode in decided.exceptions.items()
+        )
         return self._ladder.rung(degraded)
 
     def _adopt(self, now_s: float, snapshot: ReplicaSnapshot, known_epoch: int) -> None:
         """Start from what a predecessor left in force: a restarted controller must not end FP8 amid an overload."""
-        sheds = snapshot.rule is not None and self._config.ladder.shed and snapshot.admission_scale < 1.0
+        if snapshot.epoch == 0:  # a new replica, which nobody has told anything
+            return
+        assert self._adopts_from is not None, "the caller has looked"
         adaptive = POLICIES[self._config.policy.name].adaptive
         whole = self._config.scope is Scope.CLUSTER
         late = now_s - self._began_s > 2 * self._config.lease_s
-        if not adaptive or (late and not whole):
-            if not adaptive and sheds and not late:
-                self._ladder = overload.adopted(snapshot.admission_scale, now_s)
+        if late and not (adaptive and whole):
             self._adopts_from = None
             return
-        assert self._adopts_from is not None, "the caller has looked"
-        if snapshot.epoch < (self._adopts_from or known_epoch):
+        if adaptive and snapshot.epoch < (self._adopts_from or known_epoch):
             return
-        self._adopts_from = None if whole else (self._adopts_from or snapshot.epoch)
-        if sheds:
-            self._ladder = overload.adopted(snapshot.admission_scale, now_s)
-        wanted, decided = snapshot.directive, self._decided
-        if wanted is DirectiveMode.AUTO:  # may be the fallback
+        if snapshot.rule is not None and snapshot.admission_scale < 1.0:
+            self._ladder = overload.shedding(self._ladder, snapshot.admission_scale, now_s, self._config.ladder)
+        self._adopts_from = (self._adopts_from or snapshot.epoch) if adaptive and not whole else None
+        if not adaptive:
+            return
+        wanted, decided, rule = snapshot.directive, self._decided, snapshot.rule or NO_RULE
+        if wanted is DirectiveMode.AUTO and (rule == NO_RULE or not whole):  # of a replica that does not tell all
             return
         if whole:
-            content = replace(decided, mode=wanted)
+            content = replace(decided, mode=wanted, rule=rule if wanted is DirectiveMode.AUTO else NO_RULE)
         else:
             modes = {replica_id: decided.mode_for(replica_id) for replica_id in self._fleet.ids}
             mode, exceptions = compact({**modes, snapshot.replica_id: wanted}, decided.mode)

@@ -121,11 +121,23 @@ def advance(strain: Strain, state: LadderState, config: LadderConfig) -> tuple[L
     return state, None
 
 
-def adopted(admission_scale: float, now_s: float) -> LadderState:
+def shedding(state: LadderState, admission_scale: float, now_s: float, config: LadderConfig) -> LadderState:
     """Go on from the admission scale that an earlier controller left in force."""
-    if admission_scale == 1.0:
-        return LadderState()
-    return LadderState(insufficient=True, admission_scale=admission_scale, shed_since_s=now_s, stepped_at_s=now_s)
+    if not config.shed:
+        return state
+    left = replace(state, insufficient=True, admission_scale=admission_scale, shed_since_s=now_s, stepped_at_s=now_s)
+    return limited(left, config)
+
+
+def rejoined(state: LadderState, desired_replicas: int | None, config: LadderConfig) -> LadderState:
+    """Go on from the replicas that an earlier controller asked for, as one of them was told; None: it was told of none.
+
+    The largest number loses no replica too soon, as in ``deploy/scaling.py``.
+    """
+    if desired_replicas is None or not config.scale:
+        return state
+    wanted = max(desired_replicas, state.desired_replicas or 0)
+    return limited(replace(state, insufficient=True, desired_replicas=wanted), config)
 
 
 def limited(state: LadderState, config: LadderConfig) -> LadderState:

@@ -67,7 +67,7 @@ class Overrides:
             return
         newer, self._adopted_epoch = snapshot.epoch > self._adopted_epoch, snapshot.epoch
         order = None
-        if reported is not None and reported.mode is not DirectiveMode.AUTO:
+        if reported is not None and reported.mode is not DirectiveMode.AUTO and reported.remaining_s != 0:
             order = Override(reported.mode, None if reported.remaining_s is None else now_s + reported.remaining_s)
         if reported is not None and not reported.for_all and order is not None:
             self.by_replica[snapshot.replica_id] = order

@@ -211,7 +211,12 @@ class ReplicaScope(BaseScope):
         held = {replica_id: unit.held for replica_id, unit in self._units.items() if unit.held is not None}
         mode, exceptions = compact(modes, current.mode)
         decisions = [unit.decision for unit in self._units.values() if unit.decision is not None]
-        rules = [decision.rule for decision in decisions if decision.mode is DirectiveMode.AUTO]
+        # One that is held has no rule of its own: the others' holds for it as well.
+        rules = [
+            unit.decision.rule
+            for unit in self._units.values()
+            if unit.held is None and unit.decision is not None and unit.decision.mode is DirectiveMode.AUTO
+        ]
         summary = Decision(
             mode,
             _together(reasons, held, decisions) if modes else "held_no_ready_replicas",
@@ -219,7 +224,7 @@ class ReplicaScope(BaseScope):
             fp16_load=_mean([decision.fp16_load for decision in decisions]),
             fp8_load=_mean([decision.fp8_load for decision in decisions]),
         )
-        return ScopePlan(mode, rules[0] if rules else NO_RULE, exceptions, summary, None, held, reasons)
+        return ScopePlan(mode, rules[0] if rules else current.rule, exceptions, summary, None, held, reasons)
 
     def _turn(self, views: Replicas) -> Replicas:
         """The next replicas to be asked for, by name after those of the last step, and round again."""

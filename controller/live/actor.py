@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from controller.audit import BroadcastRecord, BroadcastStats, StatusReport
-from controller.config import ControllerConfig, explain
+from controller.config import ControllerConfig, check_deployed, explain
 from controller.decide.loop import ControlLoop, Effects
 from controller.live.config_file import ConfigFile
 from controller.live.decision_log import DecisionLog
@@ -45,7 +45,8 @@ class ControllerActor:
         log_path: file for the decision log; None keeps decisions in memory only.
         record_path: file for a recording of all inputs, which ``controller.live.replay`` plays again; None writes none.
         config_path: YAML file whose section ``controller`` a reload reads, and a start: the controller before this one may have
-            reloaded it. A file that cannot be used leaves ``config``, and the status says why. None refuses reloads.
+            reloaded it. A file that cannot be used leaves ``config``, the status says why, and it is read once it has changed. None
+            refuses reloads.
         broadcast: the way to replicas that have no standing call; None goes through Ray Serve.
         proxy_probe: reads the proxy's statistics for the status, every second; None: there are none to read.
 
@@ -69,8 +70,10 @@ class ControllerActor:
         except ValidationError as error:
             raise ValueError(explain(error)) from None
         self._file = ConfigFile(config_path)
+        self._deployed = given
         self._config, self._config_error = self._file.at_start(given)
-        if self._config_error is not None:
+        self._unread = self._config_error is not None  # the file, for which the deployed configuration stands in
+        if self._unread:
             log.error("the configuration is that of the deployment, not the file's: %s", self._config_error)
         self._loop: ControlLoop | RecordingLoop = (
             ControlLoop(self._config) if record_path is None else RecordingLoop(self._config, record_path)
@@ -167,12 +170,14 @@ class ControllerActor:
         self._ensure_stepping()
         try:
             config = await asyncio.to_thread(self._file.read)
+            check_deployed(self._deployed, config)
             self._carry_out(self._loop.reload(time.monotonic(), config))
         except ValueError as error:
             self._config_error = str(error)
             log.error("the configuration was not reloaded: %s", error)
             raise
-        self._config, self._config_error = config, None
+        self._config, self._config_error, self._unread = config, None, False
+        self._log.keep(config.decisions_kept)
         log.info("configuration reloaded from %s", self._file.path)
         return await self.status()
 
@@ -206,7 +211,7 @@ class ControllerActor:
             self._loop.close()
 
     async def _reload_if_changed(self) -> None:
-        if not self._config.reload_on_change or not self._file.changed(time.monotonic()):
+        if not (self._config.reload_on_change or self._unread) or not self._file.changed(time.monotonic()):
             return
         with contextlib.suppress(ValueError):  # logged, and shown in the status
             await self.reload()

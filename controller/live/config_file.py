@@ -5,7 +5,7 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-from controller.config import ControllerConfig, check_reload, explain
+from controller.config import ControllerConfig, check_deployed, check_reload, explain
 
 SECTION = "controller"
 LOOK_EVERY_S = 1.0
@@ -37,9 +37,11 @@ class ConfigFile:
             raise ValueError(f"{self.path}: cannot be read: {error}") from None
         if not isinstance(data, dict):
             raise ValueError(f"{self.path}: expected a mapping with the key {SECTION}, got {data!r}")
-        section = data.get(SECTION)
+        section = data.get(SECTION, {})
+        if section is None:  # the beginning of a file that is being written looks like that
+            raise ValueError(f"{self.path}: {SECTION}: expected a mapping, or no such key, got nothing behind it")
         try:
-            return ControllerConfig.model_validate({} if section is None else section)
+            return ControllerConfig.model_validate(section)
         except ValidationError as error:
             raise ValueError(f"{self.path}: {explain(error, f'{SECTION}.')}") from None
 
@@ -60,6 +62,7 @@ class ConfigFile:
         try:
             found = self.read()
             check_reload(given, found)
+            check_deployed(given, found)
         except ValueError as error:
             return given, str(error)
         return found, None

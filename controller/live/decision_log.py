@@ -56,6 +56,11 @@ class DecisionLog:
         if self._lines is not None:
             self._lines.write(record.model_dump_json())
 
+    def keep(self, kept: int) -> None:
+        """Change how many decisions stay in memory."""
+        if kept != self._decisions.maxlen:
+            self._decisions = deque(self._decisions, maxlen=kept)
+
     def since(self, decision_id: int) -> list[dict[str, Any]]:
         """The decisions after ``decision_id`` that are still in memory, oldest first, ready for JSON."""
         return [record.model_dump(mode="json") for record in self._decisions if record.decision_id > decision_id]

@@ -31,7 +31,7 @@ class DirectiveFollower:
     Args:
         replica_id: finds the replica among a directive's exceptions, and goes into the acknowledgements.
         mode: what is in force without a lease.
-        rule: that goes with it.
+        rule: that goes with it, until a directive brings another one.
     """
 
     def __init__(self, replica_id: str, mode: DirectiveMode, rule: StepRule) -> None:
@@ -73,6 +73,8 @@ class DirectiveFollower:
         accepted = outcome in ("applied", "renewed")
         if accepted:
             self._directive = _reduced(directive, self._replica_id)
+            if directive.fallback_rule is not None:
+                self._lapsed = self._lapsed[0], directive.fallback_rule
             self._expires_at_s = steady_s + directive.lease_s
             order = self._directive.order
             left_s = None if order is None else order.remaining_s
@@ -111,12 +113,15 @@ class DirectiveFollower:
         return 0.0 if self._directive is None else max(0.0, self._expires_at_s - steady_s)
 
     def order(self, now_s: float) -> StandingOrder | None:
-        """The operator's order as far as this replica knows, whether or not the lease still runs; None: none, or over."""
+        """The operator's order as far as this replica knows, whether or not the lease still runs; None: none.
+
+        One that is over has 0 s left: whose it was says whether this replica did what the others do.
+        """
         order = None if self._directive is None else self._directive.order
         if order is None or self._order_ends_s is None:
             return order
-        remaining_s = self._order_ends_s - self._clock.read(now_s)
-        return order.model_copy(update={"remaining_s": remaining_s}) if remaining_s > 0 else None
+        remaining_s = max(0.0, self._order_ends_s - self._clock.read(now_s))
+        return order.model_copy(update={"remaining_s": remaining_s})
 
     def _in_force(self, steady_s: float) -> InForce:
         directive = self._directive

@@ -77,6 +77,7 @@ class DirectivePublisher:
         self.reason = reason
         self.epoch = epoch
         self.slo_ms: tuple[float, float] | None = None  # (ttft, tpot), told along with every directive
+        self.fallback_rule: StepRule | None = None  # likewise
         self.stated = Stated()  # likewise
         self._peers: dict[str, _Peer] = {}
         self._lagging: set[str] = set()  # peers that have not acknowledged the present epoch
@@ -109,10 +110,16 @@ class DirectivePublisher:
         self._set(now_s, content, reason)
         return True
 
-    def set_terms(self, lease_s: float, renew_s: float, slo_ms: tuple[float, float] | None) -> None:
+    def set_terms(
+        self,
+        lease_s: float,
+        renew_s: float,
+        slo_ms: tuple[float, float] | None,
+        fallback_rule: StepRule | None = None,
+    ) -> None:
         """Change what comes with every directive but is no content of it."""
         self.resend_s = min(self.resend_s, renew_s)
-        self.lease_s, self.renew_s, self.slo_ms = lease_s, renew_s, slo_ms
+        self.lease_s, self.renew_s, self.slo_ms, self.fallback_rule = lease_s, renew_s, slo_ms, fallback_rule
         self._none_silent_before_s = 0.0
         self._answers.clear()
 
@@ -264,6 +271,7 @@ class DirectivePublisher:
             admission_scale=self.content.admission_scale,
             slo_ttft_ms=ttft_ms,
             slo_tpot_ms=tpot_ms,
+            fallback_rule=self.fallback_rule,
             desired_replicas=self.stated.desired_replicas,
             order=order,
             replica_orders=replica_orders or {},

@@ -182,11 +182,12 @@ class ReplicaAgent:
 
     @property
     def desired_replicas(self) -> int:
-        """What the controller wants the autoscaler to hear; 0: nothing, or no lease to say it under."""
+        """What the controller wants the autoscaler to hear; 0: nothing.
+
+        Its last word holds without a lease: whoever takes its place needs seconds, and would find the extra replicas gone.
+        """
         latest = self._follower.latest
-        if latest is None or self._follower.in_force(time.monotonic()).expired:
-            return 0
-        return latest.desired_replicas or 0
+        return 0 if latest is None else latest.desired_replicas or 0
 
     @property
     def replicas(self) -> int:
@@ -195,11 +196,11 @@ class ReplicaAgent:
         return max(1, (latest.replicas or 1) if latest is not None else 1)
 
     def pinned_go_elsewhere(self) -> bool:
-        """Whether this replica runs FP8 only and another one FP16."""
-        latest = self._follower.latest
-        if latest is None or not latest.fp16_replicas:
-            return False
-        return self._follower.in_force(time.monotonic()).mode is DirectiveMode.FP8
+        """Whether this replica runs FP8 only and another one FP16; without a lease nobody knows what others run."""
+        latest, force = self._follower.latest, self._follower.in_force(time.monotonic())
+        return (
+            latest is not None and bool(latest.fp16_replicas) and not force.expired and force.mode is DirectiveMode.FP8
+        )
 
     @property
     def silent_s(self) -> float:
@@ -345,6 +346,7 @@ class ReplicaAgent:
             ready_for_s=max(0.0, now_s - self._started_s),
             rule=force.rule,
             order=self._follower.order(now_s),
+            desired_replicas=None if self._follower.latest is None else self._follower.latest.desired_replicas,
             admission_scale=force.admission_scale,
             inside_share=self._admission.inside_share,
             refused=self._admission.refused,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from controller.config import ControllerConfig, explain
+from controller.config import ControllerConfig, check_deployed, explain
 from controller.policies import POLICIES
 from controller.policies.fixed import EngineAuto
 from controller.policies.threshold import Threshold
@@ -105,3 +105,26 @@ def test_a_fault_gives_one_line_that_names_the_key(data: dict[str, Any], line: s
 def test_two_faults_give_two_lines_under_the_prefix_of_the_file() -> None:
     lines = explain_fault({"lease": 1, "guards": {"quorum": 2}}, "controller.").splitlines()
     assert [line.split(":")[0] for line in lines] == ["controller.guards.quorum", "controller.lease"]
+
+
+@pytest.mark.parametrize(
+    ("ladder", "message"),
+    [
+        ({"scale": True, "max_replicas": 8}, None),
+        ({"scale": True, "max_replicas": 9}, r"controller\.ladder\.max_replicas: expected at most 8, .* got 9"),
+        ({}, None),
+    ],
+)
+def test_a_reload_asks_for_no_replicas_that_the_service_was_not_deployed_for(
+    ladder: dict[str, Any], message: str | None
+) -> None:
+    new = ControllerConfig.model_validate({"ladder": ladder})
+    deployed = ControllerConfig.model_validate({"ladder": {"scale": True, "max_replicas": 8}})
+    if message is None:
+        check_deployed(deployed, new)
+    else:
+        with pytest.raises(ValueError, match=message):
+            check_deployed(deployed, new)
+    if new.ladder.scale:
+        with pytest.raises(ValueError, match=r"controller\.ladder\.scale: the service was deployed without it"):
+            check_deployed(ControllerConfig(), new)

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from controller.audit import Rung
 from controller.config import ControllerConfig, LadderConfig
-from controller.decide.overload import LadderState, Strain, adopted, advance, limited, measure, replicas_needed
+from controller.decide.overload import (
+    LadderState,
+    Strain,
+    advance,
+    limited,
+    measure,
+    rejoined,
+    replicas_needed,
+    shedding,
+)
 from controller.protocol.publisher import Content
 from nestedfp.modes import DirectiveMode
 
@@ -182,10 +191,18 @@ def test_users_come_back_while_the_replicas_asked_for_are_needed() -> None:
 
 
 def test_a_restart_goes_on_from_the_scale_that_replicas_report() -> None:
-    state = adopted(0.512, 5.0)
+    state = shedding(LadderState(), 0.512, 5.0, BOTH)
     assert (state.rung(True), state.insufficient) == (Rung.SHED, True)
     assert climb(state, BOTH, 5, 23)[1] == [(20.0, "admit_more"), (22.0, "admit_more")]
-    assert adopted(1.0, 5.0) == LadderState()
+    assert shedding(LadderState(), 0.01, 5.0, BOTH).admission_scale == BOTH.min_admission_scale
+    assert shedding(LadderState(), 0.512, 5.0, LadderConfig()) == LadderState()
+
+
+def test_a_restart_goes_on_from_the_replicas_that_were_asked_for() -> None:
+    state = rejoined(rejoined(LadderState(), 6, BOTH), 5, BOTH)
+    assert (state.rung(True), state.desired_replicas) == (Rung.SCALE, 6)
+    assert rejoined(state, 40, BOTH).desired_replicas == BOTH.max_replicas
+    assert rejoined(LadderState(), None, BOTH) == LadderState() == rejoined(LadderState(), 6, LadderConfig(shed=True))
 
 
 def test_what_a_reload_forbids_ends_at_once() -> None:

@@ -108,6 +108,6 @@ def test_a_follower_keeps_its_own_order_and_counts_down() -> None:
     directive = Directive(epoch=1, mode=FP16, lease_s=1, reason="", order=for_all, replica_orders={"r1": own})
     follower.on_directive(5.0, directive)
     assert follower.order(9.0) == StandingOrder(mode=FP16, remaining_s=6.0, for_all=False)  # the lease has run out
-    assert follower.order(15.0) is None
+    assert follower.order(15.0) == StandingOrder(mode=FP16, remaining_s=0.0, for_all=False)  # over, and it was its own
     follower.on_directive(16.0, directive.model_copy(update={"replica_orders": {}}))
     assert follower.order(99.0) == for_all

@@ -68,10 +68,10 @@ def directive(epoch, mode, lease_s=600.0):
     return {"epoch": epoch, "mode": mode, "lease_s": lease_s, "reason": "test", "rule": rule}
 
 
-def run(scenario, controller, admission=None, meter=None, engine=None, **ends):
+def run(scenario, controller, admission=None, meter=None, engine=None, fallback=None, **ends):
     async def main(engine=engine):
         engine = engine or Engine()
-        config = ControllerConfig.model_validate({"report_period_s": 0.02})
+        config = ControllerConfig.model_validate({"report_period_s": 0.02, "fallback": fallback or {}})
         agent = ReplicaAgent("r0", engine, controller, config, admission, meter, **ends)
         await agent.start()
         try:
@@ -189,9 +189,21 @@ def test_the_admission_limit_follows_the_directive_and_opens_when_the_lease_ends
         agents_clock.now_s += 5.1
         await until(lambda: controller.snapshots[-1]["admission_scale"] == 1.0)
         await until(lambda: door.limit == 10)
+        assert controller.snapshots[-1]["desired_replicas"] == 7
         return agent.desired_replicas
 
-    assert run(scenario, controller, door) == 0
+    # The next controller comes seconds later, and the autoscaler would have ended the extra replicas at once.
+    assert run(scenario, controller, door) == 7
+
+
+def test_pinned_requests_go_nowhere_else_under_a_fallback_to_fp8(agents_clock):
+    async def scenario(agent, engine):
+        await agent.apply({**directive(1, "fp8", lease_s=2.0), "replicas": 2, "fp16_replicas": 1})
+        told = agent.pinned_go_elsewhere()
+        agents_clock.now_s += 2.5
+        return told, agent.directed, agent.pinned_go_elsewhere()
+
+    assert run(scenario, Controller(ConnectionError("gone")), fallback={"mode": "fp8"}) == (True, "fp8", False)
 
 
 def test_requests_that_missed_for_what_the_path_added_are_told_apart():

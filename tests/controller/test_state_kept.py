@@ -1,0 +1,222 @@
+"""What a restarted controller, a reload and a lease that ran out must not lose: everything that was in force before."""
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from control_cluster import HOT, Cluster, make_config, make_loop
+from controller_builders import make_snapshot
+from test_actor import FAST, drive
+from test_loop_operation import LADDER
+
+from controller.audit import Rung
+from controller.config import ControllerConfig
+from controller.decide.loop import ControlLoop
+from controller.messages import Directive
+from controller.policies import POLICIES
+from controller.policies.base import Decision
+from controller.protocol import DirectiveFollower
+from nestedfp.modes import DirectiveMode
+from nestedfp.steps.step_rule import StepRule
+
+FP16, FP8, AUTO = DirectiveMode.FP16, DirectiveMode.FP8, DirectiveMode.AUTO
+
+
+def loop_of(**config: Any) -> ControlLoop:
+    return ControlLoop(ControllerConfig.model_validate(config))
+
+
+def follower(name: str, config: ControllerConfig | None = None) -> DirectiveFollower:
+    return DirectiveFollower(name, *(config or ControllerConfig()).lapsed)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 3.0])
+@pytest.mark.parametrize("policy", ["slo_feedback", "deadlines"])
+def test_a_restarted_controller_still_wants_the_replicas_asked_for(policy: str, after_s: float) -> None:
+    cluster = Cluster(make_loop(policy, ladder=LADDER), ("r0", "r1")).run(2).run(30, **HOT)
+    stated = cluster.last.desired_replicas
+    assert stated is not None
+    cluster.now_s = round(cluster.now_s + after_s, 6)
+    cluster.loop = make_loop(policy, ladder=LADDER)
+    cluster.run(0.5, **HOT)
+    assert cluster.followers["r0"].latest.desired_replicas == stated
+
+
+@pytest.mark.parametrize("sick", [None, {"stats_age_s": 6.0}])  # silent; an engine that hangs
+@pytest.mark.parametrize("policy", [{"name": "steered"}, {"name": "slo_feedback", "calm_budget_fraction": 0.5}])
+def test_a_sick_replica_takes_no_rule_from_the_others(policy: dict[str, Any], sick: dict[str, Any] | None) -> None:
+    cluster = Cluster(loop_of(policy=policy, scope="replica"), ("r0", "r1", "r2")).run(5)
+    assert cluster.followers["r1"].in_force(cluster.now_s).rule != StepRule()
+    cluster.silent = set() if sick else {"r0"}
+    cluster.run(5, each={"r0": sick or {}})
+    now = cluster.followers["r1"].in_force(cluster.now_s)
+    assert now.mode is AUTO
+    assert now.rule != StepRule()  # with which auto is FP16 in every step
+
+
+def test_a_replica_held_by_its_dwell_takes_no_rule_from_the_others() -> None:
+    policy = {"name": "slo_feedback", "calm_budget_fraction": 0.5}
+    loop = loop_of(policy=policy, scope="replica", guards={"dwell_fp16_s": 60})
+    cluster = Cluster(loop, ("r0", "r1", "r2")).run(5).run(5, each={"r0": HOT}).run(30).run(5, each={"r0": HOT})
+    assert cluster.status.last_reason == "held_by_dwell"
+    assert cluster.followers["r1"].in_force(cluster.now_s).rule.fp8_budget_fraction == 0.5
+
+
+def test_the_fallback_keeps_the_deadlines_of_the_slo_that_was_reloaded() -> None:
+    before = make_config("deadlines", slo={"ttft_ms": 1000, "tpot_ms": 200})
+    after = make_config("deadlines", slo={"ttft_ms": 200, "tpot_ms": 33.3})
+    cluster = Cluster(ControlLoop(before))
+    cluster.followers = {"r0": follower("r0", before)}  # as deploy/agent/agent.py makes it
+    cluster.run(1)
+    cluster.carry_out(cluster.loop.reload(cluster.now_s, after))
+    cluster.run(1)
+    assert cluster.followers["r0"].in_force(cluster.now_s).rule == after.lapsed[1]
+    lapsed = cluster.followers["r0"].in_force(cluster.now_s + 10)
+    assert lapsed.expired
+    assert lapsed.rule == after.lapsed[1]
+
+
+@pytest.mark.parametrize(("policy", "mode"), [("static_fp16", FP16), ("deadlines", AUTO)])
+def test_a_fixed_policy_that_is_reloaded_while_load_is_shed_comes_into_force(policy: str, mode: DirectiveMode) -> None:
+    cluster = Cluster(make_loop("slo_feedback", ladder=LADDER)).run(2).run(12, **HOT)
+    assert cluster.modes == {FP8}
+    cluster.carry_out(cluster.loop.reload(cluster.now_s, make_config(policy, ladder=LADDER)))
+    assert cluster.run(20, **HOT).modes == {mode}
+
+
+def test_a_restarted_controller_leaves_engines_their_deadlines_until_it_has_evidence() -> None:
+    cluster = Cluster(loop_of(policy={"name": "steered"}), ("r0", "r1")).run(5)
+    assert cluster.modes == {AUTO}
+    cluster.loop = loop_of(policy={"name": "steered"})
+    for _ in range(20):
+        assert cluster.run(0.1, tokens_per_s=200, **HOT).modes == {AUTO}
+
+
+def test_the_first_answer_of_a_restarted_controller_changes_nothing() -> None:
+    async def test(actor: Any, replicas: Any) -> None:
+        rule = ControllerConfig().lapsed[1]
+        snapshot = make_snapshot(epoch=7, directive=AUTO, rule=rule, admission_scale=0.3)
+        answer = Directive.model_validate(await actor.report(snapshot.model_dump(mode="json")))
+        assert (answer.mode, answer.rule, answer.admission_scale) == (AUTO, rule, 0.3)
+
+    drive(test, config={**FAST, "policy": {"name": "deadlines"}, "ladder": {"shed": True}})
+
+
+def test_a_dead_replicas_order_ends_or_can_be_taken_back() -> None:
+    cluster = Cluster(make_loop("static_fp16"), ("r0", "r1")).run(1)
+    cluster.carry_out(cluster.loop.override(cluster.now_s, FP8, replica_id="r1"))
+    cluster.run(1)
+    del cluster.followers["r1"]  # Serve's replacement has another name
+    cluster.followers["r2"] = follower("r2")
+    cluster.run(60)
+    if "r1" in cluster.status.replica_overrides:
+        cluster.carry_out(cluster.loop.override(cluster.now_s, AUTO, replica_id="r1"))
+    assert (cluster.status.rung, cluster.status.exceptions) == (Rung.NONE, {})
+
+
+def test_a_truncated_file_is_no_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "service.yaml"
+    path.write_text("model:\n  id: x\ncontroller:\n")  # cut there: a section with no keys would be all defaults
+
+    async def test(actor: Any, replicas: Any) -> None:
+        status = await actor.status()
+        assert status["policy"] == "static_fp8" or status["config_error"] is not None
+
+    drive(test, config={"policy": {"name": "static_fp8"}}, config_path=path)
+
+
+def test_a_file_that_was_half_written_at_the_start_is_read_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "service.yaml"
+    path.write_text("controller:\n  policy: {name: sta")
+
+    async def test(actor: Any, replicas: Any) -> None:
+        await replicas.report(actor)
+        path.write_text(json.dumps({"controller": {**FAST, "policy": {"name": "static_fp8"}}}))
+        await asyncio.sleep(2.5)
+        assert (await actor.status())["policy"] == "static_fp8"
+
+    drive(test, config={**FAST, "policy": {"name": "static_fp16"}}, config_path=path)
+
+
+def test_a_new_replica_that_speaks_first_does_not_end_the_shedding() -> None:
+    cluster = Cluster(make_loop("deadlines", ladder=LADDER), ("r1", "r2")).run(2).run(12, **HOT)
+    scale = cluster.last.admission
+    assert scale < 1
+    cluster.loop = make_loop("deadlines", ladder=LADDER)
+    cluster.followers = {"r9": follower("r9"), **cluster.followers}
+    assert cluster.run(0.5, **HOT).last.admission == scale
+
+
+def test_what_is_adopted_respects_the_floor_of_the_new_file() -> None:
+    cluster = Cluster(make_loop("slo_feedback", ladder={"shed": True, "shed_after_s": 5})).run(2).run(20, **HOT)
+    assert cluster.last.admission < 0.3
+    cluster.loop = make_loop("slo_feedback", ladder={"shed": True, "min_admission_scale": 0.5})
+    assert cluster.run(1, **HOT).last.admission >= 0.5  # a reload would see to it
+
+
+def test_k_of_n_goes_by_the_reloaded_slo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One replica of four stays in FP8; the others follow the calm rule, which is a share of the TTFT objective."""
+    danger, quiet = False, True
+
+    def decide(observation: Any, state: Any, config: Any) -> Any:
+        mode = FP8 if danger or (observation.current is FP8 and not quiet) else AUTO
+        return Decision(mode, "planned", config.rule(observation.slo, mode), fp16_load=1.0, fp8_load=0.5), state
+
+    table = {**POLICIES, "slo_feedback": replace(POLICIES["slo_feedback"], decide=decide)}
+    for module in ("loop", "scope", "k_of_n", "overload"):
+        monkeypatch.setattr(f"controller.decide.{module}.POLICIES", table)
+
+    def config(ttft_ms: float) -> ControllerConfig:
+        policy = {"name": "slo_feedback", "calm_wait_fraction": 0.5}
+        return ControllerConfig.model_validate({"policy": policy, "scope": "k_of_n", "slo": {"ttft_ms": ttft_ms}})
+
+    cluster = Cluster(ControlLoop(config(900)), ("r0", "r1", "r2", "r3")).run(5)
+    danger, quiet = True, False
+    cluster.run(0.1)
+    danger = False
+    cluster.run(20)
+    assert cluster.status.rule.fp8_wait_s == 0.45
+    cluster.carry_out(cluster.loop.reload(cluster.now_s, config(200)))
+    cluster.run(300)
+    assert list(cluster.mode_of.values()).count(FP8) == 1
+    assert cluster.status.rule.fp8_wait_s == 0.1
+
+
+def test_an_order_for_one_that_ended_meanwhile_is_not_adopted_for_all() -> None:
+    cluster = Cluster(make_loop(), ("r0", "r1")).run(3)
+    cluster.carry_out(cluster.loop.override(cluster.now_s, FP8, ttl_s=5.0, replica_id="r0"))
+    cluster.run(4.5)
+    cluster.now_s = round(cluster.now_s + 1.0, 6)
+    cluster.loop = make_loop()
+    assert cluster.run(1).modes == {FP16}
+
+
+# 11, smaller
+def test_the_fail_safe_counts_no_time_under_an_override() -> None:
+    guards = {"fail_safe": {"mode": "fp8"}, "fail_safe_after_s": 30}
+    cluster = Cluster(make_loop(guards=guards)).run(3)
+    cluster.silent = {"r0"}
+    cluster.run(2)
+    cluster.carry_out(cluster.loop.override(cluster.now_s, FP16, ttl_s=60.0))
+    cluster.silent = set()
+    cluster.run(58.5)
+    cluster.silent = {"r0"}
+    assert cluster.run(3).status.mode is FP16
+
+
+def test_a_reload_changes_how_many_decisions_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "service.yaml"
+    path.write_text(json.dumps({"controller": {**FAST, "decisions_kept": 2}}))
+
+    async def test(actor: Any, replicas: Any) -> None:
+        await replicas.report(actor)
+        path.write_text(json.dumps({"controller": {**FAST, "decisions_kept": 100}}))
+        await actor.reload()
+        for mode in ("fp8", "fp16") * 5:
+            await actor.set_override(mode)
+        assert len(await actor.decisions()) >= 10
+
+    drive(test, config={**FAST, "decisions_kept": 2}, config_path=path)
