@@ -83,12 +83,11 @@ class ControlLoop:
                 self._ladder = overload.rejoined(self._ladder, snapshot.desired_replicas, self._config.ladder)
             # Under an order of its own a replica's mode says nothing of the others'.
             ordered_alone = snapshot.order is not None and not snapshot.order.for_all
-            if (
-                ingested is IngestResult.NEW
-                and self._adopts_from is not None
-                and not (lease_expired(snapshot) or ordered_alone)
-            ):
-                self._adopt(now_s, snapshot, known_epoch)
+            if ingested is IngestResult.NEW and self._adopts_from is not None and not ordered_alone:
+                if lease_expired(snapshot):
+                    self._adopt_fallback(now_s)
+                else:
+                    self._adopt(now_s, snapshot, known_epoch)
             if ingested is IngestResult.NEW:
                 # Until the next step a controller that has just started would tell it what it starts with itself: admission
                 # at its full, no operator's order, a policy's mode without its deadlines.
@@ -299,6 +298,13 @@ class ControlLoop:
             content = replace(decided, mode=mode, exceptions=exceptions)
         content = replace(content, admission_scale=self._ladder.admission_scale)
         self._put_in_force(now_s, content, "adopted_from_replica", adopting=True)
+
+    def _adopt_fallback(self, now_s: float) -> None:
+        """Leave replicas what they do without a lease, until there is evidence: a restart takes longer than the lease."""
+        if POLICIES[self._config.policy.name].adaptive and self._config.scope is Scope.CLUSTER:
+            mode, rule = self._config.lapsed
+            content = replace(self._decided, mode=mode, rule=rule if mode is DirectiveMode.AUTO else NO_RULE)
+            self._put_in_force(now_s, content, "adopted_fallback", adopting=True)
 
     def _put_in_force(self, now_s: float, decided: Content, reason: str, *, adopting: bool = False) -> None:
         """Take a decision over, and publish it unless the mode is advisory."""

@@ -95,6 +95,17 @@ def test_a_restarted_controller_leaves_engines_their_deadlines_until_it_has_evid
         assert cluster.run(0.1, tokens_per_s=200, **HOT).modes == {AUTO}
 
 
+def test_after_a_lapse_a_restarted_controller_takes_no_deadlines_away_before_it_has_evidence() -> None:
+    cluster = Cluster(make_loop("slo_feedback"), ("r0", "r1")).run(2).run(5, **HOT)
+    cluster.now_s = round(cluster.now_s + 3.0, 6)
+    assert cluster.modes == {AUTO}  # the fallback
+    cluster.loop = make_loop("slo_feedback")
+    for _ in range(5):
+        assert cluster.run(0.1, tokens_per_s=200, **HOT).modes == {AUTO}
+    assert cluster.status.last_reason == "held_by_warm_up"
+    assert cluster.run(5, **HOT).modes == {FP8}
+
+
 def test_the_first_answer_of_a_restarted_controller_changes_nothing() -> None:
     async def test(actor: Any, replicas: Any) -> None:
         rule = ControllerConfig().lapsed[1]
