@@ -10,7 +10,8 @@ layer. Pure. What each part of a measured step grows with:
     the sums           ALL_REDUCE_US each, and a token's hidden state at ALL_REDUCE_GB_S: twice a layer
 
 The two constants are round numbers for GPUs of one host over NVLink. What the engine of the 24B shape timed at its start on two
-ranks is within 8 % of what this makes of one rank's (``benchmarks/results/start-costs-ranks.csv``).
+ranks is within 8 % of what this makes of one rank's; what that of the 70B shape did on four, within 10 % up to 256 tokens and up to
+a quarter above it at 384 to 768 (``benchmarks/results/start-costs-ranks.csv``).
 """
 
 import dataclasses
