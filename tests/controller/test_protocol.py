@@ -115,6 +115,17 @@ def test_a_refusal_for_conflict_raises_the_epoch_and_one_for_age_does_not() -> N
     assert (publisher.epoch, publisher.acked("r")) == (6, False)
 
 
+def test_a_word_that_an_acknowledgement_has_overtaken_takes_it_back_no_more() -> None:
+    publisher = make_publisher()
+    publisher.on_report(0.0, "r0", 1, FP16)
+    publisher.set_mode(1.0, FP8, StepRule(), "")
+    publisher.on_report(1.1, "r0", publisher.epoch, FP8)
+    publisher.on_report(1.2, "r0", 1, FP16)  # a snapshot that was on its way
+    assert (publisher.acked("r0"), publisher.last_heard("r0")) == (True, (publisher.epoch, FP8))
+    publisher.on_report(1.3, "r0", 0, FP16)  # a new engine, which knows of nothing
+    assert not publisher.acked("r0")
+
+
 def test_a_directive_is_sent_once_and_again_only_for_those_who_lag_or_are_silent() -> None:
     publisher = make_publisher()
     first = publisher.due(0.0)

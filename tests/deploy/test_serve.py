@@ -270,8 +270,8 @@ def test_a_killed_controller_comes_back_above_the_old_epoch_under_what_it_had_re
     assert status["policy"] == "static_fp8", "not the one that the service was started with"
     service.config_path.write_text(before)
     assert client.post("/admin/reload", headers=ADMIN).status_code == 200
-    assert all(r["acked"] for r in direct(client, "fp16")["replicas"])
     assert wait_until(lambda: client.get("/status").json()["standing_calls"] == 2, 60), "they call the new one"
+    assert all(r["acked"] for r in direct(client, "fp16")["replicas"])
     direct(client, "auto")
 
 
