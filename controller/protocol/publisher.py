@@ -164,7 +164,9 @@ class DirectivePublisher:
             peer = self._peers[replica_id] = _Peer(now_s)
             self._lagging.add(replica_id)
         peer.heard_at_s = now_s
-        if 0 < epoch < peer.epoch:  # overtaken by what it has said since: its epochs grow, and a new engine's begin with 0
+        if (
+            0 < epoch < peer.epoch
+        ):  # overtaken by what it has said since: its epochs grow, and a new engine's begin with 0
             return
         peer.epoch, peer.directive = epoch, directive
         if epoch > self.epoch or (
