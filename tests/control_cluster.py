@@ -66,9 +66,7 @@ class Cluster:
                 "epoch": now.epoch,
                 "rule": now.rule,
                 "order": self.followers[name].order(self.now_s),
-                "desired_replicas": getattr(
-                    self.followers[name].latest, "desired_replicas", None
-                ),  # of a directive, if any
+                "desired_replicas": self.followers[name].desired_replicas,
                 "admission_scale": now.admission_scale,
                 "lease_remaining_s": self.followers[name].lease_remaining_s(self.now_s),
                 "tokens_fp16": self.tokens[Mode.FP16],

@@ -54,6 +54,11 @@ class DirectiveFollower:
         return self._directive
 
     @property
+    def desired_replicas(self) -> int | None:
+        """What the autoscaler was last to hear, with a lease or without; None: nothing."""
+        return None if self._directive is None else self._directive.desired_replicas
+
+    @property
     def expires_at_s(self) -> float:
         """When the lease ends, on the follower's clock."""
         return self._clock.to_driver(self._expires_at_s)

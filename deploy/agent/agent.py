@@ -186,8 +186,7 @@ class ReplicaAgent:
 
         Its last word holds without a lease: whoever takes its place needs seconds, and would find the extra replicas gone.
         """
-        latest = self._follower.latest
-        return 0 if latest is None else latest.desired_replicas or 0
+        return self._follower.desired_replicas or 0
 
     @property
     def replicas(self) -> int:
@@ -346,7 +345,7 @@ class ReplicaAgent:
             ready_for_s=max(0.0, now_s - self._started_s),
             rule=force.rule,
             order=self._follower.order(now_s),
-            desired_replicas=None if self._follower.latest is None else self._follower.latest.desired_replicas,
+            desired_replicas=self._follower.desired_replicas,
             admission_scale=force.admission_scale,
             inside_share=self._admission.inside_share,
             refused=self._admission.refused,

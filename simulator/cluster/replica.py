@@ -114,7 +114,7 @@ class Replica:
             epoch=self._follower.epoch,
             rule=engine.rule,
             order=self._follower.order(now_s),
-            desired_replicas=None if self._follower.latest is None else self._follower.latest.desired_replicas,
+            desired_replicas=self._follower.desired_replicas,
             admission_scale=self._admission_scale,
             lease_remaining_s=self._follower.lease_remaining_s(now_s),
             switches=stats.switches,
