@@ -164,10 +164,8 @@ class DirectivePublisher:
             peer = self._peers[replica_id] = _Peer(now_s)
             self._lagging.add(replica_id)
         peer.heard_at_s = now_s
-        if (
-            0 < epoch < peer.epoch
-        ):  # overtaken by what it has said since: its epochs grow, and a new engine's begin with 0
-            return
+        if 0 < epoch < peer.epoch:
+            return  # overtaken by what it has said since: its epochs grow, and a new engine's begin with 0
         peer.epoch, peer.directive = epoch, directive
         if epoch > self.epoch or (
             epoch == self.epoch and (expired or not self._same(replica_id, directive, rule, admission_scale))
