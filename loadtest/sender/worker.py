@@ -19,6 +19,7 @@ import gevent  # type: ignore[import-untyped]
 from locust.env import Environment
 from locust.runners import LocalRunner
 
+from loadtest.sender.gauge import Gauge
 from loadtest.sender.locustfile import ProbeUser, Sender, TraceUser
 from loadtest.sender.plan import WARM_SHARE, Event, SendPlan
 from loadtest.service.target import addresses, target_url
@@ -26,28 +27,6 @@ from loadtest.service.target import addresses, target_url
 LEAD_S = 0.5  # between the end of the preparations and the first arrival
 PROGRESS_S = 0.5
 LAG_PERIOD_S = 0.02
-
-
-class Gauge:
-    """How busy this process is, between two looks at it."""
-
-    def __init__(self) -> None:
-        self._begin_s = time.process_time()
-        self._cpu_s, self._wall_s, self._lag_s = self._begin_s, time.perf_counter(), 0.0
-
-    def probe(self) -> None:
-        """Measure the lag of the event loop for ever."""
-        while True:
-            asked_s = time.perf_counter()
-            gevent.sleep(LAG_PERIOD_S)
-            self._lag_s = max(self._lag_s, time.perf_counter() - asked_s - LAG_PERIOD_S)
-
-    def take(self) -> dict[str, float]:
-        """Processor time since the start; processor share and largest lag since the last call."""
-        cpu_s, wall_s, lag_s = time.process_time(), time.perf_counter(), self._lag_s
-        share = (cpu_s - self._cpu_s) / max(wall_s - self._wall_s, 1e-6)
-        self._cpu_s, self._wall_s, self._lag_s = cpu_s, wall_s, 0.0
-        return {"cpu_s": cpu_s - self._begin_s, "cpu_share": share, "lag_ms": 1e3 * lag_s}
 
 
 def main(plan_path: Path) -> None:
@@ -114,8 +93,14 @@ def _start(sender: Sender, runner: LocalRunner, lead_s: float) -> Gauge:
             _emit(sender, runner, gauge, "progress")
         os._exit(1)  # nobody reads the results any more
 
+    def probe() -> None:
+        while True:
+            asked_s = time.perf_counter()
+            gevent.sleep(LAG_PERIOD_S)
+            gauge.late(time.perf_counter() - asked_s - LAG_PERIOD_S)
+
     gevent.spawn(progress)
-    gevent.spawn(gauge.probe)
+    gevent.spawn(probe)
     return gauge
 
 
