@@ -196,8 +196,8 @@ def scaling_options(config: DeployConfig) -> dict[str, Any]:
         return {}
     return {
         "autoscaling_config": {
+            # No initial_replicas: Serve goes back to that number with every change of the deployment, amid an overload too.
             "min_replicas": config.replicas,
-            "initial_replicas": config.replicas,
             "max_replicas": config.controller.ladder.max_replicas,
             # The ladder has waited long enough; Serve need not wait again.
             "upscale_delay_s": 0,

@@ -181,12 +181,12 @@ class ReplicaAgent:
         return self._follower.in_force(time.monotonic()).mode.value
 
     @property
-    def desired_replicas(self) -> int:
-        """What the controller wants the autoscaler to hear; 0: nothing.
+    def desired_replicas(self) -> int | None:
+        """What the controller wants the autoscaler to hear; 0: no more than the usual, None: it has not spoken yet.
 
         Its last word holds without a lease: whoever takes its place needs seconds, and would find the extra replicas gone.
         """
-        return self._follower.desired_replicas or 0
+        return None if self._follower.latest is None else self._follower.desired_replicas or 0
 
     @property
     def replicas(self) -> int:

@@ -247,4 +247,6 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What the autoscaler's policy hears from this replica; called by Serve where it scales this deployment."""
-        return {DESIRED_KEY: 0.0 if self._agent is None else float(self._agent.desired_replicas)}
+        desired = 0 if self._agent is None else self._agent.desired_replicas
+        # A replica that takes the place of the last one knows nothing yet: 0 would end what that one had been told.
+        return {} if desired is None else {DESIRED_KEY: float(desired)}

@@ -177,6 +177,7 @@ def test_the_admission_limit_follows_the_directive_and_opens_when_the_lease_ends
     controller = Controller(ConnectionError("gone"))
 
     async def scenario(agent, engine):
+        assert agent.desired_replicas is None  # a new replica must not say "no more than the usual" of its own
         ack = await agent.apply({**directive(1, "fp8", lease_s=5.0), "admission_scale": 0.5, "desired_replicas": 7})
         assert (ack["admission_scale"], door.limit, agent.desired_replicas) == (0.5, 5, 7)
         for _ in range(5):

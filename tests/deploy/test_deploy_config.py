@@ -195,13 +195,38 @@ def test_where_the_controller_may_scale_serve_gets_its_policy(tmp_path):
     options = llm_config(load(path), path).deployment_config
     assert "num_replicas" not in options
     scaling = AutoscalingConfig(**options["autoscaling_config"])
-    assert (scaling.min_replicas, scaling.initial_replicas, scaling.max_replicas) == (2, 2, 6)
+    assert (scaling.min_replicas, scaling.max_replicas) == (2, 6)
     assert scaling.policy.get_policy().__name__ == "replicas_wanted"
     (actor,) = options["deployment_actors"]
     assert actor.init_kwargs["config_path"] == str(path)
     usual = llm_config(load(write(tmp_path, replicas=2))).deployment_config
     assert usual["num_replicas"] == 2
     assert "autoscaling_config" not in usual
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's and vLLM's own
+def test_a_changed_deployment_keeps_the_replicas_that_were_asked_for(tmp_path):
+    """Serve's own word for it: a new engine needs minutes, so that going back to two amid an overload would be felt."""
+    from ray.serve._private.autoscaling_state import AutoscalingStateManager
+    from ray.serve._private.common import DeploymentID
+    from ray.serve._private.config import DeploymentConfig, ReplicaConfig
+    from ray.serve._private.deployment_info import DeploymentInfo
+
+    from deploy.app import llm_config
+
+    path = write(tmp_path, controller=SCALE, replicas=2)
+    options = llm_config(load(path), path).deployment_config["autoscaling_config"]
+
+    def deployed(version):
+        deployment = DeploymentConfig.from_default(autoscaling_config=options)
+        return DeploymentInfo(deployment, ReplicaConfig.create(object), 0, "job", version=version)
+
+    serve, name = AutoscalingStateManager(), DeploymentID("engine", "app")
+    assert serve.register_deployment(name, deployed("1"), 0) == 2
+    assert serve.register_deployment(name, deployed("2"), 5) == 5
+    assert serve.register_deployment(name, deployed("3"), 9) == 6
+    # Nor when Serve's controller has been replaced: it takes up what was written down.
+    assert AutoscalingStateManager().register_deployment(name, deployed("3"), 5) == 5
 
 
 @pytest.mark.filterwarnings("ignore")  # Ray's and vLLM's own
