@@ -1,6 +1,10 @@
 """Times the GPU kernels against the libraries on problems drawn from a seed: the benchmark that cannot be tuned to.
 
     python -m benchmarks.kernels.gpu_gemm_random --seed 7 --cells 400
+    python -m benchmarks.kernels.gpu_gemm_random --model llama-70b --ranks 4 --out benchmarks/results/h100-gemm-ranks.csv
+
+The second takes the layers of one rank of a model instead (benchmarks/engine/engine_shapes.py), at RANK_TOKENS, and says what a
+whole step's products take.
 
 Systems as in benchmarks/kernels/gpu_gemm.py (FP8 ones include the quantiser), except:
     nestedfp_*         the config that the engine would take: some are timed on each shape first, at TUNED_TOKENS
@@ -18,11 +22,12 @@ import itertools
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
 
+from benchmarks.engine.engine_shapes import SHAPES, config_of, rank_layers
 from benchmarks.kernels import gpu_kernels as kernels
 from benchmarks.kernels.gpu_gemm import floor_us, geomean, launcher, rotating_weights, systems
 from benchmarks.kernels.gpu_random import draw
@@ -39,7 +44,10 @@ RATIOS = [
     ("nestedfp_fp8_model", "scaled_mm_fp8"),
     ("nestedfp_fp8", "cublas_fp16"),
 ]
+SUMMED = ("cublas_fp16", "nestedfp_fp16", "scaled_mm_fp8", "vllm_fp8", "nestedfp_fp8")
+RANK_TOKENS = (1, 32, 64, 128, 256, 384, 512, 768, 1024, 2048)
 Launch = Callable[[int], object]
+Rows = list[tuple[str, int, int, int, float]]  # system, N, K, M, microseconds
 
 
 def window_us(launch: Launch, rotation: int, expected_us: float, length_us: float) -> float:
@@ -60,7 +68,7 @@ def window_us(launch: Launch, rotation: int, expected_us: float, length_us: floa
     return times[len(times) // 2] * 1e3 / count
 
 
-def report(rows: list[tuple[str, int, int, int, float]]) -> list[str]:
+def report(rows: Rows) -> list[str]:
     """Return mean, 95th percentile and worst of the ratios of times, by band of token counts."""
     times: dict[tuple[int, int, int], dict[str, float]] = {}
     for system, n, k, m, us in rows:
@@ -84,6 +92,17 @@ def report(rows: list[tuple[str, int, int, int, float]]) -> list[str]:
     return lines
 
 
+def step_sums(rows: Rows, layers: Collection[tuple[int, int]], repeats: int) -> list[str]:
+    """Return what the products of a whole step take, in ms: every system's sum over ``layers`` (N, K), ``repeats`` times."""
+    systems = [name for name in dict.fromkeys(row[0] for row in rows) if name in SUMMED]
+    us = {row[:4]: row[4] for row in rows}
+    lines = ["tokens " + " ".join(f"{name:>19}" for name in systems)]
+    for m in sorted({row[3] for row in rows}):
+        sums_ms = [sum(us[name, n, k, m] for n, k in layers) * repeats * 1e-3 for name in systems]
+        lines.append(f"{m:6d} " + " ".join(f"{ms:19.2f}" for ms in sums_ms))
+    return lines
+
+
 def with_the_model_s_choice(
     found: dict[str, tuple[int, Launch]], chosen: dict[int, kernels.Config], x: torch.Tensor, packed: list
 ) -> dict[str, tuple[int, Launch]]:
@@ -96,7 +115,7 @@ def with_the_model_s_choice(
     }
 
 
-def measure(n: int, k: int, counts: list[int], window_ms: float, tuned: bool) -> list[tuple[str, int, int, int, float]]:
+def measure(n: int, k: int, counts: list[int], window_ms: float, tuned: bool) -> Rows:
     """Return the rows of one shape."""
     plain, packed = rotating_weights(n, k)
     gemm_tuning.forget()
@@ -127,7 +146,10 @@ def measure(n: int, k: int, counts: list[int], window_ms: float, tuned: bool) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, required=True)
+    problems = parser.add_mutually_exclusive_group(required=True)
+    problems.add_argument("--seed", type=int)
+    problems.add_argument("--model", choices=sorted(SHAPES))
+    parser.add_argument("--ranks", type=int, default=1, help="of the model (%(default)s)")
     parser.add_argument("--cells", type=int, default=400)
     parser.add_argument("--cells-per-shape", type=int, default=16)
     parser.add_argument("--window-ms", type=float, default=100.0, help="per system and cell from 384 tokens on")
@@ -136,19 +158,27 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    torch.manual_seed(args.seed)
+    torch.manual_seed(args.seed or 0)
+    try:
+        layers = [] if args.model is None else list(rank_layers(args.model, args.ranks).values())
+    except ValueError as error:
+        parser.error(str(error))
+    given = [(n, k, list(RANK_TOKENS)) for n, k in dict.fromkeys(layers)]
     began_s, rows = time.monotonic(), []
-    for n, k, counts in draw(args.seed, args.cells, args.cells_per_shape):
+    for n, k, counts in given or draw(args.seed, args.cells, args.cells_per_shape):
         rows += measure(n, k, counts, args.window_ms, not args.no_tuning)
         torch.cuda.empty_cache()
         if time.monotonic() - began_s > args.seconds:
             break
     lines = report(rows)
+    if layers and {row[1:3] for row in rows} == set(layers):
+        lines += step_sums(rows, layers, config_of(args.model)["num_hidden_layers"])
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with args.out.open("w", newline="") as file:
         file.write(f"# {gpu_description()}\n")
         file.write(f"# python -m benchmarks.kernels.gpu_gemm_random {' '.join(sys.argv[1:])}\n")
-        file.write(f"# seed {args.seed}, {len({row[1:4] for row in rows})} cells, {time.monotonic() - began_s:.0f} s\n")
+        source = f"seed {args.seed}" if args.model is None else f"{args.model} over {args.ranks} ranks"
+        file.write(f"# {source}, {len({row[1:4] for row in rows})} cells, {time.monotonic() - began_s:.0f} s\n")
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["system", "N", "K", "M", "us"])
         writer.writerows((*row[:4], f"{row[4]:.2f}") for row in rows)

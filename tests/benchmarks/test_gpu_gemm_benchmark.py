@@ -2,7 +2,9 @@
 
 import pytest
 
+from benchmarks.engine.engine_shapes import rank_layers
 from benchmarks.kernels.gpu_gemm import floor_us, with_derived
+from benchmarks.kernels.gpu_gemm_random import step_sums
 
 
 def test_one_token_is_bound_by_reading_the_weights():
@@ -19,3 +21,22 @@ def test_the_library_counts_with_its_faster_call():
     row = with_derived((64, 64, 1), {"scaled_mm_fp8_row": 3.0, "scaled_mm_fp8_tensor": 2.0})
     assert row["scaled_mm_fp8"] == 2.0
     assert set(row) == {"scaled_mm_fp8", "scaled_mm_fp8_row", "scaled_mm_fp8_tensor", "floor_fp16", "floor_fp8"}
+
+
+def test_ranks_share_a_model_s_layers_as_vllm_splits_them():
+    whole = {"qkv": (10240, 8192), "o": (8192, 8192), "gate_up": (57344, 8192), "down": (8192, 28672)}
+    assert rank_layers("llama-70b", 1) == whole
+    quarter = {"qkv": (2560, 8192), "o": (8192, 2048), "gate_up": (14336, 8192), "down": (8192, 7168)}
+    assert rank_layers("llama-70b", 4) == quarter
+    with pytest.raises(ValueError, match=r"the 8 KV heads.*got 3"):
+        rank_layers("llama-70b", 3)
+
+
+def test_a_step_s_products_are_those_of_all_its_layers():
+    """Two layers of one shape are two products, timed once."""
+    us = {"cublas_fp16": 10.0, "nestedfp_fp8": 4.0, "floor_fp8": 1.0}
+    rows = [(name, n, 64, m, time * m * n) for name, time in us.items() for n in (1, 2) for m in (8, 1)]
+    head, one, eight = step_sums(rows, [(1, 64), (2, 64), (1, 64)], 50)
+    assert head.split() == ["tokens", "cublas_fp16", "nestedfp_fp8"]
+    assert one.split() == ["1", "2.00", "0.80"]  # 4 times 10 us and 4 us, 50 times
+    assert eight.split() == ["8", "16.00", "6.40"]
