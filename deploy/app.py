@@ -165,6 +165,8 @@ def engine_kwargs(config: DeployConfig, kind: str) -> dict[str, Any]:
         "gpu_memory_utilization": engine.gpu_memory_utilization,
     }
     kwargs |= engine.extra
+    if "tool_call_parser" in engine.extra:  # vLLM would take no notice of it
+        kwargs["enable_auto_tool_choice"] = True
     if config.tracing.otlp_endpoint is not None:
         kwargs["otlp_traces_endpoint"] = config.tracing.otlp_endpoint
     if engine.kv_cache_bytes is not None:

@@ -29,12 +29,14 @@ def check_model(config: DeployConfig) -> bool:
 
     from deploy.app import engine_kwargs
     from deploy.startup.accelerator import resolve
+    from deploy.startup.parser_check import check_parsers
 
     engine, server = _names(AsyncEngineArgs), _names(FrontendArgs)
     for name in config.engine.extra:
         if name not in engine | server:
             near = difflib.get_close_matches(name, engine | server, 1)
             raise ConfigError(f"engine.extra: vLLM has no argument {name!r}{f', but {near[0]!r}' if near else ''}")
+    check_parsers(config.engine.extra)
     given = {**engine_kwargs(config, resolve(config.engine.accelerator)), "model": str(config.model.folder)}
     # Structured ones say little about the model, and are made into objects by Ray Serve LLM.
     arguments = {name: value for name, value in given.items() if name in engine and not isinstance(value, dict)}

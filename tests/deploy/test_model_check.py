@@ -7,7 +7,7 @@ import pytest
 import yaml
 from processes import ROOT
 
-from deploy.config import ConfigError, load
+from deploy.config import ConfigError, DeployConfig, load
 from deploy.startup.model_check import check_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's and vLLM's own, while they are imported
@@ -45,6 +45,39 @@ def refused(config):
 
 def test_the_shipped_model_passes_with_arguments_of_engine_and_server(tmp_path):
     check_model(configured(tmp_path, extra={"seed": 1, "enable_auto_tool_choice": True, "tool_call_parser": "hermes"}))
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        (
+            {"tool_call_parser": "herms"},
+            "engine.extra.tool_call_parser: vLLM has no parser 'herms'; did you mean 'hermes'?",
+        ),
+        ({"reasoning_parser": "nope!"}, "engine.extra.reasoning_parser: vLLM has no parser 'nope!'; it has "),
+        ({"enable_auto_tool_choice": True}, "set tool_call_parser, one of "),
+        (
+            {"tool_call_parser": "hermes", "enable_auto_tool_choice": False},
+            "does nothing with enable_auto_tool_choice: false",
+        ),
+    ],
+)
+def test_a_parser_that_vllm_does_not_have_or_would_not_use(tmp_path, extra, said):
+    assert said in refused(configured(tmp_path, extra=extra))
+
+
+def test_a_parser_of_tool_calls_is_used_without_another_word():
+    from vllm.tool_parsers import ToolParserManager
+
+    from deploy.app import engine_kwargs
+
+    data = yaml.safe_load((ROOT / "deploy" / "configs" / "demo.yaml").read_text())
+    config = DeployConfig.model_validate(data)
+    assert "enable_auto_tool_choice" not in engine_kwargs(config, "cpu")
+    data["engine"]["extra"] = {"tool_call_parser": "hermes"}
+    kwargs = engine_kwargs(DeployConfig.model_validate(data), "cpu")
+    assert (kwargs["tool_call_parser"], kwargs["enable_auto_tool_choice"]) == ("hermes", True)
+    assert "hermes" in ToolParserManager.list_registered()
 
 
 def test_an_unknown_architecture(tmp_path, model):
