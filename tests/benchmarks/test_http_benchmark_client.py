@@ -114,7 +114,8 @@ def test_kept_connections_are_used_again_and_a_closed_one_is_replaced(tmp_path):
 def test_an_open_loop_sends_each_request_when_it_is_due(tmp_path):
     due_s = [0.0, 0.1, 0.3, 0.6, 0.8, 1.1, 1.3]
     load, _ = run(tmp_path, whole, due_s=due_s)
-    assert [round(r.due_s - load.start_s, 3) for r in load.records] == due_s
+    # They are told in the order in which they ended: of two that were late together either may be the first.
+    assert sorted(round(r.due_s - load.start_s, 3) for r in load.records) == due_s
     late_s = [r.start_s - r.due_s for r in load.records]
     assert min(late_s) >= 0
     assert statistics.median(late_s) < 0.05, "a client that stands still for a moment is late with those due then"
