@@ -57,6 +57,13 @@ def says(port: int, text: bytes) -> bool:
     return False
 
 
+def refuses(port: int) -> bool:
+    """Whether HAProxy says itself that there is no replica. It may learn that from a connection that it had kept to one."""
+    with contextlib.suppress(OSError):  # which cuts off the client without a word
+        return ask(port)[0] == 503
+    return False
+
+
 def up(port: int, path: str = "/") -> None:
     """Wait until a replica answers through HAProxy."""
     assert wait_until(lambda: answers(port, path), 20, 0.05), "HAProxy does not answer"

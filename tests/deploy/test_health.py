@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 from test_agent import STATS, Controller, Engine, run, until
@@ -85,8 +86,10 @@ class Answering(Engine):
         return {**STATS, "progress_age_s": self.progress_age_s}
 
 
-def test_an_engine_that_answers_and_makes_no_step_is_noticed_and_one_without_work_is_not(monkeypatch):
+def test_an_engine_that_answers_and_makes_no_step_is_noticed_and_one_without_work_is_not(monkeypatch, clock):
     monkeypatch.setattr("deploy.agent.agent.HUNG_AFTER_S", 0.5)
+    # Time stands still: what the engine tells does not age while this process is paused.
+    monkeypatch.setattr("deploy.agent.agent.time", SimpleNamespace(monotonic=clock))
 
     async def scenario(agent, engine):
         await until(lambda: agent.view() is not None)

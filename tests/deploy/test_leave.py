@@ -70,16 +70,23 @@ class Told:
 
 
 @pytest.mark.parametrize(
-    ("looks", "status", "said"),
+    ("looks", "within_s", "status", "said"),
     [
-        ([[REPLICA], ConnectionError("the head restarts"), []], 0, "left after"),
-        ([[REPLICA]], 1, f"error: the time is over, and the node still has {REPLICA}; what runs on it ends with it"),
-        ([ConnectionError("no head")], 1, "error: the time is over, and the node still has no head"),
+        ([[REPLICA], ConnectionError("the head restarts"), []], 60, 0, "left after"),
+        (
+            [[REPLICA]],
+            0.5,
+            1,
+            f"error: the time is over, and the node still has {REPLICA}; what runs on it ends with it",
+        ),
+        ([ConnectionError("no head")], 0.5, 1, "error: the time is over, and the node still has no head"),
     ],
 )
-def test_the_wait_ends_with_the_last_replica_or_with_the_time_and_says_which(monkeypatch, capsys, looks, status, said):
+def test_the_wait_ends_with_the_last_replica_or_with_the_time_and_says_which(
+    monkeypatch, capsys, looks, within_s, status, said
+):
     monkeypatch.setattr(leave, "LOOK_EVERY_S", 0.01)
-    assert leave.wait(Told(*looks), WORKER, time.monotonic() + 0.5) == status
+    assert leave.wait(Told(*looks), WORKER, time.monotonic() + within_s) == status
     assert said in "".join(capsys.readouterr())
 
 

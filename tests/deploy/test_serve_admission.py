@@ -88,9 +88,20 @@ def refusals() -> dict[tuple[str, str], float]:
     return found
 
 
+def inside(sequences: float) -> bool:
+    """Whether the replica has let in so many sequences that have not left yet."""
+    page = httpx.get(f"{URL}/metrics", timeout=30, trust_env=False).text
+    found = [line.rpartition(" ")[2] for line in page.splitlines() if line.startswith("nestedfp_admission_sequences{")]
+    return bool(found) and float(found[0]) == sequences
+
+
 def empty() -> bool:
-    page = httpx.get(f"{URL}/metrics", trust_env=False).text
-    return any(line.endswith(" 0.0") for line in page.splitlines() if line.startswith("nestedfp_admission_sequences{"))
+    return inside(0)
+
+
+async def let_in(sequences: int) -> None:
+    """Wait until so many are inside."""
+    assert await asyncio.to_thread(wait_until, lambda: inside(sequences), 5, 0.05), f"not {sequences} sequences inside"
 
 
 def test_at_three_times_the_capacity_the_admitted_are_begun_in_time_and_the_rest_is_told_at_once(service: None) -> None:
@@ -142,6 +153,7 @@ async def full(client: httpx.AsyncClient) -> list[asyncio.Task[Answer]]:
     """All places of the engine taken by long answers."""
     tasks = [asyncio.create_task(ask(client, max_tokens=LONG)) for _ in range(PLACES)]
     await asyncio.sleep(1.0)
+    await let_in(PLACES)
     return tasks
 
 
@@ -203,6 +215,7 @@ def test_lower_classes_are_refused_first_and_large_requests_by_their_tokens(serv
         running = await full(client)
         running += [asyncio.create_task(ask(client, patient)) for _ in range(PLACES)]
         await asyncio.sleep(0.5)
+        await let_in(2 * PLACES)
         batch = await ask(client, patient, priority=1)  # half of 32 sequences are inside
         large = await ask(client, patient, n=8, prompt="fox " * 900)
         normal = await ask(client, patient)

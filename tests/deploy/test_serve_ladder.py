@@ -132,7 +132,7 @@ def test_overload_degrades_then_sheds_then_scales_and_all_of_it_is_undone(client
     assert wait_until(lambda: status(client)["rung"] in ("none", "degrade"), 240, 1.0), status(client)
     assert status(client)["desired_replicas"] is None
     assert wait_until(lambda: ready(status(client)) == 2, 150, 1.0), status(client)
-    assert wait_until(lambda: all(r["admission_scale"] == 1 for r in status(client)["replicas"]), 10), status(client)
+    assert wait_until(lambda: all(r["admission_scale"] == 1 for r in status(client)["replicas"]), 60), status(client)
     said = [d["rung"] for d in client.get("/decisions").json() if d["kind"] == "decision"]
     order = [rung for rung, _ in itertools.groupby(said)]
     assert order.index("degrade") < order.index("shed") < order.index("scale")

@@ -7,6 +7,7 @@ import time
 from concurrent.futures import Future
 
 import pytest
+from live_service import wait_until
 
 from deploy.agent.standing_call import StandingCall
 
@@ -17,10 +18,13 @@ class Controller:
     def __init__(self):
         self.calls = queue.Queue()
         self.gone = False
+        self.at_calls = []  # what happens in the thread at each of the next calls, before it waits for the answer
 
     def __call__(self, ack, seen):
         if self.gone:
             raise ValueError("no actor of that name")
+        if self.at_calls:
+            self.at_calls.pop(0)()
         answer = Future()
         self.calls.put((ack, seen, answer))
         return answer
@@ -99,16 +103,17 @@ def test_a_controller_that_goes_is_said_once_and_the_next_one_is_called(call, co
 def test_a_controller_that_hangs_is_called_again_and_its_late_answer_is_no_answer_to_that(
     monkeypatch, call, controller, taken
 ):
-    controller.next()[2].set_result(None)
-    monkeypatch.setattr("deploy.agent.standing_call.LATE_AFTER_S", 0.05)
-    controller.next()[2].set_result(None)
+    def waits(seconds):
+        return lambda: monkeypatch.setattr("deploy.agent.standing_call.LATE_AFTER_S", seconds)
+
+    first = controller.next()[2]
+    controller.at_calls = [waits(0.05), waits(60)]  # only the one is given up, however long this thread stands still
+    first.set_result(None)
     late = controller.next()[2]
     newer = controller.next()[2]
-    monkeypatch.setattr("deploy.agent.standing_call.LATE_AFTER_S", 20)
     late.set_result(told("old", 1))
     newer.set_result(told("new", 2))
-    while not taken:
-        time.sleep(0.01)
+    assert wait_until(lambda: taken, 20, 0.01)
     assert taken[-1] == 2
     assert 1 not in taken
 

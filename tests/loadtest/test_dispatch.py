@@ -5,6 +5,7 @@ machine may be busy.
 """
 
 import re
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -73,22 +74,29 @@ def test_requests_leave_on_time_although_earlier_ones_still_wait(service, tmp_pa
     records, events = send(make_plan(service, tmp_path, at_s))
     assert [record.error for record in records] == [None] * 10
     assert [record.intended_s for record in records] == at_s
-    assert max(record.dispatch_lag_ms for record in records) < 150  # an answer takes 5 x 40 ms, and they queue
-    assert records[-1].ttft_ms > 900  # the queue is in the TTFT: 9 answers of 200 ms, less the 900 ms of arrivals
+    # An answer takes 5 x 40 ms, and they queue: a sender that waited for them would be half a second late at the middle one. One
+    # that stands still for a moment is late with the few that were due then.
+    assert statistics.median(record.dispatch_lag_ms for record in records) < 150
+    # The queue is in the TTFT: 9 answers of 200 ms, less the 900 ms of arrivals. Two that leave together may change places.
+    assert max(record.ttft_ms for record in records) > 900
     assert max(event.in_flight for event in events) > 1
     assert (events[-1].done, events[-1].errors, events[-1].in_flight) == (10, 0, 0)
 
 
 def test_every_chunk_has_its_own_time(service, tmp_path):
-    (record,), _ = send(make_plan(service, tmp_path, [0.0], tokens=12))
+    # So many that one moment in which the sender stands still, and after which some come together, moves neither figure.
+    tokens = 30
+    (record,), _ = send(make_plan(service, tmp_path, [0.0], tokens=tokens))
     gaps_ms = [after - before for before, after in pairwise(record.chunk_ms)]
-    assert len(gaps_ms) == 11
-    assert 0.8 * STEP_MS < record.tpot_ms < 3 * STEP_MS
-    assert 0.8 * STEP_MS < sorted(gaps_ms)[5] < 3 * STEP_MS  # merged chunks would show as gaps of nearly nothing
-    assert record.output_tokens == 12
+    assert len(gaps_ms) == tokens - 1
+    assert 0.5 * STEP_MS < record.tpot_ms < 3 * STEP_MS
+    assert (
+        0.8 * STEP_MS < statistics.median(gaps_ms) < 3 * STEP_MS
+    )  # merged chunks would show as gaps of nearly nothing
+    assert record.output_tokens == tokens
     assert record.ttft_ms == record.chunk_ms[0] > STEP_MS
     assert record.precision_tokens.prompt.fp16 == 8
-    assert record.precision_tokens.completion.fp16 == 12
+    assert record.precision_tokens.completion.fp16 == tokens
     assert record.model == "fake-model"
 
 
@@ -125,9 +133,10 @@ def test_the_closed_loop_keeps_its_concurrency(service, tmp_path):
 
 
 def test_the_closed_loop_grows_while_throughput_does_and_no_further(tmp_path):
-    """The stand-in runs 4 at a time: 16 users bring more than 1; 32 bring nothing, and 64 are not tried."""
+    """The stand-in runs 4 at a time: 16 users bring four times what 1 does; 32 bring nothing, and 64 are not tried."""
     with fake_service(tmp_path, "--max-running", "4", "--step-ms-fp16", "50") as (url, _):
-        stages = {"stages": (1, 16, 32, 64), "min_growth": 0.3}  # other work on this machine moves single stages
+        # Twice as much: other work on this machine moves single stages, and a stage that lost half a second looks a third slower.
+        stages = {"stages": (1, 16, 32, 64), "min_growth": 1.0}
         plan = make_plan(url, tmp_path, [0.0], tokens=5, kind="closed", duration_s=2.0, **stages)
         events: list[Event] = []
         records = run_plan(plan, lambda _, event: events.append(event))

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
-from haproxy_calls import APP, answers, ask, in_front, says, up
+from haproxy_calls import APP, answers, ask, count, in_front, says, up
 from haproxy_life import family, haproxies, lives
 from haproxy_run import ok, render
 from live_service import wait_until
@@ -35,7 +35,8 @@ def test_a_killed_haproxy_is_back_within_two_seconds_and_the_next_one_takes_over
             gate.wait(30)
         return 200, {}, b"in"
 
-    with in_front(folder, app=[replicas(answer)]) as (node, port), ThreadPoolExecutor(1) as pool:
+    old = replicas(answer)
+    with in_front(folder, app=[old]) as (node, port), ThreadPoolExecutor(1) as pool:
         up(port)
         manager = psutil.Process(haproxies(folder)[0].ppid())
         time.sleep(launcher.STARTED_S + 0.1)  # one that ends sooner is taken for one that could not start
@@ -47,7 +48,7 @@ def test_a_killed_haproxy_is_back_within_two_seconds_and_the_next_one_takes_over
         assert wait_until(lambda: not lives(manager), 5), "Ray Serve's manager is ended: it holds on to the dead one"
         (replacement,) = haproxies(folder)
         slow = pool.submit(ask, port, "/slow", timeout_s=40)
-        time.sleep(0.3)
+        assert wait_until(lambda: count(old, "/slow"), 10, 0.01)
         render(folder, port, {APP: ("/", [replicas(ok("new")).port])})
         node.start_manager()
         assert wait_until(lambda: says(port, b"new"), 20, 0.05), "the next manager's HAProxy has the port"

@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from haproxy_calls import APP, CONTROL, answers, ask, in_front, says, up
+from haproxy_calls import APP, CONTROL, answers, ask, in_front, refuses, says, up
 from haproxy_life import haproxies, lives, reloaded
 from haproxy_run import error_of, ok, render
 from live_service import wait_until
@@ -108,7 +108,7 @@ def test_a_replica_that_drains_is_asked_while_there_is_no_other_and_an_unhealthy
         while time.monotonic() < until_s:
             assert ask(port)[2] == b"draining"
         only.health = (503, {}, b"UNHEALTHY")
-        assert wait_until(lambda: ask(port)[0] == 503, 10, 0.02)
+        assert wait_until(lambda: refuses(port), 10, 0.02)
 
 
 def test_of_an_application_that_has_been_deleted_nothing_stays_but_the_sentence(folder, replicas):
@@ -120,7 +120,7 @@ def test_of_an_application_that_has_been_deleted_nothing_stays_but_the_sentence(
         with reloaded(folder, first):
             assert wait_until(lambda: not lives(first), 10, 0.02)
             old.stop()
-            assert wait_until(lambda: ask(port)[0] == 503, 10, 0.02)
+            assert wait_until(lambda: refuses(port), 10, 0.02)
             assert "no replica" in error_of(ask(port)[2])["message"]
 
 
@@ -161,7 +161,7 @@ def test_how_long_there_was_no_replica_is_measured_from_one_configuration_to_the
             only.stop()
             render(folder, port, {APP: ("/", [])})
             with reloaded(folder, first):
-                assert wait_until(lambda: ask(port)[0] == 503, 20, 0.05)
+                assert wait_until(lambda: refuses(port), 20, 0.05)
                 _, headers, body = ask(port)
                 measured = json.loads((folder / launcher.ABSENCES).read_text())[""]
     assert measured["took_s"] > 4
