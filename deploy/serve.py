@@ -39,12 +39,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--route-prefix", help="with --address: where it is mounted, /NAME beside another one (default: /)"
     )
+    parser.add_argument(
+        "--check", action="store_true", help="say whether the service can be started with the file, and start nothing"
+    )
     parser.add_argument("--verbose", action="store_true", help="show the log of every process on this terminal")
     parser.add_argument("--in-own-session", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     try:
         config = load(args.config)
         check_ray()
+        if args.check and args.address is not None:
+            raise ConfigError("--check looks at this machine alone: leave --address out")
         if args.address is not None:
             from deploy.startup import attach
 
@@ -55,12 +60,31 @@ def main(argv: list[str] | None = None) -> int:
                 "--application and --route-prefix need --address: here one service has the machine's port"
             )
         preflight(config)
+        if args.check:
+            return check(config, args.config)
+        check_port(config)
     except (ValueError, ConnectionError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if not args.in_own_session:
         return shield(["--config", str(args.config), *(["--verbose"] if args.verbose else [])])
     return run(config, args.config, args.verbose, began_s, key=sys.stdin.read())
+
+
+def check(config: DeployConfig, path: Path) -> int:
+    """Ask vLLM too, which takes seconds, and say what the file describes; returns the exit status.
+
+    Raises:
+        ConfigError: what vLLM cannot use.
+    """
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    from deploy.startup.model_check import check_model
+
+    check_model(config)
+    print(
+        f"{path}: can be started: {config.replicas} replica(s) of {config.model.id}, policy {config.controller.policy.name}"
+    )
+    return 0
 
 
 def shield(arguments: list[str]) -> int:
@@ -116,12 +140,10 @@ def preflight(config: DeployConfig) -> None:
     """Check in milliseconds what would otherwise fail after a minute of start-up.
 
     Raises:
-        ConfigError: the port is taken, HAProxy is missing, a CPU engine has no size for its KV cache, or there are too few
+        ConfigError: HAProxy is missing, a CPU engine has no size for its KV cache, or there are too few
             GPUs.
         CheckpointError: a shard is missing or damaged.
     """
-    import socket
-
     from deploy.access import keys
     from deploy.haproxy import launcher
     from deploy.replica import tracing
@@ -149,6 +171,16 @@ def preflight(config: DeployConfig) -> None:
         launcher.binary()
     except launcher.HAProxyMissing as error:
         raise ConfigError(str(error)) from None
+
+
+def check_port(config: DeployConfig) -> None:
+    """Refuse to start where somebody else listens.
+
+    Raises:
+        ConfigError: with what to change.
+    """
+    import socket
+
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

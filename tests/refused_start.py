@@ -15,12 +15,13 @@ from deploy.environment import free_ports
 
 
 def start(
-    folder: Path, change: Callable[[dict[str, Any]], None], **environment: str
+    folder: Path, change: Callable[[dict[str, Any]], None], *options: str, **environment: str
 ) -> "subprocess.CompletedProcess[str]":
     """Run ``python -m deploy.serve`` with the shipped configuration, on a free port and as ``change`` changes it.
 
     Args:
         folder: where the configuration is written.
+        options: further ones of the command line.
         environment: set beside this process's own.
     """
     data = yaml.safe_load(serve.DEFAULT_CONFIG.read_text())
@@ -29,7 +30,7 @@ def start(
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(data))
     return subprocess.run(
-        [sys.executable, "-m", "deploy.serve", "--config", str(path)],
+        [sys.executable, "-m", "deploy.serve", "--config", str(path), *options],
         cwd=ROOT,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,

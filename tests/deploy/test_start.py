@@ -5,6 +5,7 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -110,6 +111,29 @@ def test_what_vllm_cannot_use_is_said_in_one_sentence_and_nothing_is_started(tmp
     first, *_ = done.stdout.splitlines()
     assert (done.returncode, first.startswith("error: "), cause in first) == (2, True, True), done.stdout
     assert "starting" not in done.stdout
+    assert not (tmp_path / "ray").exists(), "a cluster of Ray's was started"
+
+
+@pytest.mark.slow
+def test_a_file_can_be_checked_beside_a_service_that_runs(tmp_path, without_tokenizer):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+
+        def change(data):
+            data["http"]["port"] = listener.getsockname()[1]
+
+        def break_it(data):
+            change(data)
+            data["model"]["path"] = str(without_tokenizer)
+
+        good = refused_start.start(tmp_path, change, "--check", RAY_TMPDIR=str(tmp_path))
+        bad = refused_start.start(tmp_path, break_it, "--check", RAY_TMPDIR=str(tmp_path))
+        taken = refused_start.start(tmp_path, change)
+    assert (good.returncode, good.stdout.count("\n")) == (0, 1), good.stdout
+    assert "config.yaml: can be started: 1 replica(s) of fairytales-8m, policy " in good.stdout
+    assert (bad.returncode, "its tokenizer cannot be loaded" in bad.stdout) == (2, True), bad.stdout
+    assert (taken.returncode, "stop the other service or set http.port" in taken.stdout) == (2, True), taken.stdout
     assert not (tmp_path / "ray").exists(), "a cluster of Ray's was started"
 
 
