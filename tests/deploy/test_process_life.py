@@ -1,9 +1,9 @@
 """A process that is killed is known to end before it has given its memory back."""
 
+import select
 import signal
 import subprocess
 import sys
-import time
 
 from live_service import wait_until
 
@@ -36,12 +36,14 @@ def test_one_that_runs_or_stands_still_is_alive_and_one_that_ends_is_not():
 
 
 def test_a_killed_one_is_known_before_its_pipes_close():
-    with started("kept = bytearray(1 << 29); kept[:: 4096] = bytes(len(kept[:: 4096]))") as process:
-        life = Life(process.pid)
-        began_s = time.monotonic()
-        process.kill()
-        assert wait_until(lambda: life.ending, 10, 0.0001)
-        known_s = time.monotonic() - began_s
-        assert process.stdout.read() == b""  # its end is closed when its memory is gone
-        closed_s = time.monotonic() - began_s
-    assert known_s < closed_s
+    def known_first():
+        with started("kept = bytearray(1 << 29); kept[:: 4096] = bytes(len(kept[:: 4096]))") as process:
+            life = Life(process.pid)
+            process.kill()
+            assert wait_until(lambda: life.ending, 10, 0.0001)
+            still_open = not select.select([process.stdout], [], [], 0)[0]
+            assert process.stdout.read() == b""  # its end is closed when its memory is gone
+        return still_open
+
+    # Once is enough: this process may be paused between the two looks.
+    assert any(known_first() for _ in range(5))
