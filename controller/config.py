@@ -3,6 +3,7 @@
 ``explain`` turns pydantic's report into one line per fault that names the key.
 """
 
+import json
 from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -138,9 +139,10 @@ def check_reload(old: ControllerConfig, new: ControllerConfig) -> None:
     """
     for key in ("fallback", "report_period_s"):
         if getattr(old, key) != getattr(new, key):
+            had, wanted = (json.dumps(each.model_dump(mode="json", include={key})[key]) for each in (old, new))
             raise ValueError(
-                f"controller.{key}: cannot change while replicas run, which read it when they start; expected "
-                f"{getattr(old, key)!r}, got {getattr(new, key)!r}; restart the service to change it"
+                f"controller.{key}: cannot change while replicas run, which read it when they start; expected {had}, got {wanted}; "
+                "restart the service to change it"
             )
 
 
