@@ -119,6 +119,7 @@ class ReplicaSnapshot(ReplicaState):
     )
     rule: StepRule | None = None  # in force on this replica; None: not reported
     order: StandingOrder | None = None  # that this replica was last told of, less the time since; None: none
+    order_for_all: StandingOrder | None = None  # likewise, beside an order of its own
     desired_replicas: Count | None = None  # that it was last told of, with a lease or without; None: none
     # totals
     slo_evaluated: Count = 0  # finished requests whose latencies were held against the SLO
@@ -150,6 +151,7 @@ class Directive(FrozenModel):
     # Replicas pass it on to the autoscaler; None: as many as without a controller.
     desired_replicas: Count | None = None
     order: StandingOrder | None = None  # the operator's, for all replicas, or for the one whose snapshot is answered
+    order_for_all: StandingOrder | None = None  # beside one for the replica whose snapshot is answered
     # Those for single replicas, in a broadcast.
     replica_orders: dict[ReplicaId, StandingOrder] = Field(default_factory=dict)
     replicas: Count | None = None  # ready ones that the controller knows; None: not reported

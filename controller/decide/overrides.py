@@ -66,12 +66,11 @@ class Overrides:
         if self._adopted_epoch is None or snapshot.epoch < self._adopted_epoch:
             return
         newer, self._adopted_epoch = snapshot.epoch > self._adopted_epoch, snapshot.epoch
-        order = None
-        if reported is not None and reported.mode is not DirectiveMode.AUTO and reported.remaining_s != 0:
-            order = Override(reported.mode, None if reported.remaining_s is None else now_s + reported.remaining_s)
+        order = _standing(now_s, reported)
         if reported is not None and not reported.for_all and order is not None:
             self.by_replica[snapshot.replica_id] = order
-        elif order is not None or newer:
+            order = _standing(now_s, snapshot.order_for_all)
+        if order is not None or newer:
             self.for_all = order
 
     def reported(self, now_s: float) -> tuple[StandingOrder | None, dict[str, StandingOrder]]:
@@ -114,6 +113,13 @@ class Overrides:
             if (shown := _view(now_s, order)) is not None
         }
         return _view(now_s, self.for_all), views
+
+
+def _standing(now_s: float, reported: StandingOrder | None) -> Override | None:
+    """A reported order, unless it is over."""
+    if reported is None or reported.mode is DirectiveMode.AUTO or reported.remaining_s == 0:
+        return None
+    return Override(reported.mode, None if reported.remaining_s is None else now_s + reported.remaining_s)
 
 
 def _view(now_s: float, order: Override | None) -> OverrideView | None:

@@ -40,7 +40,7 @@ class DirectiveFollower:
         self._clock = SteadyClock()
         self._directive: Directive | None = None  # as it concerns this replica
         self._expires_at_s = 0.0  # on the steady clock
-        self._order_ends_s: float | None = None  # of the order that came with it, on the steady clock; None: no end
+        self._taken_at_s = 0.0  # on the steady clock
         self._expiry_reported = True  # whether on_timer has already said that the lease ran out
 
     @property
@@ -81,9 +81,7 @@ class DirectiveFollower:
             if directive.fallback_rule is not None:
                 self._lapsed = self._lapsed[0], directive.fallback_rule
             self._expires_at_s = steady_s + directive.lease_s
-            order = self._directive.order
-            left_s = None if order is None else order.remaining_s
-            self._order_ends_s = None if left_s is None else steady_s + left_s
+            self._taken_at_s = steady_s
             self._expiry_reported = False
         after = self._in_force(steady_s)
         ack = DirectiveAck(
@@ -122,10 +120,16 @@ class DirectiveFollower:
 
         One that is over has 0 s left: whose it was says whether this replica did what the others do.
         """
-        order = None if self._directive is None else self._directive.order
-        if order is None or self._order_ends_s is None:
+        return self._less_time(now_s, None if self._directive is None else self._directive.order)
+
+    def order_for_all(self, now_s: float) -> StandingOrder | None:
+        """The order for all replicas that stands beside one for this replica, likewise; None: none."""
+        return self._less_time(now_s, None if self._directive is None else self._directive.order_for_all)
+
+    def _less_time(self, now_s: float, order: StandingOrder | None) -> StandingOrder | None:
+        if order is None or order.remaining_s is None:
             return order
-        remaining_s = max(0.0, self._order_ends_s - self._clock.read(now_s))
+        remaining_s = max(0.0, order.remaining_s - (self._clock.read(now_s) - self._taken_at_s))
         return order.model_copy(update={"remaining_s": remaining_s})
 
     def _in_force(self, steady_s: float) -> InForce:
@@ -146,7 +150,7 @@ def _reduced(directive: Directive, replica_id: str) -> Directive:
     """The directive as it concerns one replica, without the names of others."""
     if not directive.exceptions and not directive.replica_orders:
         return directive
-    own = directive.replica_orders.get(replica_id, directive.order)
-    return directive.model_copy(
-        update={"mode": directive.mode_for(replica_id), "exceptions": {}, "order": own, "replica_orders": {}}
-    )
+    changes: dict[str, object] = {"mode": directive.mode_for(replica_id), "exceptions": {}, "replica_orders": {}}
+    if (own := directive.replica_orders.get(replica_id)) is not None:
+        changes |= {"order": own, "order_for_all": directive.order}
+    return directive.model_copy(update=changes)

@@ -138,7 +138,7 @@ class DirectivePublisher:
         """The same for one replica, without the names of others: the answer to its snapshot."""
         mode = self.content.mode_for(replica_id)
         if (own := self.stated.replica_orders.get(replica_id)) is not None:
-            return self._directive(mode, {}, own)
+            return self._directive(mode, {}, own, order_for_all=self.stated.order)
         answer = self._answers.get(mode)
         if answer is None:
             answer = self._answers[mode] = self._directive(mode, {}, self.stated.order)
@@ -262,6 +262,7 @@ class DirectivePublisher:
         exceptions: dict[str, DirectiveMode],
         order: StandingOrder | None,
         replica_orders: dict[str, StandingOrder] | None = None,
+        order_for_all: StandingOrder | None = None,
     ) -> Directive:
         ttft_ms, tpot_ms = self.slo_ms or (None, None)
         return Directive(
@@ -277,6 +278,7 @@ class DirectivePublisher:
             fallback_rule=self.fallback_rule,
             desired_replicas=self.stated.desired_replicas,
             order=order,
+            order_for_all=order_for_all,
             replica_orders=replica_orders or {},
             replicas=self.stated.replicas,
             fp16_replicas=self.stated.fp16_replicas,

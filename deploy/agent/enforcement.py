@@ -51,6 +51,10 @@ class SharedFollower(DirectiveFollower):
         with self._lock:
             return super().order(now_s)
 
+    def order_for_all(self, now_s: float) -> StandingOrder | None:
+        with self._lock:
+            return super().order_for_all(now_s)
+
 
 class _Wanted(NamedTuple):
     """What the engine must do."""

@@ -63,6 +63,35 @@ def test_an_override_of_one_replica_survives_for_that_replica_alone(heard_in_ord
     assert cluster.status.override is None
 
 
+@pytest.mark.parametrize("alone", [("r0",), ("r0", "r1")])
+def test_an_order_for_all_survives_beside_orders_for_single_replicas(alone: tuple[str, ...]) -> None:
+    """Also where every replica has one of its own, so that none does what the one for all says."""
+    cluster = Cluster(make_loop(), ("r0", "r1")).run(3)
+    cluster.carry_out(cluster.loop.override(cluster.now_s, FP8, ttl_s=60.0))
+    for replica_id in alone:
+        cluster.carry_out(cluster.loop.override(cluster.now_s, FP16, ttl_s=10.0, replica_id=replica_id))
+    restarted(cluster.run(1), after_s=3.0).run(1)
+    assert set(cluster.status.replica_overrides) == set(alone)
+    assert cluster.status.override is not None
+    assert cluster.status.override.remaining_s == pytest.approx(55.0, abs=0.3)
+    assert cluster.run(8).mode_of == {"r0": FP8, "r1": FP8}  # those for single ones are over
+
+
+def test_an_order_for_all_that_was_handed_back_is_not_brought_by_one_that_has_not_heard() -> None:
+    cluster = Cluster(make_loop(), ("r0", "r1")).run(3)
+    cluster.carry_out(cluster.loop.override(cluster.now_s, FP8))
+    cluster.run(1)
+    cluster.silent = {"r1"}
+    cluster.carry_out(cluster.loop.override(cluster.now_s, AUTO))
+    cluster.carry_out(cluster.loop.override(cluster.now_s + 0.05, FP16, replica_id="r0"))
+    cluster.run(1)
+    restarted(cluster)
+    cluster.silent = set()
+    cluster.run(2)
+    assert cluster.status.override is None
+    assert set(cluster.status.replica_overrides) == {"r0"}
+
+
 def test_what_was_handed_back_does_not_come_again() -> None:
     cluster = Cluster(make_loop(), ("r0", "r1")).run(3)
     cluster.carry_out(cluster.loop.override(cluster.now_s, FP8))
@@ -108,6 +137,7 @@ def test_a_follower_keeps_its_own_order_and_counts_down() -> None:
     directive = Directive(epoch=1, mode=FP16, lease_s=1, reason="", order=for_all, replica_orders={"r1": own})
     follower.on_directive(5.0, directive)
     assert follower.order(9.0) == StandingOrder(mode=FP16, remaining_s=6.0, for_all=False)  # the lease has run out
+    assert follower.order_for_all(9.0) == for_all
     assert follower.order(15.0) == StandingOrder(mode=FP16, remaining_s=0.0, for_all=False)  # over, and it was its own
     follower.on_directive(16.0, directive.model_copy(update={"replica_orders": {}}))
-    assert follower.order(99.0) == for_all
+    assert (follower.order(99.0), follower.order_for_all(99.0)) == (for_all, None)
