@@ -29,7 +29,7 @@ _set = object.__setattr__
 class IngestResult(enum.Enum):
     """What became of a snapshot."""
 
-    NEW = "new"  # the replica's first
+    NEW = "new"  # the replica's first; what it was told by another controller counts though its statistics may be no evidence
     TAKEN = "taken"
     LATE = "late"  # a duplicate, or overtaken by a newer one: nothing is kept
     IMPLAUSIBLE = "implausible"  # no evidence, but a sign of life
@@ -176,7 +176,7 @@ class Fleet:
             before_s, before = replica.received[-1]
             snapshot = possible_wait(before, snapshot, now_s - before_s)
         if self._is_faulty(now_s, replica, snapshot):
-            return IngestResult.IMPLAUSIBLE
+            return outcome if outcome is IngestResult.NEW else IngestResult.IMPLAUSIBLE
         if replica.received:
             _, last = replica.received[-1]
             if not _grew(last, snapshot):
