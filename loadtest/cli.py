@@ -21,7 +21,8 @@ examples:
   python -m loadtest --url http://127.0.0.1:8000 --policies fp16,adaptive --rate 2 --slo-ttft-ms 500 --slo-tpot-ms 60
   python -m loadtest --url http://127.0.0.1:8001 --policies plain-vllm-serve --rate 2 --slo-ttft-ms 500 --slo-tpot-ms 60
 
-exit status: 0 done, 1 failed (finished runs are still reported), 2 wrong arguments, 130 interrupted
+exit status: 0 done, 1 failed, or no request of a policy was answered (finished runs are still reported), 2 wrong arguments,
+130 interrupted
 """
 
 

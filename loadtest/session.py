@@ -40,7 +40,11 @@ SYNTHETIC_S = 3600.0
 
 
 def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
-    """Run everything; returns the path of the report. Finished runs are reported even when a later one fails."""
+    """Run everything; returns the path of the report. Finished runs are reported even when a later one fails.
+
+    Raises:
+        LoadtestError: what was asked for could not be measured; also where a policy ran and none of its requests was answered.
+    """
     trace = read_trace(config.trace) if config.trace else synthetic_trace(config.seed, SYNTHETIC_S)
     machine = (
         f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
@@ -108,7 +112,11 @@ def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
             if runs:
                 progress.note(f"report of the finished runs: {report(str(error) or 'interrupted')}")
             raise
-        return report(None)
+        path = report(None)
+        if silent := [f"{run.policy}: {run.invalid_because}" for run in runs if run.unanswered]:
+            progress.note(f"report: {path}")
+            raise LoadtestError("; ".join(silent))
+        return path
 
 
 @contextmanager

@@ -168,6 +168,32 @@ def test_a_plain_server_needs_no_key_no_directive_and_no_status(tmp_path, capsys
     assert "plain-vllm-serve" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_load_test_of_which_nothing_was_answered_fails_and_says_why(answered, tmp_path, capsys, monkeypatch):
+    """The stand-in fails every request whose prompt has 101 tokens."""
+    monkeypatch.delenv("NESTEDFP_ADMIN_KEY", raising=False)
+    lengths = [101, 101, 20 if answered else 101]
+    trace = tmp_path / "t.csv"
+    rows = [f"2023-11-16 18:17:0{second},{tokens},5\n" for second, tokens in enumerate(lengths)]
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(rows))
+    flags = (
+        "--policies plain --start 0 --rate 1 --duration 3 --drain 10 --cooldown 0 --slo-ttft-ms 500 --slo-tpot-ms 100"
+    )
+    with started_service([*FAKE, "--plain"], tmp_path / "log", 30.0, lambda _: None) as (url, _):
+        status = main(["--url", url, "--out", str(tmp_path / "runs"), "--trace", str(trace), *flags.split()])
+    (folder,) = (tmp_path / "runs").iterdir()
+    (run,) = json.loads((folder / "summary.json").read_text())["runs"]
+    told = capsys.readouterr()
+    assert "report: " in told.out
+    if answered:
+        assert (status, run["valid"], run["errors"], told.err) == (0, True, 2, "")
+        assert "2 of 3 requests failed; they count as SLO misses: 2 x HTTP 500: made to fail." in told.out
+    else:
+        assert (status, run["valid"], run["errors"]) == (1, False, 3)
+        assert run["invalid_because"] == "none of 3 requests was answered: 3 x HTTP 500: made to fail"
+        assert f"loadtest: plain: {run['invalid_because']}" in told.err
+
+
 def test_a_plain_server_is_calibrated_by_itself(tmp_path, monkeypatch):
     monkeypatch.delenv("NESTEDFP_ADMIN_KEY", raising=False)
     flags = (
