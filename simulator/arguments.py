@@ -15,6 +15,7 @@ from simulator.engine.path_queue import PathCost
 from simulator.errors import SimulationError
 from workload.azure import read_trace
 from workload.resample import JITTER_S
+from workload.strict_yaml import parse_yaml
 from workload.synthetic import MEAN_RATE_RPS
 
 
@@ -150,7 +151,7 @@ def make_scenario(args: argparse.Namespace) -> Scenario:
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file of keys and values."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SimulationError(f"{path}: cannot read the configuration ({error.strerror})") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -51,6 +51,13 @@ def test_a_fault_in_the_configuration_is_named_before_anything_starts(tmp_path, 
     assert message in str(caught.value)
 
 
+def test_a_key_twice_in_the_configuration_is_refused(tmp_path):
+    path = written(tmp_path)
+    path.write_text(path.read_text() + "slo: {ttft_ms: 5000, tpot_ms: 500}\n")
+    with pytest.raises(ExperimentError, match=r"experiment\.yaml: expected YAML: line \d+: .* got 'slo' again"):
+        config.load(path)
+
+
 @pytest.mark.parametrize("option", [{"graph_tokens": 96}, {"weights": "two_copies"}])
 def test_options_of_nested_weights_reach_the_service(tmp_path, option):
     experiment = config.load(written(tmp_path, engine={"plugin": option}))

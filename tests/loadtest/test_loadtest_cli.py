@@ -101,6 +101,11 @@ def test_the_services_slo_and_context_are_read_from_its_configuration(tmp_path):
     assert read_settings(path) == UNKNOWN
     path.write_text("engine: {quantization: none}\nmodel: {max_model_len: 512}\n")
     assert read_settings(path) == ServiceSettings({}, 512, has_controller=False)
+    path.write_text("controller:\n  slo: {ttft_ms: 250}\ncontroller: {}\n")
+    with pytest.raises(
+        LoadtestError, match=r"expected YAML: line 3: .* got 'controller' again, which stands in line 1"
+    ):
+        read_settings(path)
     path.write_text("a: [")
     with pytest.raises(LoadtestError, match="expected YAML"):
         read_settings(path)

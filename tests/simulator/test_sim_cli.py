@@ -315,6 +315,18 @@ def test_wrong_arguments_end_with_one_line_and_status_2(
     assert message in capsys.readouterr().err
 
 
+def test_a_configuration_with_a_section_twice_is_refused(
+    tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = tmp_path / "service.yaml"
+    path.write_text("controller:\n  policy: {name: static_fp8}\ncontroller: {}\n")
+    assert simulate("--trace", trace, "--config", path) == 2
+    assert (
+        "service.yaml: not YAML: line 3: expected each key once in a mapping, got 'controller'"
+        in capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
