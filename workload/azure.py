@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     import _csv
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+MOST_TOKENS = (
+    10_000_000  # more than any context; beyond it is a damaged file, and no number that a load can be computed with
+)
 BACKWARDS_TOLERANCE_S = 1.0  # front ends log slightly out of order; more than this is a damaged file
 
 
@@ -111,7 +114,9 @@ def _count(text: str, column: str, where: str) -> int:
     try:
         count = int(text)
     except ValueError as error:
-        raise TraceError(f"{where}: {column}: expected a whole number, got {text!r}") from error
+        raise TraceError(f"{where}: {column}: expected a whole number, got {text[:40]!r}") from error
     if count < 0:
-        raise TraceError(f"{where}: {column}: expected 0 or more, got {count}")
+        raise TraceError(f"{where}: {column}: expected 0 or more, got {text[:40]}")
+    if count > MOST_TOKENS:
+        raise TraceError(f"{where}: {column}: expected at most {MOST_TOKENS} tokens, got {text[:40]}; correct the line")
     return count

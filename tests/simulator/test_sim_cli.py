@@ -332,6 +332,7 @@ def test_a_configuration_with_a_section_twice_is_refused(
     [
         ("2023-11-16 18:15:47,12", "expected 3 columns, got 2"),
         ("2023-11-16 18:16:00,12,many", "GeneratedTokens: expected a whole number"),
+        ("2023-11-16 18:16:00,1,99999999999999999999999", "GeneratedTokens: expected at most"),
         ("2023-11-16 18:16:00,-1,4", "ContextTokens: expected 0 or more"),
         ("2023-11-16 17:00:00,12,4", "expected times in order"),
         ("yesterday,12,4", "TIMESTAMP: expected"),
