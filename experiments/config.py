@@ -158,7 +158,7 @@ def load(path: Path) -> Experiment:
         return Experiment.model_validate(parse_yaml(path.read_text()))
     except OSError as error:
         raise ExperimentError(f"{path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ExperimentError(f"{path}: expected YAML: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]
