@@ -305,6 +305,18 @@ def test_generated_loads_need_no_trace(kind: str, tmp_path: Path, table: Path):
         (("--trace", "{trace}", "--policy", "static_fp16", "--json", "no/such/folder.json"), "does not exist"),
         (("--generate", "poisson", "--policy", "static_fp16"), "--generate: expected --load"),
         (("--trace", "{trace}", "--policy", "static_fp16", "--fail", "1+2"), "expected WHO@AT+DOWN"),
+        (
+            ("--generate", "poisson", "--load", "0.5", "--policy", "slo_auto", "--fail", "9@1+2"),
+            "--fail: expected 'controller' or a replica from 0 to 0, got 9",
+        ),
+        (
+            ("--trace", "{trace}", "--policy", "slo_auto", "--replicas", "2", "--max-replicas", "4", "--fail", "4@1+2"),
+            "a replica from 0 to 3, got 4",
+        ),
+        (
+            ("--generate", "poisson", "--load", "0.5", "--policy", "slo_auto", "--start", "5"),
+            "--start: of the window of a --trace",
+        ),
         (("--trace", "{trace}", "--policy", "static_fp16", "--frontier", "f.gif"), "ends in .png, .svg or .csv"),
     ],
 )
@@ -313,6 +325,12 @@ def test_wrong_arguments_end_with_one_line_and_status_2(
 ):
     assert simulate(*(argument.format(trace=trace) for argument in arguments)) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("who", ["0", "1", "3", "controller"])
+def test_whatever_may_be_there_may_fail(who: str, trace: Path, table: Path):
+    sizes = ("--replicas", 2, "--max-replicas", 4)
+    assert simulate("--trace", trace, "--table", table, "--policy", "static_fp8", *sizes, "--fail", f"{who}@5+2") == 0
 
 
 def test_a_configuration_with_a_section_twice_is_refused(
