@@ -72,6 +72,7 @@ def _parse_rows(rows: "_csv.Reader", name: str) -> tuple[Arrival, ...]:
     at_column, prompt_column, output_column = (header.index(column) for column in COLUMNS)
 
     times: list[datetime] = []
+    latest = datetime.min  # not the line before: steps back of any small size would add up
     sizes: list[tuple[int, int]] = []
     for row in rows:
         if not row:  # a blank line, as at the end of many files
@@ -82,14 +83,15 @@ def _parse_rows(rows: "_csv.Reader", name: str) -> tuple[Arrival, ...]:
         at = _timestamp(row[at_column], where)
         if times:
             try:
-                backwards_s = (times[-1] - at).total_seconds()
+                backwards_s = (latest - at).total_seconds()
             except TypeError as error:
                 raise TraceError(f"{where}: TIMESTAMP with and without time zone in one file") from error
             if backwards_s > BACKWARDS_TOLERANCE_S:
                 raise TraceError(
                     f"{where}: expected times in order (tolerance {BACKWARDS_TOLERANCE_S:g} s), "
-                    f"got one {backwards_s:.3f} s before its predecessor; sort the file by TIMESTAMP"
+                    f"got one {backwards_s:.3f} s before the latest above it; sort the file by TIMESTAMP"
                 )
+        latest = max(latest, at) if times else at
         times.append(at)
         sizes.append(
             (_count(row[prompt_column], "ContextTokens", where), _count(row[output_column], "GeneratedTokens", where))

@@ -84,7 +84,7 @@ def test_failures_are_one_line_and_status_1(tmp_path, capsys, monkeypatch):
     assert "in the environment variable NESTEDFP_ADMIN_KEY" in capsys.readouterr().err
     assert main(["--config", str(tmp_path / "none.yaml"), *out]) == 1
     assert "none.yaml: cannot read the service configuration" in capsys.readouterr().err
-    assert main(["--url", "http://127.0.0.1:9", "--trace", str(tmp_path / "none.csv"), *out]) == 1
+    assert main(["--url", "http://127.0.0.1:9", "--trace", str(tmp_path / "none.csv"), *out]) == 2
     assert "none.csv: cannot read the trace" in capsys.readouterr().err
     monkeypatch.setenv("NESTEDFP_ADMIN_KEY", "k")
     assert main(["--url", "http://127.0.0.1:9", *out]) == 1

@@ -71,6 +71,10 @@ def test_slightly_swapped_times_are_sorted():
             "t.csv:2: ContextTokens: expected a whole number, got '9{40}'$",
         ),
         ((HEADER, FIRST, "2023-11-16 18:15:40,1,1"), r"t.csv:3: expected times in order .*6.681 s before"),
+        (
+            (HEADER, *(f"2023-11-16 00:00:0{second}.5,1,1" for second in (9, 9, 8, 7))),
+            r"t.csv:5: expected times in order .*got one 2.000 s before the latest above it",
+        ),
         ((HEADER, FIRST, "2023-11-16 18:15:47+00:00,1,1"), "t.csv:3: .*with and without time zone"),
     ],
 )
