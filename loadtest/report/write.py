@@ -51,7 +51,7 @@ class Summary(FrozenModel):
     calibration: Calibration | None
     slo: Slo
     slo_source: str
-    service_slo: dict[str, float]  # what the service's own configuration says about SLOs
+    service_slo: dict[str, float]  # what its controller steers by, from its configuration or its status
     runs: tuple[RunSummary, ...]
     verdict: tuple[str, ...]
     incomplete: str | None = None  # why runs are missing
