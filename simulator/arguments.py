@@ -120,6 +120,8 @@ def check_folders(*paths: Path | None) -> None:
     for path in paths:
         if path is not None and not path.parent.is_dir():
             raise SimulationError(f"{path}: the folder {path.parent} does not exist")
+        if path is not None and path.is_dir():
+            raise SimulationError(f"{path}: expected a file to write, got a folder; name a file in it")
 
 
 def make_scenario(args: argparse.Namespace) -> Scenario:

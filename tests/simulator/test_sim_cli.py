@@ -303,6 +303,10 @@ def test_generated_loads_need_no_trace(kind: str, tmp_path: Path, table: Path):
         (("--trace", "{trace}", "--policy", "static_fp16", "--table", "{trace}"), "not an engine table"),
         (("--trace", "{trace}", "--policy", "static_fp16", "--config", "{trace}"), "expected keys and values"),
         (("--trace", "{trace}", "--policy", "static_fp16", "--json", "no/such/folder.json"), "does not exist"),
+        (
+            ("--trace", "{trace}", "--policy", "static_fp16", "--json", "simulator"),
+            "expected a file to write, got a folder",
+        ),
         (("--generate", "poisson", "--policy", "static_fp16"), "--generate: expected --load"),
         (("--trace", "{trace}", "--policy", "static_fp16", "--fail", "1+2"), "expected WHO@AT+DOWN"),
         (
@@ -325,6 +329,13 @@ def test_wrong_arguments_end_with_one_line_and_status_2(
 ):
     assert simulate(*(argument.format(trace=trace) for argument in arguments)) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_table_is_not_printed_whole(trace: Path, capsys: pytest.CaptureFixture[str]):
+    assert simulate("--trace", trace, "--policy", "static_fp16", "--table", "README.md") == 2
+    error = capsys.readouterr().err
+    assert "README.md: not an engine table: " in error
+    assert len(error) < 400
 
 
 @pytest.mark.parametrize("who", ["0", "1", "3", "controller"])
