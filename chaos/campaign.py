@@ -68,6 +68,7 @@ def running(
     """
     from deploy.config import load
 
+    load(config)  # as it is written: below it is written anew, without a fault such as a key that stands there twice
     settings = yaml.safe_load(config.read_text())
     settings["http"] = {**(settings.get("http") or {}), "port": port}
     own = folder / "deployment.yaml"

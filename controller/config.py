@@ -165,6 +165,9 @@ def check_deployed(deployed: ControllerConfig, new: ControllerConfig) -> None:
         )
 
 
+MOST_SHOWN = 200  # characters of a wrong value
+
+
 def explain(error: ValidationError, prefix: str = "") -> str:
     """Say what is wrong with a configuration, one line per fault: ``key: what is wrong``.
 
@@ -189,4 +192,7 @@ def _explain_one(fault: dict[str, object], prefix: str) -> str:
         return f"{key}.name: expected one of {', '.join(POLICIES)}, got {name!r}"
     if fault["type"] == "value_error":
         return f"{key}: {str(fault['msg']).removeprefix('Value error, ')}"
-    return f"{key}: {fault['msg']}, got {fault['input']!r}"
+    given = repr(fault["input"])
+    if len(given) > MOST_SHOWN:  # it may be a whole file
+        given = f"{given[:MOST_SHOWN]}... ({len(given)} characters)"
+    return f"{key}: {fault['msg']}, got {given}"

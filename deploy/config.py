@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from controller.config import ControllerConfig, explain
 from workload.frozen import FrozenModel
+from workload.strict_yaml import parse_yaml
 
 APP_NAME = "nestedfp"  # of the Serve application, unless another one is given
 ADMIN_KEY_ENV = "NESTEDFP_ADMIN_KEY"  # of the start-up command; no other process gets it
@@ -273,7 +274,7 @@ def load(path: Path) -> DeployConfig:
         ConfigError: one message that lists every fault with its key.
     """
     try:
-        data: Any = yaml.safe_load(path.read_text())
+        data: Any = parse_yaml(path.read_text())
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Command line: arguments in, exit status out."""
+"""Measures an experiment, sums it up, or predicts it without a GPU: python -m experiments COMMAND CONFIG, each with --help."""
 
 import argparse
 import os
@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from benchmarks.results_csv import gpu_description
 from experiments import campaign, config, oracle_bounds, plots, predict, results
+from workload.azure import TraceError
 
 RESULTS = Path("docs") / "results"
 Number = TypeVar("Number", int, float)
@@ -99,7 +100,7 @@ def main(argv: list[str] | None = None) -> int:
         folder = args.results / experiment.name
         if args.command == "summary" and args.add:
             found = results.joined(results.read(folder), found)
-    except config.ExperimentError as error:
+    except (config.ExperimentError, TraceError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     results.write(found, folder)

@@ -13,6 +13,7 @@ from deploy.config import EngineSection
 from nestedfp.vllm_plugin.options import PluginOptions
 from workload.frozen import FrozenModel
 from workload.slo import Slo
+from workload.strict_yaml import parse_yaml
 
 Positive = Annotated[float, Field(gt=0)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,30}$")]
@@ -154,10 +155,10 @@ def load(path: Path) -> Experiment:
         ExperimentError: no such file, no YAML, an unknown key or a value out of range; names the key.
     """
     try:
-        return Experiment.model_validate(yaml.safe_load(path.read_text()))
+        return Experiment.model_validate(parse_yaml(path.read_text()))
     except OSError as error:
         raise ExperimentError(f"{path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ExperimentError(f"{path}: expected YAML: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]

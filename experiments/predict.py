@@ -16,7 +16,7 @@ from experiments.other_ranks import Shape, derive
 from loadtest.report.run_summary import exact_answer_share, fp16_token_share, meets_tpot, meets_ttft
 from simulator.engine.cost_table import EngineTable, read_table, write_table
 from simulator.errors import SimulationError
-from workload.azure import Arrival, read_trace
+from workload.azure import Arrival, TraceError, read_trace
 from workload.frozen import FrozenModel
 from workload.percentiles import Percentiles, percentiles
 from workload.records import read_requests
@@ -47,11 +47,21 @@ class Predictions(FrozenModel):
 
 
 def arrivals(experiment: Experiment, trace: Path, rate_rps: float, seed: int) -> tuple[Arrival, ...]:
-    """Return the arrivals that the load test draws for a rate and seed, by the same functions."""
+    """Return the arrivals that the load test draws for a rate and seed, by the same functions.
+
+    Raises:
+        TraceError: the trace cannot be read.
+        ExperimentError: it does not hold the experiment's load.
+    """
     load = experiment.load
     lengths = Lengths(experiment.engine.max_model_len, load.length_scale, load.max_prompt_tokens, None)
     fitted, _ = fit_lengths(read_trace(trace), lengths)
-    return select_at_rate(fitted, load.start_s, load.duration_s, rate_rps, seed).arrivals
+    try:
+        return select_at_rate(fitted, load.start_s, load.duration_s, rate_rps, seed).arrivals
+    except TraceError as error:
+        raise ExperimentError(
+            f"{trace}: {error} (here they are start_s, rates_rps and duration_s of the configuration's load)"
+        ) from error
 
 
 def limited_table(table: Path, experiment: Experiment, folder: Path, fp16_steps: float = 1.0) -> Path:

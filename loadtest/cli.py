@@ -21,7 +21,8 @@ examples:
   python -m loadtest --url http://127.0.0.1:8000 --policies fp16,adaptive --rate 2 --slo-ttft-ms 500 --slo-tpot-ms 60
   python -m loadtest --url http://127.0.0.1:8001 --policies plain-vllm-serve --rate 2 --slo-ttft-ms 500 --slo-tpot-ms 60
 
-exit status: 0 done, 1 failed (finished runs are still reported), 2 wrong arguments, 130 interrupted
+exit status: 0 done, 1 failed, or no request of a policy was answered (finished runs are still reported), 2 wrong arguments or a
+trace that cannot give the load, 130 interrupted
 """
 
 
@@ -152,7 +153,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with Progress(console) as progress:
             path = run_loadtest(config, progress)
-    except (LoadtestError, TraceError) as error:
+    except TraceError as error:  # as in the simulator
+        print(f"loadtest: {error}", file=sys.stderr)
+        return 2
+    except LoadtestError as error:
         print(f"loadtest: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -4,7 +4,7 @@ import itertools
 import os
 import platform
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean
@@ -40,7 +40,11 @@ SYNTHETIC_S = 3600.0
 
 
 def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
-    """Run everything; returns the path of the report. Finished runs are reported even when a later one fails."""
+    """Run everything; returns the path of the report. Finished runs are reported even when a later one fails.
+
+    Raises:
+        LoadtestError: what was asked for could not be measured; also where a policy ran and none of its requests was answered.
+    """
     trace = read_trace(config.trace) if config.trace else synthetic_trace(config.seed, SYNTHETIC_S)
     machine = (
         f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
@@ -53,12 +57,14 @@ def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
             "directives: give --policies plain"
         )
     started = datetime.now(UTC)
-    out_dir = new_folder(config.out, started.strftime("%Y%m%dT%H%M%SZ"))
-    progress.note(f"results go to {out_dir}")
-    with _service(config, out_dir, progress) as service:
-        model, served_context = service.model()
-        model = config.model or model
+    key = None if config.url is None else _key(config)
+    with (
+        _results_folder(config.out, started.strftime("%Y%m%dT%H%M%SZ"), progress) as out_dir,
+        _service(config, key, out_dir, progress) as service,
+    ):
+        model, served_context = service.model(config.model)
         context = config.context_tokens or served_context or settings.context_tokens or DEFAULT_CONTEXT_TOKENS
+        service_slo = settings.slo or service.slo()
         lengths = Lengths(context, config.length_scale, config.max_prompt_tokens, config.max_output_tokens)
         fitted, scale = fit_lengths(trace, lengths)
         calibration = None
@@ -86,7 +92,7 @@ def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
                 calibration=calibration,
                 slo=slo,
                 slo_source=_slo_source(config),
-                service_slo=settings.slo,
+                service_slo=service_slo,
                 runs=tuple(runs),
                 verdict=verdict(runs, calibration),
                 incomplete=incomplete,
@@ -108,14 +114,31 @@ def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
             if runs:
                 progress.note(f"report of the finished runs: {report(str(error) or 'interrupted')}")
             raise
-        return report(None)
+        path = report(None)
+        if silent := [f"{run.policy}: {run.invalid_because}" for run in runs if run.unanswered]:
+            progress.note(f"report: {path}")
+            raise LoadtestError("; ".join(silent))
+        return path
 
 
 @contextmanager
-def _service(config: LoadtestConfig, out_dir: Path, progress: Progress) -> Iterator[ServiceClient]:
+def _results_folder(parent: Path, name: str, progress: Progress) -> Iterator[Path]:
+    """A new folder, which goes again where the load test ends before anything is in it."""
+    path = new_folder(parent, name)
+    progress.note(f"results go to {path}")
+    try:
+        yield path
+    except BaseException:
+        with suppress(OSError):  # not empty
+            path.rmdir()
+        raise
+
+
+@contextmanager
+def _service(config: LoadtestConfig, key: str | None, out_dir: Path, progress: Progress) -> Iterator[ServiceClient]:
     if config.url is not None:
         addresses(config.url)  # refuses a public one before anything is sent
-        with ServiceClient(config.url, _key(config), allow_host=config.allow_host) as service:
+        with ServiceClient(config.url, key, allow_host=config.allow_host) as service:
             try:
                 yield service
             finally:
@@ -125,8 +148,8 @@ def _service(config: LoadtestConfig, out_dir: Path, progress: Progress) -> Itera
     assert config.service_config is not None, "LoadtestConfig demands one of the two"
     command = serve_command(config.service_config)
     with (
-        started_service(command, out_dir / "service.log", config.start_limit_s, progress.say) as (url, key),
-        ServiceClient(url, key) as service,
+        started_service(command, out_dir / "service.log", config.start_limit_s, progress.say) as (url, made_key),
+        ServiceClient(url, made_key) as service,
     ):
         progress.note(f"service ready at {url}")
         yield service
@@ -145,8 +168,8 @@ def _key(config: LoadtestConfig) -> str | None:
         return None
     if not key:
         raise LoadtestError(
-            f"expected the admin key of the service in {where}; "
-            "a server without a controller needs none: give --policies plain"
+            f"expected the admin key of the service in {where}; make serve leaves it in a file: give --admin-key-file "
+            "runs/admin.key; a server without a controller needs none: give --policies plain"
         )
     if not key.isascii() or not key.isprintable():
         raise LoadtestError(f"expected one line of ASCII as the key in {where}")

@@ -24,6 +24,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
+from models.arguments import checkpoint, text_file
 from models.text import Stream, encode, read_lines
 from nestedfp.format import LIMIT, split, upper_to_float
 from nestedfp.kernels.activations import quantize_per_token
@@ -92,8 +93,10 @@ def table(report: dict[str, Any]) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Held-out loss of a checkpoint in FP16 and in FP8.")
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("--text", type=Path, required=True, help="held-out text, .txt or .txt.xz, one paragraph a line")
+    parser.add_argument("checkpoint", type=checkpoint)
+    parser.add_argument(
+        "--text", type=text_file, required=True, help="held-out text, .txt or .txt.xz, one paragraph a line"
+    )
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--json", type=Path, help="also write the numbers here")
     args = parser.parse_args(argv)

@@ -10,6 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
+from models.arguments import checkpoint
+
 PROMPTS = (
     "Once upon a time there was a fox who",
     "The old witch opened the door and said,",
@@ -31,7 +33,7 @@ def continuation(path: Path, prompt: str, tokens: int, seed: int) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Sample from a checkpoint.")
-    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("checkpoint", type=checkpoint)
     parser.add_argument("--prompt", action="append", help="may be given several times")
     parser.add_argument("--tokens", type=int, default=120)
     parser.add_argument("--seed", type=int, default=1)

@@ -24,6 +24,7 @@ from torch import nn
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
+from models.arguments import text_file
 from models.text import encode, read_lines
 from models.tokenizer import save_tokenizer, train_tokenizer
 from nestedfp.format import LIMIT
@@ -194,9 +195,9 @@ def save_model(model: LlamaForCausalLM, out: Path, end_id: int) -> None:
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train the demonstration model.")
     parser.add_argument(
-        "--train", type=Path, required=True, help="text to learn, .txt or .txt.xz, one paragraph a line"
+        "--train", type=text_file, required=True, help="text to learn, .txt or .txt.xz, one paragraph a line"
     )
-    parser.add_argument("--test", type=Path, required=True, help="held-out text, the same form")
+    parser.add_argument("--test", type=text_file, required=True, help="held-out text, the same form")
     parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--minutes", type=float, default=3.0, help="time budget; the schedule shrinks to it")

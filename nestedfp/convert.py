@@ -149,9 +149,9 @@ def convert(source: Path, target: Path, include: str | None = None) -> Report:
 
     Raises:
         CheckpointError: when the source cannot be converted; the target does not exist then.
+        OSError: when a file cannot be read or written; likewise.
     """
-    if target.exists():
-        raise CheckpointError(f"{target} exists; name a folder that does not, or remove it")
+    _check_target(target)
     if not (source / "config.json").is_file():
         raise CheckpointError(f"{source}: no config.json; expected a Hugging Face checkpoint folder")
     config = json.loads((source / "config.json").read_text())
@@ -211,6 +211,23 @@ def _convert_shard(shard: Path, folder: Path, nested: set[str]) -> list[str]:
     return list(tensors)
 
 
+def _check_target(target: Path) -> None:
+    """See whether the target can be made, before the shards are read, which takes minutes."""
+    if target.exists():
+        raise CheckpointError(f"{target} exists; name a folder that does not, or remove it")
+    there = next(parent for parent in target.absolute().parents if parent.exists())
+    if not there.is_dir():
+        raise CheckpointError(f"{target}: expected a folder to make it in, and {there} is a file; name another target")
+
+
+def _regular_expression(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"expected a regular expression, got {text!r}: {error}") from error
+    return text
+
+
 def main(argv: list[str] | None = None) -> int:
     """Command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="nestedfp-convert", description=__doc__.split("\n\n")[0] if __doc__ else None)
@@ -218,6 +235,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("target", type=Path, help="folder to make")
     parser.add_argument(
         "--include",
+        type=_regular_expression,
         help="names of weights to nest (regular expression); all others stay plain FP16 when served, too. Default: the "
         "projections of decoder layers on disk, and whatever else can be nested while it loads",
     )
@@ -225,8 +243,12 @@ def main(argv: list[str] | None = None) -> int:
     began_s = time.monotonic()
     try:
         report = convert(args.source, args.target, args.include)
-    except (CheckpointError, re.error) as error:
+    except CheckpointError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        where = error.filename or args.target  # of a full disk the system names no file
+        print(f"error: {where}: cannot be read or written: {error.strerror or error}", file=sys.stderr)
         return 2
     seconds = time.monotonic() - began_s
     print(f"{args.target}: {report.summary()}; {report.bytes_read / 1e9:.2f} GB of weights in {seconds:.1f} s")

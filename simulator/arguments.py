@@ -15,6 +15,7 @@ from simulator.engine.path_queue import PathCost
 from simulator.errors import SimulationError
 from workload.azure import read_trace
 from workload.resample import JITTER_S
+from workload.strict_yaml import parse_yaml
 from workload.synthetic import MEAN_RATE_RPS
 
 
@@ -83,6 +84,10 @@ def check_window(args: argparse.Namespace) -> None:
     """One source of requests, and a span that can be."""
     if (args.trace is None) == (args.generate is None):
         raise SimulationError("expected one of --trace and --generate")
+    if args.generate is not None and args.start:
+        raise SimulationError(
+            f"--start: of the window of a --trace; a generated load begins at 0 s, got {args.start:g}: leave it out"
+        )
     if args.duration is not None and not 0 < args.duration < float("inf"):
         raise SimulationError(f"--duration: expected seconds above 0, got {args.duration:g}")
 
@@ -115,6 +120,8 @@ def check_folders(*paths: Path | None) -> None:
     for path in paths:
         if path is not None and not path.parent.is_dir():
             raise SimulationError(f"{path}: the folder {path.parent} does not exist")
+        if path is not None and path.is_dir():
+            raise SimulationError(f"{path}: expected a file to write, got a folder; name a file in it")
 
 
 def make_scenario(args: argparse.Namespace) -> Scenario:
@@ -123,7 +130,7 @@ def make_scenario(args: argparse.Namespace) -> Scenario:
         raise SimulationError("--path-request-us: expected --path-us beside it, the cost of a token")
     path = None if args.path_us is None else {"per_token_us": args.path_us, "per_request_us": args.path_request_us}
     try:
-        return Scenario.model_validate(
+        scenario = Scenario.model_validate(
             {
                 "replicas": args.replicas,
                 "max_replicas": args.max_replicas,
@@ -145,12 +152,25 @@ def make_scenario(args: argparse.Namespace) -> Scenario:
         )
     except ValidationError as error:
         raise SimulationError(explain(error).replace("\n", "; ")) from error
+    _check_failures(scenario)
+    return scenario
+
+
+def _check_failures(scenario: Scenario) -> None:
+    """A replica that there never is cannot fail: the run would rehearse nothing, and look as if all had been withstood."""
+    most = max(scenario.replicas, scenario.max_replicas or 0)  # added ones take the next numbers
+    for failure in scenario.failures:
+        if failure.replica is not None and failure.replica >= most:
+            raise SimulationError(
+                f"--fail: expected 'controller' or a replica from 0 to {most - 1}, got {failure.replica}: there are {most} at "
+                "most (--replicas, --max-replicas)"
+            )
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file of keys and values."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SimulationError(f"{path}: cannot read the configuration ({error.strerror})") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from docs.draw import __main__ as draw
+from docs.draw import architecture, bits, burst
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (
     "benchmarks",
@@ -62,3 +65,19 @@ def test_every_command_of_ours_that_a_manual_names_is_there(manual: Path) -> Non
         for name, path in places.items()
         if not (path.with_suffix(".py").exists() or (path / "__main__.py").exists())
     }
+
+
+def test_the_help_of_the_pictures_draws_none(capsys, monkeypatch):
+    for picture in (architecture, bits, burst):
+        monkeypatch.setattr(picture, "draw", lambda: pytest.fail("drawn"))
+    with pytest.raises(SystemExit) as caught:
+        draw.main(["--help"])
+    assert caught.value.code == 0
+    assert "Draws the pictures of the documents" in capsys.readouterr().out
+
+
+def test_the_pictures_are_drawn_and_named(capsys, monkeypatch):
+    for name, picture in {"a.svg": architecture, "b.svg": bits, "c.svg": burst}.items():
+        monkeypatch.setattr(picture, "draw", lambda name=name: Path(name))
+    draw.main([])
+    assert set(capsys.readouterr().out.splitlines()) == {"drawn: a.svg", "drawn: b.svg", "drawn: c.svg"}

@@ -95,6 +95,7 @@ DRIVERS = (
     "simulator/search/warm_start.py",
     "workload/azure.py",
     "workload/records.py",
+    "workload/strict_yaml.py",
 )
 
 

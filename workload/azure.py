@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     import _csv
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+MOST_TOKENS = (
+    10_000_000  # more than any context; beyond it is a damaged file, and no number that a load can be computed with
+)
 BACKWARDS_TOLERANCE_S = 1.0  # front ends log slightly out of order; more than this is a damaged file
 
 
@@ -69,6 +72,7 @@ def _parse_rows(rows: "_csv.Reader", name: str) -> tuple[Arrival, ...]:
     at_column, prompt_column, output_column = (header.index(column) for column in COLUMNS)
 
     times: list[datetime] = []
+    latest = datetime.min  # not the line before: steps back of any small size would add up
     sizes: list[tuple[int, int]] = []
     for row in rows:
         if not row:  # a blank line, as at the end of many files
@@ -79,14 +83,15 @@ def _parse_rows(rows: "_csv.Reader", name: str) -> tuple[Arrival, ...]:
         at = _timestamp(row[at_column], where)
         if times:
             try:
-                backwards_s = (times[-1] - at).total_seconds()
+                backwards_s = (latest - at).total_seconds()
             except TypeError as error:
                 raise TraceError(f"{where}: TIMESTAMP with and without time zone in one file") from error
             if backwards_s > BACKWARDS_TOLERANCE_S:
                 raise TraceError(
                     f"{where}: expected times in order (tolerance {BACKWARDS_TOLERANCE_S:g} s), "
-                    f"got one {backwards_s:.3f} s before its predecessor; sort the file by TIMESTAMP"
+                    f"got one {backwards_s:.3f} s before the latest above it; sort the file by TIMESTAMP"
                 )
+        latest = max(latest, at) if times else at
         times.append(at)
         sizes.append(
             (_count(row[prompt_column], "ContextTokens", where), _count(row[output_column], "GeneratedTokens", where))
@@ -111,7 +116,9 @@ def _count(text: str, column: str, where: str) -> int:
     try:
         count = int(text)
     except ValueError as error:
-        raise TraceError(f"{where}: {column}: expected a whole number, got {text!r}") from error
+        raise TraceError(f"{where}: {column}: expected a whole number, got {text[:40]!r}") from error
     if count < 0:
-        raise TraceError(f"{where}: {column}: expected 0 or more, got {count}")
+        raise TraceError(f"{where}: {column}: expected 0 or more, got {text[:40]}")
+    if count > MOST_TOKENS:
+        raise TraceError(f"{where}: {column}: expected at most {MOST_TOKENS} tokens, got {text[:40]}; correct the line")
     return count

@@ -119,6 +119,8 @@ class ServiceStatus(PeerRecord):
     mode: str  # of the directive in force
     epoch: Count
     reason: str = ""
+    slo_ttft_ms: float | None = None  # what the controller steers by; None: not reported
+    slo_tpot_ms: float | None = None
     path_saturated: bool = False  # the path limits a replica, not its engine
     proxy: ProxyStatus | None = None  # None: not reported
     replicas: tuple[ServiceReplica, ...]

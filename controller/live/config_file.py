@@ -6,6 +6,7 @@ import yaml
 from pydantic import ValidationError
 
 from controller.config import ControllerConfig, check_deployed, check_reload, explain
+from workload.strict_yaml import parse_yaml
 
 SECTION = "controller"
 LOOK_EVERY_S = 1.0
@@ -32,7 +33,7 @@ class ConfigFile:
         if self.path is None:
             raise ValueError("this controller was started without a configuration file: there is nothing to reload")
         try:
-            data = yaml.safe_load(self.path.read_text())
+            data = parse_yaml(self.path.read_text())
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise ValueError(f"{self.path}: cannot be read: {error}") from None
         if not isinstance(data, dict):

@@ -43,7 +43,7 @@ def replay(lines: Iterable[str]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         try:
-            entry = json.loads(line)
+            entry = _entry(line)
             kind = entry["kind"]
             if kind == "config":
                 if entry["schema_version"] != SCHEMA_VERSION:
@@ -60,10 +60,25 @@ def replay(lines: Iterable[str]) -> dict[str, int]:
             raise RecordingError(f"line {number}: {error}") from None
         except ValidationError as error:
             raise RecordingError(f"line {number}: {explain(error)}") from None
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise RecordingError(f"line {number}: not a line of a recording: {error!r}") from None
+        except KeyError as error:
+            raise RecordingError(f"line {number}: not a line of a recording: the key {error} is missing") from None
+        except TypeError as error:
+            raise RecordingError(f"line {number}: not a line of a recording: {error}") from None
         counts[kind] = counts.get(kind, 0) + 1
     return counts
+
+
+def _entry(line: str) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError:
+        entry = None
+    if not isinstance(entry, dict):
+        raise RecordingError(
+            f"not a line of a recording: expected a JSON object, got {line.strip()[:60]!r}; give the file that "
+            "input_record names in the service's configuration"
+        )
+    return entry
 
 
 def _play(number: int, loop: ControlLoop, entry: dict[str, Any]) -> None:

@@ -36,6 +36,7 @@ from deploy.config import ConfigError
 from deploy.front.replies import Headers, Refused
 from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS
 from workload.frozen import FrozenModel
+from workload.strict_yaml import DuplicateKeyError, parse_yaml
 
 log = logging.getLogger(__name__)
 
@@ -118,9 +119,14 @@ def load(path: Path) -> KeysFile:
         ConfigError: naming the file and every fault; nothing of a key is in the message.
     """
     try:
-        data = yaml.safe_load(path.read_text())
+        data = parse_yaml(path.read_text())
     except OSError as error:
         raise ConfigError(f"{path}: the file of keys cannot be read: {error.strerror}") from None
+    except DuplicateKeyError as error:  # without the name: somebody may have written a key there
+        raise ConfigError(
+            f"{path}:{error.line}: the same name stands in line {error.first_line} already, and one of them would be ignored: "
+            "remove one"
+        ) from None
     except (yaml.YAMLError, UnicodeDecodeError):
         raise ConfigError(f"{path}: the file of keys is not valid YAML") from None
     try:

@@ -1,9 +1,11 @@
 """The processes of the service and what passes between them."""
 
+from pathlib import Path
+
 from docs.draw.style import CONTROL, FP8, FP16, INK, NEUTRAL, arrow, box, canvas, save
 
 
-def draw() -> None:
+def draw() -> Path:
     """Write ``architecture.svg``."""
     figure, axes = canvas(8.6, 4.2)
     box(axes, 0.2, 1.55, 1.1, 0.8, "clients\nOpenAI API", NEUTRAL)
@@ -31,4 +33,4 @@ def draw() -> None:
         size=7.5,
         color=INK,
     )
-    save(figure, "architecture")
+    return save(figure, "architecture")

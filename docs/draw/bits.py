@@ -1,5 +1,7 @@
 """The split of a weight: 16 bits of FP16 into two planes of 8, by the format's own code."""
 
+from pathlib import Path
+
 import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
@@ -12,7 +14,7 @@ CELL = 0.36
 SIGN, EXPONENT, KEPT, DROPPED = "#8250df", NEUTRAL, FP8, FP16
 
 
-def draw() -> None:
+def draw() -> Path:
     """Write ``bits.svg``."""
     weight = torch.tensor([EXAMPLE], dtype=torch.float16)
     upper, lower = split(weight)
@@ -38,7 +40,7 @@ def draw() -> None:
     for x, target in ((left + 4.5 * CELL, half[0] + 4 * CELL), (left + 12 * CELL, half[1] + 4 * CELL)):
         arrow = {"arrowstyle": "-|>", "color": NEUTRAL, "lw": 1.2}
         axes.annotate("", xy=(target, 1.68), xytext=(x, 2.24), arrowprops=arrow)
-    save(figure, "bits")
+    return save(figure, "bits")
 
 
 def _row(axes: Axes, left: float, bottom: float, bits: str, colours: list[str], names: list[str]) -> None:

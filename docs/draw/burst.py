@@ -5,6 +5,7 @@ and double for half a minute.
 """
 
 from itertools import pairwise
+from pathlib import Path
 from time import monotonic
 
 import numpy as np
@@ -27,7 +28,7 @@ BIN_S = 2.0
 POLICIES = {"static_fp16": ("FP16 alone", FP16), "static_fp8": ("FP8 alone", FP8), "deadlines": ("deadlines", CONTROL)}
 
 
-def draw() -> None:
+def draw() -> Path:
     """Write ``burst.svg``."""
     table = read_table()
     capacity_rps = make_bench(table, synthetic_trace(1, 300.0, 20.0, bursts=False)).fp16_capacity_rps
@@ -47,7 +48,7 @@ def draw() -> None:
     ttft.set(yscale="log", ylabel="TTFT p90, ms")
     ttft.legend(loc="upper right", fontsize=8)
     share.set(xlabel="seconds", xlim=(0, END_S))
-    save(figure, "burst")
+    return save(figure, "burst")
 
 
 def _arrivals(capacity_rps: float) -> list[Arrival]:

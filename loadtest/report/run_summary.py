@@ -5,11 +5,11 @@ planned requests, so one that failed or was never sent misses the SLO; goodput d
 window, which is the same for every policy.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal
 
-from loadtest.report.error_kinds import error_kinds
+from loadtest.report.error_kinds import error_kinds, most_frequent
 from loadtest.report.standing import (
     LATE_MS,
     ClientSummary,
@@ -61,12 +61,17 @@ class RunSummary(FrozenModel):
     replicas_fewest: int | None = None  # whose engines answered at any time of the run; None: no status
     replicas_most: int | None = None
     late_starts: int  # requests that left more than 50 ms late
-    valid: bool  # the client was on time
+    valid: bool  # the client was on time, and at least one request was answered
     invalid_because: str | None = None
     saturated_by: Limit  # what the requests stood in front of; "none" when nothing was short, "unknown" without /status
     where: dict[str, PlaceStats]  # requests by place: mean and largest number in the arrival window
     path: PathSummary | None  # None: not reported
     client: ClientSummary
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether every request failed: then the latencies are of nothing."""
+        return self.errors == self.requests
 
 
 def meets_ttft(record: RequestRecord, slo: Slo) -> bool:
@@ -142,7 +147,8 @@ def summarise(
     window = [sample for sample in samples if 0 < sample.at_s <= duration_s]
     told = statuses(samples)
     late = sum(r.dispatch_lag_ms is not None and r.dispatch_lag_ms > LATE_MS for r in records)
-    invalid = _invalid(late, count)
+    kinds = error_kinds(record.error for record in records if record.error is not None)
+    invalid = _invalid(late, kinds, count)
     share, source = fp16_token_share(records), "responses"
     if share is None and len(told) > 1:
         fp16 = counter_growth(samples, lambda replica: replica.tokens_fp16)
@@ -152,8 +158,8 @@ def summarise(
         {
             "policy": records[0].policy,
             "requests": count,
-            "errors": sum(record.error is not None for record in records),
-            "error_kinds": error_kinds(record.error for record in records if record.error is not None),
+            "errors": sum(kinds.values()),
+            "error_kinds": kinds,
             "rate_rps": count / duration_s,
             "duration_s": duration_s,
             "drained_s": drained_s,
@@ -178,7 +184,7 @@ def summarise(
             "late_starts": late,
             "valid": invalid is None,
             "invalid_because": invalid,
-            "saturated_by": "client" if invalid else limited_by(window),
+            "saturated_by": "client" if _too_late(late, count) else limited_by(window),
             "where": places(window),
             "path": path_summary(window),
             "client": client_summary(records, samples),
@@ -186,7 +192,14 @@ def summarise(
     )
 
 
-def _invalid(late: int, count: int) -> str | None:
-    if late > LATE_SHARE * count:
+def _too_late(late: int, count: int) -> bool:
+    return late > LATE_SHARE * count
+
+
+def _invalid(late: int, kinds: Mapping[str, int], count: int) -> str | None:
+    """Why the run says nothing about the service."""
+    if sum(kinds.values()) == count:  # before lateness: what was late got no answer either
+        return f"none of {count} requests was answered: {most_frequent(kinds)}"
+    if _too_late(late, count):
         return f"{late} of {count} requests left more than {LATE_MS:g} ms late"
     return None

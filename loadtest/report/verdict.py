@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from math import sqrt
 
 from loadtest.calibrate import Calibration, capacity_text
+from loadtest.report.error_kinds import most_frequent
 from loadtest.report.run_summary import RunSummary
 from loadtest.report.standing import LATE_MS
 
@@ -115,8 +116,13 @@ def _cautions(run: RunSummary) -> list[str]:
     name = NAMES.get(run.policy, run.policy)
     cautions = []
     if run.errors:
-        cautions.append(f"Caution: {name}: {run.errors} of {run.requests} requests failed; they count as SLO misses.")
-    if not run.valid:
+        cautions.append(
+            f"Caution: {name}: {run.errors} of {run.requests} requests failed; they count as SLO misses: "
+            f"{most_frequent(run.error_kinds)}."
+        )
+    if run.unanswered:
+        cautions.append(f"Caution: {name}: INVALID: no request was answered; its numbers say nothing of the service.")
+    elif not run.valid:
         cautions.append(
             f"Caution: {name}: INVALID, the client was the limit: {run.invalid_because} (p99 "
             f"{run.dispatch_lag_ms.p99 or 0:.0f} ms); the lateness is in their latencies. The sender lacks CPU."

@@ -51,7 +51,7 @@ class Summary(FrozenModel):
     calibration: Calibration | None
     slo: Slo
     slo_source: str
-    service_slo: dict[str, float]  # what the service's own configuration says about SLOs
+    service_slo: dict[str, float]  # what its controller steers by, from its configuration or its status
     runs: tuple[RunSummary, ...]
     verdict: tuple[str, ...]
     incomplete: str | None = None  # why runs are missing
@@ -106,7 +106,7 @@ def table_row(run: RunSummary) -> tuple[str, ...]:
     return (
         NAMES.get(run.policy, run.policy),
         str(run.requests),
-        str(run.errors),
+        str(run.errors) + (" INVALID" if run.unanswered else ""),
         _three(run.ttft_ms, 0),
         _three(run.tpot_ms, 1),
         f"{100 * run.slo_attainment:.1f} %",
@@ -118,7 +118,7 @@ def table_row(run: RunSummary) -> tuple[str, ...]:
         "?" if run.max_waiting is None else str(run.max_waiting),
         str(run.where["in_path"].max) if "in_path" in run.where else "?",
         "?" if run.dispatch_lag_ms.p99 is None else f"{run.dispatch_lag_ms.p99:.1f}",
-        str(run.late_starts) + ("" if run.valid else " INVALID"),
+        str(run.late_starts) + ("" if run.valid or run.unanswered else " INVALID"),
     )
 
 

@@ -23,6 +23,10 @@ REPLY_LIMIT_S = 10.0
 POLL_S = 0.5
 
 
+class NoModelListError(ServiceError):
+    """The server has no list of its models."""
+
+
 class ServiceClient:
     """A running service. Every failure is a ServiceError that names the endpoint.
 
@@ -73,17 +77,43 @@ class ServiceClient:
             return False
         return True
 
-    def model(self) -> tuple[str, int | None]:
-        """Name of the served model and, where the service tells it, its context in tokens."""
-        answer = self._json("GET", "/v1/models")
+    def slo(self) -> dict[str, float]:
+        """What the controller steers by, as in the section ``slo`` of its configuration; empty where the server does not tell."""
         try:
-            card = answer["data"][0]
-            context = card.get("max_model_len")
-            return str(card["id"]), context if isinstance(context, int) and context > 1 else None
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            status = self.status()
+        except ServiceError:
+            return {}
+        told = {"ttft_ms": status.slo_ttft_ms, "tpot_ms": status.slo_tpot_ms}
+        return {name: value for name, value in told.items() if value is not None}
+
+    def model(self, wanted: str | None = None) -> tuple[str, int | None]:
+        """Name of a served model and, where the service tells it, its context in tokens.
+
+        Args:
+            wanted: the name of the model; None: the first one that the service lists.
+
+        Raises:
+            ServiceError: the service does not list it, or does not answer.
+        """
+        try:
+            answer = self._json("GET", "/v1/models")
+        except NoModelListError:
+            if wanted is None:
+                raise
+            return wanted, None
+        try:
+            contexts = {str(card["id"]): card.get("max_model_len") for card in answer["data"]}
+            name = next(iter(contexts)) if wanted is None else wanted
+        except (KeyError, StopIteration, TypeError, AttributeError) as error:
             raise ServiceError(
                 f'GET /v1/models: expected {{"data": [{{"id": ...}}]}}, got {str(answer)[:200]}; give --model'
             ) from error
+        if name not in contexts:  # each request would fail
+            raise ServiceError(
+                f"--model: expected one that {self.url} serves, {', '.join(contexts) or 'none'}, got {name}"
+            )
+        context = contexts[name]
+        return name, context if isinstance(context, int) and context > 1 else None
 
     def direct(self, mode: DirectiveName, limit_s: float, progress: Callable[[str], None]) -> ServiceStatus:
         """Give a directive and wait until it is in force everywhere and no request waits or runs."""
@@ -126,6 +156,8 @@ class ServiceClient:
                 f"{where}: expected HTTP 200, got {reply.status_code}: {reply.text[:200]}; a server without a controller "
                 "takes no directives: give --policies plain"
             )
+        if reply.status_code in (404, 405, 501) and path == "/v1/models":
+            raise NoModelListError(f"{where}: HTTP {reply.status_code}: the server lists no models; give --model")
         if not reply.is_success:
             raise ServiceError(f"{where}: expected HTTP 200, got {reply.status_code}: {reply.text[:200]}")
         try:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from controller.config import ControllerConfig
 from loadtest.errors import LoadtestError
+from workload.strict_yaml import parse_yaml
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ UNKNOWN = ServiceSettings({}, None)
 def read_settings(path: Path) -> ServiceSettings:
     """Read a service configuration; one that is not YAML is refused before the service is started."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise LoadtestError(f"{path}: cannot read the service configuration ({error.strerror})") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from controller.config import ControllerConfig, explain
 from nestedfp.modes import Mode
-from simulator.arguments import make_parser, read_section, read_yaml
+from simulator.arguments import check_folders, make_parser, read_section, read_yaml
 from simulator.cluster.cluster import Cluster, RunResult
 from simulator.cluster.scenario import Scenario
 from simulator.engine.cost_table import EngineLimits, EngineTable, Source, read_table
@@ -47,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the comparison")
     args = parser.parse_args(arguments)
     try:
+        check_folders(args.json)
         found = validate(args)
         if args.json is not None:
             args.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

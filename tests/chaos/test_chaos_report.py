@@ -8,12 +8,13 @@ from collections import Counter
 import pytest
 
 from benchmarks.http import http_procs
-from chaos import faults, report, soak
+from chaos import campaign, faults, report, soak
 from chaos.__main__ import main
 from chaos.abuse import attacks, hostile
 from chaos.fault_cost import FaultResult
 from chaos.soak import SoakResult, SoakSample
 from chaos.watch import KINDS
+from deploy.config import ConfigError
 
 GOOD = FaultResult("engine killed", 0.51, 40.2, 7, 3, 0, 0, "120 requests; 3 closed")
 
@@ -158,3 +159,14 @@ def test_every_process_that_can_be_hit_belongs_to_a_kind_that_is_looked_for():
     for fault in faults.FAULTS.values():
         if hasattr(fault, "args"):
             assert fault.args[0] in KINDS
+
+
+def test_a_configuration_with_a_key_twice_is_refused_and_not_written_anew_without_it(tmp_path):
+    path = tmp_path / "service.yaml"
+    path.write_text("replicas: 2\nreplicas: 1\n")
+    with (
+        pytest.raises(ConfigError, match="line 2: expected each key once in a mapping, got 'replicas' again"),
+        campaign.running(path, 8000, tmp_path, 1.0, lambda _: None),
+    ):
+        pytest.fail("started")
+    assert not (tmp_path / "deployment.yaml").exists()

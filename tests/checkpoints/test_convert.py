@@ -7,6 +7,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from nestedfp import convert as nested_convert
 from nestedfp.checkpoint import INDEX_NAME, CheckpointError
 from nestedfp.convert import convert, main
 from nestedfp.format import FORMAT_VERSION, join
@@ -149,6 +150,30 @@ def test_the_command_line_says_what_is_wrong(tmp_path, capsys, make, message):
     assert main([str(make(tmp_path / "a")), str(tmp_path / "b")]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
+
+
+def test_a_target_that_cannot_be_made_is_one_line(tmp_path, capsys):
+    source = write(tmp_path / "a", weights())
+    (tmp_path / "file").write_text("")
+    assert main([str(source), str(tmp_path / "file" / "b")]) == 2
+    assert f"expected a folder to make it in, and {tmp_path / 'file'} is a file" in capsys.readouterr().err
+    assert main([str(source), "/proc/x/y"]) == 2
+    assert "error: /proc/x" in (said := capsys.readouterr().err)
+    assert said.count("\n") == 1
+
+
+def test_a_target_in_a_file_is_refused_before_the_shards_are_read(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(nested_convert, "classify", lambda *_: pytest.fail("read"))
+    with pytest.raises(CheckpointError, match="is a file"):
+        convert(write(tmp_path / "a", weights()), tmp_path / "file" / "b" / "c")
+
+
+def test_a_wrong_include_is_named(tmp_path, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([str(write(tmp_path / "a", weights())), str(tmp_path / "b"), "--include", "["])
+    assert caught.value.code == 2
+    assert "argument --include: expected a regular expression, got '[': unterminated" in capsys.readouterr().err
 
 
 def test_the_command_line_reports(tmp_path, capsys):

@@ -17,7 +17,7 @@ with warnings.catch_warnings():
     from safetensors import safe_open
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from models import evaluate, text, train
+    from models import evaluate, sample, text, train
 
 pytestmark = pytest.mark.slow  # trains a model
 
@@ -112,3 +112,25 @@ def test_an_empty_text_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("\n\n")
     with pytest.raises(ValueError, match="no text in the file"):
         text.read_lines(tmp_path / "empty.txt")
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "message"),
+    [
+        (sample, ["{none}"], "checkpoint: expected the folder of a checkpoint"),
+        (sample, ["{empty}"], "no config.json in it"),
+        (evaluate, ["{empty}", "--text", "{text}"], "no config.json in it"),
+        (evaluate, ["models/fairytales-8m", "--text", "{none}"], "--text: expected a file with text"),
+        (train, ["--train", "{none}", "--test", "{text}", "--out", "{out}"], "--train: expected a file with text"),
+        (train, ["--train", "{text}", "--test", "{empty}", "--out", "{out}"], "--test: expected a file with text"),
+    ],
+)
+def test_what_is_not_there_is_named_before_anything_is_loaded_or_made(tmp_path, capsys, script, words, message):
+    places = {name: tmp_path / name for name in ("none", "empty", "text", "out")}
+    places["empty"].mkdir()
+    places["text"].write_text("Once upon a time.")
+    with pytest.raises(SystemExit) as caught:
+        script.main([word.format(**places) for word in words])
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not places["out"].exists()

@@ -102,6 +102,13 @@ def test_a_fault_gives_one_line_that_names_the_key(data: dict[str, Any], line: s
     assert "\n" not in text
 
 
+def test_a_value_that_is_a_whole_file_is_shortened() -> None:
+    line = explain_fault({"lease_s": 5000 * "x"})
+    assert line.startswith("lease_s: ")
+    assert line.endswith("xxx... (5002 characters)")
+    assert len(line) < 400
+
+
 def test_two_faults_give_two_lines_under_the_prefix_of_the_file() -> None:
     lines = explain_fault({"lease": 1, "guards": {"quorum": 2}}, "controller.").splitlines()
     assert [line.split(":")[0] for line in lines] == ["controller.guards.quorum", "controller.lease"]

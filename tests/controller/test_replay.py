@@ -79,7 +79,10 @@ def test_an_input_that_is_missing_is_noticed(recording: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["{"], "line 1: not a line of a recording"),
+        (["{"], "line 1: not a line of a recording: expected a JSON object, got '{'; give the file"),
+        (["# NestedFP"], "line 1: not a line of a recording: expected a JSON object, got '# NestedFP'"),
+        (["[1]"], r"line 1: not a line of a recording: expected a JSON object, got '\[1\]'"),
+        (['{"now_s": 0}'], "line 1: not a line of a recording: the key 'kind' is missing"),
         (['{"kind": "step", "now_s": 0, "effects": {}}'], "line 1: expected kind config first"),
         (['{"kind": "config", "schema_version": 1, "config": {}}'], r"expected schema_version \d, got 1"),
         (['{"kind": "config", "schema_version": 4, "config": {"polcy": 1}}'], "line 1: polcy: unknown key"),

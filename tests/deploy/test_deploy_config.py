@@ -77,6 +77,13 @@ def test_what_is_no_mapping_is_refused(tmp_path, text):
         load(path)
 
 
+def test_a_section_twice_is_refused(tmp_path):
+    path = write(tmp_path)
+    path.write_text("http: {port: 8001}\nhttp: {port: 8002}\n" + path.read_text())
+    with pytest.raises(ConfigError, match=r"not valid YAML: line 2: .*'http' again.* line 1 already"):
+        load(path)
+
+
 def test_a_missing_file_is_refused(tmp_path, capsys):
     assert serve.main(["--config", str(tmp_path / "none.yaml")]) == 2
     assert "cannot be read" in capsys.readouterr().err

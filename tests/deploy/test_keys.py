@@ -88,6 +88,14 @@ def test_a_file_that_is_not_there_or_no_yaml_is_refused(tmp_path):
     assert "the-key-itself" not in str(caught.value)
 
 
+def test_a_file_with_a_field_twice_is_refused_without_what_stands_there(tmp_path):
+    path = tmp_path / "keys.yaml"
+    path.write_text("keys:\n  - name: team-a\n    the-key-itself: 1\n    the-key-itself: 2\n")
+    with pytest.raises(ConfigError, match=r"keys\.yaml:4: the same name stands in line 3 already") as caught:
+        load(path)
+    assert "the-key-itself" not in str(caught.value)
+
+
 def test_a_changed_file_is_taken_up_and_a_damaged_one_is_not(tmp_path, clock, caplog):
     path = write(tmp_path / "keys.yaml")
     keys = Keys(path, clock=clock)

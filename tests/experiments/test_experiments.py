@@ -51,6 +51,13 @@ def test_a_fault_in_the_configuration_is_named_before_anything_starts(tmp_path, 
     assert message in str(caught.value)
 
 
+def test_a_key_twice_in_the_configuration_is_refused(tmp_path):
+    path = written(tmp_path)
+    path.write_text(path.read_text() + "slo: {ttft_ms: 5000, tpot_ms: 500}\n")
+    with pytest.raises(ExperimentError, match=r"experiment\.yaml: expected YAML: line \d+: .* got 'slo' again"):
+        config.load(path)
+
+
 @pytest.mark.parametrize("option", [{"graph_tokens": 96}, {"weights": "two_copies"}])
 def test_options_of_nested_weights_reach_the_service(tmp_path, option):
     experiment = config.load(written(tmp_path, engine={"plugin": option}))
@@ -88,6 +95,9 @@ def test_wrong_arguments_end_with_a_sentence_and_status_two(tmp_path, capsys):
     assert "--trace: no such file" in capsys.readouterr().err
     assert command.main(["run", str(path), "--trace", str(path), "--runs", "worst"]) == 2
     assert "unknown: worst; known: fp16, best, peer" in capsys.readouterr().err
+    (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9\n")
+    assert command.main(["summary", str(tmp_path / "latin.yaml")]) == 2
+    assert "expected YAML: 'utf-8' codec" in capsys.readouterr().err
     assert command.main(["summary", str(tmp_path / "none.yaml")]) == 2
     assert "No such file" in capsys.readouterr().err
 
@@ -178,3 +188,9 @@ def test_an_experiment_runs_policies_on_one_service_kills_what_it_should_and_sum
     )
     assert sum(step.long_requests for step in logged) >= 36
     shutil.rmtree(tmp_path / "out")
+
+
+def test_the_help_says_what_the_command_is_for(capsys):
+    with pytest.raises(SystemExit):
+        command.main(["--help"])
+    assert "Measures an experiment, sums it up, or predicts it without a GPU" in capsys.readouterr().out

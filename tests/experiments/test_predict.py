@@ -42,6 +42,25 @@ def test_an_experiment_is_predicted_on_the_arrivals_that_the_load_test_would_sen
     assert results.forecast(found.runs) in capsys.readouterr().out  # what is there was measured under another load
 
 
+@pytest.mark.parametrize("word", ["predict", "oracle"])
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("2023-11-16 18:15:46,100,5\n", "the trace holds 1 requests, 20 are needed for 2 requests/s over 10 s"),
+        ("2023-11-16 18:15:46,100,many\n", "trace.csv:2: GeneratedTokens: expected a whole number"),
+    ],
+)
+def test_a_trace_that_does_not_serve_is_one_line_and_status_2(tmp_path, capsys, word, rows, message):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
+    words = ["--trace", str(trace), "--table", str(TABLE_24B), "--results", str(tmp_path)]
+    path = written(tmp_path, shape="mistral-24b")
+    assert command.main([word, str(path), *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
 def test_a_prediction_is_of_the_experiments_engine_not_of_the_one_the_table_was_measured_on(tmp_path):
     engine = {"max_num_seqs": 7, "max_num_batched_tokens": 64, "max_model_len": 512}
     experiment = config.load(written(tmp_path, shape="mistral-24b", engine=engine))

@@ -69,6 +69,14 @@ def test_a_summary_counts_every_request_and_says_how_far_chance_reaches(tmp_path
     assert "requests within the SLO" in (tmp_path / "picture.svg").read_text()
 
 
+def test_a_load_test_without_an_answer_is_summed_up_as_invalid(tmp_path):
+    reported(tmp_path, "best", 2, 0, [request(i, error="HTTP 400: no such model") for i in range(10)])
+    reported(tmp_path, "best", 2, 1, [request(0)])
+    first, second = results.collect(config.load(written(tmp_path)), tmp_path).runs
+    assert (first.valid, first.tight_slo, first.errors) == (False, 0.0, {"HTTP 400: no such model": 10})
+    assert second.valid
+
+
 def test_reports_of_another_machine_are_added_to_a_summary(tmp_path, capsys):
     path = written(tmp_path)
     parts, kept = (tmp_path / "first", tmp_path / "second"), tmp_path / "results"

@@ -1,6 +1,6 @@
 """Errors by kind: one kind for messages that differ in numbers, and a count that leaves none out."""
 
-from loadtest.report.error_kinds import MOST_KINDS, OTHERS, error_kinds
+from loadtest.report.error_kinds import MOST_KINDS, OTHERS, error_kinds, most_frequent
 
 
 def refused(sequences):
@@ -42,3 +42,9 @@ def test_kinds_beyond_the_most_frequent_are_counted_together():
 
 def test_nothing_failed():
     assert error_kinds([]) == {}
+
+
+def test_a_sentence_names_the_most_frequent_kinds_and_counts_the_rest():
+    kinds = {"not sent": 1, "HTTP 500": 40, "HTTP 429": 7, OTHERS: 30, "no answer": 2}
+    assert most_frequent(kinds) == "40 x HTTP 500, 7 x HTTP 429, 2 x no answer, 31 for other reasons"
+    assert most_frequent({"not sent": 3}) == "3 x not sent"

@@ -81,14 +81,22 @@ def test_failures_are_one_line_and_status_1(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("NESTEDFP_ADMIN_KEY", raising=False)
     out = ["--out", str(tmp_path)]
     assert main(["--url", "http://127.0.0.1:9", *out]) == 1
-    assert "in the environment variable NESTEDFP_ADMIN_KEY" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "in the environment variable NESTEDFP_ADMIN_KEY" in error
+    assert "--admin-key-file runs/admin.key" in error
     assert main(["--config", str(tmp_path / "none.yaml"), *out]) == 1
     assert "none.yaml: cannot read the service configuration" in capsys.readouterr().err
-    assert main(["--url", "http://127.0.0.1:9", "--trace", str(tmp_path / "none.csv"), *out]) == 1
+    assert main(["--url", "http://127.0.0.1:9", "--trace", str(tmp_path / "none.csv"), *out]) == 2
     assert "none.csv: cannot read the trace" in capsys.readouterr().err
+    (tmp_path / "broken.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n")
+    assert main(["--url", "http://127.0.0.1:9", "--trace", str(tmp_path / "broken.csv"), *out]) == 2
+    assert "broken.csv:2: TIMESTAMP" in capsys.readouterr().err
     monkeypatch.setenv("NESTEDFP_ADMIN_KEY", "k")
     assert main(["--url", "http://127.0.0.1:9", *out]) == 1
     assert "GET http://127.0.0.1:9/v1/models: no answer" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["broken.csv"], (
+        "a load test that did not begin leaves no folder"
+    )
 
 
 def test_the_services_slo_and_context_are_read_from_its_configuration(tmp_path):
@@ -101,6 +109,11 @@ def test_the_services_slo_and_context_are_read_from_its_configuration(tmp_path):
     assert read_settings(path) == UNKNOWN
     path.write_text("engine: {quantization: none}\nmodel: {max_model_len: 512}\n")
     assert read_settings(path) == ServiceSettings({}, 512, has_controller=False)
+    path.write_text("controller:\n  slo: {ttft_ms: 250}\ncontroller: {}\n")
+    with pytest.raises(
+        LoadtestError, match=r"expected YAML: line 3: .* got 'controller' again, which stands in line 1"
+    ):
+        read_settings(path)
     path.write_text("a: [")
     with pytest.raises(LoadtestError, match="expected YAML"):
         read_settings(path)
@@ -166,6 +179,48 @@ def test_a_plain_server_needs_no_key_no_directive_and_no_status(tmp_path, capsys
     assert (run["switches"], run["path"], run["max_waiting"]) == (None, None, None)
     assert "no directives" in summary["verdict"][0]
     assert "plain-vllm-serve" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_load_test_of_which_nothing_was_answered_fails_and_says_why(answered, tmp_path, capsys, monkeypatch):
+    """The stand-in fails every request whose prompt has 101 tokens."""
+    monkeypatch.delenv("NESTEDFP_ADMIN_KEY", raising=False)
+    lengths = [101, 101, 20 if answered else 101]
+    trace = tmp_path / "t.csv"
+    rows = [f"2023-11-16 18:17:0{second},{tokens},5\n" for second, tokens in enumerate(lengths)]
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(rows))
+    flags = (
+        "--policies plain --start 0 --rate 1 --duration 3 --drain 10 --cooldown 0 --slo-ttft-ms 500 --slo-tpot-ms 100"
+    )
+    with started_service([*FAKE, "--plain"], tmp_path / "log", 30.0, lambda _: None) as (url, _):
+        status = main(["--url", url, "--out", str(tmp_path / "runs"), "--trace", str(trace), *flags.split()])
+    (folder,) = (tmp_path / "runs").iterdir()
+    (run,) = json.loads((folder / "summary.json").read_text())["runs"]
+    told = capsys.readouterr()
+    assert "report: " in told.out
+    if answered:
+        assert (status, run["valid"], run["errors"], told.err) == (0, True, 2, "")
+        assert "2 of 3 requests failed; they count as SLO misses: 2 x HTTP 500: made to fail." in told.out
+    else:
+        assert (status, run["valid"], run["errors"]) == (1, False, 3)
+        assert run["invalid_because"] == "none of 3 requests was answered: 3 x HTTP 500: made to fail"
+        assert f"loadtest: plain: {run['invalid_because']}" in told.err
+
+
+def test_a_running_services_slo_is_read_from_its_status(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("NESTEDFP_ADMIN_KEY", raising=False)
+    summary = run_against(tmp_path, [], f"--policies plain {GIVEN}")
+    assert summary["service_slo"] == {"ttft_ms": 300.0, "tpot_ms": 40.0}
+    assert "SLO of the service's controller: ttft_ms = 300, tpot_ms = 40" in capsys.readouterr().out
+
+
+def test_a_model_that_is_not_served_is_said_before_a_request_is_sent(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("NESTEDFP_ADMIN_KEY", raising=False)
+    flags = f"--policies plain --model other {GIVEN}"
+    with started_service([*FAKE, "--plain"], tmp_path / "log", 30.0, lambda _: None) as (url, _):
+        assert main(["--url", url, "--out", str(tmp_path / "runs"), *flags.split()]) == 1
+    assert f"--model: expected one that {url} serves, fake-model, got other" in capsys.readouterr().err
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_a_plain_server_is_calibrated_by_itself(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ from loadtest_builders import SLO, failed, make_record, make_sample
 from loadtest.report.plots import fp8_shares
 from loadtest.report.run_summary import counter_growth, exact_answer_share, fp8_reasons, fp16_token_share, summarise
 from loadtest.report.verdict import verdict
+from loadtest.report.write import table_row
 from workload.percentiles import percentiles
 from workload.records import PrecisionTokens, ServiceStatus, TimelineSample, read_requests, write_jsonl
 
@@ -114,6 +115,26 @@ def test_late_requests_make_a_run_invalid_and_a_few_are_said():
     run = summarise(late[25:], [], SLO, 1000.0)
     assert (run.late_starts, run.valid, run.invalid_because) == (5, True, None)
     assert "the client was busy: 5 requests left more than 50 ms late" in "\n".join(verdict([run]))
+
+
+def refused(index):
+    said = f'HTTP 400: {{"error": {{"message": "Token id {index} is out of vocabulary"}}}}'
+    return failed(index).model_copy(update={"sent_s": index + 0.001, "status": 400, "error": said})
+
+
+def test_a_run_without_an_answer_is_invalid_and_says_why():
+    run = summarise([refused(i) for i in range(10)], [], SLO, 10.0)
+    why = "none of 10 requests was answered: 10 x HTTP 400: Token id N is out of vocabulary"
+    assert (run.errors, run.unanswered, run.valid, run.invalid_because) == (10, True, False, why)
+    assert run.saturated_by != "client"
+    text = "\n".join(verdict([run]))
+    assert "10 of 10 requests failed; they count as SLO misses: 10 x HTTP 400: Token id N is out of vocab" in text
+    assert "INVALID: no request was answered" in text
+    assert "the client was the limit" not in text
+    assert table_row(run)[2] == "10 INVALID"
+    run = summarise([*(refused(i) for i in range(9)), make_record(9)], [], SLO, 10.0)
+    assert (run.errors, run.unanswered, run.valid, run.invalid_because) == (9, False, True, None)
+    assert "9 of 10 requests failed; they count as SLO misses: 9 x HTTP 400" in "\n".join(verdict([run]))
 
 
 def test_records_survive_the_file(tmp_path):

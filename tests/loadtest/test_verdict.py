@@ -34,9 +34,9 @@ def test_the_verdict_weighs_adaptive_against_fp8_and_warns():
         "Adaptive ran 68.1 % of its tokens in exact FP16 and kept as many requests within the SLO as FP8 only" in text
     )
     assert "FP8 only keeps more requests within the SLO than FP16 only (99.0 % against 50.0 %)" in text
-    few = make_run("fp16", 10, count=20, fp16_token_share=0.9, errors=2)
+    few = make_run("fp16", 10, count=20, fp16_token_share=0.9, errors=2, error_kinds={"HTTP 429": 2})
     text = "\n".join(verdict([few]))
-    assert "2 of 20 requests failed" in text
+    assert "2 of 20 requests failed; they count as SLO misses: 2 x HTTP 429." in text
     assert "only 20 requests" in text
     assert "90.0 % of the tokens ran in FP16" in text
     assert verdict([]) == ()

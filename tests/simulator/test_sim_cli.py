@@ -303,8 +303,24 @@ def test_generated_loads_need_no_trace(kind: str, tmp_path: Path, table: Path):
         (("--trace", "{trace}", "--policy", "static_fp16", "--table", "{trace}"), "not an engine table"),
         (("--trace", "{trace}", "--policy", "static_fp16", "--config", "{trace}"), "expected keys and values"),
         (("--trace", "{trace}", "--policy", "static_fp16", "--json", "no/such/folder.json"), "does not exist"),
+        (
+            ("--trace", "{trace}", "--policy", "static_fp16", "--json", "simulator"),
+            "expected a file to write, got a folder",
+        ),
         (("--generate", "poisson", "--policy", "static_fp16"), "--generate: expected --load"),
         (("--trace", "{trace}", "--policy", "static_fp16", "--fail", "1+2"), "expected WHO@AT+DOWN"),
+        (
+            ("--generate", "poisson", "--load", "0.5", "--policy", "slo_auto", "--fail", "9@1+2"),
+            "--fail: expected 'controller' or a replica from 0 to 0, got 9",
+        ),
+        (
+            ("--trace", "{trace}", "--policy", "slo_auto", "--replicas", "2", "--max-replicas", "4", "--fail", "4@1+2"),
+            "a replica from 0 to 3, got 4",
+        ),
+        (
+            ("--generate", "poisson", "--load", "0.5", "--policy", "slo_auto", "--start", "5"),
+            "--start: of the window of a --trace",
+        ),
         (("--trace", "{trace}", "--policy", "static_fp16", "--frontier", "f.gif"), "ends in .png, .svg or .csv"),
     ],
 )
@@ -315,11 +331,37 @@ def test_wrong_arguments_end_with_one_line_and_status_2(
     assert message in capsys.readouterr().err
 
 
+def test_a_file_that_is_no_table_is_not_printed_whole(trace: Path, capsys: pytest.CaptureFixture[str]):
+    assert simulate("--trace", trace, "--policy", "static_fp16", "--table", "README.md") == 2
+    error = capsys.readouterr().err
+    assert "README.md: not an engine table: " in error
+    assert len(error) < 400
+
+
+@pytest.mark.parametrize("who", ["0", "1", "3", "controller"])
+def test_whatever_may_be_there_may_fail(who: str, trace: Path, table: Path):
+    sizes = ("--replicas", 2, "--max-replicas", 4)
+    assert simulate("--trace", trace, "--table", table, "--policy", "static_fp8", *sizes, "--fail", f"{who}@5+2") == 0
+
+
+def test_a_configuration_with_a_section_twice_is_refused(
+    tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = tmp_path / "service.yaml"
+    path.write_text("controller:\n  policy: {name: static_fp8}\ncontroller: {}\n")
+    assert simulate("--trace", trace, "--config", path) == 2
+    assert (
+        "service.yaml: not YAML: line 3: expected each key once in a mapping, got 'controller'"
+        in capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("2023-11-16 18:15:47,12", "expected 3 columns, got 2"),
         ("2023-11-16 18:16:00,12,many", "GeneratedTokens: expected a whole number"),
+        ("2023-11-16 18:16:00,1,99999999999999999999999", "GeneratedTokens: expected at most"),
         ("2023-11-16 18:16:00,-1,4", "ContextTokens: expected 0 or more"),
         ("2023-11-16 17:00:00,12,4", "expected times in order"),
         ("yesterday,12,4", "TIMESTAMP: expected"),

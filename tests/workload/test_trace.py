@@ -61,7 +61,20 @@ def test_slightly_swapped_times_are_sorted():
         ((HEADER, "2023-11-16 18:15:47,many,1"), "t.csv:2: ContextTokens: expected a whole number, got 'many'"),
         ((HEADER, "2023-11-16 18:15:47,1.5,1"), "t.csv:2: ContextTokens: expected a whole number"),
         ((HEADER, "2023-11-16 18:15:47,1,-3"), "t.csv:2: GeneratedTokens: expected 0 or more, got -3"),
+        (
+            (HEADER, FIRST, "2023-11-16 18:15:47,1,99999999999999999999999"),
+            "t.csv:3: GeneratedTokens: expected at most 10000000 tokens, got 99999999999999999999999",
+        ),
+        ((HEADER, "2023-11-16 18:15:47,10000001,1"), "t.csv:2: ContextTokens: expected at most 10000000 tokens"),
+        (
+            (HEADER, f"2023-11-16 18:15:47,{'9' * 5000},1"),
+            "t.csv:2: ContextTokens: expected a whole number, got '9{40}'$",
+        ),
         ((HEADER, FIRST, "2023-11-16 18:15:40,1,1"), r"t.csv:3: expected times in order .*6.681 s before"),
+        (
+            (HEADER, *(f"2023-11-16 00:00:0{second}.5,1,1" for second in (9, 9, 8, 7))),
+            r"t.csv:5: expected times in order .*got one 2.000 s before the latest above it",
+        ),
         ((HEADER, FIRST, "2023-11-16 18:15:47+00:00,1,1"), "t.csv:3: .*with and without time zone"),
     ],
 )

@@ -1,0 +1,62 @@
+"""YAML with a key twice is refused; everything else means what it always meant."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from workload.strict_yaml import DuplicateKeyError, parse_yaml
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "first_line", "line"),
+    [
+        ("a: 1\nb: 2\na: 3\n", "'a'", 1, 3),
+        ("outer:\n  inner:\n    a: 1\n    'a': 2\n", "'a'", 3, 4),
+        ("- {a: 1, a: 2}\n", "'a'", 1, 1),
+        ("true: 1\nyes: 2\n", "True", 1, 2),
+        ("1: x\n0x1: y\n", "1", 1, 2),
+        ("base: &base {a: 1, a: 2}\nuser:\n  <<: *base\n", "'a'", 1, 1),
+        ("x: &x {a: 1}\ny: &y {b: 1}\nz:\n  <<: *x\n  <<: *y\n", "'<<'", 4, 5),
+        ('{"a": 1,\n "a": 2}', "'a'", 1, 2),
+    ],
+)
+def test_a_key_twice_in_a_mapping_is_named_with_both_lines(text: str, key: str, first_line: int, line: int) -> None:
+    with pytest.raises(DuplicateKeyError) as caught:
+        parse_yaml(text)
+    assert (caught.value.first_line, caught.value.line) == (first_line, line)
+    assert str(caught.value).startswith(f"line {line}: ")
+    assert f"got {key} again, which stands in line {first_line} already" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("a: {b: 1}\nc: {b: 1}\n", {"a": {"b": 1}, "c": {"b": 1}}),
+        ("1: x\n'1': y\n", {1: "x", "1": "y"}),
+        ("base: &b {a: 1, c: 2}\nuser:\n  <<: *b\n  a: 3\n", {"base": {"a": 1, "c": 2}, "user": {"a": 3, "c": 2}}),
+        # Merged again after it has been merged into: its keys have become those of both.
+        (
+            "x: &x {a: 1}\ny: &y {<<: *x, a: 2, b: 3}\nz: {<<: [*y, *x], b: 4}\n",
+            {"x": {"a": 1}, "y": {"a": 2, "b": 3}, "z": {"a": 2, "b": 4}},
+        ),
+        ("", None),
+        ("- 2023-11-16\n", yaml.safe_load("- 2023-11-16\n")),
+    ],
+)
+def test_what_has_no_key_twice_means_what_it_meant(text: str, meaning: object) -> None:
+    assert parse_yaml(text) == meaning
+
+
+@pytest.mark.parametrize("text", ["a: [", "? [1, 2]\n: 3\n", "!!python/object:os.system {}", "a: !!int x"])
+def test_what_is_no_safe_yaml_is_still_an_error(text: str) -> None:
+    with pytest.raises((yaml.YAMLError, ValueError)):
+        parse_yaml(text)
+
+
+SHIPPED = [*Path("deploy").rglob("*.yaml"), *Path("experiments").rglob("*.yaml")]
+
+
+@pytest.mark.parametrize("path", sorted(SHIPPED), ids=str)
+def test_the_shipped_configurations_mean_what_they_meant(path: Path) -> None:
+    assert parse_yaml(path.read_text()) == yaml.safe_load(path.read_text())

@@ -1,0 +1,54 @@
+"""YAML in which no mapping has a key twice: every configuration file is read through here.
+
+YAML forbids it, PyYAML takes the last value in silence: a section appended to a file by mistake would replace the one that an
+operator wrote. A merge (``<<``) may be overridden as ever, since the two keys stand in different mappings of the file.
+"""
+
+from typing import Any
+
+import yaml
+
+WRITTEN_TAGS = ("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value")  # keys that have no value before they are merged
+
+
+class DuplicateKeyError(yaml.YAMLError):
+    """A mapping has a key twice.
+
+    Args:
+        key: that stands there twice.
+        first_line, line: where, counted from 1.
+    """
+
+    def __init__(self, key: object, first_line: int, line: int) -> None:
+        super().__init__(
+            f"line {line}: expected each key once in a mapping, got {key!r} again, which stands in line {first_line} already: "
+            "remove one of them"
+        )
+        self.first_line, self.line = first_line, line
+
+
+class _Loader(yaml.SafeLoader):
+    """A SafeLoader that refuses a key twice; while it composes, since later a merge has brought its keys in."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[object, int] = {}
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):  # cannot be a key of a dictionary: refused afterwards
+                continue
+            # The value and not the text: yes and true are one key, 1 and "1" are two.
+            key = key_node.value if key_node.tag in WRITTEN_TAGS else self.construct_object(key_node, deep=True)
+            line = key_node.start_mark.line + 1
+            if key in lines:
+                raise DuplicateKeyError(key, lines[key], line)
+            lines[key] = line
+        return node
+
+
+def parse_yaml(text: str) -> Any:
+    """Return what a YAML document says.
+
+    Raises:
+        yaml.YAMLError: it is no YAML; ``DuplicateKeyError`` for a key that stands twice in one mapping.
+    """
+    return yaml.load(text, _Loader)
