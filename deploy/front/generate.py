@@ -231,6 +231,7 @@ class Generate:
             try:
                 inner = below_this_span(scope) if self._traced else scope
                 result = await getattr(route.serving, route.method)(request, Request(inner))
+                _check_here()
                 if isinstance(result, Handover):
                     await self._write(result, send, passage, notes)
                 elif hasattr(result, "__anext__"):
@@ -400,6 +401,13 @@ class Generate:
         now_s = self._meter.clock()
         passage.finished_in_one_piece(now_s - (passage.submitted_s or now_s), 0.0, 1)
         await reply(send, 200, body, [*headers, *notes], kind)
+
+
+def _check_here() -> None:
+    """Raise where the client has left: vLLM takes the cancellation for itself and answers with an error of its own."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _check_end(finish_reason: str, begun: bool) -> None:
