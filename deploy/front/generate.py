@@ -351,7 +351,7 @@ class Generate:
         discloser = StreamDiscloser(
             lambda: usage_of(total(counts.values())) if counts else None,
             bool(options and options.include_usage),
-            request.n or 1,
+            lambda: passage.prompt_tokens,
         )
         begun = failed = False
         turn = TURN.get()

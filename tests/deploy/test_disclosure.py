@@ -15,10 +15,15 @@ def payload(text):
     return json.loads(text.removeprefix("data: "))
 
 
-def test_samples_of_one_prompt_count_it_once_in_the_usage():
-    tokens = {"prompt": {"fp16": 4, "fp8": 2, "cached": {"fp16": 2, "fp8": 0}}, "completion": {"fp16": 6, "fp8": 0}}
-    usage = disclose(None, tokens, samples=2)
-    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (4, 6, 10)
+def test_a_usage_that_has_to_be_made_counts_each_prompt_once_however_many_of_its_sequences_have_ended():
+    ended = {"prompt": {"fp16": 1, "fp8": 0, "cached": {"fp16": 6, "fp8": 0}}, "completion": {"fp16": 2, "fp8": 0}}
+    stream = StreamDiscloser(lambda: ended, include_usage=False, prompt_tokens=lambda: 7)
+    for sequences in (1, 3):
+        ended["prompt"] = {"fp16": sequences, "fp8": 0, "cached": {"fp16": 6 * sequences, "fp8": 0}}
+        ended["completion"]["fp16"] = 2 * sequences
+        usage = payload(stream.event(event(choices=[{"text": "b", "finish_reason": "length"}])))["usage"]
+        told = (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"])
+        assert told == (7, 2 * sequences, 7 + 2 * sequences)
 
 
 def test_usage_gains_the_counts_and_keeps_the_rest():
