@@ -15,9 +15,9 @@ from deploy.access.admission import Admission, NoRoom, Place, Reason
 from deploy.access.keys import Holder, Keys, Limited
 from deploy.access.priority import NotAllowed, Ranked, ranked
 from deploy.front import streams
+from deploy.front.checks.faults import one_line
 from deploy.front.checks.requests import (
     apply_pin,
-    one_line,
     parse,
     queue_deadline_s,
     read_body,

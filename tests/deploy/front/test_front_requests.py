@@ -9,9 +9,9 @@ from vllm_parts import SamplingParams  # noqa: F401  first: it silences third-pa
 from deploy.access.admission import Asked
 from deploy.front.checks import bounds, requests
 from deploy.front.checks.asked import asked_of
+from deploy.front.checks.faults import one_line
 from deploy.front.checks.requests import (
     apply_pin,
-    one_line,
     parse,
     queue_deadline_s,
     read_body,
