@@ -135,20 +135,22 @@ def queue_deadline_s(request: Any, headers: dict[bytes, bytes], usual_s: float |
 
 
 def stated_priority(request: Any, headers: dict[bytes, bytes]) -> int:
-    """Return the number that a request gives itself, as vLLM reads it: the lower, the earlier; 0: none.
+    """Return the number that a request gives itself: the lower, the earlier; 0: none.
 
     Raises:
-        Refused: 400 for one that the engine cannot keep.
+        Refused: 400 for what is none, or one that the engine cannot keep; vLLM passes over a header that is none.
     """
     header = headers.get(PRIORITY_HEADER.encode())
     if header is None:
         return int(request.priority)
+    given = header.decode("latin-1")
     try:
-        stated = int(header.decode("latin-1"))
-    except ValueError:  # vLLM passes over it
-        return int(request.priority)
+        stated = int(given)
+    except ValueError:
+        stated = INT32 + 1
     if not -INT32 <= stated <= INT32:
-        raise Refused(400, f"{PRIORITY_HEADER} is expected between {-INT32} and {INT32}, got {stated!r:.40}")
+        message = f"the header {PRIORITY_HEADER} is expected to be a whole number between {-INT32} and {INT32}, got {given!r:.40}"
+        raise Refused(400, message, param=PRIORITY_HEADER)
     return stated
 
 
