@@ -35,6 +35,7 @@ from deploy.access.priority import Priority
 from deploy.config import ConfigError
 from deploy.front.replies import Headers, Refused
 from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS
+from nestedfp.admin_key import bearer
 from workload.frozen import FrozenModel
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,6 @@ KEYS_FILE_ENV = "NESTEDFP_KEYS_FILE"  # names the file where the configuration n
 MOST_KEYS = 256  # each request is compared with all of them
 WINDOW_S = 60.0
 LOOK_EVERY_S = 2.0  # for a change of the file
-BEARER = "bearer "
 
 
 class Role(enum.StrEnum):
@@ -275,9 +275,7 @@ class Keys:
         if self._path is None:
             return None
         self._reload_if_changed()
-        given = authorization or ""
-        token = given[len(BEARER) :].strip() if given[: len(BEARER)].lower() == BEARER else ""
-        digest = hashlib.sha256(token.encode()).digest()
+        digest = hashlib.sha256(bearer(authorization).encode()).digest()
         found = None
         for entry, holder in self._holders.items():  # all of them, whichever matches: the time says nothing
             if hmac.compare_digest(entry.digest, digest):
