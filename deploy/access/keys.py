@@ -137,7 +137,7 @@ class Limited(Refused):
     """A quota is used up; says when there will be some of it again."""
 
     def __init__(self, message: str, retry_after_s: float, status: int = 429) -> None:
-        super().__init__(status, message, "rate_limit_error", retry_after_s=max(1, math.ceil(retry_after_s)))
+        super().__init__(status, message, retry_after_s=max(1, math.ceil(retry_after_s)))
 
     def elsewhere(self) -> "Limited":
         """The same, offered to another replica, where some of the quota may be left."""
@@ -148,9 +148,7 @@ class Unauthorized(Refused):
     """No key, or a wrong one."""
 
     def __init__(self) -> None:
-        super().__init__(
-            401, "missing or wrong key: send the header 'Authorization: Bearer <key>'", "authentication_error"
-        )
+        super().__init__(401, "missing or wrong key: send the header 'Authorization: Bearer <key>'")
 
     def headers(self) -> Headers:
         """How to send one."""
@@ -216,7 +214,7 @@ class Holder:
             Refused: 403 for a pin without the role; ``Limited`` where a quota is used up, and nothing is taken then.
         """
         if pinned and not self.role.includes(Role.PIN):
-            raise Refused(403, f"the key {self.name!r} may not pin requests to FP16", "permission_error")
+            raise Refused(403, f"the key {self.name!r} may not pin requests to FP16")
         parts = self._parts()
         buckets = [
             (self._requests, "requests", 1.0),
@@ -284,7 +282,7 @@ class Keys:
             raise Unauthorized
         if not found.role.includes(role):
             message = f"the key {found.name!r} has the role {found.role}; this needs the role {role}"
-            raise Refused(403, message, "permission_error")
+            raise Refused(403, message)
         return found
 
     def of(self, headers: Mapping[bytes, bytes], role: Role = Role.USER) -> Holder | None:

@@ -55,7 +55,7 @@ class Front:
         allowed = ("POST",) if route else (("GET",) if own else PASSED_ON.get(path))
         try:
             if allowed is None:
-                raise Refused(404, f"there is no {path[:200]} here", "not_found_error")
+                raise Refused(404, f"there is no {path[:200]} here")
             if method not in allowed:
                 raise Refused(405, f"{path[:200]} takes {' or '.join(allowed)}, not {method}")
             if (page := self._pages.get(path)) is not None:

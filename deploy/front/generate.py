@@ -161,7 +161,7 @@ class Generate:
         try:
             return ranked(stated_priority(request, headers), own, anything=anything, pinned=pinned)
         except NotAllowed as error:
-            raise Refused(403, str(error), "permission_error", "priority") from None
+            raise Refused(403, str(error), param="priority") from None
 
     def _turn(
         self,
@@ -210,7 +210,7 @@ class Generate:
     def _dead(self, headers: dict[bytes, bytes], size: int, message: str) -> Refused:
         # Everything goes on from here, whether or not the controller has told of another replica.
         status = ELSEWHERE_STATUS if self._elsewhere.may_go(headers, size) else 503
-        return Refused(status, message, "service_unavailable")
+        return Refused(status, message)
 
     async def _answer(
         self,
@@ -260,9 +260,9 @@ class Generate:
             if passage.submitted_s is None:
                 return self._dead(headers, size, message)
             # Not offered to another replica: the request may be what killed this one.
-            return Refused(503, f"{message}; this request was in it", "service_unavailable")
+            return Refused(503, f"{message}; this request was in it")
         if isinstance(error, EngineHung):
-            return Refused(503, f"{error}; this request was in it and is given up", "service_unavailable")
+            return Refused(503, f"{error}; this request was in it and is given up")
         accepted = (turn := TURN.get()) is not None and turn.accepted
         failed = isinstance(error, (EngineGenerateError, GenerationError))
         if not accepted and isinstance(error, EngineGenerateError) and isinstance(error.__cause__, Exception):
@@ -277,8 +277,8 @@ class Generate:
             return Refused(400, f"the request cannot be processed: {one_line(error)}")
         if info.code >= 500:
             log.error("request failed: %s: %s", type(error).__name__, one_line(error))
-            return Refused(info.code, "the engine failed on this request", info.type)
-        return Refused(info.code, info.message, info.type, info.param)
+            return Refused(info.code, "the engine failed on this request")
+        return Refused(info.code, info.message, param=info.param)
 
     # -- streams -------------------------------------------------------------------------------------------------------
 
@@ -364,7 +364,7 @@ class Generate:
                         if turn is not None and (raised := turn.refused or turn.failed) is not None:
                             raise raised
                         error = json.loads(event.removeprefix("data: "))["error"]
-                        raise Refused(int(error["code"]), error["message"], error["type"], error.get("param"))
+                        raise Refused(int(error["code"]), error["message"], param=error.get("param"))
                     await send({"type": "http.response.start", "status": 200, "headers": [EVENT_STREAM, *notes]})
                 elif event.startswith(ERROR_EVENT):
                     failed = True
@@ -387,7 +387,7 @@ class Generate:
         from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
         if isinstance(result, ErrorResponse):
-            raise Refused(result.error.code, result.error.message, result.error.type, result.error.param)
+            raise Refused(result.error.code, result.error.message, param=result.error.param)
         answer = result.model_dump(mode="json")
         if counts:
             answer["usage"] = disclose(answer.get("usage"), usage_of(total(counts.values())))

@@ -84,6 +84,7 @@ def test_an_order_for_up_to_a_week_is_passed_on(order, ttl_s):
 def test_the_case_of_the_scheme_before_the_key_says_nothing(order, scheme, status):
     answer = order('{"mode": "fp8"}', scheme)
     assert answer.status_code == status, "503: it got as far as the controller"
+    assert answer.json()["error"]["type"] == {401: "authentication_error", 503: "server_error"}[status]
 
 
 def test_of_two_applications_in_one_cluster_each_has_its_own_controller(monkeypatch):

@@ -60,7 +60,9 @@ def test_a_body_in_chunks_beyond_the_limit_gets_413(path):
     assert f"larger than {LIMIT} bytes" in error_of(answer)
 
 
-@pytest.mark.parametrize("body", [b'{"error":{"message":"no","code":404}}', b'{"detail":"no"}', b"no", b"[]"])
+@pytest.mark.parametrize(
+    "body", [b'{"error":{"message":"no","type":"not_found_error","code":404}}', b'{"detail":"no"}', b"no", b"[]"]
+)
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_an_error_of_vllms_application_gets_the_requests_id(body, chunks):
     async def vllms(scope, receive, send):
