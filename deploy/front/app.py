@@ -11,7 +11,7 @@ from typing import Any
 from deploy.front.checks.requests import read_body
 from deploy.front.generate import Generate
 from deploy.front.replies import Refused, identifying, refuse, request_id_of
-from deploy.front.routes import openapi
+from deploy.front.routes import models, openapi
 from deploy.front.routes.pages import PageSource, show
 
 # Answered by vLLM's application.
@@ -21,7 +21,6 @@ PASSED_ON = {
     "/detokenize": ("POST",),
     "/version": ("GET",),
 }
-MODEL_PREFIX = "/v1/models/"
 
 
 class Front:
@@ -50,7 +49,7 @@ class Front:
         arrived_s = time.monotonic()
         path, method = scope["path"].removeprefix(scope.get("root_path", "")), scope["method"]
         route = self._generate.routes.get(path)
-        own = path.startswith(MODEL_PREFIX) or path in self._pages
+        own = path.startswith(models.PREFIX) or path in self._pages
         request_id = request_id_of(scope)
         allowed = ("POST",) if route else (("GET",) if own else PASSED_ON.get(path))
         try:
@@ -63,6 +62,9 @@ class Front:
                 return
             if route is None:
                 self._generate.keys.of(dict(scope["headers"]))
+                if own:
+                    await show(send, await models.entry(self._app, scope, receive, path.removeprefix(models.PREFIX)))
+                    return
                 await self._pass_on(scope, receive, identifying(send, request_id))
                 return
         except Refused as refusal:

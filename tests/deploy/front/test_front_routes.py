@@ -9,9 +9,40 @@ from front_calls import GOOD, ID, LIMIT, PATH, ask, asking, error_of, front, out
 from deploy.front.routes.pages import Shown
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/m", "/version"])
+@pytest.mark.parametrize("path", ["/v1/models", "/version"])
 def test_routes_that_only_tell_are_vllms(path):
     assert ask(front(), path, "GET")[2] == b"vllm:" + path.encode() + b":"
+
+
+def listing(*entries):
+    """An application of vLLM's that lists these models, in two pieces."""
+    body = json.dumps({"object": "list", "data": entries}).encode()
+
+    async def vllms(scope, receive, send):
+        assert (scope["path"], scope["method"]) == ("/v1/models", "GET")
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body[:9], "more_body": True})
+        await send({"type": "http.response.body", "body": body[9:]})
+
+    return vllms
+
+
+@pytest.mark.parametrize("model", ["m", "an organisation/m"])
+def test_a_model_is_told_as_the_list_tells_it(model):
+    told = {"id": model, "created": 7, "owned_by": "vllm", "max_model_len": 1024}
+    app = front()
+    app._app = listing({"id": "another"}, told)
+    status, headers, body = ask(app, f"/v1/models/{model}", "GET")
+    assert (status, headers["content-type"], json.loads(body)) == (200, "application/json", told)
+
+
+def test_a_model_that_is_not_in_the_list_is_404():
+    app = front()
+    app._app = listing({"id": "m"})
+    answer = ask(app, "/v1/models/none", "GET")
+    assert answer[0] == 404
+    assert "no model 'none'" in error_of(answer)
+    assert json.loads(answer[2])["error"]["type"] == "not_found_error"
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
