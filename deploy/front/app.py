@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from deploy.front.checks.requests import read_body
+from deploy.front.checks.requests import parse, read_body
 from deploy.front.generate import Generate
 from deploy.front.replies import Refused, identifying, refuse, request_id_of
 from deploy.front.routes import models, openapi
@@ -21,6 +21,13 @@ PASSED_ON = {
     "/detokenize": ("POST",),
     "/version": ("GET",),
 }
+
+
+def _body_of(path: str) -> Any:
+    """Return vLLM's class of what a route that is passed on takes, or a union of such."""
+    from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeRequest
+
+    return TokenizeRequest if path == "/tokenize" else DetokenizeRequest
 
 
 class Front:
@@ -65,20 +72,22 @@ class Front:
                 if own:
                     await show(send, await models.entry(self._app, scope, receive, path.removeprefix(models.PREFIX)))
                     return
-                await self._pass_on(scope, receive, identifying(send, request_id))
+                await self._pass_on(path, scope, receive, identifying(send, request_id))
                 return
         except Refused as refusal:
             await refuse(send, refusal, request_id)
             return
         await self._generate(route, scope, receive, send, arrived_s)
 
-    async def _pass_on(self, scope: Any, receive: Any, send: Any) -> None:
+    async def _pass_on(self, path: str, scope: Any, receive: Any, send: Any) -> None:
         # Whom a web page may let its visitors' browsers ask is not for vLLM to say: it would allow every page.
         scope = {**scope, "headers": [header for header in scope["headers"] if header[0] != b"origin"]}
         if scope["method"] == "GET":
             await self._app(scope, receive, send)
             return
         body = await read_body(receive, self._max_body_bytes)
+        # What vLLM's application says of a body that does not fit is pydantic's own account of it.
+        parse(body, dict(scope["headers"]), _body_of(path), check=lambda request: None)
         given = False
 
         async def again() -> Any:

@@ -45,9 +45,27 @@ def test_a_model_that_is_not_in_the_list_is_404():
     assert json.loads(answer[2])["error"]["type"] == "not_found_error"
 
 
-@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
-def test_routes_that_take_a_body_get_it_as_it_came(path):
-    assert ask(front(), path, "POST", b"{1}")[2] == b"vllm:" + path.encode() + b":{1}"
+@pytest.mark.parametrize(
+    ("path", "body"), [("/tokenize", b'{"prompt":  "x"}'), ("/detokenize", b'{"tokens":[1 ], "other": 2}')]
+)
+def test_routes_that_take_a_body_get_it_as_it_came(path, body):
+    assert ask(front(), path, "POST", body)[2] == b"vllm:" + path.encode() + b":" + body
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/tokenize", b'{"prompt": 5}', "Input should be a valid string, at prompt"),
+        ("/tokenize", b'{"messages": 5}', "Input should be a valid array, at messages"),
+        ("/detokenize", b'{"tokens": [1, "a"]}', "Input should be a valid integer, at tokens.1"),
+        ("/detokenize", b"{}", "Field required, at tokens"),
+        ("/tokenize", b"{1}", "the body is no JSON: "),
+    ],
+)
+def test_their_bodies_are_refused_as_those_of_other_routes(path, body, message):
+    answer = ask(front(), path, "POST", body)
+    assert answer[0] == 400
+    assert error_of(answer).startswith(message)
 
 
 @pytest.mark.parametrize(
