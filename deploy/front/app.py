@@ -5,12 +5,12 @@ is not named here does not exist.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deploy.front.checks.requests import parse, read_body
 from deploy.front.generate import Generate
-from deploy.front.replies import Refused, identifying, refuse, request_id_of
+from deploy.front.replies import Headers, Refused, identifying, refuse, request_id_of
 from deploy.front.routes import models, openapi
 from deploy.front.routes.pages import PageSource, show
 
@@ -28,6 +28,18 @@ def _body_of(path: str) -> Any:
     from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeRequest
 
     return TokenizeRequest if path == "/tokenize" else DetokenizeRequest
+
+
+class WrongMethod(Refused):
+    """The route is there, and takes other methods."""
+
+    def __init__(self, path: str, method: str, allowed: Sequence[str]) -> None:
+        super().__init__(405, f"{path[:200]} takes {' or '.join(allowed)}, not {method}")
+        self._allowed = allowed
+
+    def headers(self) -> Headers:
+        """Which ones; HTTP demands it."""
+        return ((b"allow", ", ".join(self._allowed).encode()),)
 
 
 class Front:
@@ -63,7 +75,7 @@ class Front:
             if allowed is None:
                 raise Refused(404, f"there is no {path[:200]} here")
             if method not in allowed:
-                raise Refused(405, f"{path[:200]} takes {' or '.join(allowed)}, not {method}")
+                raise WrongMethod(path, method, allowed)
             if (page := self._pages.get(path)) is not None:
                 await show(identifying(send, request_id), await page())
                 return

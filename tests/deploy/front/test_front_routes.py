@@ -94,11 +94,12 @@ def test_what_is_not_named_does_not_exist(path, method):
 
 
 @pytest.mark.parametrize(
-    ("path", "method"), [(PATH, "GET"), ("/tokenize", "GET"), ("/v1/models", "POST"), (PATH, "HEAD")]
+    ("path", "method", "allowed"),
+    [(PATH, "GET", "POST"), ("/tokenize", "GET", "POST"), ("/v1/models", "POST", "GET"), (PATH, "HEAD", "POST")],
 )
-def test_another_method_gets_405(path, method):
+def test_another_method_gets_405_and_the_ones_that_would_do(path, method, allowed):
     answer = ask(front(), path, method)
-    assert answer[0] == 405
+    assert (answer[0], answer[1]["allow"]) == (405, allowed)
     assert "takes" in error_of(answer)
 
 
