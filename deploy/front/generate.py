@@ -228,6 +228,8 @@ class Generate:
         TURN.set(turn)
         with collected() as counts:
             passage.counts = counts
+            # Beams are requests of one token each, most of them not in the answer: their tokens are not those of its usage.
+            told = {} if getattr(request, "use_beam_search", False) else counts
             try:
                 inner = below_this_span(scope) if self._traced else scope
                 result = await getattr(route.serving, route.method)(request, Request(inner))
@@ -235,11 +237,11 @@ class Generate:
                 if isinstance(result, Handover):
                     await self._write(result, send, passage, notes)
                 elif hasattr(result, "__anext__"):
-                    await self._relay(result, request, send, passage, notes, counts)
+                    await self._relay(result, request, send, passage, notes, told)
                 elif isinstance(result, Response):
                     await self._reply_vectors(result, send, passage, notes, counts)
                 else:
-                    await self._reply(result, send, notes, counts)
+                    await self._reply(result, send, notes, told)
                     _observe(turn.finished, passage)
             except asyncio.CancelledError:
                 raise

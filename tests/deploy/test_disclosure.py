@@ -1,8 +1,14 @@
 """Disclosure of precision in responses, streamed or not."""
 
 import json
+from types import SimpleNamespace
+
+import pytest
+from front_calls import GOOD, ask, front
 
 from deploy.replica.disclosure import StreamDiscloser, disclose
+from nestedfp.vllm_plugin import frontend
+from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
 
 TOKENS = {"prompt": {"fp16": 3, "fp8": 2, "cached": {"fp16": 1, "fp8": 0}}, "completion": {"fp16": 4, "fp8": 0}}
 
@@ -29,6 +35,21 @@ def test_a_usage_that_has_to_be_made_counts_each_prompt_once_however_many_of_its
 def test_usage_gains_the_counts_and_keeps_the_rest():
     assert disclose({"prompt_tokens": 6}, TOKENS) == {"prompt_tokens": 6, "precision_tokens": TOKENS}
     assert disclose({"prompt_tokens": 6}, None) == {"prompt_tokens": 6}
+
+
+@pytest.mark.parametrize("beams", [False, True])
+def test_an_answer_in_one_piece_says_its_precision_but_for_beams_whose_computed_tokens_are_not_those_of_the_answer(
+    beams,
+):
+    usage = {"prompt_tokens": 5, "completion_tokens": 24, "total_tokens": 29}
+
+    async def do(request):
+        frontend._collecting.get()["r"] = TokenCounts(prompt_fp16=247, completion_fp16=23)
+        return SimpleNamespace(model_dump=lambda mode: {"usage": usage})
+
+    told = json.loads(ask(front(do), body={**GOOD, "use_beam_search": beams})[2])["usage"]
+    assert ("precision_tokens" in told) is not beams
+    assert {name: told[name] for name in usage} == usage
 
 
 def test_without_include_usage_the_finish_chunk_carries_the_counts():
