@@ -5,7 +5,13 @@ import os
 from pathlib import Path
 
 KEY_FILE_ENV = "NESTEDFP_ADMIN_KEY_FILE"  # names the file in which the process that checks the key reads it
-SCHEME = "Bearer "
+SCHEME = "bearer"
+
+
+def bearer(authorization: str | None) -> str:
+    """Return the key in a header ``Authorization``, empty where there is none. The case of the scheme says nothing (RFC 9110)."""
+    scheme, _, key = (authorization or "").partition(" ")
+    return key.strip() if scheme.lower() == SCHEME else ""
 
 
 def refusal(authorization: str | None) -> tuple[int, str] | None:
@@ -23,6 +29,6 @@ def refusal(authorization: str | None) -> tuple[int, str] | None:
             403,
             f"admin routes are off: {KEY_FILE_ENV} names no file that holds a key and that this service may read",
         )
-    if not hmac.compare_digest((authorization or "").removeprefix(SCHEME).encode(), key.encode()):
+    if not hmac.compare_digest(bearer(authorization).encode(), key.encode()):
         return 401, "missing or wrong admin key: send the header 'Authorization: Bearer <key>'"
     return None

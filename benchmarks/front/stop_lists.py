@@ -2,14 +2,14 @@
 
     python -m benchmarks.front.stop_lists
 
-Prints microseconds of processor time per token, for lists up to what deploy/front/checks/bounds.py lets in.
+Prints microseconds of processor time per token, for lists up to what vLLM and deploy/front/checks/bounds.py let in.
 """
 
 import random
 import string
 import time
 
-from deploy.front.checks.bounds import MOST_STOP_CHARACTERS, MOST_STOPS
+from deploy.front.checks.bounds import MOST_STOP_CHARACTERS
 
 TEXT_CHARACTERS, NEW_CHARACTERS = 4000, 5  # of the answer so far, and of the token
 TOKENS = 20_000
@@ -30,8 +30,11 @@ def us_per_token(strings: int, characters: int) -> float:
 
 def main() -> None:
     """Print a line for each kind of list."""
+    from vllm import envs
+
+    most = envs.VLLM_MAX_STOP_STRINGS
     print("strings  characters  us/token")
-    for strings, characters in ((0, 0), (4, 8), (MOST_STOPS, 16), (MOST_STOPS, MOST_STOP_CHARACTERS // MOST_STOPS)):
+    for strings, characters in ((0, 0), (1, 8), (most, 8), (most, MOST_STOP_CHARACTERS // most)):
         print(f"{strings:7}  {characters:10}  {us_per_token(strings, characters):8.1f}")
 
 

@@ -35,6 +35,7 @@ from deploy.access.priority import Priority
 from deploy.config import ConfigError
 from deploy.front.replies import Headers, Refused
 from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS
+from nestedfp.admin_key import bearer
 from workload.frozen import FrozenModel
 from workload.strict_yaml import DuplicateKeyError, parse_yaml
 
@@ -44,7 +45,6 @@ KEYS_FILE_ENV = "NESTEDFP_KEYS_FILE"  # names the file where the configuration n
 MOST_KEYS = 256  # each request is compared with all of them
 WINDOW_S = 60.0
 LOOK_EVERY_S = 2.0  # for a change of the file
-BEARER = "bearer "
 
 
 class Role(enum.StrEnum):
@@ -143,7 +143,7 @@ class Limited(Refused):
     """A quota is used up; says when there will be some of it again."""
 
     def __init__(self, message: str, retry_after_s: float, status: int = 429) -> None:
-        super().__init__(status, message, "rate_limit_error", retry_after_s=max(1, math.ceil(retry_after_s)))
+        super().__init__(status, message, retry_after_s=max(1, math.ceil(retry_after_s)))
 
     def elsewhere(self) -> "Limited":
         """The same, offered to another replica, where some of the quota may be left."""
@@ -154,9 +154,7 @@ class Unauthorized(Refused):
     """No key, or a wrong one."""
 
     def __init__(self) -> None:
-        super().__init__(
-            401, "missing or wrong key: send the header 'Authorization: Bearer <key>'", "authentication_error"
-        )
+        super().__init__(401, "missing or wrong key: send the header 'Authorization: Bearer <key>'")
 
     def headers(self) -> Headers:
         """How to send one."""
@@ -222,7 +220,7 @@ class Holder:
             Refused: 403 for a pin without the role; ``Limited`` where a quota is used up, and nothing is taken then.
         """
         if pinned and not self.role.includes(Role.PIN):
-            raise Refused(403, f"the key {self.name!r} may not pin requests to FP16", "permission_error")
+            raise Refused(403, f"the key {self.name!r} may not pin requests to FP16")
         parts = self._parts()
         buckets = [
             (self._requests, "requests", 1.0),
@@ -281,9 +279,7 @@ class Keys:
         if self._path is None:
             return None
         self._reload_if_changed()
-        given = authorization or ""
-        token = given[len(BEARER) :].strip() if given[: len(BEARER)].lower() == BEARER else ""
-        digest = hashlib.sha256(token.encode()).digest()
+        digest = hashlib.sha256(bearer(authorization).encode()).digest()
         found = None
         for entry, holder in self._holders.items():  # all of them, whichever matches: the time says nothing
             if hmac.compare_digest(entry.digest, digest):
@@ -292,7 +288,7 @@ class Keys:
             raise Unauthorized
         if not found.role.includes(role):
             message = f"the key {found.name!r} has the role {found.role}; this needs the role {role}"
-            raise Refused(403, message, "permission_error")
+            raise Refused(403, message)
         return found
 
     def of(self, headers: Mapping[bytes, bytes], role: Role = Role.USER) -> Holder | None:

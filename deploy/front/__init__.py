@@ -5,6 +5,7 @@
     streams.py    server-sent events written straight from the engine's outputs
     handover.py   takes a request over from vLLM's serving objects just before they would consume its outputs
     requests.py   reads and checks a request before anything else sees it
+    faults.py     what a client hears of a request that is none
     bounds.py     what one request may ask for
     asked.py      what it asks of the engine: sequences and tokens
     deadline.py   ends a request that the engine has not begun in time

@@ -5,13 +5,13 @@ is not named here does not exist.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from deploy.front.checks.requests import read_body
+from deploy.front.checks.requests import parse, read_body
 from deploy.front.generate import Generate
-from deploy.front.replies import Refused, identifying, refuse, request_id_of
-from deploy.front.routes import openapi
+from deploy.front.replies import Headers, Refused, identifying, refuse, request_id_of
+from deploy.front.routes import models, openapi
 from deploy.front.routes.pages import PageSource, show
 
 # Answered by vLLM's application.
@@ -21,7 +21,25 @@ PASSED_ON = {
     "/detokenize": ("POST",),
     "/version": ("GET",),
 }
-MODEL_PREFIX = "/v1/models/"
+
+
+def _body_of(path: str) -> Any:
+    """Return vLLM's class of what a route that is passed on takes, or a union of such."""
+    from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeRequest
+
+    return TokenizeRequest if path == "/tokenize" else DetokenizeRequest
+
+
+class WrongMethod(Refused):
+    """The route is there, and takes other methods."""
+
+    def __init__(self, path: str, method: str, allowed: Sequence[str]) -> None:
+        super().__init__(405, f"{path[:200]} takes {' or '.join(allowed)}, not {method}")
+        self._allowed = allowed
+
+    def headers(self) -> Headers:
+        """Which ones; HTTP demands it."""
+        return ((b"allow", ", ".join(self._allowed).encode()),)
 
 
 class Front:
@@ -50,33 +68,38 @@ class Front:
         arrived_s = time.monotonic()
         path, method = scope["path"].removeprefix(scope.get("root_path", "")), scope["method"]
         route = self._generate.routes.get(path)
-        own = path.startswith(MODEL_PREFIX) or path in self._pages
+        own = path.startswith(models.PREFIX) or path in self._pages
         request_id = request_id_of(scope)
         allowed = ("POST",) if route else (("GET",) if own else PASSED_ON.get(path))
         try:
             if allowed is None:
-                raise Refused(404, f"there is no {path[:200]} here", "not_found_error")
+                raise Refused(404, f"there is no {path[:200]} here")
             if method not in allowed:
-                raise Refused(405, f"{path[:200]} takes {' or '.join(allowed)}, not {method}")
+                raise WrongMethod(path, method, allowed)
             if (page := self._pages.get(path)) is not None:
                 await show(identifying(send, request_id), await page())
                 return
             if route is None:
                 self._generate.keys.of(dict(scope["headers"]))
-                await self._pass_on(scope, receive, identifying(send, request_id))
+                if own:
+                    await show(send, await models.entry(self._app, scope, receive, path.removeprefix(models.PREFIX)))
+                    return
+                await self._pass_on(path, scope, receive, identifying(send, request_id))
                 return
         except Refused as refusal:
             await refuse(send, refusal, request_id)
             return
         await self._generate(route, scope, receive, send, arrived_s)
 
-    async def _pass_on(self, scope: Any, receive: Any, send: Any) -> None:
+    async def _pass_on(self, path: str, scope: Any, receive: Any, send: Any) -> None:
         # Whom a web page may let its visitors' browsers ask is not for vLLM to say: it would allow every page.
         scope = {**scope, "headers": [header for header in scope["headers"] if header[0] != b"origin"]}
         if scope["method"] == "GET":
             await self._app(scope, receive, send)
             return
         body = await read_body(receive, self._max_body_bytes)
+        # What vLLM's application says of a body that does not fit is pydantic's own account of it.
+        parse(body, dict(scope["headers"]), _body_of(path), check=lambda request: None)
         given = False
 
         async def again() -> Any:

@@ -15,9 +15,9 @@ from deploy.access.admission import Admission, NoRoom, Place, Reason
 from deploy.access.keys import Holder, Keys, Limited
 from deploy.access.priority import NotAllowed, Ranked, ranked
 from deploy.front import streams
+from deploy.front.checks.faults import one_line
 from deploy.front.checks.requests import (
     apply_pin,
-    one_line,
     parse,
     queue_deadline_s,
     read_body,
@@ -161,7 +161,7 @@ class Generate:
         try:
             return ranked(stated_priority(request, headers), own, anything=anything, pinned=pinned)
         except NotAllowed as error:
-            raise Refused(403, str(error), "permission_error", "priority") from None
+            raise Refused(403, str(error), param="priority") from None
 
     def _turn(
         self,
@@ -210,7 +210,7 @@ class Generate:
     def _dead(self, headers: dict[bytes, bytes], size: int, message: str) -> Refused:
         # Everything goes on from here, whether or not the controller has told of another replica.
         status = ELSEWHERE_STATUS if self._elsewhere.may_go(headers, size) else 503
-        return Refused(status, message, "service_unavailable")
+        return Refused(status, message)
 
     async def _answer(
         self,
@@ -228,17 +228,20 @@ class Generate:
         TURN.set(turn)
         with collected() as counts:
             passage.counts = counts
+            # Beams are requests of one token each, most of them not in the answer: their tokens are not those of its usage.
+            told = {} if getattr(request, "use_beam_search", False) else counts
             try:
                 inner = below_this_span(scope) if self._traced else scope
                 result = await getattr(route.serving, route.method)(request, Request(inner))
+                _check_here()
                 if isinstance(result, Handover):
                     await self._write(result, send, passage, notes)
                 elif hasattr(result, "__anext__"):
-                    await self._relay(result, request, send, passage, notes, counts)
+                    await self._relay(result, request, send, passage, notes, told)
                 elif isinstance(result, Response):
                     await self._reply_vectors(result, send, passage, notes, counts)
                 else:
-                    await self._reply(result, send, notes, counts)
+                    await self._reply(result, send, notes, told)
                     _observe(turn.finished, passage)
             except asyncio.CancelledError:
                 raise
@@ -259,9 +262,9 @@ class Generate:
             if passage.submitted_s is None:
                 return self._dead(headers, size, message)
             # Not offered to another replica: the request may be what killed this one.
-            return Refused(503, f"{message}; this request was in it", "service_unavailable")
+            return Refused(503, f"{message}; this request was in it")
         if isinstance(error, EngineHung):
-            return Refused(503, f"{error}; this request was in it and is given up", "service_unavailable")
+            return Refused(503, f"{error}; this request was in it and is given up")
         accepted = (turn := TURN.get()) is not None and turn.accepted
         failed = isinstance(error, (EngineGenerateError, GenerationError))
         if not accepted and isinstance(error, EngineGenerateError) and isinstance(error.__cause__, Exception):
@@ -276,8 +279,8 @@ class Generate:
             return Refused(400, f"the request cannot be processed: {one_line(error)}")
         if info.code >= 500:
             log.error("request failed: %s: %s", type(error).__name__, one_line(error))
-            return Refused(info.code, "the engine failed on this request", info.type)
-        return Refused(info.code, info.message, info.type, info.param)
+            return Refused(info.code, "the engine failed on this request")
+        return Refused(info.code, info.message, param=info.param)
 
     # -- streams -------------------------------------------------------------------------------------------------------
 
@@ -350,7 +353,7 @@ class Generate:
         discloser = StreamDiscloser(
             lambda: usage_of(total(counts.values())) if counts else None,
             bool(options and options.include_usage),
-            request.n or 1,
+            lambda: passage.prompt_tokens,
         )
         begun = failed = False
         turn = TURN.get()
@@ -363,7 +366,7 @@ class Generate:
                         if turn is not None and (raised := turn.refused or turn.failed) is not None:
                             raise raised
                         error = json.loads(event.removeprefix("data: "))["error"]
-                        raise Refused(int(error["code"]), error["message"], error["type"], error.get("param"))
+                        raise Refused(int(error["code"]), error["message"], param=error.get("param"))
                     await send({"type": "http.response.start", "status": 200, "headers": [EVENT_STREAM, *notes]})
                 elif event.startswith(ERROR_EVENT):
                     failed = True
@@ -386,7 +389,7 @@ class Generate:
         from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
         if isinstance(result, ErrorResponse):
-            raise Refused(result.error.code, result.error.message, result.error.type, result.error.param)
+            raise Refused(result.error.code, result.error.message, param=result.error.param)
         answer = result.model_dump(mode="json")
         if counts:
             answer["usage"] = disclose(answer.get("usage"), usage_of(total(counts.values())))
@@ -400,6 +403,13 @@ class Generate:
         now_s = self._meter.clock()
         passage.finished_in_one_piece(now_s - (passage.submitted_s or now_s), 0.0, 1)
         await reply(send, 200, body, [*headers, *notes], kind)
+
+
+def _check_here() -> None:
+    """Raise where the client has left: vLLM takes the cancellation for itself and answers with an error of its own."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _check_end(finish_reason: str, begun: bool) -> None:

@@ -5,12 +5,13 @@ from typing import Any
 
 import msgspec
 
+from deploy.error_types import error_type
 from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS, RETRY_AFTER_S
 from deploy.metrics.request_metrics import RequestOutcome
 
 Headers = Iterable[tuple[bytes, bytes]]
 Send = Any  # ASGI's send
-OVERLOADED = "overloaded_error"  # the kind of a refusal for want of room
+OVERLOADED = "overloaded"  # the cause of a refusal for want of room
 JSON = (b"content-type", b"application/json")
 REQUEST_ID = "request_id"  # inside the error, which is what openai's clients keep as ``error.body``, of streams as well
 
@@ -21,7 +22,7 @@ class Refused(Exception):
     Args:
         status: of the HTTP response.
         message: one sentence for the client.
-        kind: OpenAI's ``type`` of the error.
+        cause: ``OVERLOADED``, or what the service's own accounts make nothing of; the error's ``type`` is its status's.
         param: the field of the request that is to blame.
         retry_after_s: when to come again, where that helps: with 429, 503, and what is offered elsewhere.
     """
@@ -30,19 +31,19 @@ class Refused(Exception):
         self,
         status: int,
         message: str,
-        kind: str = "invalid_request_error",
+        cause: str | None = None,
         param: str | None = None,
         retry_after_s: int = RETRY_AFTER_S,
     ) -> None:
         super().__init__(message)
-        self.status, self.kind, self.param, self.retry_after_s = status, kind, param, retry_after_s
+        self.status, self.cause, self.param, self.retry_after_s = status, cause, param, retry_after_s
 
     @property
     def outcome(self) -> RequestOutcome:
         """As what the request counts: a refusal for want of room, whatever its status, is no failure of the service."""
         if self.status == ELSEWHERE_STATUS:
             return RequestOutcome.ELSEWHERE
-        if self.status == 429 or self.kind == OVERLOADED:
+        if self.status == 429 or self.cause == OVERLOADED:
             return RequestOutcome.REFUSED
         if self.status in (401, 403):
             return RequestOutcome.DENIED
@@ -50,7 +51,7 @@ class Refused(Exception):
 
     def body(self, request_id: str | None) -> bytes:
         """The error in OpenAI's format, with the id of the request that it answers."""
-        error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.status}
+        error = {"message": str(self), "type": error_type(self.status), "param": self.param, "code": self.status}
         return msgspec.json.encode({"error": {**error, REQUEST_ID: request_id}})
 
     def headers(self) -> Headers:
@@ -83,7 +84,10 @@ def request_id_of(scope: Any) -> str | None:
 
 
 def identified(body: bytes, request_id: str | None) -> bytes:
-    """Return the JSON body of an error that another part made, with the request's id; what is no such body, as it is."""
+    """Return the JSON body of an error that another part made, with the request's id and a type of OpenAI's.
+
+    What is no such body is returned as it is.
+    """
     try:
         answer = msgspec.json.decode(body)
     except msgspec.DecodeError:
@@ -92,11 +96,13 @@ def identified(body: bytes, request_id: str | None) -> bytes:
         return body
     error = answer.get("error")
     (error if isinstance(error, dict) else answer)[REQUEST_ID] = request_id
+    if isinstance(error, dict) and isinstance(code := error.get("code"), int):
+        error["type"] = error_type(code)
     return msgspec.json.encode(answer)
 
 
 def identifying(send: Send, request_id: str | None) -> Send:
-    """Return ASGI's send for the answers of another application: errors in JSON get the request's id."""
+    """Return ASGI's send for the answers of another application: errors in JSON are ``identified``."""
     start: dict[str, Any] | None = None  # of an error whose body has not come as a whole
     parts: list[bytes] = []
 

@@ -12,16 +12,18 @@ Tokens = dict[str, dict[str, Any]]
 PREFIX = "data: "
 
 
-def disclose(usage: dict[str, Any] | None, tokens: Tokens | None, samples: int = 1) -> dict[str, Any] | None:
-    """Return ``usage`` with ``precision_tokens`` added; made from the tokens alone when there is no usage yet.
+def disclose(usage: dict[str, Any] | None, tokens: Tokens | None, prompt_tokens: int = 0) -> dict[str, Any] | None:
+    """Return ``usage`` with ``precision_tokens`` added; made where there is none yet.
 
-    Each of ``samples`` answers to a prompt counts the prompt, in the tokens; the usage counts it once.
+    Args:
+        tokens: of the sequences that have ended; each counts its prompt.
+        prompt_tokens: of the request's prompts, each counted once, for a usage to be made; 0: not known, what was computed counts.
     """
     if tokens is None:
         return usage
     if usage is None:
         computed, cached = tokens["prompt"], tokens["prompt"]["cached"]
-        prompt = (computed["fp16"] + computed["fp8"] + sum(cached.values())) // samples
+        prompt = prompt_tokens or computed["fp16"] + computed["fp8"] + sum(cached.values())
         completion = sum(tokens["completion"].values())
         usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
     return {**usage, "precision_tokens": tokens}
@@ -31,18 +33,20 @@ class StreamDiscloser:
     """Adds the disclosure to a stream of server-sent events.
 
     A client that asked for ``stream_options.include_usage`` finds it in the usage chunk, as OpenAI defines it. Any other
-    client finds a ``usage`` object in the chunk that carries ``finish_reason``; no chunk is added, so that clients that
-    read ``choices[0]`` of every chunk keep working.
+    client finds a ``usage`` object in each chunk that carries a ``finish_reason``, of the sequences that have ended by then;
+    no chunk is added, so that clients that read ``choices[0]`` of every chunk keep working.
 
     Args:
         tokens: returns the counts so far, or None when nothing is known.
         include_usage: the client asked for a usage chunk.
-        samples: ``n`` of the request.
+        prompt_tokens: returns those of the request's prompts.
     """
 
-    def __init__(self, tokens: Callable[[], Tokens | None], include_usage: bool, samples: int = 1) -> None:
+    def __init__(
+        self, tokens: Callable[[], Tokens | None], include_usage: bool, prompt_tokens: Callable[[], int] = lambda: 0
+    ) -> None:
         self._tokens = tokens
-        self._samples = samples
+        self._prompt_tokens = prompt_tokens
         self._marker = '"usage":{' if include_usage else '"finish_reason":"'
 
     def event(self, event: str) -> str:
@@ -51,5 +55,5 @@ class StreamDiscloser:
         if self._marker not in event or not event.startswith(PREFIX):
             return event
         chunk = json.loads(event.removeprefix(PREFIX))
-        chunk["usage"] = disclose(chunk.get("usage"), self._tokens(), self._samples)
+        chunk["usage"] = disclose(chunk.get("usage"), self._tokens(), self._prompt_tokens())
         return f"{PREFIX}{json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"

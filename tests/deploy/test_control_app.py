@@ -32,11 +32,15 @@ def order(tmp_path, monkeypatch):
     context = SimpleNamespace(servable_object=control_app.Control("a"))
     monkeypatch.setattr(serve, "get_replica_context", lambda: context)
 
-    def post(body):
+    def post(body, scheme="Bearer "):
         async def sent():
             transport = httpx.ASGITransport(app=control_app.routes)
             async with httpx.AsyncClient(transport=transport, base_url="http://control") as client:
-                headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json", "X-Request-Id": "mine"}
+                headers = {
+                    "Authorization": f"{scheme}{KEY}",
+                    "Content-Type": "application/json",
+                    "X-Request-Id": "mine",
+                }
                 return await client.post("/admin/directive", content=body, headers=headers)
 
         return asyncio.run(sent())
@@ -72,6 +76,15 @@ def test_an_order_for_up_to_a_week_is_passed_on(order, ttl_s):
     answer = order(f'{{"mode": "fp8", "ttl_s": {ttl_s}}}')
     assert answer.status_code == 503, "it got as far as the controller"
     assert answer.json()["error"]["request_id"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "status"), [("bearer ", 503), ("BEARER ", 503), ("Bearer  ", 503), ("", 401), ("Basic ", 401)]
+)
+def test_the_case_of_the_scheme_before_the_key_says_nothing(order, scheme, status):
+    answer = order('{"mode": "fp8"}', scheme)
+    assert answer.status_code == status, "503: it got as far as the controller"
+    assert answer.json()["error"]["type"] == {401: "authentication_error", 503: "server_error"}[status]
 
 
 def test_of_two_applications_in_one_cluster_each_has_its_own_controller(monkeypatch):

@@ -1,8 +1,14 @@
 """Disclosure of precision in responses, streamed or not."""
 
 import json
+from types import SimpleNamespace
+
+import pytest
+from front_calls import GOOD, ask, front
 
 from deploy.replica.disclosure import StreamDiscloser, disclose
+from nestedfp.vllm_plugin import frontend
+from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
 
 TOKENS = {"prompt": {"fp16": 3, "fp8": 2, "cached": {"fp16": 1, "fp8": 0}}, "completion": {"fp16": 4, "fp8": 0}}
 
@@ -15,15 +21,35 @@ def payload(text):
     return json.loads(text.removeprefix("data: "))
 
 
-def test_samples_of_one_prompt_count_it_once_in_the_usage():
-    tokens = {"prompt": {"fp16": 4, "fp8": 2, "cached": {"fp16": 2, "fp8": 0}}, "completion": {"fp16": 6, "fp8": 0}}
-    usage = disclose(None, tokens, samples=2)
-    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (4, 6, 10)
+def test_a_usage_that_has_to_be_made_counts_each_prompt_once_however_many_of_its_sequences_have_ended():
+    ended = {"prompt": {"fp16": 1, "fp8": 0, "cached": {"fp16": 6, "fp8": 0}}, "completion": {"fp16": 2, "fp8": 0}}
+    stream = StreamDiscloser(lambda: ended, include_usage=False, prompt_tokens=lambda: 7)
+    for sequences in (1, 3):
+        ended["prompt"] = {"fp16": sequences, "fp8": 0, "cached": {"fp16": 6 * sequences, "fp8": 0}}
+        ended["completion"]["fp16"] = 2 * sequences
+        usage = payload(stream.event(event(choices=[{"text": "b", "finish_reason": "length"}])))["usage"]
+        told = (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"])
+        assert told == (7, 2 * sequences, 7 + 2 * sequences)
 
 
 def test_usage_gains_the_counts_and_keeps_the_rest():
     assert disclose({"prompt_tokens": 6}, TOKENS) == {"prompt_tokens": 6, "precision_tokens": TOKENS}
     assert disclose({"prompt_tokens": 6}, None) == {"prompt_tokens": 6}
+
+
+@pytest.mark.parametrize("beams", [False, True])
+def test_an_answer_in_one_piece_says_its_precision_but_for_beams_whose_computed_tokens_are_not_those_of_the_answer(
+    beams,
+):
+    usage = {"prompt_tokens": 5, "completion_tokens": 24, "total_tokens": 29}
+
+    async def do(request):
+        frontend._collecting.get()["r"] = TokenCounts(prompt_fp16=247, completion_fp16=23)
+        return SimpleNamespace(model_dump=lambda mode: {"usage": usage})
+
+    told = json.loads(ask(front(do), body={**GOOD, "use_beam_search": beams})[2])["usage"]
+    assert ("precision_tokens" in told) is not beams
+    assert {name: told[name] for name in usage} == usage
 
 
 def test_without_include_usage_the_finish_chunk_carries_the_counts():

@@ -371,5 +371,9 @@ def test_a_configured_page_may_ask_and_another_may_not():
     _, headers, _ = ask(app, "/v1/models", "GET", PREFLIGHT[:1])
     assert headers[b"access-control-allow-origin"] == b"https://page.example"
     other = [("origin", "https://other.example"), *PREFLIGHT[1:]]
-    assert ask(app, method="OPTIONS", headers=other)[0] == 400
+    status, headers, body = ask(app, method="OPTIONS", headers=[*other, ("x-request-id", "mine")])
+    error = json.loads(body)["error"]
+    assert (status, error["code"], error["request_id"]) == (400, 400, "mine")
+    assert "Disallowed CORS origin" in error["message"]
+    assert (headers[b"content-type"], headers[b"content-length"]) == (b"application/json", str(len(body)).encode())
     assert b"access-control-allow-origin" not in ask(app, "/v1/models", "GET", other[:1])[1]

@@ -26,6 +26,9 @@ FIELDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 
 
+ERROR = "error: "
+
+
 @dataclass(frozen=True)
 class Setting:
     """What grammars are compiled for: the engine's tokenizer, vocabulary and options for structured outputs."""
@@ -175,12 +178,19 @@ def attempt(given: dict[str, Any], setting: Setting, manager: Any = None) -> dic
     except MemoryError:
         return {"refused": "it cannot be compiled: it takes too much memory"}
     except Exception as error:
-        return {"refused": str(error) or type(error).__name__}
+        return {"refused": reason(error)}
     return {
         "params": {name: getattr(found, name) for name in (*FIELDS, *OPTIONS)},
         "backend": found._backend,
         "automatic": found._backend_was_auto,
     }
+
+
+def reason(error: Exception) -> str:
+    """Return what is wrong with a grammar, beginning with a line that says it: Rust's regexes draw the place first."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    below = next((line.removeprefix(ERROR) for line in lines[1:] if line.startswith(ERROR)), None)
+    return "\n".join([f"{lines[0]} {below}" if below and lines[0].endswith(":") else lines[0], *lines[1:]])
 
 
 def make_manager(setting: Setting) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from deploy.front.checks import faults
 from deploy.front.checks.bounds import INT32, check_bounds
 from deploy.front.replies import Refused
 from nestedfp.vllm_plugin.scheduling.pin import PIN_HEADER, PIN_KEY, parse_pin
@@ -77,15 +78,9 @@ def parse(
     except Refused:
         raise
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        # Parts in brackets name pydantic's way to the field, not the field: "function-wrap[...]", "list[int]".
-        where = ".".join(str(part) for part in first["loc"] if "[" not in str(part)) or None
-        message = first["msg"].removeprefix("Value error, ")
-        if first["type"] == "json_invalid":
-            raise Refused(400, f"the body is no JSON: {first['msg']}") from None
-        raise Refused(400, f"{message}, at {where}" if where else message, param=where) from None
-    except Exception as error:  # validators of vLLM's that stumble over a value of another type than they expect
-        raise Refused(400, f"the request has a field of a wrong type: {one_line(error)}") from None
+        raise faults.refusal(error, body) from None
+    except Exception as error:
+        raise faults.refusal_of_vllm(error) from None
 
 
 @functools.cache
@@ -140,20 +135,22 @@ def queue_deadline_s(request: Any, headers: dict[bytes, bytes], usual_s: float |
 
 
 def stated_priority(request: Any, headers: dict[bytes, bytes]) -> int:
-    """Return the number that a request gives itself, as vLLM reads it: the lower, the earlier; 0: none.
+    """Return the number that a request gives itself: the lower, the earlier; 0: none.
 
     Raises:
-        Refused: 400 for one that the engine cannot keep.
+        Refused: 400 for what is none, or one that the engine cannot keep; vLLM passes over a header that is none.
     """
     header = headers.get(PRIORITY_HEADER.encode())
     if header is None:
         return int(request.priority)
+    given = header.decode("latin-1")
     try:
-        stated = int(header.decode("latin-1"))
-    except ValueError:  # vLLM passes over it
-        return int(request.priority)
+        stated = int(given)
+    except ValueError:
+        stated = INT32 + 1
     if not -INT32 <= stated <= INT32:
-        raise Refused(400, f"{PRIORITY_HEADER} is expected between {-INT32} and {INT32}, got {stated!r:.40}")
+        message = f"the header {PRIORITY_HEADER} is expected to be a whole number between {-INT32} and {INT32}, got {given!r:.40}"
+        raise Refused(400, message, param=PRIORITY_HEADER)
     return stated
 
 
@@ -167,10 +164,3 @@ def unknown_fields(request: Any) -> list[str]:
 def _xargs(request: Any) -> dict[str, Any]:
     # A request for vectors has no such field of vLLM's: there it is one of those that pydantic keeps beside.
     return getattr(request, "vllm_xargs", None) or {}
-
-
-def one_line(error: BaseException) -> str:
-    """Return an exception's first line, without paths or addresses, at most 300 characters."""
-    lines = str(error).splitlines()
-    text = lines[0] if lines else type(error).__name__
-    return "an internal detail" if "/" in text or " at 0x" in text else text[:300]

@@ -3,7 +3,25 @@
 from collections.abc import Sequence
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+
+from deploy.front.replies import Refused
+
+
+class _Origins(CORSMiddleware):
+    """Starlette's, whose refusals are errors as all others here are."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        answer = super().preflight_response(request_headers)
+        if answer.status_code < 400:
+            return answer
+        why = bytes(answer.body).decode()
+        refusal = Refused(answer.status_code, f"{why}: pages of the origins in http.cors_origins may GET and POST")
+        body = refusal.body(request_headers.get("x-request-id"))
+        kept = {name: value for name, value in answer.headers.items() if not name.startswith("content-")}
+        return Response(body, refusal.status, kept, "application/json")
 
 
 def allowing(origins: Sequence[str], app: Any) -> Any:
@@ -13,7 +31,7 @@ def allowing(origins: Sequence[str], app: Any) -> Any:
     """
     if not origins:
         return app
-    return CORSMiddleware(
+    return _Origins(
         app,
         allow_origins=list(origins),
         allow_methods=["GET", "POST"],

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from deploy import error_types
 from deploy.front.routes.pages import PageSource, Shown
 
 PATH = "/openapi.json"
@@ -17,7 +18,7 @@ ERROR = {
             "required": ["message", "type", "param", "code"],
             "properties": {
                 "message": {"type": "string"},
-                "type": {"type": "string"},
+                "type": {"type": "string", "enum": error_types.ALL},
                 "param": {"type": ["string", "null"]},
                 "code": {"type": ["integer", "string", "null"]},
             },

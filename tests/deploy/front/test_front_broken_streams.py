@@ -154,6 +154,31 @@ def test_a_client_that_leaves_aborts_the_request_and_frees_its_place():
     assert (admission.inside, meter.stats(0.0).open_streams, meter.stats(0.0).in_path) == (0, 0, 0)
 
 
+def test_a_client_that_leaves_before_an_answer_in_one_piece_counts_as_left_though_vllm_makes_an_error_of_it():
+    from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+
+    lines = []
+    meter = PathMeter(logs=[lines.append])
+
+    async def do(request):
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:  # as vLLM's serving objects do
+            return create_error_response("Client disconnected")
+
+    async def leave():
+        client = asyncio.create_task(asking(front(do, meter=meter)))
+        await asked.wait()
+        client.cancel()
+        await client
+
+    asked = asyncio.Event()
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(leave())
+    assert [(line.outcome, line.status) for line in lines] == [("left", None)]
+
+
 async def left_after(app, there):
     """A client leaves a stream as soon as ``there`` says so."""
     client = asyncio.create_task(asking(app, body={**GOOD, "stream": True}, headers={"authorization": "Bearer secret"}))

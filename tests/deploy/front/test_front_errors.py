@@ -1,5 +1,7 @@
 """What a client hears when its request fails before the first token, or is refused by an engine that is dead, hung or late."""
 
+import json
+
 import pytest
 from front_calls import GOOD, Client, Peers, ask, error_of, failing, front, output, stream_of
 from vllm.exceptions import VLLMValidationError
@@ -7,7 +9,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from deploy.front.handover import TURN
 from deploy.front.meter import PathMeter
-from deploy.front.replies import OVERLOADED, Refused
+from deploy.front.replies import OVERLOADED, Refused, identified
 from deploy.haproxy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS
 
 
@@ -103,16 +105,41 @@ def test_what_vllm_stumbles_over_in_the_parts_of_a_dead_engine_is_no_fault_of_th
 
 
 @pytest.mark.parametrize(
-    ("status", "kind", "outcome"),
+    ("status", "cause", "outcome"),
     [
-        *((400, "invalid_request_error", "invalid"), (404, "not_found", "invalid"), (500, "internal_error", "failed")),
-        *((401, "authentication_error", "denied"), (403, "permission_error", "denied"), (429, "rate_limit", "refused")),
-        *((429, OVERLOADED, "refused"), (503, OVERLOADED, "refused"), (503, "service_unavailable", "failed")),
-        *((ELSEWHERE_STATUS, OVERLOADED, "elsewhere"), (ELSEWHERE_STATUS, "service_unavailable", "elsewhere")),
+        *((400, None, "invalid"), (404, None, "invalid"), (500, None, "failed")),
+        *((401, None, "denied"), (403, None, "denied"), (429, None, "refused")),
+        *((429, OVERLOADED, "refused"), (503, OVERLOADED, "refused"), (503, None, "failed")),
+        *((ELSEWHERE_STATUS, OVERLOADED, "elsewhere"), (ELSEWHERE_STATUS, None, "elsewhere")),
     ],
 )
-def test_a_refusal_says_as_what_its_request_counts(status, kind, outcome):
-    assert Refused(status, "no", kind).outcome == outcome
+def test_a_refusal_says_as_what_its_request_counts(status, cause, outcome):
+    assert Refused(status, "no", cause).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        *((status, "invalid_request_error") for status in (400, 405, 408, 413, 422)),
+        *(
+            (401, "authentication_error"),
+            (403, "permission_error"),
+            (404, "not_found_error"),
+            (429, "rate_limit_error"),
+        ),
+        *((status, "server_error") for status in (500, 501, 503)),
+    ],
+)
+def test_an_errors_type_is_openais_by_its_status_whoever_made_it(status, told):
+    body = json.loads(Refused(status, "no").body("r"))["error"]
+    vllms = json.dumps({"error": {"message": "no", "type": "Bad Request", "code": status}}).encode()
+    theirs = json.loads(identified(vllms, "r"))["error"]
+    assert (body["type"], theirs["type"]) == (told, told)
+
+
+def test_what_vllm_refuses_has_openais_type_too():
+    answer = ask(front(failing(VLLMValidationError("too long", parameter="prompt"))))
+    assert json.loads(answer[2])["error"]["type"] == "invalid_request_error"
 
 
 def test_the_meter_counts_a_request_once_however_it_ends():

@@ -63,6 +63,13 @@ def test_a_grammar_that_compiles_is_left_as_the_engine_will_compile_it(trial):
     assert "yes" in found.grammar
 
 
+@pytest.mark.parametrize(("regex", "told"), [("(abc", "unclosed group"), ("*a", "repetition operator missing")])
+def test_of_a_regex_that_is_none_the_client_hears_what_is_wrong_with_it(trial, regex, told):
+    with pytest.raises(Refused, match=told) as caught:
+        trial(regex=regex)
+    assert "\n" not in str(caught.value)
+
+
 def test_what_has_been_tried_is_remembered(trial):
     trial(regex="[d-f]{3}")
     asked = trial.grammars._numbers

@@ -9,9 +9,9 @@ from vllm_parts import SamplingParams  # noqa: F401  first: it silences third-pa
 from deploy.access.admission import Asked
 from deploy.front.checks import bounds, requests
 from deploy.front.checks.asked import asked_of
+from deploy.front.checks.faults import one_line
 from deploy.front.checks.requests import (
     apply_pin,
-    one_line,
     parse,
     queue_deadline_s,
     read_body,
@@ -317,13 +317,15 @@ def test_a_queue_deadline_that_is_none_is_refused(given):
     assert len(str(error)) < 300
 
 
-@pytest.mark.parametrize(
-    ("header", "wanted"), [(None, 3), (b"-2", -2), (b"soon", 3), (b"0", 0), ("\xb2".encode("latin-1"), 3)]
-)
-def test_a_priority_is_read_as_vllm_reads_it(header, wanted):
+@pytest.mark.parametrize(("header", "wanted"), [(None, 3), (b"-2", -2), (b"0", 0)])
+def test_a_priority_is_the_headers_or_the_bodys(header, wanted):
     headers = {} if header is None else {b"x-vllm-priority": header}
     assert stated_priority(completion(priority=3), headers) == wanted
 
 
-def test_a_priority_that_the_engine_cannot_keep_is_refused():
-    assert refusal(stated_priority, completion(), {b"x-vllm-priority": b"9" * 30}).status == 400
+@pytest.mark.parametrize("header", [b"9" * 30, b"9" * 5000, b"soon", b"", b"1.5", "\xb2".encode("latin-1")])
+def test_a_priority_that_is_none_or_that_the_engine_cannot_keep_is_refused(header):
+    error = refusal(stated_priority, completion(priority=3), {b"x-vllm-priority": header})
+    assert (error.status, error.param) == (400, "x-vllm-priority")
+    assert "whole number between" in str(error)
+    assert f"got {header.decode('latin-1')!r:.40}" in str(error)

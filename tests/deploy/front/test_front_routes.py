@@ -9,14 +9,63 @@ from front_calls import GOOD, ID, LIMIT, PATH, ask, asking, error_of, front, out
 from deploy.front.routes.pages import Shown
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/m", "/version"])
+@pytest.mark.parametrize("path", ["/v1/models", "/version"])
 def test_routes_that_only_tell_are_vllms(path):
     assert ask(front(), path, "GET")[2] == b"vllm:" + path.encode() + b":"
 
 
-@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
-def test_routes_that_take_a_body_get_it_as_it_came(path):
-    assert ask(front(), path, "POST", b"{1}")[2] == b"vllm:" + path.encode() + b":{1}"
+def listing(*entries):
+    """An application of vLLM's that lists these models, in two pieces."""
+    body = json.dumps({"object": "list", "data": entries}).encode()
+
+    async def vllms(scope, receive, send):
+        assert (scope["path"], scope["method"]) == ("/v1/models", "GET")
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body[:9], "more_body": True})
+        await send({"type": "http.response.body", "body": body[9:]})
+
+    return vllms
+
+
+@pytest.mark.parametrize("model", ["m", "an organisation/m"])
+def test_a_model_is_told_as_the_list_tells_it(model):
+    told = {"id": model, "created": 7, "owned_by": "vllm", "max_model_len": 1024}
+    app = front()
+    app._app = listing({"id": "another"}, told)
+    status, headers, body = ask(app, f"/v1/models/{model}", "GET")
+    assert (status, headers["content-type"], json.loads(body)) == (200, "application/json", told)
+
+
+def test_a_model_that_is_not_in_the_list_is_404():
+    app = front()
+    app._app = listing({"id": "m"})
+    answer = ask(app, "/v1/models/none", "GET")
+    assert answer[0] == 404
+    assert "no model 'none'" in error_of(answer)
+    assert json.loads(answer[2])["error"]["type"] == "not_found_error"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/tokenize", b'{"prompt":  "x"}'), ("/detokenize", b'{"tokens":[1 ], "other": 2}')]
+)
+def test_routes_that_take_a_body_get_it_as_it_came(path, body):
+    assert ask(front(), path, "POST", body)[2] == b"vllm:" + path.encode() + b":" + body
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/tokenize", b'{"prompt": 5}', "Input should be a valid string, at prompt"),
+        ("/tokenize", b'{"messages": 5}', "Input should be a valid array, at messages"),
+        ("/detokenize", b'{"tokens": [1, "a"]}', "Input should be a valid integer, at tokens.1"),
+        ("/detokenize", b"{}", "Field required, at tokens"),
+        ("/tokenize", b"{1}", "the body is no JSON: "),
+    ],
+)
+def test_their_bodies_are_refused_as_those_of_other_routes(path, body, message):
+    answer = ask(front(), path, "POST", body)
+    assert answer[0] == 400
+    assert error_of(answer).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -45,11 +94,12 @@ def test_what_is_not_named_does_not_exist(path, method):
 
 
 @pytest.mark.parametrize(
-    ("path", "method"), [(PATH, "GET"), ("/tokenize", "GET"), ("/v1/models", "POST"), (PATH, "HEAD")]
+    ("path", "method", "allowed"),
+    [(PATH, "GET", "POST"), ("/tokenize", "GET", "POST"), ("/v1/models", "POST", "GET"), (PATH, "HEAD", "POST")],
 )
-def test_another_method_gets_405(path, method):
+def test_another_method_gets_405_and_the_ones_that_would_do(path, method, allowed):
     answer = ask(front(), path, method)
-    assert answer[0] == 405
+    assert (answer[0], answer[1]["allow"]) == (405, allowed)
     assert "takes" in error_of(answer)
 
 
@@ -60,7 +110,9 @@ def test_a_body_in_chunks_beyond_the_limit_gets_413(path):
     assert f"larger than {LIMIT} bytes" in error_of(answer)
 
 
-@pytest.mark.parametrize("body", [b'{"error":{"message":"no","code":404}}', b'{"detail":"no"}', b"no", b"[]"])
+@pytest.mark.parametrize(
+    "body", [b'{"error":{"message":"no","type":"not_found_error","code":404}}', b'{"detail":"no"}', b"no", b"[]"]
+)
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_an_error_of_vllms_application_gets_the_requests_id(body, chunks):
     async def vllms(scope, receive, send):

@@ -246,6 +246,7 @@ def test_a_stream_of_two_prompts_whose_second_ends_first_ends_with_the_counts_of
         request = request_of(chat=False, prompt=["x", "y"], **options)
         meter = PathMeter()
         generate, passage = front(meter), meter.arrive(meter.clock())
+        passage.prompt_tokens = 6  # of both, as the engine was given them
         made = completion_events(serving_of(chat=False), request, numbered(), prompts=2)
         await generate._relay(made, request, send, passage, [], counts)
 
@@ -260,8 +261,11 @@ def test_a_stream_of_two_prompts_whose_second_ends_first_ends_with_the_counts_of
     }
     last = {"prompt_tokens": 6, "completion_tokens": 5, "total_tokens": 11, "precision_tokens": both}
     assert said[-3]["usage"] == last, "the stream's last word"
-    told = [event["usage"]["completion_tokens"] for event in said[:-2] if event.get("usage")]
-    assert told == ([5] if include_usage else [2, 5]), "of those that have ended"
+    usages = [event["usage"] for event in said[:-2] if event.get("usage")]
+    told = [(usage["prompt_tokens"], usage["completion_tokens"]) for usage in usages]
+    assert told == ([(6, 5)] if include_usage else [(6, 2), (6, 5)]), (
+        "the prompts of all, the tokens of those that have ended"
+    )
 
 
 def test_counts_that_the_engine_never_said_are_left_out():

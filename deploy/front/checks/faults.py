@@ -1,0 +1,127 @@
+"""What a client hears of a fault in its request: the most telling of pydantic's errors, at a path of the client's own fields. Pure.
+
+Where a field may be one of several things, pydantic tells of each why it is none of them, under names of its own: ``stop.str``
+and ``stop.list[str]``, ``messages.0.ChatCompletionUserMessageParam.content``. What the client meant is among them, and the
+first is rarely it.
+"""
+
+import re
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from deploy.front.replies import Refused
+
+OF_A_VALIDATOR = "function-wrap["  # pydantic's name of every alternative whose class has a validator of its own
+EXPECTED = "Input should be "
+OF_ITS_WAY = re.compile(r", unable to .*| after validation")  # how pydantic came to what it says
+OF_ANOTHER_KIND = re.compile(r".*_(type|parsing)")  # types of errors
+OF_THE_SERVER = re.compile(r" To increase this limit, set the \w+ environment variable\.?|: \{'.*", re.DOTALL)
+MOST_CHARACTERS = 300
+Path = tuple[Any, ...]
+
+
+class Fault(NamedTuple):
+    """One of pydantic's errors.
+
+    Attributes:
+        branch: where the last alternative begins that this is said of, pydantic's names included; empty: of no alternative.
+        path: the client's own.
+        kind: pydantic's type of it.
+        text: what it says.
+    """
+
+    branch: Path
+    path: Path
+    kind: str
+    text: str
+
+
+def refusal(error: ValidationError, body: bytes) -> Refused:
+    """Return what the client hears of a request that is none.
+
+    Args:
+        body: that did not validate.
+    """
+    errors = error.errors(include_url=False, include_input=False, include_context=False)
+    if errors[0]["type"] == "json_invalid":
+        return Refused(400, f"the body is no JSON: {errors[0]['msg']}")
+    request = from_json(body)
+    faults = [_fault(each["loc"], each["type"], OF_ITS_WAY.sub("", each["msg"]), request) for each in errors]
+    best = _closest(_meant(faults))
+    if all(each.text.startswith(EXPECTED) for each in best):
+        text = EXPECTED + " or ".join(dict.fromkeys(each.text.removeprefix(EXPECTED) for each in best))
+    else:
+        text = best[0].text.removeprefix("Value error, ")
+    where = ".".join(map(str, best[0].path)) or None
+    return Refused(400, f"{text}, at {where}" if where else text, param=where)
+
+
+def refusal_of_vllm(error: Exception) -> Refused:
+    """Return what the client hears of what one of vLLM's own validators said, or stumbled over."""
+    from vllm.entrypoints.serve.exception_handling.utils import sanitize_message
+    from vllm.exceptions import VLLMClientError
+
+    if not isinstance(error, VLLMClientError):  # over a value of another type than it expects
+        return Refused(400, f"the request has a field of a wrong type: {one_line(error)}")
+    said = " ".join(sanitize_message(OF_THE_SERVER.sub("", str(error.args[0]))).split())
+    param = getattr(error, "parameter", None)
+    if param is None and "structured outputs" in said:  # made of a field, which does not know its name
+        param = "structured_outputs"
+    return Refused(400, said[:MOST_CHARACTERS], param=param)
+
+
+def one_line(error: BaseException) -> str:
+    """Return an exception's first line, without paths or addresses, at most 300 characters."""
+    lines = str(error).splitlines()
+    text = lines[0] if lines else type(error).__name__
+    return "an internal detail" if "/" in text or " at 0x" in text else text[:MOST_CHARACTERS]
+
+
+def _fault(place: Path, kind: str, text: str, request: Any) -> Fault:
+    path: list[Any] = []
+    branch: Path = ()
+    value = request
+    for number, part in enumerate(place, 1):
+        if (isinstance(value, dict) and part in value) or (
+            isinstance(value, list) and isinstance(part, int) and part < len(value)
+        ):
+            path, value = [*path, part], value[part]
+        elif kind == "missing" and number == len(place):
+            path.append(part)
+        else:
+            branch = place[:number]
+    return Fault(branch, tuple(path), kind, text)
+
+
+def _meant(faults: list[Fault]) -> list[Fault]:
+    """Leave out the alternatives that a word of the client's, as the role of a message, says it does not mean."""
+    said = [each for each in faults if each.kind == "literal_error"]
+    others = {each.branch for each in said if each.branch}
+    meant = [each for each in faults if not any(each.branch[: len(other)] == other for other in others)]
+    # Where several alternatives have one name (OF_A_VALIDATOR), what lies deeper is of the one meant.
+    deeper = [each for each in faults if each.branch not in others and each.branch and each.kind != "missing"]
+    return meant or deeper or said
+
+
+def _closest(faults: list[Fault]) -> list[Fault]:
+    """Return one error of each alternative that the request comes closest to; they are said of one place.
+
+    The closest is one of the right type with a wrong value, then one with few errors, and of these one that lies far inside.
+    """
+
+    def rank(group: list[Fault]) -> tuple[Any, ...]:
+        kind, path = group[0].kind, group[0].path
+        value = 2 if not (OF_ANOTHER_KIND.fullmatch(kind) or kind == "missing") else int(kind != "missing")
+        return value, -len(group), len(path), [part for part in path if isinstance(part, int)]
+
+    if not faults[0].branch:
+        return [each for each in faults if each.kind == "literal_error" and each.path == faults[0].path] or faults[:1]
+    groups = [list(group) for _, group in groupby(faults, lambda each: each.branch)]
+    for group in groups:
+        if str(group[0].branch[-1]).startswith(OF_A_VALIDATOR):
+            group.sort(key=lambda each: each.kind == "missing")  # of what another alternative of this name wants
+    best = max(map(rank, groups))
+    return [group[0] for group in groups if rank(group) == best]

@@ -1,0 +1,102 @@
+"""What a client hears of a request that is none: the branch that it meant, its own names, and no heading that is untrue."""
+
+import json
+
+import pytest
+from vllm_parts import SamplingParams  # noqa: F401  first: it silences third-party warnings
+
+from deploy.front.checks.requests import parse
+from deploy.front.replies import Refused
+
+vllm = pytest.importorskip("vllm")
+
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest  # noqa: E402
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest  # noqa: E402
+from vllm.entrypoints.pooling.embed.protocol import EmbeddingRequest  # noqa: E402
+from vllm.entrypoints.serve.tokenize.protocol import TokenizeRequest  # noqa: E402
+
+JSON = {b"content-type": b"application/json"}
+
+
+def said(model, body):
+    """The message and the field of a refusal."""
+    with pytest.raises(Refused) as caught:
+        parse(json.dumps(body).encode(), JSON, model, lambda request: None)
+    assert caught.value.status == 400
+    return str(caught.value), caught.value.param
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "message", "param"),
+    [
+        (CompletionRequest, {"stop": ["a"] * 5}, "List should have at most 4 items, not 5", "stop"),
+        (CompletionRequest, {"stop": 5}, "Input should be a valid string or a valid array", "stop"),
+        (CompletionRequest, {"stop": ["a", 1]}, "Input should be a valid string", "stop.1"),
+        (CompletionRequest, {"prompt": 5}, "Input should be a valid array or a valid string", "prompt"),
+        (CompletionRequest, {"prompt": ["a", 1]}, "Input should be a valid string", "prompt.1"),
+        (CompletionRequest, {"prompt": [1, "a"]}, "Input should be a valid integer", "prompt.1"),
+        (CompletionRequest, {"prompt": [3, -1]}, "Input should be greater than or equal to 0", "prompt.1"),
+        (CompletionRequest, {"max_tokens": "many"}, "Input should be a valid integer", "max_tokens"),
+        (
+            CompletionRequest,
+            {"structured_outputs": {"json": 5}},
+            "a valid string or an object",
+            "structured_outputs.json",
+        ),
+        (CompletionRequest, {"response_format": {"type": "no"}}, "'text', 'json_object' or", "response_format.type"),
+        (ChatCompletionRequest, {"content": None}, "a valid string or a valid array", "messages.0.content"),
+        (ChatCompletionRequest, {"role": None}, "should be", "messages.0.role"),
+        (EmbeddingRequest, {"input": 5}, "Input should be a valid array or a valid string", "input"),
+        (TokenizeRequest, {"messages": 5}, "Input should be a valid array", "messages"),
+        (TokenizeRequest, {}, "Field required", "prompt"),
+    ],
+)
+def test_of_what_a_field_may_be_the_client_hears_of_that_which_it_meant(model, body, message, param):
+    if model is CompletionRequest:
+        body = {"prompt": "x", **body}
+    elif model is ChatCompletionRequest:
+        body = {"messages": [{"role": "user", "content": "x", **body}]}
+    told, field = said(model, body)
+    assert message in told
+    assert (told.endswith(f", at {param}"), field) == (True, param)
+    assert not set(told) & set("[("), "no name of pydantic's"
+    assert "Param" not in told
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "param"),
+    [
+        ({"prompt": ""}, "Either prompt or prompt_embeds must be provided and non-empty.", "prompt"),
+        ({}, "Either prompt or prompt_embeds must be provided and non-empty.", "prompt"),
+        ({"prompt": ["a"] * 3000}, "prompt list length 3000 exceeds the maximum allowed count of 1024.", "prompt"),
+        (
+            {"prompt": "x", "stream_options": {"include_usage": True}},
+            "Stream options can only be defined when `stream=True`.",
+            "stream_options",
+        ),
+        (
+            {"prompt": "x", "structured_outputs": {}},
+            "You must use one kind of structured outputs constraint but none are specified",
+            "structured_outputs",
+        ),
+    ],
+)
+def test_what_vllms_own_checks_say_stands_without_a_heading_and_without_what_only_the_server_can_change(
+    body, message, param
+):
+    assert said(CompletionRequest, body) == (message, param)
+
+
+def test_a_message_without_a_role_lacks_that():
+    told, param = said(ChatCompletionRequest, {"messages": [{"content": "x"}]})
+    assert (told, param) == ("Field required, at messages.0.role", "messages.0.role")
+
+
+def test_a_choice_without_tools_names_its_field():
+    body = {"messages": [{"role": "user", "content": "x"}], "tool_choice": "auto"}
+    assert said(ChatCompletionRequest, body) == ("When using `tool_choice`, `tools` must be set.", "tool_choice")
+
+
+def test_what_vllms_checks_stumble_over_is_of_a_wrong_type():
+    told, _ = said(CompletionRequest, {"prompt": "x", "structured_outputs": 7})
+    assert told.startswith("the request has a field of a wrong type: ")
