@@ -15,7 +15,7 @@ from deploy.access.admission import Admission, NoRoom, Place, Reason
 from deploy.access.keys import Holder, Keys, Limited
 from deploy.access.priority import NotAllowed, Ranked, ranked
 from deploy.front import streams
-from deploy.front.checks.faults import one_line
+from deploy.front.checks.faults import in_our_words, one_line
 from deploy.front.checks.requests import (
     apply_pin,
     parse,
@@ -389,7 +389,7 @@ class Generate:
         from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
         if isinstance(result, ErrorResponse):
-            raise Refused(result.error.code, result.error.message, param=result.error.param)
+            raise Refused(result.error.code, in_our_words(result.error.message), param=result.error.param)
         answer = result.model_dump(mode="json")
         if counts:
             answer["usage"] = disclose(answer.get("usage"), usage_of(total(counts.values())))

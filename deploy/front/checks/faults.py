@@ -19,6 +19,7 @@ EXPECTED = "Input should be "
 OF_ITS_WAY = re.compile(r", unable to .*| after validation")  # how pydantic came to what it says
 OF_ANOTHER_KIND = re.compile(r".*_(type|parsing)")  # types of errors
 OF_THE_SERVER = re.compile(r" To increase this limit, set the \w+ environment variable\.?|: \{'.*", re.DOTALL)
+OF_A_COMMAND_LINE = re.compile(r"(--enable-auto-tool-choice and )?--tool-call-parser to be set")
 MOST_CHARACTERS = 300
 Path = tuple[Any, ...]
 
@@ -37,6 +38,11 @@ class Fault(NamedTuple):
     path: Path
     kind: str
     text: str
+
+
+def in_our_words(text: str) -> str:
+    """Return an error of vLLM's with the key of this service's configuration in place of flags that nobody can set here."""
+    return OF_A_COMMAND_LINE.sub("engine.extra.tool_call_parser in the service's configuration", text)
 
 
 def refusal(error: ValidationError, body: bytes) -> Refused:
