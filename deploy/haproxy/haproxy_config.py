@@ -31,9 +31,12 @@ KEPT_S = (
 )
 SUCCESSOR = "successor"  # the backend of an HAProxy that was told to go: the one that listens now
 JSON = "res.hdr(content-type) -m sub json"
+NOBODY = "no replica can take this request now: the service starts, stops or has lost its replicas; try again"
 OF_SERVE = (
-    (500, "the service failed on this request; its log says why", "server_error", False),
-    (503, "this replica cannot take the request now; try again", "service_unavailable", True),
+    # What Serve has no route for has been deleted, or moved to another prefix: this project's server says 404 in JSON.
+    (404, 503, NOBODY, "service_unavailable", True),
+    (500, 500, "the service failed on this request; its log says why", "server_error", False),
+    (503, 503, "this replica cannot take the request now; try again", "service_unavailable", True),
 )
 LEAVES = "This node is being drained."  # what Ray Serve has a node's HAProxy say that is about to go
 TEMPLATE_CHANGED = "Ray Serve's HAProxy configuration is not as expected"
@@ -228,7 +231,7 @@ def waiting(absence: Absence) -> list[str]:
 
 def nobody(absence: Absence, condition: str = "") -> list[str]:
     """Return the rules that answer a request for which there is no replica."""
-    message = "no replica can take this request now: the service starts, stops or has lost its replicas; try again"
+    message = NOBODY
     if absence.took_s is not None:
         message += f". The last time there was none for {absence.took_s:.0f} s"
     told = answer(503, message, "service_unavailable", f" hdr Retry-After %[var(txn.wait_s)]{condition}")
@@ -326,8 +329,8 @@ def write(targets: Targets, limits: Limits, absences: Mapping[str, Absence] | No
         f"http-response set-status 429 if {{ status {ELSEWHERE_STATUS} }}",
         # What Ray Serve says in plain text, of a request that never came to this project's server.
         *[
-            answer(status, message, kind, f" if {{ status {status} }} !{{ {JSON} }}", retry, "http-response")
-            for status, message, kind, retry in OF_SERVE
+            answer(told, message, kind, f" if {{ status {status} }} !{{ {JSON} }}", retry, "http-response")
+            for status, told, message, kind, retry in OF_SERVE
         ],
         "http-after-response set-status 503 if { status 502 }",
         "http-after-response set-header x-request-id %[var(txn.request_id)] if { var(txn.request_id) -m found }",
