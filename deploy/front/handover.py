@@ -18,7 +18,7 @@ from deploy.front.deadline import QueueDeadline
 from deploy.front.meter import Passage
 from deploy.front.replies import Refused
 from deploy.front.streams import Frame
-from deploy.replica.health_routes import EngineHung
+from deploy.replica.health_routes import GivenUp
 from nestedfp.modes import Mode
 from nestedfp.vllm_plugin.scheduling.pin import PIN_KEY
 
@@ -200,7 +200,7 @@ class EngineClientProxy:
                     turn.first_token()
                 yield output
         except Exception as error:
-            if isinstance(error.__cause__, EngineHung):
+            if isinstance(error.__cause__, GivenUp):
                 raise error.__cause__ from None
             raise
 
@@ -223,7 +223,7 @@ class EngineClientProxy:
                     turn.finished.append(output)
                 yield output
         except Exception as error:
-            if isinstance(error.__cause__, EngineHung):
+            if isinstance(error.__cause__, GivenUp):
                 turn.failed = error.__cause__
                 raise error.__cause__ from None  # vLLM's own around it says nothing
             turn.failed = error

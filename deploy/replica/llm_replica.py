@@ -37,7 +37,7 @@ from deploy.front.routes.pages import Shown
 from deploy.metrics import bulk
 from deploy.metrics.openmetrics import CONTENT_TYPE
 from deploy.metrics.replica_page import ReplicaMetrics
-from deploy.replica import tracing
+from deploy.replica import drain, tracing
 from deploy.replica.health_routes import HealthRoutes, StartChecks
 from deploy.replica.probe import probe_modes
 from deploy.replica.vllm_engine import NestedFPEngine
@@ -114,6 +114,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             if not self.engine.makes_vectors:
                 self._grammars = grammars.of_client(self.engine.client, grammar_cpu_s)
                 self._grammars.start()  # beside the rest of this start: nobody's first request is to wait for it
+            drain.install(self.engine.give_up)
             await warm_up(self.engine, llm_config.model_id)
         # vLLM looks at the environment several times for each output unless it is told that nothing changes any more.
         envs.enable_envs_cache()
