@@ -19,6 +19,7 @@ from deploy.control.controller_lookup import CONTROLLER_ACTOR
 from deploy.haproxy.haproxy_config import CONTROL_PREFIX
 from deploy.haproxy.launcher import SETTINGS_ENV
 from deploy.replica import tracing
+from deploy.replica.drain import LAST_WORDS_S
 from deploy.replica.llm_replica import NestedFPServer
 from deploy.startup.accelerator import resolve
 
@@ -129,7 +130,7 @@ def llm_config(config: DeployConfig, path: Path | None = None) -> LLMConfig:
         "num_replicas": config.replicas,
         "health_check_period_s": 2,
         "health_check_timeout_s": 10,
-        "graceful_shutdown_timeout_s": config.http.drain_s,
+        "graceful_shutdown_timeout_s": config.http.drain_s + LAST_WORDS_S,
         "max_ongoing_requests": 1 << 20,  # admission control is this service's own
         "max_constructor_retry_count": 2,
         "ray_actor_options": {"num_cpus": 1},

@@ -1,8 +1,8 @@
 """Ends a request that the engine has not begun when its queue deadline is up.
 
-In front of the engine, where a request waits for a tokenizer or a grammar, it is looked at when the request is handed over. In
-the engine a timer runs until the first token. When it is up the engine is asked whether it has begun the request; only if not, the
-request is taken out. One that has begun is finished, however late.
+In front of the engine, where a request waits for a tokenizer, it is looked at when the request is handed over; the wait for the
+trial of a grammar is told how long it may take. In the engine a timer runs until the first token. When it is up the engine is asked
+whether it has begun the request; only if not, the request is taken out. One that has begun is finished, however late.
 """
 
 import asyncio
@@ -82,6 +82,11 @@ class QueueDeadline:
         self._handed_over = False
         self._over = False  # nothing more is to be watched
         self.refused: Refused | None = None  # the request was taken out of the engine
+
+    @property
+    def left_s(self) -> float | None:
+        """How long the request may still wait in front of the engine; None: as long as it takes, since a part of it is there."""
+        return None if self._handed_over else max(0.0, self._at_s - self._clock())
 
     def hand_over(self, counts: Collected) -> None:
         """The engine is about to be given the request, or one of its prompts.

@@ -35,7 +35,7 @@ from deploy.front.tap import Tap, Taps
 from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS, MOST_TRIES
 from deploy.metrics.request_metrics import RequestOutcome
 from deploy.replica.disclosure import StreamDiscloser, disclose
-from deploy.replica.health_routes import EngineHung
+from deploy.replica.health_routes import GivenUp
 from deploy.replica.tracing import below_this_span
 from nestedfp.vllm_plugin.frontend import collected, counts_of, total, usage_of
 
@@ -257,13 +257,13 @@ class Generate:
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         # Also what vLLM stumbles over while it takes a dead engine's parts down.
-        if isinstance(error, EngineDeadError) or (self._client.errored and not isinstance(error, EngineHung)):
+        if isinstance(error, EngineDeadError) or (self._client.errored and not isinstance(error, GivenUp)):
             message = "the engine has died; it is being replaced"
             if passage.submitted_s is None:
                 return self._dead(headers, size, message)
             # Not offered to another replica: the request may be what killed this one.
             return Refused(503, f"{message}; this request was in it")
-        if isinstance(error, EngineHung):
+        if isinstance(error, GivenUp):
             return Refused(503, f"{error}; this request was in it and is given up")
         accepted = (turn := TURN.get()) is not None and turn.accepted
         failed = isinstance(error, (EngineGenerateError, GenerationError))

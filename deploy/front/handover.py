@@ -18,7 +18,7 @@ from deploy.front.deadline import QueueDeadline
 from deploy.front.meter import Passage
 from deploy.front.replies import Refused
 from deploy.front.streams import Frame
-from deploy.replica.health_routes import EngineHung
+from deploy.replica.health_routes import GivenUp
 from nestedfp.modes import Mode
 from nestedfp.vllm_plugin.scheduling.pin import PIN_KEY
 
@@ -39,12 +39,11 @@ class GenerateCall:
         """Give the request to the engine; return vLLM's collector of its outputs.
 
         Raises:
-            Refused: its grammar does not compile in time, or its queue deadline is up.
+            Refused: its grammar does not compile, or not in time, or its queue deadline is up.
             Exception: what vLLM says of a request that it refuses.
         """
-        if self.grammars is not None:
-            await self.grammars.check(self.params)
         if self.turn is not None:
+            await self.turn.tries(self.grammars, self.params)
             self.turn.hands_over()
         return await self.client.add_request(self.request_id, self.prompt, self.params, **self.options)
 
@@ -109,6 +108,20 @@ class Turn:
         except NoRoom as no_room:
             self.refused = self._refusal(no_room)
             raise self.refused from None
+
+    async def tries(self, grammars: Grammars | None, params: Any) -> None:
+        """Have the grammar of a prompt tried, where there is one, for as long as the request may wait for the engine.
+
+        Raises:
+            Refused: it is none that the engine can use, or nobody could find out in time.
+        """
+        if grammars is None:
+            return
+        try:
+            await grammars.check(params, None if self._deadline is None else self._deadline.left_s)
+        except Refused as refusal:
+            self.refused = refusal
+            raise
 
     def hands_over(self) -> None:
         """The engine is about to be given a prompt.
@@ -187,17 +200,12 @@ class EngineClientProxy:
                     turn.first_token()
                 yield output
         except Exception as error:
-            if isinstance(error.__cause__, EngineHung):
+            if isinstance(error.__cause__, GivenUp):
                 raise error.__cause__ from None
             raise
 
     async def _observed(self, turn: Turn, prompt: Any, params: Any, request_id: str, options: dict[str, Any]) -> Any:
-        if self._grammars is not None:
-            try:
-                await self._grammars.check(params)
-            except Refused as refusal:
-                turn.refused = refusal
-                raise
+        await turn.tries(self._grammars, params)
         turn.hands_over()
         turn.passage.submitted()
         turn.passage.prompt_tokens += prompt_tokens_of(prompt)
@@ -215,7 +223,7 @@ class EngineClientProxy:
                     turn.finished.append(output)
                 yield output
         except Exception as error:
-            if isinstance(error.__cause__, EngineHung):
+            if isinstance(error.__cause__, GivenUp):
                 turn.failed = error.__cause__
                 raise error.__cause__ from None  # vLLM's own around it says nothing
             turn.failed = error

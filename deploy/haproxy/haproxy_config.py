@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from deploy.error_types import error_type
 from deploy.haproxy.absence import LONGEST_S, SHORTEST_S, UNKNOWN_S, Absence
 
 ELSEWHERE_STATUS = (
@@ -31,9 +32,12 @@ KEPT_S = (
 )
 SUCCESSOR = "successor"  # the backend of an HAProxy that was told to go: the one that listens now
 JSON = "res.hdr(content-type) -m sub json"
+NOBODY = "no replica can take this request now: the service starts, stops or has lost its replicas; try again"
 OF_SERVE = (
-    (500, "the service failed on this request; its log says why", "server_error", False),
-    (503, "this replica cannot take the request now; try again", "service_unavailable", True),
+    # What Serve has no route for has been deleted, or moved to another prefix: this project's server says 404 in JSON.
+    (404, 503, NOBODY, True),
+    (500, 500, "the service failed on this request; its log says why", False),
+    (503, 503, "this replica cannot take the request now; try again", True),
 )
 LEAVES = "This node is being drained."  # what Ray Serve has a node's HAProxy say that is about to go
 TEMPLATE_CHANGED = "Ray Serve's HAProxy configuration is not as expected"
@@ -228,25 +232,24 @@ def waiting(absence: Absence) -> list[str]:
 
 def nobody(absence: Absence, condition: str = "") -> list[str]:
     """Return the rules that answer a request for which there is no replica."""
-    message = "no replica can take this request now: the service starts, stops or has lost its replicas; try again"
+    message = NOBODY
     if absence.took_s is not None:
         message += f". The last time there was none for {absence.took_s:.0f} s"
-    told = answer(503, message, "service_unavailable", f" hdr Retry-After %[var(txn.wait_s)]{condition}")
+    told = answer(503, message, f" hdr Retry-After %[var(txn.wait_s)]{condition}")
     return [*waiting(absence), told]
 
 
-def error_json(status: int, message: str, kind: str) -> str:
+def error_json(status: int, message: str) -> str:
     """Return the body of an error in OpenAI's format, with the request's id: a format of HAProxy's, in which % is special."""
+    kind = error_type(status)
     text = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": status, "request_id": "@"}})
     head, _, tail = text.replace("%", "%%").rpartition("@")
     return head + REQUEST_ID + tail
 
 
-def answer(
-    status: int, message: str, kind: str, condition: str = "", retry: bool = False, rules: str = "http-request"
-) -> str:
+def answer(status: int, message: str, condition: str = "", retry: bool = False, rules: str = "http-request") -> str:
     """Return a rule that answers a request at once, in OpenAI's format."""
-    body = quoted(error_json(status, message, kind))
+    body = quoted(error_json(status, message))
     hint = f" hdr Retry-After {RETRY_AFTER_S}" if retry else ""
     return f"{rules} return status {status} content-type application/json lf-string {body}{hint}{condition}"
 
@@ -270,9 +273,8 @@ def own_errors(limits: Limits) -> list[str]:
     lines = []
     for status, message in messages.items():
         told = 503 if status == 502 else status
-        kind = "invalid_request_error" if status < 500 else "service_unavailable"
         hint = f" hdr Retry-After {RETRY_AFTER_S}" if told == 503 else ""
-        body = quoted(error_json(told, message, kind))
+        body = quoted(error_json(told, message))
         lines.append(f"http-error status {status} content-type application/json lf-string {body}{hint}")
     return lines
 
@@ -303,31 +305,28 @@ def write(targets: Targets, limits: Limits, absences: Mapping[str, Absence] | No
         answer(
             413,
             f"the body is larger than {limits.body_bytes} bytes; send a shorter prompt or raise http.max_body_bytes",
-            "invalid_request_error",
             f" if {{ req.hdr_val(content-length) gt {limits.body_bytes} }}",
         ),
         answer(
             431,
             f"the headers are larger than {limits.header_bytes} bytes",
-            "invalid_request_error",
             f" if {{ req.hdrs,length gt {limits.header_bytes} }}",
         ),
         answer(
             400,
             "the header X-Request-Id holds characters beyond ASCII",
-            "invalid_request_error",
             " if { req.fhdr(x-request-id) -m reg '[^ -~]' }",
         ),
         "http-request set-header x-request-id %[var(txn.request_id)]",
-        answer(405, "no such method", "invalid_request_error", f" unless {{ method {METHODS} }}"),
+        answer(405, "no such method", f" unless {{ method {METHODS} }}"),
         # A request comes to a replica when it is there as a whole, or fills the buffer: half-sent ones cost no replica anything.
         f"http-request wait-for-body time {limits.request_s}s if METH_POST",
         *control_routes(targets.backends),
         f"http-response set-status 429 if {{ status {ELSEWHERE_STATUS} }}",
         # What Ray Serve says in plain text, of a request that never came to this project's server.
         *[
-            answer(status, message, kind, f" if {{ status {status} }} !{{ {JSON} }}", retry, "http-response")
-            for status, message, kind, retry in OF_SERVE
+            answer(told, message, f" if {{ status {status} }} !{{ {JSON} }}", retry, "http-response")
+            for status, told, message, retry in OF_SERVE
         ],
         "http-after-response set-status 503 if { status 502 }",
         "http-after-response set-header x-request-id %[var(txn.request_id)] if { var(txn.request_id) -m found }",

@@ -46,6 +46,8 @@ REPLACED = "replacement.pid"
 CURRENT = "current.pid"
 ABSENCES = "absences.json"
 BACKENDS = "backends.json"
+# What a replacement runs. Not the file that Ray Serve names: that holds what Serve wrote last, which it may not have come to start.
+IN_FORCE = "in-force.cfg"
 
 
 class HAProxyMissing(RuntimeError):
@@ -143,10 +145,14 @@ def launch(arguments: Sequence[str], settings: Mapping[str, Any]) -> None:
     # Where none runs, nothing is in force: what an earlier Serve noted may be another one's addresses by now.
     targets = keeping(named, backends_before(path.parent) if holders else [], now_s)
     absences = look(path.parent / ABSENCES, in_reach(named, targets), now_s)
-    path.write_text(write(targets, Limits(**settings["limits"]), absences))
+    text = write(targets, Limits(**settings["limits"]), absences)
+    path.write_text(text)
+    in_force = path.parent / IN_FORCE
+    in_force.with_suffix(".new").write_text(text)
+    in_force.with_suffix(".new").replace(in_force)
     note(path.parent / BACKENDS, json.dumps([asdict(backend) for backend in targets.backends]))
     command = [settings["binary"], *arguments]
-    plain = [settings["binary"], "-db", "-dR", "-f", str(path)]
+    plain = [settings["binary"], "-db", "-dR", "-f", str(in_force)]
     (path.parent / CURRENT).write_text(str(os.getpid()))  # before any is ended, so that its watcher replaces none
     if holders and not any(_answers(plain) for _ in range(HANGS_AFTER)):
         for pid in holders:  # hangs, and would keep the port
@@ -209,10 +215,11 @@ def taking_over(command: Sequence[str], holders: Sequence[int]) -> list[str]:
 
 
 def _runs(pid: int, path: Path) -> bool:
-    """Whether a process is an HAProxy with this configuration: its number may belong to another by now."""
+    """Whether a process is an HAProxy of this configuration, or its replacement: its number may belong to another by now."""
     with contextlib.suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        return Path(os.fsdecode(words[0])).name == "haproxy" and os.fsencode(path) in words
+        ours = {os.fsencode(path), os.fsencode(path.parent / IN_FORCE)}
+        return Path(os.fsdecode(words[0])).name == "haproxy" and not ours.isdisjoint(words)
     return False
 
 

@@ -17,8 +17,12 @@ JSON = "application/json"
 DEAD = "its engine has died"
 
 
-class EngineHung(RuntimeError):
-    """The engine hangs, and what was in it has been given up; the message says for how long."""
+class GivenUp(RuntimeError):
+    """What was in the engine has been given up although the engine has not died; the message says why."""
+
+
+class EngineHung(GivenUp):
+    """The engine hangs; the message says for how long."""
 
 
 @dataclass(frozen=True)

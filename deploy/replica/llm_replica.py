@@ -25,6 +25,7 @@ from deploy.control.controller_link import DirectiveCall, ServeControllerLink
 from deploy.front import tap
 from deploy.front.app import Front
 from deploy.front.checks import grammars
+from deploy.front.checks.grammars import Grammars
 from deploy.front.deadline import EngineQueue
 from deploy.front.generate import Generate, Queueing
 from deploy.front.handover import stand_before_engine, take_over
@@ -36,7 +37,7 @@ from deploy.front.routes.pages import Shown
 from deploy.metrics import bulk
 from deploy.metrics.openmetrics import CONTENT_TYPE
 from deploy.metrics.replica_page import ReplicaMetrics
-from deploy.replica import tracing
+from deploy.replica import drain, tracing
 from deploy.replica.health_routes import HealthRoutes, StartChecks
 from deploy.replica.probe import probe_modes
 from deploy.replica.vllm_engine import NestedFPEngine
@@ -93,7 +94,6 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         self._agent: ReplicaAgent | None = None
         self._watch: ReplicaAgent | None = None  # the agent, or that of a plain engine
         self._max_body_bytes = max_body_bytes
-        self._grammar_cpu_s = grammar_cpu_s
         self._cors_origins = list(cors_origins)
         self._keys = Keys(path_of(keys_file), parts=lambda: 1 if self._agent is None else self._agent.replicas)
         folder = serve_logs() if access_log_folder is None else Path(access_log_folder).expanduser()
@@ -110,6 +110,11 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         short_logs.install()
         with failure.explained():
             await super().__init__(llm_config, **kwargs)
+            self._grammars: Grammars | None = None
+            if not self.engine.makes_vectors:
+                self._grammars = grammars.of_client(self.engine.client, grammar_cpu_s)
+                self._grammars.start()  # beside the rest of this start: nobody's first request is to wait for it
+            drain.install(self.engine.give_up)
             await warm_up(self.engine, llm_config.model_id)
         # vLLM looks at the environment several times for each output unless it is told that nothing changes any more.
         envs.enable_envs_cache()
@@ -200,7 +205,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             stand_before_engine(route.serving for route in routes.values())
         else:
             completion, chat = app.state.openai_serving_completion, app.state.openai_serving_chat
-            take_over(completion, chat, grammars.of_client(self.engine.client, self._grammar_cpu_s))
+            take_over(completion, chat, self._grammars)
             routes = text.routes(completion, chat)
         generate = Generate(
             routes,

@@ -1,8 +1,9 @@
 """What a service leaves on the machine, and its removal: a folder, shared memory, processes.
 
 Everything that has a path lies in one folder of the service's own, which goes when it stops. Shared memory has no folder: vLLM's
-queues are files in /dev/shm with names made up by Python, and stay there when an engine is killed. So the names that the
-service's processes have mapped are noted, and removed when none of them has them mapped any more.
+queues and locks (that of its progress bars, a ``sem.mp-...``, is one of each engine) are files in /dev/shm with names made up by
+Python, and stay there when an engine is killed, which is how Ray ends every replica. So what the service's processes have mapped is
+noted by name, and removed when none of them has it mapped any more.
 """
 
 import contextlib
@@ -70,14 +71,15 @@ def remove(names: list[str]) -> None:
 
 def mapped(pids: list[int]) -> set[str]:
     """Return the names of the shared memory that any of these processes has mapped."""
-    names = set()
+    inodes = set()
     for pid in pids:
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-                _, found, name = line.partition(f"{SHARED_MEMORY}/")
-                if found and not name.endswith("(deleted)"):
-                    names.add(name)
-    return names
+                if f"{SHARED_MEMORY}/" in line:
+                    inodes.add(int(line.split()[4]))
+    # Not by the path that stands there: the C library makes a semaphore under another name and links it to its own.
+    with os.scandir(SHARED_MEMORY) as found:
+        return {entry.name for entry in found if entry.inode() in inodes}
 
 
 class SharedMemory:

@@ -9,7 +9,8 @@ Standard library only: it is installed in every process of every engine.
 import contextlib
 import logging
 
-ENGINE_ENDS = ("EngineDeadError", "EngineHung")  # by name: the front end's alone, and the plugin runs everywhere
+# By name: the front end's alone, and the plugin runs everywhere.
+ENGINE_ENDS = ("EngineDeadError", "EngineHung", "DrainOver")
 OF_REQUESTS = (  # loggers that log a stack for nothing but a request's own failure
     "vllm.entrypoints.openai.completion",
     "vllm.entrypoints.openai.chat_completion",

@@ -239,11 +239,12 @@ def test_a_changed_deployment_keeps_the_replicas_that_were_asked_for(tmp_path):
 @pytest.mark.filterwarnings("ignore")  # Ray's and vLLM's own
 def test_streams_get_as_long_to_end_in_as_is_configured(tmp_path):
     from deploy.app import llm_config
+    from deploy.replica.drain import LAST_WORDS_S
 
     usual = llm_config(load(write(tmp_path))).deployment_config
-    assert usual["graceful_shutdown_timeout_s"] == 20
+    assert usual["graceful_shutdown_timeout_s"] == 20 + LAST_WORDS_S, "and some for those that did not to be told"
     longer = llm_config(load(write(tmp_path, http={"drain_s": 300}))).deployment_config
-    assert longer["graceful_shutdown_timeout_s"] == 300
+    assert longer["graceful_shutdown_timeout_s"] == 300 + LAST_WORDS_S
 
 
 @pytest.mark.filterwarnings("ignore")  # Ray's and vLLM's own

@@ -47,6 +47,27 @@ def holder(name):
     return process
 
 
+@pytest.fixture
+def semaphore():
+    """The name of a lock, and a child that has made it, as an engine does, and has nobody to remove it when it is killed."""
+    script = textwrap.dedent(
+        """
+        import multiprocessing, time
+        from multiprocessing.resource_tracker import unregister
+        lock = multiprocessing.get_context("spawn").RLock()
+        unregister(lock._semlock.name, "semaphore")  # the tracker is killed with the engine
+        print(lock._semlock.name, flush=True)
+        time.sleep(600)
+        """
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    name = "sem." + process.stdout.readline().strip().lstrip("/")
+    process.stdout.close()
+    yield name, process
+    killed(process)
+    leftovers.remove([name])
+
+
 def killed(process):
     process.kill()
     process.wait()
@@ -69,6 +90,21 @@ def test_shared_memory_of_a_killed_process_goes_at_the_second_look(tmp_path, mem
     watch.look()
     watch.look()
     assert not exists(memory)
+
+
+def test_a_lock_of_a_killed_process_goes_too_and_nothing_of_others(tmp_path, semaphore, memory):
+    name, process = semaphore
+    with leftovers.SharedMemory(tmp_path) as watch:
+        watch.look()
+        assert name in (tmp_path / leftovers.NOTED).read_text().split("\n"), (
+            "for the next start, should this one be killed"
+        )
+        assert exists(name)
+        killed(process)
+        watch.look()
+        watch.look()
+        assert not exists(name)
+    assert exists(memory), "nobody here had it mapped"
 
 
 def test_at_the_end_goes_what_was_ever_seen_and_nothing_else(tmp_path, memory):

@@ -1,11 +1,14 @@
 """The service at three times its capacity: who is let in is begun in time, everybody else hears so at once.
 
 The engine's steps are sleeps of a known length, so that its capacity is known and the processor is left to the path; everything
-else is the service itself. One service for all tests of this file.
+else is the service itself. One service for all tests of this file, the last of which stops it.
 """
 
 import asyncio
+import json
+import signal
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,10 +30,12 @@ DEADLINE_S = 1.0
 LOAD_S = 25.0
 LEARNED_S = 5.0  # until the service knows how fast its places become free
 LONG = 400  # tokens: eight seconds
+ENDLESS = 1000  # tokens: twenty seconds
+DRAIN_S = 8.0
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[bytes]]:
     config = demo_config() | {"replicas": 1, "controller": {"policy": {"name": "static_fp16"}}}
     config["engine"] |= {
         "max_num_seqs": PLACES,
@@ -43,8 +48,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TIMED_WORKER_STEP_MS", f"{STEP_S * 1e3:g}")
-        with serve(tmp_path_factory.mktemp("admission"), config, PORT):
-            yield
+        with serve(tmp_path_factory.mktemp("admission"), config, PORT, http={"drain_s": DRAIN_S}) as process:
+            yield process
 
 
 @dataclass
@@ -104,7 +109,9 @@ async def let_in(sequences: int) -> None:
     assert await asyncio.to_thread(wait_until, lambda: inside(sequences), 5, 0.05), f"not {sequences} sequences inside"
 
 
-def test_at_three_times_the_capacity_the_admitted_are_begun_in_time_and_the_rest_is_told_at_once(service: None) -> None:
+def test_at_three_times_the_capacity_the_admitted_are_begun_in_time_and_the_rest_is_told_at_once(
+    service: subprocess.Popen[bytes],
+) -> None:
     before = refusals()
 
     async def load(client: httpx.AsyncClient) -> list[Answer]:
@@ -177,7 +184,7 @@ class Vain:
 
 
 @pytest.fixture(scope="module")
-def vain(service: None) -> Vain:
+def vain(service: subprocess.Popen[bytes]) -> Vain:
     assert wait_until(empty, 60)
     before = refusals()
 
@@ -207,7 +214,7 @@ def test_those_that_wait_in_vain_are_counted_and_hurt_nobody_who_has_a_place(vai
     assert wait_until(empty, 30), "nothing stays behind"
 
 
-def test_lower_classes_are_refused_first_and_large_requests_by_their_tokens(service: None) -> None:
+def test_lower_classes_are_refused_first_and_large_requests_by_their_tokens(service: subprocess.Popen[bytes]) -> None:
     assert wait_until(empty, 60)
     patient = {"x-nestedfp-queue-deadline-s": "100"}
 
@@ -227,3 +234,28 @@ def test_lower_classes_are_refused_first_and_large_requests_by_their_tokens(serv
     assert large.status == 429
     assert "and it takes 8000 at present" in large.text
     assert [answer.status for answer in (*others, normal)] == [200] * (2 * PLACES + 1)
+
+
+def test_what_is_not_done_when_the_drain_is_over_is_told_so_and_not_cut_off(service: subprocess.Popen[bytes]) -> None:
+    assert wait_until(empty, 60)
+    kinds: dict[str, dict[str, Any]] = {"plain": {}, "vLLM's own": {"n": 2}, "whole": {"stream": False}}
+
+    async def scenario(client: httpx.AsyncClient) -> list[Answer]:
+        running = [asyncio.create_task(ask(client, max_tokens=ENDLESS, **body)) for body in kinds.values()]
+        await asyncio.sleep(2.0)
+        service.send_signal(signal.SIGTERM)
+        return await asyncio.gather(*running)
+
+    plain, own, whole = run(scenario)
+    assert service.wait(120) == 0
+    reason = "this replica ends, and the time for running requests is over; this request was in it and is given up"
+    for answer in (plain, own):
+        *begun, last, done, rest = answer.text.split("\n\n")
+        assert (answer.status, done, rest) == (200, "data: [DONE]", "")
+        assert begun
+        assert answer.total_s > DRAIN_S, "it went on for as long as there was time"
+        error = json.loads(last.removeprefix("data: "))["error"]
+        assert (error["code"], error["message"]) == (503, reason)
+        assert error["request_id"] == answer.headers["x-request-id"]
+    assert (whole.status, json.loads(whole.text)["error"]["message"]) == (503, reason)
+    assert int(whole.headers["retry-after"]) > 0

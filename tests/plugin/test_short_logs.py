@@ -10,6 +10,7 @@ pytest.importorskip("vllm")
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+from deploy.replica.drain import DrainOver
 from deploy.replica.health_routes import EngineHung
 from nestedfp.vllm_plugin import register, short_logs
 
@@ -43,9 +44,14 @@ def fail(error, cause=None, name=ENGINE):
 
 @pytest.mark.parametrize(
     ("error", "cause"),
-    [(EngineDeadError(), None), (EngineHung("it hangs"), None), (EngineGenerateError(), EngineHung("it hangs"))],
+    [
+        (EngineDeadError(), None),
+        (EngineHung("it hangs"), None),
+        (EngineGenerateError(), EngineHung("it hangs")),
+        (EngineGenerateError(), DrainOver("it ends")),
+    ],
 )
-def test_a_dead_or_hung_engine_is_one_line(written, error, cause):
+def test_an_engine_that_dies_hangs_or_is_given_up_is_one_line(written, error, cause):
     fail(error, cause)
     assert written().count("\n") == 1
     assert written().startswith(f"Error in stream generator. ({type(error).__name__}")

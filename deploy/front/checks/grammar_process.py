@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+READY = 0  # the number of what is sent when grammars can be tried; those of grammars begin with 1
 MOST_AT_ONCE = 8
 CHILD_MEMORY_BYTES = 4 << 30  # beyond what this process has: a few characters may ask for any amount
 LOW_PRIORITY = 10
@@ -55,8 +56,8 @@ class GrammarJob:
 def run(connection: Connection, setting: Setting) -> None:
     """Try what comes as ``(number, JSON of the parameters)`` until None comes or the other end closes.
 
-    Each gets ``(number, JSON)`` for an answer, which holds ``params`` as vLLM has normalised them, or ``refused`` with a
-    sentence, or ``busy``.
+    First comes ``(READY, "")``, when that can begin. Each gets ``(number, JSON)`` for an answer, which holds ``params`` as vLLM has
+    normalised them, or ``refused`` with a sentence, or ``busy``.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.disable(logging.CRITICAL)  # what is wrong with a grammar is the client's business
@@ -65,6 +66,8 @@ def run(connection: Connection, setting: Setting) -> None:
     # What every child needs, once: the tokenizer's vocabulary as xgrammar wants it, and all modules.
     first = attempt({"regex": "a"}, setting, manager)
     assert manager.backend is not None or setting.options.backend not in ("auto", "xgrammar"), first
+    with contextlib.suppress(OSError):  # nobody is there any more: what is read next says so
+        connection.send((READY, ""))
     waiting: list[GrammarJob] = []
     running: dict[int, GrammarJob] = {}  # by the descriptor on which the child answers
     selector = selectors.DefaultSelector()

@@ -16,19 +16,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any
 
-from deploy.front.checks.grammar_process import FIELDS, OPTIONS, Setting, run
-from deploy.front.replies import Refused
+from deploy.front.checks.grammar_process import FIELDS, OPTIONS, READY, Setting, run
+from deploy.front.replies import OVERLOADED, Refused
 
 log = logging.getLogger(__name__)
 
 WALL_S = 60.0  # beside everything else that computes here
 MOST_ASKED = 64  # grammars that are tried or wait for it, also of clients that have left
 REMEMBERED_BYTES = 16 << 20
+PAUSE_S = 10.0  # before another start, where the process ended before it was ready: that may come again at once
 _tried: ContextVar[bool] = ContextVar("nestedfp_grammar_tried", default=False)
 
 
 class Grammars:
-    """Tries grammars of structured outputs in a process beside this one, which is started with the first of them.
+    """Tries grammars of structured outputs in a process beside this one; ``start`` starts it, and it is replaced when it ends.
 
     Args:
         setting: of the engine.
@@ -40,24 +41,39 @@ class Grammars:
         self._known_bytes = 0
         self._asked: dict[str, asyncio.Future[str]] = {}
         self._process: Any = None
-        self._connection: Any = None
+        self._connection: Any = None  # to the process that runs or starts
+        self._ready = False  # it has said so
+        self._closed = False
         self._texts: dict[int, str] = {}
         self._numbers = 0
         self._sender = ThreadPoolExecutor(1, "grammars")
 
-    async def check(self, params: Any) -> None:
+    def start(self) -> None:
+        """Have the process start, unless it runs; within the loop, which does not wait for it. It is ready some seconds later."""
+        if self._connection is None and not self._closed:
+            # Not forked: this process has threads, and the engine's client.
+            context = multiprocessing.get_context("spawn")
+            self._connection, theirs = context.Pipe()
+            # Aside, as all that is sent: the process reads its setting, a tokenizer, only when it has imported much. What is asked
+            # meanwhile comes after it.
+            self._sender.submit(self._spawn, context, self._connection, theirs, asyncio.get_running_loop())
+
+    async def check(self, params: Any, left_s: float | None = None) -> None:
         """Try the grammar of a request's ``SamplingParams``, if it has one, and leave there what the engine will compile.
 
+        Args:
+            left_s: of the time in which the engine must have begun the request; None: as long as it takes.
+
         Raises:
-            Refused: 400 with the reason, or 503 when this machine was too busy to find out.
+            Refused: 400 with the reason, or 503 when this machine was too busy to find out, or to do so in time.
         """
         wanted = getattr(params, "structured_outputs", None)
         if wanted is None or wanted.all_constraints_none():
             return
         text = json.dumps({name: getattr(wanted, name) for name in (*FIELDS, *OPTIONS)})
-        answer = json.loads(await self._answer(text))
+        answer = json.loads(await self._answer(text, left_s))
         if "busy" in answer:
-            raise Refused(503, f"{answer['busy']}; try again", "service_unavailable")
+            raise Refused(503, f"{answer['busy']}; try again", OVERLOADED)
         if "refused" in answer:
             raise Refused(400, f"the grammar is refused: {_one_line(answer['refused'])}", param="structured_outputs")
         for name, value in answer["params"].items():
@@ -67,38 +83,44 @@ class Grammars:
 
     def close(self) -> None:
         """Tell the process to end. Without this it ends with the replica's."""
+        self._closed = True
         self._sender.shutdown()
         if self._connection is not None:
             self._connection.send(None)
 
-    async def _answer(self, text: str) -> str:
+    async def _answer(self, text: str, left_s: float | None) -> str:
         if (known := self._known.get(text)) is not None:
             self._known.move_to_end(text)
             return known
         if text not in self._asked:
             if len(self._asked) >= MOST_ASKED:
-                raise Refused(503, "too many grammars are being tried; try again", "service_unavailable")
+                raise Refused(503, "too many grammars are being tried; try again", OVERLOADED)
             self._ask(text)
-        return await asyncio.shield(self._asked[text])
+        try:
+            # It is tried to the end for whoever comes next.
+            return await asyncio.wait_for(asyncio.shield(self._asked[text]), left_s)
+        except TimeoutError:
+            late = "its grammar had been tried" if self._ready else "the process that tries grammars had started"
+            raise Refused(503, f"the request's queue deadline was up before {late}; try again", OVERLOADED) from None
 
     def _ask(self, text: str) -> None:
-        if self._connection is None:
-            self._start()
+        self.start()  # where it has ended, and another one was not to be started yet
         self._numbers += 1
         self._texts[self._numbers] = text
         self._asked[text] = asyncio.get_running_loop().create_future()
-        # Aside: while the process starts, it reads nothing. Where it has ended, ``_lost`` answers.
+        # Where it has ended, ``_lost`` answers.
         self._sender.submit(self._connection.send, (self._numbers, text))
 
-    def _start(self) -> None:
-        # Not forked: this process has threads, and the engine's client.
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=run, args=(theirs, self._setting), name="grammars", daemon=True)
-        self._process.start()
-        theirs.close()
-        arguments = (self._connection, asyncio.get_running_loop())
-        threading.Thread(target=self._listen, args=arguments, name="grammars", daemon=True).start()
+    def _spawn(self, context: Any, ours: Any, theirs: Any, loop: asyncio.AbstractEventLoop) -> None:
+        """Start the process; on the sender's thread."""
+        try:
+            self._process = context.Process(target=run, args=(theirs, self._setting), name="grammars", daemon=True)
+            self._process.start()
+        except Exception as error:  # no memory, no process left: the end of the connection says so to whoever waits
+            log.error("the process that tries grammars cannot be started: %r", error)
+        finally:
+            theirs.close()
+            threading.Thread(target=self._listen, args=(ours, loop), name="grammars", daemon=True).start()
 
     def _listen(self, connection: Any, loop: asyncio.AbstractEventLoop) -> None:
         try:
@@ -110,6 +132,9 @@ class Grammars:
                 loop.call_soon_threadsafe(self._lost)
 
     def _take(self, number: int, answer: str) -> None:
+        if number == READY:
+            self._ready = True
+            return
         text = self._texts.pop(number)
         if (future := self._asked.pop(text, None)) is not None and not future.done():
             future.set_result(answer)
@@ -122,15 +147,21 @@ class Grammars:
             self._known_bytes -= len(oldest) + len(its_answer)
 
     def _lost(self) -> None:
-        self._connection = None
-        if self._texts:
-            log.error("the process that tries grammars has ended; the next grammar starts another one")
+        was_ready, self._ready, self._connection = self._ready, False, None
         self._texts.clear()
         answer = json.dumps({"busy": "the process that tries grammars has ended"})
         for future in self._asked.values():
             if not future.done():
                 future.set_result(answer)
         self._asked.clear()
+        if self._closed:
+            return
+        if was_ready:
+            log.error("the process that tries grammars has ended; another one is started")
+            self.start()
+        else:
+            log.error("the process that tries grammars has ended as it started; another one follows in %g s", PAUSE_S)
+            asyncio.get_running_loop().call_later(PAUSE_S, self.start)
 
 
 def skip_tried() -> None:

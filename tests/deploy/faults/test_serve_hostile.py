@@ -126,7 +126,7 @@ def test_a_grammar_costs_its_own_request_and_no_other(client, service, capsys):
         return answer
 
     times = {}
-    for _ in range(2):  # the process that tries grammars starts with the first of them; at both replicas
+    for _ in range(2):  # at both replicas: the process that tries grammars may still be starting
         ask(times, "first", regex="[d-f]{3}")
     assert ask(times, "too large", choice=[f"{i:03d}" + "y" * 4997 for i in range(100)]).status_code == 400
     heavy = [

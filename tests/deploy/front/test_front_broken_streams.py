@@ -24,6 +24,7 @@ from deploy.access.admission import Admission
 from deploy.front.handover import TURN, EngineClientProxy
 from deploy.front.meter import PathMeter
 from deploy.haproxy.haproxy_config import ATTEMPT_HEADER
+from deploy.replica.drain import DrainOver
 from deploy.replica.health_routes import EngineHung
 
 
@@ -64,10 +65,11 @@ def vllms_stream(*events, failed):
 BROKEN = [
     (EngineDeadError(), 503, "the engine has died; it is being replaced; this request was in it"),
     (EngineHung("it hangs"), 503, "it hangs; this request was in it and is given up"),
+    (DrainOver("it ends"), 503, "it ends; this request was in it and is given up"),
 ]
 
 
-@pytest.mark.parametrize(("error", "code", "message"), BROKEN, ids=["dies", "hangs"])
+@pytest.mark.parametrize(("error", "code", "message"), BROKEN, ids=["dies", "hangs", "leaves"])
 def test_a_stream_of_vllms_own_that_breaks_with_its_engine_says_what_happened(error, code, message):
     chunk = {"choices": [{"index": 0, "text": "a", "finish_reason": None}], "usage": None}
     app = front(vllms_stream(chunk, failed=error))
@@ -78,16 +80,17 @@ def test_a_stream_of_vllms_own_that_breaks_with_its_engine_says_what_happened(er
     assert (said["code"], said["message"], said["request_id"], end) == (code, message, ID, "data: [DONE]")
 
 
-@pytest.mark.parametrize(("error", "code", "message"), BROKEN, ids=["dies", "hangs"])
+@pytest.mark.parametrize(("error", "code", "message"), BROKEN, ids=["dies", "hangs", "leaves"])
 def test_a_stream_of_vllms_own_whose_engine_breaks_before_the_first_token_is_a_status(error, code, message):
     answer = ask(front(vllms_stream(failed=error)), body={**GOOD, "stream": True, "n": 2})
     assert (answer[0], error_of(answer)) == (code, message)
     assert "retry-after" in answer[1]
 
 
-def test_a_stream_of_an_engine_that_hangs_ends_with_an_event_that_says_so_and_is_aborted():
+@pytest.mark.parametrize("kind", [EngineHung, DrainOver])
+def test_a_stream_that_is_given_up_ends_with_an_event_that_says_so_and_is_aborted(kind):
     Client.aborted = 0
-    hung = EngineHung("this replica is to be replaced: its engine has not answered for 10 s")
+    hung = kind("this replica is to be replaced: its engine has not answered for 10 s")
     body = ask(front(stream_of(output("a"), hung)), body={**GOOD, "stream": True})[2]
     _, second, end, _ = body.decode().split("\n\n")
     error = json.loads(second.removeprefix("data: "))["error"]

@@ -12,10 +12,12 @@ from vllm_parts import (  # first: it silences third-party warnings
     FrontEnd,
     ParentRequest,
     RequestStatus,
+    SamplingParams,
     engine_request,
 )
 
 from deploy.front.deadline import EngineQueue, QueueDeadline
+from deploy.front.handover import GenerateCall, Turn
 from deploy.front.replies import Refused
 from nestedfp.vllm_plugin.frontend import collected
 
@@ -200,6 +202,36 @@ def test_a_request_that_waited_too_long_in_front_of_the_engine_never_gets_there(
     for _ in range(2):  # each of its prompts
         with pytest.raises(Refused, match="late in front of it"):
             deadline.hand_over({})
+
+
+def test_the_trial_of_a_grammar_is_told_how_long_the_request_may_wait_for_it():
+    told = []
+
+    class Slow:
+        async def check(self, params, left_s):
+            told.append(left_s)
+            raise Refused(503, "not in time")
+
+    async def scenario():
+        clock = HandClock(0.0)
+        deadline = QueueDeadline(4.0, lambda in_engine: Refused(503, "late"), None, clock)
+        turn = Turn(True, None, deadline=deadline)
+        clock.now_s = 1.5
+        call = GenerateCall(None, None, SamplingParams(), "r", {}, Slow(), turn)
+        with pytest.raises(Refused, match="not in time"):
+            await call.start()
+        assert str(turn.refused) == "not in time"
+        clock.now_s = 9.0
+        with pytest.raises(Refused):
+            await turn.tries(Slow(), SamplingParams())
+        with pytest.raises(Refused):
+            await Turn(True, None).tries(Slow(), SamplingParams())
+        other = QueueDeadline(4.0, lambda in_engine: Refused(503, "late"), None, HandClock(0.0))
+        other.hand_over({})
+        assert other.left_s is None, "a prompt of it is there"
+
+    asyncio.run(scenario())
+    assert told == [2.5, 0.0, None]
 
 
 def test_an_engine_that_does_not_answer_keeps_the_request():

@@ -1,6 +1,7 @@
 """Grammars are tried in a process of their own, with a limit on what they cost."""
 
 import asyncio
+import itertools
 import json
 import multiprocessing
 import os
@@ -16,6 +17,7 @@ from vllm.tokenizers import get_tokenizer
 from deploy.front.checks import grammar_process, grammars
 from deploy.front.checks.grammar_process import Setting
 from deploy.front.replies import Refused
+from deploy.metrics.request_metrics import RequestOutcome
 
 pytestmark = pytest.mark.engine  # no engine, but a process that loads what an engine loads
 VOCABULARY = 4096
@@ -31,10 +33,21 @@ class Trial:
             Setting(tokenizer, VOCABULARY, StructuredOutputsConfig(), False, cpu_s=cpu_s, wall_s=120.0)
         )
 
-    async def one(self, **constraint):
+    async def one(self, left_s=None, **constraint):
         params = SamplingParams(structured_outputs=StructuredOutputsParams(**constraint))
-        await self.grammars.check(params)
+        await self.grammars.check(params, left_s)
         return params.structured_outputs
+
+    async def ready(self):
+        async with asyncio.timeout(120):
+            while not self.grammars._ready:
+                await asyncio.sleep(0.02)
+
+    def close(self):
+        self.grammars.close()
+        self.grammars._process.join(60)
+        self.loop.close()
+        return self.grammars._process.exitcode
 
     def __call__(self, **constraint):
         return self.loop.run_until_complete(self.one(**constraint))
@@ -44,15 +57,77 @@ class Trial:
 def trial():
     trial = Trial(cpu_s=3.0)
     yield trial
-    process = trial.grammars._process
-    trial.grammars.close()
-    process.join(60)
-    trial.loop.close()
-    assert process.exitcode == 0, "it ends by itself"
+    assert trial.close() == 0, "it ends by itself"
 
 
 def long_choices(number):
     return [f"{number}-{i:03d}" + "y" * 5000 for i in range(100)]
+
+
+def test_a_process_that_was_started_is_ready_before_anybody_asks_and_a_deadline_bounds_the_wait_for_it():
+    trial = Trial(cpu_s=3.0)
+
+    async def scenario():
+        trial.grammars.start()
+        with pytest.raises(Refused) as caught:
+            await trial.one(left_s=0.01, regex="a")
+        assert str(caught.value) == (
+            "the request's queue deadline was up before the process that tries grammars had started; try again"
+        )
+        assert (caught.value.status, caught.value.outcome) == (503, RequestOutcome.REFUSED)
+        await trial.ready()
+        started = trial.grammars._process
+        trial.grammars.start()  # it runs
+        assert (await trial.one(regex="[m-o]{3}"))._backend == "xgrammar"
+        assert trial.grammars._process is started
+
+    trial.loop.run_until_complete(scenario())
+    assert trial.close() == 0
+
+
+def test_a_process_that_ends_is_replaced_although_nobody_asks(trial):
+    async def scenario():
+        trial.grammars.start()
+        await trial.ready()
+        before = trial.grammars._process.pid
+        os.kill(before, signal.SIGKILL)
+        async with asyncio.timeout(120):
+            while trial.grammars._process.pid == before:
+                await asyncio.sleep(0.02)
+        await trial.ready()
+
+    trial.loop.run_until_complete(scenario())
+
+
+def test_one_that_ends_as_it_starts_is_started_again_after_a_pause_and_not_at_once(monkeypatch):
+    monkeypatch.setattr(grammars, "PAUSE_S", 0.05)
+    spawned = []
+
+    class Ends(grammars.Grammars):
+        def _spawn(self, context, ours, theirs, loop):
+            spawned.append(loop.time())
+            theirs.close()
+            self._listen(ours, loop)
+
+    async def scenario():
+        ends = Ends(None)
+        ends.start()
+        async with asyncio.timeout(60):
+            while len(spawned) < 3:
+                await asyncio.sleep(0.01)
+        ends.close()
+
+    asyncio.run(scenario())
+    gaps = [after - before for before, after in itertools.pairwise(spawned)]
+    assert all(gap >= 0.05 for gap in gaps), gaps
+
+
+def test_a_deadline_bounds_the_wait_for_a_grammar_that_is_tried(trial):
+    trial(regex="a")  # the process is up
+    with pytest.raises(Refused) as caught:
+        trial(left_s=0.01, choice=long_choices(30))
+    assert str(caught.value) == "the request's queue deadline was up before its grammar had been tried; try again"
+    assert trial(left_s=0.0, regex="a")._backend == "xgrammar", "one that is known"
 
 
 def test_a_grammar_that_compiles_is_left_as_the_engine_will_compile_it(trial):
@@ -185,6 +260,8 @@ def test_a_grammar_that_waits_too_long_for_its_turn_is_answered_busy(monkeypatch
     thread.start()
     try:
         ours.send((7, '{"regex": "a"}'))
+        assert ours.poll(60), "it was never ready"
+        assert ours.recv() == (grammar_process.READY, "")
         assert ours.poll(60), "it was never answered"
         number, answer = ours.recv()
         assert (number, "busy" in json.loads(answer)) == (7, True)

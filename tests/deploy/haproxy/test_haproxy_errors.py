@@ -70,6 +70,12 @@ def test_every_error_of_haproxy_names_the_request_in_its_header_and_in_its_body(
             raise ConnectionResetError  # as a process that is killed
         if path == "/plain":
             return 503, {"Content-Type": "text/plain", **alone}, b"Request dropped due to backpressure"
+        if path == "/moved":
+            return 404, {"Content-Type": "text/plain", **alone}, b"Path '/moved' not found. Ping http://.../-/routes"
+        if path == "/missing":
+            error = {"message": "there is no /missing here", "type": "x", "param": None, "code": 404}
+            own = json.dumps({"error": {**error, "request_id": headers["x-request-id"]}})
+            return 404, {"Content-Type": "application/json", **alone}, own.encode()
         return 200, alone, b"in"
 
     replica = replicas(answer)
@@ -83,6 +89,8 @@ def test_every_error_of_haproxy_names_the_request_in_its_header_and_in_its_body(
             "half sent": ask(port, "/v1", "POST", None, {"Content-Length": "100", **sent}),
             "died": ask(port, "/dies", headers=sent),
             "Ray Serve's": ask(port, "/plain", headers=sent),
+            "no route of Ray Serve's": ask(port, "/moved", headers=sent),
+            "no route of the service's own": ask(port, "/missing", headers=sent),
             "served": ask(port, headers=sent),
         }
         replica.stop()
@@ -90,8 +98,10 @@ def test_every_error_of_haproxy_names_the_request_in_its_header_and_in_its_body(
         asked["nobody there"] = ask(port, headers=sent)
     assert {name: status for name, (status, _, _) in asked.items()} == {
         "too large": 413, "long head": 431, "no method": 405, "half sent": 408, "died": 503, "Ray Serve's": 503,
-        "served": 200, "nobody there": 503,
+        "no route of Ray Serve's": 503, "no route of the service's own": 404, "served": 200, "nobody there": 503,
     }  # fmt: skip
+    assert "no replica can take this request now" in error_of(asked["no route of Ray Serve's"][2])["message"]
+    assert asked["no route of Ray Serve's"][1]["retry-after"] == str(RETRY_AFTER_S)
     ids = {name: headers["x-request-id"] for name, (_, headers, _) in asked.items()}
     assert set(ids.values()) == {given} if given else len(set(ids.values())) == len(ids)
     for name, (_, _, body) in asked.items():
@@ -197,7 +207,7 @@ def test_before_anything_is_deployed_the_answer_is_503_as_well(folder):
         assert wait_until(lambda: _refused(port), 20, 0.05)
         status, headers, body = ask(port, "/v1/models")
     assert (status, int(headers["retry-after"])) == (503, UNKNOWN_S)
-    assert error_of(body)["type"] == "service_unavailable"
+    assert error_of(body)["type"] == "server_error"
     assert error_of(body)["message"] == (
         "no replica can take this request now: the service starts, stops or has lost its replicas; try again"
     )

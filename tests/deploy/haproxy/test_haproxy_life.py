@@ -1,5 +1,7 @@
 """HAProxy killed, hung and left alone: who replaces it, who takes over from it, and that it ends with its node."""
 
+import contextlib
+import http.client
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +10,7 @@ import psutil
 import pytest
 from haproxy_calls import APP, answers, ask, count, in_front, says, up
 from haproxy_life import family, haproxies, lives
-from haproxy_run import ok, render
+from haproxy_run import error_of, ok, render
 from live_service import wait_until
 from ray_nodes import listens
 
@@ -108,6 +110,30 @@ def test_a_haproxy_that_is_ended_with_its_manager_is_back_within_two_seconds(fol
         render(folder, port, {APP: ("/", [replicas(ok("new")).port])})
         node.start_manager()
         assert wait_until(lambda: says(port, b"new"), 20, 0.05), "the next manager's HAProxy has the port"
+
+
+def heard(port, path):
+    """What is answered; None while the port changes hands."""
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        return ask(port, path)
+    return None
+
+
+def test_a_replacement_runs_what_was_in_force_and_not_what_serve_wrote_and_never_started(folder, replicas):
+    """As at a shutdown under load: Serve writes that there is no application any more, and ends before it starts an HAProxy so."""
+    replica = replicas(ok("in"))
+    with in_front(folder, app=[replica]) as (_, port):
+        up(port)
+        (first,) = haproxies(folder)
+        render(folder, port, {})
+        crash(folder)
+        assert wait_until(lambda: not lives(first), 10, 0.02)
+        first_answer = wait_until(lambda: heard(port, "/v1/completions"), 10, 0.02)
+        assert first_answer[::2] == (200, b"in"), "the replica still drains"
+        replica.stop()
+        assert wait_until(lambda: (heard(port, "/v1/completions") or [200])[0] != 200, 10, 0.05)
+        status, headers, body = ask(port, "/v1/completions")
+        assert (status, error_of(body)["code"], "retry-after" in headers) == (503, 503, True)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from keyed_service import client_of
-from live_service import MODEL
+from live_service import MODEL, children, wait_until
 from processes import ROOT
 from transformers import AutoTokenizer
 
@@ -49,6 +49,11 @@ def no_blanks():
     """A bias against tokens of blanks alone: JSON allows any number of them between its parts, and this model takes them."""
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "models" / "fairytales-8m")
     return {str(token): -100 for token in range(len(tokenizer)) if not tokenizer.decode([token]).strip()}
+
+
+def test_each_replica_has_its_process_that_tries_grammars_before_anybody_asks_for_one(service):
+    """First in this file: those after it ask."""
+    assert wait_until(lambda: len(children(service.process, r"multiprocessing\.spawn ")) == 2, 60)
 
 
 def test_a_tool_that_is_named_is_called_with_arguments_of_its_schema(client, no_blanks):
