@@ -86,7 +86,8 @@ class Grammars:
         self._closed = True
         self._sender.shutdown()
         if self._connection is not None:
-            self._connection.send(None)
+            with contextlib.suppress(OSError):  # it has ended, and the thread that listens has not said so yet
+                self._connection.send(None)
 
     async def _answer(self, text: str, left_s: float | None) -> str:
         if (known := self._known.get(text)) is not None:
