@@ -125,7 +125,9 @@ def _closest(faults: list[Fault]) -> list[Fault]:
 
     if not faults[0].branch:
         return [each for each in faults if each.kind == "literal_error" and each.path == faults[0].path] or faults[:1]
-    groups = [list(group) for _, group in groupby(faults, lambda each: each.branch)]
+    of_a_field = faults[0].path[:1] == faults[0].branch[:1]  # else the whole body may be one of several things
+    rivals = [each for each in faults if each.branch and (not of_a_field or each.branch[0] == faults[0].branch[0])]
+    groups = [list(group) for _, group in groupby(rivals, lambda each: each.branch)]
     for group in groups:
         if str(group[0].branch[-1]).startswith(OF_A_VALIDATOR):
             group.sort(key=lambda each: each.kind == "missing")  # of what another alternative of this name wants

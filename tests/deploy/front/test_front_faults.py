@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from vllm_parts import SamplingParams  # noqa: F401  first: it silences third-party warnings
 
 from deploy.front.checks.requests import parse
@@ -43,6 +45,13 @@ def said(model, body):
             "a valid string or an object",
             "structured_outputs.json",
         ),
+        (
+            CompletionRequest,
+            {"response_format": "no", "structured_outputs": {"disable_additional_properties": None}},
+            "Input should be an object",
+            "response_format",
+        ),
+        (CompletionRequest, {"stop": 5, "prompt": [1, "a"]}, "Input should be a valid integer", "prompt.1"),
         (CompletionRequest, {"response_format": {"type": "no"}}, "'text', 'json_object' or", "response_format.type"),
         (ChatCompletionRequest, {"content": None}, "a valid string or a valid array", "messages.0.content"),
         (ChatCompletionRequest, {"role": None}, "should be", "messages.0.role"),
@@ -100,3 +109,34 @@ def test_a_choice_without_tools_names_its_field():
 def test_what_vllms_checks_stumble_over_is_of_a_wrong_type():
     told, _ = said(CompletionRequest, {"prompt": "x", "structured_outputs": 7})
     assert told.startswith("the request has a field of a wrong type: ")
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 2**70) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["type", "role", "content", "json", "a"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+FIELDS = ("prompt", "messages", "input", "stop", "response_format", "structured_outputs", "tools", "tool_choice", "n")
+
+
+def read(model, body):
+    """Why the request is refused; None: it is one."""
+    try:
+        parse(json.dumps(body).encode(), JSON, model, lambda request: None)
+    except Refused as refusal:
+        return refusal
+    return None
+
+
+@pytest.mark.parametrize("model", [CompletionRequest, ChatCompletionRequest, EmbeddingRequest, TokenizeRequest])
+@settings(max_examples=50, deadline=None)
+@given(body=st.dictionaries(st.sampled_from(FIELDS), VALUES, min_size=1, max_size=4))
+def test_whatever_stands_in_the_fields_is_a_request_or_refused_with_a_sentence(model, body):
+    """Several wrong fields at once, of which some may be one of several things."""
+    refusal = read(model, body)
+    assert refusal is None or (refusal.status, bool(str(refusal))) == (400, True)
