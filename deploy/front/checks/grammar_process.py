@@ -24,10 +24,8 @@ MOST_AT_ONCE = 8
 CHILD_MEMORY_BYTES = 4 << 30  # beyond what this process has: a few characters may ask for any amount
 LOW_PRIORITY = 10
 FIELDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+ERROR = "error: "  # before what is wrong, in Rust's regexes' account of it
 OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
-
-
-ERROR = "error: "
 
 
 @dataclass(frozen=True)
