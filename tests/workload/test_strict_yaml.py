@@ -1,5 +1,6 @@
 """YAML with a key twice is refused; everything else means what it always meant."""
 
+import datetime
 from pathlib import Path
 
 import pytest
@@ -41,11 +42,18 @@ def test_a_key_twice_in_a_mapping_is_named_with_both_lines(text: str, key: str, 
             {"x": {"a": 1}, "y": {"a": 2, "b": 3}, "z": {"a": 2, "b": 4}},
         ),
         ("", None),
-        ("- 2023-11-16\n", yaml.safe_load("- 2023-11-16\n")),
+        ("- 2023-11-16\n", [datetime.date(2023, 11, 16)]),
     ],
 )
 def test_what_has_no_key_twice_means_what_it_meant(text: str, meaning: object) -> None:
     assert parse_yaml(text) == meaning
+
+
+def test_what_a_library_makes_of_dates_for_all_does_not_change_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    constructors = yaml.SafeLoader.yaml_constructors
+    monkeypatch.setitem(constructors, "tag:yaml.org,2002:timestamp", constructors["tag:yaml.org,2002:str"])
+    assert yaml.safe_load("2023-11-16") == "2023-11-16"
+    assert parse_yaml("2023-11-16") == datetime.date(2023, 11, 16)
 
 
 @pytest.mark.parametrize("text", ["a: [", "? [1, 2]\n: 3\n", "!!python/object:os.system {}", "a: !!int x"])
