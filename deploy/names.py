@@ -26,6 +26,7 @@ NAMES: dict[str, tuple[str, ...] | None] = {
     "ray._raylet:GcsClient": None,
     "ray.serve._private.common:REPLICA_ID_FULL_ID_STR_PREFIX": None,
     "ray.serve._private.constants:SERVE_PROXY_NAME": None,
+    "ray.serve._private.replica:Replica._drain_behind_haproxy": ("self", "min_draining_period_s"),
     "ray.serve._private.replica:Replica._perform_graceful_shutdown": ("self",),
     "ray.serve._private.client:ServeControllerClient.get_serve_details": ("self",),
     "ray.serve._private.logging_utils:get_serve_logs_dir": (),

@@ -50,6 +50,9 @@ class Front:
         generate: answers the routes that generate.
         max_body_bytes: largest body.
         pages: what this replica says of itself: GET routes by path.
+
+    Attributes:
+        asked: how many requests have come, those for these pages left out: whoever watches a replica goes on when it leaves.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Front:
         self._pages = {openapi.PATH: openapi.page(app, paths), **(pages or {})}
         self._generate = generate
         self._max_body_bytes = max_body_bytes
+        self.asked = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -79,6 +83,7 @@ class Front:
             if (page := self._pages.get(path)) is not None:
                 await show(identifying(send, request_id), await page())
                 return
+            self.asked += 1
             if route is None:
                 self._generate.keys.of(dict(scope["headers"]))
                 if own:

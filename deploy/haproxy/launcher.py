@@ -34,7 +34,7 @@ from deploy.haproxy.haproxy_config import MOST_TRIES, Backend, Limits, Targets, 
 SETTINGS_ENV = "NESTEDFP_HAPROXY"  # JSON: {"binary": path of HAProxy, "limits": fields of Limits}
 MOST_CONNECTIONS = 32768
 # A replica that leaves goes on taking requests until every node's HAProxy has heard of it: on a busy machine a reload took 2.3 s,
-# and with 2 s a request came to a listener that was just closing.
+# and with 2 s a request came to a listener that was just closing. It may take longer: deploy/replica/drain.py.
 DRAIN_S = 5.0
 TAKEOVER_S = 180.0  # within which Ray Serve must have a new manager; on a busy machine it took 34 s
 CHECK_EVERY_S = 2.0

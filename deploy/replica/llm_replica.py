@@ -93,6 +93,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
     ) -> None:
         self._agent: ReplicaAgent | None = None
         self._watch: ReplicaAgent | None = None  # the agent, or that of a plain engine
+        self._front: Front | None = None  # until Serve has it built, after this
         self._max_body_bytes = max_body_bytes
         self._cors_origins = list(cors_origins)
         self._keys = Keys(path_of(keys_file), parts=lambda: 1 if self._agent is None else self._agent.replicas)
@@ -114,7 +115,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             if not self.engine.makes_vectors:
                 self._grammars = grammars.of_client(self.engine.client, grammar_cpu_s)
                 self._grammars.start()  # beside the rest of this start: nobody's first request is to wait for it
-            drain.install(self.engine.give_up)
+            drain.install(self.engine.give_up, lambda: 0 if self._front is None else self._front.asked)
             await warm_up(self.engine, llm_config.model_id)
         # vLLM looks at the environment several times for each output unless it is told that nothing changes any more.
         envs.enable_envs_cache()
@@ -230,7 +231,8 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             self._start,
         )
         pages = {"/metrics": self._show_metrics, "/health": health.health, "/ready": health.ready}
-        return allowing(self._cors_origins, Front(app, generate, self._max_body_bytes, pages))
+        self._front = Front(app, generate, self._max_body_bytes, pages)
+        return allowing(self._cors_origins, self._front)
 
     async def __del__(self) -> None:
         # Serve calls it at the end of a drain.

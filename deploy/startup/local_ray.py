@@ -79,7 +79,8 @@ def _stop(application: str, drain_s: float) -> None:
     if ray.is_initialized():
         with contextlib.suppress(Exception):  # Serve may not have come up
             # First the replicas alone: a shutdown of Serve ends HAProxy at once, and every stream with it. New
-            # requests they take for haproxy.DRAIN_S more; then HAProxy answers with 503. Serve waits for a minute at a time.
+            # requests they take for a while (deploy/replica/drain.py); then HAProxy answers with 503. Serve waits for a minute
+            # at a time.
             deadline_s = time.monotonic() + drain_s
             while True:
                 try:

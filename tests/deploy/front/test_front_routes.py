@@ -150,3 +150,14 @@ def test_fields_that_nothing_reads_are_named_in_a_header():
     headers = ask(app, body={**GOOD, "stream": True, "temprature": 0, "schlüssel": 1})[1]
     assert headers["x-nestedfp-ignored"] == "schl?ssel, temprature"
     assert "x-nestedfp-ignored" not in ask(app, body={**GOOD, "stream": True})[1]
+
+
+def test_requests_are_counted_and_not_those_of_whoever_watches_the_replica():
+    async def healthy():
+        return Shown(200, "application/json", b"{}")
+
+    app = front()
+    app._pages["/health"] = healthy
+    for path, method in ((PATH, "POST"), ("/v1/models", "GET"), ("/health", "GET"), ("/none", "GET")):
+        ask(app, path, method)
+    assert app.asked == 2
