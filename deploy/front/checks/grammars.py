@@ -115,10 +115,15 @@ class Grammars:
     def _spawn(self, context: Any, ours: Any, theirs: Any, loop: asyncio.AbstractEventLoop) -> None:
         """Start the process; on the sender's thread."""
         try:
-            self._process = context.Process(target=run, args=(theirs, self._setting), name="grammars", daemon=True)
+            self._process = context.Process(target=run, args=(theirs,), name="grammars", daemon=True)
             self._process.start()
+            theirs.close()
+            # Not with the arguments: Python's pipe for them has its reading end open here too, and what it does not hold, as a
+            # tokenizer, would be written for ever to a process that has ended as it started.
+            ours.send(self._setting)
         except Exception as error:  # no memory, no process left: the end of the connection says so to whoever waits
             log.error("the process that tries grammars cannot be started: %r", error)
+            ours.close()
         finally:
             theirs.close()
             threading.Thread(target=self._listen, args=(ours, loop), name="grammars", daemon=True).start()
