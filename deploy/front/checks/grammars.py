@@ -98,8 +98,10 @@ class Grammars:
                 raise Refused(503, "too many grammars are being tried; try again", OVERLOADED)
             self._ask(text)
         try:
-            # It is tried to the end for whoever comes next.
-            return await asyncio.wait_for(asyncio.shield(self._asked[text]), left_s)
+            # Not wait_for: that of Python 3.11 forgets that a client has left where the answer comes at the same moment, and the
+            # engine would compute for nobody.
+            async with asyncio.timeout(left_s):
+                return await asyncio.shield(self._asked[text])  # it is tried to the end for whoever comes next
         except TimeoutError:
             late = "its grammar had been tried" if self._ready else "the process that tries grammars had started"
             raise Refused(503, f"the request's queue deadline was up before {late}; try again", OVERLOADED) from None

@@ -171,6 +171,24 @@ def test_one_that_ends_as_it_starts_is_started_again_after_a_pause_and_not_at_on
     assert all(gap >= 0.05 for gap in gaps), gaps
 
 
+def test_a_client_that_leaves_as_the_answer_comes_has_left():
+    """Also with a deadline."""
+
+    async def scenario():
+        asked = grammars.Grammars(None)
+        answer = asked._asked["x"] = asyncio.get_running_loop().create_future()
+        waiting = asyncio.create_task(asked._answer("x", 60.0))
+        await asyncio.sleep(0.01)
+        answer.set_result("{}")
+        await asyncio.sleep(0)  # what waits is told of it
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        asked.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_deadline_bounds_the_wait_for_a_grammar_that_is_tried(trial):
     trial(regex="a")  # the process is up
     with pytest.raises(Refused) as caught:
