@@ -30,6 +30,13 @@ class DuplicateKeyError(yaml.YAMLError):
 class _Loader(yaml.SafeLoader):
     """A SafeLoader that refuses a key twice; while it composes, since later a merge has brought its keys in."""
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ValueError, LookupError, AttributeError) as error:  # PyYAML's own, of a date with a 13th month
+            said = f"expected what {node.tag.rpartition(':')[2]} stands for, got what is none ({error}); quote it if it is text"
+            raise yaml.constructor.ConstructorError(None, None, said, node.start_mark) from None
+
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         lines: dict[object, int] = {}

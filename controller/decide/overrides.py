@@ -67,8 +67,9 @@ class Overrides:
             return
         newer, self._adopted_epoch = snapshot.epoch > self._adopted_epoch, snapshot.epoch
         order = _standing(now_s, reported)
-        if reported is not None and not reported.for_all and order is not None:
-            self.by_replica[snapshot.replica_id] = order
+        if reported is not None and not reported.for_all:  # the one for all stands beside it, also where it is over
+            if order is not None:
+                self.by_replica[snapshot.replica_id] = order
             order = _standing(now_s, snapshot.order_for_all)
         if order is not None or newer:
             self.for_all = order

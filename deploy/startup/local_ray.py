@@ -12,9 +12,11 @@ from ray import serve
 from ray._private import services
 
 from deploy.config import DeployConfig
+from deploy.replica.drain import LAST_WORDS_S
 from deploy.startup.accelerator import resolve
 
 OBJECT_STORE_BYTES = 200 << 20  # nothing large travels between processes
+BEGINS_S = 2.0  # within which Serve has replicas leave that it was asked to delete
 
 
 def start_cluster(config: DeployConfig, folder: Path, verbose: bool) -> None:
@@ -81,7 +83,7 @@ def _stop(application: str, drain_s: float) -> None:
             # First the replicas alone: a shutdown of Serve ends HAProxy at once, and every stream with it. New
             # requests they take for a while (deploy/replica/drain.py); then HAProxy answers with 503. Serve waits for a minute
             # at a time.
-            deadline_s = time.monotonic() + drain_s
+            deadline_s = time.monotonic() + BEGINS_S + drain_s + LAST_WORDS_S
             while True:
                 try:
                     serve.delete(application)

@@ -77,6 +77,20 @@ def test_an_order_for_all_survives_beside_orders_for_single_replicas(alone: tupl
     assert cluster.run(8).mode_of == {"r0": FP8, "r1": FP8}  # those for single ones are over
 
 
+@pytest.mark.parametrize("alone", [("r0",), ("r0", "r1")])
+def test_an_order_for_all_survives_beside_one_that_ended_while_no_controller_was_there(alone: tuple[str, ...]) -> None:
+    """Also where every replica had one of its own, so that no other one tells of it."""
+    cluster = Cluster(make_loop(), ("r0", "r1")).run(3)
+    cluster.carry_out(cluster.loop.override(cluster.now_s, FP8, ttl_s=60.0))
+    for replica_id in alone:
+        cluster.carry_out(cluster.loop.override(cluster.now_s, FP16, ttl_s=3.0, replica_id=replica_id))
+    restarted(cluster.run(1), after_s=5.0).run(1)
+    assert not cluster.status.replica_overrides
+    assert cluster.status.override is not None
+    assert cluster.status.override.remaining_s == pytest.approx(53.0, abs=0.3)
+    assert cluster.mode_of == {"r0": FP8, "r1": FP8}
+
+
 def test_an_order_survives_a_first_snapshot_whose_statistics_cannot_be_true() -> None:
     """The answer to it would take the order from the replica, and nobody else knows of it."""
     cluster = Cluster(make_loop()).run(3)

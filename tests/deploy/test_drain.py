@@ -14,6 +14,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of Ray's imports
     from ray.serve._private.replica import Replica
 
+    from deploy.startup import local_ray
+
 NEVER_S = 60.0
 
 
@@ -102,3 +104,24 @@ def test_who_is_asked_for_ever_closes_after_a_quarter_of_the_drain_more(closes_a
     count = itertools.count()
     took_s = closes_after(drain_s=4.0, least_s=0.5, asked=lambda: next(count))
     assert took_s >= 0.5 + drain.MORE_SHARE * 4.0
+
+
+@pytest.mark.parametrize("drain_s", [1.0, 20.0, 59.0, 60.0, 100.0, 120.0])
+def test_a_stop_of_the_service_waits_for_the_last_words(monkeypatch, clock, drain_s):
+    """Serve waits for a minute at a time; a shutdown of Serve ends HAProxy, and with it what is still on its way."""
+    gone_s = clock.now_s + local_ray.BEGINS_S + drain_s + drain.LAST_WORDS_S
+    shut_down_s = []
+
+    def delete(name):
+        until_s = clock.now_s + 60.0
+        clock.now_s = max(clock.now_s, min(gone_s, until_s)) + 0.01
+        if clock.now_s > until_s:
+            raise TimeoutError
+
+    monkeypatch.setattr(local_ray, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(local_ray.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(local_ray.ray, "shutdown", lambda: None)
+    monkeypatch.setattr(local_ray.serve, "delete", delete)
+    monkeypatch.setattr(local_ray.serve, "shutdown", lambda: shut_down_s.append(clock.now_s))
+    local_ray.stop_cluster("app", drain_s)
+    assert shut_down_s[0] >= gone_s

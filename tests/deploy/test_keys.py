@@ -96,7 +96,8 @@ def test_a_file_with_a_field_twice_is_refused_without_what_stands_there(tmp_path
     assert "the-key-itself" not in str(caught.value)
 
 
-def test_a_changed_file_is_taken_up_and_a_damaged_one_is_not(tmp_path, clock, caplog):
+@pytest.mark.parametrize("damaged", ["keys: [", "keys: []\nuntil: 2026-02-30\n"])
+def test_a_changed_file_is_taken_up_and_a_damaged_one_is_not(tmp_path, clock, caplog, damaged):
     path = write(tmp_path / "keys.yaml")
     keys = Keys(path, clock=clock)
     assert keys.holder(bearer("u")).name == "u"
@@ -105,7 +106,7 @@ def test_a_changed_file_is_taken_up_and_a_damaged_one_is_not(tmp_path, clock, ca
     clock.now_s += 3
     with pytest.raises(Unauthorized):
         keys.holder(bearer("u"))
-    path.write_text("keys: [")
+    path.write_text(damaged)
     os.utime(path, ns=(2, 2))
     clock.now_s += 3
     with caplog.at_level(logging.ERROR):

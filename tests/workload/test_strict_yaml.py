@@ -58,8 +58,19 @@ def test_what_a_library_makes_of_dates_for_all_does_not_change_ours(monkeypatch:
 
 @pytest.mark.parametrize("text", ["a: [", "? [1, 2]\n: 3\n", "!!python/object:os.system {}", "a: !!int x"])
 def test_what_is_no_safe_yaml_is_still_an_error(text: str) -> None:
-    with pytest.raises((yaml.YAMLError, ValueError)):
+    with pytest.raises(yaml.YAMLError):
         parse_yaml(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: 1\nb: 2023-02-30\n", "a: 1\n2023-99-99: b\n", "a: 1\nb: !!int x\n", "a: 1\nb: !!bool x\n", "a: 1\nb: 0b_\n"],
+)
+def test_a_value_that_looks_like_another_than_it_is_is_an_error_of_the_file_with_its_line(text: str) -> None:
+    """And no ValueError of PyYAML's, which nobody who reads a file expects: it ended the request that found the keys changed."""
+    with pytest.raises(yaml.YAMLError, match="line 2") as caught:
+        parse_yaml(text)
+    assert "quote it if it is text" in str(caught.value)
 
 
 SHIPPED = [*Path("deploy").rglob("*.yaml"), *Path("experiments").rglob("*.yaml")]

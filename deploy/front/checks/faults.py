@@ -21,6 +21,8 @@ OF_ANOTHER_KIND = re.compile(r".*_(type|parsing)")  # types of errors
 OF_THE_SERVER = re.compile(r" To increase this limit, set the \w+ environment variable\.?|: \{'.*", re.DOTALL)
 OF_A_COMMAND_LINE = re.compile(r"(--enable-auto-tool-choice and )?--tool-call-parser to be set")
 MOST_CHARACTERS = 300
+# That are looked at, in 0.1 s of the loop that writes all streams. A body of 8 MiB can have millions, each an object.
+MOST_FAULTS = 10_000
 Path = tuple[Any, ...]
 
 
@@ -51,6 +53,12 @@ def refusal(error: ValidationError, body: bytes) -> Refused:
     Args:
         body: that did not validate.
     """
+    if (count := error.error_count()) > MOST_FAULTS:
+        return Refused(
+            400,
+            f"expected a body of the form in /openapi.json, got one with {count} faults, more than are looked at; a request with a "
+            "few of its messages or entries hears what is wrong with them",
+        )
     errors = error.errors(include_url=False, include_input=False, include_context=False)
     if errors[0]["type"] == "json_invalid":
         return Refused(400, f"the body is no JSON: {errors[0]['msg']}")
@@ -106,7 +114,10 @@ def _meant(faults: list[Fault]) -> list[Fault]:
     """Leave out the alternatives that a word of the client's, as the role of a message, says it does not mean."""
     said = [each for each in faults if each.kind == "literal_error"]
     others = {each.branch for each in said if each.branch}
-    meant = [each for each in faults if not any(each.branch[: len(other)] == other for other in others)]
+    # By what a branch begins with, and not branch by branch: a list of faulty messages has thousands of either.
+    meant = [
+        each for each in faults if not any(each.branch[:size] in others for size in range(1, len(each.branch) + 1))
+    ]
     # Where several alternatives have one name (OF_A_VALIDATOR), what lies deeper is of the one meant.
     deeper = [each for each in faults if each.branch not in others and each.branch and each.kind != "missing"]
     return meant or deeper or said

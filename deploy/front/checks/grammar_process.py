@@ -51,15 +51,19 @@ class GrammarJob:
     began_s: float = 0.0
 
 
-def run(connection: Connection, setting: Setting) -> None:
+def run(connection: Connection) -> None:
     """Try what comes as ``(number, JSON of the parameters)`` until None comes or the other end closes.
 
-    First comes ``(READY, "")``, when that can begin. Each gets ``(number, JSON)`` for an answer, which holds ``params`` as vLLM has
-    normalised them, or ``refused`` with a sentence, or ``busy``.
+    The ``Setting`` comes before it. First goes ``(READY, "")``, when that can begin. Each gets ``(number, JSON)`` for an answer,
+    which holds ``params`` as vLLM has normalised them, or ``refused`` with a sentence, or ``busy``.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.disable(logging.CRITICAL)  # what is wrong with a grammar is the client's business
     os.environ["VLLM_REGEX_COMPILATION_TIMEOUT_S"] = "0"  # by the clock, in a thread; here the kernel counts
+    try:
+        setting: Setting = connection.recv()
+    except (EOFError, OSError):
+        return
     manager = make_manager(setting)
     # What every child needs, once: the tokenizer's vocabulary as xgrammar wants it, and all modules.
     first = attempt({"regex": "a"}, setting, manager)

@@ -98,8 +98,10 @@ class Grammars:
                 raise Refused(503, "too many grammars are being tried; try again", OVERLOADED)
             self._ask(text)
         try:
-            # It is tried to the end for whoever comes next.
-            return await asyncio.wait_for(asyncio.shield(self._asked[text]), left_s)
+            # Not wait_for: that of Python 3.11 forgets that a client has left where the answer comes at the same moment, and the
+            # engine would compute for nobody.
+            async with asyncio.timeout(left_s):
+                return await asyncio.shield(self._asked[text])  # it is tried to the end for whoever comes next
         except TimeoutError:
             late = "its grammar had been tried" if self._ready else "the process that tries grammars had started"
             raise Refused(503, f"the request's queue deadline was up before {late}; try again", OVERLOADED) from None
@@ -115,10 +117,15 @@ class Grammars:
     def _spawn(self, context: Any, ours: Any, theirs: Any, loop: asyncio.AbstractEventLoop) -> None:
         """Start the process; on the sender's thread."""
         try:
-            self._process = context.Process(target=run, args=(theirs, self._setting), name="grammars", daemon=True)
+            self._process = context.Process(target=run, args=(theirs,), name="grammars", daemon=True)
             self._process.start()
+            theirs.close()
+            # Not with the arguments: Python's pipe for them has its reading end open here too, and what it does not hold, as a
+            # tokenizer, would be written for ever to a process that has ended as it started.
+            ours.send(self._setting)
         except Exception as error:  # no memory, no process left: the end of the connection says so to whoever waits
             log.error("the process that tries grammars cannot be started: %r", error)
+            ours.close()
         finally:
             theirs.close()
             threading.Thread(target=self._listen, args=(ours, loop), name="grammars", daemon=True).start()

@@ -1,12 +1,14 @@
 """What a client hears of a request that is none: the branch that it meant, its own names, and no heading that is untrue."""
 
 import json
+import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm_parts import SamplingParams  # noqa: F401  first: it silences third-party warnings
 
+from deploy.front.checks import faults
 from deploy.front.checks.requests import parse
 from deploy.front.replies import Refused
 
@@ -109,6 +111,21 @@ def test_a_choice_without_tools_names_its_field():
 def test_what_vllms_checks_stumble_over_is_of_a_wrong_type():
     told, _ = said(CompletionRequest, {"prompt": "x", "structured_outputs": 7})
     assert told.startswith("the request has a field of a wrong type: ")
+
+
+def test_many_faults_cost_the_loop_no_more_each_than_few(monkeypatch):
+    """Where each costs as much as there are others, a request of 13 KB takes five seconds and one of 40 KB a minute."""
+    monkeypatch.setattr(faults, "MOST_FAULTS", 1_000_000)
+    began_s = time.thread_time()
+    told, _ = said(ChatCompletionRequest, {"messages": [{"role": 1}] * 3000})
+    assert told == "Input should be a valid string, at messages.2999.role"
+    assert time.thread_time() - began_s < 10
+
+
+def test_of_more_faults_than_are_looked_at_only_their_number_is_said():
+    told, param = said(ChatCompletionRequest, {"messages": [{"role": 1}] * 3000})
+    assert "got one with 45000 faults" in told
+    assert param is None
 
 
 VALUES = st.recursive(

@@ -1,13 +1,16 @@
 """Grammars are tried in a process of their own, with a limit on what they cost."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import multiprocessing
 import os
 import signal
 import threading
+from dataclasses import replace
 
+import psutil
 import pytest
 from processes import ROOT
 from vllm.config import StructuredOutputsConfig
@@ -99,6 +102,52 @@ def test_a_process_that_ends_is_replaced_although_nobody_asks(trial):
     trial.loop.run_until_complete(scenario())
 
 
+def test_one_that_is_killed_before_it_has_read_its_setting_is_replaced(monkeypatch):
+    """Whose tokenizer is larger than a pipe holds, as most are."""
+    monkeypatch.setattr(grammars, "PAUSE_S", 0.05)
+    trial = Trial(cpu_s=3.0)
+    usual = trial.grammars._setting
+    trial.grammars._setting = replace(usual, tokenizer="a vocabulary" * 100_000)
+
+    def started():
+        found = []
+        for each in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):  # it has ended
+                found += [each] * ("--multiprocessing-fork" in each.cmdline())
+        return found
+
+    before = {each.pid for each in started()}
+
+    async def scenario():
+        trial.grammars.start()
+        async with asyncio.timeout(60):
+            while not (found := [each for each in started() if each.pid not in before]):
+                await asyncio.sleep(0.001)
+            found[0].kill()
+            trial.grammars._setting = usual
+        await trial.ready()
+        async with asyncio.timeout(120):
+            assert (await trial.one(regex="a"))._backend == "xgrammar"
+
+    trial.loop.run_until_complete(scenario())
+    assert trial.close() == 0
+
+
+def test_a_setting_that_cannot_be_sent_is_tried_again_and_does_not_wait_for_ever(monkeypatch, caplog):
+    monkeypatch.setattr(grammars, "PAUSE_S", 0.05)
+
+    async def scenario():
+        unsent = grammars.Grammars(lambda: None)
+        with pytest.raises(Refused, match="has ended"):
+            await asyncio.wait_for(
+                unsent.check(SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))), 60
+            )
+        unsent.close()
+
+    asyncio.run(scenario())
+    assert "cannot be started" in caplog.text
+
+
 def test_one_that_ends_as_it_starts_is_started_again_after_a_pause_and_not_at_once(monkeypatch):
     monkeypatch.setattr(grammars, "PAUSE_S", 0.05)
     spawned = []
@@ -120,6 +169,24 @@ def test_one_that_ends_as_it_starts_is_started_again_after_a_pause_and_not_at_on
     asyncio.run(scenario())
     gaps = [after - before for before, after in itertools.pairwise(spawned)]
     assert all(gap >= 0.05 for gap in gaps), gaps
+
+
+def test_a_client_that_leaves_as_the_answer_comes_has_left():
+    """Also with a deadline."""
+
+    async def scenario():
+        asked = grammars.Grammars(None)
+        answer = asked._asked["x"] = asyncio.get_running_loop().create_future()
+        waiting = asyncio.create_task(asked._answer("x", 60.0))
+        await asyncio.sleep(0.01)
+        answer.set_result("{}")
+        await asyncio.sleep(0)  # what waits is told of it
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        asked.close()
+
+    asyncio.run(scenario())
 
 
 def test_a_deadline_bounds_the_wait_for_a_grammar_that_is_tried(trial):
@@ -256,9 +323,10 @@ def test_a_grammar_that_waits_too_long_for_its_turn_is_answered_busy(monkeypatch
     tokenizer = get_tokenizer(str(ROOT / "models" / "fairytales-8m"))
     setting = Setting(tokenizer, VOCABULARY, StructuredOutputsConfig(), False, cpu_s=3.0, wall_s=0.5)
     ours, theirs = multiprocessing.Pipe()
-    thread = threading.Thread(target=grammar_process.run, args=(theirs, setting))
+    thread = threading.Thread(target=grammar_process.run, args=(theirs,))
     thread.start()
     try:
+        ours.send(setting)
         ours.send((7, '{"regex": "a"}'))
         assert ours.poll(60), "it was never ready"
         assert ours.recv() == (grammar_process.READY, "")
