@@ -9,6 +9,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from deploy.front.checks import faults
 from deploy.front.checks.bounds import INT32, check_bounds
+from deploy.front.checks.values import check_values
 from deploy.front.replies import Refused
 from nestedfp.vllm_plugin.scheduling.pin import PIN_HEADER, PIN_KEY, parse_pin
 
@@ -71,6 +72,7 @@ def parse(
             "expected a JSON body with the header 'Content-Type: application/json'; "
             f"got Content-Type {kind[:80] or 'none'}",
         )
+    check_values(body)
     try:
         request = _adapter(model).validate_json(body)
         check(request)
