@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from deploy.front.checks.bounds import check_detokenize
 from deploy.front.checks.requests import parse, read_body
 from deploy.front.generate import Generate
 from deploy.front.replies import Headers, Refused, identifying, refuse, request_id_of
@@ -104,7 +105,8 @@ class Front:
             return
         body = await read_body(receive, self._max_body_bytes)
         # What vLLM's application says of a body that does not fit is pydantic's own account of it.
-        parse(body, dict(scope["headers"]), _body_of(path), check=lambda request: None)
+        bounded = check_detokenize if path == "/detokenize" else lambda request: None
+        parse(body, dict(scope["headers"]), _body_of(path), check=bounded)
         given = False
 
         async def again() -> Any:

@@ -211,6 +211,7 @@ for _ in range(40):
         ({"stop": ["x" * 5000]}, "stop: at most 4096 characters"),
         ({"stop": [""]}, "an empty string"),
         ({"stop_token_ids": [1] * 2000}, "stop_token_ids: at most 1024 entries"),
+        ({"allowed_token_ids": [1] * 262_145}, "allowed_token_ids: at most 262144 entries"),
         ({"bad_words": ["x"] * 2000}, "bad_words: at most 1024"),
         ({"vllm_xargs": {f"k{i}": 1 for i in range(100)}}, "vllm_xargs: at most 64"),
         ({"top_k": 10**20}, "top_k is expected between"),
@@ -219,6 +220,10 @@ for _ in range(40):
         ({"structured_outputs": {"choice": ["a" * 500] * 100}}, "at most 32768 characters"),
         ({"structured_outputs": {"regex": LONG}}, "structured_outputs.regex: at most 4096"),
         ({"structured_outputs": {"grammar": f'root ::= "{LONG}"'}}, "at most 512 characters in a literal"),
+        (
+            {"structured_outputs": {"grammar": 'root ::= "a" "\\\\" "' + '\\"' * 300 + '"'}},
+            "512 characters in a literal",
+        ),
         ({"structured_outputs": {"grammar": "root ::= " + "a | " * 10_000}}, "at most 32768"),
         ({"structured_outputs": {"json": {"const": LONG}}}, "characters in a string"),
         ({"structured_outputs": {"json": json.dumps({"const": LONG})}}, "characters in a string"),

@@ -6,6 +6,7 @@ import json
 import pytest
 from front_calls import GOOD, ID, LIMIT, PATH, ask, asking, error_of, front, output, stream_of
 
+from deploy.front.checks import bounds
 from deploy.front.routes.pages import Shown
 
 
@@ -66,6 +67,14 @@ def test_their_bodies_are_refused_as_those_of_other_routes(path, body, message):
     answer = ask(front(), path, "POST", body)
     assert answer[0] == 400
     assert error_of(answer).startswith(message)
+
+
+def test_what_no_context_holds_is_not_made_into_text(monkeypatch):
+    monkeypatch.setattr(bounds, "MOST_TO_DETOKENIZE", 3)
+    answer = ask(front(), "/detokenize", "POST", b'{"tokens": [1, 1, 1, 1]}')
+    assert answer[0] == 400
+    assert error_of(answer) == "tokens: at most 3 entries in one request, got 4"
+    assert ask(front(), "/detokenize", "POST", b'{"tokens": [1, 1, 1]}')[0] == 200
 
 
 @pytest.mark.parametrize(
