@@ -107,7 +107,7 @@ def front(
         keys,
         queueing or Queueing(),
     )
-    return Front(vllms_application, generate, LIMIT)
+    return Front(vllms_application, generate)
 
 
 def ask(

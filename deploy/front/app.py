@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deploy.front.checks.bounds import check_detokenize
-from deploy.front.checks.requests import parse, read_body
+from deploy.front.checks.requests import parse
 from deploy.front.generate import Generate
 from deploy.front.replies import Headers, Refused, identifying, refuse, request_id_of
 from deploy.front.routes import models, openapi
@@ -49,21 +49,17 @@ class Front:
     Args:
         app: vLLM's application.
         generate: answers the routes that generate.
-        max_body_bytes: largest body.
         pages: what this replica says of itself: GET routes by path.
 
     Attributes:
         asked: how many requests have come, those for these pages left out: whoever watches a replica goes on when it leaves.
     """
 
-    def __init__(
-        self, app: Any, generate: Generate, max_body_bytes: int, pages: Mapping[str, PageSource] | None = None
-    ) -> None:
+    def __init__(self, app: Any, generate: Generate, pages: Mapping[str, PageSource] | None = None) -> None:
         self._app = app
         paths = {*generate.routes, *PASSED_ON}
         self._pages = {openapi.PATH: openapi.page(app, paths), **(pages or {})}
         self._generate = generate
-        self._max_body_bytes = max_body_bytes
         self.asked = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -103,7 +99,7 @@ class Front:
         if scope["method"] == "GET":
             await self._app(scope, receive, send)
             return
-        body = await read_body(receive, self._max_body_bytes)
+        body = await self._generate.bodies.read(receive)
         # What vLLM's application says of a body that does not fit is pydantic's own account of it.
         bounded = check_detokenize if path == "/detokenize" else lambda request: None
         parse(body, dict(scope["headers"]), _body_of(path), check=bounded)

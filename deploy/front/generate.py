@@ -15,12 +15,12 @@ from deploy.access.admission import Admission, NoRoom, Place, Reason
 from deploy.access.keys import Holder, Keys, Limited
 from deploy.access.priority import NotAllowed, Ranked, ranked
 from deploy.front import streams
+from deploy.front.checks.bodies import Bodies
 from deploy.front.checks.faults import in_our_words, one_line
 from deploy.front.checks.requests import (
     apply_pin,
     parse,
     queue_deadline_s,
-    read_body,
     stated_priority,
     unknown_fields,
 )
@@ -97,7 +97,7 @@ class Generate:
         self._admission = admission
         self._meter = meter
         self._standing = standing
-        self._max_body_bytes = max_body_bytes
+        self.bodies = Bodies(max_body_bytes)
         self._queueing = queueing
         self._elsewhere = Elsewhere()
         self._taps = taps or Taps({})
@@ -123,7 +123,7 @@ class Generate:
         headers = dict(scope["headers"])
         holder = self.keys.of(headers)
         passage.key = None if holder is None else holder.name
-        body = await read_body(receive, self._max_body_bytes)
+        body = await self.bodies.read(receive)
         request = parse(body, headers, route.model, route.check)
         passage.model = request.model
         passage.pinned = pinned = apply_pin(request, headers)

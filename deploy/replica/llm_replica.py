@@ -231,7 +231,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             self._start,
         )
         pages = {"/metrics": self._show_metrics, "/health": health.health, "/ready": health.ready}
-        self._front = Front(app, generate, self._max_body_bytes, pages)
+        self._front = Front(app, generate, pages)
         return allowing(self._cors_origins, self._front)
 
     async def __del__(self) -> None:

@@ -65,7 +65,7 @@ def test_the_front_answers_for_the_replica_itself(method, path, status):
     async def ask():
         health = health_of(sound)
         generate = type("NoRoutes", (), {"routes": {}})()
-        front = Front(None, generate, 1000, {"/health": health.health, "/ready": health.ready})
+        front = Front(None, generate, {"/health": health.health, "/ready": health.ready})
         await front({"type": "http", "method": method, "path": path, "headers": []}, None, send)
 
     asyncio.run(ask())

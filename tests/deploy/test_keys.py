@@ -280,7 +280,7 @@ def front_of(keys, standing=None):
     meter = PathMeter()
     routes = {"/v1/completions": TextRoute(CompletionRequest, Serving(), "create_completion")}
     generate = Generate(routes, client, Admission(None, 4), meter, standing or PeerView(), 10_000, keys)
-    return Front(vllm_app, generate, 10_000), meter
+    return Front(vllm_app, generate), meter
 
 
 def ask(app, path="/v1/completions", method="POST", headers=(), body=None):

@@ -1,6 +1,5 @@
-"""Reads a request and checks it before vLLM sees it."""
+"""Makes a request of its body and checks it before vLLM sees it."""
 
-import asyncio
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -19,38 +18,6 @@ DEADLINE_HEADER = "x-nestedfp-queue-deadline-s"
 LONGEST_DEADLINE_S = 3600.0
 PRIORITY_HEADER = "x-vllm-priority"  # vLLM's own; it goes before the body's field
 KNOWN_XARGS = frozenset({PIN_KEY, DEADLINE_KEY})
-BODY_S = 60.0  # a body must have arrived within this time: a client that trickles holds a place in the path
-
-
-async def read_body(receive: Any, limit_bytes: int) -> bytes:
-    """Return the whole body.
-
-    Raises:
-        Refused: 413 beyond the limit, 408 when it takes too long, 400 when the client left before its end.
-    """
-    try:
-        async with asyncio.timeout(BODY_S):
-            return await _read_body(receive, limit_bytes)
-    except TimeoutError:
-        raise Refused(408, f"the body did not arrive within {BODY_S:.0f} s") from None
-
-
-async def _read_body(receive: Any, limit_bytes: int) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Refused(400, "the body ended before its announced length")
-        part = message.get("body", b"")
-        size += len(part)
-        if size > limit_bytes:
-            raise Refused(
-                413, f"the body is larger than {limit_bytes} bytes; send a shorter prompt or raise http.max_body_bytes"
-            )
-        parts.append(part)
-        if not message.get("more_body"):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def parse(

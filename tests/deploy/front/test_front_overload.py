@@ -111,7 +111,7 @@ def test_the_admitted_are_begun_in_time_the_rest_is_told_at_once_and_the_engine_
         queueing = Queueing(DEADLINE_S, queue=EngineQueue(client, client.call))
         routes = {PATH: TextRoute(CompletionRequest, Serving(client), "create")}
         generate = Generate(routes, client, admission, PathMeter(), PeerView(), 10_000, queueing=queueing)
-        app = Front(None, generate, 10_000)
+        app = Front(None, generate)
         running = asyncio.create_task(client.run(admission))
         began_s, asked = time.monotonic(), []
         for number in range(int(3 * CAPACITY_PER_S * LOAD_S)):

@@ -1,20 +1,18 @@
 """A request before vLLM sees it: read, parsed, pinned, bounded, or refused with one sentence."""
 
-import asyncio
 import json
 
 import pytest
 from vllm_parts import SamplingParams  # noqa: F401  first: it silences third-party warnings
 
 from deploy.access.admission import Asked
-from deploy.front.checks import bounds, requests
+from deploy.front.checks import bounds
 from deploy.front.checks.asked import asked_of
 from deploy.front.checks.faults import one_line
 from deploy.front.checks.requests import (
     apply_pin,
     parse,
     queue_deadline_s,
-    read_body,
     stated_priority,
     unknown_fields,
 )
@@ -44,47 +42,6 @@ def refusal(call, *args, **kwargs):
     with pytest.raises(Refused) as caught:
         call(*args, **kwargs)
     return caught.value
-
-
-def reading(*messages, limit=100):
-    waiting = iter(messages)
-
-    async def receive():
-        return next(waiting)
-
-    return asyncio.run(read_body(receive, limit))
-
-
-# -- the body ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_body_comes_in_one_piece_or_in_several():
-    assert reading({"type": "http.request", "body": b"abc"}) == b"abc"
-    parts = [{"type": "http.request", "body": part, "more_body": True} for part in (b"a", b"", b"bc")]
-    assert reading(*parts, {"type": "http.request"}) == b"abc"
-
-
-def test_a_body_without_an_announced_length_is_refused_as_soon_as_it_is_too_long():
-    endless = ({"type": "http.request", "body": b"x" * 60, "more_body": True} for _ in range(10))
-    error = refusal(reading, *endless)
-    assert (error.status, "larger than 100 bytes" in str(error)) == (413, True)
-
-
-def test_a_client_that_leaves_in_its_body_is_no_request():
-    assert (
-        refusal(reading, {"type": "http.request", "body": b"x", "more_body": True}, {"type": "http.disconnect"}).status
-        == 400
-    )
-
-
-def test_a_body_that_trickles_is_let_go(monkeypatch):
-    monkeypatch.setattr(requests, "BODY_S", 0.05)
-
-    async def trickle():
-        await asyncio.sleep(0.02)
-        return {"type": "http.request", "body": b"x", "more_body": True}
-
-    assert refusal(asyncio.run, read_body(trickle, 1 << 20)).status == 408
 
 
 # -- what it says ------------------------------------------------------------------------------------------------------

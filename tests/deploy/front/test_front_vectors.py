@@ -15,6 +15,7 @@ from vllm.outputs import PoolingOutput, PoolingRequestOutput
 
 from deploy.access.admission import Admission, Asked
 from deploy.front.app import Front
+from deploy.front.checks.bodies import Bodies
 from deploy.front.generate import Generate
 from deploy.front.handover import stand_before_engine
 from deploy.front.meter import PathMeter
@@ -108,7 +109,7 @@ def front(answer, admission=None, meter=None):
         PeerView(),
         LIMIT,
     )
-    return Front(vllms_application, generate, LIMIT), client
+    return Front(vllms_application, generate), client
 
 
 USAGE = {"prompt_tokens": 5, "total_tokens": 5}
@@ -168,7 +169,7 @@ def test_a_pin_reaches_the_engine_with_every_prompt(way):
 )
 def test_a_wrong_request_is_refused_with_its_field(monkeypatch, body, told, param):
     app, client = front(JSONResponse({}))
-    app._generate._max_body_bytes = 1 << 20
+    app._generate.bodies = Bodies(1 << 20)
     answer = ask(app, "/v1/embeddings", body={"model": "m", **body})
     assert answer[0] == 400
     assert told in error_of(answer)
