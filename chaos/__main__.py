@@ -14,13 +14,16 @@ from chaos import campaign, report
 from chaos.fault_cost import FaultResult
 from chaos.faults import FAULTS
 from chaos.soak import SoakResult
-from loadtest.errors import ServiceError
+from deploy.config import ConfigError, load
+from loadtest.errors import InputError, ServiceError
 
 CONFIG = Path("deploy") / "configs" / "chaos.yaml"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the campaign; return the exit status: 0 good, 1 something hung, was lost or did not recover, 2 wrong arguments."""
+    """Run the campaign; return the exit status: 0 good, 1 something hung, was lost or did not recover,
+    2 wrong arguments, or a configuration that the service refuses.
+    """
     parser = argparse.ArgumentParser(prog="python -m chaos", description=__doc__)
     parser.add_argument("--config", type=Path, default=CONFIG, help="deployment YAML (default: %(default)s)")
     parser.add_argument("--faults", help=f"comma-separated (default: all): {', '.join(FAULTS)}; '' for none")
@@ -39,6 +42,11 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--config: no such file: {args.config}")
     if args.malformed < 1 or args.minutes < 0 or 0 < args.minutes < 1:
         parser.error("--malformed: at least 1; --minutes: 0, or at least 1")
+    try:
+        load(args.config)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     folder = args.out / datetime.now(UTC).strftime("chaos-%Y%m%dT%H%M%SZ")
     folder.mkdir(parents=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
@@ -72,6 +80,9 @@ def run(args: argparse.Namespace, names: list[str], folder: Path) -> int:
             except campaign.CampaignError as error:
                 say(f"error: {error}")
                 whole = False
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except (ServiceError, campaign.CampaignError, ValueError) as error:
         say(f"error: {error}")
         whole = False

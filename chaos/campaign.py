@@ -63,6 +63,8 @@ def running(
     """Start the service in a configuration, on another port; stop it at the end.
 
     Raises:
+        ConfigError: the file cannot be used.
+        loadtest.errors.InputError: nor can what it names.
         loadtest.errors.ServiceError: it does not start.
         CampaignError: its processes are not found.
     """

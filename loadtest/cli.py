@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from loadtest.config import POLICIES, LoadtestConfig
-from loadtest.errors import LoadtestError
+from loadtest.errors import InputError, LoadtestError
 from loadtest.progress import Progress
 from loadtest.session import run_loadtest
 from workload.azure import TraceError
@@ -21,8 +21,8 @@ examples:
   python -m loadtest --url http://127.0.0.1:8000 --policies fp16,adaptive --rate 2 --slo-ttft-ms 500 --slo-tpot-ms 60
   python -m loadtest --url http://127.0.0.1:8001 --policies plain-vllm-serve --rate 2 --slo-ttft-ms 500 --slo-tpot-ms 60
 
-exit status: 0 done, 1 failed, or no request of a policy was answered (finished runs are still reported), 2 wrong arguments or a
-trace that cannot give the load, 130 interrupted
+exit status: 0 done, 1 failed, or no request of a policy was answered (finished runs are still reported), 2 wrong arguments, a
+configuration that the service refuses or a trace that cannot give the load, 130 interrupted
 """
 
 
@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with Progress(console) as progress:
             path = run_loadtest(config, progress)
-    except TraceError as error:  # as in the simulator
+    except (InputError, TraceError) as error:  # as in the other commands
         print(f"loadtest: {error}", file=sys.stderr)
         return 2
     except LoadtestError as error:

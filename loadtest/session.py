@@ -11,7 +11,7 @@ from statistics import mean
 
 from loadtest.calibrate import calibrate, choose_rate_rps, choose_slo
 from loadtest.config import LoadtestConfig
-from loadtest.errors import LoadtestError
+from loadtest.errors import InputError, LoadtestError
 from loadtest.progress import Progress
 from loadtest.report.run_summary import RunSummary, summarise
 from loadtest.report.verdict import verdict
@@ -43,6 +43,7 @@ def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
     """Run everything; returns the path of the report. Finished runs are reported even when a later one fails.
 
     Raises:
+        InputError: what was given cannot be used.
         LoadtestError: what was asked for could not be measured; also where a policy ran and none of its requests was answered.
     """
     trace = read_trace(config.trace) if config.trace else synthetic_trace(config.seed, SYNTHETIC_S)
@@ -52,7 +53,7 @@ def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
     )
     settings = read_settings(config.service_config) if config.service_config else UNKNOWN
     if config.directed and not settings.has_controller:
-        raise LoadtestError(
+        raise InputError(
             f"{config.service_config}: engine.quantization none runs a plain engine without a controller, which takes no "
             "directives: give --policies plain"
         )
@@ -161,18 +162,18 @@ def _key(config: LoadtestConfig) -> str | None:
         try:
             key, where = config.admin_key_file.read_text(encoding="utf-8").strip(), str(config.admin_key_file)
         except (OSError, UnicodeDecodeError) as error:
-            raise LoadtestError(f"--admin-key-file: cannot read {config.admin_key_file} ({error})") from error
+            raise InputError(f"--admin-key-file: cannot read {config.admin_key_file} ({error})") from error
     elif config.directed:
         key, where = os.environ.get(config.admin_key_env, ""), f"the environment variable {config.admin_key_env}"
     else:
         return None
     if not key:
-        raise LoadtestError(
+        raise InputError(
             f"expected the admin key of the service in {where}; make serve leaves it in a file: give --admin-key-file "
             "runs/admin.key; a server without a controller needs none: give --policies plain"
         )
     if not key.isascii() or not key.isprintable():
-        raise LoadtestError(f"expected one line of ASCII as the key in {where}")
+        raise InputError(f"expected one line of ASCII as the key in {where}")
     return key
 
 
@@ -193,9 +194,9 @@ def new_folder(parent: Path, name: str) -> Path:
         except FileExistsError:
             if parent.is_dir():
                 continue
-            raise LoadtestError(f"--out: expected a folder, got the file {parent}") from None
+            raise InputError(f"--out: expected a folder, got the file {parent}") from None
         except OSError as error:
-            raise LoadtestError(f"--out: cannot make the folder {path} ({error.strerror})") from error
+            raise InputError(f"--out: cannot make the folder {path} ({error.strerror})") from error
         return path
     raise AssertionError("the loop ends only by returning")
 

@@ -1,7 +1,11 @@
-"""Arguments that the scripts of this folder share: files and folders that must be there, asked for before anything is loaded."""
+"""Arguments that the scripts of this folder share: files and folders that must be there and whole, asked for before anything
+is loaded or made.
+"""
 
 from argparse import ArgumentTypeError
 from pathlib import Path
+
+from models.text import TextError, read_lines
 
 
 def text_file(text: str) -> Path:
@@ -9,6 +13,12 @@ def text_file(text: str) -> Path:
     path = Path(text)
     if not path.is_file():
         raise ArgumentTypeError(f"expected a file with text, .txt or .txt.xz, got {text!r}: no such file")
+    try:
+        read_lines(
+            path
+        )  # training would come to the second file only when it has made its folder and learnt its tokenizer
+    except TextError as error:
+        raise ArgumentTypeError(str(error)) from error
     return path
 
 

@@ -25,13 +25,30 @@ class Stream(NamedTuple):
     text_bytes: int  # UTF-8 bytes of the passages behind `ids`, end tokens not counted
 
 
+class TextError(ValueError):
+    """A text cannot be used; the message is one readable line."""
+
+
 def read_lines(path: Path) -> list[str]:
-    """The lines of a .txt or .txt.xz file, without their ends."""
-    raw = path.read_bytes()
-    text = (lzma.decompress(raw) if path.suffix == ".xz" else raw).decode("utf-8")
-    lines = text.splitlines()
+    """The lines of a .txt or .txt.xz file, without their ends.
+
+    Raises:
+        TextError: it cannot be read, or there is no text in it.
+    """
+    try:
+        raw = path.read_bytes()
+        lines = (lzma.decompress(raw) if path.suffix == ".xz" else raw).decode("utf-8").splitlines()
+    except OSError as error:
+        raise TextError(f"{path}: cannot be read: {error.strerror}") from error
+    except lzma.LZMAError as error:
+        raise TextError(
+            f"{path}: expected a whole .xz file, got a damaged one ({error}); copy it anew, or give the text unpacked"
+        ) from error
+    except UnicodeDecodeError as error:
+        got = f"byte {error.object[error.start]:#04x} at {error.start:,}"
+        raise TextError(f"{path}: expected UTF-8 text, got {got}; convert the file") from error
     if not any(lines):
-        raise ValueError(f"{path}: no text in the file; expected one paragraph a line")
+        raise TextError(f"{path}: no text in the file; expected one paragraph a line")
     return lines
 
 

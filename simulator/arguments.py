@@ -174,7 +174,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise SimulationError(f"{path}: cannot read the configuration ({error.strerror})") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SimulationError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+        raise SimulationError(f"{path}: not YAML: {error}") from error
     if not isinstance(content, dict):
         raise SimulationError(f"{path}: expected keys and values, got {type(content).__name__}")
     return content

@@ -1,7 +1,7 @@
-"""YAML in which no mapping has a key twice: every configuration file is read through here.
+"""YAML in which no mapping has a key twice, and whose faults are one line: every configuration file is read through here.
 
-YAML forbids it, PyYAML takes the last value in silence: a section appended to a file by mistake would replace the one that an
-operator wrote. A merge (``<<``) may be overridden as ever, since the two keys stand in different mappings of the file.
+YAML forbids the first, PyYAML takes the last value in silence: a section appended to a file by mistake would replace the one that
+an operator wrote. A merge (``<<``) may be overridden as ever, since the two keys stand in different mappings of the file.
 """
 
 from typing import Any
@@ -65,6 +65,21 @@ def parse_yaml(text: str) -> Any:
     """Return what a YAML document says.
 
     Raises:
-        yaml.YAMLError: it is no YAML; ``DuplicateKeyError`` for a key that stands twice in one mapping.
+        yaml.YAMLError: it is no YAML, said in one line; ``DuplicateKeyError`` for a key that stands twice in one mapping.
     """
-    return yaml.load(text, _Loader)
+    try:
+        return yaml.load(text, _Loader)
+    except DuplicateKeyError:
+        raise
+    except RecursionError:
+        raise yaml.YAMLError("brackets or indentation nested deeper than a configuration's: is it one?") from None
+    except yaml.YAMLError as error:
+        raise yaml.YAMLError(_in_one_line(error)) from error
+
+
+def _in_one_line(error: yaml.YAMLError) -> str:
+    """PyYAML's own text has up to eight lines, two of them with a copy of the file's."""
+    if not isinstance(error, yaml.MarkedYAMLError) or (mark := error.problem_mark) is None:
+        return " ".join(str(error).split())
+    said = ", ".join(part for part in (error.context, error.problem) if part)
+    return f"line {mark.line + 1}, column {mark.column + 1}: {said}"

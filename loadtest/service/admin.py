@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 import httpx
 from pydantic import ValidationError
 
-from loadtest.errors import ServiceError
+from loadtest.errors import InputError, ServiceError
 from loadtest.service.target import target_url
 from workload.records import ServiceStatus
 
@@ -93,7 +93,8 @@ class ServiceClient:
             wanted: the name of the model; None: the first one that the service lists.
 
         Raises:
-            ServiceError: the service does not list it, or does not answer.
+            InputError: the service does not list it.
+            ServiceError: it does not answer, or not with a list of models.
         """
         try:
             answer = self._json("GET", "/v1/models")
@@ -109,7 +110,7 @@ class ServiceClient:
                 f'GET /v1/models: expected {{"data": [{{"id": ...}}]}}, got {str(answer)[:200]}; give --model'
             ) from error
         if name not in contexts:  # each request would fail
-            raise ServiceError(
+            raise InputError(
                 f"--model: expected one that {self.url} serves, {', '.join(contexts) or 'none'}, got {name}"
             )
         context = contexts[name]

@@ -2,6 +2,7 @@
 
 * the environment variable NESTEDFP_ADMIN_KEY carries the key that its admin endpoints accept;
 * once it answers requests it prints a line ``ready http://127.0.0.1:PORT after N s`` on standard output or error;
+* it exits with 2, and says ``error: ...`` last, where its configuration or what that names cannot be used;
 * SIGTERM makes it end. What is left after a while is killed, with its process group.
 """
 
@@ -15,18 +16,22 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from loadtest.errors import ServiceError
+from loadtest.errors import InputError, ServiceError
 from loadtest.sender.dispatch import REPO_ROOT
 from loadtest.service.target import target_url
 
 ADMIN_KEY_ENV = "NESTEDFP_ADMIN_KEY"
 READY = re.compile(r"\bready (http://\S+) after ([0-9.]+) s")
 STOP_LIMIT_S = 40.0
+TAIL_LINES = 20  # of the output that an error may quote
+QUOTED_LINES = 5  # where no line of it is known to be the cause
+REFUSED = 2
+FAULT = "error: "
 
 
 def serve_command(config: Path) -> list[str]:
@@ -38,7 +43,12 @@ def serve_command(config: Path) -> list[str]:
 def started_service(
     command: Sequence[str], log_path: Path, limit_s: float, progress: Callable[[str], None]
 ) -> Iterator[tuple[str, str]]:
-    """Run the service for the length of the block; yields its URL and admin key. Its output goes to ``log_path``."""
+    """Run the service for the length of the block; yields its URL and admin key. Its output goes to ``log_path``.
+
+    Raises:
+        InputError: it refuses its configuration.
+        ServiceError: it does not start.
+    """
     admin_key = secrets.token_urlsafe(24)
     with log_path.open("w", encoding="utf-8") as log:
         process = subprocess.Popen(
@@ -54,7 +64,7 @@ def started_service(
         )
         assert process.stdout is not None, "the service is started with a pipe"
         urls: queue.Queue[str | None] = queue.Queue()
-        tail: deque[str] = deque(maxlen=5)
+        tail: deque[str] = deque(maxlen=TAIL_LINES)
         reader = threading.Thread(target=_read, args=(process.stdout, log, urls, tail), daemon=True)
         reader.start()
         try:
@@ -93,16 +103,28 @@ def _wait_ready(
         except queue.Empty:
             continue
         if url is None:
-            process.wait(timeout=10.0)
+            if process.wait(timeout=10.0) == REFUSED and (fault := _fault(tail)):
+                raise InputError(f"{fault}; the service's output is in {log_path}")
             raise ServiceError(
                 f"the service ended with exit status {process.returncode} before it was ready; "
-                f"its output is in {log_path} and ends: {' | '.join(tail) or '(nothing)'}"
+                f"its output is in {log_path} and ends: {' | '.join(list(tail)[-QUOTED_LINES:]) or '(nothing)'}"
             )
         return target_url(url.replace("//0.0.0.0:", "//127.0.0.1:"))  # listening everywhere includes here
     raise ServiceError(
         f"the service did not print 'ready http://127.0.0.1:PORT after N s' within {limit_s:g} s; "
         f"its output is in {log_path}; --start-limit waits longer"
     )
+
+
+def _fault(lines: Iterable[str]) -> str:
+    """The last error in the output, in one line; a configuration's has a line for each wrong key."""
+    said: list[str] = []
+    for line in lines:
+        if line.startswith(FAULT):
+            said = [line.removeprefix(FAULT)]
+        elif said:
+            said.append(line)
+    return " | ".join(said).replace(": | ", ": ", 1)  # the line with the file's name ends with the colon
 
 
 def _read(stdout: IO[str], log: IO[str], urls: "queue.Queue[str | None]", tail: deque[str]) -> None:

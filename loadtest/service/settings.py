@@ -10,7 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from controller.config import ControllerConfig
-from loadtest.errors import LoadtestError
+from loadtest.errors import InputError
 from workload.strict_yaml import parse_yaml
 
 
@@ -27,13 +27,17 @@ UNKNOWN = ServiceSettings({}, None)
 
 
 def read_settings(path: Path) -> ServiceSettings:
-    """Read a service configuration; one that is not YAML is refused before the service is started."""
+    """Read a service configuration.
+
+    Raises:
+        InputError: it cannot be read or is not YAML, said before the service is started.
+    """
     try:
         document = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise LoadtestError(f"{path}: cannot read the service configuration ({error.strerror})") from error
+        raise InputError(f"{path}: cannot read the service configuration ({error.strerror})") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise LoadtestError(f"{path}: expected YAML: {error}") from error
+        raise InputError(f"{path}: expected YAML: {error}") from error
     sections = document if isinstance(document, dict) else {}
     model = sections.get("model")
     context = model.get("max_model_len") if isinstance(model, dict) else None

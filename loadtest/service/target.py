@@ -9,7 +9,7 @@ import ipaddress
 import socket
 from urllib.parse import urlsplit
 
-from loadtest.errors import LoadtestError
+from loadtest.errors import InputError, LoadtestError
 
 
 def target_url(url: str, allow_host: str | None = None) -> str:
@@ -20,18 +20,18 @@ def target_url(url: str, allow_host: str | None = None) -> str:
         allow_host: a host other than this machine that the load may go to; None: there is none.
 
     Raises:
-        LoadtestError: it is not http, or goes neither to this machine nor to that host.
+        InputError: it is not http, or goes neither to this machine nor to that host.
     """
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise LoadtestError(f"expected a URL such as http://127.0.0.1:8000, got {url!r} ({error})") from error
+        raise InputError(f"expected a URL such as http://127.0.0.1:8000, got {url!r} ({error})") from error
     if parts.scheme != "http" or not parts.hostname or parts.path.rstrip("/") or parts.query or parts.username:
-        raise LoadtestError(f"expected a URL such as http://127.0.0.1:8000, got {url!r}")
+        raise InputError(f"expected a URL such as http://127.0.0.1:8000, got {url!r}")
     if not _is_loopback(parts.hostname) and parts.hostname != (allow_host or "").lower():
         wanted = "127.0.0.1, [::1] or localhost" + (f", or {allow_host} as --allow-host says" if allow_host else "")
-        raise LoadtestError(
+        raise InputError(
             f"the load goes to this machine only: expected {wanted}, got {parts.hostname!r}; "
             "forward a local port to a remote service to test it, or name a host of your own network with --allow-host"
         )
@@ -43,7 +43,8 @@ def addresses(url: str) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
     """Look the addresses of a URL up that ``target_url`` has returned; IPv4, where the services listen, first.
 
     Raises:
-        LoadtestError: there is none, or one that the internet reaches.
+        InputError: the internet reaches one.
+        LoadtestError: there is none.
     """
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or 80
@@ -55,7 +56,7 @@ def addresses(url: str) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
     # Not "is private": the range that some clusters take for their services is neither private nor global.
     public = sorted({address for _, (address, _) in result if ipaddress.ip_address(address.split("%")[0]).is_global})
     if public:
-        raise LoadtestError(
+        raise InputError(
             f"{url}: expected a host of a private network, got the public address {public[0]}: a load test of a service "
             "that the internet reaches would look like an attack"
         )

@@ -153,6 +153,10 @@ def test_the_command_refuses_faults_and_files_that_are_not_there(tmp_path, capsy
             main([*arguments, "--out", str(tmp_path)])
         assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+    (wrong := tmp_path / "wrong.yaml").write_text("bogus: 1\n")
+    assert main(["--config", str(wrong), "--out", str(tmp_path)]) == 2
+    assert "bogus: unknown key" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [wrong]
 
 
 def test_every_process_that_can_be_hit_belongs_to_a_kind_that_is_looked_for():

@@ -4,6 +4,8 @@ Run: pytest tests/checkpoints/test_models.py
 """
 
 import json
+import lzma
+import re
 import warnings
 from pathlib import Path
 
@@ -123,14 +125,39 @@ def test_an_empty_text_is_an_error(tmp_path: Path) -> None:
         (evaluate, ["models/fairytales-8m", "--text", "{none}"], "--text: expected a file with text"),
         (train, ["--train", "{none}", "--test", "{text}", "--out", "{out}"], "--train: expected a file with text"),
         (train, ["--train", "{text}", "--test", "{empty}", "--out", "{out}"], "--test: expected a file with text"),
+        (
+            train,
+            ["--train", "{text}", "--test", "{cut.xz}", "--out", "{out}"],
+            "cut.xz: expected a whole .xz file, got a",
+        ),
+        (
+            train,
+            ["--train", "{bad.xz}", "--test", "{text}", "--out", "{out}"],
+            "bad.xz: expected a whole .xz file, got a",
+        ),
+        (
+            train,
+            ["--train", "{latin}", "--test", "{text}", "--out", "{out}"],
+            "expected UTF-8 text, got byte 0xe9 at 6",
+        ),
+        (
+            evaluate,
+            ["models/fairytales-8m", "--text", "{cut.xz}"],
+            "cut.xz: expected a whole .xz file, got a damaged one",
+        ),
     ],
 )
-def test_what_is_not_there_is_named_before_anything_is_loaded_or_made(tmp_path, capsys, script, words, message):
-    places = {name: tmp_path / name for name in ("none", "empty", "text", "out")}
-    places["empty"].mkdir()
-    places["text"].write_text("Once upon a time.")
+def test_what_is_not_there_or_damaged_is_named_before_anything_is_loaded_or_made(
+    tmp_path, capsys, script, words, message
+):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text").write_text("Once upon a time.")
+    packed = lzma.compress(b"Once upon a time.\n" * 1000)
+    (tmp_path / "cut.xz").write_bytes(packed[:-20])
+    (tmp_path / "bad.xz").write_bytes(b"Once upon a time.")
+    (tmp_path / "latin").write_bytes("Un caf\u00e9.".encode("latin-1"))
     with pytest.raises(SystemExit) as caught:
-        script.main([word.format(**places) for word in words])
+        script.main([re.sub(r"\{(\S+)\}", rf"{tmp_path}/\1", word) for word in words])
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
-    assert not places["out"].exists()
+    assert not (tmp_path / "out").exists()

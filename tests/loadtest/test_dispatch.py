@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from loadtest.errors import DispatchError, LoadtestError, ServiceError
+from loadtest.errors import DispatchError, InputError, LoadtestError, ServiceError
 from loadtest.sender.dispatch import REPO_ROOT, run_plan
 from loadtest.sender.plan import Event, PlannedRequest, SendPlan
 from loadtest.sender.sse import lines_of, parse_stream
@@ -240,6 +240,17 @@ def test_a_service_that_ends_or_hangs_at_its_start_is_reported(tmp_path):
     ):
         pass
     with (
+        pytest.raises(ServiceError, match=r"exit status 2 before it was ready.*Traceback"),
+        started_service([sys.executable, "-c", "print('Traceback'); exit(2)"], log_path, 20.0, lambda _: None),
+    ):
+        pass
+    refuse = "print('warning: old'); print('error: a.yaml:'); print('b: unknown key'); print('c: too small'); exit(2)"
+    with (
+        pytest.raises(InputError, match=r"^a\.yaml: b: unknown key \| c: too small; the service's output is in .*log$"),
+        started_service([sys.executable, "-c", refuse], log_path, 20.0, lambda _: None),
+    ):
+        pass
+    with (
         pytest.raises(ServiceError, match=r"did not print 'ready .* within 0.5 s"),
         started_service([sys.executable, "-c", "import time; time.sleep(60)"], log_path, 0.5, lambda _: None),
     ):
@@ -291,7 +302,7 @@ def test_the_model_is_one_that_the_server_lists_where_it_has_a_list(status, list
         if isinstance(found, tuple):
             assert service.model(wanted) == found
         else:
-            with pytest.raises(ServiceError, match=re.escape(found)):
+            with pytest.raises(LoadtestError, match=re.escape(found)):
                 service.model(wanted)
 
 

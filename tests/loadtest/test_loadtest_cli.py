@@ -78,25 +78,42 @@ def test_defaults_and_flags_reach_the_config():
 
 
 def test_failures_are_one_line_and_status_1(tmp_path, capsys, monkeypatch):
-    monkeypatch.delenv("NESTEDFP_ADMIN_KEY", raising=False)
-    out = ["--out", str(tmp_path)]
-    assert main(["--url", "http://127.0.0.1:9", *out]) == 1
-    error = capsys.readouterr().err
-    assert "in the environment variable NESTEDFP_ADMIN_KEY" in error
-    assert "--admin-key-file runs/admin.key" in error
-    assert main(["--config", str(tmp_path / "none.yaml"), *out]) == 1
-    assert "none.yaml: cannot read the service configuration" in capsys.readouterr().err
-    assert main(["--url", "http://127.0.0.1:9", "--trace", str(tmp_path / "none.csv"), *out]) == 2
-    assert "none.csv: cannot read the trace" in capsys.readouterr().err
-    (tmp_path / "broken.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n")
-    assert main(["--url", "http://127.0.0.1:9", "--trace", str(tmp_path / "broken.csv"), *out]) == 2
-    assert "broken.csv:2: TIMESTAMP" in capsys.readouterr().err
     monkeypatch.setenv("NESTEDFP_ADMIN_KEY", "k")
-    assert main(["--url", "http://127.0.0.1:9", *out]) == 1
+    assert main(["--url", "http://127.0.0.1:9", "--out", str(tmp_path)]) == 1
     assert "GET http://127.0.0.1:9/v1/models: no answer" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["broken.csv"], (
-        "a load test that did not begin leaves no folder"
-    )
+    assert not list(tmp_path.iterdir()), "a load test that did not begin leaves no folder"
+
+
+def test_what_was_given_and_cannot_be_used_is_one_line_and_status_2(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("NESTEDFP_ADMIN_KEY", raising=False)
+    files = {
+        "broken.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n",
+        "broken.yaml": "model: [",
+        "unknown.yaml": "model: {id: m, path: models/fairytales-8m}\nbogus: 1\n",
+        "list.yaml": "- model\n",
+        "plain.yaml": "engine: {quantization: none}\n",
+        "empty.key": "",
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    url = ["--url", "http://127.0.0.1:9"]
+    for words, said in (
+        (url, "in the environment variable NESTEDFP_ADMIN_KEY; make serve leaves it in a file"),
+        ([*url, "--admin-key-file", "{}/none.key"], "--admin-key-file: cannot read"),
+        ([*url, "--admin-key-file", "{}/empty.key"], "empty.key; make serve leaves it in a file"),
+        ([*url, "--trace", "{}/none.csv"], "none.csv: cannot read the trace"),
+        ([*url, "--trace", "{}/broken.csv"], "broken.csv:2: TIMESTAMP"),
+        ([*url, "--policies", "plain", "--out", "{}/empty.key"], "--out: cannot make the folder"),
+        (["--config", "{}/none.yaml"], "none.yaml: cannot read the service configuration"),
+        (["--config", "{}/broken.yaml"], "broken.yaml: expected YAML: line 1, column 9: "),
+        (["--config", "{}/plain.yaml"], "engine.quantization none runs a plain engine"),
+        (["--config", "{}/unknown.yaml"], "unknown.yaml: bogus: unknown key; remove it"),
+        (["--config", "{}/list.yaml"], "list.yaml: expected a mapping with the keys"),
+    ):
+        assert main(["--out", str(tmp_path / "runs"), *(word.format(tmp_path) for word in words)]) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.count("\n") == 1
 
 
 def test_the_services_slo_and_context_are_read_from_its_configuration(tmp_path):
@@ -218,7 +235,7 @@ def test_a_model_that_is_not_served_is_said_before_a_request_is_sent(tmp_path, c
     monkeypatch.delenv("NESTEDFP_ADMIN_KEY", raising=False)
     flags = f"--policies plain --model other {GIVEN}"
     with started_service([*FAKE, "--plain"], tmp_path / "log", 30.0, lambda _: None) as (url, _):
-        assert main(["--url", url, "--out", str(tmp_path / "runs"), *flags.split()]) == 1
+        assert main(["--url", url, "--out", str(tmp_path / "runs"), *flags.split()]) == 2
     assert f"--model: expected one that {url} serves, fake-model, got other" in capsys.readouterr().err
     assert list((tmp_path / "runs").iterdir()) == []
 
@@ -240,10 +257,6 @@ def test_a_server_without_a_controller_is_told_how_to_be_run(tmp_path, capsys, m
     with started_service([*FAKE, "--plain"], tmp_path / "log", 30.0, lambda _: None) as (url, _):
         assert main(["--url", url, "--out", str(tmp_path / "runs"), *GIVEN.split()]) == 1
     assert "a server without a controller takes no directives: give --policies plain" in capsys.readouterr().err
-    config = tmp_path / "plain.yaml"
-    config.write_text("engine: {quantization: none}\n")
-    assert main(["--config", str(config), "--out", str(tmp_path / "runs"), *GIVEN.split()]) == 1
-    assert "engine.quantization none runs a plain engine" in capsys.readouterr().err
 
 
 def test_a_narrow_path_is_found_and_its_rate_is_not_called_capacity(tmp_path, capsys, monkeypatch):

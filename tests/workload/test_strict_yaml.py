@@ -56,10 +56,26 @@ def test_what_a_library_makes_of_dates_for_all_does_not_change_ours(monkeypatch:
     assert parse_yaml("2023-11-16") == datetime.date(2023, 11, 16)
 
 
-@pytest.mark.parametrize("text", ["a: [", "? [1, 2]\n: 3\n", "!!python/object:os.system {}", "a: !!int x"])
-def test_what_is_no_safe_yaml_is_still_an_error(text: str) -> None:
-    with pytest.raises(yaml.YAMLError):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: 1\nb: [", "line 2, column 5: while parsing a flow node, expected the node content, but found"),
+        ("? [1, 2]\n: 3\n", "line 1, column 3: while constructing a mapping, found unhashable key"),
+        ("!!python/object:os.system {}", "line 1, column 1: could not determine a constructor for the tag"),
+        ("a: !!int x", "line 1, column 4: expected what int stands for, got what is none (invalid literal for int()"),
+        (
+            "a: {b: 2023-13-45}",
+            "line 1, column 8: expected what timestamp stands for, got what is none (month must be in 1..12)",
+        ),
+        ("a: \0", "unacceptable character #x0000: special characters are not allowed"),
+        ("[" * 5000, "nested deeper"),
+    ],
+)
+def test_what_is_no_safe_yaml_is_an_error_of_one_line(text: str, said: str) -> None:
+    with pytest.raises(yaml.YAMLError) as caught:
         parse_yaml(text)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

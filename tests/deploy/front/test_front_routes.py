@@ -47,6 +47,40 @@ def test_a_model_that_is_not_in_the_list_is_404():
 
 
 @pytest.mark.parametrize(
+    ("listed", "raised", "status", "message"),
+    [
+        ((503, b'{"error": {"message": "the engine is dead", "code": 503}}'), None, 503, "the engine is dead"),
+        (
+            (500, b"Internal Server Error"),
+            RuntimeError("no\nlist"),
+            500,
+            "/v1/models does not answer; the log says why",
+        ),
+        (None, RuntimeError("no list"), 500, "/v1/models does not answer; the log says why"),
+        (None, None, 500, "/v1/models does not answer; the log says why"),
+        ((200, b'{"data": [{"id": "m"}'), RuntimeError("no list"), 500, "/v1/models does not answer; the log says why"),
+        ((200, b"[]"), None, 500, "/v1/models does not answer; the log says why"),
+        ((200, b"{}"), None, 500, "/v1/models does not answer; the log says why"),
+        ((200, b'{"data": [3]}'), None, 500, "/v1/models does not answer; the log says why"),
+        ((200, b'{"data": [{"object": "model"}]}'), None, 404, "no model 'm' here"),
+    ],
+)
+def test_where_the_list_does_not_answer_a_model_is_an_error_as_every_other(listed, raised, status, message):
+    async def vllms(scope, receive, send):
+        if listed is not None:
+            await send({"type": "http.response.start", "status": listed[0], "headers": []})
+            await send({"type": "http.response.body", "body": listed[1]})
+        if raised is not None:
+            raise raised
+
+    app = front()
+    app._app = vllms
+    answer = ask(app, "/v1/models/m", "GET")
+    assert answer[0] == status
+    assert message in error_of(answer)
+
+
+@pytest.mark.parametrize(
     ("path", "body"), [("/tokenize", b'{"prompt":  "x"}'), ("/detokenize", b'{"tokens":[1 ], "other": 2}')]
 )
 def test_routes_that_take_a_body_get_it_as_it_came(path, body):
