@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from workload.strict_yaml import DuplicateKeyError, parse_yaml
+from workload.strict_yaml import DuplicateKeyError, YamlFileError, parse_yaml, read_yaml_file
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,25 @@ def test_what_is_no_safe_yaml_is_an_error_of_one_line(text: str, said: str) -> N
     with pytest.raises(yaml.YAMLError) as caught:
         parse_yaml(text)
     assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"a: [", "expected YAML: line 1, column 5: "),
+        (b"a: 1\na: 2\n", "expected YAML: line 2: expected each key once"),
+        ("a: caf\u00e9".encode("latin-1"), "expected YAML: 'utf-8' codec can't decode byte 0xe9"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_in_one_line(tmp_path: Path, content: bytes | None, said: str) -> None:
+    path = tmp_path / "c.yaml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(YamlFileError) as caught:
+        read_yaml_file(path)
+    assert str(caught.value).startswith(f"{path}: {said}")
     assert "\n" not in str(caught.value)
 
 
