@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from controller.config import ControllerConfig, explain
 from workload.frozen import FrozenModel
-from workload.strict_yaml import parse_yaml
+from workload.strict_yaml import YamlFileError, read_yaml_file
 
 APP_NAME = "nestedfp"  # of the Serve application, unless another one is given
 ADMIN_KEY_ENV = "NESTEDFP_ADMIN_KEY"  # of the start-up command; no other process gets it
@@ -274,11 +273,9 @@ def load(path: Path) -> DeployConfig:
         ConfigError: one message that lists every fault with its key.
     """
     try:
-        data: Any = parse_yaml(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+        data: Any = read_yaml_file(path)
+    except YamlFileError as error:
+        raise ConfigError(str(error)) from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected a mapping with the keys {sorted(DeployConfig.model_fields)}, got {data!r}")
     try:

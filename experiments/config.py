@@ -4,7 +4,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from benchmarks.engine.engine_shapes import SHAPES
@@ -13,7 +12,7 @@ from deploy.config import EngineSection
 from nestedfp.vllm_plugin.options import PluginOptions
 from workload.frozen import FrozenModel
 from workload.slo import Slo
-from workload.strict_yaml import parse_yaml
+from workload.strict_yaml import YamlFileError, read_yaml_file
 
 Positive = Annotated[float, Field(gt=0)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,30}$")]
@@ -155,11 +154,9 @@ def load(path: Path) -> Experiment:
         ExperimentError: no such file, no YAML, an unknown key or a value out of range; names the key.
     """
     try:
-        return Experiment.model_validate(parse_yaml(path.read_text()))
-    except OSError as error:
-        raise ExperimentError(f"{path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ExperimentError(f"{path}: expected YAML: {error}") from error
+        return Experiment.model_validate(read_yaml_file(path))
+    except YamlFileError as error:
+        raise ExperimentError(str(error)) from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

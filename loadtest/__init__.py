@@ -4,3 +4,7 @@
 package loads nothing heavy: Locust and gevent live in one subprocess (``loadtest.sender.worker``), matplotlib is imported when
 the plots are drawn.
 """
+
+from pathlib import Path
+
+REPO_ROOT = Path(__file__).resolve().parents[1]  # where the processes that it starts find our packages

@@ -4,7 +4,6 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from controller.config import explain
@@ -15,7 +14,7 @@ from simulator.engine.path_queue import PathCost
 from simulator.errors import SimulationError
 from workload.azure import read_trace
 from workload.resample import JITTER_S
-from workload.strict_yaml import parse_yaml
+from workload.strict_yaml import YamlFileError, read_yaml_file
 from workload.synthetic import MEAN_RATE_RPS
 
 
@@ -170,11 +169,9 @@ def _check_failures(scenario: Scenario) -> None:
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file of keys and values."""
     try:
-        content = parse_yaml(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SimulationError(f"{path}: cannot read the configuration ({error.strerror})") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SimulationError(f"{path}: not YAML: {error}") from error
+        content = read_yaml_file(path)
+    except YamlFileError as error:
+        raise SimulationError(str(error)) from error
     if not isinstance(content, dict):
         raise SimulationError(f"{path}: expected keys and values, got {type(content).__name__}")
     return content

@@ -4,11 +4,16 @@ YAML forbids the first, PyYAML takes the last value in silence: a section append
 an operator wrote. A merge (``<<``) may be overridden as ever, since the two keys stand in different mappings of the file.
 """
 
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 WRITTEN_TAGS = ("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value")  # keys that have no value before they are merged
+
+
+class YamlFileError(ValueError):
+    """A file cannot be read or is no YAML; the message is one line that names it."""
 
 
 class DuplicateKeyError(yaml.YAMLError):
@@ -75,6 +80,20 @@ def parse_yaml(text: str) -> Any:
         raise yaml.YAMLError("brackets or indentation nested deeper than a configuration's: is it one?") from None
     except yaml.YAMLError as error:
         raise yaml.YAMLError(_in_one_line(error)) from error
+
+
+def read_yaml_file(path: Path) -> Any:
+    """Return what a YAML file says.
+
+    Raises:
+        YamlFileError: it cannot be read, or is no YAML.
+    """
+    try:
+        return parse_yaml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise YamlFileError(f"{path}: cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise YamlFileError(f"{path}: expected YAML: {error}") from error
 
 
 def _in_one_line(error: yaml.YAMLError) -> str:

@@ -1,4 +1,4 @@
-"""The live driver of the control loop: reads the clock, takes snapshots, broadcasts directives, writes the log.
+"""The live driver of the control loop: reads the clock, takes snapshots, has directives sent, writes the log.
 
 A plain class: whoever deploys it makes it a Ray actor. All methods are coroutines on one event loop, so that nothing here
 needs a lock.
@@ -8,31 +8,30 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
-from controller.audit import BroadcastRecord, BroadcastStats, StatusReport
+from controller.audit import StatusReport
 from controller.config import ControllerConfig, check_deployed, explain
 from controller.decide.loop import ControlLoop, Effects
 from controller.live.config_file import ConfigFile
 from controller.live.decision_log import DecisionLog
+from controller.live.delivery import Delivery
+from controller.live.quiet import Quiet
 from controller.live.recording import RecordingLoop
-from controller.live.standing_calls import StandingCalls
 from controller.live.transport import Broadcast, ProxyProbe, ServeBroadcast
-from controller.messages import Directive, DirectiveAck, ProxyStats, ReplicaSnapshot
+from controller.messages import DirectiveAck, ProxyStats, ReplicaSnapshot
 from nestedfp.modes import DirectiveMode
 
 log = logging.getLogger(__name__)
 
 OVERRIDE_WAIT_S = 1.0  # how long the answer to an override waits for the replicas' acknowledgements
 SAME_ERROR_EVERY_S = 10.0  # a failing step would otherwise write ten tracebacks per second
-CANNOT_REACH_EVERY_S = 10.0
 PROBE_EVERY_S = 1.0
 PROBE_LIMIT_S = 2.0
-BROADCASTS_KEPT = 1000  # whose times the status summarises
+UNREAD_EVERY_S = 10.0
 
 
 class ControllerActor:
@@ -79,14 +78,14 @@ class ControllerActor:
             ControlLoop(self._config) if record_path is None else RecordingLoop(self._config, record_path)
         )
         self._log = DecisionLog(log_path, self._config.decisions_kept)
-        self._broadcast = broadcast or ServeBroadcast(app_name, deployment_name, self._config.lease_s)
-        self._calls = StandingCalls()
-        self._all_acked = asyncio.Event()  # the newest directive, by every replica
-        self._sends: set[asyncio.Task[None]] = set()
-        self._converged: BroadcastRecord | None = None
-        self._ack_ms: deque[float] = deque(maxlen=BROADCASTS_KEPT)
+        self._quiet = Quiet()
+        self._delivery = Delivery(
+            self._loop,
+            broadcast or ServeBroadcast(app_name, deployment_name, self._config.lease_s),
+            self._log,
+            self._quiet,
+        )
         self._step_errors = 0
-        self._quiet_until_s: dict[str, float] = {}
         self._proxy_probe = proxy_probe
         self._proxy: ProxyStats | None = None  # as last read; None: not known
         self._prober: asyncio.Task[None] | None = None
@@ -114,7 +113,7 @@ class ControllerActor:
         self._ensure_stepping()
         now_s = time.monotonic()
         directive = self._loop.on_snapshot(now_s, _parse_snapshot(snapshot))
-        self._note_converged()
+        self._delivery.note_converged()
         return directive.model_dump(mode="json")
 
     async def next_directive(
@@ -138,8 +137,8 @@ class ControllerActor:
         self._ensure_stepping()
         if ack is not None:
             self._loop.on_ack(time.monotonic(), _parse_ack(ack))
-            self._note_converged()
-        sent = await self._calls.wait(replica_id, seen)
+            self._delivery.note_converged()
+        sent = await self._delivery.awaited(replica_id, seen)
         return None if sent is None else {"token": sent.token, "directive": sent.directive}
 
     async def set_override(
@@ -186,9 +185,7 @@ class ControllerActor:
         self._ensure_stepping()
         report: StatusReport = self._loop.status(time.monotonic())
         extra = {
-            "broadcast": self._converged,
-            "broadcasts": _statistics(self._ack_ms),
-            "standing_calls": len(self._calls.listening() & self._loop.replica_ids),
+            **self._delivery.status(),
             "config_error": self._config_error,
             "step_errors": self._step_errors,
             "proxy": self._proxy,
@@ -201,11 +198,11 @@ class ControllerActor:
 
     async def close(self) -> None:
         """Stop the loop and close the log."""
-        tasks = [task for task in (self._stepper, self._prober, *self._sends) if task is not None]
+        tasks = [task for task in (self._stepper, self._prober) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._calls.close()
+        await self._delivery.close()
         self._log.close()
         if isinstance(self._loop, RecordingLoop):
             self._loop.close()
@@ -241,7 +238,7 @@ class ControllerActor:
                 await self._reload_if_changed()
             except Exception as error:
                 self._step_errors += 1
-                if self._may_say(repr(error), SAME_ERROR_EVERY_S):
+                if self._quiet.may_say(repr(error), SAME_ERROR_EVERY_S):
                     log.exception(
                         "a step of the control loop failed; the directive stays and the next step tries again"
                     )
@@ -256,7 +253,7 @@ class ControllerActor:
                     self._proxy = await probe()
             except Exception as error:
                 self._proxy = None
-                if self._may_say("proxy", CANNOT_REACH_EVERY_S):
+                if self._quiet.may_say("proxy", UNREAD_EVERY_S):
                     log.warning("the proxy's statistics could not be read: %r", error)
             await asyncio.sleep(PROBE_EVERY_S)
 
@@ -264,10 +261,7 @@ class ControllerActor:
         """Log and send; returns the task of the newest broadcast. Never waits: the loop must not hang on a replica."""
         send = None
         for directive in effects.directives:
-            self._calls.send(directive)
-            send = asyncio.get_running_loop().create_task(self._send(directive))
-            self._sends.add(send)
-            send.add_done_callback(self._sends.discard)
+            send = self._delivery.send(directive, self._config.lease_s)
         decisions = [decision for decision in (effects.record, *effects.notes) if decision is not None]
         for decision in sorted(decisions, key=lambda decision: decision.decision_id):
             record = decision.model_copy(update={"wall_s": time.time()})
@@ -282,67 +276,6 @@ class ControllerActor:
             # After the broadcast has begun: a slow disk must not delay the replicas.
             asyncio.get_running_loop().call_soon(self._log.write, record)
         return send
-
-    async def _send(self, directive: Directive) -> None:
-        """Broadcast to those who do not wait for it in a standing call; return when every replica has acknowledged."""
-        try:
-            async with asyncio.timeout(self._config.lease_s):
-                known = self._loop.replica_ids
-                if known and known <= self._calls.listening():
-                    await self._acknowledged()
-                    return
-                acks = await self._broadcast(directive)
-        except Exception as error:
-            # Not an error of ours: replicas catch up from the answer to their next snapshot.
-            if self._may_say("broadcast", CANNOT_REACH_EVERY_S):
-                log.warning("directive epoch %d could not be broadcast: %r", directive.epoch, error)
-            return
-        now_s = time.monotonic()
-        for ack in acks:
-            self._loop.on_ack(now_s, ack)
-        self._note_converged()
-
-    async def _acknowledged(self) -> None:
-        """Wait until every replica has acknowledged the newest directive."""
-        while self._loop.converged() is None:
-            self._all_acked.clear()
-            await self._all_acked.wait()
-
-    def _note_converged(self) -> None:
-        """Write how long a directive took to reach every replica, once per epoch."""
-        converged = self._loop.converged()
-        if converged is not None:
-            self._all_acked.set()
-        if converged is None or (self._converged is not None and self._converged.epoch == converged[0].epoch):
-            return
-        directive, replicas, after_s = converged
-        self._converged = BroadcastRecord(
-            wall_s=time.time(),
-            epoch=directive.epoch,
-            mode=directive.mode,
-            replicas=replicas,
-            last_ack_ms=after_s * 1e3,
-        )
-        self._ack_ms.append(self._converged.last_ack_ms)
-        self._log.write(self._converged)
-
-    def _may_say(self, what: str, every_s: float) -> bool:
-        now_s = time.monotonic()
-        if now_s < self._quiet_until_s.get(what, 0.0):
-            return False
-        if len(self._quiet_until_s) > 100:  # messages may hold numbers that differ each time
-            self._quiet_until_s.clear()
-        self._quiet_until_s[what] = now_s + every_s
-        return True
-
-
-def _statistics(last_ack_ms: deque[float]) -> BroadcastStats:
-    """Percentiles by nearest rank."""
-    if not last_ack_ms:
-        return BroadcastStats()
-    ordered = sorted(last_ack_ms)
-    last = len(ordered) - 1
-    return BroadcastStats(count=len(ordered), p50_ms=ordered[round(0.5 * last)], p99_ms=ordered[round(0.99 * last)])
 
 
 def _parse_ack(ack: Mapping[str, Any]) -> DirectiveAck:

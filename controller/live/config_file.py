@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-import yaml
 from pydantic import ValidationError
 
 from controller.config import ControllerConfig, check_deployed, check_reload, explain
-from workload.strict_yaml import parse_yaml
+from workload.strict_yaml import read_yaml_file
 
 SECTION = "controller"
 LOOK_EVERY_S = 1.0
@@ -32,10 +31,7 @@ class ConfigFile:
         """
         if self.path is None:
             raise ValueError("this controller was started without a configuration file: there is nothing to reload")
-        try:
-            data = parse_yaml(self.path.read_text())
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ValueError(f"{self.path}: cannot be read: {error}") from None
+        data = read_yaml_file(self.path)
         if not isinstance(data, dict):
             raise ValueError(f"{self.path}: expected a mapping with the key {SECTION}, got {data!r}")
         section = data.get(SECTION, {})

@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from deploy.control.new_decisions import Ask, NewDecisions
 from deploy.control_room.samples import StatusHistory
+from deploy.metrics.new_decisions import Ask, NewDecisions
 
 log = logging.getLogger(__name__)
 

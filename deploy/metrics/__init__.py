@@ -5,5 +5,6 @@ bulk.py                 vLLM's statistics of every token, made cheap: a histogra
 request_metrics.py      requests by what became of them, and their latencies from the arrival over HTTP
 replica_page.py         the page of one replica
 controller_families.py  the families of the controller, from its status and its decisions. Pure
+new_decisions.py        a controller's decisions, each once, for this page and the control room's stream
 application_page.py     the page of the whole application: the controller's and every replica's
 """

@@ -7,8 +7,8 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from deploy.control.new_decisions import Ask, NewDecisions
 from deploy.metrics import controller_families, openmetrics
+from deploy.metrics.new_decisions import Ask, NewDecisions
 from deploy.metrics.replica_page import gauge
 
 log = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ from typing import IO
 
 from pydantic import ValidationError
 
+from loadtest import REPO_ROOT
 from loadtest.errors import DispatchError
 from loadtest.sender.plan import Event, SendPlan
 from workload.records import RequestRecord, read_requests
@@ -22,7 +23,6 @@ from workload.records import RequestRecord, read_requests
 START_LIMIT_S = 120.0  # imports, and building the bodies of all prompts, on a busy machine
 SLACK_S = 30.0  # over the plan's own bound, before the sender is killed
 TICK_S = 0.5
-REPO_ROOT = Path(__file__).resolve().parents[2]
 
 Tick = Callable[[float, Event], None]  # (seconds since the start of the run, last event of the sender)
 

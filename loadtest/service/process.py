@@ -21,8 +21,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from loadtest import REPO_ROOT
 from loadtest.errors import InputError, ServiceError
-from loadtest.sender.dispatch import REPO_ROOT
 from loadtest.service.target import target_url
 
 ADMIN_KEY_ENV = "NESTEDFP_ADMIN_KEY"

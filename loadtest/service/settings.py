@@ -6,12 +6,11 @@ The service checks the file; here everything that is missing is simply not known
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
 from pydantic import ValidationError
 
 from controller.config import ControllerConfig
 from loadtest.errors import InputError
-from workload.strict_yaml import parse_yaml
+from workload.strict_yaml import YamlFileError, read_yaml_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +32,9 @@ def read_settings(path: Path) -> ServiceSettings:
         InputError: it cannot be read or is not YAML, said before the service is started.
     """
     try:
-        document = parse_yaml(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: cannot read the service configuration ({error.strerror})") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: expected YAML: {error}") from error
+        document = read_yaml_file(path)
+    except YamlFileError as error:
+        raise InputError(str(error)) from error
     sections = document if isinstance(document, dict) else {}
     model = sections.get("model")
     context = model.get("max_model_len") if isinstance(model, dict) else None

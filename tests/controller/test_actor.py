@@ -364,7 +364,7 @@ def test_a_controller_whose_file_is_of_no_use_begins_with_what_was_deployed_and_
 def test_a_file_with_two_sections_is_not_taken_for_the_last_one(tmp_path: Path) -> None:
     path = tmp_path / "service.yaml"
     path.write_text("controller: {policy: {name: static_fp16}}\ncontroller: {}\n")
-    with pytest.raises(ValueError, match=r"cannot be read: line 2: .*'controller' again.* line 1 already"):
+    with pytest.raises(ValueError, match=r"expected YAML: line 2: .*'controller' again.* line 1 already"):
         ConfigFile(str(path)).read()
 
 

@@ -80,7 +80,7 @@ def test_what_is_no_mapping_is_refused(tmp_path, text):
 def test_a_section_twice_is_refused(tmp_path):
     path = write(tmp_path)
     path.write_text("http: {port: 8001}\nhttp: {port: 8002}\n" + path.read_text())
-    with pytest.raises(ConfigError, match=r"not valid YAML: line 2: .*'http' again.* line 1 already"):
+    with pytest.raises(ConfigError, match=r"expected YAML: line 2: .*'http' again.* line 1 already"):
         load(path)
 
 

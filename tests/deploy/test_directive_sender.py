@@ -211,7 +211,7 @@ def service(fresh, monkeypatch):
     monkeypatch.setattr("controller.live.actor.OVERRIDE_WAIT_S", LIMIT_S / 2)
     service = Service(fresh, ControllerConfig.model_validate({"lease_s": 60.0, "guards": {"warm_up_s": 0}}))
     service.on("replica", service.agent.wait_for_directives(service.call))
-    until(lambda: service.actor._loop.replica_ids == service.actor._calls.listening() == {"r0"})
+    until(lambda: service.actor._delivery.listening() == {"r0"})
     yield service
     service.close()
 

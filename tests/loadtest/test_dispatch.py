@@ -16,8 +16,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from loadtest import REPO_ROOT
 from loadtest.errors import DispatchError, InputError, LoadtestError, ServiceError
-from loadtest.sender.dispatch import REPO_ROOT, run_plan
+from loadtest.sender.dispatch import run_plan
 from loadtest.sender.plan import Event, PlannedRequest, SendPlan
 from loadtest.sender.sse import lines_of, parse_stream
 from loadtest.service.admin import ServiceClient

@@ -104,7 +104,7 @@ def test_what_was_given_and_cannot_be_used_is_one_line_and_status_2(tmp_path, ca
         ([*url, "--trace", "{}/none.csv"], "none.csv: cannot read the trace"),
         ([*url, "--trace", "{}/broken.csv"], "broken.csv:2: TIMESTAMP"),
         ([*url, "--policies", "plain", "--out", "{}/empty.key"], "--out: cannot make the folder"),
-        (["--config", "{}/none.yaml"], "none.yaml: cannot read the service configuration"),
+        (["--config", "{}/none.yaml"], "none.yaml: cannot be read: No such file"),
         (["--config", "{}/broken.yaml"], "broken.yaml: expected YAML: line 1, column 9: "),
         (["--config", "{}/plain.yaml"], "engine.quantization none runs a plain engine"),
         (["--config", "{}/unknown.yaml"], "unknown.yaml: bogus: unknown key; remove it"),

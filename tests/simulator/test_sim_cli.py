@@ -351,7 +351,7 @@ def test_a_configuration_with_a_section_twice_is_refused(
     path.write_text("controller:\n  policy: {name: static_fp8}\ncontroller: {}\n")
     assert simulate("--trace", trace, "--config", path) == 2
     assert (
-        "service.yaml: not YAML: line 3: expected each key once in a mapping, got 'controller'"
+        "service.yaml: expected YAML: line 3: expected each key once in a mapping, got 'controller'"
         in capsys.readouterr().err
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from workload.strict_yaml import DuplicateKeyError, parse_yaml
+from workload.strict_yaml import DuplicateKeyError, YamlFileError, parse_yaml, read_yaml_file
 
 
 @pytest.mark.parametrize(
@@ -87,6 +87,25 @@ def test_a_value_that_looks_like_another_than_it_is_is_an_error_of_the_file_with
     with pytest.raises(yaml.YAMLError, match="line 2") as caught:
         parse_yaml(text)
     assert "quote it if it is text" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"a: [", "expected YAML: line 1, column 5: "),
+        (b"a: 1\na: 2\n", "expected YAML: line 2: expected each key once"),
+        ("a: caf\u00e9".encode("latin-1"), "expected YAML: 'utf-8' codec can't decode byte 0xe9"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_in_one_line(tmp_path: Path, content: bytes | None, said: str) -> None:
+    path = tmp_path / "c.yaml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(YamlFileError) as caught:
+        read_yaml_file(path)
+    assert str(caught.value).startswith(f"{path}: {said}")
+    assert "\n" not in str(caught.value)
 
 
 SHIPPED = [*Path("deploy").rglob("*.yaml"), *Path("experiments").rglob("*.yaml")]
