@@ -19,7 +19,7 @@ from fault_service import HANG_S, PORT, URL, settled, status
 from live_service import ADMIN, KEY, MODEL, complete, wait_until
 
 from benchmarks.client import stream_client
-from chaos.abuse import hostile
+from chaos.abuse import heavy, hostile
 from chaos.abuse.attacks import send_all
 from deploy.startup.accelerator import resolve
 
@@ -92,6 +92,58 @@ def test_no_hostile_request_breaks_the_service_or_gets_more_than_an_answer(clien
     assert set(lines) <= {0, 1}, "one line for each, and none for what HAProxy refuses"
     assert lines[1] > 0.9 * len(ids), lines
     assert other < len(refused), f"{other} lines beside the access log's"
+
+
+class Gaps:
+    """Reads streams, one after the other, and keeps the pauses in them that are longest since ``forget``."""
+
+    def __init__(self) -> None:
+        self._stop, self.longest_s = threading.Event(), 0.0
+        self._thread = threading.Thread(target=self._read)
+
+    def forget(self) -> None:
+        self.longest_s = 0.0
+
+    def _read(self) -> None:
+        while not self._stop.is_set():
+            connection, response = begin(400)
+            last_s = time.monotonic()
+            while response.read1(4096):
+                self.longest_s = max(self.longest_s, time.monotonic() - last_s)
+                last_s = time.monotonic()
+            connection.close()
+
+    def __enter__(self) -> "Gaps":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def test_no_body_of_much_holds_the_streams_of_others_for_long(client, service, capsys):
+    settled(client)
+    engines = {process.pid for process in service.engines()}
+    found = []
+    with contextlib.ExitStack() as stack:
+        gaps = [stack.enter_context(Gaps()) for _ in range(4)]  # at both replicas
+        time.sleep(2)
+        for case in heavy.bodies():
+            for each in gaps:
+                each.forget()
+            (sent,) = send_all(URL, [case], HANG_S)
+            time.sleep(0.5)
+            found.append((max(each.longest_s for each in gaps), sent.took_s, sent.came, case.name))
+            assert isinstance(sent.came, int), sent
+            assert sent.came < 500, sent
+    with capsys.disabled():
+        print("\nthe longest pause of a stream, what the request itself took, what came of it:")
+        for gap_s, took_s, came, name in sorted(found, reverse=True):
+            print(f"  {gap_s:6.2f} s {took_s:6.2f} s  {came}  {name}")
+    # Half a second on idle cores; some of these held all streams for 9 to 49 s.
+    assert max(found)[0] < 5.0
+    assert {process.pid for process in service.engines()} == engines
 
 
 def test_no_request_made_from_the_openapi_document_gets_a_server_error(client, tmp_path):
