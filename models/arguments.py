@@ -14,9 +14,8 @@ def text_file(text: str) -> Path:
     if not path.is_file():
         raise ArgumentTypeError(f"expected a file with text, .txt or .txt.xz, got {text!r}: no such file")
     try:
-        read_lines(
-            path
-        )  # training would come to the second file only when it has made its folder and learnt its tokenizer
+        # Training would come to the second file only when it has made its folder and learnt its tokenizer.
+        read_lines(path)
     except TextError as error:
         raise ArgumentTypeError(str(error)) from error
     return path
