@@ -7,7 +7,8 @@ runs FP8 as well when, at the growth of the last seconds, a horizon ahead
 
 * more requests would be inside than the engine runs at once, or
 * the KV cache would be full, which keeps requests waiting, or throws out those that run, however many places there are, or
-* an FP8 step of one token for each of them would take the rule's share of the TPOT deadline: the rest is for their prompts.
+* an FP8 step of one token for each of them would take the rule's share of the TPOT deadline: the rest is for their prompts. Where
+  one request alone takes that share, since a large model reads its weights for so long, the limit is a share of what it leaves.
 """
 
 from math import exp
@@ -21,6 +22,9 @@ from nestedfp.steps.step_slack import StepTimes
 # that it fills up.
 REQUESTS_GROWTH_S = 1.0
 KV_GROWTH_S = 2.0
+# Of the TPOT deadline beyond an FP8 step of one request: a slow engine is not full before its steps have grown by so much. With 0.15
+# and 0.4 a 70B shape on two GPUs would have fewer exact tokens, and lose more of its requests in bursts.
+LEAST_GROWN_SHARE = 0.25
 
 
 class Growth:
@@ -76,5 +80,7 @@ class FillWatch:
             return "fill_slack"
         if rule.tpot_deadline_s is None or not times.are_measured or soon < 1:
             return None
-        limit_s = rule.fill_decode_share * rule.tpot_deadline_s
+        one_s = times.of_decodes_s(Mode.FP8, 1, requests)
+        grown_s = one_s + LEAST_GROWN_SHARE * (rule.tpot_deadline_s - one_s)
+        limit_s = max(rule.fill_decode_share * rule.tpot_deadline_s, grown_s)
         return "fill_slack" if times.of_decodes_s(Mode.FP8, soon, requests) > limit_s else None

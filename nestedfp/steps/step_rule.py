@@ -36,7 +36,7 @@ class StepRule:
         fill_horizon_s: FP8 when the engine would be full in so many seconds, at the growth of the last one. None switches
             it off; it is asked of engines with a deadline only.
         fill_decode_share: an engine is full when an FP8 step of one token for each request would take more than this share
-            of ``tpot_deadline_s``; nestedfp/steps/step_fill.py has the other limit.
+            of ``tpot_deadline_s``; nestedfp/steps/step_fill.py has the other limits.
     """
 
     fp8_step_tokens: int | None = None
