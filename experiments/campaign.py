@@ -120,7 +120,7 @@ class Campaign:
         command = loadtest_command(self.experiment, run, rate_rps, seed, self.trace, service.url)
         limit_s = self.experiment.load.duration_s + self.experiment.load.drain_s + LOADTEST_LIMIT_S
         environment = os.environ | {http_systems.KEY_ENV: service.key or ""}
-        log = target.with_suffix(".log")
+        log = target.with_name(f"{target.name}.log")  # 3.5-0 has no suffix
         with log.open("w") as file:
             process = subprocess.Popen(
                 [*command, "--out", str(target)], stdout=file, stderr=subprocess.STDOUT, env=environment

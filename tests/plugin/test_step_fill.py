@@ -47,10 +47,14 @@ def test_many_more_than_fp8_could_carry_within_the_decodes_share_of_the_tpot_dea
 
 
 def test_an_engine_whose_every_step_is_long_is_not_full_with_one_request() -> None:
-    slow = StepTimes(StepCosts((StepCost(1, 45.0, 28.0), StepCost(100, 55.0, 33.0))))  # three fifths of the deadline are 24 ms
+    slow = StepTimes(
+        StepCosts((StepCost(1, 45.0, 28.0), StepCost(100, 55.0, 33.0)))
+    )  # three fifths of the deadline are 24 ms
     assert not grown(FillWatch(1024), RULE, slow, per_s=0, until_s=2, first=1)
     assert not grown(FillWatch(1024), RULE, slow, per_s=0, until_s=2, first=50)  # 30.5 ms
-    assert grown(FillWatch(1024), RULE, slow, per_s=0, until_s=2, first=70)  # 31.5, and a quarter of what is left ends at 31
+    assert grown(
+        FillWatch(1024), RULE, slow, per_s=0, until_s=2, first=70
+    )  # 31.5, and a quarter of what is left ends at 31
     hopeless = StepTimes(StepCosts((StepCost(1, 80.0, 41.0), StepCost(100, 90.0, 46.0))))
     assert grown(FillWatch(1024), RULE, hopeless, per_s=0, until_s=2, first=1)  # FP8 itself is too slow
 
