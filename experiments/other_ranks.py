@@ -11,7 +11,7 @@ layer. Pure. What each part of a measured step grows with:
 
 The two constants are round numbers for GPUs of one host over NVLink. What the engine of the 24B shape timed at its start on two
 ranks is within 8 % of what this makes of one rank's; what that of the 70B shape did on four, within 10 % up to 256 tokens and up to
-a quarter above it at 384 to 768 (``benchmarks/results/start-costs-ranks.csv``).
+a quarter above it at 384 to 768, on two up to a fifth below it (``benchmarks/results/start-costs-ranks.csv``).
 """
 
 import dataclasses
