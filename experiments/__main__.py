@@ -1,6 +1,7 @@
 """Measures an experiment, sums it up, or predicts it without a GPU: python -m experiments COMMAND CONFIG, each with --help."""
 
 import argparse
+import math
 import os
 import platform
 import signal
@@ -51,6 +52,12 @@ def main(argv: list[str] | None = None) -> int:
         type=float,
         default=1.0,
         help="how many times as long as in the table FP16 steps take: what an error of the table would do (%(default)s)",
+    )
+    simulated.add_argument(
+        "--front-ms",
+        type=float,
+        default=predict.FRONT_MS,
+        help="of every TTFT beside the engine's steps: client, proxy, HTTP, tokenizer (%(default)s, an H100's host)",
     )
     sought = commands.add_parser(
         "oracle", help="simulate it beside schedules that know the future: oracle.json, and a table"
@@ -113,7 +120,9 @@ def _predict(experiment: config.Experiment, args: argparse.Namespace) -> int:
     """Simulate; show what was predicted beside what was measured, where it was."""
     if not args.fp16_steps > 0:
         raise config.ExperimentError(f"--fp16-steps: expected a number above 0, got {args.fp16_steps:g}")
-    found = predict.predict(experiment, args.trace, args.table, _say, args.fp16_steps)
+    if not 0 <= args.front_ms < math.inf:
+        raise config.ExperimentError(f"--front-ms: expected milliseconds from 0 on, got {args.front_ms:g}")
+    found = predict.predict(experiment, args.trace, args.table, _say, args.fp16_steps, args.front_ms)
     folder = args.results / experiment.name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / predict.KEPT).write_text(found.model_dump_json(indent=1) + "\n")
