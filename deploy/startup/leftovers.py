@@ -63,10 +63,11 @@ def _ours(folder: Path) -> bool:
 
 
 def remove(names: list[str]) -> None:
-    """Remove shared memory by name. What a process has mapped stays its own."""
+    """Remove shared memory by name. What a process has mapped stays its own; what may not be removed stays, and keeps nothing else."""
     for name in names:
         if name:
-            (SHARED_MEMORY / Path(name).name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                (SHARED_MEMORY / Path(name).name).unlink(missing_ok=True)
 
 
 def mapped(pids: list[int]) -> set[str]:
