@@ -63,7 +63,7 @@ def _ours(folder: Path) -> bool:
 
 
 def remove(names: list[str]) -> None:
-    """Remove shared memory by name. What a process has mapped stays its own; what may not be removed stays, and keeps nothing else."""
+    """Remove shared memory by name, all that may be. What a process has mapped stays its own."""
     for name in names:
         if name:
             with contextlib.suppress(OSError):
