@@ -160,7 +160,7 @@ def summary(rows: Sequence[dict[str, str]]) -> list[str]:
             library_us = min(float(row[how]) for row in found if row["role"] == "library")
             ours = [row for row in found if row["role"] != "library"]
             taken = {name: next(row for row in ours if name in row["role"].split("+")) for name in ("tuned", "model")}
-            taken["best"] = min(ours, key=lambda row: float(row[how]))  # used at once
+            taken["best"] = min(ours, key=lambda row: float(row[how]))
             for name, row in taken.items():
                 for group in ("all", f"{key[5]} tokens", f"{key[0]} over {key[1]}"):
                     ratios[how, group, name].append(float(row[how]) / library_us)
@@ -183,14 +183,23 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args(argv)
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    tokens = [int(count) for count in args.tokens.split(",")]
+    try:
+        tokens = [int(count) for count in args.tokens.split(",")]
+        parts = [
+            (model, ranks, rank_layers(model, int(ranks)))
+            for model, ranks in (part.split(":") for part in args.models.split(","))
+        ]
+    except (KeyError, ValueError) as error:
+        parser.error(
+            f"expected --tokens N,... and --models NAME:RANKS,..., got {args.tokens} and {args.models} ({error})"
+        )
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with args.out.open("w", newline="") as file:
         file.writelines(f"# {line}\n" for line in heading(argv))
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
-        for model, ranks in (part.split(":") for part in args.models.split(",")):
-            for n, k in dict.fromkeys(rank_layers(model, int(ranks)).values()):
+        for model, ranks, layers in parts:
+            for n, k in dict.fromkeys(layers.values()):
                 writer.writerows([model, ranks, args.precision, *row] for row in layer(n, k, args.precision, tokens))
                 file.flush()
     with args.out.open(newline="") as file:
