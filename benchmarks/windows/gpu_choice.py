@@ -4,9 +4,9 @@
 
 For every layer of a model's rank and every token count: the library, the config that is chosen once configs have been timed as
 when an engine starts (role ``tuned``), the cost model's (``model``), the others that were fastest when timed (``t0`` on) or are
-predicted to be (``p0`` on), and the best of some further tiles (``other``). Each is timed in two ways, in turns whose order is
-reversed, medians: in windows of 20 ms after 10 ms of the same, one after the other (``window_us``), and in bursts of 20 ms after
-25 ms of copies (``burst_us``), as a step with prompts after steps of decodes. FP8 systems include this project's quantiser.
+predicted to be (``p0`` on), and the best of some further tiles (``other``). Each is timed in two ways, in turns,
+medians: in windows of 20 ms after 10 ms of the same (``window_us``), and in bursts of 20 ms after 25 ms of copies (``burst_us``),
+as a step with prompts after steps of decodes. FP8 systems include this project's quantiser.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from benchmarks.kernels import gpu_kernels as kernels
 from benchmarks.kernels.gpu_gemm import COPY_BYTES_PER_US, floor_us, geomean, launcher, rotating_weights, systems
 from benchmarks.kernels.gpu_timing import capture
 from benchmarks.results_csv import heading
+from benchmarks.windows.gpu_builds import REPLAY_US, turns_us
 from nestedfp.kernels import gemm_tuning
 
 RESULT = Path("benchmarks/results/h100-choice.csv")
@@ -44,7 +45,7 @@ COLUMNS = (
 )
 MODELS = "mistral-24b:1,mistral-24b:2,llama-70b:4,llama-8b:1"
 LIBRARIES = {"fp16": ("cublas_fp16",), "fp8": ("scaled_mm_fp8_tensor", "scaled_mm_fp8_row")}
-WINDOW_US, GRAPH_US, WINDOW_TURNS = 20e3, 2e3, 3
+WINDOW_US, WINDOW_TURNS = 30e3, 3
 BURST_US, REST_US, BURST_TURNS = 20e3, 25e3, 5
 TUNED_FROM = 192  # tokens; below, other token counts say nothing of these
 FASTEST, LIKELIEST, OTHERS, WITHIN = 6, 5, 4, 1.35
@@ -72,39 +73,27 @@ def roles(
     return {config: "+".join(names) for config, names in found.items()}
 
 
-def in_turns(
-    graphs: Sequence[tuple[torch.cuda.CUDAGraph, int]], turns: int, replays: Sequence[int], copies: int
-) -> list[float]:
-    """Return the median microseconds of a launch of each graph.
+def bursts_us(graphs: Sequence[torch.cuda.CUDAGraph], counts: Sequence[int], copies: int) -> list[float]:
+    """Return the median microseconds of a launch of each graph, once in every turn and after copies.
 
     Args:
-        graphs: with the launches of each.
-        turns: of all of them, each in the reverse order of the last.
-        replays: of each graph in a turn; half as many come first and are not timed, unless something is copied first.
+        graphs: of so many launches each (``counts``).
         copies: of 256 MiB before each.
     """
-    source = torch.empty(1 << 28 if copies else 1, dtype=torch.uint8, device="cuda")
-    copied, samples = torch.empty_like(source), [[] for _ in graphs]  # type: list[list[float]]
-    order = list(range(len(graphs)))
-    for _ in range(turns):
-        order.reverse()
-        events = []
-        for i in order:
-            (graph, launches), warm_up = graphs[i], 0 if copies else max(1, replays[i] // 2)
+    source = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
+    copied = torch.empty_like(source)
+    samples: list[list[float]] = [[] for _ in graphs]
+    for _ in range(BURST_TURNS):
+        for times, graph, count in zip(samples, graphs, counts, strict=True):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             for _ in range(copies):
                 copied.copy_(source)
-            for _ in range(warm_up):
-                graph.replay()
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
-            for _ in range(replays[i]):
-                graph.replay()
+            graph.replay()
             end.record()
-            events.append((i, begin, end, launches * replays[i]))
-        torch.cuda.synchronize()
-        for i, begin, end, launches in events:
-            samples[i].append(begin.elapsed_time(end) * 1e3 / launches)
-    return [sorted(us)[len(us) // 2] for us in samples]
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end) * 1e3 / count)
+    return [sorted(times)[len(times) // 2] for times in samples]
 
 
 def graph_of(launch: Launch, rotation: int, expected_us: float, length_us: float) -> tuple[torch.cuda.CUDAGraph, int]:
@@ -133,11 +122,10 @@ def layer(n: int, k: int, precision: str, tokens: Sequence[int]) -> list[list[ob
         libraries = systems(x, plain, packed, True)
         launches = [libraries[name] for name in LIBRARIES[precision]]
         launches += [(len(weights), launcher(config, x, weights)) for config in found]
-        short = [graph_of(launch, rotation, expected_us, GRAPH_US) for rotation, launch in launches]
-        replays = [max(3, round(WINDOW_US / (count * expected_us))) for _, count in short]
-        window_us = in_turns(short, WINDOW_TURNS, replays, 0)
+        short = [graph_of(launch, rotation, expected_us, REPLAY_US) for rotation, launch in launches]
+        window_us = turns_us([graph for graph, _ in short], [count for _, count in short], WINDOW_US, WINDOW_TURNS)
         long = [graph_of(launch, rotation, expected_us, BURST_US) for rotation, launch in launches]
-        burst_us = in_turns(long, BURST_TURNS, [1] * len(long), copies)
+        burst_us = bursts_us([graph for graph, _ in long], [count for _, count in long], copies)
         names: list[list[object]] = [[name, "library", "", ""] for name in LIBRARIES[precision]]
         for config, role in found.items():
             us = kernels.predict_us(code, m, n, k, config)

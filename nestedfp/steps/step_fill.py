@@ -80,7 +80,8 @@ class FillWatch:
             return "fill_slack"
         if rule.tpot_deadline_s is None or not times.are_measured or soon < 1:
             return None
+        deadline_s, soon_s = rule.tpot_deadline_s, times.of_decodes_s(Mode.FP8, soon, requests)
+        if soon_s <= rule.fill_decode_share * deadline_s:
+            return None
         one_s = times.of_decodes_s(Mode.FP8, 1, requests)
-        grown_s = one_s + LEAST_GROWN_SHARE * (rule.tpot_deadline_s - one_s)
-        limit_s = max(rule.fill_decode_share * rule.tpot_deadline_s, grown_s)
-        return "fill_slack" if times.of_decodes_s(Mode.FP8, soon, requests) > limit_s else None
+        return "fill_slack" if soon_s > one_s + LEAST_GROWN_SHARE * (deadline_s - one_s) else None
