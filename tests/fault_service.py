@@ -5,6 +5,7 @@ import contextlib
 import re
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,21 +23,28 @@ HANG_S = 120.0  # nothing that is asked of it takes a hundredth of it on a machi
 
 
 class Poll:
-    """Asks for the models all the time, in a thread; what it heard."""
+    """Asks for the models all the time, in a thread; what it heard, and the longest that it waited since ``forget``."""
 
-    def __init__(self) -> None:
+    def __init__(self, every_s: float = 0.1, limit_s: float = 30.0) -> None:
         self.heard: list[tuple[int | str, str]] = []
+        self.longest_s = 0.0
+        self._every_s, self._limit_s = every_s, limit_s
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._ask)
 
+    def forget(self) -> None:
+        self.longest_s = 0.0
+
     def _ask(self) -> None:
-        with httpx.Client(base_url=URL, timeout=30, trust_env=False) as own:
-            while not self._ended.wait(0.1):
+        with httpx.Client(base_url=URL, timeout=self._limit_s, trust_env=False) as own:
+            while not self._ended.wait(self._every_s):
+                began_s = time.monotonic()
                 try:
                     answer = own.get("/v1/models")
                     self.heard.append((answer.status_code, answer.text))
                 except httpx.TransportError as error:
                     self.heard.append((type(error).__name__, ""))
+                self.longest_s = max(self.longest_s, time.monotonic() - began_s)
 
     def __enter__(self) -> "Poll":
         self._thread.start()

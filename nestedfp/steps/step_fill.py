@@ -22,8 +22,8 @@ from nestedfp.steps.step_slack import StepTimes
 # that it fills up.
 REQUESTS_GROWTH_S = 1.0
 KV_GROWTH_S = 2.0
-# Of the TPOT deadline beyond an FP8 step of one request: a slow engine is not full before its steps have grown by so much. For a
-# 70B shape on two GPUs 0.15 would leave fewer tokens exact, and 0.4 would lose more requests in bursts.
+# Of the TPOT deadline beyond an FP8 step of one request: a slow engine is not full before its steps have grown by so much
+# (benchmarks/control/fill_slow.py). With less hardly a token would be exact there, with more bursts would lose more requests.
 LEAST_GROWN_SHARE = 0.25
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from benchmarks.control import fill_slow
 from benchmarks.control.fill_ahead import BURSTS, DEADLINES, HORIZON, STEADY, Arrivals, directed, engine_table
 from nestedfp.steps.step_rule import StepRule
 from simulator.engine.cost_table import TABLE, EngineTable, read_table
@@ -79,3 +80,11 @@ def test_costs_that_an_idle_card_measured_do_not_fill_the_engine() -> None:
     (attained, exact), (attained_wrong, exact_wrong) = np.mean(kept, axis=0)
     assert exact_wrong > exact - 0.03
     assert attained_wrong > attained - 0.004
+
+
+@pytest.mark.parametrize("load", ["steady", "steady, long answers"])
+def test_an_engine_whose_every_step_is_long_has_exact_tokens_too(load: str) -> None:
+    sizes = fill_slow.slowed(STEADY[load]).draw(10)
+    kept, exact = directed(fill_slow.slow_table(), sizes, fill_slow.RULE)
+    assert kept == 1.0
+    assert exact > 0.33  # 0.38 and 0.47; 0.18 and 0.21 where the share of the deadline alone says when it is full

@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 from fault_load import begin
-from fault_service import HANG_S, PORT, URL, settled, status
+from fault_service import HANG_S, PORT, URL, Poll, settled, status
 from live_service import ADMIN, KEY, MODEL, complete, wait_until
 
 from benchmarks.client import stream_client
@@ -94,32 +94,6 @@ def test_no_hostile_request_breaks_the_service_or_gets_more_than_an_answer(clien
     assert other < len(refused), f"{other} lines beside the access log's"
 
 
-class Neighbour:
-    """Asks for the list of models again and again; ``longest_s``: that it took since ``forget``."""
-
-    def __init__(self) -> None:
-        self._stop, self.longest_s = threading.Event(), 0.0
-        self._thread = threading.Thread(target=self._ask)
-
-    def forget(self) -> None:
-        self.longest_s = 0.0
-
-    def _ask(self) -> None:
-        with httpx.Client(base_url=URL, timeout=HANG_S, trust_env=False) as own:
-            while not self._stop.wait(0.05):
-                began_s = time.monotonic()
-                assert own.get("/v1/models").status_code == 200
-                self.longest_s = max(self.longest_s, time.monotonic() - began_s)
-
-    def __enter__(self) -> "Neighbour":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-
 def test_no_body_of_much_holds_others_for_long(client, service, capsys):
     settled(client)
     engines = {process.pid for process in service.engines()}
@@ -127,7 +101,7 @@ def test_no_body_of_much_holds_others_for_long(client, service, capsys):
     cases = heavy.bodies()
     with contextlib.ExitStack() as stack:
         # At both replicas; and no streams, whose engines would take both cores themselves.
-        neighbours = [stack.enter_context(Neighbour()) for _ in range(4)]
+        neighbours = [stack.enter_context(Poll(every_s=0.05, limit_s=HANG_S)) for _ in range(4)]
         for case in cases:
             for each in neighbours:
                 each.forget()
@@ -140,7 +114,8 @@ def test_no_body_of_much_holds_others_for_long(client, service, capsys):
         print("\nthe longest that a neighbour's small request took, what the request itself took, what came of it:")
         for neighbour_s, took_s, came, name in sorted(found, reverse=True):
             print(f"  {neighbour_s:6.2f} s {took_s:6.2f} s  {came}  {name}")
-    # 0.4 s at most on idle cores; some of these held a replica's loop for 9 to 49 s.
+    assert {code for each in neighbours for code in each.statuses()} == {200}, "all were answered"
+    # 0.45 s at most on idle cores; some of these held a replica's loop for 9 to 49 s.
     assert max(found)[0] < 8.0
     assert {process.pid for process in service.engines()} == engines
 
