@@ -45,6 +45,9 @@ def run_gemm(program, problem, *head):
     given = struct.pack(f"{len(integers)}q", *integers) + x
     given += problem.upper.numpy().tobytes() + problem.lower.numpy().tobytes() + bytes([problem.bias is not None])
     given += b"" if problem.bias is None else problem.bias.numpy().tobytes()
+    rows, cols, deltas = problem.outliers or (torch.empty(0),) * 3
+    given += struct.pack("q", len(rows)) + rows.int().numpy().tobytes() + cols.int().numpy().tobytes()
+    given += deltas.float().numpy().tobytes()
     ended = run(program, given)
     result = np.frombuffer(ended.stdout, dtype=np.float16).copy()
     return ended.returncode, ended.stderr.decode(), torch.from_numpy(result).view(-1, n)

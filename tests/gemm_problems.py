@@ -18,6 +18,7 @@ class Problem:
     codes: torch.Tensor | None = None
     scale: torch.Tensor | None = None
     bias: torch.Tensor | None = None
+    outliers: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None  # rows, columns, deltas
 
 
 def make(operands, m, n, k, seed=0, bias=True, integers=False):
@@ -46,6 +47,24 @@ def make(operands, m, n, k, seed=0, bias=True, integers=False):
         stored = weight if operands == EXACT else upper_to_float(upper)
         expected = x.double() @ stored.double().T
     return problem, expected + add.double() if bias else expected
+
+
+def with_outliers(m=37, n=300, k=640):
+    """A problem with weights far beyond 1.75, and its result [m, n] in double precision, which FP16 holds.
+
+    Rounded to FP16 without them, sums near 2048 lose their odd units, which then stay once -1024 * 2 has been added.
+    """
+    from nestedfp.nested_weight import nest
+
+    generator = torch.Generator().manual_seed(0)
+    weight, x = torch.zeros(n, k), torch.zeros(m, k)
+    x[:, 0], x[:, 1], x[:, 2] = 2048, torch.randint(1, 32, (m,), generator=generator) * 2 + 1, 2
+    weight[:, :2] = 1
+    weight[::3, 2], weight[::7, 9], weight[-1, -1] = -1024, 3.25, -2
+    nested = nest(weight.half())
+    lists = nested.outlier_rows, nested.outlier_cols, nested.outlier_deltas
+    problem = Problem(nested.upper, nested.lower, x=x.half(), outliers=lists)
+    return problem, x.double() @ weight.double().T
 
 
 def every_value():

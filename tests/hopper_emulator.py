@@ -59,15 +59,18 @@ def generate(folder, *tiles):
 
 
 class Build:
-    """A program of all tiles, and others that have another kernel in the place of one of them."""
+    """Programs of all tiles, and others that have another kernel in the place of one of them."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         sources = [*generate(folder / "tiles"), *(CSRC / "cuda" / name for name in HOST)]
         sources += (CSRC / "cuda/config").glob("*.cpp")
-        sources += [emulated.EMULATOR / name for name in ("grid.cpp", "hopper.cpp", "hopper_gemm.cpp")]
+        sources += [emulated.EMULATOR / name for name in ("grid.cpp", "hopper.cpp")]
         self.objects = emulated.compile_objects(sources, folder / "objects", UNSIGNED_INDEX)
-        self.program = self.link("gemm")
+        mains = [emulated.EMULATOR / name for name in ("hopper_gemm.cpp", "mixed_gemm.cpp")]
+        self.main, mixed = emulated.compile_objects(mains, folder / "mains", UNSIGNED_INDEX)
+        self.program = self.link("gemm", self.main)
+        self.mixed = self.link("mixed", mixed)
 
     def link(self, name, *objects):
         """Of a function that several objects hold the first one counts."""
@@ -78,4 +81,5 @@ class Build:
     def with_tile(self, name, tile, csrc):
         """A program in which the kernel of ``tile`` is made of the sources in ``csrc``."""
         folder = self.folder / name
-        return self.link(name, *emulated.compile_objects(generate(folder, tile), folder, UNSIGNED_INDEX, csrc=csrc))
+        objects = emulated.compile_objects(generate(folder, tile), folder, UNSIGNED_INDEX, csrc=csrc)
+        return self.link(name, self.main, *objects)

@@ -38,7 +38,6 @@ __all__ = [
     "describe",
     "gemm",
     "library",
-    "outliers",
     "pack",
     "parts",
     "plan",
@@ -143,12 +142,3 @@ def gemm(
         _stream(),
     )
     check(error, f"gemm {describe(config)} m={x.shape[0]} n={weight.n} k={weight.k}")
-
-
-def outliers(x: torch.Tensor, rows: torch.Tensor, cols: torch.Tensor, deltas: torch.Tensor, out: torch.Tensor) -> None:
-    """Add what the listed weights contribute to ``out``."""
-    lists = (rows.data_ptr(), cols.data_ptr(), deltas.data_ptr(), rows.numel())
-    check(
-        library().nestedfp_outliers(x.data_ptr(), x.stride(0), *lists, out.data_ptr(), *out.shape, _stream()),
-        "outliers",
-    )

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TILES = Path(__file__).with_name("tiles.inc")
+MIXED_TILES = Path(__file__).with_name("mixed_tiles.inc")
 TILES_PER_FILE = 4
 TOKENS = range(16, 321, 16)  # that the epilogue can store and the registers hold
 WGMMA_TOKENS = 256  # N of a wgmma, at most
@@ -57,6 +58,38 @@ def read_tiles(text: str) -> list[Tile]:
             raise ValueError(f"tiles.inc:{number}: the tile stands above already: {line}")
         tiles.append(tile)
     return tiles
+
+
+@dataclass(frozen=True, slots=True)
+class MixedTile:
+    """One line of mixed_tiles.inc: tokens."""
+
+    exact: int
+    fast: int
+    rest_tokens: int
+    multicast_ctas: int
+
+
+def read_mixed_tiles(text: str) -> list[MixedTile]:
+    """Parse mixed_tiles.inc."""
+    found = re.findall(r"^NESTEDFP_MIXED_TILE\((\d+), (\d+), (\d+), (\d+)\)$", text, re.MULTILINE)
+    return [MixedTile(*map(int, line)) for line in found]
+
+
+def mixed_instantiations(tiles: list[MixedTile]) -> str:
+    """Return a .cu file that compiles ``tiles``."""
+    lines = "".join(
+        f"NESTEDFP_INSTANTIATE_MIXED({t.exact}, {t.fast}, {t.rest_tokens}, {t.multicast_ctas});\n" for t in tiles
+    )
+    return f"""\
+// Written by csrc/cuda/generate_tiles.py from mixed_tiles.inc.
+#include "cuda/host/launch_mixed_tile.cuh"
+
+namespace nestedfp::cuda {{
+
+{lines}
+}}  // namespace nestedfp::cuda
+"""
 
 
 def instantiations(tiles: list[Tile]) -> str:
@@ -128,7 +161,7 @@ struct {form.wrapper}<{tokens}> {{
 """
 
 
-def wgmma(tiles: list[Tile]) -> str:
+def wgmma(tiles: list[Tile], mixed: list[MixedTile]) -> str:
     """Return wgmma.inc."""
     text = """\
 // Written by csrc/cuda/generate_tiles.py from tiles.inc. FP32 accumulators, B (the activations) from shared memory.
@@ -137,8 +170,10 @@ def wgmma(tiles: list[Tile]) -> str:
 """
     for precision, form in FORMS.items():
         text += f"\ntemplate <int N>\nstruct {form.wrapper};\n"
-        used = sorted({tile.tokens // tile.instructions for tile in tiles if tile.precision == precision})
-        text += "".join(wgmma_wrapper(form, tokens) for tokens in used)
+        used = {tile.tokens // tile.instructions for tile in tiles if tile.precision == precision}
+        for tile in mixed:
+            used |= {tile.exact} if precision == "kFp16" else {tile.fast, tile.rest_tokens}
+        text += "".join(wgmma_wrapper(form, tokens) for tokens in sorted(used))
     return text
 
 
@@ -154,11 +189,16 @@ def generate(folder: Path, numbers: Sequence[int] = ()) -> list[Path]:
     tiles = [tiles[number] for number in numbers] or tiles
     parts = [tiles[i : i + TILES_PER_FILE] for i in range(0, len(tiles), TILES_PER_FILE)]
     sources = {folder / f"tiles_{i:02d}.cu": instantiations(part) for i, part in enumerate(parts)}
+    mixed = [] if numbers else read_mixed_tiles(MIXED_TILES.read_text())
+    for i in range(0, len(mixed), TILES_PER_FILE):
+        sources[folder / f"mixed_tiles_{i // TILES_PER_FILE:02d}.cu"] = mixed_instantiations(
+            mixed[i : i + TILES_PER_FILE]
+        )
     folder.mkdir(parents=True, exist_ok=True)
-    for path, text in {**sources, folder / "wgmma.inc": wgmma(tiles)}.items():
+    for path, text in {**sources, folder / "wgmma.inc": wgmma(tiles, mixed)}.items():
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
-    for stale in set(folder.glob("tiles_*.cu")) - set(sources):
+    for stale in set(folder.glob("*tiles_*.cu")) - set(sources):
         stale.unlink()
     return list(sources)
 

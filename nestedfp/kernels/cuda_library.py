@@ -131,7 +131,6 @@ def library() -> ctypes.CDLL:
     lib.nestedfp_pack.argtypes = [_POINTER] * 4 + [_LONG, _LONG, _POINTER]
     lib.nestedfp_unpack.argtypes = [_POINTER] * 4 + [_LONG, _LONG, _POINTER]
     lib.nestedfp_quantize.argtypes = [_POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _POINTER]
-    lib.nestedfp_outliers.argtypes = [_POINTER, _LONG, *[_POINTER] * 3, _LONG, _POINTER, _LONG, _LONG, _POINTER]
     if not is_portable(torch.cuda.get_device_capability()):
         check(lib.nestedfp_prepare(), "prepare")
     return lib

@@ -11,7 +11,7 @@ struct CUtensorMap {
     int element_bytes;
     int64_t cols, rows, pitch_bytes;
     int box_cols, box_rows;
-    bool is_swizzled;
+    int swizzle_bytes;  // 0: plain rows
 };
 
 using cuuint32_t = uint32_t;
@@ -19,7 +19,11 @@ using cuuint64_t = uint64_t;
 enum CUresult { CUDA_SUCCESS = 0, CUDA_ERROR_INVALID_VALUE = 1 };
 enum CUtensorMapDataType { CU_TENSOR_MAP_DATA_TYPE_UINT8 = 1, CU_TENSOR_MAP_DATA_TYPE_FLOAT16 = 2 };  // bytes
 enum CUtensorMapInterleave { CU_TENSOR_MAP_INTERLEAVE_NONE };
-enum CUtensorMapSwizzle { CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_SWIZZLE_128B };
+enum CUtensorMapSwizzle {
+    CU_TENSOR_MAP_SWIZZLE_NONE,
+    CU_TENSOR_MAP_SWIZZLE_64B = 64,
+    CU_TENSOR_MAP_SWIZZLE_128B = 128
+};
 enum CUtensorMapL2promotion { CU_TENSOR_MAP_L2_PROMOTION_L2_256B };
 enum CUtensorMapFloatOOBfill { CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE };
 
@@ -30,11 +34,12 @@ inline CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType typ
                                        CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
     if (reinterpret_cast<uintptr_t>(data) % 16 != 0 || pitches[0] % 16 != 0) return CUDA_ERROR_INVALID_VALUE;
     if (box[0] > 256 || box[1] > 256 || box[0] * type % 16 != 0) return CUDA_ERROR_INVALID_VALUE;
-    if (swizzle == CU_TENSOR_MAP_SWIZZLE_128B && box[0] * type > 128) return CUDA_ERROR_INVALID_VALUE;
+    if (swizzle != CU_TENSOR_MAP_SWIZZLE_NONE && box[0] * type > static_cast<unsigned>(swizzle))
+        return CUDA_ERROR_INVALID_VALUE;
     *map = {static_cast<const uint8_t*>(data), type,
             static_cast<int64_t>(sizes[0]),    static_cast<int64_t>(sizes[1]),
             static_cast<int64_t>(pitches[0]),  static_cast<int>(box[0]),
-            static_cast<int>(box[1]),          swizzle == CU_TENSOR_MAP_SWIZZLE_128B};
+            static_cast<int>(box[1]),          swizzle};
     return CUDA_SUCCESS;
 }
 

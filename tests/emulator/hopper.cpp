@@ -36,7 +36,10 @@ void complete_bytes(Barrier& barrier, int bytes) {
     barrier.complete_if_done();
 }
 
-uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+// Rows of 128 or 64 bytes: the 16-byte pieces of a group of 8 rows are permuted.
+uint32_t swizzled(uint32_t address, int row_bytes) {
+    return address ^ (address >> 7 & (row_bytes == 128 ? 7 : 3)) << 4;
+}
 
 // A box as TMA leaves it in shared memory, 16 bytes at a time; what lies outside of the matrix is zero.
 struct Box {
@@ -49,7 +52,8 @@ struct Box {
     void write(uint8_t* to, uint32_t address) const {
         for (int at = 0; at < bytes(); at += 16) {
             const auto offset = static_cast<uint32_t>(at);
-            const int64_t place = map.is_swizzled ? int64_t{swizzled(address + offset)} - address : at;
+            const int64_t place =
+                map.swizzle_bytes > 0 ? int64_t{swizzled(address + offset, map.swizzle_bytes)} - address : at;
             uint8_t piece[16] = {};
             const int64_t r = row + at / row_bytes();
             const int64_t first = int64_t{col} * map.element_bytes + at % row_bytes();
@@ -63,12 +67,18 @@ struct Box {
     }
 };
 
-// Where an operand of a wgmma begins.
-uint32_t operand_address(uint64_t descriptor) {
-    if (descriptor >> 62 != 1) fail("a wgmma operand that is not in 128-byte swizzled rows");
-    if ((descriptor >> 32 & 0x3fff) != 1024 / 16) fail("a wgmma operand whose groups of 8 rows are not 1024 bytes");
-    return static_cast<uint32_t>(descriptor & 0x3fff) << 4;
-}
+// An operand of a wgmma in shared memory: where it begins, in swizzled rows of how many bytes.
+struct Operand {
+    uint32_t begin;
+    int row_bytes;
+
+    explicit Operand(uint64_t descriptor)
+        : begin(static_cast<uint32_t>(descriptor & 0x3fff) << 4), row_bytes(descriptor >> 62 == 1 ? 128 : 64) {
+        if (descriptor >> 62 != 1 && descriptor >> 62 != 2) fail("a wgmma operand that is not in swizzled rows");
+        if (static_cast<int>(descriptor >> 32 & 0x3fff) != 8 * row_bytes / 16)
+            fail("a wgmma operand whose groups of 8 rows are not next to each other");
+    }
+};
 
 const std::array<float, 1 << 16>& half_values() {
     static const auto values = [] {
@@ -98,11 +108,11 @@ float half_value(const uint8_t* bytes) {
 
 // Reads 32 bytes a row, `rows` rows from `first_row` on, as floats [row][element].
 template <int ElementBytes>
-void read_operand(uint32_t begin, int first_row, int rows, float* to) {
+void read_operand(const Operand& operand, int first_row, int rows, float* to) {
     for (int row = first_row; row < first_row + rows; ++row) {
         for (uint32_t half = 0; half < 32; half += 16) {
-            const uint32_t at = begin + static_cast<uint32_t>(row / 8 * 1024 + row % 8 * 128) + half;
-            const uint8_t* const bytes = shared_at(swizzled(at), 16);
+            const uint32_t at = operand.begin + static_cast<uint32_t>(row * operand.row_bytes) + half;
+            const uint8_t* const bytes = shared_at(swizzled(at, operand.row_bytes), 16);
             for (int i = 0; i < 16; i += ElementBytes) {
                 *to++ = ElementBytes == 2 ? half_value(bytes + i) : e4m3_values()[bytes[i]];
             }
@@ -133,9 +143,9 @@ void multiply_warp(const std::array<Multiply, 32>& lanes, int warp) {
             }
         }
     } else {
-        read_operand<ElementBytes>(operand_address(lanes[0].a), 16 * warp, 16, a.data());
+        read_operand<ElementBytes>(Operand(lanes[0].a), 16 * warp, 16, a.data());
     }
-    read_operand<ElementBytes>(operand_address(lanes[0].b), 0, tokens, b.data());
+    read_operand<ElementBytes>(Operand(lanes[0].b), 0, tokens, b.data());
     for (int lane = 0; lane < 32; ++lane) {
         for (int i = 0; i < tokens / 2; ++i) {
             const float* const x = &a[(lane / 4 + i / 2 % 2 * 8) * kDepth];

@@ -1,7 +1,7 @@
 // Runs the Hopper GEMM's own sources, host and device, on the emulated grid. Standard input: 64-bit integers precision,
 // tile, split, tail only, global workspace, neutral lower plane, m, n, k, x pitch, multiprocessors, seed; then x, token
-// scales, canonical upper and lower plane, bias (one byte says whether there is one). Standard output: the result,
-// [m, n] FP16; exit status 4 and none for a config that cannot compute the problem.
+// scales, canonical upper and lower plane, bias (one byte says whether there is one), outliers. Standard output: the
+// result, [m, n] FP16; exit status 4 and none for a config that cannot compute the problem.
 //
 // x and scales are there, and what the kernel writes is free, only once the kernel before this one has ended.
 #include <algorithm>
@@ -62,6 +62,7 @@ int main() {
     const emulator::PackedWeight weight(n, k);
     const bool has_bias = read<uint8_t>(1)[0] != 0;
     const std::vector<uint16_t> bias = read<uint16_t>(has_bias ? n : 0);
+    const emulator::Outliers outliers;
 
     const char* reason = nullptr;
     if (!is_valid(desc, config, num_sms, &reason)) {
@@ -79,6 +80,7 @@ int main() {
     args.neutral_lower = head[5] != 0;
     args.bias = has_bias ? bias.data() : nullptr;
     args.out = out.values.data();
+    args.outliers = outliers.list(x.data(), pitch);
     args.workspace = workspace.values.empty() ? nullptr : workspace.values.data();
     if (prepare_device() != 0) emulator::fail("a tile needs more shared memory than a block may have");
     args.semaphores = stream_semaphores(nullptr);

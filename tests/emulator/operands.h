@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <vector>
 
+#include "cuda/config/outlier_list.h"
 #include "cuda/kernels/layout.h"
 #include "grid.h"
 
@@ -16,6 +17,22 @@ std::vector<T> read(int64_t count) {
     if (std::fread(data.data(), sizeof(T), data.size(), stdin) != data.size()) fail("the input is too short");
     return data;
 }
+
+// The listed weights, whose x is the GEMM's: how many, then rows, columns and deltas.
+struct Outliers {
+    std::vector<int32_t> rows, cols;
+    std::vector<float> deltas;
+
+    Outliers() {
+        const int64_t count = read<int64_t>(1)[0];
+        rows = read<int32_t>(count), cols = read<int32_t>(count), deltas = read<float>(count);
+    }
+
+    nestedfp::cuda::OutlierList list(const uint8_t* x, int64_t x_pitch) const {
+        return {reinterpret_cast<const uint16_t*>(x), x_pitch, rows.data(), cols.data(), deltas.data(),
+                static_cast<int>(rows.size())};
+    }
+};
 
 // A weight's planes, both read: canonical, [n, k].
 struct PackedWeight {

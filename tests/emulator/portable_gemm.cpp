@@ -1,6 +1,6 @@
 // Runs the portable GEMM's own sources on the emulated grid. Standard input: 64-bit integers operands, tile, split (0:
 // the plan's choice on `multiprocessors`), m, n, k, x pitch, multiprocessors, seed; then x, token scales, canonical
-// upper and lower plane, bias (one byte says whether there is one). Standard output: the result, [m, n] FP16.
+// upper and lower plane, bias (one byte says whether there is one), outliers. Standard output: the result, [m, n] FP16.
 #include "cuda/portable/gemm.cuh"
 #include "operands.h"
 
@@ -39,6 +39,7 @@ int main() {
     weight.lower.shrink_to_fit();
     const bool has_bias = read<uint8_t>(1)[0] != 0;
     const std::vector<uint16_t> bias = read<uint16_t>(has_bias ? n : 0);
+    const emulator::Outliers outliers;
 
     PortableArgs args{};
     const int num_sms = static_cast<int>(head[7]);
@@ -54,6 +55,7 @@ int main() {
     args.lower = operands == PortableOperands::kExact ? weight.lower.data() : nullptr;
     args.bias = has_bias ? bias.data() : nullptr;
     args.out = out.data();
+    args.outliers = outliers.list(x.data(), pitch);
     args.workspace = workspace.data();
     args.semaphores = semaphores.data();
     args.m = m;

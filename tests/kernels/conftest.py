@@ -13,6 +13,14 @@ def fp16_mode():
     ops.set_mode(Mode.FP16)
 
 
+@pytest.fixture(scope="session")
+def build(tmp_path_factory):
+    """The Hopper GEMMs' own sources, compiled for the emulated grid."""
+    import hopper_emulator
+
+    return hopper_emulator.Build(tmp_path_factory.mktemp("hopper"))
+
+
 @pytest.fixture(scope="module")
 def hopper_operators():
     """The CUDA operators on a Hopper; skips elsewhere."""

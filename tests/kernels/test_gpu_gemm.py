@@ -268,17 +268,3 @@ def test_timings_of_this_card_guide_the_choice_and_change_no_result_but_its_last
     finally:
         gemm_tuning.forget()
     assert {m: chosen(m, n, k)[0] for m in tokens} == before
-
-
-def test_outliers_are_added_in_full():
-    m, n, k = 9, 300, 400
-    x = torch.randn(m, k, device=DEVICE).half()
-    out = torch.randn(m, n, device=DEVICE).half()
-    rows = torch.tensor([0, 0, 7] + [9] * 70 + [299], dtype=torch.int32, device=DEVICE)
-    cols = torch.randint(k, rows.shape, dtype=torch.int32, device=DEVICE)
-    deltas = torch.randn(rows.shape, device=DEVICE)
-    dense = torch.zeros(n, k, dtype=torch.float64, device=DEVICE)
-    dense.index_put_((rows.long(), cols.long()), deltas.double(), accumulate=True)
-    expected = out.double() + x.double() @ dense.t()
-    kernels.outliers(x, rows, cols, deltas, out)
-    assert relative_error(out, expected) < 4e-4

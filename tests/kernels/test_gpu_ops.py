@@ -5,6 +5,7 @@ Run: ``pytest -q -m gpu tests/kernels/test_gpu_ops.py``
 
 import pytest
 import torch
+from gemm_problems import with_outliers
 
 from nestedfp.kernels.gpu_kernels import is_portable
 
@@ -60,6 +61,15 @@ def test_linear_agrees_with_the_cpu(shape, n, k, mode_name, quantize, outliers):
     if actual.numel():
         error = (actual.cpu().double() - expected.double()).norm() / expected.double().norm()
         assert error < (6e-3 if mode_name == "FP8" and quantize else 6e-4)
+
+
+@pytest.mark.parametrize("m", [1, 37, 600])
+def test_listed_weights_are_added_before_the_one_rounding(m):
+    from nestedfp.nested_weight import NestedWeight
+
+    problem, expected = with_outliers(m)
+    planes = NestedWeight(problem.upper.cuda(), problem.lower.cuda(), *(part.cuda() for part in problem.outliers))
+    assert torch.equal(run(problem.x.cuda(), planes, None, False).cpu(), expected.half())
 
 
 def test_fp8_mode_reads_no_lower_plane():

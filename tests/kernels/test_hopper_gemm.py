@@ -8,15 +8,10 @@ import shutil
 import pytest
 import torch
 from gemm_library import CSRC
-from gemm_problems import EXACT, FP8, OPERANDS, UPPER_FP16, Problem, every_value, make, relative_error
-from hopper_emulator import NO_CONFIG, TILES, Build, run
+from gemm_problems import EXACT, FP8, OPERANDS, UPPER_FP16, Problem, every_value, make, relative_error, with_outliers
+from hopper_emulator import NO_CONFIG, TILES, run
 
 STREAM_K = 0
-
-
-@pytest.fixture(scope="module")
-def build(tmp_path_factory):
-    return Build(tmp_path_factory.mktemp("hopper"))
 
 
 def find(arguments):
@@ -118,6 +113,13 @@ def test_exact_mode_gives_back_every_value_of_the_format(build, kind):
 def test_a_neutral_lower_plane_leaves_the_fp8_weights(build):
     problem, expected = make(UPPER_FP16, 40, 130, 300)
     assert relative_error(result(build, problem, KINDS["interleaved"], neutral=True), expected) < 3e-3
+
+
+@pytest.mark.parametrize("kind", ["k_slices", "interleaved", "wide", "multicast"])
+def test_listed_weights_are_added_before_the_one_rounding(build, kind):
+    problem, expected = with_outliers()
+    for how in ({}, {"split": STREAM_K, "workspace": True, "multiprocessors": 4}):
+        assert torch.equal(result(build, problem, KINDS[kind], **how), expected.half()), how
 
 
 @pytest.mark.parametrize("operands", OPERANDS.values(), ids=OPERANDS)

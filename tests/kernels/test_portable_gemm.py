@@ -9,7 +9,7 @@ import emulated
 import pytest
 import torch
 from gemm_library import CSRC
-from gemm_problems import EXACT, FP8, OPERANDS, Problem, every_value, make, relative_error
+from gemm_problems import EXACT, FP8, OPERANDS, Problem, every_value, make, relative_error, with_outliers
 
 TILES = 5
 
@@ -51,6 +51,12 @@ def test_sums_that_are_exact_come_out_bit_for_bit_whatever_the_plan(program, ope
     problem, expected = make(operands, 20, 130, 264, integers=True)
     for how in ({"multiprocessors": 1}, {"multiprocessors": 30}, {"tile": 1, "split": 2}, {"tile": 4, "split": 1}):
         assert torch.equal(result(program, problem, operands, **how), expected.half()), how
+
+
+@pytest.mark.parametrize("how", [{"tile": 0}, {"tile": 4}, {"tile": 1, "split": 2}], ids=str)
+def test_listed_weights_are_added_before_the_one_rounding(program, how):
+    problem, expected = with_outliers()
+    assert torch.equal(result(program, problem, EXACT, **how), expected.half())
 
 
 def test_exact_mode_gives_back_every_value_of_the_format(program):

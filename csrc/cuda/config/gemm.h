@@ -46,8 +46,9 @@ struct GemmConfig {
 struct GemmPlan {
     // Of the tile.
     int multicast_ctas;
-    // Thread blocks, a multiple of the split-K cluster's size.
+    // Thread blocks, a multiple of the split-K cluster's size, and the first of them in the grid.
     int blocks;
+    int first_block;
     int row_tiles;
     int token_tiles;
     // row_tiles * token_tiles.

@@ -11,14 +11,10 @@
 #include "cuda/config/gemm.h"
 #include "cuda/config/gemm_cost.h"
 #include "cuda/config/gemm_timings.h"
-#include "cuda/config/stream_k.h"
+#include "cuda/config/tile_grid.h"
 
 namespace nestedfp::cuda {
 namespace {
-
-constexpr int64_t kMinWorkUnitSteps = 2;
-// Tokens of a raster group: their activations stay in L2 while all rows of the weight pass by.
-constexpr int64_t kRasterTokens = 2048;
 
 struct TableRow {
     Precision precision;
@@ -45,8 +41,6 @@ constexpr bool is_tile_of(int tile, Precision precision) {
 #include "cuda/generated/gemm_table.inc"
 #undef NESTEDFP_ROW
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // The row of the measured table for a problem, or null. Rows hold for the multiprocessor count they were measured with.
 // A decode batch takes the row with the next larger M; larger M does so only close below a row, since the number of
 // tiles and with it the best split changes from one multiple of a tile's tokens to the next.
@@ -66,6 +60,23 @@ const TableRow* measured_row(const GemmDesc& desc, int num_sms, bool has_semapho
 
 }  // namespace
 
+namespace {
+
+TileGrid tile_grid(const GemmDesc& desc, const Tile& tile, int num_sms) {
+    TileGrid grid{};
+    grid.row_tiles = ceil_div(desc.n, tile.rows() * tile.multicast_ctas);
+    grid.token_tiles = ceil_div(desc.m, tile.tokens);
+    grid.steps = ceil_div(desc.k, tile.step());
+    grid.slots = num_sms * tile.blocks_per_sm / tile.multicast_ctas;
+    grid.raster_groups = ceil_div(desc.m, kRasterTokens);
+    grid.row_warpgroups = tile.row_warpgroups;
+    grid.tokens = tile.tokens;
+    grid.multicast_ctas = tile.multicast_ctas;
+    return grid;
+}
+
+}  // namespace
+
 bool is_valid(const GemmDesc& desc, const GemmConfig& config, int num_sms, const char** reason) {
     const auto refuse = [&](const char* text) {
         if (reason != nullptr) *reason = text;
@@ -74,83 +85,15 @@ bool is_valid(const GemmDesc& desc, const GemmConfig& config, int num_sms, const
     if (config.tile < 0 || config.tile >= kTileCount) return refuse("no such tile");
     const Tile& tile = kTiles[config.tile];
     if (tile.precision != desc.precision) return refuse("the tile is of the other precision");
-    if (config.split < (config.global_workspace ? kStreamK : 1)) return refuse("split must be at least 1");
-    if (config.split > (config.global_workspace ? kMaxWorkspaceParts : kMaxClusterParts)) {
-        return refuse(config.global_workspace ? "more than 8 parts" : "more than 4 blocks in a cluster");
-    }
-    if (tile.multicast_ctas > 1 && config.split > 1 && !config.global_workspace)
-        return refuse("a multicast tile has no split-K in a cluster");
-    const int64_t tiles = ceil_div(desc.n, tile.rows() * tile.multicast_ctas) * ceil_div(desc.m, tile.tokens);
-    if (tiles * tile.multicast_ctas * config.split > std::numeric_limits<int>::max())
-        return refuse("more tiles than a grid has blocks");
-    if (config.split == 1) {
-        return config.tail_only || config.global_workspace ? refuse("nothing to split in the tail") : true;
-    }
-    const int64_t steps = ceil_div(desc.k, tile.step());
-    if (steps < 2 * config.split) return refuse("K is too short for that split");
-    const int64_t slots = int64_t{num_sms} * tile.blocks_per_sm / tile.multicast_ctas;
-    int64_t split_tiles = tiles;
-    if (config.tail_only) {
-        const int64_t wave = config.global_workspace ? slots : slots / config.split * config.split;
-        split_tiles = tiles % wave;
-        if (split_tiles == 0 || split_tiles == tiles) return refuse("no last wave to split");
-        if (split_tiles * config.split > slots) return refuse("the last wave does not fit that split");
-    }
-    if (!config.global_workspace) return true;
-    if (split_tiles * config.split > slots) return refuse("more parts than blocks that run at once");
-    if (config.split == kStreamK && tiles % slots == 0) return refuse("whole tiles fill every wave already");
-    if (split_tiles * tile.multicast_ctas * tile.row_warpgroups > kSemaphores)
-        return refuse("more split tiles than semaphores");
-    if (workspace_bytes(desc, config, num_sms) > kMaxWorkspaceBytes) return refuse("too large a workspace");
-    const GemmPlan plan = make_plan(desc, config, num_sms);
-    const int64_t column_steps = split_tiles / int{plan.columns} * steps;
-    if (column_steps < kMinWorkUnitSteps * plan.work_units) return refuse("too few steps for a work unit");
-    if ((column_steps + 1) * plan.work_units > std::numeric_limits<int>::max())
-        return refuse("too many steps to number");
-    return true;
+    return is_valid(tile_grid(desc, tile, num_sms), config, reason);
 }
 
 GemmPlan make_plan(const GemmDesc& desc, const GemmConfig& config, int num_sms) {
-    const Tile& tile = kTiles[config.tile];
-    GemmPlan plan{};
-    plan.multicast_ctas = tile.multicast_ctas;
-    plan.row_tiles = static_cast<int>(ceil_div(desc.n, tile.rows() * plan.multicast_ctas));
-    plan.token_tiles = static_cast<int>(ceil_div(desc.m, tile.tokens));
-    const int64_t groups = ceil_div(desc.m, kRasterTokens);
-    plan.raster_group = static_cast<int>(ceil_div(plan.token_tiles, groups));
-    plan.last_raster_group = (plan.token_tiles - 1) % plan.raster_group + 1;
-    plan.raster_group_tiles = plan.raster_group * plan.row_tiles;
-    plan.tiles = plan.row_tiles * plan.token_tiles;
-    plan.steps = static_cast<int>(ceil_div(desc.k, tile.step()));
-    plan.cluster = config.global_workspace ? 1 : config.split;
-    plan.columns = 1;
-    const int slots = num_sms * tile.blocks_per_sm / plan.multicast_ctas;
-    if (config.split == 1) {
-        plan.blocks = std::min(plan.tiles, slots);
-        plan.whole_tiles = plan.tiles;
-    } else if (config.tail_only) {
-        plan.blocks = slots / plan.cluster * plan.cluster;
-        plan.whole_tiles = plan.tiles / plan.blocks * plan.blocks;
-    } else {
-        plan.blocks = plan.tiles * plan.cluster;
-        plan.whole_tiles = 0;
-    }
-    if (config.global_workspace && config.split != 1) {
-        const bool is_rectangle = plan.raster_group == plan.token_tiles && plan.whole_tiles % plan.token_tiles == 0;
-        if (is_rectangle && plan.token_tiles <= slots) plan.columns = plan.token_tiles;
-        const int rest = plan.tiles - plan.whole_tiles;
-        plan.work_units = config.split == kStreamK ? slots / plan.columns : rest / plan.columns * config.split;
-        plan.column_steps = rest / plan.columns * plan.steps;
-        if (!config.tail_only) plan.blocks = plan.work_units * plan.columns;
-    }
-    return plan;
+    return make_plan(tile_grid(desc, kTiles[config.tile], num_sms), config);
 }
 
 int64_t workspace_bytes(const GemmDesc& desc, const GemmConfig& config, int num_sms) {
-    const GemmPlan plan = make_plan(desc, config, num_sms);
-    const Tile& tile = kTiles[config.tile];
-    return int64_t{4} * kSlotsPerBlock * plan.work_units * plan.columns * plan.multicast_ctas * tile.rows() *
-           tile.tokens;
+    return workspace_bytes(tile_grid(desc, kTiles[config.tile], num_sms), config);
 }
 
 double predict_us(const GemmDesc& desc, const GemmConfig& config, int num_sms) {

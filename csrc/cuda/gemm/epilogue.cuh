@@ -7,6 +7,8 @@
 #include "cuda/gemm/kernel_args.h"
 #include "cuda/gemm/ptx.cuh"
 #include "cuda/gemm/schedule.cuh"
+#include "cuda/gemm/token_rows.cuh"
+#include "cuda/kernels/outlier_walk.cuh"
 #include "format.h"
 
 namespace nestedfp::cuda {
@@ -28,17 +30,15 @@ class Epilogue {
         if constexpr (!T::kFp16) {
             if (k_warpgroup_ > 0) return;
             wait_once();
-            const int first_token = locate(args_.plan, work.tile).token_tile * T::kTokens;
+            const int token_tile = locate(args_.plan, work.tile).token_tile;
 #pragma unroll
-            for (int i = 0; i < kScales; ++i) {
-                const int token = first_token + i * 128 + threadIdx.x % 128;
-                scale_[i] = token < args_.m ? __ldcg(args_.token_scale + token) * (1.0f / kUpperScale) : 0.0f;
-            }
+            for (int i = 0; i < kScales; ++i) scale_[i] = scale_of(token_tile, i * 128 + threadIdx.x % 128);
         }
     }
 
     NESTEDFP_DEVICE void run(float (&sum)[T::kAccumulators], const Work& work) {
         if constexpr (T::kKWarpgroups > 1) add_slices(sum);
+        if (args_.outliers.count > 0 && work.part == 0 && k_warpgroup_ == 0) add_outliers(sum, work);
         const bool is_split = work.parts > 1;
         // A cluster synchronises with all warps of its blocks.
         if (k_warpgroup_ > 0 && !(is_split && split_ > 1)) return;
@@ -61,6 +61,15 @@ class Epilogue {
     static_assert(T::kRingBytes >= (kUnits + kMaxClusterParts - 1) * T::kRowWarpgroups * kUnitBytes,
                   "partial sums of a cluster are received in the memory of the stages");
 
+    // What a token's sums are multiplied by; `token` of the tile.
+    NESTEDFP_DEVICE float scale_of(int token_tile, int token) const {
+        if constexpr (T::kExact > 0) {
+            if (token < T::kExact) return 1.0f;
+        }
+        const int row = output_row<T>(args_, token_tile, token);
+        return row < 0 ? 0.0f : __ldcg(args_.token_scale + row) * (1.0f / kUpperScale);
+    }
+
     NESTEDFP_DEVICE int unit_begin(int rank) const { return rank * kUnits / args_.plan.cluster; }
 
     NESTEDFP_DEVICE static float4 group(const float (&sum)[T::kAccumulators], int i) {
@@ -72,6 +81,44 @@ class Epilogue {
         sum[4 * i + 1] += v.y;
         sum[4 * i + 2] += v.z;
         sum[4 * i + 3] += v.w;
+    }
+
+    // Adds the listed weights' products to the sums, before any is scaled or rounded.
+    NESTEDFP_DEVICE void add_outliers(float (&sum)[T::kAccumulators], const Work& work) {
+        wait_once();  // for x
+        const OutlierList& list = args_.outliers;
+        const TilePosition position = locate(args_.plan, work.tile);
+        const int first_row = (position.row_tile * T::kMulticastCtas + cta_rank_) * T::kRows + row_warpgroup_ * 64;
+        int next[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            next[half] = first_outlier(list, first_row + threadIdx.x % 128 / 32 * 16 + half * 8 + threadIdx.x % 32 / 4);
+#pragma unroll 1
+        while (next[0] >= 0 || next[1] >= 0) {
+            const int half = next[0] < 0;
+            const int entry = half == 0 ? next[0] : next[1];
+            const uint16_t* const column = list.x + list.cols[entry];
+            const float delta = list.deltas[entry];
+            (half == 0 ? next[0] : next[1]) = next_outlier(list, entry);
+#pragma unroll
+            for (int unit = 0; unit < kUnits; ++unit) {
+                int token = unit * 16 + threadIdx.x % 4 * 2;
+                pin(token);  // or the compiler keeps all tokens' addresses from one entry to the next
+                if (output_row<T>(args_, position.token_tile, token) < 0) break;
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    const int row = output_row<T>(args_, position.token_tile, token + j / 2 * 8 + j % 2);
+                    if (row < 0) continue;
+                    float product = __half2float(__ushort_as_half(column[row * list.x_pitch])) * delta;
+                    if constexpr (!T::kFp16) {  // the epilogue multiplies by the token's scale
+                        if (product != 0) product /= __ldcg(args_.token_scale + row) * (1.0f / kUpperScale);
+                    }
+                    float* const to = sum + unit * 8 + j / 2 * 4 + j % 2;
+                    to[0] += half == 0 ? product : 0.0f;
+                    to[2] += half == 0 ? 0.0f : product;
+                }
+            }
+        }
     }
 
     // K warpgroup 0 adds up the sums of the others.
@@ -104,7 +151,7 @@ class Epilogue {
 
     // Where this thread's values go, and what is added to them.
     struct Target {
-        int first_row, first_token;
+        int first_row, token_tile;
         float bias[2];           // of rows lane / 4 and lane / 4 + 8 of the warp's 16
         uint32_t matrix_offset;  // in a staging buffer: this lane's row of store_matrices_transposed
         uint32_t piece_offset;   // in a staging buffer: the 16 bytes that this thread stores
@@ -115,7 +162,7 @@ class Epilogue {
         Target target;
         const TilePosition position = locate(args_.plan, work.tile);
         target.first_row = (position.row_tile * T::kMulticastCtas + cta_rank_) * T::kRows + row_warpgroup_ * 64;
-        target.first_token = position.token_tile * T::kTokens;
+        target.token_tile = position.token_tile;
         const int matrix = lane / 8, swizzle = lane % 8;
         target.matrix_offset = (matrix / 2 * 8 + swizzle) * 128 + ((warp * 2 + matrix % 2) ^ swizzle) * 16;
         target.piece_offset = thread / 8 * 128 + ((thread % 8) ^ (thread / 8 % 8)) * 16;
@@ -171,9 +218,8 @@ class Epilogue {
     // Stores a staged unit, 128 bytes of a token at a time.
     NESTEDFP_DEVICE void store_unit(int unit, const Target& target, uint32_t from) {
         const int thread = threadIdx.x % 128;
-        const int token = target.first_token + unit * 16 + thread / 8;
-        if (token < args_.m)
-            store_piece(load_shared(from + target.piece_offset), token, target.first_row + thread % 8 * 8);
+        const int row = output_row<T>(args_, target.token_tile, unit * 16 + thread / 8);
+        if (row >= 0) store_piece(load_shared(from + target.piece_offset), row, target.first_row + thread % 8 * 8);
     }
 
     // `Units` units whose first is `first_unit` of the tile and whose sums begin at sum[0].
@@ -181,7 +227,7 @@ class Epilogue {
     NESTEDFP_DEVICE void store_units(const float* sum, int first_unit, const Target& target) {
 #pragma unroll
         for (int chunk = 0; chunk < Units; chunk += kChunkUnits) {
-            if (target.first_token + (first_unit + chunk) * 16 >= args_.m) break;
+            if (target.token_tile * T::kTokens + (first_unit + chunk) * 16 >= args_.m) break;
             const uint32_t buffer = next_buffer();
 #pragma unroll
             for (int i = 0; i < kChunkUnits && chunk + i < Units; ++i) {
@@ -222,7 +268,7 @@ class Epilogue {
 
     // This thread's first sum of a part of the tile of which this block computes the part `own`.
     NESTEDFP_DEVICE float4* part_address(int own, int part) const {
-        const int block = scheduled_block<T::kMulticastCtas>() + (part - own) * args_.plan.columns;
+        const int block = scheduled_block<T::kMulticastCtas>(args_.plan) + (part - own) * args_.plan.columns;
         const int64_t slot = (block * T::kMulticastCtas + cta_rank_) * kSlotsPerBlock + (part == 0);
         float* const first = args_.workspace + (slot * T::kRowWarpgroups + row_warpgroup_) * (64 * T::kTokens);
         return reinterpret_cast<float4*>(first) + threadIdx.x % 128;
@@ -319,7 +365,7 @@ class Epilogue {
         const int begin = unit_begin(rank_), end = unit_begin(rank_ + 1);
 #pragma unroll 1
         for (int u = begin; u < end; ++u) {
-            if (target.first_token + u * 16 >= args_.m) break;
+            if (target.token_tile * T::kTokens + u * 16 >= args_.m) break;
             float total[8] = {};
             for (int from = 0; from < split_; ++from) {
                 const uint32_t at = received + from * from_stride + (u - begin) * kUnitBytes;
@@ -334,10 +380,10 @@ class Epilogue {
         }
     }
 
-    // Eight neighbouring outputs of one token.
-    NESTEDFP_DEVICE void store_piece(uint4 piece, int token, int row) {
-        if (row >= args_.n) return;
-        __half* const to = args_.out + static_cast<int64_t>(token) * args_.n + row;
+    // Eight neighbouring outputs of one row of D.
+    NESTEDFP_DEVICE void store_piece(uint4 piece, int row, int feature) {
+        if (feature >= args_.n) return;
+        __half* const to = args_.out + static_cast<int64_t>(row) * args_.n + feature;
         if (args_.n % 8 == 0) {
             *reinterpret_cast<uint4*>(to) = piece;
             return;
@@ -346,7 +392,7 @@ class Epilogue {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             const uint32_t bits = words[i / 2] >> (i % 2 * 16);
-            if (row + i < args_.n) to[i] = __ushort_as_half(static_cast<unsigned short>(bits));
+            if (feature + i < args_.n) to[i] = __ushort_as_half(static_cast<unsigned short>(bits));
         }
     }
 

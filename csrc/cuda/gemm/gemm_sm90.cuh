@@ -22,10 +22,9 @@
 
 namespace nestedfp::cuda {
 
+// What a thread block does, whose number in args.plan is from its place in the grid.
 template <class T>
-__global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSm)
-    gemm_sm90(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap upper_map,
-              const __grid_constant__ KernelArgs args) {
+NESTEDFP_DEVICE void run_block(const CUtensorMap& x_map, const CUtensorMap& upper_map, const KernelArgs& args) {
     const uint32_t stages = (dynamic_shared() + 1023) & ~1023u;
     constexpr bool kIsMulticast = T::kMulticastCtas == 2;
     const int rank = kIsMulticast || args.plan.cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
@@ -69,6 +68,13 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSm)
         }
         if constexpr (kIsMulticast) cluster_sync_relaxed();  // the other block may still arrive at this one's barriers
     }
+}
+
+template <class T>
+__global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSm)
+    gemm_sm90(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap upper_map,
+              const __grid_constant__ KernelArgs args) {
+    run_block<T>(x_map, upper_map, args);
 }
 
 }  // namespace nestedfp::cuda

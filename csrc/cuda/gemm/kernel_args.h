@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cuda/config/gemm.h"
+#include "cuda/config/outlier_list.h"
 
 namespace nestedfp::cuda {
 
@@ -26,15 +27,25 @@ struct KernelArgs {
     // Or null.
     const __half* bias;
     __half* out;
+    OutlierList outliers;
     // Partial sums of split-K with a global workspace (epilogue.cuh).
     float* workspace;
     // One per split tile and row warpgroup, zero between launches.
     int* semaphores;
     int m, n;
+    // Mixed tiles only: the rows of x and D that they hold.
+    int exact_first, exact_rows, fast_first, fast_rows;
     // 0, which the compiler must not know (consumer.cuh).
     uint32_t zero;
     GemmPlan plan;
     uint64_t x_policy, weight_policy;
+};
+
+// Of the mixed GEMM's two kinds of thread blocks.
+struct MixedKernelArgs {
+    // x as FP16 and as bytes, the upper plane; then what the FP8 GEMM of the other fast rows reads.
+    CUtensorMap exact_map, fast_map, upper_map, rest_map, rest_upper_map;
+    KernelArgs mixed, rest;
 };
 
 }  // namespace nestedfp::cuda

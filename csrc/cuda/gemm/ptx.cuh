@@ -156,10 +156,15 @@ NESTEDFP_DEVICE void pin(float (&values)[Count]) {
     for (int i = 0; i < Count; ++i) asm volatile("" : "+f"(values[i])::"memory");
 }
 
+// The compiler cannot know what this value is.
+NESTEDFP_DEVICE void pin(int& value) { asm volatile("" : "+r"(value)); }
+
 // Descriptor of a K-major operand in 128-byte swizzled rows: 1024 bytes from one group of 8 rows to the next. The upper
 // word is constant; the lower counts the address in units of 16 bytes and may be added to.
 NESTEDFP_DEVICE uint32_t descriptor_word(uint32_t address) { return 1u << 16 | (address & 0x3ffff) >> 4; }
 NESTEDFP_DEVICE uint64_t swizzled_descriptor(uint32_t word) { return uint64_t{0x40000040} << 32 | word; }
+// The same for 64-byte swizzled rows: 512 bytes from one group of 8 rows to the next.
+NESTEDFP_DEVICE uint64_t swizzled64_descriptor(uint32_t word) { return uint64_t{0x80000020} << 32 | word; }
 
 // --- registers ---
 

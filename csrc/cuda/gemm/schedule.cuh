@@ -30,10 +30,10 @@ NESTEDFP_DEVICE TilePosition locate(const GemmPlan& plan, int tile) {
     return {row_tile, first_token_tile + in_group - row_tile * width};
 }
 
-// This block's number, or its multicast cluster's.
+// This block's number among those of the plan, or its multicast cluster's.
 template <int MulticastCtas>
-NESTEDFP_DEVICE int scheduled_block() {
-    return static_cast<int>(blockIdx.x) / MulticastCtas;
+NESTEDFP_DEVICE int scheduled_block(const GemmPlan& plan) {
+    return static_cast<int>(blockIdx.x) / MulticastCtas - plan.first_block;
 }
 
 // Hands out the work of a thread block; producer and consumers ask in lockstep. Whole tiles first, then parts of
@@ -42,7 +42,7 @@ template <int MulticastCtas>
 class Schedule {
   public:
     NESTEDFP_DEVICE Schedule(const GemmPlan& plan, int rank)
-        : plan_(plan), rank_(rank), next_(scheduled_block<MulticastCtas>()) {}
+        : plan_(plan), rank_(rank), next_(scheduled_block<MulticastCtas>(plan)) {}
 
     NESTEDFP_DEVICE bool next(Work& work) {
         if (next_ < plan_.whole_tiles) {
@@ -65,7 +65,7 @@ class Schedule {
 
     NESTEDFP_DEVICE bool next_of_work_unit(Work& work) {
         Part part;
-        if (!next_part(plan_, scheduled_block<MulticastCtas>(), position_, part)) return false;
+        if (!next_part(plan_, scheduled_block<MulticastCtas>(plan_), position_, part)) return false;
         work = {plan_.whole_tiles + part.tile, part.first_step, part.steps, part.index, part.count};
         return true;
     }

@@ -12,6 +12,7 @@ struct TileTraits {
     static constexpr int kRowWarpgroups = RowWarpgroups;
     static constexpr int kKWarpgroups = KWarpgroups;
     static constexpr int kTokens = Tokens;
+    static constexpr int kExact = 0;  // not mixed (mixed_traits.cuh)
     static constexpr int kBlocksPerSm = BlocksPerSm;
     static constexpr int kMulticastCtas = MulticastCtas;
     static constexpr Tile kTile = {P, RowWarpgroups, KWarpgroups, Tokens, BlocksPerSm, MulticastCtas};

@@ -4,6 +4,7 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "cuda/host/semaphores.h"
@@ -31,10 +32,13 @@ struct Matrix {
     int64_t element_bytes;
     int64_t cols, rows, pitch_bytes;
     int64_t box_cols, box_rows;
+    // Boxes of 64 bytes a row that wgmmas read; those of 128 bytes are swizzled in any case.
+    bool is_swizzled = false;
 
     bool operator==(const Matrix& other) const {
         return data == other.data && element_bytes == other.element_bytes && cols == other.cols && rows == other.rows &&
-               pitch_bytes == other.pitch_bytes && box_cols == other.box_cols && box_rows == other.box_rows;
+               pitch_bytes == other.pitch_bytes && box_cols == other.box_cols && box_rows == other.box_rows &&
+               is_swizzled == other.is_swizzled;
     }
 };
 
@@ -56,11 +60,13 @@ bool encode(CUtensorMap* map, const Matrix& matrix) {
     const cuuint64_t pitches[1] = {static_cast<cuuint64_t>(matrix.pitch_bytes)};
     const cuuint32_t box[2] = {static_cast<cuuint32_t>(matrix.box_cols), static_cast<cuuint32_t>(matrix.box_rows)};
     const cuuint32_t element_strides[2] = {1, 1};
-    const bool is_swizzled = matrix.box_cols * matrix.element_bytes == 128;  // else read by threads, in plain rows
+    const int64_t row_bytes = matrix.box_cols * matrix.element_bytes;
+    const CUtensorMapSwizzle swizzle = row_bytes == 128     ? CU_TENSOR_MAP_SWIZZLE_128B
+                                       : matrix.is_swizzled ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                            : CU_TENSOR_MAP_SWIZZLE_NONE;
     return function(map, matrix.element_bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, 2,
                     const_cast<void*>(matrix.data), sizes, pitches, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                    is_swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+                    swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 // The map of a matrix, or null. A map depends on nothing but the matrix, address included, so those of the weights, and
@@ -82,6 +88,10 @@ const CUtensorMap* tensor_map(const Matrix& matrix) {
 int prepare_device() {
     for (int i = 0; i < kTileCount; ++i) {
         const cudaError_t error = tile_functions(i).prepare();
+        if (error != cudaSuccess) return error;
+    }
+    for (int i = 0; i < kMixedTileCount; ++i) {
+        const cudaError_t error = mixed_tile_functions(i).prepare();
         if (error != cudaSuccess) return error;
     }
     return prepare_semaphores();
@@ -121,6 +131,7 @@ int run_gemm(const GemmDesc& desc, const GemmConfig& config, const GemmArgs& arg
     kernel_args.token_scale = args.token_scale;
     kernel_args.bias = static_cast<const __half*>(args.bias);
     kernel_args.out = static_cast<__half*>(args.out);
+    kernel_args.outliers = args.outliers;
     kernel_args.m = static_cast<int>(desc.m);
     kernel_args.n = static_cast<int>(desc.n);
     kernel_args.plan = make_plan(desc, config, num_sms);
@@ -136,6 +147,71 @@ int run_gemm(const GemmDesc& desc, const GemmConfig& config, const GemmArgs& arg
     kernel_args.x_policy = is_one_pass ? kEvictLast : kEvictNormal;
 
     const cudaError_t error = tile_functions(config.tile).launch(x_map, *upper_map, kernel_args, args.pdl, stream);
+    if (error != cudaSuccess) *message = cudaGetErrorString(error);
+    return error;
+}
+
+int run_mixed(const MixedDesc& desc, const MixedConfig& config, const MixedArgs& args, int num_sms, cudaStream_t stream,
+              const char** message) {
+    MixedPlan plan;
+    if (!make_plan(desc, config, num_sms, &plan, message)) return cudaErrorInvalidValue;
+    const MixedTile& tile = kMixedTiles[config.tile];
+    const int64_t pitch = upper_pitch(desc.k), x_bytes = args.x_pitch * 2;
+    const int64_t rest_first = args.fast_first + tile.fast,
+                  rest_rows = std::max<int64_t>(0, desc.fast_rows - tile.fast);
+    const auto* const x = static_cast<const uint8_t*>(args.x);
+    MixedKernelArgs all{};
+    struct {
+        CUtensorMap* to;
+        Matrix matrix;
+    } const maps[] = {
+        {&all.exact_map, {x, 2, desc.k, args.rows, x_bytes, 64, tile.exact / tile.multicast_ctas}},
+        {&all.fast_map, {x, 1, pitch, args.rows, x_bytes, 64, tile.fast / tile.multicast_ctas, true}},
+        {&all.upper_map, {args.upper, 1, pitch, desc.n, pitch, 64, MixedTile::kRows, true}},
+        {&all.rest_map,
+         {x + rest_first * x_bytes, 1, pitch, rest_rows, x_bytes, 128, tile.rest_tokens / tile.multicast_ctas}},
+        {&all.rest_upper_map, {args.upper, 1, pitch, desc.n, pitch, 128, MixedTile::kRows}},
+    };
+    for (const auto& [to, matrix] : maps) {
+        if (matrix.rows == 0) continue;
+        const CUtensorMap* const map = tensor_map(matrix);
+        if (map == nullptr) {
+            *message = "x, its rows and the packed upper plane must be aligned to 16 bytes";
+            return cudaErrorInvalidValue;
+        }
+        *to = *map;
+    }
+    KernelArgs& mixed = all.mixed;
+    mixed.lower = args.lower;
+    mixed.lower_row_stride = lower_col_blocks(desc.k) * kBlockBytes;
+    mixed.lower_col_stride = kBlockBytes;
+    mixed.lower_row_blocks = static_cast<int>(lower_row_blocks(desc.n));
+    mixed.token_scale = args.token_scale;
+    mixed.bias = static_cast<const __half*>(args.bias);
+    mixed.out = static_cast<__half*>(args.out);
+    mixed.m = tile.exact + tile.fast;
+    mixed.n = static_cast<int>(desc.n);
+    mixed.exact_first = static_cast<int>(args.exact_first);
+    mixed.exact_rows = static_cast<int>(desc.exact_rows);
+    mixed.fast_first = static_cast<int>(args.fast_first);
+    mixed.fast_rows = static_cast<int>(std::min<int64_t>(desc.fast_rows, tile.fast));
+    mixed.plan = plan.mixed;
+    mixed.workspace = args.workspace;
+    mixed.semaphores = args.semaphores;
+    mixed.weight_policy = mixed.x_policy = kEvictNormal;
+    all.rest = mixed;
+    all.rest.m = static_cast<int>(rest_rows);
+    all.rest.token_scale += rest_first;
+    all.rest.out += rest_first * desc.n;
+    all.rest.plan = plan.rest;
+    if (args.workspace != nullptr) all.rest.workspace += plan.mixed_workspace_bytes / 4;
+    if (args.semaphores != nullptr) all.rest.semaphores += kSemaphores / 2;
+    if (plan.mixed_workspace_bytes + plan.rest_workspace_bytes > 0 &&
+        (args.workspace == nullptr || args.semaphores == nullptr)) {
+        *message = "split-K with a global workspace needs a workspace and semaphores";
+        return cudaErrorInvalidValue;
+    }
+    const cudaError_t error = mixed_tile_functions(config.tile).launch(all, args.pdl, stream);
     if (error != cudaSuccess) *message = cudaGetErrorString(error);
     return error;
 }

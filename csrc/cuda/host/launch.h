@@ -4,6 +4,8 @@
 #include <cstdint>
 
 #include "cuda/config/gemm.h"
+#include "cuda/config/mixed.h"
+#include "cuda/config/outlier_list.h"
 
 struct CUstream_st;
 
@@ -30,6 +32,25 @@ struct GemmArgs {
     int* semaphores;
     // Programmatic dependent launch: begin to load weights while the kernel before it in the stream still runs.
     bool pdl = true;
+    OutlierList outliers{};
+};
+
+struct MixedArgs {
+    // [rows, K] FP16; of a fast row the first upper_pitch(K) bytes are its codes. Rows are x_pitch elements apart.
+    const void* x;
+    int64_t x_pitch;
+    // Rows of x, and of out.
+    int64_t rows;
+    int64_t exact_first, fast_first;
+    // Likewise as in GemmArgs; token_scale of fast rows only.
+    const float* token_scale;
+    const uint8_t* upper;
+    const uint8_t* lower;
+    const void* bias;
+    void* out;
+    float* workspace;
+    int* semaphores;
+    bool pdl = true;
 };
 
 // Loads every tile onto the current device and allocates its semaphores, so that no later launch, perhaps under graph
@@ -40,5 +61,7 @@ int prepare_device();
 // *message says what was wrong.
 int run_gemm(const GemmDesc& desc, const GemmConfig& config, const GemmArgs& args, int num_sms, CUstream_st* stream,
              const char** message);
+int run_mixed(const MixedDesc& desc, const MixedConfig& config, const MixedArgs& args, int num_sms, CUstream_st* stream,
+              const char** message);
 
 }  // namespace nestedfp::cuda

@@ -46,8 +46,9 @@ Tensor empty_out(const Tensor& x, int64_t n) {
 }
 
 // out = x @ W.T + bias. rows: [M, K] FP16, contiguous; with token_scale, its bytes are codes [M, upper_pitch(K)].
-void multiply(const char* op, const Tensor& rows, const float* token_scale, const Layer& layer, bool is_fp8,
-              bool quantize_activations, const Tensor& out, const Device& device) {
+void multiply(const char* op, const Tensor& rows, const float* token_scale, const Layer& layer,
+              const OutlierList& outliers, bool is_fp8, bool quantize_activations, const Tensor& out,
+              const Device& device) {
     const auto [upper, lower, bias, n, k] = layer;
     const int64_t m = rows.numel() / k;
     prepare_once(op, device);
@@ -65,6 +66,7 @@ void multiply(const char* op, const Tensor& rows, const float* token_scale, cons
     }
     args.bias = bias.has_value() ? bias->const_data_ptr() : nullptr;
     args.out = out.mutable_data_ptr();
+    args.outliers = outliers;
     args.semaphores = stream_semaphores(device.stream());
     const DeviceGemm gemm(desc, is_fp8, gpu, args.semaphores != nullptr);
 
@@ -121,12 +123,16 @@ Tensor linear(Tensor x, Tensor upper, std::optional<Tensor> lower, std::optional
     const Tensor out = empty_out(x, n);
     if (x.numel() == 0) return out;
     const Tensor rows = x.is_contiguous() ? x : torch::stable::contiguous(x);
-    multiply(op, rows, nullptr, layer, is_fp8, quantize_activations, out, device);
+    OutlierList outliers{};
     if (outlier_rows.has_value()) {
-        check_error(op, run_outliers(rows.const_data_ptr(), k, const_data<int32_t>(*outlier_rows),
-                                     const_data<int32_t>(*outlier_cols), const_data<float>(*outlier_deltas),
-                                     outlier_rows->numel(), out.mutable_data_ptr(), x.numel() / k, n, device.stream()));
+        outliers = {static_cast<const uint16_t*>(rows.const_data_ptr()),
+                    k,
+                    const_data<int32_t>(*outlier_rows),
+                    const_data<int32_t>(*outlier_cols),
+                    const_data<float>(*outlier_deltas),
+                    static_cast<int>(outlier_rows->numel())};
     }
+    multiply(op, rows, nullptr, layer, outliers, is_fp8, quantize_activations, out, device);
     return out;
 }
 
@@ -146,7 +152,7 @@ Tensor linear_carried(Tensor carrier, Tensor scales, Tensor upper, std::optional
     const Tensor out = empty_out(carrier, n);
     if (carrier.numel() == 0) return out;
     multiply(op, carrier, carried_precision(mode, device) == Precision::kFp8 ? const_data<float>(scales) : nullptr,
-             layer, is_fp8, true, out, device);
+             layer, {}, is_fp8, true, out, device);
     return out;
 }
 

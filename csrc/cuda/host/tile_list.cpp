@@ -18,4 +18,19 @@ TileFunctions tile_functions(int index) {
     return kFunctions[index];
 }
 
+template <int... Tile>
+cudaError_t prepare_mixed();
+
+template <int... Tile>
+cudaError_t launch_mixed(const MixedKernelArgs&, bool, cudaStream_t);
+
+MixedTileFunctions mixed_tile_functions(int index) {
+    static constexpr MixedTileFunctions kFunctions[] = {
+#define NESTEDFP_MIXED_TILE(...) {&prepare_mixed<__VA_ARGS__>, &launch_mixed<__VA_ARGS__>},
+#include "cuda/mixed_tiles.inc"
+#undef NESTEDFP_MIXED_TILE
+    };
+    return kFunctions[index];
+}
+
 }  // namespace nestedfp::cuda

@@ -15,4 +15,12 @@ struct TileFunctions {
 
 TileFunctions tile_functions(int index);
 
+struct MixedTileFunctions {
+    cudaError_t (*prepare)();
+    cudaError_t (*launch)(const MixedKernelArgs& args, bool pdl, cudaStream_t stream);
+};
+
+// By position in mixed_tiles.inc.
+MixedTileFunctions mixed_tile_functions(int index);
+
 }  // namespace nestedfp::cuda

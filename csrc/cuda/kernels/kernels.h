@@ -62,8 +62,4 @@ int run_silu_and_mul(const void* x, void* carrier, float* scales, int64_t m, int
 int run_list_outliers(const uint16_t* weight, int64_t n, int64_t k, int64_t count, int32_t* row_scratch, int32_t* rows,
                       int32_t* cols, float* deltas, CUstream_st* stream);
 
-// out[m, row] += sum of x[m, col] * delta over the listed weights of each row. Rows ascend. out [M, N], x [M, K]: FP16.
-int run_outliers(const void* x, int64_t x_pitch, const int32_t* rows, const int32_t* cols, const float* deltas,
-                 int64_t count, void* out, int64_t m, int64_t n, CUstream_st* stream);
-
 }  // namespace nestedfp::cuda

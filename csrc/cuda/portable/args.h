@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "cuda/config/outlier_list.h"
 #include "cuda/portable/plan.h"
 
 namespace nestedfp::cuda {
@@ -19,6 +20,7 @@ struct PortableArgs {
     const uint16_t* bias;
     // [M, N] FP16, contiguous.
     uint16_t* out;
+    OutlierList outliers;
     // portable_workspace_bytes().
     float* workspace;
     // A zero for each tile, left as zeros; only for a plan that is split.

@@ -1,6 +1,7 @@
 // From sums to D: adds the parts of a split tile, then scale, bias, rounding and stores of the portable GEMM.
 #pragma once
 
+#include "cuda/kernels/outlier_walk.cuh"
 #include "cuda/portable/args.h"
 #include "cuda/portable/ptx.cuh"
 
@@ -61,11 +62,13 @@ NESTEDFP_DEVICE void store_tile(const PortableArgs& args, const PortableWork& wo
     const int64_t tile_row = static_cast<int64_t>(work.row_tile) * Traits::kRows + first_row;
     const int64_t tile_token = static_cast<int64_t>(work.token_tile) * Traits::kTokens + first_token;
     float bias[Traits::kRowFrags][2];
+    int outlier[Traits::kRowFrags][2] = {};
 #pragma unroll
     for (int r = 0; r < Traits::kRowFrags; ++r) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int64_t row = tile_row + r * 16 + half * 8 + lane / 4;
+            if (args.outliers.count > 0) outlier[r][half] = first_outlier(args.outliers, row);
             bias[r][half] = args.bias != nullptr && row < args.n ? half_to_float(args.bias[row]) : 0;
         }
     }
@@ -82,9 +85,18 @@ NESTEDFP_DEVICE void store_tile(const PortableArgs& args, const PortableWork& wo
         for (int r = 0; r < Traits::kRowFrags; ++r) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const float* const v = &sums.values[r][t][half * 2];
-                const uint32_t by_feature =
-                    to_halves(fmaf(v[0], scale[0], bias[r][half]), fmaf(v[1], scale[1], bias[r][half]));
+                const float* const sum = &sums.values[r][t][half * 2];
+                float v[2] = {fmaf(sum[0], scale[0], bias[r][half]), fmaf(sum[1], scale[1], bias[r][half])};
+                if (args.outliers.count > 0) {
+                    for (int i = outlier[r][half]; i >= 0; i = next_outlier(args.outliers, i)) {
+                        const uint16_t* const x =
+                            args.outliers.x + token * args.outliers.x_pitch + args.outliers.cols[i];
+                        if (token < args.m) v[0] = fmaf(half_to_float(*x), args.outliers.deltas[i], v[0]);
+                        if (token + 1 < args.m)
+                            v[1] = fmaf(half_to_float(x[args.outliers.x_pitch]), args.outliers.deltas[i], v[1]);
+                    }
+                }
+                const uint32_t by_feature = to_halves(v[0], v[1]);
                 // Now a lane has two tokens of a feature; memory wants two features of a token.
                 store_pair(args, frag_token + lane / 4, tile_row + r * 16 + half * 8 + lane % 4 * 2,
                            transpose(by_feature));

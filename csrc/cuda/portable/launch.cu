@@ -70,6 +70,7 @@ int run_portable(const GemmDesc& desc, PortableOperands operands, const Portable
     kernel_args.lower = args.lower;
     kernel_args.bias = static_cast<const uint16_t*>(args.bias);
     kernel_args.out = static_cast<uint16_t*>(args.out);
+    kernel_args.outliers = args.outliers;
     kernel_args.workspace = args.workspace;
     kernel_args.semaphores = args.semaphores;
     kernel_args.m = desc.m;

@@ -95,9 +95,11 @@ inline void wgmma_wait() {
 
 template <int Count>
 inline void pin(float (&)[Count]) {}
+inline void pin(int&) {}
 
 inline uint32_t descriptor_word(uint32_t address) { return 1u << 16 | (address & 0x3ffff) >> 4; }
 inline uint64_t swizzled_descriptor(uint32_t word) { return uint64_t{0x40000040} << 32 | word; }
+inline uint64_t swizzled64_descriptor(uint32_t word) { return uint64_t{0x80000020} << 32 | word; }
 
 inline uint32_t opaque(uint32_t value) { return value; }
 

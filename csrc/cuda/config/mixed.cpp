@@ -1,0 +1,62 @@
+#include "cuda/config/mixed.h"
+
+#include <algorithm>
+
+#include "cuda/config/tile_grid.h"
+
+namespace nestedfp::cuda {
+namespace {
+
+TileGrid tile_grid(int64_t n, int64_t k, int64_t token_tiles, int tokens, int step, int clusters, int multicast_ctas) {
+    TileGrid grid{};
+    grid.row_tiles = ceil_div(n, multicast_ctas * MixedTile::kRows);
+    grid.token_tiles = token_tiles;
+    grid.steps = ceil_div(k, step);
+    grid.slots = clusters;
+    grid.raster_groups = ceil_div(token_tiles * tokens, kRasterTokens);
+    grid.row_warpgroups = MixedTile::kRows / 64;
+    grid.tokens = tokens;
+    grid.multicast_ctas = multicast_ctas;
+    return grid;
+}
+
+GemmConfig split_config(int split) {
+    if (split == kStreamKTail) return {0, kStreamK, true, true};
+    return {0, split, false, split != 1};
+}
+
+}  // namespace
+
+bool make_plan(const MixedDesc& desc, const MixedConfig& config, int num_sms, MixedPlan* plan, const char** reason) {
+    const auto refuse = [&](const char* text) {
+        *reason = text;
+        return false;
+    };
+    if (config.tile < 0 || config.tile >= kMixedTileCount) return refuse("no such tile");
+    const MixedTile& tile = kMixedTiles[config.tile];
+    if (desc.exact_rows > tile.exact) return refuse("more exact rows than a mixed tile holds");
+    const int64_t rest = std::max<int64_t>(0, desc.fast_rows - tile.fast);
+    const int clusters = num_sms / tile.multicast_ctas;
+    const int mixed_clusters = config.mixed_clusters == 0 ? clusters : config.mixed_clusters;
+    if (mixed_clusters < 1 || mixed_clusters > clusters || (rest > 0) != (mixed_clusters < clusters))
+        return refuse("blocks for no work, or work for no blocks");
+    const TileGrid mixed =
+        tile_grid(desc.n, desc.k, 1, tile.exact + tile.fast, MixedTile::kStep, mixed_clusters, tile.multicast_ctas);
+    const GemmConfig mixed_config = split_config(config.mixed_split);
+    if (!is_valid(mixed, mixed_config, reason)) return false;
+    plan->mixed = make_plan(mixed, mixed_config);
+    plan->mixed_workspace_bytes = workspace_bytes(mixed, mixed_config);
+    plan->rest = {};
+    plan->rest_workspace_bytes = 0;
+    if (rest == 0) return true;
+    const TileGrid others = tile_grid(desc.n, desc.k, ceil_div(rest, tile.rest_tokens), tile.rest_tokens,
+                                      MixedTile::kRestStep, clusters - mixed_clusters, tile.multicast_ctas);
+    const GemmConfig rest_config = split_config(config.rest_split);
+    if (!is_valid(others, rest_config, reason)) return false;
+    plan->rest = make_plan(others, rest_config);
+    plan->rest.first_block = plan->mixed.blocks;
+    plan->rest_workspace_bytes = workspace_bytes(others, rest_config);
+    return true;
+}
+
+}  // namespace nestedfp::cuda
