@@ -54,7 +54,6 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("cluster")
     group.add_argument("--replicas", type=int, default=1, metavar="N", help="(%(default)s)")
     group.add_argument("--table", type=Path, default=TABLE, metavar="JSON", help="the engine (the table that ships)")
-    group.add_argument("--routing", default="p2c", help="p2c as Ray Serve (default), or round_robin")
     group.add_argument("--admission-limit", type=int, metavar="N", help="ongoing requests of a replica (none)")
     group.add_argument(
         "--path-us", type=float, nargs="?", const=PathCost().per_token_us, metavar="US",
@@ -135,7 +134,6 @@ def make_scenario(args: argparse.Namespace) -> Scenario:
                 "max_replicas": args.max_replicas,
                 "cold_start_s": args.cold_start,
                 "admission_limit": args.admission_limit,
-                "routing": args.routing,
                 "network": {
                     "delay_ms": args.delay_ms,
                     "spread": args.delay_spread,

@@ -12,7 +12,8 @@ The top level; an arrow points at what is imported:
 ``experiments`` and ``chaos`` stand above all of them and ``benchmarks``: nothing imports them.
 
 ``loadtest`` takes no more of ``controller`` than its configuration; ``controller`` and ``simulator`` no more of
-``nestedfp`` than modes, the rules for a step and measured costs.
+``nestedfp`` than modes, the rules for a step and measured costs; ``simulator`` no more of ``deploy`` than the pure rules by
+which a replica takes a request, sends it on or refuses it.
 """
 
 import ast
@@ -36,7 +37,15 @@ MAY_IMPORT = {
     "nestedfp": set[str](),
     "workload": set[str](),
     "controller": {"workload", *SHARED},
-    "simulator": {"controller", "workload", *SHARED},
+    "simulator": {
+        "controller",
+        "deploy.access.admission",
+        "deploy.front.checks.asked",
+        "deploy.front.peers",
+        "deploy.haproxy.haproxy_config",
+        "workload",
+        *SHARED,
+    },
     "loadtest": {"controller.config", "workload"},
     "deploy": {"controller", "nestedfp", "workload"},
     "experiments": {

@@ -59,6 +59,11 @@ class DirectiveFollower:
         return None if self._directive is None else self._directive.desired_replicas
 
     @property
+    def replicas(self) -> int:
+        """How many replicas there are, as far as the controller has told; at least one."""
+        return max(1, (self._directive.replicas or 1) if self._directive is not None else 1)
+
+    @property
     def expires_at_s(self) -> float:
         """When the lease ends, on the follower's clock."""
         return self._clock.to_driver(self._expires_at_s)
@@ -109,6 +114,12 @@ class DirectiveFollower:
     def in_force(self, now_s: float) -> InForce:
         """What holds now; right also when ``on_timer`` has not been called since the lease ran out."""
         return self._in_force(self._clock.read(now_s))
+
+    def pinned_go_elsewhere(self, now_s: float) -> bool:
+        """Whether this replica runs FP8 only and another one FP16; without a lease nobody knows what others run."""
+        force, directive = self.in_force(now_s), self._directive
+        others = directive is not None and bool(directive.fp16_replicas)
+        return others and not force.expired and force.mode is DirectiveMode.FP8
 
     def lease_remaining_s(self, now_s: float) -> float:
         """Seconds until the fallback; 0 without a lease."""

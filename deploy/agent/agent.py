@@ -18,7 +18,6 @@ from deploy.agent.standing_call import Call, StandingCall
 from deploy.front.meter import PathMeter
 from deploy.metrics.replica_page import AgentReading
 from deploy.replica.health_routes import DEAD, EngineHung
-from nestedfp.modes import DirectiveMode
 
 log = logging.getLogger(__name__)
 
@@ -191,15 +190,11 @@ class ReplicaAgent:
     @property
     def replicas(self) -> int:
         """How many replicas there are, as far as the controller has told; at least one."""
-        latest = self._follower.latest
-        return max(1, (latest.replicas or 1) if latest is not None else 1)
+        return self._follower.replicas
 
     def pinned_go_elsewhere(self) -> bool:
         """Whether this replica runs FP8 only and another one FP16; without a lease nobody knows what others run."""
-        latest, force = self._follower.latest, self._follower.in_force(time.monotonic())
-        return (
-            latest is not None and bool(latest.fp16_replicas) and not force.expired and force.mode is DirectiveMode.FP8
-        )
+        return self._follower.pinned_go_elsewhere(time.monotonic())
 
     @property
     def silent_s(self) -> float:

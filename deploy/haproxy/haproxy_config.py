@@ -43,6 +43,11 @@ LEAVES = "This node is being drained."  # what Ray Serve has a node's HAProxy sa
 TEMPLATE_CHANGED = "Ray Serve's HAProxy configuration is not as expected"
 
 
+def tries(replicas: int) -> int:
+    """Return how often a request is offered, where there may be so many replicas at most."""
+    return max(2, min(MOST_TRIES, 2 * replicas))
+
+
 @dataclass(frozen=True)
 class Limits:
     """What HAProxy enforces.

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.haproxy.absence import look, note
-from deploy.haproxy.haproxy_config import MOST_TRIES, Backend, Limits, Targets, address_of, keeping, read, write
+from deploy.haproxy.haproxy_config import Backend, Limits, Targets, address_of, keeping, read, tries, write
 
 SETTINGS_ENV = "NESTEDFP_HAPROXY"  # JSON: {"binary": path of HAProxy, "limits": fields of Limits}
 MOST_CONNECTIONS = 32768
@@ -90,7 +90,7 @@ def environment(folder: Path, replicas: int, limits: Limits | None = None) -> di
         HAProxyMissing: there is no HAProxy.
     """
     limits = limits or Limits()
-    limits = Limits(**{**asdict(limits), "tries": max(2, min(MOST_TRIES, 2 * replicas))})
+    limits = Limits(**{**asdict(limits), "tries": tries(replicas)})
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     launcher = folder / "haproxy"
     root = Path(__file__).resolve().parents[2]

@@ -16,7 +16,7 @@ from controller.decide.loop import ControlLoop
 from controller.messages import Directive, DirectiveAck, ReplicaSnapshot
 from simulator.cluster.network import Network
 from simulator.cluster.replica import Replica
-from simulator.cluster.routing import make_router
+from simulator.cluster.routing import LeastConnections
 from simulator.cluster.scenario import Failure, Scenario
 from simulator.engine.cost_table import EngineTable
 from simulator.engine.request import SimRequest
@@ -52,13 +52,12 @@ class Cluster:
         self._table, self._config, self._scenario = table, config, scenario
         self.loop = ControlLoop(config)
         self._network = Network(scenario.network, scenario.seed)
-        self._route = make_router(scenario.routing, scenario.seed)
+        self._proxy = LeastConnections(scenario.max_replicas or scenario.replicas)
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._events_made = 0
         self._controller_up = True
         self._incarnations = 0
         self._everyone: list[Replica] = []
-        self._serving: list[Replica] = []  # those that get requests
         self.present: dict[str, Replica] = {}
         self._present_since_s: dict[Replica, float] = {}
         self._replica_s = 0.0
@@ -87,15 +86,15 @@ class Cluster:
             now_s = request.arrived_s
             if request.prompt_tokens + request.output_tokens > largest_tokens:
                 request.outcome = "refused"
-            elif not self._serving:
+            elif not self._proxy.replicas:
                 request.outcome = "lost"
-            elif not self._route(now_s, request, self._serving).offer(now_s, request):
+            elif not self._proxy.send(now_s, request):
                 request.outcome = "shed"
         last_arrival_s = now_s
         while any(replica.engine.busy for replica in self.present.values()):
             now_s = self._play(events[0][0] + self._config.step_period_s)
             for replica in self.present.values():
-                replica.engine.advance(now_s)
+                replica.advance(now_s)
             if now_s > last_arrival_s + LONGEST_DRAIN_S:
                 raise SimulationError(f"requests are still running {LONGEST_DRAIN_S:g} s after the last arrival")
         for since_s in self._present_since_s.values():
@@ -195,14 +194,13 @@ class Cluster:
 
     def _begin_serving(self, now_s: float, replica: Replica) -> None:
         if not replica.gone and not replica.draining:
-            self._serving.append(replica)
+            self._proxy.add(replica)
 
     def _remove(self, now_s: float, replica: Replica) -> None:
         replica.gone = True
         del self.present[replica.name]
         self._replica_s += now_s - self._present_since_s.pop(replica)
-        if replica in self._serving:
-            self._serving.remove(replica)
+        self._proxy.remove(replica)
 
     def _fail(self, now_s: float, failure: Failure) -> None:
         if failure.replica is None:
@@ -212,7 +210,7 @@ class Cluster:
         replica = self.present.get(f"replica-{failure.replica:05d}")
         if replica is None:
             return  # it is down already
-        replica.engine.advance(now_s)
+        replica.advance(now_s)
         for request in replica.engine.unfinished():
             request.outcome = "lost"
         replica.engine.stop()
@@ -233,5 +231,4 @@ class Cluster:
             self._start_replica(now_s, number, self._scenario.cold_start_s)
         for replica in staying[target:]:
             replica.draining = True
-            if replica in self._serving:
-                self._serving.remove(replica)
+            self._proxy.remove(replica)

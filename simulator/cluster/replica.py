@@ -1,21 +1,25 @@
-"""One simulated replica: an engine, and the agent that sends its snapshots and follows directives. Pure.
+"""One simulated replica: an engine, its admission control, and the agent that sends its snapshots and follows directives. Pure.
 
-The agent is the live one in simulated time: the same follower, the same snapshot, directives put in force between two
-steps, and the lease looked at whenever a snapshot is made.
+Follower, admission control and the memory of requests sent on are the live classes, in simulated time. Directives are put in
+force between two steps, and the lease is looked at whenever a snapshot is made.
 """
 
-from math import floor
+from typing import Literal
 
 from controller.config import ControllerConfig
 from controller.messages import Directive, DirectiveAck, ReplicaSnapshot
 from controller.protocol import DirectiveFollower
+from deploy.access.admission import TOKENS_IN_QUEUE, Admission, Asked, NoRoom, Place
+from deploy.front.checks.asked import CHARACTERS_PER_TOKEN
+from deploy.front.peers import Elsewhere
+from deploy.haproxy.haproxy_config import ATTEMPT_HEADER, MOST_TRIES
 from nestedfp.modes import DirectiveMode
 from simulator.engine.cost_table import EngineTable
 from simulator.engine.engine import Engine
 from simulator.engine.path_queue import PathCost, ServedEngine
 from simulator.engine.request import SimRequest
 
-SEQUENCES_IN_QUEUE = 4  # without a configured limit, the scale counts from this many times the sequences
+Answer = Literal["taken", "elsewhere", "refused"]  # elsewhere: HAProxy offers the request to another replica
 
 
 class Replica:
@@ -27,8 +31,7 @@ class Replica:
         table: what the engine is like.
         config: of the controller, for the fallback and the SLO.
         ready_at_s: end of the warm-up; no request comes before.
-        admission_limit: ongoing requests above which new ones are rejected; None: no limit until the controller
-            lowers the admission scale.
+        admission_limit: sequences inside at most; None: no limit until the controller lowers the admission scale.
         path: what the processes in front of the engine cost; None: nothing.
     """
 
@@ -49,11 +52,17 @@ class Replica:
         self.ready_at_s = ready_at_s
         self.gone = False  # failed or retired: messages to it are lost
         self.draining = False  # gets no new requests, and goes when the last is answered
-        self.refused = 0
         self.directive_changes = 0  # between one directive and the next; lapses are no decision
-        self._limit = admission_limit
-        self._max_seqs = table.engine.max_num_seqs
-        self._admission_scale = 1.0
+        limits = table.engine
+        self._admission = Admission(
+            admission_limit,
+            limits.max_num_seqs,
+            TOKENS_IN_QUEUE * limits.kv_tokens,
+            limits.max_model_tokens,
+            clock=lambda: 0.0,  # only deadlines and times to try again go by it, and there are none here
+        )
+        self._places: dict[SimRequest, Place] = {}
+        self._elsewhere = Elsewhere()
         self._slo_ms = (config.slo.ttft_ms, config.slo.tpot_ms)
         self._follower = DirectiveFollower(name, *config.lapsed)
         self._directed: DirectiveMode | None = None
@@ -62,27 +71,32 @@ class Replica:
         self._within_slo = 0
         self._put_in_force(0.0)
 
-    @property
-    def admission_limit(self) -> int | None:
-        """Requests inside at most, as the live replica's admission control; None: no limit."""
-        if self._limit is None and self._admission_scale >= 1.0:
-            return None
-        return max(1, floor(self._whole_limit * self._admission_scale))
+    def advance(self, now_s: float) -> None:
+        """Run the engine up to now, and let out the requests that it has answered."""
+        self.engine.advance(now_s)
+        if self.engine.finished:
+            self._let_out()
 
-    @property
-    def _whole_limit(self) -> int:
-        return self._limit or SEQUENCES_IN_QUEUE * self._max_seqs
-
-    def offer(self, now_s: float, request: SimRequest) -> bool:
-        """Give a request to the engine, or reject it (False) because of the admission limit."""
-        engine = self.engine
-        engine.advance(now_s)
-        limit = self.admission_limit
-        if limit is not None and engine.ongoing >= limit:
-            self.refused += 1
-            return False
-        engine.add(now_s, request)
-        return True
+    def offer(self, now_s: float, request: SimRequest) -> Answer:
+        """Take a request, or say that another replica should, or refuse it: in the order of ``deploy.front.generate``."""
+        self.advance(now_s)
+        attempt = {ATTEMPT_HEADER.encode(): b"%d" % request.index}
+        body_bytes = CHARACTERS_PER_TOKEN * request.prompt_tokens
+        pinned_go = request.pinned and self._follower.pinned_go_elsewhere(now_s)
+        if pinned_go and self._elsewhere.may_go(attempt, body_bytes):
+            return "elsewhere"
+        try:
+            place = self._admission.enter(Asked(1, 1, request.prompt_tokens, request.output_tokens))
+        except NoRoom as no_room:
+            if self._elsewhere.came_back(attempt):
+                return "refused"
+            replicas = self._follower.replicas
+            goes = replicas > 1 and self._elsewhere.may_go(attempt, body_bytes)
+            self._admission.turned_away(no_room, min(replicas, MOST_TRIES) if goes else 1)
+            return "elsewhere" if goes else "refused"
+        self._places[request] = place
+        self.engine.add(now_s, request)
+        return "taken"
 
     def take(self, now_s: float, directive: Directive) -> DirectiveAck:
         """A directive arrives, as a broadcast or as the answer to a snapshot."""
@@ -97,10 +111,8 @@ class Replica:
         """The replica's state now, and the lease looked at."""
         if self._follower.on_timer(now_s):
             self._put_in_force(now_s)
-        engine = self.engine
-        engine.advance(now_s)
-        if engine.finished:
-            self._evaluate_slo()
+        self.advance(now_s)
+        engine, admission = self.engine, self._admission
         stats = engine.stats
         self._seq += 1
         return ReplicaSnapshot(
@@ -116,7 +128,7 @@ class Replica:
             order=self._follower.order(now_s),
             order_for_all=self._follower.order_for_all(now_s),
             desired_replicas=self._follower.desired_replicas,
-            admission_scale=self._admission_scale,
+            admission_scale=admission.scale,
             lease_remaining_s=self._follower.lease_remaining_s(now_s),
             switches=stats.switches,
             steps_fp16=stats.steps[False],
@@ -131,8 +143,8 @@ class Replica:
             arrivals=engine.arrivals,
             arrived_tokens=engine.arrived_tokens,
             finished=engine.finished_count,
-            inside_share=engine.ongoing / self._whole_limit,
-            refused=self.refused,
+            inside_share=admission.inside_share,
+            refused=admission.refused,
             slo_evaluated=self._slo_evaluated,
             within_slo=self._within_slo,
             ttft=engine.ttft.summary(now_s),
@@ -143,18 +155,19 @@ class Replica:
         )
 
     def _put_in_force(self, now_s: float) -> None:
-        self.engine.advance(now_s)  # steps that have begun keep their precision
+        self.advance(now_s)  # steps that have begun keep their precision
         force = self._follower.in_force(now_s)
         self.engine.direct(force.mode, force.rule)
-        self._admission_scale = force.admission_scale
+        self._admission.scale = force.admission_scale
         if not force.expired:
             self.directive_changes += self._directed not in (None, force.mode)
             self._directed = force.mode
 
-    def _evaluate_slo(self) -> None:
+    def _let_out(self) -> None:
         ttft_limit_ms, tpot_limit_ms = self._slo_ms
         for request in self.engine.finished:
             self._slo_evaluated += 1
             tpot_ms = request.tpot_ms
             self._within_slo += request.ttft_ms <= ttft_limit_ms and (tpot_ms is None or tpot_ms <= tpot_limit_ms)
+            self._places.pop(request).leave(request.output_tokens)
         self.engine.finished.clear()

@@ -1,58 +1,71 @@
-"""Which replica gets a request. Seeded; queue lengths are exact at the moment of the choice.
+"""Which replica gets a request: HAProxy's ``balance leastconn``, and a second try where a replica sends the request on. Pure.
 
-``p2c`` is Ray Serve's router: two replicas at random, the one with fewer ongoing requests. As in the service, it takes
-pinned requests to replicas that run FP16 anyway, where there are any, then to those that choose for themselves.
+One HAProxy stands in front of all replicas, and its counts are exact at the moment of the choice. An engine is asked for its count
+only where a step has ended since the last time: no request ends within a step.
 """
-
-from collections.abc import Callable, Sequence
-from typing import Literal
 
 import numpy as np
 
-from nestedfp.modes import DirectiveMode
+from deploy.haproxy.haproxy_config import tries
 from simulator.cluster.replica import Replica
 from simulator.engine.request import SimRequest
 
-Routing = Literal["p2c", "round_robin"]
-Router = Callable[[float, SimRequest, Sequence[Replica]], Replica]
-BLOCK = 4096
+TURN_BITS = 40  # below the count of open requests: which of equals was asked longest ago
 
 
-def make_router(routing: Routing, seed: int) -> Router:
-    """A function of time and the replicas that take requests (at least one)."""
-    if routing == "round_robin":
-        count = -1
+class LeastConnections:
+    """HAProxy, as far as requests and replicas go.
 
-        def round_robin(now_s: float, request: SimRequest, replicas: Sequence[Replica]) -> Replica:
-            nonlocal count
-            count += 1
-            return replicas[count % len(replicas)]
+    Args:
+        most_replicas: that there may be; a request is offered the more often.
+    """
 
-        return round_robin
+    def __init__(self, most_replicas: int) -> None:
+        self._tries = tries(most_replicas)
+        self._turn = 0
+        self.replicas: list[Replica] = []
+        # By replica: the open requests and the turn in one number, and the time from which on there may be fewer.
+        self._ranks = np.zeros(0, np.int64)
+        self._sure_until_s = np.zeros(0)
 
-    rng = np.random.default_rng([0x2C, seed])
-    draws: list[float] = []
+    def add(self, replica: Replica) -> None:
+        """A replica takes requests from now on."""
+        self.replicas.append(replica)
+        self._ranks = np.append(self._ranks, np.int64(0))
+        self._sure_until_s = np.append(self._sure_until_s, 0.0)
 
-    def p2c(now_s: float, request: SimRequest, replicas: Sequence[Replica]) -> Replica:
-        if request.pinned:
-            replicas = _for_pinned(replicas)
-        if len(replicas) == 1:
-            return replicas[0]
-        if len(draws) < 2:
-            draws.extend(rng.random(BLOCK).tolist())
-        first = int(draws.pop() * len(replicas))
-        second = (first + 1 + int(draws.pop() * (len(replicas) - 1))) % len(replicas)
-        one, other = replicas[first], replicas[second]
-        one.engine.advance(now_s)
-        other.engine.advance(now_s)
-        return one if one.engine.ongoing <= other.engine.ongoing else other
+    def remove(self, replica: Replica) -> None:
+        """It takes no more; nothing changes where it took none."""
+        if replica in self.replicas:
+            index = self.replicas.index(replica)
+            del self.replicas[index]
+            self._ranks = np.delete(self._ranks, index)
+            self._sure_until_s = np.delete(self._sure_until_s, index)
 
-    return p2c
+    def send(self, now_s: float, request: SimRequest) -> bool:
+        """Offer a request to one replica after another, each time to the one with the fewest open requests but the last asked.
 
+        Returns:
+            Whether a replica took it. There must be one at least.
+        """
+        for index in np.flatnonzero(self._sure_until_s <= now_s).tolist():
+            self._look(index, now_s, int(self._ranks[index]) & (1 << TURN_BITS) - 1)
+        asked: int | None = None
+        for _ in range(self._tries):
+            ranks = self._ranks
+            if asked is not None and len(ranks) > 1:
+                ranks = ranks.copy()
+                ranks[asked] = np.iinfo(np.int64).max
+            asked = int(ranks.argmin())
+            answer = self.replicas[asked].offer(now_s, request)
+            self._turn += 1
+            self._look(asked, now_s, self._turn)
+            if answer != "elsewhere":
+                return answer == "taken"
+        return False
 
-def _for_pinned(replicas: Sequence[Replica]) -> Sequence[Replica]:
-    for mode in (DirectiveMode.FP16, DirectiveMode.AUTO):
-        group = [replica for replica in replicas if replica.engine.directive is mode]
-        if group:
-            return group
-    return replicas
+    def _look(self, index: int, now_s: float, turn: int) -> None:
+        replica = self.replicas[index]
+        replica.advance(now_s)
+        self._ranks[index] = replica.engine.ongoing << TURN_BITS | turn
+        self._sure_until_s[index] = replica.engine.next_change_s

@@ -5,7 +5,6 @@ from typing import Annotated
 from pydantic import Field
 
 from simulator.cluster.network import NetworkConfig
-from simulator.cluster.routing import Routing
 from simulator.engine.path_queue import PathCost
 from workload.frozen import FrozenModel
 from workload.resample import JITTER_S
@@ -27,8 +26,7 @@ class Scenario(FrozenModel):
     replicas: Annotated[int, Field(ge=1)] = 1
     max_replicas: Annotated[int, Field(ge=1)] | None = None  # of the autoscaler; None: it may not add any
     cold_start_s: Seconds = 60.0  # until an added replica serves
-    admission_limit: Annotated[int, Field(ge=1)] | None = None  # ongoing requests of a replica
-    routing: Routing = "p2c"
+    admission_limit: Annotated[int, Field(ge=1)] | None = None  # sequences inside a replica
     network: NetworkConfig = NetworkConfig()
     failures: tuple[Failure, ...] = ()
     path: PathCost | None = None  # in front of each replica; None: it costs nothing

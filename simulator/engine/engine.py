@@ -107,13 +107,18 @@ class Engine:
 
     @property
     def ongoing(self) -> int:
-        """Requests inside: what a router compares."""
+        """Requests inside: what HAProxy compares."""
         return len(self.running) + len(self.waiting)
 
     @property
     def busy(self) -> bool:
         """Whether anything is left to do."""
         return self.ends_s < inf
+
+    @property
+    def next_change_s(self) -> float:
+        """When the next step ends: until then no request does. A time that has passed where the engine has not been advanced."""
+        return self.ends_s
 
     def stop(self) -> None:
         """The engine dies: nothing more happens."""

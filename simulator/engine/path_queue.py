@@ -106,6 +106,10 @@ class ServedEngine(Engine):
         return super().ongoing + len(self._on_their_way)
 
     @property
+    def next_change_s(self) -> float:
+        return min(self.ends_s, self._on_their_way[0][0] if self._on_their_way else inf)
+
+    @property
     def busy(self) -> bool:
         return self.ends_s < inf or bool(self._on_their_way)
 

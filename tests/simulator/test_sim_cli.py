@@ -298,7 +298,6 @@ def test_generated_loads_need_no_trace(kind: str, tmp_path: Path, table: Path):
         (("--trace", "{trace}", "--policy", "static_fp16", "--load", "nan"), "--load: expected a fraction"),
         (("--trace", "{trace}", "--policy", "static_fp16", "--replicas", "0"), "replicas: "),
         (("--trace", "{trace}", "--policy", "static_fp16", "--loss", "1.5"), "network.loss: "),
-        (("--trace", "{trace}", "--policy", "static_fp16", "--routing", "best"), "routing: "),
         (("--trace", "{trace}", "--policy", "static_fp16", "--start", "9999"), "choose another --start"),
         (("--trace", "{trace}", "--policy", "static_fp16", "--table", "{trace}"), "not an engine table"),
         (("--trace", "{trace}", "--policy", "static_fp16", "--config", "{trace}"), "expected keys and values"),

@@ -1,4 +1,4 @@
-"""The simulated cluster: determinism, routing, network, failures, and that it runs the live core.
+"""The simulated cluster: determinism, network, failures, and that it runs the live core.
 
 Run: python -m pytest tests/simulator/test_sim_cluster.py
 """
@@ -14,22 +14,22 @@ from sim_builders import make_requests, make_table, policy_config
 import controller.live.actor
 import deploy.agent.agent
 import deploy.agent.enforcement
+import deploy.front.generate
+import deploy.haproxy.launcher
 import nestedfp.steps.step_rule
 import simulator.cluster.cluster
 import simulator.cluster.replica
+import simulator.cluster.routing
 import simulator.engine.engine
 from controller.config import ControllerConfig
 from controller.decide.loop import ControlLoop
 from controller.messages import Directive, DirectiveAck, ReplicaSnapshot
-from deploy.access.admission import Admission
 from nestedfp.modes import DirectiveMode, Mode
 from simulator.bench import make_bench, make_config, simulate
 from simulator.cluster.cluster import Cluster, RunResult
 from simulator.cluster.network import Network, NetworkConfig
 from simulator.cluster.replica import Replica
-from simulator.cluster.routing import make_router
 from simulator.cluster.scenario import Failure, Scenario
-from simulator.engine.request import SimRequest
 from workload.synthetic import synthetic_trace
 
 pytestmark = pytest.mark.slow
@@ -80,11 +80,13 @@ def test_more_load_is_never_better_and_fp8_carries_more():
 
 
 def test_at_the_capacity_a_queue_neither_empties_nor_explodes():
-    # The calibration says what a replica carries; well below it waits stay short, well above they grow with the run.
+    # The calibration says what a replica carries; well below it waits stay short, well above they grow until it is full.
     fp16 = make_config({}, "static_fp16", BENCH)
     below, above = (simulate(BENCH, fp16, Scenario(), load, lambda: 0.0)[1] for load in (0.7, 1.5))
     assert below.ended_s - 150 < 20  # the longest answer alone takes 15
-    assert above.ended_s - 150 > 45
+    assert above.ended_s - 150 > 25
+    shed = [sum(request.outcome == "shed" for request in result.requests) for result in (below, above)]
+    assert shed[0] == 0 < shed[1]
 
 
 def test_every_request_is_answered_or_said_to_be_shed_refused_or_lost():
@@ -97,7 +99,6 @@ def test_every_request_is_answered_or_said_to_be_shed_refused_or_lost():
     result = run(policy_config("static_fp16"), scenario, *steady(300, 40.0), (9.0, 9000, 10))
     outcomes = {request.outcome for request in result.requests}
     assert outcomes == {"finished", "shed", "lost", "refused"}
-    assert sum(replica.refused for replica in result.replicas) == sum(r.outcome == "shed" for r in result.requests)
     assert [replica.name for replica in result.replicas].count("replica-00000") == 2
     served = sum(replica.engine.finished_count for replica in result.replicas)
     assert served == sum(request.outcome == "finished" for request in result.requests)
@@ -107,43 +108,6 @@ def test_requests_are_lost_while_no_replica_serves():
     failure = Failure(replica=0, at_s=1.0, down_s=2.0)
     result = run(policy_config("static_fp16"), Scenario(failures=(failure,)), (0.5, 10, 2), (2.0, 10, 2), (4.0, 10, 2))
     assert [request.outcome for request in result.requests] == ["finished", "lost", "finished"]
-
-
-def test_two_choices_balance_better_than_turns():
-    # Every other request is long: turns give all the long ones to the same replica.
-    sizes = [(0.5 + index * 0.05, 200, 400 if index % 2 else 2) for index in range(400)]
-    longest = {}
-    for routing in ("p2c", "round_robin"):
-        result = run(policy_config("static_fp16"), Scenario(replicas=2, routing=routing), *sizes)
-        longest[routing] = max(request.ttft_ms for request in result.requests)
-        arrivals = sorted(replica.engine.arrivals for replica in result.replicas)
-        assert sum(arrivals) == 400
-        if routing == "round_robin":
-            assert arrivals == [200, 200]
-    assert longest["p2c"] <= longest["round_robin"]
-
-
-@pytest.mark.parametrize("configured", [None, 10])
-@pytest.mark.parametrize("scale", [1.0, 0.5, 0.05, 0.001])
-def test_the_admission_limit_is_that_of_the_live_replica(configured: int | None, scale: float):
-    live = Admission(configured, TABLE.engine.max_num_seqs)
-    live.scale = scale
-    replica = Replica("r", "i", TABLE, policy_config("static_fp16"), admission_limit=configured)
-    directive = Directive(epoch=1, mode=DirectiveMode.FP16, lease_s=2.0, reason="test", admission_scale=scale)
-    replica.take(0.0, directive)
-    assert replica.admission_limit == live.limit
-
-
-def test_pinned_requests_go_to_replicas_that_run_fp16_anyway():
-    replicas = [Replica(f"r{i}", "i", TABLE, policy_config("static_fp16")) for i in range(6)]
-    for index, replica in enumerate(replicas):
-        mode = DirectiveMode.FP16 if index in (2, 5) else DirectiveMode.FP8
-        replica.take(0.0, Directive(epoch=1, mode=mode, lease_s=2.0, reason="test"))
-    route = make_router("p2c", seed=0)
-    pinned, free = (SimRequest(0, 0.0, 10, 2, pinned=pinned) for pinned in (True, False))
-    assert {route(0.0, pinned, replicas).name for _ in range(100)} == {"r2", "r5"}
-    assert len({route(0.0, free, replicas).name for _ in range(100)}) == 6
-    assert route(0.0, pinned, replicas[:2]).name in {"r0", "r1"}
 
 
 def test_an_overload_makes_the_real_loop_go_to_fp8_and_all_replicas_follow():
@@ -258,6 +222,9 @@ def test_snapshots_are_what_the_schema_demands():
 def test_simulator_and_service_use_the_same_classes():
     assert simulator.cluster.cluster.ControlLoop is controller.live.actor.ControlLoop
     assert issubclass(deploy.agent.enforcement.SharedFollower, simulator.cluster.replica.DirectiveFollower)
+    assert simulator.cluster.replica.Admission is deploy.front.generate.Admission
+    assert simulator.cluster.replica.Elsewhere is deploy.front.generate.Elsewhere
+    assert simulator.cluster.routing.tries is deploy.haproxy.launcher.tries
     assert deploy.agent.agent.SharedFollower is deploy.agent.enforcement.SharedFollower
     assert simulator.engine.engine.choose is nestedfp.steps.step_rule.choose
     scheduler = (ROOT / "nestedfp/vllm_plugin/scheduling/scheduler.py").read_text()

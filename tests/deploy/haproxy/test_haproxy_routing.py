@@ -8,9 +8,16 @@ import pytest
 from haproxy_calls import answers, ask, count, in_front, up
 from haproxy_run import error_of, ok
 from live_service import wait_until
+from sim_builders import make_table, policy_config
 
+from controller.messages import Directive
+from deploy.access.admission import Admission, NoRoom
 from deploy.front.peers import Elsewhere
 from deploy.haproxy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS, RETRY_AFTER_S, Limits
+from nestedfp.modes import DirectiveMode
+from simulator.cluster.replica import Replica as SimReplica
+from simulator.cluster.routing import LeastConnections
+from simulator.engine.request import SimRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Ray's own
 
@@ -134,3 +141,62 @@ def test_requests_go_to_the_replica_with_the_least_outstanding(folder, replicas)
         assert (count(busy, "/quick"), count(idle, "/quick")) == (0, 20)
         gates[0].set()
         assert {each.result()[0] for each in waiting} == {200}
+
+
+def test_the_simulator_sends_requests_where_haproxy_does(folder, replicas):
+    """Nine requests that stay open, at replicas with room for one, two and nine: who is asked, in which order, who takes it."""
+    rooms = (1, 2, 9)
+    gate = threading.Event()
+    asked: list[int] = []
+    held: list[int] = []
+
+    def holding(number, admission, seen):
+        def answer(path, headers, body):
+            if path == "/up":
+                return 200, {}, b""
+            asked.append(number)
+            raw = {name.encode(): value.encode() for name, value in headers.items()}
+            try:
+                admission.enter()
+            except NoRoom:
+                return (ELSEWHERE_STATUS if seen.may_go(raw, len(body)) else 429), {}, b""
+            held.append(number)
+            gate.wait(60)
+            return 200, {}, b""
+
+        return answer
+
+    servers = [replicas(holding(number, Admission(room, 1), Elsewhere())) for number, room in enumerate(rooms)]
+    by_haproxy = []
+    with in_front(folder, app=servers, limits=Limits()) as (_, port), ThreadPoolExecutor(9) as pool:
+        up(port, "/up")
+        first = (
+            next(n for n, server in enumerate(servers) if count(server, "/up")) + 1
+        ) % 3  # of equals: the others before
+        for _ in range(9):
+            asked.clear()
+            held.clear()
+            got = pool.submit(ask, port, "/v1", "POST", b"x", timeout_s=90)
+            assert wait_until(lambda got=got: held or got.done(), 20, 0.01)
+            by_haproxy.append((tuple(asked), 200 if held else got.result()[0]))
+        gate.set()
+
+    simulated = [
+        SimReplica(str(i), "i", make_table(), policy_config("static_fp16"), 0.0, n) for i, n in enumerate(rooms)
+    ]
+    for replica in simulated:
+        replica.take(0.0, Directive(epoch=1, mode=DirectiveMode.FP16, lease_s=2.0, reason="test", replicas=3))
+    offers: list[int] = []
+    for number, replica in enumerate(simulated):
+        offer = replica.offer
+        replica.offer = lambda *given, n=number, offer=offer: offers.append(n) or offer(*given)
+    proxy = LeastConnections(2)  # as many as the node of these tests is told of
+    for replica in simulated[first:] + simulated[:first]:
+        proxy.add(replica)
+    by_simulator = []
+    for index in range(9):
+        offers.clear()
+        taken = proxy.send(0.0, SimRequest(index, 0.0, 10, 10))
+        by_simulator.append((tuple(offers), 200 if taken else 429))
+    assert by_simulator == by_haproxy
+    assert {status for _, status in by_haproxy} == {200, 429}

@@ -1,0 +1,153 @@
+"""Whom a simulated request is offered to, and who takes it. tests/deploy/haproxy compares it with the real HAProxy.
+
+Run: python -m pytest tests/simulator/test_sim_routing.py
+"""
+
+import pytest
+from sim_builders import make_requests, make_table, policy_config
+
+from controller.messages import Directive
+from deploy.front.peers import RETRYABLE_BODY_BYTES
+from nestedfp.modes import DirectiveMode
+from simulator.cluster.cluster import Cluster
+from simulator.cluster.replica import Replica
+from simulator.cluster.routing import LeastConnections
+from simulator.cluster.scenario import Scenario
+from simulator.engine.path_queue import PathCost
+from simulator.engine.request import SimRequest
+
+TABLE = make_table(max_num_seqs=1000, max_model_tokens=50_000)
+
+
+def make_replicas(*limits: int | None, modes: str = "") -> list[Replica]:
+    """Replicas with these admission limits; in ``modes`` 6 is FP16, 8 FP8, the rest auto."""
+    replicas = [
+        Replica(f"r{i}", "i", TABLE, policy_config("static_fp16"), 0.0, limit) for i, limit in enumerate(limits)
+    ]
+    names = {"6": DirectiveMode.FP16, "8": DirectiveMode.FP8}
+    directed = [names.get(mode, DirectiveMode.AUTO) for mode in modes.ljust(len(limits))]
+    exact = sum(mode is not DirectiveMode.FP8 for mode in directed)
+    for replica, mode in zip(replicas, directed, strict=True):
+        directive = Directive(epoch=1, mode=mode, lease_s=2.0, reason="test", replicas=len(limits), fp16_replicas=exact)
+        replica.take(0.0, directive)
+    return replicas
+
+
+def in_front(replicas: list[Replica]) -> LeastConnections:
+    proxy = LeastConnections(len(replicas))
+    for replica in replicas:
+        proxy.add(replica)
+    return proxy
+
+
+def send(
+    proxy: LeastConnections,
+    count: int,
+    pinned: bool = False,
+    prompt_tokens: int = 10,
+    first: int = 0,
+    now_s: float = 0.0,
+) -> list[str]:
+    """Send requests at one time; the replicas that took them, "" where none did."""
+    takers = []
+    for index in range(first, first + count):
+        request = SimRequest(index, now_s, prompt_tokens, 100, pinned)
+        taken = proxy.send(now_s, request)
+        inside = [replica.name for replica in proxy.replicas if request in replica.engine.unfinished()]
+        assert bool(inside) == taken
+        takers.append("".join(inside))
+    return takers
+
+
+def offer(replicas: list[Replica], count: int, pinned: bool = False) -> list[str]:
+    """The same through an HAProxy of their own."""
+    return send(in_front(replicas), count, pinned)
+
+
+def test_each_request_goes_to_the_replica_with_the_fewest_open_ones():
+    replicas = make_replicas(*[None] * 5)
+    for replica, held in zip(replicas, (3, 1, 4, 0, 5), strict=True):
+        for index in range(held):
+            assert replica.offer(0.0, SimRequest(100 + index, 0.0, 10, 100)) == "taken"
+    proxy = in_front(replicas)
+    assert send(proxy, 4) == ["r3", "r1", "r3", "r1"]
+    assert [replica.engine.ongoing for replica in replicas] == [3, 3, 4, 2, 5]
+    assert len(set(send(proxy, 5, first=50, now_s=60.0))) == 5, "all have answered, and equals take turns"
+
+
+@pytest.mark.parametrize("path", [None, PathCost(per_token_us=40.0, per_request_us=2000.0)])
+def test_the_counts_that_are_compared_are_those_of_the_moment(monkeypatch: pytest.MonkeyPatch, path: PathCost | None):
+    original, checks = LeastConnections.send, []
+
+    def checked(proxy: LeastConnections, now_s: float, request: SimRequest) -> bool:
+        for replica in proxy.replicas:
+            replica.advance(now_s)  # behind the proxy's back
+        counts = {replica: replica.engine.ongoing for replica in proxy.replicas}
+        taken = original(proxy, now_s, request)
+        (taker,) = (replica for replica in proxy.replicas if request in replica.engine.unfinished())
+        checks.append(counts[taker] == min(counts.values()))
+        return taken
+
+    monkeypatch.setattr(LeastConnections, "send", checked)
+    sizes = [(0.5 + index / 90, 100 + 37 * (index % 17), 2 + index % 50) for index in range(900)]
+    Cluster(TABLE, policy_config("slo_feedback"), Scenario(replicas=5, path=path)).run(make_requests(*sizes))
+    assert checks == [True] * 900
+
+
+def test_long_answers_do_not_pile_up_on_one_replica():
+    # Every other request is long: turns would give all the long ones to the same of two replicas.
+    sizes = [(0.5 + index * 0.05, 200, 400 if index % 2 else 2) for index in range(400)]
+    result = Cluster(TABLE, policy_config("static_fp16"), Scenario(replicas=2)).run(make_requests(*sizes))
+    tokens = [replica.engine.stats.tokens[False] for replica in result.replicas]
+    assert max(tokens) < 1.3 * min(tokens)
+
+
+def test_what_one_replica_is_full_for_another_one_takes():
+    replicas = make_replicas(2, 3)
+    assert offer(replicas, 6).count("") == 1
+    assert [replica.engine.ongoing for replica in replicas] == [2, 3]
+    # Each of the two counted half of the one that nobody took, and none of it at the second sight.
+    assert sum(replica.snapshot(0.0).refused for replica in replicas) == 1
+
+
+def test_a_request_that_two_full_replicas_send_back_and_forth_is_refused_though_a_third_has_room():
+    replicas = make_replicas(1, 1, 9)
+    for index in range(2):
+        assert replicas[2].offer(0.0, SimRequest(50 + index, 0.0, 10, 100)) == "taken"
+    assert offer(replicas, 4) == ["r0", "r1", "", ""]
+
+
+def test_a_prompt_whose_body_fits_no_buffer_is_refused_where_it_arrives():
+    proxy = in_front(make_replicas(1, 9))
+    assert send(proxy, 2) == ["r0", "r1"]
+    assert send(proxy, 1, prompt_tokens=RETRYABLE_BODY_BYTES // 4 + 1, first=9) == [""]
+    assert send(proxy, 1, prompt_tokens=RETRYABLE_BODY_BYTES // 4, first=10) == ["r1"]
+
+
+def test_a_pinned_request_goes_on_from_a_replica_in_fp8_to_the_next():
+    assert offer(make_replicas(None, None, modes="86"), 4, pinned=True) == ["r1"] * 4
+    assert offer(make_replicas(None, None, modes="8 "), 4, pinned=True) == ["r1"] * 4
+    assert sorted(offer(make_replicas(None, None, modes="86"), 4)) == ["r0", "r0", "r1", "r1"]
+    assert sorted(offer(make_replicas(None, None, modes="88"), 4, pinned=True)) == ["r0", "r0", "r1", "r1"]
+
+
+def test_two_replicas_in_fp8_send_a_pinned_request_back_and_forth_and_the_first_computes_it():
+    replicas = make_replicas(None, None, None, modes="886")
+    for index in range(3):
+        assert replicas[2].offer(0.0, SimRequest(50 + index, 0.0, 10, 100)) == "taken"
+    assert offer(replicas, 1, pinned=True) == ["r0"]
+    replicas[0].advance(60.0)
+    assert replicas[0].engine.stats.tokens[True] == 0, "a pinned request's steps are FP16 everywhere"
+
+
+def test_without_a_lease_nobody_knows_what_others_run():
+    replicas = make_replicas(None, None, modes="86")
+    assert replicas[0].offer(5.0, SimRequest(0, 5.0, 10, 100, pinned=True)) == "taken"
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_tokens_inside_are_bounded_as_in_the_service(scale: float):
+    # Four times what the KV cache holds, 100,000; an answer counts as its limit, 100.
+    (replica,) = make_replicas(None)
+    replica.take(0.0, Directive(epoch=2, mode=DirectiveMode.FP16, lease_s=2.0, reason="test", admission_scale=scale))
+    assert send(in_front([replica]), 100, prompt_tokens=9_900).count("r0") == 40 * scale
