@@ -148,14 +148,14 @@ def preflight(config: DeployConfig) -> None:
     from deploy.haproxy import launcher
     from deploy.replica import tracing
     from deploy.startup.accelerator import resolve, visible_gpus
-    from nestedfp.checkpoint import verify_shards
+    from nestedfp.checkpoint import read_tensors
 
     if (path := keys.path_of(config.http.keys_file)) is not None:
         keys.load(path)
     if warning := tracing.check(config.tracing):
         print(f"warning: {warning}", file=sys.stderr)
     if config.model.load_format != "dummy":
-        verify_shards(config.model.folder)
+        read_tensors(config.model.folder)
     kind = resolve(config.engine.accelerator)
     ranks = config.most_replicas * config.engine.tensor_parallel_size
     if kind == "gpu" and (gpus := visible_gpus()) < ranks:  # Ray would wait for more for ever
