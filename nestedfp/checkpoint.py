@@ -18,6 +18,7 @@ MAX_HEADER_BYTES = 100 << 20  # the limit of the safetensors library
 PLANES = (".weight_upper", ".weight_lower")  # of a nested layer, beside which there is no ``.weight``
 NAMED = 3  # tensors or files that a message names
 FLOATS = ("F16", "BF16", "F32", "F64")  # types that weights are loaded from
+OTHERS = ("BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64")  # of tensors that are no weights
 _BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 1),
     **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
@@ -205,6 +206,28 @@ def read_tensors(model_dir: Path) -> dict[str, Stored]:
             )
     _require_pairs(model_dir, found)
     return found
+
+
+def read_weights(model_dir: Path) -> dict[str, Stored]:
+    """Do as ``read_tensors``, and refuse quantised tensors of a checkpoint whose config.json does not speak of them.
+
+    vLLM would take their codes for values.
+
+    Raises:
+        CheckpointError: for these, too.
+    """
+    tensors = read_tensors(model_dir)
+    config = read_config(model_dir) if (model_dir / "config.json").is_file() else {}
+    if (config.get("quantization_config") or {}).get("quant_method", "nestedfp") != "nestedfp":
+        return tensors
+    for name, stored in tensors.items():
+        is_weight = name.endswith(".weight") and len(stored.shape) == 2
+        if stored.dtype not in (FLOATS if is_weight else FLOATS + OTHERS):
+            raise CheckpointError(
+                f"{stored.shard}: {name} is {stored.dtype}, expected one of {', '.join(FLOATS)}: it is quantised; take the "
+                "original FP16 or BF16 checkpoint"
+            )
+    return tensors
 
 
 def _require_pairs(model_dir: Path, found: dict[str, Stored]) -> None:

@@ -41,6 +41,7 @@ from nestedfp.checkpoint import (
     read_config,
     read_object,
     read_tensors,
+    read_weights,
 )
 from nestedfp.eligible import is_latent_up, is_no_linear, is_router
 from nestedfp.format import FORMAT_VERSION
@@ -51,7 +52,6 @@ from nestedfp.values import BUFFERS, fault, stream
 DEFAULT_INCLUDE = r"(^|\.)layers\.\d+\.(?!.*experts).*_proj\.weight$"
 # Layers that engines fuse must stay plain together.
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-COPIED_TYPES = (*FLOATS, "BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64")
 
 
 @dataclass
@@ -174,8 +174,9 @@ def convert(source: Path, target: Path, include: str | None = None) -> Report:
     _check_target(source, target)
     config = read_config(source)
     _require_plain(source, config)
-    tensors, before, report = read_tensors(source), fingerprint(source), Report()
-    _require_types(source, tensors)
+    tensors, before, report = read_weights(source), fingerprint(source), Report()
+    if planes := [name for name in tensors if name.endswith(PLANES)]:
+        raise CheckpointError(f"{source} holds planes already ({listed(planes)}); convert the original checkpoint")
     pattern = re.compile(DEFAULT_INCLUDE if include is None else include)
     classify(tensors, pattern, report)
     if include is not None:
@@ -225,16 +226,6 @@ def _require_plain(source: Path, config: dict[str, Any]) -> None:
             method = found.get("quant_method") if isinstance(found, dict) else found
             raise CheckpointError(
                 f"{source} is quantised already ({method}); convert the original FP16 or BF16 checkpoint"
-            )
-
-
-def _require_types(source: Path, tensors: Mapping[str, Stored]) -> None:
-    for name, stored in tensors.items():
-        weight = name.endswith(".weight") and len(stored.shape) == 2
-        if stored.dtype not in (FLOATS if weight else COPIED_TYPES) or name.endswith(PLANES):
-            raise CheckpointError(
-                f"{stored.shard}: {name} is {stored.dtype}, expected one of {', '.join(FLOATS)}: it is quantised already; convert "
-                "the original FP16 or BF16 checkpoint"
             )
 
 
