@@ -103,7 +103,6 @@ NAMES: dict[str, tuple[str, ...] | None] = {
     "vllm.model_executor.model_loader.base_loader:BaseModelLoader.load_model": ("self", "vllm_config", "model_config"),
     "vllm.model_executor.model_loader.base_loader:BaseModelLoader.load_weights": ("self", "model", "model_config"),
     "vllm.model_executor.model_loader.utils:initialize_model": ("vllm_config",),
-    "vllm.utils.torch_utils:set_default_torch_dtype": ("dtype",),
     "vllm.model_executor.model_loader.reload.layerwise:initialize_online_processing": ("layer",),
     "vllm.model_executor.parameter:ModelWeightParameter": None,
     # workers

@@ -22,7 +22,7 @@ with warnings.catch_warnings():
     from nestedfp.vllm_plugin.loading.dry_load import missing
     from nestedfp.vllm_plugin.loading.load_check import checked
 
-pytestmark = pytest.mark.usefixtures("experts_group")
+pytestmark = pytest.mark.usefixtures("experts_group", "dtype_again")
 
 KINDS = {
     "nested": {},
@@ -49,6 +49,13 @@ MOE = {
     "model.norm.weight": (64,),
     **{f"model.layers.{layer}.{name}": shape for layer in range(2) for name, shape in QWEN_LAYER.items()},
 }
+
+
+@pytest.fixture
+def dtype_again():
+    """Put PyTorch's default type back, which vLLM does not after a load that failed."""
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 def write(folder, config, tensors):

@@ -10,7 +10,6 @@ import torch
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.model_executor.model_loader.utils import initialize_model
-from vllm.utils.torch_utils import set_default_torch_dtype
 
 from nestedfp.checkpoint import CheckpointError, Stored
 from nestedfp.vllm_plugin.loading.load_check import LoadCheck, Writes
@@ -48,7 +47,7 @@ def missing(config: VllmConfig, tensors: Mapping[str, Stored]) -> list[str]:
     with (
         set_current_vllm_config(config),
         _one_rank(),
-        set_default_torch_dtype(config.model_config.dtype),
+        _default_dtype(config.model_config.dtype),
         torch.device("meta"),
         Writes() as writes,
     ):
@@ -70,6 +69,16 @@ def missing(config: VllmConfig, tensors: Mapping[str, Stored]) -> list[str]:
 def _without_values(tensors: Mapping[str, Stored]) -> Iterator[tuple[str, torch.Tensor]]:
     for name, stored in tensors.items():
         yield name, torch.empty(stored.shape, dtype=DTYPES.get(stored.dtype, torch.uint8), device="meta")
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()  # which vLLM's own context manager does not put back after an exception
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 @contextmanager
