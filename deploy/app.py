@@ -23,7 +23,7 @@ from deploy.replica.drain import LAST_WORDS_S
 from deploy.replica.llm_replica import NestedFPServer
 from deploy.startup.accelerator import resolve
 
-PLAIN_WORKER = "nestedfp.vllm_plugin.ranks.plain_worker.PlainCPUWorker"
+PLAIN_WORKER = "nestedfp.vllm_plugin.ranks.plain_worker.PlainWorker"
 
 
 def build(args: dict[str, str]) -> Any:
@@ -188,7 +188,7 @@ def engine_kwargs(config: DeployConfig, kind: str) -> dict[str, Any]:
                 "unsupported_gpu": engine.unsupported_gpu,
             }
         }
-    elif kind == "cpu":
+    else:
         kwargs.setdefault("worker_cls", PLAIN_WORKER)
     return kwargs
 

@@ -72,15 +72,19 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def check(config: DeployConfig, path: Path) -> int:
-    """Ask vLLM too, which takes seconds, and say what the file describes; returns the exit status.
+    """Ask vLLM too and read every weight, and say what the file describes; returns the exit status.
 
     Raises:
         ConfigError: what vLLM cannot use.
+        CheckpointError: the checkpoint lacks weights of the model, or holds some that are no finite FP16 numbers.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from deploy.startup.model_check import check_model
+    from deploy.startup.weight_check import check_weights
 
     check_model(config)
+    if warning := check_weights(config):
+        print(f"warning: {warning}", file=sys.stderr)
     print(
         f"{path}: can be started: {config.replicas} replica(s) of {config.model.id}, policy {config.controller.policy.name}"
     )
@@ -148,14 +152,14 @@ def preflight(config: DeployConfig) -> None:
     from deploy.haproxy import launcher
     from deploy.replica import tracing
     from deploy.startup.accelerator import resolve, visible_gpus
-    from nestedfp.checkpoint import verify_shards
+    from nestedfp.checkpoint import read_weights
 
     if (path := keys.path_of(config.http.keys_file)) is not None:
         keys.load(path)
     if warning := tracing.check(config.tracing):
         print(f"warning: {warning}", file=sys.stderr)
     if config.model.load_format != "dummy":
-        verify_shards(config.model.folder)
+        read_weights(config.model.folder)
     kind = resolve(config.engine.accelerator)
     ranks = config.most_replicas * config.engine.tensor_parallel_size
     if kind == "gpu" and (gpus := visible_gpus()) < ranks:  # Ray would wait for more for ever
@@ -268,7 +272,7 @@ def run(config: DeployConfig, path: Path, verbose: bool, began_s: float, key: st
 
             try:
                 vectors = check_model(config)
-            except ConfigError as error:
+            except ValueError as error:
                 print(f"error: {error}", file=sys.stderr, flush=True)
                 return 2
             print(

@@ -1,34 +1,52 @@
 """``nestedfp-convert SOURCE TARGET``: turn an FP16 or BF16 Hugging Face checkpoint into a NestedFP one of the same size.
 
-Every shard is checked before the first one is written, the result appears under its name only when it is complete, and
-one shard is in memory at a time. Embeddings, lm_head, norms, routers and experts stay as they are.
+Every tensor is checked before the first one is written, the result appears under its name only when it is complete and holds
+every tensor of the source, and one shard is in memory at a time. Tensors that are not nested are copied as they are.
 
 What becomes of a linear layer's ``<name>.weight`` (nestedfp/format.py has the format):
     all |w| <= 1.75          -> ``<name>.weight_upper`` and ``<name>.weight_lower``
     up to 0.1 % beyond       -> stays ``<name>.weight`` and is nested, with its outlier list, while it loads
     more beyond              -> stays ``<name>.weight`` and is listed under ``ignore``, with the layers it is fused with
-    a NaN or an infinity     -> the checkpoint is refused
+    a NaN or an infinity, in FP16, in this or any other weight -> the checkpoint is refused
 """
 
 import argparse
+import errno
 import json
+import os
 import re
+import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from nestedfp.cast import cast_report
-from nestedfp.checkpoint import INDEX_NAME, CheckpointError, list_shards, verify_shards
-from nestedfp.eligible import is_latent_up, is_router
+from nestedfp.checkpoint import (
+    FLOATS,
+    INDEX_NAME,
+    PLANES,
+    CheckpointError,
+    Stored,
+    fingerprint,
+    listed,
+    read_config,
+    read_object,
+    read_tensors,
+    read_weights,
+)
+from nestedfp.eligible import is_latent_up, is_no_linear, is_router
 from nestedfp.format import FORMAT_VERSION
 from nestedfp.nested_weight import NestedWeight, nest
+from nestedfp.values import BUFFERS, fault, stream
 
 # A projection inside a decoder layer, but no expert: experts have kernels of their own in vLLM.
 DEFAULT_INCLUDE = r"(^|\.)layers\.\d+\.(?!.*experts).*_proj\.weight$"
@@ -44,98 +62,100 @@ class Report:
     listed: dict[str, int] = field(default_factory=dict)  # module -> weights beyond 1.75
     plain: list[str] = field(default_factory=list)
     excluded: list[str] = field(default_factory=list)  # the user's --include leaves them out
-    inexact_casts: int = 0  # BF16 weights that FP16 cannot hold exactly
+    inexact_casts: int = 0  # weights of any tensor that FP16 cannot hold exactly
     bytes_read: int = 0
 
     def summary(self) -> str:
         """Return one line for a person."""
         text = f"{len(self.nested)} layers nested, {len(self.listed)} with outlier lists, {len(self.plain)} plain"
         if self.inexact_casts:
-            text += f"; {self.inexact_casts} BF16 weights were rounded by the cast to FP16"
+            text += f"; {self.inexact_casts} weights are rounded by the cast to FP16"
         return text
 
 
-def to_fp16(name: str, tensor: torch.Tensor, report: Report) -> torch.Tensor:
-    """Cast a weight to FP16, counting what the cast changes.
-
-    Raises:
-        CheckpointError: when a finite value overflows.
-    """
-    if tensor.dtype == torch.float16:
-        return tensor
-    counts = cast_report(tensor)
-    if counts.overflowed:
-        raise CheckpointError(
-            f"{name}: {counts.overflowed} values beyond FP16's 65504 overflow in the cast from {tensor.dtype}"
-        )
-    report.inexact_casts += counts.flushed + counts.rounded
-    return tensor.to(torch.float16)
-
-
-def is_eligible(name: str, include: re.Pattern[str]) -> bool:
-    """Whether a tensor is the weight of a layer to nest: its name matches and it is none that never is."""
+def is_eligible(name: str, stored: Stored, include: re.Pattern[str]) -> bool:
+    """Whether a tensor is the weight of a layer to nest: its name matches, it is a matrix, and none that never is nested."""
     module = name.removesuffix(".weight")
-    return bool(include.search(name)) and not is_router(module) and not is_latent_up(module)
+    never = is_router(module) or is_latent_up(module) or is_no_linear(module)
+    return bool(include.search(name)) and module != name and len(stored.shape) == 2 and not never
 
 
-def classify(shards: list[Path], include: re.Pattern[str], report: Report) -> None:
-    """Read every shard once and fill ``report``: which layers can be nested.
+def classify(tensors: Mapping[str, Stored], include: re.Pattern[str], report: Report) -> None:
+    """Read every weight once and fill ``report``: which layers can be nested.
 
     Raises:
-        CheckpointError: for a NaN or an infinity, a weight of a wrong type, or an unreadable shard.
+        CheckpointError: for a NaN, an infinity or a value beyond FP16's range in any weight, or an unreadable shard.
     """
-    for name, tensor in _linear_weights(shards, include):
-        module = name.removesuffix(".weight")
-        if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32):
-            raise CheckpointError(f"{name}: dtype is {tensor.dtype}, expected float16, bfloat16 or float32")
+    names = [name for name, stored in tensors.items() if stored.dtype in FLOATS and not name.endswith(BUFFERS)]
+    for name, tensor in stream(tensors, names):
+        if found := fault(tensor):
+            raise CheckpointError(f"{tensors[name].shard}: {name}: {found}; convert a checkpoint that FP16 can hold")
         report.bytes_read += tensor.nbytes
-        result = nest(to_fp16(name, tensor, report))
+        if tensor.dtype != torch.float16:
+            counts = cast_report(tensor)
+            report.inexact_casts += counts.flushed + counts.rounded
+        if not is_eligible(name, tensors[name], include):
+            continue
+        module = name.removesuffix(".weight")
+        result = nest(tensor.to(torch.float16))
         if not isinstance(result, NestedWeight):
-            if result.nonfinite:
-                raise CheckpointError(f"{name}: {result.nonfinite} of {tensor.numel()} weights are NaN or infinite")
             report.plain.append(module)
         elif result.outliers:
             report.listed[module] = result.outliers
         else:
             report.nested.append(module)
-    _keep_fused_together(report)
 
 
-def _linear_weights(shards: list[Path], include: re.Pattern[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    for shard in shards:
-        with safe_open(shard, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - not a dictionary
-                if is_eligible(name, include):
-                    yield name, file.get_tensor(name)
-
-
-def leave_out(shards: list[Path], include: re.Pattern[str], report: Report) -> None:
+def leave_out(tensors: Mapping[str, Stored], include: re.Pattern[str], report: Report) -> None:
     """Note every matrix that the user's ``include`` leaves out, so that it is not nested while it loads either.
 
     Experts are left alone: no engine nests them.
     """
-    for shard in shards:
-        with safe_open(shard, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - not a dictionary
-                candidate = name.endswith(".weight") and ".experts." not in name and not is_eligible(name, include)
-                if candidate and len(file.get_slice(name).get_shape()) == 2:
-                    report.excluded.append(name.removesuffix(".weight"))
-    _keep_fused_together(report)
+    for name, stored in tensors.items():
+        candidate = name.endswith(".weight") and ".experts." not in name and len(stored.shape) == 2
+        if candidate and not is_eligible(name, stored, include):
+            report.excluded.append(name.removesuffix(".weight"))
 
 
-def _keep_fused_together(report: Report) -> None:
+def _keep_fused_together(report: Report) -> list[str]:
+    """Make plain what is fused with a plain layer; return these."""
+    moved = []
     for group in FUSED:
         for module in [*report.plain, *report.excluded]:
             stem, _, leaf = module.rpartition(".")
             if leaf not in group:
                 continue
-            for sibling in (f"{stem}.{name}" for name in group):
+            for sibling in (f"{stem}.{name}" if stem else name for name in group):
                 if sibling in report.nested:
                     report.nested.remove(sibling)
-                    report.plain.append(sibling)
-                elif sibling in report.listed:
-                    del report.listed[sibling]
-                    report.plain.append(sibling)
+                elif report.listed.pop(sibling, None) is None:
+                    continue
+                report.plain.append(sibling)
+                moved.append(sibling)
+    return moved
+
+
+def _require_some(source: Path, tensors: Mapping[str, Stored], include: re.Pattern[str], report: Report) -> None:
+    fused = _keep_fused_together(report)
+    if report.nested or report.listed:
+        return
+    matching = [name for name in tensors if include.search(name)]
+    never = sum(not is_eligible(name, tensors[name], include) for name in matching)
+    reasons = Counter(
+        {
+            f"fused with layers that stay plain ({' or '.join(', '.join(group) for group in FUSED)} go together)": len(
+                fused
+            ),
+            "with too many weights beyond 1.75": len(report.plain) - len(fused),
+            "not matrices of linear layers": never,
+        }
+    )
+    why = "; ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
+    raise CheckpointError(
+        f"{source}: of {len(tensors)} tensors {len(matching)} match {include.pattern!r} and none can be nested"
+        + (f": {why}" if why else "")
+        + "; see --include"
+    )
 
 
 def convert(source: Path, target: Path, include: str | None = None) -> Report:
@@ -151,73 +171,134 @@ def convert(source: Path, target: Path, include: str | None = None) -> Report:
         CheckpointError: when the source cannot be converted; the target does not exist then.
         OSError: when a file cannot be read or written; likewise.
     """
-    _check_target(target)
-    if not (source / "config.json").is_file():
-        raise CheckpointError(f"{source}: no config.json; expected a Hugging Face checkpoint folder")
-    config = json.loads((source / "config.json").read_text())
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method")
-        raise CheckpointError(f"{source} is quantised already ({method}); convert the original FP16 or BF16 checkpoint")
-    verify_shards(source)
-    shards, report = list_shards(source), Report()
+    _check_target(source, target)
+    config = read_config(source)
+    _require_plain(source, config)
+    tensors, before, report = read_weights(source), fingerprint(source), Report()
+    if planes := [name for name in tensors if name.endswith(PLANES)]:
+        raise CheckpointError(f"{source} holds planes already ({listed(planes)}); convert the original checkpoint")
     pattern = re.compile(DEFAULT_INCLUDE if include is None else include)
-    classify(shards, pattern, report)
+    classify(tensors, pattern, report)
     if include is not None:
-        leave_out(shards, pattern, report)
-    if not report.nested and not report.listed:
-        raise CheckpointError(f"{source}: no weight that can be nested matches {pattern.pattern!r}; see --include")
+        leave_out(tensors, pattern, report)
+    _require_some(source, tensors, pattern, report)
 
-    partial = target.with_name(target.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    # A name that nobody has, so that no folder of the user's or of another conversion is touched.
+    partial = target.with_name(f"{target.name}.{secrets.token_hex(4)}.partial")
     partial.mkdir(parents=True)
     try:
-        for file in source.iterdir():
-            if file.is_file() and file.suffix != ".safetensors" and file.name not in ("config.json", INDEX_NAME):
-                shutil.copy2(file, partial / file.name)
-        weight_map = {
-            name: shard.name for shard in shards for name in _convert_shard(shard, partial, set(report.nested))
+        _copy_companions(source, partial)
+        nested = set(report.nested)
+        expected = {
+            name: (stored.shard.name, *kind)
+            for old, stored in tensors.items()
+            for name, *kind in _becomes(old, stored, nested)
         }
+        for shard in sorted({stored.shard for stored in tensors.values()}):
+            _convert_shard(
+                shard, {name: stored for name, stored in tensors.items() if stored.shard == shard}, partial, nested
+            )
         if (source / INDEX_NAME).is_file():
-            index = json.loads((source / INDEX_NAME).read_text())
-            (partial / INDEX_NAME).write_text(json.dumps({**index, "weight_map": weight_map}, indent=2))
+            index = {
+                **read_object(source / INDEX_NAME),
+                "weight_map": {name: kind[0] for name, kind in expected.items()},
+            }
+            (partial / INDEX_NAME).write_text(json.dumps(index, indent=2), encoding="utf-8")
         config["quantization_config"] = {
             "quant_method": "nestedfp",
             "format_version": FORMAT_VERSION,
             "ignore": sorted({*report.plain, *report.excluded}),
         }
         config["dtype"] = config["torch_dtype"] = "float16"
-        (partial / "config.json").write_text(json.dumps(config, indent=2))
-        partial.rename(target)
+        (partial / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+        _require_whole(source, before, partial, expected)
+        _appear(partial, target)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     return report
 
 
-def _convert_shard(shard: Path, folder: Path, nested: set[str]) -> list[str]:
+def _require_plain(source: Path, config: dict[str, Any]) -> None:
+    inner = config.get("text_config")
+    for part in (config, inner if isinstance(inner, dict) else {}):
+        if found := part.get("quantization_config") or part.get("compression_config"):
+            method = found.get("quant_method") if isinstance(found, dict) else found
+            raise CheckpointError(
+                f"{source} is quantised already ({method}); convert the original FP16 or BF16 checkpoint"
+            )
+
+
+def _copy_companions(source: Path, partial: Path) -> None:
+    """Copy all that is no weight: files, and the folders that a model of vectors or a tokenizer has beside them."""
+    for file in source.iterdir():
+        if file.is_file() and file.suffix != ".safetensors" and file.name not in ("config.json", INDEX_NAME):
+            shutil.copy2(file, partial / file.name)
+    folders = {"additional_chat_templates"}
+    if (modules := source / "modules.json").is_file():
+        try:
+            folders |= {module["path"] for module in json.loads(modules.read_text(encoding="utf-8"))}
+        except (ValueError, TypeError, KeyError) as error:
+            raise CheckpointError(f"{modules}: expected a list of modules with a path each, got {error!r}") from None
+    for folder in sorted(folders - {""}):
+        if PurePosixPath(folder).name != folder or folder == "..":
+            raise CheckpointError(f"{modules}: expected the name of a folder beside it, got {folder!r}")
+        if (source / folder).is_dir():
+            shutil.copytree(source / folder, partial / folder)
+
+
+def _becomes(name: str, stored: Stored, nested: set[str]) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Return name, type and shape of what a tensor of the source becomes."""
+    module = name.removesuffix(".weight")
+    if module == name or module not in nested:
+        return [(name, stored.dtype, stored.shape)]
+    return [(module + plane, "U8", stored.shape) for plane in PLANES]
+
+
+def _convert_shard(shard: Path, held: Mapping[str, Stored], folder: Path, nested: set[str]) -> None:
     tensors: dict[str, torch.Tensor] = {}
-    with safe_open(shard, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118 - not a dictionary
-            tensor = file.get_tensor(name)
-            module = name.removesuffix(".weight")
-            if module in nested and name.endswith(".weight"):
-                result = nest(tensor.to(torch.float16))
-                assert isinstance(result, NestedWeight), f"{name} changed while it was being converted"
-                tensors[f"{module}.weight_upper"] = result.upper
-                tensors[f"{module}.weight_lower"] = result.lower
-            else:
-                tensors[name] = to_fp16(name, tensor, Report()) if tensor.is_floating_point() else tensor
+    for name, tensor in stream(held, held):
+        names = [made for made, *_ in _becomes(name, held[name], nested)]
+        if len(names) == 1:
+            tensors[name] = tensor
+            continue
+        result = nest(tensor.to(torch.float16))
+        if not isinstance(result, NestedWeight) or result.outliers:
+            raise CheckpointError(f"{shard}: {name} has changed while it was being converted; convert again")
+        tensors.update(zip(names, (result.upper, result.lower), strict=True))
     save_file(tensors, folder / shard.name, metadata={"format": "pt"})
-    return list(tensors)
 
 
-def _check_target(target: Path) -> None:
+def _require_whole(source: Path, before: str, partial: Path, expected: Mapping[str, tuple[Any, ...]]) -> None:
+    """Compare what was written with what the source holds."""
+    found = {name: (stored.shard.name, stored.dtype, stored.shape) for name, stored in read_tensors(partial).items()}
+    if fingerprint(source) != before or found != expected:
+        wrong = [name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)]
+        raise CheckpointError(
+            f"{source}: it has changed while it was being converted, or the disk lost what was written"
+            + (f" ({listed(wrong)})" if wrong else "")
+            + "; convert again"
+        )
+
+
+def _appear(partial: Path, target: Path) -> None:
+    try:
+        partial.rename(target)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise CheckpointError(f"{target} was made by somebody else meanwhile; it was left alone") from None
+        raise
+
+
+def _check_target(source: Path, target: Path) -> None:
     """See whether the target can be made, before the shards are read, which takes minutes."""
-    if target.exists():
+    if os.path.lexists(target):
         raise CheckpointError(f"{target} exists; name a folder that does not, or remove it")
     there = next(parent for parent in target.absolute().parents if parent.exists())
     if not there.is_dir():
         raise CheckpointError(f"{target}: expected a folder to make it in, and {there} is a file; name another target")
+    if target.resolve().is_relative_to(source.resolve()):
+        raise CheckpointError(f"{target} is inside {source}; name a folder elsewhere")
 
 
 def _regular_expression(text: str) -> str:
@@ -249,6 +330,9 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         where = error.filename or args.target  # of a full disk the system names no file
         print(f"error: {where}: cannot be read or written: {error.strerror or error}", file=sys.stderr)
+        return 2
+    except SafetensorError as error:
+        print(f"error: {args.target}: cannot be written: {error}", file=sys.stderr)
         return 2
     seconds = time.monotonic() - began_s
     print(f"{args.target}: {report.summary()}; {report.bytes_read / 1e9:.2f} GB of weights in {seconds:.1f} s")

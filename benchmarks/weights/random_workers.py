@@ -8,15 +8,9 @@ Engine and HTTP benchmarks on GPUs, and experiments with a published shape, run 
 
 from typing import Any
 
-from vllm.platforms import current_platform
-
 from benchmarks.weights import random_weights
+from nestedfp.vllm_plugin.ranks.plain_worker import PlainWorker
 from nestedfp.vllm_plugin.ranks.worker import NestedFPWorker
-
-if current_platform.is_cpu():
-    from nestedfp.vllm_plugin.ranks.plain_worker import PlainCPUWorker as PlainWorker
-else:
-    from vllm.v1.worker.gpu_worker import Worker as PlainWorker  # type: ignore[assignment]
 
 
 class RandomWeights:
@@ -31,5 +25,5 @@ class RandomNestedFPWorker(RandomWeights, NestedFPWorker):  # type: ignore[misc]
     """For an engine with nested weights."""
 
 
-class RandomPlainWorker(RandomWeights, PlainWorker):  # type: ignore[misc,valid-type]
+class RandomPlainWorker(RandomWeights, PlainWorker):  # type: ignore[misc]
     """For plain vLLM."""

@@ -7,8 +7,10 @@ import dataclasses
 import difflib
 import os
 import re
+from typing import Any
 
 from deploy.config import ConfigError, DeployConfig
+from nestedfp.checkpoint import read_config
 
 LONGEST = 400  # characters of somebody else's message
 
@@ -21,14 +23,13 @@ def check_model(config: DeployConfig) -> bool:
 
     Raises:
         ConfigError: one sentence with the cause and what to change.
+        CheckpointError: config.json cannot be read.
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # as in the replicas
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import FrontendArgs
     from vllm.tokenizers import cached_tokenizer_from_config
 
-    from deploy.app import engine_kwargs
-    from deploy.startup.accelerator import resolve
     from deploy.startup.parser_check import check_parsers
 
     engine, server = _names(AsyncEngineArgs), _names(FrontendArgs)
@@ -37,11 +38,9 @@ def check_model(config: DeployConfig) -> bool:
             near = difflib.get_close_matches(name, engine | server, 1)
             raise ConfigError(f"engine.extra: vLLM has no argument {name!r}{f', but {near[0]!r}' if near else ''}")
     check_parsers(config.engine.extra)
-    given = {**engine_kwargs(config, resolve(config.engine.accelerator)), "model": str(config.model.folder)}
-    # Structured ones say little about the model, and are made into objects by Ray Serve LLM.
-    arguments = {name: value for name, value in given.items() if name in engine and not isinstance(value, dict)}
+    read_config(config.model.folder)
     try:
-        model = AsyncEngineArgs(**arguments).create_model_config()
+        model = AsyncEngineArgs(**engine_arguments(config)).create_model_config()
     except ValueError as error:
         raise ConfigError(f"model {config.model.path!r}: {cause(error)}{_remedy(config, str(error))}") from None
     if model.runner_type not in ("generate", "pooling"):
@@ -60,6 +59,21 @@ def check_model(config: DeployConfig) -> bool:
             "files as well, tokenizer.json and tokenizer_config.json as a rule"
         ) from None
     return vectors
+
+
+def engine_arguments(config: DeployConfig) -> dict[str, Any]:
+    """Return the arguments of a replica's engine without the structured ones.
+
+    These say little about the model, and are made into objects by Ray Serve LLM.
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    from deploy.app import engine_kwargs
+    from deploy.startup.accelerator import resolve
+
+    given = {**engine_kwargs(config, resolve(config.engine.accelerator)), "model": str(config.model.folder)}
+    engine = _names(AsyncEngineArgs)
+    return {name: value for name, value in given.items() if name in engine and not isinstance(value, dict)}
 
 
 def _names(arguments: type) -> set[str]:

@@ -12,7 +12,7 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nestedfp.checkpoint import fingerprint, verify_shards
+from nestedfp.checkpoint import fingerprint, read_weights
 from nestedfp.vllm_plugin import names, versions
 from nestedfp.vllm_plugin.options import OPTIONS_KEY, PluginOptions
 from nestedfp.vllm_plugin.ranks import gpu_support
@@ -93,7 +93,7 @@ def checkpoint_key(config: "VllmConfig") -> str:
         return "dummy"
     model_dir = Path(config.model_config.model)
     if model_dir.is_dir():
-        verify_shards(model_dir)
+        read_weights(model_dir)
         return fingerprint(model_dir)
     # A model hub's name: its configuration has been read by now, so the commit that it resolved to is known.
     commit = getattr(config.model_config.hf_config, "_commit_hash", None)

@@ -32,6 +32,12 @@ def write(folder, tensors, **config):
     return folder
 
 
+def with_config(folder, text):
+    write(folder, weights())
+    (folder / "config.json").write_text(text, encoding="utf-8")
+    return folder
+
+
 def read(folder):
     with safe_open(folder / "model.safetensors", framework="pt") as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -90,11 +96,40 @@ def test_nonfinite_weights_are_refused_and_nothing_is_written(tmp_path, bad):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
 
 
-def test_an_overflowing_cast_is_refused(tmp_path):
-    tensors = weights(torch.bfloat16)
-    tensors[DOWN][1, 2] = 1e6
-    with pytest.raises(CheckpointError, match="overflow"):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("name", [DOWN, EMBED])
+def test_an_overflowing_cast_is_refused(tmp_path, name, dtype):
+    tensors = weights(dtype)
+    tensors[name][1, 2] = -65504
+    if dtype is not torch.bfloat16:  # which rounds it to 65536
         convert(write(tmp_path / "a", tensors), tmp_path / "b")
+    tensors[name][1, 2] = -65536
+    with pytest.raises(CheckpointError, match=rf"{name}: 1 values beyond FP16's 65504 overflow"):
+        convert(write(tmp_path / "a", tensors), tmp_path / "c")
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(
+    "name", [EMBED, "model.norm.weight", "model.layers.0.self_attn.q_proj.bias", "x.experts.gate_up_proj"]
+)
+def test_nonfinite_values_of_any_tensor_are_refused_and_nothing_is_written(tmp_path, name, bad):
+    tensors = {
+        "model.norm.weight": torch.ones(64).half(),
+        "model.layers.0.self_attn.q_proj.bias": torch.ones(64).half(),
+    }
+    tensors |= {**weights(), "x.experts.gate_up_proj": torch.ones(2, 64, 64).bfloat16()}
+    tensors[name].view(-1)[-1] = bad
+    with pytest.raises(CheckpointError, match=rf"model\.safetensors: {name}: 1 of \d+ weights are NaN or infinite"):
+        convert(write(tmp_path / "a", tensors), tmp_path / "b")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_casts_are_counted_in_every_tensor(tmp_path):
+    tensors = weights(torch.bfloat16)
+    tensors[EMBED][0, 0] = 1e-9
+    assert convert(write(tmp_path / "a", tensors), tmp_path / "b").inexact_casts == (
+        convert(write(tmp_path / "a", weights(torch.bfloat16)), tmp_path / "c").inexact_casts + 1
+    )
 
 
 def test_what_include_leaves_out_stays_plain_when_it_is_served_too(tmp_path):
@@ -109,9 +144,10 @@ def test_without_include_nothing_is_kept_from_being_nested_while_it_loads(tmp_pa
     assert json.loads((tmp_path / "b" / "config.json").read_text())["quantization_config"]["ignore"] == []
 
 
-def test_routers_and_latent_projections_are_not_converted_whatever_include_says(tmp_path):
+def test_layers_that_vllm_would_find_no_planes_for_are_not_converted_whatever_include_says(tmp_path):
     tensors = weights()
-    names = ["model.layers.0.mlp.gate.weight", "model.layers.0.self_attn.kv_b_proj.weight"]
+    names = ["model.layers.0.mlp.gate.weight", "model.layers.0.self_attn.kv_b_proj.weight", EMBED, "lm_head.weight"]
+    names += ["model.layers.0.mlp.experts.0.down_proj.weight", "model.layers.0.visual.pos_embed.weight"]
     tensors |= {name: tensors[DOWN].clone() for name in names}
     convert(write(tmp_path / "a", tensors), tmp_path / "b", include=r"\.weight$")
     assert all(name in read(tmp_path / "b") for name in names)
@@ -123,6 +159,99 @@ def test_an_existing_target_is_left_alone(tmp_path):
     with pytest.raises(CheckpointError, match="exists"):
         convert(write(tmp_path / "a", weights()), tmp_path / "b")
     assert (tmp_path / "b" / "precious").read_text() == "x"
+
+
+def test_a_folder_of_the_users_with_a_name_like_a_temporary_one_is_left_alone(tmp_path):
+    (tmp_path / "b.partial").mkdir()
+    (tmp_path / "b.partial" / "precious").write_text("x")
+    convert(write(tmp_path / "a", weights()), tmp_path / "b")
+    assert (tmp_path / "b.partial" / "precious").read_text() == "x"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "b.partial"]
+
+
+def test_of_two_conversions_to_one_target_one_is_refused_and_the_other_is_whole(tmp_path, monkeypatch, capsys):
+    source, save = write(tmp_path / "a", weights()), nested_convert.save_file
+
+    def save_while_another_finishes(*arguments, **keywords):
+        monkeypatch.setattr(nested_convert, "save_file", save)
+        assert main([str(source), str(tmp_path / "b")]) == 0
+        save(*arguments, **keywords)
+
+    monkeypatch.setattr(nested_convert, "save_file", save_while_another_finishes)
+    assert main([str(source), str(tmp_path / "b")]) == 2
+    assert "was made by somebody else meanwhile" in capsys.readouterr().err
+    assert len(read(tmp_path / "b")) == 13
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+@pytest.mark.parametrize("change", ["lose a tensor", "lose a shard", "replace the source"])
+def test_a_result_that_does_not_hold_all_of_the_source_does_not_appear(tmp_path, monkeypatch, change):
+    source, save = write(tmp_path / "a", weights()), nested_convert.save_file
+
+    def save_badly(tensors, path, **keywords):
+        if change == "lose a tensor":
+            tensors.pop(EMBED)
+        save(tensors, path.with_name("other.safetensors") if change == "lose a shard" else path, **keywords)
+        if change == "replace the source":
+            write(source, weights(torch.bfloat16))
+
+    monkeypatch.setattr(nested_convert, "save_file", save_badly)
+    with pytest.raises(CheckpointError, match="changed while it was being converted, or the disk lost"):
+        convert(source, tmp_path / "b")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("folders", [("x", "y"), ("..", "y")])
+def test_shards_in_other_folders_are_refused(tmp_path, folders):
+    tensors = weights()
+    source = write(tmp_path / "a", {EMBED: tensors.pop(EMBED)})
+    (source / "x").mkdir()
+    (source / "y").mkdir()
+    (source / "model.safetensors").rename(source / folders[0] / "model.safetensors")
+    save_file(tensors, source / folders[1] / "model.safetensors")
+    places = {EMBED: f"{folders[0]}/model.safetensors", **dict.fromkeys(tensors, f"{folders[1]}/model.safetensors")}
+    (source / INDEX_NAME).write_text(json.dumps({"weight_map": places}))
+    with pytest.raises(CheckpointError, match="put all shards into one folder"):
+        convert(source, tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_target_inside_the_source_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="is inside"):
+        convert(write(tmp_path / "a", weights()), tmp_path / "a" / "b")
+
+
+def test_whatever_is_not_nested_keeps_its_bits_and_companions_their_folders(tmp_path):
+    torch.manual_seed(1)
+    others = {
+        "model.layers.0.mlp.gate.e_score_correction_bias": torch.randn(8),
+        "model.layers.0.conv1d.weight": torch.randn(8, 1, 4).bfloat16(),
+        "model.norm.weight": torch.randn(64).bfloat16(),
+        "model.layers.0.attn.masked_bias": torch.tensor(-1e9),
+        "model.ids": torch.arange(3),
+    }
+    source = write(tmp_path / "a", {**weights(torch.bfloat16), **others})
+    (source / "modules.json").write_text('[{"path": ""}, {"path": "1_Pooling"}, {"path": "2_Normalize"}]')
+    (source / "1_Pooling").mkdir()
+    (source / "1_Pooling" / "config.json").write_text("{}")
+    convert(source, tmp_path / "b", include=".")
+    result = read(tmp_path / "b")
+    for name, tensor in others.items():
+        assert result[name].dtype == tensor.dtype
+        assert torch.equal(result[name], tensor)
+    assert (tmp_path / "b" / "1_Pooling" / "config.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("modules", ["{}", "[3]", '[{"path": "../a"}]', '[{"path": ".."}]', "["])
+def test_a_wrong_list_of_companion_folders_is_named(tmp_path, modules):
+    source = write(tmp_path / "a", weights())
+    (source / "modules.json").write_text(modules)
+    if modules == "{}":
+        convert(source, tmp_path / "b")
+        return
+    with pytest.raises(CheckpointError, match=r"modules\.json: expected"):
+        convert(source, tmp_path / "b")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 def test_several_shards_keep_their_index(tmp_path):
@@ -144,11 +273,45 @@ def test_several_shards_keep_their_index(tmp_path):
         (lambda folder: write(folder, weights(), quantization_config={"quant_method": "fp8"}), "quantised already"),
         (lambda folder: write(folder, {EMBED: weights()[EMBED]}), "--include"),
         (lambda folder: folder, "no config.json"),
+        (
+            lambda folder: write(folder, weights(), quantization_config="awq"),
+            "quantization_config is 'awq', expected an object",
+        ),
+        (
+            lambda folder: write(folder, weights(), text_config={"quantization_config": {"quant_method": "awq"}}),
+            "(awq)",
+        ),
+        (
+            lambda folder: with_config(folder, "\ufeff{}"),
+            "config.json: expected JSON in UTF-8 without a byte order mark",
+        ),
+        (lambda folder: with_config(folder, ""), "config.json: expected JSON"),
+        (lambda folder: with_config(folder, "[]"), "config.json: expected a JSON object, got list"),
+        (
+            lambda folder: write(folder, {**weights(), DOWN: torch.ones(64, 96).to(torch.float8_e4m3fn)}),
+            "is F8_E4M3, expected",
+        ),
+        (
+            lambda folder: write(folder, {**weights(), DOWN: torch.ones(64, 96).to(torch.int8)}),
+            "down_proj.weight is I8, expected",
+        ),
+        (
+            lambda folder: write(folder, {**weights(), "x.scale": torch.ones(2).to(torch.float8_e5m2)}),
+            "x.scale is F8_E5M2",
+        ),
+        (
+            lambda folder: write(
+                folder, {"a.weight_upper": torch.ones(2, 2).byte(), "a.weight_lower": torch.ones(2, 2).byte()}
+            ),
+            "already",
+        ),
     ],
 )
 def test_the_command_line_says_what_is_wrong(tmp_path, capsys, make, message):
     assert main([str(make(tmp_path / "a")), str(tmp_path / "b")]) == 2
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
     assert not (tmp_path / "b").exists()
 
 
@@ -174,6 +337,22 @@ def test_a_wrong_include_is_named(tmp_path, capsys):
         main([str(write(tmp_path / "a", weights())), str(tmp_path / "b"), "--include", "["])
     assert caught.value.code == 2
     assert "argument --include: expected a regular expression, got '[': unterminated" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("include", "said"),
+    [
+        (
+            "q_proj",
+            "1 match 'q_proj' and none can be nested: 1 fused with layers that stay plain (q_proj, k_proj, v_proj or",
+        ),
+        ("embed", "1 match 'embed' and none can be nested: 1 not matrices of linear layers"),
+        ("nothing", "of 7 tensors 0 match 'nothing' and none can be nested; see --include"),
+    ],
+)
+def test_why_no_match_of_include_can_be_nested_is_said(tmp_path, capsys, include, said):
+    assert main([str(write(tmp_path / "a", weights())), str(tmp_path / "b"), "--include", include]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_the_command_line_reports(tmp_path, capsys):

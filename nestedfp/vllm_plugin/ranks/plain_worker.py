@@ -1,15 +1,28 @@
-"""vLLM's own worker for a CPU, for the service's plain engines: a request with a seed must not end the engine (cpu_seed.py)."""
+"""vLLM's own worker for this platform, for the service's plain engines: a damaged checkpoint is refused as by nested ones, and on a
+CPU a request with a seed does not end the engine (cpu_seed.py)."""
 
 from typing import Any
 
-from vllm.v1.worker.cpu_worker import CPUWorker
+from vllm.platforms import current_platform
 
+from nestedfp.vllm_plugin import failure
+from nestedfp.vllm_plugin.loading import load_check
 from nestedfp.vllm_plugin.ranks import cpu_seed
 
+if current_platform.is_cpu():
+    from vllm.v1.worker.cpu_worker import CPUWorker as BaseWorker
+else:
+    from vllm.v1.worker.gpu_worker import Worker as BaseWorker  # type: ignore[assignment]
 
-class PlainCPUWorker(CPUWorker):
-    """CPUWorker whose seeded requests may have chunked prompts."""
+
+class PlainWorker(BaseWorker):  # type: ignore[misc,valid-type]
+    """vLLM's worker, whose checkpoint is checked and whose seeded requests may have chunked prompts."""
 
     def init_device(self, *args: Any, **kwargs: Any) -> None:
-        cpu_seed.install()
+        if current_platform.is_cpu():
+            cpu_seed.install()
         super().init_device(*args, **kwargs)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        with failure.reported(), load_check.checked():
+            super().load_model(*args, **kwargs)

@@ -11,6 +11,7 @@ from nestedfp.kernels import ops
 from nestedfp.modes import Mode
 from nestedfp.steps.step_costs import StepCosts
 from nestedfp.vllm_plugin import failure
+from nestedfp.vllm_plugin.loading import load_check
 from nestedfp.vllm_plugin.options import PluginOptions
 from nestedfp.vllm_plugin.ranks import cpu_seed, self_check
 from nestedfp.vllm_plugin.ranks.timing import step_timing
@@ -55,7 +56,8 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         with failure.reported():
-            super().load_model(*args, **kwargs)
+            with load_check.checked():
+                super().load_model(*args, **kwargs)
             if PluginOptions.of(self.vllm_config).fp16_only:
                 return
             found = coverage.report(self.get_model())

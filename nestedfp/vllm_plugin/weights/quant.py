@@ -51,7 +51,7 @@ class NestedFPConfig(QuantizationConfig):
         """Read ``quantization_config`` of a converted checkpoint.
 
         Raises:
-            ValueError: for an unknown key or a format version that this code does not read.
+            ValueError: for an unknown key, a format version that this code does not read, or no list of modules.
         """
         if unknown := sorted(set(config) - _KNOWN_KEYS):
             raise ValueError(
@@ -63,7 +63,13 @@ class NestedFPConfig(QuantizationConfig):
                 f"config.json: quantization_config.format_version is {version!r}, this build reads {FORMAT_VERSION}; "
                 "convert the original checkpoint again with nestedfp-convert"
             )
-        return cls(stored=True, ignore=tuple(config.get("ignore", ())))
+        ignore = config.get("ignore", [])
+        if not isinstance(ignore, list) or not all(isinstance(name, str) for name in ignore):
+            raise ValueError(
+                f"config.json: quantization_config.ignore is {ignore!r}, expected a list of modules' names; convert the original "
+                "checkpoint again with nestedfp-convert"
+            )
+        return cls(stored=True, ignore=tuple(ignore))
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         # Here and not above: the name is registered in every process, layers are made in workers.

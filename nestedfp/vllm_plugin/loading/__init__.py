@@ -1,0 +1,1 @@
+"""What an engine's load of a checkpoint has set, and what a checkpoint would leave unset."""
