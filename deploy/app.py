@@ -16,6 +16,7 @@ from deploy.config import APP_NAME, DeployConfig, load
 from deploy.control.control_app import control_application, python_path
 from deploy.control.controller_actor import ControllerActor
 from deploy.control.controller_lookup import CONTROLLER_ACTOR
+from deploy.haproxy import client_headers
 from deploy.haproxy.haproxy_config import CONTROL_PREFIX
 from deploy.haproxy.launcher import SETTINGS_ENV
 from deploy.replica import tracing
@@ -146,7 +147,7 @@ def llm_config(config: DeployConfig, path: Path | None = None) -> LLMConfig:
         accelerator_config={"kind": kind},
         engine_kwargs=engine_kwargs(config, kind),
         deployment_config=options,
-        runtime_env={"env_vars": env | tracing.environment(config.tracing)},
+        runtime_env={"env_vars": env | client_headers.ENVIRONMENT | tracing.environment(config.tracing)},
         log_engine_metrics=False,
     )
 

@@ -24,6 +24,7 @@ from deploy.control import controller_lookup
 from deploy.control_room import page
 from deploy.control_room.feed import Feed
 from deploy.front.replies import Refused, request_id_of
+from deploy.haproxy import client_headers
 from deploy.metrics.application_page import ApplicationMetrics
 from deploy.metrics.openmetrics import CONTENT_TYPE
 from nestedfp import admin_key
@@ -271,7 +272,7 @@ def control_application(application: str, keys_file: str | None = None) -> Any:
         graceful_shutdown_timeout_s=5,
         ray_actor_options={
             "num_cpus": 0,
-            "runtime_env": {"env_vars": {"PYTHONPATH": python_path()}},
+            "runtime_env": {"env_vars": {"PYTHONPATH": python_path(), **client_headers.ENVIRONMENT}},
         },
         logging_config={"enable_access_log": False},
     )

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from deploy.error_types import error_type
 from deploy.haproxy.absence import LONGEST_S, SHORTEST_S, UNKNOWN_S, Absence
+from deploy.haproxy.client_headers import KNOWN
 
 ELSEWHERE_STATUS = (
     425  # a replica's word that another one should take the request; HAProxy tries that, no client sees it
@@ -312,11 +313,8 @@ def write(targets: Targets, limits: Limits, absences: Mapping[str, Absence] | No
             f"the headers are larger than {limits.header_bytes} bytes",
             f" if {{ req.hdrs,length gt {limits.header_bytes} }}",
         ),
-        answer(
-            400,
-            "the header X-Request-Id holds characters beyond ASCII",
-            " if { req.fhdr(x-request-id) -m reg '[^ -~]' }",
-        ),
+        f"http-request del-header '^(?!({'|'.join(KNOWN)})$)' -m reg",
+        answer(400, "a header holds characters beyond ASCII", r" if { req.hdrs -m reg '[^\t\r\n -~]' }"),
         "http-request set-header x-request-id %[var(txn.request_id)]",
         answer(405, "no such method", f" unless {{ method {METHODS} }}"),
         # A request comes to a replica when it is there as a whole, or fills the buffer: half-sent ones cost no replica anything.
