@@ -27,7 +27,7 @@ RETRY_AFTER_S = 2
 METHODS = "GET POST HEAD OPTIONS PUT PATCH DELETE"  # others a replica's server would answer without OpenAI's format
 # Where the control application is mounted, below the application whose replicas it directs; its routes also answer there.
 CONTROL_PREFIX = "/control"
-CONTROL_PATHS = "/status|/decisions|/metrics|/admin/.*"
+CONTROL_PATHS = "/status|/decisions|/metrics|/admin/.*?"
 KEPT_S = (
     900.0  # that the replicas of an application which Serve knows no more are kept for: it may be between two versions
 )
@@ -206,17 +206,22 @@ def _name(server: str) -> str:
 def control_routes(backends: Sequence[Backend]) -> list[str]:
     """Return the rules that lead the control routes of each application to its control application.
 
-    Whatever is mounted at ``PREFIX/control`` is taken for that of ``PREFIX``. Those of the root lead nowhere else.
+    Whatever is mounted at ``PREFIX/control`` is taken for that of ``PREFIX``. Those of the root lead nowhere else. A slash at the
+    end changes nothing.
     """
     mounted = {each.prefix.removesuffix(CONTROL_PREFIX) for each in backends if each.prefix.endswith(CONTROL_PREFIX)}
     rules = []
     for base in sorted({"", *mounted}):
         control = f"{base}{CONTROL_PREFIX}"
+        written = control.replace("%", "%%")
         # In single quotes, where $ and \ stand for themselves.
         rules += [
-            f"http-request replace-path '^{re.escape(base)}({CONTROL_PATHS})$' '{control.replace('%', '%%')}\\1'",
+            f"http-request replace-path '^{re.escape(base)}({CONTROL_PATHS})/*$' '{written}\\1'",
+            f"http-request replace-path '^({re.escape(control)}/.+?)/+$' '\\1'",
             f"http-request set-path {control}/ if {{ path {control} }}",  # the control room
         ]
+        if base in mounted:
+            rules += [f"http-request redirect location '{written}/' if {{ path {base}/ }} {{ method GET HEAD }}"]
     return rules
 
 
@@ -315,6 +320,11 @@ def write(targets: Targets, limits: Limits, absences: Mapping[str, Absence] | No
         ),
         f"http-request del-header '^(?!({'|'.join(KNOWN)})$)' -m reg",
         answer(400, "a header holds characters beyond ASCII", r" if { req.hdrs -m reg '[^\t\r\n -~]' }"),
+        answer(
+            415,
+            "expected a body without Content-Encoding: send it uncompressed",
+            " if { req.fhdr(content-encoding) -m reg -i '^(?!identity$)' }",
+        ),
         "http-request set-header x-request-id %[var(txn.request_id)]",
         answer(405, "no such method", f" unless {{ method {METHODS} }}"),
         # A request comes to a replica when it is there as a whole, or fills the buffer: half-sent ones cost no replica anything.

@@ -22,7 +22,7 @@ from deploy.access.keys import Keys, path_of
 from deploy.agent.agent import ReplicaAgent
 from deploy.agent.plain_agent import PlainAgent
 from deploy.control.controller_link import DirectiveCall, ServeControllerLink
-from deploy.front import tap
+from deploy.front import tap, tokenizer_queue
 from deploy.front.app import Front
 from deploy.front.checks import grammars
 from deploy.front.checks.grammars import Grammars
@@ -31,7 +31,7 @@ from deploy.front.generate import Generate, Queueing
 from deploy.front.handover import stand_before_engine, take_over
 from deploy.front.meter import PathMeter
 from deploy.front.peers import PeerView
-from deploy.front.routes import text, vectors
+from deploy.front.routes import text, tokens, vectors
 from deploy.front.routes.cors import allowing
 from deploy.front.routes.pages import Shown
 from deploy.metrics import bulk
@@ -208,8 +208,9 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             completion, chat = app.state.openai_serving_completion, app.state.openai_serving_chat
             take_over(completion, chat, self._grammars)
             routes = text.routes(completion, chat)
+        tokenizer_queue.install(self.engine.client.renderer._executor)
         generate = Generate(
-            routes,
+            routes | tokens.routes(app.state.serving_tokenization),
             self.engine.client,
             self._admission,
             self._meter,
