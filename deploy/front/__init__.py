@@ -11,7 +11,6 @@
     deadline.py   ends a request that the engine has not begun in time
     grammars.py   tries each grammar of a structured output in a process of its own (grammar_process.py) before the engine
     replies.py    answers that are no stream, and errors in OpenAI's format
-    tokenizer_queue.py  the thread that makes tokens of texts, the shortest request first
     meter.py      what a request waits for on this path, and how long
 
 One process, one event loop: the loop that reads the engine's outputs writes them to the sockets.

@@ -16,13 +16,14 @@ from ray.serve.llm.deployment import LLMServer
 from vllm import envs
 
 from controller.config import ControllerConfig
+from deploy.access import tokenizer_queue
 from deploy.access.access_log import Format, open_log, serve_logs
 from deploy.access.admission import TOKENS_IN_QUEUE, Admission, Shares
 from deploy.access.keys import Keys, path_of
 from deploy.agent.agent import ReplicaAgent
 from deploy.agent.plain_agent import PlainAgent
 from deploy.control.controller_link import DirectiveCall, ServeControllerLink
-from deploy.front import tap, tokenizer_queue
+from deploy.front import tap
 from deploy.front.app import Front
 from deploy.front.checks import grammars
 from deploy.front.checks.grammars import Grammars

@@ -9,9 +9,9 @@ import pytest
 from front_calls import PATH, Client, ask, asking, error_of, output
 from vllm_parts import engine_config
 
+from deploy.access import tokenizer_queue
 from deploy.access.admission import Admission, Asked
 from deploy.access.keys import Keys
-from deploy.front import tokenizer_queue
 from deploy.front.app import Front
 from deploy.front.checks.bounds import LEAST_PROMPT_TOKENS
 from deploy.front.checks.values import MOST_IDS
