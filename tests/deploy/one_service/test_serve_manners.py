@@ -18,9 +18,11 @@ def replica_url(service):
     processes = [psutil.Process(service.process.pid), *psutil.Process(service.process.pid).children(recursive=True)]
     found = []
     for process in processes:
+        if "NestedFPServer" not in " ".join(process.cmdline()):
+            continue
         for each in process.net_connections("tcp"):
             if each.status == psutil.CONN_LISTEN and each.laddr.port != PORT:
-                url = f"http://{each.laddr.ip}:{each.laddr.port}"
+                url = f"http://127.0.0.1:{each.laddr.port}"
                 try:
                     answer = httpx.get(f"{url}/ready", timeout=2, trust_env=False)
                 except httpx.HTTPError:
