@@ -16,6 +16,7 @@ from deploy.config import APP_NAME, DeployConfig, load
 from deploy.control.control_app import control_application, python_path
 from deploy.control.controller_actor import ControllerActor
 from deploy.control.controller_lookup import CONTROLLER_ACTOR
+from deploy.haproxy import client_headers
 from deploy.haproxy.haproxy_config import CONTROL_PREFIX
 from deploy.haproxy.launcher import SETTINGS_ENV
 from deploy.replica import tracing
@@ -23,6 +24,8 @@ from deploy.replica.drain import LAST_WORDS_S
 from deploy.replica.llm_replica import NestedFPServer
 from deploy.startup.accelerator import resolve
 
+# vLLM takes an empty list for every domain. No URL has this one, and a client that sends a URL reads it.
+NO_DOMAIN = "none; the operator may set engine.extra.allowed_media_domains"
 PLAIN_WORKER = "nestedfp.vllm_plugin.ranks.plain_worker.PlainWorker"
 
 
@@ -120,6 +123,7 @@ def llm_config(config: DeployConfig, path: Path | None = None) -> LLMConfig:
         "PYTHONPATH": python_path(),
         "HF_HUB_OFFLINE": "1",  # models come from disk; without it the first chat request waits for the hub
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",  # from a domain that is allowed to one that is not
     }
     if kind == "cpu":
         env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads)}
@@ -146,7 +150,7 @@ def llm_config(config: DeployConfig, path: Path | None = None) -> LLMConfig:
         accelerator_config={"kind": kind},
         engine_kwargs=engine_kwargs(config, kind),
         deployment_config=options,
-        runtime_env={"env_vars": env | tracing.environment(config.tracing)},
+        runtime_env={"env_vars": env | client_headers.ENVIRONMENT | tracing.environment(config.tracing)},
         log_engine_metrics=False,
     )
 
@@ -166,6 +170,7 @@ def engine_kwargs(config: DeployConfig, kind: str) -> dict[str, Any]:
         "gpu_memory_utilization": engine.gpu_memory_utilization,
     }
     kwargs |= engine.extra
+    kwargs["allowed_media_domains"] = kwargs.get("allowed_media_domains") or [NO_DOMAIN]
     if "tool_call_parser" in engine.extra:  # vLLM would take no notice of it
         kwargs["enable_auto_tool_choice"] = True
     if config.tracing.otlp_endpoint is not None:

@@ -218,6 +218,9 @@ def admin_key(given: str, folder: Path, runs: Path = REPOSITORY / "runs") -> Ite
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 continue
+            os.fchmod(
+                file.fileno(), 0o600
+            )  # one that was there keeps its mode, and what it is replaced by is not for everybody
             file.truncate(0)
             file.write(secrets.token_urlsafe(24))
             file.flush()

@@ -26,7 +26,7 @@ def in_front(
 
 def ask(
     port: int,
-    path: str = "/",
+    path: str = "/v1",
     method: str = "GET",
     body: bytes | None = None,
     headers: Mapping[str, str] | None = None,
@@ -42,7 +42,7 @@ def ask(
         connection.close()
 
 
-def answers(port: int, path: str = "/") -> bool:
+def answers(port: int, path: str = "/v1") -> bool:
     """Whether a request is answered by a replica."""
     try:
         return ask(port, path)[0] == 200
@@ -64,7 +64,7 @@ def refuses(port: int) -> bool:
     return False
 
 
-def up(port: int, path: str = "/") -> None:
+def up(port: int, path: str = "/v1") -> None:
     """Wait until a replica answers through HAProxy."""
     assert wait_until(lambda: answers(port, path), 20, 0.05), "HAProxy does not answer"
 

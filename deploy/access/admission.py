@@ -156,7 +156,7 @@ class Admission:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._configured, self._configured_tokens, self._shares = limit, tokens, shares
-        self._longest = longest
+        self.longest = longest
         self._sequences = self._slots = sequences
         self._in_order = in_order
         self._clock = clock
@@ -223,8 +223,8 @@ class Admission:
         """
         self._advance()
         tokens = asked.samples * (asked.prompt_tokens + asked.prompts * self.expected_output_tokens(asked))
-        if self._longest is not None:  # what asks for more is refused for that, or cut, once it has been read
-            tokens = min(tokens, asked.sequences * self._longest)
+        if self.longest is not None:  # what asks for more is refused for that, or cut, once it has been read
+            tokens = min(tokens, asked.sequences * self.longest)
         if self.inside:
             share = self._shares.of(priority)
             self._check_sequences(asked.sequences, share, priority)

@@ -23,7 +23,9 @@ from deploy.config import REPOSITORY
 from deploy.control import controller_lookup
 from deploy.control_room import page
 from deploy.control_room.feed import Feed
+from deploy.front.checks.bodies import check_kind
 from deploy.front.replies import Refused, request_id_of
+from deploy.haproxy import client_headers
 from deploy.metrics.application_page import ApplicationMetrics
 from deploy.metrics.openmetrics import CONTENT_TYPE
 from nestedfp import admin_key
@@ -32,6 +34,8 @@ from nestedfp.modes import DirectiveMode
 LOOKUP_TIMEOUT_S = 5.0  # it takes a millisecond
 ACTOR_TIMEOUT_S = 5.0  # an answer takes milliseconds, that to an override a second at most
 LONGEST_TTL_S = 7 * 24 * 3600.0
+
+READ = ["GET", "HEAD"]  # the server leaves the body of an answer to HEAD out
 
 log = logging.getLogger(__name__)
 routes = FastAPI(title="NestedFP control", docs_url=None, redoc_url=None, openapi_url=None)
@@ -65,10 +69,16 @@ class Control:
         """Have the control room's timelines begin with the application; called by Serve."""
         self._feed.start()
 
-    @routes.get("/")
+    @routes.api_route("/", methods=READ)
     async def control_room(self) -> HTMLResponse:
         """The control room's page. It holds no data, so it needs no key; what it asks for does."""
         return HTMLResponse(page.HTML, headers=page.HEADERS)
+
+    @routes.head("/events")
+    async def events_head(self, authorization: Annotated[str | None, Header()] = None) -> Response:
+        """Headers of a stream that is not begun."""
+        self._require_role(authorization)
+        return Response(media_type="text/event-stream", headers=page.EVENT_HEADERS)
 
     @routes.get("/events")
     async def events(self, authorization: Annotated[str | None, Header()] = None) -> StreamingResponse:
@@ -83,19 +93,19 @@ class Control:
         events = self._feed.events(lambda: self._require_role(authorization))
         return StreamingResponse(events, media_type="text/event-stream", headers=page.EVENT_HEADERS)
 
-    @routes.get("/metrics")
+    @routes.api_route("/metrics", methods=READ)
     async def metrics(self) -> Response:
         """Metrics of the controller and of every replica, in OpenMetrics."""
         return Response(await self._metrics.text(), media_type=CONTENT_TYPE)
 
-    @routes.get("/status")
+    @routes.api_route("/status", methods=READ)
     async def status(self, authorization: Annotated[str | None, Header()] = None) -> dict[str, Any]:
         """Mode, epoch and reason in force, and the state of every replica."""
         self._require_role(authorization)
         result: dict[str, Any] = await self._ask("status")
         return result
 
-    @routes.get("/decisions")
+    @routes.api_route("/decisions", methods=READ)
     async def decisions(
         self,
         since: Annotated[int, Query(ge=0, lt=2**63)] = 0,
@@ -238,12 +248,12 @@ async def explain_invalid(request: Request, error: RequestValidationError) -> Re
     """Answer a request that does not validate with 400 and the reason, in OpenAI's format."""
     first = error.errors()[0]
     param = ".".join(str(part) for part in first["loc"])
-    kind = request.headers.get("content-type", "none")
-    if first["loc"] == ("body",) and "json" not in kind:
-        message = f"expected a JSON body with the header 'Content-Type: application/json'; got Content-Type {kind}"
-    else:
-        message = f"{first['msg']}, at {param}"
-    return _error(request, Refused(status.HTTP_400_BAD_REQUEST, message, param=param))
+    try:
+        if first["loc"][0] == "body":
+            check_kind(dict(request.scope["headers"]))
+    except Refused as refusal:
+        return _error(request, refusal)
+    return _error(request, Refused(status.HTTP_400_BAD_REQUEST, f"{first['msg']}, at {param}", param=param))
 
 
 @routes.exception_handler(StarletteHTTPException)
@@ -271,7 +281,7 @@ def control_application(application: str, keys_file: str | None = None) -> Any:
         graceful_shutdown_timeout_s=5,
         ray_actor_options={
             "num_cpus": 0,
-            "runtime_env": {"env_vars": {"PYTHONPATH": python_path()}},
+            "runtime_env": {"env_vars": {"PYTHONPATH": python_path(), **client_headers.ENVIRONMENT}},
         },
         logging_config={"enable_access_log": False},
     )

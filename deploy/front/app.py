@@ -8,27 +8,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from deploy.front.checks.bounds import check_detokenize
-from deploy.front.checks.requests import parse
 from deploy.front.generate import Generate
 from deploy.front.replies import Headers, Refused, identifying, refuse, request_id_of
 from deploy.front.routes import models, openapi
 from deploy.front.routes.pages import PageSource, show
 
-# Answered by vLLM's application.
-PASSED_ON = {
-    "/v1/models": ("GET",),
-    "/tokenize": ("POST",),
-    "/detokenize": ("POST",),
-    "/version": ("GET",),
-}
-
-
-def _body_of(path: str) -> Any:
-    """Return vLLM's class of what a route that is passed on takes, or a union of such."""
-    from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeRequest
-
-    return TokenizeRequest if path == "/tokenize" else DetokenizeRequest
+PASSED_ON = ("/v1/models", "/version")  # answered by vLLM's application
+READ, WRITE = ("GET", "HEAD"), ("POST",)
 
 
 class WrongMethod(Refused):
@@ -67,15 +53,15 @@ class Front:
             await self._app(scope, receive, send)  # the application's start and end; there are no web sockets
             return
         arrived_s = time.monotonic()
-        path, method = scope["path"].removeprefix(scope.get("root_path", "")), scope["method"]
-        route = self._generate.routes.get(path)
+        root = scope.get("root_path", "")
+        path = scope["path"].removeprefix(root).rstrip("/") or "/"
+        route, method = self._generate.routes.get(path), scope["method"]
         own = path.startswith(models.PREFIX) or path in self._pages
         request_id = request_id_of(scope)
-        allowed = ("POST",) if route else (("GET",) if own else PASSED_ON.get(path))
         try:
-            if allowed is None:
+            if not (route or own or path in PASSED_ON):
                 raise Refused(404, f"there is no {path[:200]} here")
-            if method not in allowed:
+            if method not in (allowed := WRITE if route else READ):
                 raise WrongMethod(path, method, allowed)
             if (page := self._pages.get(path)) is not None:
                 await show(identifying(send, request_id), await page())
@@ -83,33 +69,16 @@ class Front:
             self.asked += 1
             if route is None:
                 self._generate.keys.of(dict(scope["headers"]))
+                # The server leaves the body of an answer to HEAD out. Whom a web page may let its visitors' browsers ask is not for
+                # vLLM to say: it would allow every page.
+                headers = [header for header in scope["headers"] if header[0] != b"origin"]
+                inner = {**scope, "path": root + path, "method": "GET", "headers": headers}
                 if own:
-                    await show(send, await models.entry(self._app, scope, receive, path.removeprefix(models.PREFIX)))
-                    return
-                await self._pass_on(path, scope, receive, identifying(send, request_id))
+                    await show(send, await models.entry(self._app, inner, receive, path.removeprefix(models.PREFIX)))
+                else:
+                    await self._app(inner, receive, identifying(send, request_id))
                 return
         except Refused as refusal:
             await refuse(send, refusal, request_id)
             return
         await self._generate(route, scope, receive, send, arrived_s)
-
-    async def _pass_on(self, path: str, scope: Any, receive: Any, send: Any) -> None:
-        # Whom a web page may let its visitors' browsers ask is not for vLLM to say: it would allow every page.
-        scope = {**scope, "headers": [header for header in scope["headers"] if header[0] != b"origin"]}
-        if scope["method"] == "GET":
-            await self._app(scope, receive, send)
-            return
-        body = await self._generate.bodies.read(receive)
-        # What vLLM's application says of a body that does not fit is pydantic's own account of it.
-        bounded = check_detokenize if path == "/detokenize" else lambda request: None
-        parse(body, dict(scope["headers"]), _body_of(path), check=bounded)
-        given = False
-
-        async def again() -> Any:
-            nonlocal given
-            if given:
-                return await receive()
-            given = True
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        await self._app(scope, again, send)

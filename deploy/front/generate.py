@@ -16,6 +16,7 @@ from deploy.access.keys import Holder, Keys, Limited
 from deploy.access.priority import NotAllowed, Ranked, ranked
 from deploy.front import streams
 from deploy.front.checks.bodies import Bodies
+from deploy.front.checks.bounds import check_length
 from deploy.front.checks.faults import in_our_words, one_line
 from deploy.front.checks.requests import (
     apply_pin,
@@ -24,6 +25,7 @@ from deploy.front.checks.requests import (
     stated_priority,
     unknown_fields,
 )
+from deploy.front.checks.values import MOST_IDS
 from deploy.front.deadline import Queue, QueueDeadline
 from deploy.front.handover import TURN, Handover, Turn, prompt_tokens_of
 from deploy.front.meter import Passage, PathMeter
@@ -124,7 +126,11 @@ class Generate:
         holder = self.keys.of(headers)
         passage.key = None if holder is None else holder.name
         body = await self.bodies.read(receive)
-        request = parse(body, headers, route.model, route.check)
+        longest = self._admission.longest
+        async with self.bodies.parsing(len(body)):
+            request = parse(body, headers, route.model, route.check, max(MOST_IDS, longest or 0))
+        asked = route.asks(request)
+        check_length(asked.prompts, asked.prompt_tokens, longest)
         passage.model = request.model
         passage.pinned = pinned = apply_pin(request, headers)
         size = len(body)
@@ -140,16 +146,15 @@ class Generate:
         deadline_s = queue_deadline_s(request, headers, self._queueing.deadline_s)
         left_s = None if deadline_s is None else max(0.0, deadline_s - (self._meter.clock() - passage.arrived_s))
         try:
-            place = self._admission.enter(route.asks(request), rank.priority, left_s)
+            place = self._admission.enter(asked, rank.priority, left_s)
         except NoRoom as no_room:
             raise self._full(no_room, headers, size) from None
         turn: Turn | None = None
         with ExitStack() as entered:
-            entered.callback(
-                lambda: place.leave(passage.completion_tokens, answered=turn is not None and turn.accepted)
-            )
+            entered.callback(lambda: place.leave(passage.answer_tokens, answered=turn is not None and turn.accepted))
             at_s = None if deadline_s is None else passage.arrived_s + deadline_s
             turn = self._turn(route, request, passage, place, rank, at_s, headers, size)
+            turn.body_bytes, turn.estimated_tokens = size, asked.prompt_tokens
             entered.callback(turn.ended)
             if holder is not None:
                 self._take_from_quota(holder, pinned, headers, size)
@@ -175,7 +180,7 @@ class Generate:
         size: int,
     ) -> Turn:
         def late(in_engine: bool) -> Refused:
-            passage.prompt_tokens = 0  # nobody has computed them
+            passage.prompt_tokens = passage.read_tokens = 0  # nobody has computed them
             no_room = self._admission.late(rank.priority, in_engine)
             return Refused(503, str(no_room), OVERLOADED, retry_after_s=no_room.retry_after_s)
 

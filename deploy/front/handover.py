@@ -85,6 +85,8 @@ class Turn:
         self.passage = passage
         self.priority = priority
         self._place, self._deadline, self._refusal = place, deadline, refusal
+        self.body_bytes = 0
+        self.estimated_tokens = 0  # of its prompts, before they were tokenized
         self.calls: list[GenerateCall] = []
         self.accepted = False  # the engine has computed a token of it
         self.refused: Refused | None = None  # before the engine heard of it; vLLM's streams make another error of it
@@ -106,6 +108,7 @@ class Turn:
         try:
             self._place.settle(prompt_tokens_of(prompt), most)
         except NoRoom as no_room:
+            self.passage.read_tokens = 0  # nothing came of it
             self.refused = self._refusal(no_room)
             raise self.refused from None
 

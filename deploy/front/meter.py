@@ -15,7 +15,7 @@ from controller.messages import LatencyWindow, PathStats
 from controller.sliding_window import SlidingWindow
 from deploy.access.access_log import Access
 from deploy.metrics.request_metrics import PINS, RequestMetrics, RequestOutcome, precision_of
-from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts, total
+from nestedfp.vllm_plugin.frontend import Collected, total
 
 SPAN_S = 5.0
 LAG_PERIOD_S = 0.05
@@ -55,6 +55,7 @@ class Passage:
         "paused",
         "pinned",
         "prompt_tokens",
+        "read_tokens",
         "status",
         "submitted_s",
         "tokens",
@@ -69,12 +70,13 @@ class Passage:
         self.first_s: float | None = None
         self.last_s = 0.0
         self.prompt_tokens = 0  # that the engine was given
+        self.read_tokens = 0  # that a tokenizer was given, of prompts that the engine was not; an estimate
         self.completion_tokens = 0  # that it has answered with
         self.tokens = 0  # written, as the latencies count them: one an event where vLLM makes the events
         self.writing_since_s: float | None = None
         self.paused = False
         self.pinned = False
-        self.counts: dict[str, TokenCounts] = {}  # by sequence, as the engine tells them
+        self.counts = Collected()
         self.outcome = RequestOutcome.OK
         # For the access log alone.
         self.id: str | None = None
@@ -137,8 +139,13 @@ class Passage:
 
     @property
     def used_tokens(self) -> int:
-        """Tokens of prompts and completions, computed and cached; of a client that left, what the front has seen of them."""
-        return max(sum(map(sum, self.counts.values())), self.prompt_tokens + self.completion_tokens)
+        """Tokens of prompts and completions, computed and cached, however the request ended."""
+        return max(sum(map(sum, self.counts.values())), (self.prompt_tokens or self.read_tokens) + self.answer_tokens)
+
+    @property
+    def answer_tokens(self) -> int:
+        """Tokens that the engine has answered with, also where vLLM hands them on at the end alone."""
+        return max(self.completion_tokens, self.counts.output_tokens)
 
     def ended(self) -> None:
         """The request has left, however it did."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from deploy.error_types import error_type
 from deploy.haproxy.absence import LONGEST_S, SHORTEST_S, UNKNOWN_S, Absence
+from deploy.haproxy.client_headers import KNOWN
 
 ELSEWHERE_STATUS = (
     425  # a replica's word that another one should take the request; HAProxy tries that, no client sees it
@@ -26,7 +27,7 @@ RETRY_AFTER_S = 2
 METHODS = "GET POST HEAD OPTIONS PUT PATCH DELETE"  # others a replica's server would answer without OpenAI's format
 # Where the control application is mounted, below the application whose replicas it directs; its routes also answer there.
 CONTROL_PREFIX = "/control"
-CONTROL_PATHS = "/status|/decisions|/metrics|/admin/.*"
+CONTROL_PATHS = "/status|/decisions|/metrics|/admin/.*?"
 KEPT_S = (
     900.0  # that the replicas of an application which Serve knows no more are kept for: it may be between two versions
 )
@@ -210,17 +211,22 @@ def _name(server: str) -> str:
 def control_routes(backends: Sequence[Backend]) -> list[str]:
     """Return the rules that lead the control routes of each application to its control application.
 
-    Whatever is mounted at ``PREFIX/control`` is taken for that of ``PREFIX``. Those of the root lead nowhere else.
+    Whatever is mounted at ``PREFIX/control`` is taken for that of ``PREFIX``. Those of the root lead nowhere else. A slash at the
+    end changes nothing.
     """
     mounted = {each.prefix.removesuffix(CONTROL_PREFIX) for each in backends if each.prefix.endswith(CONTROL_PREFIX)}
     rules = []
     for base in sorted({"", *mounted}):
         control = f"{base}{CONTROL_PREFIX}"
+        written = control.replace("%", "%%")
         # In single quotes, where $ and \ stand for themselves.
         rules += [
-            f"http-request replace-path '^{re.escape(base)}({CONTROL_PATHS})$' '{control.replace('%', '%%')}\\1'",
+            f"http-request replace-path '^{re.escape(base)}({CONTROL_PATHS})/*$' '{written}\\1'",
+            f"http-request replace-path '^({re.escape(control)}/.+?)/+$' '\\1'",
             f"http-request set-path {control}/ if {{ path {control} }}",  # the control room
         ]
+        if base in mounted:
+            rules += [f"http-request redirect location '{written}/' if {{ path {base}/ }} {{ method GET HEAD }}"]
     return rules
 
 
@@ -317,10 +323,12 @@ def write(targets: Targets, limits: Limits, absences: Mapping[str, Absence] | No
             f"the headers are larger than {limits.header_bytes} bytes",
             f" if {{ req.hdrs,length gt {limits.header_bytes} }}",
         ),
+        f"http-request del-header '^(?!({'|'.join(KNOWN)})$)' -m reg",
+        answer(400, "a header holds characters beyond ASCII", r" if { req.hdrs -m reg '[^\t\r\n -~]' }"),
         answer(
-            400,
-            "the header X-Request-Id holds characters beyond ASCII",
-            " if { req.fhdr(x-request-id) -m reg '[^ -~]' }",
+            415,
+            "expected a body without Content-Encoding: send it uncompressed",
+            " if { req.fhdr(content-encoding) -m reg -i '^(?!identity$)' }",
         ),
         "http-request set-header x-request-id %[var(txn.request_id)]",
         answer(405, "no such method", f" unless {{ method {METHODS} }}"),

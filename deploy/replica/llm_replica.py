@@ -16,6 +16,7 @@ from ray.serve.llm.deployment import LLMServer
 from vllm import envs
 
 from controller.config import ControllerConfig
+from deploy.access import tokenizer_queue
 from deploy.access.access_log import Format, open_log, serve_logs
 from deploy.access.admission import TOKENS_IN_QUEUE, Admission, Shares
 from deploy.access.keys import Keys, path_of
@@ -31,7 +32,7 @@ from deploy.front.generate import Generate, Queueing
 from deploy.front.handover import stand_before_engine, take_over
 from deploy.front.meter import PathMeter
 from deploy.front.peers import PeerView
-from deploy.front.routes import text, vectors
+from deploy.front.routes import text, tokens, vectors
 from deploy.front.routes.cors import allowing
 from deploy.front.routes.pages import Shown
 from deploy.metrics import bulk
@@ -208,8 +209,9 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             completion, chat = app.state.openai_serving_completion, app.state.openai_serving_chat
             take_over(completion, chat, self._grammars)
             routes = text.routes(completion, chat)
+        tokenizer_queue.install(self.engine.client.renderer._executor)
         generate = Generate(
-            routes,
+            routes | tokens.routes(app.state.serving_tokenization),
             self.engine.client,
             self._admission,
             self._meter,

@@ -39,6 +39,27 @@ class Collected(dict[str, TokenCounts]):
     def __init__(self) -> None:
         super().__init__()
         self.ids: list[str] = []
+        self._open: dict[str, Any] = {}  # vLLM's states of those that have not ended by themselves
+        self._ended_tokens = 0
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens of all sequences that have come from the engine, whether or not anybody was given them."""
+        return self._ended_tokens + sum(map(_output_tokens, self._open.values()))
+
+    def added(self, state: Any) -> None:
+        """The engine has a sequence, by vLLM's state of it."""
+        self.ids.append(state.request_id)
+        self._open[state.request_id] = state
+
+    def ended(self, request_id: str, last_tokens: int) -> None:
+        """A sequence is about to end by itself, with so many tokens that its state does not have yet."""
+        if (state := self._open.pop(request_id, None)) is not None:
+            self._ended_tokens += _output_tokens(state) + last_tokens
+
+
+def _output_tokens(state: Any) -> int:
+    return 0 if state.detokenizer is None else int(state.detokenizer.num_output_tokens())
 
 
 _collecting: ContextVar[Collected | None] = ContextVar("nestedfp_collecting", default=None)
@@ -146,11 +167,13 @@ def install() -> None:
         collecting, state = _collecting.get(), self.request_states.get(request.request_id)
         if collecting is not None and state is not None:
             state.nestedfp_collecting = collecting
-            collecting.ids.append(request.request_id)
+            collecting.added(state)
 
     @functools.wraps(process_outputs)
     def received(self: Any, engine_core_outputs: list[Any], *args: Any, **kwargs: Any) -> Any:
         for output in engine_core_outputs:
+            if output.finish_reason is not None:
+                _ended(self.request_states.get(output.request_id), output)
             params = output.kv_transfer_params
             if params and (counts := params.pop(COUNTS_KEY, None)) is not None:
                 output.kv_transfer_params = params or None
@@ -209,6 +232,11 @@ def _unpinned(to_beam_search_params: Any) -> Any:
         return to_beam_search_params(self, *args, **kwargs)
 
     return checked
+
+
+def _ended(state: Any, output: Any) -> None:
+    if (collecting := getattr(state, "nestedfp_collecting", None)) is not None:
+        collecting.ended(output.request_id, len(output.new_token_ids))
 
 
 def _record(state: Any, counts: TokenCounts) -> None:

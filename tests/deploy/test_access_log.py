@@ -1,11 +1,12 @@
 """The access log: one line for each request that has left, whatever a client chose to call it, and no waiting for a disk."""
 
 import json
+import os
 import threading
 
 import pytest
 
-from deploy.access.access_log import LONGEST_VALUE, Access, AccessLog, as_json, as_text, open_log
+from deploy.access.access_log import ENDED_KEPT, LONGEST_VALUE, Access, AccessLog, as_json, as_text, open_log
 from deploy.front.meter import PathMeter
 from deploy.metrics.request_metrics import RequestOutcome
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
@@ -82,7 +83,7 @@ def test_a_stream_is_logged_once_when_it_has_left_with_its_times(meter, clock, l
         passage.writing()
         clock.now_s += 0.1
         passage.wrote(1)
-    passage.counts = {"a": TokenCounts(1, 0, 0, 0, 2, 0), "b": TokenCounts(0, 1, 0, 0, 0, 3)}
+    passage.counts.update(a=TokenCounts(1, 0, 0, 0, 2, 0), b=TokenCounts(0, 1, 0, 0, 0, 3))
     passage.finished()
     assert not lines
     passage.ended()
@@ -180,3 +181,26 @@ def test_an_answer_that_fails_inside_its_stream_says_so(meter, clock, lines):
     passage.outcome = RequestOutcome.FAILED
     passage.ended()
     assert (lines[0].outcome, lines[0].status) == ("failed", 200)
+
+
+def test_logs_of_replicas_that_ended_long_ago_are_removed_and_nobody_elses(tmp_path):
+    def ended(number):
+        stem = f"access_r{number:02}"
+        for name in (f"{stem}.lock", f"{stem}.log", f"{stem}.log.1"):
+            (tmp_path / name).write_text("x")
+            os.utime(tmp_path / name, (number, number))
+
+    for number in range(1, ENDED_KEPT + 6):
+        ended(number)
+    (tmp_path / "access_website.log").write_text("another program's")
+    running = open_log("text", tmp_path, "running")
+    for name in ("access_running.log", "access_running.lock"):
+        os.utime(tmp_path / name, (0, 0))
+    new = open_log("text", tmp_path, "new")
+    new.close()
+    kept = {path.stem.removesuffix(".log") for path in tmp_path.glob("access_r*.log*")} - {"access_running"}
+    assert kept == {f"access_r{number:02}" for number in range(6, ENDED_KEPT + 6)}
+    assert len(list(tmp_path.glob("access_r[0-9]*"))) == 3 * ENDED_KEPT
+    assert (tmp_path / "access_website.log").read_text() == "another program's"
+    assert (tmp_path / "access_running.log").exists()
+    running.close()

@@ -1,8 +1,10 @@
 """The service's configuration: every shipped file is valid, every fault is named with its key before anything starts."""
 
+import http.server
 import json
 import socket
 import sys
+import threading
 
 import pytest
 import yaml
@@ -268,3 +270,56 @@ def test_every_model_of_settings_is_frozen_and_refuses_what_it_does_not_know(mod
     models = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, BaseModel)]
     assert {each for each in models if not issubclass(each, FrozenModel)} == {BaseModel} & set(models)
     assert FrozenModel in models
+
+
+class _Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.server.asked.append(self.path)
+        self.send_response(302 if self.path == "/leads" else 200)
+        self.send_header("Location", f"http://localhost:{self.server.server_port}/secret")
+        self.end_headers()
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.mark.filterwarnings("ignore")  # of Ray's and vLLM's imports
+@pytest.mark.parametrize(
+    ("allowed", "host", "path", "asked"),
+    [
+        (None, "127.0.0.1", "/secret", []),
+        ([], "127.0.0.1", "/secret", []),
+        (["localhost"], "127.0.0.1", "/secret", []),
+        (["127.0.0.1"], "127.0.0.1", "/image", ["/image"]),
+        (["127.0.0.1"], "127.0.0.1", "/leads", ["/leads"]),  # and not where it leads to
+    ],
+)
+def test_replicas_fetch_no_url_of_a_client_unless_its_domain_is_allowed(
+    tmp_path, monkeypatch, allowed, host, path, asked
+):
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.multimodal.media import MediaConnector
+    from vllm.multimodal.media.image import ImageMediaIO
+
+    from deploy.app import engine_kwargs, llm_config
+
+    extra = {} if allowed is None else {"allowed_media_domains": allowed}
+    found = load(write(tmp_path, engine__extra=extra))
+    monkeypatch.setenv("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "1")
+    for name, value in llm_config(found).runtime_env["env_vars"].items():
+        if name.startswith("VLLM_MEDIA"):
+            monkeypatch.setenv(name, value)
+    arguments = EngineArgs(model="m", allowed_media_domains=engine_kwargs(found, "cpu")["allowed_media_domains"])
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Page) as server:
+        server.asked = []
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        connector = MediaConnector(allowed_media_domains=arguments.allowed_media_domains)
+        told = "allowed domains" if not asked else ""  # what comes is no image
+        with pytest.raises(Exception, match=told) as caught:
+            connector.load_from_url(f"http://{host}:{server.server_port}{path}", ImageMediaIO())
+        server.shutdown()
+        thread.join()
+        assert server.asked == asked
+    if not allowed:
+        assert "engine.extra.allowed_media_domains" in str(caught.value)

@@ -302,7 +302,7 @@ def ask(app, path="/v1/completions", method="POST", headers=(), body=None):
 
 @pytest.mark.parametrize(
     ("path", "method"),
-    [("/v1/completions", "POST"), ("/v1/models", "GET"), ("/v1/models/m", "GET"), ("/tokenize", "POST")],
+    [("/v1/completions", "POST"), ("/v1/models", "GET"), ("/v1/models/m", "GET")],
 )
 def test_routes_need_a_key_once_keys_are_configured(keys, path, method, caplog):
     app, _ = front_of(keys)

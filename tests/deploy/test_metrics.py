@@ -151,7 +151,8 @@ def test_the_precision_of_a_request_is_that_of_the_tokens_computed_for_it(counts
 def test_a_request_is_counted_once_when_it_leaves_and_its_latency_when_it_ended_by_itself():
     meter = PathMeter(lambda: 10.25)
     passage = meter.arrive(10.0)
-    passage.pinned, passage.counts = True, {"a": TokenCounts(3, 0, 0, 0, 2, 0)}
+    passage.pinned = True
+    passage.counts["a"] = TokenCounts(3, 0, 0, 0, 2, 0)
     passage.submitted()
     passage.writing()
     passage.wrote(1)

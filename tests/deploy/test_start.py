@@ -1,5 +1,7 @@
 """The start-up command around the service: the admin key of each, what it leaves, and signals to the whole process group."""
 
+import contextlib
+import fcntl
 import json
 import os
 import shlex
@@ -58,6 +60,19 @@ def test_a_second_service_does_not_overwrite_the_key_of_the_first(tmp_path):
         assert second != first
         assert (tmp_path / "admin.key").read_text() == first
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["admin.key", f"admin-{os.getpid()}.key"])
+def test_a_key_file_that_everybody_could_read_is_for_this_user_alone_from_then_on(tmp_path, name):
+    (tmp_path / name).write_text("the last service's")
+    (tmp_path / name).chmod(0o644)
+    with contextlib.ExitStack() as held:
+        if name != "admin.key":  # a second service
+            other = held.enter_context((tmp_path / "admin.key").open("w"))
+            fcntl.flock(other, fcntl.LOCK_EX)
+        path, _ = held.enter_context(serve.admin_key("", tmp_path, tmp_path))
+        assert path.name == name
+        assert path.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("keys_file", [None, "keys.yaml"])

@@ -18,7 +18,9 @@ MOST_SEQUENCES = 1024  # prompts times n
 MOST_STOP_CHARACTERS = 4096
 MOST_LISTED = 1024  # bad words, token ids, biases: each is looked up at every step
 MOST_ALLOWED = 1 << 18  # tokens out of which the next may be: no vocabulary has more
-MOST_TO_DETOKENIZE = 1 << 20  # no context is longer
+# Of one prompt in the mean, four characters each, where the context is shorter than a quarter of them: what is to be truncated may
+# be longer than a context, and who only counts tokens too.
+LEAST_PROMPT_TOKENS = 1 << 16
 MOST_EXTRA_ARGUMENTS = 64
 INT32 = 2**31 - 1  # what the engine keeps of a number
 MOST_GRAMMAR_CHARACTERS = 32_768
@@ -48,6 +50,8 @@ def check_bounds(request: Any) -> None:
     at_most("stop", sum(map(len, stops)), MOST_STOP_CHARACTERS, "characters")
     if "" in stops:
         raise Refused(400, "stop holds an empty string: leave it out", param="stop")
+    # The event loop makes tokens of these.
+    at_most("bad_words", sum(map(len, getattr(request, "bad_words", None) or ())), MOST_STOP_CHARACTERS, "characters")
     for name in ("stop_token_ids", "bad_words", "logit_bias", "logprob_token_ids"):
         at_most(name, len(getattr(request, name, None) or ()), MOST_LISTED, "entries")
     at_most("allowed_token_ids", len(request.allowed_token_ids or ()), MOST_ALLOWED, "entries")
@@ -64,13 +68,35 @@ def check_bounds(request: Any) -> None:
             _check_schema("tools", function.parameters)
 
 
-def check_detokenize(request: Any) -> None:
-    """Check a request to /detokenize.
+def check_length(prompts: int, tokens: int, longest: int | None) -> None:
+    """Check that the tokenizer can be given the prompts of a request.
+
+    Args:
+        prompts: of the request.
+        tokens: of all of them; an estimate.
+        longest: the model's context, in tokens; None: nobody knows.
 
     Raises:
         Refused: 400 with the bound and what came.
     """
-    at_most("tokens", len(request.tokens), MOST_TO_DETOKENIZE, "entries")
+    if longest is None or tokens <= prompts * (most := max(LEAST_PROMPT_TOKENS, 4 * longest)):
+        return
+    raise Refused(
+        400,
+        f"This model's maximum context length is {longest} tokens. However, the prompt has about {tokens // prompts}, and no more "
+        f"than {most} are read at all: send less",
+    )
+
+
+def check_extra(request: Any) -> None:
+    """Check what a request says in fields that vLLM's class of it does not have, and this service reads.
+
+    Raises:
+        Refused: 400 with the field.
+    """
+    given = getattr(request, "vllm_xargs", None)
+    if given is not None and not isinstance(given, dict):
+        raise Refused(400, f"vllm_xargs: expected an object, got {given!r:.40}", param="vllm_xargs")
 
 
 def sequences(request: Any) -> int:

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from deploy.front.checks import faults
+from deploy.front.checks.bodies import check_kind
 from deploy.front.checks.bounds import INT32, check_bounds
-from deploy.front.checks.values import check_values
+from deploy.front.checks.values import MOST_IDS, check_values
 from deploy.front.replies import Refused
 from nestedfp.vllm_plugin.scheduling.pin import PIN_HEADER, PIN_KEY, parse_pin
 
@@ -21,25 +22,24 @@ KNOWN_XARGS = frozenset({PIN_KEY, DEADLINE_KEY})
 
 
 def parse(
-    body: bytes, headers: dict[bytes, bytes], model: type[RequestT], check: Callable[[RequestT], None] = check_bounds
+    body: bytes,
+    headers: dict[bytes, bytes],
+    model: type[RequestT],
+    check: Callable[[RequestT], None] = check_bounds,
+    most_ids: int = MOST_IDS,
 ) -> RequestT:
     """Return the request.
 
     Args:
         model: vLLM's class of it, or a union of such.
         check: of the request once it is read; raises ``Refused``.
+        most_ids: token ids in it.
 
     Raises:
-        Refused: 400 with the first fault, whatever vLLM's validators make of it.
+        Refused: 415 for a compressed body, 400 with the first fault, whatever vLLM's validators make of it.
     """
-    kind = headers.get(b"content-type", b"").decode("latin-1")
-    if kind.partition(";")[0].strip().lower() not in ("application/json",) and "+json" not in kind:
-        raise Refused(
-            400,
-            "expected a JSON body with the header 'Content-Type: application/json'; "
-            f"got Content-Type {kind[:80] or 'none'}",
-        )
-    check_values(body)
+    check_kind(headers)
+    check_values(body, most_ids)
     try:
         request = _adapter(model).validate_json(body)
         check(request)
@@ -111,7 +111,7 @@ def stated_priority(request: Any, headers: dict[bytes, bytes]) -> int:
     """
     header = headers.get(PRIORITY_HEADER.encode())
     if header is None:
-        return int(request.priority)
+        return int(request.priority) if "priority" in type(request).model_fields else 0
     given = header.decode("latin-1")
     try:
         stated = int(given)

@@ -29,6 +29,7 @@ REFUSALS = {
     "400": "The request cannot be processed; the message says why.",
     "408": "The request did not arrive as a whole in time.",
     "413": "The body is too large.",
+    "415": "The body is compressed.",
     "429": "Overloaded; Retry-After says when to come again.",
     "503": "No replica can take the request now, or begin it before its deadline; Retry-After says when to come again.",
 }

@@ -13,8 +13,8 @@ from starlette.responses import Response, StreamingResponse
 
 from deploy.access.admission import Asked
 from deploy.front.checks.asked import asked_of_inputs
-from deploy.front.checks.bounds import at_most, check_numbers
-from deploy.front.replies import JSON, Refused
+from deploy.front.checks.bounds import at_most, check_extra, check_numbers
+from deploy.front.replies import JSON
 from deploy.front.routes.route import Route
 from deploy.replica.disclosure import Tokens, disclose
 
@@ -70,9 +70,7 @@ class VectorRoute(Route):
         if getattr(request, "encoding_format", None) == "bytes":
             at_most("input with encoding_format 'bytes'", count, MOST_BYTES_INPUTS, "inputs")
         check_numbers(request, NUMBERS)
-        given = getattr(request, "vllm_xargs", None)
-        if given is not None and not isinstance(given, dict):
-            raise Refused(400, f"vllm_xargs: expected an object, got {given!r:.40}", param="vllm_xargs")
+        check_extra(request)
 
     def asks(self, request: Any) -> Asked:
         """See ``Route.asks``."""

@@ -1,10 +1,11 @@
 """Bodies of requests come within bounds of size, time and memory."""
 
 import asyncio
+import time
 
 import pytest
 
-from deploy.front.checks import bodies
+from deploy.front.checks import bodies as bodies_module
 from deploy.front.checks.bodies import MOST_AT_ONCE, Bodies
 from deploy.front.replies import OVERLOADED, Refused
 
@@ -44,7 +45,7 @@ def test_a_client_that_leaves_in_its_body_is_no_request():
 
 
 def test_a_body_that_trickles_is_let_go(monkeypatch):
-    monkeypatch.setattr(bodies, "BODY_S", 0.05)
+    monkeypatch.setattr(bodies_module, "BODY_S", 0.05)
 
     async def trickle():
         await asyncio.sleep(0.02)
@@ -83,3 +84,56 @@ def test_bodies_that_never_end_do_not_take_the_memory():
         assert reader._held_bytes == 0
 
     asyncio.run(scenario())
+
+
+def test_large_bodies_are_parsed_one_at_a_time_the_smallest_first_and_small_ones_at_once():
+    bodies, large = Bodies(1 << 20), bodies_module.SMALL_BYTES + 1
+    order, small_s = [], []
+
+    async def parse(size, takes_s):
+        async with bodies.parsing(size):
+            time.sleep(takes_s)  # holds the loop
+            order.append(size)
+
+    async def small():
+        began_s = time.monotonic()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        await parse(10, 0)
+        small_s.append(time.monotonic() - began_s)
+
+    async def everybody():
+        first = asyncio.create_task(parse(large + 9, 0.05))
+        await asyncio.sleep(0)
+        leaves = asyncio.create_task(parse(large + 1, 0.05))
+        rest = [asyncio.create_task(parse(large + size, 0.05)) for size in (7, 3, 5, 3)]
+        await asyncio.sleep(0)
+        leaves.cancel()
+        for _ in range(5):
+            await small()
+            await asyncio.sleep(0.02)
+        await asyncio.gather(first, *rest)
+        await parse(large, 0)
+
+    asyncio.run(everybody())
+    assert [size - large for size in order if size > 10] == [9, 3, 3, 5, 7, 0]
+    assert max(small_s) < 0.15, "one of them at most comes before it"
+
+
+def test_a_client_that_leaves_in_the_moment_of_its_turn_hands_it_on():
+    bodies, large = Bodies(1 << 20), bodies_module.SMALL_BYTES + 1
+
+    async def parse():
+        async with bodies.parsing(large):
+            pass
+
+    async def everybody():
+        first, leaves, last = (asyncio.create_task(parse()) for _ in range(3))
+        while not first.done():
+            await asyncio.sleep(0)
+        while not bodies._waiting[0][2].done() and len(bodies._waiting) > 1:
+            await asyncio.sleep(0)
+        leaves.cancel()
+        await asyncio.wait_for(last, 5)
+
+    asyncio.run(everybody())

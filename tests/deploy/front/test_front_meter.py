@@ -95,5 +95,5 @@ def test_the_engines_account_counts_where_it_says_more_than_the_front_has_seen(m
     passage = meter.arrive(clock.now_s)
     passage.prompt_tokens, passage.completion_tokens = 30, 4
     assert passage.used_tokens == 34
-    passage.counts = {"a": TokenCounts(prompt_fp16=30, completion_fp8=5), "b": TokenCounts(cached_fp16=30)}
+    passage.counts.update(a=TokenCounts(prompt_fp16=30, completion_fp8=5), b=TokenCounts(cached_fp16=30))
     assert passage.used_tokens == 65

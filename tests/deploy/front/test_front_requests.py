@@ -47,15 +47,37 @@ def refusal(call, *args, **kwargs):
 # -- what it says ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [b"", b"text/plain", b"application/jsonx", b"multipart/form-data"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        b"", b"text/plain", b"application/jsonx", b"multipart/form-data", b"text/plain; x=+json", b"text/plain;+json",
+        b"text/plain; charset=application/json", b"text/plain, application/json", b"text/plain x+json", b"+json",
+        b"\xe9/x+json", b"application/x-www-form-urlencoded; a=b+json", b"application/json, text/plain",
+    ],
+)  # fmt: skip
 def test_a_body_that_was_not_sent_as_json_is_told_which_header_to_send(kind):
     error = refusal(completion, {b"content-type": kind})
     assert (error.status, "'Content-Type: application/json'" in str(error)) == (400, True)
 
 
-@pytest.mark.parametrize("kind", [b"application/json", b"Application/JSON; charset=utf-8", b"application/problem+json"])
+@pytest.mark.parametrize(
+    "kind",
+    [b"application/json", b"Application/JSON; charset=utf-8", b"application/problem+json", b"application/json ;x"],
+)
 def test_json_by_any_of_its_names_is_taken(kind):
     assert completion({b"content-type": kind}).prompt == "x"
+
+
+@pytest.mark.parametrize(
+    ("coding", "status"), [(b"gzip", 415), (b"br, identity", 415), (b"\xe9", 415), (b"Identity", None)]
+)
+def test_a_compressed_body_is_told_so(coding, status):
+    headers = {**JSON, b"content-encoding": coding}
+    if status is None:
+        assert completion(headers).prompt == "x"
+    else:
+        error = refusal(completion, headers)
+        assert (error.status, "send it uncompressed" in str(error)) == (status, True)
 
 
 @pytest.mark.parametrize(

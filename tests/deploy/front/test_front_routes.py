@@ -6,7 +6,6 @@ import json
 import pytest
 from front_calls import GOOD, ID, LIMIT, PATH, ask, asking, error_of, front, output, stream_of
 
-from deploy.front.checks import bounds
 from deploy.front.routes.pages import Shown
 
 
@@ -81,37 +80,6 @@ def test_where_the_list_does_not_answer_a_model_is_an_error_as_every_other(liste
 
 
 @pytest.mark.parametrize(
-    ("path", "body"), [("/tokenize", b'{"prompt":  "x"}'), ("/detokenize", b'{"tokens":[1 ], "other": 2}')]
-)
-def test_routes_that_take_a_body_get_it_as_it_came(path, body):
-    assert ask(front(), path, "POST", body)[2] == b"vllm:" + path.encode() + b":" + body
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "message"),
-    [
-        ("/tokenize", b'{"prompt": 5}', "Input should be a valid string, at prompt"),
-        ("/tokenize", b'{"messages": 5}', "Input should be a valid array, at messages"),
-        ("/detokenize", b'{"tokens": [1, "a"]}', "Input should be a valid integer, at tokens.1"),
-        ("/detokenize", b"{}", "Field required, at tokens"),
-        ("/tokenize", b"{1}", "the body is no JSON: "),
-    ],
-)
-def test_their_bodies_are_refused_as_those_of_other_routes(path, body, message):
-    answer = ask(front(), path, "POST", body)
-    assert answer[0] == 400
-    assert error_of(answer).startswith(message)
-
-
-def test_what_no_context_holds_is_not_made_into_text(monkeypatch):
-    monkeypatch.setattr(bounds, "MOST_TO_DETOKENIZE", 3)
-    answer = ask(front(), "/detokenize", "POST", b'{"tokens": [1, 1, 1, 1]}')
-    assert answer[0] == 400
-    assert error_of(answer) == "tokens: at most 3 entries in one request, got 4"
-    assert ask(front(), "/detokenize", "POST", b'{"tokens": [1, 1, 1]}')[0] == 200
-
-
-@pytest.mark.parametrize(
     "path",
     [
         "/",
@@ -120,7 +88,7 @@ def test_what_no_context_holds_is_not_made_into_text(monkeypatch):
         "/sleep",
         "/reset_prefix_cache",
         "/collective_rpc",
-        "/v1/completions/",
+        "/v1/completions/x",
         "/v1/responses",
         "/v1/load_lora_adapter",
         "/invocations",
@@ -138,7 +106,7 @@ def test_what_is_not_named_does_not_exist(path, method):
 
 @pytest.mark.parametrize(
     ("path", "method", "allowed"),
-    [(PATH, "GET", "POST"), ("/tokenize", "GET", "POST"), ("/v1/models", "POST", "GET"), (PATH, "HEAD", "POST")],
+    [(PATH, "GET", "POST"), (f"{PATH}/", "GET", "POST"), ("/v1/models", "POST", "GET, HEAD"), (PATH, "HEAD", "POST")],
 )
 def test_another_method_gets_405_and_the_ones_that_would_do(path, method, allowed):
     answer = ask(front(), path, method)
@@ -146,9 +114,31 @@ def test_another_method_gets_405_and_the_ones_that_would_do(path, method, allowe
     assert "takes" in error_of(answer)
 
 
-@pytest.mark.parametrize("path", [PATH, "/tokenize"])
-def test_a_body_in_chunks_beyond_the_limit_gets_413(path):
-    answer = asyncio.run(asking(front(), path, chunks=[b"x" * 600, b"x" * 600]))
+@pytest.mark.parametrize("path", ["/v1/models", "/version", "/v1/models/m", "/ready"])
+@pytest.mark.parametrize("slashes", ["", "/", "//"])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_head_and_a_slash_at_the_end_are_the_same_route(path, slashes, method):
+    async def ready():
+        return Shown(200, "application/json", b"{}")
+
+    def asked(path, method):
+        app = front()
+        app._pages["/ready"] = ready
+        if path.startswith("/v1/models/m"):
+            app._app = listing({"id": "m"})
+        return ask(app, path, method)
+
+    assert asked(path + slashes, method) == asked(path, "GET")
+    assert asked(path, "GET")[0] == 200
+
+
+def test_a_slash_at_the_end_of_a_route_that_generates_is_the_same_route():
+    app = front(stream_of(output("a", "length")))
+    assert ask(app, f"{PATH}/", body={**GOOD, "stream": True})[0] == 200
+
+
+def test_a_body_in_chunks_beyond_the_limit_gets_413():
+    answer = asyncio.run(asking(front(), PATH, chunks=[b"x" * 600, b"x" * 600]))
     assert answer[0] == 413
     assert f"larger than {LIMIT} bytes" in error_of(answer)
 

@@ -1,0 +1,116 @@
+"""Which request headers come through: those that this service reads, whatever Ray Serve and vLLM read besides."""
+
+import asyncio
+import warnings
+
+import pytest
+from haproxy_calls import ask, in_front, up
+from haproxy_run import error_of, ok
+
+from deploy.haproxy.client_headers import ENVIRONMENT, KNOWN
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Ray's own
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from ray.llm._internal.serve.routing_policies.kv_aware.constants import KV_TOKEN_KEY_HEADER
+    from ray.serve._private import http_util
+    from ray.serve._private.constants import (
+        SERVE_HTTP_REQUEST_DISCONNECT_DISABLED_HEADER,
+        SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER,
+        SERVE_MULTIPLEXED_MODEL_ID,
+        SERVE_SESSION_ID,
+    )
+    from ray.serve.config import HTTPOptions
+    from vllm.entrypoints.openai.completion.api_router import ENDPOINT_LOAD_METRICS_FORMAT_HEADER_LABEL
+
+# That Ray Serve, vLLM or uvicorn reads, and this service does not offer.
+FOREIGN = {
+    SERVE_HTTP_REQUEST_DISCONNECT_DISABLED_HEADER: "?1",
+    SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER: "0.1",
+    SERVE_MULTIPLEXED_MODEL_ID: "other",
+    SERVE_MULTIPLEXED_MODEL_ID.replace("_", "-"): "other",
+    SERVE_SESSION_ID: "mine",
+    SERVE_SESSION_ID.replace("-", "_"): "mine",
+    KV_TOKEN_KEY_HEADER: "key",
+    ENDPOINT_LOAD_METRICS_FORMAT_HEADER_LABEL: "json",
+    "x-data-parallel-rank": "1",
+    "x-body-truncated": "1/2",
+    "x-forwarded-for": "8.8.8.8",
+    "forwarded": "for=8.8.8.8",
+    "baggage": "a=b",
+    "user-agent": "\xe9",
+}
+OFFERED = {
+    "authorization": "Bearer k",
+    "content-type": "application/json",
+    "origin": "https://a.example",
+    "x-nestedfp-precision": "fp16",
+    "x-nestedfp-queue-deadline-s": "2",
+    "x-vllm-priority": "1",
+    "traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01",
+    "x-request-id": "mine",
+}
+
+
+@pytest.mark.parametrize("spelled", [str.lower, str.title, str.upper])
+def test_haproxy_passes_on_the_headers_that_this_service_reads_and_no_other(folder, replicas, spelled):
+    replica = replicas(ok("in"))
+    with in_front(folder, app=[replica]) as (_, port):
+        up(port)
+        replica.seen.clear()
+        asked = {spelled(name): value for name, value in {**FOREIGN, **OFFERED}.items()}
+        status, headers, body = ask(port, "/v1", "POST", b"{}", asked)
+    assert (status, body, headers["x-request-id"]) == (200, b"in", "mine")
+    ((_, seen),) = replica.seen
+    assert seen.items() >= OFFERED.items()
+    assert set(seen) <= set(KNOWN)
+    assert seen["x-nestedfp-attempt"] != "mine"
+
+
+@pytest.mark.parametrize("name", ["x-request-id", "traceparent", "tracestate", "authorization", "x-nestedfp-precision"])
+@pytest.mark.parametrize("value", ["\xe9", "a\xff", "\x80b"])
+def test_bytes_beyond_ascii_in_a_header_that_is_read_get_400(folder, replicas, name, value):
+    replica = replicas(ok("in"))
+    with in_front(folder, app=[replica]) as (_, port):
+        up(port)
+        replica.seen.clear()
+        status, _, body = ask(port, "/v1", headers={name: value})
+    assert (status, error_of(body)["message"]) == (400, "a header holds characters beyond ASCII")
+    assert replica.seen == []
+
+
+def read_by_ray_serve(monkeypatch, given):
+    """What Ray Serve's own functions read in the headers that its server hands on, with this service's middleware around it."""
+    (name,) = ENVIRONMENT
+    monkeypatch.setattr(http_util, name, ENVIRONMENT[name])
+    middlewares = http_util.configure_http_middlewares(HTTPOptions()).middlewares
+    read = {}
+
+    async def server(scope, receive, send):
+        headers = dict(scope["headers"])
+        read["id"] = headers[b"x-request-id"].decode()
+        read["stays"] = http_util.parse_disconnect_disabled_header(headers)
+        read["timeout_s"] = http_util.parse_request_timeout_header(headers, None)
+        read["session"] = http_util.parse_session_id_header(headers)
+        read["others"] = sorted(name.decode() for name in headers)
+        for name, value in headers.items():
+            if name in (b"traceparent", b"tracestate"):
+                value.decode()
+
+    scope = {
+        "type": "http",
+        "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in given.items()],
+    }
+    asyncio.run(http_util._apply_middlewares(server, middlewares)(scope, None, None))
+    return read
+
+
+def test_ray_serve_in_a_replica_reads_nothing_that_a_client_may_not_say(monkeypatch):
+    read = read_by_ray_serve(monkeypatch, {**FOREIGN, **OFFERED})
+    assert read == {"id": "mine", "stays": False, "timeout_s": None, "session": "", "others": sorted(OFFERED)}
+
+
+def test_a_header_that_ray_serve_cannot_read_does_not_come_to_it(monkeypatch):
+    read = read_by_ray_serve(monkeypatch, {"x-request-id": "\xe9", "traceparent": "\xe9", "tracestate": "\xff"})
+    assert read["others"] == ["x-request-id"]
+    assert len(read["id"]) == 36, "one of Ray Serve's own"
