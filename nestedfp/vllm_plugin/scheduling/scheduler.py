@@ -119,7 +119,6 @@ class PrecisionMixin:
         self._in_prompt[request.request_id] = self._exact[request.request_id] = request
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        request.nestedfp_tokens.preempted()
         request.nestedfp_waits_since_s = time.time()
         self._watch.preempted(request)
         self._starts_over(request)
@@ -224,7 +223,7 @@ class PrecisionMixin:
         if not request.nestedfp_started:
             request.nestedfp_started = True
             exact = self._blocks.exact_prefix(rid, start)
-            request.nestedfp_tokens.read_from_cache(start, exact, request.num_prompt_tokens)
+            request.nestedfp_tokens.begins(start, exact, request.num_prompt_tokens)
             if exact < start:
                 self._exact.pop(rid, None)
                 self._blocks.no_longer_exact(request, exact_tokens=exact, written_from=start)
