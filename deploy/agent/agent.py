@@ -333,7 +333,7 @@ class ReplicaAgent:
         force = self._follower.in_force(now_s)
         age_s = max(0.0, now_s - self._stats_at_s)
         fault = self.fault
-        if stats["waiting"]:  # they keep waiting while the engine is inside a long step
+        if stats["oldest_wait_s"] > 0:  # they keep waiting while the engine is inside a long step
             stats["oldest_wait_s"] += age_s
         ttft, tpot = self._meter.windows(now_s)
         return ReplicaSnapshot(

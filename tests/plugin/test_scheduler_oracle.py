@@ -1,4 +1,4 @@
-"""The real scheduler under random directives, pins, priorities, aborts and preemption, against an oracle that follows every KV position.
+"""The real scheduler under random directives, pins, priorities, aborts and preemption, against an oracle of every KV position.
 
 The oracle knows which step wrote each slot of the KV cache, and what each request has read and computed since it last began.
 From that alone it says what the scheduler must disclose, and what a pinned request may touch.
