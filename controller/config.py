@@ -3,14 +3,14 @@
 ``explain`` turns pydantic's report into one line per fault that names the key.
 """
 
-import json
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
 from controller.audit import Scope
 from controller.messages import Fallback
 from controller.policies import POLICIES, PolicyConfig
+from controller.policies.base import Observation
 from controller.policies.deadlines import Deadlines
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
@@ -91,15 +91,34 @@ class ControllerConfig(FrozenModel):
     ladder: LadderConfig = LadderConfig()  # what comes when FP8 is not enough
     advisory: bool = False  # decide and log, but leave the replicas in the mode of the start
     slo: Slo = Slo()
-    fallback: Fallback = Fallback()  # what a replica does without a lease
-    report_period_s: Annotated[float, Field(gt=0)] = 0.1  # pause between a replica's snapshots
-    step_period_s: Annotated[float, Field(gt=0)] = 0.1  # pause between two decisions
-    lease_s: Annotated[float, Field(gt=0)] = 2.0  # each answer to a snapshot renews it
+    report_period_s: Annotated[float, Field(gt=0, le=60)] = 0.1  # pause between a replica's snapshots
+    step_period_s: Annotated[float, Field(gt=0, le=60)] = 0.1  # pause between two decisions
+    lease_s: Annotated[float, Field(gt=0, le=3600)] = 2.0  # each answer to a snapshot renews it
     renew_s: Annotated[float, Field(gt=0)] = 0.5  # pause between broadcasts to replicas that lag or are silent
     rate_window_s: Annotated[float, Field(gt=0)] = 1.0  # span over which arrival and token rates are taken
     forget_after_s: Annotated[float, Field(gt=0)] = 10.0  # silence after which a replica no longer counts
-    decisions_kept: Annotated[int, Field(ge=1)] = 1000  # in memory, for the decisions endpoint
+    decisions_kept: Annotated[int, Field(ge=1, le=1_000_000)] = 1000  # in memory, for the decisions endpoint
     reload_on_change: bool = False  # take the file up again whenever it changes, besides when the operator asks
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_fallback(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "fallback" in data:
+            raise ValueError(
+                "fallback is no key any more: without a controller replicas keep the operator's override, or do what the policy "
+                "says (static_fp16: FP16; one that decides by the load: every engine keeps the SLO's deadlines); remove it, and "
+                f"choose the policy for it, got fallback={data['fallback']!r}"
+            )
+        return data
+
+    @model_validator(mode="after")
+    def _fail_safe_leaves_fixed_modes(self) -> Self:
+        if self.guards.fail_safe is not None and self.policy.name in ("static_fp16", "static_fp8"):
+            raise ValueError(
+                f"guards.fail_safe does not go with the policy {self.policy.name}, which is for replicas that stay in one "
+                "precision, also without a quorum; remove it or choose another policy"
+            )
+        return self
 
     @model_validator(mode="after")
     def _durations_agree(self) -> Self:
@@ -120,8 +139,18 @@ class ControllerConfig(FrozenModel):
 
     @property
     def lapsed(self) -> tuple[DirectiveMode, StepRule]:
-        """What a replica does without a lease, in full: mode and rule."""
-        return self.in_full(self.fallback)
+        """What a replica does without a lease, and without an operator's order: mode and rule.
+
+        What the policy says, where it says the same whatever it observes; under any other every engine keeps the deadlines of
+        the SLO by itself. In advisory mode replicas stay as they start.
+        """
+        spec = POLICIES[self.policy.name]
+        decision, state = spec.start(self.policy)
+        if not self.advisory:
+            if spec.adaptive:
+                return self.in_full(Fallback())
+            decision, _ = spec.decide(Observation(0.0, (), slo=self.slo), state, self.policy)
+        return decision.mode, decision.rule
 
     def in_full(self, fallback: Fallback) -> tuple[DirectiveMode, StepRule]:
         """A fallback's mode and rule; without a rule the deadlines of the SLO, by the policy's fractions where it has them."""
@@ -137,13 +166,11 @@ def check_reload(old: ControllerConfig, new: ControllerConfig) -> None:
     Raises:
         ValueError: naming the key.
     """
-    for key in ("fallback", "report_period_s"):
-        if getattr(old, key) != getattr(new, key):
-            had, wanted = (json.dumps(each.model_dump(mode="json", include={key})[key]) for each in (old, new))
-            raise ValueError(
-                f"controller.{key}: cannot change while replicas run, which read it when they start; expected {had}, got {wanted}; "
-                "restart the service to change it"
-            )
+    if old.report_period_s != new.report_period_s:
+        raise ValueError(
+            "controller.report_period_s: cannot change while replicas run, which read it when they start; expected "
+            f"{old.report_period_s:g}, got {new.report_period_s:g}; restart the service to change it"
+        )
 
 
 def check_deployed(deployed: ControllerConfig, new: ControllerConfig) -> None:

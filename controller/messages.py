@@ -130,6 +130,13 @@ class ReplicaSnapshot(ReplicaState):
     tpot: LatencyWindow = LatencyWindow()
 
 
+class Fallback(FrozenModel):
+    """What is in force where the policy cannot be asked."""
+
+    mode: DirectiveMode = DirectiveMode.AUTO
+    rule: StepRule | None = None  # None: the deadlines of the SLO, which an engine keeps on its own
+
+
 class Directive(FrozenModel):
     """What the controller tells replicas. Epochs only grow; a replica ignores an older epoch than its own.
 
@@ -146,8 +153,7 @@ class Directive(FrozenModel):
     admission_scale: Fraction = 1.0  # each replica multiplies its admission limit by this
     slo_ttft_ms: Milliseconds | None = None  # what finished requests are held against; None: the replica's own
     slo_tpot_ms: Milliseconds | None = None
-    # What is in force without a lease from now on, with the fallback's mode; None: what the replica started with.
-    fallback_rule: StepRule | None = None
+    fallback: Fallback | None = None  # without a lease from now on; None: what the replica started with
     # Replicas pass it on to the autoscaler; None: as many as without a controller.
     desired_replicas: Count | None = None
     order: StandingOrder | None = None  # the operator's, for all replicas, or for the one whose snapshot is answered
@@ -172,13 +178,3 @@ class DirectiveAck(FrozenModel):
     reason: str = ""  # "applied", "renewed", "older_epoch", "conflict"
     rule: StepRule | None = None  # None: not reported
     admission_scale: Fraction = 1.0
-
-
-class Fallback(FrozenModel):
-    """What a replica does when it holds no lease: before the first directive, and after the controller fell silent.
-
-    The default lets the engine choose for itself, so that a lost controller costs neither the SLO nor the quality.
-    """
-
-    mode: DirectiveMode = DirectiveMode.AUTO
-    rule: StepRule | None = None  # None: the deadlines of the SLO, which an engine keeps on its own

@@ -5,7 +5,9 @@ What a worker would have sampled is given by the test; everything else is what r
 
 import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR")
@@ -77,8 +79,9 @@ def model_parallel(folder: Path) -> None:
 class Engine:
     """An engine's scheduler with ``blocks`` KV blocks; the test says what each step samples."""
 
-    def __init__(self, blocks: int = 1000, **arguments: Any) -> None:
+    def __init__(self, blocks: int = 1000, *, async_scheduling: bool = False, **arguments: Any) -> None:
         self.config = engine_config(**arguments)
+        self.config.scheduler_config.async_scheduling = async_scheduling  # which vLLM switches off without a GPU
         self.config.cache_config.num_gpu_blocks = blocks
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float16)
         self.scheduler = make_scheduler(
@@ -102,16 +105,25 @@ class Engine:
         self.scheduler.nestedfp_set_directive({"mode": mode, "epoch": 1, "rule": rule})
 
     def schedule(self) -> Any:
-        """Schedule one step."""
-        return self.scheduler.schedule()
+        """Schedule one step. Under async scheduling another one may follow before this one is finished."""
+        scheduled = self.scheduler.schedule()
+        requests = self.scheduler.requests
+        scheduled.test_samples = {rid for rid in scheduled.num_scheduled_tokens if not requests[rid].is_prefill_chunk}
+        return scheduled
 
-    def finish(self, scheduled: Any, token: int = 7, since_last_s: float | None = None) -> list[Any]:
+    def finish(
+        self,
+        scheduled: Any,
+        token: int = 7,
+        since_last_s: float | None = None,
+        tokens: Mapping[str, int] = MappingProxyType({}),
+    ) -> list[Any]:
         """Complete a step in which every request whose prompt is through samples ``token``; return the outputs.
 
-        ``since_last_s`` is what the device would say (step_ends.py).
+        ``tokens`` are those of single requests, ``since_last_s`` is what the device would say (step_ends.py).
         """
         ids = list(scheduled.num_scheduled_tokens)
-        sampled = [[] if self.scheduler.requests[rid].is_prefill_chunk else [token] for rid in ids]
+        sampled = [[tokens.get(rid, token)] if rid in scheduled.test_samples else [] for rid in ids]
         result = ModelRunnerOutput(ids, {rid: i for i, rid in enumerate(ids)}, sampled)
         setattr(result, SINCE_LAST_S, since_last_s)
         return [item for out in self.scheduler.update_from_output(scheduled, result).values() for item in out.outputs]

@@ -21,7 +21,7 @@ from controller.decide.status import status_report
 from controller.fleet import path_limit
 from controller.fleet.fleet import Fleet, IngestResult
 from controller.fleet.view import Replicas
-from controller.messages import Directive, DirectiveAck, ReplicaSnapshot
+from controller.messages import Directive, DirectiveAck, Fallback, ReplicaSnapshot
 from controller.policies import POLICIES
 from controller.policies.base import Decision
 from controller.protocol import NO_RULE, Content, DirectivePublisher, Stated, lease_expired
@@ -58,7 +58,7 @@ class ControlLoop:
             start.reason,
             resend_s=config.report_period_s / 2,  # sooner than a replica would ask
         )
-        self._publisher.set_terms(config.lease_s, config.renew_s, _slo_ms(config), config.lapsed[1])
+        self._publisher.set_terms(config.lease_s, config.renew_s, *_terms(config))
         self._fleet = Fleet(config.rate_window_s, config.forget_after_s, config.slo)
         self._scope = make_scope(config)
         self._ladder = overload.LadderState()
@@ -67,6 +67,9 @@ class ControlLoop:
         self._since_s: float | None = None  # when the mode came into force; None before the first event
         self._began_s = 0.0
         self._blind_since_s: float | None = None  # since when there is no quorum
+        # The operator has, since the last directive. It gets an epoch of its own also where it changes nothing: the next controller
+        # knows replicas alone, and by their epochs which of them have heard it.
+        self._spoken = False
         self._adopts_from: int | None = 0  # epoch from which a replica's first words are adopted; None: no more
 
     # -- what comes in -------------------------------------------------------------------------------------------------
@@ -78,8 +81,9 @@ class ControlLoop:
         if ingested is not IngestResult.LATE:
             known_epoch = self._publisher.epoch
             self._publisher.on_snapshot(now_s, snapshot)
-            if ingested is IngestResult.NEW and now_s - self._began_s <= self._config.forget_after_s:
+            if ingested is IngestResult.NEW:  # however late it comes, if nobody has known better
                 self._overrides.adopt(now_s, snapshot)
+            if ingested is IngestResult.NEW and now_s - self._began_s <= self._config.forget_after_s:
                 self._ladder = overload.rejoined(self._ladder, snapshot.desired_replicas, self._config.ladder)
             # Under an order of its own a replica's mode says nothing of the others'.
             ordered_alone = snapshot.order is not None and not snapshot.order.for_all
@@ -113,6 +117,7 @@ class ControlLoop:
         if replica_id is not None and replica_id not in self._fleet and replica_id not in self._overrides.by_replica:
             raise ValueError(f"expected one of the replicas {sorted(self._fleet.ids)}, got {replica_id!r}; see /status")
         self._overrides.set(self._tick(now_s), mode, ttl_s, replica_id)
+        self._spoken = True
         return self.step(now_s)
 
     def reload(self, now_s: float, config: ControllerConfig) -> Effects:
@@ -131,7 +136,7 @@ class ControlLoop:
             self._scope = scope
             scope.changed(self._tick(now_s), Content(DirectiveMode.FP16), self._decided, self._fleet.ids)
         self._fleet.reconfigure(config.rate_window_s, config.forget_after_s, config.slo)
-        self._publisher.set_terms(config.lease_s, config.renew_s, _slo_ms(config), config.lapsed[1])
+        self._publisher.set_terms(config.lease_s, config.renew_s, *_terms(config))
         self._ladder = overload.limited(self._ladder, config.ladder)
         if config.advisory and not old.advisory:
             start, _ = POLICIES[config.policy.name].start(config.policy)
@@ -324,10 +329,9 @@ class ControlLoop:
             reason = "override" if ordered is not None else "advisory"
         elif not adopting and decided == before and published.mode is not self._publisher.mode:
             reason = "advisory_ended"
-        if published == self._publisher.content:
-            return
         mode_changed = published.mode is not self._publisher.mode
-        self._publisher.set_content(now_s, published, reason)
+        self._publisher.set_content(now_s, published, reason, anew=self._spoken)
+        self._spoken = False
         if mode_changed:
             self._since_s = now_s
 
@@ -338,5 +342,7 @@ class ControlLoop:
         return min(times_s)
 
 
-def _slo_ms(config: ControllerConfig) -> tuple[float, float]:
-    return config.slo.ttft_ms, config.slo.tpot_ms
+def _terms(config: ControllerConfig) -> tuple[tuple[float, float], Fallback]:
+    """What comes with every directive: the objectives, and what holds without a lease."""
+    mode, rule = config.lapsed
+    return (config.slo.ttft_ms, config.slo.tpot_ms), Fallback(mode=mode, rule=rule)

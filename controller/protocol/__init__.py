@@ -9,6 +9,7 @@ Publisher (the controller), epoch E:
 | event                                        | effect                                                    |
 |----------------------------------------------|-----------------------------------------------------------|
 | set_content, other than the present          | E + 1, to be sent; nobody has acknowledged                |
+| the operator's word                          | E + 1, to be sent; nobody has acknowledged                |
 | a replica names an epoch > E                 | its epoch + 1, same content, to be sent                   |
 | it names E, but other content, or no lease   | E + 1, same content, to be sent                           |
 | it refuses E as a conflict                   | E + 1, same content, to be sent                           |
@@ -30,7 +31,8 @@ Follower (the replica), epoch F; 0 before the first directive:
 | directive, epoch > F                 | in force, F = epoch                                     |
 | the lease runs out                   | the fallback is in force, F stays                       |
 
-The fallback turns nobody away: its admission scale is 1.
+The fallback is the operator's order, for this replica before one for all, until its own time is over; then what the policy's
+directives say of it. It turns nobody away: its admission scale is 1.
 """
 
 from controller.protocol.follower import DirectiveFollower, InForce

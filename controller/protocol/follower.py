@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from controller.messages import Directive, DirectiveAck, StandingOrder
 from controller.protocol.clock import SteadyClock
-from controller.protocol.publisher import CONFLICT
+from controller.protocol.publisher import CONFLICT, NO_RULE
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
 
@@ -21,7 +21,7 @@ class InForce:
     rule: StepRule
     epoch: int
     reason: str
-    expired: bool  # no lease: this is the fallback
+    expired: bool  # no lease: this is the operator's order, or the fallback
     admission_scale: float = 1.0
 
 
@@ -30,8 +30,8 @@ class DirectiveFollower:
 
     Args:
         replica_id: finds the replica among a directive's exceptions, and goes into the acknowledgements.
-        mode: what is in force without a lease.
-        rule: that goes with it, until a directive brings another one.
+        mode: what is in force without a lease, until a directive brings another one, and without an order of the operator.
+        rule: likewise.
     """
 
     def __init__(self, replica_id: str, mode: DirectiveMode, rule: StepRule) -> None:
@@ -83,8 +83,8 @@ class DirectiveFollower:
         accepted = outcome in ("applied", "renewed")
         if accepted:
             self._directive = _reduced(directive, self._replica_id)
-            if directive.fallback_rule is not None:
-                self._lapsed = self._lapsed[0], directive.fallback_rule
+            if directive.fallback is not None:
+                self._lapsed = directive.fallback.mode, directive.fallback.rule or NO_RULE
             self._expires_at_s = steady_s + directive.lease_s
             self._taken_at_s = steady_s
             self._expiry_reported = False
@@ -131,21 +131,27 @@ class DirectiveFollower:
 
         One that is over has 0 s left: whose it was says whether this replica did what the others do.
         """
-        return self._less_time(now_s, None if self._directive is None else self._directive.order)
+        return None if self._directive is None else self._less_time(self._clock.read(now_s), self._directive.order)
 
     def order_for_all(self, now_s: float) -> StandingOrder | None:
         """The order for all replicas that stands beside one for this replica, likewise; None: none."""
-        return self._less_time(now_s, None if self._directive is None else self._directive.order_for_all)
+        return (
+            None if self._directive is None else self._less_time(self._clock.read(now_s), self._directive.order_for_all)
+        )
 
-    def _less_time(self, now_s: float, order: StandingOrder | None) -> StandingOrder | None:
+    def _less_time(self, steady_s: float, order: StandingOrder | None) -> StandingOrder | None:
         if order is None or order.remaining_s is None:
             return order
-        remaining_s = max(0.0, order.remaining_s - (self._clock.read(now_s) - self._taken_at_s))
+        remaining_s = max(0.0, order.remaining_s - (steady_s - self._taken_at_s))
         return order.model_copy(update={"remaining_s": remaining_s})
 
     def _in_force(self, steady_s: float) -> InForce:
         directive = self._directive
         if directive is None or steady_s >= self._expires_at_s:
+            for told in () if directive is None else (directive.order, directive.order_for_all):
+                order = self._less_time(steady_s, told)
+                if order is not None and order.remaining_s != 0:
+                    return InForce(order.mode, NO_RULE, self.epoch, "override", expired=True)
             return InForce(*self._lapsed, self.epoch, "fallback", expired=True)
         return InForce(
             directive.mode,

@@ -6,7 +6,7 @@ Times are seconds of the controller's clock and must not fall; the control loop 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from controller.messages import Directive, DirectiveAck, ReplicaSnapshot, StandingOrder
+from controller.messages import Directive, DirectiveAck, Fallback, ReplicaSnapshot, StandingOrder
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
 
@@ -77,7 +77,7 @@ class DirectivePublisher:
         self.reason = reason
         self.epoch = epoch
         self.slo_ms: tuple[float, float] | None = None  # (ttft, tpot), told along with every directive
-        self.fallback_rule: StepRule | None = None  # likewise
+        self.fallback: Fallback | None = None  # likewise
         self.stated = Stated()  # likewise
         self._peers: dict[str, _Peer] = {}
         self._lagging: set[str] = set()  # peers that have not acknowledged the present epoch
@@ -103,9 +103,9 @@ class DirectivePublisher:
         self._set(now_s, Content(mode, rule, admission_scale=self.content.admission_scale), reason)
         return self.current()
 
-    def set_content(self, now_s: float, content: Content, reason: str) -> bool:
-        """Make a new directive unless the present one asks for the same; ``due`` will ask to send it."""
-        if content == self.content:
+    def set_content(self, now_s: float, content: Content, reason: str, *, anew: bool = False) -> bool:
+        """Make a new directive unless the present one asks for the same, or if ``anew``; ``due`` will ask to send it."""
+        if content == self.content and not anew:
             return False
         self._set(now_s, content, reason)
         return True
@@ -115,11 +115,11 @@ class DirectivePublisher:
         lease_s: float,
         renew_s: float,
         slo_ms: tuple[float, float] | None,
-        fallback_rule: StepRule | None = None,
+        fallback: Fallback | None = None,
     ) -> None:
         """Change what comes with every directive but is no content of it."""
         self.resend_s = min(self.resend_s, renew_s)
-        self.lease_s, self.renew_s, self.slo_ms, self.fallback_rule = lease_s, renew_s, slo_ms, fallback_rule
+        self.lease_s, self.renew_s, self.slo_ms, self.fallback = lease_s, renew_s, slo_ms, fallback
         self._none_silent_before_s = 0.0
         self._answers.clear()
 
@@ -275,7 +275,7 @@ class DirectivePublisher:
             admission_scale=self.content.admission_scale,
             slo_ttft_ms=ttft_ms,
             slo_tpot_ms=tpot_ms,
-            fallback_rule=self.fallback_rule,
+            fallback=self.fallback,
             desired_replicas=self.stated.desired_replicas,
             order=order,
             order_for_all=order_for_all,

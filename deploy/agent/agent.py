@@ -4,6 +4,7 @@ Talks to the engine and to the controller through two small interfaces, so that 
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
@@ -45,7 +46,7 @@ class ReplicaAgent:
         replica_id: the name of the replica in the controller's status.
         engine: calls a utility of the engine core by name.
         controller: the way to the controller.
-        config: periods, objectives, and the fallback that holds when the controller's lease runs out.
+        config: periods, objectives, and the policy, from which follows what holds when the controller's lease runs out.
         admission: the replica's admission control, whose scale the controller sets; None: a replica without one.
         meter: of the path that the replica's requests take; None: a replica without one.
         dead: whether the engine has ended. Its process may end while nobody waits for an answer of it.
@@ -86,16 +87,24 @@ class ReplicaAgent:
         self._following: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._reachable = True
+        self._asked = asyncio.Event()  # the controller, once, whether or not it has answered
 
     # -- life cycle ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Put the fallback in force and start the two loops on the running event loop."""
+        """Put the fallback in force, start the loops on the running event loop, and wait for the controller's first word.
+
+        No request comes before: one that comes while an operator's override holds must not meet the fallback.
+        """
         self._started_s = time.monotonic()
         await self._enforcement.put_in_force()
         self._stats_at_s = self._started_s
         loops = (self._poll_engine(), self._watch_engine(), self._report(), self._meter.probe())
         self._tasks = [asyncio.create_task(loop) for loop in loops]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REPORT_TIMEOUT_S + ENGINE_TIMEOUT_S):
+                await self._asked.wait()
+                await self._enforcement.put_in_force()
 
     async def stop(self) -> None:
         """End the loops, and the thread and the line where directives come past them."""
@@ -311,6 +320,7 @@ class ReplicaAgent:
             if self._reachable:
                 log.warning("the controller is not reachable (%r); the directive holds until its lease ends", error)
             self._reachable = False
+            self._asked.set()
             return
         if not self._reachable:
             log.warning("the controller is reachable again")
@@ -318,6 +328,7 @@ class ReplicaAgent:
         if directive is not None:
             self._follower.on_directive(time.monotonic(), Directive.model_validate(directive))
             self._follow()
+        self._asked.set()
 
     def snapshot(self, now_s: float) -> ReplicaSnapshot:
         """Build the replica's snapshot from the newest engine statistics."""
@@ -328,7 +339,7 @@ class ReplicaAgent:
         force = self._follower.in_force(now_s)
         age_s = max(0.0, now_s - self._stats_at_s)
         fault = self.fault
-        if stats["waiting"]:  # they keep waiting while the engine is inside a long step
+        if stats["oldest_wait_s"] > 0:  # they keep waiting while the engine is inside a long step
             stats["oldest_wait_s"] += age_s
         ttft, tpot = self._meter.windows(now_s)
         return ReplicaSnapshot(

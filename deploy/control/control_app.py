@@ -217,7 +217,7 @@ def _nobody() -> HTTPException:
     return HTTPException(
         status.HTTP_503_SERVICE_UNAVAILABLE,
         "the controller does not answer: it starts or restarts, or the service runs a plain engine that has none; "
-        "replicas go on under their last directive and then under the fallback; try again",
+        "replicas go on under the override or the policy; try again",
         headers={"Retry-After": "2"},
     )
 

@@ -85,7 +85,7 @@ def engine_families(view: AgentReading) -> Iterator[Metric]:
     yield gauge(
         "nestedfp_engine_oldest_wait_seconds",
         "How long the first request in line has waited, up to this moment",
-        stats["oldest_wait_s"] + (view.stats_age_s if stats["waiting"] else 0.0),
+        stats["oldest_wait_s"] + (view.stats_age_s if stats["oldest_wait_s"] > 0 else 0.0),
     )
     yield gauge(
         "nestedfp_engine_blocked_requests", "Requests that wait for something else than their turn", stats["blocked"]

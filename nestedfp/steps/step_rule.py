@@ -11,6 +11,20 @@ from dataclasses import dataclass
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.steps.step_costs import StepCosts
 
+# Of a step rule's numbers: least and most.
+RANGES: dict[str, tuple[float, float]] = {
+    "fp8_step_tokens": (0, 1e9),
+    "fp8_wait_s": (0, 1e9),
+    "fp8_budget_fraction": (0, 1),
+    "ttft_deadline_s": (1e-6, 1e15),
+    "tpot_deadline_s": (1e-6, 1e15),
+    "tpot_grace_tokens": (0, 1e9),
+    "decode_reserve_steps": (0, 1e9),
+    "decode_reserve_share": (0, 1),
+    "fill_horizon_s": (1e-6, 1e9),
+    "fill_decode_share": (1e-6, 1),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class StepRule:
@@ -49,6 +63,13 @@ class StepRule:
     decode_reserve_share: float = 0.2
     fill_horizon_s: float | None = None
     fill_decode_share: float = 0.6
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a number out of its range, and TypeError for anything but a number."""
+        for name, (least, most) in RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:  # NaN neither
+                raise ValueError(f"expected {name} from {least:g} to {most:g}, got {value!r}")
 
     @property
     def has_deadlines(self) -> bool:

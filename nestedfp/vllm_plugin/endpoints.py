@@ -14,7 +14,6 @@ stream as a comment (``: nestedfp {...}``) before its end, which clients pass ov
 
 import itertools
 import json
-import math
 from argparse import Namespace
 from dataclasses import asdict, fields
 from typing import Any
@@ -102,8 +101,8 @@ def _order(body: Any) -> tuple[DirectiveMode, StepRule]:
         # Without one, no step would ever be FP8.
         raise ValueError(f'"auto" needs a "rule" with at least one of {known}; got {json.dumps(given)[:200]}')
     for name, value in given.items():
-        if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
-            raise ValueError(f"rule.{name}: expected a number, 0 or more; got {json.dumps(value)[:200]}")
+        if type(value) not in (int, float):
+            raise ValueError(f"rule.{name}: expected a number; got {json.dumps(value)[:200]}")
     return mode, StepRule(**given)
 
 

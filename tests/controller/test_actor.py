@@ -127,7 +127,8 @@ def test_an_override_returns_once_all_replicas_have_acknowledged(tmp_path: Path)
         status = await actor.set_override("auto")
         assert status["override"] is None
         decisions = await actor.decisions()
-        assert [d["reason"] for d in decisions if d["to_mode"] == "fp8"] == ["override"]
+        applied = [d for d in decisions if d["outcome"] == "applied"]
+        assert [d["reason"] for d in applied if d["to_mode"] == "fp8"] == ["override"]
         assert await actor.decisions(since_id=decisions[-1]["decision_id"]) == []
 
     drive(test, log_path)

@@ -30,7 +30,7 @@ def explain_fault(data: Any, prefix: str = "") -> str:
 def test_an_empty_section_is_a_working_configuration() -> None:
     config = ControllerConfig.model_validate({})
     assert config.policy.name == "deadlines"
-    assert config.fallback.mode is DirectiveMode.AUTO
+    assert config.lapsed[0] is DirectiveMode.AUTO
     assert config.slo.ttft_ms == 200
 
 
@@ -40,8 +40,19 @@ def test_without_a_controller_an_engine_keeps_the_deadlines_of_the_slo_by_itself
     assert (mode, rule.ttft_deadline_s) == (DirectiveMode.AUTO, pytest.approx(0.7 * 0.4))
     own = ControllerConfig.model_validate({"policy": {"name": "deadlines", "ttft_fraction": 0.5}})
     assert own.lapsed[1].ttft_deadline_s == pytest.approx(0.1)  # as the controller that was lost had said
-    told = ControllerConfig.model_validate({"fallback": {"rule": {"fp8_wait_s": 0.05}}})
-    assert told.lapsed[1] == StepRule(fp8_wait_s=0.05)
+    paper = ControllerConfig.model_validate({"policy": {"name": "token_fraction", "fraction": 0.25}})
+    assert paper.lapsed == (DirectiveMode.AUTO, StepRule(fp8_budget_fraction=0.25))
+
+
+@pytest.mark.parametrize(("name", "mode"), [("static_fp16", DirectiveMode.FP16), ("static_fp8", DirectiveMode.FP8)])
+def test_without_a_controller_a_fixed_precision_stays(name: str, mode: DirectiveMode) -> None:
+    assert ControllerConfig.model_validate({"policy": {"name": name}}).lapsed == (mode, StepRule())
+
+
+@pytest.mark.parametrize("name", ["deadlines", "threshold", "static_fp16"])
+def test_in_advisory_mode_replicas_stay_as_they_start_without_a_controller_too(name: str) -> None:
+    config = ControllerConfig.model_validate({"policy": {"name": name}, "advisory": True})
+    assert config.lapsed[0] is DirectiveMode.FP16
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -84,13 +95,19 @@ def test_engine_auto_takes_half_of_the_step_budget() -> None:
         ({"rate_window_s": 0.05}, r"expected rate_window_s"),
         ({"slo": {"ttft_ms": 0}}, r"slo\.ttft_ms: .* got 0"),
         ({"slo": {"tpot_ms": float("nan")}}, r"slo\.tpot_ms: .* got nan"),
-        ({"fallback": {"mode": "fp12"}}, r"fallback\.mode: .* got 'fp12'"),
-        ({"fallback": {"rule": {"fp8_wait_ms": 1}}}, r"fallback\.rule\.fp8_wait_ms: "),
+        ({"fallback": {"mode": "fp16"}}, r"fallback is no key any more.* choose the policy for it, got fallback="),
+        ({"guards": {"fail_safe": {"rule": {"fp8_wait_ms": 1}}}}, r"guards\.fail_safe\.rule\.fp8_wait_ms: "),
+        ({**policy("static_fp16"), "guards": {"fail_safe": {"mode": "fp8"}}}, r"guards\.fail_safe does not go with"),
         ({"scope": "half"}, r"scope: .* got 'half'"),
         ({"k_of_n": {"target_utilisation": 0}}, r"k_of_n\.target_utilisation: "),
         ({"ladder": {"scale": True}}, r"ladder: expected max_replicas >= min_replicas with scale: true"),
         ({"ladder": {"shed_factor": 1}}, r"ladder\.shed_factor: "),
         ({"guards": {"fail_safe": {"mode": "fp12"}}}, r"guards\.fail_safe\.mode: "),
+        (
+            {"guards": {"fail_safe": {"rule": {"fp8_wait_s": -1}}}},
+            r"fail_safe\.rule: expected fp8_wait_s from 0 to .* got -1",
+        ),
+        ({"decisions_kept": 10**30}, r"decisions_kept: .* less than or equal to 1000000"),
         ({"guards": {"expected_replicas": 0}}, r"guards\.expected_replicas: "),
         ({"guards": {"max_switches_per_minute": 0}}, r"guards\.max_switches_per_minute: "),
     ],

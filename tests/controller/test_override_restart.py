@@ -143,16 +143,65 @@ def test_the_operators_word_to_the_new_controller_counts_more() -> None:
     assert cluster.modes == {FP16}
 
 
-def test_a_replica_that_comes_back_late_brings_no_override_with_it() -> None:
+@pytest.mark.parametrize("scope", [None, "r1"])
+def test_replicas_that_come_back_late_bring_the_override_with_them(scope: str | None) -> None:
     cluster = Cluster(make_loop(), ("r0", "r1")).run(3)
-    cluster.carry_out(cluster.loop.override(cluster.now_s, FP8))
+    cluster.carry_out(cluster.loop.override(cluster.now_s, FP16, replica_id=scope))
     cluster.run(1)
     restarted(cluster)
     cluster.silent = {"r0", "r1"}
     cluster.run(30)
+    assert cluster.mode_of["r1"] is FP16, "nobody has said otherwise"
     cluster.silent = set()
-    cluster.run(2)
-    assert cluster.status.override is None
+    cluster.run(6, **HOT)
+    assert cluster.mode_of == {"r0": FP8 if scope else FP16, "r1": FP16}
+
+
+def test_one_that_comes_back_late_does_not_bring_back_what_was_handed_back_meanwhile() -> None:
+    cluster = Cluster(make_loop(), ("r0", "r1")).run(3)
+    cluster.carry_out(cluster.loop.override(cluster.now_s, FP16))
+    cluster.run(1)
+    cluster.silent = {"r1"}
+    cluster.carry_out(cluster.loop.override(cluster.now_s, AUTO))
+    cluster.run(1)
+    restarted(cluster).run(30)
+    cluster.silent = set()
+    assert cluster.run(6, **HOT).modes == {FP8}
+
+
+@pytest.mark.parametrize("mode", [FP16, FP8])
+@pytest.mark.parametrize("scope", [None, "r1"])
+def test_an_override_holds_without_a_controller_until_its_own_time_is_over(
+    mode: DirectiveMode, scope: str | None
+) -> None:
+    cluster = Cluster(make_loop(), ("r0", "r1")).run(3)
+    cluster.carry_out(cluster.loop.override(cluster.now_s, mode, ttl_s=60.0, replica_id=scope))
+    cluster.run(1)
+    cluster.now_s += 50.0
+    assert cluster.mode_of == {"r0": AUTO if scope else mode, "r1": mode}
+    cluster.now_s += 20.0
+    assert cluster.modes == {AUTO}
+
+
+def test_one_for_a_replica_that_is_over_leaves_the_one_for_all() -> None:
+    cluster = Cluster(make_loop(), ("r0", "r1")).run(3)
+    cluster.carry_out(cluster.loop.override(cluster.now_s, FP16))
+    cluster.carry_out(cluster.loop.override(cluster.now_s, FP8, ttl_s=10.0, replica_id="r1"))
+    cluster.run(1)
+    cluster.now_s += 5.0
+    assert cluster.mode_of == {"r0": FP16, "r1": FP8}
+    cluster.now_s += 10.0
+    assert cluster.modes == {FP16}
+
+
+def test_a_lapsed_override_is_no_reason_to_leave_it_when_the_controller_is_back() -> None:
+    """Neither for a step nor for an answer: what replicas say of themselves is taken up before they are told anything."""
+    cluster = Cluster(make_loop(), ("r0", "r1")).run(3)
+    cluster.carry_out(cluster.loop.override(cluster.now_s, FP16))
+    cluster.run(1)
+    restarted(cluster, after_s=20.0)
+    for _ in range(30):
+        assert cluster.run(0.1, **HOT).modes == {FP16}
 
 
 def test_a_follower_keeps_its_own_order_and_counts_down() -> None:

@@ -22,6 +22,7 @@ from controller.decide.loop import ControlLoop, Effects
 from controller.messages import Directive, DirectiveAck
 from controller.protocol import DirectiveFollower
 from nestedfp.modes import DirectiveMode
+from nestedfp.steps.step_rule import StepRule
 
 pytestmark = pytest.mark.slow
 
@@ -287,13 +288,14 @@ def test_after_any_trouble_silence_ends_in_the_fail_safe(
 ) -> None:
     world = World(5, network, seed)
     trouble(world, script)
-    mode, rule = world.config.lapsed
     for node in world.nodes:
         # Two reads a lease apart, as its own timer makes them: a step of the clock in between changes nothing.
         now_s = node.now(world.true_s)
         node.follower.in_force(now_s)
         node.follower.in_force(now_s - 500.0)
-        force = node.follower.in_force(now_s - 500.0 + world.config.lease_s + 1e-6)  # sums of floats round
+        end_s = now_s - 500.0 + world.config.lease_s + 1e-6  # sums of floats round
+        force, order = node.follower.in_force(end_s), node.follower.order(end_s)
+        mode, rule = world.config.lapsed if order is None else (order.mode, StepRule())
         assert (force.mode, force.rule, force.admission_scale, force.expired) == (
             mode,
             rule,

@@ -79,6 +79,14 @@ def test_the_fallback_keeps_the_deadlines_of_the_slo_that_was_reloaded() -> None
     assert lapsed.rule == after.lapsed[1]
 
 
+@pytest.mark.parametrize(("policy", "mode"), [("static_fp16", FP16), ("static_fp8", FP8), ("threshold", AUTO)])
+def test_the_fallback_is_that_of_the_policy_that_was_reloaded(policy: str, mode: DirectiveMode) -> None:
+    cluster = Cluster(make_loop("deadlines")).run(1)
+    cluster.carry_out(cluster.loop.reload(cluster.now_s, make_config(policy)))
+    cluster.run(1)
+    assert cluster.followers["r0"].in_force(cluster.now_s + 10).mode is mode
+
+
 @pytest.mark.parametrize(("policy", "mode"), [("static_fp16", FP16), ("deadlines", AUTO)])
 def test_a_fixed_policy_that_is_reloaded_while_load_is_shed_comes_into_force(policy: str, mode: DirectiveMode) -> None:
     cluster = Cluster(make_loop("slo_feedback", ladder=LADDER)).run(2).run(12, **HOT)

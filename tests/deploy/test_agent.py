@@ -68,10 +68,10 @@ def directive(epoch, mode, lease_s=600.0):
     return {"epoch": epoch, "mode": mode, "lease_s": lease_s, "reason": "test", "rule": rule}
 
 
-def run(scenario, controller, admission=None, meter=None, engine=None, fallback=None, **ends):
+def run(scenario, controller, admission=None, meter=None, engine=None, policy="deadlines", **ends):
     async def main(engine=engine):
         engine = engine or Engine()
-        config = ControllerConfig.model_validate({"report_period_s": 0.02, "fallback": fallback or {}})
+        config = ControllerConfig.model_validate({"report_period_s": 0.02, "policy": {"name": policy}})
         agent = ReplicaAgent("r0", engine, controller, config, admission, meter, **ends)
         await agent.start()
         try:
@@ -96,12 +96,36 @@ def agents_clock(clock, monkeypatch):
     return clock
 
 
-def test_a_new_replica_starts_with_the_fallback_and_catches_up_from_its_first_answer():
+@pytest.mark.parametrize("mode", ["fp16", "fp8"])
+def test_a_new_replica_takes_no_request_before_it_has_asked_the_controller(mode):
     async def scenario(agent, engine):
-        await until(lambda: len(engine.directives) > 1)
+        return engine.directives[-1]["mode"]
+
+    assert run(scenario, Controller(directive(7, mode))) == mode
+
+
+@pytest.mark.parametrize(
+    ("policy", "mode"), [("static_fp16", "fp16"), ("static_fp8", "fp8"), ("deadlines", "auto"), ("threshold", "auto")]
+)
+def test_a_new_replica_that_finds_no_controller_does_what_the_policy_says(policy, mode):
+    async def scenario(agent, engine):
         return [d["mode"] for d in engine.directives]
 
-    assert run(scenario, Controller(directive(7, "fp8"))) == ["auto", "fp8"]
+    assert run(scenario, Controller(ConnectionError("gone")), policy=policy) == [mode]
+
+
+def test_an_operators_fp16_outlives_the_lease_until_its_own_time_is_over(agents_clock):
+    async def scenario(agent, engine):
+        override = {"mode": "fp16", "remaining_s": 60.0}
+        await agent.apply({**directive(1, "fp16", lease_s=2.0), "order": override})
+        agents_clock.now_s += 59.0
+        await until(lambda: agent.view() is not None and agent.view().lease_remaining_s == 0)
+        held = (agent.directed, engine.directives[-1]["mode"])
+        agents_clock.now_s += 1.5
+        await until(lambda: engine.directives[-1]["mode"] == "auto")
+        return held
+
+    assert run(scenario, Controller(ConnectionError("gone"))) == ("fp16", "fp16")
 
 
 def test_a_broadcast_is_acknowledged_after_the_engine_took_it_and_old_epochs_are_ignored():
@@ -204,7 +228,7 @@ def test_pinned_requests_go_nowhere_else_under_a_fallback_to_fp8(agents_clock):
         agents_clock.now_s += 2.5
         return told, agent.directed, agent.pinned_go_elsewhere()
 
-    assert run(scenario, Controller(ConnectionError("gone")), fallback={"mode": "fp8"}) == (True, "fp8", False)
+    assert run(scenario, Controller(ConnectionError("gone")), policy="static_fp8") == (True, "fp8", False)
 
 
 def test_requests_that_missed_for_what_the_path_added_are_told_apart():

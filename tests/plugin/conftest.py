@@ -1,6 +1,30 @@
 """What tests with models in their own process share."""
 
+import time
+
 import pytest
+
+
+class Clocks:
+    """How far the clocks of this process are set ahead of the machine's, in seconds."""
+
+    def __init__(self):
+        self.wall_s = 0.0  # of ``time.time``, which anybody may set
+        self.steady_s = 0.0  # of the one that the scheduler decides by
+
+    def pass_(self, seconds):
+        """Let time pass."""
+        self.wall_s += seconds
+        self.steady_s += seconds
+
+
+@pytest.fixture
+def clocks(monkeypatch):
+    """Clocks that a test sets."""
+    ahead, wall, steady = Clocks(), time.time, time.clock_gettime
+    monkeypatch.setattr(time, "time", lambda: wall() + ahead.wall_s)
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: steady(clock) + ahead.steady_s)
+    return ahead
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from controller.messages import ReplicaSnapshot
 GRAMMAR = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
 
 
-def arrived(name, prompt=20, ago_s=0.0, **params):
+def arrived(name, prompt=20, **params):
     request = engine_request(name, prompt, **params)
-    request.arrival_time = time.time() - ago_s
+    request.arrival_time = time.time()
     return request
 
 
@@ -62,9 +62,10 @@ def test_a_step_takes_what_its_device_says_not_what_a_late_look_makes_of_it(monk
     assert step(1000.055, 0.009) - before == pytest.approx(0.009, abs=1e-4)
 
 
-def test_a_request_that_waits_for_a_grammar_is_not_in_line():
+def test_a_request_that_waits_for_a_grammar_is_not_in_line(clocks):
     engine = Engine()
-    request = engine.add(arrived("a", ago_s=30))
+    request = engine.add(arrived("a"))
+    clocks.pass_(30)
     engine.scheduler.waiting.pop_request()
     request.status = GRAMMAR
     engine.scheduler.skipped_waiting.add_request(request)
@@ -73,11 +74,12 @@ def test_a_request_that_waits_for_a_grammar_is_not_in_line():
     assert stats["progress_age_s"] is None, "nothing to compute"
 
 
-def test_a_grammar_that_is_ready_puts_its_request_in_line_from_then_on():
+def test_a_grammar_that_is_ready_puts_its_request_in_line_from_then_on(clocks):
     engine = Engine(max_num_seqs=1)
     engine.add(arrived("first", max_tokens=50))
     engine.step()
-    late = engine.add(arrived("late", ago_s=30))
+    late = engine.add(arrived("late"))
+    clocks.pass_(30)
     engine.scheduler.waiting.pop_request()
     late.status = GRAMMAR
     engine.scheduler.skipped_waiting.add_request(late)
@@ -87,30 +89,36 @@ def test_a_grammar_that_is_ready_puts_its_request_in_line_from_then_on():
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
-def test_the_oldest_wait_is_that_of_the_first_in_line(policy):
+def test_the_oldest_wait_is_that_of_the_first_in_line(policy, clocks):
     engine = Engine(max_num_seqs=1, scheduling_policy=policy)
     engine.add(arrived("runs", max_tokens=50))
     engine.step()
-    engine.add(arrived("waits", ago_s=5))
-    engine.add(arrived("behind", ago_s=2))
+    engine.add(arrived("waits"))
+    clocks.pass_(3)
+    engine.add(arrived("behind"))
+    clocks.pass_(2)
     assert engine.scheduler.nestedfp_stats()["oldest_wait_s"] == pytest.approx(5, abs=0.5)
 
 
-def test_a_preempted_request_waits_since_its_preemption():
+def test_a_preempted_request_waits_since_its_preemption(clocks):
     engine = Engine(blocks=7)
-    requests = [engine.add(arrived(name, 2 * BLOCK, ago_s=60, max_tokens=3 * BLOCK)) for name in "ab"]
+    requests = [engine.add(arrived(name, 2 * BLOCK, max_tokens=3 * BLOCK)) for name in "ab"]
+    clocks.pass_(60)
     while not any(request.num_preemptions for request in requests):
         engine.step()
     assert engine.scheduler.nestedfp_stats()["waiting"] == 1
     assert engine.scheduler.nestedfp_stats()["oldest_wait_s"] < 1.0
 
 
-def test_one_that_waits_behind_a_preempted_request_is_still_seen():
+def test_one_that_waits_behind_a_preempted_request_is_still_seen(clocks):
     engine = Engine(blocks=7)
     requests = [engine.add(arrived(name, 2 * BLOCK, max_tokens=3 * BLOCK)) for name in "ab"]
     while not any(request.num_preemptions for request in requests):
         engine.step()
-    engine.add(arrived("c", ago_s=9))
+    engine.add(arrived("c"))
+    clocks.pass_(9)
+    for request in requests:  # as if it had just been preempted
+        request.nestedfp_waits_since_s += 9
     assert engine.scheduler.nestedfp_stats()["oldest_wait_s"] == pytest.approx(9, abs=0.5)
 
 
@@ -137,4 +145,5 @@ def test_nothing_is_kept_of_requests_that_have_left():
     engine.scheduler.finish_requests("0", RequestStatus.FINISHED_ABORTED)
     engine.run()
     scheduler = engine.scheduler
-    assert not any((scheduler._pinned, scheduler._in_prompt, scheduler._exact, scheduler._may_end))
+    few = (scheduler._pinned, scheduler._in_prompt, scheduler._exact, scheduler._may_end, scheduler._may_starve)
+    assert not any(few)

@@ -1,9 +1,11 @@
 """The engine's own decision, as a table."""
 
+from dataclasses import fields
+
 import pytest
 
 from nestedfp.modes import DirectiveMode, Mode
-from nestedfp.steps.step_rule import StepRule, StepSignals, choose
+from nestedfp.steps.step_rule import RANGES, StepRule, StepSignals, choose
 
 AUTO, FP16, FP8 = DirectiveMode.AUTO, DirectiveMode.FP16, DirectiveMode.FP8
 BOTH = StepRule(fp8_step_tokens=1024, fp8_wait_s=0.1)
@@ -48,3 +50,14 @@ def test_the_rule(signals: StepSignals, directive: DirectiveMode, rule: StepRule
 def test_a_pinned_request_makes_every_step_fp16(directive: DirectiveMode) -> None:
     choice = choose(StepSignals(2048, 5.0, has_pinned=True), directive, BOTH)
     assert (choice.mode, choice.reason) == (Mode.FP16, "pinned")
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(StepRule)])
+@pytest.mark.parametrize("value", [-1, -1e-9, float("nan"), float("inf"), -float("inf"), 10**400])
+def test_a_number_out_of_its_range_is_no_rule(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"expected {name} from .* to .*, got"):
+        StepRule(**{name: value})
+
+
+def test_every_number_of_a_rule_has_a_range() -> None:
+    assert list(RANGES) == [field.name for field in fields(StepRule)]

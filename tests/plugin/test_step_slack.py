@@ -1,6 +1,5 @@
 """What is left of deadlines: against a walk over every request, and by hand."""
 
-import time
 from dataclasses import dataclass, field, replace
 from math import inf
 from types import SimpleNamespace
@@ -12,8 +11,8 @@ from hypothesis import strategies as st
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.steps.step_costs import StepCost, StepCosts
 from nestedfp.steps.step_rule import StepRule, StepSignals, choose
-from nestedfp.steps.step_slack import DecodeHeap, PromptLine, StepSlack, StepTimes
-from nestedfp.vllm_plugin.scheduling.deadline_watch import DeadlineWatch
+from nestedfp.steps.step_slack import MISSED_AFTER, DecodeHeap, PromptLine, PromptLines, StepSlack, StepTimes
+from nestedfp.vllm_plugin.scheduling.deadline_watch import DeadlineWatch, steady_s
 
 S_PER_TOKEN = 1e-3
 COSTS = StepCosts((StepCost(1, 10.0, 6.0), StepCost(100, 20.0, 12.0)))
@@ -51,41 +50,42 @@ EVENTS = st.lists(
 @given(EVENTS)
 @settings(max_examples=200)
 def test_the_constants_agree_with_a_walk_over_every_request(events: list[tuple[str, int, float]]) -> None:
-    slack, walk, now_s, ttft_s, tpot_s = StepSlack(S_PER_TOKEN), Walk(), 0.0, 1.0, 0.05
+    prompts, decodes, walk = PromptLine(S_PER_TOKEN), DecodeHeap(), Walk()
+    now_s, ttft_s, tpot_s = 0.0, 1.0, 0.05
     for number, (what, size, passed_s) in enumerate(events):
         now_s += passed_s
         name = f"r{number}"
         if what == "arrive":
-            slack.prompts.arrived(name, now_s, size)
+            prompts.arrived(name, now_s, size)
             walk.line.append((name, now_s, size))
         elif what == "compute" and walk.line:
             first, _, tokens = walk.line[0]
             walk.computed[first] = min(size, tokens - 1)
-            slack.prompts.computed(first, walk.computed[first])
+            prompts.computed(first, walk.computed[first])
         elif what == "first_token" and walk.line:  # always the first in line
             first, _, _ = walk.line.pop(0)
-            slack.prompts.left(first)
-            slack.decodes.entered(first, now_s)
+            prompts.left(first)
+            decodes.entered(first, now_s)
             walk.decoding[first] = now_s, 1
         elif what == "abort" and walk.line:  # of the last: whoever comes behind one that goes moves up only then
             last, _, _ = walk.line.pop()
             walk.computed.pop(last, None)
-            slack.left(last)
+            prompts.left(last)
         elif what == "step":
-            slack.decodes.stepped()
+            decodes.stepped()
             walk.decoding = {name: (first_s, tokens + 1) for name, (first_s, tokens) in walk.decoding.items()}
         elif what == "finish" and walk.decoding:
             done = sorted(walk.decoding)[size % len(walk.decoding)]
             del walk.decoding[done]
-            slack.left(done)
+            decodes.left(done)
         elif what == "deadline":
             ttft_s, tpot_s = 0.1 + passed_s, 0.01 + passed_s / 10
         oldest = min((arrived_s for _, arrived_s, _ in walk.line), default=None)
-        assert slack.prompts.oldest_s() == oldest
-        assert len(slack.prompts) == len(walk.line)
-        assert slack.decodes.latest_end_s(tpot_s) == pytest.approx(walk.latest_end_s(tpot_s))
+        assert prompts.oldest_s() == oldest
+        assert len(prompts) == len(walk.line)
+        assert decodes.latest_end_s(tpot_s) == pytest.approx(walk.latest_end_s(tpot_s))
         if what != "abort" and not any(kind == "abort" for kind, _, _ in events):
-            assert slack.prompts.latest_start_s(ttft_s) == pytest.approx(walk.latest_start_s(ttft_s))
+            assert prompts.latest_start_s(ttft_s) == pytest.approx(walk.latest_start_s(ttft_s))
 
 
 def test_one_that_leaves_the_line_early_does_not_make_the_others_look_safer_than_they_are_for_long() -> None:
@@ -110,24 +110,101 @@ def test_a_request_that_comes_again_counts_as_what_it_is_now() -> None:
     assert len(heap) == 1
 
 
-def test_nothing_grows_with_the_requests_where_nobody_asks() -> None:
-    for s_per_token in (0.0, S_PER_TOKEN):
-        slack = StepSlack(s_per_token)
-        for number in range(5000):
-            slack.prompts.arrived(number, float(number), 100)
-            slack.prompts.left(number)
-            slack.decodes.entered(number, float(number))
-            slack.decodes.stepped()
-            slack.left(number - 3)
-        held = [
-            value
-            for part in (slack.prompts, slack.decodes)
-            for value in vars(part).values()
-            if hasattr(value, "__len__")
-        ]
-        assert len(held) == 5
-        assert max(len(each) for each in held) < 100
-        assert slack.decodes.latest_end_s(1.0) == pytest.approx(4997.0 + 4)
+def held_by(part: object) -> int:
+    """Entries in all containers of an object and of those in them."""
+    held = [value for value in vars(part).values() if hasattr(value, "__len__")]
+    lines = part._lines.values() if isinstance(part, PromptLines) else ()
+    return sum(len(each) for each in held) + sum(held_by(line) for line in lines)
+
+
+@pytest.mark.parametrize("s_per_token", [0.0, 1e-5, S_PER_TOKEN])  # nothing measured; less than there is time for; more
+@pytest.mark.parametrize("starving", [False, True])
+@pytest.mark.parametrize("asked", [False, True])
+def test_nothing_grows_with_the_requests(s_per_token: float, starving: bool, asked: bool) -> None:
+    slack = StepSlack(s_per_token)
+    if starving:
+        slack.prompts.arrived("starves", 0.0, 100)
+    for number in range(5000):
+        slack.prompts.arrived(number, 0.02 * number, 100, number % 2)
+        slack.prompts.left(number)
+        slack.decodes.entered(number, float(number))
+        slack.decodes.stepped()
+        slack.left(number - 3)
+        if asked:
+            slack.late(RULE, float(number), float(number))
+    assert len(slack.prompts) == starving
+    assert max(held_by(slack.prompts), held_by(slack.decodes)) < 300
+    assert slack.decodes.latest_end_s(1.0) == pytest.approx(4997.0 + 4)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["arrive", "arrive", "compute", "first_token", "price"]),
+            st.integers(1, 500),
+            st.integers(-2, 2),
+            st.floats(0, 0.5),
+        ),
+        max_size=80,
+    )
+)
+@settings(max_examples=200)
+def test_the_lines_of_all_priorities_agree_with_a_walk_over_every_request(events: list[tuple]) -> None:
+    lines, now_s, ttft_s, s_per_token = PromptLines(S_PER_TOKEN), 0.0, 0.8, S_PER_TOKEN
+    waiting: list[tuple[int, int]] = []  # priority, number; each line in its order
+    arrived_s, tokens_of, left_tokens = {}, {}, {}
+    for number, (what, size, priority, passed_s) in enumerate(events):
+        now_s += passed_s
+        first = next((each for each in sorted(waiting) if each[0] == priority), None)
+        if what == "arrive":
+            lines.arrived(number, now_s, size, priority)
+            waiting.append((priority, number))
+            arrived_s[number], tokens_of[number], left_tokens[number] = now_s, size, size
+        elif what == "price":
+            s_per_token = size * 1e-5
+            lines.price(s_per_token)
+        elif what == "compute" and first is not None:
+            done = min(size, tokens_of[first[1]])
+            lines.computed(first[1], done)
+            left_tokens[first[1]] = tokens_of[first[1]] - done
+        elif what == "first_token" and first is not None:
+            lines.left(first[1])
+            waiting.remove(first)
+        expected, ahead, seen = inf, 0, set()
+        for place, name in sorted(waiting):
+            ahead += left_tokens[name]
+            if arrived_s[name] >= now_s - MISSED_AFTER * ttft_s:
+                expected = min(expected, arrived_s[name] + ttft_s - ahead * s_per_token)
+                if place not in seen:  # it may have its first token with the next step
+                    expected = min(expected, arrived_s[name] + ttft_s)
+                seen.add(place)
+        assert lines.latest_end_s(now_s, ttft_s) == pytest.approx(expected)
+
+
+def test_one_that_has_missed_its_deadline_for_certain_decides_nothing_and_is_still_waited_for() -> None:
+    slack = StepSlack(S_PER_TOKEN)
+    slack.prompts.arrived("starves", 0.0, 300)
+    assert slack.late(RULE, 0.6, ends_s=0.61) == "ttft_slack"
+    late_s = MISSED_AFTER * 0.5 + 0.01
+    assert slack.late(RULE, late_s, ends_s=late_s + 0.01) == "next_slack", (
+        "a usual one of 300 tokens would come behind it"
+    )
+    slack.prompts.arrived("behind", late_s, 100)
+    assert slack.late(RULE, late_s, ends_s=late_s + 0.09) != "ttft_slack"
+    assert slack.late(RULE, late_s, ends_s=late_s + 0.11) == "ttft_slack"  # 400 tokens
+
+
+def test_a_prompt_of_a_worse_priority_makes_nobody_wait_but_its_own() -> None:
+    slack = StepSlack(S_PER_TOKEN)
+    for number in range(40):
+        slack.prompts.arrived(number, number * 0.01, 100, 0)
+        slack.left(number)
+    slack.prompts.arrived("starves", 0.4, 30_000, 1)
+    assert slack.late(RULE, 100.0, 100.1) is None
+    slack.prompts.arrived("mine", 100.0, 100, 0)
+    assert slack.late(RULE, 100.0, 100.1) is None
+    slack.prompts.arrived("worse", 100.0, 1, 1)
+    assert slack.late(RULE, 100.0, 100.1) == "ttft_slack"  # 30,000 tokens before it
 
 
 def test_a_request_that_waits_anew_is_in_line_once() -> None:
@@ -257,7 +334,7 @@ def test_the_engines_watch_keeps_it_back_in_steps_of_decodes_alone(
         request_id="a",
         num_prompt_tokens=60,
         num_output_tokens=1,
-        nestedfp_waits_since_s=time.time(),
+        nestedfp_waits_since_s=steady_s(),
         nestedfp_first_token_s=None,
     )
     for number in range(8):
@@ -266,7 +343,7 @@ def test_the_engines_watch_keeps_it_back_in_steps_of_decodes_alone(
     watch.waits(request)
     watch.computes(request, 60)
     watch.filled(Mode.FP16, 60, ["a"], with_prompts=True)
-    watch.ended(Mode.FP16, 60, COSTS.times_ms(60)[0] * 1e-3, [request], with_prompts=True)
+    watch.ended(Mode.FP16, 60, COSTS.times_ms(60)[0] * 1e-3, [request], with_prompts=True, at_s=steady_s())
     assert watch.late(rule, 1, 1, 0.0, with_prompts=False) == answer
     assert watch.late(rule, 1, 1, 0.0, with_prompts=True) is None
 

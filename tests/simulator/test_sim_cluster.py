@@ -167,27 +167,27 @@ def test_a_directive_reaches_all_replicas_over_a_lossy_network(loss: float):
     late: list[float] = []
 
     def look(now_s: float, cluster: Cluster) -> None:
-        behind = sum(r.engine.directive is not DirectiveMode.FP8 for r in cluster.present.values())
+        behind = sum(r.engine.directive is not DirectiveMode.FP16 for r in cluster.present.values())
         if behind:
             late.append(now_s)
 
-    config = policy_config("static_fp8")
+    config = policy_config("threshold")  # FP16 at so light a load; without a word of it replicas begin in auto
     Cluster(TABLE, config, scenario, observe=look, observe_every_s=0.05).run(make_requests((5.0, 10, 2)))
     periods = 2 if loss <= 0.1 else 6
     assert max(late) <= periods * config.report_period_s + 0.05
 
 
 def test_a_silent_controller_leaves_the_fallback_in_force_until_it_is_back():
-    config = policy_config("static_fp8", fallback={"mode": "fp16"})
+    config = policy_config("threshold")  # FP16 at so light a load
     seen: dict[float, DirectiveMode] = {}
 
     def look(now_s: float, cluster: Cluster) -> None:
         seen[round(now_s, 1)] = next(iter(cluster.present.values())).engine.directive
 
     outage = Failure(replica=None, at_s=5.0, down_s=5.0)
-    Cluster(TABLE, config, Scenario(failures=(outage,)), observe=look).run(make_requests((14.0, 10, 2)))
-    assert (seen[4.0], seen[6.5], seen[8.0], seen[11.0]) == tuple(
-        DirectiveMode(mode) for mode in ("fp8", "fp8", "fp16", "fp8")
+    Cluster(TABLE, config, Scenario(failures=(outage,)), observe=look).run(make_requests((17.0, 10, 2)))
+    assert (seen[4.0], seen[6.5], seen[8.0], seen[16.0]) == tuple(
+        DirectiveMode(mode) for mode in ("fp16", "fp16", "auto", "fp16")
     )
 
 

@@ -46,14 +46,15 @@ class RequestTokens:
             else:
                 self.prompt_fp8 += in_prompt
 
-    def read_from_cache(self, tokens: int, exact: int, prompt_tokens: int) -> None:
-        """The first ``tokens`` positions of a request came from the prefix cache, ``exact`` of them in exact FP16."""
-        self.cached_fp16 = min(exact, prompt_tokens)
-        self.cached_fp8 = min(tokens, prompt_tokens) - self.cached_fp16
+    def begins(self, cached: int, exact: int, prompt_tokens: int) -> None:
+        """Count a request's first step, or its first one after a preemption: only now its earlier KV entries count no more.
 
-    def preempted(self) -> None:
-        """The request lost its KV entries: its prompt will be computed, or read from the cache, anew."""
-        self.prompt_fp16 = self.prompt_fp8 = self.cached_fp16 = self.cached_fp8 = 0
+        A preempted request may still end: by the output of a step that was in flight, and computed with those entries.
+        ``cached`` positions come from the prefix cache, ``exact`` of them in exact FP16.
+        """
+        self.prompt_fp16 = self.prompt_fp8 = 0
+        self.cached_fp16 = min(exact, prompt_tokens)
+        self.cached_fp8 = min(cached, prompt_tokens) - self.cached_fp16
 
     def counts(self, completion_tokens: int) -> TokenCounts:
         """Return the counts so far of a sequence that has sampled ``completion_tokens`` tokens."""

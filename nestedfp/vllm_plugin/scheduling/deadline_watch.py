@@ -1,6 +1,6 @@
 """Keeps the deadlines of an engine's requests for its scheduler: nestedfp/steps/step_slack.py in terms of vLLM's requests.
 
-Times are those of vLLM's ``arrival_time``: seconds of the system's clock.
+Times are those of ``steady_s``.
 """
 
 import time
@@ -11,6 +11,21 @@ from nestedfp.steps.step_costs import StepCosts
 from nestedfp.steps.step_fill import FillWatch
 from nestedfp.steps.step_rule import StepRule
 from nestedfp.steps.step_slack import StepSlack, StepTimes
+
+LONGEST_WAY_S = 1.0  # of a request to the engine; a wall clock that steps meanwhile makes it look longer
+
+
+def steady_s() -> float:
+    """Seconds of the one clock that the scheduler decides by: nobody sets it, and nobody slews it.
+
+    One that runs faster for a while would leave a device's behind (device_clock.py).
+    """
+    return time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
+
+
+def arrived_s(wall_s: float) -> float:
+    """Return when a request arrived, given vLLM's ``arrival_time``, which a front end took from the system's clock."""
+    return steady_s() - min(max(0.0, time.time() - wall_s), LONGEST_WAY_S)
 
 
 class DeadlineWatch:
@@ -26,19 +41,20 @@ class DeadlineWatch:
         self._fill = FillWatch(max_seqs)
         self._in_flight: list[float] = []  # predicted seconds of the steps that have been filled and not ended
         self._ended_s = 0.0
-        self.use(None)
+        self._times = StepTimes(None)
+        self._slack = StepSlack(0.0)
 
     def use(self, costs: StepCosts | None) -> None:
-        """Go by these measured costs; forgets the requests there are."""
+        """Go by these measured costs."""
         self._times = StepTimes(costs)
-        self._slack = StepSlack(self._times.s_per_prompt_token(self._budget_tokens))
+        self._slack.prompts.price(self._times.s_per_prompt_token(self._budget_tokens))
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def waits(self, request: Any) -> None:
-        """A request has come, or waits for nothing but its turn from now on."""
+    def waits(self, request: Any, priority: int = 0) -> None:
+        """A request has come, or waits for nothing but its turn from now on; lower priorities go first."""
         since_s = request.nestedfp_waits_since_s
-        self._slack.prompts.arrived(request.request_id, since_s, request.num_prompt_tokens)
+        self._slack.prompts.arrived(request.request_id, since_s, request.num_prompt_tokens, priority)
 
     def computes(self, request: Any, tokens: int) -> None:
         """The step being filled brings a prompt to so many tokens."""
@@ -66,7 +82,7 @@ class DeadlineWatch:
             with_prompts: whether it computes parts of prompts.
         """
         # With asynchronous scheduling the step before still runs: this one begins when that one ends.
-        now_s = max(time.time(), self._ended_s + sum(self._in_flight))
+        now_s = max(steady_s(), self._ended_s + sum(self._in_flight))
         ends_s = now_s + self._times.predicted_s(Mode.FP16, tokens, with_prompts=with_prompts)
         fill = self._fill.late(rule, self._times, now_s, requests, kv_usage)  # learns from every step
         reserve_s = (
@@ -84,12 +100,12 @@ class DeadlineWatch:
             self._slack.prompts.left(request_id)
 
     def ended(
-        self, mode: Mode, tokens: int, took_s: float, first_tokens: list[Any], *, with_prompts: bool, ago_s: float = 0.0
+        self, mode: Mode, tokens: int, took_s: float, first_tokens: list[Any], *, with_prompts: bool, at_s: float
     ) -> None:
-        """A step has ended, so many seconds ago; these requests have had a token by the end of their prompt and go on."""
+        """A step has ended; these requests have had a token by the end of their prompt and go on."""
         if self._in_flight:
             self._in_flight.pop(0)
-        self._ended_s = time.time() - ago_s
+        self._ended_s = at_s
         self._times.took(mode, tokens, took_s, with_prompts=with_prompts)
         self._slack.decodes.stepped()
         for request in first_tokens:

@@ -8,7 +8,6 @@ import functools
 import os
 import secrets
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.request_queue import FCFSRequestQueue
+from vllm.v1.core.sched.request_queue import FCFSRequestQueue, SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
@@ -28,7 +27,7 @@ from nestedfp.vllm_plugin.options import PluginOptions
 from nestedfp.vllm_plugin.ranks.timing.step_ends import SINCE_LAST_S
 from nestedfp.vllm_plugin.scheduling import directive_intake, directive_receiver
 from nestedfp.vllm_plugin.scheduling.accounting import COUNTS_KEY, EngineTotals, RequestTokens
-from nestedfp.vllm_plugin.scheduling.deadline_watch import DeadlineWatch
+from nestedfp.vllm_plugin.scheduling.deadline_watch import DeadlineWatch, arrived_s, steady_s
 from nestedfp.vllm_plugin.scheduling.exact_blocks import ALL, ExactBlocks
 from nestedfp.vllm_plugin.scheduling.pin import is_pinned
 
@@ -76,7 +75,7 @@ class PrecisionMixin:
         self._finished = 0
         self._clock = DeviceClock()
         self._last_end_s = 0.0  # of a step
-        self._progress_s = time.monotonic()  # when a step last ended, or work came to an idle engine
+        self._progress_s = steady_s()  # when a step last ended, or work came to an idle engine
         # Nobody outside can know it, so no request can name the cache that pinned requests share.
         self._pinned_salt = secrets.token_hex(16)
         self._blocks = ExactBlocks(self.kv_cache_manager)
@@ -85,6 +84,7 @@ class PrecisionMixin:
         self._in_prompt: dict[str, Request] = {}  # parts of their prompt are still to be computed or read
         self._exact: dict[str, Request] = {}  # no FP8 step has written or will be read in their KV entries
         self._may_end: dict[str, Request] = {}  # the front end may end them at any output: they have stop strings
+        self._may_starve: dict[str, Request] = {}  # others may overtake them for ever: they have no deadlines
         self._ended: dict[str, Request] = {}  # ended by the step whose output is being taken
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -93,24 +93,35 @@ class PrecisionMixin:
         rid = request.request_id
         if rid not in self.requests:
             if not self.running and not self.waiting:
-                self._progress_s = time.monotonic()
+                self._progress_s = steady_s()
             self._arrivals += 1
             self._arrived_tokens += request.num_prompt_tokens
             request.nestedfp_tokens = RequestTokens()
             request.nestedfp_earlier_tokens = 0  # sampled for a streaming session's earlier inputs
-            request.nestedfp_waits_since_s = request.arrival_time
+            self._arrives(request)
             request.nestedfp_first_token_s = None
             if is_pinned(request.sampling_params or request.pooling_params):
                 self._pinned[rid] = request
                 self._keep_off_shared_blocks(request)
             if request.sampling_params is not None and request.sampling_params.stop:
                 self._may_end[rid] = request
+            if self.policy is SchedulingPolicy.PRIORITY and request.priority > 0:
+                self._may_starve[rid] = request
             self._starts_over(request)
             super().add_request(request)
             if not self._is_blocked_waiting_status(request.status):
-                self._watch.waits(request)
+                self._waits(request)
             return
         super().add_request(request)
+
+    def _arrives(self, request: Request) -> None:
+        # vLLM's queue of priorities goes by this too: a wall clock that is set back would let all later requests overtake.
+        request.nestedfp_waits_since_s = request.arrival_time = arrived_s(request.arrival_time)
+
+    def _waits(self, request: Request) -> None:
+        """A request waits for its turn, with a deadline unless others may overtake it for ever."""
+        if request.request_id not in self._may_starve:
+            self._watch.waits(request, request.priority if self.policy is SchedulingPolicy.PRIORITY else 0)
 
     def _starts_over(self, request: Request) -> None:
         """No position of the request has been computed or read."""
@@ -119,8 +130,7 @@ class PrecisionMixin:
         self._in_prompt[request.request_id] = self._exact[request.request_id] = request
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        request.nestedfp_tokens.preempted()
-        request.nestedfp_waits_since_s = time.time()
+        request.nestedfp_waits_since_s = steady_s()
         self._watch.preempted(request)
         self._starts_over(request)
         super()._preempt_request(request, *args, **kwargs)
@@ -128,18 +138,18 @@ class PrecisionMixin:
     def _try_promote_blocked_waiting_request(self, request: Request) -> bool:
         promoted: bool = super()._try_promote_blocked_waiting_request(request)
         if promoted:  # until now it waited for something else than its turn
-            request.nestedfp_waits_since_s = time.time()
-            self._watch.waits(request)
+            request.nestedfp_waits_since_s = steady_s()
+            self._waits(request)
             if not self.running and not self.waiting:
-                self._progress_s = time.monotonic()
+                self._progress_s = steady_s()
         return promoted
 
     def _update_request_as_session(self, session: Request, update: Any) -> None:
         session.nestedfp_earlier_tokens += session.num_output_tokens  # vLLM makes them part of the prompt
         super()._update_request_as_session(session, update)
-        session.nestedfp_waits_since_s = session.arrival_time
+        self._arrives(session)
         session.nestedfp_first_token_s = None
-        self._watch.waits(session)
+        self._waits(session)
         self._in_prompt[session.request_id] = session
 
     def _handle_stopped_request(self, request: Request) -> bool:
@@ -151,7 +161,7 @@ class PrecisionMixin:
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self._finished += 1
-        for few in (self._pinned, self._in_prompt, self._exact, self._may_end):
+        for few in (self._pinned, self._in_prompt, self._exact, self._may_end, self._may_starve):
             few.pop(request.request_id, None)
         self._watch.left(request.request_id)
         return super()._free_request(request, *args, **kwargs)
@@ -212,11 +222,14 @@ class PrecisionMixin:
         self._watch.filled(mode, tokens, output.nestedfp_first_tokens, with_prompts=bool(prompts))
         self._totals.step(mode, tokens, choice.reason)
         output.nestedfp_mode = mode
-        output.nestedfp_scheduled_s = _raw_s()
+        output.nestedfp_scheduled_s = steady_s()
         return output
 
     def _late(self, rule: StepRule, tokens: int, *, with_prompts: bool) -> str | None:
-        inside = len(self.running) + len(self.waiting)
+        # Of those that wait without a deadline the others do not have to see to it that there is a place.
+        idle = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+        starving = sum(request.status in idle for request in self._may_starve.values())
+        inside = len(self.running) + len(self.waiting) - starving
         return self._watch.late(rule, tokens, inside, self.kv_cache_manager.usage, with_prompts=with_prompts)
 
     def _count_prompt(self, request: Request, mode: Mode, count: int) -> None:
@@ -224,7 +237,7 @@ class PrecisionMixin:
         if not request.nestedfp_started:
             request.nestedfp_started = True
             exact = self._blocks.exact_prefix(rid, start)
-            request.nestedfp_tokens.read_from_cache(start, exact, request.num_prompt_tokens)
+            request.nestedfp_tokens.begins(start, exact, request.num_prompt_tokens)
             if exact < start:
                 self._exact.pop(rid, None)
                 self._blocks.no_longer_exact(request, exact_tokens=exact, written_from=start)
@@ -237,28 +250,28 @@ class PrecisionMixin:
         self._ended.clear()
         results = super().update_from_output(scheduler_output, model_runner_output)
         if scheduler_output.num_scheduled_tokens:
-            now_s = _raw_s()
-            ended_s = self._clock.ended_s(now_s, getattr(model_runner_output, SINCE_LAST_S, None))
+            ended_s = self._clock.ended_s(steady_s(), getattr(model_runner_output, SINCE_LAST_S, None))
             took_s = max(0.0, ended_s - max(scheduler_output.nestedfp_scheduled_s, self._last_end_s))
             self._totals.took(mode, took_s * 1e3)
             self._watch.ended(
                 mode,
                 scheduler_output.total_num_scheduled_tokens,
                 took_s,
-                [
-                    self.requests[rid]
-                    for rid in scheduler_output.nestedfp_first_tokens
-                    if rid in self.requests and rid not in self._ended
-                ],
+                self._go_on(scheduler_output.nestedfp_first_tokens),
                 with_prompts=scheduler_output.nestedfp_with_prompts,
-                ago_s=now_s - ended_s,
+                at_s=ended_s,
             )
-            self._last_end_s, self._progress_s = ended_s, time.monotonic()
+            self._last_end_s, self._progress_s = ended_s, steady_s()
         if mode is Mode.FP8 or self._ended or self._may_end:
             for result in results.values():
                 for item in result.outputs:
                     self._account_for(item, mode)
         return results
+
+    def _go_on(self, request_ids: list[str]) -> list[Request]:
+        """Return those that decode from now on, with a deadline: none that has ended, left or been preempted meanwhile."""
+        requests = (self.requests.get(rid) for rid in request_ids if rid not in self._may_starve)
+        return [r for r in requests if r is not None and r.status is RequestStatus.RUNNING]
 
     def _account_for(self, item: Any, mode: Mode) -> None:
         rid = item.request_id
@@ -275,9 +288,9 @@ class PrecisionMixin:
             item.kv_transfer_params = {**(item.kv_transfer_params or {}), **counts}
 
     def _oldest_wait_s(self) -> float:
-        """Return how long the first request in line has waited for its turn."""
-        now_s = time.time()
-        return max((now_s - request.nestedfp_waits_since_s for request in self._first_in_line()), default=0.0)
+        """Return how long the first request in line that has a deadline has waited for its turn."""
+        first = (request for request in self._first_in_line() if request.request_id not in self._may_starve)
+        return max((steady_s() - request.nestedfp_waits_since_s for request in first), default=0.0)
 
     def _first_in_line(self) -> list[Request]:
         """Return the requests that may have waited longest, without those that wait for anything but their turn."""
@@ -299,7 +312,7 @@ class PrecisionMixin:
         """Return for how long there has been work and no step has ended; None: nothing to do."""
         if self.pause_state is not PauseState.UNPAUSED or not (self.running or self.waiting or self._skipped()):
             return None
-        return time.monotonic() - self._progress_s
+        return steady_s() - self._progress_s
 
     # -- control (called through EngineCore utilities) -----------------------------------------------------------------
 
@@ -368,8 +381,9 @@ class PrecisionMixin:
         """Return the engine's counters and queue state; totals count from the start of the engine.
 
         ``waiting``, ``waiting_tokens`` and ``oldest_wait_s`` are of requests that wait for their turn; those that wait for
-        a grammar to compile, a remote KV cache or their own client are in ``blocked``. A preempted request has waited since
-        its preemption. ``progress_age_s`` says for how long there has been work and no step has ended; None: no work.
+        a grammar to compile, a remote KV cache or their own client are in ``blocked``. The latter two leave out requests that
+        others may overtake for ever. A preempted request has waited since its preemption. ``progress_age_s`` says for how long
+        there has been work and no step has ended; None: no work.
         """
         totals, (directive, _, epoch) = self._totals, self._in_force
         waiting = [*self.waiting, *self._skipped()]
@@ -390,7 +404,9 @@ class PrecisionMixin:
             "step_ms_fp8": totals.step_ms[Mode.FP8],
             "waiting": len(waiting),
             "blocked": len(self.skipped_waiting) + len(self.waiting) - len(waiting),
-            "waiting_tokens": sum(max(0, r.num_tokens - r.num_computed_tokens) for r in waiting)
+            "waiting_tokens": sum(
+                max(0, r.num_tokens - r.num_computed_tokens) for r in waiting if r.request_id not in self._may_starve
+            )
             + sum(max(0, r.num_prompt_tokens - r.num_computed_tokens) for r in self.running),
             "oldest_wait_s": self._oldest_wait_s(),
             "progress_age_s": self._progress_age_s(),
@@ -400,11 +416,6 @@ class PrecisionMixin:
             "arrived_tokens": self._arrived_tokens,
             "finished": self._finished,
         }
-
-
-def _raw_s() -> float:
-    """Seconds of a clock that nobody slews: one that runs faster for a while would leave a device's behind (device_clock.py)."""
-    return time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
 
 
 @functools.cache

@@ -1,0 +1,201 @@
+"""The real scheduler under random directives, pins, priorities, aborts and preemption, against an oracle of every KV position.
+
+The oracle knows which step wrote each slot of the KV cache, and what each request has read and computed since it last began.
+From that alone it says what the scheduler must disclose, and what a pinned request may touch.
+"""
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from vllm_parts import BLOCK, Engine, RequestStatus, engine_request
+
+from nestedfp.modes import Mode
+from nestedfp.vllm_plugin.scheduling.accounting import COUNTS_KEY, TokenCounts
+
+STOP = 9  # token that ends an answer
+ROUNDS = 120
+SEEDS = range(16)
+
+
+@dataclass
+class Life:
+    """What a request has read and computed of its prompt since it last began, and sampled since it came."""
+
+    request: Any
+    pinned: bool
+    preemptions: int = -1  # when it last began; -1: it has not yet
+    prompt: dict[str, int] = field(default_factory=dict)
+    completion: dict[Mode, int] = field(default_factory=lambda: dict.fromkeys(Mode, 0))
+
+    def counts(self) -> TokenCounts:
+        return TokenCounts(
+            **self.prompt, completion_fp16=self.completion[Mode.FP16], completion_fp8=self.completion[Mode.FP8]
+        )
+
+
+class Oracle:
+    """Drives an engine and follows it."""
+
+    def __init__(self, seed: int, *, async_scheduling: bool) -> None:
+        self.random = random.Random(seed)
+        self.engine = Engine(
+            blocks=self.random.choice([14, 20, 40]),
+            async_scheduling=async_scheduling,
+            max_num_batched_tokens=self.random.choice([32, 64, 2048]),
+            max_num_seqs=8,
+            scheduling_policy=self.random.choice(["fcfs", "priority"]),
+        )
+        self.scheduler = self.engine.scheduler
+        self.depth = 2 if async_scheduling else 1
+        self.exact: dict[tuple[int, int], bool] = {}  # by block and offset: it and all before it are of FP16 steps
+        self.lives: dict[str, Life] = {}
+        self.in_flight: list[Any] = []
+        self.directive = "fp16"
+        self.ended = 0
+
+    # -- what happens --------------------------------------------------------------------------------------------------
+
+    def play(self, rounds: int) -> None:
+        for _ in range(rounds):
+            if self.random.random() < 0.25:
+                self.direct()
+            if self.random.random() < 0.5 and len(self.scheduler.requests) < 10:
+                self.arrive()
+            if self.random.random() < 0.05 and self.scheduler.requests:
+                self.abort([self.random.choice(list(self.scheduler.requests))])
+            if self.random.random() < 0.01:
+                self.scheduler.reset_prefix_cache(reset_running_requests=True)  # outputs in flight are dropped
+            self.advance()
+        self.abort(list(self.scheduler.requests))
+        while self.in_flight:
+            self.finish()
+
+    def direct(self) -> None:
+        self.directive = self.random.choice(["fp16", "fp8", "auto"])
+        rule = {"fp8_step_tokens": self.random.choice([1, 5, 20])} if self.directive == "auto" else {}
+        self.engine.direct(self.directive, **rule)
+
+    def arrive(self) -> None:
+        chance, name = self.random.random, f"r{len(self.lives)}"
+        begin = 1000 * self.random.randrange(3)  # three prefixes that requests share
+        params: dict[str, Any] = {"max_tokens": self.random.randrange(1, 24), "stop_token_ids": [STOP]}
+        if pinned := chance() < 0.25:
+            params["extra_args"] = {"precision": "fp16"}
+        if chance() < 0.3:
+            params["cache_salt"] = self.random.choice([None, "a", "fp16"])
+        if chance() < 0.2:
+            params |= {"stop": ["zz"], "detokenize": True}
+        blocks = self.scheduler.kv_cache_manager.block_pool.num_gpu_blocks
+        length = self.random.randrange(1, BLOCK * min(6, blocks - 6))
+        request = engine_request(name, list(range(begin, begin + length)), **params)
+        request.priority = self.random.randrange(-1, 2)
+        self.lives[name] = Life(self.engine.add(request), pinned)
+
+    def abort(self, names: list[str]) -> None:
+        self.scheduler.finish_requests(names, RequestStatus.FINISHED_ABORTED)
+
+    def advance(self) -> None:
+        if not self.scheduler.has_unfinished_requests() and not self.in_flight:
+            return
+        step = self.engine.schedule()
+        if step.num_scheduled_tokens:
+            self.follow(step)
+            self.in_flight.append(step)
+        while self.in_flight and (len(self.in_flight) >= self.depth or not step.num_scheduled_tokens):
+            self.finish()
+
+    def finish(self) -> None:
+        step = self.in_flight.pop(0)
+        tokens = {name: STOP if self.random.random() < 0.05 else 7 for name in step.num_scheduled_tokens}
+        for item in self.engine.finish(step, tokens=tokens):
+            life = self.lives[item.request_id]
+            life.completion[step.nestedfp_mode] += len(item.new_token_ids)
+            told = (item.kv_transfer_params or {}).get(COUNTS_KEY)
+            assert told is not None or item.finish_reason is None, "an answer that ends without its counts"
+            if told is not None:
+                assert told == life.counts(), f"{item.request_id}, preempted {life.request.num_preemptions} times"
+                self.ended += item.finish_reason is not None
+
+    # -- what must hold ------------------------------------------------------------------------------------------------
+
+    def follow(self, step: Any) -> None:
+        """Take down what a step reads and writes, in every position."""
+        is_fp16 = step.nestedfp_mode is Mode.FP16
+        rows = [(self.lives[name], count) for name, count in step.num_scheduled_tokens.items()]
+        before = {slot: self.exact.get(slot) for life, count in rows for slot in self.slots(life)}
+        # Requests of one step may read what others of it write.
+        for life, count in rows:
+            for slot in self.slots(life)[-count:]:
+                before[slot] = is_fp16
+        for life, count in rows:
+            slots = self.slots(life)
+            start = len(slots) - count
+            assert None not in (before[slot] for slot in slots[:start]), "reads a KV entry that nobody wrote"
+            exact = next((i for i, slot in enumerate(slots) if not before[slot]), len(slots))
+            for i, slot in enumerate(slots[start:], start):
+                self.exact[slot] = i < exact
+            self.note(life, step.nestedfp_mode, start, count, exact)
+
+    def note(self, life: Life, mode: Mode, start: int, count: int, exact: int) -> None:
+        """One row of a step: it computes ``count`` positions from ``start`` on; ``exact`` leading ones are exact then."""
+        request = life.request
+        if life.pinned:
+            assert mode is Mode.FP16, "a pinned request in an FP8 step"
+            assert exact == start + count, "a pinned request that touches what an FP8 step wrote"
+        of_prompt = request.num_prompt_tokens
+        if life.preemptions != request.num_preemptions:  # all before ``start`` comes from the prefix cache
+            life.preemptions = request.num_preemptions
+            whole = start if exact >= start else exact // BLOCK * BLOCK  # a block counts as its last position
+            cached_fp16 = min(whole, of_prompt)
+            cached = {"cached_fp16": cached_fp16, "cached_fp8": min(start, of_prompt) - cached_fp16}
+            life.prompt = {"prompt_fp16": 0, "prompt_fp8": 0, **cached}
+            if self.directive == "fp16":
+                assert cached["cached_fp8"] == 0, "read from FP8 steps under an FP16 directive"
+        life.prompt[f"prompt_{mode.value}"] += max(0, min(start + count, of_prompt) - start)
+
+    def slots(self, life: Life) -> list[tuple[int, int]]:
+        """Where the positions of a request lie that it has after the step just scheduled."""
+        (manager,) = self.scheduler.kv_cache_manager.coordinator.single_type_managers
+        blocks = manager.req_to_blocks[life.request.request_id]
+        return [(blocks[i // BLOCK].block_id, i % BLOCK) for i in range(life.request.num_computed_tokens)]
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_what_is_disclosed_and_what_pins_touch_is_what_an_oracle_of_every_kv_position_says(async_scheduling):
+    ended = preempted = 0
+    for seed in SEEDS:
+        oracle = Oracle(seed, async_scheduling=async_scheduling)
+        oracle.play(ROUNDS)
+        ended += oracle.ended
+        preempted += sum(life.request.num_preemptions for life in oracle.lives.values())
+        scheduler = oracle.scheduler
+        assert not any((scheduler._pinned, scheduler._in_prompt, scheduler._exact, scheduler._may_end))
+    assert ended > 20 * len(SEEDS), "the oracle has something to say"
+    assert preempted > len(SEEDS)
+
+
+@pytest.mark.parametrize("mode", ["fp16", "fp8"])
+@pytest.mark.parametrize("stop", ["by the engine", "by the front end"])
+def test_a_preempted_request_that_a_step_in_flight_ends_discloses_its_prompt(mode, stop):
+    engine = Engine(blocks=8, async_scheduling=True)
+    engine.direct(mode)
+    ends = {"stop_token_ids": [STOP]} if stop == "by the engine" else {"stop": ["zz"], "detokenize": True}
+    requests = [
+        engine.add(engine_request(name, list(range(first, first + 2 * BLOCK)), max_tokens=3 * BLOCK, **ends))
+        for name, first in (("a", 100), ("b", 300))
+    ]
+    before = engine.schedule()
+    while True:
+        step = engine.schedule()
+        lost = next((r for r in requests if r.num_stale_output_tokens), None)
+        outputs = engine.finish(before, tokens={lost.request_id: STOP} if lost else {})
+        if lost is not None:
+            break
+        before = step
+    (item,) = [item for item in outputs if item.request_id == lost.request_id]
+    told = item.kv_transfer_params[COUNTS_KEY]
+    assert told.prompt_fp16 + told.prompt_fp8 == 2 * BLOCK
+    assert told == lost.nestedfp_tokens.counts(lost.num_output_tokens)
+    assert getattr(told, f"prompt_{mode}") == 2 * BLOCK

@@ -1,0 +1,91 @@
+"""A request that starves steers nobody's precision: one that others may overtake for ever, or whose deadline is missed."""
+
+import time
+
+import pytest
+from vllm_parts import Engine, engine_request
+
+COSTS = [[[1, 10.0, 6.0], [2048, 60.0, 35.0]]]
+
+
+def arrived(name, prompt=20, priority=0, **params):
+    request = engine_request(name, prompt, **{"max_tokens": 4, **params})
+    request.arrival_time, request.priority = time.time(), priority
+    return request
+
+
+def engine_with(rule, **arguments):
+    engine = Engine(max_num_seqs=1, scheduling_policy="priority", max_num_batched_tokens=2048, **arguments)
+    engine.scheduler.nestedfp_take_step_costs(COSTS)
+    engine.direct("auto", **rule)
+    return engine
+
+
+def fp8_steps_of_others(engine, clocks, priority=0, requests=20):
+    """Keep the engine's one place taken by requests that go before those that wait; return its steps in FP8."""
+    scheduler = engine.scheduler
+    before = scheduler.nestedfp_stats()["steps_fp8"]
+    for _ in range(requests):
+        while scheduler.running:
+            clocks.pass_(0.01)
+            engine.step()
+        engine.add(arrived(f"n{scheduler._arrivals}", priority=priority))
+        clocks.pass_(0.01)
+        engine.step()
+    return scheduler.nestedfp_stats()["steps_fp8"] - before
+
+
+RULES = {
+    "deadlines": {"ttft_deadline_s": 0.14, "tpot_deadline_s": 1e3},
+    "fill": {"ttft_deadline_s": 1e6, "tpot_deadline_s": 1e6, "fill_horizon_s": 0.001},
+    "wait": {"fp8_wait_s": 0.5},
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("prompt", [20, 900])
+def test_requests_of_a_low_priority_that_starve_steer_nobody(clocks, rule, prompt):
+    engine = engine_with(RULES[rule])
+    fp8_steps_of_others(engine, clocks)
+    for number in range(8):
+        engine.add(arrived(f"batch{number}", prompt, priority=1 + number % 2))
+    assert fp8_steps_of_others(engine, clocks) == 0
+    clocks.pass_(60.0)
+    assert fp8_steps_of_others(engine, clocks) == 0
+    stats = engine.scheduler.nestedfp_stats()
+    assert (stats["waiting"] >= 8, stats["oldest_wait_s"] < 1.0, stats["waiting_tokens"] < 100) == (True, True, True)
+    engine.run()
+    assert not engine.scheduler._may_starve
+
+
+@pytest.mark.parametrize("prompt", [20, 900])
+def test_one_of_a_usual_priority_that_starves_steers_until_its_deadline_is_missed_for_certain(clocks, prompt):
+    engine = engine_with(RULES["deadlines"])
+    fp8_steps_of_others(engine, clocks, priority=-1)
+    engine.add(arrived("starves", prompt))
+    assert 0 < fp8_steps_of_others(engine, clocks, priority=-1) < 60
+    assert fp8_steps_of_others(engine, clocks, priority=-1) == 0
+
+
+def test_first_come_first_served_knows_no_low_priority(clocks):
+    engine = Engine(max_num_seqs=1)
+    engine.direct("auto", fp8_wait_s=0.5)
+    engine.add(arrived("x"))
+    engine.step()
+    engine.add(arrived("batch", priority=1))
+    clocks.pass_(1.0)
+    assert engine.schedule().nestedfp_mode.value == "fp8"
+
+
+def test_one_that_is_preempted_while_its_first_token_is_on_its_way_does_not_decode():
+    engine = Engine(blocks=8, async_scheduling=True)
+    engine.direct("auto", tpot_deadline_s=1e6)
+    for name, first in (("a", 100), ("b", 300)):
+        engine.add(engine_request(name, list(range(first, first + 33)), max_tokens=60))
+    steps = [engine.schedule()]
+    scheduler = engine.scheduler
+    victim = scheduler.running.pop()
+    scheduler._preempt_request(victim, 0.0)
+    engine.finish(steps.pop())
+    assert victim.num_output_tokens == 1
+    assert len(scheduler._watch._slack.decodes) == 1
