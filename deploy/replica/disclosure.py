@@ -57,3 +57,25 @@ class StreamDiscloser:
         chunk = json.loads(event.removeprefix(PREFIX))
         chunk["usage"] = disclose(chunk.get("usage"), self._tokens(), self._prompt_tokens())
         return f"{PREFIX}{json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+class NamedDiscloser:
+    """Adds the disclosure to a stream whose events have names.
+
+    Args:
+        tokens: as of ``StreamDiscloser``.
+        last: the names of the events that carry the usage, in themselves or in their response.
+    """
+
+    def __init__(self, tokens: Callable[[], Tokens | None], last: tuple[str, ...]) -> None:
+        self._tokens, self._last = tokens, tuple(f"event: {name}\n" for name in last)
+
+    def event(self, event: str) -> str:
+        """Return one event (its name, ``data: {...}`` and a blank line), changed only if it is one to carry the counts."""
+        if not event.startswith(self._last):
+            return event
+        name, _, data = event.partition(PREFIX)
+        content = json.loads(data)
+        holder = content.get("response", content)
+        holder["usage"] = disclose(holder.get("usage") or {}, self._tokens())
+        return f"{name}{PREFIX}{json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n"

@@ -22,7 +22,7 @@ from deploy.access.keys import Keys, path_of
 from deploy.agent.agent import ReplicaAgent
 from deploy.agent.plain_agent import PlainAgent
 from deploy.control.controller_link import DirectiveCall, ServeControllerLink
-from deploy.front import tap
+from deploy.front import prompt_end, tap
 from deploy.front.app import Front
 from deploy.front.checks import grammars
 from deploy.front.checks.grammars import Grammars
@@ -108,6 +108,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         # does not reach the front end in this one: no pins would be checked and no tokens counted.
         frontend.install()
         tap.install()
+        prompt_end.install()
         short_logs.install()
         with failure.explained():
             await super().__init__(llm_config, **kwargs)
@@ -205,9 +206,9 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             routes = vectors.routes(app.state)
             stand_before_engine(route.serving for route in routes.values())
         else:
-            completion, chat = app.state.openai_serving_completion, app.state.openai_serving_chat
-            take_over(completion, chat, self._grammars)
-            routes = text.routes(completion, chat)
+            routes = text.routes(app.state)
+            stand_before_engine((route.serving for route in routes.values()), self._grammars)
+            take_over(app.state.openai_serving_completion, app.state.openai_serving_chat)
         generate = Generate(
             routes,
             self.engine.client,
