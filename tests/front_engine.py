@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import contextlib
-import gc
 import json
 import os
 import threading
@@ -26,6 +25,7 @@ from deploy.front.handover import stand_before_engine, take_over
 from deploy.front.meter import PathMeter
 from deploy.front.peers import PeerView
 from deploy.front.routes import text
+from deploy.metrics import bulk
 
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -66,7 +66,6 @@ class FrontEngine:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.client: Any = None
-        self.front: Any = None
         self.meter = PathMeter()
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -91,6 +90,7 @@ class FrontEngine:
         await init_app_state(self.client, state, options, await self.client.get_supported_tasks())
         self.grammars = grammars.of_client(self.client, GRAMMAR_CPU_S)
         self.grammars.start()
+        bulk.count_aborts(self.client)
         routes = text.routes(state)
         stand_before_engine((route.serving for route in routes.values()), self.grammars)
         take_over(state.openai_serving_completion, state.openai_serving_chat)
@@ -110,9 +110,14 @@ class FrontEngine:
     async def stop(self) -> None:
         """End the engine and all that was started for it."""
         self.grammars.close()
+        context = self.client.engine_core.ctx
         self.client.shutdown()
-        self.front, self.client = None, None
-        gc.collect()  # vLLM's sockets complain when they are found open at the end of the process
+        context._shadow_obj.destroy(0)  # vLLM leaves it open, which is an error when the process ends
+
+    def direct(self, mode: str) -> None:
+        """Put the engine into a precision."""
+        directive = {"mode": mode, "epoch": 1}
+        self.run(self.client.engine_core.call_utility_async("nestedfp_set_directive", directive))
 
     def ask(self, path: str, body: Any, headers: Mapping[str, str] | None = None) -> Heard:
         """Ask a route of ``/v1``."""

@@ -31,14 +31,14 @@ from deploy.front.meter import Passage, PathMeter
 from deploy.front.peers import RETRYABLE_BODY_BYTES, Elsewhere, PeerView
 from deploy.front.replies import OVERLOADED, Refused, reply, request_id_of
 from deploy.front.routes import vectors
-from deploy.front.routes.route import Route
+from deploy.front.routes.route import Route, tokens_of
 from deploy.front.tap import Tap, Taps
 from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS, MOST_TRIES
 from deploy.metrics.request_metrics import RequestOutcome
-from deploy.replica.disclosure import disclose
+from deploy.replica.disclosure import disclose, fingerprint
 from deploy.replica.health_routes import GivenUp
 from deploy.replica.tracing import below_this_span
-from nestedfp.vllm_plugin.frontend import collected, counts_of, total, usage_of
+from nestedfp.vllm_plugin.frontend import Collected, collected, counts_of, total, usage_of
 
 log = logging.getLogger(__name__)
 
@@ -234,7 +234,7 @@ class Generate:
         with collected() as counts:
             passage.counts = counts
             # Beams are requests of one token each, most of them not in the answer: their tokens are not those of its usage.
-            told = {} if getattr(request, "use_beam_search", False) else counts
+            told = Collected() if getattr(request, "use_beam_search", False) else counts
             try:
                 inner = below_this_span(scope) if self._traced else scope
                 result = await getattr(route.serving, route.method)(request, Request(inner))
@@ -372,12 +372,10 @@ class Generate:
         send: Any,
         passage: Passage,
         notes: list[Any],
-        counts: dict[str, Any],
+        counts: Collected,
     ) -> None:
         """Pass on the events of vLLM's own generator, with the disclosure added. What goes wrong before the first is raised."""
-        discloser = route.discloser(
-            request, lambda: usage_of(total(counts.values())) if counts else None, lambda: passage.prompt_tokens
-        )
+        discloser = route.discloser(request, counts, lambda: passage.prompt_tokens)
         turn = TURN.get()
         begun = failed = False
         try:
@@ -419,14 +417,16 @@ class Generate:
 
     # -- answers in one piece ------------------------------------------------------------------------------------------
 
-    async def _reply(self, route: Route, result: Any, send: Any, notes: list[Any], counts: dict[str, Any]) -> None:
+    async def _reply(self, route: Route, result: Any, send: Any, notes: list[Any], counts: Collected) -> None:
         from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
         if isinstance(result, ErrorResponse):
             raise self._of_vllm(result.error.code, result.error.message, result.error.param)
         answer = route.answer(result)
-        if counts:
-            answer["usage"] = disclose(answer.get("usage"), usage_of(total(counts.values())))
+        if (tokens := tokens_of(counts)) is not None:
+            answer["usage"] = disclose(answer.get("usage"), tokens)
+            if "system_fingerprint" in answer and counts.whole:
+                answer["system_fingerprint"] = fingerprint(answer["system_fingerprint"], tokens)
         await reply(send, 200, msgspec.json.encode(answer), notes)
 
     async def _reply_vectors(

@@ -172,6 +172,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         context = serve.get_replica_context()
         layers = await self.engine.call("nestedfp_layers") if self._agent is not None else {}
         bulk.lean_statistics()
+        bulk.count_aborts(self.engine.client)
         histograms = bulk.take_over(self.engine.client)
         self._flushing = asyncio.create_task(bulk.flush_for_ever(histograms))
         labels = {

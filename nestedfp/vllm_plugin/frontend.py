@@ -40,6 +40,11 @@ class Collected(dict[str, TokenCounts]):
         super().__init__()
         self.ids: list[str] = []
 
+    @property
+    def whole(self) -> bool:
+        """Whether all that were added have ended."""
+        return all(each in self for each in self.ids)
+
 
 _collecting: ContextVar[Collected | None] = ContextVar("nestedfp_collecting", default=None)
 

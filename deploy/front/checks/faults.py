@@ -196,6 +196,10 @@ def _meant(faults: list[Fault]) -> list[Fault]:
     meant = [
         each for each in faults if not any(each.branch[:size] in others for size in range(1, len(each.branch) + 1))
     ]
+    # A list whose entries are of no known type is nearer to one of a known type than to the text that might stand there as well.
+    depth = max((len(each.path) for each in meant), default=0)
+    if all(OF_ANOTHER_KIND.fullmatch(each.kind) for each in meant) and any(len(each.path) > depth for each in said):
+        return said
     # Where several alternatives have one name (OF_A_VALIDATOR), what lies deeper is of the one meant.
     deeper = [each for each in faults if each.branch not in others and each.branch and each.kind != "missing"]
     return meant or deeper or said

@@ -9,6 +9,12 @@ from deploy.access.admission import Asked
 from deploy.front.replies import Refused
 from deploy.front.streams import GAP, error_events
 from deploy.replica.disclosure import NamedDiscloser, StreamDiscloser, Tokens
+from nestedfp.vllm_plugin.scheduling.accounting import total, usage_of
+
+
+def tokens_of(counts: Any) -> Tokens | None:
+    """Return the disclosure of the sequences that have ended; None: of none is it known."""
+    return usage_of(total(counts.values())) if counts else None
 
 
 @dataclass(frozen=True)
@@ -50,15 +56,16 @@ class Route(ABC):
         """Return the server-sent events, as texts, of vLLM's generator of a streamed answer."""
         return result
 
-    def discloser(self, request: Any, tokens: Callable[[], Tokens | None], prompt_tokens: Callable[[], int]) -> Any:
+    def discloser(self, request: Any, counts: Any, prompt_tokens: Callable[[], int]) -> Any:
         """Return what adds the disclosure to such an event, with a method ``event``.
 
         Args:
-            tokens: returns the counts so far.
+            counts: by sequence, as ``collected`` gives them.
             prompt_tokens: returns those of the request's prompts.
         """
         options = request.stream_options
-        return StreamDiscloser(tokens, bool(options and options.include_usage), prompt_tokens)
+        asked = bool(options and options.include_usage)
+        return StreamDiscloser(lambda: tokens_of(counts), asked, prompt_tokens, lambda: bool(counts.whole))
 
     def error(self, refusal: Refused, request_id: str | None) -> bytes:
         """Return the JSON of an error."""
@@ -79,9 +86,9 @@ class NamedEventsRoute(Route):
 
     last_events: tuple[str, ...] = ()
 
-    def discloser(self, request: Any, tokens: Callable[[], Tokens | None], prompt_tokens: Callable[[], int]) -> Any:
+    def discloser(self, request: Any, counts: Any, prompt_tokens: Callable[[], int]) -> Any:
         """See ``Route.discloser``."""
-        return NamedDiscloser(tokens, self.last_events)
+        return NamedDiscloser(lambda: tokens_of(counts), self.last_events)
 
     def last_words(self, body: bytes) -> bytes:
         """See ``Route.last_words``."""

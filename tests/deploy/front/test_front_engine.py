@@ -1,10 +1,13 @@
 """What vLLM's own code, over an engine with the shipped model, answers through the front: as it was asked, or with an error."""
 
+import asyncio
 import json
 
 import front_engine
 import pytest
+from front_calls import asking
 from front_engine import LENGTH
+from vllm.v1.engine import FinishReason
 
 pytestmark = [
     pytest.mark.engine,
@@ -240,7 +243,7 @@ def computed(usage):
 
 def test_a_response_says_its_precision_in_its_usage(engine):
     answer = respond(engine, temperature=0).json
-    assert (answer["object"], answer["status"]) == ("response", "completed")
+    assert (answer["object"], answer["status"]) == ("response", "incomplete")
     assert answer["output"][0]["content"][0]["text"]
     assert computed(answer["usage"]) == (answer["usage"]["input_tokens"], 5)
 
@@ -324,3 +327,55 @@ def test_what_the_engine_refuses_counts_as_refused_and_no_request_stays(engine, 
     ask(engine, stream=True, vllm_xargs={"queue_deadline_s": 1e-9})
     assert engine.meter.stats(0.0).open_streams == 0
     assert not engine.client.output_processor.request_states
+
+
+# -- the precision of a whole answer, and who has left ---------------------------------------------------------------------
+
+
+def fingerprints(answer):
+    found = [answer.json] if answer.headers["content-type"] == "application/json" else answer.events
+    return [each["system_fingerprint"] for each in found if each.get("system_fingerprint")]
+
+
+STREAMS = [{}, {"stream": True}, {"stream": True, "stream_options": {"include_usage": True}}]
+
+
+@pytest.mark.parametrize("fields", STREAMS, ids=str)
+@pytest.mark.parametrize("many", [{}, {"n": 3, "temperature": 1}], ids=str)
+def test_the_fingerprint_says_in_which_precision_the_whole_answer_ran(engine, fields, many):
+    told = {}
+    for mode in ("fp16", "fp8"):
+        engine.direct(mode)
+        prompt = f"Once upon a time there was a {mode} dragon"
+        told[mode] = [
+            fingerprints(ask(prompt, max_tokens=4, **fields, **many)) for ask in (engine.complete, engine.chat)
+        ]
+    engine.direct("fp16")
+    for mode, answers in told.items():
+        for found in answers:
+            assert found[-1].endswith(f"-{mode}")
+            assert {each.removesuffix(f"-{mode}") for each in found} == {found[-1].removesuffix(f"-{mode}")}
+
+
+def test_a_client_that_leaves_is_counted_as_an_abort(engine):
+    def aborts():
+        loggers = engine.client.logger_manager.stat_loggers
+        (logger,) = [each for each in loggers if hasattr(each, "counter_request_success")]
+        return next(iter(logger.counter_request_success[FinishReason.ABORT].values()))._value.get()
+
+    async def leave(**fields):
+        asked = asyncio.ensure_future(
+            asking(engine.front, body={"model": "m", "prompt": "Once", "max_tokens": 200, "ignore_eos": True, **fields})
+        )
+        while not engine.client.output_processor.request_states:
+            await asyncio.sleep(0.01)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+
+    before = aborts()
+    engine.complete(max_tokens=3)
+    assert aborts() == before
+    for count, fields in ((1, {"stream": True}), (1, {}), (3, {"n": 3})):
+        before = aborts()
+        engine.run(leave(**fields))
+        assert aborts() == before + count

@@ -217,7 +217,7 @@ def test_a_stream_of_vllms_that_breaks_has_failed_and_says_nothing_about_latency
         events = completion_events(serving_of(chat=False), request, numbered())
         passage = meter.arrive(meter.clock())
         passage.id = "mine"
-        await front(meter)._relay(ROUTE, events, request, send, passage, [], {})
+        await front(meter)._relay(ROUTE, events, request, send, passage, [], frontend.Collected())
         return passage
 
     passage = asyncio.run(relayed())
@@ -232,7 +232,7 @@ def test_a_stream_of_vllms_that_breaks_has_failed_and_says_nothing_about_latency
 
 @pytest.mark.parametrize("include_usage", [False, True], ids=["", "usage asked for"])
 def test_a_stream_of_two_prompts_whose_second_ends_first_ends_with_the_counts_of_both(include_usage):
-    counts, sent = {}, []
+    counts, sent = frontend.Collected(), []
     first = outputs_of([("a", [4], None, None), ("b", [5], None, None), ("", [6], "length", None)])
     second = outputs_of([("c", [4], None, None), ("", [2], "stop", None)])
 
