@@ -17,9 +17,10 @@ from vllm.entrypoints.launchers.cli_args import FrontendArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from deploy.access.admission import Admission
-from deploy.front import prompt_end, tap
+from deploy.front import tap
 from deploy.front.app import Front
 from deploy.front.checks import grammars
+from deploy.front.decoding import prompt_end
 from deploy.front.generate import Generate
 from deploy.front.handover import stand_before_engine, take_over
 from deploy.front.meter import PathMeter

@@ -18,7 +18,6 @@ from deploy.front import streams
 from deploy.front.checks import faults
 from deploy.front.checks.bodies import Bodies
 from deploy.front.checks.faults import in_our_words, one_line
-from deploy.front.checks.ignored import ignored
 from deploy.front.checks.requests import (
     apply_pin,
     parse,
@@ -26,6 +25,7 @@ from deploy.front.checks.requests import (
     stated_priority,
 )
 from deploy.front.deadline import Queue, QueueDeadline
+from deploy.front.effects.ignored import ignored
 from deploy.front.handover import TURN, Handover, Turn, prompt_tokens_of
 from deploy.front.meter import Passage, PathMeter
 from deploy.front.peers import RETRYABLE_BODY_BYTES, Elsewhere, PeerView

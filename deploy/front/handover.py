@@ -16,10 +16,10 @@ from typing import Any
 from deploy.access.admission import NoRoom, Place
 from deploy.front.checks.grammars import Grammars
 from deploy.front.deadline import QueueDeadline
+from deploy.front.decoding.text_offsets import StreamOffsets, TextOffsets
 from deploy.front.meter import Passage
 from deploy.front.replies import Refused
 from deploy.front.streams import Frame
-from deploy.front.text_offsets import StreamOffsets, TextOffsets
 from deploy.replica.health_routes import GivenUp
 from nestedfp.modes import Mode
 from nestedfp.vllm_plugin.scheduling.pin import PIN_KEY

@@ -22,11 +22,12 @@ from deploy.access.keys import Keys, path_of
 from deploy.agent.agent import ReplicaAgent
 from deploy.agent.plain_agent import PlainAgent
 from deploy.control.controller_link import DirectiveCall, ServeControllerLink
-from deploy.front import prompt_end, tap
+from deploy.front import tap
 from deploy.front.app import Front
 from deploy.front.checks import grammars
 from deploy.front.checks.grammars import Grammars
 from deploy.front.deadline import EngineQueue
+from deploy.front.decoding import prompt_end
 from deploy.front.generate import Generate, Queueing
 from deploy.front.handover import stand_before_engine, take_over
 from deploy.front.meter import PathMeter

@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from deploy.front.checks.combinations import check_combinations
 from deploy.front.replies import Refused
 
 MOST_SEQUENCES = 1024  # prompts times n
@@ -65,7 +64,6 @@ def check_bounds(request: Any) -> None:
     text = fields.get("text")  # of a response
     if text is not None and (schema := getattr(text.format, "schema_", None)) is not None:
         _check_schema("text.format.schema", schema)
-    check_combinations(request)
     for tool in fields.get("tools") or ():
         if (function := getattr(tool, "function", tool)) is not None:
             _check_schema("tools", getattr(function, "parameters", None))

@@ -7,7 +7,7 @@ import msgspec
 
 from deploy.access.admission import Asked
 from deploy.front.checks.asked import asked_of
-from deploy.front.checks.bounds import check_bounds
+from deploy.front.effects.combinations import check_text
 from deploy.front.replies import Refused
 from deploy.front.routes.route import NamedEventsRoute
 
@@ -25,7 +25,7 @@ class MessagesRoute(NamedEventsRoute):
     def check(self, request: Any) -> None:
         """See ``Route.check``."""
         try:
-            check_bounds(self.serving.to_chat_completion_request(request))
+            check_text(self.serving.to_chat_completion_request(request))
         except Refused as refusal:
             refusal.param = NAMES.get(refusal.param or "", refusal.param)
             raise

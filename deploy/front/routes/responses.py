@@ -6,7 +6,7 @@ from typing import Any
 
 from deploy.access.admission import Asked
 from deploy.front.checks.asked import asked_of_input
-from deploy.front.checks.bounds import check_bounds
+from deploy.front.effects.combinations import check_text
 from deploy.front.replies import Refused
 from deploy.front.routes.route import NamedEventsRoute
 
@@ -33,7 +33,7 @@ class ResponsesRoute(NamedEventsRoute):
                 raise Refused(
                     400, f"{where}: expected 'function', which the client runs, got {tool.type!r}", param=where
                 )
-        check_bounds(request)
+        check_text(request)
 
     def asks(self, request: Any) -> Asked:
         """See ``Route.asks``."""

@@ -6,7 +6,7 @@ from typing import Any
 from deploy.access.admission import Asked
 from deploy.front import streams
 from deploy.front.checks.asked import asked_of
-from deploy.front.checks.bounds import check_bounds
+from deploy.front.effects.combinations import check_text
 from deploy.front.routes.messages import MessagesRoute
 from deploy.front.routes.responses import ResponsesRoute
 from deploy.front.routes.route import Route
@@ -20,7 +20,7 @@ class TextRoute(Route):
 
     def check(self, request: Any) -> None:
         """See ``Route.check``."""
-        check_bounds(request)
+        check_text(request)
         if self.chat and request.logprobs and request.top_logprobs is None:
             request.top_logprobs = 0  # vLLM would leave the tokens' own out as well
 

@@ -9,13 +9,14 @@ from deploy.access.admission import Asked
 from deploy.front.checks import bounds
 from deploy.front.checks.asked import asked_of
 from deploy.front.checks.faults import one_line
-from deploy.front.checks.ignored import ignored
 from deploy.front.checks.requests import (
     apply_pin,
     parse,
     queue_deadline_s,
     stated_priority,
 )
+from deploy.front.effects.combinations import check_text
+from deploy.front.effects.ignored import ignored
 from deploy.front.replies import Refused
 
 vllm = pytest.importorskip("vllm")
@@ -27,7 +28,7 @@ JSON = {b"content-type": b"application/json"}
 
 
 def completion(headers=JSON, **body):
-    return parse(json.dumps({"model": "m", "prompt": "x", **body}).encode(), headers, CompletionRequest)
+    return parse(json.dumps({"model": "m", "prompt": "x", **body}).encode(), headers, CompletionRequest, check_text)
 
 
 def chat(**body):
@@ -35,6 +36,7 @@ def chat(**body):
         json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], **body}).encode(),
         JSON,
         ChatCompletionRequest,
+        check_text,
     )
 
 

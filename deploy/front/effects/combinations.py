@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
+from deploy.front.checks.bounds import check_bounds
 from deploy.front.replies import Refused
 
 COLDEST = 0.01  # vLLM raises a temperature between this and 0, which is greedy
@@ -34,12 +35,13 @@ NOT_IN_A_SEARCH = (
 )
 
 
-def check_combinations(request: Any) -> None:
-    """Check a request for text.
+def check_text(request: Any) -> None:
+    """Check a request for text: its bounds, and its combinations.
 
     Raises:
-        Refused: 400 with the two fields of which one would be passed over, or the value that would be another.
+        Refused: 400; of a combination with the two fields of which one would be passed over, or the value that would be another.
     """
+    check_bounds(request)
     for name, other in _conflicts(request):
         raise Refused(400, f"{name} cannot be kept together with {other}: leave one of the two out", param=name)
     temperature, biases = request.temperature, getattr(request, "logit_bias", None) or {}

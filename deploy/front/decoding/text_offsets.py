@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from deploy.front.prompt_end import stream_after
+from deploy.front.decoding.prompt_end import stream_after
 
 PREFIX = "data: "
 
