@@ -5,6 +5,8 @@
     streams.py    server-sent events written straight from the engine's outputs
     handover.py   takes a request over from vLLM's serving objects just before they would consume its outputs
     requests.py   reads and checks a request before anything else sees it
+    effects/      refuses what vLLM would answer otherwise than asked, names what has no effect
+    decoding/     answers to prompts that end inside a character, and where each token begins in the text
     faults.py     what a client hears of a request that is none
     bounds.py     what one request may ask for
     asked.py      what it asks of the engine: sequences and tokens

@@ -1,4 +1,4 @@
-"""The routes that the engine computes for: text (``/v1/completions``, ``/v1/chat/completions``) and vectors."""
+"""Answers the routes that the engine computes for: those of text, and those of vectors."""
 
 import asyncio
 import json
@@ -15,6 +15,7 @@ from deploy.access.admission import Admission, NoRoom, Place, Reason
 from deploy.access.keys import Holder, Keys, Limited
 from deploy.access.priority import NotAllowed, Ranked, ranked
 from deploy.front import streams
+from deploy.front.checks import faults
 from deploy.front.checks.bodies import Bodies
 from deploy.front.checks.bounds import check_length
 from deploy.front.checks.faults import in_our_words, one_line
@@ -23,28 +24,30 @@ from deploy.front.checks.requests import (
     parse,
     queue_deadline_s,
     stated_priority,
-    unknown_fields,
 )
 from deploy.front.checks.values import MOST_IDS
 from deploy.front.deadline import Queue, QueueDeadline
+from deploy.front.effects.ignored import ignored
 from deploy.front.handover import TURN, Handover, Turn, prompt_tokens_of
 from deploy.front.meter import Passage, PathMeter
 from deploy.front.peers import RETRYABLE_BODY_BYTES, Elsewhere, PeerView
-from deploy.front.replies import OVERLOADED, Refused, identified, refuse, reply, request_id_of
+from deploy.front.replies import OVERLOADED, Refused, reply, request_id_of
 from deploy.front.routes import vectors
-from deploy.front.routes.route import Route
+from deploy.front.routes.route import Route, tokens_of
 from deploy.front.tap import Tap, Taps
 from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS, MOST_TRIES
 from deploy.metrics.request_metrics import RequestOutcome
-from deploy.replica.disclosure import StreamDiscloser, disclose
+from deploy.replica.disclosure import disclose, fingerprint
 from deploy.replica.health_routes import GivenUp
 from deploy.replica.tracing import below_this_span
-from nestedfp.vllm_plugin.frontend import collected, counts_of, total, usage_of
+from nestedfp.vllm_plugin.frontend import Collected, collected, counts_of, total, usage_of
 
 log = logging.getLogger(__name__)
 
 IGNORED_HEADER = b"x-nestedfp-ignored"
-ERROR_EVENT = 'data: {"error"'
+NONE_LEFT = "max_tokens must be at least 1, got 0."  # vLLM, also where the prompt fills the whole context
+ANSWERS = ("max_tokens", "max_completion_tokens", "max_output_tokens")  # the fields that say how long
+ERROR_EVENTS = ('data: {"error"', "event: error\n")
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 
 
@@ -111,7 +114,7 @@ class Generate:
             await self._admitted(route, scope, receive, send, passage)
         except Refused as refusal:
             passage.outcome, passage.status = refusal.outcome, refusal.status
-            await refuse(send, refusal, passage.id)
+            await reply(send, refusal.status, route.error(refusal, passage.id), refusal.headers())
         except asyncio.CancelledError:
             passage.outcome = RequestOutcome.LEFT
             raise
@@ -159,7 +162,9 @@ class Generate:
             if holder is not None:
                 self._take_from_quota(holder, pinned, headers, size)
                 entered.callback(lambda: holder.leave(passage.used_tokens, pinned))
-            await self._answer(route, request, scope, send, turn, headers, size)
+            passed_over = ", ".join(ignored(request, body, headers))[:500].encode("ascii", "replace")
+            notes = [(IGNORED_HEADER, passed_over)] if passed_over else []
+            await self._answer(route, request, scope, send, turn, headers, size, notes)
 
     def _rank(self, request: Any, headers: dict[bytes, bytes], holder: Holder | None, pinned: bool) -> Ranked:
         own, anything = (None, True) if holder is None else (holder.priority, False)
@@ -226,15 +231,15 @@ class Generate:
         turn: Turn,
         headers: dict[bytes, bytes],
         size: int,
+        notes: list[tuple[bytes, bytes]],
     ) -> None:
         passage = turn.passage
-        extra = unknown_fields(request)
-        notes = [(IGNORED_HEADER, ", ".join(extra)[:500].encode("ascii", "replace"))] if extra else []
+        turn.given = {name: vars(request).get(name) for name in request.model_fields_set}
         TURN.set(turn)
         with collected() as counts:
             passage.counts = counts
             # Beams are requests of one token each, most of them not in the answer: their tokens are not those of its usage.
-            told = {} if getattr(request, "use_beam_search", False) else counts
+            told = Collected() if getattr(request, "use_beam_search", False) else counts
             try:
                 inner = below_this_span(scope) if self._traced else scope
                 result = await getattr(route.serving, route.method)(request, Request(inner))
@@ -242,15 +247,16 @@ class Generate:
                 if isinstance(result, Handover):
                     await self._write(result, send, passage, notes)
                 elif hasattr(result, "__anext__"):
-                    await self._relay(result, request, send, passage, notes, told)
+                    await self._relay(route, result, request, send, passage, notes, told)
                 elif isinstance(result, Response):
                     await self._reply_vectors(result, send, passage, notes, counts)
                 else:
-                    await self._reply(result, send, notes, told)
+                    await self._reply(route, result, send, notes, told)
                     _observe(turn.finished, passage)
             except asyncio.CancelledError:
                 raise
-            except Refused:
+            except Refused as refusal:
+                refusal.param = faults.place(refusal.param, "", turn.given)
                 raise
             except Exception as error:
                 raise self._explained(error, passage, headers, size) from error
@@ -276,7 +282,8 @@ class Generate:
             error = error.__cause__
         info = create_error_response(error).error
         if turn is not None and turn.constrained and failed:
-            return Refused(400, "the grammar has no way on from the text so far", param="structured_outputs")
+            where = faults.place("structured_outputs", "", turn.given)
+            return Refused(400, "the grammar has no way on from the text so far", param=where)
         if info.code == 500 and not (failed and accepted):
             # Before the engine's first token, or in vLLM's own handling of it, nothing but the request's content can be at
             # fault.
@@ -285,7 +292,19 @@ class Generate:
         if info.code >= 500:
             log.error("request failed: %s: %s", type(error).__name__, one_line(error))
             return Refused(info.code, "the engine failed on this request")
-        return Refused(info.code, info.message, param=info.param)
+        return self._of_vllm(info.code, info.message, info.param)
+
+    def _of_vllm(self, status: int, message: str, param: str | None) -> Refused:
+        """Return a refusal of vLLM's in this service's words, at the field of the client's own."""
+        given = {} if (turn := TURN.get()) is None else turn.given
+        text = in_our_words(message)
+        where = faults.place(param, text, given)
+        if text == NONE_LEFT and not any(given.get(name) == 0 for name in ANSWERS):
+            longest = self._client.vllm_config.model_config.max_model_len
+            text, where = faults.no_room(longest, longest), faults.place("input_tokens", "", given)
+        elif param == "max_tokens" and where not in (None, param):
+            text = text.replace(param, str(where), 1)
+        return Refused(status, text, param=where)
 
     # -- streams -------------------------------------------------------------------------------------------------------
 
@@ -351,53 +370,68 @@ class Generate:
             collector.close()
 
     async def _relay(
-        self, events: Any, request: Any, send: Any, passage: Passage, notes: list[Any], counts: dict[str, Any]
+        self,
+        route: Route,
+        result: Any,
+        request: Any,
+        send: Any,
+        passage: Passage,
+        notes: list[Any],
+        counts: Collected,
     ) -> None:
-        """Pass on the events of vLLM's own generator, with the disclosure added."""
-        options = request.stream_options
-        discloser = StreamDiscloser(
-            lambda: usage_of(total(counts.values())) if counts else None,
-            bool(options and options.include_usage),
-            lambda: passage.prompt_tokens,
-        )
-        begun = failed = False
+        """Pass on the events of vLLM's own generator, with the disclosure added. What goes wrong before the first is raised."""
+        discloser = route.discloser(request, counts, lambda: passage.prompt_tokens)
         turn = TURN.get()
-        async with aclosing(events):
-            async for event in events:
-                if not begun:
-                    begun = True
-                    # vLLM puts an error into the stream that the client should have had as a status.
-                    if event.startswith(ERROR_EVENT):
-                        if turn is not None and (raised := turn.refused or turn.failed) is not None:
-                            raise raised
-                        error = json.loads(event.removeprefix("data: "))["error"]
-                        raise Refused(int(error["code"]), error["message"], param=error.get("param"))
-                    await send({"type": "http.response.start", "status": 200, "headers": [EVENT_STREAM, *notes]})
-                elif event.startswith(ERROR_EVENT):
-                    failed = True
-                    body = identified(event.removeprefix("data: ").encode(), passage.id)
-                    if turn is not None and turn.failed is not None:
-                        body = self._explained(turn.failed, passage, {}, RETRYABLE_BODY_BYTES + 1).body(passage.id)
-                    event = f"data: {body.decode()}\n\n"
-                passage.writing()
-                await send({"type": "http.response.body", "body": discloser.event(event).encode(), "more_body": True})
-                passage.wrote(1)
+        begun = failed = False
+        try:
+            async with aclosing(route.events(result)) as events:
+                async for event in events:
+                    if event.startswith(ERROR_EVENTS):
+                        raise self._of_event(event, turn)
+                    if not begun:
+                        begun = True
+                        await send({"type": "http.response.start", "status": 200, "headers": [EVENT_STREAM, *notes]})
+                    passage.writing()
+                    data = discloser.event(event).encode()
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                    passage.wrote(1)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            if not begun:
+                raise
+            failed = True
+            refusal = (
+                error if isinstance(error, Refused) else self._explained(error, passage, {}, RETRYABLE_BODY_BYTES + 1)
+            )
+            data = route.last_words(route.error(refusal, passage.id))
+            await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
         if failed:
             passage.outcome = RequestOutcome.FAILED
         else:
             passage.finished()
 
+    def _of_event(self, event: str, turn: Turn | None) -> Exception:
+        """Return what went wrong, of an event with an error that vLLM has made of it."""
+        if turn is not None and (raised := turn.refused or turn.failed) is not None:
+            return raised
+        error = json.loads(event.partition("data: ")[2])["error"]
+        code = error.get("code")
+        return self._of_vllm(code if isinstance(code, int) else 500, error["message"], error.get("param"))
+
     # -- answers in one piece ------------------------------------------------------------------------------------------
 
-    async def _reply(self, result: Any, send: Any, notes: list[Any], counts: dict[str, Any]) -> None:
+    async def _reply(self, route: Route, result: Any, send: Any, notes: list[Any], counts: Collected) -> None:
         from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
         if isinstance(result, ErrorResponse):
-            raise Refused(result.error.code, in_our_words(result.error.message), param=result.error.param)
-        answer = result.model_dump(mode="json")
-        if counts:
-            answer["usage"] = disclose(answer.get("usage"), usage_of(total(counts.values())))
+            raise self._of_vllm(result.error.code, result.error.message, result.error.param)
+        answer = route.answer(result)
+        if (tokens := tokens_of(counts)) is not None:
+            answer["usage"] = disclose(answer.get("usage"), tokens)
+            if "system_fingerprint" in answer and counts.whole:
+                answer["system_fingerprint"] = fingerprint(answer["system_fingerprint"], tokens)
         await reply(send, 200, msgspec.json.encode(answer), notes)
 
     async def _reply_vectors(

@@ -6,6 +6,7 @@ call of the engine that it would have made, and the frame of the chunks. All pri
 front relies on are in this file.
 """
 
+import functools
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextvars import ContextVar
@@ -15,6 +16,7 @@ from typing import Any
 from deploy.access.admission import NoRoom, Place
 from deploy.front.checks.grammars import Grammars
 from deploy.front.deadline import QueueDeadline
+from deploy.front.decoding.text_offsets import StreamOffsets, TextOffsets
 from deploy.front.meter import Passage
 from deploy.front.replies import Refused
 from deploy.front.streams import Frame
@@ -87,6 +89,7 @@ class Turn:
         self._place, self._deadline, self._refusal = place, deadline, refusal
         self.body_bytes = 0
         self.estimated_tokens = 0  # of its prompts, before they were tokenized
+        self.given: dict[str, Any] = {}  # the fields that the request has, by name
         self.calls: list[GenerateCall] = []
         self.accepted = False  # the engine has computed a token of it
         self.refused: Refused | None = None  # before the engine heard of it; vLLM's streams make another error of it
@@ -244,11 +247,21 @@ def stand_before_engine(servings: Iterable[Any], grammars: Grammars | None = Non
     for serving in servings:
         if not isinstance(serving.engine_client, EngineClientProxy):
             serving.engine_client = EngineClientProxy(serving.engine_client, grammars)
+            if (search := getattr(serving, "beam_search", None)) is not None:
+                serving.beam_search = functools.partial(_searched, search)
 
 
-def take_over(completion: Any, chat: Any, grammars: Grammars | None = None) -> None:
-    """Do so with those that make text, and take plain streams over. Either may be None: the model cannot do it."""
-    stand_before_engine((serving for serving in (completion, chat) if serving is not None), grammars)
+def _searched(search: Any, *args: Any, params: Any, **kwargs: Any) -> Any:
+    """As vLLM's ``beam_search``, which answers a request for no tokens with nothing."""
+    from vllm.exceptions import VLLMValidationError
+
+    if params.max_tokens < 1:
+        raise VLLMValidationError(f"max_tokens must be at least 1, got {params.max_tokens}.", parameter="max_tokens")
+    return search(*args, params=params, **kwargs)
+
+
+def take_over(completion: Any, chat: Any) -> None:
+    """Take plain streams over from serving objects that have the front before their engine. Either may be None."""
     if completion is not None:
         _take_over_completion(completion)
     if chat is not None:
@@ -263,7 +276,12 @@ def _take_over_completion(serving: Any) -> None:
     ) -> Any:
         turn = TURN.get()
         if turn is None or not turn.plain or len(turn.calls) != 1:
-            return original(request, inputs, results, request_id, created, model, *args, **kwargs)
+            if request.logprobs is None:
+                return original(request, inputs, results, request_id, created, model, *args, **kwargs)
+            texts = [serving._extract_prompt_text(each) for each in inputs]
+            offsets = StreamOffsets(_fast(serving), request, texts)
+            watched = offsets.watch(results)
+            return offsets.corrected(original(request, inputs, watched, request_id, created, model, *args, **kwargs))
         frame = Frame.make(
             request_id,
             created,
@@ -274,7 +292,26 @@ def _take_over_completion(serving: Any) -> None:
         )
         return Handover(turn.calls[0], frame)
 
+    answered = serving.request_output_to_completion_response
+
+    def answer(results: list[Any], request: Any, *args: Any, **kwargs: Any) -> Any:
+        response = answered(results, request, *args, **kwargs)
+        sequences = [(result, output) for result in results for output in result.outputs]
+        for choice, (result, output) in zip(response.choices, sequences, strict=True):
+            if choice.logprobs is not None and (tokenizer := _fast(serving)) is not None:
+                echoed = result.prompt if request.echo else None
+                offsets = TextOffsets(tokenizer, result.prompt_token_ids, echoed, request.skip_special_tokens)
+                found = {"text_offset": offsets.next(len(choice.logprobs.tokens), output.token_ids)}
+                choice.logprobs = choice.logprobs.model_copy(update=found)
+        return response
+
     serving.completion_stream_generator = stream
+    serving.request_output_to_completion_response = answer
+
+
+def _fast(serving: Any) -> Any:
+    """Return the model's tokenizer of the library ``tokenizers``; None: it is of another kind."""
+    return getattr(serving.renderer.tokenizer, "_tokenizer", None)
 
 
 def _take_over_chat(serving: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from deploy.replica.disclosure import fingerprint
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts, usage_of
 
 encode = msgspec.json.Encoder().encode
@@ -123,8 +124,9 @@ class Frame:
             "total_tokens": prompt_tokens + completion_tokens,
             "completion_tokens": completion_tokens,
         }
-        if counts is not None:
-            usage["precision_tokens"] = usage_of(counts)
+        tokens = None if counts is None else usage_of(counts)
+        if tokens is not None:
+            usage["precision_tokens"] = tokens
         choice: dict[str, Any] = {"index": 0}
         if self.chat:
             choice |= {"delta": {"content": text}}
@@ -132,7 +134,8 @@ class Frame:
             choice |= {"text": text}
         choice |= {"logprobs": None, "finish_reason": finish_reason, "stop_reason": stop_reason}
         choice |= {"token_ids": None} if self.chat else {"prompt_token_ids": None, "token_ids": None}
-        print_ = b'"system_fingerprint":%b,' % encode(self.fingerprint) if self.fingerprint else b""
+        told = fingerprint(self.fingerprint, tokens)
+        print_ = b'"system_fingerprint":%b,' % encode(told) if told else b""
         if not self.include_usage:
             return b'%b%b],%b"usage":%b}\n\n%b' % (self.head, encode(choice), print_, encode(usage), DONE)
         tail = self.head + b"]," + print_ + b'"usage":' + encode(usage) + b"}" + GAP

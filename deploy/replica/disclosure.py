@@ -29,6 +29,20 @@ def disclose(usage: dict[str, Any] | None, tokens: Tokens | None, prompt_tokens:
     return {**usage, "precision_tokens": tokens}
 
 
+def fingerprint(base: str | None, tokens: Tokens | None) -> str | None:
+    """Return ``system_fingerprint`` with the precision of a whole answer: ``fp16`` and ``fp8`` only where all tokens ran so.
+
+    Args:
+        base: of the engine; None: it has none.
+        tokens: of all sequences; None: not known, or not of all.
+    """
+    if base is None or tokens is None:
+        return base
+    computed = [tokens["prompt"], tokens["prompt"]["cached"], tokens["completion"]]
+    ran = [mode for mode in ("fp16", "fp8") if any(part[mode] for part in computed)]
+    return f"{base}-{ran[0] if len(ran) == 1 else 'mixed'}"
+
+
 class StreamDiscloser:
     """Adds the disclosure to a stream of server-sent events.
 
@@ -40,12 +54,18 @@ class StreamDiscloser:
         tokens: returns the counts so far, or None when nothing is known.
         include_usage: the client asked for a usage chunk.
         prompt_tokens: returns those of the request's prompts.
+        whole: returns whether all sequences have ended.
     """
 
     def __init__(
-        self, tokens: Callable[[], Tokens | None], include_usage: bool, prompt_tokens: Callable[[], int] = lambda: 0
+        self,
+        tokens: Callable[[], Tokens | None],
+        include_usage: bool,
+        prompt_tokens: Callable[[], int] = lambda: 0,
+        whole: Callable[[], bool] = lambda: True,
     ) -> None:
         self._tokens = tokens
+        self._whole = whole
         self._prompt_tokens = prompt_tokens
         self._marker = '"usage":{' if include_usage else '"finish_reason":"'
 
@@ -55,5 +75,30 @@ class StreamDiscloser:
         if self._marker not in event or not event.startswith(PREFIX):
             return event
         chunk = json.loads(event.removeprefix(PREFIX))
-        chunk["usage"] = disclose(chunk.get("usage"), self._tokens(), self._prompt_tokens())
+        tokens = self._tokens()
+        chunk["usage"] = disclose(chunk.get("usage"), tokens, self._prompt_tokens())
+        if "system_fingerprint" in chunk and self._whole():
+            chunk["system_fingerprint"] = fingerprint(chunk["system_fingerprint"], tokens)
         return f"{PREFIX}{json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+class NamedDiscloser:
+    """Adds the disclosure to a stream whose events have names.
+
+    Args:
+        tokens: as of ``StreamDiscloser``.
+        last: the names of the events that carry the usage, in themselves or in their response.
+    """
+
+    def __init__(self, tokens: Callable[[], Tokens | None], last: tuple[str, ...]) -> None:
+        self._tokens, self._last = tokens, tuple(f"event: {name}\n" for name in last)
+
+    def event(self, event: str) -> str:
+        """Return one event (its name, ``data: {...}`` and a blank line), changed only if it is one to carry the counts."""
+        if not event.startswith(self._last):
+            return event
+        name, _, data = event.partition(PREFIX)
+        content = json.loads(data)
+        holder = content.get("response", content)
+        holder["usage"] = disclose(holder.get("usage") or {}, self._tokens())
+        return f"{name}{PREFIX}{json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n"

@@ -28,6 +28,7 @@ from deploy.front.app import Front
 from deploy.front.checks import grammars
 from deploy.front.checks.grammars import Grammars
 from deploy.front.deadline import EngineQueue
+from deploy.front.decoding import prompt_end
 from deploy.front.generate import Generate, Queueing
 from deploy.front.handover import stand_before_engine, take_over
 from deploy.front.meter import PathMeter
@@ -109,6 +110,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         # does not reach the front end in this one: no pins would be checked and no tokens counted.
         frontend.install()
         tap.install()
+        prompt_end.install()
         short_logs.install()
         with failure.explained():
             await super().__init__(llm_config, **kwargs)
@@ -172,6 +174,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         context = serve.get_replica_context()
         layers = await self.engine.call("nestedfp_layers") if self._agent is not None else {}
         bulk.lean_statistics()
+        bulk.count_aborts(self.engine.client)
         histograms = bulk.take_over(self.engine.client)
         self._flushing = asyncio.create_task(bulk.flush_for_ever(histograms))
         labels = {
@@ -206,9 +209,9 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             routes = vectors.routes(app.state)
             stand_before_engine(route.serving for route in routes.values())
         else:
-            completion, chat = app.state.openai_serving_completion, app.state.openai_serving_chat
-            take_over(completion, chat, self._grammars)
-            routes = text.routes(completion, chat)
+            routes = text.routes(app.state)
+            stand_before_engine((route.serving for route in routes.values()), self._grammars)
+            take_over(app.state.openai_serving_completion, app.state.openai_serving_chat)
         tokenizer_queue.install(self.engine.client.renderer._executor)
         generate = Generate(
             routes | tokens.routes(app.state.serving_tokenization),

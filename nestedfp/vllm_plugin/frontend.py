@@ -61,6 +61,11 @@ class Collected(dict[str, TokenCounts]):
 def _output_tokens(state: Any) -> int:
     return 0 if state.detokenizer is None else int(state.detokenizer.num_output_tokens())
 
+    @property
+    def whole(self) -> bool:
+        """Whether all that were added have ended."""
+        return all(each in self for each in self.ids)
+
 
 _collecting: ContextVar[Collected | None] = ContextVar("nestedfp_collecting", default=None)
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 from front_calls import GOOD, ask, front
 
-from deploy.replica.disclosure import StreamDiscloser, disclose
+from deploy.replica.disclosure import StreamDiscloser, disclose, fingerprint
 from nestedfp.vllm_plugin import frontend
-from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
+from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts, usage_of
 
 TOKENS = {"prompt": {"fp16": 3, "fp8": 2, "cached": {"fp16": 1, "fp8": 0}}, "completion": {"fp16": 4, "fp8": 0}}
 
@@ -77,3 +77,28 @@ def test_with_include_usage_only_the_usage_chunk_carries_the_counts():
 def test_text_outside_ascii_survives():
     stream = StreamDiscloser(lambda: TOKENS, include_usage=False)
     assert "Zwölf Brüder" in stream.event(event(choices=[{"text": "Zwölf Brüder", "finish_reason": "stop"}]))
+
+
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [
+        (TokenCounts(prompt_fp16=3, completion_fp16=2), "v-fp16"),
+        (TokenCounts(cached_fp16=3, prompt_fp16=1, completion_fp16=2), "v-fp16"),
+        (TokenCounts(prompt_fp8=3, completion_fp8=2), "v-fp8"),
+        (TokenCounts(prompt_fp16=3, completion_fp16=2, completion_fp8=1), "v-mixed"),
+        (TokenCounts(prompt_fp8=3, completion_fp16=2), "v-mixed"),
+        (TokenCounts(cached_fp8=1, prompt_fp16=3, completion_fp16=2), "v-mixed"),
+    ],
+)
+def test_a_fingerprint_names_a_precision_only_where_all_tokens_ran_in_it(counts, told):
+    assert fingerprint("v", usage_of(counts)) == told
+    assert fingerprint("v", None) == "v"
+    assert fingerprint(None, usage_of(counts)) is None
+
+
+@pytest.mark.parametrize(("whole", "told"), [(False, "v"), (True, "v-fp16")])
+def test_a_chunk_that_comes_before_all_sequences_have_ended_does_not_name_their_precision(whole, told):
+    tokens = usage_of(TokenCounts(prompt_fp16=3, completion_fp16=2))
+    event = 'data: {"choices":[{"finish_reason":"length"}],"system_fingerprint":"v"}\n\n'
+    found = StreamDiscloser(lambda: tokens, False, whole=lambda: whole).event(event)
+    assert json.loads(found.removeprefix("data: "))["system_fingerprint"] == told

@@ -26,6 +26,15 @@ def asked_of(request: Any) -> Asked:
     return Asked(1, samples, sum(map(_tokens_of_message, fields.get("messages") or ())), output)
 
 
+def asked_of_input(request: Any) -> Asked:
+    """Return what a request for a response asks for: a text, or items, of which messages have contents."""
+    given = [{"content": request.input}] if isinstance(request.input, str) else request.input
+    items = [each if isinstance(each, dict) else each.model_dump() for each in given]
+    tokens = _tokens(request.instructions or "") + sum(map(_tokens_of_message, items))
+    output = request.max_output_tokens
+    return Asked(1, 1, tokens, None if output is None else max(0, output))
+
+
 def asked_of_inputs(inputs: list[Any]) -> Asked:
     """Return what a request for vectors asks for: texts, token ids, chats (lists of messages), parts of several kinds."""
     return Asked(max(1, len(inputs)), 1, sum(map(_tokens_of_input, inputs)), 0)
@@ -46,7 +55,7 @@ def _tokens_of_message(message: Any) -> int:
     content = message.get("content") if isinstance(message, dict) else None
     if isinstance(content, str):
         return _tokens(content)
-    if not isinstance(content, list):  # what pydantic has not read yet must not be read here: it can be read once
+    if not isinstance(content, list):
         return 0
     texts = (part.get("text") for part in content if isinstance(part, dict))
     return sum(_tokens(text) for text in texts if isinstance(text, str))

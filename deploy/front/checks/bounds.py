@@ -22,6 +22,7 @@ MOST_ALLOWED = 1 << 18  # tokens out of which the next may be: no vocabulary has
 # be longer than a context, and who only counts tokens too.
 LEAST_PROMPT_TOKENS = 1 << 16
 MOST_EXTRA_ARGUMENTS = 64
+NUMBERS = ("top_k", "min_tokens", "max_tokens", "max_completion_tokens", "max_output_tokens", "priority")
 INT32 = 2**31 - 1  # what the engine keeps of a number
 MOST_GRAMMAR_CHARACTERS = 32_768
 MOST_REGEX_CHARACTERS = 4096
@@ -39,11 +40,12 @@ UNCOMPILED = (
 
 
 def check_bounds(request: Any) -> None:
-    """Check a completion or chat request of vLLM's.
+    """Check a request of vLLM's for text: a completion, a chat or a response.
 
     Raises:
         Refused: 400 with the field, its bound and what came.
     """
+    fields = vars(request)  # not getattr: it warns of a deprecated field at every request
     at_most("prompt x n", sequences(request), MOST_SEQUENCES, "sequences")
     stop = request.stop
     stops = [stop] if isinstance(stop, str) else stop or []
@@ -53,19 +55,22 @@ def check_bounds(request: Any) -> None:
     # The event loop makes tokens of these.
     at_most("bad_words", sum(map(len, getattr(request, "bad_words", None) or ())), MOST_STOP_CHARACTERS, "characters")
     for name in ("stop_token_ids", "bad_words", "logit_bias", "logprob_token_ids"):
-        at_most(name, len(getattr(request, name, None) or ()), MOST_LISTED, "entries")
-    at_most("allowed_token_ids", len(request.allowed_token_ids or ()), MOST_ALLOWED, "entries")
+        at_most(name, len(fields.get(name) or ()), MOST_LISTED, "entries")
+    at_most("allowed_token_ids", len(fields.get("allowed_token_ids") or ()), MOST_ALLOWED, "entries")
     at_most("vllm_xargs", len(request.vllm_xargs or ()), MOST_EXTRA_ARGUMENTS, "entries")
-    check_numbers(request, ("top_k", "min_tokens", "max_tokens", "max_completion_tokens", "priority"))
+    check_numbers(request, NUMBERS)
     _check_structured(request.structured_outputs)
-    form = request.response_format
+    form = fields.get("response_format")
     if form is not None and getattr(form, "json_schema", None) is not None:
         _check_schema("response_format.json_schema", form.json_schema.json_schema)
     elif form is not None and form.type == "structural_tag":
         _check_schema("response_format", form.model_dump(mode="json"))
-    for tool in getattr(request, "tools", None) or ():
-        if (function := getattr(tool, "function", None)) is not None:
-            _check_schema("tools", function.parameters)
+    text = fields.get("text")  # of a response
+    if text is not None and (schema := getattr(text.format, "schema_", None)) is not None:
+        _check_schema("text.format.schema", schema)
+    for tool in fields.get("tools") or ():
+        if (function := getattr(tool, "function", tool)) is not None:
+            _check_schema("tools", getattr(function, "parameters", None))
 
 
 def check_length(prompts: int, tokens: int, longest: int | None) -> None:
@@ -103,7 +108,7 @@ def sequences(request: Any) -> int:
     """Return how many sequences the engine will have to compute for a request."""
     prompt = getattr(request, "prompt", None)
     prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
-    return prompts * max(1, request.n or 1)
+    return prompts * max(1, vars(request).get("n") or 1)
 
 
 def check_numbers(request: Any, names: Iterable[str]) -> None:

@@ -6,11 +6,11 @@ first is rarely it.
 """
 
 import re
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
-from pydantic_core import from_json
 
 from deploy.front.replies import Refused
 
@@ -18,9 +18,33 @@ OF_A_VALIDATOR = "function-wrap["  # pydantic's name of every alternative whose 
 EXPECTED = "Input should be "
 OF_ITS_WAY = re.compile(r", unable to .*| after validation")  # how pydantic came to what it says
 OF_ANOTHER_KIND = re.compile(r".*_(type|parsing)")  # types of errors
-OF_THE_SERVER = re.compile(r" To increase this limit, set the \w+ environment variable\.?|: \{'.*", re.DOTALL)
-OF_A_COMMAND_LINE = re.compile(r"(--enable-auto-tool-choice and )?--tool-call-parser to be set")
+# Parts of what vLLM says that are of its own insides: advice to whoever started it, dumps of its objects.
+OF_ITS_INSIDES = re.compile(
+    r" To increase this limit, set the \w+ environment variable\.?|: \{'.*| \(parameter=\w+(, value=.*)?\)$|max_total_tokens=",
+    re.DOTALL,
+)
+OF_A_COMMAND_LINE = re.compile(r"(?:--enable-auto-tool-choice and )?--([a-z]+(?:-[a-z]+)+)")
+OF_A_MACHINE = re.compile(r"site-packages|\.py\b|(^|[\s'\"(])/\w|0x[0-9a-f]{6}")
+NO_ROOM = re.compile(r"The engine prompt length (\d+) exceeds the max_model_len (\d+)\. Please reduce prompt\.")
+# The clients' names of what vLLM knows under one name.
+NAMES = {
+    "max_tokens": ("max_completion_tokens", "max_output_tokens"),
+    "logprobs": ("top_logprobs",),
+    "stop": ("stop_sequences",),
+    "input_tokens": ("prompt", "messages", "input"),
+    "input_text": ("prompt", "messages", "input"),
+    "structured_outputs": ("structured_outputs", "response_format", "text", "output_config", "tool_choice", "tools"),
+}
+# What vLLM calls something that is no field: the longest first.
+WORDS = {
+    "structured outputs": "structured_outputs",
+    "decoder prompt": "input_tokens",
+    "empty conversation": "input_tokens",
+    "multimodal": "input_tokens",
+    "streaming is": "stream",
+}
 MOST_CHARACTERS = 300
+MOST_OF_VLLM = 600  # its sentence on the length of the context is a long one
 # That are looked at, in 0.1 s of the loop that writes all streams. A body of 8 MiB can have millions, each an object.
 MOST_FAULTS = 10_000
 Path = tuple[Any, ...]
@@ -43,15 +67,72 @@ class Fault(NamedTuple):
 
 
 def in_our_words(text: str) -> str:
-    """Return an error of vLLM's with the key of this service's configuration in place of flags that nobody can set here."""
-    return OF_A_COMMAND_LINE.sub("engine.extra.tool_call_parser in the service's configuration", text)
+    """Return an error of vLLM's in one line, without its insides, and with keys of this service's configuration for its flags."""
+    from vllm.entrypoints.serve.exception_handling.utils import sanitize_message
+
+    text = NO_ROOM.sub(lambda found: no_room(int(found[2]), int(found[1])), OF_ITS_INSIDES.sub("", text))
+    text = OF_A_COMMAND_LINE.sub(lambda found: f"engine.extra.{found[1].replace('-', '_')} in the configuration", text)
+    text = " ".join(sanitize_message(text).split())
+    return "an internal detail" if OF_A_MACHINE.search(text) else text[:MOST_OF_VLLM]
 
 
-def refusal(error: ValidationError, body: bytes) -> Refused:
+def no_room(longest: int, tokens: int) -> str:
+    """Return the sentence by which clients know that a prompt is too long for any answer to it.
+
+    Args:
+        longest: tokens of the model's context.
+        tokens: of the prompt.
+    """
+    return (
+        f"This model's maximum context length is {longest} tokens. However, your prompt contains {tokens} input tokens, which "
+        "leaves none for the answer. Please reduce the length of the input prompt."
+    )
+
+
+def place(param: str | None, text: str, given: Mapping[str, Any]) -> str | None:
+    """Return the path in the body of the field that an error of vLLM's is about.
+
+    Args:
+        param: vLLM's name of it; None: it names none.
+        text: what it says.
+        given: the fields of the request, by name; those that are objects may be dictionaries.
+    """
+    if param is None:
+        lower = text.lower()
+        param = next((name for word, name in WORDS.items() if word in lower), None) or _named(text, given)
+    ours = next((name for name in NAMES.get(param or "", ()) if name in given), None)
+    if ours or param is None or param in given:
+        return ours or param
+    inside = (path for path, value in _inside(given) if path[-1] == param and repr(value) in text)
+    found = next(inside, (() if param in ("input_tokens", "input_text") else (param,)))
+    return ".".join(map(str, found)) or None
+
+
+def _inside(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yield the paths in objects and lists of them, with what stands there."""
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in items:
+        yield (*path, key), each
+        yield from _inside(each, (*path, key))
+
+
+def _named(text: str, given: Mapping[str, Any]) -> str | None:
+    """Return the path of the field whose name stands first in a text, or between backticks."""
+    paths = dict.fromkeys(given) | {
+        f"{name}.{inner}": None for name, value in given.items() if isinstance(value, dict) for inner in value
+    }
+    words = re.findall(r"`(\w+)`", text) + re.findall(r"^\w+|\b\w+_\w+", text)
+    words.append("_".join(text.lower().split()[:2]))  # "Chat template is"
+    found = [path for word in words for path in paths if path.rpartition(".")[2] == word]
+    return found[0] if found else None
+
+
+def refusal(error: ValidationError, request: Any, within: Path = ()) -> Refused:
     """Return what the client hears of a request that is none.
 
     Args:
-        body: that did not validate.
+        request: what did not validate, of JSON.
+        within: the path to it in the body.
     """
     if (count := error.error_count()) > MOST_FAULTS:
         return Refused(
@@ -60,31 +141,28 @@ def refusal(error: ValidationError, body: bytes) -> Refused:
             "few of its messages or entries hears what is wrong with them",
         )
     errors = error.errors(include_url=False, include_input=False, include_context=False)
-    if errors[0]["type"] == "json_invalid":
-        return Refused(400, f"the body is no JSON: {errors[0]['msg']}")
-    request = from_json(body)
     faults = [_fault(each["loc"], each["type"], OF_ITS_WAY.sub("", each["msg"]), request) for each in errors]
     best = _closest(_meant(faults))
     if all(each.text.startswith(EXPECTED) for each in best):
         text = EXPECTED + " or ".join(dict.fromkeys(each.text.removeprefix(EXPECTED) for each in best))
     else:
         text = best[0].text.removeprefix("Value error, ")
-    where = ".".join(map(str, best[0].path)) or None
+    where = ".".join(map(str, (*within, *best[0].path))) or None
     return Refused(400, f"{text}, at {where}" if where else text, param=where)
 
 
-def refusal_of_vllm(error: Exception) -> Refused:
-    """Return what the client hears of what one of vLLM's own validators said, or stumbled over."""
-    from vllm.entrypoints.serve.exception_handling.utils import sanitize_message
+def refusal_of_vllm(error: Exception, given: Mapping[str, Any]) -> Refused:
+    """Return what the client hears of what one of vLLM's own validators said, or stumbled over.
+
+    Args:
+        given: see ``place``.
+    """
     from vllm.exceptions import VLLMClientError
 
     if not isinstance(error, VLLMClientError):  # over a value of another type than it expects
         return Refused(400, f"the request has a field of a wrong type: {one_line(error)}")
-    said = " ".join(sanitize_message(OF_THE_SERVER.sub("", str(error.args[0]))).split())
-    param = getattr(error, "parameter", None)
-    if param is None and "structured outputs" in said:  # made of a field, which does not know its name
-        param = "structured_outputs"
-    return Refused(400, said[:MOST_CHARACTERS], param=param)
+    said = in_our_words(str(error.args[0]))
+    return Refused(400, said, param=place(getattr(error, "parameter", None), said, given))
 
 
 def one_line(error: BaseException) -> str:
@@ -118,6 +196,10 @@ def _meant(faults: list[Fault]) -> list[Fault]:
     meant = [
         each for each in faults if not any(each.branch[:size] in others for size in range(1, len(each.branch) + 1))
     ]
+    # A list whose entries are of no known type is nearer to one of a known type than to the text that might stand there as well.
+    depth = max((len(each.path) for each in meant), default=0)
+    if all(OF_ANOTHER_KIND.fullmatch(each.kind) for each in meant) and any(len(each.path) > depth for each in said):
+        return said
     # Where several alternatives have one name (OF_A_VALIDATOR), what lies deeper is of the one meant.
     deeper = [each for each in faults if each.branch not in others and each.branch and each.kind != "missing"]
     return meant or deeper or said

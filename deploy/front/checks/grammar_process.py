@@ -55,7 +55,7 @@ def run(connection: Connection) -> None:
     """Try what comes as ``(number, JSON of the parameters)`` until None comes or the other end closes.
 
     The ``Setting`` comes before it. First goes ``(READY, "")``, when that can begin. Each gets ``(number, JSON)`` for an answer,
-    which holds ``params`` as vLLM has normalised them, or ``refused`` with a sentence, or ``busy``.
+    which holds ``params`` as vLLM has normalised them, or ``refused`` with what is wrong, ``costly`` with what it takes, ``busy``.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.disable(logging.CRITICAL)  # what is wrong with a grammar is the client's business
@@ -142,10 +142,10 @@ def _collect(descriptor: int, job: GrammarJob, setting: Setting) -> str:
     if answer:
         return answer.decode()
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
-        return json.dumps({"refused": f"it takes more than {setting.cpu_s:g} s to compile; simplify it"})
+        return json.dumps({"costly": f"more than {setting.cpu_s:g} s of processor time"})
     if time.monotonic() - job.began_s > setting.wall_s:
         return _busy(setting)
-    return json.dumps({"refused": "it cannot be compiled: it takes too much memory or is nested too deep"})
+    return json.dumps({"costly": "too much memory, or is nested too deep"})
 
 
 def _busy(setting: Setting) -> str:
@@ -181,7 +181,7 @@ def attempt(given: dict[str, Any], setting: Setting, manager: Any = None) -> dic
         if not bool(mask.any()):
             return {"refused": "it allows no text: no way through it has an end"}
     except MemoryError:
-        return {"refused": "it cannot be compiled: it takes too much memory"}
+        return {"costly": "too much memory"}
     except Exception as error:
         return {"refused": reason(error)}
     return {

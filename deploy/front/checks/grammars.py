@@ -74,8 +74,11 @@ class Grammars:
         answer = json.loads(await self._answer(text, left_s))
         if "busy" in answer:
             raise Refused(503, f"{answer['busy']}; try again", OVERLOADED)
+        if "costly" in answer:
+            message = f"the grammar may be right, but compiling it takes {answer['costly']}: simplify it"
+            raise Refused(400, message, param="structured_outputs")
         if "refused" in answer:
-            raise Refused(400, f"the grammar is refused: {_one_line(answer['refused'])}", param="structured_outputs")
+            raise Refused(400, f"the grammar is wrong: {_one_line(answer['refused'])}", param="structured_outputs")
         for name, value in answer["params"].items():
             setattr(wanted, name, value)
         wanted._backend, wanted._backend_was_auto = answer["backend"], answer["automatic"]

@@ -1,16 +1,18 @@
 """Makes a request of its body and checks it before vLLM sees it."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import from_json
 
 from deploy.front.checks import faults
 from deploy.front.checks.bodies import check_kind
 from deploy.front.checks.bounds import INT32, check_bounds
 from deploy.front.checks.values import MOST_IDS, check_values
 from deploy.front.replies import Refused
+from nestedfp.modes import Mode
 from nestedfp.vllm_plugin.scheduling.pin import PIN_HEADER, PIN_KEY, parse_pin
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
@@ -18,7 +20,6 @@ DEADLINE_KEY = "queue_deadline_s"  # in vllm_xargs
 DEADLINE_HEADER = "x-nestedfp-queue-deadline-s"
 LONGEST_DEADLINE_S = 3600.0
 PRIORITY_HEADER = "x-vllm-priority"  # vLLM's own; it goes before the body's field
-KNOWN_XARGS = frozenset({PIN_KEY, DEADLINE_KEY})
 
 
 def parse(
@@ -42,41 +43,94 @@ def parse(
     check_values(body, most_ids)
     try:
         request = _adapter(model).validate_json(body)
+        _read_parts(request, body)
         check(request)
         return request
     except Refused:
         raise
     except ValidationError as error:
-        raise faults.refusal(error, body) from None
+        raise _refusal(error, body) from None
     except Exception as error:
-        raise faults.refusal_of_vllm(error) from None
+        given = from_json(body)
+        raise _of_tool_calls(given) or faults.refusal_of_vllm(error, given) from None
+
+
+def _refusal(error: ValidationError, body: bytes) -> Refused:
+    try:
+        given = from_json(body)
+    except ValueError:
+        return Refused(400, f"the body is no JSON: {error.errors(include_url=False)[0]['msg']}")
+    fault = faults.refusal(error, given)
+    known = fault.param is None or not isinstance(given, dict) or fault.param.partition(".")[0] in given
+    # Tool calls are read when the rest is, which does not say of which message they are.
+    return fault if known else _of_tool_calls(given) or fault
+
+
+def _of_tool_calls(given: Any) -> Refused | None:
+    """Return the first fault in the tool calls of a chat's messages."""
+    from openai.types.chat import ChatCompletionMessageToolCallUnionParam
+
+    messages = given.get("messages") if isinstance(given, dict) else None
+    for number, message in enumerate(messages if isinstance(messages, list) else ()):
+        calls = message.get("tool_calls") if isinstance(message, dict) else None
+        place = ("messages", number, "tool_calls")
+        if calls is not None and not isinstance(calls, list):
+            where = ".".join(map(str, place))
+            return Refused(400, f"Input should be a list, at {where}", param=where)
+        try:
+            list(_adapter(Iterable[ChatCompletionMessageToolCallUnionParam]).validate_python(calls or []))
+        except ValidationError as error:
+            return faults.refusal(error, calls, place)
+    return None
+
+
+def _read_parts(request: Any, body: bytes) -> None:
+    """Read the parts of a chat's messages, which pydantic leaves for whoever looks at them first, and only once."""
+    for number, message in enumerate(getattr(request, "messages", ())):
+        parts = message.get("content") if isinstance(message, dict) else None
+        if parts is None or isinstance(parts, str | list):
+            continue
+        try:
+            message["content"] = list(parts)
+        except ValidationError as error:
+            given = from_json(body)["messages"][number]["content"]
+            raise faults.refusal(error, given, ("messages", number, "content")) from None
 
 
 @functools.cache
-def _adapter(model: type[RequestT]) -> TypeAdapter[RequestT]:
+def _adapter(model: Any) -> TypeAdapter[Any]:
     return TypeAdapter(model)
 
 
 def apply_pin(request: Any, headers: dict[bytes, bytes]) -> bool:
-    """Copy the pin from the header where the body has none; return whether the request is pinned to FP16.
+    """Pin the request where its body or the header says so; return whether it is pinned to FP16.
 
     Raises:
         Refused: 400 for an unknown precision, or a pin that could not be kept.
     """
-    given = headers.get(PIN_HEADER.encode())
-    if given is not None and PIN_KEY not in _xargs(request):
-        request.vllm_xargs = {**_xargs(request), PIN_KEY: given.decode("latin-1")}
-    try:
-        pinned = parse_pin(_xargs(request))
-    except ValueError as error:
-        raise Refused(400, str(error), param=f"vllm_xargs.{PIN_KEY}") from None
+    header = headers.get(PIN_HEADER.encode())
+    given = {} if header is None else {PIN_KEY: header.decode("latin-1")}
+    pinned = _pin(_xargs(request), f"vllm_xargs.{PIN_KEY}") | _pin(given, PIN_HEADER)
+    if pinned:
+        request.vllm_xargs = {**_xargs(request), PIN_KEY: Mode.FP16.value}
     if pinned and getattr(request, "use_beam_search", False):
-        raise Refused(400, "use_beam_search cannot be pinned to FP16: leave one of the two out", param=PIN_KEY)
+        raise Refused(
+            400, "use_beam_search cannot be pinned to FP16: leave one of the two out", param="use_beam_search"
+        )
     return pinned
+
+
+def _pin(given: dict[str, Any], where: str) -> bool:
+    try:
+        return parse_pin(given)
+    except ValueError as error:
+        raise Refused(400, str(error), param=where) from None
 
 
 def queue_deadline_s(request: Any, headers: dict[bytes, bytes], usual_s: float | None) -> float | None:
     """Return how long the engine may take from the arrival until it begins a request; None: as long as it takes.
+
+    Of a body and a header that both say it, the stricter wins.
 
     Args:
         usual_s: of a request that says nothing.
@@ -84,11 +138,19 @@ def queue_deadline_s(request: Any, headers: dict[bytes, bytes], usual_s: float |
     Raises:
         Refused: 400 for what is no such time.
     """
-    given: Any = _xargs(request).get(DEADLINE_KEY)
-    if given is None and (header := headers.get(DEADLINE_HEADER.encode())) is not None:
-        given = header.decode("latin-1")
-    if given is None:
-        return usual_s
+    header = headers.get(DEADLINE_HEADER.encode())
+    stated = [
+        _seconds(given, where)
+        for given, where in (
+            (_xargs(request).get(DEADLINE_KEY), f"vllm_xargs.{DEADLINE_KEY}"),
+            (None if header is None else header.decode("latin-1"), DEADLINE_HEADER),
+        )
+        if given is not None
+    ]
+    return min(stated, default=usual_s)  # type: ignore[type-var]
+
+
+def _seconds(given: Any, where: str) -> float:
     try:
         deadline_s = float(given)
     except (TypeError, ValueError, OverflowError):
@@ -98,7 +160,7 @@ def queue_deadline_s(request: Any, headers: dict[bytes, bytes], usual_s: float |
             400,
             f"{DEADLINE_KEY} is expected to be seconds, more than 0 and at most {LONGEST_DEADLINE_S:g}, got {given!r:.40}; set it "
             f"in vllm_xargs.{DEADLINE_KEY} or in the header {DEADLINE_HEADER}",
-            param=f"vllm_xargs.{DEADLINE_KEY}",
+            param=where,
         )
     return deadline_s
 
@@ -111,7 +173,7 @@ def stated_priority(request: Any, headers: dict[bytes, bytes]) -> int:
     """
     header = headers.get(PRIORITY_HEADER.encode())
     if header is None:
-        return int(request.priority) if "priority" in type(request).model_fields else 0
+        return int(getattr(request, "priority", 0))
     given = header.decode("latin-1")
     try:
         stated = int(given)
@@ -121,13 +183,6 @@ def stated_priority(request: Any, headers: dict[bytes, bytes]) -> int:
         message = f"the header {PRIORITY_HEADER} is expected to be a whole number between {-INT32} and {INT32}, got {given!r:.40}"
         raise Refused(400, message, param=PRIORITY_HEADER)
     return stated
-
-
-def unknown_fields(request: Any) -> list[str]:
-    """Return the fields that nothing reads, by name: a typing error in an optional field would pass unnoticed."""
-    extra = sorted(set(request.model_extra or {}) - {"vllm_xargs"})
-    xargs = sorted(set(_xargs(request)) - KNOWN_XARGS)
-    return extra + [f"vllm_xargs.{name}" for name in xargs]
 
 
 def _xargs(request: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The routes of a model that makes text: completions and chats."""
+"""The routes of a model that makes text: completions, chats, responses and messages."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,7 +6,9 @@ from typing import Any
 from deploy.access.admission import Asked
 from deploy.front import streams
 from deploy.front.checks.asked import asked_of
-from deploy.front.checks.bounds import check_bounds
+from deploy.front.effects.combinations import check_text
+from deploy.front.routes.messages import MessagesRoute
+from deploy.front.routes.responses import ResponsesRoute
 from deploy.front.routes.route import Route
 
 
@@ -18,7 +20,9 @@ class TextRoute(Route):
 
     def check(self, request: Any) -> None:
         """See ``Route.check``."""
-        check_bounds(request)
+        check_text(request)
+        if self.chat and request.logprobs and request.top_logprobs is None:
+            request.top_logprobs = 0  # vLLM would leave the tokens' own out as well
 
     def asks(self, request: Any) -> Asked:
         """See ``Route.asks``."""
@@ -29,13 +33,25 @@ class TextRoute(Route):
         return streams.is_plain(request, self.chat)
 
 
-def routes(completion: Any, chat: Any) -> dict[str, Route]:
-    """Return the routes by path. Either of vLLM's serving objects may be None: the model cannot do it."""
+def routes(state: Any) -> dict[str, Route]:
+    """Return the routes by path, of those serving objects that vLLM has made for the model.
+
+    Args:
+        state: of vLLM's application.
+    """
+    from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
-    found = {
+    class MessagesRequest(AnthropicMessagesRequest, extra="allow"):
+        """vLLM's, which forgets the fields that it does not know."""
+
+    completion, chat = state.openai_serving_completion, state.openai_serving_chat
+    found: dict[str, Route] = {
         "/v1/completions": TextRoute(CompletionRequest, completion, "create_completion"),
         "/v1/chat/completions": TextRoute(ChatCompletionRequest, chat, "create_chat_completion", chat=True),
+        "/v1/responses": ResponsesRoute(ResponsesRequest, state.openai_serving_responses),
+        "/v1/messages": MessagesRoute(MessagesRequest, state.anthropic_serving_messages),
     }
     return {path: route for path, route in found.items() if route.serving is not None}

@@ -14,8 +14,9 @@ from deploy.front.checks.requests import (
     parse,
     queue_deadline_s,
     stated_priority,
-    unknown_fields,
 )
+from deploy.front.effects.combinations import check_text
+from deploy.front.effects.ignored import ignored
 from deploy.front.replies import Refused
 
 vllm = pytest.importorskip("vllm")
@@ -27,7 +28,7 @@ JSON = {b"content-type": b"application/json"}
 
 
 def completion(headers=JSON, **body):
-    return parse(json.dumps({"model": "m", "prompt": "x", **body}).encode(), headers, CompletionRequest)
+    return parse(json.dumps({"model": "m", "prompt": "x", **body}).encode(), headers, CompletionRequest, check_text)
 
 
 def chat(**body):
@@ -35,6 +36,7 @@ def chat(**body):
         json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], **body}).encode(),
         JSON,
         ChatCompletionRequest,
+        check_text,
     )
 
 
@@ -109,10 +111,154 @@ def test_messages_that_are_none_are_the_requests_fault(messages):
     assert (error.status, "\n" in str(error)) == (400, False)
 
 
-def test_unknown_fields_are_named_and_known_ones_are_not():
-    request = completion(temprature=0, top_k=3, vllm_xargs={"precision": "fp16", "precison": "fp16"})
-    assert unknown_fields(request) == ["temprature", "vllm_xargs.precison"]
-    assert unknown_fields(completion()) == []
+def passed_over(headers=None, ask=None, **body):
+    """The fields and headers that are named as without effect."""
+    request = (ask or completion)(**body)
+    named = {name.encode(): value for name, value in (headers or {}).items()}
+    return ignored(request, json.dumps(body).encode(), named)
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({}, []),
+        ({"temprature": 0, "top_k": 3}, ["temprature"]),
+        ({"vllm_xargs": {"precision": "fp16", "precison": "fp16", "queue_deadline_s": 1}}, ["vllm_xargs.precison"]),
+        ({"user": "me", "session_id": "x"}, ["session_id", "user"]),
+        (
+            {"kv_transfer_params": {"a": 1}, "return_token_offsets": True},
+            ["kv_transfer_params", "return_token_offsets"],
+        ),
+        ({"user": None, "return_token_offsets": False, "length_penalty": 1.0}, []),
+        ({"length_penalty": 2.0}, ["length_penalty"]),
+        ({"length_penalty": 2.0, "use_beam_search": True}, []),
+        ({"use_beam_search": True, "temperature": 0.5}, ["temperature"]),
+        ({"truncation_side": "left"}, ["truncation_side"]),
+        ({"truncation_side": "left", "truncate_prompt_tokens": 3}, []),
+        ({"stream_interval": 3}, ["stream_interval"]),
+        ({"return_tokens_as_token_ids": True}, ["return_tokens_as_token_ids"]),
+        ({"return_tokens_as_token_ids": True, "logprobs": 1}, []),
+        ({"return_tokens_as_token_ids": True, "logprobs": 0}, []),
+        ({"seed": -1}, ["seed"]),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, ["stream_options.include_obfuscation"]),
+        (
+            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+            ["stream_options.continuous_usage_stats"],
+        ),
+        (
+            {"structured_outputs": {"regex": "a", "whitespace": 1, "_backend": "x"}},
+            ["structured_outputs._backend", "structured_outputs.whitespace"],
+        ),
+        ({"response_format": {"type": "json_object", "stricter": 1}}, ["response_format.stricter"]),
+        ({"request_id": "r"}, []),
+    ],
+)
+def test_what_has_no_effect_is_named_and_what_has_is_not(body, named):
+    assert passed_over(**body) == named
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"max_tokens": 3, "max_completion_tokens": 4}, ["max_tokens"]),
+        ({"parallel_tool_calls": False}, ["parallel_tool_calls"]),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f"}}, {"function": {"name": "g", "stricter": 1}}]},
+            ["tools.1.function.stricter"],
+        ),
+    ],
+)
+def test_the_same_of_a_chat(body, named):
+    assert passed_over(ask=chat, **body) == named
+
+
+def test_headers_that_nothing_reads_and_fields_that_a_header_overrules_are_named():
+    headers = {
+        "x-nestedfp-precison": "fp16",
+        "x-nestedfp-precision": "fp16",
+        "x-vllm-priority": "1",
+        "x-request-id": "a",
+    }
+    body = {"priority": 2, "request_id": "b"}
+    assert passed_over(headers, **body) == ["priority", "request_id", "x-nestedfp-precison"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        *(
+            ({"use_beam_search": True, **each}, next(iter(each)))
+            for each in (
+                {"stop": "a"},
+                {"stop_token_ids": [3]},
+                {"bad_words": ["a"]},
+                {"logit_bias": {"3": 1}},
+                {"structured_outputs": {"regex": "a"}},
+                {"response_format": {"type": "json_object"}},
+                {"allowed_token_ids": [3]},
+                {"min_tokens": 3},
+                {"top_p": 0.5},
+                {"top_k": 3},
+                {"min_p": 0.5},
+                {"seed": 3},
+                {"presence_penalty": 1},
+                {"frequency_penalty": 1},
+                {"repetition_penalty": 2},
+                {"repetition_detection": {"max_pattern_size": 3, "min_count": 2}},
+                {"prompt_logprobs": 1},
+                {"echo": True, "logprobs": 1},
+            )
+        ),
+        ({"ignore_eos": True, "structured_outputs": {"regex": "a"}}, "ignore_eos"),
+        ({"ignore_eos": True, "response_format": {"type": "json_object"}}, "ignore_eos"),
+        ({"min_tokens": 3, "structured_outputs": {"regex": "a"}}, "min_tokens"),
+        ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"echo": True, "return_token_ids": True}, "echo"),
+        ({"echo": True, "truncate_prompt_tokens": 3}, "echo"),
+        ({"stream": True, "prompt_logprobs": 0}, "prompt_logprobs"),
+        ({"logit_bias": {"3": 101}}, "logit_bias.3"),
+    ],
+)
+def test_what_vllm_would_pass_over_in_silence_is_refused_by_name(body, param):
+    error = refusal(completion, **body)
+    assert (error.status, error.param) == (400, param)
+    assert param.partition(".")[0] in str(error)
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [TOOL], "tool_choice": NAMED, "structured_outputs": {"json": {}}}, "structured_outputs"),
+        ({"tools": [TOOL], "tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
+        ({"tools": [TOOL], "use_beam_search": True}, "tools"),
+    ],
+)
+def test_the_grammar_of_a_forced_tool_has_no_other_beside_it(body, param):
+    assert refusal(chat, **body).param == param
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"use_beam_search": True, "n": 3, "max_tokens": 4, "length_penalty": 0.5, "ignore_eos": True, "logprobs": 1},
+        {"use_beam_search": True, "stop": [], "top_p": None, "seed": None, "temperature": 0},
+        {
+            "structured_outputs": {"regex": "a"},
+            "response_format": {"type": "text"},
+            "stop": ["a"],
+            "logit_bias": {"1": -100},
+        },
+        {"ignore_eos": True, "min_tokens": 3, "temperature": 0.01},
+        {"echo": True, "logprobs": 1, "n": 3, "stream": True},
+    ],
+)
+def test_what_vllm_keeps_passes(body):
+    assert completion(**body) is not None
 
 
 @pytest.mark.parametrize("text", ["at /usr/lib/x.py line 3", "<object at 0x7f00>"])
@@ -133,7 +279,7 @@ def test_an_errors_line_shows_no_path_and_no_address(text):
         (b"fp16", None, True),
         (b"auto", None, False),
         (None, {"precision": "fp16"}, True),
-        (b"fp16", {"precision": "auto"}, False),  # the body is nearer to the request
+        (b"fp16", {"precision": "auto"}, True),  # of two, the stricter
         (b"auto", {"precision": "fp16"}, True),
         (b"fp16", {"other": 1}, True),
     ],
@@ -150,8 +296,16 @@ def test_a_pin_comes_in_the_body_or_in_the_header_and_reaches_the_engine(header,
 @pytest.mark.parametrize("pin", [b"fp8", b"FP16", b"", b"\xff", b"fp16, fp16"])
 def test_another_precision_is_refused(pin):
     error = refusal(apply_pin, completion(), {b"x-nestedfp-precision": pin})
-    assert (error.status, error.param) == (400, "vllm_xargs.precision")
+    assert (error.status, error.param) == (400, "x-nestedfp-precision")
     assert "precision must be 'fp16'" in str(error)
+
+
+def test_a_wrong_pin_in_one_place_is_refused_although_the_other_has_a_right_one():
+    error = refusal(apply_pin, completion(vllm_xargs={"precision": "fp17"}), {b"x-nestedfp-precision": b"fp16"})
+    assert error.param == "vllm_xargs.precision"
+    assert (
+        refusal(apply_pin, completion(vllm_xargs={"precision": "fp16"}), {b"x-nestedfp-precision": b"8"}).status == 400
+    )
 
 
 def test_a_pin_that_could_not_be_kept_is_refused():
@@ -285,13 +439,15 @@ def test_the_parts_of_a_message_can_still_be_read_after_they_were_counted():
         ({"queue_deadline_s": "0.5"}, None, 0.5),
         (None, b"0.25", 0.25),
         ({"queue_deadline_s": 2}, b"5", 2.0),
+        ({"queue_deadline_s": 5}, b"2", 2.0),
     ],
 )
-def test_a_queue_deadline_is_the_bodys_or_the_headers_or_the_configurations(xargs, header, wanted):
+def test_a_queue_deadline_is_the_stricter_of_the_bodys_and_the_headers_or_else_the_configurations(
+    xargs, header, wanted
+):
     headers = {} if header is None else {b"x-nestedfp-queue-deadline-s": header}
     request = completion(vllm_xargs=xargs)
     assert queue_deadline_s(request, headers, 9.0) == wanted
-    assert unknown_fields(request) == []
 
 
 @pytest.mark.parametrize("given", [0, -1, "soon", "nan", "inf", 1e9, "1" * 400, [1]])

@@ -13,6 +13,7 @@ from deploy.front.generate import Generate
 from deploy.front.handover import GenerateCall, Handover
 from deploy.front.meter import PathMeter
 from deploy.front.peers import PeerView
+from deploy.front.routes.text import TextRoute
 from deploy.front.streams import Frame
 from deploy.metrics.request_metrics import RequestOutcome
 from deploy.replica.disclosure import StreamDiscloser
@@ -32,6 +33,7 @@ from vllm.v1.engine.output_processor import RequestOutputCollector  # noqa: E402
 
 PROMPT = [5, 6, 7]
 FINGERPRINT = "vllm-test"
+ROUTE = TextRoute(CompletionRequest, None)
 
 # Each output: text, token ids, finish reason, stop reason.
 ENDINGS = {
@@ -215,20 +217,22 @@ def test_a_stream_of_vllms_that_breaks_has_failed_and_says_nothing_about_latency
         events = completion_events(serving_of(chat=False), request, numbered())
         passage = meter.arrive(meter.clock())
         passage.id = "mine"
-        await front(meter)._relay(events, request, send, passage, [], {})
+        await front(meter)._relay(ROUTE, events, request, send, passage, [], frontend.Collected())
         return passage
 
     passage = asyncio.run(relayed())
     assert (sent[0]["status"], sent[-1].get("more_body")) == (200, None)
     errors = [message["body"] for message in sent if b'"error"' in message.get("body", b"")]
-    assert [json.loads(event.removeprefix(b"data: "))["error"]["request_id"] for event in errors] == ["mine"] * breaks
+    assert [
+        json.loads(event.removeprefix(b"data: ").partition(b"\n")[0])["error"]["request_id"] for event in errors
+    ] == ["mine"] * breaks
     assert passage.outcome is (RequestOutcome.FAILED if breaks else RequestOutcome.OK)
     assert len(meter.take_finished()) == (0 if breaks else 1)
 
 
 @pytest.mark.parametrize("include_usage", [False, True], ids=["", "usage asked for"])
 def test_a_stream_of_two_prompts_whose_second_ends_first_ends_with_the_counts_of_both(include_usage):
-    counts, sent = {}, []
+    counts, sent = frontend.Collected(), []
     first = outputs_of([("a", [4], None, None), ("b", [5], None, None), ("", [6], "length", None)])
     second = outputs_of([("c", [4], None, None), ("", [2], "stop", None)])
 
@@ -248,7 +252,7 @@ def test_a_stream_of_two_prompts_whose_second_ends_first_ends_with_the_counts_of
         generate, passage = front(meter), meter.arrive(meter.clock())
         passage.prompt_tokens = 6  # of both, as the engine was given them
         made = completion_events(serving_of(chat=False), request, numbered(), prompts=2)
-        await generate._relay(made, request, send, passage, [], counts)
+        await generate._relay(ROUTE, made, request, send, passage, [], counts)
 
     asyncio.run(relayed())
     said = events(b"".join(message.get("body", b"") for message in sent))

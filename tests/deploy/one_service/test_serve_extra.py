@@ -81,7 +81,7 @@ def test_a_grammar_that_is_refused_is_400_in_vllms_own_streams_too(client, strea
     response = client.post("/v1/chat/completions", json={**body, "stream": stream})
     assert response.status_code == 400
     message = response.json()["error"]["message"]
-    assert "the grammar is refused: Failed to transform regex" in message
+    assert "the grammar is wrong: Failed to transform regex" in message
     assert ".cc" not in message, "nothing of where the compiler stands"
 
 

@@ -1,0 +1,57 @@
+"""OpenAI's ``/v1/responses``, without what would have to be kept between two requests, and without tools that run here."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from deploy.access.admission import Asked
+from deploy.front.checks.asked import asked_of_input
+from deploy.front.effects.combinations import check_text
+from deploy.front.replies import Refused
+from deploy.front.routes.route import NamedEventsRoute
+
+BEFORE_THE_ENGINE = ("response.created", "response.in_progress")  # events that say nothing of it
+
+
+@dataclass(frozen=True)
+class ResponsesRoute(NamedEventsRoute):
+    """The route; the usage stands in the response of the last event."""
+
+    last_events: tuple[str, ...] = ("response.completed", "response.incomplete")
+    method: str = "create_responses"
+
+    def check(self, request: Any) -> None:
+        """See ``Route.check``."""
+        for name in ("background", "previous_response_id", "previous_input_messages"):
+            if vars(request).get(name):
+                raise Refused(
+                    400, f"{name}: no response is kept here; send the whole conversation in input", param=name
+                )
+        for number, tool in enumerate(request.tools):
+            if tool.type != "function":
+                where = f"tools.{number}.type"
+                raise Refused(
+                    400, f"{where}: expected 'function', which the client runs, got {tool.type!r}", param=where
+                )
+        check_text(request)
+
+    def asks(self, request: Any) -> Asked:
+        """See ``Route.asks``."""
+        return asked_of_input(request)
+
+    def answer(self, result: Any) -> dict[str, Any]:
+        """See ``Route.answer``."""
+        found: dict[str, Any] = result.model_dump(mode="json", by_alias=True)
+        return found
+
+    async def events(self, result: Any) -> AsyncIterator[str]:
+        """See ``Route.events``: an error that comes before the engine has begun comes before any event."""
+        early: list[str] = []
+        async for event in result:
+            text = f"event: {event.type}\ndata: {event.model_dump_json(by_alias=True)}\n\n"
+            if event.type in BEFORE_THE_ENGINE:
+                early.append(text)
+                continue
+            for each in [*early, text]:
+                yield each
+            early.clear()

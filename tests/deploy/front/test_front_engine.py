@@ -1,0 +1,381 @@
+"""What vLLM's own code, over an engine with the shipped model, answers through the front: as it was asked, or with an error."""
+
+import asyncio
+import json
+
+import front_engine
+import pytest
+from front_calls import asking
+from front_engine import LENGTH
+from vllm.v1.engine import FinishReason
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.filterwarnings("ignore:max_tokens is deprecated:DeprecationWarning"),  # in vLLM's own code
+]
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with front_engine.running(enable_auto_tool_choice=True, tool_call_parser="hermes") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def tokenizer(engine):
+    return engine.client.get_tokenizer()
+
+
+def text_of(answer):
+    assert answer.status == 200, answer.body
+    return answer.json["choices"][0]["text"]
+
+
+def streamed_text(answer):
+    assert answer.status == 200, answer.body
+    return "".join(choice["text"] for event in answer.events for choice in event["choices"])
+
+
+# -- prompts that end inside a character ----------------------------------------------------------------------------------
+
+
+def parts_of(tokenizer, character):
+    """The tokens of a character that is more than one."""
+    ids = tokenizer.encode(character, add_special_tokens=False)
+    assert len(ids) > 1
+    return ids
+
+
+@pytest.mark.parametrize("end", ["ê", "漢", "\U0001f409", "\ufffd"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_an_answer_to_a_prompt_that_ends_inside_a_character_does_not_begin_with_the_prompt(
+    engine, tokenizer, end, stream
+):
+    prompt = (
+        tokenizer.encode("Once upon a time there was ") + parts_of(tokenizer, end)[: None if end == "\ufffd" else -1]
+    )
+    answer = engine.complete(prompt, max_tokens=12, stream=stream, stop=["Once upon"])
+    text = streamed_text(answer) if stream else text_of(answer)
+    assert text
+    assert "Once upon" not in text
+    assert not text.startswith("\ufffd")
+
+
+def test_a_character_that_the_prompt_began_and_the_answer_completes_is_the_answers(engine, tokenizer):
+    first, *rest = parts_of(tokenizer, "ê")
+    prompt = [*tokenizer.encode("Once upon a time there was "), first]
+    answer = engine.complete(prompt, max_tokens=len(rest) + 1, logit_bias={str(rest[0]): 100})
+    assert text_of(answer).startswith("ê")
+
+
+def test_a_prompt_cut_on_the_right_inside_a_character_is_no_part_of_the_answer(engine, tokenizer):
+    prompt = "Once upon a time there was a dragon: \U0001f409"
+    length = len(tokenizer.encode(prompt)) - 1
+    answer = engine.complete(prompt, truncate_prompt_tokens=length, truncation_side="right", max_tokens=8)
+    assert "Once upon" not in text_of(answer)
+
+
+# -- echo and log-probabilities -------------------------------------------------------------------------------------------
+
+
+def check_offsets(choice, text, tokenizer):
+    """Each token's text stands at its offset, unless it is a special one or a part of a character."""
+    found = choice["logprobs"]
+    assert found["text_offset"] == sorted(found["text_offset"])
+    for token, offset in zip(found["tokens"], found["text_offset"], strict=True):
+        if token not in tokenizer.all_special_tokens and "\ufffd" not in token:
+            assert text[offset : offset + len(token)] == token, (token, offset, text)
+
+
+PROMPT = "Once upon a time, «ê», there was"
+
+
+@pytest.mark.parametrize("fields", [{}, {"echo": True}, {"echo": True, "max_tokens": 0}], ids=str)
+@pytest.mark.parametrize("as_ids", [False, True], ids=["text", "ids"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_tokens_text_stands_where_its_offset_says(engine, tokenizer, fields, as_ids, stream):
+    prompt = tokenizer.encode(PROMPT) if as_ids else PROMPT
+    answer = engine.complete(prompt, logprobs=1, stream=stream, **{"max_tokens": 8, **fields})
+    assert answer.status == 200, answer.body
+    if not stream:
+        choice = answer.json["choices"][0]
+        check_offsets(choice, choice["text"], tokenizer)
+        return
+    choices = [choice for event in answer.events for choice in event["choices"]]
+    text = "".join(choice["text"] for choice in choices)
+    for choice in choices:
+        check_offsets(choice, text, tokenizer)
+
+
+def test_tokens_that_are_told_as_ids_have_the_offsets_of_their_texts(engine):
+    answers = [
+        engine.complete(PROMPT, logprobs=1, max_tokens=8, return_tokens_as_token_ids=as_ids) for as_ids in (False, True)
+    ]
+    offsets = [answer.json["choices"][0]["logprobs"]["text_offset"] for answer in answers]
+    assert offsets[0] == offsets[1]
+
+
+def test_several_sequences_of_a_stream_echo_the_prompt_with_its_log_probabilities(engine):
+    for seed in range(4):  # vLLM merges the outputs of sequences that the client has not read yet
+        answer = engine.complete(n=3, echo=True, logprobs=1, stream=True, temperature=1, seed=seed, max_tokens=6)
+        assert answer.status == 200, answer.body
+        assert not [event for event in answer.events if "error" in event], answer.body
+        for index in range(3):
+            parts = [c for event in answer.events for c in event["choices"] if c["index"] == index]
+            assert "".join(part["text"] for part in parts).startswith("Once upon a time")
+            tokens = [token for part in parts for token in part["logprobs"]["tokens"]]
+            assert tokens[:2] == ["<|endoftext|>", "Once"]
+            assert len(tokens) == 5 + 6
+
+
+def test_a_chat_that_asks_for_log_probabilities_alone_gets_them(engine):
+    choice = engine.chat(logprobs=True, top_logprobs=None, max_tokens=3).json["choices"][0]
+    assert [len(entry["top_logprobs"]) for entry in choice["logprobs"]["content"]] == [0, 0, 0]
+
+
+# -- grammars and beams ---------------------------------------------------------------------------------------------------
+
+
+def test_what_has_no_effect_is_named_with_the_answer(engine):
+    answer = engine.complete(max_tokens=2, user="me", headers_none=1)
+    assert answer.headers["x-nestedfp-ignored"] == "headers_none, user"
+
+
+def test_a_search_for_an_answer_of_no_tokens_is_refused(engine):
+    answer = engine.chat(use_beam_search=True, n=2, max_completion_tokens=0)
+    assert (answer.status, answer.error["param"]) == (400, "max_completion_tokens")
+
+
+# -- errors ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [LENGTH, LENGTH + 1, 20 * LENGTH])
+@pytest.mark.parametrize("fields", [{}, {"stream": True}, {"use_beam_search": True, "n": 2}], ids=str)
+def test_a_chat_that_leaves_no_room_for_an_answer_is_told_the_length_of_the_context(engine, tokens, fields):
+    answer = engine.chat("a" + " a" * (tokens - 2), **fields)
+    assert (answer.status, answer.error["param"]) == (400, "messages")
+    assert f"maximum context length is {LENGTH} tokens" in answer.error["message"]
+
+
+def test_a_completion_whose_prompt_and_answer_are_too_long_is_told_so_at_the_prompt(engine):
+    answer = engine.complete([5] * LENGTH, max_tokens=16)
+    assert (answer.status, answer.error["param"]) == (400, "prompt")
+    assert f"maximum context length is {LENGTH} tokens" in answer.error["message"]
+
+
+def call(**function):
+    calls = [{"id": "a", "type": "function", "function": {"name": "f", **function}}]
+    return {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": calls}]}
+
+
+FAULTS = {
+    "n": [{"n": 0}, {"n": -1}],
+    "min_p": [{"min_p": 2}],
+    "max_completion_tokens": [{"max_completion_tokens": 0}, {"max_completion_tokens": 10_000}],
+    "max_tokens": [{"max_tokens": 0}],
+    "top_logprobs": [{"logprobs": True, "top_logprobs": 21}],
+    "logprobs": [{"use_beam_search": True, "n": 20}],
+    "top_k": [{"top_k": -5}],
+    "repetition_penalty": [{"repetition_penalty": 0}],
+    "presence_penalty": [{"presence_penalty": 5}],
+    "min_tokens": [{"min_tokens": -1}, {"min_tokens": 50, "max_tokens": 2}],
+    "bad_words": [{"bad_words": [""]}],
+    "stop_token_ids": [{"stop_token_ids": [99_999]}],
+    "thinking_token_budget": [{"thinking_token_budget": 5}],
+    "chat_template": [{"chat_template": "x"}],
+    "chat_template_kwargs.chat_template": [{"chat_template_kwargs": {"chat_template": "x"}}],
+    "continue_final_message": [{"continue_final_message": True}],
+    "response_format": [{"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}],
+    "structured_outputs": [
+        {"structured_outputs": {}},
+        {"structured_outputs": {"regex": "a", "grammar": "b"}},
+        {"structured_outputs": {"regex": "("}},
+    ],
+    "repetition_detection.max_pattern_size": [{"repetition_detection": {"max_pattern_size": -1}}],
+    "tool_choice": [{"tool_choice": "required"}],
+    "tools.0.function": [{"tools": [{"type": "function"}]}],
+    "messages": [{"messages": []}],
+    "messages.1.tool_calls.0.function.arguments": [call()],
+    "messages.1.tool_calls": [{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": 5}]}],
+    "messages.0.content.1.type": [
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "foo"}]}]}
+    ],
+}
+INSIDES = [
+    "\n",
+    "pydantic",
+    "http",
+    "_backend",
+    " --",
+    "(parameter=",
+    "VLLM",
+    "input_value",
+    "validation error",
+    "=max_",
+]
+
+
+@pytest.mark.parametrize(("param", "body"), [(param, body) for param, each in FAULTS.items() for body in each], ids=str)
+def test_an_error_is_one_line_at_the_path_of_the_clients_own_field(engine, param, body):
+    answer = engine.chat(**body)
+    assert answer.status == 400
+    assert answer.error["param"] == param, json.dumps(answer.error)
+    assert len(answer.error["message"]) < 600
+    assert not [word for word in INSIDES if word in answer.error["message"]]
+
+
+# -- responses and messages -----------------------------------------------------------------------------------------------
+
+
+def respond(engine, **fields):
+    return engine.ask("responses", {"model": "m", "input": "Once upon a time", "max_output_tokens": 5, **fields})
+
+
+def message(engine, headers=None, **fields):
+    body = {"model": "m", "messages": [{"role": "user", "content": "Once upon a time"}], "max_tokens": 5, **fields}
+    return engine.ask("messages", body, headers)
+
+
+def computed(usage):
+    counts = usage["precision_tokens"]
+    return counts["prompt"]["fp16"] + counts["prompt"]["cached"]["fp16"], counts["completion"]["fp16"]
+
+
+def test_a_response_says_its_precision_in_its_usage(engine):
+    answer = respond(engine, temperature=0).json
+    assert (answer["object"], answer["status"]) == ("response", "incomplete")
+    assert answer["output"][0]["content"][0]["text"]
+    assert computed(answer["usage"]) == (answer["usage"]["input_tokens"], 5)
+
+
+def test_a_streamed_response_says_it_in_its_last_event(engine):
+    answer = respond(engine, stream=True)
+    kinds = [event["type"] for event in answer.events]
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert kinds[-1] == "response.completed"
+    usage = answer.events[-1]["response"]["usage"]
+    assert computed(usage) == (usage["input_tokens"], 5)
+    text = "".join(event["delta"] for event in answer.events if event["type"] == "response.output_text.delta")
+    assert text == answer.events[-1]["response"]["output"][0]["content"][0]["text"]
+
+
+def test_a_message_says_its_precision_in_its_usage(engine):
+    answer = message(engine, temperature=0).json
+    assert (answer["type"], answer["stop_reason"]) == ("message", "max_tokens")
+    assert answer["content"][0]["text"]
+    assert computed(answer["usage"]) == (answer["usage"]["input_tokens"], 5)
+
+
+def test_a_streamed_message_says_it_with_its_stop_reason(engine):
+    answer = message(engine, stream=True)
+    kinds = [event["type"] for event in answer.events]
+    assert (kinds[0], kinds[-2:]) == ("message_start", ["message_delta", "message_stop"])
+    assert computed(answer.events[-2]["usage"]) == (answer.events[-2]["usage"]["input_tokens"], 5)
+
+
+@pytest.mark.parametrize("ask", [respond, message])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("pin", [{"vllm_xargs": {"precision": "fp8"}}, {"vllm_xargs": {"precision": "fp16"}}], ids=str)
+def test_a_response_and_a_message_can_be_pinned(engine, ask, stream, pin):
+    answer = ask(engine, stream=stream, **pin)
+    right = pin["vllm_xargs"]["precision"] == "fp16"
+    assert answer.status == (200 if right else 400)
+    assert right or answer.error["param"] == "vllm_xargs.precision"
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    ("ask", "fields", "param"),
+    [
+        (respond, {"input": "a" + " a" * (LENGTH - 2), "max_output_tokens": None}, "input"),
+        (respond, {"input": "a" + " a" * LENGTH}, "input"),
+        (respond, {"previous_response_id": "resp_1"}, "previous_response_id"),
+        (respond, {"background": True}, "background"),
+        (respond, {"tools": [{"type": "web_search_preview"}]}, "tools.0.type"),
+        (respond, {"max_output_tokens": 0}, "max_output_tokens"),
+        (respond, {"structured_outputs": {"regex": "("}}, "structured_outputs"),
+        (respond, {"stop": [""]}, "stop"),
+        (message, {"messages": [{"role": "user", "content": "a" + " a" * LENGTH}]}, "messages"),
+        (message, {"stop_sequences": [""]}, "stop_sequences"),
+        (message, {"max_tokens": 0}, "max_tokens"),
+        (message, {"temperature": 3}, "temperature"),
+        (message, {"messages": [{"role": "user", "content": [{"type": "foo"}]}]}, "messages.0.content.0.type"),
+        (message, {"output_config": {"format": {"type": "json_schema", "schema": {"type": "foo"}}}}, "output_config"),
+    ],
+)
+def test_a_wrong_response_or_message_gets_one_line_at_the_clients_field_before_any_event(
+    engine, ask, fields, param, stream
+):
+    answer = ask(engine, stream=stream, **fields)
+    assert answer.status == 400, answer.body
+    assert answer.error["param"] == param, answer.error
+    assert not [word for word in INSIDES if word in answer.error["message"]]
+    assert answer.json.get("type") == ("error" if ask is message else None)
+    if param in ("input", "messages"):
+        assert f"maximum context length is {LENGTH} tokens" in answer.error["message"]
+
+
+def test_fields_of_a_response_and_of_a_message_that_do_nothing_are_named(engine):
+    named = respond(engine, store=True, user="me", top_logprobs=2, include=["reasoning.encrypted_content"])
+    assert named.headers["x-nestedfp-ignored"] == "include.0, store, top_logprobs, user"
+    named = message(engine, {"x-nestedfp-precison": "fp16"}, metadata={"user_id": "me"}, thinking={"type": "enabled"})
+    assert named.headers["x-nestedfp-ignored"] == "metadata, thinking, x-nestedfp-precison"
+
+
+@pytest.mark.parametrize("ask", [respond, message])
+def test_what_the_engine_refuses_counts_as_refused_and_no_request_stays(engine, ask):
+    ask(engine, stream=True, vllm_xargs={"queue_deadline_s": 1e-9})
+    assert engine.meter.stats(0.0).open_streams == 0
+    assert not engine.client.output_processor.request_states
+
+
+# -- the precision of a whole answer, and who has left ---------------------------------------------------------------------
+
+
+def fingerprints(answer):
+    found = [answer.json] if answer.headers["content-type"] == "application/json" else answer.events
+    return [each["system_fingerprint"] for each in found if each.get("system_fingerprint")]
+
+
+STREAMS = [{}, {"stream": True}, {"stream": True, "stream_options": {"include_usage": True}}]
+
+
+@pytest.mark.parametrize("fields", STREAMS, ids=str)
+@pytest.mark.parametrize("many", [{}, {"n": 3, "temperature": 1}], ids=str)
+def test_the_fingerprint_says_in_which_precision_the_whole_answer_ran(engine, fields, many):
+    told = {}
+    for mode in ("fp16", "fp8"):
+        engine.direct(mode)
+        prompt = f"Once upon a time there was a {mode} dragon"
+        told[mode] = [
+            fingerprints(ask(prompt, max_tokens=4, **fields, **many)) for ask in (engine.complete, engine.chat)
+        ]
+    engine.direct("fp16")
+    for mode, answers in told.items():
+        for found in answers:
+            assert found[-1].endswith(f"-{mode}")
+            assert {each.removesuffix(f"-{mode}") for each in found} == {found[-1].removesuffix(f"-{mode}")}
+
+
+def test_a_client_that_leaves_is_counted_as_an_abort(engine):
+    def aborts():
+        loggers = engine.client.logger_manager.stat_loggers
+        (logger,) = [each for each in loggers if hasattr(each, "counter_request_success")]
+        return next(iter(logger.counter_request_success[FinishReason.ABORT].values()))._value.get()
+
+    async def leave(**fields):
+        asked = asyncio.ensure_future(
+            asking(engine.front, body={"model": "m", "prompt": "Once", "max_tokens": 200, "ignore_eos": True, **fields})
+        )
+        while not engine.client.output_processor.request_states:
+            await asyncio.sleep(0.01)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+
+    before = aborts()
+    engine.complete(max_tokens=3)
+    assert aborts() == before
+    for count, fields in ((1, {"stream": True}), (1, {}), (3, {"n": 3})):
+        before = aborts()
+        engine.run(leave(**fields))
+        assert aborts() == before + count
