@@ -47,6 +47,11 @@ class Collected(dict[str, TokenCounts]):
         """Tokens of all sequences that have come from the engine, whether or not anybody was given them."""
         return self._ended_tokens + sum(map(_output_tokens, self._open.values()))
 
+    @property
+    def whole(self) -> bool:
+        """Whether all that were added have ended."""
+        return all(each in self for each in self.ids)
+
     def added(self, state: Any) -> None:
         """The engine has a sequence, by vLLM's state of it."""
         self.ids.append(state.request_id)
@@ -60,11 +65,6 @@ class Collected(dict[str, TokenCounts]):
 
 def _output_tokens(state: Any) -> int:
     return 0 if state.detokenizer is None else int(state.detokenizer.num_output_tokens())
-
-    @property
-    def whole(self) -> bool:
-        """Whether all that were added have ended."""
-        return all(each in self for each in self.ids)
 
 
 _collecting: ContextVar[Collected | None] = ContextVar("nestedfp_collecting", default=None)

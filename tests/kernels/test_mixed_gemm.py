@@ -62,7 +62,7 @@ SPLITS = {"parts": (2, 2), "Stream-K": (STREAM_K, STREAM_K), "mixed alone": (STR
 @pytest.mark.parametrize("splits", SPLITS.values(), ids=SPLITS)
 def test_split_sums_that_are_exact_come_out_bit_for_bit(build, splits):
     tile = TILES.index((64, 64, 240, 2))
-    blocks = (1, 4) if splits == (-1, -1) else (9, 60)
+    blocks = (2, 8) if splits == (-1, -1) else (9, 60)
     out, expected = run(build.mixed, tile, 50, 600, 700, 16 * 128, blocks=blocks, splits=splits, integers=True)
     assert torch.equal(out, expected.half())
 
