@@ -80,7 +80,7 @@ class Backend:
     prefix: str
     check: str = ""  # the default-server line
     servers: list[str] = field(default_factory=list)
-    unnamed_s: float | None = None  # since when Ray Serve does not know it any more, in seconds of time.time()
+    unnamed_s: float | None = None  # since when Ray Serve does not know it any more, in seconds of time.monotonic()
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def keeping(targets: Targets, before: Sequence[Backend], now_s: float) -> Target
     Args:
         targets: as Ray Serve wants them now.
         before: the backends of the configuration in force.
-        now_s: ``time.time()``.
+        now_s: ``time.monotonic()``, which no clock that is set back makes longer.
     """
     in_force = {each.name: each for each in before}
     named = []

@@ -140,10 +140,10 @@ def launch(arguments: Sequence[str], settings: Mapping[str, Any]) -> None:
     """Take the place of HAProxy: rewrite the configuration that ``-f`` names and become HAProxy. Does not return."""
     arguments = list(arguments)
     path = Path(arguments[arguments.index("-f") + 1])
-    named, now_s = read(path.read_text()), time.time()
+    named, now_s = read(path.read_text()), time.time()  # HAProxy tells by its date when an absence should end
     holders = [pid for name in (REPLACED, CURRENT) if (pid := _pid_in(path.parent / name)) and _runs(pid, path)]
     # Where none runs, nothing is in force: what an earlier Serve noted may be another one's addresses by now.
-    targets = keeping(named, backends_before(path.parent) if holders else [], now_s)
+    targets = keeping(named, backends_before(path.parent) if holders else [], time.monotonic())
     absences = look(path.parent / ABSENCES, in_reach(named, targets), now_s)
     text = write(targets, Limits(**settings["limits"]), absences)
     path.write_text(text)
