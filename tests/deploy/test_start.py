@@ -62,12 +62,13 @@ def test_a_second_service_does_not_overwrite_the_key_of_the_first(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["admin.key", f"admin-{os.getpid()}.key"])
-def test_a_key_file_that_everybody_could_read_is_for_this_user_alone_from_then_on(tmp_path, name):
+@pytest.mark.parametrize("is_second_service", [False, True])
+def test_a_key_file_that_everybody_could_read_is_for_this_user_alone_from_then_on(tmp_path, is_second_service):
+    name = f"admin-{os.getpid()}.key" if is_second_service else "admin.key"
     (tmp_path / name).write_text("the last service's")
     (tmp_path / name).chmod(0o644)
     with contextlib.ExitStack() as held:
-        if name != "admin.key":  # a second service
+        if is_second_service:
             other = held.enter_context((tmp_path / "admin.key").open("w"))
             fcntl.flock(other, fcntl.LOCK_EX)
         path, _ = held.enter_context(serve.admin_key("", tmp_path, tmp_path))
