@@ -173,7 +173,7 @@ def stated_priority(request: Any, headers: dict[bytes, bytes]) -> int:
     """
     header = headers.get(PRIORITY_HEADER.encode())
     if header is None:
-        return int(getattr(request, "priority", 0))
+        return int(request.priority) if "priority" in type(request).model_fields else 0
     given = header.decode("latin-1")
     try:
         stated = int(given)

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 from front_calls import PATH, Client, ask, asking, error_of, output
@@ -66,7 +67,9 @@ def service(config):
             return Answer((await super().create_completion(request, raw)).outputs[0].text)
 
     def make(admission=None, keys=None, limit=8 << 20):
-        routes = text.routes(Completions(), None) | tokens.routes(serving)
+        others = dict.fromkeys(("openai_serving_chat", "openai_serving_responses", "anthropic_serving_messages"))
+        state = SimpleNamespace(openai_serving_completion=Completions(), **others)
+        routes = text.routes(state) | tokens.routes(serving)
         admission = admission or Admission(None, 64, longest=CONTEXT)
         return Front(None, Generate(routes, Client(), admission, PathMeter(), PeerView(), limit, keys))
 

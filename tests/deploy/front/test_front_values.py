@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.front.checks import values
-from deploy.front.checks.values import MOST_VALUES, check_values
+from deploy.front.checks.values import MOST_IDS, MOST_VALUES, check_values
 from deploy.front.replies import Refused
 
 MANY = MOST_VALUES + 1
@@ -57,13 +57,13 @@ def test_more_values_than_a_request_has_use_for_are_refused(body):
 @pytest.mark.parametrize(
     "body",
     [
-        {"prompt": [1] * LONG},
-        {"prompt": [[1] * (LONG // 10)] * 10, "stop_token_ids": list(range(MANY))},
+        {"prompt": [1] * MOST_IDS},
+        {"prompt": [[1] * (MOST_IDS // 10)] * 10, "stop_token_ids": list(range(MANY))},
         {"input": [0] * MANY},
         {"tokens": [0] * MANY},
         {"messages": [{"role": "user", "content": ', [ { \\ " ] }' * (LONG // 10)}]},
         {"messages": [{"role": "user", "content": "a"}] * (MOST_VALUES // 3 - 1)},
-        b'{"prompt": [' + b"1," * LONG,  # no JSON: whoever reads it says so
+        b'{"prompt": [' + b"1," * MOST_IDS,  # no JSON: whoever reads it says so
         b'{"prompt": ["' + b'\\"[' * LONG,
         b'{"prompt": ["' + b'\\"[' * LONG + b"\\",
         b"",
