@@ -26,6 +26,7 @@ from deploy.control.controller_link import DirectiveCall, ServeControllerLink
 from deploy.front import tap
 from deploy.front.app import Front
 from deploy.front.checks import grammars
+from deploy.front.checks.cors import allowing
 from deploy.front.checks.grammars import Grammars
 from deploy.front.deadline import EngineQueue
 from deploy.front.decoding import prompt_end
@@ -34,7 +35,6 @@ from deploy.front.handover import stand_before_engine, take_over
 from deploy.front.meter import PathMeter
 from deploy.front.peers import PeerView
 from deploy.front.routes import text, tokens, vectors
-from deploy.front.routes.cors import allowing
 from deploy.front.routes.pages import Shown
 from deploy.metrics import bulk
 from deploy.metrics.openmetrics import CONTENT_TYPE

@@ -12,11 +12,11 @@ import yaml
 from deploy.access.keys import MOST_KEYS, Keys, Limited, Role, Unauthorized, load
 from deploy.config import ConfigError
 from deploy.front.app import Front
+from deploy.front.checks.cors import allowing
 from deploy.front.generate import Generate
 from deploy.front.meter import PathMeter
 from deploy.front.peers import PeerView
 from deploy.front.replies import Refused
-from deploy.front.routes.cors import allowing
 from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS
 
 SECRETS = {"u": "user-secret-0123456789", "p": "pin-secret-0123456789", "a": "admin-secret-0123456789"}

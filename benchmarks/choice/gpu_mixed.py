@@ -1,6 +1,6 @@
 """Times exact and fast rows in one launch against two launches and one precision -> benchmarks/results/h100-rows-mixed.csv.
 
-python -m benchmarks.kernels.gpu_mixed
+python -m benchmarks.choice.gpu_mixed
 
 Systems, all without the quantiser: fused (the mixed GEMM), two (the FP16 GEMM of the exact rows, then the FP8 GEMM of the
 fast ones), all_fp16, all_fp8. A time is of the linear layers of the whole model: three layers with weights of their own,
@@ -44,7 +44,7 @@ def mixed_tiles() -> list[tuple[int, int, int, int]]:
     return found
 
 
-class Shape:
+class MixedShape:
     """One layer's products of some exact rows and then some fast ones, by every system."""
 
     def __init__(self, exact: int, fast: int, weights: list[kernels.PackedWeight]):
@@ -137,7 +137,7 @@ class Shape:
                 )
 
 
-def model_ms(layers: int, shapes: list[Shape]) -> dict[str, float]:
+def model_ms(layers: int, shapes: list[MixedShape]) -> dict[str, float]:
     """Milliseconds of a model's linear layers by system."""
     configs = [shape.fastest() for shape in shapes]
     for shape, config in zip(shapes, configs, strict=True):
@@ -164,7 +164,7 @@ def main() -> None:
             for n, k in sizes.values()
         ]
         for exact, fast in ROWS:
-            ms = model_ms(layers, [Shape(exact, fast, of_layer) for of_layer in weights])
+            ms = model_ms(layers, [MixedShape(exact, fast, of_layer) for of_layer in weights])
             print(f"{model} {exact} exact, {fast} fast rows: " + ", ".join(f"{s} {t:.2f} ms" for s, t in ms.items()))
             results += [(system, model, exact, fast, f"{time_ms:.3f}") for system, time_ms in ms.items()]
             torch.cuda.empty_cache()
@@ -173,7 +173,7 @@ def main() -> None:
     with args.out.open("w", newline="") as file:
         file.write(f"# {about['gpu']}, driver {about['driver']}, clocks {about['clocks']} at the end, free-running\n")
         file.write(f"# torch {about['torch']}, CUDA {about['cuda']}, {about['date']}\n")
-        file.write("# python -m benchmarks.kernels.gpu_mixed\n")
+        file.write("# python -m benchmarks.choice.gpu_mixed\n")
         writer = csv.writer(file)
         writer.writerow(["system", "model", "exact_rows", "fast_rows", "ms"])
         writer.writerows(results)
