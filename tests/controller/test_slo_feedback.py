@@ -181,7 +181,8 @@ def test_slo_auto_leaves_single_steps_to_the_engines_while_all_is_well() -> None
     assert slo_feedback.start(config)[0].mode is FP16
     calm, _ = after(1.0, make_view(), config=config)
     assert (calm.mode, calm.reason) == (AUTO, "slo_holds")
-    assert calm.rule == StepRule(fp8_wait_s=pytest.approx(0.02), fp8_budget_fraction=0.4)  # type: ignore[arg-type]
+    assert calm.rule.fp8_wait_s == pytest.approx(0.02)
+    assert calm.rule == StepRule(fp8_wait_s=calm.rule.fp8_wait_s, fp8_budget_fraction=0.4)
     hot, _ = after(1.0, make_view(oldest_wait_s=1.0), current=AUTO, config=config)
     assert (hot.mode, hot.rule) == (FP8, StepRule())
 
