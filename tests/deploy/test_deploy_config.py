@@ -309,7 +309,8 @@ def test_replicas_fetch_no_url_of_a_client_unless_its_domain_is_allowed(
     for name, value in llm_config(found).runtime_env["env_vars"].items():
         if name.startswith("VLLM_MEDIA"):
             monkeypatch.setenv(name, value)
-    arguments = EngineArgs(model="m", allowed_media_domains=engine_kwargs(found, "cpu")["allowed_media_domains"])
+    domains = engine_kwargs(found, "cpu")["allowed_media_domains"]
+    arguments = EngineArgs(model=str(tmp_path), allowed_media_domains=domains)  # no name that a hub would be asked for
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Page) as server:
         server.asked = []
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
