@@ -30,7 +30,7 @@ def test_it_names_the_routes_that_exist_with_their_fields_and_refusals():
     found = openapi.document(app, ["/v1/completions"])
     assert set(found["paths"]) == {"/v1/completions"}
     operation = found["paths"]["/v1/completions"]["post"]
-    assert set(operation["responses"]) == {"200", "400", "408", "413", "429", "503"}
+    assert set(operation["responses"]) == {"200", "400", "408", "413", "415", "429", "503"}
     assert found["components"]["schemas"]["Asked"]["required"] == ["prompt"]
 
 
