@@ -54,6 +54,19 @@ class StandingOrder(FrozenModel):
     for_all: bool = True  # False: for one replica alone
 
 
+class Room(FrozenModel):
+    """Prompt tokens that an engine can take so that their first tokens come in time (nestedfp/steps/prompt_room.py)."""
+
+    tokens: int  # below zero: as many are late already
+    full_tokens: Count
+    tokens_per_s: Annotated[float, Field(ge=0)]
+
+    @property
+    def share(self) -> float:
+        """Of the room without a line; 0 where there is none."""
+        return self.tokens / self.full_tokens if self.full_tokens else 0.0
+
+
 class EngineStats(FrozenModel):
     """What the engine's scheduler says of itself (``nestedfp_stats``). Totals count from the start of the engine.
 
@@ -77,6 +90,10 @@ class EngineStats(FrozenModel):
     fp8_weight_share: Annotated[float, Field(ge=0, le=1)] | None = None  # of the weights' bytes; None: not reported
     step_ms_fp16: Milliseconds | None = None  # EWMA of the durations of non-empty steps; None before the first one
     step_ms_fp8: Milliseconds | None = None
+    # What steps as long as the objectives allow compute in a second, prompts and answers together; None: not reported.
+    exact_tokens_per_s: Annotated[float, Field(ge=0)] | None = None
+    fast_tokens_per_s: Annotated[float, Field(ge=0)] | None = None
+    room: Room | None = None  # None: not reported
     # queue
     waiting: Count  # requests not yet admitted by the engine's scheduler
     waiting_tokens: Count  # their prompt tokens that must still be computed

@@ -21,7 +21,7 @@ Reply = tuple[int, dict[str, str], bytes]
 
 
 class Replica(http.server.ThreadingHTTPServer):
-    """Answers HAProxy's health checks with ``health`` and everything else with what ``answers`` returns.
+    """Answers health checks with ``health``, the question for room with ``room``, all else with what ``answers`` returns.
 
     Args:
         answers: (path, headers, body) -> status, headers, body.
@@ -33,6 +33,7 @@ class Replica(http.server.ThreadingHTTPServer):
         replica = self
         self.answers = answers
         self.health: Reply = (200, {}, b"success")
+        self.room: Reply = (404, {}, b"")  # what it says it can take of prompts
         self.seen: list[tuple[str, dict[str, str]]] = []
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -41,6 +42,9 @@ class Replica(http.server.ThreadingHTTPServer):
             def do_GET(self) -> None:
                 if self.path == "/-/healthz":
                     self._say(*replica.health)
+                    return
+                if self.path.endswith("/room"):
+                    self._say(*replica.room)
                     return
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 headers = {name.lower(): value for name, value in self.headers.items()}

@@ -27,6 +27,7 @@ KNOWN = (
     "x-nestedfp-attempt",
     "x-nestedfp-precision",
     "x-nestedfp-queue-deadline-s",
+    "x-nestedfp-session",
     "x-request-id",
     "x-vllm-priority",
 )

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from deploy.error_types import error_type
 from deploy.haproxy.absence import LONGEST_S, SHORTEST_S, UNKNOWN_S, Absence
@@ -40,6 +41,7 @@ OF_SERVE = (
     (500, 500, "the service failed on this request; its log says why", False),
     (503, 503, "this replica cannot take the request now; try again", True),
 )
+ROUTE = Path(__file__).with_name("route.lua")
 LEAVES = "This node is being drained."  # what Ray Serve has a node's HAProxy say that is about to go
 TEMPLATE_CHANGED = "Ray Serve's HAProxy configuration is not as expected"
 
@@ -290,6 +292,28 @@ def own_errors(limits: Limits) -> list[str]:
     return lines
 
 
+def takes_prompts(backend: Backend) -> bool:
+    """Whether an application has replicas that say how many prompt tokens they can take: all but the control applications."""
+    return not backend.prefix.endswith(CONTROL_PREFIX) and any(not is_backup(line) for line in backend.servers)
+
+
+def route_choice(backends: Sequence[Backend]) -> list[str]:
+    """Return the line that loads ``route.lua`` with the replicas it chooses from."""
+    words = []
+    for backend in filter(takes_prompts, backends):
+        names = [_name(line) for line in backend.servers if not is_backup(line)]
+        words.append(" ".join([backend.name, backend.prefix or "/", *names]))
+    return [f"lua-load {ROUTE} " + " ".join(f"'{each}'" for each in words)] if words else []
+
+
+def chosen_server(backend: Backend) -> list[str]:
+    """Return the rules by which a request with a prompt goes to the replica that ``route.lua`` chooses."""
+    return [
+        f"http-request lua.nestedfp_route {backend.name} if METH_POST",
+        "use-server %[var(txn.server)] if { var(txn.server) -m found }",
+    ]
+
+
 def listener(bind: str) -> str:
     """Return host:port of a line ``bind`` as this machine reaches it."""
     address = bind.split()[1]
@@ -365,6 +389,7 @@ def write(targets: Targets, limits: Limits, absences: Mapping[str, Absence] | No
                 "stats timeout 30s",
                 *targets.global_lines,
                 f"tune.bufsize {limits.buffer_bytes}",
+                *route_choice(targets.backends),
             ],
         ),
         (
@@ -405,6 +430,7 @@ def write(targets: Targets, limits: Limits, absences: Mapping[str, Absence] | No
                     "http-check expect rstring ^(success|DRAINING)$",
                     backend.check,
                     *nobody(absences.get(backend.prefix, Absence()), f" if {{ nbsrv({backend.name}) eq 0 }}"),
+                    *(chosen_server(backend) if takes_prompts(backend) else ()),
                     *backend.servers,
                 ],
             )

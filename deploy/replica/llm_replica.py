@@ -42,6 +42,7 @@ from deploy.metrics.replica_page import ReplicaMetrics
 from deploy.replica import drain, tracing
 from deploy.replica.health_routes import HealthRoutes, StartChecks
 from deploy.replica.probe import probe_modes
+from deploy.replica.room_page import room_page
 from deploy.replica.vllm_engine import NestedFPEngine
 from deploy.replica.warmup import warm_up
 from deploy.scaling import DESIRED_KEY
@@ -235,9 +236,20 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             lambda: None if self._watch is None else self._watch.stats_age_s,
             self._start,
         )
-        pages = {"/metrics": self._show_metrics, "/health": health.health, "/ready": health.ready}
+        pages = {
+            "/metrics": self._show_metrics,
+            "/health": health.health,
+            "/ready": health.ready,
+            "/room": self._show_room,
+        }
         self._front = Front(app, generate, pages)
         return allowing(self._cors_origins, self._front)
+
+    async def _show_room(self) -> Shown:
+        agent = self._agent
+        if agent is None or (reading := agent.view()) is None:
+            return room_page("", None, 0.0)
+        return room_page(agent.directed, reading.stats, reading.stats_age_s)
 
     async def __del__(self) -> None:
         # Serve calls it at the end of a drain.

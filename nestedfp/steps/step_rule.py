@@ -23,6 +23,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "decode_reserve_share": (0, 1),
     "fill_horizon_s": (1e-6, 1e9),
     "fill_decode_share": (1e-6, 1),
+    "exact_step_s": (1e-6, 1e9),
+    "room_ttft_s": (1e-6, 1e15),
 }
 
 
@@ -51,6 +53,10 @@ class StepRule:
             it off; it is asked of engines with a deadline only.
         fill_decode_share: an engine is full when an FP8 step of one token for each request would take more than this share
             of ``tpot_deadline_s``; nestedfp/steps/step_fill.py has the other limits.
+        exact_step_s: under the directive ``fp16`` a step computes no more prompt tokens than fit into so many seconds. None: as
+            many as the token budget allows.
+        room_ttft_s: that a first token may take, for the engine to say how many prompt tokens it can take
+            (nestedfp/steps/prompt_room.py), with steps of ``exact_step_s``. None: it does not say.
     """
 
     fp8_step_tokens: int | None = None
@@ -63,6 +69,8 @@ class StepRule:
     decode_reserve_share: float = 0.2
     fill_horizon_s: float | None = None
     fill_decode_share: float = 0.6
+    exact_step_s: float | None = None
+    room_ttft_s: float | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for a number out of its range, and TypeError for anything but a number."""

@@ -41,6 +41,7 @@ SPARE = 64  # entries of requests that have left, before the heap or the line of
 # Deadlines after which a request has missed its own for certain: policies hand down 0.45 to 0.75 of the objective.
 MISSED_AFTER = 2.5
 MOST_VOTES = 32  # requests of one priority in a row, of which as many of another make the other the usual one
+LEAST_CHUNK_TOKENS = 32  # of prompts in a step that is capped by its time
 EXCESS_WEIGHT = 0.2  # of the newest step in what steps take beyond their measured cost
 
 
@@ -83,6 +84,21 @@ class StepTimes:
     def predicted_s(self, mode: Mode, tokens: int, *, with_prompts: bool) -> float:
         """Return how long a step of so many tokens will take, in seconds."""
         return max(0.0, self._cost_s(mode, tokens) + self._excess_s[with_prompts])
+
+    def prompt_tokens_within(self, mode: Mode, limit_s: float, decodes: int, budget_tokens: int) -> int:
+        """Return the prompt tokens of the largest step with so many decodes that takes at most ``limit_s`` seconds.
+
+        At least ``LEAST_CHUNK_TOKENS``, as far as the budget allows: else no prompt would ever be computed.
+        """
+        low, high = 0, max(0, budget_tokens - decodes)
+        least = min(LEAST_CHUNK_TOKENS, high)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.predicted_s(mode, decodes + middle, with_prompts=True) <= limit_s:
+                low = middle
+            else:
+                high = middle - 1
+        return max(low, least)
 
     def took(self, mode: Mode, tokens: int, took_s: float, *, with_prompts: bool) -> None:
         """Learn how long a step has taken."""

@@ -14,6 +14,7 @@ from controller.audit import DecisionRecord
 from controller.config import ControllerConfig
 from controller.decide.loop import ControlLoop
 from controller.messages import Directive, DirectiveAck, ReplicaSnapshot
+from nestedfp.modes import DirectiveMode
 from simulator.cluster.network import Network
 from simulator.cluster.replica import Replica
 from simulator.cluster.routing import LeastConnections
@@ -124,6 +125,7 @@ class Cluster:
             return
         self._at(now_s + self._config.report_period_s, self._report, replica)
         snapshot = replica.snapshot(now_s)
+        self._proxy.report(now_s, replica, snapshot.directive is DirectiveMode.FP16, snapshot.room)
         if replica.draining and not replica.engine.busy:
             self._remove(now_s, replica)
             return

@@ -4,16 +4,17 @@ Follower, admission control and the memory of requests sent on are the live clas
 force between two steps, and the lease is looked at whenever a snapshot is made.
 """
 
+from dataclasses import asdict
 from typing import Literal
 
 from controller.config import ControllerConfig
-from controller.messages import Directive, DirectiveAck, ReplicaSnapshot
+from controller.messages import Directive, DirectiveAck, ReplicaSnapshot, Room
 from controller.protocol import DirectiveFollower
 from deploy.access.admission import TOKENS_IN_QUEUE, Admission, Asked, NoRoom, Place
 from deploy.front.checks.asked import CHARACTERS_PER_TOKEN
 from deploy.front.peers import Elsewhere
 from deploy.haproxy.haproxy_config import ATTEMPT_HEADER, MOST_TRIES
-from nestedfp.modes import DirectiveMode
+from nestedfp.modes import DirectiveMode, Mode
 from simulator.engine.cost_table import EngineTable
 from simulator.engine.engine import Engine
 from simulator.engine.path_queue import PathCost, ServedEngine
@@ -113,7 +114,7 @@ class Replica:
             self._put_in_force(now_s)
         self.advance(now_s)
         engine, admission = self.engine, self._admission
-        stats = engine.stats
+        stats, room = engine.stats, engine.room(now_s)
         self._seq += 1
         return ReplicaSnapshot(
             replica_id=self.name,
@@ -149,6 +150,9 @@ class Replica:
             within_slo=self._within_slo,
             ttft=engine.ttft.summary(now_s),
             tpot=engine.tpot.summary(now_s),
+            exact_tokens_per_s=engine.capacity_tokens_per_s(Mode.FP16),
+            fast_tokens_per_s=engine.capacity_tokens_per_s(Mode.FP8),
+            room=None if room is None else Room(**asdict(room)),
             step_ms_fp16=stats.step_ms[False],
             step_ms_fp8=stats.step_ms[True],
             path=None if self._served is None else self._served.path_stats(now_s),

@@ -14,6 +14,7 @@ from math import ceil, inf
 
 from controller.sliding_window import SlidingWindow
 from nestedfp.modes import DirectiveMode, Mode
+from nestedfp.steps.prompt_room import PromptRoom, capacity_tokens_per_s, prompt_room
 from nestedfp.steps.step_fill import FillWatch
 from nestedfp.steps.step_rule import StepRule, StepSignals, choose
 from nestedfp.steps.step_slack import StepSlack, StepTimes
@@ -136,6 +137,31 @@ class Engine:
         """Age of the request at the head of the queue."""
         return max(0.0, now_s - self.waiting[0].queued_s) if self.waiting else 0.0
 
+    # -- room ----------------------------------------------------------------------------------------------------------
+
+    def room(self, now_s: float) -> PromptRoom | None:
+        """What it can take of prompts; the engine must have been advanced to the present. None: the rule does not ask."""
+        rule = self.rule
+        if rule.room_ttft_s is None or rule.exact_step_s is None:
+            return None
+        latest_s = self._slack.decodes.latest_end_s(rule.exact_step_s, 1 + rule.tpot_grace_tokens)
+        return prompt_room(
+            self._times,
+            Mode.FP16 if self.directive is DirectiveMode.FP16 else Mode.FP8,
+            decodes=self._batch.size,
+            line_tokens=self.waiting_tokens,
+            busy_s=max(0.0, self.ends_s - now_s) if self.busy else 0.0,
+            slack_s=latest_s - now_s,
+            ttft_s=rule.room_ttft_s,
+            step_s=rule.exact_step_s,
+            budget_tokens=self._budget,
+        )
+
+    def capacity_tokens_per_s(self, mode: Mode) -> float | None:
+        """What steps of ``exact_step_s`` compute in a second; None: the rule does not ask."""
+        step_s = self.rule.exact_step_s
+        return None if step_s is None else capacity_tokens_per_s(self._times, mode, step_s, self._budget)
+
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def _start(self, now_s: float, chosen: bool | None = None) -> None:
@@ -149,7 +175,7 @@ class Engine:
         self._chunks = []
         preempted = self._reserve_decode_blocks()
         batch = self._batch
-        budget = self._budget - batch.size
+        budget = self._prompt_budget(batch.size)
         kv_tokens = batch.kv_tokens
         if self._partial is not None:
             request, before = self._partial, self._partial.computed
@@ -168,6 +194,14 @@ class Engine:
         self.stats.scheduled(is_fp8, tokens)
         self._is_fp8, self._step_decodes, self._began_s = is_fp8, batch.size, now_s
         self.ends_s = now_s + self._costs[is_fp8].step_s(tokens, batch.size, kv_tokens)
+
+    def _prompt_budget(self, decodes: int) -> int:
+        """Prompt tokens that a step may hold beside the decodes."""
+        most = self._budget - decodes
+        limit_s = self.rule.exact_step_s
+        if limit_s is None or self.directive is not DirectiveMode.FP16:
+            return most
+        return min(most, self._times.prompt_tokens_within(Mode.FP16, limit_s, decodes, self._budget))
 
     def _see(self, seen_s: float) -> None:
         """Put those that had come by then in line."""

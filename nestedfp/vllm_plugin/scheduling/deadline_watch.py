@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from nestedfp.modes import Mode
+from nestedfp.steps.prompt_room import PromptRoom, capacity_tokens_per_s, prompt_room
 from nestedfp.steps.step_costs import StepCosts
 from nestedfp.steps.step_fill import FillWatch
 from nestedfp.steps.step_rule import StepRule
@@ -68,6 +69,39 @@ class DeadlineWatch:
     def left(self, request_id: str) -> None:
         """A request is done or aborted."""
         self._slack.left(request_id)
+
+    # -- room ----------------------------------------------------------------------------------------------------------
+
+    def exact_budget_tokens(self, rule: StepRule, decodes: int) -> int:
+        """Return the most tokens of an FP16 step with so many decodes."""
+        if rule.exact_step_s is None:
+            return self._budget_tokens
+        prompts = self._times.prompt_tokens_within(Mode.FP16, rule.exact_step_s, decodes, self._budget_tokens)
+        return min(self._budget_tokens, decodes + prompts)
+
+    def room(self, rule: StepRule, mode: Mode, decodes: int, line_tokens: int) -> PromptRoom | None:
+        """Return what the engine can take now; None: the rule does not ask."""
+        if rule.room_ttft_s is None or rule.exact_step_s is None:
+            return None
+        now_s = steady_s()
+        latest_s = self._slack.decodes.latest_end_s(rule.exact_step_s, 1 + rule.tpot_grace_tokens)
+        return prompt_room(
+            self._times,
+            mode,
+            decodes=decodes,
+            line_tokens=line_tokens,
+            busy_s=max(0.0, self._ended_s + sum(self._in_flight) - now_s) if self._in_flight else 0.0,
+            slack_s=latest_s - now_s,
+            ttft_s=rule.room_ttft_s,
+            step_s=rule.exact_step_s,
+            budget_tokens=self._budget_tokens,
+        )
+
+    def capacity_tokens_per_s(self, rule: StepRule, mode: Mode) -> float | None:
+        """Return what steps of ``exact_step_s`` compute in a second; None: the rule does not ask, or no step was measured."""
+        if rule.exact_step_s is None or not self._times.are_measured:
+            return None
+        return capacity_tokens_per_s(self._times, mode, rule.exact_step_s, self._budget_tokens)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import os
 import secrets
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -68,7 +68,8 @@ class PrecisionMixin:
         self._fp16_only = options.fp16_only
         self._fp16_reads_fp8_blocks = options.fp16_reads_fp8_blocks
         self._fp8_share: float | None = None
-        self._watch = DeadlineWatch(self.max_num_scheduled_tokens, self.max_num_running_reqs)
+        self._budget_tokens = self.max_num_scheduled_tokens  # which a step's precision may lower
+        self._watch = DeadlineWatch(self._budget_tokens, self.max_num_running_reqs)
         self._totals = EngineTotals()
         self._arrivals = 0
         self._arrived_tokens = 0
@@ -189,6 +190,11 @@ class PrecisionMixin:
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        directive, rule, _ = self._in_force
+        if directive is DirectiveMode.FP16 or self.max_num_scheduled_tokens != self._budget_tokens:
+            exact = directive is DirectiveMode.FP16
+            budget = self._watch.exact_budget_tokens(rule, self._decodes) if exact else self._budget_tokens
+            self.max_num_scheduled_tokens = budget
         output = super().schedule(*args, **kwargs)
         scheduled = output.num_scheduled_tokens
         if not scheduled:
@@ -198,13 +204,12 @@ class PrecisionMixin:
         prompts = [self._in_prompt[rid] for rid in self._in_prompt.keys() & scheduled.keys()]
         for request in prompts:
             self._watch.computes(request, min(request.num_computed_tokens, request.num_prompt_tokens))
-        directive, rule, _ = self._in_force
         watched = directive is DirectiveMode.AUTO and rule.has_deadlines
         signals = StepSignals(
             scheduled_tokens=tokens,
             oldest_wait_s=0.0 if rule.fp8_wait_s is None else self._oldest_wait_s(),
             has_pinned=not self._pinned.keys().isdisjoint(scheduled.keys()),
-            budget_tokens=self.max_num_scheduled_tokens,
+            budget_tokens=self._budget_tokens,
             late=self._late(rule, tokens, with_prompts=bool(prompts)) if watched else None,
         )
         choice = choose(signals, directive, rule, self._step_costs)
@@ -224,6 +229,22 @@ class PrecisionMixin:
         output.nestedfp_mode = mode
         output.nestedfp_scheduled_s = steady_s()
         return output
+
+    @property
+    def _decodes(self) -> int:
+        """Requests that get a token in every step."""
+        return len(self.running) - sum(r.status is RequestStatus.RUNNING for r in self._in_prompt.values())
+
+    def _room_stats(self, waiting_tokens: int) -> dict[str, Any]:
+        """Return what the engine computes in a second, and what it can take of prompts, where the rule asks for it."""
+        directive, rule, _ = self._in_force
+        mode = Mode.FP16 if directive is DirectiveMode.FP16 or self._fp16_only else Mode.FP8
+        room = self._watch.room(rule, mode, self._decodes, waiting_tokens)
+        return {
+            "exact_tokens_per_s": self._watch.capacity_tokens_per_s(rule, Mode.FP16),
+            "fast_tokens_per_s": self._watch.capacity_tokens_per_s(rule, mode if self._fp16_only else Mode.FP8),
+            "room": None if room is None else asdict(room),
+        }
 
     def _late(self, rule: StepRule, tokens: int, *, with_prompts: bool) -> str | None:
         # Of those that wait without a deadline the others do not have to see to it that there is a place.
@@ -387,6 +408,9 @@ class PrecisionMixin:
         """
         totals, (directive, _, epoch) = self._totals, self._in_force
         waiting = [*self.waiting, *self._skipped()]
+        waiting_tokens = sum(
+            max(0, r.num_tokens - r.num_computed_tokens) for r in waiting if r.request_id not in self._may_starve
+        ) + sum(max(0, r.num_prompt_tokens - r.num_computed_tokens) for r in self.running)
         return {
             "mode": (totals.last_mode or Mode.FP16).value,
             "directive": directive.value,
@@ -404,10 +428,8 @@ class PrecisionMixin:
             "step_ms_fp8": totals.step_ms[Mode.FP8],
             "waiting": len(waiting),
             "blocked": len(self.skipped_waiting) + len(self.waiting) - len(waiting),
-            "waiting_tokens": sum(
-                max(0, r.num_tokens - r.num_computed_tokens) for r in waiting if r.request_id not in self._may_starve
-            )
-            + sum(max(0, r.num_prompt_tokens - r.num_computed_tokens) for r in self.running),
+            "waiting_tokens": waiting_tokens,
+            **self._room_stats(waiting_tokens),
             "oldest_wait_s": self._oldest_wait_s(),
             "progress_age_s": self._progress_age_s(),
             "running": len(self.running),

@@ -1,0 +1,177 @@
+-- Which replica takes a request: an exact one that can still compute its prompt in time, else the least loaded fast one.
+--
+-- HAProxy loads this file with one argument for each application: "BACKEND PREFIX SERVER SERVER ...". Every replica says on its
+-- page PREFIX/room how many prompt tokens it can take; it is asked ten times a second. route_rule.py is the same rule in Python.
+
+local PERIOD_MS = 100
+local TIMEOUT_MS = 500
+local STALE_S = 1.0 -- an older report is none
+local LAG_S = 0.02 -- a request sent so shortly before a report may be missing in it
+local SESSIONS = 10000 -- whose last replica is remembered, at most twice as many
+local BYTES_PER_TOKEN = 4
+local SPARE = 2 -- open requests by which a session's last replica may be ahead of the least loaded one
+
+nestedfp = {}
+
+-- Prompt tokens that a replica can take now; nil: it has not said so lately.
+local function room_of(server, now)
+    local room = server.room
+    if not room or now - room.at > STALE_S then
+        return nil
+    end
+    local left = math.min(room.tokens + room.per_s * (now - room.at), room.full)
+    for _, sent in ipairs(server.sent) do
+        if sent.at > room.at - LAG_S then
+            left = left - sent.tokens
+        end
+    end
+    return left
+end
+
+local function least_loaded(servers)
+    local best
+    for _, server in ipairs(servers) do
+        if not best or server.open < best.open or (server.open == best.open and server.turn < best.turn) then
+            best = server
+        end
+    end
+    return best
+end
+
+-- Returns the server for a request, or nil where there is none. Pure.
+-- servers: those that are up, each with open (requests), turn (when it was last chosen), room (its report or nil), sent.
+function nestedfp.choose(servers, class, tokens, last, now)
+    local exact, fast = {}, {}
+    for _, server in ipairs(servers) do
+        table.insert(server.room and server.room.exact and exact or fast, server)
+    end
+    if class ~= "fast" then
+        local best, most
+        for _, server in ipairs(exact) do
+            local room = room_of(server, now)
+            if room and room >= tokens and (server.name == last or not most or room > most) then
+                best, most = server, server.name == last and math.huge or room
+            end
+        end
+        if best then
+            return best
+        end
+    end
+    local pool = fast
+    if #fast == 0 or (class == "exact" and #exact > 0) then
+        pool = exact
+    end
+    local first = least_loaded(pool)
+    for _, server in ipairs(pool) do
+        if server.name == last and server.open <= first.open + SPARE then
+            return server
+        end
+    end
+    return first
+end
+
+function nestedfp.sent(server, tokens, now)
+    local kept = {}
+    for _, sent in ipairs(server.sent) do
+        if sent.at > now - STALE_S then
+            table.insert(kept, sent)
+        end
+    end
+    table.insert(kept, { at = now, tokens = tokens })
+    server.sent = kept
+end
+
+-- A report: "exact|fast TOKENS FULL_TOKENS TOKENS_PER_S AGE_S", or anything else: the replica says nothing.
+function nestedfp.read(text, now)
+    local class, tokens, full, per_s, age = text:match("^(%a+) (%-?%d+) (%d+) ([%d.]+) ([%d.]+)%s*$")
+    if not class then
+        return nil
+    end
+    return {
+        exact = class == "exact",
+        tokens = tonumber(tokens),
+        full = tonumber(full),
+        per_s = tonumber(per_s),
+        at = now - tonumber(age),
+    }
+end
+
+if not core then
+    return
+end
+
+local backends = {} -- by name: servers in their order
+local recent, before = {}, {} -- sessions: name of the server that had the last request
+local remembered, turn = 0, 0
+
+local function now_s()
+    local now = core.now()
+    return now.sec + now.usec * 1e-6
+end
+
+local function watch(server, url)
+    while core.get_info()["Stopping"] ~= "1" do
+        local got = core.httpclient():get({ url = url, timeout = TIMEOUT_MS })
+        server.room = got and got.status == 200 and nestedfp.read(got.body or "", now_s()) or nil
+        core.msleep(PERIOD_MS)
+    end
+end
+
+local function last_of(session)
+    return session and (recent[session] or before[session])
+end
+
+local function remember(session, name)
+    if session and recent[session] ~= name then
+        if remembered >= SESSIONS then
+            recent, before, remembered = {}, recent, 0
+        end
+        recent[session] = name
+        remembered = remembered + 1
+    end
+end
+
+core.register_action("nestedfp_route", { "http-req" }, function(txn, backend)
+    local known, up = backends[backend], {}
+    -- By its name alone: of BACKEND/SERVER these functions cut off the end in Lua's own string.
+    for _, server in ipairs(known) do
+        if txn.f:srv_is_up(server.name) then
+            server.open = txn.f:srv_conn(server.name)
+            table.insert(up, server)
+        end
+    end
+    local body = txn.f:req_body() or ""
+    local class = txn.f:req_fhdr("x-nestedfp-precision") or body:match('"precision"%s*:%s*"(%w+)"')
+    class = class == "fp16" and "exact" or class
+    local session = txn.f:req_fhdr("x-nestedfp-session") or body:match('"prompt_cache_key"%s*:%s*"([^"]+)"')
+    local bytes = tonumber(txn.f:req_fhdr("content-length")) or #body
+    local tokens, now = bytes // BYTES_PER_TOKEN, now_s()
+    local server = nestedfp.choose(up, class, tokens, last_of(session), now)
+    if server then
+        turn = turn + 1
+        server.turn = turn
+        nestedfp.sent(server, tokens, now)
+        remember(session, server.name)
+        txn:set_var("txn.server", server.name)
+    end
+end, 1)
+
+local arguments = { ... }
+core.register_init(function()
+    for _, argument in ipairs(arguments) do
+        local words = {}
+        for word in argument:gmatch("%S+") do
+            table.insert(words, word)
+        end
+        local name, prefix = words[1], words[2] == "/" and "" or words[2]
+        backends[name] = {}
+        for index = 3, #words do
+            local server = { name = words[index], turn = 0, open = 0, sent = {} }
+            table.insert(backends[name], server)
+            local address = core.backends[name].servers[words[index]]:get_addr()
+            core.register_task(function()
+                watch(server, "http://" .. address .. prefix .. "/room")
+            end)
+        end
+    end
+end)

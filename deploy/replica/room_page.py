@@ -1,0 +1,24 @@
+"""The page ``/room`` of a replica: which class it is, and how many prompt tokens it can take; read by deploy/haproxy/route.lua."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from deploy.front.routes.pages import Shown
+
+
+def room_page(directive: str, stats: Mapping[str, Any] | None, age_s: float) -> Shown:
+    """Return the page: ``exact|fast TOKENS FULL_TOKENS TOKENS_PER_S AGE_S``; 404 where the engine says nothing of its room.
+
+    Args:
+        directive: in force: ``fp16``, ``fp8`` or ``auto``.
+        stats: of the engine; None: none yet.
+        age_s: of the statistics.
+    """
+    room = None if stats is None else stats["room"]
+    if room is None:
+        return Shown(
+            404, "text/plain", b"the policy in force does not ask how many prompt tokens this replica can take\n"
+        )
+    replica = "exact" if directive == "fp16" else "fast"
+    line = f"{replica} {room['tokens']} {room['full_tokens']} {room['tokens_per_s']:.1f} {age_s:.3f}\n"
+    return Shown(200, "text/plain", line.encode())
