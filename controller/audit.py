@@ -10,16 +10,8 @@ from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
 from workload.frozen import FrozenModel
 
-# 2: scopes, the ladder's rungs, held decisions, advisory mode; 3: the path, ages of statistics; 4: slo_evaluated.
-SCHEMA_VERSION = 4
-
-
-class Scope(enum.StrEnum):
-    """For whom one decision holds."""
-
-    CLUSTER = "cluster"  # for all replicas alike
-    REPLICA = "replica"  # each replica by its own load
-    K_OF_N = "k_of_n"  # FP8 on as many replicas as the load needs
+# 2: the ladder's rungs, held decisions, advisory mode; 3: the path, ages of statistics; 4: slo_evaluated; 5: no scopes, no loads.
+SCHEMA_VERSION = 5
 
 
 class Rung(enum.StrEnum):
@@ -52,20 +44,15 @@ class DecisionRecord(FrozenModel):
     wall_s: float | None = None  # seconds since 1970, stamped by the driver
     outcome: DecisionOutcome = DecisionOutcome.APPLIED
     advisory: bool = False  # decided and logged only; the epoch is that of the directive in force
-    scope: Scope = Scope.CLUSTER
     from_mode: DirectiveMode
     to_mode: DirectiveMode
-    wanted: DirectiveMode | None = None  # the policy's proposal; None when it was not asked
+    wanted: DirectiveMode | None = None  # the policy's proposal for most replicas; None when it was not asked
     exceptions: dict[str, DirectiveMode] = Field(default_factory=dict)  # replicas that differ from to_mode
-    # Reasons by replica, where replicas are decided one by one: of those that changed.
-    units: dict[str, str] = Field(default_factory=dict)
     rule: StepRule
     epoch: Count
     policy: str
     reason: str
     inputs: dict[str, float]  # what the decision rested on, units in the names
-    fp16_load: float | None = None  # offered load / capacity, as the policy predicts it; None: not known
-    fp8_load: float | None = None
     rung: Rung = Rung.NONE
     admission_scale: float = 1.0
     desired_replicas: int | None = None
@@ -131,7 +118,6 @@ class StatusReport(FrozenModel):
     policy: str
     slo_ttft_ms: Milliseconds | None = None  # objectives; None: not reported
     slo_tpot_ms: Milliseconds | None = None
-    scope: Scope = Scope.CLUSTER
     fp8_replicas: Count = 0  # directed to FP8, of those known
     advisory: bool = False
     advised_mode: DirectiveMode | None = None  # what would be in force; None unless advisory
@@ -140,8 +126,6 @@ class StatusReport(FrozenModel):
     fp8_insufficient: bool = False  # FP8 alone does not hold the SLO
     admission_scale: float = 1.0
     desired_replicas: int | None = None  # stated to the autoscaler; None: as many as without the controller
-    fp16_load: float | None = None
-    fp8_load: float | None = None
     since_s: Seconds  # how long the mode has been in force
     rule: StepRule
     override: OverrideView | None

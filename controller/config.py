@@ -7,7 +7,6 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from controller.audit import Scope
 from controller.messages import Fallback
 from controller.policies import POLICIES, PolicyConfig
 from controller.policies.base import Observation
@@ -16,14 +15,6 @@ from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
 from workload.frozen import FrozenModel
 from workload.slo import Slo
-
-
-class KOfN(FrozenModel):
-    """Parameters of the scope k_of_n."""
-
-    target_utilisation: Annotated[float, Field(gt=0, le=1)] = 0.85
-    shrink_margin: Annotated[float, Field(gt=0, le=1)] = 0.9  # a smaller K must hold at this times the target
-    grow_every_s: Annotated[float, Field(ge=0)] = 1.0  # pause after growing, for its effect to be seen
 
 
 class GuardConfig(FrozenModel):
@@ -58,9 +49,7 @@ class LadderConfig(FrozenModel):
     shed_factor: Annotated[float, Field(gt=0, lt=1)] = 0.8  # of the admission limit that a step down leaves
     min_admission_scale: Annotated[float, Field(gt=0, le=1)] = 0.05
     recover_after_s: Annotated[float, Field(gt=0)] = 15.0  # calm before each step up
-    recover_load: Annotated[float, Field(gt=0, le=1)] = 0.85  # offered load / FP8 capacity that counts as calm
     scale_after_s: Annotated[float, Field(ge=0)] = 30.0
-    scale_load: Annotated[float, Field(gt=0, le=1)] = 0.8  # that the stated number of replicas would have in FP8
     scale_down_after_s: Annotated[float, Field(gt=0)] = 120.0
     min_replicas: Annotated[int, Field(ge=1)] = 1  # when nothing is stated
     max_replicas: Annotated[int, Field(ge=1)] | None = None  # required with scale
@@ -72,21 +61,50 @@ class LadderConfig(FrozenModel):
                 f"expected max_replicas >= min_replicas with scale: true, got max_replicas={self.max_replicas} and "
                 f"min_replicas={self.min_replicas}; set max_replicas"
             )
-        if self.scale_load > self.recover_load:
-            raise ValueError(
-                f"expected scale_load <= recover_load, got {self.scale_load:g} and {self.recover_load:g}; "
-                "else the replicas asked for would never end the shedding"
-            )
         return self
+
+
+INSTEAD = {  # of a policy that is gone
+    "engine_auto": "token_fraction, the same rule by the share of each engine's own budget",
+    "steered": "deadlines, with which every engine keeps the SLO by itself",
+    **dict.fromkeys(
+        ("slo_feedback", "slo_auto", "error_budget", "predictive"),
+        "deadlines, with which every engine keeps the SLO by itself, or threshold, FP8 for all above a queue or a latency",
+    ),
+}
+NO_KEY = {  # of the section, or of a section in it
+    "fallback": "without a controller replicas keep the operator's override, or do what the policy says (static_fp16: FP16; one "
+    "that decides by the load: every engine keeps the SLO's deadlines); remove it, and choose the policy for it",
+    **dict.fromkeys(
+        ("scope", "k_of_n", "replicas_per_step"),
+        "a policy decides for all replicas at once, and names those that differ itself; remove it",
+    ),
+    "ladder.recover_load": "the ladder goes by waits and missed answers alone; remove it",
+    "ladder.scale_load": "the ladder goes by waits and missed answers alone; remove it",
+    "policy.wait_s": "use wait_ratio, the wait over the TTFT objective",
+    "policy.ttft_p90_ms": "use ttft_ratio, the 90th percentile over the TTFT objective",
+    "policy.tpot_p90_ms": "use tpot_ratio, the 90th percentile over the TPOT objective",
+}
+
+
+def gone(section: dict[str, Any]) -> str | None:
+    """Return what to do about the first key or policy of a section that there was once; None: there is none."""
+    policy = section.get("policy")
+    name = policy.get("name") if isinstance(policy, dict) else None
+    if isinstance(name, str) and name in INSTEAD:
+        return f"policy.name: {name} is no policy any more; use {INSTEAD[name]}"
+    for path, instead in NO_KEY.items():
+        within, _, key = path.rpartition(".")
+        part = section.get(within) if within else section
+        if isinstance(part, dict) and key in part:
+            return f"{path} is no key any more: {instead}, got {key}={part[key]!r}"
+    return None
 
 
 class ControllerConfig(FrozenModel):
     """All that the control loop needs to know. Every duration is in seconds."""
 
     policy: PolicyConfig = Deadlines()
-    scope: Scope = Scope.CLUSTER  # for whom one decision holds
-    replicas_per_step: Annotated[int, Field(ge=1)] = 32  # in the scope replica: decided in one step at most, in turn
-    k_of_n: KOfN = KOfN()  # parameters of that scope
     guards: GuardConfig = GuardConfig()
     ladder: LadderConfig = LadderConfig()  # what comes when FP8 is not enough
     advisory: bool = False  # decide and log, but leave the replicas in the mode of the start
@@ -102,13 +120,9 @@ class ControllerConfig(FrozenModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _has_no_fallback(cls, data: Any) -> Any:
-        if isinstance(data, dict) and "fallback" in data:
-            raise ValueError(
-                "fallback is no key any more: without a controller replicas keep the operator's override, or do what the policy "
-                "says (static_fp16: FP16; one that decides by the load: every engine keeps the SLO's deadlines); remove it, and "
-                f"choose the policy for it, got fallback={data['fallback']!r}"
-            )
+    def _has_nothing_that_is_gone(cls, data: Any) -> Any:
+        if isinstance(data, dict) and (sentence := gone(data)) is not None:
+            raise ValueError(sentence)
         return data
 
     @model_validator(mode="after")

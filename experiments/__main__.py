@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.results_csv import gpu_description
-from experiments import campaign, config, oracle_bounds, plots, predict, results
+from experiments import campaign, config, plots, predict, results
 from workload.azure import TraceError
 
 RESULTS = Path("docs") / "results"
@@ -59,19 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         default=predict.FRONT_MS,
         help="of every TTFT beside the engine's steps: client, proxy, HTTP, tokenizer (%(default)s, an H100's host)",
     )
-    sought = commands.add_parser(
-        "oracle", help="simulate it beside schedules that know the future: oracle.json, and a table"
-    )
-    sought.add_argument("--trace", type=Path, required=True, help="Azure trace, CSV")
-    sought.add_argument("--table", type=Path, required=True, help="step costs of the engine")
-    sought.add_argument("--rates", help="of the configuration's, comma-separated")
-    sought.add_argument(
-        "--at",
-        default="static_fp8-0.01,deadlines",
-        help="whose attainment to keep, comma-separated (%(default)s)",
-    )
-    sought.add_argument("--rounds", type=int, default=200, help="of the search (%(default)s)")
-    for command in (run, summary, simulated, sought):
+    for command in (run, summary, simulated):
         command.add_argument("config", type=Path, help="experiments/configs/NAME.yaml")
         command.add_argument("--out", type=Path, help="folder of the reports (default: runs/NAME)")
         command.add_argument("--results", type=Path, default=RESULTS, help=f"parent of the summary ({RESULTS})")
@@ -99,8 +87,6 @@ def main(argv: list[str] | None = None) -> int:
             (out / results.MACHINE).write_text(f"{gpu_description()}; {platform.machine()}, {os.cpu_count()} cores\n")
             running = campaign.Campaign(part, args.trace.resolve(), out, _say, args.step_log)
             whole = running.measure(wanted, args.port, deadline_s)
-        if args.command == "oracle":
-            return _oracle(experiment, args)
         if args.command == "predict":
             return _predict(experiment, args)
         found = results.collect(experiment, out)
@@ -131,21 +117,6 @@ def _predict(experiment: config.Experiment, args: argparse.Namespace) -> int:
         print(results.forecast(found.runs))
     else:
         print(results.comparison(measured, found.runs))
-    return 0
-
-
-def _oracle(experiment: config.Experiment, args: argparse.Namespace) -> int:
-    """Search schedules that know the future; show them beside the policies."""
-    rates = chosen("--rates", args.rates, experiment.load.rates_rps)
-    load = experiment.load.model_copy(update={"rates_rps": rates})
-    part = experiment.model_copy(update={"load": load})
-    found = oracle_bounds.bounds(part, args.trace, args.table, args.at.split(","), args.rounds, _say)
-    folder = args.results / experiment.name
-    folder.mkdir(parents=True, exist_ok=True)
-    if (folder / oracle_bounds.KEPT).exists():
-        found = oracle_bounds.joined(oracle_bounds.read(folder), found)
-    (folder / oracle_bounds.KEPT).write_text(found.model_dump_json(indent=1) + "\n")
-    print(oracle_bounds.table(found))
     return 0
 
 

@@ -4,14 +4,9 @@ import importlib
 import sys
 
 COMMANDS = {
-    "capacity": "simulator.search.capacity",
     "fit": "simulator.fit.fit",
-    "oracle": "simulator.search.oracle",
-    "plots": "simulator.plots.policies",
     "replay": "controller.live.replay",
-    "tune": "simulator.search.tune",
     "validate": "simulator.fit.validate",
-    "warm-start": "simulator.search.warm_start",
 }
 
 

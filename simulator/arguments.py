@@ -101,15 +101,15 @@ def read_loads(args: argparse.Namespace) -> list[float | None]:
     return list(args.load) if args.load else [None]
 
 
-def read_bench(args: argparse.Namespace, rate_rps: float | None = None) -> Bench:
-    """The trace, or the generator, on the engine. ``rate_rps``: at which the generator draws, once for all runs."""
+def read_bench(args: argparse.Namespace) -> Bench:
+    """The trace, or the generator, on the engine."""
     table = read_table(args.table)
     if args.trace is not None:
         return make_bench(table, read_trace(args.trace), args.start, args.duration)
     generator = Generator(args.generate == "bursts", args.duration or 600.0, args.seed)
-    arrivals = generator.arrivals(rate_rps or MEAN_RATE_RPS)
+    arrivals = generator.arrivals(MEAN_RATE_RPS)
     if not arrivals:
-        raise SimulationError(f"no request in {generator.duration_s:g} s; raise --rate or --duration")
+        raise SimulationError(f"no request in {generator.duration_s:g} s; raise --duration")
     return make_bench(table, arrivals, 0.0, generator.duration_s, generator=generator)
 
 

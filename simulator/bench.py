@@ -1,6 +1,4 @@
-"""One simulation from its parts: load, SLO, configuration, run, numbers. The same code for the command line and for tools
-that search over policies.
-"""
+"""One simulation from its parts: load, SLO, configuration, run, numbers."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -103,7 +101,7 @@ def make_bench(
 def make_config(section: Mapping[str, Any], policy: str, bench: Bench) -> ControllerConfig:
     """The controller's configuration: ``section`` with another policy, whose parameters stay if it is the same one.
 
-    What the section leaves open is taken from the bench: the tight SLO, and the engine's step budget.
+    The SLO that the section leaves open is the bench's tight one.
 
     Raises:
         SimulationError: when the policy is unknown or the section wrong; the message names each key.
@@ -112,8 +110,6 @@ def make_config(section: Mapping[str, Any], policy: str, bench: Bench) -> Contro
         raise SimulationError(f"--policy: expected one of {', '.join(POLICIES)}, got {policy!r}")
     given = section.get("policy")
     parameters = dict(given) if isinstance(given, Mapping) and given.get("name") == policy else {"name": policy}
-    if "step_budget_tokens" in POLICIES[policy].config.model_fields:
-        parameters.setdefault("step_budget_tokens", bench.table.engine.max_num_batched_tokens)
     merged = {"slo": bench.tight.model_dump(), **section, "policy": parameters}
     try:
         return ControllerConfig.model_validate(merged)

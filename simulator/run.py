@@ -1,6 +1,6 @@
 """Command line of the simulator: arguments in, JSON, table and plot out, exit status.
 
-python -m simulator --trace FILE --policy slo_feedback --replicas 4 --load 0.8 --json out.json
+python -m simulator --trace FILE --policy deadlines --replicas 4 --load 0.8 --json out.json
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from controller.config import ControllerConfig
 from controller.policies import POLICIES
-from simulator import arguments, frontier, output
+from simulator import arguments, output
 from simulator.bench import Bench, make_config, simulate
 from simulator.cluster.scenario import Scenario
 from simulator.errors import SimulationError
@@ -25,12 +25,12 @@ from workload.azure import TraceError
 
 EPILOG = """\
 examples:
-  python -m simulator --trace AzureLLMInferenceTrace_conv.csv --policy slo_feedback --replicas 4 --load 0.8
-  python -m simulator --trace FILE --policy static_fp16 --policy static_fp8 --policy slo_feedback \\
-      --replicas 4 --load 0.6 --load 0.8 --load 1.0 --frontier frontier.png
+  python -m simulator --trace AzureLLMInferenceTrace_conv.csv --policy deadlines --replicas 4 --load 0.8
+  python -m simulator --trace FILE --policy static_fp16 --policy static_fp8 --policy deadlines \\
+      --replicas 4 --load 0.6 --load 0.8 --load 1.0 --json out.json
   python -m simulator --generate bursts --duration 600 --policy threshold --replicas 64 --load 0.9 --loss 0.1
 
-other commands: python -m simulator capacity | fit | oracle | plots | replay | tune | validate | warm-start, each with --help
+other commands: python -m simulator fit | replay | validate, each with --help
 
 exit status: 0 all runs completed, 1 failed, 2 wrong arguments
 """
@@ -67,7 +67,6 @@ def build_parser() -> argparse.ArgumentParser:
         "--records", type=Path, metavar="JSONL", help="every request, as the load test writes it (one run)"
     )
     group.add_argument("--timeline", type=Path, metavar="JSONL", help="replicas every 0.5 s, likewise (one run)")
-    group.add_argument("--frontier", type=Path, metavar="PNG|CSV", help="SLO attainment against share of FP16 tokens")
     group.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at the same time (%(default)s)")
     return parser
 
@@ -85,8 +84,6 @@ def main(given: Sequence[str] | None = None) -> int:
         if args.json is not None:
             plain = [summary.model_dump(mode="json") for summary in summaries]
             args.json.write_text(json.dumps(plain if len(plain) > 1 else plain[0], indent=2) + "\n", encoding="utf-8")
-        if args.frontier is not None:
-            frontier.write(args.frontier, summaries)
     except (SimulationError, TraceError, OSError) as error:
         print(f"simulate: {error}", file=sys.stderr)
         return 1
@@ -102,9 +99,7 @@ def plan(args: argparse.Namespace) -> list[Job]:
     loads = arguments.read_loads(args)
     if args.jobs < 1:
         raise SimulationError(f"--jobs: expected 1 or more, got {args.jobs}")
-    arguments.check_folders(args.json, args.records, args.timeline, args.frontier)
-    if args.frontier is not None:
-        frontier.check(args.frontier)
+    arguments.check_folders(args.json, args.records, args.timeline)
     scenario = arguments.make_scenario(args)
     section = arguments.read_section(args.config)
     named = section.get("policy", {}).get("name") if isinstance(section.get("policy"), dict) else None

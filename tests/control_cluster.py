@@ -16,8 +16,7 @@ HOT = {"oldest_wait_s": 1.0, "waiting": 20, "waiting_tokens": 9000}
 
 
 def make_config(policy: str = "threshold", **options: Any) -> ControllerConfig:
-    parameters = {"step_budget_tokens": 2048} if policy == "engine_auto" else {}
-    return ControllerConfig.model_validate({"policy": {"name": policy, **parameters}, **options})
+    return ControllerConfig.model_validate({"policy": {"name": policy}, **options})
 
 
 def make_loop(policy: str = "threshold", **options: Any) -> ControlLoop:

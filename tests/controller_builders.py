@@ -63,7 +63,6 @@ def make_view(
         age_s=age_s,
         rates=make_rates() if rates is None else rates,
         standing_tokens=standing_tokens,
-        fp16_step_age_s=None,
         path_age_s=path_age_s,
     )
 

@@ -1,4 +1,4 @@
-"""Times one step of the control loop, and the taking of one snapshot, by number of replicas, policy and scope.
+"""Times one step of the control loop, and the taking of one snapshot, by number of replicas and policy.
 
 ``python -m benchmarks.control.control_step`` writes benchmarks/results/control-step.csv. CPU time of one thread, no network: what a
 controller computes. Every replica has sent a window of snapshots and a new one before each timed step, as live; queues come and go,
@@ -14,7 +14,6 @@ import statistics
 import time
 from pathlib import Path
 
-from controller.audit import Scope
 from controller.config import ControllerConfig
 from controller.decide.loop import ControlLoop
 from controller.messages import LatencyWindow, ReplicaSnapshot
@@ -22,9 +21,8 @@ from controller.policies import POLICIES
 from nestedfp.modes import DirectiveMode, Mode
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "control-step.csv"
-FIELDS = ("replicas", "policy", "scope", "steps", "step_p50_ms", "step_p99_ms", "snapshot_us")
+FIELDS = ("replicas", "policy", "steps", "step_p50_ms", "step_p99_ms", "snapshot_us")
 PERIOD_S = 0.1
-PARAMETERS = {"engine_auto": {"step_budget_tokens": 2048}}  # of policies that want some
 
 
 def snapshot(
@@ -65,10 +63,9 @@ def snapshot(
     )
 
 
-def measure(policy: str, scope: Scope, replicas: int, steps: int) -> dict[str, object]:
+def measure(policy: str, replicas: int, steps: int) -> dict[str, object]:
     """Run the loop for ``steps`` periods after a window to warm up; times in milliseconds and microseconds."""
-    parameters = {"name": policy, **PARAMETERS.get(policy, {})}
-    loop = ControlLoop(ControllerConfig.model_validate({"policy": parameters, "scope": scope}))
+    loop = ControlLoop(ControllerConfig.model_validate({"policy": {"name": policy}}))
     rng = random.Random(0)
     step_ms: list[float] = []
     snapshot_us: list[float] = []
@@ -93,7 +90,6 @@ def measure(policy: str, scope: Scope, replicas: int, steps: int) -> dict[str, o
     return {
         "replicas": replicas,
         "policy": policy,
-        "scope": scope.value,
         "steps": steps,
         "step_p50_ms": round(statistics.median(ordered), 4),
         "step_p99_ms": round(ordered[round(0.99 * (len(ordered) - 1))], 4),
@@ -106,7 +102,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.control.control_step", description=__doc__)
     parser.add_argument("--replicas", type=int, nargs="+", default=[10, 100, 1000, 4000])
     parser.add_argument("--policy", nargs="+", default=list(POLICIES), choices=list(POLICIES))
-    parser.add_argument("--scope", nargs="+", type=Scope, default=list(Scope))
     parser.add_argument("--steps", type=int, default=100, help="timed steps of each row; fewer for many replicas")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
@@ -114,8 +109,8 @@ def main() -> None:
     with args.out.open("w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=FIELDS, lineterminator="\n")
         writer.writeheader()
-        for replicas, policy, scope in itertools.product(args.replicas, args.policy, args.scope):
-            row = measure(policy, scope, replicas, max(20, min(args.steps, 100_000 // replicas)))
+        for replicas, policy in itertools.product(args.replicas, args.policy):
+            row = measure(policy, replicas, max(20, min(args.steps, 100_000 // replicas)))
             print(*(f"{key}={value}" for key, value in row.items()), flush=True)
             writer.writerow(row)
             file.flush()  # what was measured stays when the run is cut off

@@ -4,6 +4,9 @@ Each guard is a pure function, all in seconds and none in ticks, so that a chang
 Missing data argues against a change (as in Kubernetes' horizontal autoscaler): a silent replica is taken to be calm
 when the policy wants FP8, and to be loaded when it wants to leave it. A replica whose snapshots are implausible counts
 as silent. Only the fail-safe, where one is configured, changes the mode without data.
+
+A policy that keeps its own pace (``PolicySpec``) knows dwell times and switches itself: only the quorum holds it back, and silent
+replicas keep what they do.
 """
 
 from collections.abc import Collection
@@ -22,7 +25,7 @@ ENGINE_STUCK = "engine_stuck"  # reason, where nothing is done and an engine doe
 
 @dataclass(frozen=True, slots=True)
 class GuardState:
-    """When the mode of a unit changed. A unit is what one decision holds for: the cluster, or one replica."""
+    """When the mode of most replicas changed."""
 
     changed_at_s: float | None = None  # None: the mode of the start is still in force
     switches_at_s: tuple[float, ...] = ()  # of the last minute
@@ -30,19 +33,12 @@ class GuardState:
 
 @dataclass(frozen=True, slots=True)
 class GuardedDecision:
-    """What the policy proposes, and what the guards make of it."""
+    """What the guards make of a policy's proposal."""
 
-    decision: Decision  # what to do; its mode is the present one when a guard holds
-    proposal: Decision | None  # the policy's; None: it was not asked
+    decision: Decision  # what to do: what is in force where a guard holds
     policy_state: Any
+    wanted: DirectiveMode | None  # the policy's proposal for most replicas; None: it was not asked
     held: str | None = None  # the guard that holds; None: none does
-    silent_count: int = 0  # ready replicas that are no evidence
-    implausible: bool = False  # one of them because of what it says
-
-    @property
-    def wanted(self) -> DirectiveMode | None:
-        """The mode that the policy proposes; None when it was not asked."""
-        return None if self.proposal is None else self.proposal.mode
 
 
 def warmed_up(replicas: Replicas, warm_up_s: float = 0.0) -> Replicas:
@@ -122,43 +118,6 @@ def switched(now_s: float, state: GuardState) -> GuardState:
     return GuardState(now_s, (*recent, now_s))
 
 
-def propose(
-    spec: PolicySpec[Any, Any],
-    observation: Observation,
-    policy_state: Any,
-    policy_config: FrozenModel,
-    guards: GuardConfig,
-    faulty: Collection[str] = (),
-) -> GuardedDecision:
-    """Ask the policy, with the replicas that are evidence, if they are enough; the other guards are still to come.
-
-    ``faulty`` names the replicas whose latest snapshots are implausible.
-    """
-    if not spec.adaptive:
-        proposal, policy_state = spec.decide(observation, policy_state, policy_config)
-        return GuardedDecision(proposal, proposal, policy_state)
-    ready = warmed_up(observation.replicas, guards.warm_up_s)
-    heard = fresh(ready, guards.stale_after_s)
-    evidence = usable(heard, guards)
-    if (hold := hold_for_quorum(len(evidence), len(ready), guards.quorum, guards.expected_replicas)) is not None:
-        if not len(ready) and len(warmed_up(observation.replicas)):
-            hold = "held_by_warm_up"
-        return GuardedDecision(Decision(observation.current, hold), None, policy_state, hold)
-    if len(evidence) < len(observation.replicas):
-        observation = replace(observation, replicas=evidence)
-    proposal, policy_state = spec.decide(observation, policy_state, policy_config)
-    if len(evidence) < len(heard) and proposal.mode is observation.current and proposal.mode is not DirectiveMode.FP8:
-        proposal = replace(proposal, reason=ENGINE_STUCK)  # whatever the others do, the SLO does not hold there
-    silent = set(ids_of(ready)) - set(ids_of(evidence)) if faulty else set()
-    return GuardedDecision(
-        proposal,
-        proposal,
-        policy_state,
-        silent_count=len(ready) - len(evidence),
-        implausible=not silent.isdisjoint(faulty),
-    )
-
-
 def guarded_decide(
     spec: PolicySpec[Any, Any],
     observation: Observation,
@@ -168,17 +127,40 @@ def guarded_decide(
     guard_state: GuardState,
     faulty: Collection[str] = (),
 ) -> GuardedDecision:
-    """Ask the policy and apply every guard: first quorum; then the policy; and for a proposal to change, the rest."""
+    """Ask the policy and apply every guard: first quorum; then the policy; and for a proposal to change, the rest.
+
+    ``faulty`` names the replicas whose latest snapshots are implausible.
+    """
+    if not spec.adaptive:
+        proposal, policy_state = spec.decide(observation, policy_state, policy_config)
+        return GuardedDecision(proposal, policy_state, proposal.mode)
     now_s, current = observation.now_s, observation.current
-    proposed = propose(spec, observation, policy_state, policy_config, guards, faulty)
-    wanted = proposed.wanted
-    if wanted is None or wanted is current or not spec.adaptive:
-        return proposed
+    ready = warmed_up(observation.replicas, guards.warm_up_s)
+    heard = fresh(ready, guards.stale_after_s)
+    evidence = usable(heard, guards)
+    if (hold := hold_for_quorum(len(evidence), len(ready), guards.quorum, guards.expected_replicas)) is not None:
+        if not len(ready) and len(warmed_up(observation.replicas)):
+            hold = "held_by_warm_up"
+        return GuardedDecision(stay(observation, hold), policy_state, None, hold)
+    proposal, policy_state = spec.decide(replace(observation, replicas=evidence), policy_state, policy_config)
+    if len(evidence) < len(heard) and proposal.mode is current and current is not DirectiveMode.FP8:
+        proposal = replace(proposal, reason=ENGINE_STUCK)  # whatever the others do, the SLO does not hold there
+    silent = set(ids_of(ready)) - set(ids_of(evidence))
+    if spec.keeps_own_pace:
+        kept = {replica_id: observation.mode_of(replica_id) for replica_id in silent}
+        proposal = replace(proposal, exceptions={**proposal.exceptions, **kept})
+        return GuardedDecision(proposal, policy_state, proposal.mode)
+    if proposal.mode is current:
+        return GuardedDecision(proposal, policy_state, current)
     hold = (
-        hold_for_stale(current, wanted, proposed.silent_count, implausible=proposed.implausible)
+        hold_for_stale(current, proposal.mode, len(ready) - len(evidence), implausible=not silent.isdisjoint(faulty))
         or hold_for_dwell(now_s, current, guard_state, guards)
         or hold_for_flip_rate(now_s, guard_state, guards)
     )
-    if hold is None:
-        return proposed
-    return replace(proposed, decision=replace(proposed.decision, mode=current, reason=hold), held=hold)
+    decision = proposal if hold is None else replace(stay(observation, hold), inputs=proposal.inputs)
+    return GuardedDecision(decision, policy_state, proposal.mode, hold)
+
+
+def stay(observation: Observation, reason: str) -> Decision:
+    """What is in force, but for the rule, which a guard does not know."""
+    return Decision(observation.current, reason, exceptions=observation.exceptions)

@@ -5,7 +5,7 @@ from typing import Any
 from controller.audit import DecisionOutcome, DecisionRecord, Rung
 from controller.config import ControllerConfig
 from controller.decide.overload import LadderState
-from controller.decide.scope import CLUSTER, ScopePlan
+from controller.decide.plan import Plan
 from controller.fleet.path_limit import REASON as PATH_SATURATED
 from controller.protocol.publisher import Content, DirectivePublisher
 from nestedfp.modes import DirectiveMode
@@ -25,21 +25,19 @@ class DecisionJournal:
     def __init__(self, start: Content, reason: str) -> None:
         self.last_reason = reason  # of the latest step
         self.last_wanted: DirectiveMode | None = None
-        self.loads: tuple[float | None, float | None] = (None, None)  # fp16, fp8; of the latest step
         self.reload_count = 0
         self._made = 0
         self._published: tuple[Content, int] = (start, 0)  # and its epoch
         self._advised = start
-        self._held: dict[str, Held] = {}
+        self._held: Held | None = None
         self._noted_at_s: float | None = None
         self._path_limited = False  # as last noted
         self._path_noted_at_s: float | None = None
         self._reload_to_note = False
 
-    def note_plan(self, plan: ScopePlan) -> None:
+    def note_plan(self, plan: Plan) -> None:
         """Remember what the latest step decided."""
         self.last_reason, self.last_wanted = plan.decision.reason, plan.wanted
-        self.loads = (plan.decision.fp16_load, plan.decision.fp8_load)
 
     def reloaded(self) -> None:
         """The next step runs under another configuration."""
@@ -51,7 +49,7 @@ class DecisionJournal:
         driver_s: float,
         now_s: float,
         config: ControllerConfig,
-        plan: ScopePlan,
+        plan: Plan,
         decided: Content,
         publisher: DirectivePublisher,
         rung: Rung,
@@ -67,7 +65,6 @@ class DecisionJournal:
                 decision_id=self._made,
                 now_s=driver_s,
                 outcome=outcome,
-                scope=config.scope,
                 from_mode=before.mode,
                 to_mode=after.mode,
                 wanted=plan.wanted,
@@ -77,8 +74,6 @@ class DecisionJournal:
                 policy=config.policy.name,
                 reason=reason,
                 inputs=dict(plan.decision.inputs),
-                fp16_load=plan.decision.fp16_load,
-                fp8_load=plan.decision.fp8_load,
                 rung=rung,
                 admission_scale=after.admission_scale,
                 desired_replicas=ladder.desired_replicas,
@@ -91,38 +86,26 @@ class DecisionJournal:
             notes.append(make(DecisionOutcome.RELOADED, "config_reloaded", self._published[0], publisher.content))
         record = None
         content, epoch = self._published
-        units = dict(plan.reasons)
         if epoch != publisher.epoch:
             same = content == publisher.content and epoch > 0
             reason = "epoch_raised" if same else publisher.reason
             outcome = DecisionOutcome.RENUMBERED if same else DecisionOutcome.APPLIED
-            record = make(outcome, reason, content, publisher.content, units={} if config.advisory else units)
+            record = make(outcome, reason, content, publisher.content)
             self._published = (publisher.content, publisher.epoch)
         elif config.advisory and decided != self._advised:
             reason = climbed if climbed and decided.mode is self._advised.mode else plan.decision.reason
-            record = make(DecisionOutcome.APPLIED, reason, self._advised, decided, advisory=True, units=units)
+            record = make(DecisionOutcome.APPLIED, reason, self._advised, decided, advisory=True)
         elif climbed is not None:
             record = make(DecisionOutcome.STATED, climbed, decided, decided, advisory=config.advisory)
         if record is None or record.advisory or not config.advisory:
             self._advised = decided
-        held = dict(plan.held)
+        held = None if plan.held is None else (plan.wanted, plan.held)
         if held != self._held:
-            if record is not None and not held:
+            if record is not None and held is None:
                 self._held = held  # the record says it
             elif self._noted_at_s is None or now_s - self._noted_at_s >= NOTES_EVERY_S:
-                changed = {unit for unit in held.keys() | self._held.keys() if held.get(unit) != self._held.get(unit)}
-                units = {unit: held[unit][1] if unit in held else "released" for unit in changed if unit != CLUSTER}
-                outcome = DecisionOutcome.HELD if held else DecisionOutcome.RELEASED
-                notes.append(
-                    make(
-                        outcome,
-                        plan.decision.reason,
-                        decided,
-                        decided,
-                        units=dict(sorted(units.items())),
-                        advisory=config.advisory,
-                    )
-                )
+                outcome = DecisionOutcome.RELEASED if held is None else DecisionOutcome.HELD
+                notes.append(make(outcome, plan.decision.reason, decided, decided, advisory=config.advisory))
                 self._held, self._noted_at_s = held, now_s
         if path_limited is not self._path_limited and (
             self._path_noted_at_s is None or now_s - self._path_noted_at_s >= NOTES_EVERY_S

@@ -9,14 +9,13 @@ in the operator's) while the loop goes on deciding as if its word were followed.
 
 from dataclasses import dataclass, replace
 
-from controller.audit import DecisionRecord, Rung, Scope, StatusReport
+from controller.audit import DecisionRecord, Rung, StatusReport
 from controller.config import ControllerConfig, check_reload
 from controller.decide import guards, overload
 from controller.decide.journal import DecisionJournal
-from controller.decide.k_of_n import make_scope
 from controller.decide.overload import measure
 from controller.decide.overrides import Overrides
-from controller.decide.scope import ScopeInput, ScopePlan, compact, keep_fp8, ready_counts
+from controller.decide.plan import Plan, Planner, compact, keep_fp8, ready_counts
 from controller.decide.status import status_report
 from controller.fleet import path_limit
 from controller.fleet.fleet import Fleet, IngestResult
@@ -60,7 +59,7 @@ class ControlLoop:
         )
         self._publisher.set_terms(config.lease_s, config.renew_s, *_terms(config))
         self._fleet = Fleet(config.rate_window_s, config.forget_after_s, config.slo)
-        self._scope = make_scope(config)
+        self._planner = Planner(config)
         self._ladder = overload.LadderState()
         self._overrides = Overrides()
         self._journal = DecisionJournal(self._start, start.reason)
@@ -71,6 +70,7 @@ class ControlLoop:
         # knows replicas alone, and by their epochs which of them have heard it.
         self._spoken = False
         self._adopts_from: int | None = 0  # epoch from which a replica's first words are adopted; None: no more
+        self._adopted: dict[str, DirectiveMode] = {}  # what those replicas do
 
     # -- what comes in -------------------------------------------------------------------------------------------------
 
@@ -88,8 +88,9 @@ class ControlLoop:
             # Under an order of its own a replica's mode says nothing of the others'.
             ordered_alone = snapshot.order is not None and not snapshot.order.for_all
             if ingested is IngestResult.NEW and self._adopts_from is not None and not ordered_alone:
-                if lease_expired(snapshot):
-                    self._adopt_fallback(now_s)
+                if lease_expired(snapshot) and not self._planner.spec.keeps_own_pace:
+                    if not self._adopted:
+                        self._adopt_fallback(now_s)
                 else:
                     self._adopt(now_s, snapshot, known_epoch)
             if ingested is IngestResult.NEW:
@@ -128,13 +129,7 @@ class ControlLoop:
         """
         check_reload(self._config, config)
         old, self._config = self._config, config
-        # A reload must not be a way round dwell times: the same scope keeps its memory, in another they begin anew.
-        scope = make_scope(config)
-        if type(scope) is type(self._scope):
-            self._scope.reconfigure(config)
-        else:
-            self._scope = scope
-            scope.changed(self._tick(now_s), Content(DirectiveMode.FP16), self._decided, self._fleet.ids)
+        self._planner.reconfigure(config)
         self._fleet.reconfigure(config.rate_window_s, config.forget_after_s, config.slo)
         self._publisher.set_terms(config.lease_s, config.renew_s, *_terms(config))
         self._ladder = overload.limited(self._ladder, config.ladder)
@@ -205,7 +200,7 @@ class ControlLoop:
             self._since_s = self._began_s = now_s
         return now_s
 
-    def _decide(self, now_s: float, views: Replicas, *, stepping: bool) -> tuple[ScopePlan, str | None]:
+    def _decide(self, now_s: float, views: Replicas, *, stepping: bool) -> tuple[Plan, str | None]:
         """Plan, and take it over. Returns the plan, and why the ladder went a step where it did.
 
         Between two steps the ladder stays, and what replicas have in force is still adopted.
@@ -213,7 +208,7 @@ class ControlLoop:
         plan = self._plan(now_s, views)
         self._journal.note_plan(plan)
         climbed = self._climb(now_s, views) if stepping else None
-        decided = Content(plan.mode, plan.rule_in_use, plan.exceptions, self._ladder.admission_scale)
+        decided = plan.content(self._ladder.admission_scale)
         same_modes = (decided.mode, decided.exceptions) == (self._decided.mode, self._decided.exceptions)
         reason = climbed if climbed is not None and same_modes else plan.decision.reason
         self._put_in_force(now_s, decided, reason, adopting=not stepping)
@@ -222,20 +217,24 @@ class ControlLoop:
         self._publisher.state(Stated(desired_replicas, *counts, *self._overrides.reported(now_s)))
         return plan, climbed
 
-    def _plan(self, now_s: float, views: Replicas) -> ScopePlan:
+    def _plan(self, now_s: float, views: Replicas) -> Plan:
         """Ask the operator, the fail-safe, and then the policy."""
         ordered = self._overrides.for_all
         if ordered is not None and not self._config.advisory:
             self._blind_since_s = None
-            return ScopePlan(ordered.mode, NO_RULE, {}, Decision(ordered.mode, "override"))
+            return Plan(Decision(ordered.mode, "override"))
         if (fail_safe := self._fail_safe(now_s, views)) is not None:
             return fail_safe
-        plan = self._scope.decide(ScopeInput(now_s, views, self._decided, self._fleet.faults))
+        spec = self._planner.spec
+        if spec.keeps_own_pace and self._adopts_from and now_s - self._began_s < self._config.lease_s:
+            # Until every replica that lives has said what it does, a policy would decide for those who spoke first.
+            decided = self._decided
+            return Plan(Decision(decided.mode, "held_by_adoption", decided.rule, exceptions=decided.exceptions))
+        plan = self._planner.plan(now_s, views, self._decided, self._fleet.faults)
         # A policy that never changes its directive is the operator's word, as it is for the guards.
-        holds = self._ladder.holds_fp8 and POLICIES[self._config.policy.name].adaptive
-        return keep_fp8(plan, self._decided, views) if holds else plan
+        return keep_fp8(plan, self._decided, views) if self._ladder.holds_fp8 and spec.adaptive else plan
 
-    def _fail_safe(self, now_s: float, views: Replicas) -> ScopePlan | None:
+    def _fail_safe(self, now_s: float, views: Replicas) -> Plan | None:
         """The configured mode, once there has been no quorum for long."""
         bounds = self._config.guards
         if bounds.fail_safe is None:
@@ -252,8 +251,7 @@ class ControlLoop:
             return None
         inputs = (("without_quorum_s", now_s - self._blind_since_s), ("fresh_replicas", float(len(usable))))
         mode, rule = self._config.in_full(bounds.fail_safe)
-        decision = Decision(mode, "fail_safe", rule, inputs)
-        return ScopePlan(decision.mode, decision.rule, {}, decision)
+        return Plan(Decision(mode, "fail_safe", rule, inputs))
 
     def _climb(self, now_s: float, views: Replicas) -> str | None:
         """Go a step up or down the ladder where it is time to; returns why."""
@@ -263,7 +261,7 @@ class ControlLoop:
             self._ladder = replace(self._ladder, failing_since_s=None, calm_since_s=None)
             return None
         offered = self._fleet.offered_over_admitted()
-        strain = measure(now_s, views, self._decided, self._config, self._journal.loads[1], offered)
+        strain = measure(now_s, views, self._decided, self._config, offered)
         self._ladder, climbed = overload.advance(strain, self._ladder, self._config.ladder)
         return climbed
 
@@ -275,38 +273,40 @@ class ControlLoop:
         return self._ladder.rung(degraded)
 
     def _adopt(self, now_s: float, snapshot: ReplicaSnapshot, known_epoch: int) -> None:
-        """Start from what a predecessor left in force: a restarted controller must not end FP8 amid an overload."""
+        """Start from what a predecessor left in force: a restarted controller must not end FP8 amid an overload.
+
+        Of replicas that differ the one with the highest epoch knows best; under a policy that keeps its own pace each goes on.
+        """
         if snapshot.epoch == 0:  # a new replica, which nobody has told anything
             return
         assert self._adopts_from is not None, "the caller has looked"
-        adaptive = POLICIES[self._config.policy.name].adaptive
-        whole = self._config.scope is Scope.CLUSTER
+        spec, rule = self._planner.spec, snapshot.rule or NO_RULE
         late = now_s - self._began_s > 2 * self._config.lease_s
-        if late and not (adaptive and whole):
+        if late and (self._adopts_from or not spec.adaptive):
             self._adopts_from = None
             return
-        if adaptive and snapshot.epoch < (self._adopts_from or known_epoch):
+        if spec.adaptive and not spec.keeps_own_pace and snapshot.epoch < (self._adopts_from or known_epoch):
             return
         if snapshot.rule is not None and snapshot.admission_scale < 1.0:
             self._ladder = overload.shedding(self._ladder, snapshot.admission_scale, now_s, self._config.ladder)
-        self._adopts_from = (self._adopts_from or snapshot.epoch) if adaptive and not whole else None
-        if not adaptive:
+        self._adopts_from = max(self._adopts_from, snapshot.epoch) if spec.adaptive else None
+        # A replica in auto that tells no rule does not tell all.
+        if not spec.adaptive or (snapshot.directive is DirectiveMode.AUTO and rule == NO_RULE):
             return
-        wanted, decided, rule = snapshot.directive, self._decided, snapshot.rule or NO_RULE
-        if wanted is DirectiveMode.AUTO and (rule == NO_RULE or not whole):  # of a replica that does not tell all
-            return
-        if whole:
-            content = replace(decided, mode=wanted, rule=rule if wanted is DirectiveMode.AUTO else NO_RULE)
-        else:
-            modes = {replica_id: decided.mode_for(replica_id) for replica_id in self._fleet.ids}
-            mode, exceptions = compact({**modes, snapshot.replica_id: wanted}, decided.mode)
-            content = replace(decided, mode=mode, exceptions=exceptions)
-        content = replace(content, admission_scale=self._ladder.admission_scale)
+        if not spec.keeps_own_pace:
+            self._adopted.clear()
+        self._adopted[snapshot.replica_id] = snapshot.directive
+        mode, exceptions = compact(self._adopted, self._decided.mode)
+        if DirectiveMode.AUTO not in self._adopted.values():
+            rule = NO_RULE
+        elif snapshot.directive is not DirectiveMode.AUTO:
+            rule = self._decided.rule
+        content = Content(mode, rule, exceptions, self._ladder.admission_scale)
         self._put_in_force(now_s, content, "adopted_from_replica", adopting=True)
 
     def _adopt_fallback(self, now_s: float) -> None:
         """Leave replicas what they do without a lease, until there is evidence: a restart takes longer than the lease."""
-        if POLICIES[self._config.policy.name].adaptive and self._config.scope is Scope.CLUSTER:
+        if self._planner.spec.adaptive:
             mode, rule = self._config.lapsed
             content = replace(self._decided, mode=mode, rule=rule if mode is DirectiveMode.AUTO else NO_RULE)
             self._put_in_force(now_s, content, "adopted_fallback", adopting=True)
@@ -317,9 +317,9 @@ class ControlLoop:
         if not self._config.advisory:
             decided = self._overrides.applied(decided)
         if decided != before:
-            self._scope.changed(now_s, before, decided, self._fleet.ids)
+            self._planner.changed(now_s, before, decided)
             self._decided = decided
-            if not adopting and decided.mode is not before.mode and self._config.scope is Scope.CLUSTER:
+            if not adopting and (decided.mode, decided.exceptions) != (before.mode, before.exceptions):
                 self._adopts_from = None
         published = decided
         if self._config.advisory:

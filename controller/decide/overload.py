@@ -7,15 +7,13 @@
 |         |                                                             | one after the other while nobody is refused       |
 | scale   | requests still rejected ``scale_after_s`` later             | fewer would do for ``scale_down_after_s``         |
 
-The SLO is missed when the offered load is above what FP8 serves, or half of the replicas have a request that has waited
-longer than the TTFT objective, or most of the answers that ended lately missed it while half of the replicas are slow: an
-engine that takes in all that come keeps few waiting, and is slow for all. The first step down begins at what an engine runs,
-without its queue, not at a limit that it is far from, and goes as far below as its answers are slower than the objective: at
-the same rate, as many fewer run at a time. While the queue shrinks the next step waits for what the last one did: waits,
-answers and the EWMA of the load lag behind. Requests that were rejected count as load, or the relief that shedding brings
-would argue for ending it, and the two would take turns. The same holds for replicas that were added: fewer are asked for only
-when fewer would do. Where the load is not known, or wrongly, a step back is a trial; each trial that fails doubles the pauses
-before the next ones, so that a constant load sees ever fewer of them. Replicas that an operator holds in FP16 say nothing.
+The SLO is missed when half of the replicas have a request that has waited longer than the TTFT objective, or most of the answers
+that ended lately missed it while half of the replicas are slow: an engine that takes in all that come keeps few waiting, and is
+slow for all. The first step down begins at what an engine runs, without its queue, not at a limit that it is far from, and goes
+as far below as its answers are slower than the objective: at the same rate, as many fewer run at a time. While the queue shrinks
+the next step waits for what the last one did: waits and answers lag behind. Fewer replicas are asked for only when fewer would
+do. A step back is a trial; each trial that fails doubles the pauses before the next ones, so that a constant load sees ever
+fewer of them. Replicas that an operator holds in FP16 say nothing.
 
 While replicas that were asked for are still needed, admission goes back up though the scale rung stays: to reject users while
 replicas are idle helps nobody.
@@ -80,7 +78,6 @@ class Strain:
     now_s: float
     replicas: int  # that serve, and have been heard of lately
     fully_degraded: bool  # all of them are directed to FP8, or the policy may not do that
-    fp8_load: float | None  # admitted load / FP8 capacity, as the policy predicts it
     offered_over_admitted: float  # 1 when nothing was rejected
     over_slo: int  # replicas whose oldest request has waited longer than the objective
     over_half_slo: int
@@ -91,22 +88,12 @@ class Strain:
     fitting_share: float | None = None
 
     @property
-    def offered_load(self) -> float | None:
-        """Offered load / FP8 capacity; None: not known."""
-        return None if self.fp8_load is None else self.fp8_load * self.offered_over_admitted
+    def failing(self) -> bool:
+        return 2 * self.over_slo >= self.replicas or (self.slow and (self.missed_share or 0.0) > MOST_MISSED)
 
     @property
-    def failing(self) -> bool:
-        return (
-            (self.fp8_load is not None and self.fp8_load > 1.0)
-            or 2 * self.over_slo >= self.replicas
-            or (self.slow and (self.missed_share or 0.0) > MOST_MISSED)
-        )
-
-    def calm(self, recover_load: float) -> bool:
-        return 2 * self.over_half_slo < self.replicas and (
-            self.offered_load is None or self.offered_load <= recover_load
-        )
+    def calm(self) -> bool:
+        return 2 * self.over_half_slo < self.replicas
 
 
 def advance(strain: Strain, state: LadderState, config: LadderConfig) -> tuple[LadderState, str | None]:
@@ -154,11 +141,9 @@ def limited(state: LadderState, config: LadderConfig) -> LadderState:
 
 
 def replicas_needed(strain: Strain, state: LadderState, config: LadderConfig) -> int:
-    """How many replicas would serve the offered load in FP8; from what is rejected when the load is not known."""
+    """How many replicas would serve what is offered in FP8, by what is rejected."""
     most = config.max_replicas or strain.replicas
-    if strain.offered_load is not None:
-        wanted = strain.replicas * strain.offered_load / config.scale_load
-    elif strain.failing or strain.offered_over_admitted > 1.0:
+    if strain.failing or strain.offered_over_admitted > 1.0:
         wanted = max(strain.replicas + 1.0, strain.replicas * min(2.0, strain.offered_over_admitted))
     else:
         # Calm says only that as many as there are suffice, and of those rejected nothing. That one fewer would do has
@@ -193,7 +178,7 @@ def _note(strain: Strain, state: LadderState, config: LadderConfig) -> LadderSta
     return replace(
         state,
         failing_since_s=since(failing, state.failing_since_s),
-        calm_since_s=since(strain.calm(config.recover_load) and not failing, state.calm_since_s),
+        calm_since_s=since(strain.calm and not failing, state.calm_since_s),
         fewer_since_s=since(fewer, state.fewer_since_s),
     )
 
@@ -271,7 +256,7 @@ def _scale(strain: Strain, state: LadderState, config: LadderConfig) -> Acted:
     ):
         return None
     # While replicas that were asked for have yet to come, their absence is no reason to ask for more.
-    if state.desired_replicas is not None and strain.replicas < state.desired_replicas and strain.offered_load is None:
+    if state.desired_replicas is not None and strain.replicas < state.desired_replicas:
         return None
     return replace(_judge_trial(strain.now_s, state, config), desired_replicas=wanted, fewer_since_s=None), "scale_up"
 
@@ -320,7 +305,6 @@ def measure(
     views: Replicas,
     current: Content,
     config: ControllerConfig,
-    fp8_load: float | None,
     offered_over_admitted: float,
 ) -> Strain:
     """The strain on the replicas that serve and have been heard of lately, under the modes of ``current``."""
@@ -343,7 +327,6 @@ def measure(
         now_s=now_s,
         replicas=len(seen),
         fully_degraded=degraded,
-        fp8_load=fp8_load,
         offered_over_admitted=offered_over_admitted,
         over_slo=sum([wait_s > slo_s for wait_s in waits_s]),
         over_half_slo=sum([wait_s > slo_s / 2 for wait_s in waits_s]),

@@ -45,7 +45,6 @@ class _Replica:
     retired: deque[str] = field(default_factory=lambda: deque(maxlen=RETIRED_KEPT))  # earlier incarnations
     newest: ReplicaSnapshot | None = None  # the last one received, plausible or not
     fault: str | None = None  # of the newest
-    fp16_step_at_s: float | None = None  # when steps_fp16 was last seen to have grown
     first_steps: int | None = None  # counted when the present engine was first heard of
     busy_since_s: float | None = None  # when it was first seen to have work
     cold: bool = True
@@ -67,8 +66,6 @@ class _Replica:
         if view is not None:
             # Making a frozen view anew for every step would take longer than the rest of the step.
             _set(view, "age_s", now_s - self.arrived_s)
-            if self.fp16_step_at_s is not None:
-                _set(view, "fp16_step_age_s", now_s - self.fp16_step_at_s)
             if self.path_at_s is not None:
                 _set(view, "path_age_s", now_s - self.path_at_s)
         return view
@@ -96,7 +93,6 @@ class _Replica:
             snapshot,
             rates=self.rates,
             standing_tokens=lows[0][1] if full else 0,
-            fp16_step_age_s=None if self.fp16_step_at_s is None else 0.0,
             cold=self.cold and snapshot.running + snapshot.waiting > 0,
             path_age_s=None if self.path_at_s is None else now_s - self.path_at_s,
         )
@@ -171,7 +167,7 @@ class Fleet:
         if newest is not None and newest.incarnation != snapshot.incarnation:
             replica.retired.append(newest.incarnation)
             replica.restart()
-            replica.fp16_step_at_s = replica.path_at_s = None
+            replica.path_at_s = None
         if replica.received:
             before_s, before = replica.received[-1]
             snapshot = possible_wait(before, snapshot, now_s - before_s)
@@ -181,8 +177,6 @@ class Fleet:
             _, last = replica.received[-1]
             if not _grew(last, snapshot):
                 replica.restart()
-            elif snapshot.steps_fp16 > last.steps_fp16:
-                replica.fp16_step_at_s = now_s
         replica.take(now_s, snapshot, self.window_s, self.slo)
         if replica.refused_per_s > 0:
             self._refusing.add(snapshot.replica_id)

@@ -1,4 +1,4 @@
-"""Whether the way to the engine and back holds requests up, and not the engine. Shared by the adaptive policies. Pure.
+"""Whether the way to the engine and back holds requests up, and not the engine. Pure.
 
 Latencies are measured where clients see them: from a request's arrival over HTTP to bytes written. When the processes in
 front of the engine are the limit they are long however fast its steps are, and another precision changes nothing. So:
@@ -7,10 +7,9 @@ front of the engine are the limit they are long however fast its steps are, and 
   and its steps are within the TPOT objective. A long queue or long steps always count, whatever the path does.
 * While the path is the limit, and for ``MEMORY_S`` after, the measured latencies and misses of that replica are ignored.
 * Otherwise they are discounted by what the path has added, but never below what the engine's own steps explain.
-* Requests in the path will reach the engine: they count as queue where the path is not the limit.
 """
 
-from controller.fleet.view import Rates, Replicas, ReplicaView
+from controller.fleet.view import Replicas, ReplicaView
 from controller.messages import PathStats, ReplicaSnapshot
 from nestedfp.modes import Mode
 from workload.slo import Slo
@@ -86,14 +85,6 @@ def engine_tpot_ms(snapshot: ReplicaSnapshot, measured_ms: float) -> float:
     if path is None:
         return measured_ms
     return max(min(measured_ms, engine_step_ms(snapshot)), measured_ms - _way_back_ms(path))
-
-
-def queued_tokens(snapshot: ReplicaSnapshot, rates: Rates | None) -> float:
-    """Prompt tokens of the requests in the path, by the mean of those that arrived; 0 when that is not known."""
-    path = snapshot.path
-    if path is None or path.in_path == 0 or rates is None or rates.arrivals_per_s <= 0:
-        return 0.0
-    return path.in_path * rates.arrived_tokens_per_s / rates.arrivals_per_s
 
 
 def _slow(path: PathStats, slo: Slo) -> bool:

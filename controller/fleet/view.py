@@ -35,7 +35,6 @@ class ReplicaView:
     age_s: float = 0.0  # since the snapshot arrived
     rates: Rates | None = None  # None: too few snapshots, a restart, or implausible totals
     standing_tokens: int = 0  # the smallest waiting_tokens over the window: the queue that never drained
-    fp16_step_age_s: float | None = None  # since FP16 steps were last counted; None: never
     path_age_s: float | None = None  # since the path, not the engine, last was the limit; None: never
     cold: bool = False  # computes its first requests: its steps are still slow
 

@@ -4,8 +4,8 @@ A policy is a function ``decide(observation, state, config) -> (Decision, state)
 controller's clock; everything else has its unit in its name.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from controller.fleet.view import Replicas
@@ -25,6 +25,13 @@ class Observation:
     replicas: Replicas  # sorted by replica_id
     current: DirectiveMode = DirectiveMode.FP16  # the directive in force, whoever put it there
     slo: Slo = USUAL_SLO
+    exceptions: Mapping[str, DirectiveMode] = field(
+        default_factory=dict
+    )  # replicas whose directive differs from current
+
+    def mode_of(self, replica_id: str) -> DirectiveMode:
+        """The directive of one replica."""
+        return self.exceptions.get(replica_id, self.current)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +39,14 @@ class Decision:
     """The directive that a policy wants, and why."""
 
     mode: DirectiveMode
-    reason: str  # machine readable: "queue_over_enter"
+    reason: str  # machine readable: "waiting_tokens_over_enter"
     rule: StepRule = NO_THRESHOLDS  # used by the mode "auto" only
     inputs: tuple[tuple[str, float], ...] = ()  # what it rested on, for the decision log
-    fp16_load: float | None = None  # offered load / what the replicas could serve in FP16; None: not known
-    fp8_load: float | None = None  # the same for FP8; above 1, degrading alone cannot hold the SLO
+    exceptions: Mapping[str, DirectiveMode] = field(default_factory=dict)  # replicas that are to do other than mode
+
+    def mode_of(self, replica_id: str) -> DirectiveMode:
+        """What one replica is to do."""
+        return self.exceptions.get(replica_id, self.mode)
 
 
 ConfigT = TypeVar("ConfigT", bound=FrozenModel)
@@ -51,3 +61,6 @@ class PolicySpec(Generic[ConfigT, StateT]):
     decide: Callable[[Observation, StateT, ConfigT], tuple[Decision, StateT]]
     start: Callable[[ConfigT], tuple[Decision, StateT]]  # before anything has been observed
     adaptive: bool  # False: the answer depends on the configuration only, so no guard may hold it back
+    # True: it says itself which replicas change, and how often: no dwell time and no switch rate holds it back, and a silent
+    # replica keeps its own mode alone.
+    keeps_own_pace: bool = False

@@ -1,8 +1,8 @@
 """Policies that never change their mind: always FP16, always FP8, or a rule that the engine applies to every step."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from controller.policies.base import Decision, Observation, PolicySpec
 from nestedfp.modes import DirectiveMode
@@ -20,32 +20,6 @@ class StaticFp8(FrozenModel):
     """FP8 in every step that holds no pinned request: the speed baseline."""
 
     name: Literal["static_fp8"] = "static_fp8"
-
-
-class EngineAuto(FrozenModel):
-    """Each engine chooses for each step, by the number of scheduled tokens and the age of the oldest waiting request.
-
-    The token threshold is a fraction of the engine's step budget; half of it is the rule of the NestedFP paper.
-    """
-
-    name: Literal["engine_auto"] = "engine_auto"
-    step_budget_tokens: Annotated[int, Field(ge=1)] | None = None  # the engine's max_num_batched_tokens
-    fp8_budget_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
-    fp8_wait_s: Annotated[float, Field(ge=0)] | None = None
-
-    @model_validator(mode="after")
-    def _has_threshold(self) -> Self:
-        if self.step_budget_tokens is None and self.fp8_wait_s is None:
-            raise ValueError(
-                "expected step_budget_tokens (the engine's max_num_batched_tokens), fp8_wait_s or both, got neither; "
-                "set one, or use the policy static_fp16"
-            )
-        return self
-
-    def rule(self) -> StepRule:
-        """The thresholds that the engines get."""
-        tokens = None if self.step_budget_tokens is None else int(self.step_budget_tokens * self.fp8_budget_fraction)
-        return StepRule(fp8_step_tokens=tokens, fp8_wait_s=self.fp8_wait_s)
 
 
 class TokenFraction(FrozenModel):
@@ -77,11 +51,6 @@ def decide_fp8(observation: Observation, state: None, config: StaticFp8) -> tupl
     return FP8, None
 
 
-def decide_auto(observation: Observation, state: None, config: EngineAuto) -> tuple[Decision, None]:
-    """Always the engine's own rule."""
-    return Decision(DirectiveMode.AUTO, "engine_auto", config.rule()), None
-
-
 def decide_token_fraction(observation: Observation, state: None, config: TokenFraction) -> tuple[Decision, None]:
     """Always the paper's rule, step by step in the engine."""
     return Decision(DirectiveMode.AUTO, "token_fraction", config.rule()), None
@@ -89,12 +58,6 @@ def decide_token_fraction(observation: Observation, state: None, config: TokenFr
 
 SPEC_FP16 = PolicySpec(StaticFp16, decide_fp16, lambda config: (FP16, None), adaptive=False)
 SPEC_FP8 = PolicySpec(StaticFp8, decide_fp8, lambda config: (FP8, None), adaptive=False)
-SPEC_AUTO = PolicySpec(
-    EngineAuto,
-    decide_auto,
-    lambda config: (Decision(DirectiveMode.AUTO, "engine_auto", config.rule()), None),
-    adaptive=False,
-)
 SPEC_TOKEN_FRACTION = PolicySpec(
     TokenFraction,
     decide_token_fraction,

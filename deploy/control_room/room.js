@@ -293,7 +293,6 @@
     if (each.advisory) what.append(" (advisory)");
     const summary = element("summary", {}, element("time", {}, clock(each.wall_s)), what, element("span", { class: "reason" }, sentence(each.reason)));
     const facts = [["decision", each.decision_id], ["epoch", each.epoch], ["policy", words(each.policy)], ...Object.entries(each.inputs).map(([key, value]) => [words(key), number(value, 3)])];
-    for (const [unit, reason] of Object.entries(each.units)) facts.push([unit, words(reason)]);
     const list = element("dl", {}, ...facts.flatMap(([key, value]) => [element("dt", {}, key), element("dd", {}, String(value))]));
     const quiet = each.outcome === "applied" ? {} : { class: "held" };
     return element("li", quiet, element("details", {}, summary, list));

@@ -75,14 +75,6 @@ def families(status: Mapping[str, Any] | None) -> Iterator[Metric]:
         "1: the path limits a replica, not its engine",
         float(status["path_saturated"]),
     )
-    loads = {mode: status[f"{mode}_load"] for mode in ("fp16", "fp8") if status[f"{mode}_load"] is not None}
-    yield by(
-        GaugeMetricFamily,
-        "nestedfp_controller_load_ratio",
-        "Offered load over the capacity in a precision, as the policy predicts it",
-        "precision",
-        loads,
-    )
     yield CounterMetricFamily(
         "nestedfp_controller_step_errors", "Steps of the loop that failed", value=status["step_errors"]
     )

@@ -105,7 +105,7 @@ def test_a_change_is_broadcast_without_waiting_for_reports() -> None:
         assert replicas.modes() == {"fp16"}
         await actor.report(make_snapshot(replica_id="r0", seq=99, oldest_wait_s=3.0).model_dump(mode="json"))
         await until(lambda: replicas.modes() == {"fp8"})
-        assert replicas.received[-1].reason == "wait_s_over_enter"
+        assert replicas.received[-1].reason == "wait_ratio_over_enter"
 
     drive(test)
 
@@ -304,7 +304,7 @@ def test_a_reload_takes_the_file_up_without_a_restart(tmp_path: Path) -> None:
     [
         ({"policy": {"name": "thresold"}}, r"controller\.policy\.name: expected one of"),
         ({**FAST, "leese_s": 3}, r"controller\.leese_s: unknown key"),
-        ({**FAST, "policy": {"name": "threshold", "wait_s": {"enter": 1, "leave": 2}}}, r"expected leave < enter"),
+        ({**FAST, "policy": {"name": "threshold", "wait_ratio": {"enter": 1, "leave": 2}}}, r"expected leave < enter"),
         ({**FAST, "report_period_s": 0.02}, r"controller\.report_period_s: cannot change while replicas run"),
         ([], r"controller: "),
     ],

@@ -8,13 +8,12 @@ from pydantic import ValidationError
 
 from controller.config import ControllerConfig, check_deployed, explain
 from controller.policies import POLICIES
-from controller.policies.fixed import EngineAuto
 from controller.policies.threshold import Threshold
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
 
 BAND = {"enter": 0.1, "leave": 0.1}
-ALL_OFF = dict.fromkeys(("wait_s", "waiting_tokens", "ttft_p90_ms", "tpot_p90_ms"))
+ALL_OFF = dict.fromkeys(("wait_ratio", "waiting_tokens", "ttft_ratio", "tpot_ratio"))
 
 
 def policy(name: str, **parameters: Any) -> dict[str, Any]:
@@ -35,7 +34,7 @@ def test_an_empty_section_is_a_working_configuration() -> None:
 
 
 def test_without_a_controller_an_engine_keeps_the_deadlines_of_the_slo_by_itself() -> None:
-    config = ControllerConfig.model_validate({"slo": {"ttft_ms": 400}, "policy": {"name": "slo_auto"}})
+    config = ControllerConfig.model_validate({"slo": {"ttft_ms": 400}, "policy": {"name": "threshold"}})
     mode, rule = config.lapsed
     assert (mode, rule.ttft_deadline_s) == (DirectiveMode.AUTO, pytest.approx(0.7 * 0.4))
     own = ControllerConfig.model_validate({"policy": {"name": "deadlines", "ttft_fraction": 0.5}})
@@ -57,8 +56,7 @@ def test_in_advisory_mode_replicas_stay_as_they_start_without_a_controller_too(n
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_can_be_named_and_is_the_one_its_config_says(name: str) -> None:
-    extra = {"step_budget_tokens": 2048} if name == "engine_auto" else {}
-    config = ControllerConfig.model_validate({"policy": {"name": name, **extra}})
+    config = ControllerConfig.model_validate({"policy": {"name": name}})
     assert isinstance(config.policy, POLICIES[name].config)
     assert config.policy.name == name
     decision, _ = POLICIES[name].start(config.policy)
@@ -66,12 +64,8 @@ def test_every_policy_can_be_named_and_is_the_one_its_config_says(name: str) -> 
 
 
 def test_a_configuration_survives_json() -> None:
-    config = ControllerConfig(policy=Threshold(tpot_p90_ms=None))
+    config = ControllerConfig(policy=Threshold(tpot_ratio=None))
     assert ControllerConfig.model_validate_json(config.model_dump_json()) == config
-
-
-def test_engine_auto_takes_half_of_the_step_budget() -> None:
-    assert EngineAuto(step_budget_tokens=8192).rule() == StepRule(fp8_step_tokens=4096)
 
 
 @pytest.mark.parametrize(
@@ -79,15 +73,16 @@ def test_engine_auto_takes_half_of_the_step_budget() -> None:
     [
         ({"polcy": {}}, r"polcy: unknown key"),
         ({"guards": {"dwel_s": 3}}, r"guards\.dwel_s: unknown key"),
-        (policy("threshold", wait_s={**BAND, "leaf": 1}), r"policy\.wait_s\.leaf: unknown key"),
+        (policy("threshold", wait_ratio={**BAND, "leaf": 1}), r"policy\.wait_ratio\.leaf: unknown key"),
         (policy("treshold"), r"policy\.name: expected one of static_fp16.*threshold.*, got 'treshold'"),
         ({"policy": {}}, r"policy\.name: expected one of"),
         ({"policy": "threshold"}, r"policy"),
-        (policy("threshold", wait_s=BAND), r"policy\.wait_s: expected leave < enter"),
-        (policy("threshold", wait_s={"enter": 0.1}), r"policy\.wait_s\.leave: required"),
+        (policy("threshold", wait_ratio=BAND), r"policy\.wait_ratio: expected leave < enter"),
+        (policy("threshold", wait_ratio={"enter": 0.1}), r"policy\.wait_ratio\.leave: required"),
         (policy("threshold", **ALL_OFF), r"policy: expected thresholds for at least one signal"),
-        (policy("slo_feedback", leave_fraction=0.9), r"policy: expected leave_fraction < enter_fraction"),
-        (policy("engine_auto"), r"policy: expected step_budget_tokens"),
+        (policy("slo_auto", enter_fraction=0.9), r"policy\.name: slo_auto is no policy any more; use deadlines"),
+        (policy("engine_auto"), r"engine_auto is no policy any more; use token_fraction"),
+        (policy("threshold", wait_s=BAND), r"policy\.wait_s is no key any more: use wait_ratio"),
         ({"lease_s": 0.15}, r"expected lease_s >= 2 \* report_period_s, got lease_s=0.15"),
         ({"renew_s": 3}, r"expected lease_s >= renew_s"),
         ({"guards": {"stale_after_s": 0.1}}, r"expected guards\.stale_after_s >= 2 \* report_period_s"),
@@ -98,8 +93,9 @@ def test_engine_auto_takes_half_of_the_step_budget() -> None:
         ({"fallback": {"mode": "fp16"}}, r"fallback is no key any more.* choose the policy for it, got fallback="),
         ({"guards": {"fail_safe": {"rule": {"fp8_wait_ms": 1}}}}, r"guards\.fail_safe\.rule\.fp8_wait_ms: "),
         ({**policy("static_fp16"), "guards": {"fail_safe": {"mode": "fp8"}}}, r"guards\.fail_safe does not go with"),
-        ({"scope": "half"}, r"scope: .* got 'half'"),
-        ({"k_of_n": {"target_utilisation": 0}}, r"k_of_n\.target_utilisation: "),
+        ({"scope": "k_of_n"}, r"scope is no key any more: .*remove it, got scope='k_of_n'"),
+        ({"k_of_n": {"target_utilisation": 0}}, r"k_of_n is no key any more"),
+        ({"ladder": {"scale_load": 0.8}}, r"ladder\.scale_load is no key any more: .*remove it"),
         ({"ladder": {"scale": True}}, r"ladder: expected max_replicas >= min_replicas with scale: true"),
         ({"ladder": {"shed_factor": 1}}, r"ladder\.shed_factor: "),
         ({"guards": {"fail_safe": {"mode": "fp12"}}}, r"guards\.fail_safe\.mode: "),

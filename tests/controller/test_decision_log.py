@@ -20,7 +20,7 @@ def make_decision(decision_id: int) -> DecisionRecord:
         rule=StepRule(),
         epoch=2,
         policy="threshold",
-        reason="wait_s_over_enter",
+        reason="wait_ratio_over_enter",
         inputs={"wait_s": 0.5},
     )
 

@@ -116,11 +116,12 @@ def judge(
     faulty: tuple[str, ...] = (),
 ) -> GuardedDecision:
     spec = POLICIES[policy]
+    config = spec.config(**({"leave_after_s": 0} if policy == "threshold" else {}))
     return guarded_decide(
         spec,
         Observation(now_s=now_s, replicas=replicas, current=current),
-        spec.start(spec.config())[1],
-        spec.config(),
+        spec.start(config)[1],
+        config,
         guards or GuardConfig(),
         state or GuardState(),
         faulty,
@@ -130,14 +131,14 @@ def judge(
 @pytest.mark.parametrize(
     ("replicas", "options", "mode", "reason", "wanted"),
     [
-        ([HOT], {}, FP8, "wait_s_over_enter", FP8),
+        ([HOT], {}, FP8, "wait_ratio_over_enter", FP8),
         ([{}], {}, FP16, "below_enter", FP16),
         ([], {}, FP16, "held_no_ready_replicas", None),
         ([{**HOT, "ready": False}], {}, FP16, "held_no_ready_replicas", None),
         ([{**HOT, "ready": False}, {}], {}, FP16, "below_enter", FP16),
         ([{**HOT, "age_s": 2.0}], {}, FP16, "held_by_quorum", None),
         ([{**HOT, "age_s": 2.0}, {}], {}, FP16, "below_enter", FP16),
-        ([HOT, {"age_s": 2.0}], {}, FP8, "wait_s_over_enter", FP8),
+        ([HOT, {"age_s": 2.0}], {}, FP8, "wait_ratio_over_enter", FP8),
         ([{}, {"age_s": 2.0}], {"current": FP8}, FP8, "held_by_stale_replica", FP16),
         ([{}], {"current": FP8}, FP16, "below_leave", FP16),
         ([{}], {"current": FP8, "state": GuardState(90.0, (90.0,))}, FP8, "held_by_dwell", FP16),
@@ -145,10 +146,10 @@ def judge(
         ([HOT], {"state": GuardState(90.0, (80.0,) * 6)}, FP16, "held_by_flip_rate", FP8),
         # of four that should be there one is too few, whatever it says
         ([HOT], {"guards": GuardConfig(expected_replicas=4)}, FP16, "held_by_quorum", None),
-        ([HOT], {"guards": GuardConfig(expected_replicas=2)}, FP8, "wait_s_over_enter", FP8),
+        ([HOT], {"guards": GuardConfig(expected_replicas=2)}, FP8, "wait_ratio_over_enter", FP8),
         # cold starts are no overload
         ([{**HOT, "ready_for_s": 1.9}, {}], {}, FP16, "below_enter", FP16),
-        ([{**HOT, "ready_for_s": 2.0}, {}], {}, FP8, "wait_s_over_enter", FP8),
+        ([{**HOT, "ready_for_s": 2.0}, {}], {}, FP8, "wait_ratio_over_enter", FP8),
         (
             [{}, {"age_s": 2.0, "replica_id": "r1"}],
             {"current": FP8, "faulty": ("r1",)},

@@ -85,12 +85,12 @@ def test_an_input_that_is_missing_is_noticed(recording: Path) -> None:
         (['{"now_s": 0}'], "line 1: not a line of a recording: the key 'kind' is missing"),
         (['{"kind": "step", "now_s": 0, "effects": {}}'], "line 1: expected kind config first"),
         (['{"kind": "config", "schema_version": 1, "config": {}}'], r"expected schema_version \d, got 1"),
-        (['{"kind": "config", "schema_version": 4, "config": {"polcy": 1}}'], "line 1: polcy: unknown key"),
+        (['{"kind": "config", "schema_version": 5, "config": {"polcy": 1}}'], "line 1: polcy: unknown key"),
         (
-            ['{"kind": "config", "schema_version": 4, "config": {}}', '{"kind": "x", "now_s": 0}'],
+            ['{"kind": "config", "schema_version": 5, "config": {}}', '{"kind": "x", "now_s": 0}'],
             "line 2: unknown kind",
         ),
-        (['{"kind": "config", "schema_version": 4, "config": {}}', '{"kind": "ack", "now_s": 0, "ack": {}}'], "line 2"),
+        (['{"kind": "config", "schema_version": 5, "config": {}}', '{"kind": "ack", "now_s": 0, "ack": {}}'], "line 2"),
     ],
 )
 def test_what_is_no_recording_is_refused_by_line(lines: list[str], message: str) -> None:

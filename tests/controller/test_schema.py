@@ -44,7 +44,7 @@ RECORDS: list[BaseModel] = [
         rule=StepRule(),
         epoch=2,
         policy="threshold",
-        reason="wait_s_over_enter",
+        reason="wait_ratio_over_enter",
         inputs={"wait_s": 0.3},
     ),
 ]

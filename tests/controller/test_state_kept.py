@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,8 @@ from controller.audit import Rung
 from controller.config import ControllerConfig
 from controller.decide.loop import ControlLoop
 from controller.messages import Directive
-from controller.policies import POLICIES
-from controller.policies.base import Decision
 from controller.protocol import DirectiveFollower
 from nestedfp.modes import DirectiveMode
-from nestedfp.steps.step_rule import StepRule
 
 FP16, FP8, AUTO = DirectiveMode.FP16, DirectiveMode.FP8, DirectiveMode.AUTO
 
@@ -34,7 +30,7 @@ def follower(name: str, config: ControllerConfig | None = None) -> DirectiveFoll
 
 
 @pytest.mark.parametrize("after_s", [0.0, 3.0])
-@pytest.mark.parametrize("policy", ["slo_feedback", "deadlines"])
+@pytest.mark.parametrize("policy", ["threshold", "deadlines"])
 def test_a_restarted_controller_still_wants_the_replicas_asked_for(policy: str, after_s: float) -> None:
     cluster = Cluster(make_loop(policy, ladder=LADDER), ("r0", "r1")).run(2).run(30, **HOT)
     stated = cluster.last.desired_replicas
@@ -43,26 +39,6 @@ def test_a_restarted_controller_still_wants_the_replicas_asked_for(policy: str, 
     cluster.loop = make_loop(policy, ladder=LADDER)
     cluster.run(0.5, **HOT)
     assert cluster.followers["r0"].latest.desired_replicas == stated
-
-
-@pytest.mark.parametrize("sick", [None, {"stats_age_s": 6.0}])  # silent; an engine that hangs
-@pytest.mark.parametrize("policy", [{"name": "steered"}, {"name": "slo_feedback", "calm_budget_fraction": 0.5}])
-def test_a_sick_replica_takes_no_rule_from_the_others(policy: dict[str, Any], sick: dict[str, Any] | None) -> None:
-    cluster = Cluster(loop_of(policy=policy, scope="replica"), ("r0", "r1", "r2")).run(5)
-    assert cluster.followers["r1"].in_force(cluster.now_s).rule != StepRule()
-    cluster.silent = set() if sick else {"r0"}
-    cluster.run(5, each={"r0": sick or {}})
-    now = cluster.followers["r1"].in_force(cluster.now_s)
-    assert now.mode is AUTO
-    assert now.rule != StepRule()  # with which auto is FP16 in every step
-
-
-def test_a_replica_held_by_its_dwell_takes_no_rule_from_the_others() -> None:
-    policy = {"name": "slo_feedback", "calm_budget_fraction": 0.5}
-    loop = loop_of(policy=policy, scope="replica", guards={"dwell_fp16_s": 60})
-    cluster = Cluster(loop, ("r0", "r1", "r2")).run(5).run(5, each={"r0": HOT}).run(30).run(5, each={"r0": HOT})
-    assert cluster.status.last_reason == "held_by_dwell"
-    assert cluster.followers["r1"].in_force(cluster.now_s).rule.fp8_budget_fraction == 0.5
 
 
 def test_the_fallback_keeps_the_deadlines_of_the_slo_that_was_reloaded() -> None:
@@ -89,25 +65,17 @@ def test_the_fallback_is_that_of_the_policy_that_was_reloaded(policy: str, mode:
 
 @pytest.mark.parametrize(("policy", "mode"), [("static_fp16", FP16), ("deadlines", AUTO)])
 def test_a_fixed_policy_that_is_reloaded_while_load_is_shed_comes_into_force(policy: str, mode: DirectiveMode) -> None:
-    cluster = Cluster(make_loop("slo_feedback", ladder=LADDER)).run(2).run(12, **HOT)
+    cluster = Cluster(make_loop("threshold", ladder=LADDER)).run(2).run(12, **HOT)
     assert cluster.modes == {FP8}
     cluster.carry_out(cluster.loop.reload(cluster.now_s, make_config(policy, ladder=LADDER)))
     assert cluster.run(20, **HOT).modes == {mode}
 
 
-def test_a_restarted_controller_leaves_engines_their_deadlines_until_it_has_evidence() -> None:
-    cluster = Cluster(loop_of(policy={"name": "steered"}), ("r0", "r1")).run(5)
-    assert cluster.modes == {AUTO}
-    cluster.loop = loop_of(policy={"name": "steered"})
-    for _ in range(20):
-        assert cluster.run(0.1, tokens_per_s=200, **HOT).modes == {AUTO}
-
-
 def test_after_a_lapse_a_restarted_controller_takes_no_deadlines_away_before_it_has_evidence() -> None:
-    cluster = Cluster(make_loop("slo_feedback"), ("r0", "r1")).run(2).run(5, **HOT)
+    cluster = Cluster(make_loop("threshold"), ("r0", "r1")).run(2).run(5, **HOT)
     cluster.now_s = round(cluster.now_s + 3.0, 6)
     assert cluster.modes == {AUTO}  # the fallback
-    cluster.loop = make_loop("slo_feedback")
+    cluster.loop = make_loop("threshold")
     for _ in range(5):
         assert cluster.run(0.1, tokens_per_s=200, **HOT).modes == {AUTO}
     assert cluster.status.last_reason == "held_by_warm_up"
@@ -171,38 +139,10 @@ def test_a_new_replica_that_speaks_first_does_not_end_the_shedding() -> None:
 
 
 def test_what_is_adopted_respects_the_floor_of_the_new_file() -> None:
-    cluster = Cluster(make_loop("slo_feedback", ladder={"shed": True, "shed_after_s": 5})).run(2).run(20, **HOT)
+    cluster = Cluster(make_loop("threshold", ladder={"shed": True, "shed_after_s": 5})).run(2).run(20, **HOT)
     assert cluster.last.admission < 0.3
-    cluster.loop = make_loop("slo_feedback", ladder={"shed": True, "min_admission_scale": 0.5})
+    cluster.loop = make_loop("threshold", ladder={"shed": True, "min_admission_scale": 0.5})
     assert cluster.run(1, **HOT).last.admission >= 0.5  # a reload would see to it
-
-
-def test_k_of_n_goes_by_the_reloaded_slo(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One replica of four stays in FP8; the others follow the calm rule, which is a share of the TTFT objective."""
-    danger, quiet = False, True
-
-    def decide(observation: Any, state: Any, config: Any) -> Any:
-        mode = FP8 if danger or (observation.current is FP8 and not quiet) else AUTO
-        return Decision(mode, "planned", config.rule(observation.slo, mode), fp16_load=1.0, fp8_load=0.5), state
-
-    table = {**POLICIES, "slo_feedback": replace(POLICIES["slo_feedback"], decide=decide)}
-    for module in ("loop", "scope", "k_of_n", "overload"):
-        monkeypatch.setattr(f"controller.decide.{module}.POLICIES", table)
-
-    def config(ttft_ms: float) -> ControllerConfig:
-        policy = {"name": "slo_feedback", "calm_wait_fraction": 0.5}
-        return ControllerConfig.model_validate({"policy": policy, "scope": "k_of_n", "slo": {"ttft_ms": ttft_ms}})
-
-    cluster = Cluster(ControlLoop(config(900)), ("r0", "r1", "r2", "r3")).run(5)
-    danger, quiet = True, False
-    cluster.run(0.1)
-    danger = False
-    cluster.run(20)
-    assert cluster.status.rule.fp8_wait_s == 0.45
-    cluster.carry_out(cluster.loop.reload(cluster.now_s, config(200)))
-    cluster.run(300)
-    assert list(cluster.mode_of.values()).count(FP8) == 1
-    assert cluster.status.rule.fp8_wait_s == 0.1
 
 
 def test_an_order_for_one_that_ended_meanwhile_is_not_adopted_for_all() -> None:

@@ -190,7 +190,7 @@ def test_gpus_are_counted_by_device_file_and_visibility(tmp_path, monkeypatch, v
     assert visible_gpus(tmp_path) == count
 
 
-SCALE = {"ladder": {"shed": True, "scale": True, "min_replicas": 2, "max_replicas": 6}, "scope": "k_of_n"}
+SCALE = {"ladder": {"shed": True, "scale": True, "min_replicas": 2, "max_replicas": 6}}
 
 
 def test_the_number_without_an_overload_is_the_number_of_replicas(tmp_path):

@@ -255,11 +255,10 @@ def status_of(config=None):
 
 
 def test_the_families_of_the_controller_follow_from_its_status():
-    status = status_of() | {"mode": "fp8", "epoch": 7, "rung": "shed", "fp16_load": 1.25}
+    status = status_of() | {"mode": "fp8", "epoch": 7, "rung": "shed"}
     text = openmetrics.render(controller_families.families(status), {"application": "a"})
     assert value(text, "nestedfp_controller_directive", mode="fp8", application="a") == 1
     assert value(text, "nestedfp_controller_rung", rung="shed", application="a") == 1
-    assert value(text, "nestedfp_controller_load_ratio", precision="fp16", application="a") == 1.25
     assert value(text, "nestedfp_controller_replicas", state="known", application="a") == 0
     assert value(text, "nestedfp_controller_up", application="a") == 1
 

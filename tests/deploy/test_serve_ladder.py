@@ -1,4 +1,4 @@
-"""The service under more load than it holds: FP8, then refusals, then a third replica, and all of it undone; K of N.
+"""The service under more load than it holds: FP8, then refusals, then a third replica, and all of it undone; one replica in FP8.
 
 One service for all tests of this file; they run in the order in which they stand.
 """
@@ -26,7 +26,7 @@ QUEUES = {"max_num_seqs": 2, "cpu_threads": 1}
 CONTROLLER: dict[str, Any] = {
     "slo": {"ttft_ms": 20, "tpot_ms": 20},
     "guards": {"dwell_fp16_s": 0.5, "dwell_fp8_s": 2, "max_switches_per_minute": 60},
-    "policy": {"name": "threshold", "wait_s": {"enter": 0.02, "leave": 0.01}},
+    "policy": {"name": "threshold", "wait_ratio": {"enter": 1.0, "leave": 0.5}, "leave_after_s": 0},
 }
 LADDER: dict[str, Any] = {
     **CONTROLLER,
@@ -51,7 +51,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("ladder")
     config = demo_config()
     config["engine"] |= QUEUES
-    config["controller"] = {**LADDER, "scope": "k_of_n"}
+    config["controller"] = LADDER
     with serve(folder, config, PORT):
         yield folder / "config.yaml"
 
@@ -128,7 +128,7 @@ def test_overload_degrades_then_sheds_then_scales_and_all_of_it_is_undone(client
     assert "overloaded: this replica computes" in refusal.json()["error"]["message"]
     # Admission that was raised too early in the overload has doubled the pause before each step back, at most 64 times.
     ladder = {**LADDER["ladder"], "scale_down_after_s": 1}
-    reload_controller(client, service, {**LADDER, "scope": "k_of_n", "ladder": ladder})
+    reload_controller(client, service, {**LADDER, "ladder": ladder})
     assert wait_until(lambda: status(client)["rung"] in ("none", "degrade"), 240, 1.0), status(client)
     assert status(client)["desired_replicas"] is None
     assert wait_until(lambda: ready(status(client)) == 2, 150, 1.0), status(client)
@@ -143,13 +143,11 @@ def test_where_one_of_two_replicas_runs_fp8_pinned_requests_go_to_the_other(
     client: httpx.Client, service: Path
 ) -> None:
     assert wait_until(lambda: status(client)["mode"] == "fp16", 60), status(client)
-    # Danger brings one replica to FP8; the next would follow half a minute later, and none may leave for ten minutes.
-    guards = {**CONTROLLER["guards"], "dwell_fp8_s": 600}
-    reload_controller(
-        client, service, {**CONTROLLER, "guards": guards, "scope": "k_of_n", "k_of_n": {"grow_every_s": 30}}
-    )
-    with crowd(8):
-        assert wait_until(lambda: status(client)["fp8_replicas"] == 1, 60), status(client)
+    reload_controller(client, service, {**CONTROLLER, "policy": {"name": "static_fp16"}})
+    one = status(client)["replicas"][0]["id"]
+    response = client.post("/admin/directive", headers=ADMIN, json={"mode": "fp8", "replica_id": one})
+    assert response.status_code == 200, response.text
+    assert wait_until(lambda: status(client)["fp8_replicas"] == 1, 60), status(client)
     assert wait_until(lambda: all(r["running"] == 0 for r in status(client)["replicas"]), 30)
     before = by_mode(client)
     assert set(before) == {"fp16", "fp8"}

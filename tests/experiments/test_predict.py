@@ -1,4 +1,4 @@
-"""Predictions of experiments, and schedules that know the future."""
+"""Predictions of experiments."""
 
 from pathlib import Path
 from statistics import median
@@ -8,7 +8,7 @@ from experiment_settings import SLO, TABLE_24B, TABLE_24B_LOAD, written
 
 from benchmarks import results_csv
 from experiments import __main__ as command
-from experiments import config, oracle_bounds, predict, results
+from experiments import config, predict, results
 from experiments.config import ExperimentError, TraceWindow
 from experiments.results import Results
 from simulator.engine.cost_table import read_table
@@ -66,7 +66,6 @@ def test_the_path_s_part_of_a_first_token_is_what_idle_services_took_beside_the_
     assert median(found) == pytest.approx(predict.FRONT_MS, abs=0.05)
 
 
-@pytest.mark.parametrize("word", ["predict", "oracle"])
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
@@ -74,12 +73,12 @@ def test_the_path_s_part_of_a_first_token_is_what_idle_services_took_beside_the_
         ("2023-11-16 18:15:46,100,many\n", "trace.csv:2: GeneratedTokens: expected a whole number"),
     ],
 )
-def test_a_trace_that_does_not_serve_is_one_line_and_status_2(tmp_path, capsys, word, rows, message):
+def test_a_trace_that_does_not_serve_is_one_line_and_status_2(tmp_path, capsys, rows, message):
     trace = tmp_path / "trace.csv"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
     words = ["--trace", str(trace), "--table", str(TABLE_24B), "--results", str(tmp_path)]
     path = written(tmp_path, shape="mistral-24b")
-    assert command.main([word, str(path), *words]) == 2
+    assert command.main(["predict", str(path), *words]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
@@ -142,48 +141,3 @@ def test_a_prediction_for_ranks_or_shapes_that_nothing_tells_of_says_so(tmp_path
         ExperimentError, match="on 2 ranks and the table is of phi-4 on one; expected both to be one of"
     ):
         predict.limited_table(unknown, config.load(written(tmp_path, shape="llama-8b", engine=ranks)), tmp_path)
-
-
-@pytest.mark.slow
-def test_schedules_that_know_the_future_are_sought_rate_by_rate_for_an_experiment(tmp_path, capsys):
-    load = {"start_s": 0, "duration_s": 5, "rates_rps": [2, 3], "seeds": [0]}
-    path = written(tmp_path, load=load, shape="mistral-24b")
-    trace = tmp_path / "trace.csv"
-    rows = (f"2023-11-16 18:00:{i // 4:02d}.{250 * (i % 4):03d}0000,400,20\n" for i in range(80))
-    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(rows))
-    table = Path("simulator/engine/tables/h100-mistral-24b-steps.json")
-    words = [
-        "oracle",
-        str(path),
-        "--trace",
-        str(trace),
-        "--table",
-        str(table),
-        "--results",
-        str(tmp_path),
-        "--rounds",
-        "1",
-    ]
-    for rate in ("3", "2"):
-        assert command.main([*words, "--at", "static_fp8,deadlines", "--rates", rate]) == 0
-    found = oracle_bounds.read(tmp_path / "test")
-    names = ["static_fp8", "static_fp16", "deadlines", "oracle at static_fp8", "oracle at deadlines"]
-    rows = [row for row in found.rows if not row.policy.startswith("rule ")]
-    assert [(row.rate_rps, row.policy) for row in rows] == [(rate, name) for rate in (2, 3) for name in names]
-    assert {row.policy for row in found.rows} > {"rule prompts 0.7, 0.8", "rule prompts"}
-    for row in rows:  # nothing is at stake at so low a rate
-        assert row.slo_attainment == 1
-        assert (row.fp16_token_share == 1) == (row.policy != "static_fp8")
-    assert oracle_bounds.table(found) in capsys.readouterr().out
-    other = found.model_copy(update={"rounds": 2, "rows": found.rows[:1]})
-    assert oracle_bounds.joined(found, other) == other  # sought in another way: nothing of before stays
-    assert command.main([*words, "--at", "best"]) == 2
-    assert "--at: expected one of the policies that run" in capsys.readouterr().err
-
-
-def test_schedules_are_sought_for_one_replica_only(tmp_path, capsys):
-    runs = [{"name": "best", "policy": {"name": "deadlines"}}]
-    path = written(tmp_path, replicas=2, runs=runs)
-    words = ["oracle", str(path), "--trace", "none.csv", "--table", "none.json", "--results", str(tmp_path)]
-    assert command.main(words) == 2
-    assert "a schedule is for one replica, the experiment has 2" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import pytest
 from experiment_settings import SLO, written
 
 from experiments import __main__ as command
-from experiments import config, oracle_bounds, plots, predict, results
+from experiments import config, plots, predict, results
 from experiments.config import ExperimentError
 from loadtest.report.run_summary import summarise
 from workload.records import PrecisionTokens, RequestRecord, write_jsonl
@@ -126,11 +126,6 @@ UNMEASURED = [
 def test_the_pages_of_results_show_what_was_predicted_of_experiments_that_have_not_run(folder):
     predicted = predict.Predictions.model_validate_json((folder / predict.KEPT).read_text())
     assert results.forecast(predicted.runs) in PAGES
-
-
-@pytest.mark.parametrize("folder", sorted(path.parent for path in Path("docs/results").glob("*/oracle.json")), ids=str)
-def test_the_pages_of_results_show_the_schedules_that_were_found(folder):
-    assert oracle_bounds.table(oracle_bounds.read(folder)) in PAGES
 
 
 def test_an_experiment_without_a_report_says_so(tmp_path):

@@ -82,14 +82,13 @@ def test_unloaded_latency_is_the_sum_of_the_steps():
 
 def test_what_the_configuration_leaves_open_comes_from_the_bench():
     bench = make_bench(make_table(), synthetic_trace(0, 60.0))
-    config = make_config({"policy": {"name": "slo_feedback", "enter_fraction": 0.9}}, "slo_feedback", bench)
+    config = make_config({"policy": {"name": "threshold", "leave_after_s": 9}}, "threshold", bench)
     assert config.slo == bench.tight
-    assert config.policy.model_dump()["enter_fraction"] == 0.9
+    assert config.policy.model_dump()["leave_after_s"] == 9
     assert bench.loose.ttft_ms == pytest.approx(2 * bench.tight.ttft_ms)
     assert make_config({"slo": {"ttft_ms": 70}}, "static_fp16", bench).slo.ttft_ms == 70
-    assert make_config({}, "engine_auto", bench).policy.model_dump()["step_budget_tokens"] == 2048
-    with pytest.raises(SimulationError, match=r"policy\.enter_fracton: unknown key"):
-        make_config({"policy": {"name": "slo_feedback", "enter_fracton": 0.9}}, "slo_feedback", bench)
+    with pytest.raises(SimulationError, match=r"policy\.leave_aftr_s: unknown key"):
+        make_config({"policy": {"name": "threshold", "leave_aftr_s": 9}}, "threshold", bench)
 
 
 # -- table and fit -----------------------------------------------------------------------------------------------------
@@ -236,11 +235,11 @@ KEYS = {
 def test_one_policy_gives_an_object_and_several_a_list(tmp_path: Path, trace: Path, table: Path):
     out = tmp_path / "out.json"
     common = ("--trace", trace, "--table", table, "--replicas", 2, "--load", 0.7, "--json", out)
-    assert simulate(*common, "--policy", "slo_feedback") == 0
+    assert simulate(*common, "--policy", "threshold") == 0
     one: dict[str, Any] = json.loads(out.read_text())
     assert set(one) >= KEYS
     assert set(one["ttft_ms"]) == set(one["tpot_ms"]) == {"p50", "p90", "p99"}
-    assert (one["replicas"], one["policy"]) == (2, "slo_feedback")
+    assert (one["replicas"], one["policy"]) == (2, "threshold")
     assert 0 <= one["tight_slo"] <= one["loose_slo"] <= 1
     assert simulate(*common, "--policy", "static_fp16", "--policy", "static_fp8", "--jobs", 2) == 0
     two = json.loads(out.read_text())
@@ -255,7 +254,7 @@ def test_without_a_load_the_trace_keeps_its_rate(tmp_path: Path, trace: Path, ta
 
 def test_the_load_tests_report_reads_a_simulated_run(tmp_path: Path, trace: Path, table: Path):
     records, timeline, out = (tmp_path / name for name in ("requests.jsonl", "timeline.jsonl", "out.json"))
-    arguments = ("--trace", trace, "--table", table, "--load", 0.9, "--policy", "slo_feedback", "--admission-limit", 30)
+    arguments = ("--trace", trace, "--table", table, "--load", 0.9, "--policy", "threshold", "--admission-limit", 30)
     assert simulate(*arguments, "--records", records, "--timeline", timeline, "--json", out) == 0
     summary = json.loads(out.read_text())
     requests = read_requests(records)
@@ -271,13 +270,6 @@ def test_the_load_tests_report_reads_a_simulated_run(tmp_path: Path, trace: Path
     assert seen.ttft_ms.p90 == pytest.approx(summary["ttft_ms"]["p90"])
     assert seen.tpot_ms.p99 == pytest.approx(summary["tpot_ms"]["p99"])
     assert seen.fp16_token_share == pytest.approx(summary["fp16_token_share"], abs=0.01)
-
-
-def test_a_frontier_has_a_row_for_every_policy_and_load_and_a_plot(tmp_path: Path, trace: Path, table: Path):
-    arguments = ("--trace", trace, "--table", table, "--policy", "static_fp16", "--policy", "static_fp8")
-    assert simulate(*arguments, "--load", 0.5, "--load", 0.9, "--frontier", tmp_path / "f.png") == 0
-    assert len((tmp_path / "f.csv").read_text().splitlines()) == 5
-    assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("kind", ["poisson", "bursts"])
@@ -309,18 +301,28 @@ def test_generated_loads_need_no_trace(kind: str, tmp_path: Path, table: Path):
         (("--generate", "poisson", "--policy", "static_fp16"), "--generate: expected --load"),
         (("--trace", "{trace}", "--policy", "static_fp16", "--fail", "1+2"), "expected WHO@AT+DOWN"),
         (
-            ("--generate", "poisson", "--load", "0.5", "--policy", "slo_auto", "--fail", "9@1+2"),
+            ("--generate", "poisson", "--load", "0.5", "--policy", "threshold", "--fail", "9@1+2"),
             "--fail: expected 'controller' or a replica from 0 to 0, got 9",
         ),
         (
-            ("--trace", "{trace}", "--policy", "slo_auto", "--replicas", "2", "--max-replicas", "4", "--fail", "4@1+2"),
+            (
+                "--trace",
+                "{trace}",
+                "--policy",
+                "threshold",
+                "--replicas",
+                "2",
+                "--max-replicas",
+                "4",
+                "--fail",
+                "4@1+2",
+            ),
             "a replica from 0 to 3, got 4",
         ),
         (
-            ("--generate", "poisson", "--load", "0.5", "--policy", "slo_auto", "--start", "5"),
+            ("--generate", "poisson", "--load", "0.5", "--policy", "threshold", "--start", "5"),
             "--start: of the window of a --trace",
         ),
-        (("--trace", "{trace}", "--policy", "static_fp16", "--frontier", "f.gif"), "ends in .png, .svg or .csv"),
     ],
 )
 def test_wrong_arguments_end_with_one_line_and_status_2(
@@ -393,7 +395,7 @@ def test_a_gap_in_the_trace_is_a_quiet_time(tmp_path: Path, table: Path):
         "TIMESTAMP,ContextTokens,GeneratedTokens\n"
         "2023-11-16 18:00:00,100,5\n2023-11-16 18:10:00,100,5\n2023-11-16 18:09:59.5,100,5\n"
     )
-    assert simulate("--trace", path, "--table", table, "--policy", "slo_feedback", "--json", tmp_path / "o.json") == 0
+    assert simulate("--trace", path, "--table", table, "--policy", "threshold", "--json", tmp_path / "o.json") == 0
     summary = json.loads((tmp_path / "o.json").read_text())
     assert (summary["requests"], summary["tight_slo"]) == (3, 1.0)
     assert summary["simulated_s"] > 600

@@ -54,7 +54,7 @@ def times(result: RunResult) -> list[tuple[str, float, float]]:
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another():
     noisy = NetworkConfig(delay_ms=20, loss=0.1, duplication=0.1)
-    config = make_config({}, "slo_feedback", BENCH)
+    config = make_config({}, "threshold", BENCH)
     one, two, other = (
         simulate(BENCH, config, Scenario(replicas=3, network=noisy, seed=seed), 0.9, lambda: 0.0)[0]
         for seed in (5, 5, 6)
@@ -111,7 +111,7 @@ def test_requests_are_lost_while_no_replica_serves():
 
 
 def test_an_overload_makes_the_real_loop_go_to_fp8_and_all_replicas_follow():
-    result = run(policy_config("slo_feedback"), Scenario(replicas=3), *steady(1500, 240.0))
+    result = run(policy_config("threshold"), Scenario(replicas=3), *steady(1500, 240.0))
     assert [record.to_mode for record in result.records][:2] == [DirectiveMode.FP16, DirectiveMode.FP8]
     assert all(replica.engine.stats.tokens[True] > 0 for replica in result.replicas)
     assert all(replica.directive_changes >= 1 for replica in result.replicas)
@@ -126,7 +126,7 @@ def test_the_ladder_sheds_then_scales_and_takes_both_back():
         "scale_after_s": 4,
         "scale_down_after_s": 20,
     }
-    config = policy_config("slo_feedback", ladder=ladder)
+    config = policy_config("threshold", ladder=ladder)
     scenario = Scenario(replicas=1, max_replicas=4, cold_start_s=5, admission_limit=150)
     crowd = [(0.5 + index / 150, 400, 30) for index in range(150 * 30)]
     calm = [(40 + index, 400, 30) for index in range(120)]
@@ -283,7 +283,7 @@ class Recorder(ControlLoop):
 
 def test_the_live_actor_answers_a_simulated_run_with_the_same_directives(monkeypatch: pytest.MonkeyPatch):
     """What the simulator's loop was told goes through the live actor, as JSON; the answers and effects are the same."""
-    config = policy_config("slo_feedback")
+    config = policy_config("threshold")
     monkeypatch.setattr(simulator.cluster.cluster, "ControlLoop", Recorder)
     cluster = Cluster(TABLE, config, Scenario(replicas=2, network=NetworkConfig(loss=0.1)))
     cluster.run(make_requests(*steady(900, 200.0)))

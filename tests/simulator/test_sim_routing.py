@@ -90,7 +90,7 @@ def test_the_counts_that_are_compared_are_those_of_the_moment(monkeypatch: pytes
 
     monkeypatch.setattr(LeastConnections, "send", checked)
     sizes = [(0.5 + index / 90, 100 + 37 * (index % 17), 2 + index % 50) for index in range(900)]
-    Cluster(TABLE, policy_config("slo_feedback"), Scenario(replicas=5, path=path)).run(make_requests(*sizes))
+    Cluster(TABLE, policy_config("threshold"), Scenario(replicas=5, path=path)).run(make_requests(*sizes))
     assert checks == [True] * 900
 
 

@@ -21,7 +21,7 @@ from workload.synthetic import synthetic_trace
 pytestmark = pytest.mark.slow
 
 SECTION = {"slo": {"ttft_ms": 700, "tpot_ms": 100}, "guards": {"dwell_fp8_s": 5}}
-POLICIES = {"fp16": "static_fp16", "fp8": "static_fp8", "adaptive": "slo_feedback"}
+POLICIES = {"fp16": "static_fp16", "fp8": "static_fp8", "adaptive": "threshold"}
 
 
 def play(policy: str) -> RunResult:
@@ -51,7 +51,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         yaml.safe_dump(
             {
                 "engine": {"max_num_seqs": 1, "max_num_batched_tokens": 2048},
-                "controller": {"policy": {"name": "slo_feedback"}, **SECTION},
+                "controller": {"policy": {"name": "threshold"}, **SECTION},
             }
         )
     )

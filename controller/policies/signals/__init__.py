@@ -1,1 +1,0 @@
-"""What policies measure: load, sums over replicas, health, misses, history."""

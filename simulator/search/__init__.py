@@ -1,1 +1,0 @@
-"""Searches over simulations: parameters of a policy, number of replicas."""
