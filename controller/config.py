@@ -11,6 +11,7 @@ from controller.messages import Fallback
 from controller.policies import POLICIES, PolicyConfig
 from controller.policies.base import Observation
 from controller.policies.deadlines import Deadlines
+from controller.policies.exact_first import ExactFirst
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
 from workload.frozen import FrozenModel
@@ -104,7 +105,7 @@ def gone(section: dict[str, Any]) -> str | None:
 class ControllerConfig(FrozenModel):
     """All that the control loop needs to know. Every duration is in seconds."""
 
-    policy: PolicyConfig = Deadlines()
+    policy: PolicyConfig = ExactFirst()
     guards: GuardConfig = GuardConfig()
     ladder: LadderConfig = LadderConfig()  # what comes when FP8 is not enough
     advisory: bool = False  # decide and log, but leave the replicas in the mode of the start
@@ -161,7 +162,7 @@ class ControllerConfig(FrozenModel):
         spec = POLICIES[self.policy.name]
         decision, state = spec.start(self.policy)
         if not self.advisory:
-            if spec.adaptive:
+            if spec.adaptive and not spec.keeps_own_pace:
                 return self.in_full(Fallback())
             decision, _ = spec.decide(Observation(0.0, (), slo=self.slo), state, self.policy)
         return decision.mode, decision.rule

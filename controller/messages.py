@@ -152,6 +152,7 @@ class Fallback(FrozenModel):
 
     mode: DirectiveMode = DirectiveMode.AUTO
     rule: StepRule | None = None  # None: the deadlines of the SLO, which an engine keeps on its own
+    keeps: bool = False  # a replica that has had a directive goes on with that
 
 
 class Directive(FrozenModel):

@@ -345,4 +345,5 @@ class ControlLoop:
 def _terms(config: ControllerConfig) -> tuple[tuple[float, float], Fallback]:
     """What comes with every directive: the objectives, and what holds without a lease."""
     mode, rule = config.lapsed
-    return (config.slo.ttft_ms, config.slo.tpot_ms), Fallback(mode=mode, rule=rule)
+    keeps = POLICIES[config.policy.name].keeps_own_pace and not config.advisory
+    return (config.slo.ttft_ms, config.slo.tpot_ms), Fallback(mode=mode, rule=rule, keeps=keeps)

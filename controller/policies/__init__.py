@@ -6,16 +6,22 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from controller.policies import deadlines, fixed, threshold
+from controller.policies import deadlines, exact_first, fixed, threshold
 from controller.policies.base import PolicySpec
 
 PolicyConfig = Annotated[
-    fixed.StaticFp16 | fixed.StaticFp8 | fixed.TokenFraction | threshold.Threshold | deadlines.Deadlines,
+    exact_first.ExactFirst
+    | deadlines.Deadlines
+    | threshold.Threshold
+    | fixed.TokenFraction
+    | fixed.StaticFp16
+    | fixed.StaticFp8,
     Field(discriminator="name"),
 ]
 
 POLICIES: Mapping[str, PolicySpec[Any, Any]] = MappingProxyType(
     {
+        "exact_first": exact_first.SPEC,
         "static_fp16": fixed.SPEC_FP16,
         "static_fp8": fixed.SPEC_FP8,
         "token_fraction": fixed.SPEC_TOKEN_FRACTION,

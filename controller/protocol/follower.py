@@ -84,7 +84,8 @@ class DirectiveFollower:
         if accepted:
             self._directive = _reduced(directive, self._replica_id)
             if directive.fallback is not None:
-                self._lapsed = directive.fallback.mode, directive.fallback.rule or NO_RULE
+                told = directive.fallback
+                self._lapsed = (mode, directive.rule) if told.keeps else (told.mode, told.rule or NO_RULE)
             self._expires_at_s = steady_s + directive.lease_s
             self._taken_at_s = steady_s
             self._expiry_reported = False

@@ -1,0 +1,173 @@
+"""The policy exact_first: how many replicas are exact, and which; alone, and over real followers."""
+
+from dataclasses import replace
+
+import pytest
+from control_cluster import FP16, Cluster, make_loop
+
+from controller.fleet.view import Rates, ReplicaView
+from controller.messages import ReplicaSnapshot, Room
+from controller.policies.base import Observation
+from controller.policies.exact_first import GROW_MARGIN, STARVED_S, ExactFirst, State, decide, limit
+from nestedfp.modes import DirectiveMode, Mode
+from workload.slo import Slo
+
+CONFIG = ExactFirst()
+SLO = Slo(ttft_ms=200, tpot_ms=33.3)
+EXACT, FAST = 10_000.0, 20_000.0  # tokens per second of one replica
+
+
+def view(number, load=0.0, room_share=0.8, inside=5, **changes):
+    """A replica at which so many tokens per second arrive, all of them prompts."""
+    snapshot = ReplicaSnapshot(
+        replica_id=f"r{number}",
+        incarnation="i",
+        seq=1,
+        ready=True,
+        lease_remaining_s=1.0,
+        mode=Mode.FP16,
+        directive=DirectiveMode.AUTO,
+        epoch=1,
+        switches=0,
+        steps_fp16=0,
+        steps_fp8=0,
+        tokens_fp16=0,
+        tokens_fp8=0,
+        waiting=0,
+        waiting_tokens=0,
+        oldest_wait_s=0.0,
+        running=inside,
+        kv_usage=0.1,
+        arrivals=0,
+        arrived_tokens=0,
+        finished=0,
+        exact_tokens_per_s=EXACT,
+        fast_tokens_per_s=FAST,
+        room=Room(tokens=round(1000 * room_share), full_tokens=1000, tokens_per_s=5000.0),
+        **changes,
+    )
+    return ReplicaView(snapshot, rates=Rates(1.0, 10.0, load, load, 0.0, 0.0))
+
+
+class Run:
+    """Asks the policy ten times a second and does what it says."""
+
+    def __init__(self, replicas, config=CONFIG):
+        self.names = [f"r{number}" for number in range(replicas)]
+        self.config, self.state, self.now_s, self.exact = config, State(), 0.0, frozenset()
+        self.changes = []  # time and K
+
+    def go(self, seconds, load, **of_views):
+        for _ in range(round(10 * seconds)):
+            views = [view(n, load / len(self.names), **of_views) for n in range(len(self.names))]
+            exceptions = dict.fromkeys(self.exact, FP16)
+            observation = Observation(self.now_s, views, DirectiveMode.AUTO, SLO, exceptions)
+            decision, self.state = decide(observation, self.state, self.config)
+            assert decision.mode is DirectiveMode.AUTO
+            exact = frozenset(decision.exceptions)
+            if exact != self.exact:
+                self.changes.append((self.now_s, len(exact)))
+            self.exact, self.now_s = exact, self.now_s + 0.1
+        return len(self.exact)
+
+
+@pytest.mark.parametrize("replicas", [2, 3, 4, 8, 16])
+def test_all_replicas_are_exact_in_quiet_hours_and_none_where_the_load_needs_all_of_them(replicas):
+    run = Run(replicas)
+    assert run.go(120, 0.1 * EXACT * replicas) == replicas
+    assert run.go(60, 0.95 * FAST * replicas) == 0
+    assert run.go(200, 0.1 * EXACT * replicas) == replicas
+
+
+@pytest.mark.parametrize("replicas", [2, 4, 16])
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.7])
+def test_k_settles_where_the_load_fits_and_stays_there(replicas, share):
+    run = Run(replicas)
+    run.go(150, share * FAST * replicas)
+    settled, at = len(run.exact), len(run.changes)
+    run.go(120, share * FAST * replicas)
+    assert (len(run.exact), len(run.changes)) == (settled, at)
+    views = [view(n) for n in range(replicas)]
+    names = sorted(run.names)
+    load = run.state.prompt_tokens_per_s * run.state.ratio
+    assert load <= limit(views, names[:settled], CONFIG) or settled == 0
+    if settled < replicas:
+        assert load > GROW_MARGIN * limit(views, names[: settled + 1], CONFIG)
+
+
+def test_one_replica_decides_for_itself():
+    run = Run(1)
+    assert run.go(60, 100.0) == 0
+
+
+def test_fast_replicas_without_room_for_a_second_end_half_of_the_exact_ones_answers():
+    run = Run(8)
+    assert run.go(120, 0.1 * EXACT * 8) == 8
+    at_s = run.now_s
+    run.go(STARVED_S + 0.3, 0.1 * EXACT * 8, room_share=0.0)
+    assert len(run.exact) == 4
+    assert run.changes[-1][0] - at_s == pytest.approx(STARVED_S, abs=0.11)
+
+
+def test_a_gap_shorter_than_a_second_changes_nothing():
+    run = Run(4)
+    assert run.go(120, 0.1 * EXACT * 4) == 4
+    for _ in range(10):
+        run.go(STARVED_S - 0.2, 0.1 * EXACT * 4, room_share=0.0)
+        run.go(0.3, 0.1 * EXACT * 4)
+    assert len(run.exact) == 4
+
+
+def test_k_rises_at_most_so_often_in_a_minute_and_falls_at_any_time():
+    run = Run(2, ExactFirst(grow_after_s=0.0))
+    for _ in range(30):
+        run.go(2, 0.05 * EXACT * 2)
+        run.go(STARVED_S + 0.2, 0.05 * EXACT * 2, room_share=-1.0)
+    rises = [at_s for (at_s, k), (_, before) in zip(run.changes[1:], run.changes, strict=False) if k > before]
+    assert len(rises) > 3
+    for start_s in rises:
+        assert sum(start_s <= at_s < start_s + 60 for at_s in rises) <= CONFIG.max_changes_per_minute
+
+
+def test_the_replica_with_the_fewest_requests_changes():
+    views = [view(n, load=0.95 * FAST, inside=inside) for n, inside in enumerate((9, 2, 7))]
+    state = State(at_s=0.0, prompt_tokens_per_s=2.0 * FAST)
+    observation = Observation(0.1, views, DirectiveMode.AUTO, SLO, {"r0": FP16, "r1": FP16})
+    decision, _ = decide(observation, state, CONFIG)
+    assert set(decision.exceptions) == {"r0"}
+
+
+def test_fast_replicas_beside_exact_ones_keep_stricter_deadlines_and_all_tell_their_room():
+    run = Run(2)
+    views = [view(n) for n in range(2)]
+    alone, _ = decide(Observation(0.0, views[:1], DirectiveMode.AUTO, SLO), State(), CONFIG)
+    run.go(60, 0.05 * EXACT)
+    observation = Observation(run.now_s, views, DirectiveMode.AUTO, SLO, dict.fromkeys(run.exact, FP16))
+    beside, _ = decide(observation, run.state, CONFIG)
+    assert beside.rule.ttft_deadline_s < alone.rule.ttft_deadline_s < beside.rule.room_ttft_s < 0.2
+    assert alone.rule.exact_step_s == beside.rule.exact_step_s == pytest.approx(0.9 * 0.0333)
+
+
+def test_replicas_that_measured_no_steps_all_decide_for_themselves():
+    views = [view(n) for n in range(3)]
+    views = [replace(v, snapshot=v.snapshot.model_copy(update={"exact_tokens_per_s": None})) for v in views]
+    decision, _ = decide(Observation(5.0, views, DirectiveMode.AUTO, SLO), State(), CONFIG)
+    assert (dict(decision.exceptions), decision.reason) == ({}, "learning")
+
+
+def test_exact_replicas_stay_exact_without_a_controller_and_the_next_one_goes_on_with_them():
+    room = Room(tokens=900, full_tokens=1000, tokens_per_s=5000.0)
+    load = {"exact_tokens_per_s": EXACT, "fast_tokens_per_s": FAST, "room": room}
+    cluster = Cluster(make_loop("exact_first"), ("r0", "r1", "r2"))
+    cluster.run(60, 1000, **load)
+    modes = {name: follower.in_force(cluster.now_s).mode for name, follower in cluster.followers.items()}
+    assert set(modes.values()) == {FP16}
+    cluster.now_s += 30  # nobody answers; leases end
+    for name, follower in cluster.followers.items():
+        force = follower.in_force(cluster.now_s)
+        assert (force.mode, force.expired) == (modes[name], True)
+        assert force.rule.exact_step_s is not None
+    cluster.loop = make_loop("exact_first")
+    for _ in range(30):
+        cluster.run(0.1, 1000, **load)
+        assert {name: follower.in_force(cluster.now_s).mode for name, follower in cluster.followers.items()} == modes
