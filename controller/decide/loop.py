@@ -48,12 +48,7 @@ class ControlLoop:
         self._start = Content(start.mode, start.rule)
         self._decided = self._start  # what the policy and its guards want in force
         self._clock = SteadyClock()
-        self._publisher = DirectivePublisher(
-            config.lease_s,
-            start.mode,
-            start.rule,
-            start.reason,
-        )
+        self._publisher = DirectivePublisher(config.lease_s, start.mode, start.rule, start.reason)
         self._publisher.set_terms(config.lease_s, *_terms(config))
         self._fleet = Fleet(config.rate_window_s, config.forget_after_s, config.slo)
         self._planner = Planner(config)

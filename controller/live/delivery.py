@@ -30,10 +30,7 @@ class Delivery:
     """
 
     def __init__(
-        self,
-        loop: ControlLoop | RecordingLoop,
-        decision_log: DecisionLog,
-        clock: Callable[[], float] = time.monotonic,
+        self, loop: ControlLoop | RecordingLoop, decision_log: DecisionLog, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._loop, self._log, self._clock = loop, decision_log, clock
         self._life = secrets.token_hex(8)

@@ -59,12 +59,7 @@ class DirectivePublisher:
     """
 
     def __init__(
-        self,
-        lease_s: float,
-        mode: DirectiveMode,
-        rule: StepRule = NO_RULE,
-        reason: str = "start",
-        epoch: int = 1,
+        self, lease_s: float, mode: DirectiveMode, rule: StepRule = NO_RULE, reason: str = "start", epoch: int = 1
     ) -> None:
         self.lease_s = lease_s
         self.content = Content(mode, rule)
@@ -96,12 +91,7 @@ class DirectivePublisher:
         self._set(now_s, content, reason)
         return True
 
-    def set_terms(
-        self,
-        lease_s: float,
-        slo_ms: tuple[float, float] | None,
-        fallback: Fallback | None = None,
-    ) -> None:
+    def set_terms(self, lease_s: float, slo_ms: tuple[float, float] | None, fallback: Fallback | None = None) -> None:
         """Change what comes with every directive but is no content of it."""
         self.lease_s, self.slo_ms, self.fallback = lease_s, slo_ms, fallback
         self._made.clear()
