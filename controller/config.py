@@ -111,9 +111,9 @@ class ControllerConfig(FrozenModel):
     advisory: bool = False  # decide and log, but leave the replicas in the mode of the start
     slo: Slo = Slo()
     report_period_s: Annotated[float, Field(gt=0, le=60)] = 0.1  # pause between a replica's snapshots
-    step_period_s: Annotated[float, Field(gt=0, le=60)] = 0.1  # pause between two decisions
-    lease_s: Annotated[float, Field(gt=0, le=3600)] = 2.0  # each answer to a snapshot renews it
-    renew_s: Annotated[float, Field(gt=0)] = 0.5  # pause between broadcasts to replicas that lag or are silent
+    step_period_s: Annotated[float, Field(gt=0, le=60)] = 0.05  # pause between two decisions
+    lease_s: Annotated[float, Field(gt=0, le=3600)] = 2.0  # each answer to a replica's call renews it
+    renew_s: Annotated[float, Field(gt=0)] = 0.5  # after which a replica's call is answered though nothing is new
     rate_window_s: Annotated[float, Field(gt=0)] = 1.0  # span over which arrival and token rates are taken
     forget_after_s: Annotated[float, Field(gt=0)] = 10.0  # silence after which a replica no longer counts
     decisions_kept: Annotated[int, Field(ge=1, le=1_000_000)] = 1000  # in memory, for the decisions endpoint
@@ -139,7 +139,7 @@ class ControllerConfig(FrozenModel):
     def _durations_agree(self) -> Self:
         for small, small_s, factor, large, large_s in (
             ("report_period_s", self.report_period_s, 2, "lease_s", self.lease_s),
-            ("renew_s", self.renew_s, 1, "lease_s", self.lease_s),
+            ("renew_s", self.renew_s, 2, "lease_s", self.lease_s),
             ("report_period_s", self.report_period_s, 2, "guards.stale_after_s", self.guards.stale_after_s),
             ("report_period_s", self.report_period_s, 2, "rate_window_s", self.rate_window_s),
             ("guards.stale_after_s", self.guards.stale_after_s, 1, "forget_after_s", self.forget_after_s),

@@ -152,38 +152,26 @@ class Fallback(FrozenModel):
 
     mode: DirectiveMode = DirectiveMode.AUTO
     rule: StepRule | None = None  # None: the deadlines of the SLO, which an engine keeps on its own
-    keeps: bool = False  # a replica that has had a directive goes on with that
 
 
 class Directive(FrozenModel):
-    """What the controller tells replicas. Epochs only grow; a replica ignores an older epoch than its own.
-
-    The broadcast names the replicas that differ from the rest; the answer to a snapshot holds what its sender must do
-    and no names. Both forms of an epoch mean the same to a replica.
-    """
+    """What the controller tells one replica. Epochs only grow; a replica ignores an older epoch than its own."""
 
     epoch: Annotated[int, Field(ge=1)]
-    mode: DirectiveMode  # of every replica that ``exceptions`` does not name
+    mode: DirectiveMode
     lease_s: Annotated[float, Field(gt=0)]
     reason: str
     rule: StepRule = StepRule()
-    exceptions: dict[ReplicaId, DirectiveMode] = Field(default_factory=dict)
     admission_scale: Fraction = 1.0  # each replica multiplies its admission limit by this
     slo_ttft_ms: Milliseconds | None = None  # what finished requests are held against; None: the replica's own
     slo_tpot_ms: Milliseconds | None = None
     fallback: Fallback | None = None  # without a lease from now on; None: what the replica started with
     # Replicas pass it on to the autoscaler; None: as many as without a controller.
     desired_replicas: Count | None = None
-    order: StandingOrder | None = None  # the operator's, for all replicas, or for the one whose snapshot is answered
-    order_for_all: StandingOrder | None = None  # beside one for the replica whose snapshot is answered
-    # Those for single replicas, in a broadcast.
-    replica_orders: dict[ReplicaId, StandingOrder] = Field(default_factory=dict)
+    order: StandingOrder | None = None  # the operator's, for this replica or for all
+    order_for_all: StandingOrder | None = None  # beside one for this replica
     replicas: Count | None = None  # ready ones that the controller knows; None: not reported
     fp16_replicas: Count | None = None  # of them, those directed to FP16 or auto: where pinned requests can go
-
-    def mode_for(self, replica_id: str) -> DirectiveMode:
-        """What this replica must do."""
-        return self.exceptions.get(replica_id, self.mode)
 
 
 class DirectiveAck(FrozenModel):

@@ -110,11 +110,6 @@ def control_name(name: str) -> str:
     return f"{name}-control"
 
 
-def deployment_name(config: DeployConfig) -> str:
-    """Return the name Ray Serve LLM gives the replicas' deployment."""
-    return f"{NestedFPServer.__name__}:{config.model.id.replace('/', '--').replace('.', '_')}"
-
-
 def llm_config(config: DeployConfig, path: Path | None = None) -> LLMConfig:
     """Return Ray Serve LLM's configuration of the model, its engine and its replicas."""
     kind = resolve(config.engine.accelerator)
@@ -224,8 +219,6 @@ def controller_actor(config: DeployConfig, env: dict[str, str], path: Path | Non
         actor_class=ray.remote(ControllerActor),
         init_kwargs={
             "config": config.controller.model_dump(mode="json"),
-            "app_name": APP_NAME,  # only where Serve does not tell: it may run under any name
-            "deployment_name": deployment_name(config),
             "log_path": config.decision_log,
             "record_path": config.input_record,
             "config_path": None if path is None else str(path.resolve()),

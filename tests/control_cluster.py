@@ -7,7 +7,7 @@ from controller_builders import make_snapshot
 from controller.audit import DecisionRecord, StatusReport
 from controller.config import ControllerConfig
 from controller.decide.loop import ControlLoop, Effects
-from controller.messages import Directive, ReplicaSnapshot
+from controller.messages import ReplicaSnapshot
 from controller.protocol import DirectiveFollower
 from nestedfp.modes import DirectiveMode, Mode
 
@@ -35,7 +35,7 @@ class Cluster:
         self.tokens = dict.fromkeys(Mode, 0)
         self.records: list[DecisionRecord] = []
         self.notes: list[DecisionRecord] = []
-        self.last = Effects((), None, now_s)
+        self.last = Effects(None, now_s)
 
     def run(
         self, duration_s: float, tokens_per_s: int = 1000, each: dict[str, dict[str, Any]] | None = None, **load: Any
@@ -46,7 +46,8 @@ class Cluster:
             self.seq += 1
             for name in self.speaking:
                 own = {**load, **(each or {}).get(name, {})}
-                self.take(name, self.loop.on_snapshot(self.now_s, self.snapshot(name, tokens_per_s, **own)))
+                self.loop.on_snapshot(self.now_s, self.snapshot(name, tokens_per_s, **own))
+                self.tell(name)
             self.carry_out(self.loop.step(self.now_s))
             self.now_s = round(self.now_s + 0.1, 6)
         return self
@@ -80,17 +81,17 @@ class Cluster:
             }
         )
 
-    def take(self, name: str, directive: Directive) -> None:
-        self.followers[name].on_directive(self.now_s, directive)
+    def tell(self, name: str) -> None:
+        if (directive := self.loop.directive_for(name)) is not None:
+            self.followers[name].on_directive(self.now_s, directive)
 
     def carry_out(self, effects: Effects) -> None:
         self.last = effects
         self.notes.extend(effects.notes)
         if effects.record is not None:
             self.records.append(effects.record)
-        for directive in effects.directives:
-            for name in self.speaking:
-                self.take(name, directive)
+        for name in self.speaking:
+            self.tell(name)
 
     @property
     def speaking(self) -> list[str]:

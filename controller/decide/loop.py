@@ -32,7 +32,6 @@ from nestedfp.modes import DirectiveMode
 class Effects:
     """What the driver must do."""
 
-    directives: tuple[Directive, ...]  # to broadcast at once
     record: DecisionRecord | None  # to log: the directive or the ladder's rung changed
     next_step_at_s: float
     notes: tuple[DecisionRecord, ...] = ()  # to log: what is held back has changed, or the configuration
@@ -49,15 +48,8 @@ class ControlLoop:
         self._start = Content(start.mode, start.rule)
         self._decided = self._start  # what the policy and its guards want in force
         self._clock = SteadyClock()
-        self._publisher = DirectivePublisher(
-            config.lease_s,
-            config.renew_s,
-            start.mode,
-            start.rule,
-            start.reason,
-            resend_s=config.report_period_s / 2,  # sooner than a replica would ask
-        )
-        self._publisher.set_terms(config.lease_s, config.renew_s, *_terms(config))
+        self._publisher = DirectivePublisher(config.lease_s, start.mode, start.rule, start.reason)
+        self._publisher.set_terms(config.lease_s, *_terms(config))
         self._fleet = Fleet(config.rate_window_s, config.forget_after_s, config.slo)
         self._planner = Planner(config)
         self._ladder = overload.LadderState()
@@ -74,8 +66,8 @@ class ControlLoop:
 
     # -- what comes in -------------------------------------------------------------------------------------------------
 
-    def on_snapshot(self, now_s: float, snapshot: ReplicaSnapshot) -> Directive:
-        """Take a snapshot; the directive returned is the answer for its sender, and renews the lease."""
+    def on_snapshot(self, now_s: float, snapshot: ReplicaSnapshot) -> None:
+        """Take a snapshot."""
         now_s = self._tick(now_s)
         ingested = self._fleet.on_snapshot(now_s, snapshot)
         if ingested is not IngestResult.LATE:
@@ -97,10 +89,9 @@ class ControlLoop:
                 # Until the next step a controller that has just started would tell it what it starts with itself: admission
                 # at its full, no operator's order, a policy's mode without its deadlines.
                 self._decide(now_s, self._fleet.views(now_s), stepping=False)
-        return self._publisher.answer(snapshot.replica_id)
 
     def on_ack(self, now_s: float, ack: DirectiveAck) -> None:
-        """Take a replica's answer to a broadcast."""
+        """Take a replica's answer to a directive."""
         self._publisher.on_ack(self._tick(now_s), ack)
 
     def override(
@@ -131,7 +122,7 @@ class ControlLoop:
         old, self._config = self._config, config
         self._planner.reconfigure(config)
         self._fleet.reconfigure(config.rate_window_s, config.forget_after_s, config.slo)
-        self._publisher.set_terms(config.lease_s, config.renew_s, *_terms(config))
+        self._publisher.set_terms(config.lease_s, *_terms(config))
         self._ladder = overload.limited(self._ladder, config.ladder)
         if config.advisory and not old.advisory:
             start, _ = POLICIES[config.policy.name].start(config.policy)
@@ -150,13 +141,11 @@ class ControlLoop:
         views = fleet.views(now_s)
         self._overrides.expire(now_s)
         plan, climbed = self._decide(now_s, views, stepping=True)
-        directive = publisher.due(now_s)
         limited = path_limit.limited_count(views) > 0
         record, notes = self._journal.write(
             driver_s, now_s, self._config, plan, self._decided, publisher, self._rung(), self._ladder, climbed, limited
         )
         return Effects(
-            directives=() if directive is None else (directive,),
             record=record,
             next_step_at_s=self._clock.to_driver(self._next_step_at_s(now_s)),
             notes=notes,
@@ -164,17 +153,21 @@ class ControlLoop:
             desired_replicas=publisher.stated.desired_replicas,
         )
 
-    @property
-    def replica_ids(self) -> frozenset[str]:
-        """The replicas that have reported lately."""
-        return frozenset(self._fleet.ids)
+    def directive_for(self, replica_id: str) -> Directive | None:
+        """The directive for a replica, with a full lease; None: nothing has been heard of it."""
+        return self._publisher.directive_for(replica_id) if replica_id in self._fleet else None
 
-    def converged(self) -> tuple[Directive, int, float] | None:
-        """Once every known replica has acknowledged: the directive, how many replicas, and seconds it took."""
+    @property
+    def epoch(self) -> int:
+        """Of the directive: another one has another epoch."""
+        return self._publisher.epoch
+
+    def converged(self) -> tuple[int, DirectiveMode, int, float] | None:
+        """Once every known replica has acknowledged: epoch and mode, how many replicas, and seconds it took."""
         after_s = self._publisher.converged_after_s()
         if after_s is None:
             return None
-        return self._publisher.current(), self._publisher.peer_count, after_s
+        return self._publisher.epoch, self._publisher.mode, self._publisher.peer_count, after_s
 
     def status(self, now_s: float) -> StatusReport:
         """What is in force, why, and how each replica stands."""
@@ -336,14 +329,11 @@ class ControlLoop:
             self._since_s = now_s
 
     def _next_step_at_s(self, now_s: float) -> float:
-        times_s = [now_s + self._config.step_period_s, *self._overrides.ends_s()]
-        if (again_s := self._publisher.resend_at_s()) is not None:
-            times_s.append(max(now_s, again_s))
-        return min(times_s)
+        return min([now_s + self._config.step_period_s, *self._overrides.ends_s()])
 
 
-def _terms(config: ControllerConfig) -> tuple[tuple[float, float], Fallback]:
+def _terms(config: ControllerConfig) -> tuple[tuple[float, float], Fallback | None]:
     """What comes with every directive: the objectives, and what holds without a lease."""
     mode, rule = config.lapsed
-    keeps = POLICIES[config.policy.name].keeps_own_pace and not config.advisory
-    return (config.slo.ttft_ms, config.slo.tpot_ms), Fallback(mode=mode, rule=rule, keeps=keeps)
+    goes_on = POLICIES[config.policy.name].keeps_own_pace and not config.advisory
+    return (config.slo.ttft_ms, config.slo.tpot_ms), None if goes_on else Fallback(mode=mode, rule=rule)

@@ -301,11 +301,7 @@ DRAIN_PER_S = 0.05  # of the queue: one that shrinks faster is gone in 20 s
 
 
 def measure(
-    now_s: float,
-    views: Replicas,
-    current: Content,
-    config: ControllerConfig,
-    offered_over_admitted: float,
+    now_s: float, views: Replicas, current: Content, config: ControllerConfig, offered_over_admitted: float
 ) -> Strain:
     """The strain on the replicas that serve and have been heard of lately, under the modes of ``current``."""
     warm = usable(warmed_up(views, config.guards.warm_up_s), config.guards)

@@ -21,7 +21,7 @@ from controller.live.decision_log import DecisionLog
 from controller.live.delivery import Delivery
 from controller.live.quiet import Quiet
 from controller.live.recording import RecordingLoop
-from controller.live.transport import Broadcast, ProxyProbe, ServeBroadcast
+from controller.live.transport import ProxyProbe
 from controller.messages import DirectiveAck, ProxyStats, ReplicaSnapshot
 from nestedfp.modes import DirectiveMode
 
@@ -39,14 +39,11 @@ class ControllerActor:
 
     Args:
         config: the controller's section of the service configuration, as it was deployed.
-        app_name: Ray Serve application that holds the replicas, where Serve does not tell: it names its own actors by it.
-        deployment_name: its deployment whose replicas have ``apply_directive``.
         log_path: file for the decision log; None keeps decisions in memory only.
         record_path: file for a recording of all inputs, which ``controller.live.replay`` plays again; None writes none.
         config_path: YAML file whose section ``controller`` a reload reads, and a start: the controller before this one may have
             reloaded it. A file that cannot be used leaves ``config``, the status says why, and it is read once it has changed. None
             refuses reloads.
-        broadcast: the way to replicas that have no standing call; None goes through Ray Serve.
         proxy_probe: reads the proxy's statistics for the status, every second; None: there are none to read.
 
     Raises:
@@ -56,10 +53,7 @@ class ControllerActor:
     def __init__(
         self,
         config: Mapping[str, Any] | ControllerConfig,
-        app_name: str,
-        deployment_name: str,
         log_path: str | None = None,
-        broadcast: Broadcast | None = None,
         record_path: str | None = None,
         config_path: str | None = None,
         proxy_probe: ProxyProbe | None = None,
@@ -79,12 +73,7 @@ class ControllerActor:
         )
         self._log = DecisionLog(log_path, self._config.decisions_kept)
         self._quiet = Quiet()
-        self._delivery = Delivery(
-            self._loop,
-            broadcast or ServeBroadcast(app_name, deployment_name, self._config.lease_s),
-            self._log,
-            self._quiet,
-        )
+        self._delivery = Delivery(self._loop, self._log)
         self._step_errors = 0
         self._proxy_probe = proxy_probe
         self._proxy: ProxyStats | None = None  # as last read; None: not known
@@ -104,24 +93,22 @@ class ControllerActor:
 
     # -- called by replicas and operators ------------------------------------------------------------------------------
 
-    async def report(self, snapshot: Mapping[str, Any] | str) -> dict[str, Any]:
-        """Take a replica's snapshot, as a dict or as JSON; answer with the current directive.
+    async def report(self, snapshot: Mapping[str, Any] | str) -> None:
+        """Take a replica's snapshot, as a dict or as JSON.
 
         Raises:
             ValueError: when the snapshot is malformed; nothing changes then.
         """
         self._ensure_stepping()
-        now_s = time.monotonic()
-        directive = self._loop.on_snapshot(now_s, _parse_snapshot(snapshot))
-        self._delivery.note_converged()
-        return directive.model_dump(mode="json")
+        taken = _parse_snapshot(snapshot)
+        new = self._loop.directive_for(taken.replica_id) is None
+        self._loop.on_snapshot(time.monotonic(), taken)
+        self._delivery.tell(taken.replica_id if new else None)
 
     async def next_directive(
         self, replica_id: str, ack: Mapping[str, Any] | None = None, seen: str | None = None
     ) -> dict[str, Any] | None:
-        """Take a replica's acknowledgement, and answer when a directive is sent; None after some seconds without one.
-
-        Replicas learn of a directive from the answers to their snapshots as well; here they learn of it at once.
+        """Take a replica's acknowledgement, and answer with the next directive, or after ``renew_s`` with the same one.
 
         Args:
             replica_id: of the caller.
@@ -129,7 +116,7 @@ class ControllerActor:
             seen: ``token`` of that directive.
 
         Returns:
-            ``{"token": text, "directive": {...}}``.
+            ``{"token": text, "directive": {...}}``; None: ask again.
 
         Raises:
             ValueError: when the acknowledgement is malformed; nothing changes then.
@@ -137,9 +124,8 @@ class ControllerActor:
         self._ensure_stepping()
         if ack is not None:
             self._loop.on_ack(time.monotonic(), _parse_ack(ack))
-            self._delivery.note_converged()
-        sent = await self._delivery.awaited(replica_id, seen)
-        return None if sent is None else {"token": sent.token, "directive": sent.directive}
+            self._delivery.tell()
+        return await self._delivery.next(replica_id, seen, self._config.renew_s)
 
     async def set_override(
         self, mode: str, ttl_s: float | None = None, replica_id: str | None = None
@@ -155,9 +141,8 @@ class ControllerActor:
         self._ensure_stepping()
         if mode not in set(DirectiveMode):
             raise ValueError(f"expected mode fp16, fp8 or auto (hand back to the policy), got {mode!r}")
-        send = self._carry_out(self._loop.override(time.monotonic(), DirectiveMode(mode), ttl_s, replica_id))
-        if send is not None:
-            await asyncio.wait({send}, timeout=OVERRIDE_WAIT_S)
+        self._carry_out(self._loop.override(time.monotonic(), DirectiveMode(mode), ttl_s, replica_id))
+        await self._delivery.acknowledged(OVERRIDE_WAIT_S)
         return await self.status()
 
     async def reload(self) -> dict[str, Any]:
@@ -202,7 +187,7 @@ class ControllerActor:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._delivery.close()
+        self._delivery.close()
         self._log.close()
         if isinstance(self._loop, RecordingLoop):
             self._loop.close()
@@ -257,11 +242,9 @@ class ControllerActor:
                     log.warning("the proxy's statistics could not be read: %r", error)
             await asyncio.sleep(PROBE_EVERY_S)
 
-    def _carry_out(self, effects: Effects) -> asyncio.Task[None] | None:
-        """Log and send; returns the task of the newest broadcast. Never waits: the loop must not hang on a replica."""
-        send = None
-        for directive in effects.directives:
-            send = self._delivery.send(directive, self._config.lease_s)
+    def _carry_out(self, effects: Effects) -> None:
+        """Tell the replicas, and log. Never waits: the loop must not hang on a replica."""
+        self._delivery.tell()
         decisions = [decision for decision in (effects.record, *effects.notes) if decision is not None]
         for decision in sorted(decisions, key=lambda decision: decision.decision_id):
             record = decision.model_copy(update={"wall_s": time.time()})
@@ -273,9 +256,8 @@ class ControllerActor:
                 record.epoch,
                 record.reason,
             )
-            # After the broadcast has begun: a slow disk must not delay the replicas.
+            # After the replicas have been told: a slow disk must not delay the replicas.
             asyncio.get_running_loop().call_soon(self._log.write, record)
-        return send
 
 
 def _parse_ack(ack: Mapping[str, Any]) -> DirectiveAck:

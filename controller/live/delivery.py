@@ -1,79 +1,107 @@
-"""How a directive reaches every replica, and when all have it: standing calls, a broadcast to the rest, acknowledgements."""
+"""How a directive reaches every replica, and when all have it. Each replica waits in a call of its own, which is answered then.
+
+A call from the replica comes by another way than one to it: its answer arrives in whatever thread has asked, and not on the event
+loop that writes the replica's answers.
+"""
 
 import asyncio
-import logging
+import secrets
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from controller.audit import BroadcastRecord, BroadcastStats
 from controller.decide.loop import ControlLoop
 from controller.live.decision_log import DecisionLog
-from controller.live.quiet import Quiet
 from controller.live.recording import RecordingLoop
-from controller.live.standing_calls import Sent, StandingCalls
-from controller.live.transport import Broadcast
-from controller.messages import Directive
 
-log = logging.getLogger(__name__)
-
-CANNOT_REACH_EVERY_S = 10.0
+BETWEEN_S = 2.0  # a replica that has asked so lately will ask again: it is about to acknowledge
 BROADCASTS_KEPT = 1000  # whose times the status summarises
 
 
 class Delivery:
-    """Sends directives, on one event loop.
+    """Answers the replicas' calls, on one event loop.
 
     Args:
-        loop: knows the replicas and takes their acknowledgements.
-        broadcast: the way to replicas that have no standing call.
+        loop: knows the replicas, what each must do, and takes their acknowledgements.
         decision_log: in which it is written how long a directive took to reach all.
-        quiet: says how often the log may complain.
+        clock: seconds, monotonic.
     """
 
     def __init__(
-        self, loop: ControlLoop | RecordingLoop, broadcast: Broadcast, decision_log: DecisionLog, quiet: Quiet
+        self, loop: ControlLoop | RecordingLoop, decision_log: DecisionLog, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._loop, self._broadcast, self._log, self._quiet = loop, broadcast, decision_log, quiet
-        self._calls = StandingCalls()
+        self._loop, self._log, self._clock = loop, decision_log, clock
+        self._life = secrets.token_hex(8)
+        self._told_epoch = 0
+        self._waiting: dict[str, asyncio.Future[bool]] = {}
+        self._left_s: dict[str, float] = {}  # when each replica's last call was answered, by the clock
         self._all_acked = asyncio.Event()  # the newest directive, by every replica
-        self._sends: set[asyncio.Task[None]] = set()
         self._converged: BroadcastRecord | None = None
         self._ack_ms: deque[float] = deque(maxlen=BROADCASTS_KEPT)
 
-    async def awaited(self, replica_id: str, seen: str | None) -> Sent | None:
-        """Return what is sent to a replica next, or has been sent since it saw something: its standing call."""
-        return await self._calls.wait(replica_id, seen)
+    @property
+    def token(self) -> str:
+        """Names the present directive; unlike those of any other controller."""
+        return f"{self._life}-{self._loop.epoch}"
 
-    def send(self, directive: Directive, limit_s: float) -> asyncio.Task[None]:
-        """Begin to send; the task ends when every replica has acknowledged, or after the limit. Never waits."""
-        self._calls.send(directive)
-        task = asyncio.get_running_loop().create_task(self._send(directive, limit_s))
-        self._sends.add(task)
-        task.add_done_callback(self._sends.discard)
-        return task
+    async def next(self, replica_id: str, seen: str | None, renew_s: float) -> dict[str, Any] | None:
+        """Return the directive as soon as it is another one than the caller has seen, and else after ``renew_s``.
 
-    def note_converged(self) -> None:
-        """Write how long a directive took to reach every replica, once per epoch; to be called after each acknowledgement."""
-        converged = self._loop.converged()
-        if converged is not None:
-            self._all_acked.set()
-        if converged is None or (self._converged is not None and self._converged.epoch == converged[0].epoch):
-            return
-        directive, replicas, after_s = converged
-        self._converged = BroadcastRecord(
-            wall_s=time.time(),
-            epoch=directive.epoch,
-            mode=directive.mode,
-            replicas=replicas,
-            last_ack_ms=after_s * 1e3,
-        )
-        self._ack_ms.append(self._converged.last_ack_ms)
-        self._log.write(self._converged)
+        A replica that nothing has been heard of waits for its first snapshot. A newer call of the same replica takes the place of
+        an older one, whose answer was lost, and is answered at once.
+
+        Args:
+            replica_id: of the caller.
+            seen: token of the directive that it saw last; None: of none yet.
+            renew_s: how long it waits for news.
+
+        Returns:
+            ``{"token": text, "directive": {...}}``; None: ask again.
+        """
+        older = self._waiting.pop(replica_id, None)
+        if older is not None:
+            older.set_result(False)
+        elif self._loop.directive_for(replica_id) is None or seen == self.token:
+            mine = self._waiting[replica_id] = asyncio.get_running_loop().create_future()
+            try:
+                done, _ = await asyncio.wait({mine}, timeout=renew_s)
+                if done and not mine.result():
+                    return None
+            finally:
+                if self._waiting.get(replica_id) is mine:
+                    del self._waiting[replica_id]
+        self._left_s[replica_id] = self._clock()
+        directive = self._loop.directive_for(replica_id)
+        return None if directive is None else {"token": self.token, "directive": directive.model_dump(mode="json")}
+
+    def tell(self, newcomer: str | None = None) -> None:
+        """Answer every call that waits if the directive is another one; else that of a replica heard of for the first time."""
+        if self._loop.epoch != self._told_epoch:
+            self._told_epoch = self._loop.epoch
+            for replica_id in list(self._waiting):
+                self._waiting.pop(replica_id).set_result(True)
+        elif newcomer is not None and newcomer in self._waiting:
+            self._waiting.pop(newcomer).set_result(True)
+        self._note_converged()
+
+    async def acknowledged(self, limit_s: float) -> None:
+        """Wait until every replica has acknowledged the newest directive, but no longer than the limit."""
+        try:
+            async with asyncio.timeout(limit_s):
+                while self._loop.converged() is None:
+                    self._all_acked.clear()
+                    await self._all_acked.wait()
+        except TimeoutError:
+            pass
 
     def listening(self) -> set[str]:
-        """Return the replicas that are told at once: they have a standing call."""
-        return self._calls.listening() & self._loop.replica_ids
+        """Return the replicas that are told at once: they wait, or are about to ask again."""
+        since_s = self._clock() - BETWEEN_S
+        self._left_s = {replica_id: at_s for replica_id, at_s in self._left_s.items() if at_s >= since_s}
+        asked = (*self._waiting, *self._left_s)
+        return {replica_id for replica_id in asked if self._loop.directive_for(replica_id) is not None}
 
     def status(self) -> dict[str, Any]:
         """Fields of a ``StatusReport``."""
@@ -83,38 +111,25 @@ class Delivery:
             "standing_calls": len(self.listening()),
         }
 
-    async def close(self) -> None:
-        """Stop sending, and answer the calls that wait."""
-        tasks = list(self._sends)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._calls.close()
+    def close(self) -> None:
+        """Answer every call that waits with nothing."""
+        for replica_id in list(self._waiting):
+            self._waiting.pop(replica_id).set_result(False)
 
-    async def _send(self, directive: Directive, limit_s: float) -> None:
-        """Broadcast to those who do not wait for it in a standing call; return when every replica has acknowledged."""
-        try:
-            async with asyncio.timeout(limit_s):
-                known = self._loop.replica_ids
-                if known and known <= self._calls.listening():
-                    await self._acknowledged()
-                    return
-                acks = await self._broadcast(directive)
-        except Exception as error:
-            # Not an error of ours: replicas catch up from the answer to their next snapshot.
-            if self._quiet.may_say("broadcast", CANNOT_REACH_EVERY_S):
-                log.warning("directive epoch %d could not be broadcast: %r", directive.epoch, error)
+    def _note_converged(self) -> None:
+        """Write how long a directive took to reach every replica, once per epoch."""
+        converged = self._loop.converged()
+        if converged is None:
             return
-        now_s = time.monotonic()
-        for ack in acks:
-            self._loop.on_ack(now_s, ack)
-        self.note_converged()
-
-    async def _acknowledged(self) -> None:
-        """Wait until every replica has acknowledged the newest directive."""
-        while self._loop.converged() is None:
-            self._all_acked.clear()
-            await self._all_acked.wait()
+        self._all_acked.set()
+        epoch, mode, replicas, after_s = converged
+        if self._converged is not None and self._converged.epoch == epoch:
+            return
+        self._converged = BroadcastRecord(
+            wall_s=time.time(), epoch=epoch, mode=mode, replicas=replicas, last_ack_ms=after_s * 1e3
+        )
+        self._ack_ms.append(self._converged.last_ack_ms)
+        self._log.write(self._converged)
 
 
 def _statistics(last_ack_ms: deque[float]) -> BroadcastStats:

@@ -5,7 +5,7 @@ A line is an object with ``kind`` and, but for the first, ``now_s`` of the loop'
 | kind     | besides                                            |
 |----------|----------------------------------------------------|
 | config   | schema_version, config: how the loop was made      |
-| snapshot | snapshot, epoch: of the answer                     |
+| snapshot | snapshot, epoch: after it                          |
 | ack      | ack                                                |
 | step     | effects                                            |
 | override | mode, ttl_s, replica_id, effects                   |
@@ -43,10 +43,9 @@ class RecordingLoop:
         self._lines = RotatingLines(path, MAX_FILE_BYTES, FILES_KEPT)
         self._write("config", schema_version=SCHEMA_VERSION, config=config.model_dump(mode="json"))
 
-    def on_snapshot(self, now_s: float, snapshot: ReplicaSnapshot) -> Directive:
-        answer = self._loop.on_snapshot(now_s, snapshot)
-        self._write("snapshot", now_s=now_s, snapshot=snapshot.model_dump(mode="json"), epoch=answer.epoch)
-        return answer
+    def on_snapshot(self, now_s: float, snapshot: ReplicaSnapshot) -> None:
+        self._loop.on_snapshot(now_s, snapshot)
+        self._write("snapshot", now_s=now_s, snapshot=snapshot.model_dump(mode="json"), epoch=self._loop.epoch)
 
     def on_ack(self, now_s: float, ack: DirectiveAck) -> None:
         self._loop.on_ack(now_s, ack)
@@ -71,11 +70,14 @@ class RecordingLoop:
         dumped = config.model_dump(mode="json")
         return self._recorded("reload", lambda: self._loop.reload(now_s, config), now_s=now_s, config=dumped)
 
-    @property
-    def replica_ids(self) -> frozenset[str]:
-        return self._loop.replica_ids
+    def directive_for(self, replica_id: str) -> Directive | None:
+        return self._loop.directive_for(replica_id)
 
-    def converged(self) -> tuple[Directive, int, float] | None:
+    @property
+    def epoch(self) -> int:
+        return self._loop.epoch
+
+    def converged(self) -> tuple[int, DirectiveMode, int, float] | None:
         return self._loop.converged()
 
     def status(self, now_s: float) -> StatusReport:
@@ -103,7 +105,6 @@ def effects_as_json(effects: Effects) -> dict[str, Any]:
     """Effects as JSON knows them; floats survive exactly."""
     return {
         **asdict(effects),
-        "directives": [directive.model_dump(mode="json") for directive in effects.directives],
         "record": None if effects.record is None else effects.record.model_dump(mode="json"),
         "notes": [note.model_dump(mode="json") for note in effects.notes],
     }

@@ -1,10 +1,11 @@
 """Policies that never change their mind: always FP16, always FP8, or a rule that the engine applies to every step."""
 
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from controller.policies.base import Decision, Observation, PolicySpec
+from controller.policies.base import Decision, PolicySpec
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
 from workload.frozen import FrozenModel
@@ -37,30 +38,17 @@ class TokenFraction(FrozenModel):
         return StepRule(fp8_budget_fraction=self.fraction)
 
 
-FP16 = Decision(DirectiveMode.FP16, "static_fp16")
-FP8 = Decision(DirectiveMode.FP8, "static_fp8")
+def _always(config: type[Any], decision: Callable[[Any], Decision]) -> PolicySpec[Any, None]:
+    """The policy that says the same whatever it observes."""
+
+    def start(given: Any) -> tuple[Decision, None]:
+        return decision(given), None
+
+    return PolicySpec(config, lambda observation, state, given: start(given), start, adaptive=False)
 
 
-def decide_fp16(observation: Observation, state: None, config: StaticFp16) -> tuple[Decision, None]:
-    """Always FP16."""
-    return FP16, None
-
-
-def decide_fp8(observation: Observation, state: None, config: StaticFp8) -> tuple[Decision, None]:
-    """Always FP8."""
-    return FP8, None
-
-
-def decide_token_fraction(observation: Observation, state: None, config: TokenFraction) -> tuple[Decision, None]:
-    """Always the paper's rule, step by step in the engine."""
-    return Decision(DirectiveMode.AUTO, "token_fraction", config.rule()), None
-
-
-SPEC_FP16 = PolicySpec(StaticFp16, decide_fp16, lambda config: (FP16, None), adaptive=False)
-SPEC_FP8 = PolicySpec(StaticFp8, decide_fp8, lambda config: (FP8, None), adaptive=False)
-SPEC_TOKEN_FRACTION = PolicySpec(
-    TokenFraction,
-    decide_token_fraction,
-    lambda config: (Decision(DirectiveMode.AUTO, "token_fraction", config.rule()), None),
-    adaptive=False,
+SPEC_FP16 = _always(StaticFp16, lambda config: Decision(DirectiveMode.FP16, "static_fp16"))
+SPEC_FP8 = _always(StaticFp8, lambda config: Decision(DirectiveMode.FP8, "static_fp8"))
+SPEC_TOKEN_FRACTION = _always(
+    TokenFraction, lambda config: Decision(DirectiveMode.AUTO, "token_fraction", config.rule())
 )

@@ -1,22 +1,24 @@
 """How a directive reaches every replica: both ends of the protocol, without I/O.
 
+A replica waits in a call to the controller. It is answered when the directive is another one than the caller has seen, and after
+``renew_s`` to renew the lease; the next call brings the acknowledgement. A call whose answer is lost is made again, and answered
+at once. Snapshots bring evidence, and what a replica has in force.
+
 Everything that affects the protocol's state lives in ``publisher`` and ``follower``. Times are seconds of the owner's own
 clock, which may step (``controller.protocol.clock``); the two ends never compare clocks. ``content`` means what a directive asks
-of one replica: mode, rule and admission scale. A directive may ask one mode of most and another of those it names.
+of one replica: mode, rule and admission scale.
 
 Publisher (the controller), epoch E:
 
 | event                                        | effect                                                    |
 |----------------------------------------------|-----------------------------------------------------------|
-| set_content, other than the present          | E + 1, to be sent; nobody has acknowledged                |
-| the operator's word                          | E + 1, to be sent; nobody has acknowledged                |
-| a replica names an epoch > E                 | its epoch + 1, same content, to be sent                   |
-| it names E, but other content, or no lease   | E + 1, same content, to be sent                           |
-| it refuses E as a conflict                   | E + 1, same content, to be sent                           |
+| set_content, other than the present          | E + 1; nobody has acknowledged                            |
+| the operator's word                          | E + 1; nobody has acknowledged                            |
+| a replica names an epoch > E                 | its epoch + 1, same content                               |
+| it names E, but other content, or no lease   | E + 1, same content                                       |
+| it refuses E as a conflict                   | E + 1, same content                                       |
 | it names E and its content                   | it has acknowledged                                       |
-| it names an epoch < E                        | nothing: the answer to its snapshot carries the directive |
-| timer                                        | send when new; soon and thrice again while a replica      |
-|                                              | lags; every renew_s while one lags or is silent           |
+| it names an epoch < E                        | it lags: its call is answered                             |
 
 A replica that names an epoch above ours has heard an earlier controller; one that names ours with other content has
 heard an earlier controller that had got as far. Neither happens twice for the same epoch, so that epochs stay small.

@@ -26,10 +26,10 @@ class InForce:
 
 
 class DirectiveFollower:
-    """The replica's end. A restarted replica starts at epoch 0 and catches up from the answer to its first snapshot.
+    """The replica's end. A restarted replica starts at epoch 0 and catches up with its first call.
 
     Args:
-        replica_id: finds the replica among a directive's exceptions, and goes into the acknowledgements.
+        replica_id: goes into the acknowledgements.
         mode: what is in force without a lease, until a directive brings another one, and without an order of the operator.
         rule: likewise.
     """
@@ -38,7 +38,7 @@ class DirectiveFollower:
         self._replica_id = replica_id
         self._lapsed = mode, rule
         self._clock = SteadyClock()
-        self._directive: Directive | None = None  # as it concerns this replica
+        self._directive: Directive | None = None
         self._expires_at_s = 0.0  # on the steady clock
         self._taken_at_s = 0.0  # on the steady clock
         self._expiry_reported = True  # whether on_timer has already said that the lease ran out
@@ -50,7 +50,7 @@ class DirectiveFollower:
 
     @property
     def latest(self) -> Directive | None:
-        """The newest directive accepted, as it concerns this replica, for what comes with it; None before the first."""
+        """The newest directive accepted, for what comes with it; None before the first."""
         return self._directive
 
     @property
@@ -72,7 +72,7 @@ class DirectiveFollower:
         """Take a directive in whatever order they arrive. Returns whether what is in force changed, and the answer."""
         steady_s = self._clock.read(now_s)
         before, mine = self._in_force(steady_s), self._directive
-        mode = directive.mode_for(self._replica_id)
+        mode = directive.mode
         if mine is not None and directive.epoch < mine.epoch:
             outcome = "older_epoch"
         elif mine is not None and directive.epoch == mine.epoch:
@@ -82,10 +82,9 @@ class DirectiveFollower:
             outcome = "applied"
         accepted = outcome in ("applied", "renewed")
         if accepted:
-            self._directive = _reduced(directive, self._replica_id)
+            self._directive = directive
             if directive.fallback is not None:
-                told = directive.fallback
-                self._lapsed = (mode, directive.rule) if told.keeps else (told.mode, told.rule or NO_RULE)
+                self._lapsed = directive.fallback.mode, directive.fallback.rule or NO_RULE
             self._expires_at_s = steady_s + directive.lease_s
             self._taken_at_s = steady_s
             self._expiry_reported = False
@@ -162,13 +161,3 @@ class DirectiveFollower:
             expired=False,
             admission_scale=directive.admission_scale,
         )
-
-
-def _reduced(directive: Directive, replica_id: str) -> Directive:
-    """The directive as it concerns one replica, without the names of others."""
-    if not directive.exceptions and not directive.replica_orders:
-        return directive
-    changes: dict[str, object] = {"mode": directive.mode_for(replica_id), "exceptions": {}, "replica_orders": {}}
-    if (own := directive.replica_orders.get(replica_id)) is not None:
-        changes |= {"order": own, "order_for_all": directive.order}
-    return directive.model_copy(update=changes)

@@ -12,7 +12,6 @@ from nestedfp.steps.step_rule import StepRule
 
 CONFLICT = "conflict"  # reason of an acknowledgement: the same epoch with other content
 NO_RULE = StepRule()
-RESENDS = 3  # of a new directive, soon after it; then it is left to renewals and to the answers to snapshots
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,38 +54,25 @@ class DirectivePublisher:
 
     Args:
         lease_s: how long a replica may act on a directive without hearing of it again.
-        renew_s: pause between two sends of the same directive.
         mode: what the first directive says; ``rule`` and ``reason`` likewise.
         epoch: of the first directive.
-        resend_s: pause before each of the first ``RESENDS`` repetitions to replicas that lag; None: ``renew_s``.
     """
 
     def __init__(
-        self,
-        lease_s: float,
-        renew_s: float,
-        mode: DirectiveMode,
-        rule: StepRule = NO_RULE,
-        reason: str = "start",
-        epoch: int = 1,
-        resend_s: float | None = None,
+        self, lease_s: float, mode: DirectiveMode, rule: StepRule = NO_RULE, reason: str = "start", epoch: int = 1
     ) -> None:
-        self.lease_s, self.renew_s = lease_s, renew_s
-        self.resend_s = renew_s if resend_s is None else min(resend_s, renew_s)
+        self.lease_s = lease_s
         self.content = Content(mode, rule)
         self.reason = reason
         self.epoch = epoch
         self.slo_ms: tuple[float, float] | None = None  # (ttft, tpot), told along with every directive
-        self.fallback: Fallback | None = None  # likewise
+        self.fallback: Fallback | None = None  # likewise; None: a replica goes on as the directive has it
         self.stated = Stated()  # likewise
         self._peers: dict[str, _Peer] = {}
         self._lagging: set[str] = set()  # peers that have not acknowledged the present epoch
         self._set_at_s: float | None = None
         self._last_ack_at_s: float | None = None
-        self._sent: tuple[int, float] | None = None  # epoch and time of the last send
-        self._resends_left = 0
-        self._none_silent_before_s = 0.0  # until then nobody can have been silent for renew_s
-        self._answers: dict[DirectiveMode, Directive] = {}  # of the present epoch
+        self._made: dict[DirectiveMode, Directive] = {}  # of the present epoch
 
     @property
     def mode(self) -> DirectiveMode:
@@ -98,51 +84,33 @@ class DirectivePublisher:
         """Thresholds of the mode ``auto``."""
         return self.content.rule
 
-    def set_mode(self, now_s: float, mode: DirectiveMode, rule: StepRule, reason: str) -> Directive:
-        """Ask the same of all replicas, under a new epoch; the admission scale stays."""
-        self._set(now_s, Content(mode, rule, admission_scale=self.content.admission_scale), reason)
-        return self.current()
-
     def set_content(self, now_s: float, content: Content, reason: str, *, anew: bool = False) -> bool:
-        """Make a new directive unless the present one asks for the same, or if ``anew``; ``due`` will ask to send it."""
+        """Make a new directive unless the present one asks for the same, or if ``anew``."""
         if content == self.content and not anew:
             return False
         self._set(now_s, content, reason)
         return True
 
-    def set_terms(
-        self,
-        lease_s: float,
-        renew_s: float,
-        slo_ms: tuple[float, float] | None,
-        fallback: Fallback | None = None,
-    ) -> None:
+    def set_terms(self, lease_s: float, slo_ms: tuple[float, float] | None, fallback: Fallback | None = None) -> None:
         """Change what comes with every directive but is no content of it."""
-        self.resend_s = min(self.resend_s, renew_s)
-        self.lease_s, self.renew_s, self.slo_ms, self.fallback = lease_s, renew_s, slo_ms, fallback
-        self._none_silent_before_s = 0.0
-        self._answers.clear()
+        self.lease_s, self.slo_ms, self.fallback = lease_s, slo_ms, fallback
+        self._made.clear()
 
     def state(self, stated: Stated) -> None:
-        """Tell replicas what is no content either: the answers to their snapshots bring it soon enough."""
+        """Tell replicas what is no content either: the next renewal brings it soon enough."""
         if stated != self.stated:
             self.stated = stated
-            self._answers.clear()
+            self._made.clear()
 
-    def current(self) -> Directive:
-        """The directive with a full lease: what is broadcast."""
-        exceptions, orders = dict(self.content.exceptions), dict(self.stated.replica_orders)
-        return self._directive(self.content.mode, exceptions, self.stated.order, orders)
-
-    def answer(self, replica_id: str) -> Directive:
-        """The same for one replica, without the names of others: the answer to its snapshot."""
+    def directive_for(self, replica_id: str) -> Directive:
+        """The directive of one replica, with a full lease."""
         mode = self.content.mode_for(replica_id)
         if (own := self.stated.replica_orders.get(replica_id)) is not None:
-            return self._directive(mode, {}, own, order_for_all=self.stated.order)
-        answer = self._answers.get(mode)
-        if answer is None:
-            answer = self._answers[mode] = self._directive(mode, {}, self.stated.order)
-        return answer
+            return self._directive(mode, own, self.stated.order)
+        made = self._made.get(mode)
+        if made is None:
+            made = self._made[mode] = self._directive(mode, self.stated.order, None)
+        return made
 
     def on_report(
         self,
@@ -192,7 +160,7 @@ class DirectivePublisher:
         )
 
     def on_ack(self, now_s: float, ack: DirectiveAck) -> None:
-        """Learn a replica's answer to a broadcast."""
+        """Learn a replica's answer to a directive."""
         self.on_report(
             now_s,
             ack.replica_id,
@@ -209,7 +177,7 @@ class DirectivePublisher:
         return peer is not None and peer.acked
 
     def last_heard(self, replica_id: str) -> tuple[int, DirectiveMode] | None:
-        """The epoch and mode that the replica last named; newer than its snapshot when a broadcast came between."""
+        """The epoch and mode that the replica last named; newer than its snapshot when a directive came between."""
         peer = self._peers.get(replica_id)
         return None if peer is None else (peer.epoch, peer.directive)
 
@@ -230,39 +198,8 @@ class DirectivePublisher:
             del self._peers[replica_id]
             self._lagging.discard(replica_id)
 
-    def due(self, now_s: float) -> Directive | None:
-        """The directive if it should be sent to all replicas now; counts as sent."""
-        if self._sent is None or self._sent[0] != self.epoch:
-            wanted, self._resends_left = True, RESENDS
-        elif (again_s := self.resend_at_s()) is not None and now_s >= again_s:
-            wanted, self._resends_left = True, self._resends_left - 1
-        else:
-            wanted = now_s - self._sent[1] >= self.renew_s and (bool(self._lagging) or self._anyone_silent(now_s))
-        if not wanted:
-            return None
-        self._sent = (self.epoch, now_s)
-        return self.current()
-
-    def resend_at_s(self) -> float | None:
-        """When a new directive is to be sent again, because a replica lags; None: not before the next renewal."""
-        if self._sent is None or not self._lagging or self._resends_left == 0:
-            return None
-        return self._sent[1] + self.resend_s
-
-    def _anyone_silent(self, now_s: float) -> bool:
-        if now_s < self._none_silent_before_s or not self._peers:
-            return False
-        earliest_s = min(peer.heard_at_s for peer in self._peers.values())
-        self._none_silent_before_s = earliest_s + self.renew_s
-        return now_s - earliest_s > self.renew_s
-
     def _directive(
-        self,
-        mode: DirectiveMode,
-        exceptions: dict[str, DirectiveMode],
-        order: StandingOrder | None,
-        replica_orders: dict[str, StandingOrder] | None = None,
-        order_for_all: StandingOrder | None = None,
+        self, mode: DirectiveMode, order: StandingOrder | None, order_for_all: StandingOrder | None
     ) -> Directive:
         ttft_ms, tpot_ms = self.slo_ms or (None, None)
         return Directive(
@@ -271,15 +208,13 @@ class DirectivePublisher:
             lease_s=self.lease_s,
             reason=self.reason,
             rule=self.content.rule,
-            exceptions=exceptions,
             admission_scale=self.content.admission_scale,
             slo_ttft_ms=ttft_ms,
             slo_tpot_ms=tpot_ms,
-            fallback=self.fallback,
+            fallback=self.fallback or Fallback(mode=mode, rule=self.content.rule),
             desired_replicas=self.stated.desired_replicas,
             order=order,
             order_for_all=order_for_all,
-            replica_orders=replica_orders or {},
             replicas=self.stated.replicas,
             fp16_replicas=self.stated.fp16_replicas,
         )
@@ -301,7 +236,7 @@ class DirectivePublisher:
     def _raise_above(self, now_s: float, epoch: int) -> None:
         self.epoch = epoch + 1
         self._set_at_s, self._last_ack_at_s = now_s, None
-        self._answers.clear()
+        self._made.clear()
         self._lagging = set(self._peers)
         for peer in self._peers.values():
             peer.acked = False

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from controller.config import ControllerConfig
-from controller.messages import Directive, ReplicaSnapshot
+from controller.messages import ReplicaSnapshot
 from deploy.access.admission import Admission
 from deploy.agent.enforcement import Enforcement, SharedFollower
 from deploy.agent.standing_call import Call, StandingCall
@@ -30,13 +30,14 @@ HUNG_AFTER_S = 8.0  # no step of a sound engine takes so long; Serve then asks t
 # Requests in an engine found to hang are ended then: before Serve ends the replica, which would cut them off without a word.
 GIVEN_UP_AFTER_S = 2.0
 WATCH_PERIOD_S = 0.25
+LATE = 2.0  # times renew_s: the controller has not answered the call for directives
 
 
 class ControllerLink(Protocol):
     """The way to the controller."""
 
-    async def report(self, snapshot: dict[str, Any]) -> dict[str, Any] | None:
-        """Send a snapshot; return the current directive, or None when the controller has none. Raises when unreachable."""
+    async def report(self, snapshot: dict[str, Any]) -> None:
+        """Send a snapshot. Raises when unreachable."""
 
 
 class ReplicaAgent:
@@ -46,6 +47,7 @@ class ReplicaAgent:
         replica_id: the name of the replica in the controller's status.
         engine: calls a utility of the engine core by name.
         controller: the way to the controller.
+        call: waits for the controller's next directive; see ``StandingCall``.
         config: periods, objectives, and the policy, from which follows what holds when the controller's lease runs out.
         admission: the replica's admission control, whose scale the controller sets; None: a replica without one.
         meter: of the path that the replica's requests take; None: a replica without one.
@@ -58,6 +60,7 @@ class ReplicaAgent:
         replica_id: str,
         engine: EngineCall,
         controller: ControllerLink,
+        call: Call,
         config: ControllerConfig,
         admission: Admission | None = None,
         meter: PathMeter | None = None,
@@ -79,7 +82,8 @@ class ReplicaAgent:
         self._started_s = time.monotonic()
         self._follower = SharedFollower(replica_id, *config.lapsed)
         self._enforcement = Enforcement(self._follower, self._admission, engine, lambda: time.monotonic())
-        self._standing_call: StandingCall | None = None
+        # Soon enough that an answer which was lost costs no lease.
+        self._standing_call = StandingCall(call, self._enforcement.take, LATE * config.renew_s, self._has_asked)
         self._meter = meter or PathMeter()
         self._stats: dict[str, Any] | None = None
         self._stats_at_s = 0.0
@@ -88,6 +92,7 @@ class ReplicaAgent:
         self._tasks: list[asyncio.Task[None]] = []
         self._reachable = True
         self._asked = asyncio.Event()  # the controller, once, whether or not it has answered
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     # -- life cycle ----------------------------------------------------------------------------------------------------
 
@@ -97,14 +102,15 @@ class ReplicaAgent:
         No request comes before: one that comes while an operator's override holds must not meet the fallback.
         """
         self._started_s = time.monotonic()
+        self._loop = asyncio.get_running_loop()
         await self._enforcement.put_in_force()
         self._stats_at_s = self._started_s
         loops = (self._poll_engine(), self._watch_engine(), self._report(), self._meter.probe())
         self._tasks = [asyncio.create_task(loop) for loop in loops]
+        self._standing_call.start()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REPORT_TIMEOUT_S + ENGINE_TIMEOUT_S):
                 await self._asked.wait()
-                await self._enforcement.put_in_force()
 
     async def stop(self) -> None:
         """End the loops, and the thread and the line where directives come past them."""
@@ -112,32 +118,14 @@ class ReplicaAgent:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._standing_call is not None:
-            await asyncio.to_thread(self._standing_call.stop)
+        await asyncio.to_thread(self._standing_call.stop)
         self._enforcement.close()
 
     # -- directives ----------------------------------------------------------------------------------------------------
 
-    async def apply(self, directive: dict[str, Any]) -> dict[str, Any]:
-        """Take a directive; return the acknowledgement once the engine runs its next step under what is in force.
-
-        Raises:
-            pydantic.ValidationError: for a malformed directive; nothing changes then.
-        """
-        return await self._enforcement.apply(directive)
-
-    async def wait_for_directives(self, call: Call) -> None:
-        """Take directives in a thread of their own from now on, past the running event loop.
-
-        Args:
-            call: waits for the controller's next directive; see ``StandingCall``.
-
-        Raises:
-            OSError: the engine core could be given no line of its own.
-        """
-        await self._enforcement.open_line()
-        self._standing_call = StandingCall(call, self._enforcement.take)
-        self._standing_call.start()
+    def _has_asked(self) -> None:
+        if self._loop is not None and not self._asked.is_set():
+            self._loop.call_soon_threadsafe(self._asked.set)
 
     def _follow(self) -> None:
         """Have the engine follow, beside the reports: one that hangs must not keep its replica from saying so."""
@@ -315,20 +303,15 @@ class ReplicaAgent:
             async with asyncio.timeout(
                 REPORT_TIMEOUT_S
             ):  # not wait_for: up to Python 3.11 that may swallow a cancellation
-                directive = await self._controller.report(snapshot)
+                await self._controller.report(snapshot)
         except Exception as error:
             if self._reachable:
                 log.warning("the controller is not reachable (%r); the directive holds until its lease ends", error)
             self._reachable = False
-            self._asked.set()
             return
         if not self._reachable:
             log.warning("the controller is reachable again")
         self._reachable = True
-        if directive is not None:
-            self._follower.on_directive(time.monotonic(), Directive.model_validate(directive))
-            self._follow()
-        self._asked.set()
 
     def snapshot(self, now_s: float) -> ReplicaSnapshot:
         """Build the replica's snapshot from the newest engine statistics."""

@@ -1,7 +1,6 @@
-"""Has the engine do what the replica's follower says: from the event loop, and from the thread of the standing call.
+"""Has the engine do what the replica's follower says, over the engine core's own line (directive_sender.py).
 
-Over the engine core's own line where there is one (directive_sender.py), which needs no event loop; else by a call of the
-engine, which does.
+Directives come in the thread of the standing call and pass the event loop by; the event loop opens the line and sees to leases.
 """
 
 import asyncio
@@ -20,8 +19,6 @@ from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
 
 log = logging.getLogger(__name__)
-
-SET_DIRECTIVE = "nestedfp_set_directive"
 
 
 class SharedFollower(DirectiveFollower):
@@ -87,79 +84,55 @@ class Enforcement:
     ) -> None:
         self._follower, self._admission, self._engine, self._clock = follower, admission, engine, clock
         self._line: DirectiveLine | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._applied: _Wanted | None = None
-        # The engine sees directives in order: one at a time on the event loop, and one at a time on the line.
-        self._on_loop = asyncio.Lock()
-        self._on_line = threading.Lock()
-
-    async def open_line(self) -> None:
-        """Have directives go over the engine core's own line from now on.
-
-        Raises:
-            OSError: none could be made.
-        """
-        self._loop = asyncio.get_running_loop()
-        async with self._on_loop:
-            self._line = await DirectiveLine.open(self._engine)
+        self._opening = asyncio.Lock()
+        self._telling = threading.Lock()  # the engine sees directives in order
 
     def close(self) -> None:
         """Close the line, if there is one."""
         if self._line is not None:
             self._line.close()
 
-    async def apply(self, directive: dict[str, Any]) -> dict[str, Any]:
-        """Take a directive on the event loop; return the acknowledgement once the engine runs its next step under it.
+    def take(self, directive: dict[str, Any]) -> dict[str, Any]:
+        """Take a directive in a thread beside the event loop; return the acknowledgement once the next step runs under it.
 
         Raises:
             pydantic.ValidationError: for a malformed directive; nothing changes then.
+            OSError: the line has broken; ``put_in_force`` opens it anew.
         """
-        ack = self._accept(directive)
-        await self.put_in_force()
-        return ack
-
-    def take(self, directive: dict[str, Any]) -> dict[str, Any]:
-        """Do the same in a thread beside the event loop, which need not run for it unless the line has broken."""
-        if self._line is None:
-            assert self._loop is not None, "the line is opened before a thread takes directives"
-            return asyncio.run_coroutine_threadsafe(self.apply(directive), self._loop).result()
-        ack = self._accept(directive)
+        _, ack = self._follower.on_directive(self._clock(), Directive.model_validate(directive))
         self._tell()
-        return ack
+        result: dict[str, Any] = DirectiveAck.model_dump(ack, mode="json")
+        return result
 
     async def put_in_force(self) -> None:
-        """Bring the engine in line with the follower, on the event loop."""
-        async with self._on_loop:
-            if (wanted := self._wanted()) is None:
+        """Bring the engine in line with the follower, on the event loop: at the start, when a lease ends, when the line broke."""
+        async with self._opening:
+            if self._wanted() is None:
                 return
-            if self._line is not None:
-                await asyncio.to_thread(self._tell)
-                return
-            await self._engine(SET_DIRECTIVE, wanted.content())
-            self._applied = wanted
+            if self._line is None:
+                self._line = await DirectiveLine.open(self._engine)
+            await asyncio.to_thread(self._tell)
 
     def _tell(self) -> None:
         """Bring the engine in line with the follower, over the line."""
-        with self._on_line:
+        with self._telling:
             if (wanted := self._wanted()) is None:
                 return
             if self._line is None:
-                raise ConnectionError("the line for directives has broken meanwhile")
+                raise ConnectionError(
+                    "the line for directives is not open; the event loop opens it within a report's time"
+                )
             try:
                 self._line.tell(wanted.content())
             except TimeoutError:
                 raise
             except OSError as error:
-                log.warning("the line for directives broke, they go with the requests from now on: %r", error)
+                log.warning("the line for directives broke and is opened anew: %r", error)
                 self._line.close()
                 self._line = None
                 raise
             self._applied = wanted
-
-    def _accept(self, directive: dict[str, Any]) -> dict[str, Any]:
-        _, ack = self._follower.on_directive(self._clock(), Directive.model_validate(directive))
-        result: dict[str, Any] = DirectiveAck.model_dump(ack, mode="json")
-        return result
 
     def _wanted(self) -> _Wanted | None:
         """What the engine must be told; None: it knows."""

@@ -7,6 +7,7 @@ still, or whose step does not end, answers none, and its replica leaves the rout
 import asyncio
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from controller.config import ControllerConfig
@@ -19,8 +20,11 @@ ANSWERS_BETWEEN_STEPS = "is_scheduler_paused"  # vLLM's own, and it only reads
 class Uncontrolled:
     """The way to a controller where there is none."""
 
-    async def report(self, snapshot: dict[str, Any]) -> dict[str, Any] | None:
+    async def report(self, snapshot: dict[str, Any]) -> None:
         return None
+
+    def next_directive(self, ack: dict[str, Any] | None, seen: str | None) -> "Future[dict[str, Any] | None]":
+        raise ConnectionError("a plain engine has no controller")
 
 
 class PlainAgent(ReplicaAgent):
@@ -36,7 +40,8 @@ class PlainAgent(ReplicaAgent):
     def __init__(
         self, engine: EngineCall, meter: PathMeter, dead: Callable[[], bool], give_up: Callable[[Exception], None]
     ) -> None:
-        super().__init__("plain", engine, Uncontrolled(), ControllerConfig(), None, meter, dead, give_up)
+        nobody = Uncontrolled()
+        super().__init__("plain", engine, nobody, nobody.next_directive, ControllerConfig(), None, meter, dead, give_up)
 
     async def start(self) -> None:
         self._stats_at_s = time.monotonic()

@@ -15,12 +15,11 @@ class ServeControllerLink:
     def __init__(self) -> None:
         self._actor: Any = None
 
-    async def report(self, snapshot: dict[str, Any]) -> dict[str, Any] | None:
+    async def report(self, snapshot: dict[str, Any]) -> None:
         try:
             if self._actor is None:
                 self._actor = await asyncio.to_thread(serve.get_deployment_actor, CONTROLLER_ACTOR)
-            directive: dict[str, Any] | None = await self._actor.report.remote(snapshot)
-            return directive
+            await self._actor.report.remote(snapshot)
         except BaseException:
             self._actor = None
             raise

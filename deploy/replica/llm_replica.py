@@ -151,15 +151,15 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             replica_id=context.replica_id.unique_id,
             engine=self.engine.call,
             controller=ServeControllerLink(),
+            call=DirectiveCall(context.replica_id.unique_id),
             config=ControllerConfig.model_validate(controller),
             admission=self._admission,
             meter=self._meter,
             dead=lambda: self.engine.dead,
             give_up=self.engine.give_up,
         )
-        await self._agent.start()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        await self._agent.wait_for_directives(DirectiveCall(context.replica_id.unique_id))
+        await self._agent.start()
         self._page = await self._metrics()
 
     async def _start_engine(self) -> None:
@@ -262,12 +262,6 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         await super().check_health()
         if self._watch is not None:
             self._watch.check_engine()
-
-    async def apply_directive(self, directive: dict[str, Any]) -> dict[str, Any]:
-        """Put a directive in force and return the acknowledgement; called by the controller's broadcast."""
-        if self._agent is None:
-            raise RuntimeError("this replica runs a plain engine: it has no precision to direct")
-        return await self._agent.apply(directive)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What the autoscaler's policy hears from this replica; called by Serve where it scales this deployment."""

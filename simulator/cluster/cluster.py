@@ -23,6 +23,7 @@ from simulator.engine.cost_table import EngineTable
 from simulator.engine.request import SimRequest
 from simulator.errors import SimulationError
 
+LATE = 2.0  # times renew_s: a call without an answer, as in the agent
 LONGEST_DRAIN_S = 7 * 86400.0  # a queue that lasts longer is a fault of the simulator
 
 
@@ -57,6 +58,9 @@ class Cluster:
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._events_made = 0
         self._controller_up = True
+        self._controllers = 1  # that there were
+        self._told_epoch = 0
+        self._waiting: dict[str, tuple[Replica, int]] = {}  # a replica's call, by the replica's name: its number
         self._incarnations = 0
         self._everyone: list[Replica] = []
         self.present: dict[str, Replica] = {}
@@ -134,21 +138,72 @@ class Cluster:
 
     def _snapshot_arrives(self, now_s: float, replica: Replica, snapshot: ReplicaSnapshot) -> None:
         if self._controller_up:
-            directive = self.loop.on_snapshot(now_s, snapshot)
-            for delay_s in self._network.fate():
-                self._at(now_s + delay_s, self._directive_arrives, replica, directive, False)
+            new = self.loop.directive_for(replica.name) is None
+            self.loop.on_snapshot(now_s, snapshot)
+            self._tell(now_s, replica.name if new else None)
 
-    def _directive_arrives(self, now_s: float, replica: Replica, directive: Directive, broadcast: bool) -> None:
+    # -- a replica waits in a call for the next directive, as live (controller/live/delivery.py) -----------------------
+
+    def _call(self, now_s: float, replica: Replica, ack: DirectiveAck | None) -> None:
+        """A replica asks, and asks again where no answer comes."""
         if replica.gone:
             return
-        ack = replica.take(now_s, directive)
-        if broadcast:  # the answer to a snapshot is not acknowledged: the next snapshot tells
-            for delay_s in self._network.fate():
-                self._at(now_s + delay_s, self._ack_arrives, ack)
+        replica.calls += 1
+        for delay_s in self._network.fate():
+            self._at(now_s + delay_s, self._call_arrives, replica, replica.calls, replica.seen, ack)
+        self._at(now_s + LATE * self._config.renew_s, self._late, replica, replica.calls)
 
-    def _ack_arrives(self, now_s: float, ack: DirectiveAck) -> None:
-        if self._controller_up:
+    def _late(self, now_s: float, replica: Replica, call: int) -> None:
+        if replica.calls == call:
+            self._call(now_s, replica, None)
+
+    def _call_arrives(
+        self, now_s: float, replica: Replica, call: int, seen: str | None, ack: DirectiveAck | None
+    ) -> None:
+        if not self._controller_up or replica.gone:
+            return
+        if ack is not None:
             self.loop.on_ack(now_s, ack)
+            self._tell(now_s)
+        older = self._waiting.pop(replica.name, None)
+        self._waiting[replica.name] = replica, call
+        if older is not None or (seen != self._token and self.loop.directive_for(replica.name) is not None):
+            self._answer(now_s, replica.name)
+        else:
+            self._at(now_s + self._config.renew_s, self._renew, replica, call)
+
+    def _renew(self, now_s: float, replica: Replica, call: int) -> None:
+        if self._waiting.get(replica.name) == (replica, call):
+            self._answer(now_s, replica.name)
+
+    def _tell(self, now_s: float, newcomer: str | None = None) -> None:
+        if self.loop.epoch != self._told_epoch:
+            self._told_epoch = self.loop.epoch
+            for name in list(self._waiting):
+                self._answer(now_s, name)
+        elif newcomer in self._waiting:
+            self._answer(now_s, newcomer)
+
+    def _answer(self, now_s: float, name: str) -> None:
+        replica, call = self._waiting.pop(name)
+        directive = self.loop.directive_for(name)
+        for delay_s in self._network.fate():
+            self._at(now_s + delay_s, self._directive_arrives, replica, call, self._token, directive)
+
+    @property
+    def _token(self) -> str:
+        return f"{self._controllers}-{self.loop.epoch}"
+
+    def _directive_arrives(
+        self, now_s: float, replica: Replica, call: int, token: str, directive: Directive | None
+    ) -> None:
+        if replica.gone:
+            return
+        ack = None
+        if directive is not None:
+            replica.seen, ack = token, replica.take(now_s, directive)
+        if replica.calls == call:  # and not the copy of an answer
+            self._call(now_s, replica, ack)
 
     def _step(self, now_s: float) -> None:
         """The controller decides."""
@@ -157,10 +212,7 @@ class Cluster:
             return
         effects = self.loop.step(now_s)
         self._at(effects.next_step_at_s, self._step)
-        for directive in effects.directives:
-            for replica in self.present.values():
-                for delay_s in self._network.fate():
-                    self._at(now_s + delay_s, self._directive_arrives, replica, directive, True)
+        self._tell(now_s)
         if effects.record is not None:
             self.records.append(effects.record)
         self.desired_replicas = effects.desired_replicas
@@ -193,6 +245,7 @@ class Cluster:
         else:
             self._begin_serving(now_s, replica)
         self._at(now_s + report_in_s, self._report, replica)
+        self._at(now_s + report_in_s, self._call, replica, None)
 
     def _begin_serving(self, now_s: float, replica: Replica) -> None:
         if not replica.gone and not replica.draining:
@@ -207,6 +260,7 @@ class Cluster:
     def _fail(self, now_s: float, failure: Failure) -> None:
         if failure.replica is None:
             self._controller_up = False
+            self._waiting.clear()
             self._at(now_s + failure.down_s, self._restart_controller)
             return
         replica = self.present.get(f"replica-{failure.replica:05d}")
@@ -222,6 +276,8 @@ class Cluster:
     def _restart_controller(self, now_s: float) -> None:
         self.loop = ControlLoop(self._config)
         self._controller_up = True
+        self._controllers += 1
+        self._told_epoch = 0
 
     def _scale(self, now_s: float, desired: int | None) -> None:
         """Ray Serve's autoscaler, without its delays: replicas are asked for at once and serve after a cold start."""

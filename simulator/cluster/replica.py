@@ -68,6 +68,8 @@ class Replica:
         self._follower = DirectiveFollower(name, *config.lapsed)
         self._directed: DirectiveMode | None = None
         self._seq = 0
+        self.calls = 0  # for directives: the number of the last one
+        self.seen: str | None = None  # token of the directive that it was told last
         self._slo_evaluated = 0
         self._within_slo = 0
         self._put_in_force(0.0)
@@ -100,7 +102,7 @@ class Replica:
         return "taken"
 
     def take(self, now_s: float, directive: Directive) -> DirectiveAck:
-        """A directive arrives, as a broadcast or as the answer to a snapshot."""
+        """A directive arrives."""
         changed, ack = self._follower.on_directive(now_s, directive)
         if directive.slo_ttft_ms is not None and directive.slo_tpot_ms is not None:
             self._slo_ms = (directive.slo_ttft_ms, directive.slo_tpot_ms)

@@ -1,8 +1,7 @@
-"""The live driver with an in-memory way to the replicas: real clock, real event loop, no Ray."""
+"""The live driver with replicas in memory: real clock, real event loop, real followers, no Ray."""
 
 import asyncio
 import json
-import logging
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -29,20 +28,28 @@ FAST = {
 
 
 class Replicas:
-    """Real followers behind a broadcast that the test can make slow or break."""
+    """Real followers, each in a standing call that the test can make slow."""
 
     def __init__(self, *names: str) -> None:
         self.followers = {name: DirectiveFollower(name, *ControllerConfig().lapsed) for name in names}
         self.received: list[Directive] = []
-        self.before_delivery: Callable[[], Awaitable[None]] | None = None
+        self.before_taking: Callable[[], Awaitable[None]] | None = None
         self.seq = 0
 
-    async def __call__(self, directive: Directive) -> list[DirectiveAck]:
-        if self.before_delivery is not None:
-            await self.before_delivery()
-        self.received.append(directive)
-        now_s = asyncio.get_running_loop().time()
-        return [follower.on_directive(now_s, directive)[1] for follower in self.followers.values()]
+    async def follow(self, actor: ControllerActor, name: str) -> None:
+        ack = seen = None
+        while True:
+            answer = await actor.next_directive(name, ack, seen)
+            ack = None
+            if answer is not None:
+                if self.before_taking is not None:
+                    await self.before_taking()
+                seen, directive = answer["token"], Directive.model_validate(answer["directive"])
+                self.received.append(directive)
+                ack = self.take(name, directive).model_dump(mode="json")
+
+    def take(self, name: str, directive: Directive) -> DirectiveAck:
+        return self.followers[name].on_directive(asyncio.get_running_loop().time(), directive)[1]
 
     async def report(self, actor: ControllerActor, **load: Any) -> None:
         self.seq += 1
@@ -57,8 +64,8 @@ class Replicas:
                 lease_remaining_s=follower.lease_remaining_s(now_s),
                 **load,
             )
-            answer = await actor.report(snapshot.model_dump(mode="json"))
-            follower.on_directive(now_s, Directive.model_validate(answer))
+            await actor.report(snapshot.model_dump(mode="json"))
+            await until(lambda follower=follower: follower.epoch > 0)
 
     def modes(self) -> set[str]:
         now_s = asyncio.get_running_loop().time()
@@ -75,10 +82,13 @@ def drive(
     async def main() -> None:
         replicas = Replicas("r0", "r1")
         paths = [None if path is None else str(path) for path in (log_path, record_path, config_path)]
-        actor = ControllerActor(config, "app", "deployment", paths[0], replicas, *paths[1:])
+        actor = ControllerActor(config, *paths)
+        calls = [asyncio.create_task(replicas.follow(actor, name)) for name in replicas.followers]
         try:
             await asyncio.wait_for(test(actor, replicas), 10)
         finally:
+            for call in calls:
+                call.cancel()
             await actor.close()
 
     asyncio.run(main())
@@ -89,17 +99,19 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-def test_a_report_is_answered_with_the_directive_in_force() -> None:
+def test_a_replica_is_told_with_its_first_snapshot_and_one_that_said_nothing_waits() -> None:
     async def test(actor: ControllerActor, replicas: Replicas) -> None:
-        as_dict = await actor.report(make_snapshot().model_dump(mode="json"))
-        as_json = await actor.report(make_snapshot(seq=2).model_dump_json())
-        assert as_dict == as_json
-        assert Directive.model_validate(as_dict).mode is DirectiveMode.FP16
+        stranger = asyncio.create_task(actor.next_directive("r9"))
+        await asyncio.sleep(0)
+        await actor.report(make_snapshot(replica_id="r9").model_dump_json())
+        answer = await stranger
+        assert answer is not None
+        assert Directive.model_validate(answer["directive"]).mode is DirectiveMode.FP16
 
     drive(test)
 
 
-def test_a_change_is_broadcast_without_waiting_for_reports() -> None:
+def test_a_change_is_told_without_waiting_for_reports() -> None:
     async def test(actor: ControllerActor, replicas: Replicas) -> None:
         await replicas.report(actor)
         assert replicas.modes() == {"fp16"}
@@ -157,10 +169,11 @@ def test_the_override_of_the_controller_before_is_in_force_from_the_first_report
 def test_an_inherited_override_ends_when_the_operator_said_although_no_replica_was_there_yet() -> None:
     async def test(actor: ControllerActor, replicas: Replicas) -> None:
         actor.inherit("fp8", 0.05)
-        await asyncio.sleep(0.1)
+        while (await actor.status())["override"] is not None:
+            await asyncio.sleep(0.01)
         await replicas.report(actor)
-        assert (await actor.status())["override"] is None
-        assert replicas.modes() == {"fp16"}
+        status = await actor.status()
+        assert (status["override"], status["replica_overrides"]) == (None, {})
 
     drive(test)
 
@@ -186,37 +199,19 @@ def test_a_malformed_snapshot_is_refused_by_name_and_the_loop_goes_on() -> None:
     drive(test)
 
 
-def test_a_broadcast_that_fails_is_healed_by_the_answers_to_snapshots(caplog: pytest.LogCaptureFixture) -> None:
-    async def fail() -> None:
-        raise ConnectionError("no route")
-
-    async def test(actor: ControllerActor, replicas: Replicas) -> None:
-        replicas.before_delivery = fail
-        await replicas.report(actor)
-        await actor.set_override("fp8")
-        assert replicas.received == []
-        await replicas.report(actor)
-        assert replicas.modes() == {"fp8"}
-        await replicas.report(actor)
-        status = await actor.status()
-        assert all(replica["acked"] for replica in status["replicas"])
-        assert status["broadcast"]["mode"] == "fp8"
-
-    with caplog.at_level(logging.WARNING):
-        drive(test)
-    assert caplog.text.count("could not be broadcast") == 1  # said once, not with every retry
-
-
-def test_a_broadcast_that_hangs_blocks_neither_the_loop_nor_the_next_broadcast() -> None:
+def test_a_replica_that_hangs_blocks_neither_the_loop_nor_the_next_directive() -> None:
     async def test(actor: ControllerActor, replicas: Replicas) -> None:
         await replicas.report(actor)
-        replicas.before_delivery = lambda: asyncio.sleep(60)
+        go = asyncio.Event()
+        replicas.before_taking = go.wait  # type: ignore[assignment]
         hanging = asyncio.create_task(actor.set_override("fp8"))
         await asyncio.sleep(0.05)
-        replicas.before_delivery = None
-        await actor.set_override("fp16")
+        replicas.before_taking = None
+        newer = asyncio.create_task(actor.set_override("fp16"))
+        await asyncio.sleep(0.05)
+        go.set()
+        assert (await newer)["mode"] == (await hanging)["mode"] == "fp16"
         assert replicas.modes() == {"fp16"}
-        assert (await hanging)["mode"] == "fp16"  # returned although its own broadcast never arrived
 
     drive(test)
 
@@ -264,6 +259,7 @@ def test_a_restarted_actor_takes_over_from_replicas_that_know_higher_epochs() ->
             )
         await replicas.report(actor, oldest_wait_s=3.0)
         await replicas.report(actor, oldest_wait_s=3.0)
+        await until(lambda: all(follower.epoch > 41 for follower in replicas.followers.values()))
         status = await actor.status()
         assert status["epoch"] > 41
         assert replicas.modes() == {status["mode"]} == {"fp8"}
@@ -273,7 +269,7 @@ def test_a_restarted_actor_takes_over_from_replicas_that_know_higher_epochs() ->
 
 def test_a_wrong_configuration_is_refused_with_the_key() -> None:
     with pytest.raises(ValueError, match=r"^lease: unknown key"):
-        ControllerActor({"lease": 3}, "app", "deployment", None, Replicas())
+        ControllerActor({"lease": 3})
 
 
 # -- reload ------------------------------------------------------------------------------------------------------------
@@ -437,7 +433,7 @@ def test_the_status_shows_what_the_proxy_says_and_nothing_while_it_does_not_answ
         return answers[-1]
 
     async def main() -> None:
-        actor = ControllerActor(FAST, "app", "deployment", broadcast=Replicas("r0"), proxy_probe=probe)
+        actor = ControllerActor(FAST, proxy_probe=probe)
 
         async def shown() -> dict[str, Any] | None:
             before = asked

@@ -116,9 +116,8 @@ def test_a_reload_that_changes_no_content_keeps_the_epoch() -> None:
     cluster.carry_out(cluster.loop.reload(cluster.now_s, make_config("threshold", slo={"ttft_ms": 900})))
     assert (cluster.status.epoch, cluster.status.policy, cluster.status.config_loads) == (epoch, "threshold", 1)
     assert cluster.notes[-1].outcome is DecisionOutcome.RELOADED
-    # The objectives travel with the answers, so that replicas judge requests by the new ones.
-    answer = cluster.loop.on_snapshot(cluster.now_s, cluster.snapshot("r0", 0))
-    assert answer.slo_ttft_ms == 900
+    # The objectives travel with the directive, so that replicas judge requests by the new ones.
+    assert cluster.loop.directive_for("r0").slo_ttft_ms == 900
 
 
 def test_a_reload_is_no_way_round_the_dwell_and_keeps_an_override() -> None:

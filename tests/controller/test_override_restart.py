@@ -208,10 +208,10 @@ def test_a_follower_keeps_its_own_order_and_counts_down() -> None:
     follower = DirectiveFollower("r1", *ControllerConfig().lapsed)
     assert follower.order(0.0) is None
     for_all, own = StandingOrder(mode=FP8), StandingOrder(mode=FP16, remaining_s=10.0, for_all=False)
-    directive = Directive(epoch=1, mode=FP16, lease_s=1, reason="", order=for_all, replica_orders={"r1": own})
+    directive = Directive(epoch=1, mode=FP16, lease_s=1, reason="", order=own, order_for_all=for_all)
     follower.on_directive(5.0, directive)
     assert follower.order(9.0) == StandingOrder(mode=FP16, remaining_s=6.0, for_all=False)  # the lease has run out
     assert follower.order_for_all(9.0) == for_all
     assert follower.order(15.0) == StandingOrder(mode=FP16, remaining_s=0.0, for_all=False)  # over, and it was its own
-    follower.on_directive(16.0, directive.model_copy(update={"replica_orders": {}}))
+    follower.on_directive(16.0, directive.model_copy(update={"order": for_all, "order_for_all": None}))
     assert (follower.order(99.0), follower.order_for_all(99.0)) == (for_all, None)

@@ -44,7 +44,8 @@ def test_a_recorded_run_gives_the_same_effects(recording: Path, capsys: pytest.C
     assert said.startswith("equal: ")
     lines = [json.loads(line) for line in recording.read_text().splitlines()]
     assert {line["kind"] for line in lines} == {"config", "snapshot", "ack", "step", "override", "reload"}
-    modes = {directive["mode"] for line in lines for directive in line.get("effects", {}).get("directives", ())}
+    records = [line["effects"]["record"] for line in lines if line.get("effects", {}).get("record")]
+    modes = {record["to_mode"] for record in records}
     assert modes == {"fp16", "fp8"}
     assert sum("error" in line.get("effects", {}) for line in lines) == 1
 
@@ -58,10 +59,12 @@ def changed(recording: Path, kind: str, change: Any) -> list[str]:
 
 def test_the_first_difference_is_named(recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def change(line: dict[str, Any]) -> None:
-        line["effects"]["directives"][0]["mode"] = "auto"
+        line["effects"]["record"]["to_mode"] = "auto"
 
     lines = changed(recording, "override", change)
-    with pytest.raises(Difference, match=r"line \d+: effects of override: directives: recorded .*auto.*now .*fp16"):
+    with pytest.raises(
+        Difference, match=r"line \d+: effects of override: record: to_mode: recorded .*auto.*now .*fp16"
+    ):
         replay(lines)
     (tmp_path / "changed.jsonl").write_text("\n".join(lines) + "\n")
     assert main([str(tmp_path / "changed.jsonl")]) == 1

@@ -26,7 +26,6 @@ RECORDS: list[BaseModel] = [
         mode=DirectiveMode.FP16,
         lease_s=2,
         reason="x",
-        exceptions={"r7": DirectiveMode.FP8},
         admission_scale=0.512,
         slo_ttft_ms=200,
         slo_tpot_ms=33.3,
@@ -95,8 +94,3 @@ def test_records_are_immutable() -> None:
 def test_an_unknown_threshold_in_a_rule_is_refused() -> None:
     with pytest.raises(ValidationError, match="fp8_wait_ms"):
         Directive.model_validate({"epoch": 1, "mode": "auto", "lease_s": 1, "reason": "", "rule": {"fp8_wait_ms": 3}})
-
-
-def test_a_directive_says_what_each_replica_must_do() -> None:
-    directive = Directive(epoch=1, mode=DirectiveMode.FP16, lease_s=1, reason="", exceptions={"r7": DirectiveMode.FP8})
-    assert (directive.mode_for("r7"), directive.mode_for("r8")) == (DirectiveMode.FP8, DirectiveMode.FP16)

@@ -85,8 +85,9 @@ def test_after_a_lapse_a_restarted_controller_takes_no_deadlines_away_before_it_
 def test_the_first_answer_of_a_restarted_controller_changes_nothing() -> None:
     async def test(actor: Any, replicas: Any) -> None:
         rule = ControllerConfig().lapsed[1]
-        snapshot = make_snapshot(epoch=7, directive=AUTO, rule=rule, admission_scale=0.3)
-        answer = Directive.model_validate(await actor.report(snapshot.model_dump(mode="json")))
+        snapshot = make_snapshot(replica_id="r7", epoch=7, directive=AUTO, rule=rule, admission_scale=0.3)
+        await actor.report(snapshot.model_dump(mode="json"))
+        answer = Directive.model_validate((await actor.next_directive("r7"))["directive"])
         assert (answer.mode, answer.rule, answer.admission_scale) == (AUTO, rule, 0.3)
 
     drive(test, config={**FAST, "policy": {"name": "deadlines"}, "ladder": {"shed": True}})

@@ -16,7 +16,6 @@ from vllm.v1.engine.core import EngineCore
 
 from controller.config import ControllerConfig
 from controller.live.actor import ControllerActor
-from controller.messages import DirectiveAck
 from deploy.agent.agent import ReplicaAgent
 from deploy.agent.directive_sender import DirectiveLine, DirectiveRefused
 from nestedfp.vllm_plugin.scheduling.directive_receiver import THREAD_NAME, open_line
@@ -162,22 +161,15 @@ class Service:
         self.loops, self.threads = {}, []
         self.actor = self.agent = None
 
-        async def broadcast(directive):
-            # As Ray Serve does: the call runs on the replica's event loop.
-            ack = asyncio.run_coroutine_threadsafe(
-                self.agent.apply(directive.model_dump(mode="json")), self.loops["replica"]
-            )
-            return [DirectiveAck.model_validate(await asyncio.wrap_future(ack))]
-
         async def control():
-            self.actor = ControllerActor(config.model_dump(mode="json"), "app", "deployment", broadcast=broadcast)
+            self.actor = ControllerActor(config.model_dump(mode="json"))
 
         for name in ("controller", "replica"):
             loop = self.loops[name] = asyncio.new_event_loop()
             self.threads.append(threading.Thread(target=loop.run_forever, daemon=True))
             self.threads[-1].start()
         self.on("controller", control())
-        self.agent = ReplicaAgent("r0", core, self, config)
+        self.agent = ReplicaAgent("r0", core, self, self.call, config)
         self.on("replica", self.agent.start())
 
     def on(self, loop, coroutine):
@@ -210,7 +202,6 @@ def service(fresh, monkeypatch):
     # is over well before the replica's event loop goes on.
     monkeypatch.setattr("controller.live.actor.OVERRIDE_WAIT_S", LIMIT_S / 2)
     service = Service(fresh, ControllerConfig.model_validate({"lease_s": 60.0, "guards": {"warm_up_s": 0}}))
-    service.on("replica", service.agent.wait_for_directives(service.call))
     until(lambda: service.actor._delivery.listening() == {"r0"})
     yield service
     service.close()
@@ -246,23 +237,7 @@ def test_a_directive_is_acknowledged_while_the_replicas_event_loop_stands_still(
             over.set()
 
 
-def test_directives_of_both_ways_at_once_leave_the_newest_in_force(service, fresh):
-    """The event loop and the thread take them; the engine must end where the follower does."""
-    for _ in range(20):
-        for mode in ("fp8", "fp16"):
-            epoch = service.on("controller", service.actor.set_override(mode))["epoch"]
-            content = {"epoch": epoch, "mode": mode, "lease_s": 60.0, "reason": "test"}
-            acks = [
-                asyncio.run_coroutine_threadsafe(
-                    service.agent.apply({**content, "epoch": number}), service.loops["replica"]
-                )
-                for number in (epoch - 1, epoch)
-            ]
-            assert [ack.result(LIMIT_S)["accepted"] for ack in acks] == [False, True]
-            assert fresh.in_force == (mode, epoch)
-
-
-def test_where_the_line_breaks_directives_come_with_the_requests(service, fresh, caplog):
+def test_where_the_line_breaks_it_is_opened_anew(service, fresh, caplog):
     service.agent._enforcement._line._line.shutdown(socket.SHUT_RDWR)
     for mode in ("fp8", "fp16"):
         service.on("controller", service.actor.set_override(mode))

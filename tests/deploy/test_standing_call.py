@@ -57,7 +57,7 @@ def call(controller, taken, monkeypatch):
             raise RuntimeError("the engine refused a directive")
         return {"acknowledges": directive["epoch"]}
 
-    call = StandingCall(controller, take)
+    call = StandingCall(controller, take, late_after_s=60.0)
     call.start()
     yield call
     call.stop()
@@ -89,14 +89,14 @@ def test_a_controller_that_goes_is_said_once_and_the_next_one_is_called(call, co
         controller.gone = True
         waiting.set_exception(ConnectionError("the actor died"))
         deadline_s = time.monotonic() + 20
-        while "no directive comes by a standing call" not in caplog.text:
+        while "the controller does not answer the standing call" not in caplog.text:
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
         time.sleep(0.1)  # some more attempts
         controller.gone = False
         controller.next()[2].set_result(told("b", 3))
         assert controller.next()[0] == {"acknowledges": 3}
-    assert caplog.text.count("no directive comes by a standing call") == 1
+    assert caplog.text.count("the controller does not answer the standing call") == 1
     assert caplog.text.count("directives come by standing calls again") == 1
 
 
@@ -104,7 +104,7 @@ def test_a_controller_that_hangs_is_called_again_and_its_late_answer_is_no_answe
     monkeypatch, call, controller, taken
 ):
     def waits(seconds):
-        return lambda: monkeypatch.setattr("deploy.agent.standing_call.LATE_AFTER_S", seconds)
+        return lambda: monkeypatch.setattr(call, "_late_after_s", seconds)
 
     first = controller.next()[2]
     controller.at_calls = [waits(0.05), waits(60)]  # only the one is given up, however long this thread stands still
