@@ -16,6 +16,7 @@ from controller.sliding_window import SlidingWindow
 from deploy.access.access_log import Access
 from deploy.metrics.request_metrics import PINS, RequestMetrics, RequestOutcome, precision_of
 from nestedfp.vllm_plugin.frontend import Collected, total
+from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
 
 SPAN_S = 5.0
 LAG_PERIOD_S = 0.05
@@ -43,6 +44,7 @@ class Passage:
 
     __slots__ = (
         "arrived_s",
+        "asked",
         "completion_tokens",
         "counts",
         "first_s",
@@ -53,7 +55,6 @@ class Passage:
         "model",
         "outcome",
         "paused",
-        "pinned",
         "prompt_tokens",
         "read_tokens",
         "status",
@@ -75,7 +76,7 @@ class Passage:
         self.tokens = 0  # written, as the latencies count them: one an event where vLLM makes the events
         self.writing_since_s: float | None = None
         self.paused = False
-        self.pinned = False
+        self.asked = AskedPrecision.AUTO
         self.counts = Collected()
         self.outcome = RequestOutcome.OK
         # For the access log alone.
@@ -136,6 +137,11 @@ class Passage:
         if tpot_s is not None:
             self.meter.tpot.add(now_s, tpot_s * 1e3)
         self.meter.judge(ttft_s, tpot_s, engine)
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the answer must be exact."""
+        return self.asked is AskedPrecision.EXACT
 
     @property
     def used_tokens(self) -> int:

