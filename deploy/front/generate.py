@@ -38,7 +38,7 @@ from deploy.front.routes.route import Route, tokens_of
 from deploy.front.tap import Tap, Taps
 from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS, MOST_TRIES
 from deploy.metrics.request_metrics import RequestOutcome
-from deploy.replica.disclosure import disclose, fingerprint
+from deploy.replica.disclosure import disclose
 from deploy.replica.health_routes import GivenUp
 from deploy.replica.tracing import below_this_span
 from nestedfp.modes import Mode
@@ -459,9 +459,7 @@ class Generate:
             raise self._of_vllm(result.error.code, result.error.message, result.error.param)
         answer = route.answer(result)
         if (tokens := tokens_of(counts)) is not None:
-            answer["usage"] = disclose(answer.get("usage"), tokens)
-            if "system_fingerprint" in answer and counts.whole:
-                answer["system_fingerprint"] = fingerprint(answer["system_fingerprint"], tokens)
+            answer["usage"] = disclose(answer.get("usage"), tokens, whole=counts.whole)
         await reply(send, 200, msgspec.json.encode(answer), notes)
 
     async def _reply_vectors(
