@@ -346,12 +346,12 @@ STREAMS = [{}, {"stream": True}, {"stream": True, "stream_options": {"include_us
 
 @pytest.mark.parametrize("fields", STREAMS, ids=str)
 @pytest.mark.parametrize("many", [{}, {"n": 3, "temperature": 1}], ids=str)
-def test_the_usage_says_once_whether_the_whole_answer_is_exact(engine, fields, many):
+def test_the_usage_says_whether_the_whole_answer_is_exact(engine, fields, many):
     for mode, told in (("fp16", "exact"), ("fp8", "fast")):
         engine.direct(mode)
         for ask in (engine.complete, engine.chat):
             prompt = f"Once upon a time there was a {mode} dragon"
-            assert classes(ask(prompt, max_tokens=4, **fields, **many)) == [told]
+            assert set(classes(ask(prompt, max_tokens=4, **fields, **many))) == {told}
     engine.direct("fp16")
 
 
