@@ -27,7 +27,7 @@ OPENING_BINS = 24
 def draw_opening(path: Path, records: Mapping[Policy, Sequence[RequestRecord]], slo: Slo, duration_s: float) -> None:
     """What the runs are for: the load over time, and by policy the requests within the SLO and the exact answers."""
     figure = Figure(figsize=(11, 5), layout="constrained")
-    edges_s = np.linspace(0.0, duration_s, OPENING_BINS + 1)
+    edges_s = np.linspace(0.0, duration_s, OPENING_BINS + 1).tolist()
     for axis, name, values_of in zip(
         figure.subplots(2, 1, sharex=True),
         ("requests within the SLO, %", "exact answers, %"),
@@ -36,7 +36,13 @@ def draw_opening(path: Path, records: Mapping[Policy, Sequence[RequestRecord]], 
     ):
         for policy, requests in records.items():
             shares = [100 * share for share in shares_over_time(requests, edges_s, values_of)]
-            axis.plot((edges_s[:-1] + edges_s[1:]) / 2, shares, label=_name(policy), color=_colour(policy), marker=".")
+            axis.plot(
+                [(a + b) / 2 for a, b in pairwise(edges_s)],
+                shares,
+                label=_name(policy),
+                color=_colour(policy),
+                marker=".",
+            )
         axis.set(ylabel=name, ylim=(-2, 102))
         axis.grid(alpha=0.3)
         load = axis.twinx()
