@@ -117,6 +117,10 @@ class ReplicaState(EngineStats):
     # What it holds over its admission limits as they are at scale 1; None: not reported.
     inside_share: Annotated[float, Field(ge=0)] | None = None
     refused: Count = 0  # requests that no replica took, each replica's part of them; they are not among the arrivals
+    # totals of answered requests by the class of their answer (nestedfp/answers.py)
+    answers_exact: Count = 0
+    answers_fast: Count = 0
+    answers_mixed: Count = 0
     path: PathStats | None = None  # None: not reported
 
 

@@ -39,8 +39,8 @@ class Prediction(FrozenModel):
     ttft_ms: Percentiles
     tpot_ms: Percentiles
     tight_slo: float
-    fp16_token_share: float | None
     exact_answer_share: float | None = None  # None: of predictions from before it was told
+    fp16_token_share: float | None
 
 
 class Predictions(FrozenModel):
@@ -198,8 +198,8 @@ def _simulate(
         ttft_ms=percentiles(r.ttft_ms for r in requests if r.ttft_ms is not None),
         tpot_ms=percentiles(r.tpot_ms for r in requests if r.tpot_ms is not None),
         tight_slo=float(np.mean([meets_ttft(r, slo) and meets_tpot(r, slo) for r in requests])),
-        fp16_token_share=fp16_token_share(requests),
         exact_answer_share=exact_answer_share(requests),
+        fp16_token_share=fp16_token_share(requests),
     )
 
 

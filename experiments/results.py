@@ -43,8 +43,9 @@ class Cell(FrozenModel):
     slo_attainment: float  # the same as tight_slo
     goodput_rps: float
     output_tokens_per_s: float
-    fp16_token_share: float | None
     exact_answer_share: float | None = None  # None: of plain vLLM, and of summaries from before it was told
+    exact_answer_share_of_pinned: float | None = None  # None: nothing was pinned
+    fp16_token_share: float | None
     switches: int | None
     fp8_reasons: dict[str, int] | None = None  # FP8 steps by what asked for them; None: not told
     late_starts: int
@@ -119,8 +120,9 @@ def _cell(
         slo_attainment=float(good.mean()),
         goodput_rps=summary.goodput_rps,
         output_tokens_per_s=summary.output_tokens_per_s,
-        fp16_token_share={"vllm_fp16": 1.0, "vllm_fp8": 0.0}.get(run.system, summary.fp16_token_share),
         exact_answer_share=exact_answer_share(records),
+        exact_answer_share_of_pinned=exact_answer_share(records, "exact"),
+        fp16_token_share={"vllm_fp16": 1.0, "vllm_fp8": 0.0}.get(run.system, summary.fp16_token_share),
         switches=summary.switches,
         fp8_reasons=summary.fp8_reasons,
         late_starts=summary.late_starts,
@@ -201,15 +203,16 @@ def read(folder: Path) -> Results:
 HEADINGS = (
     "requests/s",
     "policy",
+    "exact answers, %",
+    "tokens in FP16, %",
     "within the SLO, %",
     "within twice the SLO, %",
     "TTFT p50 / p90 / p99, ms",
     "TPOT p50 / p90, ms",
-    "tokens in FP16, %",
     "switches",
     "failed",
 )
-COMPARED = (*HEADINGS[:3], "TTFT p50, ms", "p90", "TPOT p50, ms", "p90", HEADINGS[6])
+COMPARED = (*HEADINGS[:5], "TTFT p50, ms", "p90", "TPOT p50, ms", "p90")
 
 
 def table(results: Results) -> str:
@@ -219,17 +222,17 @@ def table(results: Results) -> str:
     """
     rows = []
     for (rate, policy), cells in groups(results).items():
-        shares = [c.fp16_token_share for c in cells if c.fp16_token_share is not None]
         switches = [c.switches for c in cells if c.switches is not None]
         low, high = interval(cells)
         fields = (
             f"{rate:g}",
             policy,
+            _mean_percent(c.exact_answer_share for c in cells),
+            _mean_percent(c.fp16_token_share for c in cells),
             f"{100 * mean(c.tight_slo for c in cells):.1f} ({100 * low:.1f} to {100 * high:.1f})",
             f"{100 * mean(c.loose_slo for c in cells):.1f}",
             " / ".join(f"{mean(getattr(c.ttft_ms, p) or np.nan for c in cells):.0f}" for p in ("p50", "p90", "p99")),
             " / ".join(f"{mean(getattr(c.tpot_ms, p) or np.nan for c in cells):.1f}" for p in ("p50", "p90")),
-            f"{100 * mean(shares):.1f}" if shares else "-",
             f"{mean(switches):.0f}" if switches else "-",
             str(sum(sum(c.errors.values()) for c in cells)),
         )
@@ -246,10 +249,11 @@ def comparison(measured: Results, predicted: Sequence[Prediction]) -> str:
         if each is None:
             continue
         pairs = [
+            f"{_percent(cell.exact_answer_share)} / {_percent(each.exact_answer_share)}",
+            f"{_percent(cell.fp16_token_share)} / {_percent(each.fp16_token_share)}",
             f"{100 * cell.tight_slo:.1f} / {100 * each.tight_slo:.1f}",
             *(f"{getattr(cell.ttft_ms, p):.0f} / {getattr(each.ttft_ms, p):.0f}" for p in ("p50", "p90")),
             *(f"{getattr(cell.tpot_ms, p):.1f} / {getattr(each.tpot_ms, p):.1f}" for p in ("p50", "p90")),
-            f"{100 * (cell.fp16_token_share or 0):.0f} / {100 * (each.fp16_token_share or 0):.0f}",
         ]
         rows.append((f"{cell.rate_rps:g}", cell.policy, *pairs))
     return _markdown(COMPARED, rows)
@@ -261,14 +265,24 @@ def forecast(predicted: Sequence[Prediction]) -> str:
         (
             f"{each.rate_rps:g}",
             each.policy,
+            _percent(each.exact_answer_share),
+            _percent(each.fp16_token_share),
             f"{100 * each.tight_slo:.1f}",
             *(f"{getattr(each.ttft_ms, p):.0f}" for p in ("p50", "p90")),
             *(f"{getattr(each.tpot_ms, p):.1f}" for p in ("p50", "p90")),
-            f"{100 * (each.fp16_token_share or 0):.0f}",
         )
         for each in sorted(predicted, key=lambda each: each.rate_rps)
     )
     return _markdown(COMPARED, rows)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f}"
+
+
+def _mean_percent(shares: Iterable[float | None]) -> str:
+    known = [share for share in shares if share is not None]
+    return f"{100 * mean(known):.1f}" if known else "-"
 
 
 def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -68,6 +68,12 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument("--length-scale", type=float, metavar="F", help="of all lengths (99 %% fit the context)")
     group.add_argument("--max-prompt-tokens", type=int, metavar="N")
     group.add_argument("--max-output-tokens", type=int, metavar="N")
+    group.add_argument(
+        "--exact-share",
+        type=float,
+        metavar="F",
+        help=f"of the requests, which ask for an exact answer ({default['exact_share']:g})",
+    )
     group.add_argument("--token-ids", type=_id_range, metavar="LOW-HIGH", help="ids prompts are drawn from (10-250)")
 
     group = parser.add_argument_group("runs")

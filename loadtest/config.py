@@ -40,6 +40,7 @@ class LoadtestConfig(FrozenModel):
     max_prompt_tokens: PositiveInt | None = None
     max_output_tokens: PositiveInt | None = None
     token_ids: tuple[int, int] = TOKEN_IDS
+    exact_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # of the requests that ask for an exact answer
     # the runs
     # Or one that begins with plain: no directives, for a server without controller.
     policies: tuple[Policy, ...] = POLICIES

@@ -4,6 +4,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from loadtest.config import LoadtestConfig
 from loadtest.progress import Progress
 from loadtest.report.standing import stand
@@ -51,9 +53,7 @@ def run_policy(
         url=service.url,
         allow_host=config.allow_host,
         model=model,
-        requests=tuple(
-            PlannedRequest(at_s=a.at_s, prompt_tokens=a.prompt_tokens, output_tokens=a.output_tokens) for a in arrivals
-        ),
+        requests=planned(arrivals, config.exact_share, config.seed),
         duration_s=config.duration_s,
         drain_s=config.drain_s,
         request_timeout_s=config.request_timeout_s,
@@ -65,6 +65,20 @@ def run_policy(
     time.sleep(SNAPSHOT_S)
     sampler.take(max((sample.at_s for sample in sampler.samples), default=0.0) + SNAPSHOT_S)
     return records, stand(records, sampler.samples)
+
+
+def planned(arrivals: Sequence[Arrival], exact_share: float, seed: int) -> tuple[PlannedRequest, ...]:
+    """The requests of a run; the same ones ask for exact answers under every policy."""
+    drawn = np.random.default_rng([0x3AC7, seed]).random(len(arrivals)) < exact_share
+    return tuple(
+        PlannedRequest(
+            at_s=arrival.at_s,
+            prompt_tokens=arrival.prompt_tokens,
+            output_tokens=arrival.output_tokens,
+            precision="exact" if exact else None,
+        )
+        for arrival, exact in zip(arrivals, drawn, strict=True)
+    )
 
 
 def _shown(samples: Sequence[TimelineSample]) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from nestedfp.answers import Answer, answer_of
 from workload.frozen import FrozenModel
 
 # fp16, fp8 and adaptive are directed; plain, or plain-NAME, is a server that takes no directives; probe is the calibration.
@@ -51,6 +52,11 @@ class PrecisionTokens(PeerRecord):
     prompt: PromptTokens
     completion: CompletionTokens
 
+    @property
+    def answer(self) -> Answer:
+        """The class of the answer."""
+        return answer_of(self.model_dump())
+
 
 class RequestRecord(FrozenModel):
     """One request, whether it succeeded or not."""
@@ -63,6 +69,7 @@ class RequestRecord(FrozenModel):
     prompt_tokens: Count
     max_tokens: Count
     output_tokens: Count
+    asked: str | None = None  # the precision that it asked for; None: it said nothing
     status: int | None = None  # HTTP; None when no answer came
     error: str | None = None
     ttft_ms: float | None = None

@@ -471,7 +471,7 @@ def odd_headers() -> list[HostileRequest]:
         "json",
         ";",
     ]
-    pins = ["fp16", "FP16", "fp8", "auto", "", "fp16, fp16", "x" * 5000, "\xff", "16"]
+    pins = ["exact", "fast", "fp16", "FP16", "fp8", "auto", "", "fp16, fp16", "x" * 5000, "\xff", "16"]
     ids = ["", "x" * 8000, "../../etc", "a b", "%00", "\xe9", "{}"]
     more: list[dict[str, str]] = [
         {"Content-Encoding": "gzip"},

@@ -40,7 +40,8 @@ class Access(NamedTuple):
     model: str | None  # as asked for; None: the request was refused before it was read
     outcome: str  # deploy.metrics.request_metrics.RequestOutcome
     status: int | None  # of the HTTP response; None: there was none
-    pin: str  # fp16 or none
+    asked: str  # exact, fast or auto
+    precision: str | None  # of the answer: exact, fast or mixed; None: there was none, or the engine never said
     tokens: TokenCounts | None  # None: the engine never said
     ttft_ms: float | None  # from the arrival to the first byte written; None: there was none
     total_ms: float  # from the arrival until the request has left
@@ -58,7 +59,8 @@ def fields(access: Access) -> dict[str, Any]:
         "model": _cut(access.model),
         "outcome": access.outcome,
         "status": access.status,
-        "pin": access.pin,
+        "asked": access.asked,
+        "precision": access.precision,
         **{f"{name}_tokens": value for name, value in tokens.items()},
         "ttft_ms": None if access.ttft_ms is None else round(access.ttft_ms, 1),
         "total_ms": round(access.total_ms, 1),

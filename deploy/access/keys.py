@@ -5,7 +5,9 @@ The file is YAML (or JSON):
     keys:
       - name: team-a                 # in metrics and logs; the key itself is in neither
         sha256: 9f86d0...            # of the key: printf %s KEY | sha256sum
-        role: pin                    # user: /v1; pin: and requests pinned to FP16; admin: and /status, /decisions, /admin
+        role: pin                    # user: /v1; pin: and exact answers; admin: and /status, /decisions, /admin
+        precision: fast              # of its requests that say nothing: exact, fast, auto; none: auto
+        precisions: [fast, auto]     # that its requests may ask for; none: by the role
         requests_per_minute: 600     # none: no limit
         tokens_per_minute: 200000    # of prompts and completions
         pinned_token_share: 0.2      # of these, those of pinned requests; none: all
@@ -36,6 +38,7 @@ from deploy.config import ConfigError
 from deploy.front.replies import Headers, Refused
 from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS
 from nestedfp.admin_key import bearer
+from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
 from workload.frozen import FrozenModel
 from workload.strict_yaml import DuplicateKeyError, parse_yaml
 
@@ -70,6 +73,15 @@ class KeyEntry(FrozenModel):
     tokens_per_minute: Annotated[int, Field(gt=0)] | None = None
     pinned_token_share: Annotated[float, Field(gt=0, le=1)] | None = None
     priority: Priority | None = None
+    precision: AskedPrecision = AskedPrecision.AUTO
+    precisions: Annotated[tuple[AskedPrecision, ...], Field(min_length=1)] | None = None
+
+    @property
+    def allowed(self) -> frozenset[AskedPrecision]:
+        """What the key's requests may ask for."""
+        if self.precisions is not None:
+            return frozenset(self.precisions)
+        return frozenset(AskedPrecision) - (frozenset() if self.role.includes(Role.PIN) else {AskedPrecision.EXACT})
 
     @property
     def digest(self) -> bytes:
@@ -91,8 +103,19 @@ class KeyEntry(FrozenModel):
     def _share_of_something(self) -> Self:
         if self.pinned_token_share is not None and self.tokens_per_minute is None:
             raise ValueError("pinned_token_share needs tokens_per_minute, which it is a share of")
-        if self.pinned_token_share is not None and self.role is Role.USER:
-            raise ValueError("pinned_token_share needs the role pin or admin: a user cannot pin")
+        if self.pinned_token_share is not None and AskedPrecision.EXACT not in self.allowed:
+            raise ValueError(
+                "pinned_token_share needs the role pin or admin, or exact among precisions: a user cannot pin"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _allowed_by_default(self) -> Self:
+        if self.precision not in self.allowed:
+            raise ValueError(
+                f"precision: requests that say nothing would ask for {self.precision}, and the key may ask for "
+                f"{named(self.allowed)}: say which of them"
+            )
         return self
 
 
@@ -196,6 +219,11 @@ class Bucket:
         self._used += amount
 
 
+def named(allowed: frozenset[AskedPrecision]) -> str:
+    """Return the names of precisions, in their order."""
+    return ", ".join(each for each in AskedPrecision if each in allowed)
+
+
 class Holder:
     """A key's name, role, class and quotas on this replica.
 
@@ -207,20 +235,32 @@ class Holder:
 
     def __init__(self, entry: KeyEntry, parts: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
         self.name, self.role, self.priority = entry.name, entry.role, entry.priority
+        self._usual, self._allowed = entry.precision, entry.allowed
         self._parts = parts
         tokens, share = entry.tokens_per_minute, entry.pinned_token_share
         self._requests = None if entry.requests_per_minute is None else Bucket(entry.requests_per_minute, clock)
         self._tokens = None if tokens is None else Bucket(tokens, clock)
         self._pinned = None if tokens is None or share is None else Bucket(tokens * share, clock)
 
+    def asked(self, stated: AskedPrecision | None) -> AskedPrecision:
+        """Return what a request that states this, or nothing, asks for.
+
+        Raises:
+            Refused: 403 for what the key may not have.
+        """
+        asked = stated or self._usual
+        if asked not in self._allowed:
+            raise Refused(
+                403, f"the key {self.name!r} may not ask for precision {asked}: it may ask for {named(self._allowed)}"
+            )
+        return asked
+
     def enter(self, pinned: bool) -> None:
         """A request wants in.
 
         Raises:
-            Refused: 403 for a pin without the role; ``Limited`` where a quota is used up, and nothing is taken then.
+            Limited: a quota is used up, and nothing is taken.
         """
-        if pinned and not self.role.includes(Role.PIN):
-            raise Refused(403, f"the key {self.name!r} may not pin requests to FP16")
         parts = self._parts()
         buckets = [
             (self._requests, "requests", 1.0),

@@ -19,6 +19,7 @@ from deploy.agent.standing_call import Call, StandingCall
 from deploy.front.meter import PathMeter
 from deploy.metrics.replica_page import AgentReading
 from deploy.replica.health_routes import DEAD, EngineHung
+from nestedfp.answers import Answer
 
 log = logging.getLogger(__name__)
 
@@ -151,6 +152,8 @@ class ReplicaAgent:
         for request in requests:
             met = meets(request.ttft_s, request.tpot_s)
             self._within_slo += met
+            if met and request.answer is not None:
+                self._meter.requests.within_slo(request.answer)
             self._path_misses += not met and request.engine is not None and meets(*request.engine)
 
     # -- what others ask -----------------------------------------------------------------------------------------------
@@ -347,6 +350,7 @@ class ReplicaAgent:
             tpot=tpot,
             path=self._meter.stats(now_s),
             stats_age_s=age_s,
+            **{f"answers_{answer}": self._meter.requests.answers[answer] for answer in Answer},
             **stats,
         )
 

@@ -218,9 +218,12 @@
     const evaluated = sum("slo_evaluated"), met = sum("within_slo");
     put("tile-slo", percent(met, evaluated), evaluated > 0 && met < 0.95 * evaluated);
     put("tile-slo-of", `of ${number(evaluated, 0)} requests in 5 min`);
-    const exact = sum("tokens_fp16"), tokens = exact + sum("tokens_fp8");
-    put("tile-exact", percent(exact, tokens));
-    put("tile-exact-of", `of ${number(tokens, 0)} in 5 min`);
+    const exact = sum("answers_exact"), answers = exact + sum("answers_fast") + sum("answers_mixed");
+    put("tile-exact", percent(exact, answers));
+    put("tile-exact-of", `of ${number(answers, 0)} in 5 min`);
+    const fp16 = sum("tokens_fp16"), tokens = fp16 + sum("tokens_fp8");
+    put("tile-tokens", percent(fp16, tokens));
+    put("tile-tokens-of", `of ${number(tokens, 0)} in 5 min`);
 
     const notices = [];
     if (status.advisory) notices.push(`Advisory: the policy would run ${name(status.advised_mode ?? status.mode)}; nothing is changed.`);

@@ -4,8 +4,12 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-Totals = tuple[int, int, int, int]
-TOTALS = ("tokens_fp16", "tokens_fp8", "slo_evaluated", "within_slo")  # of a replica's status; they only grow
+Totals = tuple[int, ...]
+# Of a replica's status; they only grow.
+TOTALS = (
+    *("answers_exact", "answers_fast", "answers_mixed", "tokens_fp16", "tokens_fp8"),
+    *("slo_evaluated", "within_slo"),
+)
 
 
 class StatusSample(NamedTuple):
@@ -18,7 +22,10 @@ class StatusSample(NamedTuple):
     running: int
     ttft_p90_ms: float | None  # of the replica that is slowest
     tpot_p90_ms: float | None
-    tokens_fp16: int  # computed since the sample before, as the three below
+    answers_exact: int  # since the sample before, as all below
+    answers_fast: int
+    answers_mixed: int
+    tokens_fp16: int  # computed
     tokens_fp8: int
     slo_evaluated: int
     within_slo: int

@@ -20,9 +20,10 @@ from deploy.front.checks.bodies import Bodies
 from deploy.front.checks.bounds import check_length
 from deploy.front.checks.faults import in_our_words, one_line
 from deploy.front.checks.requests import (
-    apply_pin,
+    apply_precision,
     parse,
     queue_deadline_s,
+    stated_precision,
     stated_priority,
 )
 from deploy.front.checks.values import MOST_IDS
@@ -37,13 +38,18 @@ from deploy.front.routes.route import Route, tokens_of
 from deploy.front.tap import Tap, Taps
 from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS, MOST_TRIES
 from deploy.metrics.request_metrics import RequestOutcome
-from deploy.replica.disclosure import disclose, fingerprint
+from deploy.replica.disclosure import disclose
 from deploy.replica.health_routes import GivenUp
 from deploy.replica.tracing import below_this_span
+from nestedfp.modes import Mode
 from nestedfp.vllm_plugin.frontend import Collected, collected, counts_of, total, usage_of
+from nestedfp.vllm_plugin.scheduling.pin import PIN_HEADER, AskedPrecision
 
 log = logging.getLogger(__name__)
 
+# By a directive, for requests that leave it to the service.
+DECIDED = {Mode.FP16.value: AskedPrecision.EXACT, Mode.FP8.value: AskedPrecision.FAST}
+INEXACT_RETRY_AFTER_S = 60
 IGNORED_HEADER = b"x-nestedfp-ignored"
 NONE_LEFT = "max_tokens must be at least 1, got 0."  # vLLM, also where the prompt fills the whole context
 ANSWERS = ("max_tokens", "max_completion_tokens", "max_output_tokens")  # the fields that say how long
@@ -80,6 +86,7 @@ class Generate:
         queueing: how requests wait for the engine.
         traced: requests have spans, and the engine makes children of them.
         taps: the short way of plain streams; without: all go vLLM's.
+        inexact: why no answer of this engine can be exact; None: it can.
     """
 
     def __init__(
@@ -94,6 +101,7 @@ class Generate:
         queueing: Queueing = Queueing(),
         traced: bool = False,
         taps: Taps | None = None,
+        inexact: str | None = None,
     ) -> None:
         self._traced = traced
         self.keys = keys or Keys()
@@ -106,6 +114,7 @@ class Generate:
         self._queueing = queueing
         self._elsewhere = Elsewhere()
         self._taps = taps or Taps({})
+        self._inexact = inexact
 
     async def __call__(self, route: Route, scope: Any, receive: Any, send: Any, arrived_s: float) -> None:
         passage = self._meter.arrive(arrived_s)
@@ -135,8 +144,19 @@ class Generate:
         asked = route.asks(request)
         check_length(asked.prompts, asked.prompt_tokens, longest)
         passage.model = request.model
-        passage.pinned = pinned = apply_pin(request, headers)
-        size = len(body)
+        stated = stated_precision(request, headers)
+        passage.asked = stated or AskedPrecision.AUTO
+        if holder is not None:
+            passage.asked = holder.asked(stated)
+        apply_precision(request, passage.asked)
+        pinned, size = passage.pinned, len(body)
+        if pinned and self._inexact is not None:
+            raise Refused(
+                503,
+                f"no answer can be exact: {self._inexact}; ask for 'fast' or 'auto'",
+                OVERLOADED,
+                retry_after_s=INEXACT_RETRY_AFTER_S,
+            )
         if self._client.errored:
             raise self._dead(headers, size, "this replica's engine has died; it is being replaced")
         if (fault := self._standing.fault) is not None:
@@ -164,7 +184,17 @@ class Generate:
                 entered.callback(lambda: holder.leave(passage.used_tokens, pinned))
             passed_over = ", ".join(ignored(request, body, headers))[:500].encode("ascii", "replace")
             notes = [(IGNORED_HEADER, passed_over)] if passed_over else []
+            if route.computes:
+                notes.append((PIN_HEADER.encode(), self._decided(passage.asked).encode()))
             await self._answer(route, request, scope, send, turn, headers, size, notes)
+
+    def _decided(self, asked: AskedPrecision) -> str:
+        """What an answer that begins now will be, as far as anybody knows."""
+        return (
+            asked.value
+            if asked is not AskedPrecision.AUTO
+            else DECIDED.get(self._standing.directed, AskedPrecision.AUTO)
+        )
 
     def _rank(self, request: Any, headers: dict[bytes, bytes], holder: Holder | None, pinned: bool) -> Ranked:
         own, anything = (None, True) if holder is None else (holder.priority, False)
@@ -429,9 +459,7 @@ class Generate:
             raise self._of_vllm(result.error.code, result.error.message, result.error.param)
         answer = route.answer(result)
         if (tokens := tokens_of(counts)) is not None:
-            answer["usage"] = disclose(answer.get("usage"), tokens)
-            if "system_fingerprint" in answer and counts.whole:
-                answer["system_fingerprint"] = fingerprint(answer["system_fingerprint"], tokens)
+            answer["usage"] = disclose(answer.get("usage"), tokens, whole=counts.whole)
         await reply(send, 200, msgspec.json.encode(answer), notes)
 
     async def _reply_vectors(

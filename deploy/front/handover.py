@@ -21,8 +21,7 @@ from deploy.front.meter import Passage
 from deploy.front.replies import Refused
 from deploy.front.streams import Frame
 from deploy.replica.health_routes import GivenUp
-from nestedfp.modes import Mode
-from nestedfp.vllm_plugin.scheduling.pin import PIN_KEY
+from nestedfp.vllm_plugin.scheduling.pin import PIN_KEY, AskedPrecision
 
 
 @dataclass(slots=True)
@@ -191,9 +190,9 @@ class EngineClientProxy:
         if turn is not None:
             turn.tokenized(prompt, pooling_params)
             options["priority"] = turn.priority
-            if turn.passage.pinned:
-                # vLLM's serving objects hand on what they know, and a pin is none of it.
-                pooling_params.extra_kwargs = {**(pooling_params.extra_kwargs or {}), PIN_KEY: Mode.FP16.value}
+            if (asked := turn.passage.asked) is not AskedPrecision.AUTO:
+                # vLLM's serving objects hand on what they know, and a precision is none of it.
+                pooling_params.extra_kwargs = {**(pooling_params.extra_kwargs or {}), PIN_KEY: asked.value}
             turn.hands_over()
             turn.passage.submitted()
             turn.passage.prompt_tokens += prompt_tokens_of(prompt)

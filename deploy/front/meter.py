@@ -14,8 +14,9 @@ from typing import NamedTuple
 from controller.messages import LatencyWindow, PathStats
 from controller.sliding_window import SlidingWindow
 from deploy.access.access_log import Access
-from deploy.metrics.request_metrics import PINS, RequestMetrics, RequestOutcome, precision_of
+from deploy.metrics.request_metrics import Answered, RequestMetrics, RequestOutcome, answered, precision_of
 from nestedfp.vllm_plugin.frontend import Collected, total
+from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
 
 SPAN_S = 5.0
 LAG_PERIOD_S = 0.05
@@ -31,11 +32,13 @@ class Finished(NamedTuple):
         ttft_s: of the whole path.
         tpot_s: the same; None for an answer of one token.
         engine: both of the engine alone, by its own account; None: not told.
+        answer: what it was answered with; None: not told.
     """
 
     ttft_s: float
     tpot_s: float | None
     engine: tuple[float, float | None] | None = None
+    answer: Answered | None = None
 
 
 class Passage:
@@ -43,6 +46,7 @@ class Passage:
 
     __slots__ = (
         "arrived_s",
+        "asked",
         "completion_tokens",
         "counts",
         "first_s",
@@ -53,7 +57,6 @@ class Passage:
         "model",
         "outcome",
         "paused",
-        "pinned",
         "prompt_tokens",
         "read_tokens",
         "status",
@@ -75,7 +78,7 @@ class Passage:
         self.tokens = 0  # written, as the latencies count them: one an event where vLLM makes the events
         self.writing_since_s: float | None = None
         self.paused = False
-        self.pinned = False
+        self.asked = AskedPrecision.AUTO
         self.counts = Collected()
         self.outcome = RequestOutcome.OK
         # For the access log alone.
@@ -116,7 +119,7 @@ class Passage:
         if self.first_s is not None and not self.paused:
             spread_s = self.last_s - self.first_s
             tpot_s = spread_s / (self.tokens - 1) if self.tokens > 1 else None
-            self.meter.judge(self.first_s - self.arrived_s, tpot_s, engine)
+            self.meter.judge(self.first_s - self.arrived_s, tpot_s, engine, self.answer)
 
     def finished_in_one_piece(
         self, first_token_s: float, decode_s: float, tokens: int, engine: tuple[float, float | None] | None = None
@@ -135,7 +138,18 @@ class Passage:
         self.meter.ttft.add(now_s, ttft_s * 1e3)
         if tpot_s is not None:
             self.meter.tpot.add(now_s, tpot_s * 1e3)
-        self.meter.judge(ttft_s, tpot_s, engine)
+        self.meter.judge(ttft_s, tpot_s, engine, self.answer)
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the answer must be exact."""
+        return self.asked is AskedPrecision.EXACT
+
+    @property
+    def answer(self) -> Answered | None:
+        """What the request was answered with; None: it was not, not yet, or nobody has told."""
+        ok = self.outcome is RequestOutcome.OK and self.counts.whole
+        return answered(self.counts, self.asked, self.key) if ok else None
 
     @property
     def used_tokens(self) -> int:
@@ -153,15 +167,16 @@ class Passage:
 
     def access(self, now_s: float) -> Access:
         """What the access log says of the request, at its end."""
-        answered = self.first_s is not None or self.outcome is RequestOutcome.OK
+        begun = self.first_s is not None or self.outcome is RequestOutcome.OK
         return Access(
             wall_s=time.time(),
             id=self.id,
             key=self.key,
             model=self.model,
             outcome=self.outcome.value,
-            status=self.status or (200 if answered else None),
-            pin=PINS[0] if self.pinned else PINS[1],
+            status=self.status or (200 if begun else None),
+            asked=self.asked.value,
+            precision=None if (answer := self.answer) is None else answer.precision.value,
             tokens=total(self.counts.values()) if self.counts else None,
             ttft_ms=None if self.ttft_s is None else self.ttft_s * 1e3,
             total_ms=(now_s - self.arrived_s) * 1e3,
@@ -210,6 +225,8 @@ class PathMeter:
     def left(self, passage: Passage) -> None:
         """A request has ended."""
         self._open.discard(passage)
+        if (answer := passage.answer) is not None:
+            self.requests.answered(answer)
         self.requests.left(precision_of(passage.counts), passage.pinned, passage.outcome)
         if self.logs:
             access = passage.access(self.clock())
@@ -218,9 +235,15 @@ class PathMeter:
         if passage.submitted_s is None:
             self._in_path -= 1
 
-    def judge(self, ttft_s: float, tpot_s: float | None, engine: tuple[float, float | None] | None = None) -> None:
+    def judge(
+        self,
+        ttft_s: float,
+        tpot_s: float | None,
+        engine: tuple[float, float | None] | None = None,
+        answer: Answered | None = None,
+    ) -> None:
         """Keep the latencies of a request that ended by itself until ``take_finished``; arguments as in ``Finished``."""
-        self._finished.append(Finished(ttft_s, tpot_s, engine))
+        self._finished.append(Finished(ttft_s, tpot_s, engine, answer))
         self.requests.judged(ttft_s, tpot_s)
 
     def take_finished(self) -> list[Finished]:

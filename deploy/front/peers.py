@@ -42,6 +42,11 @@ class PeerView:
         return False
 
     @property
+    def directed(self) -> str:
+        """The mode in force on this replica: fp16, fp8 or auto."""
+        return "auto"
+
+    @property
     def fault(self) -> str | None:
         """Why this replica can take no request; None: it can."""
         return None

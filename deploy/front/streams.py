@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from deploy.replica.disclosure import fingerprint
+from deploy.replica.disclosure import disclose
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts, usage_of
 
 encode = msgspec.json.Encoder().encode
@@ -124,9 +124,7 @@ class Frame:
             "total_tokens": prompt_tokens + completion_tokens,
             "completion_tokens": completion_tokens,
         }
-        tokens = None if counts is None else usage_of(counts)
-        if tokens is not None:
-            usage["precision_tokens"] = tokens
+        told = disclose(usage, None if counts is None else usage_of(counts))
         choice: dict[str, Any] = {"index": 0}
         if self.chat:
             choice |= {"delta": {"content": text}}
@@ -134,11 +132,10 @@ class Frame:
             choice |= {"text": text}
         choice |= {"logprobs": None, "finish_reason": finish_reason, "stop_reason": stop_reason}
         choice |= {"token_ids": None} if self.chat else {"prompt_token_ids": None, "token_ids": None}
-        told = fingerprint(self.fingerprint, tokens)
-        print_ = b'"system_fingerprint":%b,' % encode(told) if told else b""
+        print_ = b'"system_fingerprint":%b,' % encode(self.fingerprint) if self.fingerprint else b""
         if not self.include_usage:
-            return b'%b%b],%b"usage":%b}\n\n%b' % (self.head, encode(choice), print_, encode(usage), DONE)
-        tail = self.head + b"]," + print_ + b'"usage":' + encode(usage) + b"}" + GAP
+            return b'%b%b],%b"usage":%b}\n\n%b' % (self.head, encode(choice), print_, encode(told), DONE)
+        tail = self.head + b"]," + print_ + b'"usage":' + encode(told) + b"}" + GAP
         return self.head + encode(choice) + b"]}" + GAP + tail + DONE
 
 

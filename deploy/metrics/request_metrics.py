@@ -4,12 +4,16 @@ One call when a request leaves, and one when it ended by itself: nothing here ru
 """
 
 import enum
+from collections import Counter as Counts
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import Metric
 
-from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts, total
+from nestedfp.answers import Answer, answer_of
+from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts, total, usage_of
+from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
 
 TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 TPOT_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1.0, 5.0)
@@ -26,6 +30,21 @@ class RequestOutcome(enum.StrEnum):
     ELSEWHERE = "elsewhere"  # offered to another replica, which counts it as well
     FAILED = "failed"  # 5xx, or an error inside a stream
     LEFT = "left"  # the client went away
+
+
+class Answered(NamedTuple):
+    """What a request was answered with."""
+
+    precision: Answer
+    asked: AskedPrecision
+    key: str = ""  # name of its key's holder; empty: no keys are configured
+
+
+def answered(sequences: Mapping[str, TokenCounts], asked: AskedPrecision, key: str | None) -> Answered | None:
+    """Return what a request that asked so was answered with, from the counts of its sequences; None: it has none."""
+    if not sequences:
+        return None
+    return Answered(answer_of(usage_of(total(sequences.values()))), asked, key or "")
 
 
 class Precision(enum.StrEnum):
@@ -53,6 +72,14 @@ class RequestMetrics:
 
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
+        self.answers: Counts[Answer] = Counts()
+        self._answers, self._within_slo = (
+            Counter(name, text, Answered._fields, registry=registry)
+            for name, text in (
+                ("nestedfp_answers", "Answers by their class, by what was asked for and by key"),
+                ("nestedfp_answers_within_slo", "Of those, answers that met both objectives"),
+            )
+        )
         self._requests = Counter(
             "nestedfp_requests",
             "Requests that have left, by the precision that computed them, their pin and what became of them",
@@ -72,11 +99,24 @@ class RequestMetrics:
             registry=registry,
         )
         # From the start: a rate over a series that begins with its first event misses that event.
+        for precision in Answer:
+            for asked in AskedPrecision:
+                for family in (self._answers, self._within_slo):
+                    family.labels(precision, asked, "")
         for pin in PINS:
             for precision in (Precision.FP16, Precision.FP8):
                 self._requests.labels(precision, pin, RequestOutcome.OK)
             self._requests.labels(Precision.NONE, pin, RequestOutcome.REFUSED)
             self._requests.labels(Precision.NONE, pin, RequestOutcome.FAILED)
+
+    def answered(self, answer: Answered) -> None:
+        """A request has been answered."""
+        self.answers[answer.precision] += 1
+        self._answers.labels(*answer).inc()
+
+    def within_slo(self, answer: Answered) -> None:
+        """An answer has met both objectives."""
+        self._within_slo.labels(*answer).inc()
 
     def left(self, precision: Precision, pinned: bool, outcome: RequestOutcome) -> None:
         """A request has left."""

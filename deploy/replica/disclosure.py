@@ -1,4 +1,4 @@
-"""Discloses in every response how many of its tokens ran in each precision: ``usage.precision_tokens``.
+"""Discloses in every response its class and its tokens by precision: ``usage.precision`` and ``usage.precision_tokens``.
 
 Pure: works on response objects as dictionaries and on server-sent events as text.
 """
@@ -7,17 +7,22 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from nestedfp.answers import answer_of
+
 # {"prompt": {"fp16": 1, "fp8": 0, "cached": {"fp16": 0, "fp8": 0}}, "completion": {"fp16": 1, "fp8": 0}}
 Tokens = dict[str, dict[str, Any]]
 PREFIX = "data: "
 
 
-def disclose(usage: dict[str, Any] | None, tokens: Tokens | None, prompt_tokens: int = 0) -> dict[str, Any] | None:
-    """Return ``usage`` with ``precision_tokens`` added; made where there is none yet.
+def disclose(
+    usage: dict[str, Any] | None, tokens: Tokens | None, prompt_tokens: int = 0, *, whole: bool = True
+) -> dict[str, Any] | None:
+    """Return ``usage`` with ``precision`` and ``precision_tokens`` added; made where there is none yet.
 
     Args:
         tokens: of the sequences that have ended; each counts its prompt.
         prompt_tokens: of the request's prompts, each counted once, for a usage to be made; 0: not known, what was computed counts.
+        whole: all sequences have ended; before, nobody knows the answer's class.
     """
     if tokens is None:
         return usage
@@ -26,21 +31,7 @@ def disclose(usage: dict[str, Any] | None, tokens: Tokens | None, prompt_tokens:
         prompt = prompt_tokens or computed["fp16"] + computed["fp8"] + sum(cached.values())
         completion = sum(tokens["completion"].values())
         usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-    return {**usage, "precision_tokens": tokens}
-
-
-def fingerprint(base: str | None, tokens: Tokens | None) -> str | None:
-    """Return ``system_fingerprint`` with the precision of a whole answer: ``fp16`` and ``fp8`` only where all tokens ran so.
-
-    Args:
-        base: of the engine; None: it has none.
-        tokens: of all sequences; None: not known, or not of all.
-    """
-    if base is None or tokens is None:
-        return base
-    computed = [tokens["prompt"], tokens["prompt"]["cached"], tokens["completion"]]
-    ran = [mode for mode in ("fp16", "fp8") if any(part[mode] for part in computed)]
-    return f"{base}-{ran[0] if len(ran) == 1 else 'mixed'}"
+    return {**usage, **({"precision": answer_of(tokens).value} if whole else {}), "precision_tokens": tokens}
 
 
 class StreamDiscloser:
@@ -75,10 +66,7 @@ class StreamDiscloser:
         if self._marker not in event or not event.startswith(PREFIX):
             return event
         chunk = json.loads(event.removeprefix(PREFIX))
-        tokens = self._tokens()
-        chunk["usage"] = disclose(chunk.get("usage"), tokens, self._prompt_tokens())
-        if "system_fingerprint" in chunk and self._whole():
-            chunk["system_fingerprint"] = fingerprint(chunk["system_fingerprint"], tokens)
+        chunk["usage"] = disclose(chunk.get("usage"), self._tokens(), self._prompt_tokens(), whole=self._whole())
         return f"{PREFIX}{json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 

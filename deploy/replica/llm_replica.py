@@ -107,6 +107,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         self._meter = PathMeter(logs=logs)
         self._step_seconds: dict[str, float] = {}
         self._start = StartChecks({}, [])
+        self._inexact: str | None = None
         # Where there are GPUs, Ray makes the engine's configuration in another process, so that the plugin's own wiring
         # does not reach the front end in this one: no pins would be checked and no tokens counted.
         frontend.install()
@@ -124,6 +125,9 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         # vLLM looks at the environment several times for each output unless it is told that nothing changes any more.
         envs.enable_envs_cache()
         settings = self.engine.client.vllm_config
+        quantization = settings.model_config.quantization
+        if not precision and quantization is not None:  # a plain engine runs what its checkpoint says
+            self._inexact = f"this engine runs its checkpoint's own quantization, {quantization}"
         self._by_priority = settings.scheduler_config.policy == "priority"
         self._queue_deadline_s = queue_deadline_s
         capacity = settings.cache_config.kv_cache_size_tokens
@@ -229,6 +233,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
             ),
             self._traced,
             tap.taps_of(self.engine.client, self._meter.delivered),
+            self._inexact,
         )
         health = HealthRoutes(
             serve.get_replica_context().replica_id.unique_id,

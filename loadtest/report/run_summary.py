@@ -22,6 +22,7 @@ from loadtest.report.standing import (
     places,
     stand,
 )
+from nestedfp.answers import Answer
 from workload.frozen import FrozenModel
 from workload.percentiles import Percentiles, percentiles
 from workload.records import Policy, RequestRecord, ServiceReplica, ServiceStatus, TimelineSample
@@ -50,11 +51,10 @@ class RunSummary(FrozenModel):
     tpot_attainment: float
     goodput_rps: float
     output_tokens_per_s: float  # over the arrival window and the drain
+    exact_answer_share: float | None = None  # of the answers that told their class
+    exact_answer_share_of_pinned: float | None = None  # likewise, of the requests that asked for an exact answer
     fp16_token_share: float | None  # of the computed tokens
     fp16_token_share_from: Literal["responses", "status", "none"]
-    exact_answer_share: float | None = (
-        None  # of the answers that told: nothing of prompt or answer in FP8, cached or not
-    )
     switches: int | None  # all replicas together, from status
     fp8_reasons: dict[str, int] | None = None  # FP8 steps, likewise, by what asked for them; None: not told
     max_waiting: int | None
@@ -94,14 +94,17 @@ def fp16_token_share(records: Iterable[RequestRecord]) -> float | None:
     return fp16 / (fp16 + fp8) if fp16 + fp8 else None
 
 
-def exact_answer_share(records: Iterable[RequestRecord]) -> float | None:
-    """Share of the answers, of those that disclose it, with no token of prompt or answer in FP8, cached ones included.
+def exact_answer_share(records: Iterable[RequestRecord], asked: str | None = None) -> float | None:
+    """Share of exact answers, of those that tell their class; ``asked``: of requests that asked so.
 
     A share of tokens does not say this: a load may leave nine tokens of ten exact, and hardly an answer.
     """
-    told = [r.precision_tokens for r in records if r.error is None and r.precision_tokens is not None]
-    exact = sum(not (t.prompt.fp8 or t.prompt.cached.fp8 or t.completion.fp8) for t in told)
-    return exact / len(told) if told else None
+    told = [
+        record.precision_tokens.answer is Answer.EXACT
+        for record in records
+        if record.error is None and record.precision_tokens is not None and asked in (None, record.asked)
+    ]
+    return sum(told) / len(told) if told else None
 
 
 def statuses(samples: Iterable[TimelineSample]) -> list[ServiceStatus]:
@@ -173,9 +176,10 @@ def summarise(
             "tpot_attainment": sum(meets_tpot(record, slo) for record in records) / count,
             "goodput_rps": good / duration_s,
             "output_tokens_per_s": sum(record.output_tokens for record in records) / drained_s,
+            "exact_answer_share": exact_answer_share(records),
+            "exact_answer_share_of_pinned": exact_answer_share(records, "exact"),
             "fp16_token_share": share,
             "fp16_token_share_from": source if share is not None else "none",
-            "exact_answer_share": exact_answer_share(records),
             "switches": counter_growth(samples, lambda replica: replica.switches) if len(told) > 1 else None,
             "fp8_reasons": fp8_reasons(samples),
             "max_waiting": max((status.waiting for status in told), default=None),

@@ -28,7 +28,7 @@ def verdict(runs: Sequence[RunSummary], calibration: Calibration | None = None) 
         lines.append(_against_fp16(adaptive, fp16))
         lines.extend(_tails(adaptive, fp16))
     if fp8 and adaptive:
-        lines.append(_against_fp8(adaptive, fp8))
+        lines.insert(1, _against_fp8(adaptive, fp8))
     if fp16 and fp8:
         lines.append(_compare(fp8, fp16))
     lines.extend(_alone(run) for run in runs if run.policy not in NAMES)
@@ -96,6 +96,8 @@ def _tails(adaptive: RunSummary, fp16: RunSummary) -> list[str]:
 def _against_fp8(adaptive: RunSummary, fp8: RunSummary) -> str:
     share = adaptive.fp16_token_share
     ran = "did not disclose its precision" if share is None else f"ran {_percent(share)} of its tokens in exact FP16"
+    if adaptive.exact_answer_share is not None:
+        ran = f"gave {_percent(adaptive.exact_answer_share)} of its answers exactly, {ran}"
     if _differs(adaptive, fp8):
         relation = "more" if adaptive.slo_attainment > fp8.slo_attainment else "fewer"
         kept = f"kept {relation} requests within the SLO than FP8 only"
@@ -152,6 +154,8 @@ def _cautions(run: RunSummary) -> list[str]:
         cautions.append(
             f"Caution: {name}: the server has a controller, which chose the precision; --policies fp16,fp8,adaptive directs it."
         )
+    if (kept := run.exact_answer_share_of_pinned) is not None and kept < 1.0:
+        cautions.append(f"Caution: {name}: only {_percent(kept)} of the answers that must be exact were exact.")
     if run.requests < FEW_REQUESTS:
         cautions.append(f"Caution: {name}: only {run.requests} requests; p99 and small differences mean little.")
     wrong = {"fp16": run.fp16_token_share is not None and run.fp16_token_share < 1.0,

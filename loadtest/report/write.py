@@ -65,10 +65,15 @@ def write_report(
     timelines: Mapping[Policy, Sequence[TimelineSample]],
 ) -> Path:
     """Write summary.json, the plots and report.html; returns the path of the latter."""
-    from loadtest.report.plots import draw_latencies, draw_timelines  # matplotlib takes a second to import
+    from loadtest.report.plots import (  # matplotlib takes a second to import
+        draw_latencies,
+        draw_opening,
+        draw_timelines,
+    )
 
     (out_dir / "summary.json").write_text(summary.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    plots = {"latencies": out_dir / "latencies.png", "timeline": out_dir / "timeline.png"}
+    plots = {name: out_dir / f"{name}.png" for name in ("opening", "latencies", "timeline")}
+    draw_opening(plots["opening"], records, summary.slo, summary.load.duration_s)
     draw_latencies(plots["latencies"], records, summary.slo)
     draw_timelines(plots["timeline"], records, timelines, summary.load.duration_s)
     path = out_dir / "report.html"
@@ -91,8 +96,8 @@ def render_html(summary: Summary, plots: Mapping[str, bytes]) -> str:
 
 
 HEADER = (
-    "policy", "requests", "errors", "TTFT ms p50/p90/p99", "TPOT ms p50/p90/p99", "SLO met", "goodput req/s",
-    "FP16 tokens", "exact answers", "switches", "limit", "max waiting", "max in path", "dispatch lag ms p99", "late starts",
+    "policy", "requests", "errors", "exact answers", "exact of pinned", "FP16 tokens", "SLO met", "TTFT ms p50/p90/p99",
+    "TPOT ms p50/p90/p99", "goodput req/s", "switches", "limit", "max waiting", "max in path", "dispatch lag ms p99", "late starts",
 )  # fmt: skip
 PLACE_NAMES = {
     "late": "client: late", "connecting": "client: connecting", "proxy_queued": "HAProxy's queue",
@@ -107,12 +112,13 @@ def table_row(run: RunSummary) -> tuple[str, ...]:
         NAMES.get(run.policy, run.policy),
         str(run.requests),
         str(run.errors) + (" INVALID" if run.unanswered else ""),
+        _share(run.exact_answer_share),
+        _share(run.exact_answer_share_of_pinned, "-"),
+        _share(run.fp16_token_share),
+        _share(run.slo_attainment),
         _three(run.ttft_ms, 0),
         _three(run.tpot_ms, 1),
-        f"{100 * run.slo_attainment:.1f} %",
         f"{run.goodput_rps:.2f}",
-        "?" if run.fp16_token_share is None else f"{100 * run.fp16_token_share:.1f} %",
-        "?" if run.exact_answer_share is None else f"{100 * run.exact_answer_share:.1f} %",
         "?" if run.switches is None else str(run.switches),
         run.saturated_by,
         "?" if run.max_waiting is None else str(run.max_waiting),
@@ -120,6 +126,10 @@ def table_row(run: RunSummary) -> tuple[str, ...]:
         "?" if run.dispatch_lag_ms.p99 is None else f"{run.dispatch_lag_ms.p99:.1f}",
         str(run.late_starts) + ("" if run.valid or run.unanswered else " INVALID"),
     )
+
+
+def _share(value: float | None, unknown: str = "?") -> str:
+    return unknown if value is None else f"{100 * value:.1f} %"
 
 
 def where_rows(runs: Sequence[RunSummary]) -> list[tuple[str, ...]]:

@@ -56,7 +56,7 @@ class Sender:
         """Body of request ``index``."""
         plan, request = self.plan, self._request(index)
         prompt = prompt_token_ids(plan.seed, plan.run, index, request.prompt_tokens, plan.token_ids)
-        return completion_body(plan.model, prompt, request.output_tokens)
+        return completion_body(plan.model, prompt, request.output_tokens, request.precision)
 
     def next_closed_index(self) -> int:
         """The next request of the closed loop; the list starts again when it ends."""
@@ -149,6 +149,7 @@ class Sender:
             "prompt_tokens": request.prompt_tokens,
             "max_tokens": request.output_tokens,
             "output_tokens": 0,
+            "asked": request.precision,
         }
 
     def _write(self, fields: dict[str, Any], error: str | None) -> None:

@@ -20,6 +20,7 @@ class PlannedRequest(FrozenModel):
     at_s: Annotated[float, Field(ge=0)]
     prompt_tokens: Annotated[int, Field(ge=1)]
     output_tokens: Annotated[int, Field(ge=1)]
+    precision: Literal["exact", "fast"] | None = None  # that it asks for
 
 
 class SendPlan(FrozenModel):

@@ -8,8 +8,8 @@ vLLM loads an endpoint plugin only where ``VLLM_PLUGINS`` names it. It adds
     POST /nestedfp/directive   {"mode": "fp16" or "fp8"}, or {"mode": "auto", "rule": {"fp8_step_tokens": 512}} with the fields of
                                ``nestedfp.steps.step_rule.StepRule``; with ``Authorization: Bearer KEY``
 
-and to every answer of text, and every one of vectors in JSON, the tokens by precision: as ``usage.precision_tokens``, in a
-stream as a comment (``: nestedfp {...}``) before its end, which clients pass over.
+and to every answer of text, and every one of vectors in JSON, ``usage.precision`` and ``usage.precision_tokens``; in a
+stream the latter as a comment (``: nestedfp {...}``) before its end, which clients pass over.
 """
 
 import itertools
@@ -19,6 +19,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from nestedfp import admin_key
+from nestedfp.answers import answer_of
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
 from nestedfp.vllm_plugin.frontend import collected, total, usage_of
@@ -151,7 +152,9 @@ class _Answer:
         body = b"".join(self._parts)
         if self._counts:
             answer = json.loads(body)
-            answer["usage"] = {**(answer.get("usage") or {}), "precision_tokens": self._tokens()}
+            tokens = self._tokens()
+            told = {"precision": answer_of(tokens).value, "precision_tokens": tokens}
+            answer["usage"] = {**(answer.get("usage") or {}), **told}
             body = json.dumps(answer, ensure_ascii=False).encode()
         headers = [each for each in start["headers"] if each[0].lower() != b"content-length"]
         await self._send({**start, "headers": [*headers, (b"content-length", str(len(body)).encode())]})

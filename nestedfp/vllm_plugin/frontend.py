@@ -28,7 +28,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from nestedfp.vllm_plugin.scheduling.accounting import COUNTS_KEY, TokenCounts, total, usage_of
-from nestedfp.vllm_plugin.scheduling.pin import PIN_KEY, is_pinned, parse_pin
+from nestedfp.vllm_plugin.scheduling.pin import PIN_KEY, AskedPrecision, is_pinned, parse_asked
 
 __all__ = ["Collected", "check_pin", "check_token_ids", "collected", "counts_of", "install", "total", "usage_of"]
 
@@ -230,9 +230,9 @@ def _unpinned(to_beam_search_params: Any) -> Any:
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
         from vllm.exceptions import VLLMValidationError
 
-        if parse_pin(self.vllm_xargs):
+        if parse_asked(self.vllm_xargs) is AskedPrecision.EXACT:
             raise VLLMValidationError(
-                "use_beam_search cannot be pinned to FP16: leave one of the two out", parameter=f"vllm_xargs.{PIN_KEY}"
+                "use_beam_search cannot be exact: leave one of the two out", parameter=f"vllm_xargs.{PIN_KEY}"
             )
         return to_beam_search_params(self, *args, **kwargs)
 

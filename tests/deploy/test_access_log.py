@@ -10,6 +10,7 @@ from deploy.access.access_log import ENDED_KEPT, LONGEST_VALUE, Access, AccessLo
 from deploy.front.meter import PathMeter
 from deploy.metrics.request_metrics import RequestOutcome
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
+from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
 
 ACCESS = Access(
     wall_s=1_700_000_000.25,
@@ -18,7 +19,8 @@ ACCESS = Access(
     model="m",
     outcome="ok",
     status=200,
-    pin="none",
+    asked="auto",
+    precision="mixed",
     tokens=TokenCounts(3, 0, 2, 0, 30, 10),
     ttft_ms=12.34,
     total_ms=456.78,
@@ -37,7 +39,8 @@ def meter(clock, lines):
 
 def test_a_line_of_text_names_each_field():
     assert as_text(ACCESS) == (
-        "time=2023-11-14T22:13:20.250Z id=r-1 key=team-a model=m outcome=ok status=200 pin=none prompt_fp16_tokens=3 "
+        "time=2023-11-14T22:13:20.250Z id=r-1 key=team-a model=m outcome=ok status=200 asked=auto precision=mixed "
+        "prompt_fp16_tokens=3 "
         "prompt_fp8_tokens=0 cached_fp16_tokens=2 cached_fp8_tokens=0 completion_fp16_tokens=30 completion_fp8_tokens=10 "
         "ttft_ms=12.3 total_ms=456.8"
     )
@@ -50,8 +53,8 @@ def test_a_line_of_json_has_the_same_fields():
 
 
 def test_what_is_not_known_is_a_dash_or_null():
-    unknown = ACCESS._replace(id=None, key=None, model=None, status=None, tokens=None, ttft_ms=None)
-    assert "id=- key=- model=- outcome=ok status=- pin=none prompt_fp16_tokens=- " in as_text(unknown)
+    unknown = ACCESS._replace(id=None, key=None, model=None, status=None, precision=None, tokens=None, ttft_ms=None)
+    assert "id=- key=- model=- outcome=ok status=- asked=auto precision=- prompt_fp16_tokens=- " in as_text(unknown)
     assert json.loads(as_json(unknown))["prompt_fp16_tokens"] is None
 
 
@@ -76,7 +79,7 @@ def test_a_long_value_is_cut(line):
 
 def test_a_stream_is_logged_once_when_it_has_left_with_its_times(meter, clock, lines):
     passage = meter.arrive(clock.now_s)
-    passage.id, passage.key, passage.model, passage.pinned = "r", "k", "m", True
+    passage.id, passage.key, passage.model, passage.asked = "r", "k", "m", AskedPrecision.FAST
     clock.now_s += 0.05
     passage.submitted()
     for _ in range(3):
@@ -88,7 +91,8 @@ def test_a_stream_is_logged_once_when_it_has_left_with_its_times(meter, clock, l
     assert not lines
     passage.ended()
     (access,) = lines
-    assert (access.id, access.key, access.model, access.pin) == ("r", "k", "m", "fp16")
+    assert (access.id, access.key, access.model) == ("r", "k", "m")
+    assert (access.asked, access.precision) == ("fast", "mixed")
     assert (access.outcome, access.status) == ("ok", 200)
     assert access.tokens == TokenCounts(1, 1, 0, 0, 2, 3)
     assert (access.ttft_ms, access.total_ms) == (pytest.approx(150), pytest.approx(350))

@@ -13,8 +13,11 @@ from controller.sliding_window import SlidingWindow
 from deploy.access.admission import Admission, NoRoom
 from deploy.agent.agent import ReplicaAgent
 from deploy.front.meter import PathMeter
+from deploy.metrics.request_metrics import Answered
+from nestedfp.answers import Answer
 from nestedfp.steps.step_rule import StepRule
 from nestedfp.vllm_plugin.scheduling.directive_receiver import OPEN, open_line
+from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
 
 STATS = {
     "mode": "fp16",
@@ -263,14 +266,19 @@ def test_finished_requests_are_held_against_the_objectives_that_the_controller_l
             meter.judge(*latencies)
         await until(lambda: evaluated() == 4)
         await apply(agent, {**directive(1, "fp16"), "slo_ttft_ms": 1000, "slo_tpot_ms": 20})
+        answer = Answered(Answer.MIXED, AskedPrecision.AUTO)
         for latencies in ((0.9, 0.019), (0.1, 0.021)):
-            meter.judge(*latencies)
+            meter.judge(*latencies, answer=answer)
+            meter.requests.answered(answer)
         await until(lambda: evaluated() == 6)
 
     began_s = time.monotonic()
     run(scenario, controller, meter=meter)
     snapshot = controller.snapshots[-1]
     assert (snapshot["slo_evaluated"], snapshot["within_slo"]) == (6, 3)
+    assert [snapshot[f"answers_{each}"] for each in Answer] == [0, 0, 2]
+    (within,) = [family for family in meter.requests.collect() if family.name == "nestedfp_answers_within_slo"]
+    assert [s.labels["precision"] for s in within.samples if s.value == 1 and s.name.endswith("_total")] == ["mixed"]
     assert 0 < snapshot["ready_for_s"] < time.monotonic() - began_s
 
 

@@ -29,12 +29,13 @@ def test_a_sample_adds_up_the_replicas_and_takes_the_slowest():
     line = StatusHistory(10)
     line.add(100.0, {"replicas": [replica(), replica("r2", ttft_p90_ms=80.0, waiting=4)]})
     later = [
-        replica(tokens_fp16=150, tokens_fp8=30),
+        replica(tokens_fp16=150, tokens_fp8=30, answers_exact=2, answers_mixed=1),
         replica("r2", slo_evaluated=14, within_slo=13, arrivals_per_s=None),
     ]
     sample = line.add(101.0, {"replicas": later})
     assert (sample.span_s, sample.arrivals_per_s, sample.waiting, sample.running) == (1.0, 2.0, 2, 4)
     assert (sample.tokens_fp16, sample.tokens_fp8, sample.slo_evaluated, sample.within_slo) == (50, 30, 4, 3)
+    assert (sample.answers_exact, sample.answers_fast, sample.answers_mixed) == (2, 0, 1)
     assert (sample.ttft_p90_ms, sample.tpot_p90_ms) == (50.0, None)
     assert line.columns()["waiting"] == [5, 2]
     assert line.columns()["ttft_p90_ms"] == [80.0, 50.0]

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import pytest
 from front_calls import GOOD, ask, front
 
-from deploy.replica.disclosure import StreamDiscloser, disclose, fingerprint
+from deploy.replica.disclosure import StreamDiscloser, disclose
+from nestedfp.answers import answer_of
 from nestedfp.vllm_plugin import frontend
-from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts, usage_of
+from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts, total, usage_of
 
 TOKENS = {"prompt": {"fp16": 3, "fp8": 2, "cached": {"fp16": 1, "fp8": 0}}, "completion": {"fp16": 4, "fp8": 0}}
 
@@ -33,7 +34,11 @@ def test_a_usage_that_has_to_be_made_counts_each_prompt_once_however_many_of_its
 
 
 def test_usage_gains_the_counts_and_keeps_the_rest():
-    assert disclose({"prompt_tokens": 6}, TOKENS) == {"prompt_tokens": 6, "precision_tokens": TOKENS}
+    assert disclose({"prompt_tokens": 6}, TOKENS) == {
+        "prompt_tokens": 6,
+        "precision": "mixed",
+        "precision_tokens": TOKENS,
+    }
     assert disclose({"prompt_tokens": 6}, None) == {"prompt_tokens": 6}
 
 
@@ -48,7 +53,7 @@ def test_an_answer_in_one_piece_says_its_precision_but_for_beams_whose_computed_
         return SimpleNamespace(model_dump=lambda mode: {"usage": usage})
 
     told = json.loads(ask(front(do), body={**GOOD, "use_beam_search": beams})[2])["usage"]
-    assert ("precision_tokens" in told) is not beams
+    assert ("precision_tokens" in told) is ("precision" in told) is not beams
     assert {name: told[name] for name in usage} == usage
 
 
@@ -61,6 +66,7 @@ def test_without_include_usage_the_finish_chunk_carries_the_counts():
         "prompt_tokens": 6,
         "completion_tokens": 4,
         "total_tokens": 10,
+        "precision": "mixed",
         "precision_tokens": TOKENS,
     }
     assert stream.event("data: [DONE]\n\n") == "data: [DONE]\n\n"
@@ -71,7 +77,7 @@ def test_with_include_usage_only_the_usage_chunk_carries_the_counts():
     last = event(choices=[{"text": "b", "finish_reason": "stop"}])
     assert stream.event(last) == last
     usage = payload(stream.event(event(choices=[], usage={"prompt_tokens": 6, "completion_tokens": 4})))["usage"]
-    assert usage == {"prompt_tokens": 6, "completion_tokens": 4, "precision_tokens": TOKENS}
+    assert usage == {"prompt_tokens": 6, "completion_tokens": 4, "precision": "mixed", "precision_tokens": TOKENS}
 
 
 def test_text_outside_ascii_survives():
@@ -82,23 +88,26 @@ def test_text_outside_ascii_survives():
 @pytest.mark.parametrize(
     ("counts", "told"),
     [
-        (TokenCounts(prompt_fp16=3, completion_fp16=2), "v-fp16"),
-        (TokenCounts(cached_fp16=3, prompt_fp16=1, completion_fp16=2), "v-fp16"),
-        (TokenCounts(prompt_fp8=3, completion_fp8=2), "v-fp8"),
-        (TokenCounts(prompt_fp16=3, completion_fp16=2, completion_fp8=1), "v-mixed"),
-        (TokenCounts(prompt_fp8=3, completion_fp16=2), "v-mixed"),
-        (TokenCounts(cached_fp8=1, prompt_fp16=3, completion_fp16=2), "v-mixed"),
+        (TokenCounts(prompt_fp16=3, completion_fp16=2), "exact"),
+        (TokenCounts(cached_fp16=3, prompt_fp16=1, completion_fp16=2), "exact"),
+        (TokenCounts(prompt_fp8=3, completion_fp8=2), "fast"),
+        (TokenCounts(cached_fp16=9, prompt_fp8=3, completion_fp8=2), "fast"),
+        (TokenCounts(cached_fp8=9, prompt_fp8=3), "fast"),
+        (TokenCounts(prompt_fp16=3, completion_fp16=2, completion_fp8=1), "mixed"),
+        (TokenCounts(prompt_fp8=1, completion_fp16=2), "mixed"),
+        (TokenCounts(cached_fp8=1, prompt_fp16=3, completion_fp16=2), "mixed"),
+        (total([TokenCounts(prompt_fp16=3), TokenCounts(prompt_fp8=3)]), "mixed"),  # of two sequences
     ],
 )
-def test_a_fingerprint_names_a_precision_only_where_all_tokens_ran_in_it(counts, told):
-    assert fingerprint("v", usage_of(counts)) == told
-    assert fingerprint("v", None) == "v"
-    assert fingerprint(None, usage_of(counts)) is None
+def test_an_answer_is_exact_only_where_all_of_it_and_of_what_it_read_is(counts, told):
+    assert answer_of(usage_of(counts)) == told
+    assert disclose({}, usage_of(counts))["precision"] == told
 
 
-@pytest.mark.parametrize(("whole", "told"), [(False, "v"), (True, "v-fp16")])
-def test_a_chunk_that_comes_before_all_sequences_have_ended_does_not_name_their_precision(whole, told):
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_chunk_that_comes_before_all_sequences_have_ended_does_not_name_the_answers_class(whole):
     tokens = usage_of(TokenCounts(prompt_fp16=3, completion_fp16=2))
-    event = 'data: {"choices":[{"finish_reason":"length"}],"system_fingerprint":"v"}\n\n'
-    found = StreamDiscloser(lambda: tokens, False, whole=lambda: whole).event(event)
-    assert json.loads(found.removeprefix("data: "))["system_fingerprint"] == told
+    found = StreamDiscloser(lambda: tokens, False, whole=lambda: whole).event(
+        event(choices=[{"finish_reason": "stop"}])
+    )
+    assert payload(found)["usage"].get("precision") == ("exact" if whole else None)

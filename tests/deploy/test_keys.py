@@ -18,6 +18,7 @@ from deploy.front.meter import PathMeter
 from deploy.front.peers import PeerView
 from deploy.front.replies import Refused
 from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS
+from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
 
 SECRETS = {"u": "user-secret-0123456789", "p": "pin-secret-0123456789", "a": "admin-secret-0123456789"}
 
@@ -66,6 +67,10 @@ def bearer(name):
         ({"keys": [entry("u", priority="urgent")]}, "keys.0.priority"),
         ({"keys": [entry("p", role="pin", pinned_token_share=0.5)]}, "pinned_token_share needs tokens_per_minute"),
         ({"keys": [entry("u", tokens_per_minute=9, pinned_token_share=0.5)]}, "a user cannot pin"),
+        ({"keys": [entry("u", precision="exact")]}, "the key may ask for fast, auto: say which"),
+        ({"keys": [entry("u", precisions=["fast"])]}, "would ask for auto, and the key may ask for fast"),
+        ({"keys": [entry("u", precisions=[])]}, "keys.0.precisions"),
+        ({"keys": [entry("u", precisions=["fp8"])]}, "keys.0.precisions"),
         ({"keys": [entry("a b", "x")]}, "keys.0.name"),
         ({"keys": [entry(f"k{n}", f"s{n}") for n in range(MOST_KEYS + 1)]}, "keys: "),
         ("the-key-itself", "the whole"),
@@ -253,9 +258,33 @@ def test_a_quota_smaller_than_the_number_of_replicas_still_lets_requests_in(tmp_
 
 
 def test_a_user_may_not_pin(tmp_path, clock):
-    with pytest.raises(Refused, match="may not pin") as caught:
-        holder_of(tmp_path, clock, role="user").enter(pinned=True)
+    with pytest.raises(Refused, match="may not ask for precision exact: it may ask for fast, auto") as caught:
+        holder_of(tmp_path, clock, role="user").asked(AskedPrecision("fp16"))
     assert caught.value.status == 403
+
+
+@pytest.mark.parametrize(
+    ("fields", "stated", "asked"),
+    [
+        ({}, None, "auto"),
+        ({}, "fast", "fast"),
+        ({"role": "pin"}, "exact", "exact"),
+        ({"precision": "fast"}, None, "fast"),
+        ({"precision": "fast"}, "auto", "auto"),
+        ({"precisions": ["exact"], "precision": "fp16"}, None, "exact"),
+        ({"precisions": ["fast"], "precision": "fast"}, "auto", None),
+        ({"role": "admin", "precisions": ["auto", "fast"]}, "exact", None),
+    ],
+)
+def test_a_key_has_a_precision_of_its_own_and_those_that_it_may_ask_for(tmp_path, clock, fields, stated, asked):
+    holder = holder_of(tmp_path, clock, **{"role": "user", **fields})
+    stated = stated and AskedPrecision(stated)
+    if asked is None:
+        with pytest.raises(Refused, match=f"may not ask for precision {stated}") as caught:
+            holder.asked(stated)
+        assert caught.value.status == 403
+    else:
+        assert holder.asked(stated) == asked
 
 
 # -- over HTTP ---------------------------------------------------------------------------------------------------------
@@ -323,7 +352,7 @@ def test_a_user_who_pins_is_told_403_and_counted_as_denied(keys):
     app, meter = front_of(keys)
     status, _, body = ask(app, headers=[("authorization", bearer("u")), ("x-nestedfp-precision", "fp16")])
     assert status == 403
-    assert "may not pin" in json.loads(body)["error"]["message"]
+    assert "may not ask for precision exact" in json.loads(body)["error"]["message"]
     ask(app)
     counted = {
         (s.labels["outcome"], s.labels["pin"]): s.value

@@ -20,6 +20,7 @@ from deploy.metrics.replica_page import AgentReading, ReplicaMetrics
 from deploy.metrics.request_metrics import Precision, RequestMetrics, RequestOutcome, precision_of
 from nestedfp.modes import DirectiveMode
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
+from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
 
 STATS = {
     **{"mode": "fp8", "switches": 3, "steps_fp16": 5, "steps_fp8": 7, "tokens_fp16": 50, "tokens_fp8": 70},
@@ -151,7 +152,7 @@ def test_the_precision_of_a_request_is_that_of_the_tokens_computed_for_it(counts
 def test_a_request_is_counted_once_when_it_leaves_and_its_latency_when_it_ended_by_itself():
     meter = PathMeter(lambda: 10.25)
     passage = meter.arrive(10.0)
-    passage.pinned = True
+    passage.asked, passage.key = AskedPrecision.EXACT, "team-a"
     passage.counts["a"] = TokenCounts(3, 0, 0, 0, 2, 0)
     passage.submitted()
     passage.writing()
@@ -164,6 +165,12 @@ def test_a_request_is_counted_once_when_it_leaves_and_its_latency_when_it_ended_
     text = replica_page(requests=meter.requests)
     assert value(text, "nestedfp_requests_total", precision="fp16", pin="fp16", outcome="ok", **LABELS) == 1
     assert value(text, "nestedfp_requests_total", precision="none", pin="none", outcome="left", **LABELS) == 1
+    labels = {"precision": "exact", "asked": "exact", "key": "team-a", **LABELS}
+    assert value(text, "nestedfp_answers_total", **labels) == 1
+    assert value(text, "nestedfp_answers_total", **labels | {"key": ""}) == 0, "there from the start"
+    (finished,) = meter.take_finished()
+    meter.requests.within_slo(finished.answer)
+    assert value(replica_page(requests=meter.requests), "nestedfp_answers_within_slo_total", **labels) == 1
     assert value(text, "nestedfp_ttft_seconds_count", **LABELS) == 1
     assert value(text, "nestedfp_ttft_seconds_sum", **LABELS) == pytest.approx(0.25)
     assert value(text, "nestedfp_ttft_seconds_bucket", le="0.2", **LABELS) == 0

@@ -218,7 +218,7 @@ def test_the_admin_route_wants_the_key(client, headers):
         ({"model": "nobody", "prompt": "x"}, 404, "nobody"),
         ({"model": MODEL, "prompt": "word " * 4000}, 400, "maximum context length"),
         ({"model": MODEL, "prompt": [5] * 1200}, 400, "maximum context length"),
-        ({"model": MODEL, "prompt": "x", "vllm_xargs": {"precision": "fp4"}}, 400, "precision must be 'fp16'"),
+        ({"model": MODEL, "prompt": "x", "vllm_xargs": {"precision": "fp4"}}, 400, "precision must be 'exact'"),
         ({"model": MODEL, "prompt": "x", "max_tokens": -1}, 400, "max_tokens"),
     ],
 )

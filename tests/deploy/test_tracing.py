@@ -106,7 +106,9 @@ def exported():
 
 def test_a_span_says_what_the_access_log_says_and_no_more(exported):
     tracer, ended = exported
-    access = Access(1.0, "r-1", None, "m" * 500, "ok", 200, "none", TokenCounts(3, 0, 1, 0, 4, 5), 12.34, 56.78)
+    access = Access(
+        1.0, "r-1", None, "m" * 500, "ok", 200, "auto", "mixed", TokenCounts(3, 0, 1, 0, 4, 5), 12.34, 56.78
+    )
     with tracer.start_as_current_span("request"):
         tracing.tell(access)
     (span,) = ended()

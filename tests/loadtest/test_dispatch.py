@@ -4,6 +4,7 @@ The stand-in and the sender are processes of their own; nothing of gevent enters
 machine may be busy.
 """
 
+import json
 import re
 import statistics
 import subprocess
@@ -18,12 +19,15 @@ import pytest
 
 from loadtest import REPO_ROOT
 from loadtest.errors import DispatchError, InputError, LoadtestError, ServiceError
+from loadtest.runner import planned
 from loadtest.sender.dispatch import run_plan
 from loadtest.sender.plan import Event, PlannedRequest, SendPlan
+from loadtest.sender.prompts import completion_body
 from loadtest.sender.sse import lines_of, parse_stream
 from loadtest.service.admin import ServiceClient
 from loadtest.service.process import started_service
 from loadtest.service.target import addresses, target_url
+from workload.azure import Arrival
 from workload.records import RequestRecord, mean_tpot_ms
 
 pytestmark = pytest.mark.slow
@@ -356,3 +360,13 @@ def test_tpot_divides_by_tokens_and_not_by_chunks():
 def test_a_plan_refuses_a_request_without_tokens():
     with pytest.raises(ValueError, match="greater than or equal to 1"):
         PlannedRequest(at_s=0.0, prompt_tokens=0, output_tokens=1)
+
+
+def test_a_share_of_the_requests_asks_for_exact_answers_and_the_same_ones_in_every_run():
+    arrivals = [Arrival(at_s=float(i), prompt_tokens=3, output_tokens=2) for i in range(400)]
+    asked = [request.precision for request in planned(arrivals, 0.25, seed=5)]
+    assert 60 < asked.count("exact") < 140
+    assert asked == [request.precision for request in planned(arrivals, 0.25, seed=5)]
+    assert {request.precision for request in planned(arrivals, 0.0, seed=5)} == {None}
+    assert json.loads(completion_body("m", [1], 2, "exact"))["precision"] == "exact"
+    assert "precision" not in json.loads(completion_body("m", [1], 2))

@@ -2,11 +2,13 @@
 
 import json
 from html.parser import HTMLParser
+from math import isnan
 
 from loadtest_builders import CALIBRATION, SLO, failed, make_record, make_run, make_sample
 from rich.console import Console
 
-from loadtest.report.run_summary import summarise
+from loadtest.report.plots import is_exact, shares_over_time
+from loadtest.report.run_summary import meets_ttft, summarise
 from loadtest.report.standing import stand
 from loadtest.report.verdict import verdict
 from loadtest.report.write import LoadSummary, Summary, print_report, render_html, write_report
@@ -82,7 +84,7 @@ def test_the_report_is_self_contained_and_escaped(tmp_path):
     page = Page(text)
     assert "script" not in page.tags
     assert "b" not in page.tags
-    assert len(page.sources) == 2
+    assert len(page.sources) == 3
     assert all(source.startswith("data:image/png;base64,iVBOR") for source in page.sources)
     assert "m &amp; n" in text
     assert "ttft_ms = 200" in text
@@ -91,12 +93,15 @@ def test_the_report_is_self_contained_and_escaped(tmp_path):
     assert Summary.model_validate(data) == summary
     keys = {"policy", "requests", "ttft_ms", "tpot_ms", "slo_attainment", "goodput_rps", "fp16_token_share", "switches"}
     assert keys <= set(data["runs"][0])
+    shares = ["exact_answer_share", "exact_answer_share_of_pinned", "fp16_token_share"]
+    assert [name for name in data["runs"][0] if name in shares] == shares
     assert set(data["runs"][0]["ttft_ms"]) == {"p50", "p90", "p99"}
 
 
 def test_a_report_without_calibration_or_runs_is_still_a_page():
     text = render_html(
-        make_summary(calibration=None, runs=(), verdict=(), service_slo={}), {"latencies": b"", "timeline": b""}
+        make_summary(calibration=None, runs=(), verdict=(), service_slo={}),
+        {"opening": b"", "latencies": b"", "timeline": b""},
     )
     assert "Nothing to compare." in text
     assert "not known" in text
@@ -111,3 +116,11 @@ def test_the_terminal_table_fits_80_columns():
     assert "TTFT ms p90" in text
     assert "…" not in text
     assert max(len(line) for line in text.splitlines() if "│" in line) <= 80
+
+
+def test_shares_over_time_are_those_of_the_requests_that_arrived_then_and_tell():
+    records = [make_record(index, ttft_ms=50.0 if index < 6 else 500.0) for index in range(10)]
+    shares = shares_over_time(records, [0.0, 5.0, 10.0, 15.0], lambda record: meets_ttft(record, SLO))
+    assert shares[:2] == [1.0, 0.2]
+    assert isnan(shares[2]), "nobody arrived"
+    assert [is_exact(record) for record in (records[0], failed(1))] == [False, None]

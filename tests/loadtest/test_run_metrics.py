@@ -72,6 +72,9 @@ def test_an_answer_is_exact_when_none_of_its_tokens_saw_fp8(prompt, completion, 
     records = [make_record(precision_tokens=PrecisionTokens.model_validate(each)) for each in tokens]
     assert exact_answer_share([*records, make_record(precision_tokens=None)]) == exact
     assert exact_answer_share([make_record(precision_tokens=None)]) is None
+    pinned = records[1].model_copy(update={"asked": "exact"})
+    assert exact_answer_share([records[0], pinned], "exact") == 2 * exact - 1
+    assert exact_answer_share(records, "exact") is None
 
 
 def test_counters_survive_a_restart_and_a_new_replica():

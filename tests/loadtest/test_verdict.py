@@ -33,6 +33,11 @@ def test_the_verdict_weighs_adaptive_against_fp8_and_warns():
     assert (
         "Adaptive ran 68.1 % of its tokens in exact FP16 and kept as many requests within the SLO as FP8 only" in text
     )
+    exact = runs[2].model_copy(update={"exact_answer_share": 0.5, "exact_answer_share_of_pinned": 0.9})
+    said = "Adaptive gave 50.0 % of its answers exactly, ran 68.1 % of its tokens in exact FP16 and kept as many"
+    lines = verdict([*runs[:2], exact])
+    assert said in lines[1]
+    assert "only 90.0 % of the answers that must be exact were exact" in lines[-1]
     assert "FP8 only keeps more requests within the SLO than FP16 only (99.0 % against 50.0 %)" in text
     few = make_run("fp16", 10, count=20, fp16_token_share=0.9, errors=2, error_kinds={"HTTP 429": 2})
     text = "\n".join(verdict([few]))

@@ -4,6 +4,7 @@ import pytest
 
 from nestedfp.modes import Mode
 from nestedfp.vllm_plugin.scheduling.accounting import EngineTotals, RequestTokens, TokenCounts, total, usage_of
+from nestedfp.vllm_plugin.scheduling.pin import parse_asked
 
 
 def test_a_chunked_prompt_is_split_by_the_mode_of_each_chunk():
@@ -66,17 +67,17 @@ def test_counts_of_several_sequences_are_added_up():
     assert total([]) == TokenCounts()
 
 
-@pytest.mark.parametrize("pin", [None, {}, {"precision": "auto"}, {"other": 1}])
-def test_no_pin(pin):
-    from nestedfp.vllm_plugin.scheduling.pin import parse_pin
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [(None, None), ({}, None), ({"other": 1}, None)]
+    + [({"precision": value}, value) for value in ("exact", "fast", "auto")]
+    + [({"precision": "fp16"}, "exact")],
+)
+def test_a_request_asks_for_one_of_three_or_by_an_alias(given, asked):
+    assert parse_asked(given) == asked
 
-    assert parse_pin(pin) is False
 
-
-def test_pin_and_wrong_pin():
-    from nestedfp.vllm_plugin.scheduling.pin import parse_pin
-
-    assert parse_pin({"precision": "fp16"}) is True
-    for wrong in ("fp8", "FP16", 16, ["fp16"]):
-        with pytest.raises(ValueError, match=r"precision must be 'fp16'.*got"):
-            parse_pin({"precision": wrong})
+@pytest.mark.parametrize("wrong", ["fp8", "EXACT", "mixed", "", 16, ["exact"], {}])
+def test_another_precision_is_refused_with_the_three(wrong):
+    with pytest.raises(ValueError, match=r"must be 'exact' .*'fast' .*'auto' .*got"):
+        parse_asked({"precision": wrong})

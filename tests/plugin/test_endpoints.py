@@ -107,3 +107,4 @@ def test_an_answer_of_vectors_says_the_precision_of_its_tokens(path):
     answer = TestClient(app).post(path).json()
     assert answer["data"] == [{"embedding": [0.5]}]
     assert answer["usage"]["prompt_tokens"] == answer["usage"]["precision_tokens"]["prompt"]["fp8"] == 5
+    assert answer["usage"]["precision"] == "fast"

@@ -155,7 +155,7 @@ def test_a_pinned_request_reads_no_block_that_an_fp8_step_wrote(online):
 
 
 def test_a_wrong_pin_is_refused_and_the_engine_goes_on(online):
-    assert "precision must be 'fp16'" in online[9]["error"]
+    assert "precision must be 'exact'" in online[9]["error"]
     assert "got 'fp32'" in online[9]["error"]
     assert online[10]["tokens"]
 

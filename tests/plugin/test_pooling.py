@@ -53,4 +53,4 @@ def test_vectors_follow_the_directive_and_a_pinned_one_is_exact(task, classifier
             assert computed[mode] > 5
             assert computed[mode] == computed["fp16"] + computed["fp8"]
             assert tokens["completion"] == {"fp16": 0, "fp8": 0}
-    assert "precision must be 'fp16'" in wrong["error"]
+    assert "precision must be 'exact'" in wrong["error"]

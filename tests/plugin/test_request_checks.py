@@ -64,7 +64,7 @@ def test_bad_words_of_unknown_ids_are_refused(processor, monkeypatch):
 
 @pytest.mark.parametrize("pin", ["fp8", 16, ["fp16"]])
 def test_a_wrong_pin_is_refused(processor, pin):
-    with pytest.raises(VLLMValidationError, match="precision must be 'fp16'"):
+    with pytest.raises(VLLMValidationError, match="precision must be 'exact'"):
         process(processor, [1], SamplingParams(extra_args={"precision": pin}))
 
 
@@ -78,7 +78,7 @@ def test_beam_search_cannot_be_pinned(processor):
     plain = CompletionRequest(prompt="a", use_beam_search=True, n=2)
     assert wrapped(plain, 4).beam_width == 2
     pinned = CompletionRequest(prompt="a", use_beam_search=True, vllm_xargs={"precision": "fp16"})
-    with pytest.raises(VLLMValidationError, match="use_beam_search cannot be pinned"):
+    with pytest.raises(VLLMValidationError, match="use_beam_search cannot be exact"):
         wrapped(pinned, 4)
 
 

@@ -37,6 +37,6 @@ def allowing(origins: Sequence[str], app: Any) -> Any:
         allow_methods=["GET", "POST"],
         allow_headers=["*"],  # OpenAI's clients send some of their own
         allow_credentials=False,
-        expose_headers=["x-nestedfp-ignored", "x-request-id", "retry-after"],
+        expose_headers=["x-nestedfp-ignored", "x-nestedfp-precision", "x-request-id", "retry-after"],
         max_age=600,
     )

@@ -12,8 +12,7 @@ from deploy.front.checks.bodies import check_kind
 from deploy.front.checks.bounds import INT32, check_bounds
 from deploy.front.checks.values import MOST_IDS, check_values
 from deploy.front.replies import Refused
-from nestedfp.modes import Mode
-from nestedfp.vllm_plugin.scheduling.pin import PIN_HEADER, PIN_KEY, parse_pin
+from nestedfp.vllm_plugin.scheduling.pin import PIN_HEADER, PIN_KEY, AskedPrecision, parse_asked
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 DEADLINE_KEY = "queue_deadline_s"  # in vllm_xargs
@@ -102,29 +101,43 @@ def _adapter(model: Any) -> TypeAdapter[Any]:
     return TypeAdapter(model)
 
 
-def apply_pin(request: Any, headers: dict[bytes, bytes]) -> bool:
-    """Pin the request where its body or the header says so; return whether it is pinned to FP16.
+def stated_precision(request: Any, headers: dict[bytes, bytes]) -> AskedPrecision | None:
+    """Return what a request asks for, in its body or its header; None: it says nothing. Of ``auto`` and another, the other.
 
     Raises:
-        Refused: 400 for an unknown precision, or a pin that could not be kept.
+        Refused: 400 for an unknown precision, or for two that contradict each other.
     """
     header = headers.get(PIN_HEADER.encode())
-    given = {} if header is None else {PIN_KEY: header.decode("latin-1")}
-    pinned = _pin(_xargs(request), f"vllm_xargs.{PIN_KEY}") | _pin(given, PIN_HEADER)
-    if pinned:
-        request.vllm_xargs = {**_xargs(request), PIN_KEY: Mode.FP16.value}
-    if pinned and getattr(request, "use_beam_search", False):
-        raise Refused(
-            400, "use_beam_search cannot be pinned to FP16: leave one of the two out", param="use_beam_search"
-        )
-    return pinned
+    found: dict[AskedPrecision, str] = {}
+    for given, where in (
+        (getattr(request, PIN_KEY, None), PIN_KEY),
+        (_xargs(request).get(PIN_KEY), f"vllm_xargs.{PIN_KEY}"),
+        (None if header is None else header.decode("latin-1"), PIN_HEADER),
+    ):
+        try:
+            if (asked := parse_asked({PIN_KEY: given})) is not None:
+                found.setdefault(asked, where)
+        except ValueError as error:
+            raise Refused(400, str(error), param=where) from None
+    if AskedPrecision.EXACT in found and AskedPrecision.FAST in found:
+        exact, fast = found[AskedPrecision.EXACT], found[AskedPrecision.FAST]
+        message = f"{exact} asks for an exact answer and {fast} for a fast one: leave one of the two out"
+        raise Refused(400, message, param=fast)
+    return next(
+        (asked for asked in (AskedPrecision.EXACT, AskedPrecision.FAST, AskedPrecision.AUTO) if asked in found), None
+    )
 
 
-def _pin(given: dict[str, Any], where: str) -> bool:
-    try:
-        return parse_pin(given)
-    except ValueError as error:
-        raise Refused(400, str(error), param=where) from None
+def apply_precision(request: Any, asked: AskedPrecision) -> None:
+    """Have the engine hear what a request, or its key, asks for.
+
+    Raises:
+        Refused: 400 for a promise that could not be kept.
+    """
+    if asked is not AskedPrecision.AUTO:
+        request.vllm_xargs = {**_xargs(request), PIN_KEY: asked.value}
+    if asked is AskedPrecision.EXACT and getattr(request, "use_beam_search", False):
+        raise Refused(400, "use_beam_search cannot be exact: leave one of the two out", param="use_beam_search")
 
 
 def queue_deadline_s(request: Any, headers: dict[bytes, bytes], usual_s: float | None) -> float | None:

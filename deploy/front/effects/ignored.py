@@ -71,7 +71,7 @@ def ignored(request: Any, body: bytes, headers: dict[bytes, bytes]) -> list[str]
         found.add("request_id")
     if PRIORITY_HEADER.encode() in headers and _given(request, "priority"):
         found.add("priority")
-    found -= {"vllm_xargs"}
+    found -= {"vllm_xargs", PIN_KEY}
     unknown = {name.decode("latin-1") for name in headers if name.startswith(OUR_HEADERS)} - KNOWN_HEADERS
     return [*sorted(found), *sorted(unknown)]
 

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from deploy.access.admission import Asked
 from deploy.front.replies import Refused
@@ -30,6 +30,8 @@ class Route(ABC):
     model: Any
     serving: Any
     method: str = "__call__"
+
+    computes: ClassVar[bool] = True  # the engine computes the answer
 
     @abstractmethod
     def check(self, request: Any) -> None:

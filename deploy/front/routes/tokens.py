@@ -3,7 +3,7 @@ tokenizer's thread and the event loop. So they are admitted, bounded and charged
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from deploy.access.admission import Asked
 from deploy.front.checks.asked import asked_of_inputs
@@ -37,6 +37,8 @@ def _read(tokens: int) -> None:
 @dataclass(frozen=True)
 class TokensRoute(Route):
     """A route from texts to tokens, or back."""
+
+    computes: ClassVar[bool] = False
 
     def check(self, request: Any) -> None:
         """See ``Route.check``."""

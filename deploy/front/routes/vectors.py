@@ -80,7 +80,7 @@ class VectorRoute(Route):
 async def disclosed(response: Response, tokens: Tokens) -> tuple[bytes, Header, list[Header]]:
     """Return the body, the content type and the further headers of vLLM's answer with the precision of its tokens.
 
-    In an object it stands in ``usage.precision_tokens``, as in answers of text; with an answer of bytes it is a header.
+    In an object it stands in ``usage``, as in answers of text; with an answer of bytes it is a header.
     """
     if isinstance(response, StreamingResponse):
         body = b"".join([bytes(part) async for part in response.body_iterator])  # type: ignore[arg-type]

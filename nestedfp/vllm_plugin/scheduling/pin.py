@@ -1,33 +1,50 @@
-"""The pin: a request's demand that all of its tokens are computed in exact FP16. Pure."""
+"""The precision that a request asks for: an exact answer, a fast one, or whichever the service can afford. Pure."""
 
+import enum
 from collections.abc import Mapping
 from typing import Any
 
-from nestedfp.modes import Mode
-
-PIN_KEY = "precision"  # in SamplingParams.extra_args or PoolingParams.extra_kwargs; over HTTP in vllm_xargs
+PIN_KEY = (
+    "precision"  # in SamplingParams.extra_args or PoolingParams.extra_kwargs; over HTTP in the body or its vllm_xargs
+)
 PIN_HEADER = "x-nestedfp-precision"
 
 
+class AskedPrecision(enum.StrEnum):
+    """What a request asks for; ``fp16`` is an alias of ``exact``."""
+
+    EXACT = "exact"  # a promise: every step of it runs FP16, and it reads exact blocks alone ("pinned")
+    FAST = "fast"  # FP8 will do: exact steps are left to others
+    AUTO = "auto"  # exact if the service can afford it
+
+    @classmethod
+    def _missing_(cls, value: object) -> "AskedPrecision | None":
+        return cls.EXACT if value == "fp16" else None
+
+
 def is_pinned(params: Any) -> bool:
-    """Return True if ``SamplingParams`` or ``PoolingParams`` pin their request to FP16; None pins nothing.
+    """Return True if ``SamplingParams`` or ``PoolingParams`` ask for an exact answer; None asks for nothing.
 
     Raises:
-        ValueError: see ``parse_pin``.
+        ValueError: see ``parse_asked``.
     """
-    return parse_pin(getattr(params, "extra_args", None) or getattr(params, "extra_kwargs", None))
+    return (
+        parse_asked(getattr(params, "extra_args", None) or getattr(params, "extra_kwargs", None))
+        is AskedPrecision.EXACT
+    )
 
 
-def parse_pin(extra_args: Mapping[str, Any] | None) -> bool:
-    """Return True if the request is pinned to FP16.
+def parse_asked(given: Mapping[str, Any] | None) -> AskedPrecision | None:
+    """Return what is asked for under ``PIN_KEY``; None: nothing is said.
 
     Raises:
-        ValueError: for anything but ``"fp16"`` and ``"auto"``.
+        ValueError: for anything but the values of ``AskedPrecision`` and its alias.
     """
-    pin = (extra_args or {}).get(PIN_KEY)
-    if pin not in (None, "auto", Mode.FP16.value):
+    value = (given or {}).get(PIN_KEY)
+    try:
+        return None if value is None else AskedPrecision(value)
+    except ValueError:
         raise ValueError(
-            f"precision must be 'fp16' (every step of this request runs exact FP16) or 'auto' (the service decides), "
-            f"got {pin!r}; set it in vllm_xargs.precision or in the header {PIN_HEADER}"
-        )
-    return pin == Mode.FP16.value
+            f"precision must be 'exact' (every token of the answer in FP16), 'fast' (FP8 will do) or 'auto' (exact if the "
+            f"service can afford it), got {value!r:.40}; set it in the body or in the header {PIN_HEADER}"
+        ) from None

@@ -254,6 +254,7 @@ def test_a_streamed_response_says_it_in_its_last_event(engine):
     assert kinds[:2] == ["response.created", "response.in_progress"]
     assert kinds[-1] == "response.completed"
     usage = answer.events[-1]["response"]["usage"]
+    assert usage["precision"] == "exact"
     assert computed(usage) == (usage["input_tokens"], 5)
     text = "".join(event["delta"] for event in answer.events if event["type"] == "response.output_text.delta")
     assert text == answer.events[-1]["response"]["output"][0]["content"][0]["text"]
@@ -270,6 +271,7 @@ def test_a_streamed_message_says_it_with_its_stop_reason(engine):
     answer = message(engine, stream=True)
     kinds = [event["type"] for event in answer.events]
     assert (kinds[0], kinds[-2:]) == ("message_start", ["message_delta", "message_stop"])
+    assert answer.events[-2]["usage"]["precision"] == "exact"
     assert computed(answer.events[-2]["usage"]) == (answer.events[-2]["usage"]["input_tokens"], 5)
 
 
@@ -280,6 +282,7 @@ def test_a_response_and_a_message_can_be_pinned(engine, ask, stream, pin):
     answer = ask(engine, stream=stream, **pin)
     right = pin["vllm_xargs"]["precision"] == "fp16"
     assert answer.status == (200 if right else 400)
+    assert not right or answer.headers["x-nestedfp-precision"] == "exact"
     assert right or answer.error["param"] == "vllm_xargs.precision"
 
 
@@ -332,9 +335,10 @@ def test_what_the_engine_refuses_counts_as_refused_and_no_request_stays(engine, 
 # -- the precision of a whole answer, and who has left ---------------------------------------------------------------------
 
 
-def fingerprints(answer):
+def classes(answer):
+    """Every class that an answer names, in the order of its chunks."""
     found = [answer.json] if answer.headers["content-type"] == "application/json" else answer.events
-    return [each["system_fingerprint"] for each in found if each.get("system_fingerprint")]
+    return [each["usage"]["precision"] for each in found if "precision" in (each.get("usage") or {})]
 
 
 STREAMS = [{}, {"stream": True}, {"stream": True, "stream_options": {"include_usage": True}}]
@@ -342,19 +346,13 @@ STREAMS = [{}, {"stream": True}, {"stream": True, "stream_options": {"include_us
 
 @pytest.mark.parametrize("fields", STREAMS, ids=str)
 @pytest.mark.parametrize("many", [{}, {"n": 3, "temperature": 1}], ids=str)
-def test_the_fingerprint_says_in_which_precision_the_whole_answer_ran(engine, fields, many):
-    told = {}
-    for mode in ("fp16", "fp8"):
+def test_the_usage_says_whether_the_whole_answer_is_exact(engine, fields, many):
+    for mode, told in (("fp16", "exact"), ("fp8", "fast")):
         engine.direct(mode)
-        prompt = f"Once upon a time there was a {mode} dragon"
-        told[mode] = [
-            fingerprints(ask(prompt, max_tokens=4, **fields, **many)) for ask in (engine.complete, engine.chat)
-        ]
+        for ask in (engine.complete, engine.chat):
+            prompt = f"Once upon a time there was a {mode} dragon"
+            assert set(classes(ask(prompt, max_tokens=4, **fields, **many))) == {told}
     engine.direct("fp16")
-    for mode, answers in told.items():
-        for found in answers:
-            assert found[-1].endswith(f"-{mode}")
-            assert {each.removesuffix(f"-{mode}") for each in found} == {found[-1].removesuffix(f"-{mode}")}
 
 
 def test_a_client_that_leaves_is_counted_as_an_abort(engine):

@@ -34,7 +34,7 @@ def test_times_count_from_the_arrival_to_the_bytes_written(meter, clock):
     assert (ttft.count, ttft.p50_ms) == (1, pytest.approx(100, rel=0.02))
     assert (tpot.count, tpot.p90_ms) == (2, pytest.approx(30, rel=0.02))
     assert meter.stats(clock.now_s).wait_p90_ms == pytest.approx(20, rel=0.02)
-    assert meter.take_finished() == [(pytest.approx(0.1), pytest.approx(0.06 / 4), None)]
+    assert meter.take_finished() == [(pytest.approx(0.1), pytest.approx(0.06 / 4), None, None)]
     assert meter.take_finished() == []
     assert meter.stats(clock.now_s).open_streams == 0
 
@@ -59,7 +59,7 @@ def test_an_answer_in_one_piece_has_the_engines_times_and_the_wait_before_it(met
     passage.submitted()
     clock.now_s += 3.0
     passage.finished_in_one_piece(first_token_s=0.15, decode_s=0.9, tokens=10)
-    assert meter.take_finished() == [(pytest.approx(0.2), pytest.approx(0.1), None)]
+    assert meter.take_finished() == [(pytest.approx(0.2), pytest.approx(0.1), None, None)]
     assert meter.windows(clock.now_s)[0].p50_ms == pytest.approx(200, rel=0.02)
 
 
@@ -88,7 +88,7 @@ def test_what_nobody_takes_is_bounded(meter):
     for number in range(MOST_FINISHED + 10):
         meter.judge(float(number), None)
     finished = meter.take_finished()
-    assert (len(finished), finished[-1]) == (MOST_FINISHED, (MOST_FINISHED + 9.0, None, None))
+    assert (len(finished), finished[-1]) == (MOST_FINISHED, (MOST_FINISHED + 9.0, None, None, None))
 
 
 def test_the_engines_account_counts_where_it_says_more_than_the_front_has_seen(meter, clock):

@@ -10,14 +10,16 @@ from deploy.front.checks import bounds
 from deploy.front.checks.asked import asked_of
 from deploy.front.checks.faults import one_line
 from deploy.front.checks.requests import (
-    apply_pin,
+    apply_precision,
     parse,
     queue_deadline_s,
+    stated_precision,
     stated_priority,
 )
 from deploy.front.effects.combinations import check_text
 from deploy.front.effects.ignored import ignored
 from deploy.front.replies import Refused
+from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
 
 vllm = pytest.importorskip("vllm")
 
@@ -269,48 +271,73 @@ def test_an_errors_line_shows_no_path_and_no_address(text):
     assert len(one_line(ValueError("x" * 1000))) == 300
 
 
-# -- the pin -----------------------------------------------------------------------------------------------------------
+# -- the precision that is asked for ---------------------------------------------------------------------------------------
+
+
+def asking_for(header=None, **body):
+    return stated_precision(completion(**body), {b"x-nestedfp-precision": header} if header is not None else {})
+
+
+@pytest.mark.parametrize("alias", ["exact", "fp16"])
+@pytest.mark.parametrize(
+    ("header", "body", "asked"),
+    [
+        (None, {}, None),
+        ("auto", {}, "auto"),
+        ("PIN", {}, "exact"),
+        (None, {"precision": "PIN"}, "exact"),
+        (None, {"vllm_xargs": {"precision": "PIN"}}, "exact"),
+        ("PIN", {"precision": "auto", "vllm_xargs": {"precision": "auto"}}, "exact"),  # auto contradicts nothing
+        ("auto", {"vllm_xargs": {"precision": "PIN"}}, "exact"),
+        ("PIN", {"precision": "exact"}, "exact"),
+        ("fast", {"precision": "auto"}, "fast"),
+        (None, {"precision": "fast"}, "fast"),
+    ],
+)
+def test_body_and_header_say_what_is_asked_for(alias, header, body, asked):
+    body = json.loads(json.dumps(body).replace("PIN", alias))
+    assert asking_for(header and header.replace("PIN", alias).encode(), **body) == asked
+
+
+@pytest.mark.parametrize("asked", list(AskedPrecision))
+def test_what_is_asked_for_reaches_the_engine_beside_what_else_the_body_says(asked):
+    request = completion(vllm_xargs={"other": 1})
+    apply_precision(request, asked)
+    assert request.vllm_xargs == {"other": 1} | ({} if asked is AskedPrecision.AUTO else {"precision": asked.value})
+    assert passed_over(precision="fast") == []
+
+
+@pytest.mark.parametrize("given", [b"fp8", b"EXACT", b"", b"\xff", b"exact, exact"])
+def test_another_precision_is_refused(given):
+    error = refusal(asking_for, given)
+    assert (error.status, error.param) == (400, "x-nestedfp-precision")
+    assert all(name in str(error) for name in ("'exact'", "'fast'", "'auto'"))
+
+
+@pytest.mark.parametrize("wrong", ["fp17", 5, ["exact"], {"a": 1}, False])
+def test_a_wrong_one_in_one_place_is_refused_although_another_has_a_right_one(wrong):
+    assert refusal(asking_for, b"exact", precision=wrong).param == "precision"
+    assert refusal(asking_for, b"8", precision="exact").param == "x-nestedfp-precision"
+    assert refusal(asking_for, b"exact", vllm_xargs={"precision": "fp17"}).param == "vllm_xargs.precision"
 
 
 @pytest.mark.parametrize(
-    ("header", "xargs", "pinned"),
+    ("header", "body"),
     [
-        (None, None, False),
-        (b"fp16", None, True),
-        (b"auto", None, False),
-        (None, {"precision": "fp16"}, True),
-        (b"fp16", {"precision": "auto"}, True),  # of two, the stricter
-        (b"auto", {"precision": "fp16"}, True),
-        (b"fp16", {"other": 1}, True),
+        (b"fast", {"precision": "exact"}),
+        (b"fp16", {"vllm_xargs": {"precision": "fast"}}),
+        (b"auto", {"precision": "fast", "vllm_xargs": {"precision": "fp16"}}),
     ],
 )
-def test_a_pin_comes_in_the_body_or_in_the_header_and_reaches_the_engine(header, xargs, pinned):
-    request = completion(**({"vllm_xargs": xargs} if xargs else {}))
-    assert apply_pin(request, {b"x-nestedfp-precision": header} if header else {}) is pinned
-    if pinned:
-        assert request.vllm_xargs["precision"] == "fp16"
-    if xargs and "other" in xargs:
-        assert request.vllm_xargs["other"] == 1
+def test_an_exact_answer_and_a_fast_one_contradict_each_other(header, body):
+    error = refusal(asking_for, header, **body)
+    assert (error.status, "leave one of the two out" in str(error)) == (400, True)
 
 
-@pytest.mark.parametrize("pin", [b"fp8", b"FP16", b"", b"\xff", b"fp16, fp16"])
-def test_another_precision_is_refused(pin):
-    error = refusal(apply_pin, completion(), {b"x-nestedfp-precision": pin})
-    assert (error.status, error.param) == (400, "x-nestedfp-precision")
-    assert "precision must be 'fp16'" in str(error)
-
-
-def test_a_wrong_pin_in_one_place_is_refused_although_the_other_has_a_right_one():
-    error = refusal(apply_pin, completion(vllm_xargs={"precision": "fp17"}), {b"x-nestedfp-precision": b"fp16"})
-    assert error.param == "vllm_xargs.precision"
-    assert (
-        refusal(apply_pin, completion(vllm_xargs={"precision": "fp16"}), {b"x-nestedfp-precision": b"8"}).status == 400
-    )
-
-
-def test_a_pin_that_could_not_be_kept_is_refused():
-    error = refusal(apply_pin, completion(use_beam_search=True), {b"x-nestedfp-precision": b"fp16"})
-    assert "use_beam_search cannot be pinned" in str(error)
+def test_a_promise_that_could_not_be_kept_is_refused():
+    error = refusal(apply_precision, completion(use_beam_search=True), AskedPrecision.EXACT)
+    assert (error.status, "use_beam_search cannot be exact" in str(error)) == (400, True)
+    apply_precision(completion(use_beam_search=True), AskedPrecision.FAST)
 
 
 # -- the bounds --------------------------------------------------------------------------------------------------------

@@ -263,7 +263,13 @@ def test_a_stream_of_two_prompts_whose_second_ends_first_ends_with_the_counts_of
         "prompt": {"fp16": 4, "fp8": 2, "cached": {"fp16": 0, "fp8": 0}},
         "completion": {"fp16": 0, "fp8": 5},
     }
-    last = {"prompt_tokens": 6, "completion_tokens": 5, "total_tokens": 11, "precision_tokens": both}
+    last = {
+        "prompt_tokens": 6,
+        "completion_tokens": 5,
+        "total_tokens": 11,
+        "precision": "mixed",
+        "precision_tokens": both,
+    }
     assert said[-3]["usage"] == last, "the stream's last word"
     usages = [event["usage"] for event in said[:-2] if event.get("usage")]
     told = [(usage["prompt_tokens"], usage["completion_tokens"]) for usage in usages]

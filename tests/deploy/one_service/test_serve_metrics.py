@@ -134,10 +134,9 @@ def test_what_prometheus_counts_is_what_was_asked(prometheus, client):
         assert found, expression
         return float(found[0]["value"][1])
 
-    asked = 'sum(nestedfp_requests_total{outcome="ok",pin="fp16"})'
-    assert total(asked) > 0
-    assert total('sum(nestedfp_requests_total{precision=~"fp8|mixed",pin="fp16"}) or vector(0)') == 0
-    assert total('sum(nestedfp_requests_total{precision="fp8"})') > 0
+    assert total('sum(nestedfp_answers_total{asked="exact"})') > 0
+    assert total('sum(nestedfp_answers_total{precision=~"fast|mixed",asked="exact"}) or vector(0)') == 0
+    assert total('sum(nestedfp_answers_total{precision="fast"})') > 0
     assert total('sum(nestedfp_requests_total{outcome="invalid"})') > 0
     assert total("sum(nestedfp_switches_total)") > 0
     assert total('sum(nestedfp_tokens_total{precision="fp8"})') > 0

@@ -1,0 +1,48 @@
+"""The precision of an answer as its client hears it before it begins: in a header, or that nobody can promise it."""
+
+from types import SimpleNamespace
+
+import pytest
+from front_calls import GOOD, Peers, ask, error_of, front
+
+
+class Directed(Peers):
+    """A replica that is directed so."""
+
+    def __init__(self, mode):
+        super().__init__()
+        self._mode = mode
+
+    @property
+    def directed(self):
+        return self._mode
+
+
+async def answer(request):
+    return SimpleNamespace(model_dump=lambda mode: {"usage": {}})
+
+
+@pytest.mark.parametrize(
+    ("asked", "directed", "told"),
+    [
+        (None, "auto", "auto"),
+        (None, "fp16", "exact"),
+        ("auto", "fp8", "fast"),
+        ("exact", "fp8", "exact"),
+        ("fp16", "auto", "exact"),
+        ("fast", "fp16", "fast"),
+    ],
+)
+def test_a_header_says_what_was_decided_at_the_start(asked, directed, told):
+    headers = {"x-nestedfp-precision": asked} if asked else {}
+    status, answered, _ = ask(front(answer, Directed(directed)), headers=headers)
+    assert (status, answered["x-nestedfp-precision"]) == (200, told)
+
+
+def test_where_no_answer_can_be_exact_a_promise_is_refused_and_everything_else_is_answered():
+    app = front(answer)
+    app._generate._inexact = "its engine runs its checkpoint's own quantization, fp8"
+    refused = ask(app, body={**GOOD, "precision": "exact"})
+    assert (refused[0], refused[1]["retry-after"]) == (503, "60")
+    assert "no answer can be exact: its engine runs" in error_of(refused)
+    assert [ask(app, body={**GOOD, "precision": each})[0] for each in ("fast", "auto")] == [200, 200]
