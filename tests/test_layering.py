@@ -32,6 +32,7 @@ SHARED = {
     "nestedfp.steps.step_costs",
     "nestedfp.steps.step_slack",
     "nestedfp.steps.step_fill",
+    "nestedfp.steps.prompt_room",
 }
 MAY_IMPORT = {
     "nestedfp": set[str](),
@@ -43,6 +44,7 @@ MAY_IMPORT = {
         "deploy.front.checks.asked",
         "deploy.front.peers",
         "deploy.haproxy.haproxy_config",
+        "deploy.haproxy.route_rule",
         "workload",
         *SHARED,
     },

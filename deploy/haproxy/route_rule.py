@@ -13,7 +13,7 @@ SPARE = 2  # open requests by which a session's last replica may be ahead of the
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class RoomReport:
     """What a replica said: its class, the prompt tokens it can take, and how fast that grows back to its full room."""
 
     exact: bool
@@ -30,7 +30,7 @@ class Server:
     name: str
     open: int = 0  # requests
     turn: int = 0  # when it was last chosen
-    report: Report | None = None
+    report: RoomReport | None = None
     sent: list[tuple[float, int]] = field(default_factory=list)  # times and tokens of the last requests
 
     def room(self, now_s: float) -> float | None:

@@ -22,6 +22,7 @@ from deploy.access.admission import TOKENS_IN_QUEUE, Admission, Shares
 from deploy.access.keys import Keys, path_of
 from deploy.agent.agent import ReplicaAgent
 from deploy.agent.plain_agent import PlainAgent
+from deploy.agent.room_page import room_page
 from deploy.control.controller_link import DirectiveCall, ServeControllerLink
 from deploy.front import tap
 from deploy.front.app import Front
@@ -42,7 +43,6 @@ from deploy.metrics.replica_page import ReplicaMetrics
 from deploy.replica import drain, tracing
 from deploy.replica.health_routes import HealthRoutes, StartChecks
 from deploy.replica.probe import probe_modes
-from deploy.replica.room_page import room_page
 from deploy.replica.vllm_engine import NestedFPEngine
 from deploy.replica.warmup import warm_up
 from deploy.scaling import DESIRED_KEY

@@ -9,7 +9,7 @@ import numpy as np
 
 from controller.messages import Room
 from deploy.haproxy.haproxy_config import tries
-from deploy.haproxy.route_rule import Report, Server, choose
+from deploy.haproxy.route_rule import RoomReport, Server, choose
 from simulator.cluster.replica import Replica
 from simulator.engine.request import SimRequest
 
@@ -54,7 +54,7 @@ class LeastConnections:
         if replica in self.replicas:
             server = self._servers[self.replicas.index(replica)]
             server.report = (
-                None if room is None else Report(exact, room.tokens, room.full_tokens, room.tokens_per_s, now_s)
+                None if room is None else RoomReport(exact, room.tokens, room.full_tokens, room.tokens_per_s, now_s)
             )
             self._reporting = any(each.report is not None for each in self._servers)
 

@@ -11,7 +11,7 @@ from live_service import wait_until
 
 from deploy.haproxy.haproxy_config import ROUTE
 from deploy.haproxy.launcher import binary
-from deploy.haproxy.route_rule import Report, Server, choose
+from deploy.haproxy.route_rule import RoomReport, Server, choose
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Ray's own
 
@@ -121,7 +121,7 @@ def table(chance):
     for number in range(chance.randint(0, 6)):
         report = None
         if chance.random() < 0.85:
-            report = Report(
+            report = RoomReport(
                 chance.random() < 0.5,
                 chance.randint(-500, 2000),
                 2000,
