@@ -187,8 +187,8 @@ def _decision(
 
 
 def start(config: ExactFirst) -> tuple[Decision, State]:
-    """Every engine decides alone until there are reports."""
-    return Decision(DirectiveMode.AUTO, "start_alone"), State()
+    """Every replica is exact until there are reports."""
+    return Decision(DirectiveMode.FP16, "start_in_fp16"), State()
 
 
 SPEC = PolicySpec(ExactFirst, decide, start, adaptive=True, keeps_own_pace=True)

@@ -28,7 +28,7 @@ def explain_fault(data: Any, prefix: str = "") -> str:
 
 def test_an_empty_section_is_a_working_configuration() -> None:
     config = ControllerConfig.model_validate({})
-    assert config.policy.name == "deadlines"
+    assert config.policy.name == "exact_first"
     assert config.lapsed[0] is DirectiveMode.AUTO
     assert config.slo.ttft_ms == 200
 
@@ -48,7 +48,7 @@ def test_without_a_controller_a_fixed_precision_stays(name: str, mode: Directive
     assert ControllerConfig.model_validate({"policy": {"name": name}}).lapsed == (mode, StepRule())
 
 
-@pytest.mark.parametrize("name", ["deadlines", "threshold", "static_fp16"])
+@pytest.mark.parametrize("name", ["exact_first", "deadlines", "threshold", "static_fp16"])
 def test_in_advisory_mode_replicas_stay_as_they_start_without_a_controller_too(name: str) -> None:
     config = ControllerConfig.model_validate({"policy": {"name": name}, "advisory": True})
     assert config.lapsed[0] is DirectiveMode.FP16
@@ -74,7 +74,7 @@ def test_a_configuration_survives_json() -> None:
         ({"polcy": {}}, r"polcy: unknown key"),
         ({"guards": {"dwel_s": 3}}, r"guards\.dwel_s: unknown key"),
         (policy("threshold", wait_ratio={**BAND, "leaf": 1}), r"policy\.wait_ratio\.leaf: unknown key"),
-        (policy("treshold"), r"policy\.name: expected one of static_fp16.*threshold.*, got 'treshold'"),
+        (policy("treshold"), r"policy\.name: expected one of exact_first.*threshold.*, got 'treshold'"),
         ({"policy": {}}, r"policy\.name: expected one of"),
         ({"policy": "threshold"}, r"policy"),
         (policy("threshold", wait_ratio=BAND), r"policy\.wait_ratio: expected leave < enter"),

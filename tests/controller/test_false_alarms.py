@@ -9,7 +9,7 @@ from controller.policies import POLICIES
 from nestedfp.modes import DirectiveMode
 
 FP16, FP8 = DirectiveMode.FP16, DirectiveMode.FP8
-ADAPTIVE = [name for name, spec in POLICIES.items() if spec.adaptive]
+ADAPTIVE = [name for name, spec in POLICIES.items() if spec.adaptive and not spec.keeps_own_pace]
 OVERLOAD = {"tokens_per_s": 3000, "oldest_wait_s": 2.0, "waiting": 20, "waiting_tokens": 9000}
 COLD_STEP = {"step_ms_fp16": 600.0, "step_ms_fp8": None}
 

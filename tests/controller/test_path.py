@@ -20,7 +20,7 @@ from nestedfp.modes import DirectiveMode
 from workload.slo import USUAL_SLO
 
 FP16, FP8 = DirectiveMode.FP16, DirectiveMode.FP8
-ADAPTIVE = [name for name, spec in POLICIES.items() if spec.adaptive]
+ADAPTIVE = [name for name, spec in POLICIES.items() if spec.adaptive and not spec.keeps_own_pace]
 SLOW = {"path": {"in_path": 90, "wait_p90_ms": 900.0, "loop_lag_ms": 250.0}, "ttft": window(1200), "tpot": window(360)}
 
 

@@ -90,7 +90,7 @@ def test_the_first_answer_of_a_restarted_controller_changes_nothing() -> None:
         answer = Directive.model_validate((await actor.next_directive("r7"))["directive"])
         assert (answer.mode, answer.rule, answer.admission_scale) == (AUTO, rule, 0.3)
 
-    drive(test, config={**FAST, "policy": {"name": "deadlines"}, "ladder": {"shed": True}})
+    drive(test, config={**FAST, "ladder": {"shed": True}})
 
 
 def test_a_dead_replicas_order_ends_or_can_be_taken_back() -> None:
