@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from nestedfp.checkpoint import CheckpointError
-from nestedfp.cli import convert, inspect, roofline
+from nestedfp.cli import convert, evaluate, inspect, roofline
 from nestedfp.cli.output import UsageError
 
 EPILOG = "docs/fidelity.md shows how to read what they print."
@@ -18,6 +18,7 @@ def parser() -> argparse.ArgumentParser:
         ("inspect", inspect.__doc__ or "", inspect.add_arguments, inspect.run),
         ("convert", convert.CONVERT, convert.add_convert_arguments, convert.run),
         ("restore", convert.RESTORE, convert.add_arguments, convert.run),
+        ("eval", evaluate.__doc__ or "", evaluate.add_arguments, evaluate.run),
         ("roofline", roofline.__doc__ or "", roofline.add_arguments, roofline.run),
     ):
         command = commands.add_parser(
