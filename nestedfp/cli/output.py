@@ -39,6 +39,7 @@ def figure(path: Path | None) -> Iterator[Any]:
         UsageError: matplotlib is not installed, or does not know the ending.
     """
     try:
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UsageError("--plot needs matplotlib: pip install matplotlib") from error
@@ -46,4 +47,7 @@ def figure(path: Path | None) -> Iterator[Any]:
     if path is None or path.suffix[1:] not in drawing.canvas.get_supported_filetypes():
         raise UsageError(f"--plot: expected a file such as ranges.svg or ranges.png, got {path}")
     yield drawing.add_subplot()
-    drawing.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    with rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": "nestedfp"}
+    ):  # letters as text, and the same file each time
+        drawing.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
