@@ -36,6 +36,8 @@ std::string cpu_isa() { return cpu::kernels().isa; }
 STABLE_TORCH_LIBRARY(nestedfp, m) {
     m.def("split(Tensor weight) -> (Tensor upper, Tensor lower, Tensor counts)");
     m.def("list_outliers(Tensor weight, int count) -> (Tensor rows, Tensor cols, Tensor deltas)");
+    m.def("join(Tensor upper, Tensor lower) -> Tensor");
+    m.def("histogram(Tensor weight) -> Tensor");
     m.def("pack(Tensor upper, Tensor lower) -> (Tensor packed_upper, Tensor packed_lower)");
     m.def("unpack(Tensor upper, Tensor lower, int n, int k) -> (Tensor plain_upper, Tensor plain_lower)");
     m.def(
@@ -63,6 +65,8 @@ STABLE_TORCH_LIBRARY(nestedfp, m) {
 STABLE_TORCH_LIBRARY_IMPL(nestedfp, CPU, m) {
     m.impl("split", TORCH_BOX(&nestedfp::split_cpu));
     m.impl("list_outliers", TORCH_BOX(&nestedfp::list_outliers_cpu));
+    m.impl("join", TORCH_BOX(&nestedfp::join_cpu));
+    m.impl("histogram", TORCH_BOX(&nestedfp::histogram_cpu));
     m.impl("pack", TORCH_BOX(&nestedfp::pack_cpu));
     m.impl("unpack", TORCH_BOX(&nestedfp::unpack_cpu));
     m.impl("linear", TORCH_BOX(&nestedfp::linear_cpu));

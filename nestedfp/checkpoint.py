@@ -19,7 +19,7 @@ PLANES = (".weight_upper", ".weight_lower")  # of a nested layer, beside which t
 NAMED = 3  # tensors or files that a message names
 FLOATS = ("F16", "BF16", "F32", "F64")  # types that weights are loaded from
 OTHERS = ("BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64")  # of tensors that are no weights
-_BYTES = {
+DTYPE_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 1),
     **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
     **dict.fromkeys(("I32", "U32", "F32"), 4),
@@ -38,6 +38,8 @@ class Stored:
     shard: Path
     dtype: str  # safetensors' name: "F16", "BF16", "U8", ...
     shape: tuple[int, ...]
+    begin: int  # of its first byte in the shard
+    nbytes: int
 
 
 def listed(names: Iterable[str]) -> str:
@@ -123,8 +125,11 @@ def _weight_map(index: Path) -> dict[str, str]:
     return weight_map
 
 
-def read_header(shard: Path) -> dict[str, dict[str, Any]]:
-    """Read and check the header of one safetensors file; return ``{tensor name: {"dtype", "shape", "data_offsets"}}``.
+def read_header(shard: Path) -> tuple[dict[str, dict[str, Any]], dict[str, str], int]:
+    """Read and check the header of one safetensors file.
+
+    Returns:
+        ``{tensor name: {"dtype", "shape", "data_offsets"}}``, the file's metadata, and where its data begin, in bytes.
 
     Raises:
         CheckpointError: when the file is truncated, too long, or not a safetensors file.
@@ -143,7 +148,7 @@ def read_header(shard: Path) -> dict[str, dict[str, Any]]:
         raw = file.read(header_bytes)
     try:
         header: dict[str, dict[str, Any]] = json.loads(raw, object_pairs_hook=_no_name_twice)
-        header.pop("__metadata__", None)
+        metadata = {key: str(value) for key, value in (header.pop("__metadata__", None) or {}).items()}
         end = 0
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             end = _end_of(name, entry, end)
@@ -154,7 +159,7 @@ def read_header(shard: Path) -> dict[str, dict[str, Any]]:
             f"{shard}: expected {8 + header_bytes + end} bytes by its header, found {size}; the file is truncated or "
             "was overwritten; copy it again"
         )
-    return header
+    return header, metadata, 8 + header_bytes
 
 
 def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -169,7 +174,7 @@ def _end_of(name: str, entry: dict[str, Any], begin: int) -> int:
     shape, (first, last) = entry["shape"], entry["data_offsets"]
     if not all(type(number) is int and number >= 0 for number in (*shape, first, last)):
         raise ValueError(f"{name}: shape and data_offsets are no whole numbers")
-    size = _BYTES.get(entry["dtype"])  # None: smaller than a byte, or newer than this
+    size = DTYPE_BYTES.get(entry["dtype"])  # None: smaller than a byte, or newer than this
     if first != begin or last < first or (size is not None and last - first != size * prod(shape)):
         raise ValueError(f"{name}: {entry['dtype']} of shape {shape} does not fit data_offsets {[first, last]}")
     return int(last)
@@ -190,13 +195,15 @@ def read_tensors(model_dir: Path) -> dict[str, Stored]:
     """
     found: dict[str, Stored] = {}
     for shard in list_shards(model_dir):
-        for name, entry in read_header(shard).items():
+        header, _metadata, data = read_header(shard)
+        for name, entry in header.items():
             if name in found:
                 raise CheckpointError(
                     f"{model_dir}: {name} is in two shards, {found[name].shard.name} and {shard.name}; remove the one that does "
                     "not belong to the checkpoint"
                 )
-            found[name] = Stored(shard, entry["dtype"], tuple(entry["shape"]))
+            first, last = entry["data_offsets"]
+            found[name] = Stored(shard, entry["dtype"], tuple(entry["shape"]), data + first, last - first)
     if (index := model_dir / INDEX_NAME).is_file():
         places = {name: stored.shard.name for name, stored in found.items()}
         if lost := [name for name, shard in _weight_map(index).items() if places.get(name) != shard]:
@@ -240,7 +247,7 @@ def _require_pairs(model_dir: Path, found: dict[str, Stored]) -> None:
             if twin is None or (twin.dtype, twin.shape) != ("U8", stored.shape) or f"{stem}.weight" in found:
                 raise CheckpointError(
                     f"{model_dir}: {name} is half of a nested layer: expected {stem + other} of the same shape, U8, and no "
-                    f"{stem}.weight beside it; convert the original checkpoint again with nestedfp-convert"
+                    f"{stem}.weight beside it; convert the original checkpoint again with nestedfp convert"
                 )
 
 

@@ -39,6 +39,15 @@ class NotNested:
     nonfinite: int  # infinities and NaNs
 
 
+def why_plain(total: int, outliers: int, nonfinite: int) -> str:
+    """Return why a weight of that many elements stays plain FP16; empty: it can be nested."""
+    if nonfinite:
+        return f"nonfinite: {nonfinite} of {total} weights are NaN or infinite"
+    if outliers > OUTLIER_LIMIT_FRACTION * total:
+        return f"outliers: {outliers} of {total} weights have |w| > {LIMIT}, more than {OUTLIER_LIMIT_FRACTION:.1%}"
+    return ""
+
+
 def nest(weight: torch.Tensor) -> NestedWeight | NotNested:
     """Convert one layer's weight in one pass at memory speed; allocates the two planes and nothing else of that size.
 
@@ -56,11 +65,7 @@ def nest(weight: torch.Tensor) -> NestedWeight | NotNested:
     weight = weight.detach().contiguous()
     upper, lower, counts = ops.split(weight)
     outliers, nonfinite = counts.tolist()
-    total = weight.numel()
-    if nonfinite:
-        return NotNested(f"nonfinite: {nonfinite} of {total} weights are NaN or infinite", outliers, nonfinite)
-    if outliers > OUTLIER_LIMIT_FRACTION * total:
-        reason = f"outliers: {outliers} of {total} weights have |w| > {LIMIT}, more than {OUTLIER_LIMIT_FRACTION:.1%}"
+    if reason := why_plain(weight.numel(), outliers, nonfinite):
         return NotNested(reason, outliers, nonfinite)
     if not outliers:
         return NestedWeight(upper, lower, None, None, None)

@@ -1,4 +1,4 @@
-"""How fast weights become planes, against a plain copy of the same bytes, in one run.
+"""How fast weights become planes and planes weights, and are counted, against a plain copy of the same bytes, in one run.
 
     python -m benchmarks.weights.conversion
 
@@ -45,6 +45,8 @@ def main() -> int:
         systems: dict[str, Callable[[], object]] = {
             "copy": weight.clone,
             "nest": lambda weight=weight: nest(weight),
+            "join": lambda nested=nested: ops.join(nested.upper, nested.lower),
+            "histogram": lambda weight=weight: ops.histogram(weight),
             "pack": lambda nested=nested: ops.pack(nested.upper, nested.lower),
         }
         for system, run in systems.items():
@@ -52,7 +54,7 @@ def main() -> int:
             rows.append(
                 {"system": system, "n": n, "k": k, "ms": round(ms, 3), "gb_per_s": round(n * k * 2 / ms / 1e6, 2)}
             )
-            print(f"{system:5} {n}x{k}: {ms:8.2f} ms, {rows[-1]['gb_per_s']:6.2f} GB/s of FP16 weight")
+            print(f"{system:9} {n}x{k}: {ms:8.2f} ms, {rows[-1]['gb_per_s']:6.2f} GB/s of FP16 weight")
     RESULT.parent.mkdir(parents=True, exist_ok=True)
     with RESULT.open("w", newline="") as file:
         threads, isa = torch.get_num_threads(), ops.cpu_isa()

@@ -16,6 +16,10 @@ std::tuple<torch::stable::Tensor, torch::stable::Tensor, torch::stable::Tensor> 
 std::tuple<torch::stable::Tensor, torch::stable::Tensor, torch::stable::Tensor> list_outliers_cpu(
     torch::stable::Tensor weight, int64_t count);
 
+torch::stable::Tensor join_cpu(torch::stable::Tensor upper, torch::stable::Tensor lower);
+
+torch::stable::Tensor histogram_cpu(torch::stable::Tensor weight);
+
 std::tuple<torch::stable::Tensor, torch::stable::Tensor> pack_cpu(torch::stable::Tensor upper,
                                                                   torch::stable::Tensor lower);
 

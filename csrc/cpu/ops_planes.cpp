@@ -1,9 +1,12 @@
-// The ops that make and rearrange planes: split, list_outliers, pack, unpack. They run once per layer, while loading.
+// The ops that make and rearrange planes: split, list_outliers, join, histogram, pack, unpack. They run once per layer,
+// while loading or offline.
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <mutex>
+#include <vector>
 
 #include "checks.h"
 #include "cpu/kernels/half.h"
@@ -143,6 +146,57 @@ std::tuple<Tensor, Tensor, Tensor> list_outliers_cpu(Tensor weight, int64_t coun
                     " (the finite elements with |w| > 1.75), got count=", count,
                     "; pass the count that nestedfp::split returned");
     return {rows, cols, deltas};
+}
+
+Tensor join_cpu(Tensor upper, Tensor lower) {
+    const char* const op = "nestedfp::join";
+    check_cpu(op, "upper", upper);
+    check_cpu(op, "lower", lower);
+    check_dtype(op, "upper", upper, ScalarType::Byte);
+    check_dtype(op, "lower", lower, ScalarType::Byte);
+    check_matrix(op, "upper", upper);
+    check_shape(op, "lower", lower, upper.size(0), upper.size(1));
+    check_contiguous(op, "upper", upper);
+    check_contiguous(op, "lower", lower);
+    const int64_t shape[] = {upper.size(0), upper.size(1)};
+    const Tensor weight = torch::stable::new_empty(upper, {shape, 2}, ScalarType::Half);
+    const uint8_t* const high = const_bytes_of(upper);
+    const uint8_t* const low = const_bytes_of(lower);
+    auto* const words = static_cast<uint16_t*>(weight.mutable_data_ptr());
+    torch::stable::parallel_for(0, upper.numel(), kGrain, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) words[i] = join(high[i], low[i]);
+    });
+    return weight;
+}
+
+Tensor histogram_cpu(Tensor weight) {
+    const char* const op = "nestedfp::histogram";
+    check_cpu(op, "weight", weight);
+    check_contiguous(op, "weight", weight);
+    STD_TORCH_CHECK(weight.scalar_type() == ScalarType::Half || weight.scalar_type() == ScalarType::BFloat16, op,
+                    ": expected weight of float16 or bfloat16");
+    constexpr int64_t kPatterns = 1 << 16;
+    constexpr int64_t kTask = 1 << 20;  // elements that are worth a histogram of their own
+    STD_TORCH_CHECK(weight.numel() <= UINT32_MAX, op, ": expected at most 2^32 - 1 elements, got ", weight.numel());
+    const int64_t shape[] = {kPatterns};
+    const Tensor counts = torch::stable::new_empty(weight, {shape, 1}, ScalarType::Long);
+    auto* const totals = static_cast<int64_t*>(counts.mutable_data_ptr());
+    std::fill_n(totals, kPatterns, 0);
+    const auto* const words = static_cast<const uint16_t*>(weight.const_data_ptr());
+    std::mutex adding;
+    torch::stable::parallel_for(0, weight.numel(), kTask, [&](int64_t begin, int64_t end) {
+        // Two, so that equal neighbours do not wait for each other's sum.
+        std::vector<uint32_t> even(kPatterns), odd(kPatterns);
+        int64_t i = begin;
+        for (; i + 1 < end; i += 2) {
+            ++even[words[i]];
+            ++odd[words[i + 1]];
+        }
+        if (i < end) ++even[words[i]];
+        const std::lock_guard<std::mutex> lock(adding);
+        for (int64_t p = 0; p < kPatterns; ++p) totals[p] += int64_t{even[p]} + odd[p];
+    });
+    return counts;
 }
 
 std::tuple<Tensor, Tensor> pack_cpu(Tensor upper, Tensor lower) {

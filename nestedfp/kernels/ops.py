@@ -83,6 +83,18 @@ def list_outliers(weight: torch.Tensor, count: int) -> tuple[torch.Tensor, torch
     return rows, cols, deltas
 
 
+def join(upper: torch.Tensor, lower: torch.Tensor) -> torch.Tensor:
+    """Rebuild the FP16 weight [N, K] of planes, uint8 [N, K], contiguous, on a CPU (nestedfp/format.py has the reference)."""
+    weight: torch.Tensor = _OPS.join(upper, lower)
+    return weight
+
+
+def histogram(weight: torch.Tensor) -> torch.Tensor:
+    """Count the bit patterns of a weight of any shape, float16 or bfloat16, contiguous, on a CPU: int64 [65536]."""
+    counts: torch.Tensor = _OPS.histogram(weight)
+    return counts
+
+
 def pack(upper: torch.Tensor, lower: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Rearrange row-major planes into the layout that ``linear`` reads (csrc/cpu/kernels/kernels.h).
 
@@ -234,6 +246,14 @@ def _fake_list_outliers(weight: torch.Tensor, count: int) -> tuple[torch.Tensor,
     return rows, torch.empty_like(rows), weight.new_empty(count, dtype=torch.float32)
 
 
+def _fake_join(upper: torch.Tensor, lower: torch.Tensor) -> torch.Tensor:
+    return upper.new_empty(upper.shape, dtype=torch.float16)
+
+
+def _fake_histogram(weight: torch.Tensor) -> torch.Tensor:
+    return weight.new_empty(1 << 16, dtype=torch.int64)
+
+
 def _fake_pack(upper: torch.Tensor, lower: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     n, k = upper.shape
     if upper.device.type == "cuda":
@@ -302,6 +322,8 @@ def _fake_silu_and_mul(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 for _name, _fake in (
     ("split", _fake_split),
     ("list_outliers", _fake_list_outliers),
+    ("join", _fake_join),
+    ("histogram", _fake_histogram),
     ("pack", _fake_pack),
     ("unpack", _fake_unpack),
     ("linear", _fake_linear),

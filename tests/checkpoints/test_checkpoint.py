@@ -18,7 +18,7 @@ def folder(tmp_path):
 
 def test_a_whole_checkpoint_passes(folder):
     read_tensors(folder)
-    assert read_header(folder / "model.safetensors")["a.weight"]["shape"] == [4, 8]
+    assert read_header(folder / "model.safetensors")[0]["a.weight"]["shape"] == [4, 8]
 
 
 @pytest.mark.parametrize("keep", [0, 5, 20, -1])

@@ -1,16 +1,22 @@
 """Checkpoint to checkpoint: what is nested, what is listed, what stays plain, and what is refused with nothing written."""
 
+import errno
 import json
+from hashlib import sha256
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from nestedfp import convert as nested_convert
-from nestedfp.checkpoint import INDEX_NAME, CheckpointError
-from nestedfp.convert import convert, main
+from nestedfp.checkpoint import INDEX_NAME, CheckpointError, read_header
+from nestedfp.cli.main import main
 from nestedfp.format import FORMAT_VERSION, join
+from nestedfp.offline import convert as offline_convert
+from nestedfp.offline import folder as offline_folder
+from nestedfp.offline import reading
+from nestedfp.offline import rewrite as offline_rewrite
+from nestedfp.offline.convert import convert, restore
 
 Q, K, V = (f"model.layers.0.self_attn.{name}_proj.weight" for name in "qkv")
 UP, GATE = (f"model.layers.0.mlp.{name}_proj.weight" for name in ("up", "gate"))
@@ -169,34 +175,50 @@ def test_a_folder_of_the_users_with_a_name_like_a_temporary_one_is_left_alone(tm
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "b.partial"]
 
 
+def before_the_rest(monkeypatch, act):
+    """Have ``act(partial folder)`` happen once, when the shards of a conversion are written."""
+    rest = offline_rewrite.write_rest
+
+    def write_rest(source, partial, *others):
+        monkeypatch.setattr(offline_rewrite, "write_rest", rest)
+        act(partial)
+        rest(source, partial, *others)
+
+    monkeypatch.setattr(offline_rewrite, "write_rest", write_rest)
+
+
 def test_of_two_conversions_to_one_target_one_is_refused_and_the_other_is_whole(tmp_path, monkeypatch, capsys):
-    source, save = write(tmp_path / "a", weights()), nested_convert.save_file
+    source, other = write(tmp_path / "a", weights()), write(tmp_path / "c", weights(torch.bfloat16))
 
-    def save_while_another_finishes(*arguments, **keywords):
-        monkeypatch.setattr(nested_convert, "save_file", save)
-        assert main([str(source), str(tmp_path / "b")]) == 0
-        save(*arguments, **keywords)
+    def run(*sources):
+        return [main(["convert", str(each), str(tmp_path / "b")]) for each in sources]
 
-    monkeypatch.setattr(nested_convert, "save_file", save_while_another_finishes)
-    assert main([str(source), str(tmp_path / "b")]) == 2
-    assert "was made by somebody else meanwhile" in capsys.readouterr().err
-    assert len(read(tmp_path / "b")) == 13
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+    before_the_rest(monkeypatch, lambda _: run(source, other))
+    assert run(source) == [2]
+    said = capsys.readouterr().err
+    assert "another run is making it" in said
+    assert "was made by somebody else meanwhile" in said
+    assert read(tmp_path / "b")[EMBED].dtype == torch.bfloat16
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("change", ["lose a tensor", "lose a shard", "replace the source"])
 def test_a_result_that_does_not_hold_all_of_the_source_does_not_appear(tmp_path, monkeypatch, change):
-    source, save = write(tmp_path / "a", weights()), nested_convert.save_file
+    source = write(tmp_path / "a", weights())
 
-    def save_badly(tensors, path, **keywords):
-        if change == "lose a tensor":
-            tensors.pop(EMBED)
-        save(tensors, path.with_name("other.safetensors") if change == "lose a shard" else path, **keywords)
+    def spoil(partial):
         if change == "replace the source":
             write(source, weights(torch.bfloat16))
+        shard = partial / "model.safetensors"
+        if change == "lose a tensor":
+            kept = read(partial)
+            del kept[EMBED]
+            save_file(kept, shard)
+        if change == "lose a shard":
+            shard.rename(shard.with_name("other.safetensors"))
 
-    monkeypatch.setattr(nested_convert, "save_file", save_badly)
-    with pytest.raises(CheckpointError, match="changed while it was being converted, or the disk lost"):
+    before_the_rest(monkeypatch, spoil)
+    with pytest.raises(CheckpointError, match=r"changed while it was being read|the disk lost what was written"):
         convert(source, tmp_path / "b")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
@@ -308,7 +330,7 @@ def test_several_shards_keep_their_index(tmp_path):
     ],
 )
 def test_the_command_line_says_what_is_wrong(tmp_path, capsys, make, message):
-    assert main([str(make(tmp_path / "a")), str(tmp_path / "b")]) == 2
+    assert main(["convert", str(make(tmp_path / "a")), str(tmp_path / "b")]) == 2
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
@@ -318,23 +340,23 @@ def test_the_command_line_says_what_is_wrong(tmp_path, capsys, make, message):
 def test_a_target_that_cannot_be_made_is_one_line(tmp_path, capsys):
     source = write(tmp_path / "a", weights())
     (tmp_path / "file").write_text("")
-    assert main([str(source), str(tmp_path / "file" / "b")]) == 2
+    assert main(["convert", str(source), str(tmp_path / "file" / "b")]) == 2
     assert f"expected a folder to make it in, and {tmp_path / 'file'} is a file" in capsys.readouterr().err
-    assert main([str(source), "/proc/x/y"]) == 2
+    assert main(["convert", str(source), "/proc/x/y"]) == 2
     assert "error: /proc/x" in (said := capsys.readouterr().err)
     assert said.count("\n") == 1
 
 
 def test_a_target_in_a_file_is_refused_before_the_shards_are_read(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(nested_convert, "classify", lambda *_: pytest.fail("read"))
+    monkeypatch.setattr(offline_convert, "profiles", lambda *_: pytest.fail("read"))
     with pytest.raises(CheckpointError, match="is a file"):
         convert(write(tmp_path / "a", weights()), tmp_path / "file" / "b" / "c")
 
 
 def test_a_wrong_include_is_named(tmp_path, capsys):
     with pytest.raises(SystemExit) as caught:
-        main([str(write(tmp_path / "a", weights())), str(tmp_path / "b"), "--include", "["])
+        main(["convert", str(write(tmp_path / "a", weights())), str(tmp_path / "b"), "--include", "["])
     assert caught.value.code == 2
     assert "argument --include: expected a regular expression, got '[': unterminated" in capsys.readouterr().err
 
@@ -344,17 +366,137 @@ def test_a_wrong_include_is_named(tmp_path, capsys):
     [
         (
             "q_proj",
-            "1 match 'q_proj' and none can be nested: 1 fused with layers that stay plain (q_proj, k_proj, v_proj or",
+            "1 match 'q_proj' and none can be nested (1 for: fused with model.layers.0.self_attn.k_proj, which stays plain)",
         ),
-        ("embed", "1 match 'embed' and none can be nested: 1 not matrices of linear layers"),
+        ("embed", "1 match 'embed' and none can be nested (1 for: no linear layer"),
         ("nothing", "of 7 tensors 0 match 'nothing' and none can be nested; see --include"),
     ],
 )
 def test_why_no_match_of_include_can_be_nested_is_said(tmp_path, capsys, include, said):
-    assert main([str(write(tmp_path / "a", weights())), str(tmp_path / "b"), "--include", include]) == 2
+    assert main(["convert", str(write(tmp_path / "a", weights())), str(tmp_path / "b"), "--include", include]) == 2
     assert said in capsys.readouterr().err
 
 
 def test_the_command_line_reports(tmp_path, capsys):
-    assert main([str(write(tmp_path / "a", weights())), str(tmp_path / "b")]) == 0
+    assert main(["convert", str(write(tmp_path / "a", weights())), str(tmp_path / "b")]) == 0
     assert "6 layers nested" in capsys.readouterr().out
+
+
+def sharded(folder, first, second, **config):
+    """Write a checkpoint of two shards and an index."""
+    write(folder, first, tie_word_embeddings=True, torch_dtype="float16", **config)
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    save_file(second, folder / "model-2.safetensors", metadata={"format": "pt", "made_by": "hand"})
+    places = {**dict.fromkeys(first, "model-1.safetensors"), **dict.fromkeys(second, "model-2.safetensors")}
+    size = sum(tensor.nbytes for tensor in (*first.values(), *second.values()))
+    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}
+    (folder / INDEX_NAME).write_text(json.dumps(index, indent=2))
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    (folder / "pytorch_model.bin").write_text("pickled")
+    return folder
+
+
+def halves():
+    tensors = weights()
+    tensors[DOWN][0, :2] = torch.tensor([2.5, -1.76]).half()  # a list
+    tensors["model.norm.weight"] = torch.randn(64).bfloat16()
+    tensors["ids"] = torch.arange(3)
+    second = {name: tensors.pop(name) for name in (UP, DOWN, "ids", K)}
+    return tensors, second
+
+
+def digests(folder):
+    return {file.name: sha256(file.read_bytes()).hexdigest() for file in folder.glob("*.safetensors")}
+
+
+def test_restoring_gives_the_same_files_back(tmp_path):
+    source = sharded(tmp_path / "a", *halves())
+    report = convert(source, tmp_path / "b")
+    restored = restore(tmp_path / "b", tmp_path / "c")
+    assert digests(tmp_path / "c") == digests(source)
+    assert digests(tmp_path / "b") != digests(source)
+    assert report.sha256 == restored.sha256
+    for shard in source.glob("*.safetensors"):
+        assert report.sha256[shard.name] == sha256(shard.read_bytes()[read_header(shard)[2] :]).hexdigest()
+    for name in (INDEX_NAME, "config.json", "tokenizer.json", "chat_template.jinja"):
+        texts = [(folder / name).read_text() for folder in (source, tmp_path / "c")]
+        assert json.loads(texts[0]) == json.loads(texts[1]) if name.endswith("json") else texts[0] == texts[1]
+    assert not (tmp_path / "b" / "pytorch_model.bin").exists(), "other forms of the weights stay behind"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_layers_of_other_types_come_back_as_fp16(tmp_path, dtype):
+    tensors = weights(dtype)
+    report = convert(write(tmp_path / "a", tensors), tmp_path / "b")
+    restore(tmp_path / "b", tmp_path / "c")
+    for name, tensor in read(tmp_path / "c").items():
+        expected = tensors[name].half() if name != EMBED else tensors[name]
+        assert tensor.dtype == expected.dtype
+        assert torch.equal(tensor, expected)
+    changed = sum(int((each.half().to(dtype) != each).sum()) for each in tensors.values())
+    assert report.inexact_casts == changed
+
+
+@pytest.mark.parametrize(
+    ("plane", "said"),
+    [("lower", "do not join to the weights"), ("upper", "no weight has such bytes")],
+)
+def test_damaged_planes_are_not_restored(tmp_path, capsys, plane, said):
+    convert(write(tmp_path / "a", weights()), tmp_path / "b")
+    shard = tmp_path / "b" / "model.safetensors"
+    header, _, data = read_header(shard)
+    content = bytearray(shard.read_bytes())
+    content[data + header[DOWN.replace("weight", f"weight_{plane}")]["data_offsets"][0]] ^= 1
+    shard.write_bytes(bytes(content))
+    assert main(["restore", str(tmp_path / "b"), str(tmp_path / "c")]) == 2
+    assert said in (line := capsys.readouterr().err)
+    assert line.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_a_plain_checkpoint_is_not_restored(tmp_path, capsys):
+    assert main(["restore", str(write(tmp_path / "a", weights())), str(tmp_path / "b")]) == 2
+    assert "holds no planes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_an_interrupted_run_goes_on_with_the_shards_that_are_missing(tmp_path, monkeypatch, capsys, error):
+    source = sharded(tmp_path / "a", *halves())
+    rewritten, original = [], offline_rewrite._rewrite_shard
+
+    def rewrite_shard(shard, *others):
+        rewritten.append(shard.name)
+        if rewritten == ["model-1.safetensors", "model-2.safetensors"]:
+            made = others[2]
+            made.with_name(f"{made.name}.tmp").write_text("half")  # as a killed process leaves it
+            raise error
+        return original(shard, *others)
+
+    monkeypatch.setattr(offline_rewrite, "_rewrite_shard", rewrite_shard)
+    command = ["convert", str(source), str(tmp_path / "b")]
+    assert main(command) in (2, 130)
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "b").exists()
+    assert main(command) == 0
+    assert rewritten == ["model-1.safetensors", "model-2.safetensors", "model-2.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+    restore(tmp_path / "b", tmp_path / "c")
+    assert digests(tmp_path / "c") == digests(source)
+    assert not list((tmp_path / "b").glob("*.tmp"))
+
+
+def test_a_disk_without_room_is_named_before_the_shards_are_read(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(offline_convert, "profiles", lambda *_: pytest.fail("read"))
+    usage = offline_folder.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(offline_folder.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    assert main(["convert", str(write(tmp_path / "a", weights())), str(tmp_path / "b")]) == 2
+    assert "the disk has 0.00 GB free; make room" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_layer_of_several_chunks_is_converted_as_one_of_one(tmp_path, monkeypatch):
+    source = sharded(tmp_path / "a", *halves())
+    monkeypatch.setattr(reading, "CHUNK_ELEMENTS", 1000)
+    convert(source, tmp_path / "b")
+    restore(tmp_path / "b", tmp_path / "c")
+    assert digests(tmp_path / "c") == digests(source)

@@ -1,4 +1,4 @@
-"""The demonstration model's scripts, end to end on a few lines of text: train, load, encode, chat, evaluate.
+"""The demonstration model's scripts, end to end on a few lines of text: train, load, encode, chat.
 
 Run: pytest tests/checkpoints/test_models.py
 """
@@ -19,7 +19,7 @@ with warnings.catch_warnings():
     from safetensors import safe_open
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from models import evaluate, sample, text, train
+    from models import sample, text, train
 
 pytestmark = pytest.mark.slow  # trains a model
 
@@ -92,24 +92,6 @@ def test_passages_never_cross_a_book_and_lose_nothing() -> None:
     assert len(groups) > 2
 
 
-def test_fp8_loss_is_finite_and_close_to_fp16(checkpoint: Path) -> None:
-    report = evaluate.evaluate(checkpoint, checkpoint.parent / "test.txt")
-    fp16, weights, inputs = (report["modes"][mode]["loss"] for mode in evaluate.MODES)
-    assert fp16 == pytest.approx(json.loads((checkpoint / "training.json").read_text())["best_held_out"], rel=0.05)
-    assert 0 < abs(weights - fp16) < 0.05
-    assert 0 < abs(inputs - fp16) < 0.1
-
-
-def test_fp8_weight_is_exact_on_e4m3_values_and_leaves_outliers_alone() -> None:
-    weight = torch.tensor([0.0, 1.75, -1.75, 1 / 256, 2.0**-17, 1.7, 3.1], dtype=torch.float16)
-    assert evaluate.fp8_weight(weight).tolist() == [0.0, 1.75, -1.75, 1 / 256, 2.0**-17, 1.75, weight[-1].item()]
-
-
-def test_evaluate_refuses_an_unknown_mode(checkpoint: Path) -> None:
-    with pytest.raises(ValueError, match="unknown mode 'fp4'"):
-        evaluate.load(checkpoint, "fp4")
-
-
 def test_an_empty_text_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("\n\n")
     with pytest.raises(ValueError, match="no text in the file"):
@@ -121,8 +103,6 @@ def test_an_empty_text_is_an_error(tmp_path: Path) -> None:
     [
         (sample, ["{none}"], "checkpoint: expected the folder of a checkpoint"),
         (sample, ["{empty}"], "no config.json in it"),
-        (evaluate, ["{empty}", "--text", "{text}"], "no config.json in it"),
-        (evaluate, ["models/fairytales-8m", "--text", "{none}"], "--text: expected a file with text"),
         (train, ["--train", "{none}", "--test", "{text}", "--out", "{out}"], "--train: expected a file with text"),
         (train, ["--train", "{text}", "--test", "{empty}", "--out", "{out}"], "--test: expected a file with text"),
         (
@@ -139,11 +119,6 @@ def test_an_empty_text_is_an_error(tmp_path: Path) -> None:
             train,
             ["--train", "{latin}", "--test", "{text}", "--out", "{out}"],
             "expected UTF-8 text, got byte 0xe9 at 6",
-        ),
-        (
-            evaluate,
-            ["models/fairytales-8m", "--text", "{cut.xz}"],
-            "cut.xz: expected a whole .xz file, got a damaged one",
         ),
     ],
 )

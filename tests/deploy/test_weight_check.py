@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from test_model_check import SHIPPED, configured
 
 from deploy import serve
-from nestedfp.convert import convert
+from nestedfp.offline.convert import convert
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's and vLLM's own, while they are imported
 O_PROJ, NORM = "model.layers.0.self_attn.o_proj.weight", "model.norm.weight"

@@ -48,6 +48,8 @@ def test_opcheck_of_the_plane_operators(planes, packed):
     weight[3, 4] = 2.0
     torch.library.opcheck(namespace.split.default, (weight,))
     torch.library.opcheck(namespace.list_outliers.default, (weight, 1))
+    torch.library.opcheck(namespace.join.default, planes)
+    torch.library.opcheck(namespace.histogram.default, (weight,))
     torch.library.opcheck(namespace.pack.default, planes)
     torch.library.opcheck(namespace.unpack.default, (*packed, N, K))
 

@@ -11,7 +11,7 @@ from greedy import assert_same_greedy_tokens
 from processes import ROOT, run_json
 from safetensors.torch import load_file, save_file
 
-from nestedfp.convert import convert
+from nestedfp.offline.convert import convert
 
 pytestmark = pytest.mark.engine
 

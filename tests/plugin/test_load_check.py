@@ -15,7 +15,7 @@ from test_model_kinds import LFM2_MOE, QWEN3_MOE, loaded
 from vllm_parts import MODEL, engine_config
 
 from nestedfp.checkpoint import CheckpointError, read_tensors
-from nestedfp.convert import convert
+from nestedfp.offline.convert import convert
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -15,9 +15,9 @@ from test_model_kinds import QWEN3_MOE, load, loaded
 from test_self_check import Broken
 from vllm_parts import MODEL
 
-from nestedfp.convert import convert
 from nestedfp.kernels import ops
 from nestedfp.modes import Mode
+from nestedfp.offline.convert import convert
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -227,5 +227,5 @@ class StoredNestedLinear(NestedLinearBase):
         if missing:
             raise ValueError(
                 f"{self.prefix}: {missing} of {upper.numel()} weights were not in the checkpoint or are damaged (no weight "
-                "has the byte 0x7f or 0xff in its upper plane); convert the original checkpoint again with nestedfp-convert"
+                "has the byte 0x7f or 0xff in its upper plane); convert the original checkpoint again with nestedfp convert"
             )

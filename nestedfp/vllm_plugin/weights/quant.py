@@ -61,13 +61,13 @@ class NestedFPConfig(QuantizationConfig):
         if version != FORMAT_VERSION:
             raise ValueError(
                 f"config.json: quantization_config.format_version is {version!r}, this build reads {FORMAT_VERSION}; "
-                "convert the original checkpoint again with nestedfp-convert"
+                "convert the original checkpoint again with nestedfp convert"
             )
         ignore = config.get("ignore", [])
         if not isinstance(ignore, list) or not all(isinstance(name, str) for name in ignore):
             raise ValueError(
                 f"config.json: quantization_config.ignore is {ignore!r}, expected a list of modules' names; convert the original "
-                "checkpoint again with nestedfp-convert"
+                "checkpoint again with nestedfp convert"
             )
         return cls(stored=True, ignore=tuple(ignore))
 

@@ -1,0 +1,1 @@
+"""The command ``nestedfp``: a file for each of its sub-commands, which hold arguments and output only."""

@@ -1,0 +1,1 @@
+"""How far answers are from exact ones: the text, the mixtures of exact and fast positions, the statistics."""

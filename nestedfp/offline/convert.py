@@ -1,0 +1,163 @@
+"""A plain checkpoint into one of NestedFP's planes, of the same size, and back.
+
+Every weight is read and judged before the first one is written; so the source is read twice and the target written once. What
+becomes of a linear layer's ``<name>.weight`` (nestedfp/format.py has the format):
+    all |w| <= 1.75          -> ``<name>.weight_upper`` and ``<name>.weight_lower``
+    up to 0.1 % beyond       -> stays ``<name>.weight`` and is nested, with its outlier list, while it loads
+    more beyond              -> stays ``<name>.weight`` and is listed under ``ignore``, with the layers it is fused with
+    a NaN or an infinity, in FP16, in this or any other weight -> the checkpoint is refused
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nestedfp.checkpoint import PLANES, CheckpointError, listed, read_config, read_weights
+from nestedfp.format import FORMAT_VERSION
+from nestedfp.offline.folder import check_target
+from nestedfp.offline.reading import Progress, Weight, profiles, weights_of
+from nestedfp.offline.rewrite import rewrite
+from nestedfp.offline.verdicts import LEFT_OUT, LISTED, NESTED, PLAIN, Verdict, judge
+
+# A projection inside a decoder layer, but no expert: experts have kernels of their own in vLLM.
+DEFAULT_INCLUDE = r"(^|\.)layers\.\d+\.(?!.*experts).*_proj\.weight$"
+
+
+def ignore_progress(_nbytes: int) -> None:
+    """Say nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a run did; modules are the names of layers."""
+
+    nested: list[str]  # planes in the nested checkpoint
+    listed: dict[str, int]  # module -> weights beyond 1.75; nested while it loads
+    plain: list[str]  # not to be nested, for their values or those of a layer that they are fused with
+    excluded: list[str]  # left out by ``include``
+    inexact_casts: int  # weights of any tensor that FP16 cannot hold exactly
+    nbytes: int  # of the source's weights
+    sha256: dict[str, str]  # shard -> digest of the data of the plain shard, which a restored one has again
+
+    def summary(self) -> str:
+        """Return one line for a person."""
+        text = f"{len(self.nested)} layers nested, {len(self.listed)} with outlier lists, {len(self.plain)} plain"
+        if self.inexact_casts:
+            text += f"; {self.inexact_casts} weights are rounded by the cast to FP16"
+        return text
+
+
+def convert(source: Path, target: Path, include: str | None = None, progress: Progress = ignore_progress) -> Report:
+    """Convert a checkpoint folder.
+
+    Args:
+        source: folder with config.json and safetensors shards.
+        target: folder to make; must not exist.
+        include: regular expression that the names of weights to nest match; all others stay plain FP16, on disk and when
+            they are served. None: the projections of decoder layers are nested on disk, other linear layers while they load.
+        progress: is told of bytes read: twice those of the source.
+
+    Raises:
+        CheckpointError: when the source cannot be converted; the target does not exist then.
+        OSError: when a file cannot be read or written; likewise, and the next run goes on where this one stopped.
+    """
+    config = read_config(source)
+    _require_plain(source, config)
+    tensors = read_weights(source)
+    if planes := [name for name in tensors if name.endswith(PLANES)]:
+        raise CheckpointError(f"{source} holds planes already ({listed(planes)}); convert the original checkpoint")
+    check_target(source, target, sum(stored.nbytes for stored in tensors.values()))
+    weights = weights_of(tensors)
+    found = profiles(weights, progress)
+    for name, profile in found.items():
+        if profile.fault:
+            raise CheckpointError(
+                f"{tensors[name].shard}: {name}: {profile.fault}; convert a checkpoint that FP16 can hold"
+            )
+    chosen, pattern = include is not None, re.compile(DEFAULT_INCLUDE if include is None else include)
+    verdicts = judge({name: weight.shape for name, weight in weights.items()}, found, pattern if chosen else None)
+    # Without the user's word the rest is for the loader to judge, which knows the layers that the model makes of it.
+    ours = {module: verdict for module, verdict in verdicts.items() if chosen or pattern.search(f"{module}.weight")}
+    linear = {module: verdict for module, verdict in ours.items() if verdict.is_linear}
+    excluded = [module for module, verdict in ours.items() if chosen and _is_left_out(module, verdict)]
+    plain = [module for module, verdict in linear.items() if verdict.kind == PLAIN and module not in excluded]
+    nested = [module for module, verdict in linear.items() if verdict.kind == NESTED]
+    outliers = {
+        module: found[f"{module}.weight"].outliers for module, verdict in linear.items() if verdict.kind == LISTED
+    }
+    if not nested and not outliers:
+        raise CheckpointError(_why_none(source, weights, pattern, verdicts))
+    config["quantization_config"] = {
+        "quant_method": "nestedfp",
+        "format_version": FORMAT_VERSION,
+        "ignore": sorted({*plain, *excluded}),
+    }
+    for key in [key for key in ("dtype", "torch_dtype") if key in config] or ["torch_dtype"]:
+        config[key] = "float16"
+    digests = rewrite(source, target, weights, {f"{module}.weight" for module in nested}, config, progress)
+    casts = sum(profile.flushed + profile.rounded for profile in found.values())
+    return Report(nested, outliers, plain, excluded, casts, _nbytes(weights), digests)
+
+
+def restore(source: Path, target: Path, progress: Progress = ignore_progress) -> Report:
+    """Write the plain FP16 checkpoint of a nested one, with the bits of the original's FP16 weights.
+
+    Layers that were BF16 or FP32 come back as FP16.
+
+    Args:
+        source: a folder that ``convert`` made.
+        target: folder to make; must not exist.
+        progress: is told of bytes read.
+
+    Raises:
+        CheckpointError: the source holds no planes, or damaged ones.
+        OSError: as in ``convert``.
+    """
+    config = read_config(source)
+    weights = weights_of(read_weights(source))
+    modules = [name.removesuffix(".weight") for name, weight in weights.items() if len(weight.parts) == 2]
+    if not modules:
+        raise CheckpointError(f"{source} holds no planes: it is a plain checkpoint already, or a quantised one")
+    check_target(source, target, _nbytes(weights))
+    config.pop("quantization_config", None)
+    digests = rewrite(source, target, weights, frozenset(), config, progress)
+    return Report(modules, {}, [], [], 0, _nbytes(weights), digests)
+
+
+def _nbytes(weights: Mapping[str, Weight]) -> int:
+    return sum(weight.nbytes for weight in weights.values())
+
+
+def _is_left_out(module: str, verdict: Verdict) -> bool:
+    """Whether a matrix is not to be nested by the user's word; experts are left alone, for no engine nests them."""
+    return verdict.reason == LEFT_OUT or (not verdict.is_linear and ".experts." not in module)
+
+
+def _require_plain(source: Path, config: Mapping[str, Any]) -> None:
+    inner = config.get("text_config")
+    for part in (config, inner if isinstance(inner, dict) else {}):
+        if found := part.get("quantization_config") or part.get("compression_config"):
+            method = found.get("quant_method") if isinstance(found, dict) else found
+            raise CheckpointError(
+                f"{source} is quantised already ({method}); convert the original FP16 or BF16 checkpoint"
+            )
+
+
+def _why_none(
+    source: Path, weights: Mapping[str, Weight], include: re.Pattern[str], verdicts: Mapping[str, Verdict]
+) -> str:
+    matching = [name for name in weights if include.search(name)]
+    reasons = Counter(
+        verdicts[module].reason.partition(":")[0]
+        if (module := name.removesuffix(".weight")) in verdicts
+        else "no matrix"
+        for name in matching
+    )
+    why = "; ".join(f"{count} for: {reason}" for reason, count in reasons.items())
+    return (
+        f"{source}: of {len(weights)} tensors {len(matching)} match {include.pattern!r} and none can be nested"
+        f"{f' ({why})' if why else ''}; see --include"
+    )

@@ -1,0 +1,125 @@
+"""Shards rewritten one by one: weights into planes, or planes into weights. Everything else keeps its bytes.
+
+Both directions go through a shard in the order of the plain one, so that the digest of a plain shard's data is known on both
+sides: conversion writes it into the nested shard's metadata, restoration compares.
+"""
+
+from collections.abc import Mapping, Set
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nestedfp.checkpoint import DTYPE_BYTES, PLANES, CheckpointError, read_header
+from nestedfp.kernels import ops
+from nestedfp.offline.folder import Kinds, partial_folder, write_rest
+from nestedfp.offline.reading import Chunk, Progress, Weight, chunks
+from nestedfp.offline.writing import DIGEST_KEY, ShardWriter, in_file_order
+
+
+def rewrite(
+    source: Path,
+    target: Path,
+    weights: Mapping[str, Weight],
+    nested: Set[str],
+    config: Mapping[str, Any],
+    progress: Progress,
+) -> dict[str, str]:
+    """Write a checkpoint folder in which the weights of ``nested`` are planes and all others plain.
+
+    Args:
+        source: the folder that holds ``weights``.
+        target: the folder to make.
+        nested: names of weights without a value beyond 1.75, or which are planes already.
+        config: of the new config.json.
+        progress: is told of bytes read.
+
+    Returns:
+        The digest (SHA-256) of the data of each plain shard by the shard's name; of shards that an interrupted run had written
+        the one in their metadata, if it is there.
+
+    Raises:
+        CheckpointError: the target was made by somebody else, the source has changed, planes are damaged.
+        OSError: a file cannot be read or written; what is done stays for the next run.
+    """
+    expected: Kinds = {
+        new: (weight.shard.name, dtype, shape)
+        for name, weight in weights.items()
+        for new, dtype, shape in _becomes(name, weight, nested)
+    }
+    nbytes = sum(DTYPE_BYTES[dtype] * prod(shape) for _, dtype, shape in expected.values())
+    digests = {}
+    with partial_folder(source, target, [sorted(nested), config]) as partial:
+        for shard in sorted({weight.shard for weight in weights.values()}):
+            held = {name: weight for name, weight in weights.items() if weight.shard == shard}
+            if (made := partial / shard.name).is_file():
+                digests[shard.name] = read_header(made)[1].get(DIGEST_KEY, "")
+                progress(sum(weight.nbytes for weight in held.values()))
+            else:
+                digests[shard.name] = _rewrite_shard(shard, held, nested, made, progress)
+        write_rest(source, partial, config, expected, nbytes)
+    return digests
+
+
+def _becomes(name: str, weight: Weight, nested: Set[str]) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Return name, type and shape of what a weight is written as."""
+    if name not in nested:
+        return [(name, weight.dtype, weight.shape)]
+    return [(name.removesuffix(".weight") + plane, "U8", weight.shape) for plane in PLANES]
+
+
+def _rewrite_shard(shard: Path, held: Mapping[str, Weight], nested: Set[str], made: Path, progress: Progress) -> str:
+    """Return the digest of the plain shard's data."""
+    planned = {
+        new: (dtype, shape) for name, weight in held.items() for new, dtype, shape in _becomes(name, weight, nested)
+    }
+    metadata = read_header(shard)[1]
+    known = metadata.pop(DIGEST_KEY, None)
+    if nested & held.keys():
+        metadata.setdefault("format", "pt")
+        metadata[DIGEST_KEY] = "0" * 64
+    plain = {name: "F16" if name in nested else weight.dtype for name, weight in held.items()}
+    with ShardWriter(made, planned, metadata) as writer:
+        for chunk in chunks(held, in_file_order(plain)):
+            _write_chunk(writer, held[chunk.name], chunk, chunk.name in nested)
+            progress(sum(part.nbytes for part in chunk.parts))
+        digest = writer.finish()
+    if known is not None and known != digest:
+        made.unlink()
+        raise CheckpointError(
+            f"{shard}: its planes do not join to the weights that it was made from (SHA-256 {digest[:16]}..., expected "
+            f"{known[:16]}...); copy it again, or convert the original checkpoint again"
+        )
+    return digest
+
+
+def _write_chunk(writer: ShardWriter, weight: Weight, chunk: Chunk, to_planes: bool) -> None:
+    if to_planes:
+        half = chunk.parts[0].to(torch.float16)
+        upper, lower, counts = ops.split(half.view(1, -1))
+        if counts.any():
+            raise CheckpointError(
+                f"{weight.shard}: {chunk.name} has changed while it was being converted; convert again"
+            )
+        stem = chunk.name.removesuffix(".weight")
+        pieces = [(stem + name, chunk.first, _bytes(plane)) for name, plane in zip(PLANES, (upper, lower), strict=True)]
+        writer.write(pieces, _bytes(half))
+        return
+    if len(chunk.parts) == 2:
+        upper, lower = (part.view(1, -1) for part in chunk.parts)
+        whole = ops.join(upper, lower)
+        # Not every wrong upper byte changes the joined weight, which is all that the digest knows.
+        if not all(map(torch.equal, ops.split(whole)[:2], (upper, lower))):
+            raise CheckpointError(
+                f"{weight.shard}: {chunk.name}: its planes are damaged, no weight has such bytes; copy the shard again, or "
+                "convert the original checkpoint again"
+            )
+    else:
+        whole = chunk.parts[0]
+    data = _bytes(whole)
+    writer.write([(chunk.name, chunk.first * DTYPE_BYTES[weight.dtype], data)], data)
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    return tensor.view(-1).view(torch.uint8).numpy().data

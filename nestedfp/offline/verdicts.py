@@ -1,0 +1,86 @@
+"""Which linear layers of a checkpoint are nested, which with an outlier list, which stay plain, and why. Pure."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nestedfp.eligible import is_latent_up, is_no_linear, is_router
+from nestedfp.nested_weight import why_plain
+from nestedfp.offline.profile import Profile
+
+# Layers that engines fuse into one: nested together or not at all.
+FUSED = {"qkv": ("q_proj", "k_proj", "v_proj"), "gate_up": ("gate_proj", "up_proj")}
+NESTED, LISTED, PLAIN, CANDIDATE = "nested", "listed", "plain", "candidate"
+LEFT_OUT = "--include leaves it out"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One matrix of a checkpoint.
+
+    Attributes:
+        kind: nested, listed (nested, with weights beyond 1.75 in a list), plain; candidate where no value was read.
+        reason: why it is plain.
+        is_linear: whether it is the weight of a layer that could be nested by its name.
+    """
+
+    kind: str
+    reason: str = ""
+    is_linear: bool = True
+
+
+def gemm_of(module: str) -> tuple[str, str]:
+    """Return the fused layer that a module is part of and its type: ``("model.layers.0.mlp.gate_up", "gate_up")``."""
+    stem, dot, leaf = module.rpartition(".")
+    kind = next((name for name, parts in FUSED.items() if leaf in parts), leaf)
+    return stem + dot + kind, kind
+
+
+def judge(
+    shapes: Mapping[str, tuple[int, ...]], profiles: Mapping[str, Profile] | None, include: re.Pattern[str] | None
+) -> dict[str, Verdict]:
+    """Return a verdict by module for each matrix that is some module's ``.weight``.
+
+    Args:
+        shapes: of all tensors, by name.
+        profiles: by name; None: only names and shapes are known.
+        include: which names of weights to nest; None: all that can be.
+    """
+    verdicts: dict[str, Verdict] = {}
+    layers: dict[str, list[str]] = {}
+    for name, shape in shapes.items():
+        module = name.removesuffix(".weight")
+        if module == name or len(shape) != 2:
+            continue
+        if reason := _never(module):
+            verdicts[module] = Verdict(PLAIN, reason, False)
+        elif include is not None and not include.search(name):
+            verdicts[module] = Verdict(PLAIN, LEFT_OUT)
+        layers.setdefault(gemm_of(module)[0], []).append(module)
+    for modules in layers.values():
+        open_ones = [module for module in modules if module not in verdicts]
+        if not open_ones:
+            continue
+        if left_out := [module for module in modules if module in verdicts]:
+            verdicts |= dict.fromkeys(open_ones, Verdict(PLAIN, f"fused with {left_out[0]}, which stays plain"))
+        elif profiles is None:
+            verdicts |= dict.fromkeys(open_ones, Verdict(CANDIDATE))
+        else:
+            verdicts |= _by_values({module: profiles[f"{module}.weight"] for module in open_ones})
+    return verdicts
+
+
+def _by_values(parts: Mapping[str, Profile]) -> dict[str, Verdict]:
+    """Judge the parts of one fused layer as the loader does: by the weights of the whole layer."""
+    whole = sum(parts.values(), Profile())
+    if reason := why_plain(whole.total, whole.outliers, whole.nonfinite + whole.overflowed):
+        return dict.fromkeys(parts, Verdict(PLAIN, reason))
+    return {module: Verdict(LISTED if part.outliers else NESTED) for module, part in parts.items()}
+
+
+def _never(module: str) -> str:
+    if is_router(module):
+        return "it chooses experts"
+    if is_latent_up(module):
+        return "latent attention reads it as plain FP16"
+    return "no linear layer: an expert, an embedding or an output head" if is_no_linear(module) else ""

@@ -1,0 +1,99 @@
+"""One model, one text, every way to compute it: each engine in turn, window by window, against plain vLLM's logits on the disk."""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from nestedfp.evaluation.comparison import MIXES, Comparison, divergence_of
+from nestedfp.modes import Mode
+from nestedfp.vllm_plugin.evaluation.forced import Forced, forced_engine
+
+REFERENCE, EXACT, FAST, OTHER = "plain vLLM, FP16", "exact", "fast", "vLLM's own FP8"
+PASSES = 4 + len(MIXES)  # over the text
+ANSWER_TOKENS = 64
+LAYER_WINDOWS = 4  # for the errors of layers
+
+
+class _Run:
+    """What is known so far.
+
+    Args:
+        windows: token ids, all of one length.
+        prompts: beginnings of windows, for greedy answers.
+        done: is told of positions.
+    """
+
+    def __init__(
+        self, windows: Sequence[list[int]], prompts: Sequence[list[int]], done: Callable[[int], object]
+    ) -> None:
+        self.windows, self.prompts, self.done = windows, prompts, done
+        self.classes: dict[str, Any] = {}
+        self.answers: dict[str, list[list[int]]] = {}
+        self.reference: Any = None  # [windows, positions, vocabulary] float16
+
+    def refer(self, engine: Forced, file: Path) -> None:
+        """Keep an engine's logits in a file."""
+        for number, window in enumerate(self.windows):
+            logits = engine.logits(window, Mode.FP16).cpu().numpy().astype(np.float16)
+            if self.reference is None:
+                shape = (len(self.windows), *logits.shape)
+                self.reference = np.lib.format.open_memmap(file, "w+", np.float16, shape)
+            self.reference[number] = logits
+
+    def compare(
+        self, name: str, engine: Forced, mode: Mode, masks: Sequence[torch.Tensor | None] | None = None
+    ) -> None:
+        """Compare an engine in a mode, or under masks, with what was kept."""
+        comparison = Comparison()
+        for window, mask, kept in zip(self.windows, masks or [None] * len(self.windows), self.reference, strict=True):
+            ours = engine.logits(window, mode, mask).cpu()
+            fast = torch.full((len(ours),), mode is Mode.FP8) if mask is None else mask[: len(ours)]
+            theirs = torch.from_numpy(kept.astype(np.float32))
+            comparison.add(ours, theirs, torch.tensor(window[1:]), fast)
+            self.done(len(window))
+        if masks is None and self.prompts:
+            self.answers[name] = engine.greedy(self.prompts, mode, min(ANSWER_TOKENS, len(self.windows[0]) // 2))
+        self.classes[name] = comparison.as_json()
+
+
+def measure(model: str, windows: Sequence[list[int]], answers: int, done: Callable[[int], object]) -> dict[str, Any]:
+    """Return ``tokens``, ``classes``, ``greedy`` and ``layer_errors`` (docs/fidelity.md has the schema).
+
+    Args:
+        model: folder of a plain checkpoint.
+        windows: token ids, all of one length.
+        answers: how many greedy answers to compare, at most one a window.
+        done: is told of positions, PASSES times each.
+    """
+    context = len(windows[0])
+    run = _Run(windows, [window[: context // 4] for window in windows[:answers]], done)
+    generator = torch.Generator().manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        with forced_engine(model, None, context) as plain:
+            run.refer(plain, Path(folder) / "logits.npy")
+            run.compare(REFERENCE, plain, Mode.FP16)
+        with forced_engine(model, "nestedfp", context) as nested:
+            run.compare(EXACT, nested, Mode.FP16)
+            run.compare(FAST, nested, Mode.FP8)
+            for mix in MIXES:
+                run.compare(mix.name, nested, Mode.FP16, [mix.mask(context, generator) for _ in windows])
+            layer_errors = nested.layer_errors(windows[:LAYER_WINDOWS])
+        try:
+            with forced_engine(model, "fp8", context) as other:
+                run.compare(OTHER, other, Mode.FP8)
+        except Exception as error:  # vLLM has many ways to refuse; the rest of the report stands
+            last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            run.classes[OTHER] = {"unavailable": last[:160]}
+    greedy = {
+        name: divergence_of(found, run.answers[REFERENCE]) for name, found in run.answers.items() if name != REFERENCE
+    }
+    return {
+        "tokens": len(windows) * context,
+        "classes": run.classes,
+        "greedy": greedy,
+        "layer_errors": layer_errors,
+    }
