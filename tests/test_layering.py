@@ -36,7 +36,7 @@ SHARED = {
 }
 MAY_IMPORT = {
     "nestedfp": set[str](),
-    "workload": set[str](),
+    "workload": {"nestedfp.answers"},
     "controller": {"workload", *SHARED},
     "simulator": {
         "controller",
@@ -48,7 +48,7 @@ MAY_IMPORT = {
         "workload",
         *SHARED,
     },
-    "loadtest": {"controller.config", "workload"},
+    "loadtest": {"controller.config", "nestedfp.answers", "workload"},
     "deploy": {"controller", "nestedfp", "workload"},
     "experiments": {
         "controller.config",
