@@ -1,0 +1,108 @@
+"""How many prompt tokens an engine can take: by the pure function, and as the plugin's real scheduler says it."""
+
+from math import inf
+
+import pytest
+from vllm_parts import Engine, engine_request
+
+from deploy.agent.room_page import room_page
+from nestedfp.modes import Mode
+from nestedfp.steps.prompt_room import prompt_room
+from nestedfp.steps.step_costs import StepCost, StepCosts
+from nestedfp.steps.step_slack import LEAST_CHUNK_TOKENS, StepTimes
+
+# A step takes 5 ms, and in FP16 0.1 ms a token, in FP8 half of that.
+COSTS = StepCosts((StepCost(1, 5.1, 5.05), StepCost(4096, 5 + 409.6, 5 + 204.8)))
+RULE = {"exact_step_s": 0.03, "room_ttft_s": 0.165}
+
+
+def room(mode=Mode.FP16, **changes):
+    usual = {
+        "decodes": 0,
+        "line_tokens": 0,
+        "busy_s": 0.0,
+        "slack_s": inf,
+        "ttft_s": 0.165,
+        "step_s": 0.03,
+        "budget_tokens": 2048,
+    }
+    return prompt_room(StepTimes(COSTS), mode, **{**usual, **changes})
+
+
+def test_an_idle_engine_takes_what_it_computes_in_the_time_that_is_left():
+    empty = room()
+    assert empty.tokens_per_s == pytest.approx(250 / 0.03, rel=0.01)  # 250 tokens in a step of 30 ms
+    assert empty.tokens == empty.full_tokens == pytest.approx(empty.tokens_per_s * 0.135, rel=0.01)
+    assert room(Mode.FP8).tokens > 1.5 * empty.tokens
+
+
+def test_what_is_in_line_what_runs_and_what_decodes_takes_room():
+    empty = room()
+    assert room(line_tokens=500).tokens == empty.tokens - 500
+    assert room(busy_s=0.03).tokens == pytest.approx(empty.tokens - 0.03 * empty.tokens_per_s, abs=2)
+    assert room(decodes=100).tokens_per_s == pytest.approx(150 / 0.03, rel=0.01)
+    assert room(line_tokens=5000).tokens < 0
+
+
+def test_decodes_without_time_for_a_step_with_a_prompt_leave_no_room():
+    assert room(slack_s=0.029).tokens == 0
+    assert room(slack_s=0.031).tokens == room().tokens
+
+
+def test_an_engine_whose_every_step_is_too_long_still_computes_some_of_a_prompt():
+    assert room(decodes=290).tokens_per_s == pytest.approx(LEAST_CHUNK_TOKENS / (0.005 + 0.0322), rel=0.01)
+    full = room(decodes=2048)
+    assert (full.tokens, full.tokens_per_s) == (0, 0.0)
+
+
+@pytest.fixture
+def engine():
+    made = Engine(max_num_seqs=64, max_num_batched_tokens=2048)
+    made.scheduler.nestedfp_take_step_costs([COSTS.as_lists()])
+    return made
+
+
+def test_exact_steps_hold_what_fits_into_their_time_and_others_the_whole_budget(engine):
+    engine.direct("fp16", **RULE)
+    for number in range(9):
+        engine.add(engine_request(f"long-{number}", 900, cache_salt=f"{number}"))
+    first = engine.schedule()
+    assert first.total_num_scheduled_tokens == pytest.approx(250, abs=2)
+    engine.finish(first)
+    for mode, rule in (("fp8", RULE), ("auto", RULE), ("fp16", {})):
+        engine.direct(mode, **rule)
+        step = engine.schedule()
+        assert step.total_num_scheduled_tokens == 2048, mode
+        engine.finish(step)
+
+
+def test_decodes_go_on_beside_the_prompts_of_exact_steps(engine):
+    engine.direct("fp16", **RULE)
+    for number in range(20):
+        engine.add(engine_request(f"d{number}", 4, max_tokens=50))
+    engine.step()
+    engine.add(engine_request("long", 900))
+    step = engine.schedule()
+    assert len(step.num_scheduled_tokens) == 21
+    # The last step took less than its cost, which the next one has learned from.
+    assert 230 <= step.num_scheduled_tokens["long"] < 300
+
+
+def test_the_engine_tells_its_room_where_the_rule_asks(engine):
+    stats = engine.scheduler.nestedfp_stats()
+    assert (stats["room"], stats["exact_tokens_per_s"], stats["fast_tokens_per_s"]) == (None, None, None)
+    engine.direct("fp16", **RULE)
+    empty = engine.scheduler.nestedfp_stats()
+    assert empty["room"]["tokens"] == room().tokens
+    assert empty["fast_tokens_per_s"] > 1.9 * empty["exact_tokens_per_s"] > 0
+    engine.add(engine_request("waits", 600))
+    assert engine.scheduler.nestedfp_stats()["room"]["tokens"] == room().tokens - 600
+    engine.direct("auto", **RULE)
+    assert engine.scheduler.nestedfp_stats()["room"]["tokens"] == room(Mode.FP8).tokens - 600
+
+
+def test_the_page_says_the_class_and_the_room():
+    said = {"room": {"tokens": -3, "full_tokens": 1100, "tokens_per_s": 8333.33}}
+    assert room_page("fp16", said, 0.05).body == b"exact -3 1100 8333.3 0.050\n"
+    assert room_page("auto", said, 0.05).body.startswith(b"fast ")
+    assert room_page("fp16", {"room": None}, 0.0).status == room_page("fp16", None, 0.0).status == 404
