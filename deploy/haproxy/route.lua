@@ -8,6 +8,7 @@ local TIMEOUT_MS = 500
 local STALE_S = 1.0 -- an older report is none
 local LAG_S = 0.02 -- a request sent so shortly before a report may be missing in it
 local SESSIONS = 10000 -- whose last replica is remembered, at most twice as many
+local SESSION_BYTES = 256 -- a longer name is none
 local BYTES_PER_TOKEN = 4
 local SPARE = 2 -- open requests by which a session's last replica may be ahead of the least loaded one
 
@@ -144,6 +145,9 @@ core.register_action("nestedfp_route", { "http-req" }, function(txn, backend)
     local class = txn.f:req_fhdr("x-nestedfp-precision") or body:match('"precision"%s*:%s*"(%w+)"')
     class = class == "fp16" and "exact" or class
     local session = txn.f:req_fhdr("x-nestedfp-session") or body:match('"prompt_cache_key"%s*:%s*"([^"]+)"')
+    if session and #session > SESSION_BYTES then
+        session = nil
+    end
     local bytes = tonumber(txn.f:req_fhdr("content-length")) or #body
     local tokens, now = bytes // BYTES_PER_TOKEN, now_s()
     local server = nestedfp.choose(up, class, tokens, last_of(session), now)
