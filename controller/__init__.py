@@ -1,1 +1,1 @@
-"""The cluster's precision controller: records, policies, guards, control loop and broadcast protocol."""
+"""The cluster's precision controller: records, policies, guards, control loop and the protocol of directives."""

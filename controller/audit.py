@@ -135,7 +135,7 @@ class StatusReport(FrozenModel):
     replicas: tuple[ReplicaStatus, ...]
     broadcast: BroadcastRecord | None = None  # of the latest directive that every replica has acknowledged
     broadcasts: BroadcastStats = BroadcastStats()
-    standing_calls: Count = 0  # replicas that wait for directives; to the others they are broadcast
+    standing_calls: Count = 0  # replicas that wait for directives
     config_loads: Count = 0  # reloads of the configuration since the start
     config_error: str | None = None  # of the last reload, when it was refused
     step_errors: Count = 0

@@ -61,11 +61,6 @@ class Room(FrozenModel):
     full_tokens: Count
     tokens_per_s: Annotated[float, Field(ge=0)]
 
-    @property
-    def share(self) -> float:
-        """Of the room without a line; 0 where there is none."""
-        return self.tokens / self.full_tokens if self.full_tokens else 0.0
-
 
 class EngineStats(FrozenModel):
     """What the engine's scheduler says of itself (``nestedfp_stats``). Totals count from the start of the engine.

@@ -15,7 +15,7 @@ from controller.decide import guards, overload
 from controller.decide.journal import DecisionJournal
 from controller.decide.overload import measure
 from controller.decide.overrides import Overrides
-from controller.decide.plan import Plan, Planner, compact, keep_fp8, ready_counts
+from controller.decide.plan import Plan, Planner, keep_fp8, ready_counts
 from controller.decide.status import status_report
 from controller.fleet import path_limit
 from controller.fleet.fleet import Fleet, IngestResult
@@ -286,14 +286,15 @@ class ControlLoop:
         # A replica in auto that tells no rule does not tell all.
         if not spec.adaptive or (snapshot.directive is DirectiveMode.AUTO and rule == NO_RULE):
             return
-        if not spec.keeps_own_pace:
-            self._adopted.clear()
-        self._adopted[snapshot.replica_id] = snapshot.directive
-        mode, exceptions = compact(self._adopted, self._decided.mode)
-        if DirectiveMode.AUTO not in self._adopted.values():
+        mode, exceptions = snapshot.directive, {}
+        if spec.keeps_own_pace:
+            # Whom nobody has told anything decides by itself; exact replicas go by the rule too.
+            self._adopted[snapshot.replica_id] = mode
+            mode = DirectiveMode.AUTO
+            exceptions = {name: own for name, own in self._adopted.items() if own is not mode}
+            rule = rule if rule != NO_RULE else self._config.lapsed[1]
+        elif mode is not DirectiveMode.AUTO:
             rule = NO_RULE
-        elif snapshot.directive is not DirectiveMode.AUTO:
-            rule = self._decided.rule
         content = Content(mode, rule, exceptions, self._ladder.admission_scale)
         self._put_in_force(now_s, content, "adopted_from_replica", adopting=True)
 
@@ -332,8 +333,8 @@ class ControlLoop:
         return min([now_s + self._config.step_period_s, *self._overrides.ends_s()])
 
 
-def _terms(config: ControllerConfig) -> tuple[tuple[float, float], Fallback | None]:
+def _terms(config: ControllerConfig) -> tuple[tuple[float, float], Fallback, bool]:
     """What comes with every directive: the objectives, and what holds without a lease."""
     mode, rule = config.lapsed
     goes_on = POLICIES[config.policy.name].keeps_own_pace and not config.advisory
-    return (config.slo.ttft_ms, config.slo.tpot_ms), None if goes_on else Fallback(mode=mode, rule=rule)
+    return (config.slo.ttft_ms, config.slo.tpot_ms), Fallback(mode=mode, rule=rule), goes_on

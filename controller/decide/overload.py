@@ -313,8 +313,11 @@ def measure(
     growth = sum([rate.queue_growth_tokens_per_s for rate in rates])
     judged = sum([rate.slo_evaluated_per_s * rate.span_s for rate in rates])
     met = sum([rate.within_slo_per_s * rate.span_s for rate in rates])
-    if not POLICIES[config.policy.name].adaptive:
+    spec = POLICIES[config.policy.name]
+    if not spec.adaptive:
         degraded = True  # as far as it may be
+    elif spec.keeps_own_pace:  # it is fast, and not FP8 alone, where it gives way
+        degraded = not any([current.mode_for(replica_id) is DirectiveMode.FP16 for replica_id in ids_of(seen)])
     elif current.exceptions:
         degraded = all([current.mode_for(replica_id) is DirectiveMode.FP8 for replica_id in ids_of(seen)])
     else:

@@ -18,6 +18,7 @@ from controller.live.recording import RecordingLoop
 
 BETWEEN_S = 2.0  # a replica that has asked so lately will ask again: it is about to acknowledge
 BROADCASTS_KEPT = 1000  # whose times the status summarises
+MOST_REMEMBERED = 4096  # replicas whose last call is remembered
 
 
 class Delivery:
@@ -73,6 +74,8 @@ class Delivery:
                 if self._waiting.get(replica_id) is mine:
                     del self._waiting[replica_id]
         self._left_s[replica_id] = self._clock()
+        if len(self._left_s) > MOST_REMEMBERED:
+            del self._left_s[min(self._left_s, key=self._left_s.__getitem__)]
         directive = self._loop.directive_for(replica_id)
         return None if directive is None else {"token": self.token, "directive": directive.model_dump(mode="json")}
 

@@ -35,6 +35,9 @@ STEP_TPOT_SHARE = 0.9
 STARVED_SHARE = 0.1  # of its whole room: a fast replica with less has none
 STARVED_SHARE_ALONE = 0.3  # the same of exact replicas where there is no fast one
 STARVED_S = 1.0
+STARVED_LOAD = 0.5  # of the limit: with less it is a long prompt, or one replica's trouble, and no load
+LEARN_S = 5.0  # that replicas may take to say what they compute
+FORGET_S = 10.0  # a replica without evidence for so long counts no more
 GROW_MARGIN = 0.85  # of the limit, that the load must be below with one more exact replica
 MINUTE_S = 60.0
 # Of a fast replica beside exact ones: it gets what none of them could take, all at once. With the usual deadlines it would be late
@@ -62,7 +65,9 @@ class State:
     computed: float = 0.0  # tokens and prompt tokens, decaying sums
     arrived: float = 0.0
     starved_since_s: float | None = None
-    changed_s: tuple[float, ...] = ()  # in the last minute
+    learning_since_s: float | None = None
+    seen: tuple[tuple[str, float], ...] = ()  # replicas, and when there was evidence of them last
+    changed_s: tuple[float, ...] = ()  # when K changed, in the last minute
 
     @property
     def ratio(self) -> float:
@@ -83,20 +88,26 @@ def decide(observation: Observation, state: State, config: ExactFirst) -> tuple[
     """Say which replicas are exact."""
     now_s, views = observation.now_s, observation.replicas
     before = frozenset(view.replica_id for view in views if observation.mode_of(view.replica_id) is DirectiveMode.FP16)
-    if len(views) < 2:
-        return _decision(observation, frozenset(), "one_replica"), replace(state, starved_since_s=None)
     state = _learn(now_s, views, state)
     known = [view for view in views if view.snapshot.exact_tokens_per_s and view.snapshot.fast_tokens_per_s]
-    if state.prompt_tokens_per_s is None or not known:
-        return _decision(observation, before, "learning"), state
-    load = state.prompt_tokens_per_s * state.ratio
-    state = _starving(now_s, known, before, state)
-    wanted, reason = _wanted(now_s, load, known, before, state, config)
-    inputs = (
-        ("load_tokens_per_s", load),
-        ("limit_tokens_per_s", limit(known, wanted, config)),
-        ("exact_replicas", float(len(wanted))),
-    )
+    learns = state.prompt_tokens_per_s is None or not known
+    since_s = (now_s if state.learning_since_s is None else state.learning_since_s) if learns else None
+    state = replace(state, learning_since_s=since_s)
+    inputs: tuple[tuple[str, float], ...] = ()
+    if len(state.seen) < 2:
+        wanted, reason = frozenset[str](), "one_replica"
+    elif since_s is not None:
+        late = now_s - since_s > LEARN_S
+        wanted, reason = (frozenset[str](), "step_costs_unknown") if late else (before, "learning")
+    else:
+        load = (state.prompt_tokens_per_s or 0.0) * state.ratio
+        state = _starving(now_s, load, known, before, state, config)
+        wanted, reason = _wanted(now_s, load, known, before, state, config)
+        inputs = (
+            ("load_tokens_per_s", load),
+            ("limit_tokens_per_s", limit(known, wanted, config)),
+            ("exact_replicas", float(len(wanted))),
+        )
     if wanted != before:
         state = replace(state, changed_s=(*state.changed_s, now_s), starved_since_s=None)
     return _decision(observation, wanted, reason, inputs), state
@@ -147,6 +158,12 @@ def _inside(view: ReplicaView) -> tuple[int, str]:
 
 
 def _learn(now_s: float, views: Replicas, state: State) -> State:
+    seen = {**dict(state.seen), **dict.fromkeys((view.replica_id for view in views), now_s)}
+    state = replace(
+        state,
+        seen=tuple((replica_id, at_s) for replica_id, at_s in seen.items() if now_s - at_s < FORGET_S),
+        changed_s=tuple(at_s for at_s in state.changed_s if now_s - at_s < MINUTE_S),
+    )
     rates = [view.rates for view in views if view.rates is not None]
     if not rates:
         return replace(state, at_s=now_s)
@@ -162,15 +179,18 @@ def _learn(now_s: float, views: Replicas, state: State) -> State:
         prompt_tokens_per_s=smoothed,
         computed=keep * state.computed + passed_s * computing,
         arrived=keep * state.arrived + passed_s * arriving,
-        changed_s=tuple(at_s for at_s in state.changed_s if now_s - at_s < MINUTE_S),
     )
 
 
-def _starving(now_s: float, views: Replicas, exact: Collection[str], state: State) -> State:
-    """Note since when no replica that must have room has any."""
+def _starving(
+    now_s: float, load: float, views: Replicas, exact: Collection[str], state: State, config: ExactFirst
+) -> State:
+    """Note since when the replicas that must have room have had none, all together."""
     fast = [view for view in views if view.replica_id not in exact]
-    shares = [view.snapshot.room.share for view in fast or views if view.snapshot.room is not None]
-    starved = bool(shares) and min(shares) < (STARVED_SHARE if fast else STARVED_SHARE_ALONE)
+    rooms = [view.snapshot.room for view in fast or views if view.snapshot.room is not None]
+    share = STARVED_SHARE if fast else STARVED_SHARE_ALONE
+    starved = bool(rooms) and sum(room.tokens for room in rooms) < share * sum(room.full_tokens for room in rooms)
+    starved = starved and load > STARVED_LOAD * limit(views, exact, config)
     since_s = (state.starved_since_s if state.starved_since_s is not None else now_s) if starved else None
     return replace(state, starved_since_s=since_s)
 

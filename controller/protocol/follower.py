@@ -63,11 +63,6 @@ class DirectiveFollower:
         """How many replicas there are, as far as the controller has told; at least one."""
         return max(1, (self._directive.replicas or 1) if self._directive is not None else 1)
 
-    @property
-    def expires_at_s(self) -> float:
-        """When the lease ends, on the follower's clock."""
-        return self._clock.to_driver(self._expires_at_s)
-
     def on_directive(self, now_s: float, directive: Directive) -> tuple[bool, DirectiveAck]:
         """Take a directive in whatever order they arrive. Returns whether what is in force changed, and the answer."""
         steady_s = self._clock.read(now_s)

@@ -66,7 +66,10 @@ class DirectivePublisher:
         self.reason = reason
         self.epoch = epoch
         self.slo_ms: tuple[float, float] | None = None  # (ttft, tpot), told along with every directive
-        self.fallback: Fallback | None = None  # likewise; None: a replica goes on as the directive has it
+        self.fallback: Fallback | None = None  # likewise; None: the replica's own
+        self.goes_on = (
+            False  # a replica without a lease goes on as the directive has it, unless that is an operator's order
+        )
         self.stated = Stated()  # likewise
         self._peers: dict[str, _Peer] = {}
         self._lagging: set[str] = set()  # peers that have not acknowledged the present epoch
@@ -91,9 +94,15 @@ class DirectivePublisher:
         self._set(now_s, content, reason)
         return True
 
-    def set_terms(self, lease_s: float, slo_ms: tuple[float, float] | None, fallback: Fallback | None = None) -> None:
+    def set_terms(
+        self,
+        lease_s: float,
+        slo_ms: tuple[float, float] | None,
+        fallback: Fallback | None = None,
+        goes_on: bool = False,
+    ) -> None:
         """Change what comes with every directive but is no content of it."""
-        self.lease_s, self.slo_ms, self.fallback = lease_s, slo_ms, fallback
+        self.lease_s, self.slo_ms, self.fallback, self.goes_on = lease_s, slo_ms, fallback, goes_on
         self._made.clear()
 
     def state(self, stated: Stated) -> None:
@@ -211,7 +220,9 @@ class DirectivePublisher:
             admission_scale=self.content.admission_scale,
             slo_ttft_ms=ttft_ms,
             slo_tpot_ms=tpot_ms,
-            fallback=self.fallback or Fallback(mode=mode, rule=self.content.rule),
+            fallback=Fallback(mode=mode, rule=self.content.rule)
+            if self.goes_on and order is None and order_for_all is None
+            else self.fallback,
             desired_replicas=self.stated.desired_replicas,
             order=order,
             order_for_all=order_for_all,

@@ -22,6 +22,7 @@ ELSEWHERE_STATUS = (
     425  # a replica's word that another one should take the request; HAProxy tries that, no client sees it
 )
 ATTEMPT_HEADER = "x-nestedfp-attempt"  # the same at every try of one request; a client's own is overwritten
+SESSION_HEADER = "x-nestedfp-session"  # requests of one name meet again at a replica; read by route.lua
 REQUEST_ID = "%[var(txn.request_id),json(ascii)]"  # as HAProxy writes it into a JSON string
 MOST_TRIES = 8  # replicas that a request is offered to, however many there are
 RETRY_AFTER_S = 2
@@ -42,6 +43,7 @@ OF_SERVE = (
     (503, 503, "this replica cannot take the request now; try again", True),
 )
 ROUTE = Path(__file__).with_name("route.lua")
+PROMPTS = "/(completions|responses|messages)/*$"  # the routes whose prompts go by the replicas' room
 LEAVES = "This node is being drained."  # what Ray Serve has a node's HAProxy say that is about to go
 TEMPLATE_CHANGED = "Ray Serve's HAProxy configuration is not as expected"
 
@@ -303,13 +305,13 @@ def route_choice(backends: Sequence[Backend]) -> list[str]:
     for backend in filter(takes_prompts, backends):
         names = [_name(line) for line in backend.servers if not is_backup(line)]
         words.append(" ".join([backend.name, backend.prefix or "/", *names]))
-    return [f"lua-load {ROUTE} " + " ".join(f"'{each}'" for each in words)] if words else []
+    return [f"lua-load {quoted(str(ROUTE))} " + " ".join(f"'{each}'" for each in words)] if words else []
 
 
 def chosen_server(backend: Backend) -> list[str]:
     """Return the rules by which a request with a prompt goes to the replica that ``route.lua`` chooses."""
     return [
-        f"http-request lua.nestedfp_route {backend.name} if METH_POST",
+        f"http-request lua.nestedfp_route {backend.name} if METH_POST {{ path -m reg {PROMPTS} }}",
         "use-server %[var(txn.server)] if { var(txn.server) -m found }",
     ]
 

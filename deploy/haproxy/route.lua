@@ -6,10 +6,12 @@
 local PERIOD_MS = 100
 local TIMEOUT_MS = 500
 local STALE_S = 1.0 -- an older report is none
-local LAG_S = 0.02 -- a request sent so shortly before a report may be missing in it
+local LAG_S = 0.03 -- a request sent so shortly before a report may be missing in it
 local SESSIONS = 10000 -- whose last replica is remembered, at most twice as many
 local SESSION_BYTES = 256 -- a longer name is none
 local BYTES_PER_TOKEN = 4
+local BYTES_PER_TOKEN_ID = 6
+local WHOLE_BYTES = 48 * 1024 -- a body of unknown length that is as long may go on beyond HAProxy's buffer
 local SPARE = 2 -- open requests by which a session's last replica may be ahead of the least loaded one
 
 nestedfp = {}
@@ -71,15 +73,13 @@ function nestedfp.choose(servers, class, tokens, last, now)
     return first
 end
 
-function nestedfp.sent(server, tokens, now)
-    local kept = {}
-    for _, sent in ipairs(server.sent) do
-        if sent.at > now - STALE_S then
-            table.insert(kept, sent)
-        end
+-- Prompt tokens of a request, by its body: an estimate; infinity where nobody can say.
+function nestedfp.tokens(body, length)
+    if not length and #body >= WHOLE_BYTES then
+        return math.huge
     end
-    table.insert(kept, { at = now, tokens = tokens })
-    server.sent = kept
+    local ids = body:find('"prompt"%s*:%s*%[+%s*%d')
+    return (length or #body) // (ids and BYTES_PER_TOKEN_ID or BYTES_PER_TOKEN)
 end
 
 -- A report: "exact|fast TOKENS FULL_TOKENS TOKENS_PER_S AGE_S", or anything else: the replica says nothing.
@@ -102,7 +102,7 @@ if not core then
 end
 
 local backends = {} -- by name: servers in their order
-local recent, before = {}, {} -- sessions: name of the server that had the last request
+local recent, before = {}, {} -- by backend and session: name of the server that had the last request
 local remembered, turn = 0, 0
 
 local function now_s()
@@ -111,9 +111,16 @@ local function now_s()
 end
 
 local function watch(server, url)
-    while core.get_info()["Stopping"] ~= "1" do
+    while tonumber(core.get_info()["Stopping"]) == 0 do
         local got = core.httpclient():get({ url = url, timeout = TIMEOUT_MS })
-        server.room = got and got.status == 200 and nestedfp.read(got.body or "", now_s()) or nil
+        local now, kept = now_s(), {}
+        server.room = got and got.status == 200 and nestedfp.read(got.body or "", now) or nil
+        for _, sent in ipairs(server.sent) do
+            if server.room and sent.at > now - STALE_S then
+                table.insert(kept, sent)
+            end
+        end
+        server.sent = kept
         core.msleep(PERIOD_MS)
     end
 end
@@ -123,13 +130,16 @@ local function last_of(session)
 end
 
 local function remember(session, name)
-    if session and recent[session] ~= name then
+    if not session then
+        return
+    end
+    if not recent[session] then
         if remembered >= SESSIONS then
             recent, before, remembered = {}, recent, 0
         end
-        recent[session] = name
         remembered = remembered + 1
     end
+    recent[session] = name
 end
 
 core.register_action("nestedfp_route", { "http-req" }, function(txn, backend)
@@ -142,19 +152,21 @@ core.register_action("nestedfp_route", { "http-req" }, function(txn, backend)
         end
     end
     local body = txn.f:req_body() or ""
-    local class = txn.f:req_fhdr("x-nestedfp-precision") or body:match('"precision"%s*:%s*"(%w+)"')
+    local class = txn.f:req_fhdr("x-nestedfp-precision")
+    if not class or class == "auto" then
+        class = body:match('"precision"%s*:%s*"(%w+)"')
+    end
     class = class == "fp16" and "exact" or class
     local session = txn.f:req_fhdr("x-nestedfp-session") or body:match('"prompt_cache_key"%s*:%s*"([^"]+)"')
-    if session and #session > SESSION_BYTES then
-        session = nil
-    end
-    local bytes = tonumber(txn.f:req_fhdr("content-length")) or #body
-    local tokens, now = bytes // BYTES_PER_TOKEN, now_s()
+    session = session and #session <= SESSION_BYTES and backend .. " " .. session or nil
+    local tokens, now = nestedfp.tokens(body, tonumber(txn.f:req_fhdr("content-length"))), now_s()
     local server = nestedfp.choose(up, class, tokens, last_of(session), now)
     if server then
         turn = turn + 1
         server.turn = turn
-        nestedfp.sent(server, tokens, now)
+        if server.room then -- no more than all of it: nobody has shown a key yet
+            table.insert(server.sent, { at = now, tokens = math.min(tokens, server.room.full) })
+        end
         remember(session, server.name)
         txn:set_var("txn.server", server.name)
     end

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 STALE_S = 1.0  # an older report is none
-LAG_S = 0.02  # a request sent so shortly before a report may be missing in it
+LAG_S = 0.03  # a request sent so shortly before a report may be missing in it
 SPARE = 2  # open requests by which a session's last replica may be ahead of the least loaded one
 
 

@@ -57,14 +57,16 @@ class Run:
         self.config, self.state, self.now_s, self.exact = config, State(), 0.0, frozenset()
         self.changes = []  # time and K
 
-    def go(self, seconds, load, **of_views):
+    def go(self, seconds, load, silent=(), **of_views):
         for _ in range(round(10 * seconds)):
-            views = [view(n, load / len(self.names), **of_views) for n in range(len(self.names))]
+            views = [
+                view(n, load / len(self.names), **of_views) for n in range(len(self.names)) if f"r{n}" not in silent
+            ]
             exceptions = dict.fromkeys(self.exact, FP16)
             observation = Observation(self.now_s, views, DirectiveMode.AUTO, SLO, exceptions)
             decision, self.state = decide(observation, self.state, self.config)
             assert decision.mode is DirectiveMode.AUTO
-            exact = frozenset(decision.exceptions)
+            exact = frozenset(decision.exceptions) | (self.exact & set(silent))  # who says nothing keeps its mode
             if exact != self.exact:
                 self.changes.append((self.now_s, len(exact)))
             self.exact, self.now_s = exact, self.now_s + 0.1
@@ -102,27 +104,43 @@ def test_one_replica_decides_for_itself():
 
 def test_fast_replicas_without_room_for_a_second_end_half_of_the_exact_ones_answers():
     run = Run(8)
-    assert run.go(120, 0.1 * EXACT * 8) == 8
+    assert run.go(120, 0.4 * EXACT * 8) == 8
     at_s = run.now_s
-    run.go(STARVED_S + 0.3, 0.1 * EXACT * 8, room_share=0.0)
+    run.go(STARVED_S + 0.3, 0.4 * EXACT * 8, room_share=0.0)
     assert len(run.exact) == 4
     assert run.changes[-1][0] - at_s == pytest.approx(STARVED_S, abs=0.11)
 
 
 def test_a_gap_shorter_than_a_second_changes_nothing():
     run = Run(4)
-    assert run.go(120, 0.1 * EXACT * 4) == 4
+    assert run.go(120, 0.4 * EXACT * 4) == 4
     for _ in range(10):
-        run.go(STARVED_S - 0.2, 0.1 * EXACT * 4, room_share=0.0)
-        run.go(0.3, 0.1 * EXACT * 4)
+        run.go(STARVED_S - 0.2, 0.4 * EXACT * 4, room_share=0.0)
+        run.go(0.3, 0.4 * EXACT * 4)
     assert len(run.exact) == 4
+
+
+def test_one_long_prompt_in_quiet_hours_changes_nothing():
+    run = Run(8)
+    assert run.go(120, 0.1 * EXACT * 8) == 8
+    assert run.go(10, 0.1 * EXACT * 8, room_share=-5.0) == 8
+
+
+def test_a_replica_that_is_silent_now_and_then_makes_nobody_alone():
+    run = Run(2)
+    assert run.go(60, 0.1 * EXACT * 2) == 2
+    changes = len(run.changes)
+    for _ in range(6):
+        run.go(1.0, 0.1 * EXACT * 2, silent={"r1"})
+        run.go(9.0, 0.1 * EXACT * 2)
+    assert (len(run.exact), len(run.changes)) == (2, changes)
 
 
 def test_k_rises_at_most_so_often_in_a_minute_and_falls_at_any_time():
     run = Run(2, ExactFirst(grow_after_s=0.0))
     for _ in range(30):
-        run.go(2, 0.05 * EXACT * 2)
-        run.go(STARVED_S + 0.2, 0.05 * EXACT * 2, room_share=-1.0)
+        run.go(2, 0.42 * EXACT * 2)
+        run.go(STARVED_S + 0.2, 0.42 * EXACT * 2, room_share=-1.0)
     rises = [at_s for (at_s, k), (_, before) in zip(run.changes[1:], run.changes, strict=False) if k > before]
     assert len(rises) > 3
     for start_s in rises:
@@ -151,8 +169,11 @@ def test_fast_replicas_beside_exact_ones_keep_stricter_deadlines_and_all_tell_th
 def test_replicas_that_measured_no_steps_all_decide_for_themselves():
     views = [view(n) for n in range(3)]
     views = [replace(v, snapshot=v.snapshot.model_copy(update={"exact_tokens_per_s": None})) for v in views]
-    decision, _ = decide(Observation(5.0, views, DirectiveMode.AUTO, SLO), State(), CONFIG)
-    assert (dict(decision.exceptions), decision.reason) == ({}, "learning")
+    exact = {"r0": FP16}
+    first, state = decide(Observation(5.0, views, DirectiveMode.AUTO, SLO, exact), State(), CONFIG)
+    assert (dict(first.exceptions), first.reason) == (exact, "learning")
+    later, _ = decide(Observation(10.1, views, DirectiveMode.AUTO, SLO, exact), state, CONFIG)
+    assert (dict(later.exceptions), later.reason) == ({}, "step_costs_unknown")
 
 
 def test_exact_replicas_stay_exact_without_a_controller_and_the_next_one_goes_on_with_them():
@@ -171,3 +192,27 @@ def test_exact_replicas_stay_exact_without_a_controller_and_the_next_one_goes_on
     for _ in range(30):
         cluster.run(0.1, 1000, **load)
         assert {name: follower.in_force(cluster.now_s).mode for name, follower in cluster.followers.items()} == modes
+    for _ in range(5):  # with the rule, so that they go on telling their room
+        assert all(follower.in_force(cluster.now_s).rule.room_ttft_s for follower in cluster.followers.values())
+        cluster.run(0.3, 1000, **load)
+
+
+def test_after_an_operators_order_a_replica_without_a_controller_decides_for_itself():
+    cluster = Cluster(make_loop("exact_first"), ("r0", "r1"))
+    cluster.run(2, 1000)
+    cluster.carry_out(cluster.loop.override(cluster.now_s, DirectiveMode.FP8, 10.0))
+    cluster.run(1, 1000)
+    cluster.now_s += 5  # nobody answers any more
+    assert cluster.followers["r0"].in_force(cluster.now_s).mode is DirectiveMode.FP8
+    cluster.now_s += 10
+    force = cluster.followers["r0"].in_force(cluster.now_s)
+    assert (force.mode, force.rule.has_deadlines) == (DirectiveMode.AUTO, True)
+
+
+def test_what_no_precision_can_serve_is_shed_under_this_policy_too():
+    ladder = {"shed": True, "shed_after_s": 2.0}
+    cluster = Cluster(make_loop("exact_first", ladder=ladder), ("r0", "r1"))
+    cluster.run(10, 1000)
+    hot = {"oldest_wait_s": 5.0, "waiting": 50, "waiting_tokens": 50_000}
+    cluster.run(20, 1000, **hot)
+    assert cluster.followers["r0"].in_force(cluster.now_s).admission_scale < 1.0

@@ -102,7 +102,8 @@ def test_the_engine_tells_its_room_where_the_rule_asks(engine):
 
 
 def test_the_page_says_the_class_and_the_room():
-    said = {"room": {"tokens": -3, "full_tokens": 1100, "tokens_per_s": 8333.33}}
+    said = {"room": {"tokens": -3, "full_tokens": 1100, "tokens_per_s": 8333.33}, "directive": "fp16"}
     assert room_page("fp16", said, 0.05).body == b"exact -3 1100 8333.3 0.050\n"
-    assert room_page("auto", said, 0.05).body.startswith(b"fast ")
-    assert room_page("fp16", {"room": None}, 0.0).status == room_page("fp16", None, 0.0).status == 404
+    assert room_page("auto", {**said, "directive": "auto"}, 0.05).body.startswith(b"fast ")
+    assert room_page("auto", said, 0.05).status == 404, "the engine has not followed yet"
+    assert room_page("fp16", {**said, "room": None}, 0.0).status == room_page("fp16", None, 0.0).status == 404

@@ -7,11 +7,11 @@ from pydantic import BaseModel
 from pydantic_core import from_json
 
 from deploy.front.checks.requests import DEADLINE_HEADER, DEADLINE_KEY, PRIORITY_HEADER
-from deploy.haproxy.haproxy_config import ATTEMPT_HEADER
+from deploy.haproxy.haproxy_config import ATTEMPT_HEADER, SESSION_HEADER
 from nestedfp.vllm_plugin.scheduling.pin import PIN_HEADER, PIN_KEY
 
 OUR_HEADERS = b"x-nestedfp-"
-KNOWN_HEADERS = frozenset({PIN_HEADER, DEADLINE_HEADER, ATTEMPT_HEADER})
+KNOWN_HEADERS = frozenset({PIN_HEADER, DEADLINE_HEADER, ATTEMPT_HEADER, SESSION_HEADER})
 KNOWN_XARGS = frozenset({PIN_KEY, DEADLINE_KEY})
 # Of vLLM's classes, that nothing here reads.
 UNREAD = (
@@ -23,7 +23,6 @@ UNREAD = (
     "return_assistant_tokens_mask",
     "routed_experts_prompt_start",
     "service_tier",
-    "prompt_cache_key",
     "max_tool_calls",
 )
 INCLUDED = "message.output_text.logprobs"  # what vLLM can include in a response

@@ -74,14 +74,14 @@ class DeadlineWatch:
 
     def exact_budget_tokens(self, rule: StepRule, decodes: int) -> int:
         """Return the most tokens of an FP16 step with so many decodes."""
-        if rule.exact_step_s is None:
+        if rule.exact_step_s is None or not self._times.are_measured:
             return self._budget_tokens
         prompts = self._times.prompt_tokens_within(Mode.FP16, rule.exact_step_s, decodes, self._budget_tokens)
         return min(self._budget_tokens, decodes + prompts)
 
     def room(self, rule: StepRule, mode: Mode, decodes: int, line_tokens: int) -> PromptRoom | None:
         """Return what the engine can take now; None: the rule does not ask."""
-        if rule.room_ttft_s is None or rule.exact_step_s is None:
+        if rule.room_ttft_s is None or rule.exact_step_s is None or not self._times.are_measured:
             return None
         now_s = steady_s()
         latest_s = self._slack.decodes.latest_end_s(rule.exact_step_s, 1 + rule.tpot_grace_tokens)

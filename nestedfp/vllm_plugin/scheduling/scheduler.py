@@ -69,6 +69,9 @@ class PrecisionMixin:
         self._fp16_reads_fp8_blocks = options.fp16_reads_fp8_blocks
         self._fp8_share: float | None = None
         self._budget_tokens = self.max_num_scheduled_tokens  # which a step's precision may lower
+        settings = self.scheduler_config
+        # Where a prompt, or an image in it, is computed in one step or not at all, a lower budget would keep it waiting for ever.
+        self._cuts_prompts = settings.enable_chunked_prefill and not settings.disable_chunked_mm_input
         self._watch = DeadlineWatch(self._budget_tokens, self.max_num_running_reqs)
         self._totals = EngineTotals()
         self._arrivals = 0
@@ -191,10 +194,10 @@ class PrecisionMixin:
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         directive, rule, _ = self._in_force
-        if directive is DirectiveMode.FP16 or self.max_num_scheduled_tokens != self._budget_tokens:
-            exact = directive is DirectiveMode.FP16
-            budget = self._watch.exact_budget_tokens(rule, self._decodes) if exact else self._budget_tokens
-            self.max_num_scheduled_tokens = budget
+        capped = directive is DirectiveMode.FP16 and self._cuts_prompts
+        self.max_num_scheduled_tokens = (
+            self._watch.exact_budget_tokens(rule, self._decodes) if capped else self._budget_tokens
+        )
         output = super().schedule(*args, **kwargs)
         scheduled = output.num_scheduled_tokens
         if not scheduled:
