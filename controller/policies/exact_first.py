@@ -36,7 +36,6 @@ STARVED_SHARE = 0.1  # of its whole room: a fast replica with less has none
 STARVED_SHARE_ALONE = 0.3  # the same of exact replicas where there is no fast one
 STARVED_S = 1.0
 STARVED_LOAD = 0.5  # of the limit: with less it is a long prompt, or one replica's trouble, and no load
-SETTLE_S = 3.0  # after a change of K: what stood in line then must be gone before a lack of room says anything
 LEARN_S = 5.0  # that replicas may take to say what they compute
 FORGET_S = 10.0  # a replica without evidence for so long counts no more
 GROW_MARGIN = 0.85  # of the limit, that the load must be below with one more exact replica
@@ -131,9 +130,7 @@ def _wanted(
     exact = [view.replica_id for view in sorted(views, key=_inside) if view.replica_id in before]
     fast = [view.replica_id for view in sorted(views, key=_inside) if view.replica_id not in before]
     since_s = state.starved_since_s
-    last_s = max(state.changed_s, default=None)
-    settled = last_s is None or now_s - last_s >= SETTLE_S
-    if exact and settled and since_s is not None and now_s - since_s >= STARVED_S:
+    if exact and since_s is not None and now_s - since_s >= STARVED_S:
         return before - set(exact[: (len(exact) + 1) // 2]), "no_room"
     wanted = set(before)
     for replica_id in exact:
@@ -142,6 +139,7 @@ def _wanted(
         wanted.discard(replica_id)
     if wanted != before:
         return frozenset(wanted), "load_over_limit"
+    last_s = max(state.changed_s, default=None)
     rested = last_s is None or now_s - last_s >= config.grow_after_s
     if since_s is None and rested and len(state.changed_s) < config.max_changes_per_minute:
         could = []
