@@ -62,5 +62,5 @@ class PolicySpec(Generic[ConfigT, StateT]):
     start: Callable[[ConfigT], tuple[Decision, StateT]]  # before anything has been observed
     adaptive: bool  # False: the answer depends on the configuration only, so no guard may hold it back
     # True: it says itself which replicas change, and how often: no dwell time and no switch rate holds it back, and a silent
-    # replica keeps its own mode alone.
+    # replica keeps its own mode alone. Without a controller a replica goes on as it is.
     keeps_own_pace: bool = False
