@@ -43,3 +43,12 @@ def fp16_again():
 
     yield
     ops.set_mode(Mode.FP16)
+
+
+@pytest.fixture
+def dtype_again():
+    """Put PyTorch's default type back, which vLLM does not after a load that failed."""
+    import torch
+
+    yield
+    torch.set_default_dtype(torch.float32)

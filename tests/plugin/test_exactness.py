@@ -26,6 +26,7 @@ PROMPTS = [f"{a} {b} {c}," for a in OPENINGS for b in HEROES for c in PLACES]  #
 BATCHES = ({"max_num_seqs": 256}, {"max_num_seqs": 48, "max_num_batched_tokens": 64})
 
 
+@pytest.mark.usefixtures("experts_group", "dtype_again")
 @pytest.mark.parametrize("kind", ["plain", "converted"])
 def test_loaded_weights_have_the_checkpoints_bits(tmp_path, kind):
     folder = tmp_path / "model"  # the load writes a file beside the weights

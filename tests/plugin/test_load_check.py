@@ -51,13 +51,6 @@ MOE = {
 }
 
 
-@pytest.fixture
-def dtype_again():
-    """Put PyTorch's default type back, which vLLM does not after a load that failed."""
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 def write(folder, config, tensors):
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))

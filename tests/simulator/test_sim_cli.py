@@ -284,7 +284,7 @@ def test_generated_loads_need_no_trace(kind: str, tmp_path: Path, table: Path):
     [
         ((), "expected one of --trace and --generate"),
         (("--trace", "{trace}"), "expected --policy NAME"),
-        (("--trace", "{trace}", "--policy", "best"), "--policy: expected one of static_fp16"),
+        (("--trace", "{trace}", "--policy", "best"), "--policy: expected one of exact_first"),
         (("--trace", "missing.csv", "--policy", "static_fp16"), "missing.csv: cannot read the trace"),
         (("--trace", "{trace}", "--policy", "static_fp16", "--load", "-1"), "--load: expected a fraction"),
         (("--trace", "{trace}", "--policy", "static_fp16", "--load", "nan"), "--load: expected a fraction"),

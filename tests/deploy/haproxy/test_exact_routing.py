@@ -182,3 +182,14 @@ def test_the_rule_in_lua_is_the_rule_in_python(tmp_path):
     subprocess.run([binary(), "-c", "-f", str(config)], check=False, capture_output=True, timeout=60)
     assert out.read_text().split() == ["-" if server is None else server.name for server in expected]
     assert len({None if server is None else server.name for server in expected}) > 5
+
+
+def test_a_request_that_the_chosen_replica_sends_elsewhere_is_answered_by_another(folder, replicas):
+    exact, fast = replicas(lambda path, headers, body: (425, {}, b"{}")), replicas(ok("fast"))
+    with in_front(folder, app=[exact, fast]) as (_, port):
+        up(port, "/-/healthz")
+        says(exact, "exact 1000 2000 0.0 0.000")
+        assert wait_until(lambda: count(exact, GENERATE) + 0 * len(sent(port, body(10))) > 0, 10)
+        before = count(exact, GENERATE)
+        assert [sent(port, body(1)) for _ in range(10)] == ["fast"] * 10
+        assert count(exact, GENERATE) == before + 10, "each was offered to it once"
