@@ -88,7 +88,7 @@ def test_a_replica_that_ends_before_it_answers_gives_503_and_its_request_to_nobo
         up(port, "/up")
         for each in both:
             each.seen.clear()
-        status, headers, body = ask(port, "/v1/completions", "POST", b"x")
+        status, headers, body = ask(port, "/v1", "POST", b"x")
     assert (status, int(headers["retry-after"])) == (503, RETRY_AFTER_S)
     assert "ended before it answered" in error_of(body)["message"]
     assert sum(len(each.seen) for each in both) == 1
