@@ -63,6 +63,6 @@ def test_failures_are_counted_by_replica(tmp_path):
 def test_the_log_of_a_replica_is_known_by_its_name():
     from deploy.access.access_log import Access, as_text
 
-    access = Access(0.0, "id", None, "m", "failed", 200, "none", None, None, 1.0)
+    access = Access(0.0, "id", None, "m", "failed", 200, "auto", None, None, None, 1.0)
     assert places.FAILED.findall(as_text(access)) == [as_text(access)]
     assert places.FAILED.findall(as_text(access._replace(outcome="ok", model="outcome=failed"))) == []
