@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from controller.config import ControllerConfig
-from controller.messages import Directive, DirectiveAck
+from controller.messages import Directive, DirectiveAck, Fallback
 from controller.protocol import Content, DirectiveFollower, DirectivePublisher
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
@@ -121,8 +121,9 @@ def test_a_word_that_an_acknowledgement_has_overtaken_takes_it_back_no_more() ->
     assert not publisher.acked("r0")
 
 
-def test_each_replica_is_told_its_own_mode_and_to_go_on_with_it_where_nothing_else_holds_without_a_lease() -> None:
+def test_each_replica_is_told_its_own_mode_and_to_go_on_with_it_under_a_policy_that_says_so() -> None:
     publisher = make_publisher()
+    publisher.set_terms(LEASE_S, None, Fallback(), goes_on=True)
     publisher.set_content(1.0, Content(FP16, exceptions={"r1": FP8}), "x")
     told = [publisher.directive_for(name) for name in ("r0", "r1")]
     assert [(each.mode, each.epoch, each.lease_s) for each in told] == [(FP16, 2, LEASE_S), (FP8, 2, LEASE_S)]

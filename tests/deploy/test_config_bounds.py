@@ -29,4 +29,4 @@ def test_every_number_of_the_configuration_has_a_lower_bound():
     found = list(numbers_of(DeployConfig))
     assert len(found) > 60
     bare = {name for name, bounds in found if not any(isinstance(bound, Gt | Ge | Interval) for bound in bounds)}
-    assert bare == {"WarmStart.trend_tokens_per_s2"}, "a trend may fall"
+    assert not bare
