@@ -360,6 +360,8 @@ def write(targets: Targets, limits: Limits, absences: Mapping[str, Absence] | No
         answer(405, "no such method", f" unless {{ method {METHODS} }}"),
         # A request comes to a replica when it is there as a whole, or fills the buffer: half-sent ones cost no replica anything.
         f"http-request wait-for-body time {limits.request_s}s if METH_POST",
+        # A replica's word to HAProxy.
+        *[answer(404, "there is no such page", f" if {{ path {each.prefix}/room }}") for each in targets.backends],
         *control_routes(targets.backends),
         f"http-response set-status 429 if {{ status {ELSEWHERE_STATUS} }}",
         # What Ray Serve says in plain text, of a request that never came to this project's server.

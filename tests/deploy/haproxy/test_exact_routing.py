@@ -109,6 +109,11 @@ def test_requests_of_a_session_meet_again(folder, replicas):
             assert len({sent(port, body(1, prompt_cache_key=key)) for _ in range(5)}) == 1
 
 
+def test_the_room_is_for_haproxy_alone(pair):
+    _, _, port = pair
+    assert ask(port, "/room")[0] == 404
+
+
 def test_a_dead_exact_replica_loses_nobodys_request(pair):
     exact, _, port = pair
     exact.stop()
