@@ -194,7 +194,8 @@ class PrecisionMixin:
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         directive, rule, _ = self._in_force
-        capped = directive is DirectiveMode.FP16 and self._cuts_prompts
+        # A step of decodes alone, which most are, asks for no more than it has.
+        capped = directive is DirectiveMode.FP16 and self._cuts_prompts and bool(self._in_prompt)
         self.max_num_scheduled_tokens = (
             self._watch.exact_budget_tokens(rule, self._decodes) if capped else self._budget_tokens
         )

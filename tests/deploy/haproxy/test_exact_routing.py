@@ -189,6 +189,26 @@ def test_the_rule_in_lua_is_the_rule_in_python(tmp_path):
     assert len({None if server is None else server.name for server in expected}) > 5
 
 
+def test_the_length_of_a_prompt_is_told_by_its_body(tmp_path):
+    out = tmp_path / "tokens"
+    cases = [
+        ('{"prompt": "abcd"}', "400", "100"),
+        ('{"prompt": [1, 2, 3]}', "600", "100"),
+        ('{"prompt": [[1, 2]]}', "600", "100"),
+        ('{"prompt": ["1"]}', "400", "100"),
+        ("x" * 400, "nil", "100"),
+        ("x" * 50_000, "nil", "inf"),  # goes on beyond what HAProxy has read
+    ]
+    calls = "".join(
+        f"out:write(tostring(nestedfp.tokens({lua(body)}, {length})), '\\n')\n" for body, length, _ in cases
+    )
+    script, config = tmp_path / "cases.lua", tmp_path / "haproxy.cfg"
+    script.write_text(f"local out = io.open({lua(str(out))}, 'w')\n{calls}out:close()\n")
+    config.write_text(f"global\n    lua-load {ROUTE}\n    lua-load {script}\n")
+    subprocess.run([binary(), "-c", "-f", str(config)], check=False, capture_output=True, timeout=60)
+    assert out.read_text().split() == [tokens for *_, tokens in cases]
+
+
 def test_a_request_that_the_chosen_replica_sends_elsewhere_is_answered_by_another(folder, replicas):
     exact, fast = replicas(lambda path, headers, body: (425, {}, b"{}")), replicas(ok("fast"))
     with in_front(folder, app=[exact, fast]) as (_, port):
