@@ -16,6 +16,18 @@
 namespace nestedfp {
 namespace {
 
+// Two planes of one matrix, not packed.
+void check_planes(const char* op, const Tensor& upper, const Tensor& lower) {
+    check_cpu(op, "upper", upper);
+    check_cpu(op, "lower", lower);
+    check_dtype(op, "upper", upper, ScalarType::Byte);
+    check_dtype(op, "lower", lower, ScalarType::Byte);
+    check_matrix(op, "upper", upper);
+    check_shape(op, "lower", lower, upper.size(0), upper.size(1));
+    check_contiguous(op, "upper", upper);
+    check_contiguous(op, "lower", lower);
+}
+
 // Elements per task: large enough to hide the cost of a task, small enough to balance.
 constexpr int64_t kGrain = 1 << 16;
 
@@ -150,14 +162,7 @@ std::tuple<Tensor, Tensor, Tensor> list_outliers_cpu(Tensor weight, int64_t coun
 
 Tensor join_cpu(Tensor upper, Tensor lower) {
     const char* const op = "nestedfp::join";
-    check_cpu(op, "upper", upper);
-    check_cpu(op, "lower", lower);
-    check_dtype(op, "upper", upper, ScalarType::Byte);
-    check_dtype(op, "lower", lower, ScalarType::Byte);
-    check_matrix(op, "upper", upper);
-    check_shape(op, "lower", lower, upper.size(0), upper.size(1));
-    check_contiguous(op, "upper", upper);
-    check_contiguous(op, "lower", lower);
+    check_planes(op, upper, lower);
     const int64_t shape[] = {upper.size(0), upper.size(1)};
     const Tensor weight = torch::stable::new_empty(upper, {shape, 2}, ScalarType::Half);
     const uint8_t* const high = const_bytes_of(upper);
@@ -201,14 +206,7 @@ Tensor histogram_cpu(Tensor weight) {
 
 std::tuple<Tensor, Tensor> pack_cpu(Tensor upper, Tensor lower) {
     const char* const op = "nestedfp::pack";
-    check_cpu(op, "upper", upper);
-    check_cpu(op, "lower", lower);
-    check_dtype(op, "upper", upper, ScalarType::Byte);
-    check_dtype(op, "lower", lower, ScalarType::Byte);
-    check_matrix(op, "upper", upper);
-    check_shape(op, "lower", lower, upper.size(0), upper.size(1));
-    check_contiguous(op, "upper", upper);
-    check_contiguous(op, "lower", lower);
+    check_planes(op, upper, lower);
     const int64_t n = upper.size(0);
     const int64_t k = upper.size(1);
     const Tensor packed_upper = empty_bytes(upper, cpu::panel_count(n), cpu::pair_count(k) * cpu::kPairBytes);
