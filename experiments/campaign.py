@@ -76,17 +76,21 @@ class Campaign:
         """
         whole = True
         load = self.experiment.load
-        chosen = sorted((run for run in self.experiment.runs if run.name in wanted), key=lambda run: run.system)
-        for system, group in itertools.groupby(chosen, lambda run: run.system):
+        chosen = sorted((run for run in self.experiment.runs if run.name in wanted), key=_start)
+        for (system, budget_tokens), group in itertools.groupby(chosen, _start):
+            experiment = self.experiment
+            if budget_tokens:
+                engine = experiment.engine.model_copy(update={"max_num_batched_tokens": budget_tokens})
+                experiment = experiment.model_copy(update={"engine": engine})
             # Seeds outermost, policies innermost: a campaign that is cut off has compared all policies on whole loads.
             cells = list(itertools.product(load.seeds, load.rates_rps, group))
             cells = [cell for cell in cells if not any(self.folder_of(*cell).glob("*/summary.json"))]
             if not cells:
                 continue
-            self.say(f"starting {system}")
+            self.say(f"starting {system}" + (f" with {budget_tokens} tokens a step" if budget_tokens else ""))
             began_s = time.monotonic()
             try:
-                started = systems.running(self.experiment, system, port, self.out / "logs", self.step_log)
+                started = systems.running(experiment, system, port, self.out / "logs", self.step_log)
                 with started as (service, settings):
                     self.say(f"{system}: ready after {time.monotonic() - began_s:.0f} s")
                     for seed, rate, run in cells:
@@ -146,6 +150,11 @@ class Campaign:
         what = last.strip() or f"no result, status {status}; {log} says why"
         self.say(f"{run.name} at {rate_rps:g} requests/s, seed {seed}: {what}")
         return status == 0
+
+
+def _start(run: Run) -> tuple[str, int]:
+    """The system that a run needs, and its own budget of a step; 0: the experiment's."""
+    return run.system, run.max_num_batched_tokens or 0
 
 
 def _kill(

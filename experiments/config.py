@@ -89,6 +89,7 @@ class Run(FrozenModel):
     policy: dict[str, Any] | None = None  # of nestedfp: the controller's; see docs/policies.md
     controller: dict[str, Any] = Field(default_factory=dict)  # of nestedfp: further keys of the controller's section
     kill: Kill | None = None
+    max_num_batched_tokens: Annotated[int, Field(ge=16)] | None = None  # of a peer: its own budget of a step
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -97,6 +98,8 @@ class Run(FrozenModel):
             raise ValueError(f"run {self.name}: give either a directive or a policy")
         if self.system != "nestedfp" and (ways or self.controller or self.kill):
             raise ValueError(f"run {self.name}: {self.system} takes no directive, policy, controller keys or kill")
+        if self.system == "nestedfp" and self.max_num_batched_tokens is not None:
+            raise ValueError(f"run {self.name}: max_num_batched_tokens is for peers; set it in engine for all runs")
         return self
 
 
