@@ -5,8 +5,8 @@ time (nestedfp/steps/prompt_room.py). What comes beyond that goes to fast replic
 the objectives (nestedfp/steps/step_slack.py). So a fast replica must have room at any time:
 
 * K, the number of exact replicas, falls as soon as the load is more than a share of what all replicas compute in their present
-  classes, or fast replicas have had no room for a second;
-* it rises when the load, smoothed over ten seconds, is clearly below that share with one more, and some time after the last change.
+  classes, over ten seconds, or clearly more over one, or fast replicas have had no room for a second;
+* it rises when the load over ten seconds is clearly below that share with one more, and some time after the last change.
 
 The load is the prompt tokens that arrive, times the tokens computed for each. With one replica the engine alone decides. Pure.
 """
@@ -27,6 +27,8 @@ from workload.frozen import FrozenModel
 from workload.slo import Slo
 
 LOAD_S = 10.0  # over which the load is smoothed
+BURST_S = 1.0  # the same for a load that comes at once
+BURST_OVER = 1.4  # times the limit: such a load is above it, and not by chance
 RATIO_S = 120.0  # memory of the tokens computed for each prompt token
 LEAST_PROMPT_TOKENS = 100.0  # per replica, before that ratio is taken
 FIRST_RATIO = 1.25
@@ -61,7 +63,8 @@ class State:
     """What the policy remembers."""
 
     at_s: float | None = None
-    prompt_tokens_per_s: float | None = None  # smoothed, of all replicas
+    prompt_tokens_per_s: float | None = None  # of all replicas, over LOAD_S
+    burst_tokens_per_s: float = 0.0  # the same over BURST_S
     computed: float = 0.0  # tokens and prompt tokens, decaying sums
     arrived: float = 0.0
     starved_since_s: float | None = None
@@ -87,8 +90,9 @@ def rule_of(deadlines: Deadlines, slo: Slo) -> StepRule:
 def decide(observation: Observation, state: State, config: ExactFirst) -> tuple[Decision, State]:
     """Say which replicas are exact."""
     now_s, views = observation.now_s, observation.replicas
-    before = frozenset(view.replica_id for view in views if observation.mode_of(view.replica_id) is DirectiveMode.FP16)
     state = _learn(now_s, views, state)
+    # Of all that were there lately: one that computes its first requests is not in view, and stays what it is.
+    before = frozenset(name for name, _ in state.seen if observation.mode_of(name) is DirectiveMode.FP16)
     known = [view for view in views if view.snapshot.exact_tokens_per_s and view.snapshot.fast_tokens_per_s]
     learns = state.prompt_tokens_per_s is None or not known
     since_s = (now_s if state.learning_since_s is None else state.learning_since_s) if learns else None
@@ -101,8 +105,9 @@ def decide(observation: Observation, state: State, config: ExactFirst) -> tuple[
         wanted, reason = (frozenset[str](), "step_costs_unknown") if late else (before, "learning")
     else:
         load = (state.prompt_tokens_per_s or 0.0) * state.ratio
-        state = _starving(now_s, load, known, before, state, config)
-        wanted, reason = _wanted(now_s, load, known, before, state, config)
+        high = max(load, state.burst_tokens_per_s * state.ratio / BURST_OVER)
+        state = _starving(now_s, high, known, before, state, config)
+        wanted, reason = _wanted(now_s, load, high, known, before, state, config)
         inputs = (
             ("load_tokens_per_s", load),
             ("limit_tokens_per_s", limit(known, wanted, config)),
@@ -124,8 +129,9 @@ def limit(views: Replicas, exact: Collection[str], config: ExactFirst) -> float:
 
 
 def _wanted(
-    now_s: float, load: float, views: Replicas, before: frozenset[str], state: State, config: ExactFirst
+    now_s: float, load: float, high: float, views: Replicas, before: frozenset[str], state: State, config: ExactFirst
 ) -> tuple[frozenset[str], str]:
+    """Return the exact replicas: fewer by ``high``, the load with what came at once."""
     # Those with the fewest requests change: their answers are neither exact nor fast as a whole.
     exact = [view.replica_id for view in sorted(views, key=_inside) if view.replica_id in before]
     fast = [view.replica_id for view in sorted(views, key=_inside) if view.replica_id not in before]
@@ -134,7 +140,7 @@ def _wanted(
         return before - set(exact[: (len(exact) + 1) // 2]), "no_room"
     wanted = set(before)
     for replica_id in exact:
-        if load <= limit(views, wanted, config):
+        if high <= limit(views, wanted, config):
             break
         wanted.discard(replica_id)
     if wanted != before:
@@ -144,7 +150,7 @@ def _wanted(
     if since_s is None and rested and len(state.changed_s) < config.max_changes_per_minute:
         could = []
         for replica_id in fast:
-            if load > GROW_MARGIN * limit(views, {*wanted, replica_id}, config):
+            if high > GROW_MARGIN * limit(views, {*wanted, replica_id}, config):
                 break
             wanted.add(replica_id)
             could.append(replica_id)
@@ -170,13 +176,14 @@ def _learn(now_s: float, views: Replicas, state: State) -> State:
     passed_s = 0.0 if state.at_s is None else max(0.0, now_s - state.at_s)
     arriving = sum(rate.arrived_tokens_per_s for rate in rates)
     computing = sum(rate.tokens_per_s for rate in rates)
-    smoothed = state.prompt_tokens_per_s
+    smoothed, burst = state.prompt_tokens_per_s, state.burst_tokens_per_s
     smoothed = arriving if smoothed is None else smoothed + (1 - exp(-passed_s / LOAD_S)) * (arriving - smoothed)
     keep = exp(-passed_s / RATIO_S)
     return replace(
         state,
         at_s=now_s,
         prompt_tokens_per_s=smoothed,
+        burst_tokens_per_s=burst + (1 - exp(-passed_s / BURST_S)) * (arriving - burst),
         computed=keep * state.computed + passed_s * computing,
         arrived=keep * state.arrived + passed_s * arriving,
     )

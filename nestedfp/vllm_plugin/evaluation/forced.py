@@ -62,7 +62,10 @@ class Forced:
             self.llm.generate([{"prompt_token_ids": list(window)}], asked, use_tqdm=False)
         finally:
             self._mask = None
-        (found,) = [each for each in self._logits if each.shape[0] == len(window) - 1]
+        # One call of a row samples; those of more are the window's, in chunks where the runner cuts them, with the last row or without.
+        found = torch.cat([each for each in self._logits if each.shape[0] > 1])[: len(window) - 1]
+        if found.shape[0] < len(window) - 1:
+            raise RuntimeError(f"expected logits of {len(window) - 1} positions in one step, got {found.shape[0]}")
         return found.float()
 
     def layer_errors(self, windows: Sequence[Sequence[int]]) -> dict[str, float]:
