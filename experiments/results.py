@@ -47,6 +47,7 @@ class Cell(FrozenModel):
     exact_answer_share_of_pinned: float | None = None  # None: nothing was pinned
     fp16_token_share: float | None
     switches: int | None
+    k_changes_per_minute: float | None = None  # of the number of exact replicas; None: not reported, or no service of ours
     fp8_reasons: dict[str, int] | None = None  # FP8 steps by what asked for them; None: not told
     late_starts: int
     valid: bool
@@ -124,6 +125,7 @@ def _cell(
         exact_answer_share_of_pinned=exact_answer_share(records, "exact"),
         fp16_token_share={"vllm_fp16": 1.0, "vllm_fp8": 0.0}.get(run.system, summary.fp16_token_share),
         switches=summary.switches,
+        k_changes_per_minute=summary.k_changes_per_minute,
         fp8_reasons=summary.fp8_reasons,
         late_starts=summary.late_starts,
         valid=summary.valid,

@@ -106,7 +106,8 @@ class ServiceReplica(PeerRecord):
     """One replica in GET /status."""
 
     id: str
-    mode: str
+    mode: str  # of its latest step
+    directed: str | None = None  # what the controller wants of it; None: not reported
     epoch: Count = 0
     running: Count = 0
     waiting: Count = 0

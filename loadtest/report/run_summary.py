@@ -56,6 +56,7 @@ class RunSummary(FrozenModel):
     fp16_token_share: float | None  # of the computed tokens
     fp16_token_share_from: Literal["responses", "status", "none"]
     switches: int | None  # all replicas together, from status
+    k_changes_per_minute: float | None = None  # of the number of exact replicas, from status; None: not reported
     fp8_reasons: dict[str, int] | None = None  # FP8 steps, likewise, by what asked for them; None: not told
     max_waiting: int | None
     replicas_fewest: int | None = None  # whose engines answered at any time of the run; None: no status
@@ -124,6 +125,12 @@ def counter_growth(samples: Sequence[TimelineSample], count_of: Callable[[Servic
     return growth
 
 
+def exact_replica_changes(samples: Sequence[TimelineSample]) -> int:
+    """How often the number of replicas that the controller wants exact was another one than in the sample before."""
+    exact = [sum(replica.directed == "fp16" for replica in status.replicas) for status in statuses(samples)]
+    return sum(before != after for before, after in pairwise(exact))
+
+
 def fp8_reasons(samples: Sequence[TimelineSample]) -> dict[str, int] | None:
     """FP8 steps of the run by what asked for them, the most frequent first; None: nobody told, or not twice."""
 
@@ -181,6 +188,7 @@ def summarise(
             "fp16_token_share": share,
             "fp16_token_share_from": source if share is not None else "none",
             "switches": counter_growth(samples, lambda replica: replica.switches) if len(told) > 1 else None,
+            "k_changes_per_minute": exact_replica_changes(samples) * 60 / duration_s if len(told) > 1 else None,
             "fp8_reasons": fp8_reasons(samples),
             "max_waiting": max((status.waiting for status in told), default=None),
             "replicas_fewest": min((status.answering for status in told), default=None),
