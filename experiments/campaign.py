@@ -45,6 +45,7 @@ def loadtest_command(experiment: Experiment, run: Run, rate_rps: float, seed: in
         "settle-limit": load.settle_limit_s,
         "policies": (run.directive or "adaptive") if run.system == "nestedfp" else f"plain-{run.name}",
         "admin-key-env": http_systems.KEY_ENV,
+        "exact-share": run.exact_share or None,
     }
     given = [(f"--{name}", str(value)) for name, value in options.items() if value is not None]
     return [sys.executable, "-m", "loadtest", *itertools.chain.from_iterable(given)]

@@ -90,14 +90,17 @@ class Run(FrozenModel):
     controller: dict[str, Any] = Field(default_factory=dict)  # of nestedfp: further keys of the controller's section
     kill: Kill | None = None
     max_num_batched_tokens: Annotated[int, Field(ge=16)] | None = None  # of a peer: its own budget of a step
+    exact_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # of nestedfp: requests that ask for an exact answer
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         ways = (self.directive is not None) + (self.policy is not None)
         if self.system == "nestedfp" and ways != 1:
             raise ValueError(f"run {self.name}: give either a directive or a policy")
-        if self.system != "nestedfp" and (ways or self.controller or self.kill):
-            raise ValueError(f"run {self.name}: {self.system} takes no directive, policy, controller keys or kill")
+        if self.system != "nestedfp" and (ways or self.controller or self.kill or self.exact_share):
+            raise ValueError(
+                f"run {self.name}: {self.system} takes no directive, policy, controller keys, kill or exact_share"
+            )
         if self.system == "nestedfp" and self.max_num_batched_tokens is not None:
             raise ValueError(f"run {self.name}: max_num_batched_tokens is for peers; set it in engine for all runs")
         return self

@@ -27,6 +27,7 @@ KEPT = "predicted.json"
 # nine measured on idle services of two shapes and three hosts, 7.0 to 10.9: the unloaded TTFT (benchmarks/results/h100-http*.csv,
 # nestedfp_http) less the engine's step of 16 tokens (start_costs of simulator/engine/tables/h100-*-load.json).
 FRONT_MS = 9.7
+REST_S = 15.0  # before the load: the service was ready, or between two load tests
 EPOCH = datetime(2000, 1, 1)
 
 
@@ -185,6 +186,7 @@ def _simulate(
     section.write_text(yaml.safe_dump(controller_section(experiment.slo, run)))
     files = {"--trace": trace, "--config": section, "--table": table, "--records": records}
     command = [sys.executable, "-m", "simulator", "--replicas", str(experiment.replicas), "--seed", str(seed)]
+    command += ["--rest", f"{REST_S:g}", "--pinned-share", f"{run.exact_share:g}"]
     for option, path in files.items():
         command += [option, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

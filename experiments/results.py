@@ -47,7 +47,9 @@ class Cell(FrozenModel):
     exact_answer_share_of_pinned: float | None = None  # None: nothing was pinned
     fp16_token_share: float | None
     switches: int | None
-    k_changes_per_minute: float | None = None  # of the number of exact replicas; None: not reported, or no service of ours
+    k_changes_per_minute: float | None = (
+        None  # of the number of exact replicas; None: not reported, or no service of ours
+    )
     fp8_reasons: dict[str, int] | None = None  # FP8 steps by what asked for them; None: not told
     late_starts: int
     valid: bool

@@ -46,6 +46,7 @@ def add_load(parser: argparse.ArgumentParser) -> None:
         help="copies of a request are moved by so much (%(default)g)",
     )
     group.add_argument("--pinned-share", type=float, default=0.0, metavar="F", help="requests that demand FP16")
+    group.add_argument("--rest", type=float, default=0.0, metavar="S", help="before the first request (%(default)g)")
     group.add_argument("--seed", type=int, default=0)
 
 
@@ -144,6 +145,7 @@ def make_scenario(args: argparse.Namespace) -> Scenario:
                 "path": path,
                 "jitter_s": args.jitter,
                 "pinned_share": args.pinned_share,
+                "rest_s": args.rest,
                 "seed": args.seed,
             }
         )

@@ -128,7 +128,7 @@ def simulate(
     """Run one policy at one load (see ``Bench.at_load``). ``clock`` is the machine's, to say how long it took."""
     began_s = clock()
     shaped = bench.at_load(load, scenario)
-    requests = make_requests(shaped, scenario.pinned_share, scenario.seed)
+    requests = make_requests(shaped, scenario)
     result = Cluster(bench.table, config, scenario, **observer).run(requests)
     count = simulation_summary.outcomes(result)
     summary = simulation_summary.SimulationSummary.model_validate(
@@ -165,10 +165,11 @@ def simulate(
     return summary, result
 
 
-def make_requests(load: resample.Load, pinned_share: float, seed: int) -> list[SimRequest]:
+def make_requests(load: resample.Load, scenario: Scenario) -> list[SimRequest]:
     """Fresh requests for one run."""
-    pinned = (np.random.default_rng([0x9137, seed]).random(len(load.arrivals)) < pinned_share).tolist()
+    drawn = np.random.default_rng([0x9137, scenario.seed]).random(len(load.arrivals))
+    pinned, rest_s = (drawn < scenario.pinned_share).tolist(), scenario.rest_s
     return [
-        SimRequest(index, arrival.at_s, arrival.prompt_tokens, arrival.output_tokens, pinned[index])
+        SimRequest(index, rest_s + arrival.at_s, arrival.prompt_tokens, arrival.output_tokens, pinned[index])
         for index, arrival in enumerate(load.arrivals)
     ]

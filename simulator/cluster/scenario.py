@@ -30,6 +30,7 @@ class Scenario(FrozenModel):
     network: NetworkConfig = NetworkConfig()
     failures: tuple[Failure, ...] = ()
     path: PathCost | None = None  # in front of each replica; None: it costs nothing
+    rest_s: Seconds = 0.0  # before the first request
     jitter_s: Seconds = JITTER_S  # by which copies of a request are moved
     pinned_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # of the requests demand exact FP16
     seed: Annotated[int, Field(ge=0)] = 0

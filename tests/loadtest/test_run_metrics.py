@@ -154,5 +154,10 @@ def test_changes_of_the_number_of_exact_replicas_are_counted():
         replicas = [r.model_copy(update={"directed": d}) for r, d in zip(found.status.replicas, directed, strict=True)]
         return found.model_copy(update={"status": found.status.model_copy(update={"replicas": tuple(replicas)})})
 
-    samples = [sample(0, "fp16", "fp16"), sample(1, "fp16", "auto"), sample(2, "auto", "fp16"), sample(3, "auto", "auto")]
+    samples = [
+        sample(0, "fp16", "fp16"),
+        sample(1, "fp16", "auto"),
+        sample(2, "auto", "fp16"),
+        sample(3, "auto", "auto"),
+    ]
     assert summarise([make_record(0)], samples, SLO, duration_s=30.0).k_changes_per_minute == 4.0
