@@ -53,7 +53,8 @@ class Comparison:
         """Take a window.
 
         Args:
-            logits, reference: [positions, vocabulary] float32, of what is compared and of what it is compared with.
+            logits, reference: [positions, vocabulary] float32, of what is compared and of what it is compared with; on one device,
+                as the others.
             tokens: [positions] int64, which came next.
             fast: [positions] bool, the position was computed in FP8.
         """
@@ -61,7 +62,7 @@ class Comparison:
         losses = [-each.gather(-1, tokens[:, None]).squeeze(-1) for each in (ours, theirs)]
         divergence = (theirs.exp() * (theirs - ours)).sum(-1).clamp_min(0)
         same = ours.argmax(-1) == theirs.argmax(-1)
-        self._parts.append(torch.stack([*losses, divergence, same.float(), fast.float()]).double())
+        self._parts.append(torch.stack([*losses, divergence, same.float(), fast.float()]).double().cpu())
 
     def as_json(self) -> dict[str, Any]:
         """Return the means of all positions, of the fast and of the exact ones; nats per token, 95 % confidence."""

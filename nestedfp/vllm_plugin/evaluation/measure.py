@@ -50,10 +50,11 @@ class _Run:
         """Compare an engine in a mode, or under masks, with what was kept."""
         comparison = Comparison()
         for window, mask, kept in zip(self.windows, masks or [None] * len(self.windows), self.reference, strict=True):
-            ours = engine.logits(window, mode, mask).cpu()
+            ours = engine.logits(window, mode, mask)
             fast = torch.full((len(ours),), mode is Mode.FP8) if mask is None else mask[: len(ours)]
-            theirs = torch.from_numpy(kept.astype(np.float32))
-            comparison.add(ours, theirs, torch.tensor(window[1:]), fast)
+            rest = torch.from_numpy(kept), torch.tensor(window[1:]), fast
+            theirs, tokens, fast = (each.to(ours.device) for each in rest)  # a GPU's vocabularies are not for the host
+            comparison.add(ours, theirs.float(), tokens, fast)
             self.done(len(window))
         if masks is None and self.prompts:
             self.answers[name] = engine.greedy(self.prompts, mode, min(ANSWER_TOKENS, len(self.windows[0]) // 2))
