@@ -108,6 +108,18 @@ def engine(name: str) -> str:
     return _with_conditions(name, markdown(headings, rows))
 
 
+def switches(name: str) -> str:
+    """Return how long the first step after a switch takes, and the median of the later ones."""
+    found: dict[tuple[str, int], dict[int, float]] = {}
+    for row in _rows(name):
+        found.setdefault((row["mode"], int(row["batch"])), {})[int(row["steps_after_switch"])] = float(row["p50_ms"])
+    rows = [
+        [str(batch), mode.upper(), f"{steps[1]:.2f}", f"{np.median([ms for at, ms in steps.items() if at > 1]):.2f}"]
+        for (mode, batch), steps in sorted(found.items(), key=lambda item: (item[0][1], item[0][0]))
+    ]
+    return _with_conditions(name, markdown(["batch", "to", "first step, ms", "later steps, ms"], rows))
+
+
 def engine_open(name: str) -> str:
     """Return latencies of an engine under an open load, without HTTP."""
     rows = [
@@ -247,6 +259,7 @@ TABLES = {
     "gemm": gemm,
     "mixed_rows": mixed_rows,
     "engine": engine,
+    "switches": switches,
     "engine_open": engine_open,
     "http": http,
     "http_cpu": http_cpu,
