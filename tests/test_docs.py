@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from controller.config import ControllerConfig
 from controller.policies import POLICIES
+from deploy.config import DeployConfig, EngineSection, HttpSection, ModelSection, TracingSection
 from docs.draw import __main__ as draw
 from docs.draw import architecture, bits, burst
 from docs.tables import __main__ as tables
@@ -80,6 +82,31 @@ def test_a_table_that_differs_from_its_data_is_found_and_written(tmp_path, capsy
 def test_a_table_without_an_end_is_refused(text: str) -> None:
     with pytest.raises(MarkError, match="expected <!-- /table --> behind each"):
         filled(text, {"a": lambda: "table"})
+
+
+def test_every_key_of_the_configuration_stands_in_its_table_and_no_other() -> None:
+    text = (ROOT / "docs" / "serving.md").read_text().partition("## Configure")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]*) \|", text, re.MULTILINE)
+    said = {key for row in rows for key in re.findall(r"`([a-z0-9_.]+)`", row)}
+    sections = {"model": ModelSection, "engine": EngineSection, "http": HttpSection, "tracing": TracingSection}
+    keys = {f"{name}.{key}" for name, section in sections.items() for key in section.model_fields}
+    keys |= set(DeployConfig.model_fields) - set(sections)
+    assert {key for key in said if not key.startswith("controller.")} == keys
+    assert {key.removeprefix("controller.") for key in said if key.startswith("controller.")} <= set(
+        ControllerConfig.model_fields
+    )
+
+
+@pytest.mark.parametrize("manual", MANUALS, ids=lambda path: path.name)
+def test_every_option_and_target_that_a_manual_gives_to_a_command_of_ours_is_there(manual: Path) -> None:
+    text = re.sub(r"\\\n\s*", " ", manual.read_text())
+    unknown: set[str] = set()
+    for package, words in re.findall(rf"-m ({'|'.join(PACKAGES)})\b([^`#\n]*)", text):
+        source = "".join(path.read_text() for path in (ROOT / package).rglob("*.py"))
+        unknown |= {option for option in re.findall(r"(?<=\s)--[a-z][a-z-]+", words) if f'"{option}"' not in source}
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    unknown |= set(re.findall(r"(?:^    |`)make ([a-z][a-z-]+)", text, re.MULTILINE)) - targets
+    assert not unknown - {"--help"}
 
 
 def test_every_policy_has_its_chapter() -> None:
