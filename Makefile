@@ -84,6 +84,10 @@ check: setup ## lint, complexity, formatting, types, dead code
 	$(BIN)/vulture
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh')
 
+docs-check: setup ## tables, links and commands of the documents (python -m docs.tables writes the tables)
+	$(RUN) -m docs.tables --check
+	$(RUN) -m pytest -q tests/test_docs.py
+
 format: setup ## rewrite the sources as `make check` wants them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -120,4 +124,4 @@ chaos: setup ## kill, stop and attack a service under load, then soak it (ARGS="
 clean: ## remove the build output (the virtual environment stays)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache
 
-.PHONY: help setup serve test test-fast test-faults test-gpu check format bench-cpu bench-gpu bench-engine bench-http loadtest chaos clean
+.PHONY: help setup serve test test-fast test-faults test-gpu check docs-check format bench-cpu bench-gpu bench-engine bench-http loadtest chaos clean

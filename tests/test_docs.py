@@ -5,8 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from controller.config import ControllerConfig
+from controller.policies import POLICIES
+from deploy.config import DeployConfig, EngineSection, HttpSection, ModelSection, TracingSection
 from docs.draw import __main__ as draw
 from docs.draw import architecture, bits, burst
+from docs.tables import __main__ as tables
+from docs.tables.marks import MarkError, filled
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (
@@ -15,6 +20,7 @@ PACKAGES = (
     "controller",
     "csrc",
     "deploy",
+    "docs",
     "experiments",
     "k8s",
     "loadtest",
@@ -29,6 +35,82 @@ NAMED = re.compile(rf"(?<![\w/])(?:{'|'.join(PACKAGES)})/[A-Za-z0-9_./-]*\.(?:py
 
 SOURCES = [path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
 MANUALS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*MANUALS, ROOT / "CHANGELOG.md", *sorted((ROOT / "models").rglob("*.md"))]
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives a page's headings."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_link_leads_to_a_page_and_a_heading_that_are_there(page: Path) -> None:
+    for path, anchor in LINK.findall(page.read_text()):
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), path
+        assert not anchor or anchor in anchors(target), f"{path}#{anchor}"
+
+
+def test_every_table_shows_what_was_measured(capsys) -> None:
+    assert tables.main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_a_table_that_differs_from_its_data_is_found_and_written(tmp_path, capsys) -> None:
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "README.md"
+    page.write_text("before\n<!-- table readme -->\n| 99.9 |\n<!-- /table -->\nbehind\n")
+    assert tables.main(["--check"], tmp_path) == 1
+    assert "99.9" in page.read_text()
+    assert tables.main([], tmp_path) == tables.main(["--check"], tmp_path) == 0
+    assert page.read_text().startswith("before\n<!-- table readme -->\n|  |")
+    assert page.read_text().endswith("|\n<!-- /table -->\nbehind\n")
+    for mark in (
+        "<!-- table no-such -->\n<!-- /table -->",
+        "<!-- table serving no-such -->\n<!-- /table -->",
+        "<!-- table serving -->\n<!-- /table -->",
+    ):
+        page.write_text(mark)
+        capsys.readouterr()
+        assert tables.main(["--check"], tmp_path) == 2
+        assert capsys.readouterr().err.startswith("error: README.md: ")
+        assert page.read_text() == mark
+
+
+@pytest.mark.parametrize("text", ["<!-- table a -->\n", "<!-- table a -->\n<!-- table a -->\n<!-- /table -->"])
+def test_a_table_without_an_end_is_refused(text: str) -> None:
+    with pytest.raises(MarkError, match="expected <!-- /table --> behind each"):
+        filled(text, {"a": lambda: "table"})
+
+
+def test_every_key_of_the_configuration_stands_in_its_table_and_no_other() -> None:
+    text = (ROOT / "docs" / "serving.md").read_text().partition("## Configure")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]*) \|", text, re.MULTILINE)
+    said = {key for row in rows for key in re.findall(r"`([a-z0-9_.]+)`", row)}
+    sections = {"model": ModelSection, "engine": EngineSection, "http": HttpSection, "tracing": TracingSection}
+    keys = {f"{name}.{key}" for name, section in sections.items() for key in section.model_fields}
+    keys |= set(DeployConfig.model_fields) - set(sections)
+    assert {key for key in said if not key.startswith("controller.")} == keys
+    assert {key.removeprefix("controller.") for key in said if key.startswith("controller.")} <= set(
+        ControllerConfig.model_fields
+    )
+
+
+@pytest.mark.parametrize("manual", MANUALS, ids=lambda path: path.name)
+def test_every_option_and_target_that_a_manual_gives_to_a_command_of_ours_is_there(manual: Path) -> None:
+    text = re.sub(r"\\\n\s*", " ", manual.read_text())
+    unknown: set[str] = set()
+    for package, words in re.findall(rf"-m ({'|'.join(PACKAGES)})\b([^`#\n]*)", text):
+        source = "".join(path.read_text() for path in (ROOT / package).rglob("*.py"))
+        unknown |= {option for option in re.findall(r"(?<=\s)--[a-z][a-z-]+", words) if f'"{option}"' not in source}
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    unknown |= set(re.findall(r"(?:^    |`)make ([a-z][a-z-]+)", text, re.MULTILINE)) - targets
+    assert not unknown - {"--help"}
+
+
+def test_every_policy_has_its_chapter() -> None:
+    assert {f"## `{name}`" for name in POLICIES} <= set((ROOT / "docs" / "policies.md").read_text().splitlines())
 
 
 @pytest.mark.parametrize("manual", MANUALS, ids=lambda path: path.name)
@@ -58,7 +140,7 @@ def test_the_readme_says_of_the_burst_what_its_picture_shows() -> None:
 
 @pytest.mark.parametrize("manual", [*MANUALS, ROOT / "Makefile"], ids=lambda path: path.name)
 def test_every_command_of_ours_that_a_manual_names_is_there(manual: Path) -> None:
-    named = set(re.findall(rf"-m ((?:{'|'.join((*PACKAGES, 'docs'))})(?:\.\w+)*)", manual.read_text()))
+    named = set(re.findall(rf"-m ((?:{'|'.join(PACKAGES)})(?:\.\w+)*)", manual.read_text()))
     places = {name: ROOT / name.replace(".", "/") for name in named}
     assert not {
         name

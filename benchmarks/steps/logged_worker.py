@@ -12,12 +12,11 @@ import os
 import time
 from collections import deque
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from vllm.platforms import current_platform
 
-from benchmarks.steps.step_log import FOLDER_ENV, LoggedStep, StepLog
+from benchmarks.steps.step_log import LoggedStep, StepLog, log_folder
 from benchmarks.weights.random_workers import RandomNestedFPWorker, RandomPlainWorker
 
 
@@ -125,14 +124,3 @@ class LoggedNestedFPWorker(LoggedSteps, RandomNestedFPWorker):  # type: ignore[m
 
 class LoggedPlainWorker(LoggedSteps, RandomPlainWorker):  # type: ignore[misc]
     """For plain vLLM."""
-
-
-def log_folder() -> Path:
-    """Return the folder of the logs.
-
-    Raises:
-        RuntimeError: when the environment names none.
-    """
-    if not (folder := os.environ.get(FOLDER_ENV)):
-        raise RuntimeError(f"a logging worker needs {FOLDER_ENV}, the folder of its logs; it is not set")
-    return Path(folder)

@@ -1,6 +1,7 @@
 """One line for every step of an engine: written as steps end, read back for the table. Pure but for the file."""
 
 import csv
+import os
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -103,3 +104,14 @@ def read_steps(path: Path) -> Iterator[LoggedStep]:
             )
         except ValueError as error:
             raise StepLogError(f"{path}:{number}: expected a step, got {','.join(row)!r} ({error})") from None
+
+
+def log_folder() -> Path:
+    """Return the folder of the logs.
+
+    Raises:
+        RuntimeError: when the environment names none.
+    """
+    if not (folder := os.environ.get(FOLDER_ENV)):
+        raise RuntimeError(f"a logging worker needs {FOLDER_ENV}, the folder of its logs; it is not set")
+    return Path(folder)

@@ -1,6 +1,6 @@
 """Logs of steps -> a table by system, precision and size: what bounds an engine, its host or its GPU.
 
-    python -m experiments run experiments/configs/8b-sequences.yaml --trace TRACE --step-log runs/steps
+    python -m experiments run experiments/configs/8b-one.yaml --trace TRACE --step-log runs/steps
     python -m benchmarks.steps.step_summary runs/steps/* --out runs/host-bound.csv
 
 A system is a folder of logs, one file an engine (logged_worker.py), named as the folder. Rows ``system,mode,min_tokens,max_tokens,

@@ -1,1 +1,1 @@
-"""Weights and layers on a CPU: conversion, linear layers."""
+"""Linear layers on a CPU, and random weights for engines."""

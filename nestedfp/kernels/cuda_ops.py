@@ -14,7 +14,7 @@ Both implement the same schemas, so callers use nestedfp.kernels.ops for either 
   device. Weights must come from ``pack``: by programmatic dependent launch a GEMM starts to load them while the kernel
   before it in the stream still runs.
 
-Measured times: docs/performance.md.
+Measured times: docs/benchmarks.md.
 """
 
 import ctypes

@@ -4,14 +4,12 @@ Run: ``pytest -q tests/benchmarks/test_step_log.py``
 """
 
 import csv
-import subprocess
-import sys
 
 import pytest
 from processes import ROOT, run_json
 
-from benchmarks.steps import fill_replay, step_sizes, step_summary
-from benchmarks.steps.step_log import COLUMNS, COLUMNS_BEFORE, LoggedStep, StepLog, StepLogError, read_steps
+from benchmarks.steps import step_sizes, step_summary
+from benchmarks.steps.step_log import COLUMNS, COLUMNS_BEFORE, LoggedStep, StepLog, StepLogError, log_folder, read_steps
 
 ENGINE = {
     "model": str(ROOT / "models" / "fairytales-8m"),
@@ -161,39 +159,7 @@ def test_a_plain_engine_logs_its_steps(tmp_path):
     assert {step.mode for step in steps} == {"fp16"}
 
 
-@pytest.mark.engine
-def test_a_logging_worker_without_a_folder_says_what_it_needs():
-    code = "from benchmarks.steps import logged_worker; logged_worker.log_folder()"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert "a logging worker needs STEP_LOG_FOLDER, the folder of its logs; it is not set" in run.stderr
-
-
-def test_a_host_that_launches_the_next_step_first_makes_an_engine_look_full(tmp_path, capsys):
-    # 100 decodes take 10 ms in FP8; every fifth step is one with a prompt, whose launch takes 30 ms and whose work 25. So the
-    # host takes the output of the decodes before it 20 ms late.
-    folder = tmp_path / "logs"
-    log = StepLog(folder / "steps-1.csv")
-    began_s = 1.0
-    for number in range(1500):
-        with_prompt = number % 5 == 4
-        tokens, took_ms = (600, 25.0) if with_prompt else (100, 10.0)
-        mode = "fp16" if number == 700 else "fp8"
-        log.write(
-            LoggedStep(round(began_s, 6), mode, tokens, 100, int(with_prompt), 2.0, 1.0, took_ms - 0.5, 0.5, 1000)
-        )
-        began_s += 0.030 if with_prompt else 0.010
-    log.close()
-    table = ROOT / "simulator" / "engine" / "tables" / "h100-mistral-24b-load.json"
-    out = tmp_path / "replay.csv"
-    assert fill_replay.main([str(folder), "--table", str(table), "--out", str(out)]) == 0
-    with out.open() as file:
-        rows = {row["clock"]: row for row in csv.DictReader(line for line in file if not line.startswith("#"))}
-    assert float(rows["gpu"]["fill_share"]) < 0.05, "the first second, in which 100 requests come"
-    assert float(rows["host"]["fill_share"]) > 0.3
-    assert float(rows["host"]["decode_excess_p90_ms"]) - float(rows["gpu"]["decode_excess_p90_ms"]) > 10
-
-
-def test_a_replay_needs_steps(tmp_path, capsys):
-    table = ROOT / "simulator" / "engine" / "tables" / "h100-mistral-24b-load.json"
-    assert fill_replay.main([str(tmp_path), "--table", str(table)]) == 2
-    assert "expected logs of steps" in capsys.readouterr().err
+def test_a_logging_worker_without_a_folder_says_what_it_needs(monkeypatch):
+    monkeypatch.delenv("STEP_LOG_FOLDER", raising=False)
+    with pytest.raises(RuntimeError, match="needs STEP_LOG_FOLDER, the folder of its logs; it is not set"):
+        log_folder()

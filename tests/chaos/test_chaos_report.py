@@ -97,7 +97,7 @@ def test_ten_thousand_malformed_requests_are_the_same_each_time_and_ask_for_litt
     assert tuple(made[: len(corpus)]) == corpus
     damaged = [case for case in made if case.name.startswith("damaged ")]
     assert len({case.body for case in damaged}) > 4000
-    assert damaged == hostile.malformed(10_000)[len(corpus) :]
+    assert damaged[:300] == hostile.malformed(len(corpus) + 300)[len(corpus) :]
     assert len(hostile.malformed(5)) == 5
 
 

@@ -1,13 +1,12 @@
 """What comes out of reports: summaries, and the page that shows them."""
 
 import json
-from pathlib import Path
 
 import pytest
 from experiment_settings import SLO, written
 
 from experiments import __main__ as command
-from experiments import config, plots, predict, results
+from experiments import config, plots, results
 from experiments.config import ExperimentError
 from loadtest.report.run_summary import summarise
 from workload.records import PrecisionTokens, RequestRecord, write_jsonl
@@ -104,28 +103,6 @@ def test_reports_of_another_machine_are_added_to_a_summary(tmp_path, capsys):
     (folder / results.KEPT).write_text('{"name": "test"}')
     assert command.main(["summary", str(path), "--out", str(part), "--results", str(kept), "--add"]) == 2
     assert "of another version" in capsys.readouterr().err
-
-
-PAGES = "".join(path.read_text() for path in sorted(Path("docs").glob("results*.md")))
-
-
-@pytest.mark.parametrize("folder", sorted(path.parent for path in Path("docs/results").glob("*/summary.json")), ids=str)
-def test_the_pages_of_results_show_the_numbers_that_were_measured_and_predicted(folder):
-    measured = results.read(folder)
-    assert results.table(measured) in PAGES
-    predicted = predict.Predictions.model_validate_json((folder / predict.KEPT).read_text())
-    assert results.comparison(measured, predicted.runs) in PAGES
-
-
-UNMEASURED = [
-    path.parent for path in Path("docs/results").glob("*/predicted.json") if not (path.parent / results.KEPT).exists()
-]
-
-
-@pytest.mark.parametrize("folder", sorted(UNMEASURED), ids=str)
-def test_the_pages_of_results_show_what_was_predicted_of_experiments_that_have_not_run(folder):
-    predicted = predict.Predictions.model_validate_json((folder / predict.KEPT).read_text())
-    assert results.forecast(predicted.runs) in PAGES
 
 
 def test_an_experiment_without_a_report_says_so(tmp_path):

@@ -216,7 +216,7 @@ def trace(tmp_path: Path) -> Path:
     path = tmp_path / "trace.csv"
     rows = [
         f"2023-11-16 18:{15 + int(a.at_s) // 60:02d}:{a.at_s % 60:09.6f},{a.prompt_tokens},{a.output_tokens}"
-        for a in synthetic_trace(2, 60.0)
+        for a in synthetic_trace(2, 20.0)
     ]
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(rows) + "\n")
     return path
@@ -260,7 +260,7 @@ def test_the_load_tests_report_reads_a_simulated_run(tmp_path: Path, trace: Path
     requests = read_requests(records)
     samples = [TimelineSample.model_validate_json(line) for line in timeline.read_text().splitlines()]
     slo = Slo(ttft_ms=5 * summary["unloaded_ttft_ms"], tpot_ms=5 * summary["unloaded_tpot_ms"])
-    seen = summarise(requests, samples, slo, 60.0)
+    seen = summarise(requests, samples, slo, 20.0)
     assert (seen.policy, seen.requests, seen.errors) == (
         "adaptive",
         summary["requests"],

@@ -209,7 +209,7 @@ def test_statistics_are_counted_as_the_live_engine_counts_them(steps: list[tuple
         assert ours.step_ms[is_fp8] == (None if expected is None else pytest.approx(expected))
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10_000),
     rate=st.sampled_from([3.0, 20.0, 300.0]),

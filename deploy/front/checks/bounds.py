@@ -13,8 +13,7 @@ from typing import Any
 from deploy.front.replies import Refused
 
 MOST_SEQUENCES = 1024  # prompts times n
-# Of all stop strings; vLLM takes four. Each token is compared with each: the most that may come cost it 3 us
-# (python -m benchmarks.front.stop_lists).
+# Of all stop strings; vLLM takes four. Each token is compared with each: the most that may come cost it 3 us.
 MOST_STOP_CHARACTERS = 4096
 MOST_LISTED = 1024  # bad words, token ids, biases: each is looked up at every step
 MOST_ALLOWED = 1 << 18  # tokens out of which the next may be: no vocabulary has more

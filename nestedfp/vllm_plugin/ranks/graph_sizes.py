@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from nestedfp.modes import Mode
 
-# What the host takes at most to launch a layer of a step, without a graph (40 ms for 32 of them, docs/performance.md) and in
+# What the host takes at most to launch a layer of a step, without a graph (40 ms for 32 of them, docs/benchmarks.md) and in
 # pieces between two attentions.
 HOST_MS_PER_LAYER, HOST_MS_PER_LAYER_IN_PIECES = 1.25, 0.6
 # What a multiprocessor of an H100 reaches in the linear layers of steps of some hundred tokens, whole steps looked at.

@@ -1,1 +1,0 @@
-"""What a token and a scrape cost the replica's front."""

@@ -1,0 +1,1 @@
+"""The tables of the documents, made from docs/results and benchmarks/results."""

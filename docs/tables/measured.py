@@ -1,0 +1,269 @@
+"""Kernels, engines and the HTTP path, from benchmarks/results/*.csv."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.results_csv import read
+from docs.tables.marks import markdown, under
+
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks/results"
+MODELS = {"llama-8b": "8B", "mistral-24b": "24B", "llama-70b": "70B"}
+Row = dict[str, str]
+
+
+def _rows(name: str) -> list[Row]:
+    _, columns, rows = read(RESULTS / f"{name}.csv")
+    return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def _with_conditions(name: str, table: str) -> str:
+    comments, _, _ = read(RESULTS / f"{name}.csv")
+    commands = [found[0] for line in comments if (found := re.search(r"python -m [\w.]+(?:(?!: )[^;|])*", line))]
+    machine = next((line.split("; torch")[0] for line in comments if re.match(r"NVIDIA|CPU|no GPU", line)), "")
+    machine = re.sub(r", clocks.*|, \d+ MHz", "", machine)
+    said = "; ".join(part for part in (f"`{commands[-1].strip()}`" if commands else "", machine) if part)
+    return under(f"{said}{'; ' if said else ''}`{name}.csv`.", table)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
+
+
+def _geometric(values: Sequence[float]) -> str:
+    logs = np.log(values)
+    return f"{np.exp(logs.mean()):.2f} ({np.percentile(values, 95):.2f}, {max(values):.2f})"
+
+
+def gemm(name: str) -> str:
+    """Return times of the GEMM over a library's, by range of token counts."""
+    times: dict[tuple[str, str, int], dict[str, float]] = {}
+    for row in _rows(name):
+        times.setdefault((row["N"], row["K"], int(row["M"])), {})[row["system"]] = float(row["us"])
+    ranges = {"all": (1, 8192), "1 to 128": (1, 128), "129 to 768": (129, 768), "769 to 8,192": (769, 8192)}
+    compared: dict[str, tuple[str, Callable[[dict[str, float]], float]]] = {
+        "FP16 mode / cuBLAS FP16": ("nestedfp_fp16", lambda found: found["cublas_fp16"]),
+        "FP8 mode / the better `torch._scaled_mm`": (
+            "nestedfp_fp8",
+            lambda found: min(found["scaled_mm_fp8_row"], found["scaled_mm_fp8_tensor"]),
+        ),
+        "FP8 mode / vLLM's CUTLASS FP8": ("nestedfp_fp8", lambda found: found["vllm_fp8"]),
+        "FP8 mode / cuBLAS FP16": ("nestedfp_fp8", lambda found: found["cublas_fp16"]),
+    }
+    rows = []
+    for what, (system, library) in compared.items():
+        ratios = {
+            tokens: [found[system] / library(found) for (_, _, m), found in times.items() if low <= m <= high]
+            for tokens, (low, high) in ranges.items()
+        }
+        rows.append([what, *(_geometric(ratios[tokens]) for tokens in ranges)])
+    return _with_conditions(name, markdown([f"{len(times)} problems; tokens", *ranges], rows))
+
+
+def mixed_rows(name: str) -> str:
+    """Return times of GEMMs whose rows are of both precisions."""
+    found: dict[tuple[int, int], dict[tuple[str, str], str]] = {}
+    for row in _rows(name):
+        found.setdefault((int(row["exact_rows"]), int(row["fast_rows"])), {})[row["model"], row["system"]] = row["ms"]
+    systems = {"fused": "one launch", "two": "two", "all_fp16": "all FP16", "all_fp8": "all FP8"}
+    models = ("mistral-24b", "llama-8b")
+    headings = ["exact, fast rows", *(f"{MODELS[model]}: {systems[s]}" for model in models for s in systems)]
+    rows = [
+        [f"{exact}, {fast}", *(f"{float(times[model, system]):.1f}" for model in models for system in systems)]
+        for (exact, fast), times in sorted(found.items())
+    ]
+    return _with_conditions(name, markdown(headings, rows))
+
+
+def engine(name: str) -> str:
+    """Return generated tokens per second, with the ratio to vLLM in the same precision."""
+    found: dict[tuple[str, str, str, int], dict[str, float]] = {}
+    for row in _rows(name):
+        key = (row["model"], row["input_tokens"], row["output_tokens"], int(row["batch"]))
+        found.setdefault(key, {})[row["system"]] = float(row["tokens_per_s"])
+
+    def ratio(speeds: dict[str, float], precision: str) -> str:
+        ours, plain = speeds[f"nestedfp_{precision}"], speeds[f"vllm_{precision}"]
+        return f"{_number(ours)} ({ours / plain:.2f})"
+
+    needed = {f"{system}_{precision}" for system in ("vllm", "nestedfp") for precision in ("fp16", "fp8")}
+    rows = [
+        [
+            f"{MODELS[model]}, {tokens_in} in, {tokens_out} out",
+            str(batch),
+            _number(speeds["vllm_fp16"]),
+            ratio(speeds, "fp16"),
+            _number(speeds["vllm_fp8"]),
+            ratio(speeds, "fp8"),
+        ]
+        for (model, tokens_in, tokens_out, batch), speeds in sorted(
+            found.items(), key=lambda item: (item[0][0], -int(item[0][2]), int(item[0][1]), item[0][3])
+        )
+        if needed <= set(speeds)
+    ]
+    headings = ["tokens/s", "batch", "vLLM FP16", "FP16 mode", "vLLM FP8", "FP8 mode"]
+    return _with_conditions(name, markdown(headings, rows))
+
+
+def switches(name: str) -> str:
+    """Return how long the first step after a switch takes, and the median of the later ones."""
+    found: dict[tuple[str, int], dict[int, float]] = {}
+    for row in _rows(name):
+        found.setdefault((row["mode"], int(row["batch"])), {})[int(row["steps_after_switch"])] = float(row["p50_ms"])
+    rows = [
+        [str(batch), mode.upper(), f"{steps[1]:.2f}", f"{np.median([ms for at, ms in steps.items() if at > 1]):.2f}"]
+        for (mode, batch), steps in sorted(found.items(), key=lambda item: (item[0][1], item[0][0]))
+    ]
+    return _with_conditions(name, markdown(["batch", "to", "first step, ms", "later steps, ms"], rows))
+
+
+def engine_open(name: str) -> str:
+    """Return latencies of an engine under an open load, without HTTP."""
+    rows = [
+        [
+            f"{MODELS[row['model']]}, {row['rate_rps']} requests/s",
+            row["system"].replace("_", " "),
+            f"{float(row['ttft_p50_ms']):.0f} / {float(row['ttft_p99_ms']):.0f}",
+            f"{float(row['tpot_p50_ms']):.1f} / {float(row['tpot_p99_ms']):.1f}",
+        ]
+        for row in _rows(name)
+    ]
+    return _with_conditions(name, markdown(["", "", "TTFT p50 / p99, ms", "TPOT p50 / p99, ms"], rows))
+
+
+def http(name: str) -> str:
+    """Return the HTTP path on GPUs: closed loop, alone, and an open load."""
+    found: dict[tuple[str, str, str, int], dict[str, Row]] = {}
+    for row in _rows(name):
+        key = (row["model"], row["system"], row["mode"], int(row["replicas"]))
+        found.setdefault(key, {})[row["scenario"]] = row
+    systems = {"nestedfp_http": "this service", "vllm_http": "`vllm serve`", "engine_offline": "engine alone"}
+    rows = []
+    for (model, system, mode, replicas), scenarios in sorted(found.items(), key=lambda item: (item[0][3], item[0])):
+        if "closed" in scenarios:
+            closed = scenarios["closed"]
+            cost = closed["path_cpu_us_per_token"]
+            latencies = [
+                f"{float(scenarios[s]['ttft_p50_ms']):.0f} / {float(scenarios[s]['tpot_p50_ms']):.1f}"
+                if s in scenarios
+                else ""
+                for s in ("unloaded", "open")
+            ]
+            where = f"{MODELS[model]}, {mode.upper()}" + (f", {replicas} replicas" if replicas > 1 else "")
+            rows.append(
+                [
+                    where,
+                    systems[system],
+                    _number(float(closed["tokens_per_s"])),
+                    cost and f"{float(cost):.0f}",
+                    *latencies,
+                ]
+            )
+    headings = ["", "", "tokens/s, 256 streams a replica", "CPU of the path, us a token"]
+    return _with_conditions(name, markdown([*headings, "TTFT / TPOT unloaded, ms", "at 17 requests/s, ms"], rows))
+
+
+def http_cpu(name: str) -> str:
+    """Return the HTTP path on two cores, before an engine that costs no processor time."""
+    found: dict[str, dict[tuple[str, str], Row]] = {}
+    for row in _rows(name):
+        if row["engine"] == "timed_15ms":
+            found.setdefault(row["system"], {})[row["scenario"], row["rate_per_s"]] = row
+    systems = {"nestedfp": "this service", "vllm_serve": "`vllm serve`", "engine": "engine alone"}
+    rows = []
+    for system, label in systems.items():
+        closed, unloaded = found[system]["closed", "0"], found[system]["unloaded", "0"]
+        opened = [found[system]["open", rate] for rate in ("20", "60", "100")]
+        rows.append(
+            [
+                label,
+                _number(float(closed["tokens_per_s"])),
+                f"{float(closed['path_cpu_us_per_token']):.0f}",
+                f"{float(unloaded['ttft_p50_ms']):.1f}",
+                *(f"{float(row['ttft_p50_ms']):.0f} / {float(row['ttft_p99_ms']):.0f}" for row in opened),
+            ]
+        )
+    headings = ["", "tokens/s, 256 streams", "CPU of the path, us a token", "TTFT unloaded, ms"]
+    return _with_conditions(
+        name, markdown([*headings, *(f"TTFT p50 / p99 at {rate} requests/s, ms" for rate in (20, 60, 100))], rows)
+    )
+
+
+def portable(name: str) -> str:
+    """Return times over cuBLAS in FP16, geometric means by range of token counts."""
+    times: dict[tuple[str, str, int], dict[str, float]] = {}
+    for row in _rows(name):
+        times.setdefault((row["N"], row["K"], int(row["M"])), {})[row["system"]] = float(row["us"])
+    bounds = (1, 17, 33, 65, 129, 257, 1025, 8193)
+    ranges = [(low, high - 1) for low, high in pairwise(bounds)]
+    systems = {
+        "portable_fp16": "FP16 mode, portable",
+        "library_fp16": "FP16 mode, weights joined for cuBLAS",
+        "portable_upper_fp16": "FP8 mode, portable, FP16 activations",
+        "portable_fp8": "FP8 mode, portable, E4M3 activations",
+        "library_fp8": "FP8 mode, vLLM's CUTLASS",
+        "nestedfp_fp16": "the Hopper kernels, FP16 mode",
+        "nestedfp_fp8": "the Hopper kernels, FP8 mode",
+    }
+    rows = []
+    for system, label in systems.items():
+        ratios = [
+            [
+                found[system] / found["cublas_fp16"]
+                for (_, _, m), found in times.items()
+                if low <= m <= high and system in found
+            ]
+            for low, high in ranges
+        ]
+        if all(ratios):
+            rows.append([label, *(f"{np.exp(np.mean(np.log(each))):.2f}" for each in ratios)])
+    return _with_conditions(name, markdown(["tokens", *(f"{low:,} to {high:,}" for low, high in ranges)], rows))
+
+
+def cpu_linear(name: str) -> str:
+    """Return times of one token's product on a CPU."""
+    found: dict[tuple[int, int], dict[str, float]] = {}
+    for row in _rows(name):
+        if row["M"] == "1":
+            found.setdefault((int(row["N"]), int(row["K"])), {})[row["system"]] = float(row["ms"])
+    systems = {
+        "read_floor": "reading the FP16 weights",
+        "vllm_fp16": "vLLM FP16",
+        "nestedfp_fp16": "FP16 mode",
+        "nestedfp_fp8": "FP8 mode",
+    }
+    rows = [[f"{n} x {k}", *(f"{times[system]:.2f}" for system in systems)] for (n, k), times in sorted(found.items())]
+    return _with_conditions(name, markdown(["N x K, ms", *systems.values()], rows))
+
+
+def directives(*names: str) -> str:
+    """Return how long a directive takes until the last replica has acknowledged it."""
+    rows = []
+    for name in names:
+        by_replicas: dict[str, list[float]] = {}
+        for row in _rows(name):
+            by_replicas.setdefault(row["replicas"], []).append(float(row["last_ack_ms"]))
+        for replicas, found in by_replicas.items():
+            rows.append([f"`{name}.csv`", replicas, *_percentiles(found, (50, 90, 99))])
+    return markdown(["", "replicas", "p50, ms", "p90", "p99"], rows)
+
+
+def _percentiles(values: Sequence[float], percents: Iterable[int]) -> list[str]:
+    return [f"{np.percentile(values, each):.1f}" for each in percents]
+
+
+TABLES = {
+    "gemm": gemm,
+    "mixed_rows": mixed_rows,
+    "engine": engine,
+    "switches": switches,
+    "engine_open": engine_open,
+    "http": http,
+    "http_cpu": http_cpu,
+    "portable": portable,
+    "cpu_linear": cpu_linear,
+    "directives": directives,
+}
