@@ -18,8 +18,9 @@ import torch
 from benchmarks.choice.gpu_tune import environment
 from benchmarks.kernels import gpu_kernels as kernels
 from benchmarks.kernels.gpu_timing import capture, interleaved_us
-from nestedfp.kernels import cuda_ops, mixed_tuning, ops
-from nestedfp.kernels.mixed_tuning import TWO_LAUNCHES, MixedChoice, MixedConfig, MixedLayer
+from nestedfp.kernels import cuda_ops, ops
+from nestedfp.kernels.tuning import mixed_tuning
+from nestedfp.kernels.tuning.mixed_tuning import TWO_LAUNCHES, MixedChoice, MixedConfig, MixedLayer
 from nestedfp.modes import Mode
 
 MODELS = {  # layers, and (N, K) of the linears of one
@@ -31,7 +32,7 @@ WEIGHTS = 3  # of each layer, in turn: more than L2 holds
 SYSTEMS = ("fused", "two", "all_fp16", "all_fp8")
 
 
-class Shape:
+class MixedShape:
     """One layer's products of some exact rows and then some fast ones, by every system."""
 
     def __init__(self, exact: int, fast: int, weights: list[kernels.PackedWeight]) -> None:
@@ -54,7 +55,7 @@ class Shape:
         self.layers[system].product(i)
 
 
-def model_ms(layers: int, shapes: list[Shape]) -> dict[str, float]:
+def model_ms(layers: int, shapes: list[MixedShape]) -> dict[str, float]:
     """Milliseconds of a model's linear layers by system."""
     graphs = [capture(lambda i, s=system: [shape.launch(s, i) for shape in shapes], WEIGHTS) for system in SYSTEMS]
     us = interleaved_us(graphs, [WEIGHTS] * len(graphs), 15)
@@ -73,7 +74,7 @@ def main() -> None:
             for n, k in sizes.values()
         ]
         for exact, fast in ROWS:
-            ms = model_ms(layers, [Shape(exact, fast, of_layer) for of_layer in weights])
+            ms = model_ms(layers, [MixedShape(exact, fast, of_layer) for of_layer in weights])
             print(f"{model} {exact} exact, {fast} fast rows: " + ", ".join(f"{s} {t:.2f} ms" for s, t in ms.items()))
             results += [(system, model, exact, fast, f"{time_ms:.3f}") for system, time_ms in ms.items()]
             torch.cuda.empty_cache()

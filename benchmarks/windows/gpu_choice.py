@@ -26,7 +26,7 @@ from benchmarks.kernels.gpu_gemm import COPY_BYTES_PER_US, floor_us, geomean, la
 from benchmarks.kernels.gpu_timing import capture
 from benchmarks.results_csv import heading
 from benchmarks.windows.gpu_builds import REPLAY_US, turns_us
-from nestedfp.kernels import gemm_tuning
+from nestedfp.kernels.tuning import gemm_tuning
 
 RESULT = Path("benchmarks/results/h100-choice.csv")
 COLUMNS = (

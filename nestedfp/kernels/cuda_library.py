@@ -1,8 +1,8 @@
 """The CUDA kernels' C functions (csrc/cuda/capi): configs of the GEMM, what they are predicted to take, and timing them.
 
-The product multiplies through torch.ops.nestedfp, which chooses a config by itself; this module is for who chooses or
-judges configs: nestedfp/kernels/gemm_tuning.py, benchmarks and tests. The library is the installed module nestedfp_cuda_C, or the
-file that NESTEDFP_CUDA_LIBRARY names.
+The product multiplies through torch.ops.nestedfp, which chooses a config by itself; this module is for who chooses or judges
+configs: nestedfp/kernels/tuning, benchmarks and tests. The library is the installed module nestedfp_cuda_C, or the file that
+NESTEDFP_CUDA_LIBRARY names.
 """
 
 import ctypes

@@ -17,7 +17,7 @@ ROWS = [(1, 1), (50, 600), (64, 130), (3, 257), (130, 70)]
 
 @pytest.fixture(autouse=True)
 def two_launches():
-    from nestedfp.kernels import mixed_tuning
+    from nestedfp.kernels.tuning import mixed_tuning
 
     mixed_tuning.forget()
     yield
@@ -108,8 +108,9 @@ def carried(x, operands, n, k):
 
 @pytest.mark.parametrize(("exact", "fast"), [(50, 600), (64, 130), (1, 64), (20, 400)])
 def test_one_launch_gives_what_two_give_and_the_same_bits_every_time(exact, fast):
-    from nestedfp.kernels import mixed_tuning, ops
-    from nestedfp.kernels.mixed_tuning import MixedChoice
+    from nestedfp.kernels import ops
+    from nestedfp.kernels.tuning import mixed_tuning
+    from nestedfp.kernels.tuning.mixed_tuning import MixedChoice
 
     n, k, sms = 1024, 5120, torch.cuda.get_device_properties().multi_processor_count
     operands, x = layer(n, k), torch.randn(exact + fast, k).half().cuda()
@@ -129,8 +130,9 @@ def test_one_launch_gives_what_two_give_and_the_same_bits_every_time(exact, fast
 
 @pytest.mark.parametrize(("exact", "outliers"), [(32, 9), (65, 0)])
 def test_a_layer_with_outliers_and_more_exact_rows_than_a_tile_has_take_two_launches(exact, outliers):
-    from nestedfp.kernels import mixed_tuning, ops
-    from nestedfp.kernels.mixed_tuning import MixedChoice
+    from nestedfp.kernels import ops
+    from nestedfp.kernels.tuning import mixed_tuning
+    from nestedfp.kernels.tuning.mixed_tuning import MixedChoice
 
     n, k, fast, sms = 512, 1024, 256, torch.cuda.get_device_properties().multi_processor_count
     operands, x = layer(n, k, outliers), torch.randn(exact + fast, k).half().cuda()
@@ -140,8 +142,8 @@ def test_a_layer_with_outliers_and_more_exact_rows_than_a_tile_has_take_two_laun
 
 
 def test_a_shape_is_measured_and_its_choice_taken():
-    from nestedfp.kernels import mixed_tuning
     from nestedfp.kernels.cuda_library import PackedWeight
+    from nestedfp.kernels.tuning import mixed_tuning
 
     n, k, sms = 4096, 4096, torch.cuda.get_device_properties().multi_processor_count
     upper, lower, *_ = layer(n, k)

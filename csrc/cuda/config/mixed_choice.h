@@ -1,5 +1,5 @@
 // Which configs of the mixed GEMM are faster than two launches, as measured when an engine starts
-// (nestedfp/kernels/mixed_tuning.py). Nothing is known of a shape that was not measured: two launches.
+// (nestedfp/kernels/tuning/mixed_tuning.py). Nothing is known of a shape that was not measured: two launches.
 #pragma once
 
 #include <cstdint>

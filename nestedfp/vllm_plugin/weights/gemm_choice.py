@@ -1,4 +1,4 @@
-"""Chooses the GEMM configs of a loaded model before anything is captured: nestedfp/kernels/gemm_tuning.py on the model's layers.
+"""Chooses the GEMM configs of a loaded model before anything is captured: nestedfp/kernels/tuning on the layers of the model.
 
 Rank 0 of a tensor-parallel group times, the others take its times: all ranks have layers of the same shapes, and the same
 choice on each keeps them in step.
@@ -14,12 +14,12 @@ import torch
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.logger import init_logger
 
-from nestedfp.kernels import gemm_cache, gemm_tuning, mixed_tuning
 from nestedfp.kernels.cuda_library import FP8, PackedWeight, describe
 from nestedfp.kernels.cuda_library import choose as kernel_choice
-from nestedfp.kernels.gemm_tuning import Timing
 from nestedfp.kernels.gpu_kernels import is_portable
-from nestedfp.kernels.mixed_tuning import MixedChoice
+from nestedfp.kernels.tuning import gemm_cache, gemm_tuning, mixed_tuning
+from nestedfp.kernels.tuning.gemm_tuning import Timing
+from nestedfp.kernels.tuning.mixed_tuning import MixedChoice
 from nestedfp.vllm_plugin.options import PluginOptions
 from nestedfp.vllm_plugin.weights import library_route
 

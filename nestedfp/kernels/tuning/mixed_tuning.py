@@ -18,13 +18,13 @@ import torch
 from nestedfp.kernels import cuda_library, ops
 from nestedfp.kernels.cuda_layout import BLOCK_COLS
 from nestedfp.kernels.cuda_library import MAX_WORKSPACE_BYTES, PackedWeight
-from nestedfp.kernels.gemm_tuning import rotation, spread
+from nestedfp.kernels.tuning.gemm_tuning import rotation, spread
 from nestedfp.modes import Mode
 
 FAST_ROWS = (128, 192, 256, 320, 384, 448, 512, 640, 768, 1024)
 EXACT_ROWS = 48  # beside them, when timed
 SPLITS = (1, 0, -1)  # of K: none, Stream-K, Stream-K of the last wave
-MOST_WASTE = 0.35  # of the tokens of the fast rows' tiles, for a tile that is tried
+MOST_WASTE = 0.5  # of the tokens of the fast rows' tiles, for a tile that is tried
 FINALISTS, ROUNDS = 3, 3
 MIN_GAIN = 0.02  # of the time of two launches: less is noise
 LAUNCHES = 4  # of a graph that is timed

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 
-from nestedfp.kernels.gemm_tuning import PRECISIONS, Timing
-from nestedfp.kernels.mixed_tuning import MixedChoice
+from nestedfp.kernels.tuning.gemm_tuning import PRECISIONS, Timing
+from nestedfp.kernels.tuning.mixed_tuning import MixedChoice
 
 FORMAT = 1
 QUERY = "clocks.max.sm,clocks.max.mem,power.limit,driver_version"
