@@ -116,12 +116,20 @@ def test_modes_switch_back_and_forth_in_one_engine(online):
     assert online[10]["tokens"] == online[0]["tokens"]
 
 
-def test_in_a_mixed_step_every_request_gets_the_bits_of_a_step_of_its_own_precision(online):
-    exact, fast, mixed = online[0], online[1], online[14]
-    assert mixed["mixed_steps"] == [[len(EXACT), len(PROMPTS) - len(EXACT)]] * 48
+def assert_each_in_its_precision(mixed, *, exact, fast):
+    """Every step of a run was mixed, and gave each request the bits of a step of its own precision."""
+    assert mixed["mixed_steps"] == [[len(EXACT), len(PROMPTS) - len(EXACT)]] * len(fast["tokens"][0])
     for what in ("tokens", "logprobs"):
-        expected = [(exact if i in EXACT else fast)[what][i] for i in range(len(PROMPTS))]
-        assert mixed[what] == expected
+        assert mixed[what] == [(exact if i in EXACT else fast)[what][i] for i in range(len(PROMPTS))]
+
+
+def test_in_a_mixed_step_every_request_gets_the_bits_of_a_step_of_its_own_precision(online):
+    assert_each_in_its_precision(online[14], exact=online[0], fast=online[1])
+
+
+@two_ranks
+def test_all_ranks_run_mixed_steps_alike(ranks):
+    assert_each_in_its_precision(ranks[2], exact=ranks[0], fast=ranks[1])
 
 
 def test_every_token_is_accounted_for_in_its_mode(online):
@@ -194,12 +202,13 @@ def ranks(converted):
     engine = {"model": str(converted), "quantization": None, "tensor_parallel_size": 2}
     engine["additional_config"] = {"nestedfp": {"step_costs": "measure"}}
     tokens = {"prompts": PROMPTS, "max_tokens": 48}
-    return scenario(engine, [{"mode": mode, **tokens} for mode in ("fp16", "fp8", "auto")])
+    runs = [{"mode": mode, **tokens} for mode in ("fp16", "fp8")]
+    return scenario(engine, [*runs, {"mode": "fp8", "exact": EXACT, **tokens}, {"mode": "auto", **tokens}])
 
 
 @two_ranks
 def test_a_converted_checkpoint_loads_without_a_word_of_its_quantisation_on_two_ranks(plain, ranks):
-    fp16, fp8, _ = ranks
+    fp16, fp8, *_ = ranks
     assert_same_greedy_tokens(fp16, plain)
     assert fp8["tokens"] != fp16["tokens"]
     assert all(c["completion"]["fp16"] == 0 for c in fp8["precision"])
@@ -213,13 +222,14 @@ def test_measured_step_costs_reach_the_scheduler_of_every_rank(ranks):
     assert all(fp16_ms > 0 and fp8_ms > 0 for _, fp16_ms, fp8_ms in result["step_costs"])
 
 
-def test_torch_compile_serves_both_modes_from_one_graph():
+def test_torch_compile_serves_both_modes_and_mixed_steps_from_one_graph():
     tokens = {"prompts": PROMPTS, "max_tokens": 48}
-    modes = ["fp16", "fp8", "fp16", "fp8"]
-    runs = scenario({"enforce_eager": False}, [{"mode": mode, **tokens} for mode in modes])
+    runs = [{"mode": mode, **tokens} for mode in ["fp16", "fp8", "fp16", "fp8"]]
+    runs = scenario({"enforce_eager": False}, [*runs, {"mode": "fp8", "exact": EXACT, **tokens}])
     assert runs[0]["tokens"] == runs[2]["tokens"]
     assert runs[1]["tokens"] == runs[3]["tokens"]
     assert runs[0]["tokens"] != runs[1]["tokens"]
+    assert_each_in_its_precision(runs[4], exact=runs[0], fast=runs[1])
 
 
 def test_fp16_only_serves_both_kinds_of_checkpoint_exactly_and_knows_no_fp8(plain, converted):
@@ -248,8 +258,10 @@ def test_weights_beyond_the_range_are_served_exactly_from_plain_and_converted_ch
     assert set(report.listed) == {"model.layers.0.mlp.down_proj", "model.layers.1.self_attn.k_proj"}
     assert report.plain == ["model.layers.2.mlp.down_proj"]
     engines = [{"model": str(outliers)}, {"model": str(tmp_path / "nested"), "quantization": None}]
-    online, stored = scenarios(engines, [{"mode": "fp16", **tokens}, {"mode": "fp8", **tokens}])
+    runs = [{"mode": "fp16", **tokens}, {"mode": "fp8", **tokens}, {"mode": "fp8", "exact": EXACT, **tokens}]
+    online, stored = scenarios(engines, runs)
     assert_same_greedy_tokens(online[0], reference)
+    assert_each_in_its_precision(online[2], exact=online[0], fast=online[1])
     assert [run["tokens"] for run in stored] == [run["tokens"] for run in online]
 
 

@@ -1,7 +1,5 @@
 #include "cuda/config/mixed_choice.h"
 
-#include <algorithm>
-#include <cmath>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -11,7 +9,8 @@ namespace {
 
 using ByFastRows = std::map<int64_t, MixedConfig>;
 
-// A config shares the multiprocessors out for the rows that it was measured with.
+// Beside fewer fast rows than a config was measured with it takes no longer; beside more its blocks may have to go once
+// more over the weights. Far fewer would leave most of the blocks of the rest idle.
 constexpr double kMostRatio = 1.5;
 
 std::mutex mutex;
@@ -19,8 +18,6 @@ std::map<std::pair<int64_t, int64_t>, ByFastRows>& all_choices() {
     static std::map<std::pair<int64_t, int64_t>, ByFastRows> all;
     return all;
 }
-
-double ratio(int64_t a, int64_t b) { return static_cast<double>(std::max(a, b)) / static_cast<double>(std::min(a, b)); }
 
 }  // namespace
 
@@ -39,12 +36,10 @@ bool choose_mixed(const MixedDesc& desc, int num_sms, MixedConfig* config) {
         const std::lock_guard lock(mutex);
         const auto found = all_choices().find({desc.n, desc.k});
         if (found == all_choices().end()) return false;
-        const auto nearest =
-            std::min_element(found->second.begin(), found->second.end(), [&](const auto& a, const auto& b) {
-                return ratio(a.first, desc.fast_rows) < ratio(b.first, desc.fast_rows);
-            });
-        if (ratio(nearest->first, desc.fast_rows) > kMostRatio || nearest->second.tile < 0) return false;
-        *config = nearest->second;
+        const auto next = found->second.lower_bound(desc.fast_rows);
+        if (next == found->second.end() || next->second.tile < 0) return false;
+        if (static_cast<double>(next->first) > kMostRatio * static_cast<double>(desc.fast_rows)) return false;
+        *config = next->second;
     }
     MixedPlan plan;
     const char* reason = nullptr;

@@ -156,7 +156,7 @@ void multiply_by_class(const char* op, const Tensor& x, int64_t exact, const flo
     prepare_once(op, device);
     const GpuTraits& gpu = device.traits();
     const int64_t m = x.numel() / layer.k;
-    const bool is_carrier_of_codes = scales != nullptr && carried_fast(device) == Precision::kFp8;
+    const bool is_carrier_of_codes = scales != nullptr && gpu.has_fp8();
     const auto rows = [&](int64_t first, int64_t count, bool is_fp8) {
         return Rows{const_data<uint16_t>(x) + first * layer.k, is_fp8 && is_carrier_of_codes ? scales + first : nullptr,
                     data<uint16_t>(out) + first * layer.n, count};

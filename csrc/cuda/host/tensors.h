@@ -76,11 +76,6 @@ inline int64_t exact_rows(const char* op, int64_t m) {
     return exact;
 }
 
-// What a carrier (cuda/kernels/kernels.h) holds of fast rows: codes, where the device multiplies them.
-inline Precision carried_fast(const Device& device) {
-    return device.traits().has_fp8() ? Precision::kFp8 : Precision::kFp16;
-}
-
 // Kernels are loaded onto a device by pack; a plane may also have been packed on another one.
 inline void prepare_once(const char* op, const Device& device) {
     thread_local std::set<int> prepared;

@@ -21,12 +21,13 @@ from nestedfp.kernels.cuda_library import MAX_WORKSPACE_BYTES, PackedWeight
 from nestedfp.kernels.tuning.gemm_tuning import rotation, spread
 from nestedfp.modes import Mode
 
-FAST_ROWS = (128, 192, 256, 320, 384, 448, 512, 640, 768, 1024)
+FAST_ROWS = (128, 160, 192, 224, 256, 320, 384, 448, 512, 576, 640, 768, 896, 1024)
 EXACT_ROWS = 48  # beside them, when timed
 SPLITS = (1, 0, -1)  # of K: none, Stream-K, Stream-K of the last wave
 MOST_WASTE = 0.5  # of the tokens of the fast rows' tiles, for a tile that is tried
 FINALISTS, ROUNDS = 3, 3
 MIN_GAIN = 0.02  # of the time of two launches: less is noise
+MOST_ERROR = 0.01  # of one launch against two, by the order of additions
 LAUNCHES = 4  # of a graph that is timed
 
 
@@ -37,7 +38,7 @@ TWO_LAUNCHES: MixedConfig = (-1, 0, 1, 1)
 
 @dataclass(frozen=True, slots=True)
 class MixedChoice:
-    """The config for weights [n, k] beside about so many fast rows."""
+    """The config for weights [n, k] beside up to so many fast rows."""
 
     n: int
     k: int
@@ -117,11 +118,14 @@ class MixedLayer:
         w = self._weights[i % len(self._weights)]
         return ops.linear_carried(self._carrier, self._scales, w.upper, w.lower, None, w.n, w.k)
 
-    def us(self, config: MixedConfig, launches: int = LAUNCHES) -> float:
-        """Return microseconds of a product with this config, within a CUDA graph."""
+    def _take(self, config: MixedConfig) -> None:
         first = self._weights[0]
         take([MixedChoice(first.n, first.k, self._fast, config)])
         ops.set_mixed(self._mask)
+
+    def us(self, config: MixedConfig, launches: int = LAUNCHES) -> float:
+        """Return microseconds of a product with this config, within a CUDA graph."""
+        self._take(config)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -154,7 +158,26 @@ class MixedLayer:
                 again[config] = min(again[config], self.us(config, 2 * LAUNCHES))
         two_us = again.pop(TWO_LAUNCHES)
         best = min(again, key=again.__getitem__, default=TWO_LAUNCHES)
+        self._check(best)
         return best if always_one or again.get(best, math.inf) < (1 - MIN_GAIN) * two_us else TWO_LAUNCHES
+
+    def _check(self, config: MixedConfig) -> None:
+        """Compare one launch with two.
+
+        Raises:
+            RuntimeError: when they do not agree.
+        """
+        products = []
+        for each in (config, TWO_LAUNCHES):
+            self._take(each)
+            products.append(self.product(0))
+        for rows in (slice(0, self._exact), slice(self._exact, None)):
+            one, two = (product[rows].float() for product in products)
+            error = float((one - two).norm() / two.norm())
+            if not error < MOST_ERROR:
+                raise RuntimeError(
+                    f"the mixed GEMM with config {config} is off by {error}, expected {MOST_ERROR} at most"
+                )
 
 
 def spread_out(values: Sequence[MixedConfig]) -> list[MixedConfig]:

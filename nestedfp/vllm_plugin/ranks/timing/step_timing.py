@@ -29,9 +29,9 @@ CONTEXT_TOKENS = 16
 FINER_FROM_TOKENS = 128  # arithmetic begins to bound a step somewhere beyond, which lines between powers of two miss
 LARGEST_TOKENS = 2048  # a larger step is bound by arithmetic as this one is
 CPU_BUDGET_S = 2.0
-# Of mixed steps: decodes that keep their precision beside prompts and decodes that do not.
-MIXED_EXACT_TOKENS = (16, 32, 64, 128)
-MIXED_FAST_TOKENS = (128, 256, 512, 1024)
+# Of mixed steps: beside up to 64 exact rows the weights may be read once (csrc/cuda/config/mixed.h), beside more they are not.
+MIXED_EXACT_TOKENS = (16, 64, 65, 128)
+MIXED_FAST_TOKENS = (128, 256, 384, 512, 640, 768, 1024)
 
 
 def sizes(largest: int) -> list[int]:
