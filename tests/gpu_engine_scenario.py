@@ -1,8 +1,8 @@
 """One vLLM engine on a GPU, with its core in this process, through a list of jobs; the tests start it as a process.
 
 Standard input: {"engine": {arguments of vllm.LLM}, "nested": bool, "jobs": [{"kind": "sample" | "score" | "greedy" |
-"flip", ...}]}. Standard output, last line: {"jobs": [one result each], "step_costs": [...], "mixed_steps": [[exact
-requests, fast requests] of each]}.
+"flip", ...}]}. Standard output, last line: {"jobs": [one result each], "step_costs": the report of
+StepCosts, "mixed_steps": [[exact requests, fast requests] of each]}.
 """
 
 import json
@@ -119,11 +119,7 @@ def main() -> None:
     llm = LLM(**{**defaults, "enable_prefix_caching": False, **scenario["engine"]})
     jobs = Jobs(llm, nested)
     results = [getattr(jobs, job.pop("kind"))(**job) for job in scenario["jobs"]]
-    costs = None
-    if nested:
-        from nestedfp.vllm_plugin import control
-
-        costs = control.step_costs(llm)
+    costs = llm.collective_rpc("nestedfp_step_costs")[0] if nested else None
     print(json.dumps({"jobs": results, "step_costs": costs, "mixed_steps": jobs.mixed_steps}), flush=True)
 
 

@@ -221,10 +221,13 @@ def test_thousands_of_flips_leak_no_memory(nested):
 
 
 def test_the_engine_measured_its_steps_in_both_modes(nested):
-    sizes = [tokens for tokens, _, _ in nested["step_costs"]]
+    steps, mixed = nested["step_costs"]["steps"], nested["step_costs"]["mixed"]
+    sizes = [tokens for tokens, _, _ in steps]
     assert sizes[0] == 1
     assert sizes[-1] == 2048
-    assert all(0 < fp16_ms < 1000 and 0 < fp8_ms < 1000 for _, fp16_ms, fp8_ms in nested["step_costs"])
+    assert all(0 < fp16_ms < 1000 and 0 < fp8_ms < 1000 for _, fp16_ms, fp8_ms in steps)
+    assert mixed["exact_tokens"] == [16, 64, 65, 128]
+    assert all(0 < ms < 1000 for row in mixed["ms"] for ms in row)
 
 
 def test_kept_timings_are_taken_by_the_next_engine(tmp_path, monkeypatch, nested):
