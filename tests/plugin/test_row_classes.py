@@ -30,7 +30,9 @@ def worker(attention=None, **changes):
     vllm_config = SimpleNamespace(
         model_config=config, parallel_config=config, additional_config={"nestedfp": found["options"]}
     )
-    return SimpleNamespace(vllm_config=vllm_config, model_runner=SimpleNamespace(attn_groups=groups))
+    return SimpleNamespace(
+        vllm_config=vllm_config, model_runner=SimpleNamespace(attn_groups=groups, _model_forward=None)
+    )
 
 
 def step(exact, tokens=TOKENS):
@@ -99,6 +101,12 @@ def test_engines_that_cannot_run_mixed_steps_say_why(changes, why, on_hopper):
     assert why in row_classes.obstacle(worker(**changes))
     with pytest.raises(RuntimeError, match=why):
         row_classes.begin_step(worker(**changes), Mode.FP8, step("a"))
+
+
+def test_a_runner_on_a_cpu_that_takes_no_mask_runs_no_mixed_steps():
+    runner = SimpleNamespace()
+    row_classes.install_on_cpu(runner)
+    assert "no mask of rows" in row_classes.obstacle(SimpleNamespace(**{**vars(worker()), "model_runner": runner}))
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0)])

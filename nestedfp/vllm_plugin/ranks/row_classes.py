@@ -49,8 +49,9 @@ def exact_first(requests: list[str]) -> list[str]:
 
 
 def install_on_cpu(runner: Any) -> None:
-    """Have V1's runner put the mask of a mixed step's rows in force when it runs the model."""
-    forward = runner._model_forward
+    """Have V1's runner put the mask of a mixed step's rows in force when it runs the model; another one is left alone."""
+    if (forward := getattr(runner, "_model_forward", None)) is None:
+        return
 
     def by_row(*args: Any, **kwargs: Any) -> Any:
         if _exact:
@@ -79,7 +80,11 @@ def obstacle(worker: Any) -> str | None:
     if model.is_multimodal_model or model.is_encoder_decoder or model.use_mla:
         return "the model has linear layers whose rows are not those of the batch"
     if current_platform.is_cpu():
-        return None
+        return (
+            None
+            if hasattr(worker.model_runner, "_model_forward")
+            else "vLLM's V2 runner on a CPU takes no mask of rows"
+        )
     if is_portable(torch.cuda.get_device_capability()):
         return "this GPU runs the portable kernels"
     groups = [group for groups in worker.model_runner.attn_groups for group in groups]
