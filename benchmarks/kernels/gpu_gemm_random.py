@@ -8,7 +8,7 @@ whole step's products take.
 
 Systems as in benchmarks/kernels/gpu_gemm.py (FP8 ones include the quantiser), except:
     nestedfp_*         the config that the engine would take: some are timed on each shape first, at TUNED_TOKENS
-                       (nestedfp/kernels/gemm_tuning.py), and the cost model, corrected by these times, chooses at M
+                       (nestedfp/kernels/tuning/gemm_tuning.py), and the cost model, corrected by these times, chooses at M
     nestedfp_*_model   the config that the cost model chooses where nothing was timed
     scaled_mm_fp8      the better of torch._scaled_mm with token scales and with one scale
 One system at a time: each has the card to itself for a window, whose first part is not counted, so that the power cap
@@ -33,7 +33,7 @@ from benchmarks.kernels.gpu_gemm import floor_us, geomean, launcher, rotating_we
 from benchmarks.kernels.gpu_random import draw
 from benchmarks.kernels.gpu_timing import capture
 from benchmarks.results_csv import gpu_description
-from nestedfp.kernels import gemm_tuning
+from nestedfp.kernels.tuning import gemm_tuning
 
 RESULT = Path("benchmarks/results/h100-gemm-random.csv")
 BANDS = {"all": (1, 8192), "1..128": (1, 128), "129..768": (129, 768), "769..8192": (769, 8192)}

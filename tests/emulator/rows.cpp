@@ -1,7 +1,7 @@
 // Runs the kernels of one block per token on the emulated grid. Standard input: 64-bit integers kernel (0: quantise, 1:
-// RMSNorm, 2: the same after adding a residual, 3: SiLU and multiply), FP8 output or not, m, k, pitch of x, seed; then
+// RMSNorm, 2: the same after adding a residual, 3: SiLU and multiply), exact rows, m, k, pitch of x, seed; then
 // FP16 arrays: x ([m, pitch], or [m, 2 * k] of 3), weight [k] and residual [m, k] of the norms. Standard output: the
-// carrier (FP16 [m, k]; codes [m, k padded to 64] of the quantiser), scales [m], and the sum [m, k] of 2.
+// carrier ([m, k] FP16 in size; codes [m, k padded to 64] of the quantiser), scales [m], and the sum [m, k] of 2.
 #include <cstdio>
 #include <vector>
 
@@ -37,8 +37,7 @@ void write(const T* from, int64_t count) {
 int main() {
     int64_t head[6];
     read(head, 6);
-    const int64_t kernel = head[0], m = head[2], k = head[3], pitch = head[4];
-    const auto to = head[1] != 0 ? nestedfp::Precision::kFp8 : nestedfp::Precision::kFp16;
+    const int64_t kernel = head[0], exact = head[1], m = head[2], k = head[3], pitch = head[4];
     emulator::launch_defaults().seed = static_cast<unsigned>(head[5]);
     const int64_t x_count = kernel == 3 ? m * 2 * k : (m - 1) * pitch + k;
     const Aligned<uint16_t> x(x_count), weight(k), residual(m * k), sum(m * k), carrier(m * k);
@@ -51,7 +50,7 @@ int main() {
     if (kernel == 0) {
         error = run_quantize(x.data, pitch, codes.data, scales.data, m, k, true, nullptr);
     } else if (kernel == 3) {
-        error = run_silu_and_mul(x.data, carrier.data, scales.data, m, k, to, true, nullptr);
+        error = run_silu_and_mul(x.data, carrier.data, scales.data, m, k, exact, true, nullptr);
     } else {
         read(weight.data, k);
         if (kernel == 2) read(residual.data, m * k);
@@ -63,7 +62,7 @@ int main() {
         args.carrier = carrier.data;
         args.scales = scales.data;
         args.epsilon = 1e-5f;
-        error = run_rms_norm(args, m, k, to, true, nullptr);
+        error = run_rms_norm(args, m, k, exact, true, nullptr);
     }
     if (error != cudaSuccess) emulator::fail("the launch was refused");
     if (kernel == 0) {

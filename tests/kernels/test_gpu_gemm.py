@@ -8,8 +8,8 @@ import torch
 
 from benchmarks.kernels import gpu_kernels as kernels
 from nestedfp.format import LIMIT, UPPER_SCALE, split
-from nestedfp.kernels import gemm_tuning
 from nestedfp.kernels.activations import quantize_per_token
+from nestedfp.kernels.tuning import gemm_tuning
 
 pytestmark = pytest.mark.gpu
 

@@ -27,9 +27,9 @@ def build(path, *flags, **where):
     return emulated.build(path, "rows.cpp", SOURCES, *flags, **where)
 
 
-def run(program, kernel, m, k, *arrays, fp8=False, pitch=None, seed=0):
-    """Return the bytes of the carrier (or the quantiser's codes), the scales, and the sum of ADD_NORM."""
-    given = struct.pack("6q", kernel, fp8, m, k, pitch or k, seed)
+def run(program, kernel, m, k, *arrays, exact=None, pitch=None, seed=0):
+    """Return the bytes of the carrier (or the quantiser's codes), the scales, and the sum of ADD_NORM; ``exact``: rows, or all."""
+    given = struct.pack("6q", kernel, m if exact is None else exact, m, k, pitch or k, seed)
     given += b"".join(array.contiguous().numpy().tobytes() for array in arrays)
     ended = emulated.run(program, given)
     assert ended.returncode == 0, ended.stderr.decode()[:3000]
@@ -119,7 +119,7 @@ def test_norms_write_fp16_or_what_the_quantiser_makes_of_it(program, kernel, m, 
     assert ((out - normed(summed, weight)).abs() <= out.abs() * 2**-9 + 1e-4).all()
     if kernel == ADD_NORM:
         assert torch.equal(added, summed.half())
-    coded, scales, added = run(program, kernel, m, k, *arrays, fp8=True, seed=1)
+    coded, scales, added = run(program, kernel, m, k, *arrays, exact=0, seed=1)
     expected_codes, expected_scales = packed_codes(out)
     assert torch.equal(scales, expected_scales)
     assert torch.equal(coded[: m * k], expected_codes)
@@ -135,15 +135,32 @@ def test_silu_writes_fp16_or_what_the_quantiser_makes_of_it(program, m, k):
     out = carrier.view(torch.float16).view(m, k)
     expected = (gate / (1 + torch.exp(-gate))).half() * up
     assert ((out - expected).abs() <= expected.abs() * 2**-9 + 1e-6).all()
-    coded, scales, _ = run(program, SILU, m, k, x, fp8=True, seed=1)
+    coded, scales, _ = run(program, SILU, m, k, x, exact=0, seed=1)
     expected_codes, expected_scales = packed_codes(out)
     assert torch.equal(scales, expected_scales)
     assert torch.equal(coded[: m * k], expected_codes)
 
 
+@pytest.mark.parametrize(("m", "k", "exact"), [(3, 64, 1), (5, 14_336, 4), (260, 128, 50), (7, 8192, 2)])
+@pytest.mark.parametrize("kernel", [NORM, ADD_NORM, SILU])
+def test_a_carrier_of_both_kinds_of_rows_has_the_bits_of_those_of_one_kind(program, kernel, m, k, exact):
+    x, weight, residual = norm_inputs(m, k)
+    gated = activations(m, 2 * k, seed=k).clamp(-50, 50)
+    arrays = {NORM: (x, weight), ADD_NORM: (x, weight, residual), SILU: (gated,)}[kernel]
+    halves, _, summed = run(program, kernel, m, k, *arrays)
+    codes, scales, _ = run(program, kernel, m, k, *arrays, exact=0)
+    both, some_scales, added = run(program, kernel, m, k, *arrays, exact=exact, seed=1)
+    rest = (m - exact) * k
+    assert torch.equal(both[: 2 * k * exact], halves[: 2 * k * exact])
+    assert torch.equal(both[2 * k * exact :][:rest], codes[k * exact :][:rest])
+    assert (both[2 * k * exact + rest :] == 0xFF).all(), "behind the codes nothing is written"
+    assert torch.equal(some_scales[exact:], scales[exact:])
+    assert torch.equal(added, summed)
+
+
 def test_order_of_threads_changes_no_bit(program):
     x, weight, residual = norm_inputs(2, 2048)
-    runs = [run(program, ADD_NORM, 2, 2048, x, weight, residual, fp8=True, seed=seed) for seed in range(4)]
+    runs = [run(program, ADD_NORM, 2, 2048, x, weight, residual, exact=0, seed=seed) for seed in range(4)]
     for other in runs[1:]:
         assert all(torch.equal(a, b) for a, b in zip(runs[0], other, strict=True))
 

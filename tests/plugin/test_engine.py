@@ -24,6 +24,7 @@ PROMPTS = [
     "When the sun had gone down, the soldier",
     "There lived a poor woodcutter with his wife",
 ]
+EXACT = [0, 2, 5]  # of them, in a run of mixed steps
 LONG = "The youngest brother went out into the wide world to seek his fortune. " * 16  # more than one cache block
 # On one GPU there is no place for a second rank; on a CPU ranks are threads.
 two_ranks = pytest.mark.skipif(torch.cuda.device_count() == 1, reason="needs two GPUs")
@@ -100,6 +101,7 @@ def online():
         {"mode": "auto", "rule": {"ttft_deadline_s": 1e-6}, "prompts": [f"{i}: {LONG}" for i in range(3)]},
         {"mode": "auto", "rule": {"tpot_deadline_s": 1e-6}, "prompts": [f"{i}; {LONG}" for i in range(3)]},
         {"mode": "auto", "rule": {"ttft_deadline_s": 900.0, "tpot_deadline_s": 900.0}, **tokens},
+        {"mode": "fp8", **tokens, "exact": EXACT},
     ]
     return scenario({}, runs)
 
@@ -112,6 +114,22 @@ def test_modes_switch_back_and_forth_in_one_engine(online):
     assert online[1]["tokens"] != online[0]["tokens"], "FP8 rounds the weights, so some token should differ"
     assert online[2]["tokens"] == online[0]["tokens"]
     assert online[10]["tokens"] == online[0]["tokens"]
+
+
+def assert_each_in_its_precision(mixed, *, exact, fast):
+    """Every step of a run was mixed, and gave each request the bits of a step of its own precision."""
+    assert mixed["mixed_steps"] == [[len(EXACT), len(PROMPTS) - len(EXACT)]] * len(fast["tokens"][0])
+    for what in ("tokens", "logprobs"):
+        assert mixed[what] == [(exact if i in EXACT else fast)[what][i] for i in range(len(PROMPTS))]
+
+
+def test_in_a_mixed_step_every_request_gets_the_bits_of_a_step_of_its_own_precision(online):
+    assert_each_in_its_precision(online[14], exact=online[0], fast=online[1])
+
+
+@two_ranks
+def test_all_ranks_run_mixed_steps_alike(ranks):
+    assert_each_in_its_precision(ranks[2], exact=ranks[0], fast=ranks[1])
 
 
 def test_every_token_is_accounted_for_in_its_mode(online):
@@ -184,12 +202,13 @@ def ranks(converted):
     engine = {"model": str(converted), "quantization": None, "tensor_parallel_size": 2}
     engine["additional_config"] = {"nestedfp": {"step_costs": "measure"}}
     tokens = {"prompts": PROMPTS, "max_tokens": 48}
-    return scenario(engine, [{"mode": mode, **tokens} for mode in ("fp16", "fp8", "auto")])
+    runs = [{"mode": mode, **tokens} for mode in ("fp16", "fp8")]
+    return scenario(engine, [*runs, {"mode": "fp8", "exact": EXACT, **tokens}, {"mode": "auto", **tokens}])
 
 
 @two_ranks
 def test_a_converted_checkpoint_loads_without_a_word_of_its_quantisation_on_two_ranks(plain, ranks):
-    fp16, fp8, _ = ranks
+    fp16, fp8, *_ = ranks
     assert_same_greedy_tokens(fp16, plain)
     assert fp8["tokens"] != fp16["tokens"]
     assert all(c["completion"]["fp16"] == 0 for c in fp8["precision"])
@@ -203,13 +222,14 @@ def test_measured_step_costs_reach_the_scheduler_of_every_rank(ranks):
     assert all(fp16_ms > 0 and fp8_ms > 0 for _, fp16_ms, fp8_ms in result["step_costs"])
 
 
-def test_torch_compile_serves_both_modes_from_one_graph():
+def test_torch_compile_serves_both_modes_and_mixed_steps_from_one_graph():
     tokens = {"prompts": PROMPTS, "max_tokens": 48}
-    modes = ["fp16", "fp8", "fp16", "fp8"]
-    runs = scenario({"enforce_eager": False}, [{"mode": mode, **tokens} for mode in modes])
+    runs = [{"mode": mode, **tokens} for mode in ["fp16", "fp8", "fp16", "fp8"]]
+    runs = scenario({"enforce_eager": False}, [*runs, {"mode": "fp8", "exact": EXACT, **tokens}])
     assert runs[0]["tokens"] == runs[2]["tokens"]
     assert runs[1]["tokens"] == runs[3]["tokens"]
     assert runs[0]["tokens"] != runs[1]["tokens"]
+    assert_each_in_its_precision(runs[4], exact=runs[0], fast=runs[1])
 
 
 def test_fp16_only_serves_both_kinds_of_checkpoint_exactly_and_knows_no_fp8(plain, converted):
@@ -238,8 +258,10 @@ def test_weights_beyond_the_range_are_served_exactly_from_plain_and_converted_ch
     assert set(report.listed) == {"model.layers.0.mlp.down_proj", "model.layers.1.self_attn.k_proj"}
     assert report.plain == ["model.layers.2.mlp.down_proj"]
     engines = [{"model": str(outliers)}, {"model": str(tmp_path / "nested"), "quantization": None}]
-    online, stored = scenarios(engines, [{"mode": "fp16", **tokens}, {"mode": "fp8", **tokens}])
+    runs = [{"mode": "fp16", **tokens}, {"mode": "fp8", **tokens}, {"mode": "fp8", "exact": EXACT, **tokens}]
+    online, stored = scenarios(engines, runs)
     assert_same_greedy_tokens(online[0], reference)
+    assert_each_in_its_precision(online[2], exact=online[0], fast=online[1])
     assert [run["tokens"] for run in stored] == [run["tokens"] for run in online]
 
 

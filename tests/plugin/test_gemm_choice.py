@@ -11,10 +11,10 @@ import pytest
 
 from benchmarks.kernels import gpu_kernels as kernels
 from benchmarks.kernels.gpu_random import LARGEST_WEIGHT, draw
-from nestedfp.kernels import gemm_cache, gemm_tuning
 from nestedfp.kernels.cuda_library import Config
-from nestedfp.kernels.gemm_cache import Card
-from nestedfp.kernels.gemm_tuning import Timing
+from nestedfp.kernels.tuning import gemm_cache, gemm_tuning
+from nestedfp.kernels.tuning.gemm_cache import Card
+from nestedfp.kernels.tuning.gemm_tuning import Timing
 from nestedfp.vllm_plugin.options import PluginOptions
 
 pytestmark = pytest.mark.usefixtures("host_library")

@@ -1,5 +1,5 @@
-// What configs of the GEMM took on this card, timed when an engine starts (nestedfp/kernels/gemm_tuning.py), and what
-// follows for configs and token counts that were not timed: the cost model, corrected by the errors that it made
+// What configs of the GEMM took on this card, timed when an engine starts (nestedfp/kernels/tuning/gemm_tuning.py), and
+// what follows for configs and token counts that were not timed: the cost model, corrected by the errors that it made
 // nearby.
 #pragma once
 

@@ -38,6 +38,11 @@ Tensor empty_rows(const Tensor& like, int64_t k) {
 
 Tensor empty_scales(const Tensor& like) { return empty(like, tokens_of(like), ScalarType::Float); }
 
+// How many rows, the first ones, a carrier holds as FP16; the others as codes.
+int64_t halves_of(const char* op, int64_t m, const Device& device) {
+    return device.traits().has_fp8() ? exact_rows(op, m) : m;
+}
+
 // residual, sum: null without one.
 std::tuple<Tensor, Tensor> norm(const char* op, const Tensor& x, const Tensor* residual, const Tensor* sum,
                                 const Tensor& weight, double epsilon, const Device& device) {
@@ -60,8 +65,8 @@ std::tuple<Tensor, Tensor> norm(const char* op, const Tensor& x, const Tensor* r
     args.carrier = carrier.mutable_data_ptr();
     args.scales = data<float>(scales);
     args.epsilon = static_cast<float>(epsilon);
-    check_error(op, run_rms_norm(args, x.numel() / k, k, carried_precision(mode_in_force(), device),
-                                 device.traits().has_pdl(), device.stream()));
+    const int64_t m = x.numel() / k;
+    check_error(op, run_rms_norm(args, m, k, halves_of(op, m, device), device.traits().has_pdl(), device.stream()));
     return {carrier, scales};
 }
 
@@ -97,9 +102,9 @@ std::tuple<Tensor, Tensor> silu_and_mul(Tensor x) {
     const Tensor carrier = empty_rows(x, k), scales = empty_scales(x);
     if (x.numel() == 0) return {carrier, scales};
     const Tensor rows = as_rows(op, "x", x);
-    check_error(op, run_silu_and_mul(rows.const_data_ptr(), carrier.mutable_data_ptr(), data<float>(scales),
-                                     x.numel() / (2 * k), k, carried_precision(mode_in_force(), device),
-                                     device.traits().has_pdl(), device.stream()));
+    const int64_t m = x.numel() / (2 * k);
+    check_error(op, run_silu_and_mul(rows.const_data_ptr(), carrier.mutable_data_ptr(), data<float>(scales), m, k,
+                                     halves_of(op, m, device), device.traits().has_pdl(), device.stream()));
     return {carrier, scales};
 }
 

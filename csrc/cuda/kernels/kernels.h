@@ -4,8 +4,6 @@
 
 #include <cstdint>
 
-#include "precision.h"
-
 struct CUstream_st;
 
 namespace nestedfp::cuda {
@@ -36,9 +34,8 @@ int run_quantize(const void* x, int64_t x_pitch, uint8_t* codes, float* scale, i
                  CUstream_st* stream);
 
 // The two kernels that a model has before a linear layer, with the quantiser in them. They write `carrier`, [M, K] FP16
-// in memory of which precision `to` uses what it needs:
-//     kFp16   the result
-//     kFp8    what run_quantize would make of it: codes [M, K] at the front, and scales [M]
+// in memory: the result of the first `exact` rows as it is, then what run_quantize would make of that of the others,
+// codes [M - exact, K] without a gap, and their scales in scales [M].
 // K is a multiple of kCarrierColumns, so that rows of codes have no padding; tensors are contiguous and aligned to 16
 // bytes.
 inline constexpr int64_t kMaxNormColumns = 16384;
@@ -52,10 +49,10 @@ struct RowNormArgs {
     float* scales;
     float epsilon;
 };
-int run_rms_norm(const RowNormArgs& args, int64_t m, int64_t k, Precision to, bool pdl, CUstream_st* stream);
+int run_rms_norm(const RowNormArgs& args, int64_t m, int64_t k, int64_t exact, bool pdl, CUstream_st* stream);
 
 // x: [M, 2 * K] FP16, gate then up; K at most kMaxQuantizedColumns.
-int run_silu_and_mul(const void* x, void* carrier, float* scales, int64_t m, int64_t k, Precision to, bool pdl,
+int run_silu_and_mul(const void* x, void* carrier, float* scales, int64_t m, int64_t k, int64_t exact, bool pdl,
                      CUstream_st* stream);
 
 // Lists the first `count` finite weights beyond 1.75 of [N, K] in row-major order. row_scratch: [N].

@@ -31,8 +31,8 @@ NESTEDFP_DEVICE float row_sum(float sum, const RowPart& part) {
     return sum;
 }
 
-template <int Chunks, bool Adds, Precision To>
-__global__ void __launch_bounds__(norm_threads(Chunks)) norm_kernel(RowNormArgs args, int k) {
+template <int Chunks, bool Adds, CarrierRows Kind>
+__global__ void __launch_bounds__(norm_threads(Chunks)) norm_kernel(RowNormArgs args, int k, int exact) {
     const int chunks = k / 8;
     const RowPart part(0, chunks);  // rows are short: to exchange something costs more than more blocks save
     pdl_launch_dependents();        // it reads only weights until this kernel has finished
@@ -88,39 +88,42 @@ __global__ void __launch_bounds__(norm_threads(Chunks)) norm_kernel(RowNormArgs 
             words[e] = word_of(__hmul2_rn(normed, halves_of(weight_words[e])));
         }
         raw[i] = make_uint4(words[0], words[1], words[2], words[3]);
-        if constexpr (To == Precision::kFp8) largest = max_magnitudes(largest, raw[i]);
+        if constexpr (Kind != CarrierRows::kExact) largest = max_magnitudes(largest, raw[i]);
     }
-    if constexpr (To == Precision::kFp8) {
-        const float scale = row_scale(largest, part);
-        if (part.first == 0 && threadIdx.x == 0) args.scales[part.row] = scale;
-        store_row(raw, scale, static_cast<uint8_t*>(args.carrier) + static_cast<int64_t>(part.row) * k, part);
-    } else {
-        store_halves(raw, static_cast<uint4*>(args.carrier) + first, part);
-    }
+    store_carried<Kind>(raw, largest, args.carrier, args.scales, chunks, exact, part);
 }
 
-template <bool Adds, Precision To>
-cudaError_t launch(const RowNormArgs& args, int64_t m, int64_t k, bool pdl, cudaStream_t stream) {
+template <bool Adds, CarrierRows Kind>
+cudaError_t launch(const RowNormArgs& args, int64_t m, int64_t k, int64_t exact, bool pdl, cudaStream_t stream) {
     const int chunks = static_cast<int>(k / 8);
     const auto with = [&](auto per_thread) {
         const auto threads = static_cast<int>(round_up((chunks + per_thread - 1) / per_thread, 32));
         const RowLaunch launch{m, 0, threads, 2 * kExchangeBytes, pdl, stream};
-        return launch_rows(norm_kernel<per_thread, Adds, To>, launch, args, static_cast<int>(k));
+        return launch_rows(norm_kernel<per_thread, Adds, Kind>, launch, args, static_cast<int>(k),
+                           static_cast<int>(exact));
     };
     // As choose_chunks has it, for the rows that a norm has.
     return m > 256 ? with(std::integral_constant<int, 4>{}) : with(std::integral_constant<int, 2>{});
 }
 
+template <bool Adds>
+cudaError_t launch_kind(const RowNormArgs& args, int64_t m, int64_t k, int64_t exact, bool pdl, cudaStream_t stream) {
+    switch (carrier_rows(m, exact)) {
+        case CarrierRows::kExact:
+            return launch<Adds, CarrierRows::kExact>(args, m, k, exact, pdl, stream);
+        case CarrierRows::kFast:
+            return launch<Adds, CarrierRows::kFast>(args, m, k, exact, pdl, stream);
+        default:
+            return launch<Adds, CarrierRows::kBoth>(args, m, k, exact, pdl, stream);
+    }
+}
+
 }  // namespace
 
-int run_rms_norm(const RowNormArgs& args, int64_t m, int64_t k, Precision to, bool pdl, cudaStream_t stream) {
+int run_rms_norm(const RowNormArgs& args, int64_t m, int64_t k, int64_t exact, bool pdl, cudaStream_t stream) {
     if (k % kCarrierColumns != 0 || k > kMaxNormColumns) return cudaErrorInvalidValue;
-    if (args.residual == nullptr) {
-        return to == Precision::kFp8 ? launch<false, Precision::kFp8>(args, m, k, pdl, stream)
-                                     : launch<false, Precision::kFp16>(args, m, k, pdl, stream);
-    }
-    return to == Precision::kFp8 ? launch<true, Precision::kFp8>(args, m, k, pdl, stream)
-                                 : launch<true, Precision::kFp16>(args, m, k, pdl, stream);
+    return args.residual == nullptr ? launch_kind<false>(args, m, k, exact, pdl, stream)
+                                    : launch_kind<true>(args, m, k, exact, pdl, stream);
 }
 
 }  // namespace nestedfp::cuda

@@ -115,4 +115,31 @@ NESTEDFP_DEVICE void store_halves(const uint4 (&raw)[Chunks], uint4* row, const 
     }
 }
 
+// What the rows of a carrier are (kernels.h). Kernels of one kind of rows are compiled apart: what they save is most of
+// a step of few rows.
+enum class CarrierRows { kExact, kFast, kBoth };
+
+constexpr CarrierRows carrier_rows(int64_t m, int64_t exact) {
+    return exact >= m ? CarrierRows::kExact : exact == 0 ? CarrierRows::kFast : CarrierRows::kBoth;
+}
+
+// One row of a carrier, of which the first `exact` rows are exact, and its scale if it is a fast one. largest: each
+// thread's, from max_magnitudes.
+template <CarrierRows Kind, int Chunks>
+NESTEDFP_DEVICE void store_carried(const uint4 (&raw)[Chunks], uint32_t largest, void* carrier, float* scales,
+                                   int chunks, int exact, const RowPart& part) {
+    auto* const rows = static_cast<uint4*>(carrier);
+    const int64_t first = static_cast<int64_t>(part.row) * chunks;
+    if (Kind == CarrierRows::kExact || (Kind == CarrierRows::kBoth && part.row < exact)) {
+        store_halves(raw, rows + first, part);
+        return;
+    }
+    if constexpr (Kind != CarrierRows::kExact) {
+        const int64_t before = Kind == CarrierRows::kBoth ? static_cast<int64_t>(exact) * chunks : 0;
+        const float scale = row_scale(largest, part);
+        if (part.first == 0 && threadIdx.x == 0) scales[part.row] = scale;
+        store_row(raw, scale, reinterpret_cast<uint8_t*>(rows + before) + (first - before) * 8, part);
+    }
+}
+
 }  // namespace nestedfp::cuda

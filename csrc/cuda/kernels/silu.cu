@@ -22,11 +22,11 @@ NESTEDFP_DEVICE uint32_t silu_and_mul(uint32_t gate, uint32_t up) {
 }
 
 // x: [M, 2 * K], gate then up.
-template <int Chunks, Precision To>
+template <int Chunks, CarrierRows Kind>
 __global__ void __launch_bounds__(max_threads(Chunks))
-    silu_kernel(const uint4* x, void* carrier, float* scales, int chunks, int parts_log2) {
+    silu_kernel(const uint4* x, void* carrier, float* scales, int chunks, int exact, int parts_log2) {
     const RowPart part(parts_log2, chunks);
-    if constexpr (To == Precision::kFp8) part.await_others();
+    if constexpr (Kind != CarrierRows::kExact) part.await_others();
     pdl_launch_dependents();  // it reads only weights until this kernel has finished
     pdl_wait();               // which writes x
     const uint4* const gates = x + static_cast<int64_t>(part.row) * 2 * chunks;
@@ -41,31 +41,27 @@ __global__ void __launch_bounds__(max_threads(Chunks))
             raw[i] = make_uint4(silu_and_mul(gate.x, up.x), silu_and_mul(gate.y, up.y), silu_and_mul(gate.z, up.z),
                                 silu_and_mul(gate.w, up.w));
         }
-        if constexpr (To == Precision::kFp8) largest = max_magnitudes(largest, raw[i]);
+        if constexpr (Kind != CarrierRows::kExact) largest = max_magnitudes(largest, raw[i]);
     }
-    const int64_t first = static_cast<int64_t>(part.row) * chunks;
-    if constexpr (To == Precision::kFp8) {
-        const float scale = row_scale(largest, part);
-        if (part.first == 0 && threadIdx.x == 0) scales[part.row] = scale;
-        store_row(raw, scale, static_cast<uint8_t*>(carrier) + first * 8, part);
-    } else {
-        store_halves(raw, static_cast<uint4*>(carrier) + first, part);
-    }
+    store_carried<Kind>(raw, largest, carrier, scales, chunks, exact, part);
 }
 
 }  // namespace
 
-int run_silu_and_mul(const void* x, void* carrier, float* scales, int64_t m, int64_t k, Precision to, bool pdl,
+int run_silu_and_mul(const void* x, void* carrier, float* scales, int64_t m, int64_t k, int64_t exact, bool pdl,
                      cudaStream_t stream) {
     if (k % kCarrierColumns != 0 || k > kMaxQuantizedColumns) return cudaErrorInvalidValue;
-    const bool exchanges = to == Precision::kFp8;
+    const CarrierRows kind = carrier_rows(m, exact);
+    const bool exchanges = kind != CarrierRows::kExact;
     const int chunks = static_cast<int>(k / 8);
     const int parts_log2 = pdl || !exchanges ? row_parts_log2(m, chunks, exchanges) : 0;
     return choose_chunks(m, part_chunks(chunks, parts_log2), [&](auto per_thread, int threads) {
-        const auto kernel =
-            exchanges ? silu_kernel<per_thread, Precision::kFp8> : silu_kernel<per_thread, Precision::kFp16>;
+        const auto kernel = kind == CarrierRows::kExact  ? silu_kernel<per_thread, CarrierRows::kExact>
+                            : kind == CarrierRows::kFast ? silu_kernel<per_thread, CarrierRows::kFast>
+                                                         : silu_kernel<per_thread, CarrierRows::kBoth>;
         const RowLaunch launch{m, parts_log2, threads, exchanges ? kExchangeBytes : 0, pdl, stream};
-        return launch_rows(kernel, launch, static_cast<const uint4*>(x), carrier, scales, chunks, parts_log2);
+        return launch_rows(kernel, launch, static_cast<const uint4*>(x), carrier, scales, chunks,
+                           static_cast<int>(exact), parts_log2);
     });
 }
 

@@ -27,7 +27,7 @@ from nestedfp.format import UPPER_SCALE
 from nestedfp.kernels import ops
 from nestedfp.kernels.cuda_layout import BLOCK_ROWS
 from nestedfp.kernels.cuda_library import PackedWeight
-from nestedfp.kernels.gemm_tuning import rotation
+from nestedfp.kernels.tuning.gemm_tuning import rotation
 from nestedfp.modes import Mode
 
 logger = init_logger("vllm.nestedfp")

@@ -5,7 +5,7 @@ card are known for a layer's shape, the model is corrected by the errors that it
 that token counts in between and configs that were not timed profit as well.
 
 Another config may add up in another order, so the last bits of a result may change with the times. Who needs the same bits
-in every run keeps the times: nestedfp/kernels/gemm_cache.py.
+in every run keeps the times: nestedfp/kernels/tuning/gemm_cache.py.
 """
 
 import math
