@@ -40,7 +40,7 @@ RESERVED = {
     "model": "comes from model.path",
     "served_model_name": "comes from model.id",
     "dtype": "is always float16: the weights are stored as FP16",
-    "additional_config": "is filled in by this service",
+    "additional_config": "is filled in by this service from the keys of engine and from controller.slo",
     "scheduler_cls": "is filled in by nestedfp, which decides the precision of each step there",
     "trust_remote_code": "would run code from the checkpoint's folder; this service does not",
     **dict.fromkeys(

@@ -25,7 +25,7 @@ from nestedfp.steps.step_costs import StepCosts, slowest
 from nestedfp.steps.step_rule import StepRule, StepSignals, choose
 from nestedfp.vllm_plugin.options import PluginOptions
 from nestedfp.vllm_plugin.ranks.timing.step_ends import SINCE_LAST_S
-from nestedfp.vllm_plugin.scheduling import directive_intake, directive_receiver
+from nestedfp.vllm_plugin.scheduling import directive_intake, directive_receiver, workers_answers
 from nestedfp.vllm_plugin.scheduling.accounting import COUNTS_KEY, EngineTotals, RequestTokens
 from nestedfp.vllm_plugin.scheduling.deadline_watch import DeadlineWatch, arrived_s, steady_s
 from nestedfp.vllm_plugin.scheduling.exact_blocks import ALL, ExactBlocks
@@ -61,7 +61,7 @@ class PrecisionMixin:
         super().__init__(*args, **kwargs)
         options = PluginOptions.of(self.vllm_config)
         # Mode, rule and epoch, replaced together: other threads may do so (directive_intake.py, directive_receiver.py).
-        self._in_force = (DirectiveMode.FP16, StepRule(), 0)  # until somebody says otherwise: full quality
+        self._in_force = (*options.directive(), 0)
         self._epochs_order = False  # whether all directives have one author, whose epochs never fall
         self._directing = threading.Lock()
         self._step_costs: StepCosts | None = None
@@ -478,6 +478,7 @@ def make_scheduler(*, vllm_config: Any, **kwargs: Any) -> Any:
     from vllm.v1.engine.core import EngineCore
 
     directive_intake.install()
+    workers_answers.install(_with_workers_answers)
     # Utilities are looked up as attributes of the engine core by name; see EngineCoreProc._handle_client_request.
     EngineCore.nestedfp_set_directive = _set_directive
     EngineCore.nestedfp_open_directive_line = _open_directive_line
