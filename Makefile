@@ -16,6 +16,8 @@ else
 RUN := $(BIN)/python
 endif
 
+# Of a machine without a GPU: one of requirements/vllm-*.txt. The service needs 0.29.
+VLLM ?= 0.29
 TORCH_VERSION := 2.13.0
 # All files at any depth; a machine without a GPU does not build what lies in csrc/cuda.
 SOURCES_CXX   := $(shell find csrc -type f $(if $(filter gpu,$(ACCELERATOR)),,-not -path 'csrc/cuda/*'))
@@ -26,6 +28,9 @@ export RAY_USAGE_STATS_ENABLED := 0
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+# Another vLLM in the same folder is installed over the one that is there.
+INSTALLED := $(VENV)/.installed$(if $(and $(filter cpu,$(ACCELERATOR)),$(filter-out 0.29,$(VLLM))),-$(VLLM))
 
 setup: $(if $(ENV_PYTHON),,$(VENV)/.built) ## virtual environment, pinned dependencies, compiled extension
 
@@ -39,15 +44,18 @@ $(VENV)/.installed: requirements/gpu.txt
 else
 # The CPU build of torch where pip finds one (a wheel folder or an index of CPU builds); else the default build with its
 # libraries, which runs on a CPU as well.
-$(VENV)/.installed: requirements/cpu.txt
+$(INSTALLED): requirements/cpu.txt requirements/vllm-$(VLLM).txt
 	@test -n "$(PYTHON)" || { echo "error: need Python 3.11 or 3.12 with venv (Debian: apt install python3 python3-venv); or set PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --no-deps "torch==$(TORCH_VERSION)+cpu" 2>/dev/null || $(BIN)/python -m pip install -q "torch==$(TORCH_VERSION)"
-	$(BIN)/python -m pip install -q --no-deps -r requirements/cpu.txt
-	@touch $@
+	$(BIN)/python -m pip install -q --no-deps -r requirements/cpu.txt -r requirements/vllm-$(VLLM).txt
+	@rm -f $(VENV)/.installed*; touch $@
 endif
 
-$(VENV)/.built: $(VENV)/.installed $(SOURCES_CXX) pyproject.toml
+requirements/vllm-$(VLLM).txt:
+	@echo "error: VLLM=$(VLLM): expected one of $(patsubst requirements/vllm-%.txt,%,$(wildcard requirements/vllm-*.txt))" >&2; exit 2
+
+$(VENV)/.built: $(INSTALLED) $(SOURCES_CXX) pyproject.toml
 	@command -v c++ >/dev/null || { echo "error: need a C++ compiler (Debian: apt install g++)" >&2; exit 1; }
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pip install -q --no-build-isolation --no-deps -e .
 	@touch $@

@@ -134,7 +134,7 @@ def check_ray() -> None:
     Raises:
         ValueError: see ``versions.check``.
     """
-    from nestedfp.vllm_plugin import versions
+    from nestedfp.hooks import versions
 
     if warning := versions.check(("ray",)):
         print(f"warning: {warning}", file=sys.stderr)

@@ -8,7 +8,6 @@
     exact_blocks.py  which KV blocks FP8 steps have written
     load_check.py  whether a load has set all of a model to finite values; dry_load.py the same without memory, before the load
     coverage.py    which share of a model's weights has an FP8 mode
-    versions.py    versions that were tested; names.py every name of vLLM that is used here
     accounting.py  tokens computed per precision, for each request and for the engine (pure)
     serving/       a plain ``vllm serve``: pins, disclosure, metrics, directives, the SLO from the start
     package_name.py  the CPU build's package under vLLM's name

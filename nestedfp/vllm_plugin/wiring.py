@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nestedfp.checkpoint import fingerprint, read_weights
-from nestedfp.vllm_plugin import names, versions
+from nestedfp.hooks import versions
 from nestedfp.vllm_plugin.options import OPTIONS_KEY, USUAL_SLO_MS, PluginOptions
 from nestedfp.vllm_plugin.ranks import gpu_support
 
@@ -111,18 +111,26 @@ def add_endpoints() -> None:
 
 
 def check_versions() -> None:
-    """Refuse versions of vLLM and torch that were not tested, or that lack what the plugin needs.
+    """Refuse versions of vLLM and torch that were not tested, unless ``NESTEDFP_ALLOW_UNTESTED=1`` and nothing differs.
 
     Raises:
-        ValueError: see ``versions.check``; or naming what is not there.
+        ValueError: with the version, the tested ones, and what of vLLM differs from what the plugin needs.
     """
-    if (warning := versions.check()) is None:
+    if (sentence := versions.untested(("vllm", "torch"))) is None:
         return
     from vllm.logger import init_logger
 
-    if moved := names.missing():
-        raise ValueError(f"{warning}, and {'; '.join(moved)}; install a tested version")
-    init_logger("vllm.nestedfp").warning("%s; %s=1 allows it", warning, versions.ALLOW_ENV)
+    from nestedfp.hooks import compare
+
+    if found := compare.differences():
+        remedy = "install a tested version (python -m nestedfp.hooks lists what is needed)"
+        raise ValueError(f"{sentence}, and {len(found)} of its hooks differ: {'; '.join(found)}; {remedy}")
+    if not versions.allowed():
+        raise ValueError(
+            f"{sentence}; nothing that it hooks into differs; install a tested version, or set {versions.ALLOW_ENV}=1 to try "
+            "this one"
+        )
+    init_logger("vllm.nestedfp").warning("%s; %s=1 allows it", sentence, versions.ALLOW_ENV)
 
 
 def checkpoint_key(config: "VllmConfig") -> str:

@@ -14,7 +14,7 @@ from deploy import config, serve
 from deploy.access import keys
 from deploy.config import REPOSITORY, ConfigError, load
 from deploy.startup.accelerator import visible_gpus
-from nestedfp.vllm_plugin import versions
+from nestedfp.hooks import versions
 from workload.frozen import FrozenModel
 
 CONFIGS = sorted((REPOSITORY / "deploy" / "configs").glob("*.yaml"))

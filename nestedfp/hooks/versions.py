@@ -1,13 +1,14 @@
 """The versions that this project was tested with, in one place, and what becomes of others.
 
-The plugin extends classes of vLLM that promise nothing to outsiders (names.py lists them), so another version may load and
+The plugin extends classes of vLLM that promise nothing to outsiders (table.py lists them), so another version may load and
 then compute something else than it says. It is refused, unless ``NESTEDFP_ALLOW_UNTESTED=1`` says that somebody looked.
 """
 
+import importlib
 import os
 from collections.abc import Iterable
 
-TESTED = {"vllm": ("0.29.0",), "torch": ("2.11.0", "2.13.0"), "ray": ("2.60.0",)}
+TESTED = {"vllm": ("0.29.0", "0.32.0"), "torch": ("2.11.0", "2.13.0"), "ray": ("2.60.0",)}
 ALLOW_ENV = "NESTEDFP_ALLOW_UNTESTED"
 
 
@@ -17,13 +18,9 @@ def installed(package: str) -> str:
     Raises:
         ImportError: when it is not there.
     """
-    if package == "vllm":  # distributions of other names provide it, too
-        from vllm.version import __version__ as version
-    elif package == "torch":
-        from torch.version import __version__ as version
-    else:
-        from ray._version import version
-    return str(version).partition("+")[0]
+    # Not by the distribution: others of other names provide vLLM, too.
+    module, name = ("ray._version", "version") if package == "ray" else (f"{package}.version", "__version__")
+    return str(getattr(importlib.import_module(module), name)).partition("+")[0]
 
 
 def untested(packages: Iterable[str]) -> str | None:
@@ -37,7 +34,12 @@ def untested(packages: Iterable[str]) -> str | None:
     return f"nestedfp was not tested with {' and '.join(others)}" if others else None
 
 
-def check(packages: Iterable[str] = ("vllm", "torch")) -> str | None:
+def allowed() -> bool:
+    """Whether somebody says that versions that were not tested may run."""
+    return os.environ.get(ALLOW_ENV) == "1"
+
+
+def check(packages: Iterable[str]) -> str | None:
     """Refuse versions that were not tested.
 
     Returns:
@@ -47,6 +49,6 @@ def check(packages: Iterable[str] = ("vllm", "torch")) -> str | None:
         ValueError: with the version, the tested ones and how to allow it.
     """
     sentence = untested(packages)
-    if sentence is None or os.environ.get(ALLOW_ENV) == "1":
+    if sentence is None or allowed():
         return sentence
     raise ValueError(f"{sentence}; install a tested version, or set {ALLOW_ENV}=1 to try this one")
