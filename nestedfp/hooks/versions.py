@@ -6,9 +6,12 @@ then compute something else than it says. It is refused, unless ``NESTEDFP_ALLOW
 
 import importlib
 import os
-from collections.abc import Iterable
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 
-TESTED = {"vllm": ("0.29.0", "0.32.0"), "torch": ("2.11.0", "2.13.0"), "ray": ("2.60.0",)}
+TESTED = {"vllm": ("0.29.0", "0.32.0"), "torch": ("2.11.0", "2.13.0")}
+TESTED_BY_SERVICE = {"vllm": ("0.29.0",), "ray": ("2.60.0",)}  # Ray's LLM package is made for one vLLM
 ALLOW_ENV = "NESTEDFP_ALLOW_UNTESTED"
 
 
@@ -18,18 +21,21 @@ def installed(package: str) -> str:
     Raises:
         ImportError: when it is not there.
     """
-    # Not by the distribution: others of other names provide vLLM, too.
+    for distribution in (package, f"{package}-cpu"):
+        with suppress(PackageNotFoundError):
+            return version(distribution).partition("+")[0]
+    # Distributions of other names provide it, too.
     module, name = ("ray._version", "version") if package == "ray" else (f"{package}.version", "__version__")
     return str(getattr(importlib.import_module(module), name)).partition("+")[0]
 
 
-def untested(packages: Iterable[str]) -> str | None:
-    """Return one sentence on the packages whose installed version was not tested; None when all were."""
-    found = {package: installed(package) for package in packages}
+def untested(tested: Mapping[str, tuple[str, ...]]) -> str | None:
+    """Return one sentence on the packages whose installed version is none of these; None when all are."""
+    found = {package: installed(package) for package in tested}
     others = [
-        f"{package} {version} (tested: {', '.join(TESTED[package])})"
-        for package, version in found.items()
-        if version not in TESTED[package]
+        f"{package} {found[package]} (tested: {', '.join(versions)})"
+        for package, versions in tested.items()
+        if found[package] not in versions
     ]
     return f"nestedfp was not tested with {' and '.join(others)}" if others else None
 
@@ -39,7 +45,7 @@ def allowed() -> bool:
     return os.environ.get(ALLOW_ENV) == "1"
 
 
-def check(packages: Iterable[str]) -> str | None:
+def check(tested: Mapping[str, tuple[str, ...]]) -> str | None:
     """Refuse versions that were not tested.
 
     Returns:
@@ -48,7 +54,7 @@ def check(packages: Iterable[str]) -> str | None:
     Raises:
         ValueError: with the version, the tested ones and how to allow it.
     """
-    sentence = untested(packages)
+    sentence = untested(tested)
     if sentence is None or allowed():
         return sentence
     raise ValueError(f"{sentence}; install a tested version, or set {ALLOW_ENV}=1 to try this one")

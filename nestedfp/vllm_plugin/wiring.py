@@ -116,7 +116,7 @@ def check_versions() -> None:
     Raises:
         ValueError: with the version, the tested ones, and what of vLLM differs from what the plugin needs.
     """
-    if (sentence := versions.untested(("vllm", "torch"))) is None:
+    if (sentence := versions.untested(versions.TESTED)) is None:
         return
     from vllm.logger import init_logger
 
