@@ -74,7 +74,7 @@ test: setup ## all tests that need no GPU
 	$(RUN) -m pytest -q $(PARALLEL) $(ARGS)
 
 test-fast: setup ## tests that start no engine and take no minute
-	$(RUN) -m pytest -q $(PARALLEL) -m "not engine and not serve and not slow and not faults" $(ARGS)
+	$(RUN) -m pytest -q $(PARALLEL) -m "not engine and not serve and not slow and not faults and not fresh" $(ARGS)
 
 # What depends on vLLM's insides, with the newest version that was tested: its own environment.
 NEWEST := 0.32
@@ -83,6 +83,9 @@ test-newest: ## the plugin's scheduler, front end and engine on the newest teste
 	$(MAKE) setup VLLM=$(NEWEST) VENV=$(VENV)-$(NEWEST) ACCELERATOR=cpu
 	OPENBLAS_NUM_THREADS=1 $(VENV)-$(NEWEST)/bin/python -m pytest -q $(addprefix tests/plugin/test_,versions.py engine_stats.py \
 		exact_blocks.py scheduler_oracle.py starving.py frontend.py request_checks.py engine.py vllm_serve.py) $(ARGS)
+
+test-fresh: setup ## the quickstart in a fresh environment
+	$(RUN) -m pytest -q -m fresh $(ARGS)
 
 test-faults: setup ## kill, stop and attack the running service: half an hour
 	$(RUN) -m pytest -q -m faults $(ARGS)
@@ -136,4 +139,4 @@ chaos: setup ## kill, stop and attack a service under load, then soak it (ARGS="
 clean: ## remove the build output (the virtual environment stays)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache
 
-.PHONY: help setup serve test test-fast test-newest test-faults test-gpu check format bench-cpu bench-gpu bench-engine bench-http loadtest chaos clean
+.PHONY: help setup serve test test-fast test-newest test-fresh test-faults test-gpu check format bench-cpu bench-gpu bench-engine bench-http loadtest chaos clean
