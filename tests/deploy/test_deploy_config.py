@@ -48,6 +48,10 @@ def test_shipped_configurations_are_valid_and_listen_on_loopback(path, tmp_path)
     [
         ({"modle": {}}, "modle: unknown key"),
         ({"engine__max_seqs": 4}, "engine.max_seqs: unknown key"),
+        (
+            {"engine__slo": {"ttft_ms": 100}},
+            "engine: slo belongs to the controller, which directs every engine: set controller.slo",
+        ),
         ({"engine__max_num_seqs": 0}, "engine.max_num_seqs"),
         ({"engine__weights": "three_copies"}, "engine.weights"),
         ({"engine__admission_high": 0.9}, "engine.admission_high"),
