@@ -16,6 +16,8 @@ else
 RUN := $(BIN)/python
 endif
 
+# Of a machine without a GPU: one of requirements/vllm-*.txt. The service needs 0.29.
+VLLM ?= 0.29
 TORCH_VERSION := 2.13.0
 # All files at any depth; a machine without a GPU does not build what lies in csrc/cuda.
 SOURCES_CXX   := $(shell find csrc -type f $(if $(filter gpu,$(ACCELERATOR)),,-not -path 'csrc/cuda/*'))
@@ -26,6 +28,9 @@ export RAY_USAGE_STATS_ENABLED := 0
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+# Another vLLM in the same folder is installed over the one that is there.
+INSTALLED := $(VENV)/.installed$(if $(and $(filter cpu,$(ACCELERATOR)),$(filter-out 0.29,$(VLLM))),-$(VLLM))
 
 setup: $(if $(ENV_PYTHON),,$(VENV)/.built) ## virtual environment, pinned dependencies, compiled extension
 
@@ -39,15 +44,18 @@ $(VENV)/.installed: requirements/gpu.txt
 else
 # The CPU build of torch where pip finds one (a wheel folder or an index of CPU builds); else the default build with its
 # libraries, which runs on a CPU as well.
-$(VENV)/.installed: requirements/cpu.txt
+$(INSTALLED): requirements/cpu.txt requirements/vllm-$(VLLM).txt
 	@test -n "$(PYTHON)" || { echo "error: need Python 3.11 or 3.12 with venv (Debian: apt install python3 python3-venv); or set PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --no-deps "torch==$(TORCH_VERSION)+cpu" 2>/dev/null || $(BIN)/python -m pip install -q "torch==$(TORCH_VERSION)"
-	$(BIN)/python -m pip install -q --no-deps -r requirements/cpu.txt
-	@touch $@
+	$(BIN)/python -m pip install -q --no-deps -r requirements/cpu.txt -r requirements/vllm-$(VLLM).txt
+	@rm -f $(VENV)/.installed*; touch $@
 endif
 
-$(VENV)/.built: $(VENV)/.installed $(SOURCES_CXX) pyproject.toml
+requirements/vllm-$(VLLM).txt:
+	@echo "error: VLLM=$(VLLM): expected one of $(patsubst requirements/vllm-%.txt,%,$(wildcard requirements/vllm-*.txt))" >&2; exit 2
+
+$(VENV)/.built: $(INSTALLED) $(SOURCES_CXX) pyproject.toml
 	@command -v c++ >/dev/null || { echo "error: need a C++ compiler (Debian: apt install g++)" >&2; exit 1; }
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pip install -q --no-build-isolation --no-deps -e .
 	@touch $@
@@ -66,7 +74,18 @@ test: setup ## all tests that need no GPU
 	$(RUN) -m pytest -q $(PARALLEL) $(ARGS)
 
 test-fast: setup ## tests that start no engine and take no minute
-	$(RUN) -m pytest -q $(PARALLEL) -m "not engine and not serve and not slow and not faults" $(ARGS)
+	$(RUN) -m pytest -q $(PARALLEL) -m "not engine and not serve and not slow and not faults and not fresh" $(ARGS)
+
+# What depends on vLLM's insides, with the newest version that was tested: its own environment.
+NEWEST := 0.32
+
+test-newest: ## the plugin's scheduler, front end and engine on the newest tested vLLM, on a machine without a GPU
+	$(MAKE) setup VLLM=$(NEWEST) VENV=$(VENV)-$(NEWEST) ACCELERATOR=cpu
+	OPENBLAS_NUM_THREADS=1 $(VENV)-$(NEWEST)/bin/python -m pytest -q $(addprefix tests/plugin/test_,versions.py engine_stats.py \
+		exact_blocks.py scheduler_oracle.py starving.py frontend.py request_checks.py engine.py vllm_serve.py) $(ARGS)
+
+test-fresh: setup ## the quickstart in a fresh environment
+	$(RUN) -m pytest -q -m fresh $(ARGS)
 
 test-faults: setup ## kill, stop and attack the running service: half an hour
 	$(RUN) -m pytest -q -m faults $(ARGS)
@@ -124,4 +143,4 @@ chaos: setup ## kill, stop and attack a service under load, then soak it (ARGS="
 clean: ## remove the build output (the virtual environment stays)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache
 
-.PHONY: help setup serve test test-fast test-faults test-gpu check docs-check format bench-cpu bench-gpu bench-engine bench-http loadtest chaos clean
+.PHONY: help setup serve test test-fast test-newest test-fresh test-faults test-gpu check docs-check format bench-cpu bench-gpu bench-engine bench-http loadtest chaos clean

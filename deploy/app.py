@@ -186,6 +186,7 @@ def engine_kwargs(config: DeployConfig, kind: str) -> dict[str, Any]:
                 "fused_quantiser": engine.fused_quantiser,
                 "fp16_reads_fp8_blocks": engine.fp16_reads_fp8_blocks,
                 "unsupported_gpu": engine.unsupported_gpu,
+                "slo": None,  # the controller's directive carries it
             }
         }
     else:

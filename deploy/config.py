@@ -40,7 +40,7 @@ RESERVED = {
     "model": "comes from model.path",
     "served_model_name": "comes from model.id",
     "dtype": "is always float16: the weights are stored as FP16",
-    "additional_config": "is filled in by this service",
+    "additional_config": "is filled in by this service from the keys of engine and from controller.slo",
     "scheduler_cls": "is filled in by nestedfp, which decides the precision of each step there",
     "trust_remote_code": "would run code from the checkpoint's folder; this service does not",
     **dict.fromkeys(
@@ -157,6 +157,13 @@ class EngineSection(FrozenModel):
     # Further arguments of vLLM's engine by their names, as vLLM spells them.
     extra: dict[str, Any] = Field(default_factory=dict)
     cpu_threads: Annotated[int, Field(ge=1)] | None = None  # per tensor-parallel rank; None: cores / (replicas * ranks)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _slo_is_the_controllers(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "slo" in given:  # an option of plain vLLM's engine
+            raise ValueError("slo belongs to the controller, which directs every engine: set controller.slo")
+        return given
 
     @field_validator("extra")
     @classmethod

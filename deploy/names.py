@@ -1,6 +1,6 @@
 """Every name of vLLM, and every private one of Ray, that the service uses: what to look at for another version of either.
 
-``nestedfp.vllm_plugin.names.missing`` says which of them have moved; a test holds this list against the imports in this folder, and
+``nestedfp.hooks.compare.missing`` says which of them have moved; a test holds this list against the imports in this folder, and
 against the methods that the service's classes override.
 """
 

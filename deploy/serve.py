@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         config = load(args.config)
-        check_ray()
+        check_versions()
         if args.check and args.address is not None:
             raise ConfigError("--check looks at this machine alone: leave --address out")
         if args.address is not None:
@@ -128,15 +128,15 @@ def _die_with_parent(mask: set[signal.Signals]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def check_ray() -> None:
-    """Refuse a version of Ray that was not tested, or warn of it where it is allowed.
+def check_versions() -> None:
+    """Refuse a version of Ray or vLLM that the service was not tested with, or warn of it where it is allowed.
 
     Raises:
         ValueError: see ``versions.check``.
     """
-    from nestedfp.vllm_plugin import versions
+    from nestedfp.hooks import versions
 
-    if warning := versions.check(("ray",)):
+    if warning := versions.check(versions.TESTED_BY_SERVICE):
         print(f"warning: {warning}", file=sys.stderr)
 
 

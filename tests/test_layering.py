@@ -28,6 +28,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = {
     "nestedfp.modes",
+    "nestedfp.steps.slo_rule",
     "nestedfp.steps.step_rule",
     "nestedfp.steps.step_costs",
     "nestedfp.steps.step_slack",
@@ -89,8 +90,7 @@ FLOORS = {
 TIED_BOTH_WAYS = {
     ("deploy/access", "deploy/front"),  # a key's refusal is an HTTP answer
     ("deploy/agent", "deploy/replica"),  # what an engine is called that hangs
-    ("deploy/front", "deploy/replica"),  # disclosure, spans, what is given up
-    ("deploy/front/routes", "deploy/replica"),
+    ("deploy/front", "deploy/replica"),  # spans, what is given up
     ("nestedfp/vllm_plugin/ranks", "nestedfp/vllm_plugin/weights"),  # the self check, where a layer has been loaded
 }
 

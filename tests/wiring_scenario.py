@@ -1,7 +1,7 @@
 """Makes engine configurations and prints what came of each as JSON; the tests start it as a process.
 
-Standard input: {name: {"args": {arguments of EngineArgs}, "env": {...}, "capability": [major, minor]}}, the last two
-if wanted.
+Standard input: {name: {"args": {arguments of EngineArgs}, "env": {...}, "capability": [major, minor],
+"serves": bool}}, the last three if wanted.
 Standard output, last line: {name: message or parts}.
 """
 
@@ -17,6 +17,7 @@ def main() -> None:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.platforms import current_platform
     from vllm.platforms.interface import DeviceCapability
+    from vllm.usage.usage_lib import UsageContext
 
     real_capability = type(current_platform).get_device_capability
     results = {}
@@ -25,9 +26,8 @@ def main() -> None:
         fake = DeviceCapability(*case["capability"]) if "capability" in case else None
         type(current_platform).get_device_capability = (lambda *_, fake=fake: fake) if fake else real_capability
         try:
-            config = EngineArgs(
-                **{"quantization": "nestedfp", "dtype": "float16", **case["args"]}
-            ).create_engine_config()
+            context = UsageContext.OPENAI_API_SERVER if case.get("serves") else None
+            config = EngineArgs(**{"quantization": "nestedfp", **case["args"]}).create_engine_config(context)
             results[name] = {
                 "scheduler_cls": config.scheduler_config.scheduler_cls,
                 "worker_cls": config.parallel_config.worker_cls,

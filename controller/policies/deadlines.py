@@ -9,6 +9,7 @@ from pydantic import Field
 
 from controller.policies.base import Decision, Observation, PolicySpec
 from nestedfp.modes import DirectiveMode
+from nestedfp.steps.slo_rule import USUAL_SHARES, SloShares
 from nestedfp.steps.step_rule import StepRule
 from workload.frozen import FrozenModel
 from workload.slo import Slo
@@ -18,31 +19,18 @@ class Deadlines(FrozenModel):
     """Parameters of the policy ``deadlines``."""
 
     name: Literal["deadlines"] = "deadlines"
-    ttft_fraction: Annotated[float, Field(gt=0, le=1)] = 0.7  # of the objective; the rest is for what no engine sees
-    tpot_fraction: Annotated[float, Field(gt=0, le=1)] = 0.8
-    # Tokens that an answer is trusted to have still to come, to make up for a long step: most have hundreds.
-    tpot_grace_tokens: Annotated[int, Field(ge=0, le=1000)] = 3
-    # Exact steps with a usual prompt that one of decodes alone leaves time for: they make more tokens exact for the same time.
-    decode_reserve_steps: Annotated[float, Field(ge=0, le=100)] = 2.0
-    # All of them once this share of the steps with prompts has run FP8 for the decodes' sake, before that fewer; 0: always all,
-    # with which answers in quiet hours begin in FP8.
-    decode_reserve_share: Annotated[float, Field(ge=0, le=1)] = 0.2
-    # FP8 when the engine would be full in so many seconds at the growth of the last one; null: deadlines alone.
-    fill_horizon_s: Annotated[float, Field(gt=0, le=600)] | None = 6.0
-    # Full: an FP8 step of decodes takes this share of the TPOT deadline; the rest is for prompts. Or max_num_seqs is reached.
-    fill_decode_share: Annotated[float, Field(gt=0, le=1)] = 0.6
+    # What they mean: nestedfp/steps/slo_rule.py.
+    ttft_fraction: Annotated[float, Field(gt=0, le=1)] = USUAL_SHARES.ttft_fraction
+    tpot_fraction: Annotated[float, Field(gt=0, le=1)] = USUAL_SHARES.tpot_fraction
+    tpot_grace_tokens: Annotated[int, Field(ge=0, le=1000)] = USUAL_SHARES.tpot_grace_tokens
+    decode_reserve_steps: Annotated[float, Field(ge=0, le=100)] = USUAL_SHARES.decode_reserve_steps
+    decode_reserve_share: Annotated[float, Field(ge=0, le=1)] = USUAL_SHARES.decode_reserve_share
+    fill_horizon_s: Annotated[float, Field(gt=0, le=600)] | None = USUAL_SHARES.fill_horizon_s
+    fill_decode_share: Annotated[float, Field(gt=0, le=1)] = USUAL_SHARES.fill_decode_share
 
     def rule_for(self, slo: Slo) -> StepRule:
         """The rule that lets a step use up these shares of the objectives."""
-        return StepRule(
-            ttft_deadline_s=self.ttft_fraction * slo.ttft_ms * 1e-3,
-            tpot_deadline_s=self.tpot_fraction * slo.tpot_ms * 1e-3,
-            tpot_grace_tokens=self.tpot_grace_tokens,
-            decode_reserve_steps=self.decode_reserve_steps,
-            decode_reserve_share=self.decode_reserve_share,
-            fill_horizon_s=self.fill_horizon_s,
-            fill_decode_share=self.fill_decode_share,
-        )
+        return SloShares(**self.model_dump(exclude={"name"})).rule(slo.ttft_ms, slo.tpot_ms)
 
 
 def decide(observation: Observation, state: None, config: Deadlines) -> tuple[Decision, None]:

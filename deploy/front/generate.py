@@ -38,12 +38,12 @@ from deploy.front.routes.route import Route, tokens_of
 from deploy.front.tap import Tap, Taps
 from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS, MOST_TRIES
 from deploy.metrics.request_metrics import RequestOutcome
-from deploy.replica.disclosure import disclose
 from deploy.replica.health_routes import GivenUp
 from deploy.replica.tracing import below_this_span
 from nestedfp.modes import Mode
 from nestedfp.vllm_plugin.frontend import Collected, collected, counts_of, total, usage_of
 from nestedfp.vllm_plugin.scheduling.pin import PIN_HEADER, AskedPrecision
+from nestedfp.vllm_plugin.serving.disclosure import disclose
 
 log = logging.getLogger(__name__)
 

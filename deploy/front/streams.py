@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from deploy.replica.disclosure import disclose
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts, usage_of
+from nestedfp.vllm_plugin.serving.disclosure import disclose
 
 encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"

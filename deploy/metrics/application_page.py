@@ -9,7 +9,7 @@ from prometheus_client.core import Metric
 
 from deploy.metrics import controller_families, openmetrics
 from deploy.metrics.new_decisions import Ask, NewDecisions
-from deploy.metrics.replica_page import gauge
+from nestedfp.vllm_plugin.serving.engine_families import gauge
 
 log = logging.getLogger(__name__)
 

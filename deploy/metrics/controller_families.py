@@ -7,8 +7,8 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from controller.audit import DecisionOutcome, Rung
-from deploy.metrics.replica_page import by, gauge, states
 from nestedfp.modes import DirectiveMode
+from nestedfp.vllm_plugin.serving.engine_families import by, gauge, states
 
 MOST_REASONS = (
     64  # distinct ones; what comes beyond is "other": the number of series stays bounded whatever a policy says

@@ -8,9 +8,9 @@
     exact_blocks.py  which KV blocks FP8 steps have written
     load_check.py  whether a load has set all of a model to finite values; dry_load.py the same without memory, before the load
     coverage.py    which share of a model's weights has an FP8 mode
-    versions.py    versions that were tested; names.py every name of vLLM that is used here
     accounting.py  tokens computed per precision, for each request and for the engine (pure)
-    endpoints.py   control and disclosure for a plain ``vllm serve``
+    serving/       a plain ``vllm serve``: pins, disclosure, metrics, directives, the SLO from the start
+    package_name.py  the CPU build's package under vLLM's name
     short_logs.py  one line instead of a stack for a bad request
     frontend.py    checks the pin of a request and hands each request's token counts to the front end
 

@@ -34,11 +34,19 @@ __all__ = ["Collected", "check_pin", "check_token_ids", "collected", "counts_of"
 
 
 class Collected(dict[str, TokenCounts]):
-    """The counts of ended sequences, by sequence; ``ids``: of all that were added to the engine."""
+    """The counts of ended sequences, by sequence.
 
-    def __init__(self) -> None:
+    Attributes:
+        ids: of all that were added to the engine.
+        asked: what the request asks for beside its parameters; None: nothing.
+        prompt_tokens: of the prompts, each counted once, whatever ``n``.
+    """
+
+    def __init__(self, asked: AskedPrecision | None = None) -> None:
         super().__init__()
         self.ids: list[str] = []
+        self.asked = asked
+        self.prompt_tokens = 0
         self._open: dict[str, Any] = {}  # vLLM's states of those that have not ended by themselves
         self._ended_tokens = 0
 
@@ -55,6 +63,8 @@ class Collected(dict[str, TokenCounts]):
     def added(self, state: Any) -> None:
         """The engine has a sequence, by vLLM's state of it."""
         self.ids.append(state.request_id)
+        if state.parent_req is None or state.request_index == 0:
+            self.prompt_tokens += state.prompt_len
         self._open[state.request_id] = state
 
     def ended(self, request_id: str, last_tokens: int) -> None:
@@ -80,9 +90,13 @@ def counts_of(output: Any) -> TokenCounts | None:
 
 
 @contextmanager
-def collected() -> Iterator[Collected]:
-    """Collect the counts, by sequence, of every request that this context, or a task started in it, adds to the engine."""
-    counts = Collected()
+def collected(asked: AskedPrecision | None = None) -> Iterator[Collected]:
+    """Collect the counts, by sequence, of every request that this context, or a task started in it, adds to the engine.
+
+    Args:
+        asked: what those requests ask for beside their parameters; None: nothing.
+    """
+    counts = Collected(asked)
     before = _collecting.get()
     _collecting.set(counts)
     try:
@@ -157,6 +171,7 @@ def install() -> None:
 
     @functools.wraps(process_inputs)
     def checked(self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+        _ask(params)
         check_pin(params)
         request = process_inputs(self, request_id, prompt, params, *args, **kwargs)
         check_token_ids(request, self.model_config.get_vocab_size())
@@ -200,6 +215,18 @@ def install() -> None:
     RequestOutput.add = merged  # type: ignore[method-assign]
 
 
+def _asked_beside() -> AskedPrecision | None:
+    collecting = _collecting.get()
+    return None if collecting is None else collecting.asked
+
+
+def _ask(params: Any) -> None:
+    """Put what a request asks for beside its ``SamplingParams`` or ``PoolingParams`` into them."""
+    if (asked := _asked_beside()) is not None:
+        name = "extra_args" if hasattr(params, "extra_args") else "extra_kwargs"
+        setattr(params, name, {**(getattr(params, name) or {}), PIN_KEY: asked.value})
+
+
 def _check_session(session: Any, request: Any) -> None:
     from vllm.exceptions import VLLMValidationError
 
@@ -230,7 +257,7 @@ def _unpinned(to_beam_search_params: Any) -> Any:
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
         from vllm.exceptions import VLLMValidationError
 
-        if parse_asked(self.vllm_xargs) is AskedPrecision.EXACT:
+        if AskedPrecision.EXACT in (parse_asked(self.vllm_xargs), _asked_beside()):
             raise VLLMValidationError(
                 "use_beam_search cannot be exact: leave one of the two out", parameter=f"vllm_xargs.{PIN_KEY}"
             )

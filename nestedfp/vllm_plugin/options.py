@@ -3,13 +3,20 @@
 They travel with vLLM's configuration to every process and are part of the key of its cache of compiled graphs.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
+
+from nestedfp.modes import DirectiveMode
+from nestedfp.steps.slo_rule import USUAL_SHARES
+from nestedfp.steps.step_rule import StepRule
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 OPTIONS_KEY = "nestedfp"
+USUAL_SLO_MS = {"ttft_ms": 200.0, "tpot_ms": 33.3}  # the usual interactive one
 CHOICES = {
     "weights": ("nested", "two_copies"),
     "step_costs": ("auto", "measure", "off"),
@@ -54,6 +61,8 @@ class PluginOptions:
             themselves, where no other layer reads them (weights/fused_quantiser.py): one launch less before three of a
             transformer block's four linear layers. "auto": on Hopper, where vLLM compiles the model; "always": refuse to start
             where that cannot be; "never".
+        slo: objectives that the engine keeps until somebody directs it: ``{"ttft_ms": 200, "tpot_ms": 33.3}``, or one of the
+            two, the other as here. None: every step is FP16 until then. Of ``vllm serve`` the plugin fills in these two.
         checkpoint: fingerprint of the checkpoint's files; filled in by the plugin.
     """
 
@@ -68,7 +77,14 @@ class PluginOptions:
     graph_tokens: int = 2048
     whole_graph_tokens: int = 512
     fused_quantiser: str = "auto"
+    slo: Mapping[str, float] | None = None
     checkpoint: str = ""
+
+    def directive(self) -> tuple[DirectiveMode, StepRule]:
+        """Return what is in force until somebody directs the engine."""
+        if self.slo is None or self.fp16_only:
+            return DirectiveMode.FP16, StepRule()
+        return DirectiveMode.AUTO, slo_rule(self.slo)
 
     def measures_steps(self, is_cpu: bool) -> bool:
         """Whether the worker times its steps when it starts."""
@@ -87,7 +103,12 @@ class PluginOptions:
         if not isinstance(given, dict) or set(given) - set(known):
             raise ValueError(
                 f"additional_config[{OPTIONS_KEY!r}] must be a mapping with keys out of {sorted(known)}; got {given!r}"
+                f"{_of_the_service(given)}"
             )
+        if given.get("slo") is not None:
+            slo_rule(given["slo"])
+            given = {**given, "slo": {**USUAL_SLO_MS, **given["slo"]}}
+            known["slo"] = dict
         for name, value in given.items():
             if name in CHOICES and value not in CHOICES[name]:
                 raise ValueError(
@@ -98,3 +119,31 @@ class PluginOptions:
                     f"additional_config[{OPTIONS_KEY!r}][{name!r}] must be a {known[name].__name__}; got {value!r}"
                 )
         return cls(**given)
+
+
+def slo_rule(given: Any) -> StepRule:
+    """Return the rule that keeps an SLO.
+
+    Args:
+        given: ``{"ttft_ms": 200, "tpot_ms": 33.3}``, or one of the two.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    wrong = not isinstance(given, Mapping) or bool(given.keys() - USUAL_SLO_MS.keys())
+    if wrong or not all(type(ms) in (int, float) and 0 < ms < math.inf for ms in given.values()):
+        raise ValueError(f"slo: expected milliseconds above 0, as in {USUAL_SLO_MS}; got {given!r:.200}")
+    return USUAL_SHARES.rule(**{**USUAL_SLO_MS, **given})
+
+
+# Of the service's configuration, which has an SLO, a policy and fronts of its own.
+OF_THE_SERVICE = ("policy", "controller", "replicas", "routing", "http", "model", "engine", "admission", "tracing")
+
+
+def _of_the_service(given: Any) -> str:
+    named = [name for name in OF_THE_SERVICE if isinstance(given, dict) and name in given]
+    return (
+        f"; {', '.join(named)}: of the service, whose configuration python -m deploy.serve --config reads"
+        if named
+        else ""
+    )

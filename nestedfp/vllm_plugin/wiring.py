@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nestedfp.checkpoint import fingerprint, read_weights
-from nestedfp.vllm_plugin import names, versions
-from nestedfp.vllm_plugin.options import OPTIONS_KEY, PluginOptions
+from nestedfp.hooks import versions
+from nestedfp.vllm_plugin.options import OPTIONS_KEY, USUAL_SLO_MS, PluginOptions
 from nestedfp.vllm_plugin.ranks import gpu_support
 
 if TYPE_CHECKING:
@@ -29,24 +29,32 @@ PLATFORM_WORKERS = ("auto", "vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.work
 def install() -> None:
     """Wrap ``EngineArgs.create_engine_config``. Idempotent."""
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.usage.usage_lib import UsageContext
 
     original = EngineArgs.create_engine_config
     if getattr(original, "_nestedfp", False):
         return
 
     @functools.wraps(original)
-    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> "VllmConfig":
-        config = original(self, *args, **kwargs)
+    def create_engine_config(
+        self: Any, usage_context: "UsageContext | None" = None, *args: Any, **kwargs: Any
+    ) -> "VllmConfig":
+        if self.quantization == "nestedfp" and self.dtype == "auto":
+            self.dtype = "float16"
+        config = original(self, usage_context, *args, **kwargs)
         if config.model_config.quantization == "nestedfp":
-            complete(config)
+            complete(config, serves=usage_context is UsageContext.OPENAI_API_SERVER)
         return config
 
     create_engine_config._nestedfp = True  # type: ignore[attr-defined]
     EngineArgs.create_engine_config = create_engine_config  # type: ignore[method-assign]
 
 
-def complete(config: "VllmConfig") -> None:
+def complete(config: "VllmConfig", *, serves: bool = False) -> None:
     """Fill in our scheduler and worker where the user left them open, and check the rest.
+
+    Args:
+        serves: it is the engine of an API server, which keeps an SLO from the start.
 
     Raises:
         ValueError: naming the setting that cannot work with nestedfp and what to set instead.
@@ -56,6 +64,8 @@ def complete(config: "VllmConfig") -> None:
         config.scheduler_config.scheduler_cls = SCHEDULER
     if config.parallel_config.worker_cls in PLATFORM_WORKERS:
         config.parallel_config.worker_cls = WORKER
+    if serves:
+        keep_slo(config)
     check(config)
     choose_path(config)
     # vLLM's cache of compiled graphs is keyed by the configuration. Which layers carry outlier lists or stay plain depends on
@@ -66,21 +76,61 @@ def complete(config: "VllmConfig") -> None:
     from nestedfp.vllm_plugin import frontend
 
     frontend.install()
+    if serves:
+        add_endpoints()
+
+
+def keep_slo(config: "VllmConfig") -> None:
+    """Have the engine keep the usual SLO from the start where the user names none."""
+    given = (config.additional_config or {}).get(OPTIONS_KEY, {})
+    if isinstance(given, dict) and "slo" not in given:
+        config.additional_config = {**(config.additional_config or {}), OPTIONS_KEY: {**given, "slo": USUAL_SLO_MS}}
+
+
+def add_endpoints() -> None:
+    """Add our routes and the disclosure to the API server of this process. Idempotent.
+
+    vLLM leaves out endpoint plugins that ``VLLM_PLUGINS`` does not name, and with it set, all plugins that it does not name. Who
+    asks for nestedfp's weights asks for their disclosure too.
+    """
+    from vllm import plugins
+
+    original = plugins.load_endpoint_plugins
+    if getattr(original, "_nestedfp", False):
+        return
+
+    @functools.wraps(original)
+    def load_endpoint_plugins(supported_tasks: Any = None) -> list[Any]:
+        from nestedfp.vllm_plugin.serving.endpoints import Endpoints
+
+        serves = set(Endpoints.required_tasks) & set(supported_tasks or ())
+        return [*original(supported_tasks), *([Endpoints()] if serves else [])]
+
+    load_endpoint_plugins._nestedfp = True  # type: ignore[attr-defined]
+    plugins.load_endpoint_plugins = load_endpoint_plugins
 
 
 def check_versions() -> None:
-    """Refuse versions of vLLM and torch that were not tested, or that lack what the plugin needs.
+    """Refuse versions of vLLM and torch that were not tested, unless ``NESTEDFP_ALLOW_UNTESTED=1`` and nothing differs.
 
     Raises:
-        ValueError: see ``versions.check``; or naming what is not there.
+        ValueError: with the version, the tested ones, and what of vLLM differs from what the plugin needs.
     """
-    if (warning := versions.check()) is None:
+    if (sentence := versions.untested(versions.TESTED)) is None:
         return
     from vllm.logger import init_logger
 
-    if moved := names.missing():
-        raise ValueError(f"{warning}, and {'; '.join(moved)}; install a tested version")
-    init_logger("vllm.nestedfp").warning("%s; %s=1 allows it", warning, versions.ALLOW_ENV)
+    from nestedfp.hooks import compare
+
+    if found := compare.differences():
+        remedy = "install a tested version (python -m nestedfp.hooks lists what is needed)"
+        raise ValueError(f"{sentence}, and {len(found)} of its hooks differ: {'; '.join(found)}; {remedy}")
+    if not versions.allowed():
+        raise ValueError(
+            f"{sentence}; nothing that it hooks into differs; install a tested version, or set {versions.ALLOW_ENV}=1 to try "
+            "this one"
+        )
+    init_logger("vllm.nestedfp").warning("%s; %s=1 allows it", sentence, versions.ALLOW_ENV)
 
 
 def checkpoint_key(config: "VllmConfig") -> str:

@@ -14,7 +14,7 @@ from deploy import config, serve
 from deploy.access import keys
 from deploy.config import REPOSITORY, ConfigError, load
 from deploy.startup.accelerator import visible_gpus
-from nestedfp.vllm_plugin import versions
+from nestedfp.hooks import versions
 from workload.frozen import FrozenModel
 
 CONFIGS = sorted((REPOSITORY / "deploy" / "configs").glob("*.yaml"))
@@ -48,6 +48,10 @@ def test_shipped_configurations_are_valid_and_listen_on_loopback(path, tmp_path)
     [
         ({"modle": {}}, "modle: unknown key"),
         ({"engine__max_seqs": 4}, "engine.max_seqs: unknown key"),
+        (
+            {"engine__slo": {"ttft_ms": 100}},
+            "engine: slo belongs to the controller, which directs every engine: set controller.slo",
+        ),
         ({"engine__max_num_seqs": 0}, "engine.max_num_seqs"),
         ({"engine__weights": "three_copies"}, "engine.weights"),
         ({"engine__admission_high": 0.9}, "engine.admission_high"),
@@ -130,10 +134,17 @@ def test_the_servers_of_replicas_have_the_fast_loop_and_parser():
 
 
 @pytest.mark.parametrize("arguments", [[], ["--address", "nowhere"]], ids=["own cluster", "cluster that runs"])
-def test_another_version_of_ray_is_refused_in_one_sentence_unless_it_is_allowed(
-    tmp_path, capsys, monkeypatch, arguments
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({"ray": "9.9.9", "vllm": "0.29.0"}, "ray 9.9.9 (tested: 2."),
+        ({"ray": "2.60.0", "vllm": "0.32.0"}, "vllm 0.32.0 (tested: 0.29.0)"),  # one engine runs with it
+    ],
+)
+def test_another_version_of_ray_or_vllm_is_refused_in_one_sentence_unless_it_is_allowed(
+    tmp_path, capsys, monkeypatch, arguments, found, said
 ):
-    monkeypatch.setattr(versions, "installed", lambda package: {"ray": "9.9.9"}[package])
+    monkeypatch.setattr(versions, "installed", lambda package: found[package])
     monkeypatch.delenv(versions.ALLOW_ENV, raising=False)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -144,9 +155,9 @@ def test_another_version_of_ray_is_refused_in_one_sentence_unless_it_is_allowed(
         monkeypatch.setenv(versions.ALLOW_ENV, "1")
         assert serve.main(command) == 2
         allowed, next_fault = capsys.readouterr().err.splitlines()
-    assert refused.startswith("error: nestedfp was not tested with ray 9.9.9 (tested: 2.")
+    assert refused.startswith(f"error: nestedfp was not tested with {said}")
     assert refused.endswith(f"or set {versions.ALLOW_ENV}=1 to try this one")
-    assert allowed.startswith("warning: nestedfp was not tested with ray 9.9.9")
+    assert allowed.startswith(f"warning: nestedfp was not tested with {said}")
     assert ("--address: expected" if arguments else "cannot listen") in next_fault
 
 

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 from front_calls import GOOD, ask, front
 
-from deploy.replica.disclosure import StreamDiscloser, disclose
 from nestedfp.answers import answer_of
 from nestedfp.vllm_plugin import frontend
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts, total, usage_of
+from nestedfp.vllm_plugin.serving.disclosure import StreamDiscloser, disclose
 
 TOKENS = {"prompt": {"fp16": 3, "fp8": 2, "cached": {"fp16": 1, "fp8": 0}}, "completion": {"fp16": 4, "fp8": 0}}
 

@@ -8,7 +8,7 @@ import pytest
 import vllm_parts  # vLLM, imported with its warnings kept quiet
 
 from deploy.names import NAMES
-from nestedfp.vllm_plugin.names import missing
+from nestedfp.hooks.compare import missing
 
 pytestmark = pytest.mark.slow
 assert vllm_parts.MODEL

@@ -9,8 +9,8 @@ from starlette.testclient import TestClient
 from nestedfp import admin_key
 from nestedfp.steps.step_rule import StepRule
 from nestedfp.vllm_plugin import frontend
-from nestedfp.vllm_plugin.endpoints import Endpoints
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
+from nestedfp.vllm_plugin.serving.endpoints import Endpoints
 
 KEY = {"Authorization": "Bearer a-key"}
 

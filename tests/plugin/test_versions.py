@@ -1,6 +1,7 @@
 """The plugin and the versions around it: what was tested is named, what has moved is found, plain vLLM is never taken down."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,17 +9,21 @@ from pathlib import Path
 import pytest
 import vllm_parts  # vLLM, imported with its warnings kept quiet
 
-from nestedfp.vllm_plugin import names, versions, wiring
+from nestedfp.hooks import compare, versions
+from nestedfp.hooks.__main__ import main, markdown
+from nestedfp.hooks.table import HOOKS
+from nestedfp.vllm_plugin import wiring
 
 pytestmark = pytest.mark.slow
 
 PLUGIN = Path(__file__).resolve().parents[2] / "nestedfp" / "vllm_plugin"
+NAMES = [name for hooks in HOOKS for name in hooks.names]
 assert vllm_parts.MODEL
 
 
 def imported():
-    """Every (module, name) that the plugin imports from vLLM."""
-    for file in PLUGIN.glob("*.py"):
+    """Every (file, name) that the plugin imports from vLLM."""
+    for file in PLUGIN.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "vllm":
                 yield from ((file.name, f"{node.module}:{alias.name}") for alias in node.names)
@@ -27,22 +32,37 @@ def imported():
                     assert alias.name.partition(".")[0] != "vllm", f"{file.name}: import names from vLLM, not modules"
 
 
-def test_every_name_of_vllm_that_is_used_stands_in_the_list():
-    listed = {f"{module}:{path.partition('.')[0]}" for module, _, path in (n.partition(":") for n in names.NAMES)}
-    missing = [f"{file}: {name}" for file, name in imported() if name not in listed]
-    assert not missing, f"add to nestedfp/vllm_plugin/names.py: {missing}"
+def test_every_name_of_vllm_that_is_used_stands_in_the_table():
+    listed = {":".join((module, re.split("[.#]", path)[0])) for module, _, path in (n.partition(":") for n in NAMES)}
+    modules = {name.partition(":")[0] for name in listed}
+    found = [
+        f"{file}: {name}"
+        for file, name in imported()
+        if name not in listed and name.replace(":", ".") not in modules  # a module of which names are listed
+    ]
+    assert not found, f"add to nestedfp/hooks/table.py: {found}"
 
 
-def test_every_method_that_the_scheduler_overrides_stands_in_the_list():
+def test_every_method_that_the_scheduler_overrides_stands_in_the_table():
     from nestedfp.vllm_plugin.scheduling.scheduler import PrecisionMixin
 
-    ours = {name for name in vars(PrecisionMixin) if hasattr(vllm_parts.Scheduler, name) and not name.startswith("__")}
-    listed = {name.rpartition(".")[2] for name in names.NAMES if "scheduler:Scheduler" in name}
+    ours = {
+        name
+        for part in PrecisionMixin.__mro__[:-1]
+        for name in vars(part)
+        if hasattr(vllm_parts.Scheduler, name) and not name.startswith("__")
+    }
+    listed = {each for name in NAMES if "scheduler:Scheduler." in name for each in name.rpartition(".")[2].split("|")}
     assert ours <= listed
 
 
-def test_nothing_in_the_list_has_moved():
-    assert names.missing() == []
+def test_nothing_in_the_table_has_moved():
+    assert compare.differences() == []
+
+
+def test_the_page_of_hooks_is_the_table():
+    page = (PLUGIN.parents[1] / "docs" / "hooks.md").read_text()
+    assert page.endswith(f"\n{markdown()}\n"), "write it anew: see its first lines"
 
 
 def test_what_has_moved_is_said():
@@ -50,33 +70,102 @@ def test_what_has_moved_is_said():
         "vllm.v1.request:Request.no_such_method": None,
         "vllm.no_such_module:Thing": None,
         "vllm.v1.request:Request.update_block_hashes": ("self", "other"),
+        "vllm.v1.request:Request.no_such_method|update_block_hashes": ("self",),
+        "vllm.v1.request:Request#cache_salt": None,
+        "vllm.v1.request:Request#no_such_attribute|nor_this": None,
     }
-    assert names.missing(moved) == [
+    assert compare.missing(moved) == [
         "vllm.v1.request:Request.no_such_method is not there",
         "vllm.no_such_module:Thing is not there",
         "vllm.v1.request:Request.update_block_hashes takes ['self'], expected ['self', 'other']",
+        "vllm.v1.request:Request#no_such_attribute|nor_this is not there: instances have no such attribute",
     ]
 
 
+@pytest.mark.parametrize(
+    ("ours", "call", "taken"),
+    [
+        ("self, request", "self.f(request)", True),
+        ("self, request", "self.f(request, max_tokens)", False),
+        ("self, request, *args", "self.f(request, max_tokens)", True),
+        ("self, request", "self.f(request, max_tokens=1)", False),
+        ("self, request, **kwargs", "self.f(request, max_tokens=1)", True),
+        ("self, request", "self.f(request=1)", True),
+        ("self, request", "self.f()", False),
+        ("self, request=None", "self.f()", True),
+        ("self, *, request", "self.f()", False),
+        ("self, *, request", "self.f(request=1)", True),
+        ("self, request", "self.f(1, request=1)", False),
+        ("self, request", "self.f(*requests)", True),
+    ],
+)
+def test_a_call_that_an_override_does_not_take_is_found(ours, call, taken):
+    function = ast.parse(f"def f({ours}): pass").body[0]
+    assert compare.accepts(function, ast.parse(call).body[0].value) is taken
+
+
+def test_calls_and_abstract_methods_of_a_vllm_of_tomorrow_are_found(monkeypatch):
+    """As vLLM 0.33 has them: a second argument for one method, and another method that every output must have."""
+    from vllm.v1 import outputs
+
+    plugin = compare._our_classes()
+    scheduler, output = plugin["PrecisionMixin"], plugin["_TimedOutput"]
+    for body, name in ((scheduler, "_get_local_prefix_cache_hit"), (output, "get_kv_connector_output")):
+        (method,) = compare._methods(body, name, plugin)
+        if name == "get_kv_connector_output":
+            body.body.remove(method)
+        else:
+            method.args.vararg = method.args.kwarg = None
+    monkeypatch.setattr(compare, "_our_classes", lambda: plugin)
+    tomorrow = "class Scheduler:\n    def schedule(self):\n        self._get_local_prefix_cache_hit(request, tokens)\n"
+    source = compare._source
+    monkeypatch.setattr(
+        compare, "_source", lambda module: ast.parse(tomorrow) if module.endswith("sched.scheduler") else source(module)
+    )
+    monkeypatch.setattr(
+        outputs.AsyncModelRunnerOutput, "__abstractmethods__", frozenset({"get_output", "get_kv_connector_output"})
+    )
+    call, lacking = compare.differences()
+    assert (
+        "self._get_local_prefix_cache_hit(request, tokens) is a call that our _get_local_prefix_cache_hit(self, request"
+        in call
+    )
+    assert "['get_kv_connector_output'], which our _TimedOutput lacks" in lacking
+
+
 def test_the_installed_versions_were_tested():
-    assert versions.untested(("vllm", "torch", "ray")) is None
+    assert versions.untested(versions.TESTED) is None
 
 
 def test_another_version_is_refused_in_one_sentence(monkeypatch):
-    monkeypatch.setattr(versions, "installed", lambda package: {"vllm": "0.30.1", "torch": "2.13.0"}[package])
+    monkeypatch.setattr(versions, "installed", lambda package: {"vllm": "0.33.1", "torch": "2.13.0"}[package])
     with pytest.raises(
-        ValueError, match=r"not tested with vllm 0\.30\.1 \(tested: 0\.29\.0\); .*NESTEDFP_ALLOW_UNTESTED=1"
+        ValueError,
+        match=r"not tested with vllm 0\.33\.1 \(tested: 0\.29\.0, .*\); nothing that .* differs; .*NESTEDFP_ALLOW_UNTESTED=1",
     ):
         wiring.check_versions()
 
 
-def test_another_version_may_be_allowed_unless_something_has_moved(monkeypatch):
+@pytest.mark.parametrize("allowed", ["0", "1"])
+def test_another_version_may_be_allowed_unless_something_differs_which_is_said(monkeypatch, allowed):
     monkeypatch.setattr(versions, "installed", lambda package: "9.9.9")
-    monkeypatch.setenv(versions.ALLOW_ENV, "1")
-    wiring.check_versions()
-    monkeypatch.setattr(names, "missing", lambda: ["vllm.x:Y is not there"])
-    with pytest.raises(ValueError, match=r"vllm\.x:Y is not there; install a tested version"):
+    monkeypatch.setenv(versions.ALLOW_ENV, allowed)
+    if allowed == "1":
         wiring.check_versions()
+    monkeypatch.setattr(compare, "differences", lambda: ["vllm.x:Y is not there"])
+    with pytest.raises(ValueError, match=r"1 of its hooks differ: vllm\.x:Y is not there; install a tested version"):
+        wiring.check_versions()
+
+
+def test_the_command_prints_the_table_and_what_differs(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["hooks"])
+    assert main() == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in NAMES)
+    assert "nothing differs" in printed
+    monkeypatch.setattr(compare, "differences", lambda: ["vllm.x:Y is not there"])
+    assert main() == 1
+    assert capsys.readouterr().out.endswith("1 differs\n    vllm.x:Y is not there\n")
 
 
 def python(script):

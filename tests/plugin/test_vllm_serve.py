@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import httpx
 import pytest
@@ -15,21 +17,24 @@ pytestmark = [pytest.mark.serve, pytest.mark.filterwarnings("ignore")]
 
 PORT = 8133
 MODEL = "models/fairytales-8m"
-ARGUMENTS = f"""
-    --quantization nestedfp --dtype float16 --enforce-eager --max-model-len 256 --max-num-seqs 8
-    --kv-cache-memory-bytes {64 << 20} --host 127.0.0.1 --port {PORT}
-"""
+# Twice the default's time to the first token, so that the option is what the engine goes by.
+OPTIONS = {"nestedfp": {"slo": {"ttft_ms": 400}}}
+ARGUMENTS = [
+    *("--quantization", "nestedfp", "--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "8"),
+    *("--kv-cache-memory-bytes", str(64 << 20), "--host", "127.0.0.1", "--port", str(PORT)),
+    *("--additional-config", json.dumps(OPTIONS)),
+]
 KEY = {"Authorization": "Bearer a-key"}
+AUTO = {"mode": "auto", "slo": OPTIONS["nestedfp"]["slo"]}
 
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
-    if not entry_points(group="vllm.endpoint_plugins", name="nestedfp"):
+    if not entry_points(group="vllm.platform_plugins", name="nestedfp"):
         pytest.fail("the package was installed before it had this plugin: run 'make setup'")
     folder = tmp_path_factory.mktemp("vllm")
     (folder / "key").write_text("a-key\n")
     environment = {
-        "VLLM_PLUGINS": "nestedfp",
         "NESTEDFP_ADMIN_KEY_FILE": str(folder / "key"),
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -38,8 +43,7 @@ def client(tmp_path_factory):
     }
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
-            # What ``vllm serve`` runs; that command itself wants a package of the name vllm, and on a CPU it is vllm-cpu.
-            [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", MODEL, *ARGUMENTS.split()],
+            [str(Path(sys.executable).with_name("vllm")), "serve", MODEL, *ARGUMENTS],
             cwd=ROOT,
             env={**os.environ, **environment},
             stdout=log,
@@ -67,48 +71,117 @@ def ask(client, **more):
     return client.post("/v1/completions", json=body)
 
 
-def test_answers_disclose_their_precision_and_the_directive_changes_it(client):
-    assert ask(client).json()["usage"]["precision_tokens"]["completion"] == {"fp16": 8, "fp8": 0}
-    assert client.post("/nestedfp/directive", json={"mode": "fp8"}, headers=KEY).json() == {"mode": "fp8"}
+@contextmanager
+def directed(client, order):
+    """Have a directive in force meanwhile."""
+    assert client.post("/nestedfp/directive", json=order, headers=KEY).json() == {"mode": order["mode"]}
     try:
-        assert ask(client).json()["usage"]["precision_tokens"]["completion"] == {"fp16": 0, "fp8": 8}
-        pinned = ask(client, vllm_xargs={"precision": "fp16"}).json()
-        assert pinned["usage"]["precision_tokens"]["completion"] == {"fp16": 8, "fp8": 0}
+        yield
     finally:
-        client.post("/nestedfp/directive", json={"mode": "fp16"}, headers=KEY)
-    assert client.get("/nestedfp/stats").json()["epoch"] >= 2
+        client.post("/nestedfp/directive", json=AUTO, headers=KEY)
+
+
+def events(answer):
+    return [json.loads(line.removeprefix("data: ")) for line in answer.text.split("\n\n") if line.startswith("data: {")]
+
+
+def test_the_slo_is_kept_from_the_start(client):
+    stats = client.get("/nestedfp/stats").json()
+    assert (stats["directive"], stats["epoch"]) == ("auto", 0)
+    answer = ask(client)
+    assert answer.headers["x-nestedfp-precision"] == "auto"
+    assert client.get("/nestedfp/stats").json()["fp8_weight_share"] > 0.5  # the workers were asked
+
+
+def test_answers_disclose_their_precision_and_the_directive_changes_it(client):
+    with directed(client, {"mode": "fp16"}):
+        usage = ask(client).json()["usage"]
+        assert (usage["precision"], usage["precision_tokens"]["completion"]) == ("exact", {"fp16": 8, "fp8": 0})
+    with directed(client, {"mode": "fp8"}):
+        answer = ask(client)
+        assert answer.headers["x-nestedfp-precision"] == answer.json()["usage"]["precision"] == "fast"
+        assert answer.json()["usage"]["precision_tokens"]["completion"] == {"fp16": 0, "fp8": 8}
+
+
+@pytest.mark.parametrize(
+    "pin",
+    [
+        {"json": {"precision": "exact"}},
+        {"json": {"precision": "fp16"}},
+        {"json": {"vllm_xargs": {"precision": "exact"}}},
+        {"headers": {"X-NestedFP-Precision": "exact"}},
+        {"json": {"precision": "auto"}, "headers": {"x-nestedfp-precision": "exact"}},
+    ],
+    ids=str,
+)
+def test_a_pin_in_body_or_header_is_kept_whatever_the_directive(client, pin):
+    body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True, **pin.get("json", {})}
+    with directed(client, {"mode": "fp8"}):
+        answer = client.post("/v1/completions", json=body, headers=pin.get("headers"))
+    assert answer.headers["x-nestedfp-precision"] == answer.json()["usage"]["precision"] == "exact"
 
 
 def test_auto_with_a_rule_is_the_engines_own_choice(client):
-    order = {"mode": "auto", "rule": {"fp8_step_tokens": 1}}
-    assert client.post("/nestedfp/directive", json=order, headers=KEY).json() == {"mode": "auto"}
-    try:
+    with directed(client, {"mode": "auto", "rule": {"fp8_step_tokens": 1}}):
         tokens = ask(client, prompt="Once upon a time there was a dog").json()["usage"]["precision_tokens"]
-        assert (tokens["prompt"]["fp16"], tokens["completion"]["fp8"]) == (
-            0,
-            1,
-        )  # the prompt's step, and none of one token
-    finally:
-        client.post("/nestedfp/directive", json={"mode": "fp16"}, headers=KEY)
+    # The prompt's step, and none of one token.
+    assert (tokens["prompt"]["fp16"], tokens["completion"]["fp8"]) == (0, 1)
 
 
-def test_a_stream_discloses_in_a_comment_before_its_end(client):
-    text = ask(client, stream=True).text
-    *_, note, done, _ = text.split("\n\n")
-    assert done == "data: [DONE]"
-    assert json.loads(note.removeprefix(": nestedfp "))["completion"] == {"fp16": 8, "fp8": 0}
+@pytest.mark.parametrize("include", [True, False])
+def test_a_stream_discloses_in_its_usage(client, include):
+    answer = ask(
+        client, stream=True, n=2, stream_options={"include_usage": include}, precision="exact", temperature=1.0
+    )
+    assert answer.text.endswith("data: [DONE]\n\n")
+    *_, last = (chunk["usage"] for chunk in events(answer) if chunk.get("usage"))
+    assert (last["precision"], last["precision_tokens"]["completion"]) == ("exact", {"fp16": 16, "fp8": 0})
+    assert (last["prompt_tokens"], last["completion_tokens"]) == (5, 16)
 
 
-def test_a_chat_discloses_too(client):
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "ignore_eos": True}
-    tokens = client.post("/v1/chat/completions", json=body).json()["usage"]["precision_tokens"]
-    assert tokens["completion"] == {"fp16": 4, "fp8": 0}
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
+        ("/v1/responses", {"input": "Hello", "max_output_tokens": 4}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hello"}]}),
+    ],
+)
+def test_every_route_for_text_discloses_and_pins(client, path, body, stream):
+    body = {"model": MODEL, "max_tokens": 4, "stream": stream, **body}
+    with directed(client, {"mode": "fp8"}):
+        answer = client.post(path, json=body, headers={"x-nestedfp-precision": "exact"})
+    assert answer.status_code == 200, answer.text
+    said = answer.text if stream else json.dumps(answer.json(), separators=(",", ":"))
+    assert said.count('"precision":"exact"') == 1, said
+
+
+def test_vllms_page_of_metrics_says_what_the_engine_does(client):
+    ask(client, precision="exact")
+    page = client.get("/metrics").text
+    assert 'nestedfp_tokens_total{precision="fp16"}' in page
+    assert 'nestedfp_directive{mode="auto"} 1.0' in page
+    assert 'nestedfp_step_seconds_total{precision="fp16"}' in page
+    assert "vllm:" in page
 
 
 def test_wrong_pins_and_wrong_orders_are_refused(client):
-    assert ask(client, vllm_xargs={"precision": "fp4"}).status_code == 400
+    for wrong in (
+        {"precision": "fp4"},
+        {"vllm_xargs": {"precision": "fp4"}},
+        {"precision": 8},
+        {"precision": ["exact"]},
+    ):
+        answer = ask(client, **wrong)
+        assert (answer.status_code, "precision must be" in answer.json()["error"]["message"]) == (400, True)
+    answer = client.post("/v1/completions", json={"precision": "exact"}, headers={"x-nestedfp-precision": "fast"})
+    assert "leave one of the two out" in answer.json()["error"]["message"]
+    assert ask(client, precision="exact", use_beam_search=True, n=2).status_code == 400
     assert ask(client, prompt=[4096]).status_code == 400
     assert client.post("/nestedfp/directive", json={"mode": "fp8"}).status_code == 401
-    for wrong in ({"mode": "fp4"}, {"mode": "auto"}, {}, [], 1):
+    for wrong in ({"mode": "fp4"}, {"mode": "auto"}, {"mode": "auto", "slo": {"ttft_ms": "fast"}}, {}, [], 1):
         assert client.post("/nestedfp/directive", json=wrong, headers=KEY).status_code == 400
+    for body in (b"", b"[1]", b"{", b'"precision"'):
+        assert client.post("/v1/completions", content=body).status_code in (400, 422)
     assert ask(client).status_code == 200

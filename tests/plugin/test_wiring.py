@@ -40,6 +40,15 @@ def outcomes(tmp_path_factory):
             "args": {"additional_config": {"nestedfp": {"unsupported_gpu": "portable"}}},
             "capability": [8, 9],
         },
+        "served": {"args": {}, "serves": True},
+        "served, TTFT": {"args": {"additional_config": {"nestedfp": {"slo": {"ttft_ms": 500}}}}, "serves": True},
+        "served without": {"args": {"additional_config": {"nestedfp": {"slo": None}}}, "serves": True},
+        "slo of words": {"args": {"additional_config": {"nestedfp": {"slo": {"ttft_ms": "fast"}}}}},
+        "slo of nothing": {"args": {"additional_config": {"nestedfp": {"slo": {"tpot_ms": 0}}}}},
+        "slo of no number": {"args": {"additional_config": {"nestedfp": {"slo": {"tpot_ms": float("nan")}}}}},
+        "slo unknown": {"args": {"additional_config": {"nestedfp": {"slo": {"itl_ms": 5}}}}},
+        "slo is one number": {"args": {"additional_config": {"nestedfp": {"slo": 200}}}},
+        "of the service": {"args": {"additional_config": {"nestedfp": {"replicas": 2}}}},
         "fp16 only": {"args": {"additional_config": {"nestedfp": {"fp16_only": True}}}},
         "truncated": {"args": {"model": str(truncated)}},
     }
@@ -50,6 +59,13 @@ def test_scheduler_and_worker_are_filled_in(outcomes):
     assert outcomes["good"]["scheduler_cls"] == "nestedfp.vllm_plugin.scheduling.scheduler.make_scheduler"
     assert outcomes["good"]["worker_cls"] == "nestedfp.vllm_plugin.ranks.worker.NestedFPWorker"
     assert len(outcomes["good"]["options"]["checkpoint"]) == 16
+
+
+def test_an_api_server_keeps_the_usual_slo_unless_it_is_told_another(outcomes):
+    assert outcomes["served"]["options"]["slo"] == {"ttft_ms": 200.0, "tpot_ms": 33.3}
+    assert outcomes["served, TTFT"]["options"]["slo"] == {"ttft_ms": 500}
+    assert outcomes["served without"]["options"]["slo"] is None
+    assert "slo" not in outcomes["good"]["options"]  # offline nobody waits
 
 
 def test_what_the_plugin_finds_out_travels_with_the_users_options(outcomes):
@@ -79,6 +95,12 @@ def test_on_hopper_kernels_may_start_early_unless_the_user_says_no(outcomes):
         ("option", "keys out of"),
         ("option type", "must be a bool"),
         ("option choice", "must be one of ('refuse', 'fp16', 'portable'); got 'fp8'"),
+        ("slo of words", "slo: expected milliseconds above 0"),
+        ("slo of nothing", "slo: expected milliseconds above 0"),
+        ("slo of no number", "slo: expected milliseconds above 0"),
+        ("slo unknown", "slo: expected milliseconds above 0"),
+        ("slo is one number", "slo: expected milliseconds above 0"),
+        ("of the service", "replicas: of the service, whose configuration python -m deploy.serve --config reads"),
         ("blackwell", "this GPU has 10.0"),
         ("truncated", "model.safetensors: expected"),
     ],

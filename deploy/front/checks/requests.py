@@ -12,7 +12,7 @@ from deploy.front.checks.bodies import check_kind
 from deploy.front.checks.bounds import INT32, check_bounds
 from deploy.front.checks.values import MOST_IDS, check_values
 from deploy.front.replies import Refused
-from nestedfp.vllm_plugin.scheduling.pin import PIN_HEADER, PIN_KEY, AskedPrecision, parse_asked
+from nestedfp.vllm_plugin.scheduling.pin import PIN_HEADER, PIN_KEY, AskedError, AskedPrecision, stated
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 DEADLINE_KEY = "queue_deadline_s"  # in vllm_xargs
@@ -108,24 +108,16 @@ def stated_precision(request: Any, headers: dict[bytes, bytes]) -> AskedPrecisio
         Refused: 400 for an unknown precision, or for two that contradict each other.
     """
     header = headers.get(PIN_HEADER.encode())
-    found: dict[AskedPrecision, str] = {}
-    for given, where in (
-        (getattr(request, PIN_KEY, None), PIN_KEY),
-        (_xargs(request).get(PIN_KEY), f"vllm_xargs.{PIN_KEY}"),
-        (None if header is None else header.decode("latin-1"), PIN_HEADER),
-    ):
-        try:
-            if (asked := parse_asked({PIN_KEY: given})) is not None:
-                found.setdefault(asked, where)
-        except ValueError as error:
-            raise Refused(400, str(error), param=where) from None
-    if AskedPrecision.EXACT in found and AskedPrecision.FAST in found:
-        exact, fast = found[AskedPrecision.EXACT], found[AskedPrecision.FAST]
-        message = f"{exact} asks for an exact answer and {fast} for a fast one: leave one of the two out"
-        raise Refused(400, message, param=fast)
-    return next(
-        (asked for asked in (AskedPrecision.EXACT, AskedPrecision.FAST, AskedPrecision.AUTO) if asked in found), None
-    )
+    try:
+        return stated(
+            (
+                (getattr(request, PIN_KEY, None), PIN_KEY),
+                (_xargs(request).get(PIN_KEY), f"vllm_xargs.{PIN_KEY}"),
+                (None if header is None else header.decode("latin-1"), PIN_HEADER),
+            )
+        )
+    except AskedError as error:
+        raise Refused(400, str(error), param=error.where) from None
 
 
 def apply_precision(request: Any, asked: AskedPrecision) -> None:

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from deploy.access.admission import Asked
 from deploy.front.replies import Refused
 from deploy.front.streams import GAP, error_events
-from deploy.replica.disclosure import NamedDiscloser, StreamDiscloser, Tokens
 from nestedfp.vllm_plugin.scheduling.accounting import total, usage_of
+from nestedfp.vllm_plugin.serving.disclosure import NamedDiscloser, StreamDiscloser, Tokens
 
 
 def tokens_of(counts: Any) -> Tokens | None:

@@ -16,7 +16,7 @@ from deploy.front.checks.asked import asked_of_inputs
 from deploy.front.checks.bounds import at_most, check_extra, check_numbers
 from deploy.front.replies import JSON
 from deploy.front.routes.route import Route
-from deploy.replica.disclosure import Tokens, disclose
+from nestedfp.vllm_plugin.serving.disclosure import Tokens, disclose
 
 MOST_INPUTS = 2048  # of one request, as OpenAI has it
 # With encoding_format "bytes", whose header describes every vector: HAProxy takes 16 KiB of headers.

@@ -62,7 +62,7 @@ class Forced:
             self.llm.generate([{"prompt_token_ids": list(window)}], asked, use_tqdm=False)
         finally:
             self._mask = None
-        # One call of a row samples; those of more are the window's, in chunks where the runner cuts them, with the last row or without.
+        # One call of a row samples; those of more are the window's, in chunks where the runner cuts them.
         found = torch.cat([each for each in self._logits if each.shape[0] > 1])[: len(window) - 1]
         if found.shape[0] < len(window) - 1:
             raise RuntimeError(f"expected logits of {len(window) - 1} positions in one step, got {found.shape[0]}")

@@ -5,6 +5,7 @@ was allocated. Here every write into a parameter is counted while the checkpoint
 parts (q, k and v into one matrix; a rank's shard; each expert), on any device, the meta device too.
 """
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -152,6 +153,7 @@ def checked() -> Iterator[None]:
     """
     original = BaseModelLoader.load_model
 
+    @functools.wraps(original)
     def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.load_config.load_format == "dummy":
             return original(self, *args, **kwargs)

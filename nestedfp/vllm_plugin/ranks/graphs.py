@@ -190,10 +190,12 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
         uniform_token_count: int | None,
         num_active_loras: int = 0,
         max_query_len: int | None = None,
+        **kwargs: Any,
     ) -> Any:
         if ops.is_mixed():  # hundreds of rows: the host launches its kernels while the GPU computes
             return cudagraph_utils.BatchExecutionDescriptor(CUDAGraphMode.NONE, num_tokens, num_reqs)
-        return super().dispatch(num_reqs, num_tokens, uniform_token_count, CASES[ops.get_mode()], max_query_len)
+        case = CASES[ops.get_mode()]
+        return super().dispatch(num_reqs, num_tokens, uniform_token_count, case, max_query_len, **kwargs)
 
 
 def in_capture_order(

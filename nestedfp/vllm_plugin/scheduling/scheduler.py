@@ -15,7 +15,7 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.request_queue import FCFSRequestQueue, SchedulingPolicy
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
@@ -25,11 +25,12 @@ from nestedfp.steps.step_costs import StepCosts, slowest
 from nestedfp.steps.step_rule import StepRule, StepSignals, choose
 from nestedfp.vllm_plugin.options import PluginOptions
 from nestedfp.vllm_plugin.ranks.timing.step_ends import SINCE_LAST_S
-from nestedfp.vllm_plugin.scheduling import directive_intake, directive_receiver
+from nestedfp.vllm_plugin.scheduling import directive_intake, directive_receiver, workers_answers
 from nestedfp.vllm_plugin.scheduling.accounting import COUNTS_KEY, EngineTotals, RequestTokens
 from nestedfp.vllm_plugin.scheduling.deadline_watch import DeadlineWatch, arrived_s, steady_s
 from nestedfp.vllm_plugin.scheduling.exact_blocks import ALL, ExactBlocks
 from nestedfp.vllm_plugin.scheduling.pin import is_pinned
+from nestedfp.vllm_plugin.scheduling.waiting import WaitingRequests
 
 GRAMMAR_THREADS = 8
 LOW_PRIORITY = 10
@@ -50,7 +51,7 @@ def compile_aside(manager: Any) -> None:
     before.shutdown()
 
 
-class PrecisionMixin:
+class PrecisionMixin(WaitingRequests):
     """What we add to vLLM's scheduler; the base class is chosen by ``make_scheduler``.
 
     A step of 256 sequences takes a few milliseconds, so nothing here loops over all sequences of a step unless it has to: the
@@ -61,7 +62,7 @@ class PrecisionMixin:
         super().__init__(*args, **kwargs)
         options = PluginOptions.of(self.vllm_config)
         # Mode, rule and epoch, replaced together: other threads may do so (directive_intake.py, directive_receiver.py).
-        self._in_force = (DirectiveMode.FP16, StepRule(), 0)  # until somebody says otherwise: full quality
+        self._in_force = (*options.directive(), 0)
         self._epochs_order = False  # whether all directives have one author, whose epochs never fall
         self._directing = threading.Lock()
         self._step_costs: StepCosts | None = None
@@ -96,7 +97,7 @@ class PrecisionMixin:
     def add_request(self, request: Request) -> None:
         rid = request.request_id
         if rid not in self.requests:
-            if not self.running and not self.waiting:
+            if not self.running and not self._any_waits():
                 self._progress_s = steady_s()
             self._arrivals += 1
             self._arrived_tokens += request.num_prompt_tokens
@@ -139,28 +140,25 @@ class PrecisionMixin:
         self._starts_over(request)
         super()._preempt_request(request, *args, **kwargs)
 
-    def _try_promote_blocked_waiting_request(self, request: Request) -> bool:
-        promoted: bool = super()._try_promote_blocked_waiting_request(request)
-        if promoted:  # until now it waited for something else than its turn
-            request.nestedfp_waits_since_s = steady_s()
-            self._waits(request)
-            if not self.running and not self.waiting:
-                self._progress_s = steady_s()
-        return promoted
+    def _promoted(self, request: Request) -> None:
+        request.nestedfp_waits_since_s = steady_s()
+        self._waits(request)
+        if not self.running and self._turn_waiting() in ([], [request]):
+            self._progress_s = steady_s()
 
-    def _update_request_as_session(self, session: Request, update: Any) -> None:
+    def _update_request_as_session(self, session: Request, update: Any, *args: Any, **kwargs: Any) -> None:
         session.nestedfp_earlier_tokens += session.num_output_tokens  # vLLM makes them part of the prompt
-        super()._update_request_as_session(session, update)
+        super()._update_request_as_session(session, update, *args, **kwargs)
         self._arrives(session)
         session.nestedfp_first_token_s = None
         self._waits(session)
         self._in_prompt[session.request_id] = session
 
-    def _handle_stopped_request(self, request: Request) -> bool:
+    def _handle_stopped_request(self, request: Request, *args: Any, **kwargs: Any) -> bool:
         self._ended[request.request_id] = request
         self._watch.left(request.request_id)  # a session stays, and waits for its client: no deadline runs
         request.nestedfp_sampled = request.nestedfp_earlier_tokens + request.num_output_tokens
-        finished: bool = super()._handle_stopped_request(request)
+        finished: bool = super()._handle_stopped_request(request, *args, **kwargs)
         return finished
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
@@ -185,10 +183,10 @@ class PrecisionMixin:
         request.block_hashes = []
         request.update_block_hashes()
 
-    def _get_local_prefix_cache_hit(self, request: Request) -> Any:
+    def _get_local_prefix_cache_hit(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         exact_directive = self._in_force[0] is DirectiveMode.FP16 and not self._fp16_reads_fp8_blocks
         self._blocks.wanted = exact_directive or request.request_id in self._pinned
-        return super()._get_local_prefix_cache_hit(request)
+        return super()._get_local_prefix_cache_hit(request, *args, **kwargs)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -254,7 +252,7 @@ class PrecisionMixin:
         # Of those that wait without a deadline the others do not have to see to it that there is a place.
         idle = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
         starving = sum(request.status in idle for request in self._may_starve.values())
-        inside = len(self.running) + len(self.waiting) - starving
+        inside = len(self.running) + self._waiting_count() - starving
         return self._watch.late(rule, tokens, inside, self.kv_cache_manager.usage, with_prompts=with_prompts)
 
     def _count_prompt(self, request: Request, mode: Mode, count: int) -> None:
@@ -317,25 +315,9 @@ class PrecisionMixin:
         first = (request for request in self._first_in_line() if request.request_id not in self._may_starve)
         return max((steady_s() - request.nestedfp_waits_since_s for request in first), default=0.0)
 
-    def _first_in_line(self) -> list[Request]:
-        """Return the requests that may have waited longest, without those that wait for anything but their turn."""
-        first = []
-        if isinstance(self.waiting, FCFSRequestQueue):
-            for request in self.waiting:  # preempted ones stand in front and have waited since their preemption only
-                first.append(request)
-                if request.status is not RequestStatus.PREEMPTED:
-                    break
-        elif self.waiting:
-            first.append(self.waiting.peek_request())
-        return first + self._skipped()
-
-    def _skipped(self) -> list[Request]:
-        """Return the requests that were passed over and do not wait for a grammar, a remote KV cache or their own client."""
-        return [request for request in self.skipped_waiting if not self._is_blocked_waiting_status(request.status)]
-
     def _progress_age_s(self) -> float | None:
         """Return for how long there has been work and no step has ended; None: nothing to do."""
-        if self.pause_state is not PauseState.UNPAUSED or not (self.running or self.waiting or self._skipped()):
+        if self.pause_state is not PauseState.UNPAUSED or not (self.running or self._any_waits()):
             return None
         return steady_s() - self._progress_s
 
@@ -411,7 +393,7 @@ class PrecisionMixin:
         there has been work and no step has ended; None: no work.
         """
         totals, (directive, _, epoch) = self._totals, self._in_force
-        waiting = [*self.waiting, *self._skipped()]
+        waiting = self._turn_waiting()
         waiting_tokens = sum(
             max(0, r.num_tokens - r.num_computed_tokens) for r in waiting if r.request_id not in self._may_starve
         ) + sum(max(0, r.num_prompt_tokens - r.num_computed_tokens) for r in self.running)
@@ -431,7 +413,7 @@ class PrecisionMixin:
             "step_ms_fp16": totals.step_ms[Mode.FP16],
             "step_ms_fp8": totals.step_ms[Mode.FP8],
             "waiting": len(waiting),
-            "blocked": len(self.skipped_waiting) + len(self.waiting) - len(waiting),
+            "blocked": sum(map(len, self._queues)) - len(waiting),
             "waiting_tokens": waiting_tokens,
             **self._room_stats(waiting_tokens),
             "oldest_wait_s": self._oldest_wait_s(),
@@ -478,6 +460,7 @@ def make_scheduler(*, vllm_config: Any, **kwargs: Any) -> Any:
     from vllm.v1.engine.core import EngineCore
 
     directive_intake.install()
+    workers_answers.install(_with_workers_answers)
     # Utilities are looked up as attributes of the engine core by name; see EngineCoreProc._handle_client_request.
     EngineCore.nestedfp_set_directive = _set_directive
     EngineCore.nestedfp_open_directive_line = _open_directive_line

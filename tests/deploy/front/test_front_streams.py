@@ -16,8 +16,8 @@ from deploy.front.peers import PeerView
 from deploy.front.routes.text import TextRoute
 from deploy.front.streams import Frame
 from deploy.metrics.request_metrics import RequestOutcome
-from deploy.replica.disclosure import StreamDiscloser
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts, usage_of
+from nestedfp.vllm_plugin.serving.disclosure import StreamDiscloser
 
 vllm = pytest.importorskip("vllm")
 

@@ -51,6 +51,10 @@ class _TimedOutput(AsyncModelRunnerOutput):
         setattr(output, SINCE_LAST_S, None if self._before is None else self._before.elapsed_time(self._end) * 1e-3)
         return output
 
+    def get_kv_connector_output(self) -> Any:
+        """From vLLM 0.33 on an output must have it."""
+        return self._output.get_kv_connector_output()
+
 
 def _timed_event() -> Any:
     return torch.cuda.Event(enable_timing=True, blocking=True)

@@ -1,0 +1,334 @@
+"""Every name of vLLM that the plugin uses, by owner and reason. Pure: data."""
+
+from dataclasses import dataclass
+
+Parameters = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """Names that one part of the plugin uses for one reason.
+
+    Attributes:
+        owner: the folder or file of the plugin that must follow when they change.
+        reason: why the plugin needs them.
+        names: ``module:path``, with the parameters that are counted on, in this order; None: the name alone matters.
+            ``module:Class#name`` is an attribute of its instances; of names between ``|`` one must be there.
+        ours: our classes that stand for these classes of vLLM's: their methods must take vLLM's calls, and none of its abstract
+            methods may be lacking.
+        calls: where vLLM calls these methods: module and receiver.
+    """
+
+    owner: str
+    reason: str
+    names: dict[str, Parameters | None]
+    ours: tuple[str, ...] = ()
+    calls: tuple[tuple[str, str], ...] = ()
+
+
+SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
+POOL = "vllm.v1.core.block_pool:BlockPool"
+QUANTIZATION = "vllm.model_executor.layers.quantization"
+LINEAR = "vllm.model_executor.layers.linear"
+SCHEDULER_CALLS = (
+    ("vllm.v1.core.sched.scheduler", "self"),
+    ("vllm.v1.engine.core", "self.scheduler"),
+)
+GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils"
+STATE = "vllm.v1.engine.output_processor:RequestState"
+
+HOOKS = (
+    Hooks(
+        "wiring",
+        "an engine with nested weights gets this scheduler, worker, SLO and routes whoever makes it",
+        {
+            "vllm.engine.arg_utils:EngineArgs.create_engine_config": ("self", "usage_context"),
+            "vllm.usage.usage_lib:UsageContext.OPENAI_API_SERVER": None,
+            "vllm:plugins.load_endpoint_plugins": ("supported_tasks",),
+            "vllm.config:VllmConfig": None,
+            "vllm.config.compilation:CompilationMode.VLLM_COMPILE": None,
+            "vllm.version:__version__": None,
+            "vllm.platforms:current_platform": None,
+            "vllm.logger:init_logger": ("name",),
+        },
+    ),
+    Hooks(
+        "serving",
+        "vLLM's page of metrics shows the engine's families",
+        {"vllm.v1.metrics.prometheus:get_prometheus_registry": ()},
+    ),
+    Hooks(
+        "frontend",
+        "a bad pin or token id is refused before the engine sees it, a pin in a header reaches it",
+        {
+            "vllm.v1.engine.input_processor:InputProcessor.process_inputs": ("self", "request_id", "prompt", "params"),
+            "vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest.to_beam_search_params": ("self",),
+            "vllm.entrypoints.openai.completion.protocol:CompletionRequest.to_beam_search_params": ("self",),
+            "vllm.exceptions:VLLMValidationError": None,
+        },
+    ),
+    Hooks(
+        "frontend",
+        "a request's tokens by precision come with its last output",
+        {
+            "vllm.v1.engine.output_processor:OutputProcessor.add_request": ("self", "request"),
+            "vllm.v1.engine.output_processor:OutputProcessor.process_outputs": ("self", "engine_core_outputs"),
+            "vllm.v1.engine.output_processor:OutputProcessor#request_states": None,
+            f"{STATE}._new_request_output": ("self", "external_req_id", "outputs", "finished"),
+            f"{STATE}#parent_req": None,
+            f"{STATE}#request_index": None,
+            f"{STATE}#prompt_len": None,
+            f"{STATE}#detokenizer": None,
+            "vllm.outputs:PoolingRequestOutput": None,
+            "vllm.outputs:RequestOutput.add": ("self", "next_output", "aggregate"),
+        },
+    ),
+    Hooks(
+        "scheduling",
+        "the scheduler follows a request from its arrival to its end",
+        {
+            "vllm.v1.core.sched.async_scheduler:AsyncScheduler": None,
+            f"{SCHEDULER}.add_request": ("self", "request"),
+            f"{SCHEDULER}._preempt_request": ("self", "request"),
+            f"{SCHEDULER}._update_request_as_session": ("self", "session", "update"),
+            f"{SCHEDULER}._handle_stopped_request": ("self", "request"),
+            f"{SCHEDULER}._free_request": ("self", "request"),
+            f"{SCHEDULER}#requests": None,
+            f"{SCHEDULER}#running": None,
+            "vllm.v1.request:Request.update_block_hashes": ("self",),
+            "vllm.v1.request:Request#cache_salt": None,
+            "vllm.v1.request:Request#block_hashes": None,
+            "vllm.v1.request:Request#mm_features": None,
+            "vllm.v1.request:Request#num_computed_tokens": None,
+            "vllm.v1.request:RequestStatus.PREEMPTED": None,
+        },
+        ("PrecisionMixin",),
+        SCHEDULER_CALLS,
+    ),
+    Hooks(
+        "scheduling/waiting",
+        "who waits for a turn, and not for a grammar or a client, has a deadline and counts as load",
+        {
+            f"{SCHEDULER}._is_blocked_waiting_status": ("status",),
+            f"{SCHEDULER}._try_promote_blocked_waiting_request|_handle_blocked_waiting_request": ("self", "request"),
+            f"{SCHEDULER}#waiting": None,
+            f"{SCHEDULER}#skipped_waiting|kv_holding_waiting": None,
+            f"{SCHEDULER}#skipped_waiting|deferred_waiting": None,
+            "vllm.v1.core.sched.request_queue:FCFSRequestQueue": None,
+            "vllm.v1.core.sched.request_queue:SchedulingPolicy.PRIORITY": None,
+            "vllm.v1.core.sched.interface:PauseState.UNPAUSED": None,
+        },
+        ("WaitingRequests",),
+        SCHEDULER_CALLS,
+    ),
+    Hooks(
+        "scheduling",
+        "each step gets its precision when it is filled, and tells how long it took when its output comes",
+        {
+            f"{SCHEDULER}.schedule": ("self",),
+            f"{SCHEDULER}.update_from_output": ("self", "scheduler_output", "model_runner_output"),
+            f"{SCHEDULER}#max_num_scheduled_tokens": None,
+            f"{SCHEDULER}#max_num_running_reqs": None,
+            f"{SCHEDULER}#structured_output_manager": None,
+            "vllm.v1.core.sched.output:SchedulerOutput": None,
+        },
+        ("PrecisionMixin",),
+        SCHEDULER_CALLS,
+    ),
+    Hooks(
+        "scheduling",
+        "a directive takes effect with the next step, also while one runs, and the workers say what they measured",
+        {
+            "vllm.v1.engine:EngineCoreRequestType.UTILITY": None,
+            "vllm.v1.engine.core:EngineCore.add_request": ("self", "request"),
+            "vllm.v1.engine.core:EngineCore#scheduler": None,
+            "vllm.v1.engine.core:EngineCore#model_executor": None,
+            "vllm.v1.engine.core:EngineCoreProc._handle_client_request": ("self", "request_type", "request"),
+            "vllm.v1.engine.core:EngineCoreProc.process_input_sockets": ("self",),
+            "vllm.v1.engine.core:EngineCoreProc#input_queue": None,
+        },
+    ),
+    Hooks(
+        "scheduling/exact_blocks",
+        "an exact request reads no block of the prefix cache that an FP8 step wrote",
+        {
+            f"{SCHEDULER}._get_local_prefix_cache_hit": ("self", "request"),
+            f"{SCHEDULER}#kv_cache_manager": None,
+            "vllm.v1.core.kv_cache_manager:KVCacheManager#coordinator": None,
+            "vllm.v1.core.kv_cache_manager:KVCacheManager#block_pool": None,
+            "vllm.v1.core.kv_cache_manager:KVCacheManager.usage": None,
+            "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator#single_type_managers": None,
+            "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager#req_to_blocks": None,
+            "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager#block_size": None,
+            f"{POOL}.cache_full_blocks": (
+                "self",
+                "request",
+                "blocks",
+                "num_cached_blocks",
+                "num_full_blocks",
+                "block_size",
+            ),
+            f"{POOL}.cache_partial_block": ("self", "request", "block", "num_tokens"),
+            f"{POOL}.get_cached_block": ("self", "block_hash", "kv_cache_group_ids"),
+            f"{POOL}.move_block_hashes": ("self", "src_block", "dst_block"),
+            f"{POOL}#num_gpu_blocks": None,
+            f"{POOL}#cached_block_hash_to_block": None,
+            "vllm.v1.core.block_pool:BlockHashToBlockMap#_cache": None,
+            "vllm.v1.core.kv_cache_utils:KVCacheBlock": None,
+            "vllm.v1.core.kv_cache_utils:make_block_hash_with_group_id": ("block_hash", "group_id"),
+        },
+        ("PrecisionMixin",),
+        SCHEDULER_CALLS,
+    ),
+    Hooks(
+        "weights",
+        "nested layers are a quantisation method",
+        {
+            f"{QUANTIZATION}:QUANTIZATION_METHODS": None,
+            f"{QUANTIZATION}:register_quantization_config": ("quantization",),
+            f"{QUANTIZATION}.base_config:QuantizationConfig.get_quant_method": ("self", "layer", "prefix"),
+            f"{QUANTIZATION}.base_config:QuantizeMethodBase": None,
+            f"{QUANTIZATION}.utils.quant_utils:is_layer_skipped": ("prefix", "ignored_layers", "fused_mapping"),
+            f"{LINEAR}:LinearBase": None,
+            f"{LINEAR}:LinearMethodBase.create_weights": ("self", "layer"),
+            f"{LINEAR}:UnquantizedLinearMethod": None,
+            "vllm.model_executor.layers.fused_moe:RoutedExperts": None,
+            "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method:UnquantizedFusedMoEMethod": None,
+            "vllm.model_executor.layers.vocab_parallel_embedding:VocabParallelEmbedding": None,
+            "vllm.model_executor.layers.vocab_parallel_embedding:UnquantizedEmbeddingMethod": None,
+            "vllm.model_executor.parameter:ModelWeightParameter": None,
+            "vllm.model_executor.model_loader.reload.layerwise:initialize_online_processing": ("layer",),
+            "vllm.config:get_current_vllm_config": (),
+            "vllm.distributed.parallel_state:get_pp_group": (),
+            "vllm.distributed.parallel_state:get_tp_group": (),
+        },
+        ("NestedFPConfig", "OnlineNestedLinear", "StoredNestedLinear"),
+    ),
+    Hooks(
+        "weights",
+        "norms and activations before nested layers write E4M3 codes themselves",
+        {
+            "vllm.compilation.passes.inductor_pass:InductorPass.hash_source": None,
+            "vllm.compilation.passes.inductor_pass:enable_fake_mode": ("fn",),
+            "vllm.compilation.passes.vllm_inductor_pass:VllmPatternMatcherPass.match_table": None,
+            "vllm.ir.ops.layernorm:rms_norm": None,
+            "vllm.ir.ops.layernorm:fused_add_rms_norm": None,
+            "vllm.model_executor.layers.activation:SiluAndMul.forward_native": ("x",),
+        },
+        ("FuseQuantiser",),
+    ),
+    Hooks(
+        "weights/library_route",
+        "long steps on other GPUs than Hopper multiply through the library that vLLM builds",
+        {
+            "vllm:_custom_ops.cutlass_scaled_mm": ("a", "b", "scale_a", "scale_b", "out_dtype"),
+            "vllm:_custom_ops.cutlass_scaled_mm_supports_fp8": ("cuda_device_capability",),
+        },
+    ),
+    Hooks(
+        "evaluation",
+        "the command nestedfp eval runs engines one after the other",
+        {
+            "vllm:LLM": None,
+            "vllm:SamplingParams": None,
+            "vllm.distributed:cleanup_dist_env_and_memory": (),
+        },
+    ),
+    Hooks(
+        "loading",
+        "a checkpoint that does not set all of a model to finite values is refused, before the load where that can be seen",
+        {
+            "vllm.model_executor.model_loader.base_loader:BaseModelLoader.load_model": (
+                "self",
+                "vllm_config",
+                "model_config",
+            ),
+            "vllm.model_executor.model_loader.base_loader:BaseModelLoader.load_weights": (
+                "self",
+                "model",
+                "model_config",
+            ),
+            "vllm.model_executor.model_loader.utils:initialize_model": ("vllm_config",),
+            "vllm.config:set_current_vllm_config": ("vllm_config",),
+            "vllm.distributed:parallel_state": None,
+            "vllm.model_executor.layers.attention_layer_base:AttentionLayerBase.get_attn_backend": ("self",),
+            "vllm.model_executor.layers.attention_layer_base:AttentionLayerBase.get_kv_cache_spec": (
+                "self",
+                "vllm_config",
+            ),
+        },
+    ),
+    Hooks(
+        "ranks",
+        "every rank runs a step in the precision that came with it",
+        {
+            "vllm.v1.worker.gpu_worker:Worker.execute_model": ("self", "scheduler_output"),
+            "vllm.v1.worker.gpu_worker:Worker.sample_tokens": ("self", "grammar_output"),
+            "vllm.v1.worker.cpu_worker:CPUWorker.compile_or_warm_up_model": ("self",),
+            "vllm.v1.outputs:AsyncModelRunnerOutput.get_output": ("self",),
+            "vllm.v1.core.kv_cache_utils:check_enough_kv_cache_memory": (
+                "vllm_config",
+                "kv_cache_spec",
+                "available_memory",
+            ),
+        },
+        ("NestedFPWorker", "_TimedOutput"),
+        (("vllm.v1.executor.uniproc_executor", "self.driver_worker"),),
+    ),
+    Hooks(
+        "ranks/cpu_seed",
+        "on a CPU a request with a seed and a prompt in several steps does not end the engine",
+        {
+            "vllm.v1.worker.cpu_model_runner:CPUModelRunner._bookkeeping_sync": ("self",),
+            "vllm.v1.worker.cpu_model_runner:CPUModelRunner._sample": ("self",),
+        },
+    ),
+    Hooks(
+        "ranks/row_classes",
+        "a step of exact and fast rows has its exact rows where the operators look for them",
+        {
+            "vllm.v1.worker.gpu.model_runner:sort_batch_req_ids": (
+                "num_tokens_per_req",
+                "draft_tokens",
+                "decode_query_len",
+            ),
+            "vllm.v1.worker.cpu_model_runner:CPUModelRunner._model_forward": ("self",),
+            "vllm.v1.attention.backend:AttentionMetadataBuilder.reorder_batch_threshold": None,
+        },
+    ),
+    Hooks(
+        "ranks/graphs",
+        "there are CUDA graphs for both precisions, and for steps with prompts",
+        {
+            "vllm.config.compilation:CUDAGraphMode": None,
+            "vllm.v1.attention.backend:AttentionCGSupport.ALWAYS": None,
+            "vllm.v1.attention.backends.flash_attn:FlashAttentionMetadataBuilder.build": (
+                "self",
+                "common_prefix_len",
+                "common_attn_metadata",
+                "fast_build",
+            ),
+            "vllm.v1.worker.gpu:cudagraph_utils": None,
+            f"{GRAPHS}:BatchExecutionDescriptor": (
+                "cg_mode",
+                "num_tokens",
+                "num_reqs",
+                "uniform_token_count",
+                "max_query_len",
+                "num_active_loras",
+            ),
+            f"{GRAPHS}:ModelCudaGraphManager.dispatch": (
+                "self",
+                "num_reqs",
+                "num_tokens",
+                "uniform_token_count",
+                "num_active_loras",
+                "max_query_len",
+            ),
+            f"{GRAPHS}:CudaGraphManager._init_candidates": ("self",),
+            "vllm.v1.worker.gpu:model_runner": None,
+        },
+        ("DualPrecisionGraphManager",),
+        (("vllm.v1.worker.gpu.dp_utils", "cudagraph_manager"),),
+    ),
+)

@@ -1,0 +1,151 @@
+"""What a plain ``vllm serve --quantization nestedfp`` has beside vLLM's own routes.
+
+    GET  /nestedfp/stats       the engine's counters
+    POST /nestedfp/directive   {"mode": "fp16" or "fp8"}, or {"mode": "auto", "rule": {"fp8_step_tokens": 512}} with the fields of
+                               ``nestedfp.steps.step_rule.StepRule``, or {"mode": "auto", "slo": {"ttft_ms": 500, "tpot_ms": 50}};
+                               with ``Authorization: Bearer KEY``, the key in the file that NESTEDFP_ADMIN_KEY_FILE names
+    GET  /metrics              vLLM's page, with the engine's families (engine_families.py)
+
+Every answer says its precision (middleware.py).
+"""
+
+import asyncio
+import contextlib
+import itertools
+import json
+from argparse import Namespace
+from dataclasses import asdict, fields
+from typing import Any
+
+from nestedfp import admin_key
+from nestedfp.modes import DirectiveMode
+from nestedfp.steps.step_rule import StepRule
+from nestedfp.vllm_plugin.options import PluginOptions, slo_rule
+from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
+from nestedfp.vllm_plugin.serving.engine_families import EngineCollector
+from nestedfp.vllm_plugin.serving.middleware import PrecisionMiddleware
+
+STATS_S = 1.0  # that a page of metrics waits for an engine that is in a step
+HEADER_OF = {DirectiveMode.FP16: "exact", DirectiveMode.FP8: "fast", DirectiveMode.AUTO: "auto"}
+_COLLECTOR = EngineCollector()  # of this process: prometheus_client's registry is one, too
+
+
+class Endpoints:
+    """vLLM's ``EndpointPlugin``."""
+
+    name = "nestedfp"
+    required_tasks = ("generate", "embed", "classify", "token_embed", "token_classify")  # one of them
+
+    def __init__(self) -> None:
+        self._client: Any = None
+        self._epochs = itertools.count(1)
+        self._directive = DirectiveMode.FP16
+        self._forces_usage = False
+
+    def attach_router(self, app: Any) -> None:
+        """Add the routes and the disclosure to vLLM's application."""
+        app.add_middleware(PrecisionMiddleware, decided=self.decided, forces_usage=lambda: self._forces_usage)
+        app.add_middleware(_Metrics, refresh=self._refresh)
+        app.add_api_route("/nestedfp/stats", self.stats, methods=["GET"])
+        app.add_route("/nestedfp/directive", self.directive, methods=["POST"])
+
+    async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
+        """Take the way to the engine."""
+        self._client = engine_client
+        self._forces_usage = bool(getattr(args, "enable_force_include_usage", False))
+        if engine_client is not None:
+            self._directive = PluginOptions.of(engine_client.vllm_config).directive()[0]
+
+    def decided(self, asked: AskedPrecision | None) -> str:
+        """Return what the header of an answer says: what was asked for, else the directive of now."""
+        return HEADER_OF[self._directive] if asked in (None, AskedPrecision.AUTO) else asked.value
+
+    async def _refresh(self) -> None:
+        try:
+            _COLLECTOR.stats = {
+                **await asyncio.wait_for(self.stats(), STATS_S),
+                **{f"step_s_{mode}": s for mode, s in (await self._call("nestedfp_step_seconds")).items()},
+            }
+        except Exception:  # a dead engine, or one in a long step: vLLM's own families stay readable
+            _COLLECTOR.stats = {}
+
+    async def stats(self) -> dict[str, Any]:
+        """Return the engine's counters; see ``PrecisionMixin.nestedfp_stats``."""
+        result: dict[str, Any] = await self._call("nestedfp_stats")
+        return result
+
+    async def _call(self, utility: str, *args: Any) -> Any:
+        return await self._client.engine_core.call_utility_async(utility, *args)
+
+    async def directive(self, request: Any) -> Any:
+        """Put a directive in force from the next step on."""
+        from starlette.responses import JSONResponse
+
+        if (refused := admin_key.refusal(request.headers.get("authorization"))) is not None:
+            return JSONResponse({"error": {"message": refused[1], "code": refused[0]}}, refused[0])
+        try:
+            mode, rule = _order(await request.json())
+        except ValueError as error:
+            return JSONResponse({"error": {"message": str(error), "code": 400}}, 400)
+        content = {"mode": mode.value, "epoch": next(self._epochs), "rule": asdict(rule)}
+        await self._call("nestedfp_set_directive", content)
+        self._directive = mode
+        return JSONResponse({"mode": mode.value})
+
+
+def _order(body: Any) -> tuple[DirectiveMode, StepRule]:
+    """Read the body of a directive.
+
+    Raises:
+        ValueError: saying what was expected.
+    """
+    if (
+        not isinstance(body, dict)
+        or body.get("mode") not in list(DirectiveMode)
+        or body.keys() - {"mode", "rule", "slo"}
+    ):
+        raise ValueError(
+            f'expected {{"mode": one of {[mode.value for mode in DirectiveMode]}}}, and with "auto" a "rule" or an "slo"'
+        )
+    mode, given = DirectiveMode(body["mode"]), body.get("rule")
+    if mode is not DirectiveMode.AUTO:
+        if body.keys() != {"mode"}:
+            raise ValueError(f'expected a rule with "auto" only: {mode.value!r} is every step\'s precision')
+        return mode, StepRule()
+    if "slo" in body:
+        if given is not None:
+            raise ValueError('expected a "rule" or an "slo", not both')
+        return mode, slo_rule(body["slo"])
+    known = [field.name for field in fields(StepRule)]
+    if not isinstance(given, dict) or not given or given.keys() - set(known):
+        # Without one, no step would ever be FP8.
+        raise ValueError(f'"auto" needs a "rule" with at least one of {known}; got {json.dumps(given)[:200]}')
+    for name, value in given.items():
+        if type(value) not in (int, float):
+            raise ValueError(f"rule.{name}: expected a number; got {json.dumps(value)[:200]}")
+    return mode, StepRule(**given)
+
+
+class _Metrics:
+    """ASGI middleware that asks the engine before a page of metrics is made, and adds what it says.
+
+    With several API servers vLLM's page comes from files that all of them write, by a registry of its own.
+    """
+
+    def __init__(self, app: Any, refresh: Any) -> None:
+        from prometheus_client import REGISTRY, make_asgi_app
+        from vllm.v1.metrics.prometheus import get_prometheus_registry
+
+        registry = get_prometheus_registry()
+        with contextlib.suppress(KeyError):
+            registry.unregister(_COLLECTOR)
+        registry.register(_COLLECTOR)
+        self._app, self._refresh = app, refresh
+        self._page = app if registry is REGISTRY else make_asgi_app(registry=registry)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or scope["path"].rstrip("/") != "/metrics":
+            await self._app(scope, receive, send)
+            return
+        await self._refresh()
+        await self._page(scope, receive, send)
