@@ -9,6 +9,7 @@ above the knee a step is bound by arithmetic and every token costs. One set of c
 """
 
 import json
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -118,6 +119,24 @@ class EngineTable(FrozenModel):
             tuple(
                 step_costs.StepCost(tokens, self.fp16.step_s(tokens, 0, 0) * 1e3, self.fp8.step_s(tokens, 0, 0) * 1e3)
                 for tokens in (2**power for power in range(self.engine.max_num_batched_tokens.bit_length()))
+            )
+        )
+
+    def mixed_s(self, exact_rows: int, fast_rows: int, decodes: int, kv_tokens: int) -> float:
+        """Duration of a step of exact and fast rows in seconds; attention takes what it takes in FP16."""
+        if not exact_rows or not fast_rows:
+            return self.cost(Mode.FP8 if fast_rows else Mode.FP16).step_s(exact_rows + fast_rows, decodes, kv_tokens)
+        mixed_ms = self._true_costs.mixed_ms(exact_rows, fast_rows)
+        assert mixed_ms is not None
+        return mixed_ms * 1e-3 + self.fp16.step_s(0, decodes, kv_tokens) - self.fp16.step_s(0, 0, 0)
+
+    @cached_property
+    def _true_costs(self) -> StepCosts:
+        """What steps take, without attention: straight between these sizes."""
+        sizes = sorted({1, self.fp16.knee_tokens, self.fp8.knee_tokens, self.engine.max_num_batched_tokens} - {0})
+        return StepCosts(
+            tuple(
+                step_costs.StepCost(n, self.fp16.step_s(n, 0, 0) * 1e3, self.fp8.step_s(n, 0, 0) * 1e3) for n in sizes
             )
         )
 
