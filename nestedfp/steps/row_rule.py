@@ -24,6 +24,8 @@ from nestedfp.steps.step_slack import LEAST_CHUNK_TOKENS, StepTimes
 # Of the TPOT deadline: what a step with exact chunks may take, at first and where the line would be late otherwise; one with fast chunks.
 PACES = (0.9, 1.08)
 FAST_SHARE = 1.05
+HURRIED = 2.0  # the last, where a prompt will be late anyway and the decodes have slack for it
+CHUNK_TOKENS = 16  # a chunk that does not end a prompt is a multiple
 ALONE_CHUNK_TOKENS = 256  # of a prompt where nothing decodes and no step is short enough
 MOST_PLANNED = 48  # prompts of the line that are looked at
 MOST_STEPS = 200  # planned ahead
@@ -133,14 +135,14 @@ class _Planner:
         now_s = state.now_s
         # A decode that not even a step of fast rows alone would bring in time is lost, and holds nobody up.
         soonest_s = now_s + self._takes(0, self._exact_rows + self._fast_rows, with_prompts=False)
-        dues = [[decode.due_s for decode in decodes if decode.due_s >= soonest_s] for decodes in (state.exact, state.fast)]
+        dues = [[d.due_s for d in decodes if d.due_s >= soonest_s] for decodes in (state.exact, state.fast)]
         self._slack_s = min((due for some in dues for due in some), default=inf) - now_s
-        self._behind_s = min(dues[1], default=inf) - now_s  # of the fast ones alone
         # Until when exact decodes can wait: they need a step of their own by their first one's time.
         self._wake_s = min(dues[0], default=inf) - self._takes(
             self._exact_rows, self._fast_rows, with_prompts=False
         )
         self._longest_s = max(FAST_SHARE * state.step_s, 2 * (soonest_s - now_s))  # half of it for prompts on any engine
+        self._hurried_s = max(self._longest_s, min(self._slack_s, HURRIED * state.step_s))  # where somebody is late anyway
 
     def plan(self) -> RowPlan:
         state = self._state
@@ -164,6 +166,8 @@ class _Planner:
                 self._is_exact[longest], reason = False, "ttft_slack"
         if hopeless and self._exact_rows and (plan := self._last_resort(limits)):
             return plan
+        if hopeless:
+            limits = limits._replace(fast_s=self._hurried_s)
         filled = self._fill(self._is_exact, self._left(), self._exact_rows, self._fast_rows, limits)
         if not filled.chunks and self._line and not (state.exact or state.fast):
             filled = self._least(self._is_exact, self._left(), 0, 0, ALONE_CHUNK_TOKENS)
@@ -178,7 +182,7 @@ class _Planner:
         at = None
         for share in PACES:
             pace_s = share * self._state.step_s
-            limits = _Limits(min(self._slack_s, pace_s), min(self._slack_s, max(pace_s, self._longest_s)))
+            limits = _Limits(min(self._slack_s, pace_s), self._longest_s)
             steps = self._steps(self._is_exact, self._exact_rows, self._fast_rows, limits)
             if (at := self._late_in(steps, hopeless)) is None:
                 break
@@ -189,7 +193,7 @@ class _Planner:
 
     def _paused_limits(self, passed_s: float) -> _Limits:
         left_s = self._wake_s - self._state.now_s - passed_s
-        return _Limits(-inf, min(self._longest_s, self._behind_s if passed_s == 0 else inf, left_s))
+        return _Limits(-inf, min(self._longest_s, left_s))
 
     def _paused(self) -> RowPlan | None:
         """The step of fast rows alone, if it computes anything of a prompt."""
@@ -208,7 +212,7 @@ class _Planner:
         classes = [prompt.is_pinned for prompt in self._line]
         kept = tuple(i for i, decode in enumerate(state.exact) if decode.is_pinned)
         last_s = PACES[-1] * state.step_s
-        limits = _Limits(min(self._slack_s, last_s), max(self._longest_s, last_s) if self._slack_s > 0 else self._longest_s)
+        limits = _Limits(min(self._slack_s, last_s), self._hurried_s)
         steps = self._steps(classes, len(kept), self._fast_rows + len(loose), limits)
         if self._lateness_s(steps) >= least_s:
             return None
@@ -270,15 +274,20 @@ class _Planner:
         return _Filled(chunks, exact_rows, fast_rows)
 
     def _most_within(self, limit_s: float, most: int, exact_rows: int, fast_rows: int, *, is_exact: bool) -> int:
-        low, high, tried = 0, most, most
+        def fits(tokens: int) -> bool:
+            rows = (exact_rows + tokens, fast_rows) if is_exact else (exact_rows, fast_rows + tokens)
+            return self._takes(*rows, with_prompts=True) <= limit_s
+
+        if fits(most):
+            return most
+        low, high = 0, (most - 1) // CHUNK_TOKENS
         while low < high:
-            rows = (exact_rows + tried, fast_rows) if is_exact else (exact_rows, fast_rows + tried)
-            if self._takes(*rows, with_prompts=True) <= limit_s:
-                low = tried
+            middle = (low + high + 1) // 2
+            if fits(middle * CHUNK_TOKENS):
+                low = middle
             else:
-                high = tried - 1
-            tried = (low + high + 1) // 2
-        return low
+                high = middle - 1
+        return low * CHUNK_TOKENS
 
     def _least(self, classes: list[bool], left: list[int], exact_rows: int, fast_rows: int, most: int) -> _Filled:
         """Nothing fits: begin with the first prompt all the same."""

@@ -42,6 +42,7 @@ SPARE = 64  # entries of requests that have left, before the heap or the line of
 MISSED_AFTER = 2.5
 MOST_VOTES = 32  # requests of one priority in a row, of which as many of another make the other the usual one
 LEAST_CHUNK_TOKENS = 32  # of prompts in a step that is capped by its time
+MOST_KEPT = 100_000  # costs of steps of two classes
 EXCESS_WEIGHT = 0.2  # of the newest step in what steps take beyond their measured cost
 
 
@@ -60,6 +61,7 @@ class StepTimes:
         self._excess_s = [0.0, 0.0]  # of steps of decodes alone, and of those with parts of prompts
         self._mixed_excess_s: list[float | None] = [None, None]  # the same of steps of both classes; None: none yet
         self._costs_s: dict[int, tuple[float, float]] = {}  # by tokens
+        self._mixed_costs_s: dict[tuple[int, int], float] = {}  # by exact and fast rows
 
     @property
     def are_measured(self) -> bool:
@@ -112,8 +114,13 @@ class StepTimes:
         self._mixed_excess_s[with_prompts] = before_s + EXCESS_WEIGHT * (excess_s - before_s)
 
     def _mixed_s(self, exact_rows: int, fast_rows: int) -> float:
-        mixed_ms = None if self._costs is None else self._costs.mixed_ms(exact_rows, fast_rows)
-        return inf if mixed_ms is None else mixed_ms * 1e-3
+        key = exact_rows, fast_rows
+        if (known_s := self._mixed_costs_s.get(key)) is None:
+            mixed_ms = None if self._costs is None else self._costs.mixed_ms(exact_rows, fast_rows)
+            if len(self._mixed_costs_s) >= MOST_KEPT:
+                self._mixed_costs_s.clear()
+            known_s = self._mixed_costs_s[key] = inf if mixed_ms is None else mixed_ms * 1e-3
+        return known_s
 
     def prompt_tokens_within(self, mode: Mode, limit_s: float, decodes: int, budget_tokens: int) -> int:
         """Return the prompt tokens of the largest step with so many decodes that takes at most ``limit_s`` seconds.
