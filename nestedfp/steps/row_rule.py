@@ -19,7 +19,7 @@ from math import inf
 from typing import NamedTuple
 
 from nestedfp.modes import Mode
-from nestedfp.steps.step_slack import LEAST_CHUNK_TOKENS, StepTimes
+from nestedfp.steps.step_slack import LEAST_CHUNK_TOKENS, MISSED_AFTER, StepTimes
 
 # Of the TPOT deadline: what a step with exact chunks may take, at first and where the line would be late otherwise; one with fast chunks.
 PACES = (0.9, 1.08)
@@ -29,7 +29,6 @@ CHUNK_TOKENS = 16  # a chunk that does not end a prompt is a multiple
 ALONE_CHUNK_TOKENS = 256  # of a prompt where nothing decodes and no step is short enough
 MOST_PLANNED = 48  # prompts of the line that are looked at
 MOST_STEPS = 200  # planned ahead
-WHOLE_GAIN = 0.02  # a step by class must save this share of one that is all FP16
 CLOSED_S = 0.2  # after decodes have become fast, new prompts are fast for so long
 
 
@@ -102,6 +101,11 @@ class _Filled(NamedTuple):
     chunks: list[Chunk]
     exact_rows: int
     fast_rows: int
+
+
+def first_due_s(since_s: float, ttft_s: float, now_s: float) -> float:
+    """Return when a prompt that waits since then is due; infinity once it has missed its objective for certain."""
+    return since_s + ttft_s if now_s - since_s < MISSED_AFTER * ttft_s else inf
 
 
 class RowRule:
@@ -228,10 +232,7 @@ class _Planner:
         return self._as_plan(filled, kept, demoted, "tpot_slack" if demoted else "ttft_slack")
 
     def _as_plan(self, filled: _Filled, exact: tuple[int, ...], demoted: tuple[int, ...], reason: str) -> RowPlan:
-        rows, with_prompts = filled[1:], bool(filled.chunks)
-        whole_s = self._times.of_rows_s(sum(rows), 0, with_prompts=with_prompts)
-        by_class_s = self._times.of_rows_s(*rows, with_prompts=with_prompts)
-        is_whole = rows[1] == 0 or (rows[0] > 0 and whole_s <= by_class_s * (1 + WHOLE_GAIN))
+        is_whole = not self._times.classes_pay(*filled[1:], with_prompts=bool(filled.chunks))
         return RowPlan(exact, demoted, tuple(filled.chunks), is_whole, reason)
 
     # -- the line, planned ahead ---------------------------------------------------------------------------------------

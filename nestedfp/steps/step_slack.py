@@ -42,6 +42,7 @@ SPARE = 64  # entries of requests that have left, before the heap or the line of
 MISSED_AFTER = 2.5
 MOST_VOTES = 32  # requests of one priority in a row, of which as many of another make the other the usual one
 LEAST_CHUNK_TOKENS = 32  # of prompts in a step that is capped by its time
+LEAST_GAIN = 0.02  # of a step with two classes, over one that is all FP16
 MOST_KEPT = 100_000  # costs of steps of two classes
 EXCESS_WEIGHT = 0.2  # of the newest step in what steps take beyond their measured cost
 
@@ -102,6 +103,13 @@ class StepTimes:
         excess_s = self._mixed_excess_s[with_prompts]
         excess_s = self._excess_s[with_prompts] if excess_s is None else excess_s
         return max(0.0, self._mixed_s(exact_rows, fast_rows) + excess_s)
+
+    def classes_pay(self, exact_rows: int, fast_rows: int, *, with_prompts: bool) -> bool:
+        """Whether a step that computes some of its rows in FP8 takes less than one that is all FP16."""
+        if not fast_rows or not exact_rows:
+            return bool(fast_rows)
+        whole_s = self.of_rows_s(exact_rows + fast_rows, 0, with_prompts=with_prompts)
+        return self.of_rows_s(exact_rows, fast_rows, with_prompts=with_prompts) * (1 + LEAST_GAIN) < whole_s
 
     def rows_took(self, exact_rows: int, fast_rows: int, took_s: float, *, with_prompts: bool) -> None:
         """Learn how long a step of exact and fast rows has taken."""

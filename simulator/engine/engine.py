@@ -15,7 +15,7 @@ from math import ceil, inf
 from controller.sliding_window import SlidingWindow
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.steps.prompt_room import PromptRoom, capacity_tokens_per_s, prompt_room
-from nestedfp.steps.row_rule import MOST_PLANNED, Decode, Prompt, RowPlan, RowRule, RowState
+from nestedfp.steps.row_rule import MOST_PLANNED, Decode, Prompt, RowPlan, RowRule, RowState, first_due_s
 from nestedfp.steps.step_fill import FillWatch
 from nestedfp.steps.step_rule import StepRule, StepSignals, choose
 from nestedfp.steps.step_slack import StepSlack, StepTimes
@@ -292,7 +292,7 @@ class Engine:
             [decode(request, self._batch) for request in exact],
             [decode(request, self._fast) for request in fast],
             [
-                Prompt(r.target - r.computed, r.arrived_s + ttft_s, not r.is_fast, r.pinned, r in self._partials)
+                Prompt(r.target - r.computed, first_due_s(r.arrived_s, ttft_s, now_s), not r.is_fast, r.pinned, r in self._partials)
                 for r in line
             ],
             self._max_seqs - len(self.running),
