@@ -2,8 +2,12 @@
 // serves all torch releases from the one it targets on; nestedfp/kernels/ops.py holds the fakes and the documentation.
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "checks.h"
 #include "cpu/kernels/kernels.h"
 #include "cpu/ops_cpu.h"
 #include "mode.h"
@@ -15,13 +19,29 @@ namespace {
 void set_mode(int64_t mode) {
     STD_TORCH_CHECK(mode == static_cast<int64_t>(Precision::kFp16) || mode == static_cast<int64_t>(Precision::kFp8),
                     "nestedfp::set_mode: expected 0 (FP16) or 1 (FP8), got ", mode);
-    set_current_mode(static_cast<Precision>(mode));
+    set_mode_in_force(static_cast<Precision>(mode));
 }
 
-int64_t get_mode() { return static_cast<int64_t>(current_mode()); }
+void set_mixed(Tensor is_exact) {
+    const char* const op = "nestedfp::set_mixed";
+    check_cpu(op, "is_exact", is_exact);
+    check_dtype(op, "is_exact", is_exact, ScalarType::Bool);
+    check_contiguous(op, "is_exact", is_exact);
+    const auto* const bytes = static_cast<const uint8_t*>(is_exact.const_data_ptr());
+    std::vector<uint8_t> mask(bytes, bytes + is_exact.numel());
+    const auto exact = std::count(mask.begin(), mask.end(), 1);
+    STD_TORCH_CHECK(is_exact.dim() == 1 && exact > 0 && exact < is_exact.numel(), op,
+                    ": expected is_exact of shape [rows] with exact rows and others, got ", exact, " exact ones of ",
+                    shape_of(is_exact), "; use set_mode for rows of one kind");
+    set_mixed_in_force(std::move(mask));
+}
+
+int64_t get_mode() { return mode_in_force().mode; }
+
+bool is_mixed() { return mode_in_force().rows > 0; }
 
 // Where the mode is, as an integer, for the library of CUDA kernels, which reads it in every call.
-int64_t mode_address() { return static_cast<int64_t>(reinterpret_cast<uintptr_t>(&mode_in_memory())); }
+int64_t mode_address() { return static_cast<int64_t>(reinterpret_cast<uintptr_t>(&mode_in_force())); }
 
 // For nestedfp/kernels/ops.py, which compares.
 std::string shared_constants() {
@@ -56,7 +76,9 @@ STABLE_TORCH_LIBRARY(nestedfp, m) {
     m.def("join_rows(Tensor upper, Tensor lower, int n, int k, int first_row, int rows) -> Tensor");
     m.def("quantize_rows(Tensor x) -> (Tensor codes, Tensor scales)");
     m.def("set_mode(int mode) -> ()");
+    m.def("set_mixed(Tensor is_exact) -> ()");
     m.def("get_mode() -> int");
+    m.def("is_mixed() -> bool");
     m.def("mode_address() -> int");
     m.def("shared_constants() -> str");
     m.def("cpu_isa() -> str");
@@ -75,7 +97,9 @@ STABLE_TORCH_LIBRARY_IMPL(nestedfp, CPU, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(nestedfp, CompositeExplicitAutograd, m) {
     m.impl("set_mode", TORCH_BOX(&nestedfp::set_mode));
+    m.impl("set_mixed", TORCH_BOX(&nestedfp::set_mixed));
     m.impl("get_mode", TORCH_BOX(&nestedfp::get_mode));
+    m.impl("is_mixed", TORCH_BOX(&nestedfp::is_mixed));
     m.impl("mode_address", TORCH_BOX(&nestedfp::mode_address));
     m.impl("shared_constants", TORCH_BOX(&nestedfp::shared_constants));
     m.impl("cpu_isa", TORCH_BOX(&nestedfp::cpu_isa));

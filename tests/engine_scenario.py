@@ -1,7 +1,8 @@
 """Runs vLLM engines, one after the other, through lists of generations; the tests start it as a process.
 
 Standard input: {"engines": [{arguments of vllm.LLM}], "nested": bool, "runs": [{"mode", "rule", "prompts", "max_tokens",
-"extra_args", "params"}], "compiled": bool}; every engine does all runs. "compiled" makes vLLM compile its graphs on a CPU as on a
+"extra_args", "params", "exact"}], "compiled": bool}; every engine does all runs. "exact": the numbers of prompts that are exact in
+every step of a run, the others being fast (mixed_steps.py). "compiled" makes vLLM compile its graphs on a CPU as on a
 GPU, passes and all, which it leaves out otherwise.
 Standard output, one line of JSON: {"engines": [[{"tokens": [[...]], "logprobs": [[[best, second]]], "margins": [[...]],
 "precision": [precision_tokens], "stats": {...}...}]], "fused": [linear layers that the fused quantiser fused]}.
@@ -14,7 +15,10 @@ import gc
 import json
 import os
 import sys
+from contextlib import nullcontext
 from typing import Any
+
+from mixed_steps import exact_requests
 
 os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="WARNING")
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -90,7 +94,8 @@ def run_engine(engine: dict[str, Any], runs: list[dict[str, Any]], nested: bool)
             }
         )
         try:
-            outputs = llm.generate(run["prompts"], params, use_tqdm=False)
+            with exact_requests(llm, run["exact"]) if "exact" in run else nullcontext([]) as mixed:
+                outputs = llm.generate(run["prompts"], params, use_tqdm=False)
         except Exception as error:
             results.append({"error": f"{type(error).__name__}: {error}"})
             continue
@@ -102,6 +107,7 @@ def run_engine(engine: dict[str, Any], runs: list[dict[str, Any]], nested: bool)
                 "prompt_tokens": [len(output.prompt_token_ids) for output in outputs],
                 "precision": [usage_of(counts_of(output)) for output in outputs] if nested else None,
                 "stats": control.stats(llm) if nested else None,
+                "mixed_steps": mixed,
                 "step_costs": control.step_costs(llm) if nested else None,
             }
         )

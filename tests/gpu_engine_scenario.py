@@ -1,12 +1,15 @@
 """One vLLM engine on a GPU, with its core in this process, through a list of jobs; the tests start it as a process.
 
 Standard input: {"engine": {arguments of vllm.LLM}, "nested": bool, "jobs": [{"kind": "sample" | "score" | "greedy" |
-"flip", ...}]}. Standard output, last line: {"jobs": [one result each], "step_costs": [...]}.
+"flip", ...}]}. Standard output, last line: {"jobs": [one result each], "step_costs": [...], "mixed_steps": [[exact
+requests, fast requests] of each]}.
 """
 
 import json
 import os
 import sys
+
+from mixed_steps import exact_requests
 
 os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="WARNING")
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # one place to flip modes from and to ask for memory
@@ -27,6 +30,7 @@ class Jobs:
     def __init__(self, llm, nested: bool) -> None:
         self.llm = llm
         self.nested = nested
+        self.mixed_steps = []
 
     def mode(self, mode: str) -> None:
         """Put a directive in force."""
@@ -35,31 +39,37 @@ class Jobs:
 
             control.set_directive(self.llm, mode)
 
-    def generate(self, prompts, **params):
-        """Generate from texts or token ids."""
+    def generate(self, prompts, exact=None, **params):
+        """Generate from texts or token ids; ``exact``: numbers of those that are exact in every step (mixed_steps.py)."""
         from vllm import SamplingParams
 
         prompts = [{"prompt_token_ids": p} if isinstance(p, list) else p for p in prompts]
-        return self.llm.generate(prompts, SamplingParams(ignore_eos=True, **params), use_tqdm=False)
+        params = SamplingParams(ignore_eos=True, **params)
+        if exact is None:
+            return self.llm.generate(prompts, params, use_tqdm=False)
+        with exact_requests(self.llm, exact) as mixed:
+            outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        self.mixed_steps += mixed
+        return outputs
 
     def sample(self, prompts, max_tokens):
         """Return texts as token ids: the prompts and a random continuation."""
         outputs = self.generate(prompts, max_tokens=max_tokens, temperature=1.0, seed=7)
         return [list(o.prompt_token_ids) + list(o.outputs[0].token_ids) for o in outputs]
 
-    def score(self, texts, mode="fp16"):
+    def score(self, texts, mode="fp16", exact=None):
         """Return the log-probability of every token of every text but the first, all computed as prompts."""
         self.mode(mode)
-        outputs = self.generate(texts, max_tokens=1, temperature=0, prompt_logprobs=0)
+        outputs = self.generate(texts, exact, max_tokens=1, temperature=0, prompt_logprobs=0)
         return [
             [step[token].logprob for token, step in zip(o.prompt_token_ids, o.prompt_logprobs, strict=True) if step]
             for o in outputs
         ]
 
-    def greedy(self, prompts, max_tokens, mode="fp16"):
+    def greedy(self, prompts, max_tokens, mode="fp16", exact=None):
         """Return greedy tokens and by how much each leads the second best."""
         self.mode(mode)
-        outputs = self.generate(prompts, max_tokens=max_tokens, temperature=0, logprobs=2)
+        outputs = self.generate(prompts, exact, max_tokens=max_tokens, temperature=0, logprobs=2)
 
         def margin(step) -> float:
             best, second = sorted((entry.logprob for entry in step.values()), reverse=True)[:2]
@@ -114,7 +124,7 @@ def main() -> None:
         from nestedfp.vllm_plugin import control
 
         costs = control.step_costs(llm)
-    print(json.dumps({"jobs": results, "step_costs": costs}), flush=True)
+    print(json.dumps({"jobs": results, "step_costs": costs, "mixed_steps": jobs.mixed_steps}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 // The linear op on CPU tensors: checks, scratch, and how the work is cut into tiles. Arithmetic lives in cpu/kernels/.
 #include <cstdlib>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -114,14 +115,49 @@ void run_rows(const cpu::Kernels& kernels, cpu::LinearArgs args, cpu::Weights we
     }
 }
 
+void check_x(const char* op, const Tensor& x, int64_t k) {
+    check_cpu(op, "x", x);
+    STD_TORCH_CHECK(x.dim() >= 1 && x.size(x.dim() - 1) == k, op, ": expected x of shape [..., k=", k, "], got ",
+                    shape_of(x));
+}
+
+Tensor empty_out(const Tensor& x, int64_t n) {
+    std::vector<int64_t> shape;
+    for (int64_t i = 0; i + 1 < x.dim(); ++i) shape.push_back(x.size(i));
+    shape.push_back(n);
+    return torch::stable::new_empty(x, {shape.data(), shape.size()});
+}
+
+// A mixed step: run(rows, is_exact) on its exact rows side by side, then on the others.
+template <class Run>
+Tensor run_by_row(const Tensor& x, int64_t n, int64_t k, Run&& run) {
+    const Tensor from = as_contiguous(x), out = empty_out(x, n);
+    const auto row_bytes = [&](int64_t columns) { return columns * static_cast<int64_t>(x.element_size()); };
+    const auto row_of = [](const Tensor& rows, int64_t row, int64_t bytes) {
+        return static_cast<char*>(rows.mutable_data_ptr()) + row * bytes;
+    };
+    for (const uint8_t is_exact : {1, 0}) {
+        std::vector<int64_t> rows;
+        for (size_t i = 0; i < exact_mask().size(); ++i) {
+            if (exact_mask()[i] == is_exact) rows.push_back(static_cast<int64_t>(i));
+        }
+        const int64_t shape[] = {static_cast<int64_t>(rows.size()), k};
+        const Tensor part = torch::stable::new_empty(x, {shape, 2});
+        for (size_t i = 0; i < rows.size(); ++i)
+            std::memcpy(row_of(part, i, row_bytes(k)), row_of(from, rows[i], row_bytes(k)), row_bytes(k));
+        const Tensor results = run(part, is_exact == 1);
+        for (size_t i = 0; i < rows.size(); ++i)
+            std::memcpy(row_of(out, rows[i], row_bytes(n)), row_of(results, i, row_bytes(n)), row_bytes(n));
+    }
+    return out;
+}
+
 }  // namespace
 
 Tensor run_linear(const char* op, const Tensor& x, const std::optional<Tensor>& bias, cpu::LinearArgs args,
                   cpu::Weights weights, bool quantize_activations) {
-    check_cpu(op, "x", x);
+    check_x(op, x, args.k);
     args.element = element_of(op, "x", x);
-    STD_TORCH_CHECK(x.dim() >= 1 && x.size(x.dim() - 1) == args.k, op, ": expected x of shape [..., k=", args.k,
-                    "], got ", shape_of(x));
     std::optional<Tensor> contiguous_bias;
     if (bias.has_value()) {
         check_cpu(op, "bias", *bias);
@@ -130,10 +166,7 @@ Tensor run_linear(const char* op, const Tensor& x, const std::optional<Tensor>& 
         contiguous_bias = as_contiguous(*bias);
         args.bias = contiguous_bias->const_data_ptr();
     }
-    std::vector<int64_t> out_shape;
-    for (int64_t i = 0; i + 1 < x.dim(); ++i) out_shape.push_back(x.size(i));
-    out_shape.push_back(args.n);
-    const Tensor out = torch::stable::new_empty(x, {out_shape.data(), out_shape.size()});
+    const Tensor out = empty_out(x, args.n);
     const int64_t m = x.numel() / args.k;
     if (m == 0) return out;
 
@@ -164,8 +197,9 @@ Tensor linear_cpu(Tensor x, Tensor upper, std::optional<Tensor> lower, std::opti
     check_dtype(op, "upper", upper, ScalarType::Byte);
     check_shape(op, "upper from nestedfp::pack", upper, panels, panel_bytes);
     check_contiguous(op, "upper", upper);
-    const Precision mode = current_mode();
-    check_lower_is_there(op, lower, mode == Precision::kFp8);
+    check_x(op, x, k);
+    const int64_t exact = mode_in_force().exact_of(x.numel() / k);
+    check_lower_is_there(op, lower, exact == 0);
     if (lower.has_value()) {
         check_cpu(op, "lower", *lower);
         check_dtype(op, "lower", *lower, ScalarType::Byte);
@@ -194,9 +228,13 @@ Tensor linear_cpu(Tensor x, Tensor upper, std::optional<Tensor> lower, std::opti
     }
 
     args.upper = static_cast<const uint8_t*>(upper.const_data_ptr());
-    args.residual = mode == Precision::kFp16 ? static_cast<const int8_t*>(lower->const_data_ptr()) : nullptr;
-    return run_linear(op, x, bias, args, mode == Precision::kFp16 ? cpu::Weights::kFp16 : cpu::Weights::kFp8,
-                      quantize_activations && mode == Precision::kFp8);
+    const auto run = [&](const Tensor& rows, bool is_exact) {
+        args.residual = is_exact ? static_cast<const int8_t*>(lower->const_data_ptr()) : nullptr;
+        return run_linear(op, rows, bias, args, is_exact ? cpu::Weights::kFp16 : cpu::Weights::kFp8,
+                          quantize_activations && !is_exact);
+    };
+    if (exact == 0 || exact == x.numel() / k) return run(x, exact > 0);
+    return run_by_row(x, n, k, run);
 }
 
 Tensor linear_carried_cpu(Tensor carrier, Tensor scales, Tensor upper, std::optional<Tensor> lower,

@@ -117,6 +117,10 @@ def library() -> ctypes.CDLL:
     lib.nestedfp_workspace_bytes.argtypes, lib.nestedfp_workspace_bytes.restype = problem, _LONG
     lib.nestedfp_upper_pitch.argtypes, lib.nestedfp_upper_pitch.restype = [_LONG], _LONG
     lib.nestedfp_lower_bytes.argtypes, lib.nestedfp_lower_bytes.restype = [_LONG, _LONG], _LONG
+    mixed: list[Any] = [_LONG, _LONG, _LONG, _LONG, _INT, ctypes.POINTER(_INT)]
+    lib.nestedfp_mixed_workspace.argtypes, lib.nestedfp_mixed_workspace.restype = mixed, _LONG
+    lib.nestedfp_choose_mixed.argtypes = mixed
+    lib.nestedfp_take_mixed.argtypes = [_LONG, _LONG, _LONG, ctypes.POINTER(_INT)]
     cut: list[Any] = [_INT, _LONG, _LONG, _LONG, _INT]
     lib.nestedfp_portable_plan.argtypes = [*cut, ctypes.POINTER(_INT)]
     lib.nestedfp_portable_workspace_bytes.argtypes = [*cut, _INT]

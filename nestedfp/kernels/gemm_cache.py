@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from nestedfp.kernels.gemm_tuning import PRECISIONS, Timing
+from nestedfp.kernels.mixed_tuning import MixedChoice
 
 FORMAT = 1
 QUERY = "clocks.max.sm,clocks.max.mem,power.limit,driver_version"
@@ -67,10 +68,10 @@ def folder() -> Path:
     return Path(base) / "nestedfp"
 
 
-def path_of(card: Card, n: int, k: int) -> Path:
+def path_of(card: Card, n: int, k: int, kind: str = "gemm") -> Path:
     """The file of one card and layer shape."""
     key = json.dumps([FORMAT, asdict(card), n, k], sort_keys=True)
-    return folder() / f"gemm-{n}x{k}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    return folder() / f"{kind}-{n}x{k}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
 def to_text(
@@ -146,6 +147,25 @@ def save(
         write(path, to_text(card, max_tokens, timings, precisions))
     except OSError as error:
         logger.warning("GEMM timings are not kept: %s cannot be written: %s", path, error)
+
+
+def load_mixed(path: Path) -> list[MixedChoice] | None:
+    """Return the kept choices of the mixed GEMM in a file of ``path_of`` with kind "mixed"; None: there are none."""
+    try:
+        return [MixedChoice.of_list(values) for values in json.loads(path.read_text())]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        logger.warning("choices in %s cannot be used and are measured again: %s", path, error)
+        return None
+
+
+def save_mixed(path: Path, choices: Iterable[MixedChoice]) -> None:
+    """Keep the choices of one shape; a folder that cannot be written costs a warning and the next start's time."""
+    try:
+        write(path, json.dumps([choice.as_list() for choice in choices]))
+    except OSError as error:
+        logger.warning("choices are not kept: %s cannot be written: %s", path, error)
 
 
 def write(path: Path, text: str) -> None:

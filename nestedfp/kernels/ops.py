@@ -40,8 +40,29 @@ def set_mode(mode: Mode) -> None:
     _OPS.set_mode(CODES[mode])
 
 
+def set_mixed(is_exact: torch.Tensor) -> None:
+    """Have some rows of every later ``linear`` run in FP16 and the others in FP8, until ``set_mode``.
+
+    A row gets what ``linear`` gives it in a step of its precision, up to the order of additions on a GPU, which depends on how many
+    rows there are. An operator whose input has another number of rows runs FP16 whole.
+
+    Args:
+        is_exact: [rows] bool on a CPU, exact rows and others. GPU operators need the exact rows first.
+
+    Raises:
+        RuntimeError: for a mask of rows of one kind, or of another shape, dtype or device.
+    """
+    _OPS.set_mixed(is_exact)
+
+
+def is_mixed() -> bool:
+    """Return whether ``set_mixed`` is in force."""
+    mixed: bool = _OPS.is_mixed()
+    return mixed
+
+
 def get_mode() -> Mode:
-    """Return the precision in force. A new process starts in FP16."""
+    """Return the precision in force, FP8 with ``set_mixed``. A new process starts in FP16."""
     return _MODES[_OPS.get_mode()]
 
 
@@ -168,9 +189,10 @@ def linear_carried(
 
     A *carrier* is a tensor of the shape and dtype of the activations, and its bytes hold what the mode in force reads: in FP16
     mode on a GPU the activations, in FP8 mode their E4M3 codes, [rows, k] in the K order of the packed upper plane, at the
-    front of that memory, with ``scales``. So shapes do not depend on the mode, and one compiled graph serves both. Nothing
-    else may read a carrier, and the mode may not change between the operator that makes one and the linear layer that reads it:
-    it changes between engine steps. On a CPU it always holds the activations.
+    front of that memory, with ``scales``; in a mixed step the exact rows' activations, then the codes of the others. So shapes
+    do not depend on the mode, and one compiled graph serves both. Nothing else may read a carrier, and the mode may not change
+    between the operator that makes one and the linear layer that reads it: it changes between engine steps. On a CPU it always
+    holds the activations.
 
     Args:
         carrier: [..., k] float16, contiguous; k is a multiple of CARRIER_COLUMNS.

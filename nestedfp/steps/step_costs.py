@@ -5,7 +5,7 @@ reads half the weight bytes but quantises its activations first, so small steps 
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,19 +28,84 @@ class StepCost:
 
 
 @dataclass(frozen=True, slots=True)
+class MixedCosts:
+    """The model's times in mixed steps, of every number of exact tokens beside every number of fast ones.
+
+    Attributes:
+        exact_tokens, fast_tokens: at least one each, ascending.
+        ms: [exact][fast], above zero.
+    """
+
+    exact_tokens: tuple[int, ...]
+    fast_tokens: tuple[int, ...]
+    ms: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        axes = (self.exact_tokens, self.fast_tokens)
+        is_grid = [len(row) for row in self.ms] == [len(self.fast_tokens)] * len(self.exact_tokens)
+        if not all(axis and list(axis) == sorted(set(axis)) and axis[0] > 0 for axis in axes) or not is_grid:
+            raise ValueError(f"mixed costs need ascending numbers of tokens and a time for each pair, got {self}")
+        if not all(ms > 0 for row in self.ms for ms in row):
+            raise ValueError(f"mixed costs need times above zero, got {self}")
+
+    def ms_within(self, exact_tokens: int, fast_tokens: int) -> float:
+        """Return the time of a mixed step, interpolated; outside the grid that of its edge."""
+        row, down = _place(self.exact_tokens, exact_tokens)
+        column, right = _place(self.fast_tokens, fast_tokens)
+        rows = [self.ms[row], self.ms[min(row + 1, len(self.ms) - 1)]]
+        first, second = (ms[column] + right * (ms[min(column + 1, len(ms) - 1)] - ms[column]) for ms in rows)
+        return first + down * (second - first)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the attributes as JSON keeps them; ``of_dict`` undoes it."""
+        return {"exact_tokens": self.exact_tokens, "fast_tokens": self.fast_tokens, "ms": self.ms}
+
+    @classmethod
+    def of_dict(cls, fields: Mapping[str, Any]) -> "MixedCosts":
+        """Undo ``as_dict``."""
+        return cls(tuple(fields["exact_tokens"]), tuple(fields["fast_tokens"]), tuple(map(tuple, fields["ms"])))
+
+
+def _place(axis: Sequence[int], value: int) -> tuple[int, float]:
+    """Return the index of the last number on an axis up to ``value``, and the share of the way to the next one."""
+    index = max(0, bisect_left(axis, value + 1) - 1)
+    if index + 1 == len(axis) or value <= axis[index]:
+        return index, 0.0
+    return index, (value - axis[index]) / (axis[index + 1] - axis[index])
+
+
+@dataclass(frozen=True, slots=True)
 class StepCosts:
     """Costs by step size.
 
     Attributes:
         rows: at least one, ascending and unique in ``tokens``.
+        mixed: of steps with exact and fast rows; None: this engine cannot run them.
     """
 
     rows: tuple[StepCost, ...]
+    mixed: MixedCosts | None = None
 
     def __post_init__(self) -> None:
         sizes = [row.tokens for row in self.rows]
         if not sizes or sizes != sorted(set(sizes)):
             raise ValueError(f"step costs must be ascending and unique in tokens and not empty, got {sizes}")
+
+    def mixed_ms(self, exact_tokens: int, fast_tokens: int) -> float | None:
+        """Return what a mixed step takes in milliseconds; None: this engine cannot run one.
+
+        Times between measured numbers of tokens are interpolated. Below the smallest its time holds, above the largest what a
+        step of one precision takes more is added.
+        """
+        if self.mixed is None:
+            return None
+        most_exact, most_fast = self.mixed.exact_tokens[-1], self.mixed.fast_tokens[-1]
+        ms = self.mixed.ms_within(exact_tokens, fast_tokens)
+        if exact_tokens > most_exact:
+            ms += self.times_ms(exact_tokens)[0] - self.times_ms(most_exact)[0]
+        if fast_tokens > most_fast:
+            ms += self.times_ms(fast_tokens)[1] - self.times_ms(most_fast)[1]
+        return ms
 
     def times_ms(self, tokens: int) -> tuple[float, float]:
         """Return what a step of this size takes in FP16 and in FP8, in milliseconds.
@@ -92,22 +157,39 @@ class StepCosts:
         return paying
 
     def as_lists(self) -> list[list[float]]:
-        """Return ``[tokens, fp16_ms, fp8_ms]`` for every row, the form in which costs travel between processes."""
+        """Return ``[tokens, fp16_ms, fp8_ms]`` for every row."""
         return [[row.tokens, row.fp16_ms, row.fp8_ms] for row in self.rows]
 
+    def report(self) -> dict[str, Any]:
+        """Return everything in the form in which costs travel between processes."""
+        return {"steps": self.as_lists(), "mixed": None if self.mixed is None else self.mixed.as_dict()}
 
-def slowest(ranks: Iterable[Sequence[Sequence[Any]] | None]) -> StepCosts | None:
+
+def slowest(ranks: Iterable[Mapping[str, Any] | Sequence[Sequence[Any]] | None]) -> StepCosts | None:
     """Combine the measurements of all tensor-parallel ranks: a step takes as long as its slowest rank.
 
     Args:
-        ranks: ``as_lists`` of every rank, or None from a rank that measured nothing.
+        ranks: ``report`` of every rank, or ``as_lists`` of one that has no mixed steps, or None from one that measured nothing.
 
     Returns:
         The costs of the sizes that every rank measured, or None when there are none.
     """
-    tables = [{int(tokens): (fp16, fp8) for tokens, fp16, fp8 in rank or ()} for rank in ranks]
+    reports: list[Mapping[str, Any]] = [
+        rank if isinstance(rank, Mapping) else {"steps": rank or (), "mixed": None} for rank in ranks
+    ]
+    tables = [{int(tokens): (fp16, fp8) for tokens, fp16, fp8 in report["steps"]} for report in reports]
     common = sorted(set.intersection(*map(set, tables))) if tables else []
     rows = tuple(
         StepCost(tokens, max(t[tokens][0] for t in tables), max(t[tokens][1] for t in tables)) for tokens in common
     )
-    return StepCosts(rows) if rows else None
+    return StepCosts(rows, _slowest_mixed([report["mixed"] for report in reports])) if rows else None
+
+
+def _slowest_mixed(ranks: Sequence[Mapping[str, Any] | None]) -> MixedCosts | None:
+    grids = [MixedCosts.of_dict(rank) for rank in ranks if rank is not None]
+    if len(grids) < len(ranks) or len({(grid.exact_tokens, grid.fast_tokens) for grid in grids}) != 1:
+        return None
+    ms = tuple(
+        tuple(map(max, *rows)) if len(grids) > 1 else rows[0] for rows in zip(*(g.ms for g in grids), strict=True)
+    )
+    return MixedCosts(grids[0].exact_tokens, grids[0].fast_tokens, ms)

@@ -130,6 +130,13 @@ NAMES: dict[str, tuple[str, ...] | None] = {
     ),
     "vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager._init_candidates": ("self",),
     "vllm.v1.worker.gpu:model_runner": None,
+    "vllm.v1.worker.gpu.model_runner:sort_batch_req_ids": (
+        "num_tokens_per_req",
+        "draft_tokens",
+        "decode_query_len",
+    ),
+    "vllm.v1.worker.cpu_model_runner:CPUModelRunner._model_forward": ("self",),
+    "vllm.v1.attention.backend:AttentionMetadataBuilder.reorder_batch_threshold": None,
     "vllm.v1.worker.gpu_worker:Worker.execute_model": ("self", "scheduler_output"),
     "vllm.v1.worker.gpu_worker:Worker.sample_tokens": ("self", "grammar_output"),
     "vllm.version:__version__": None,

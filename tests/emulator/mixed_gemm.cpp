@@ -1,26 +1,27 @@
 // Runs the mixed GEMM's own sources on the emulated grid. Standard input: 64-bit integers tile, mixed blocks, split of
-// the mixed tiles, of the rest, exact rows, fast rows, n, k, x pitch, first exact row, first fast row,
-// multiprocessors, seed; then x [rows, pitch] FP16, whose fast rows hold codes, token scales, canonical upper and lower
-// plane, bias [n]. Standard output: the result, [rows, n] FP16; exit status 4 and none for a config that cannot compute
-// the problem.
+// the mixed tiles, of the rest, exact rows, fast rows, n, k, x pitch, multiprocessors, seed; then x [exact rows, pitch]
+// FP16, codes [fast rows, k padded to 64] and their scales, canonical upper and lower plane, bias [n]. Standard output:
+// the result, [rows, n] FP16; exit status 4 and none for a config that cannot compute the problem.
 #include <cstring>
 
 #include "cuda/host/launch.h"
 #include "cuda/host/semaphores.h"
+#include "cuda/kernels/layout.h"
 #include "operands.h"
 
 using namespace nestedfp::cuda;
 using emulator::read;
 
 int main() {
-    const std::vector<int64_t> head = read<int64_t>(13);
+    const std::vector<int64_t> head = read<int64_t>(11);
     const MixedConfig config{static_cast<int>(head[0]), static_cast<int>(head[1]), static_cast<int>(head[2]),
                              static_cast<int>(head[3])};
     const MixedDesc desc{head[4], head[5], head[6], head[7]};
     const int64_t pitch = head[8], rows = desc.exact_rows + desc.fast_rows;
-    const int num_sms = static_cast<int>(head[11]);
-    const std::vector<uint8_t> x = read<uint8_t>(rows * pitch * 2);
-    const std::vector<float> scale = read<float>(rows);
+    const int num_sms = static_cast<int>(head[9]);
+    const std::vector<uint8_t> x = read<uint8_t>(desc.exact_rows * pitch * 2);
+    const std::vector<uint8_t> codes = read<uint8_t>(desc.fast_rows * upper_pitch(desc.k));
+    const std::vector<float> scale = read<float>(desc.fast_rows);
     const emulator::PackedWeight weight(desc.n, desc.k);
     const std::vector<uint16_t> bias = read<uint16_t>(desc.n);
 
@@ -36,9 +37,7 @@ int main() {
     MixedArgs args{};
     args.x = x.data();
     args.x_pitch = pitch;
-    args.rows = rows;
-    args.exact_first = head[9];
-    args.fast_first = head[10];
+    args.codes = codes.data();
     args.token_scale = scale.data();
     args.upper = weight.upper.data();
     args.lower = weight.lower.data();
@@ -48,7 +47,7 @@ int main() {
     if (prepare_device() != 0) emulator::fail("a tile needs more shared memory than a block may have");
     args.semaphores = stream_semaphores(nullptr);
     emulator::Launch& launch = emulator::launch_defaults();
-    launch.seed = static_cast<unsigned>(head[12]);
+    launch.seed = static_cast<unsigned>(head[10]);
     launch.resident = num_sms;
     launch.is_in_order = true;
     if (run_mixed(desc, config, args, num_sms, nullptr, &reason) != 0) emulator::fail(reason);

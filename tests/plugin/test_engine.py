@@ -24,6 +24,7 @@ PROMPTS = [
     "When the sun had gone down, the soldier",
     "There lived a poor woodcutter with his wife",
 ]
+EXACT = [0, 2, 5]  # of them, in a run of mixed steps
 LONG = "The youngest brother went out into the wide world to seek his fortune. " * 16  # more than one cache block
 # On one GPU there is no place for a second rank; on a CPU ranks are threads.
 two_ranks = pytest.mark.skipif(torch.cuda.device_count() == 1, reason="needs two GPUs")
@@ -100,6 +101,7 @@ def online():
         {"mode": "auto", "rule": {"ttft_deadline_s": 1e-6}, "prompts": [f"{i}: {LONG}" for i in range(3)]},
         {"mode": "auto", "rule": {"tpot_deadline_s": 1e-6}, "prompts": [f"{i}; {LONG}" for i in range(3)]},
         {"mode": "auto", "rule": {"ttft_deadline_s": 900.0, "tpot_deadline_s": 900.0}, **tokens},
+        {"mode": "fp8", **tokens, "exact": EXACT},
     ]
     return scenario({}, runs)
 
@@ -112,6 +114,14 @@ def test_modes_switch_back_and_forth_in_one_engine(online):
     assert online[1]["tokens"] != online[0]["tokens"], "FP8 rounds the weights, so some token should differ"
     assert online[2]["tokens"] == online[0]["tokens"]
     assert online[10]["tokens"] == online[0]["tokens"]
+
+
+def test_in_a_mixed_step_every_request_gets_the_bits_of_a_step_of_its_own_precision(online):
+    exact, fast, mixed = online[0], online[1], online[14]
+    assert mixed["mixed_steps"] == [[len(EXACT), len(PROMPTS) - len(EXACT)]] * 48
+    for what in ("tokens", "logprobs"):
+        expected = [(exact if i in EXACT else fast)[what][i] for i in range(len(PROMPTS))]
+        assert mixed[what] == expected
 
 
 def test_every_token_is_accounted_for_in_its_mode(online):

@@ -27,6 +27,7 @@ PROMPTS = [
     "A merchant had three sons, and the youngest",
 ]
 TEXT_TOKENS = 400
+EXACT = [0, 2, 5, 6]  # of the prompts, in mixed steps
 FLIP_ROUNDS, FLIP_TOKENS = 20, 200  # 4000 steps
 
 
@@ -78,6 +79,8 @@ def nested(texts):
             GREEDY,
             {**GREEDY, "mode": "fp8"},
             {"kind": "score", "texts": texts},
+            {"kind": "score", "texts": texts, "mode": "fp8", "exact": EXACT},
+            {**GREEDY, "mode": "fp8", "exact": EXACT},
         ]
     )
 
@@ -100,6 +103,25 @@ def test_fp8_mode_differs_by_more_than_the_order_of_additions_and_stays_close(pl
     assert statistics.mean(rounded) > 3 * statistics.mean(exact)
     loss, exact_loss = (-statistics.mean(x for s in scores for x in s) for scores in (nested["jobs"][1], plain[0]))
     assert abs(loss - exact_loss) < 0.02
+
+
+def test_mixed_steps_score_each_text_as_steps_of_its_precision_do_up_to_the_order_of_additions(
+    plain, regrouped, nested
+):
+    assert {tuple(step) for step in nested["mixed_steps"]} >= {(len(EXACT), len(PROMPTS) - len(EXACT))}
+    exact, rounded, mixed = nested["jobs"][0], nested["jobs"][1], nested["jobs"][8]
+    natural = differences(regrouped[0], plain[0])
+    expected = [(exact if i in EXACT else rounded)[i] for i in range(len(PROMPTS))]
+    ours = differences([mixed[i] for i in EXACT], [expected[i] for i in EXACT])
+    assert statistics.mean(ours) < 2 * statistics.mean(natural)
+    # Codes of E4M3 magnify a last bit: the fast texts are held to how far FP8 is from FP16.
+    fast = [i for i in range(len(PROMPTS)) if i not in EXACT]
+    theirs = differences([mixed[i] for i in fast], [expected[i] for i in fast])
+    assert statistics.mean(theirs) < statistics.mean(differences(rounded, exact)) / 2
+    assert_same_greedy_tokens(
+        {key: [nested["jobs"][9][key][i] for i in EXACT] for key in ("tokens", "margins")},
+        {key: [plain[1][key][i] for i in EXACT] for key in ("tokens", "margins")},
+    )
 
 
 def test_greedy_tokens_of_fp16_mode_are_those_of_vllm(plain, nested):
@@ -182,7 +204,7 @@ def test_whole_graphs_of_steps_with_prompts_change_no_bit(tmp_path, heads, budge
 
 
 def test_thousands_of_flips_change_nothing(nested):
-    _, _, fp16, fp8, flipped, fp16_after, fp8_after, scores_after = nested["jobs"]
+    _, _, fp16, fp8, flipped, fp16_after, fp8_after, scores_after, *_ = nested["jobs"]
     assert flipped["switches"] >= FLIP_ROUNDS * (FLIP_TOKENS - 5)
     assert min(flipped["steps_fp16"], flipped["steps_fp8"]) >= FLIP_ROUNDS * (FLIP_TOKENS // 2 - 5)
     assert all(tokens == flipped["tokens"][0] for tokens in flipped["tokens"]), "rounds drift"

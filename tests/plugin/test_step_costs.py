@@ -1,9 +1,11 @@
 """Measured step costs: interpolation, the size from which FP8 pays, combining ranks."""
 
+from dataclasses import replace
+
 import pytest
 
 from nestedfp.modes import DirectiveMode, Mode
-from nestedfp.steps.step_costs import MIN_GAIN, StepCost, StepCosts, slowest
+from nestedfp.steps.step_costs import MIN_GAIN, MixedCosts, StepCost, StepCosts, slowest
 from nestedfp.steps.step_rule import StepRule, StepSignals, choose
 
 # FP8 loses at one token, is even at 4, and saves 40 % from 64 tokens on.
@@ -79,3 +81,52 @@ def test_auto_leaves_fp8_alone_where_it_saves_nothing(
 ) -> None:
     choice = choose(StepSignals(tokens, 9.0, False), directive, StepRule(fp8_step_tokens=0), COSTS)
     assert (choice.mode, choice.reason) == (mode, reason)
+
+
+MIXED = MixedCosts((16, 64), (128, 256), ((20.0, 24.0), (22.0, 30.0)))
+WITH_MIXED = StepCosts((StepCost(1, 10.0, 6.0), StepCost(1024, 60.0, 30.0)), MIXED)
+
+
+@pytest.mark.parametrize(
+    ("exact", "fast", "ms"),
+    [(16, 128, 20.0), (64, 256, 30.0), (40, 128, 21.0), (16, 192, 22.0), (40, 192, 24.0), (1, 5, 20.0), (3, 256, 24.0)],
+)
+def test_a_mixed_step_is_interpolated_and_below_the_smallest_costs_as_much(exact: int, fast: int, ms: float) -> None:
+    assert WITH_MIXED.mixed_ms(exact, fast) == pytest.approx(ms)
+
+
+def test_beyond_what_was_measured_a_mixed_step_costs_what_steps_of_one_precision_cost_more() -> None:
+    exact_ms, fast_ms = (
+        WITH_MIXED.times_ms(n)[i] - WITH_MIXED.times_ms(m)[i] for n, m, i in ((100, 64, 0), (600, 256, 1))
+    )
+    assert WITH_MIXED.mixed_ms(100, 600) == pytest.approx(30.0 + exact_ms + fast_ms)
+
+
+def test_mixed_costs_travel_and_the_slowest_rank_counts() -> None:
+    assert slowest([WITH_MIXED.report()]) == WITH_MIXED
+    slower = replace(WITH_MIXED, mixed=replace(MIXED, ms=((19.0, 25.0), (22.0, 30.5))))
+    found = slowest([WITH_MIXED.report(), slower.report()])
+    assert found is not None
+    assert found.mixed == replace(MIXED, ms=((20.0, 25.0), (22.0, 30.5)))
+
+
+@pytest.mark.parametrize("other", [COSTS, replace(WITH_MIXED, mixed=MixedCosts((16,), (128,), ((1.0,),)))])
+def test_an_engine_of_which_a_rank_has_no_mixed_steps_or_measured_others_has_none(other: StepCosts) -> None:
+    found = slowest([WITH_MIXED.report(), replace(other, rows=WITH_MIXED.rows).report()])
+    assert found is not None
+    assert found.mixed_ms(16, 128) is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ((), (1,), ()),
+        ((2, 1), (1,), ((1.0,), (1.0,))),
+        ((0,), (1,), ((1.0,),)),
+        ((1,), (1, 2), ((1.0,),)),
+        ((1,), (1,), ((0.0,),)),
+    ],
+)
+def test_mixed_costs_that_are_no_grid_of_times_are_refused(fields: tuple[tuple[int, ...], ...]) -> None:
+    with pytest.raises(ValueError, match="mixed costs need"):
+        MixedCosts(*fields)

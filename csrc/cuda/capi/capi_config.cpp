@@ -6,6 +6,7 @@
 #include "cuda/capi/capi.h"
 #include "cuda/config/gemm_cost.h"
 #include "cuda/config/gemm_timings.h"
+#include "cuda/config/mixed_choice.h"
 #include "cuda/config/stream_k.h"
 #include "cuda/host/device_gemm.h"
 #include "cuda/kernels/layout.h"
@@ -73,6 +74,39 @@ NESTEDFP_API int nestedfp_take_timing(int precision, int64_t m, int64_t n, int64
 }
 
 NESTEDFP_API void nestedfp_forget_timings() { forget_timings(); }
+
+NESTEDFP_API int nestedfp_mixed_tile_count() { return kMixedTileCount; }
+
+// fields[4]: MixedTile's.
+NESTEDFP_API void nestedfp_mixed_tile(int index, int* fields) {
+    const MixedTile& tile = kMixedTiles[index];
+    fields[0] = tile.exact, fields[1] = tile.fast, fields[2] = tile.rest_tokens, fields[3] = tile.multicast_ctas;
+}
+
+// Returns the bytes of workspace that a config of the mixed GEMM (make_mixed_config) needs, -1 if it is not valid.
+NESTEDFP_API int64_t nestedfp_mixed_workspace(int64_t exact_rows, int64_t fast_rows, int64_t n, int64_t k, int num_sms,
+                                              const int* config) {
+    MixedPlan plan;
+    const char* message = nullptr;
+    if (!make_plan({exact_rows, fast_rows, n, k}, make_mixed_config(config), num_sms, &plan, &message)) return -1;
+    return plan.mixed_workspace_bytes + plan.rest_workspace_bytes;
+}
+
+NESTEDFP_API void nestedfp_take_mixed(int64_t n, int64_t k, int64_t fast_rows, const int* config) {
+    take_mixed(n, k, fast_rows, make_mixed_config(config));
+}
+
+NESTEDFP_API void nestedfp_forget_mixed() { forget_mixed(); }
+
+// Returns 0 and the config that the mixed GEMM takes, or 1: two launches.
+NESTEDFP_API int nestedfp_choose_mixed(int64_t exact_rows, int64_t fast_rows, int64_t n, int64_t k, int num_sms,
+                                       int* config) {
+    MixedConfig chosen{};
+    if (!choose_mixed({exact_rows, fast_rows, n, k}, num_sms, &chosen)) return 1;
+    config[0] = chosen.tile, config[1] = chosen.mixed_clusters;
+    config[2] = chosen.mixed_split, config[3] = chosen.rest_split;
+    return 0;
+}
 
 NESTEDFP_API int nestedfp_common_constants() { return kCommonConstants; }
 NESTEDFP_API int nestedfp_tile_constants() { return kTileConstants; }

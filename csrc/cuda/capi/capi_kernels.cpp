@@ -24,37 +24,6 @@ NESTEDFP_API int nestedfp_gemm(int precision, int64_t m, int64_t n, int64_t k, i
                     num_sms, static_cast<CUstream_st*>(stream), &message);
 }
 
-NESTEDFP_API int nestedfp_mixed_tile_count() { return kMixedTileCount; }
-
-// fields[4]: MixedTile's.
-NESTEDFP_API void nestedfp_mixed_tile(int index, int* fields) {
-    const MixedTile& tile = kMixedTiles[index];
-    fields[0] = tile.exact, fields[1] = tile.fast, fields[2] = tile.rest_tokens, fields[3] = tile.multicast_ctas;
-}
-
-// config[4]: tile, mixed blocks, split of the mixed tiles, of the rest. Returns the bytes of workspace, -1 if invalid.
-NESTEDFP_API int64_t nestedfp_mixed_workspace(int64_t exact_rows, int64_t fast_rows, int64_t n, int64_t k, int num_sms,
-                                              const int* config) {
-    MixedPlan plan;
-    const char* message = nullptr;
-    if (!make_plan({exact_rows, fast_rows, n, k}, {config[0], config[1], config[2], config[3]}, num_sms, &plan,
-                   &message))
-        return -1;
-    return plan.mixed_workspace_bytes + plan.rest_workspace_bytes;
-}
-
-NESTEDFP_API int nestedfp_mixed_gemm(int64_t exact_rows, int64_t fast_rows, int64_t n, int64_t k, int num_sms,
-                                     const int* config, const void* x, int64_t x_pitch, int64_t rows,
-                                     int64_t exact_first, int64_t fast_first, const float* token_scale,
-                                     const uint8_t* upper, const uint8_t* lower, const void* bias, void* out,
-                                     float* workspace, int pdl, void* stream) {
-    const char* message = nullptr;
-    return run_mixed({exact_rows, fast_rows, n, k}, {config[0], config[1], config[2], config[3]},
-                     {x, x_pitch, rows, exact_first, fast_first, token_scale, upper, lower, bias, out, workspace,
-                      stream_semaphores(static_cast<CUstream_st*>(stream)), pdl != 0},
-                     num_sms, static_cast<CUstream_st*>(stream), &message);
-}
-
 // The arguments from source to workspace are ChainArgs'. config null: the chain without its GEMM.
 NESTEDFP_API int nestedfp_time_chain(int precision, int64_t m, int64_t n, int64_t k, int num_sms, const int* config,
                                      const void* source, void* x, uint8_t* codes, float* token_scale,

@@ -25,6 +25,12 @@ GemmConfig split_config(int split) {
     return {0, split, false, split != 1};
 }
 
+// Each of the two kinds of blocks has half of them.
+bool has_semaphores(const GemmPlan& plan) {
+    const int split_tiles = plan.tiles - plan.whole_tiles;
+    return split_tiles * plan.multicast_ctas * (MixedTile::kRows / 64) <= kSemaphores / 2;
+}
+
 }  // namespace
 
 bool make_plan(const MixedDesc& desc, const MixedConfig& config, int num_sms, MixedPlan* plan, const char** reason) {
@@ -45,6 +51,7 @@ bool make_plan(const MixedDesc& desc, const MixedConfig& config, int num_sms, Mi
     const GemmConfig mixed_config = split_config(config.mixed_split);
     if (!is_valid(mixed, mixed_config, reason)) return false;
     plan->mixed = make_plan(mixed, mixed_config);
+    if (!has_semaphores(plan->mixed)) return refuse("too many split tiles");
     plan->mixed_workspace_bytes = workspace_bytes(mixed, mixed_config);
     plan->rest = {};
     plan->rest_workspace_bytes = 0;
@@ -54,6 +61,7 @@ bool make_plan(const MixedDesc& desc, const MixedConfig& config, int num_sms, Mi
     const GemmConfig rest_config = split_config(config.rest_split);
     if (!is_valid(others, rest_config, reason)) return false;
     plan->rest = make_plan(others, rest_config);
+    if (!has_semaphores(plan->rest)) return refuse("too many split tiles of the rest");
     plan->rest.first_block = plan->mixed.blocks;
     plan->rest_workspace_bytes = workspace_bytes(others, rest_config);
     return true;

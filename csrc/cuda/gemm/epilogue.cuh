@@ -67,7 +67,8 @@ class Epilogue {
             if (token < T::kExact) return 1.0f;
         }
         const int row = output_row<T>(args_, token_tile, token);
-        return row < 0 ? 0.0f : __ldcg(args_.token_scale + row) * (1.0f / kUpperScale);
+        if (row < 0) return 0.0f;
+        return __ldcg(args_.token_scale + row - (T::kExact > 0 ? args_.exact_rows : 0)) * (1.0f / kUpperScale);
     }
 
     NESTEDFP_DEVICE int unit_begin(int rank) const { return rank * kUnits / args_.plan.cluster; }

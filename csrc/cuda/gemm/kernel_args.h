@@ -33,8 +33,8 @@ struct KernelArgs {
     // One per split tile and row warpgroup, zero between launches.
     int* semaphores;
     int m, n;
-    // Mixed tiles only: the rows of x and D that they hold.
-    int exact_first, exact_rows, fast_first, fast_rows;
+    // Mixed tiles only: the rows that they hold.
+    int exact_rows, fast_rows;
     // 0, which the compiler must not know (consumer.cuh).
     uint32_t zero;
     GemmPlan plan;

@@ -49,11 +49,11 @@ NESTEDFP_DEVICE void produce_mixed(const MixedKernelArgs& all, uint32_t stages, 
             if (operand == 0) {
                 barrier_arrive_expect(full, T::kFast * 64);
                 load_part<T>(stage + T::kFastOffset + rank * T::kFastBox * 64, &all.fast_map, full, col,
-                             args.fast_first + rank * T::kFastBox, args.x_policy);
+                             rank * T::kFastBox, args.x_policy);
             } else if (operand == 1) {
                 barrier_arrive_expect(full, T::kExact * 128);
-                load_part<T>(stage + rank * T::kExactBox * 128, &all.exact_map, full, col,
-                             args.exact_first + rank * T::kExactBox, args.x_policy);
+                load_part<T>(stage + rank * T::kExactBox * 128, &all.exact_map, full, col, rank * T::kExactBox,
+                             args.x_policy);
             } else if (operand == 2) {
                 barrier_arrive_expect(full, T::kPlaneBytes);
                 load_box(stage + T::kUpperOffset, &all.upper_map, full, col, row, args.weight_policy);

@@ -156,27 +156,24 @@ int run_mixed(const MixedDesc& desc, const MixedConfig& config, const MixedArgs&
     MixedPlan plan;
     if (!make_plan(desc, config, num_sms, &plan, message)) return cudaErrorInvalidValue;
     const MixedTile& tile = kMixedTiles[config.tile];
-    const int64_t pitch = upper_pitch(desc.k), x_bytes = args.x_pitch * 2;
-    const int64_t rest_first = args.fast_first + tile.fast,
-                  rest_rows = std::max<int64_t>(0, desc.fast_rows - tile.fast);
-    const auto* const x = static_cast<const uint8_t*>(args.x);
+    const int64_t pitch = upper_pitch(desc.k), rest_rows = std::max<int64_t>(0, desc.fast_rows - tile.fast);
+    const int part = tile.multicast_ctas;
     MixedKernelArgs all{};
     struct {
         CUtensorMap* to;
         Matrix matrix;
     } const maps[] = {
-        {&all.exact_map, {x, 2, desc.k, args.rows, x_bytes, 64, tile.exact / tile.multicast_ctas}},
-        {&all.fast_map, {x, 1, pitch, args.rows, x_bytes, 64, tile.fast / tile.multicast_ctas, true}},
+        {&all.exact_map, {args.x, 2, desc.k, desc.exact_rows, args.x_pitch * 2, 64, tile.exact / part}},
+        {&all.fast_map, {args.codes, 1, pitch, desc.fast_rows, pitch, 64, tile.fast / part, true}},
         {&all.upper_map, {args.upper, 1, pitch, desc.n, pitch, 64, MixedTile::kRows, true}},
-        {&all.rest_map,
-         {x + rest_first * x_bytes, 1, pitch, rest_rows, x_bytes, 128, tile.rest_tokens / tile.multicast_ctas}},
+        {&all.rest_map, {args.codes + tile.fast * pitch, 1, pitch, rest_rows, pitch, 128, tile.rest_tokens / part}},
         {&all.rest_upper_map, {args.upper, 1, pitch, desc.n, pitch, 128, MixedTile::kRows}},
     };
     for (const auto& [to, matrix] : maps) {
         if (matrix.rows == 0) continue;
         const CUtensorMap* const map = tensor_map(matrix);
         if (map == nullptr) {
-            *message = "x, its rows and the packed upper plane must be aligned to 16 bytes";
+            *message = "x, its rows, the codes and the packed upper plane must be aligned to 16 bytes";
             return cudaErrorInvalidValue;
         }
         *to = *map;
@@ -191,9 +188,7 @@ int run_mixed(const MixedDesc& desc, const MixedConfig& config, const MixedArgs&
     mixed.out = static_cast<__half*>(args.out);
     mixed.m = tile.exact + tile.fast;
     mixed.n = static_cast<int>(desc.n);
-    mixed.exact_first = static_cast<int>(args.exact_first);
     mixed.exact_rows = static_cast<int>(desc.exact_rows);
-    mixed.fast_first = static_cast<int>(args.fast_first);
     mixed.fast_rows = static_cast<int>(std::min<int64_t>(desc.fast_rows, tile.fast));
     mixed.plan = plan.mixed;
     mixed.workspace = args.workspace;
@@ -201,8 +196,8 @@ int run_mixed(const MixedDesc& desc, const MixedConfig& config, const MixedArgs&
     mixed.weight_policy = mixed.x_policy = kEvictNormal;
     all.rest = mixed;
     all.rest.m = static_cast<int>(rest_rows);
-    all.rest.token_scale += rest_first;
-    all.rest.out += rest_first * desc.n;
+    all.rest.token_scale += tile.fast;
+    all.rest.out += (desc.exact_rows + tile.fast) * desc.n;
     all.rest.plan = plan.rest;
     if (args.workspace != nullptr) all.rest.workspace += plan.mixed_workspace_bytes / 4;
     if (args.semaphores != nullptr) all.rest.semaphores += kSemaphores / 2;

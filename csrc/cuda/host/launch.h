@@ -35,14 +35,14 @@ struct GemmArgs {
     OutlierList outliers{};
 };
 
+// Exact rows are the first of out, fast ones come after.
 struct MixedArgs {
-    // [rows, K] FP16; of a fast row the first upper_pitch(K) bytes are its codes. Rows are x_pitch elements apart.
+    // [exact rows, K] FP16, rows x_pitch elements apart.
     const void* x;
     int64_t x_pitch;
-    // Rows of x, and of out.
-    int64_t rows;
-    int64_t exact_first, fast_first;
-    // Likewise as in GemmArgs; token_scale of fast rows only.
+    // [fast rows, upper_pitch(K)] from quantize.
+    const uint8_t* codes;
+    // Likewise as in GemmArgs; token_scale: [fast rows].
     const float* token_scale;
     const uint8_t* upper;
     const uint8_t* lower;

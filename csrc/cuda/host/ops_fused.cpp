@@ -38,6 +38,18 @@ Tensor empty_rows(const Tensor& like, int64_t k) {
 
 Tensor empty_scales(const Tensor& like) { return empty(like, tokens_of(like), ScalarType::Float); }
 
+// Calls launch(first row, rows, what the carrier holds of them) for the exact rows and for the others.
+template <class Launch>
+void launch_by_class(const char* op, int64_t m, const Device& device, Launch&& launch) {
+    const int64_t exact = exact_rows(op, m);
+    if (exact > 0) check_error(op, launch(0, exact, Precision::kFp16));
+    if (exact < m) check_error(op, launch(exact, m - exact, carried_fast(device)));
+}
+
+// Row `row` of k FP16 values.
+const void* row_of(const Tensor& rows, int64_t row, int64_t k) { return const_data<uint16_t>(rows) + row * k; }
+void* row_to(const Tensor& rows, int64_t row, int64_t k) { return data<uint16_t>(rows) + row * k; }
+
 // residual, sum: null without one.
 std::tuple<Tensor, Tensor> norm(const char* op, const Tensor& x, const Tensor* residual, const Tensor* sum,
                                 const Tensor& weight, double epsilon, const Device& device) {
@@ -50,18 +62,19 @@ std::tuple<Tensor, Tensor> norm(const char* op, const Tensor& x, const Tensor* r
     if (x.numel() == 0) return {carrier, scales};
     const Tensor rows = as_rows(op, "x", x), weights = as_rows(op, "weight", weight);
     const Tensor residual_rows = residual == nullptr ? rows : as_rows(op, "residual", *residual);
-    RowNormArgs args{};
-    args.x = rows.const_data_ptr();
-    args.weight = weights.const_data_ptr();
-    if (residual != nullptr) {
-        args.residual = residual_rows.const_data_ptr();
-        args.sum = sum->mutable_data_ptr();
-    }
-    args.carrier = carrier.mutable_data_ptr();
-    args.scales = data<float>(scales);
-    args.epsilon = static_cast<float>(epsilon);
-    check_error(op, run_rms_norm(args, x.numel() / k, k, carried_precision(mode_in_force(), device),
-                                 device.traits().has_pdl(), device.stream()));
+    launch_by_class(op, x.numel() / k, device, [&](int64_t first, int64_t count, Precision to) {
+        RowNormArgs args{};
+        args.x = row_of(rows, first, k);
+        args.weight = weights.const_data_ptr();
+        if (residual != nullptr) {
+            args.residual = row_of(residual_rows, first, k);
+            args.sum = row_to(*sum, first, k);
+        }
+        args.carrier = row_to(carrier, first, k);
+        args.scales = data<float>(scales) + first;
+        args.epsilon = static_cast<float>(epsilon);
+        return run_rms_norm(args, count, k, to, device.traits().has_pdl(), device.stream());
+    });
     return {carrier, scales};
 }
 
@@ -97,9 +110,10 @@ std::tuple<Tensor, Tensor> silu_and_mul(Tensor x) {
     const Tensor carrier = empty_rows(x, k), scales = empty_scales(x);
     if (x.numel() == 0) return {carrier, scales};
     const Tensor rows = as_rows(op, "x", x);
-    check_error(op, run_silu_and_mul(rows.const_data_ptr(), carrier.mutable_data_ptr(), data<float>(scales),
-                                     x.numel() / (2 * k), k, carried_precision(mode_in_force(), device),
-                                     device.traits().has_pdl(), device.stream()));
+    launch_by_class(op, x.numel() / (2 * k), device, [&](int64_t first, int64_t count, Precision to) {
+        return run_silu_and_mul(row_of(rows, first, 2 * k), row_to(carrier, first, k), data<float>(scales) + first,
+                                count, k, to, device.traits().has_pdl(), device.stream());
+    });
     return {carrier, scales};
 }
 

@@ -2,6 +2,7 @@
 #include <optional>
 #include <vector>
 
+#include "cuda/config/mixed_choice.h"
 #include "cuda/host/device_gemm.h"
 #include "cuda/host/ops_cuda.h"
 #include "cuda/host/semaphores.h"
@@ -45,19 +46,26 @@ Tensor empty_out(const Tensor& x, int64_t n) {
     return empty(x, shape, ScalarType::Half);
 }
 
-// out = x @ W.T + bias. rows: [M, K] FP16, contiguous; with token_scale, its bytes are codes [M, upper_pitch(K)].
-void multiply(const char* op, const Tensor& rows, const float* token_scale, const Layer& layer,
-              const OutlierList& outliers, bool is_fp8, bool quantize_activations, const Tensor& out,
-              const Device& device) {
+// Rows of x and of out that run in one precision.
+struct Rows {
+    // [M, K] FP16; with token_scale its bytes are codes [M, upper_pitch(K)].
+    const void* x;
+    const float* token_scale;
+    void* out;
+    int64_t m;
+};
+
+// out = x @ W.T + bias. like: a tensor on the device.
+void multiply(const char* op, const Tensor& like, const Rows& rows, const Layer& layer, const OutlierList& outliers,
+              bool is_fp8, bool quantize_activations, const Device& device) {
     const auto [upper, lower, bias, n, k] = layer;
-    const int64_t m = rows.numel() / k;
-    prepare_once(op, device);
+    const int64_t m = rows.m;
     const GpuTraits& gpu = device.traits();
     // The activations of FP8 mode, where the tensor cores know E4M3; else FP16 ones multiply the FP8 weights.
     const bool is_fp8_gemm = is_fp8 && quantize_activations && gpu.has_fp8();
     const GemmDesc desc{is_fp8_gemm ? Precision::kFp8 : Precision::kFp16, m, n, k};
     GemmArgs args{};
-    args.x = rows.const_data_ptr();
+    args.x = rows.x;
     args.x_pitch = k;
     args.upper = const_data<uint8_t>(upper);
     if (lower.has_value()) {
@@ -65,14 +73,14 @@ void multiply(const char* op, const Tensor& rows, const float* token_scale, cons
         args.neutral_lower = is_fp8;
     }
     args.bias = bias.has_value() ? bias->const_data_ptr() : nullptr;
-    args.out = out.mutable_data_ptr();
+    args.out = rows.out;
     args.outliers = outliers;
     args.semaphores = stream_semaphores(device.stream());
     const DeviceGemm gemm(desc, is_fp8, gpu, args.semaphores != nullptr);
 
     // One allocation for all scratch memory: partial sums, then the activations as the GEMM reads them, then their
     // scales. torch's allocator keeps it in stream order.
-    const bool is_quantized = is_fp8_gemm && token_scale == nullptr;
+    const bool is_quantized = is_fp8_gemm && rows.token_scale == nullptr;
     // TMA and asynchronous copies read rows that begin at multiples of 16 bytes.
     const bool is_copied = !is_fp8_gemm && (k % 8 != 0 || reinterpret_cast<uintptr_t>(args.x) % 16 != 0);
     const int64_t pitch = is_fp8_gemm ? upper_pitch(k) : round_up(k, 8);
@@ -81,7 +89,7 @@ void multiply(const char* op, const Tensor& rows, const float* token_scale, cons
     const int64_t scratch_bytes = sums_bytes + x_bytes + (is_quantized ? m * 4 : 0);
     std::optional<Tensor> scratch;
     if (scratch_bytes > 0) {
-        scratch = empty(rows, {scratch_bytes}, ScalarType::Byte);
+        scratch = empty(like, {scratch_bytes}, ScalarType::Byte);
         uint8_t* const sums = data<uint8_t>(*scratch);
         uint8_t* const copy = sums + sums_bytes;
         if (sums_bytes > 0) args.workspace = reinterpret_cast<float*>(sums);
@@ -98,13 +106,77 @@ void multiply(const char* op, const Tensor& rows, const float* token_scale, cons
             args.x_pitch = pitch;
         }
     }
-    if (token_scale != nullptr) {
+    if (rows.token_scale != nullptr) {
         args.x_pitch = pitch;
-        args.token_scale = token_scale;
+        args.token_scale = rows.token_scale;
     }
     const char* message = "";
     const int error = gemm.run(args, device.stream(), &message);
     STD_TORCH_CHECK(error == cudaSuccess, op, ": m=", m, ", n=", n, ", k=", k, ", ", gemm.describe(), ": ", message);
+}
+
+// Both kinds of rows in one launch, which reads the weights once: all exact rows, then the fast ones of `fast`, by a
+// config that was measured.
+void multiply_mixed(const char* op, const Tensor& like, const Rows& exact, const Rows& fast, const Layer& layer,
+                    const MixedConfig& config, const Device& device) {
+    const auto [upper, lower, bias, n, k] = layer;
+    const MixedDesc desc{exact.m, fast.m, n, k};
+    const int num_sms = device.traits().num_sms;
+    MixedPlan plan;
+    const char* message = "";
+    STD_TORCH_CHECK(make_plan(desc, config, num_sms, &plan, &message), op, ": ", message);
+    const bool is_quantized = fast.token_scale == nullptr;
+    const int64_t sums_bytes = round_up(plan.mixed_workspace_bytes + plan.rest_workspace_bytes, 256);
+    const int64_t codes_bytes = is_quantized ? round_up(fast.m * upper_pitch(k), 256) : 0;
+    const Tensor scratch = empty(like, {sums_bytes + codes_bytes + fast.m * 4}, ScalarType::Byte);
+    uint8_t* const codes = data<uint8_t>(scratch) + sums_bytes;
+    auto* const scales = reinterpret_cast<float*>(codes + codes_bytes);
+    if (is_quantized)
+        check_error(op, run_quantize(fast.x, k, codes, scales, fast.m, k, device.traits().has_pdl(), device.stream()));
+    MixedArgs args{};
+    args.x = exact.x;
+    args.x_pitch = k;
+    args.codes = is_quantized ? codes : static_cast<const uint8_t*>(fast.x);
+    args.token_scale = is_quantized ? scales : fast.token_scale;
+    args.upper = const_data<uint8_t>(upper);
+    args.lower = const_data<uint8_t>(*lower);
+    args.bias = bias.has_value() ? bias->const_data_ptr() : nullptr;
+    args.out = exact.out;
+    args.workspace = sums_bytes > 0 ? data<float>(scratch) : nullptr;
+    args.semaphores = stream_semaphores(device.stream());
+    const int error = run_mixed(desc, config, args, num_sms, device.stream(), &message);
+    STD_TORCH_CHECK(error == cudaSuccess, op, ": ", exact.m, " exact and ", fast.m, " fast rows, n=", n, ", k=", k,
+                    ", mixed tile ", config.tile, ": ", message);
+}
+
+// x: [M, K] FP16, contiguous, of which the first `exact` rows run in FP16; with scales [M], a carrier. outliers: of x.
+void multiply_by_class(const char* op, const Tensor& x, int64_t exact, const float* scales, const Layer& layer,
+                       const OutlierList& outliers, bool quantize_activations, const Tensor& out,
+                       const Device& device) {
+    prepare_once(op, device);
+    const GpuTraits& gpu = device.traits();
+    const int64_t m = x.numel() / layer.k;
+    const bool is_carrier_of_codes = scales != nullptr && carried_fast(device) == Precision::kFp8;
+    const auto rows = [&](int64_t first, int64_t count, bool is_fp8) {
+        return Rows{const_data<uint16_t>(x) + first * layer.k, is_fp8 && is_carrier_of_codes ? scales + first : nullptr,
+                    data<uint16_t>(out) + first * layer.n, count};
+    };
+    const Rows first = rows(0, exact, false), rest = rows(exact, m - exact, true);
+    const bool is_aligned = layer.k % 8 == 0 && reinterpret_cast<uintptr_t>(first.x) % 16 == 0;
+    MixedConfig config{};
+    if (exact > 0 && exact < m && quantize_activations && is_aligned && outliers.count == 0 && !gpu.is_portable() &&
+        stream_semaphores(device.stream()) != nullptr &&
+        choose_mixed({exact, m - exact, layer.n, layer.k}, gpu.num_sms, &config)) {
+        multiply_mixed(op, x, first, rest, layer, config, device);
+        return;
+    }
+    const auto of = [&](const Rows& part) {
+        OutlierList list = outliers;
+        if (list.count > 0) list.x = static_cast<const uint16_t*>(part.x);
+        return list;
+    };
+    if (exact > 0) multiply(op, x, first, layer, of(first), false, quantize_activations, device);
+    if (exact < m) multiply(op, x, rest, layer, of(rest), true, quantize_activations, device);
 }
 
 }  // namespace
@@ -114,9 +186,9 @@ Tensor linear(Tensor x, Tensor upper, std::optional<Tensor> lower, std::optional
               std::optional<Tensor> outlier_deltas, int64_t n, int64_t k, bool quantize_activations) {
     const char* const op = "nestedfp::linear";
     const Device device(op, "x", x);
-    const bool is_fp8 = mode_in_force() == Precision::kFp8;
     const Layer layer{upper, lower, bias, n, k};
-    check_operands(op, "x", x, layer, is_fp8 && (quantize_activations || device.traits().is_portable()), device);
+    const int64_t exact = exact_rows(op, k > 0 ? x.numel() / k : 0);
+    check_operands(op, "x", x, layer, exact == 0 && (quantize_activations || device.traits().is_portable()), device);
     check_outlier_lists(
         op, outlier_rows, outlier_cols, outlier_deltas,
         [&](const char*, const char* name, const Tensor& list) { check_device(op, name, list, device); });
@@ -132,7 +204,7 @@ Tensor linear(Tensor x, Tensor upper, std::optional<Tensor> lower, std::optional
                     const_data<float>(*outlier_deltas),
                     static_cast<int>(outlier_rows->numel())};
     }
-    multiply(op, rows, nullptr, layer, outliers, is_fp8, quantize_activations, out, device);
+    multiply_by_class(op, rows, exact, nullptr, layer, outliers, quantize_activations, out, device);
     return out;
 }
 
@@ -140,10 +212,9 @@ Tensor linear_carried(Tensor carrier, Tensor scales, Tensor upper, std::optional
                       std::optional<Tensor> bias, int64_t n, int64_t k) {
     const char* const op = "nestedfp::linear_carried";
     const Device device(op, "carrier", carrier);
-    const Precision mode = mode_in_force();
-    const bool is_fp8 = mode == Precision::kFp8;
     const Layer layer{upper, lower, bias, n, k};
-    check_operands(op, "carrier", carrier, layer, is_fp8, device);
+    const int64_t exact = exact_rows(op, k > 0 ? carrier.numel() / k : 0);
+    check_operands(op, "carrier", carrier, layer, exact == 0, device);
     check_carried_columns(op, k, kMaxQuantizedColumns);
     // A copy would be of FP16 values, and the bytes may be none.
     check_contiguous(op, "carrier as the operator before it made it", carrier);
@@ -151,8 +222,7 @@ Tensor linear_carried(Tensor carrier, Tensor scales, Tensor upper, std::optional
     check_device(op, "scales", scales, device);
     const Tensor out = empty_out(carrier, n);
     if (carrier.numel() == 0) return out;
-    multiply(op, carrier, carried_precision(mode, device) == Precision::kFp8 ? const_data<float>(scales) : nullptr,
-             layer, {}, is_fp8, true, out, device);
+    multiply_by_class(op, carrier, exact, const_data<float>(scales), layer, {}, true, out, device);
     return out;
 }
 

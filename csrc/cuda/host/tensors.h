@@ -6,7 +6,6 @@
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 
-#include <atomic>
 #include <optional>
 #include <set>
 #include <vector>
@@ -63,21 +62,23 @@ inline void check_has_kernels(const char* op, const Device& device) {
                     capability / 10, ".", capability % 10, " on cuda:", device.index());
 }
 
-// The mode lives in nestedfp_C; the dispatcher is the one door between the two libraries. It is asked once, where.
-inline Precision mode_in_force() {
-    static const std::atomic<int64_t>* const mode = [] {
+// How many of an op's m rows, the first ones, run in FP16; the others run in FP8. The mode lives in nestedfp_C; the
+// dispatcher is the one door between the two libraries. It is asked once, where.
+inline int64_t exact_rows(const char* op, int64_t m) {
+    static const ModeInForce* const mode = [] {
         StableIValue stack[1] = {};
         STD_TORCH_CHECK(torch_call_dispatcher("nestedfp::mode_address", "", stack, TORCH_ABI_VERSION) == 0,
                         "nestedfp::linear: nestedfp::mode_address failed; import nestedfp.kernels.ops first");
-        return reinterpret_cast<const std::atomic<int64_t>*>(torch::stable::detail::to<int64_t>(stack[0]));
+        return reinterpret_cast<const ModeInForce*>(torch::stable::detail::to<int64_t>(stack[0]));
     }();
-    return static_cast<Precision>(mode->load(std::memory_order_relaxed));
+    const int64_t exact = mode->exact_of(m);
+    STD_TORCH_CHECK(exact >= 0, op, ": expected a mixed step's exact rows before the others on a GPU, got them apart");
+    return exact;
 }
 
-// What a carrier (cuda/kernels/kernels.h) holds in a mode: codes in FP8 mode, where the device multiplies
-// them.
-inline Precision carried_precision(Precision mode, const Device& device) {
-    return device.traits().has_fp8() ? mode : Precision::kFp16;
+// What a carrier (cuda/kernels/kernels.h) holds of fast rows: codes, where the device multiplies them.
+inline Precision carried_fast(const Device& device) {
+    return device.traits().has_fp8() ? Precision::kFp8 : Precision::kFp16;
 }
 
 // Kernels are loaded onto a device by pack; a plane may also have been packed on another one.

@@ -22,13 +22,14 @@ from vllm.v1.worker.gpu import cudagraph_utils, model_runner
 from nestedfp.kernels import ops
 from nestedfp.modes import Mode
 from nestedfp.vllm_plugin.options import PluginOptions
-from nestedfp.vllm_plugin.ranks import attention_splits
+from nestedfp.vllm_plugin.ranks import attention_splits, row_classes
 from nestedfp.vllm_plugin.ranks.graph_sizes import ModelSize, host_bound_tokens, larger_sizes
 
 logger = init_logger("vllm.nestedfp")
 
 CASES = {Mode.FP16: 0, Mode.FP8: 1}
 MODES = {case: mode for mode, case in CASES.items()}
+_sort_batch = model_runner.sort_batch_req_ids
 MIN_WHOLE_TOKENS = 32  # steps with prompts have hardly ever fewer
 
 
@@ -190,6 +191,8 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
         num_active_loras: int = 0,
         max_query_len: int | None = None,
     ) -> Any:
+        if ops.is_mixed():  # hundreds of rows: the host launches its kernels while the GPU computes
+            return cudagraph_utils.BatchExecutionDescriptor(CUDAGraphMode.NONE, num_tokens, num_reqs)
         return super().dispatch(num_reqs, num_tokens, uniform_token_count, CASES[ops.get_mode()], max_query_len)
 
 
@@ -214,11 +217,17 @@ def _takes_any_queries(layer: AttentionLayerBase, config: Any) -> bool:
     return spec is not None and builder.get_cudagraph_support(config, spec) == AttentionCGSupport.ALWAYS
 
 
+def _sort_exact_first(*args: Any) -> list[str]:
+    """vLLM's order of a batch, exact requests first in a mixed step; FlashAttention takes any order."""
+    return row_classes.exact_first(_sort_batch(*args))
+
+
 def install(linear_weights: int) -> None:
-    """Make the V2 model runner of this process use two sets of graphs. Idempotent.
+    """Make the V2 model runner of this process use two sets of graphs, and order mixed steps. Idempotent.
 
     Args:
         linear_weights: of its model, in all linear layers of this rank.
     """
     DualPrecisionGraphManager.linear_weights = linear_weights
     model_runner.ModelCudaGraphManager = DualPrecisionGraphManager
+    model_runner.sort_batch_req_ids = _sort_exact_first

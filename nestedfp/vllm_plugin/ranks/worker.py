@@ -13,7 +13,7 @@ from nestedfp.steps.step_costs import StepCosts
 from nestedfp.vllm_plugin import failure
 from nestedfp.vllm_plugin.loading import load_check
 from nestedfp.vllm_plugin.options import PluginOptions
-from nestedfp.vllm_plugin.ranks import cpu_seed, self_check
+from nestedfp.vllm_plugin.ranks import cpu_seed, row_classes, self_check
 from nestedfp.vllm_plugin.ranks.timing import step_timing
 from nestedfp.vllm_plugin.ranks.timing.step_ends import StepEnds
 from nestedfp.vllm_plugin.weights import coverage, library_route
@@ -62,7 +62,9 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
                 return
             found = coverage.report(self.get_model())
             self._fp8_share = found.fp8_share
-            if not current_platform.is_cpu():
+            if current_platform.is_cpu():
+                row_classes.install_on_cpu(self.model_runner)
+            else:
                 from nestedfp.vllm_plugin.ranks import graphs
 
                 graphs.install(found.linear_weights)
@@ -96,7 +98,7 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
                 "a step arrived without a precision: the engine's scheduler is not nestedfp's; leave scheduler_cls "
                 "unset so that the nestedfp plugin fills it in"
             )
-        ops.set_mode(Mode.FP16 if mode is None else mode)
+        row_classes.begin_step(self, mode or Mode.FP16, scheduler_output)
         return super().execute_model(scheduler_output)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
@@ -108,7 +110,7 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
         ops.set_mode(Mode.FP16)
         if PluginOptions.of(self.vllm_config).measures_steps(current_platform.is_cpu()):
             measure = step_timing.measure_cpu if current_platform.is_cpu() else step_timing.measure_gpu
-            self._step_costs = measure(self.model_runner)
+            self._step_costs = measure(self.model_runner, row_classes.obstacle(self) is None)
         with failure.reported():
             self._self_check = self_check.run(self.get_model(), is_fused=self._is_fused())
         logger.info("%s", self._self_check.line())
@@ -135,6 +137,6 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
         layers = coverage.cover(self.get_model()).layers
         return {kind: layers[kind] for kind in ("nested", "listed", "two_copies", "plain")}
 
-    def nestedfp_step_costs(self) -> list[list[float]] | None:
-        """Return this rank's step costs, ``[tokens, fp16_ms, fp8_ms]`` each; None: not measured."""
-        return None if self._step_costs is None else self._step_costs.as_lists()
+    def nestedfp_step_costs(self) -> dict[str, Any] | None:
+        """Return this rank's step costs as ``StepCosts.report`` has them; None: not measured."""
+        return None if self._step_costs is None else self._step_costs.report()

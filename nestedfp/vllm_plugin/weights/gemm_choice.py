@@ -14,17 +14,19 @@ import torch
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.logger import init_logger
 
-from nestedfp.kernels import gemm_cache, gemm_tuning
+from nestedfp.kernels import gemm_cache, gemm_tuning, mixed_tuning
 from nestedfp.kernels.cuda_library import FP8, PackedWeight, describe
 from nestedfp.kernels.cuda_library import choose as kernel_choice
 from nestedfp.kernels.gemm_tuning import Timing
 from nestedfp.kernels.gpu_kernels import is_portable
+from nestedfp.kernels.mixed_tuning import MixedChoice
 from nestedfp.vllm_plugin.options import PluginOptions
 from nestedfp.vllm_plugin.weights import library_route
 
 logger = init_logger("vllm.nestedfp")
 
 BUDGET_S = 20.0
+MIXED_BUDGET_S = 15.0
 NAMED_TOKENS = (1, 16, 32, 64, 128, 256, 384, 448, 480, 512, 640, 864, 1024, 2048, 8192)  # in the log
 
 
@@ -75,9 +77,46 @@ def choose(model: torch.nn.Module, options: PluginOptions, max_tokens: int) -> N
     num_sms = torch.cuda.get_device_properties().multi_processor_count
     taken = gemm_tuning.take(map(Timing.of_list, lists), num_sms)
     logger.info("GEMM configs: %d timings guide the choice, ready after %.1f s", taken, time.monotonic() - began_s)
+    if options.weights != "two_copies":  # which runs no mixed steps
+        _choose_mixed(model, options, max_tokens, num_sms)
     if group.rank_in_group == 0:
         for line in chosen_lines(weights_by_shape(model), precisions, max_tokens, num_sms):
             logger.info("%s", line)
+
+
+def _choose_mixed(model: torch.nn.Module, options: PluginOptions, max_tokens: int, num_sms: int) -> None:
+    """Choose where exact and fast rows are multiplied in one launch, as ``choose`` does the rest."""
+    group = get_tp_group()
+    lists: Any = None
+    if group.rank_in_group == 0:
+        choices = (
+            _pinned_mixed(Path(options.gemm_timings)) if options.gemm_timings else _mixed(model, max_tokens, num_sms)
+        )
+        lists = [choice.as_list() for choice in choices]
+    if group.world_size > 1:
+        lists = group.broadcast_object(lists, src=0)
+    mixed_tuning.take(map(MixedChoice.of_list, lists))
+
+
+def _pinned_mixed(path: Path) -> list[MixedChoice]:
+    return [choice for file in sorted(path.glob("mixed-*.json")) for choice in gemm_cache.load_mixed(file) or ()]
+
+
+def _mixed(model: torch.nn.Module, max_tokens: int, num_sms: int) -> list[MixedChoice]:
+    shapes, card = weights_by_shape(model), gemm_cache.this_card()
+    paths = {} if card is None else {shape: gemm_cache.path_of(card, *shape, kind="mixed") for shape in shapes}
+    found = {shape: gemm_cache.load_mixed(path) or [] for shape, path in paths.items()}
+    wanted = set(mixed_tuning.fast_rows(max_tokens))
+    missing = {
+        shape: weights
+        for shape, weights in shapes.items()
+        if not wanted <= {choice.fast_rows for choice in found.get(shape, ())}
+    }
+    for shape, choices in mixed_tuning.tune(missing, max_tokens, num_sms, MIXED_BUDGET_S, logger.info).items():
+        found[shape] = choices
+        if shape in paths:
+            gemm_cache.save_mixed(paths[shape], choices)
+    return [choice for choices in found.values() for choice in choices]
 
 
 def chosen_lines(

@@ -8,14 +8,18 @@ they have no attention, so FP8 looks a little better than in a real step. That t
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import torch
 from vllm.distributed.parallel_state import get_pp_group
 from vllm.logger import init_logger
 
 from nestedfp.kernels import ops
 from nestedfp.modes import Mode
-from nestedfp.steps.step_costs import StepCost, StepCosts
+from nestedfp.steps.step_costs import MixedCosts, StepCost, StepCosts
 
 logger = init_logger("vllm.nestedfp")
 
@@ -25,6 +29,9 @@ CONTEXT_TOKENS = 16
 FINER_FROM_TOKENS = 128  # arithmetic begins to bound a step somewhere beyond, which lines between powers of two miss
 LARGEST_TOKENS = 2048  # a larger step is bound by arithmetic as this one is
 CPU_BUDGET_S = 2.0
+# Of mixed steps: decodes that keep their precision beside prompts and decodes that do not.
+MIXED_EXACT_TOKENS = (16, 32, 64, 128)
+MIXED_FAST_TOKENS = (128, 256, 512, 1024)
 
 
 def sizes(largest: int) -> list[int]:
@@ -34,8 +41,11 @@ def sizes(largest: int) -> list[int]:
     return sorted({size for size in powers + between if size <= largest} | {largest})
 
 
-def measure_gpu(runner: Any) -> StepCosts | None:
+def measure_gpu(runner: Any, runs_mixed: bool) -> StepCosts | None:
     """Time steps of vLLM's V2 model runner: decode steps of the sizes that have graphs, larger ones as prefills.
+
+    Args:
+        runs_mixed: whether steps of exact and fast rows are timed too.
 
     Returns:
         None with pipeline parallelism, where no rank sees a whole step.
@@ -44,31 +54,58 @@ def measure_gpu(runner: Any) -> StepCosts | None:
         return None
     began_s = time.monotonic()
     times: dict[tuple[int, Mode], list[float]] = defaultdict(list)
+    set_modes = {mode: partial(ops.set_mode, mode) for mode in Mode}
     before = ops.get_mode()
     try:
         for tokens in sizes(min(LARGEST_TOKENS, runner.max_num_tokens)):
-            decode = tokens <= runner.max_num_reqs
             order = [mode for _ in range(7 if tokens <= 512 else 3) for mode in Mode]
-            with runner.step_timing.collect() as samples:
-                for mode in order:
-                    ops.set_mode(mode)
-                    runner._dummy_run(
-                        tokens, uniform_decode=decode, skip_eplb=True, context_len=CONTEXT_TOKENS if decode else 0
-                    )
-                    # The collector takes a step as done with its draft, and there is no speculator to mark that.
-                    runner.step_timing.drafter_start()
-                    runner.step_timing.drafter_end()
-            if len(samples) != len(order):
-                raise RuntimeError(f"vLLM timed {len(samples)} of {len(order)} steps of {tokens} tokens")
-            for mode, sample in list(zip(order, samples, strict=True))[len(Mode) :]:  # the first of each is a warm-up
-                times[tokens, mode].append(sample.forward_ms)
+            steps = _time_gpu(runner, tokens, [set_modes[mode] for mode in order])
+            for mode, ms in list(zip(order, steps, strict=True))[len(Mode) :]:  # the first of each is a warm-up
+                times[tokens, mode].append(ms)
+        mixed = _mixed_gpu(runner) if runs_mixed else None
     finally:
         ops.set_mode(before)
-    return _logged(times, began_s)
+    return _logged(times, mixed, began_s)
 
 
-def measure_cpu(runner: Any) -> StepCosts:
-    """Time dummy steps of the CPU's model runner in ascending size until the time is spent."""
+def _time_gpu(runner: Any, tokens: int, set_rows: list[Callable[[], None]]) -> list[float]:
+    """Return the milliseconds of dummy steps, each after what sets its precision."""
+    decode = tokens <= runner.max_num_reqs
+    with runner.step_timing.collect() as samples:
+        for set_them in set_rows:
+            set_them()
+            runner._dummy_run(
+                tokens, uniform_decode=decode, skip_eplb=True, context_len=CONTEXT_TOKENS if decode else 0
+            )
+            # The collector takes a step as done with its draft, and there is no speculator to mark that.
+            runner.step_timing.drafter_start()
+            runner.step_timing.drafter_end()
+    if len(samples) != len(set_rows):
+        raise RuntimeError(f"vLLM timed {len(samples)} of {len(set_rows)} steps of {tokens} tokens")
+    return [sample.forward_ms for sample in samples]
+
+
+def _mixed_gpu(runner: Any) -> MixedCosts | None:
+    """Time mixed steps; None where no step has room for the smallest."""
+    room = runner.max_num_tokens
+    exact = [tokens for tokens in MIXED_EXACT_TOKENS if tokens + MIXED_FAST_TOKENS[0] <= room]
+    if not exact:
+        return None
+    fast = [tokens for tokens in MIXED_FAST_TOKENS if exact[-1] + tokens <= room]
+    return MixedCosts(tuple(exact), tuple(fast), tuple(tuple(_mixed_ms(runner, e, f) for f in fast) for e in exact))
+
+
+def _mixed_ms(runner: Any, exact: int, fast: int) -> float:
+    set_rows = partial(ops.set_mixed, torch.arange(exact + fast) < exact)
+    return statistics.median(_time_gpu(runner, exact + fast, [set_rows] * 4)[1:])
+
+
+def measure_cpu(runner: Any, runs_mixed: bool) -> StepCosts:
+    """Time dummy steps of the CPU's model runner in ascending size until the time is spent.
+
+    Args:
+        runs_mixed: whether the engine takes mixed steps, which cost their exact and their fast rows one after the other.
+    """
     began_s = time.monotonic()
     times: dict[tuple[int, Mode], list[float]] = defaultdict(list)
     before = ops.get_mode()
@@ -86,13 +123,21 @@ def measure_cpu(runner: Any) -> StepCosts:
                 break
     finally:
         ops.set_mode(before)
-    return _logged(times, began_s)
+    costs = _logged(times, None, began_s)
+    return replace(costs, mixed=_in_turn(costs)) if runs_mixed else costs
 
 
-def _logged(times: dict[tuple[int, Mode], list[float]], began_s: float) -> StepCosts:
+def _in_turn(costs: StepCosts) -> MixedCosts:
+    ms = tuple(tuple(one.fp16_ms + other.fp8_ms for other in costs.rows) for one in costs.rows)
+    measured = tuple(row.tokens for row in costs.rows)
+    return MixedCosts(measured, measured, ms)
+
+
+def _logged(times: dict[tuple[int, Mode], list[float]], mixed: MixedCosts | None, began_s: float) -> StepCosts:
     measured = sorted({tokens for tokens, _ in times})
     costs = StepCosts(
-        tuple(StepCost(n, *(statistics.median(times[n, mode]) for mode in (Mode.FP16, Mode.FP8))) for n in measured)
+        tuple(StepCost(n, *(statistics.median(times[n, mode]) for mode in (Mode.FP16, Mode.FP8))) for n in measured),
+        mixed,
     )
     table = ", ".join(f"{row.tokens}: {row.fp16_ms:.2f}/{row.fp8_ms:.2f}" for row in costs.rows)
     logger.info(
@@ -101,4 +146,11 @@ def _logged(times: dict[tuple[int, Mode], list[float]], began_s: float) -> StepC
         costs.fp8_pays_from(),
         time.monotonic() - began_s,
     )
+    if mixed is not None:
+        cells = (
+            f"{exact}+{fast}: {ms:.2f}"
+            for exact, row in zip(mixed.exact_tokens, mixed.ms, strict=True)
+            for fast, ms in zip(mixed.fast_tokens, row, strict=True)
+        )
+        logger.info("mixed steps, exact+fast tokens: ms: %s", ", ".join(cells))
     return costs
