@@ -32,6 +32,10 @@ class Deadlines(FrozenModel):
     # Full: an FP8 step of decodes takes this share of the TPOT deadline; the rest is for prompts. Or max_num_seqs is reached.
     fill_decode_share: Annotated[float, Field(gt=0, le=1)] = 0.6
 
+    # The same two where an engine computes exact and fast requests in one step.
+    rows_ttft_fraction: Annotated[float, Field(gt=0, le=1)] = 0.8
+    rows_tpot_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
+
     def rule_for(self, slo: Slo) -> StepRule:
         """The rule that lets a step use up these shares of the objectives."""
         return StepRule(
@@ -42,6 +46,8 @@ class Deadlines(FrozenModel):
             decode_reserve_share=self.decode_reserve_share,
             fill_horizon_s=self.fill_horizon_s,
             fill_decode_share=self.fill_decode_share,
+            rows_ttft_s=self.rows_ttft_fraction * slo.ttft_ms * 1e-3,
+            rows_tpot_s=self.rows_tpot_fraction * slo.tpot_ms * 1e-3,
         )
 
 

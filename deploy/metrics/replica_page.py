@@ -59,7 +59,13 @@ def engine_families(view: AgentReading) -> Iterator[Metric]:
         )
 
     yield pair(CounterMetricFamily, "nestedfp_tokens", "Tokens computed by steps of a precision", "tokens")
-    yield pair(CounterMetricFamily, "nestedfp_steps", "Steps that ran in a precision", "steps")
+    yield by(
+        CounterMetricFamily,
+        "nestedfp_steps",
+        "Steps that ran in a precision, or in both (mixed)",
+        "precision",
+        {kind: stats[f"steps_{kind}"] for kind in ("fp16", "fp8", "mixed") if f"steps_{kind}" in stats},
+    )
     yield by(
         CounterMetricFamily,
         "nestedfp_fp8_steps",

@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from nestedfp.modes import Mode
 from nestedfp.steps.step_slack import LEAST_CHUNK_TOKENS, MISSED_AFTER, StepTimes
 
-# Of the TPOT deadline: what a step with exact chunks may take, at first and where the line would be late otherwise; one with fast chunks.
+# Of the TPOT deadline, that a step may take: with exact chunks, at first and where the line would be late; with fast ones.
 PACES = (0.9, 1.08)
 FAST_SHARE = 1.05
 HURRIED = 2.0  # the last, where a prompt will be late anyway and the decodes have slack for it
@@ -91,9 +90,9 @@ class RowPlan:
 
 
 class _Limits(NamedTuple):
-    """What a step may take, in seconds."""
+    """What a step may take, in seconds, where a chunk of an exact prompt is added and where one of a fast prompt is."""
 
-    exact_s: float  # where an exact chunk is added
+    exact_s: float
     fast_s: float
 
 
@@ -123,7 +122,7 @@ class RowRule:
         """
         planner = _Planner(state, times, closed=state.now_s < self._closed_until_s)
         plan = planner.plan()
-        if plan.demoted:
+        if plan.demoted and not plan.is_whole:
             self._closed_until_s = state.now_s + CLOSED_S
         return plan
 
@@ -142,11 +141,13 @@ class _Planner:
         dues = [[d.due_s for d in decodes if d.due_s >= soonest_s] for decodes in (state.exact, state.fast)]
         self._slack_s = min((due for some in dues for due in some), default=inf) - now_s
         # Until when exact decodes can wait: they need a step of their own by their first one's time.
-        self._wake_s = min(dues[0], default=inf) - self._takes(
-            self._exact_rows, self._fast_rows, with_prompts=False
-        )
-        self._longest_s = max(FAST_SHARE * state.step_s, 2 * (soonest_s - now_s))  # half of it for prompts on any engine
-        self._hurried_s = max(self._longest_s, min(self._slack_s, HURRIED * state.step_s))  # where somebody is late anyway
+        self._wake_s = min(dues[0], default=inf) - self._takes(self._exact_rows, self._fast_rows, with_prompts=False)
+        self._longest_s = max(
+            FAST_SHARE * state.step_s, 2 * (soonest_s - now_s)
+        )  # half of it for prompts on any engine
+        self._hurried_s = max(
+            self._longest_s, min(self._slack_s, HURRIED * state.step_s)
+        )  # where somebody is late anyway
 
     def plan(self) -> RowPlan:
         state = self._state
@@ -156,9 +157,9 @@ class _Planner:
             limits, at = self._at_a_pace(hopeless)
             if at is None:
                 break
-            if self._exact_rows and not all(self._is_exact[: at + 1]):
-                if self._late_in(self._pausing(), hopeless) is None and (paused := self._paused()):
-                    return paused
+            can_pause = bool(self._exact_rows) and not all(self._is_exact[: at + 1])
+            if can_pause and self._late_in(self._pausing(), hopeless) is None and (paused := self._paused()):
+                return paused
             longest = max(
                 (i for i in range(at + 1) if self._is_exact[i] and not self._line[i].is_pinned),
                 key=lambda i: self._line[i].left_tokens,
@@ -254,7 +255,7 @@ class _Planner:
         places = self._state.places
         for i, prompt in enumerate(self._line):
             is_exact = classes[i]
-            limit_s = limits[not is_exact]
+            limit_s = limits.exact_s if is_exact else limits.fast_s
             if left[i] <= 0 or limit_s <= 0:
                 continue
             if not prompt.has_begun and left[i] == prompt.left_tokens:

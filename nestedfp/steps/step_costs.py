@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Beside so many exact rows at most, one pass over the weights computes both classes (csrc/cuda/config/mixed.h).
-FUSED_ROWS = 64
 MIN_GAIN = 0.05  # FP8 pays when it saves at least this share of the FP16 step: above the noise of a short measurement
 
 
@@ -122,18 +120,6 @@ class StepCosts:
             return low.fp16_ms, low.fp8_ms
         part = (tokens - low.tokens) / (high.tokens - low.tokens)
         return low.fp16_ms + part * (high.fp16_ms - low.fp16_ms), low.fp8_ms + part * (high.fp8_ms - low.fp8_ms)
-
-    def mixed_ms(self, exact_tokens: int, fast_tokens: int) -> float | None:
-        """Return what a step of rows of both classes takes, in milliseconds; None: this engine cannot run such a step.
-
-        One pass over the weights takes what exact rows alone take, and what FP8 takes longer for the fast ones than for those alone: within
-        2 ms of ten measured shapes (benchmarks/results/h100-rows-mixed.csv). Two passes take both.
-        """
-        exact_ms, two_ms = self.times_ms(exact_tokens)[0], self.times_ms(fast_tokens)[1]
-        if exact_tokens > FUSED_ROWS:
-            return exact_ms + two_ms
-        all_ms, beside_ms = self.times_ms(exact_tokens + fast_tokens)[1], self.times_ms(exact_tokens)[1]
-        return exact_ms + min(two_ms, all_ms - beside_ms)
 
     def gain(self, tokens: int) -> float:
         """Return the share of an FP16 step's time that FP8 saves; negative where FP8 is slower.

@@ -59,8 +59,8 @@ class StepRule:
             many as the token budget allows.
         room_ttft_s: that a first token may take, for the engine to say how many prompt tokens it can take
             (nestedfp/steps/prompt_room.py), with steps of ``exact_step_s``. None: it does not say.
-        rows_ttft_s: deadline of first tokens, from a request's arrival, for the rule by row (nestedfp/steps/row_rule.py). None: that rule
-            is off, and every step has one precision.
+        rows_ttft_s: deadline of first tokens, from a request's arrival, on an engine whose steps may hold both precisions
+            (nestedfp/steps/row_rule.py). None: no step is planned by row.
         rows_tpot_s: deadline of the mean time per output token for that rule, with ``tpot_grace_tokens``.
     """
 

@@ -56,6 +56,7 @@ class Engine:
         self._fast = DecodeBatch(self._block)  # those with a token in FP8, and those that sit out the step in progress
         self._resting = DecodeBatch(self._block)
         self._rows = RowRule()
+        self._has_classes = False  # whether requests are in the batch of their class
         self.used_blocks = 0
         # the step in progress
         self.ends_s = inf  # inf: idle
@@ -110,12 +111,7 @@ class Engine:
         if self._decode_only:
             self._start(self._began_s, chosen=self._is_fp8)
         self.directive, self.rule = mode, rule
-        if self._by_row:
-            for request in [r for r in self.running if not r.is_fast and r not in self._partials]:
-                self._move(request, self._batch, self._batch)  # which notes what it has had in FP8
-                request.is_fast = request.prompt_fp8 + request.completion_fp8 > 0
-                if request.is_fast:
-                    self._move(request, self._batch, self._fast)
+        self._has_classes = self._has_classes and self._by_row
 
     @property
     def _by_row(self) -> bool:
@@ -234,6 +230,9 @@ class Engine:
     def _start_by_row(self, now_s: float, seen_s: float) -> None:
         """Begin the step that the rule of rows plans."""
         self._see(seen_s)
+        if not self._has_classes:
+            self._has_classes = True
+            self._classify()
         while True:
             exact = [r for r in self.running if r not in self._partials and not r.is_fast]
             line = self._line(seen_s)
@@ -241,15 +240,16 @@ class Engine:
             if self._blocks_of(plan, exact, line) <= self.total_blocks - self.used_blocks:
                 break
             self._preempt_last()
-        for i in plan.demoted:
-            exact[i].is_fast = not plan.is_whole
+        for i in () if plan.is_whole else plan.demoted:
+            exact[i].is_fast = True
             self._move(exact[i], self._batch, self._fast)
         for i in set(range(len(exact))) - {*plan.exact, *plan.demoted}:
             exact[i].is_resting = True
             self._move(exact[i], self._batch, self._resting)
         batch, fast = self._batch, self._fast
         self.used_blocks += batch.blocks_needed() + fast.blocks_needed()
-        rows, decodes, kv_tokens = [batch.size, fast.size], batch.size + fast.size, batch.kv_tokens + fast.kv_tokens
+        decodes, kv_tokens = batch.size + fast.size, batch.kv_tokens + fast.kv_tokens
+        exact_rows, fast_rows = batch.size, fast.size
         for i, count, is_exact in plan.chunks:
             request = line[i]
             if request not in self._partials:
@@ -259,14 +259,24 @@ class Engine:
             request.is_fast = request.is_fast or not (is_exact or plan.is_whole)
             kv_tokens += request.computed
             self._take(request, count, self._more_blocks(request, count))
-            rows[not is_exact] += count
+            exact_rows, fast_rows = exact_rows + count * is_exact, fast_rows + count * (not is_exact)
         if plan.is_whole:
-            rows = [sum(rows), 0]
-        assert sum(rows) > 0, "a request that fits the cache alone can always be scheduled"
-        self.stats.scheduled_rows(*rows)
-        self._is_fp8, self._rows_fp8, self._rows_of = rows[0] == 0, (False, not plan.is_whole), (rows[0], rows[1])
-        self._step_decodes, self._began_s = decodes, now_s
-        self.ends_s = now_s + self._mixed_s(*rows, decodes, kv_tokens)
+            exact_rows, fast_rows = exact_rows + fast_rows, 0
+        assert exact_rows + fast_rows > 0, "a request that fits the cache alone can always be scheduled"
+        self.stats.scheduled_rows(exact_rows, fast_rows)
+        self._is_fp8, self._rows_fp8 = exact_rows == 0, (False, not plan.is_whole)
+        self._rows_of, self._step_decodes, self._began_s = (exact_rows, fast_rows), decodes, now_s
+        self.ends_s = now_s + self._mixed_s(exact_rows, fast_rows, decodes, kv_tokens)
+
+    def _classify(self) -> None:
+        """Requests that steps of one precision have computed in FP8 are fast."""
+        for request in [r for r in self.running if not r.is_fast]:
+            decodes = request not in self._partials
+            if decodes:
+                self._move(request, self._batch, self._batch)  # which notes what it has had in FP8
+            request.is_fast = request.prompt_fp8 + request.completion_fp8 > 0
+            if decodes and request.is_fast:
+                self._move(request, self._batch, self._fast)
 
     def _line(self, seen_s: float) -> list[SimRequest]:
         """The prompts that a step may compute parts of: begun ones, and those that fit into the cache as a whole."""
@@ -280,7 +290,8 @@ class Engine:
 
     def _row_state(self, now_s: float, exact: list[SimRequest], line: list[SimRequest]) -> RowState:
         ttft_s, tpot_s, grace = self.rule.rows_ttft_s, self.rule.rows_tpot_s, self.rule.tpot_grace_tokens
-        assert ttft_s is not None and tpot_s is not None
+        assert ttft_s is not None
+        assert tpot_s is not None
 
         def decode(request: SimRequest, batch: DecodeBatch) -> Decode:
             generated = request.output_tokens - (request.finish_at - batch.count)
@@ -292,7 +303,13 @@ class Engine:
             [decode(request, self._batch) for request in exact],
             [decode(request, self._fast) for request in fast],
             [
-                Prompt(r.target - r.computed, first_due_s(r.arrived_s, ttft_s, now_s), not r.is_fast, r.pinned, r in self._partials)
+                Prompt(
+                    r.target - r.computed,
+                    first_due_s(r.arrived_s, ttft_s, now_s),
+                    not r.is_fast,
+                    r.pinned,
+                    r in self._partials,
+                )
                 for r in line
             ],
             self._max_seqs - len(self.running),
@@ -508,7 +525,9 @@ class Engine:
     def _reserve_decode_blocks(self) -> bool:
         """Take the blocks that this step's decodes need; returns whether a request was preempted for them."""
         preempted = False
-        while self.used_blocks + (needed := self._batch.blocks_needed() + self._fast.blocks_needed()) > self.total_blocks:
+        while (
+            self.used_blocks + (needed := self._batch.blocks_needed() + self._fast.blocks_needed()) > self.total_blocks
+        ):
             self._preempt_last()
             preempted = True
         self.used_blocks += needed

@@ -121,9 +121,7 @@ class DeadlineWatch:
         now_s = self.begins_s()
         ends_s = now_s + self.times.predicted_s(Mode.FP16, tokens, with_prompts=with_prompts)
         fill = self._fill.late(rule, self.times, now_s, requests, kv_usage)  # learns from every step
-        reserve_s = (
-            0.0 if with_prompts else self._slack.reserve_s(rule, self.times, now_s, tokens, self._budget_tokens)
-        )
+        reserve_s = 0.0 if with_prompts else self._slack.reserve_s(rule, self.times, now_s, tokens, self._budget_tokens)
         late = self._slack.late(rule, now_s, ends_s, len(self._in_flight) + 1, reserve_s)
         if with_prompts:
             self._slack.asked(late)

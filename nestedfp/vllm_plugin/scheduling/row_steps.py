@@ -1,4 +1,4 @@
-"""Plans steps by row in terms of vLLM's requests: the state that nestedfp/steps/row_rule.py asks for, and its plan by request id."""
+"""Plans steps by row in terms of vLLM's requests: what nestedfp/steps/row_rule.py asks for, and its plan by request id."""
 
 from collections.abc import Container, Sequence
 from math import inf
@@ -15,12 +15,14 @@ class RowStep(NamedTuple):
     Attributes:
         most_tokens: that a request may have, by id: 0 sits the step out; those that are not named decode as ever.
         fast: requests that were exact or might have been, and whose rows are fast from this step on, unless it is whole.
+        resting: exact requests that decode, and sit it out.
         is_whole: every row runs FP16.
         reason: of row_rule.py.
     """
 
     most_tokens: dict[str, int]
     fast: frozenset[str]
+    resting: tuple[str, ...]
     is_whole: bool
     reason: str
 
@@ -87,13 +89,16 @@ class RowSteps:
         fast = [request for request in decodes if request.nestedfp_class != "exact"]
         prompts = [prompt(place, request) for place, request in enumerate(line)]
         plan = self._rule.plan(
-            RowState(now_s, list(map(decode, exact)), list(map(decode, fast)), prompts, places, self._budget_tokens, tpot_s),
+            RowState(
+                now_s, list(map(decode, exact)), list(map(decode, fast)), prompts, places, self._budget_tokens, tpot_s
+            ),
             times,
         )
         most_tokens = dict.fromkeys((request.request_id for request in line), 0)
         runs = {*plan.exact, *plan.demoted}
-        most_tokens |= {request.request_id: 0 for i, request in enumerate(exact) if i not in runs}
+        resting = tuple(request.request_id for i, request in enumerate(exact) if i not in runs)
+        most_tokens |= dict.fromkeys(resting, 0)
         most_tokens |= {line[chunk.prompt].request_id: chunk.tokens for chunk in plan.chunks}
         turned = [exact[i].request_id for i in plan.demoted]
         turned += [line[chunk.prompt].request_id for chunk in plan.chunks if not chunk.is_exact]
-        return RowStep(most_tokens, frozenset(turned), plan.is_whole, plan.reason)
+        return RowStep(most_tokens, frozenset(turned), resting, plan.is_whole, plan.reason)

@@ -8,7 +8,7 @@ import functools
 import os
 import secrets
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import Any
@@ -238,7 +238,7 @@ class PrecisionMixin:
             self._count_prompt(request, Mode.FP16 if rid in exact else Mode.FP8, scheduled[rid])
         output.nestedfp_with_prompts = bool(prompts)
         output.nestedfp_first_tokens = [r.request_id for r in prompts if r.request_id not in self._in_prompt]
-        output.nestedfp_resting = [] if planned is None else [rid for rid, most in planned.most_tokens.items() if not most]
+        output.nestedfp_resting = () if planned is None else planned.resting
         rows = output.nestedfp_rows = exact_rows, tokens - exact_rows
         self._watch.filled(rows, output.nestedfp_first_tokens, with_prompts=bool(prompts))
         self._totals.step(*rows, reason)
@@ -315,7 +315,10 @@ class PrecisionMixin:
         return output
 
     def _plan(self, rule: StepRule, waiting: list[Request]) -> RowStep:
-        is_prompt = {r.request_id: r.request_id in self._in_prompt or left_tokens(r) > 1 + self.num_spec_tokens for r in self.running}
+        is_prompt = {
+            r.request_id: r.request_id in self._in_prompt or left_tokens(r) > 1 + self.num_spec_tokens
+            for r in self.running
+        }
         decodes = [request for request in self.running if not is_prompt[request.request_id]]
         line = [request for request in self.running if is_prompt[request.request_id]]
         begun = len(line)
@@ -337,8 +340,9 @@ class PrecisionMixin:
             may_starve=self._may_starve,
         )
         if self._everybody_runs:
-            for request in decodes:
-                planned.most_tokens.pop(request.request_id, None)
+            for rid in planned.resting:
+                del planned.most_tokens[rid]
+            planned = planned._replace(resting=())
         return planned
 
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
@@ -413,7 +417,7 @@ class PrecisionMixin:
                     self._account_for(item, Mode.FP16 if item.request_id in exact else mode)
         return results
 
-    def _go_on(self, request_ids: list[str]) -> list[Request]:
+    def _go_on(self, request_ids: Iterable[str]) -> list[Request]:
         """Return those that decode from now on, with a deadline: none that has ended, left or been preempted meanwhile."""
         requests = (self.requests.get(rid) for rid in request_ids if rid not in self._may_starve)
         return [r for r in requests if r is not None and r.status is RequestStatus.RUNNING]
