@@ -36,7 +36,9 @@ class Prompt(NamedTuple):
 
     left_tokens: int  # still to be computed
     due_s: float  # its first token
-    is_exact: bool  # nothing of it has been computed in FP8, and nobody asked for a fast answer
+    is_exact: (
+        bool  # nothing of it has been computed in FP8, nobody asked for a fast answer, and it may still be in time
+    )
     is_pinned: bool
     has_begun: bool  # it has a place among those that run
 
@@ -176,7 +178,7 @@ class _Planner:
         filled = self._fill(self._is_exact, self._left(), self._exact_rows, self._fast_rows, limits)
         if not filled.chunks and self._line and not (state.exact or state.fast):
             filled = self._least(self._is_exact, self._left(), 0, 0, ALONE_CHUNK_TOKENS)
-        elif hopeless and not filled.chunks:
+        elif not filled.chunks and (hopeless or any(prompt.due_s == inf for prompt in self._line)):
             filled = self._least(self._is_exact, self._left(), self._exact_rows, self._fast_rows, LEAST_CHUNK_TOKENS)
         return self._as_plan(filled, tuple(range(self._exact_rows)), (), reason)
 

@@ -297,21 +297,17 @@ class Engine:
             generated = request.output_tokens - (request.finish_at - batch.count)
             return Decode(request.first_s + tpot_s * (generated + grace), request.pinned)
 
+        def prompt(request: SimRequest) -> Prompt:
+            left_tokens, due_s = request.target - request.computed, first_due_s(request.arrived_s, ttft_s, now_s)
+            is_exact = not request.is_fast and due_s < inf
+            return Prompt(left_tokens, due_s, is_exact, request.pinned, request in self._partials)
+
         fast = [r for r in self.running if r.is_fast and r not in self._partials]
         return RowState(
             now_s,
             [decode(request, self._batch) for request in exact],
             [decode(request, self._fast) for request in fast],
-            [
-                Prompt(
-                    r.target - r.computed,
-                    first_due_s(r.arrived_s, ttft_s, now_s),
-                    not r.is_fast,
-                    r.pinned,
-                    r in self._partials,
-                )
-                for r in line
-            ],
+            [prompt(request) for request in line],
             self._max_seqs - len(self.running),
             self._budget,
             tpot_s,

@@ -97,3 +97,10 @@ def test_whatever_comes_pins_hold_and_limits_are_kept_and_somebody_runs(exact, f
 def test_a_prompt_that_has_missed_its_objective_for_certain_is_due_no_more():
     assert first_due_s(1.0, TTFT_S, 1.1) == pytest.approx(1.0 + TTFT_S)
     assert first_due_s(1.0, TTFT_S, 2.0) == inf
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_prompt_that_is_due_no_more_is_computed_all_the_same(pinned):
+    slow = StepCosts(tuple(StepCost(row.tokens, 10 * row.fp16_ms, 10 * row.fp8_ms) for row in PLAIN.rows))
+    plan = RowRule().plan(state([prompt(100, inf, pinned=pinned)], [PATIENT], [PATIENT]), StepTimes(slow))
+    assert plan.chunks

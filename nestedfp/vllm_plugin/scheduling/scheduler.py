@@ -320,7 +320,7 @@ class PrecisionMixin:
             for r in self.running
         }
         decodes = [request for request in self.running if not is_prompt[request.request_id]]
-        line = [request for request in self.running if is_prompt[request.request_id]]
+        line = [request for request in self.running if is_prompt[request.request_id] and left_tokens(request) > 0]
         begun = len(line)
         free = self.kv_cache_manager.block_pool.get_num_free_blocks() * self.block_size
         for request in waiting:
