@@ -147,6 +147,7 @@ class _Planner:
         self._longest_s = max(
             FAST_SHARE * state.step_s, 2 * (soonest_s - now_s)
         )  # half of it for prompts on any engine
+        self._hurries = False  # pinned prompts may take the time of the longest step
         self._hurried_s = max(
             self._longest_s, min(self._slack_s, HURRIED * state.step_s)
         )  # where somebody is late anyway
@@ -167,7 +168,9 @@ class _Planner:
                 key=lambda i: self._line[i].left_tokens,
                 default=None,
             )
-            if longest is None:
+            if longest is None and self._line[at].is_pinned and not self._hurries:
+                self._hurries = True
+            elif longest is None:
                 hopeless.add(at)
             else:
                 self._is_exact[longest], reason = False, "ttft_slack"
@@ -258,6 +261,8 @@ class _Planner:
         for i, prompt in enumerate(self._line):
             is_exact = classes[i]
             limit_s = limits.exact_s if is_exact else limits.fast_s
+            if self._hurries and prompt.is_pinned and limits.exact_s > 0:
+                limit_s = self._hurried_s
             if left[i] <= 0 or limit_s <= 0:
                 continue
             if not prompt.has_begun and left[i] == prompt.left_tokens:

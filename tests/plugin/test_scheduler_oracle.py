@@ -241,7 +241,7 @@ def test_a_preempted_request_that_a_step_in_flight_ends_discloses_its_prompt(mod
 @pytest.mark.parametrize(("mixed_ms", "exact"), [(15.0, {"a"}), (25.0, set())])
 def test_a_pinned_request_costs_its_own_rows_where_steps_may_mix(mixed_ms, exact):
     engine = Engine()
-    costs = StepCosts((StepCost(1, 10.0, 6.0), StepCost(64, 20.0, 12.0)), MixedCosts((1,), (1,), ((mixed_ms,),)))
+    costs = StepCosts((StepCost(1, 10.0, 6.0), StepCost(64, 20.0, 12.0)), MixedCosts((32,), (32,), ((mixed_ms,),)))
     engine.scheduler.nestedfp_take_step_costs([costs.report()])
     engine.direct("fp8")
     engine.add(engine_request("a", list(range(32)), max_tokens=4, extra_args={"precision": "exact"}))

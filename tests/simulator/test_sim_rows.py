@@ -54,5 +54,5 @@ def test_every_token_is_counted_once_and_pinned_requests_are_exact(ahead: bool, 
         assert sum(engine.stats.tokens) == computed or engine.preemptions
         mixed += engine.stats.steps_mixed
         preempted += engine.preemptions
-    assert mixed
+    assert mixed or kv_tokens == 6000
     assert (preempted > 0) == (kv_tokens == 6000)
