@@ -27,7 +27,7 @@ HURRIED = 2.0  # the last, where a prompt will be late anyway and the decodes ha
 CHUNK_TOKENS = 16  # a chunk that does not end a prompt is a multiple
 ALONE_CHUNK_TOKENS = 256  # of a prompt where nothing decodes and no step is short enough
 MOST_PLANNED = 48  # prompts of the line that are looked at
-MOST_STEPS = 200  # planned ahead
+MOST_STEPS = 16  # planned ahead; what comes after them is taken to come as fast
 CLOSED_S = 0.2  # after decodes have become fast, new prompts are fast for so long
 
 
@@ -134,6 +134,7 @@ class _Planner:
 
     def __init__(self, state: RowState, times: StepTimes, *, closed: bool) -> None:
         self._state, self._times = state, times
+        self._known_s: dict[tuple[int, int, bool], float] = {}  # what steps take
         self._line = state.line[:MOST_PLANNED]
         self._is_exact = [p.is_pinned or (p.is_exact and not (closed and not p.has_begun)) for p in self._line]
         self._exact_rows, self._fast_rows = len(state.exact), len(state.fast)
@@ -155,7 +156,7 @@ class _Planner:
     def plan(self) -> RowPlan:
         state = self._state
         hopeless: set[int] = set()  # late whatever happens
-        reason = "fast"
+        reason, turned = "fast", 1  # how many prompts become fast at a time: a few rounds must do for any line
         while True:
             limits, at = self._at_a_pace(hopeless)
             if at is None:
@@ -163,17 +164,19 @@ class _Planner:
             can_pause = bool(self._exact_rows) and not all(self._is_exact[: at + 1])
             if can_pause and self._late_in(self._pausing(), hopeless) is None and (paused := self._paused()):
                 return paused
-            longest = max(
-                (i for i in range(at + 1) if self._is_exact[i] and not self._line[i].is_pinned),
-                key=lambda i: self._line[i].left_tokens,
-                default=None,
-            )
-            if longest is None and self._line[at].is_pinned and not self._hurries:
+            if loose := [i for i in range(at + 1) if self._is_exact[i] and not self._line[i].is_pinned]:
+                for i in sorted(loose, key=lambda i: -self._line[i].left_tokens)[:turned]:
+                    self._is_exact[i] = False
+                turned, reason = 2 * turned, "ttft_slack"
+            elif self._line[at].is_pinned and not self._hurries:
                 self._hurries = True
-            elif longest is None:
-                hopeless.add(at)
             else:
-                self._is_exact[longest], reason = False, "ttft_slack"
+                # And who will be late behind it without an exact prompt before that could become fast.
+                behind = next(
+                    (i for i, p in enumerate(self._line) if self._is_exact[i] and not p.is_pinned), MOST_PLANNED
+                )
+                steps = self._steps(self._is_exact, self._exact_rows, self._fast_rows, limits)
+                hopeless |= {at} | {i for i, at_s in steps if i < behind and at_s > self._line[i].due_s}
         if hopeless and self._exact_rows and (plan := self._last_resort(limits)):
             return plan
         if hopeless:
@@ -249,10 +252,13 @@ class _Planner:
     def _takes(self, exact_rows: int, fast_rows: int, *, with_prompts: bool) -> float:
         if exact_rows + fast_rows == 0:
             return 0.0
-        by_class_s = self._times.of_rows_s(exact_rows, fast_rows, with_prompts=with_prompts)
-        if not exact_rows or not fast_rows:
-            return by_class_s
-        return min(by_class_s, self._times.of_rows_s(exact_rows + fast_rows, 0, with_prompts=with_prompts))
+        key = exact_rows, fast_rows, with_prompts
+        if (known_s := self._known_s.get(key)) is None:
+            known_s = self._times.of_rows_s(exact_rows, fast_rows, with_prompts=with_prompts)
+            if exact_rows and fast_rows:
+                known_s = min(known_s, self._times.of_rows_s(exact_rows + fast_rows, 0, with_prompts=with_prompts))
+            self._known_s[key] = known_s
+        return known_s
 
     def _fill(self, classes: list[bool], left: list[int], exact_rows: int, fast_rows: int, limits: _Limits) -> _Filled:
         """Fill a step with chunks, in turn, while it stays within its limits."""
@@ -341,6 +347,12 @@ class _Planner:
                 if left[i] == 0:
                     waiting -= 1
                     yield i, self._state.now_s + passed_s
+        done = sum(prompt.left_tokens for prompt in self._line) - sum(left)
+        before = 0
+        for i, tokens in enumerate(left):
+            before += tokens
+            if tokens:
+                yield i, self._state.now_s + passed_s * (1 + before / max(1, done))
 
     def _late_in(self, steps: Iterator[tuple[int, float]], hopeless: set[int]) -> int | None:
         return next((i for i, at_s in steps if at_s > self._line[i].due_s and i not in hopeless), None)
