@@ -76,6 +76,7 @@ class EngineStats(FrozenModel):
     switches: Count
     steps_fp16: Count
     steps_fp8: Count
+    steps_mixed: Count = 0  # with exact and fast requests; in neither of the two above
     fp8_reasons: dict[str, Count] = Field(default_factory=dict)  # of them, by what asked for FP8 (nestedfp/steps)
     tokens_fp16: Count  # prompt and completion tokens computed in FP16 steps
     tokens_fp8: Count

@@ -78,6 +78,9 @@ def run_engine(engine: dict[str, Any], runs: list[dict[str, Any]], nested: bool)
     from nestedfp.vllm_plugin import control
     from nestedfp.vllm_plugin.frontend import counts_of, usage_of
 
+    if any("exact" in run for run in runs):
+        options = engine.get("additional_config", {}).get("nestedfp", {})
+        engine = {**engine, "additional_config": {"nestedfp": {**options, "mixed_steps": True}}}
     llm = LLM(**{"dtype": "float16", "kv_cache_memory_bytes": 64 << 20, "max_model_len": 512, **engine})
     results: list[dict[str, Any]] = []
     for run in runs:

@@ -116,7 +116,8 @@ def main() -> None:
     nested = scenario["nested"]
     # Without a prefix cache: no job may find what another one computed in the other precision.
     defaults = {"dtype": "float16", "kv_cache_memory_bytes": 256 << 20, "max_model_len": 1024}
-    llm = LLM(**{**defaults, "enable_prefix_caching": False, **scenario["engine"]})
+    options = {"additional_config": {"nestedfp": {"mixed_steps": True}}} if nested else {}
+    llm = LLM(**{**defaults, "enable_prefix_caching": False, **options, **scenario["engine"]})
     jobs = Jobs(llm, nested)
     results = [getattr(jobs, job.pop("kind"))(**job) for job in scenario["jobs"]]
     costs = llm.collective_rpc("nestedfp_step_costs")[0] if nested else None

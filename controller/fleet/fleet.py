@@ -101,7 +101,7 @@ class _Replica:
             _set(self.view, "path_age_s", 0.0)
 
     def _warm_up(self, now_s: float, snapshot: ReplicaSnapshot) -> None:
-        steps = snapshot.steps_fp16 + snapshot.steps_fp8
+        steps = snapshot.steps_fp16 + snapshot.steps_fp8 + snapshot.steps_mixed
         if self.first_steps is None:
             self.first_steps = steps
         if self.busy_since_s is None and snapshot.running + snapshot.waiting > 0:
@@ -232,6 +232,7 @@ def _grew(before: ReplicaSnapshot, after: ReplicaSnapshot) -> bool:
         and after.tokens_fp8 >= before.tokens_fp8
         and after.steps_fp16 >= before.steps_fp16
         and after.steps_fp8 >= before.steps_fp8
+        and after.steps_mixed >= before.steps_mixed
         and after.arrivals >= before.arrivals
         and after.arrived_tokens >= before.arrived_tokens
     )
@@ -248,6 +249,7 @@ def _rates(first: ReplicaSnapshot, last: ReplicaSnapshot, span_s: float) -> Rate
         queue_growth_tokens_per_s=(last.waiting_tokens - first.waiting_tokens) / span_s,
         steps_fp16_per_s=(last.steps_fp16 - first.steps_fp16) / span_s,
         steps_fp8_per_s=(last.steps_fp8 - first.steps_fp8) / span_s,
+        steps_mixed_per_s=(last.steps_mixed - first.steps_mixed) / span_s,
         slo_evaluated_per_s=(last.slo_evaluated - first.slo_evaluated) / span_s,
         within_slo_per_s=(last.within_slo + last.path_misses - first.within_slo - first.path_misses) / span_s,
     )

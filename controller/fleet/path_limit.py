@@ -42,7 +42,7 @@ def engine_keeps_up(view: ReplicaView, slo: Slo) -> bool:
         leaving = rates.arrived_tokens_per_s - rates.queue_growth_tokens_per_s
         if view.standing_tokens > 0 and 1e3 * snapshot.waiting_tokens > short_ms * leaving:
             return False
-        steps = rates.steps_fp16_per_s + rates.steps_fp8_per_s
+        steps = rates.steps_fp16_per_s + rates.steps_fp8_per_s + rates.steps_mixed_per_s
         if steps * step_ms >= BUSY_MS:
             step_ms = 1e3 / steps
     return step_ms <= SHORT_STEPS * slo.tpot_ms

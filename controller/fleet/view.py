@@ -19,6 +19,7 @@ class Rates:
     queue_growth_tokens_per_s: float  # growth of the queue; negative when it drains
     steps_fp16_per_s: float = 0.0
     steps_fp8_per_s: float = 0.0
+    steps_mixed_per_s: float = 0.0
     slo_evaluated_per_s: float = 0.0  # finished requests held against the SLO
     within_slo_per_s: float = 0.0  # of them, those that met it, or would have but for what the path added
 

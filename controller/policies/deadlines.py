@@ -27,6 +27,8 @@ class Deadlines(FrozenModel):
     decode_reserve_share: Annotated[float, Field(ge=0, le=1)] = USUAL_SHARES.decode_reserve_share
     fill_horizon_s: Annotated[float, Field(gt=0, le=600)] | None = USUAL_SHARES.fill_horizon_s
     fill_decode_share: Annotated[float, Field(gt=0, le=1)] = USUAL_SHARES.fill_decode_share
+    rows_ttft_fraction: Annotated[float, Field(gt=0, le=1)] = USUAL_SHARES.rows_ttft_fraction
+    rows_tpot_fraction: Annotated[float, Field(gt=0, le=1)] = USUAL_SHARES.rows_tpot_fraction
 
     def rule_for(self, slo: Slo) -> StepRule:
         """The rule that lets a step use up these shares of the objectives."""

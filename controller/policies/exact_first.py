@@ -44,7 +44,7 @@ GROW_MARGIN = 0.85  # of the limit, that the load must be below with one more ex
 MINUTE_S = 60.0
 # Of a fast replica beside exact ones: it gets what none of them could take, all at once. With the usual deadlines it would be late
 # more often, and with FP8 alone no more seldom.
-STRICT = Deadlines(ttft_fraction=0.4, tpot_fraction=0.6)
+STRICT = Deadlines(ttft_fraction=0.4, tpot_fraction=0.6, rows_ttft_fraction=0.5, rows_tpot_fraction=0.85)
 
 
 class ExactFirst(FrozenModel):

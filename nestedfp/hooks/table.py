@@ -90,6 +90,8 @@ HOOKS = (
             "vllm.v1.core.sched.async_scheduler:AsyncScheduler": None,
             f"{SCHEDULER}.add_request": ("self", "request"),
             f"{SCHEDULER}._preempt_request": ("self", "request"),
+            f"{SCHEDULER}._reserve_prefill_lookahead": ("self", "request", "num_computed_tokens", "num_new_tokens"),
+            "vllm.v1.core.sched.request_queue:create_request_queue": ("policy",),
             f"{SCHEDULER}._update_request_as_session": ("self", "session", "update"),
             f"{SCHEDULER}._handle_stopped_request": ("self", "request"),
             f"{SCHEDULER}._free_request": ("self", "request"),

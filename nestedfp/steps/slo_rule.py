@@ -22,6 +22,9 @@ class SloShares:
     fill_horizon_s: float | None = 6.0
     # Full: an FP8 step of decodes takes this share of the TPOT deadline; the rest is for prompts. Or max_num_seqs is reached.
     fill_decode_share: float = 0.6
+    # The first two where an engine computes exact and fast requests in one step.
+    rows_ttft_fraction: float = 0.8
+    rows_tpot_fraction: float = 0.9
 
     def rule(self, ttft_ms: float, tpot_ms: float) -> StepRule:
         """Return the rule that lets a step use up these shares of the objectives.
@@ -37,6 +40,8 @@ class SloShares:
             decode_reserve_share=self.decode_reserve_share,
             fill_horizon_s=self.fill_horizon_s,
             fill_decode_share=self.fill_decode_share,
+            rows_ttft_s=self.rows_ttft_fraction * ttft_ms * 1e-3,
+            rows_tpot_s=self.rows_tpot_fraction * tpot_ms * 1e-3,
         )
 
 

@@ -25,6 +25,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "fill_decode_share": (1e-6, 1),
     "exact_step_s": (1e-6, 1e9),
     "room_ttft_s": (1e-6, 1e15),
+    "rows_ttft_s": (1e-6, 1e15),
+    "rows_tpot_s": (1e-6, 1e15),
 }
 
 
@@ -57,6 +59,9 @@ class StepRule:
             many as the token budget allows.
         room_ttft_s: that a first token may take, for the engine to say how many prompt tokens it can take
             (nestedfp/steps/prompt_room.py), with steps of ``exact_step_s``. None: it does not say.
+        rows_ttft_s: deadline of first tokens, from a request's arrival, on an engine whose steps may hold both precisions
+            (nestedfp/steps/row_rule.py). None: no step is planned by row.
+        rows_tpot_s: deadline of the mean time per output token for that rule, with ``tpot_grace_tokens``.
     """
 
     fp8_step_tokens: int | None = None
@@ -71,6 +76,8 @@ class StepRule:
     fill_decode_share: float = 0.6
     exact_step_s: float | None = None
     room_ttft_s: float | None = None
+    rows_ttft_s: float | None = None
+    rows_tpot_s: float | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for a number out of its range, and TypeError for anything but a number."""

@@ -136,6 +136,7 @@ class Replica:
             switches=stats.switches,
             steps_fp16=stats.steps[False],
             steps_fp8=stats.steps[True],
+            steps_mixed=stats.steps_mixed,
             tokens_fp16=stats.tokens[False],
             tokens_fp8=stats.tokens[True],
             waiting=len(engine.waiting),

@@ -9,6 +9,9 @@ above the knee a step is bound by arithmetic and every token costs. One set of c
 """
 
 import json
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -16,12 +19,15 @@ from pydantic import Field, ValidationError, model_validator
 
 from controller.config import explain
 from nestedfp.modes import Mode
-from nestedfp.steps import step_costs
-from nestedfp.steps.step_costs import StepCosts
+from nestedfp.steps.step_costs import MixedCosts, StepCost, StepCosts
 from simulator.errors import SimulationError
 from workload.frozen import FrozenModel
 
 TABLE = Path(__file__).parent / "tables" / "h100-llama-8b.json"
+
+# As nestedfp/vllm_plugin/ranks/timing/step_timing.py measures them.
+MIXED_EXACT_TOKENS, MIXED_FAST_TOKENS = (16, 32, 64, 128), (128, 256, 512, 1024)
+FUSED_ROWS = 64  # exact ones, beside which one pass computes both (csrc/cuda/mixed_tiles.inc)
 
 NotNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
@@ -67,6 +73,7 @@ class EngineLimits(FrozenModel):
     kv_tokens: AtLeastOne = 400_000  # that the KV cache holds
     block_tokens: AtLeastOne = 16
     max_model_tokens: AtLeastOne = 16_384  # prompt and answer of one request
+    mixed_steps: bool = False  # the engine's option
     async_scheduling: bool = True  # a step is filled while the one before runs; vLLM's default, but not on CPUs
 
     @property
@@ -113,13 +120,27 @@ class EngineTable(FrozenModel):
     def step_costs(self) -> StepCosts:
         """What an engine with this table goes by in the mode ``auto`` until its steps teach it better."""
         if self.start_costs is not None:
-            return StepCosts(tuple(step_costs.StepCost(*row) for row in self.start_costs))
-        return StepCosts(
-            tuple(
-                step_costs.StepCost(tokens, self.fp16.step_s(tokens, 0, 0) * 1e3, self.fp8.step_s(tokens, 0, 0) * 1e3)
-                for tokens in (2**power for power in range(self.engine.max_num_batched_tokens.bit_length()))
-            )
-        )
+            rows = tuple(StepCost(*row) for row in self.start_costs)
+        else:
+            rows = self._rows(2**power for power in range(self.engine.max_num_batched_tokens.bit_length()))
+        return _with_mixed(StepCosts(rows)) if self.engine.mixed_steps else StepCosts(rows)
+
+    def _rows(self, sizes: Iterable[int]) -> tuple[StepCost, ...]:
+        return tuple(StepCost(n, self.fp16.step_s(n, 0, 0) * 1e3, self.fp8.step_s(n, 0, 0) * 1e3) for n in sizes)
+
+    def mixed_s(self, exact_rows: int, fast_rows: int, decodes: int, kv_tokens: int) -> float:
+        """Duration of a step of exact and fast rows in seconds; attention takes what it takes in FP16."""
+        if not exact_rows or not fast_rows:
+            return self.cost(Mode.FP8 if fast_rows else Mode.FP16).step_s(exact_rows + fast_rows, decodes, kv_tokens)
+        mixed_ms = self._true_costs.mixed_ms(exact_rows, fast_rows)
+        assert mixed_ms is not None
+        return mixed_ms * 1e-3 + self.fp16.step_s(0, decodes, kv_tokens) - self.fp16.step_s(0, 0, 0)
+
+    @cached_property
+    def _true_costs(self) -> StepCosts:
+        """What steps take, without attention: straight between these sizes."""
+        sizes = {1, self.fp16.knee_tokens, self.fp8.knee_tokens, self.engine.max_num_batched_tokens}
+        return _with_mixed(StepCosts(self._rows(sorted(sizes - {0}))))
 
     @model_validator(mode="after")
     def _has_costs(self) -> Self:
@@ -129,6 +150,22 @@ class EngineTable(FrozenModel):
     def cost(self, mode: Mode) -> StepTimeModel:
         """The coefficients of a precision."""
         return self.fp8 if mode is Mode.FP8 else self.fp16
+
+
+def _with_mixed(costs: StepCosts) -> StepCosts:
+    """Add what steps of exact and fast rows take, of the sizes that an engine measures at its start.
+
+    One pass over the weights takes what exact rows alone take, and what FP8 takes longer for both than for the exact ones alone:
+    within 4 ms of what eight shapes took (benchmarks/results/h100-rows-mixed.csv). Beside more than ``FUSED_ROWS`` exact ones there
+    are two passes.
+    """
+
+    def ms(exact: int, fast: int) -> float:
+        exact_ms, both_ms = costs.times_ms(exact)[0], costs.times_ms(exact + fast)[1]
+        return exact_ms + (both_ms - costs.times_ms(exact)[1] if exact <= FUSED_ROWS else costs.times_ms(fast)[1])
+
+    grid = tuple(tuple(ms(exact, fast) for fast in MIXED_FAST_TOKENS) for exact in MIXED_EXACT_TOKENS)
+    return replace(costs, mixed=MixedCosts(MIXED_EXACT_TOKENS, MIXED_FAST_TOKENS, grid))
 
 
 def read_table(path: Path = TABLE) -> EngineTable:

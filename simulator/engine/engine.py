@@ -15,6 +15,7 @@ from math import ceil, inf
 from controller.sliding_window import SlidingWindow
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.steps.prompt_room import PromptRoom, capacity_tokens_per_s, prompt_room
+from nestedfp.steps.row_rule import MOST_PLANNED, Decode, Prompt, RowPlan, RowRule, RowState, first_due_s
 from nestedfp.steps.step_fill import FillWatch
 from nestedfp.steps.step_rule import StepRule, StepSignals, choose
 from nestedfp.steps.step_slack import StepSlack, StepTimes
@@ -30,6 +31,7 @@ class Engine:
     def __init__(self, table: EngineTable) -> None:
         limits = table.engine
         self._costs = (table.fp16, table.fp8)  # by is_fp8
+        self._mixed_s = table.mixed_s
         self._step_costs = table.step_costs()
         self._times = StepTimes(self._step_costs)
         self._budget = limits.max_num_batched_tokens
@@ -37,6 +39,7 @@ class Engine:
         self._max_seqs = limits.max_num_seqs
         self._fill = FillWatch(limits.max_num_seqs)
         self._ahead = limits.async_scheduling
+        self._mixes = limits.mixed_steps
         self._block = limits.block_tokens
         self.total_blocks = limits.kv_tokens // limits.block_tokens
         self.directive = DirectiveMode.FP16
@@ -47,16 +50,22 @@ class Engine:
             deque()
         )  # of the waiting: those that no step has been filled with knowledge of
         self.running: dict[SimRequest, None] = {}  # in order of admission
-        self._partial: SimRequest | None = None  # the one whose prompt is computed in part
+        self._partials: dict[SimRequest, None] = {}  # those whose prompts are computed in part
         self.waiting_tokens = 0  # still to be computed in prefill
         self._pinned = 0  # running ones
-        self._batch = DecodeBatch(self._block)  # the other running ones
+        self._batch = DecodeBatch(self._block)  # the other running ones, and of them, once a directive goes by row,
+        self._fast = DecodeBatch(self._block)  # those with a token in FP8, and those that sit out the step in progress
+        self._resting = DecodeBatch(self._block)
+        self._rows = RowRule()
+        self._has_classes = False  # whether requests are in the batch of their class
         self.used_blocks = 0
         # the step in progress
         self.ends_s = inf  # inf: idle
         self._began_s = 0.0
         self._decode_only = False  # it is one of a stretch, and not counted yet
         self._is_fp8 = False
+        self._rows_fp8 = (False, False)  # of exact and of fast requests
+        self._rows_of: tuple[int, int] | None = None  # exact and fast rows; None: of a step that was not planned by row
         self._step_decodes = 0
         self._chunks: list[tuple[SimRequest, int]] = []
         # statistics, as the live engine counts them
@@ -91,7 +100,9 @@ class Engine:
             if not self._decode_only:
                 now_s = self.ends_s
                 self._complete(now_s)
-            if self.waiting or self._partial is not None:
+            if self._by_row or self._fast.size or self._resting.size:
+                self._start_if_any(now_s)
+            elif self.waiting or self._partials:
                 self._start(now_s)
             else:
                 self._decode_run(now_s, until_s)
@@ -101,6 +112,11 @@ class Engine:
         if self._decode_only:
             self._start(self._began_s, chosen=self._is_fp8)
         self.directive, self.rule = mode, rule
+        self._has_classes = self._has_classes and self._by_row
+
+    @property
+    def _by_row(self) -> bool:
+        return self._mixes and self.directive is DirectiveMode.AUTO and self.rule.rows_ttft_s is not None
 
     def unfinished(self) -> list[SimRequest]:
         """The requests inside, in queue order: what is lost when the engine dies."""
@@ -148,7 +164,7 @@ class Engine:
         return prompt_room(
             self._times,
             Mode.FP16 if self.directive is DirectiveMode.FP16 else Mode.FP8,
-            decodes=self._batch.size,
+            decodes=self._batch.size + self._fast.size,
             line_tokens=self.waiting_tokens,
             busy_s=max(0.0, self.ends_s - now_s) if self.busy else 0.0,
             slack_s=latest_s - now_s,
@@ -164,6 +180,12 @@ class Engine:
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
+    def _start_if_any(self, now_s: float) -> None:
+        if self.running or self.waiting:
+            self._start(now_s)
+        else:
+            self._decode_only, self.ends_s = False, inf
+
     def _start(self, now_s: float, chosen: bool | None = None) -> None:
         """Fill a step, choose its precision and begin it.
 
@@ -173,27 +195,140 @@ class Engine:
         """
         self._decode_only = False
         self._chunks = []
+        for request in [r for r in self.running if r.is_resting]:
+            request.is_resting = False
+            self._move(request, self._resting, self._batch)
+        # Filled ahead, a step knows the requests that were there when the step before began; so does the choice of its precision.
+        seen_s = now_s if not self.running or not self._ahead else self._began_s
+        if self._by_row:
+            self._start_by_row(now_s, seen_s)
+            return
         preempted = self._reserve_decode_blocks()
-        batch = self._batch
-        budget = self._prompt_budget(batch.size)
-        kv_tokens = batch.kv_tokens
-        if self._partial is not None:
-            request, before = self._partial, self._partial.computed
+        batch, fast = self._batch, self._fast
+        decodes = batch.size + fast.size
+        budget = self._prompt_budget(decodes)
+        kv_tokens = batch.kv_tokens + fast.kv_tokens
+        for request in list(self._partials):
+            before = request.computed
             budget = self._continue_prefill(request, budget)
             preempted = preempted or request.computed == 0
             kv_tokens += before if request.computed > before else 0
-        # Filled ahead, a step knows the requests that were there when the step before began; so does the choice of its precision.
-        idle = not batch.size and not self._chunks
-        seen_s = now_s if idle or not self._ahead else self._began_s
+        if not decodes and not self._chunks:
+            seen_s = now_s
         self._see(seen_s)
         if not preempted and self.waiting:
             self._admit(budget, seen_s)
-        tokens = batch.size + sum([count for _, count in self._chunks])
+        tokens = decodes + sum([count for _, count in self._chunks])
         assert tokens > 0, "a request that fits the cache alone can always be scheduled"
         is_fp8 = self._chooses_fp8(now_s, tokens, with_prompts=bool(self._chunks)) if chosen is None else chosen
         self.stats.scheduled(is_fp8, tokens)
-        self._is_fp8, self._step_decodes, self._began_s = is_fp8, batch.size, now_s
-        self.ends_s = now_s + self._costs[is_fp8].step_s(tokens, batch.size, kv_tokens)
+        self._is_fp8, self._rows_fp8, self._rows_of = is_fp8, (is_fp8, is_fp8), None
+        self._step_decodes, self._began_s = decodes, now_s
+        self.ends_s = now_s + self._costs[is_fp8].step_s(tokens, decodes, kv_tokens)
+
+    # -- steps by row --------------------------------------------------------------------------------------------------
+
+    def _start_by_row(self, now_s: float, seen_s: float) -> None:
+        """Begin the step that the rule of rows plans."""
+        self._see(seen_s)
+        if not self._has_classes:
+            self._has_classes = True
+            self._classify()
+        while True:
+            exact = [r for r in self.running if r not in self._partials and not r.is_fast]
+            line = self._line(seen_s)
+            plan = self._rows.plan(self._row_state(now_s, exact, line), self._times)
+            if self._blocks_of(plan, exact, line) <= self.total_blocks - self.used_blocks:
+                break
+            self._preempt_last()
+        for i in () if plan.is_whole else plan.demoted:
+            exact[i].is_fast = True
+            self._move(exact[i], self._batch, self._fast)
+        for i in set(range(len(exact))) - {*plan.exact, *plan.demoted}:
+            exact[i].is_resting = True
+            self._move(exact[i], self._batch, self._resting)
+        batch, fast = self._batch, self._fast
+        self.used_blocks += batch.blocks_needed() + fast.blocks_needed()
+        decodes, kv_tokens = batch.size + fast.size, batch.kv_tokens + fast.kv_tokens
+        exact_rows, fast_rows = batch.size, fast.size
+        for i, count, is_exact in plan.chunks:
+            request = line[i]
+            if request not in self._partials:
+                self.waiting.remove(request)
+                self.running[request] = None
+                self._pinned += request.pinned
+            request.is_fast = request.is_fast or not (is_exact or plan.is_whole)
+            kv_tokens += request.computed
+            self._take(request, count, self._more_blocks(request, count))
+            exact_rows, fast_rows = exact_rows + count * is_exact, fast_rows + count * (not is_exact)
+        if plan.is_whole:
+            exact_rows, fast_rows = exact_rows + fast_rows, 0
+        assert exact_rows + fast_rows > 0, "a request that fits the cache alone can always be scheduled"
+        self.stats.scheduled_rows(exact_rows, fast_rows)
+        self._is_fp8, self._rows_fp8 = exact_rows == 0, (False, not plan.is_whole)
+        self._rows_of, self._step_decodes, self._began_s = (exact_rows, fast_rows), decodes, now_s
+        self.ends_s = now_s + self._mixed_s(exact_rows, fast_rows, decodes, kv_tokens)
+
+    def _classify(self) -> None:
+        """Requests that steps of one precision have computed in FP8 are fast."""
+        for request in [r for r in self.running if not r.is_fast]:
+            decodes = request not in self._partials
+            if decodes:
+                self._move(request, self._batch, self._batch)  # which notes what it has had in FP8
+            request.is_fast = request.prompt_fp8 + request.completion_fp8 > 0
+            if decodes and request.is_fast:
+                self._move(request, self._batch, self._fast)
+
+    def _line(self, seen_s: float) -> list[SimRequest]:
+        """The prompts that a step may compute parts of: begun ones, and those that fit into the cache as a whole."""
+        line, free = list(self._partials), self.total_blocks - self.used_blocks
+        for request in self.waiting:
+            free -= -(-request.target // self._block)
+            if request.queued_s > seen_s or free < 0 or len(line) == MOST_PLANNED:
+                break
+            line.append(request)
+        return line
+
+    def _row_state(self, now_s: float, exact: list[SimRequest], line: list[SimRequest]) -> RowState:
+        ttft_s, tpot_s, grace = self.rule.rows_ttft_s, self.rule.rows_tpot_s, self.rule.tpot_grace_tokens
+        assert ttft_s is not None
+        assert tpot_s is not None
+
+        def decode(request: SimRequest, batch: DecodeBatch) -> Decode:
+            generated = request.output_tokens - (request.finish_at - batch.count)
+            return Decode(request.first_s + tpot_s * (generated + grace), request.pinned)
+
+        def prompt(request: SimRequest) -> Prompt:
+            left_tokens, due_s = request.target - request.computed, first_due_s(request.arrived_s, ttft_s, now_s)
+            is_exact = not request.is_fast and due_s < inf
+            return Prompt(left_tokens, due_s, is_exact, request.pinned, request in self._partials)
+
+        fast = [r for r in self.running if r.is_fast and r not in self._partials]
+        return RowState(
+            now_s,
+            [decode(request, self._batch) for request in exact],
+            [decode(request, self._fast) for request in fast],
+            [prompt(request) for request in line],
+            self._max_seqs - len(self.running),
+            self._budget,
+            tpot_s,
+        )
+
+    def _blocks_of(self, plan: RowPlan, exact: list[SimRequest], line: list[SimRequest]) -> int:
+        """New blocks that the step takes."""
+        runs = [exact[i] for i in (*plan.exact, *plan.demoted)]
+        decodes = sum([(r.base + self._batch.count) % self._block == 0 for r in runs]) + self._fast.blocks_needed()
+        return decodes + sum([self._more_blocks(line[i], count) for i, count, _ in plan.chunks])
+
+    def _more_blocks(self, request: SimRequest, count: int) -> int:
+        return -(-(request.computed + count) // self._block) - -(-request.computed // self._block)
+
+    def _move(self, request: SimRequest, source: DecodeBatch, goal: DecodeBatch) -> None:
+        source.preempt(request)
+        request.target = request.prompt_tokens + request.generated - 1
+        goal.enter(request)
+
+    # -- steps of one precision ----------------------------------------------------------------------------------------
 
     def _prompt_budget(self, decodes: int) -> int:
         """Prompt tokens that a step may hold beside the decodes."""
@@ -238,7 +373,7 @@ class Engine:
         """The next chunk of the one request that is between two chunks. It was admitted last, because a prompt is cut
         only where the budget ends; so that when blocks are short it is also the one to preempt."""
         count = min(request.target - request.computed, budget)
-        needed = -(-(request.computed + count) // self._block) - -(-request.computed // self._block)
+        needed = self._more_blocks(request, count)
         if self.used_blocks + needed > self.total_blocks:
             self._preempt_last()
             return budget
@@ -265,21 +400,33 @@ class Engine:
         self.waiting_tokens -= count
         self._chunks.append((request, count))
         self._slack.prompts.computed(request.index, request.computed)
-        self._partial = request if request.computed < request.target else None
+        if request.computed < request.target:
+            self._partials[request] = None
+        else:
+            self._partials.pop(request, None)
 
     def _complete(self, now_s: float) -> None:
         """What the step in progress has brought: tokens, first tokens, finished requests."""
-        is_fp8, duration_s = self._is_fp8, now_s - self._began_s
-        self.stats.took(is_fp8, duration_s)
-        tokens = self._step_decodes + sum([count for _, count in self._chunks])
-        self._times.took(MODES[is_fp8], tokens, duration_s, with_prompts=bool(self._chunks))
+        is_fp8, duration_s, with_prompts = self._is_fp8, now_s - self._began_s, bool(self._chunks)
+        if self._rows_of is None:
+            self.stats.took(is_fp8, duration_s)
+            tokens = self._step_decodes + sum([count for _, count in self._chunks])
+            self._times.took(MODES[is_fp8], tokens, duration_s, with_prompts=with_prompts)
+        else:
+            self.stats.rows_took(*self._rows_of, duration_s)
+            self._times.rows_took(*self._rows_of, duration_s, with_prompts=with_prompts)
         longer_s = self.written(self._began_s, now_s, self._step_decodes + len(self._chunks))
         if self._step_decodes:
             self.tpot.add(now_s, max(0.0, duration_s + longer_s) * 1e3, self._step_decodes)
-            self._batch.stepped(is_fp8)
+            self._batch.stepped(self._rows_fp8[False])
+            self._fast.stepped(self._rows_fp8[True])
             self._slack.decodes.stepped()
             self._finish_due(now_s)
+        for request in [r for r in self.running if r.is_resting] if self._resting.size else ():
+            generated = request.output_tokens - (request.finish_at - self._resting.count)
+            self._slack.decodes.entered(request.index, request.first_s, generated)
         for request, count in self._chunks:
+            is_fp8 = self._rows_fp8[request.is_fast]
             prompt = request.prompt_tokens
             in_prompt = min(request.computed, prompt) - min(request.computed - count, prompt)
             request.prompt_fp8 += in_prompt * is_fp8
@@ -299,7 +446,7 @@ class Engine:
             self.used_blocks -= -(-request.target // self._block)
             self._finish(now_s, request)
             return
-        self._batch.enter(request)
+        (self._fast if request.is_fast else self._batch).enter(request)
         self._slack.decodes.entered(request.index, request.first_s, request.generated)
 
     def _decode_run(self, now_s: float, until_s: float) -> None:
@@ -364,17 +511,20 @@ class Engine:
 
     def _finish_due(self, now_s: float) -> None:
         """Finish the requests whose last token the decode step just counted has brought."""
-        due, blocks = self._batch.finish_due()
-        self.used_blocks -= blocks
-        for request in due:
-            self._finish(now_s, request)
+        for batch in (self._batch, self._fast):
+            due, blocks = batch.finish_due()
+            self.used_blocks -= blocks
+            for request in due:
+                self._finish(now_s, request)
 
     # -- KV cache ------------------------------------------------------------------------------------------------------
 
     def _reserve_decode_blocks(self) -> bool:
         """Take the blocks that this step's decodes need; returns whether a request was preempted for them."""
         preempted = False
-        while self.used_blocks + (needed := self._batch.blocks_needed()) > self.total_blocks:
+        while (
+            self.used_blocks + (needed := self._batch.blocks_needed() + self._fast.blocks_needed()) > self.total_blocks
+        ):
             self._preempt_last()
             preempted = True
         self.used_blocks += needed
@@ -386,16 +536,17 @@ class Engine:
         self.preemptions += 1
         request.preemptions += 1
         self._pinned -= request.pinned
-        if request is self._partial:
-            self._partial = None
+        if request in self._partials:
+            del self._partials[request]
             self.waiting_tokens -= request.target - request.computed
             self._slack.prompts.computed(request.index, 0)
             self.used_blocks -= -(-request.computed // self._block)
         else:
-            self.used_blocks -= self._batch.preempt(request)
+            self.used_blocks -= (self._fast if request.is_fast else self._batch).preempt(request)
             self._slack.decodes.left(request.index)
             request.target = request.prompt_tokens + request.generated
         request.computed = request.prompt_fp16 = request.prompt_fp8 = 0
+        request.is_fast = False
         self.waiting_tokens += request.target
         self.waiting.appendleft(request)
 

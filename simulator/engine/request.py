@@ -24,6 +24,8 @@ class SimRequest:
         "fp16_mark",
         "generated",
         "index",
+        "is_fast",
+        "is_resting",
         "outcome",
         "output_tokens",
         "pinned",
@@ -44,6 +46,8 @@ class SimRequest:
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.pinned = pinned
+        self.is_fast = False  # a step by row has computed something of it in FP8
+        self.is_resting = False  # it decodes, and the step in progress leaves it out
         self.outcome: SimOutcome = "pending"
         self.first_s = 0.0
         self.finished_s = 0.0

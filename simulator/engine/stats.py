@@ -13,11 +13,12 @@ EWMA_WEIGHT = 0.2  # of step_ms
 class StepTotals:
     """Totals since the engine started."""
 
-    __slots__ = ("busy_s", "is_fp8", "step_ms", "steps", "switches", "tokens")
+    __slots__ = ("busy_s", "is_fp8", "step_ms", "steps", "steps_mixed", "switches", "tokens")
 
     def __init__(self) -> None:
         self.is_fp8: bool | None = None  # of the last step
         self.steps = [0, 0]
+        self.steps_mixed = 0  # of rows of both precisions; in neither of the steps
         self.tokens = [0, 0]
         self.busy_s = [0.0, 0.0]
         self.step_ms: list[float | None] = [None, None]  # EWMA
@@ -35,6 +36,19 @@ class StepTotals:
         if is_fp8 is not self.is_fp8:
             self.switches += self.is_fp8 is not None
             self.is_fp8 = is_fp8
+
+    def scheduled_rows(self, exact_rows: int, fast_rows: int) -> None:
+        """Count a step that begins, with so many rows in FP16 and in FP8."""
+        self.scheduled(fast_rows > 0, fast_rows or exact_rows)
+        if exact_rows and fast_rows:
+            self.tokens[False] += exact_rows
+            self.steps[True] -= 1
+            self.steps_mixed += 1
+
+    def rows_took(self, exact_rows: int, fast_rows: int, duration_s: float) -> None:
+        """Take a step's time, unless it held both."""
+        if not exact_rows or not fast_rows:
+            self.took(fast_rows > 0, duration_s)
 
     def took(self, is_fp8: bool, duration_s: float, steps: int = 1) -> None:
         """Take ``steps`` equal steps into the EWMA ``step_ms``; one counts as at most twice the value so far."""

@@ -46,8 +46,8 @@ def test_a_preempted_request_counts_its_prompt_anew_and_keeps_its_completion():
 
 def test_engine_totals_count_steps_tokens_and_switches():
     totals = EngineTotals()
-    for mode, count in ((Mode.FP16, 5), (Mode.FP16, 1), (Mode.FP8, 7), (Mode.FP16, 2)):
-        totals.step(mode, count, "directive")
+    for rows in ((5, 0), (1, 0), (0, 7), (2, 0)):
+        totals.step(*rows, "directive")
     assert totals.fp8_reasons == {"directive": 1}
     assert totals.tokens == {Mode.FP16: 8, Mode.FP8: 7}
     assert totals.steps == {Mode.FP16: 3, Mode.FP8: 1}
@@ -60,6 +60,9 @@ def test_engine_totals_count_steps_tokens_and_switches():
     totals.forget_durations()
     assert totals.step_ms == {Mode.FP16: None, Mode.FP8: None}
     assert totals.tokens == {Mode.FP16: 8, Mode.FP8: 7}, "counters stay"
+    totals.step(1, 2, "fast")
+    assert (totals.tokens, totals.steps_mixed) == ({Mode.FP16: 9, Mode.FP8: 9}, 1)
+    assert totals.steps == {Mode.FP16: 3, Mode.FP8: 1}, "a mixed step is a third kind"
 
 
 def test_counts_of_several_sequences_are_added_up():

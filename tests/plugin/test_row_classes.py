@@ -28,7 +28,9 @@ def worker(attention=None, **changes):
     builder = SimpleNamespace(reorder_batch_threshold=attention)
     groups = [[SimpleNamespace(get_metadata_builder=lambda: builder)]]
     vllm_config = SimpleNamespace(
-        model_config=config, parallel_config=config, additional_config={"nestedfp": found["options"]}
+        model_config=config,
+        parallel_config=config,
+        additional_config={"nestedfp": {"mixed_steps": True, **found["options"]}},
     )
     return SimpleNamespace(
         vllm_config=vllm_config, model_runner=SimpleNamespace(attn_groups=groups, _model_forward=None)
@@ -86,6 +88,7 @@ def test_a_step_that_is_none_is_refused(mode, exact):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
+        ({"options": {"mixed_steps": False}}, "mixed_steps is off"),
         ({"options": {"fp16_only": True}}, "plain FP16"),
         ({"options": {"weights": "two_copies"}}, "two_copies"),
         ({"pipeline_parallel_size": 2}, "pad it"),

@@ -12,8 +12,15 @@ import pytest
 from vllm_parts import BLOCK, Engine, RequestStatus, engine_request
 
 from nestedfp.modes import Mode
+from nestedfp.steps.step_costs import MixedCosts, StepCost, StepCosts
 from nestedfp.vllm_plugin.scheduling.accounting import COUNTS_KEY, TokenCounts
+from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
 
+# Steps that take as long as the scheduler itself here, so that deadlines of milliseconds decide.
+COSTS = StepCosts(
+    (StepCost(1, 0.5, 0.3), StepCost(16, 0.8, 0.4), StepCost(2048, 40.0, 20.0)),
+    MixedCosts((1, 16), (1, 256), ((0.6, 3.0), (0.9, 3.5))),
+)
 STOP = 9  # token that ends an answer
 ROUNDS = 120
 SEEDS = range(16)
@@ -38,7 +45,7 @@ class Life:
 class Oracle:
     """Drives an engine and follows it."""
 
-    def __init__(self, seed: int, *, async_scheduling: bool) -> None:
+    def __init__(self, seed: int, *, async_scheduling: bool, by_row: bool) -> None:
         self.random = random.Random(seed)
         self.engine = Engine(
             blocks=self.random.choice([14, 20, 40]),
@@ -53,7 +60,10 @@ class Oracle:
         self.lives: dict[str, Life] = {}
         self.in_flight: list[Any] = []
         self.directive = "fp16"
-        self.ended = 0
+        self.by_row = by_row
+        if by_row:
+            self.scheduler.nestedfp_take_step_costs([COSTS.report()])
+        self.ended = self.mixed = self.rested = 0
 
     # -- what happens --------------------------------------------------------------------------------------------------
 
@@ -74,15 +84,22 @@ class Oracle:
 
     def direct(self) -> None:
         self.directive = self.random.choice(["fp16", "fp8", "auto"])
-        rule = {"fp8_step_tokens": self.random.choice([1, 5, 20])} if self.directive == "auto" else {}
+        rule: dict[str, float] = {}
+        if self.directive == "auto" and (not self.by_row or self.random.random() < 0.2):
+            rule = {"fp8_step_tokens": self.random.choice([1, 5, 20])}
+        elif self.directive == "auto":
+            rule = {
+                "rows_ttft_s": self.random.choice([1e-3, 5e-3, 20e-3, 1.0]),
+                "rows_tpot_s": self.random.choice([0.2e-3, 1e-3, 2e-3, 4e-3, 0.1]),
+            }
         self.engine.direct(self.directive, **rule)
 
     def arrive(self) -> None:
         chance, name = self.random.random, f"r{len(self.lives)}"
         begin = 1000 * self.random.randrange(3)  # three prefixes that requests share
         params: dict[str, Any] = {"max_tokens": self.random.randrange(1, 24), "stop_token_ids": [STOP]}
-        if pinned := chance() < 0.25:
-            params["extra_args"] = {"precision": "fp16"}
+        if (pinned := chance() < 0.25) or chance() < 0.2:
+            params["extra_args"] = {"precision": "fp16" if pinned else "fast"}
         if chance() < 0.3:
             params["cache_salt"] = self.random.choice([None, "a", "fp16"])
         if chance() < 0.2:
@@ -111,7 +128,7 @@ class Oracle:
         tokens = {name: STOP if self.random.random() < 0.05 else 7 for name in step.num_scheduled_tokens}
         for item in self.engine.finish(step, tokens=tokens):
             life = self.lives[item.request_id]
-            life.completion[step.nestedfp_mode] += len(item.new_token_ids)
+            life.completion[self.precision(step, item.request_id)] += len(item.new_token_ids)
             told = (item.kv_transfer_params or {}).get(COUNTS_KEY)
             assert told is not None or item.finish_reason is None, "an answer that ends without its counts"
             if told is not None:
@@ -122,13 +139,18 @@ class Oracle:
 
     def follow(self, step: Any) -> None:
         """Take down what a step reads and writes, in every position."""
-        is_fp16 = step.nestedfp_mode is Mode.FP16
+        self.mixed += bool(step.nestedfp_exact)
+        self.rested += bool(step.nestedfp_resting)
+        if step.nestedfp_exact:
+            assert self.by_row
+            assert step.nestedfp_mode is Mode.FP8
+            assert step.nestedfp_exact < step.num_scheduled_tokens.keys()
         rows = [(self.lives[name], count) for name, count in step.num_scheduled_tokens.items()]
         before = {slot: self.exact.get(slot) for life, count in rows for slot in self.slots(life)}
         # Requests of one step may read what others of it write.
         for life, count in rows:
             for slot in self.slots(life)[-count:]:
-                before[slot] = is_fp16
+                before[slot] = self.precision(step, life.request.request_id) is Mode.FP16
         for life, count in rows:
             slots = self.slots(life)
             start = len(slots) - count
@@ -136,7 +158,11 @@ class Oracle:
             exact = next((i for i, slot in enumerate(slots) if not before[slot]), len(slots))
             for i, slot in enumerate(slots[start:], start):
                 self.exact[slot] = i < exact
-            self.note(life, step.nestedfp_mode, start, count, exact)
+            self.note(life, self.precision(step, life.request.request_id), start, count, exact)
+
+    def precision(self, step: Any, name: str) -> Mode:
+        """Of a request's rows."""
+        return Mode.FP16 if name in step.nestedfp_exact else step.nestedfp_mode
 
     def note(self, life: Life, mode: Mode, start: int, count: int, exact: int) -> None:
         """One row of a step: it computes ``count`` positions from ``start`` on; ``exact`` leading ones are exact then."""
@@ -144,6 +170,11 @@ class Oracle:
         if life.pinned:
             assert mode is Mode.FP16, "a pinned request in an FP8 step"
             assert exact == start + count, "a pinned request that touches what an FP8 step wrote"
+        if request.nestedfp_class == "exact":
+            assert mode is Mode.FP16, "an exact row multiplied in FP8"
+            assert exact == start + count, "an exact request that touches what an FP8 step wrote"
+        elif request.nestedfp_asked is not AskedPrecision.FAST:
+            assert exact < start + count, "called fast, and exact all the same"
         of_prompt = request.num_prompt_tokens
         if life.preemptions != request.num_preemptions:  # all before ``start`` comes from the prefix cache
             life.preemptions = request.num_preemptions
@@ -162,18 +193,24 @@ class Oracle:
         return [(blocks[i // BLOCK].block_id, i % BLOCK) for i in range(life.request.num_computed_tokens)]
 
 
+@pytest.mark.parametrize("by_row", [False, True])
 @pytest.mark.parametrize("async_scheduling", [False, True])
-def test_what_is_disclosed_and_what_pins_touch_is_what_an_oracle_of_every_kv_position_says(async_scheduling):
-    ended = preempted = 0
+def test_what_is_disclosed_and_what_exact_requests_touch_is_what_an_oracle_of_every_kv_position_says(
+    async_scheduling, by_row
+):
+    ended = preempted = mixed = rested = 0
     for seed in SEEDS:
-        oracle = Oracle(seed, async_scheduling=async_scheduling)
+        oracle = Oracle(seed, async_scheduling=async_scheduling, by_row=by_row)
         oracle.play(ROUNDS)
         ended += oracle.ended
+        mixed += oracle.mixed
+        rested += oracle.rested
         preempted += sum(life.request.num_preemptions for life in oracle.lives.values())
         scheduler = oracle.scheduler
         assert not any((scheduler._pinned, scheduler._in_prompt, scheduler._exact, scheduler._may_end))
     assert ended > 20 * len(SEEDS), "the oracle has something to say"
     assert preempted > len(SEEDS)
+    assert (mixed > 4 * len(SEEDS) and rested > len(SEEDS)) is by_row
 
 
 @pytest.mark.parametrize("mode", ["fp16", "fp8"])
@@ -199,3 +236,19 @@ def test_a_preempted_request_that_a_step_in_flight_ends_discloses_its_prompt(mod
     assert told.prompt_fp16 + told.prompt_fp8 == 2 * BLOCK
     assert told == lost.nestedfp_tokens.counts(lost.num_output_tokens)
     assert getattr(told, f"prompt_{mode}") == 2 * BLOCK
+
+
+@pytest.mark.parametrize(("mixed_ms", "exact"), [(15.0, {"a"}), (25.0, set())])
+def test_a_pinned_request_costs_its_own_rows_where_steps_may_mix(mixed_ms, exact):
+    engine = Engine()
+    costs = StepCosts((StepCost(1, 10.0, 6.0), StepCost(64, 20.0, 12.0)), MixedCosts((32,), (32,), ((mixed_ms,),)))
+    engine.scheduler.nestedfp_take_step_costs([costs.report()])
+    engine.direct("fp8")
+    engine.add(engine_request("a", list(range(32)), max_tokens=4, extra_args={"precision": "exact"}))
+    engine.add(engine_request("b", list(range(100, 132)), max_tokens=4))
+    step = engine.schedule()
+    assert step.nestedfp_exact == exact
+    assert step.nestedfp_mode is (Mode.FP8 if exact else Mode.FP16)
+    engine.finish(step)
+    stats = engine.scheduler.nestedfp_stats()
+    assert (stats["steps_mixed"], stats["steps_fp16"], stats["tokens_fp16"]) == ((1, 0, 32) if exact else (0, 1, 64))

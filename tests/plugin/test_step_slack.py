@@ -342,8 +342,8 @@ def test_the_engines_watch_keeps_it_back_in_steps_of_decodes_alone(
         watch.left(number)
     watch.waits(request)
     watch.computes(request, 60)
-    watch.filled(Mode.FP16, 60, ["a"], with_prompts=True)
-    watch.ended(Mode.FP16, 60, COSTS.times_ms(60)[0] * 1e-3, [request], with_prompts=True, at_s=steady_s())
+    watch.filled((60, 0), ["a"], with_prompts=True)
+    watch.ended((60, 0), COSTS.times_ms(60)[0] * 1e-3, [request], [], with_prompts=True, at_s=steady_s())
     assert watch.late(rule, 1, 1, 0.0, with_prompts=False) == answer
     assert watch.late(rule, 1, 1, 0.0, with_prompts=True) is None
 

@@ -71,6 +71,8 @@ def obstacle(worker: Any) -> str | None:
     """
     config = worker.vllm_config
     model, parallel, options = config.model_config, config.parallel_config, PluginOptions.of(config)
+    if not options.mixed_steps:
+        return "its option mixed_steps is off"
     if options.fp16_only:
         return "its weights are plain FP16"
     if options.weights == "two_copies":

@@ -70,16 +70,22 @@ class EngineTotals:
 
     tokens: dict[Mode, int] = field(default_factory=lambda: dict.fromkeys(Mode, 0))
     steps: dict[Mode, int] = field(default_factory=lambda: dict.fromkeys(Mode, 0))
+    steps_mixed: int = 0  # of rows of both precisions; in neither of the steps
     step_ms: dict[Mode, float | None] = field(default_factory=lambda: dict.fromkeys(Mode, None))
     seconds: dict[Mode, float] = field(default_factory=lambda: dict.fromkeys(Mode, 0.0))  # that steps have taken
     fp8_reasons: Counter[str] = field(default_factory=Counter)  # FP8 steps by what asked for them
     switches: int = 0
     last_mode: Mode | None = None
 
-    def step(self, mode: Mode, scheduled_tokens: int, reason: str) -> None:
-        """Count one non-empty step; ``reason`` is that of step_rule.py."""
-        self.tokens[mode] += scheduled_tokens
-        self.steps[mode] += 1
+    def step(self, fp16_rows: int, fp8_rows: int, reason: str) -> None:
+        """Count one step with rows in either precision or both; ``reason`` is that of step_rule.py or row_rule.py."""
+        mode = Mode.FP8 if fp8_rows else Mode.FP16
+        self.tokens[Mode.FP16] += fp16_rows
+        self.tokens[Mode.FP8] += fp8_rows
+        if fp16_rows and fp8_rows:
+            self.steps_mixed += 1
+        else:
+            self.steps[mode] += 1
         if mode is Mode.FP8:
             self.fp8_reasons[reason] += 1
         self.switches += self.last_mode is not None and self.last_mode is not mode

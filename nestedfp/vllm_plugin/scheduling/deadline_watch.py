@@ -35,6 +35,9 @@ class DeadlineWatch:
     Args:
         budget_tokens: the most tokens of a step.
         max_seqs: the most requests that run at once.
+
+    Attributes:
+        times: what steps take.
     """
 
     def __init__(self, budget_tokens: int, max_seqs: int) -> None:
@@ -42,13 +45,13 @@ class DeadlineWatch:
         self._fill = FillWatch(max_seqs)
         self._in_flight: list[float] = []  # predicted seconds of the steps that have been filled and not ended
         self._ended_s = 0.0
-        self._times = StepTimes(None)
+        self.times = StepTimes(None)
         self._slack = StepSlack(0.0)
 
     def use(self, costs: StepCosts | None) -> None:
         """Go by these measured costs."""
-        self._times = StepTimes(costs)
-        self._slack.prompts.price(self._times.s_per_prompt_token(self._budget_tokens))
+        self.times = StepTimes(costs)
+        self._slack.prompts.price(self.times.s_per_prompt_token(self._budget_tokens))
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -74,19 +77,19 @@ class DeadlineWatch:
 
     def exact_budget_tokens(self, rule: StepRule, decodes: int) -> int:
         """Return the most tokens of an FP16 step with so many decodes."""
-        if rule.exact_step_s is None or not self._times.are_measured:
+        if rule.exact_step_s is None or not self.times.are_measured:
             return self._budget_tokens
-        prompts = self._times.prompt_tokens_within(Mode.FP16, rule.exact_step_s, decodes, self._budget_tokens)
+        prompts = self.times.prompt_tokens_within(Mode.FP16, rule.exact_step_s, decodes, self._budget_tokens)
         return min(self._budget_tokens, decodes + prompts)
 
     def room(self, rule: StepRule, mode: Mode, decodes: int, line_tokens: int) -> PromptRoom | None:
         """Return what the engine can take now; None: the rule does not ask."""
-        if rule.room_ttft_s is None or rule.exact_step_s is None or not self._times.are_measured:
+        if rule.room_ttft_s is None or rule.exact_step_s is None or not self.times.are_measured:
             return None
         now_s = steady_s()
         latest_s = self._slack.decodes.latest_end_s(rule.exact_step_s, 1 + rule.tpot_grace_tokens)
         return prompt_room(
-            self._times,
+            self.times,
             mode,
             decodes=decodes,
             line_tokens=line_tokens,
@@ -99,9 +102,9 @@ class DeadlineWatch:
 
     def capacity_tokens_per_s(self, rule: StepRule, mode: Mode) -> float | None:
         """Return what steps of ``exact_step_s`` compute in a second; None: the rule does not ask, or no step was measured."""
-        if rule.exact_step_s is None or not self._times.are_measured:
+        if rule.exact_step_s is None or not self.times.are_measured:
             return None
-        return capacity_tokens_per_s(self._times, mode, rule.exact_step_s, self._budget_tokens)
+        return capacity_tokens_per_s(self.times, mode, rule.exact_step_s, self._budget_tokens)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -115,33 +118,44 @@ class DeadlineWatch:
             kv_usage: share of the KV cache that is taken.
             with_prompts: whether it computes parts of prompts.
         """
-        # With asynchronous scheduling the step before still runs: this one begins when that one ends.
-        now_s = max(steady_s(), self._ended_s + sum(self._in_flight))
-        ends_s = now_s + self._times.predicted_s(Mode.FP16, tokens, with_prompts=with_prompts)
-        fill = self._fill.late(rule, self._times, now_s, requests, kv_usage)  # learns from every step
-        reserve_s = (
-            0.0 if with_prompts else self._slack.reserve_s(rule, self._times, now_s, tokens, self._budget_tokens)
-        )
+        now_s = self.begins_s()
+        ends_s = now_s + self.times.predicted_s(Mode.FP16, tokens, with_prompts=with_prompts)
+        fill = self._fill.late(rule, self.times, now_s, requests, kv_usage)  # learns from every step
+        reserve_s = 0.0 if with_prompts else self._slack.reserve_s(rule, self.times, now_s, tokens, self._budget_tokens)
         late = self._slack.late(rule, now_s, ends_s, len(self._in_flight) + 1, reserve_s)
         if with_prompts:
             self._slack.asked(late)
         return late or fill
 
-    def filled(self, mode: Mode, tokens: int, first_tokens: list[str], *, with_prompts: bool) -> None:
-        """A step is on its way; it brings the first tokens of these requests."""
-        self._in_flight.append(self._times.predicted_s(mode, tokens, with_prompts=with_prompts))
+    def begins_s(self) -> float:
+        """When a step begins that is filled now: with asynchronous scheduling the one before still runs."""
+        return max(steady_s(), self._ended_s + sum(self._in_flight))
+
+    def filled(self, rows: tuple[int, int], first_tokens: list[str], *, with_prompts: bool) -> None:
+        """A step of so many rows in FP16 and in FP8 is on its way; it brings the first tokens of these requests."""
+        self._in_flight.append(self.times.of_rows_s(*rows, with_prompts=with_prompts))
         for request_id in first_tokens:
             self._slack.prompts.left(request_id)
 
     def ended(
-        self, mode: Mode, tokens: int, took_s: float, first_tokens: list[Any], *, with_prompts: bool, at_s: float
+        self,
+        rows: tuple[int, int],
+        took_s: float,
+        first_tokens: list[Any],
+        resting: list[Any],
+        *,
+        with_prompts: bool,
+        at_s: float,
     ) -> None:
-        """A step has ended; these requests have had a token by the end of their prompt and go on."""
+        """A step has ended; these requests have had a token by the end of their prompt and go on, those have sat it out."""
         if self._in_flight:
             self._in_flight.pop(0)
         self._ended_s = at_s
-        self._times.took(mode, tokens, took_s, with_prompts=with_prompts)
+        self.times.rows_took(*rows, took_s, with_prompts=with_prompts)
         self._slack.decodes.stepped()
         for request in first_tokens:
             first_s = request.nestedfp_first_token_s = request.nestedfp_first_token_s or self._ended_s
             self._slack.decodes.entered(request.request_id, first_s, max(1, request.num_output_tokens))
+        for request in resting:
+            if (first_s := request.nestedfp_first_token_s) is not None:
+                self._slack.decodes.entered(request.request_id, first_s, max(1, request.num_output_tokens))

@@ -28,10 +28,16 @@ def is_pinned(params: Any) -> bool:
     Raises:
         ValueError: see ``parse_asked``.
     """
-    return (
-        parse_asked(getattr(params, "extra_args", None) or getattr(params, "extra_kwargs", None))
-        is AskedPrecision.EXACT
-    )
+    return asked_of(params) is AskedPrecision.EXACT
+
+
+def asked_of(params: Any) -> AskedPrecision | None:
+    """Return what ``SamplingParams`` or ``PoolingParams`` ask for; None: nothing is said.
+
+    Raises:
+        ValueError: see ``parse_asked``.
+    """
+    return parse_asked(getattr(params, "extra_args", None) or getattr(params, "extra_kwargs", None))
 
 
 def parse_asked(given: Mapping[str, Any] | None) -> AskedPrecision | None:

@@ -8,6 +8,7 @@ import functools
 import os
 import secrets
 import threading
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import Any
@@ -15,12 +16,13 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.steps.device_clock import DeviceClock
+from nestedfp.steps.row_rule import MOST_PLANNED
 from nestedfp.steps.step_costs import StepCosts, slowest
 from nestedfp.steps.step_rule import StepRule, StepSignals, choose
 from nestedfp.vllm_plugin.options import PluginOptions
@@ -29,11 +31,13 @@ from nestedfp.vllm_plugin.scheduling import directive_intake, directive_receiver
 from nestedfp.vllm_plugin.scheduling.accounting import COUNTS_KEY, EngineTotals, RequestTokens
 from nestedfp.vllm_plugin.scheduling.deadline_watch import DeadlineWatch, arrived_s, steady_s
 from nestedfp.vllm_plugin.scheduling.exact_blocks import ALL, ExactBlocks
-from nestedfp.vllm_plugin.scheduling.pin import is_pinned
+from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision, asked_of
+from nestedfp.vllm_plugin.scheduling.row_steps import RowStep, RowSteps, left_tokens
 from nestedfp.vllm_plugin.scheduling.waiting import WaitingRequests
 
 GRAMMAR_THREADS = 8
 LOW_PRIORITY = 10
+UNPLANNED_TOKENS = 64  # of a prompt that became ready while its step was being filled: the next one is planned with it
 
 
 def compile_aside(manager: Any) -> None:
@@ -74,6 +78,9 @@ class PrecisionMixin(WaitingRequests):
         # Where a prompt, or an image in it, is computed in one step or not at all, a lower budget would keep it waiting for ever.
         self._cuts_prompts = settings.enable_chunked_prefill and not settings.disable_chunked_mm_input
         self._watch = DeadlineWatch(self._budget_tokens, self.max_num_running_reqs)
+        self._rows = RowSteps(self._budget_tokens)
+        self._planned: RowStep | None = None  # while vLLM fills a step that was planned by row
+        self._everybody_runs = False  # for one step: the last plan gave nobody anything, for want of blocks
         self._totals = EngineTotals()
         self._arrivals = 0
         self._arrived_tokens = 0
@@ -105,7 +112,8 @@ class PrecisionMixin(WaitingRequests):
             request.nestedfp_earlier_tokens = 0  # sampled for a streaming session's earlier inputs
             self._arrives(request)
             request.nestedfp_first_token_s = None
-            if is_pinned(request.sampling_params or request.pooling_params):
+            request.nestedfp_asked = asked_of(request.sampling_params or request.pooling_params)
+            if request.nestedfp_asked is AskedPrecision.EXACT:
                 self._pinned[rid] = request
                 self._keep_off_shared_blocks(request)
             if request.sampling_params is not None and request.sampling_params.stop:
@@ -132,6 +140,7 @@ class PrecisionMixin(WaitingRequests):
         """No position of the request has been computed or read."""
         request.nestedfp_exact_tokens = ALL
         request.nestedfp_started = False
+        request.nestedfp_class = "fast" if request.nestedfp_asked is AskedPrecision.FAST else "exact"
         self._in_prompt[request.request_id] = self._exact[request.request_id] = request
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
@@ -185,7 +194,9 @@ class PrecisionMixin(WaitingRequests):
 
     def _get_local_prefix_cache_hit(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         exact_directive = self._in_force[0] is DirectiveMode.FP16 and not self._fp16_reads_fp8_blocks
-        self._blocks.wanted = exact_directive or request.request_id in self._pinned
+        rid, planned = request.request_id, self._planned
+        is_exact = planned is not None and request.nestedfp_class == "exact" and rid not in planned.fast
+        self._blocks.wanted = exact_directive or is_exact or rid in self._pinned
         return super()._get_local_prefix_cache_hit(request, *args, **kwargs)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
@@ -197,7 +208,10 @@ class PrecisionMixin(WaitingRequests):
         self.max_num_scheduled_tokens = (
             self._watch.exact_budget_tokens(rule, self._decodes) if capped else self._budget_tokens
         )
-        output = super().schedule(*args, **kwargs)
+        by_row = directive is DirectiveMode.AUTO and rule.rows_ttft_s is not None and self._can_mix and self._can_plan
+        output = self._schedule_by_row(rule, *args, **kwargs) if by_row else super().schedule(*args, **kwargs)
+        planned, self._planned = self._planned, None
+        output.nestedfp_exact = frozenset()
         scheduled = output.num_scheduled_tokens
         if not scheduled:
             output.nestedfp_mode = self._totals.last_mode or Mode.FP16
@@ -206,31 +220,140 @@ class PrecisionMixin(WaitingRequests):
         prompts = [self._in_prompt[rid] for rid in self._in_prompt.keys() & scheduled.keys()]
         for request in prompts:
             self._watch.computes(request, min(request.num_computed_tokens, request.num_prompt_tokens))
+        if planned is None:
+            exact, reason = self._of_one_precision(scheduled, tokens, directive, rule, with_prompts=bool(prompts))
+        else:
+            exact, reason = self._of_planned(planned, scheduled), planned.reason
+        exact_rows = sum(scheduled[rid] for rid in exact) if len(exact) < len(scheduled) else tokens
+        for rid in (self._exact.keys() & scheduled.keys()) - exact:
+            request = self._exact.pop(rid)
+            request.nestedfp_class = "fast"
+            # vLLM has advanced num_computed_tokens past this step already.
+            start = request.num_computed_tokens - scheduled[rid]
+            self._blocks.no_longer_exact(request, exact_tokens=start, written_from=start)
+        for request in prompts:
+            rid = request.request_id
+            self._count_prompt(request, Mode.FP16 if rid in exact else Mode.FP8, scheduled[rid])
+        output.nestedfp_with_prompts = bool(prompts)
+        output.nestedfp_first_tokens = [r.request_id for r in prompts if r.request_id not in self._in_prompt]
+        output.nestedfp_resting = () if planned is None else planned.resting
+        rows = output.nestedfp_rows = exact_rows, tokens - exact_rows
+        self._watch.filled(rows, output.nestedfp_first_tokens, with_prompts=bool(prompts))
+        self._totals.step(*rows, reason)
+        output.nestedfp_mode = Mode.FP8 if rows[1] else Mode.FP16
+        output.nestedfp_exact = frozenset(exact) if all(rows) else frozenset()
+        output.nestedfp_scheduled_s = steady_s()
+        return output
+
+    @property
+    def _can_mix(self) -> bool:
+        """Whether a step may hold rows of both precisions."""
+        return self._watch.times.are_by_row and not self._fp16_only
+
+    @property
+    def _can_plan(self) -> bool:
+        """Whether a step may hold any part of any prompt."""
+        return self._cuts_prompts and not self.need_mamba_block_aligned_split
+
+    def _of_one_precision(
+        self, scheduled: dict[str, int], tokens: int, directive: DirectiveMode, rule: StepRule, *, with_prompts: bool
+    ) -> tuple[Collection[str], str]:
+        """Return the requests of a filled step whose rows run FP16, all or none but the pinned ones, and why."""
+        pinned = self._pinned.keys() & scheduled.keys()
         watched = directive is DirectiveMode.AUTO and rule.has_deadlines
         signals = StepSignals(
             scheduled_tokens=tokens,
             oldest_wait_s=0.0 if rule.fp8_wait_s is None else self._oldest_wait_s(),
-            has_pinned=not self._pinned.keys().isdisjoint(scheduled.keys()),
+            has_pinned=bool(pinned) and not self._can_mix,
             budget_tokens=self._budget_tokens,
-            late=self._late(rule, tokens, with_prompts=bool(prompts)) if watched else None,
+            late=self._late(rule, tokens, with_prompts=with_prompts) if watched else None,
         )
         choice = choose(signals, directive, rule, self._step_costs)
-        mode = Mode.FP16 if self._fp16_only else choice.mode
-        if mode is Mode.FP8:
-            for rid in self._exact.keys() & scheduled.keys():
-                request = self._exact.pop(rid)
-                # vLLM has advanced num_computed_tokens past this step already.
-                start = request.num_computed_tokens - scheduled[rid]
-                self._blocks.no_longer_exact(request, exact_tokens=start, written_from=start)
-        for request in prompts:
-            self._count_prompt(request, mode, scheduled[request.request_id])
-        output.nestedfp_with_prompts = bool(prompts)
-        output.nestedfp_first_tokens = [r.request_id for r in prompts if r.request_id not in self._in_prompt]
-        self._watch.filled(mode, tokens, output.nestedfp_first_tokens, with_prompts=bool(prompts))
-        self._totals.step(mode, tokens, choice.reason)
-        output.nestedfp_mode = mode
-        output.nestedfp_scheduled_s = steady_s()
+        if choice.mode is Mode.FP16 or self._fp16_only:
+            return scheduled.keys(), choice.reason
+        if pinned and not self._watch.times.classes_pay(
+            rows := sum(scheduled[rid] for rid in pinned), tokens - rows, with_prompts=with_prompts
+        ):
+            return scheduled.keys(), "pinned"
+        return pinned, choice.reason
+
+    def _of_planned(self, planned: RowStep, scheduled: dict[str, int]) -> Collection[str]:
+        """Return the requests of a planned step whose rows run FP16."""
+        if planned.is_whole:
+            return scheduled.keys()
+        return {
+            rid
+            for rid in scheduled
+            if rid not in planned.fast and (rid in self._pinned or self.requests[rid].nestedfp_class == "exact")
+        }
+
+    def _schedule_by_row(self, rule: StepRule, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        """Plan a step and have vLLM fill it so: prompts that are not to begin stay out of its sight meanwhile."""
+        skipped = self._queues[1]
+        for request in reversed(list(self._in_turn(skipped))):  # no longer blocked: they wait as the others do
+            skipped.remove_request(request)
+            self.waiting.prepend_request(request)
+        waiting = [self.waiting.pop_request() for _ in range(min(len(self.waiting), MOST_PLANNED))]
+        behind, self.waiting = self.waiting, create_request_queue(self.policy)
+        try:
+            planned = self._planned = self._plan(rule, waiting)
+            chosen = [request for request in waiting if planned.most_tokens.get(request.request_id)]
+            for request in chosen:
+                self.waiting.add_request(request)
+            output = super().schedule(*args, **kwargs)
+        finally:
+            before = {request.request_id for request in waiting}
+            left = list(self.waiting)
+            kept = {request.request_id for request in left} | before - {request.request_id for request in chosen}
+            now_waiting = [request for request in left if request.request_id not in before]  # preempted
+            now_waiting += [request for request in waiting if request.request_id in kept]
+            self.waiting = behind
+            for request in reversed(now_waiting):
+                self.waiting.prepend_request(request)
+        self._everybody_runs = not output.num_scheduled_tokens
         return output
+
+    def _plan(self, rule: StepRule, waiting: list[Request]) -> RowStep:
+        is_prompt = {
+            r.request_id: r.request_id in self._in_prompt or left_tokens(r) > 1 + self.num_spec_tokens
+            for r in self.running
+        }
+        decodes = [request for request in self.running if not is_prompt[request.request_id]]
+        line = [request for request in self.running if is_prompt[request.request_id] and left_tokens(request) > 0]
+        begun = len(line)
+        free = self.kv_cache_manager.block_pool.get_num_free_blocks() * self.block_size
+        for request in waiting:
+            line.append(request)
+            free -= request.num_tokens
+            if free < 0:  # unless the cache has parts of it
+                break
+        planned = self._rows.plan(
+            rule,
+            self._watch.times,
+            self._watch.begins_s(),
+            decodes,
+            line,
+            begun=begun,
+            places=self.max_num_running_reqs - len(self.running) - self.num_waiting_for_streaming_input,
+            pinned=self._pinned,
+            may_starve=self._may_starve,
+        )
+        if self._everybody_runs:
+            for rid in planned.resting:
+                del planned.most_tokens[rid]
+            planned = planned._replace(resting=())
+        return planned
+
+    def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
+        """The last word that vLLM asks for on how many tokens of a request a step computes."""
+        if self._planned is not None:
+            most = self._planned.most_tokens.get(request.request_id)
+            if most is None and request.status is not RequestStatus.RUNNING:
+                most = UNPLANNED_TOKENS
+            if most is not None and (most == 0 or not request.has_encoder_inputs):
+                num_new_tokens = min(num_new_tokens, most)
+        tokens: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
+        return tokens
 
     @property
     def _decodes(self) -> int:
@@ -263,24 +386,26 @@ class PrecisionMixin(WaitingRequests):
             request.nestedfp_tokens.begins(start, exact, request.num_prompt_tokens)
             if exact < start:
                 self._exact.pop(rid, None)
+                request.nestedfp_class = "fast"
                 self._blocks.no_longer_exact(request, exact_tokens=exact, written_from=start)
         request.nestedfp_tokens.computed(mode, start, count, request.num_prompt_tokens)
         if start + count >= request.num_prompt_tokens:
             del self._in_prompt[rid]
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> dict[int, Any]:
-        mode = scheduler_output.nestedfp_mode
+        mode, exact = scheduler_output.nestedfp_mode, scheduler_output.nestedfp_exact
         self._ended.clear()
         results = super().update_from_output(scheduler_output, model_runner_output)
         if scheduler_output.num_scheduled_tokens:
             ended_s = self._clock.ended_s(steady_s(), getattr(model_runner_output, SINCE_LAST_S, None))
             took_s = max(0.0, ended_s - max(scheduler_output.nestedfp_scheduled_s, self._last_end_s))
-            self._totals.took(mode, took_s * 1e3)
+            if not exact:
+                self._totals.took(mode, took_s * 1e3)
             self._watch.ended(
-                mode,
-                scheduler_output.total_num_scheduled_tokens,
+                scheduler_output.nestedfp_rows,
                 took_s,
                 self._go_on(scheduler_output.nestedfp_first_tokens),
+                self._go_on(scheduler_output.nestedfp_resting),
                 with_prompts=scheduler_output.nestedfp_with_prompts,
                 at_s=ended_s,
             )
@@ -288,10 +413,10 @@ class PrecisionMixin(WaitingRequests):
         if mode is Mode.FP8 or self._ended or self._may_end:
             for result in results.values():
                 for item in result.outputs:
-                    self._account_for(item, mode)
+                    self._account_for(item, Mode.FP16 if item.request_id in exact else mode)
         return results
 
-    def _go_on(self, request_ids: list[str]) -> list[Request]:
+    def _go_on(self, request_ids: Iterable[str]) -> list[Request]:
         """Return those that decode from now on, with a deadline: none that has ended, left or been preempted meanwhile."""
         requests = (self.requests.get(rid) for rid in request_ids if rid not in self._may_starve)
         return [r for r in requests if r is not None and r.status is RequestStatus.RUNNING]
@@ -404,6 +529,7 @@ class PrecisionMixin(WaitingRequests):
             "switches": totals.switches,
             "steps_fp16": totals.steps[Mode.FP16],
             "steps_fp8": totals.steps[Mode.FP8],
+            "steps_mixed": totals.steps_mixed,
             "fp8_reasons": dict(totals.fp8_reasons),
             "tokens_fp16": totals.tokens[Mode.FP16],
             "tokens_fp8": totals.tokens[Mode.FP8],

@@ -37,7 +37,13 @@ def engine_families(stats: Mapping[str, Any], stats_age_s: float = 0.0) -> Itera
         )
 
     yield pair(CounterMetricFamily, "nestedfp_tokens", "Tokens computed by steps of a precision", "tokens")
-    yield pair(CounterMetricFamily, "nestedfp_steps", "Steps that ran in a precision", "steps")
+    yield by(
+        CounterMetricFamily,
+        "nestedfp_steps",
+        "Steps that ran in a precision, or in both (mixed)",
+        "precision",
+        {kind: stats[f"steps_{kind}"] for kind in ("fp16", "fp8", "mixed") if f"steps_{kind}" in stats},
+    )
     yield by(
         CounterMetricFamily,
         "nestedfp_fp8_steps",

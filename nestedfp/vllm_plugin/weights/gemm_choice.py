@@ -77,7 +77,7 @@ def choose(model: torch.nn.Module, options: PluginOptions, max_tokens: int) -> N
     num_sms = torch.cuda.get_device_properties().multi_processor_count
     taken = gemm_tuning.take(map(Timing.of_list, lists), num_sms)
     logger.info("GEMM configs: %d timings guide the choice, ready after %.1f s", taken, time.monotonic() - began_s)
-    if options.weights != "two_copies":  # which runs no mixed steps
+    if options.mixed_steps and options.weights != "two_copies":  # which runs none
         _choose_mixed(model, options, max_tokens, num_sms)
     if group.rank_in_group == 0:
         for line in chosen_lines(weights_by_shape(model), precisions, max_tokens, num_sms):

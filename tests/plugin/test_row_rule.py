@@ -1,0 +1,106 @@
+"""The rule of rows: who is exact and who is fast in a step."""
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nestedfp.steps.row_rule import Decode, Prompt, RowRule, RowState, first_due_s
+from nestedfp.steps.step_costs import MixedCosts, StepCost, StepCosts
+from nestedfp.steps.step_slack import StepTimes
+
+STEP_S, TTFT_S = 0.03, 0.16
+PLAIN = StepCosts((StepCost(1, 16.0, 9.0), StepCost(128, 20.0, 11.0), StepCost(2048, 160.0, 86.0)))
+COSTS = replace(PLAIN, mixed=MixedCosts((1, 64), (128, 1024), ((17.0, 50.0), (20.0, 54.0))))
+PATIENT = Decode(1.0, is_pinned=False)
+
+
+def prompt(tokens: int, due_s: float = TTFT_S, *, pinned: bool = False, begun: bool = False) -> Prompt:
+    return Prompt(tokens, due_s, is_exact=True, is_pinned=pinned, has_begun=begun)
+
+
+def state(line=(), exact=(), fast=(), places: int = 100) -> RowState:
+    return RowState(0.0, exact, fast, line, places, 2048, STEP_S)
+
+
+def test_where_nobody_is_late_every_prompt_is_exact_and_the_step_keeps_its_pace():
+    times = StepTimes(COSTS)
+    plan = RowRule().plan(state([prompt(100), prompt(400)], [PATIENT] * 10), times)
+    assert plan.is_whole
+    assert [chunk.is_exact for chunk in plan.chunks] == [True, True]
+    assert plan.chunks[0].tokens == 100
+    assert times.of_rows_s(10 + sum(c.tokens for c in plan.chunks), 0, with_prompts=True) <= 0.9 * STEP_S
+
+
+def test_a_burst_makes_prompts_fast_and_exact_decodes_sit_out_while_their_slack_lasts():
+    times = StepTimes(COSTS)
+    line = [prompt(700) for _ in range(4)]
+    plan = RowRule().plan(state(line, [PATIENT] * 30), times)
+    assert not plan.is_whole
+    assert (plan.exact, plan.demoted, plan.reason) == ((), (), "ttft_slack")
+    assert not any(chunk.is_exact for chunk in plan.chunks)
+    tight = [Decode(0.012, is_pinned=False)] * 30  # the next token must come with this step
+    plan = RowRule().plan(state(line, tight), times)
+    assert plan.demoted or plan.exact == tuple(range(30))
+
+
+def test_after_a_demotion_new_prompts_are_fast_for_a_while():
+    rule, times = RowRule(), StepTimes(COSTS)
+    decodes = [Decode(0.02, is_pinned=i < 2) for i in range(30)]
+    burst = [prompt(1000, 0.1) for _ in range(5)]
+    plan = rule.plan(state(burst, decodes), times)
+    assert plan.reason == "tpot_slack"
+    assert set(plan.demoted) == set(range(2, 30)), "pinned ones stay exact"
+    calm = state([prompt(200, 0.5)], fast=[PATIENT] * 40)
+    assert not rule.plan(replace(calm, now_s=0.1), times).chunks[0].is_exact
+    assert rule.plan(replace(calm, now_s=0.3), times).chunks[0].is_exact
+
+
+def test_an_engine_that_cannot_mix_runs_both_classes_in_fp16_or_one_of_them_alone():
+    times = StepTimes(PLAIN)
+    plan = RowRule().plan(state(exact=[PATIENT], fast=[PATIENT]), times)
+    assert plan.is_whole
+    plan = RowRule().plan(state([prompt(700) for _ in range(4)], [PATIENT] * 30), times)
+    assert plan.exact == ()
+    assert not plan.is_whole
+
+
+dues = st.one_of(st.floats(-1.0, 2.0), st.just(inf))
+decodes = st.lists(st.builds(Decode, dues, st.booleans()), max_size=40)
+prompts = st.lists(
+    st.builds(Prompt, st.integers(1, 3000), dues, st.booleans(), st.booleans(), st.booleans()), max_size=60
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(exact=decodes, fast=decodes, line=prompts, places=st.integers(0, 20), costs=st.sampled_from([PLAIN, COSTS]))
+def test_whatever_comes_pins_hold_and_limits_are_kept_and_somebody_runs(exact, fast, line, places, costs):
+    line = sorted(line, key=lambda prompt: not prompt.has_begun)
+    plan = RowRule().plan(state(line, exact, fast, places), StepTimes(costs))
+    assert not set(plan.exact) & set(plan.demoted)
+    assert not any(exact[i].is_pinned for i in plan.demoted)
+    assert all(0 < chunk.tokens <= line[chunk.prompt].left_tokens for chunk in plan.chunks)
+    assert all(chunk.is_exact or not line[chunk.prompt].is_pinned for chunk in plan.chunks)
+    assert all(
+        not chunk.is_exact or line[chunk.prompt].is_exact or line[chunk.prompt].is_pinned for chunk in plan.chunks
+    )
+    assert len({chunk.prompt for chunk in plan.chunks}) == len(plan.chunks)
+    assert sum(not line[chunk.prompt].has_begun for chunk in plan.chunks) <= places
+    rows = len(plan.exact) + len(plan.demoted) + len(fast) + sum(chunk.tokens for chunk in plan.chunks)
+    assert rows <= 2048
+    startable = any(prompt.has_begun for prompt in line) or (line and places)
+    assert rows > 0 or not (exact or fast or startable)
+
+
+def test_a_prompt_that_has_missed_its_objective_for_certain_is_due_no_more():
+    assert first_due_s(1.0, TTFT_S, 1.1) == pytest.approx(1.0 + TTFT_S)
+    assert first_due_s(1.0, TTFT_S, 2.0) == inf
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_prompt_that_is_due_no_more_is_computed_all_the_same(pinned):
+    slow = StepCosts(tuple(StepCost(row.tokens, 10 * row.fp16_ms, 10 * row.fp8_ms) for row in PLAIN.rows))
+    plan = RowRule().plan(state([prompt(100, inf, pinned=pinned)], [PATIENT], [PATIENT]), StepTimes(slow))
+    assert plan.chunks

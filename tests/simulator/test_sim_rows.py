@@ -1,0 +1,58 @@
+"""The simulated engine under the rule of rows."""
+
+import random
+
+import pytest
+from sim_builders import make_requests, make_table
+
+from nestedfp.modes import DirectiveMode
+from nestedfp.steps.step_rule import StepRule
+from simulator.engine.engine import Engine
+
+ROWS = StepRule(rows_ttft_s=0.08, rows_tpot_s=0.02, tpot_grace_tokens=2)
+DIRECTIVES = [
+    (DirectiveMode.AUTO, ROWS),
+    (DirectiveMode.FP16, StepRule()),
+    (DirectiveMode.FP8, StepRule()),
+    (DirectiveMode.AUTO, StepRule(ttft_deadline_s=0.08, tpot_deadline_s=0.02)),
+]
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("kv_tokens", [6000, 100_000])
+@pytest.mark.parametrize("others", [0.0, 0.03])
+def test_every_token_is_counted_once_and_pinned_requests_are_exact(ahead: bool, kv_tokens: int, others: float):
+    mixed = preempted = 0
+    for seed in range(2):
+        rng, now_s, sizes = random.Random(seed), 0.0, []
+        for _ in range(120):
+            now_s += rng.expovariate(40.0)
+            sizes.append((now_s, rng.randint(1, 1500), rng.randint(1, 60)))
+        requests = make_requests(*sizes)
+        engine = Engine(make_table(kv_tokens=kv_tokens, async_scheduling=ahead, mixed_steps=True))
+        engine.direct(*DIRECTIVES[0])
+        for request in requests:
+            request.pinned = not others and rng.random() < 0.2
+            engine.advance(request.arrived_s)
+            if rng.random() < others:
+                engine.direct(*rng.choice(DIRECTIVES))
+            engine.add(request.arrived_s, request)
+        engine.direct(*DIRECTIVES[0])
+        engine.advance(1e9)
+        assert not engine.busy
+        assert engine.used_blocks == engine.waiting_tokens == 0
+        computed = 0
+        for request in requests:
+            fp8 = request.prompt_fp8 + request.completion_fp8
+            assert request.outcome == "finished"
+            assert request.prompt_fp16 + request.prompt_fp8 == request.prompt_tokens
+            assert request.completion_fp16 + request.completion_fp8 == request.output_tokens
+            assert not (request.pinned and fp8), "a pinned request in FP8"
+            assert request.is_fast == (fp8 > 0) or request.preemptions or others
+            computed += request.prompt_tokens + request.output_tokens - 1
+        assert sum(engine.stats.tokens) >= computed
+        assert sum(engine.stats.tokens) == computed or engine.preemptions
+        mixed += engine.stats.steps_mixed
+        preempted += engine.preemptions
+    assert mixed or kv_tokens == 6000
+    assert (preempted > 0) == (kv_tokens == 6000)
