@@ -34,6 +34,7 @@ SHARED = {
     "nestedfp.steps.step_slack",
     "nestedfp.steps.step_fill",
     "nestedfp.steps.prompt_room",
+    "nestedfp.steps.row_rule",
 }
 MAY_IMPORT = {
     "nestedfp": set[str](),

@@ -18,7 +18,7 @@ from typing import Any
 from controller.config import ControllerConfig
 from controller.live.actor import ControllerActor
 from deploy.agent.agent import ReplicaAgent
-from nestedfp.vllm_plugin.scheduling.directive_receiver import OPEN, open_line
+from nestedfp.vllm_plugin.directives.directive_receiver import OPEN, open_line
 
 QUEUE_TOKENS = 100_000
 LIMIT_S = 30.0

@@ -1,4 +1,4 @@
-"""The replica's end of the engine core's own line for directives; ``vllm_plugin.scheduling.directive_receiver`` is the other."""
+"""The replica's end of the engine core's own line for directives; ``vllm_plugin.directives.directive_receiver`` is the other."""
 
 import itertools
 import json
@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from nestedfp.vllm_plugin.scheduling.directive_receiver import MESSAGE_BYTES, OPEN
+from nestedfp.vllm_plugin.directives.directive_receiver import MESSAGE_BYTES, OPEN
 
 ANSWER_LIMIT_S = 2.0  # the core's thread answers in a millisecond; a process that is stopped answers when it goes on
 

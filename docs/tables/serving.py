@@ -22,6 +22,7 @@ NAMES = {
     "fp16": FP16,
     "default": DEFAULT,
     "deadlines": DEFAULT,
+    "exact-first": DEFAULT,
     "fp8": FP8,
     "vllm-fp8": PLAIN_FP8,
 }
@@ -29,7 +30,11 @@ KNOWN_EXACT = {PLAIN_FP16: 1.0, PLAIN_FP8: 0.0}  # vLLM's own answers disclose n
 # The README shows these loads, each where all of its systems were measured.
 README_LOADS = (("24b-one", 19.0), ("8b-one", 66.0), ("70b-tp4", 19.0))
 SHAPES = {"mistral-24b": "Mistral Small 24B", "llama-8b": "Llama 3.1 8B", "llama-70b": "Llama 70B"}
-CONFIGS = {"70b-tp4-h200": "70b-tp4"}  # results of another card, by the same configuration
+CONFIGS = {  # results of another card, by the same configuration
+    "70b-tp4-h200": "70b-tp4",
+    "24b-exact-pair-h200": "24b-exact-pair",
+    "24b-budgets-h200": "24b-budgets",
+}
 LATENCIES = ("TTFT p50 / p90, ms", "TPOT p50 / p90, ms")
 README_SYSTEMS = (PLAIN_FP16, PLAIN_FP8, FP8, DEFAULT)
 
@@ -113,6 +118,8 @@ def overview() -> str:
                     f" / {_exact(DEFAULT, default)} / {_percent(mean(c.fp16_token_share or 0 for c in default))}"
                 )
             columns = (PLAIN_FP16, FP16, DEFAULT, FP8, PLAIN_FP8)
+            if not any(each in shares for each in columns):
+                continue
             rows.append(
                 [f"[{name}](#{name})", _gpus(experiment), f"{rate:g}", *(shares.get(each, "") for each in columns)]
             )
@@ -196,6 +203,8 @@ def accuracy() -> str:
     for name in _folders():
         _, measured = _measured(name)
         path = ROOT / "docs/results" / name / predict.KEPT
+        if not path.exists():  # no table of step costs is of that card
+            continue
         simulated = {
             (each.policy, each.rate_rps, each.seed): each
             for each in predict.Predictions.model_validate_json(path.read_text()).runs

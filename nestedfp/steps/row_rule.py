@@ -63,7 +63,7 @@ class RowState:
     step_s: float  # the TPOT deadline, which steps may take
 
 
-class Chunk(NamedTuple):
+class PromptChunk(NamedTuple):
     """Tokens of a prompt in the step."""
 
     prompt: int  # index in the line
@@ -86,7 +86,7 @@ class RowPlan:
 
     exact: tuple[int, ...]
     demoted: tuple[int, ...]
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[PromptChunk, ...]
     is_whole: bool
     reason: str = "fast"
 
@@ -99,7 +99,7 @@ class _Limits(NamedTuple):
 
 
 class _Filled(NamedTuple):
-    chunks: list[Chunk]
+    chunks: list[PromptChunk]
     exact_rows: int
     fast_rows: int
 
@@ -281,7 +281,7 @@ class _Planner:
             tokens = self._most_within(limit_s, most, exact_rows, fast_rows, is_exact=is_exact)
             if tokens < min(LEAST_CHUNK_TOKENS, most):
                 continue
-            chunks.append(Chunk(i, tokens, is_exact))
+            chunks.append(PromptChunk(i, tokens, is_exact))
             if is_exact:
                 exact_rows += tokens
             else:
@@ -312,7 +312,7 @@ class _Planner:
         if tokens <= 0 or (not self._line[i].has_begun and not self._state.places):
             return _Filled([], exact_rows, fast_rows)
         rows = (exact_rows + tokens, fast_rows) if is_exact else (exact_rows, fast_rows + tokens)
-        return _Filled([Chunk(i, tokens, is_exact)], *rows)
+        return _Filled([PromptChunk(i, tokens, is_exact)], *rows)
 
     def _steps(
         self, classes: list[bool], exact_rows: int, fast_rows: int, first: _Limits, *, pausing: bool = False

@@ -16,7 +16,7 @@ from deploy.front.meter import PathMeter
 from deploy.metrics.request_metrics import Answered
 from nestedfp.answers import Answer
 from nestedfp.steps.step_rule import StepRule
-from nestedfp.vllm_plugin.scheduling.directive_receiver import OPEN, open_line
+from nestedfp.vllm_plugin.directives.directive_receiver import OPEN, open_line
 from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
 
 STATS = {

@@ -18,7 +18,7 @@ from controller.config import ControllerConfig
 from controller.live.actor import ControllerActor
 from deploy.agent.agent import ReplicaAgent
 from deploy.agent.directive_sender import DirectiveLine, DirectiveRefused
-from nestedfp.vllm_plugin.scheduling.directive_receiver import THREAD_NAME, open_line
+from nestedfp.vllm_plugin.directives.directive_receiver import THREAD_NAME, open_line
 
 LIMIT_S = 20.0
 

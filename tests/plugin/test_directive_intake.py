@@ -10,7 +10,7 @@ import vllm_parts  # vLLM, imported with its warnings kept quiet
 from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.core import EngineCoreProc, EngineShutdownState
 
-from nestedfp.vllm_plugin.scheduling import directive_intake
+from nestedfp.vllm_plugin.directives import directive_intake
 
 assert vllm_parts.MODEL
 

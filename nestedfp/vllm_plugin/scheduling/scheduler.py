@@ -25,9 +25,10 @@ from nestedfp.steps.device_clock import DeviceClock
 from nestedfp.steps.row_rule import MOST_PLANNED
 from nestedfp.steps.step_costs import StepCosts, slowest
 from nestedfp.steps.step_rule import StepRule, StepSignals, choose
+from nestedfp.vllm_plugin.directives import directive_intake, directive_receiver
 from nestedfp.vllm_plugin.options import PluginOptions
 from nestedfp.vllm_plugin.ranks.timing.step_ends import SINCE_LAST_S
-from nestedfp.vllm_plugin.scheduling import directive_intake, directive_receiver, workers_answers
+from nestedfp.vllm_plugin.scheduling import workers_answers
 from nestedfp.vllm_plugin.scheduling.accounting import COUNTS_KEY, EngineTotals, RequestTokens
 from nestedfp.vllm_plugin.scheduling.deadline_watch import DeadlineWatch, arrived_s, steady_s
 from nestedfp.vllm_plugin.scheduling.exact_blocks import ALL, ExactBlocks

@@ -1,0 +1,1 @@
+"""Directives on their way into the scheduler: through the core, and by a line of their own."""
