@@ -47,9 +47,10 @@ def run(args: argparse.Namespace) -> int:
 
     found = {"schema_version": 1, "model": str(args.model), "text": str(args.text), "context": args.context}
     with progress(PASSES * len(windows) * args.context) as done:
-        found |= measure(str(args.model), windows, args.answers, done)
+        for known in measure(str(args.model), windows, args.answers, done):
+            found |= known
+            write_json(args.json, found)  # the last engine may fail, or never come up
     print(table(found))
-    write_json(args.json, found)
     if args.plot:
         _draw(args, found["classes"])
     return 0

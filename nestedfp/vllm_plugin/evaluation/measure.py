@@ -1,7 +1,7 @@
 """One model, one text, every way to compute it: each engine in turn, window by window, against plain vLLM's logits on the disk."""
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,21 @@ class _Run:
             self.answers[name] = engine.greedy(self.prompts, mode, min(ANSWER_TOKENS, len(self.windows[0]) // 2))
         self.classes[name] = comparison.as_json()
 
+    def report(self, layer_errors: dict[str, float]) -> dict[str, Any]:
+        """Return what is known."""
+        greedy = {
+            name: divergence_of(found, self.answers[REFERENCE])
+            for name, found in self.answers.items()
+            if name != REFERENCE
+        }
+        tokens = sum(map(len, self.windows))
+        return {"tokens": tokens, "classes": self.classes, "greedy": greedy, "layer_errors": layer_errors}
 
-def measure(model: str, windows: Sequence[list[int]], answers: int, done: Callable[[int], object]) -> dict[str, Any]:
-    """Return ``tokens``, ``classes``, ``greedy`` and ``layer_errors`` (docs/fidelity.md has the schema).
+
+def measure(
+    model: str, windows: Sequence[list[int]], answers: int, done: Callable[[int], object]
+) -> Iterator[dict[str, Any]]:
+    """Yield ``tokens``, ``classes``, ``greedy`` and ``layer_errors`` (docs/fidelity.md has the schema), then with vLLM's own FP8.
 
     Args:
         model: folder of a plain checkpoint.
@@ -83,18 +95,11 @@ def measure(model: str, windows: Sequence[list[int]], answers: int, done: Callab
             for mix in MIXES:
                 run.compare(mix.name, nested, Mode.FP16, [mix.mask(context, generator) for _ in windows])
             layer_errors = nested.layer_errors(windows[:LAYER_WINDOWS])
+        yield run.report(layer_errors)
         try:
             with forced_engine(model, "fp8", context) as other:
                 run.compare(OTHER, other, Mode.FP8)
         except Exception as error:  # vLLM has many ways to refuse; the rest of the report stands
             last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
             run.classes[OTHER] = {"unavailable": last[:160]}
-    greedy = {
-        name: divergence_of(found, run.answers[REFERENCE]) for name, found in run.answers.items() if name != REFERENCE
-    }
-    return {
-        "tokens": len(windows) * context,
-        "classes": run.classes,
-        "greedy": greedy,
-        "layer_errors": layer_errors,
-    }
+    yield run.report(layer_errors)
