@@ -30,7 +30,7 @@ CHUNK_TOKENS = 16  # a chunk that does not end a prompt is a multiple
 ALONE_CHUNK_TOKENS = 256  # of a prompt where nothing decodes and no step is short enough
 MOST_PLANNED = 48  # prompts of the line that are looked at
 LONGEST_PAUSE_S = 1.0
-BEHIND_STEPS = 6  # an engine is behind where demotions leave a prompt late by so many times the TPOT deadline
+LONG_LINE = 4  # full steps: with more, an engine that is behind fills steps to the last token
 CLOSED_S = 0.2  # after decodes have become fast, new prompts are fast for so long
 
 
@@ -212,7 +212,9 @@ class _Planner:
             return [is_exact and i not in chosen for i, is_exact in enumerate(self._is_exact)]
 
         def holds(count: int) -> bool:
-            return all(at_s <= p.due_s for at_s, p in zip(self._pausing(classes(count)), self._line, strict=True))
+            return all(
+                at_s <= p.due_s for at_s, p in zip(self._pausing(classes(count), rounded=True), self._line, strict=True)
+            )
 
         low, high = 0, len(turned) - (not late)
         if high < 0 or not holds(high):
@@ -237,13 +239,10 @@ class _Planner:
         kept = self._exact_rows - len(loose)
         demoting = _Limits(min(self._slack_s, PACES[-1] * state.step_s), self._hurried_s)
         demoted_s = self._ends(classes, kept, self._fast_rows + len(loose), demoting)
-        behind_s = BEHIND_STEPS * state.step_s
-        if any(at_s > prompt.due_s + behind_s for at_s, prompt in zip(demoted_s, self._line, strict=True)):
-            return self._fastest()
         least = self._lateness_s(self._ends(self._is_exact, self._exact_rows, self._fast_rows, limits))
         if (
             self._exact_rows
-            and self._lateness_s(self._pausing(self._is_exact)) < least
+            and self._lateness_s(self._pausing(self._is_exact, rounded=False)) < least
             and (paused := self._paused(self._is_exact))
         ):
             return paused
@@ -258,7 +257,11 @@ class _Planner:
 
     def _fastest(self) -> RowPlan:
         """The engine is behind: the most tokens in a second, and nothing exact but pinned requests."""
-        return self._demoting(self._loose(), [prompt.is_pinned for prompt in self._line], _Limits(inf, inf))
+        is_long = sum(prompt.left_tokens for prompt in self._line) > LONG_LINE * self._state.budget_tokens
+        limit_s = inf if is_long else max(self._longest_s, HURRIED * self._state.step_s)
+        loose, classes = self._loose(), [prompt.is_pinned for prompt in self._line]
+        plan = self._demoting(loose, classes, _Limits(limit_s, limit_s))
+        return plan if plan.chunks else self._demoting(loose, classes, _Limits(inf, inf))
 
     def _demoting(self, demoted: list[int], classes: list[bool], limits: _Limits) -> RowPlan:
         kept = tuple(i for i, decode in enumerate(self._state.exact) if decode.is_pinned)
@@ -403,10 +406,10 @@ class _Planner:
         ahead, ends_s = self._ahead(exact_rows, fast_rows, limits), []
         for prompt, is_exact in zip(self._line, classes, strict=True):
             ahead.comes(prompt, is_exact=is_exact)
-            ends_s.append(ahead.end_s())
+            ends_s.append(ahead.end_s(rounded=False))
         return ends_s
 
-    def _pausing(self, classes: list[bool]) -> list[float]:
+    def _pausing(self, classes: list[bool], *, rounded: bool) -> list[float]:
         """Return the same where exact decodes sit out as many steps as they can, which compute fast prompts alone."""
         limit_s = min(self._longest_s, self._pause_s)
         paused = self._room(0, self._fast_rows, limit_s, is_exact=False, least=0)
@@ -416,14 +419,15 @@ class _Planner:
         for i, prompt in enumerate(self._line):
             if not classes[i] and done + prompt.left_tokens <= steps * paused.tokens:
                 done += prompt.left_tokens
-                ends_s[i] = now_s + ceil(done / paused.tokens) * paused.takes_s
+                steps_done = done / paused.tokens
+                ends_s[i] = now_s + (ceil(steps_done) if rounded else steps_done) * paused.takes_s
             else:
                 left.append(i)
         passed_s = ceil(done / paused.tokens) * paused.takes_s if done else 0.0
         ahead = self._ahead(self._exact_rows, self._fast_rows, _Limits(PACES[0] * self._state.step_s, self._longest_s))
         for i in left:
             ahead.comes(self._line[i], is_exact=classes[i])
-            ends_s[i] = ahead.end_s() + passed_s
+            ends_s[i] = ahead.end_s(rounded=rounded) + passed_s
         return ends_s
 
     def _lateness_s(self, ends_s: list[float]) -> float:
@@ -458,7 +462,10 @@ class _Ahead:
         self._steps += share
         self._takes_s += share * room.takes_s
 
-    def end_s(self) -> float:
-        """When the step ends in which the last one has its first token."""
-        steps = max(1, ceil(self._steps + (self._missing or 0.0) - 1e-9))
+    def end_s(self, *, rounded: bool = True) -> float:
+        """When the step ends in which the last one has its first token; or, not rounded, when it is computed."""
+        if not self._steps:
+            return self._now_s
+        steps = self._steps + (self._missing or 0.0)
+        steps = max(1, ceil(steps - 1e-9)) if rounded else steps
         return self._now_s + steps * self._takes_s / self._steps - self._shorter_s
