@@ -30,6 +30,7 @@ CHUNK_TOKENS = 16  # a chunk that does not end a prompt is a multiple
 ALONE_CHUNK_TOKENS = 256  # of a prompt where nothing decodes and no step is short enough
 MOST_PLANNED = 48  # prompts of the line that are looked at
 LONGEST_PAUSE_S = 1.0
+LEAST_STEP_S = 1e-6  # a step that is predicted from others may seem to take no time
 LONG_LINE = 4  # full steps: with more, an engine that is behind fills steps to the last token
 CLOSED_S = 0.2  # after decodes have become fast, new prompts are fast for so long
 
@@ -413,7 +414,7 @@ class _Planner:
         """Return the same where exact decodes sit out as many steps as they can, which compute fast prompts alone."""
         limit_s = min(self._longest_s, self._pause_s)
         paused = self._room(0, self._fast_rows, limit_s, is_exact=False, least=0)
-        steps = int(self._pause_s / paused.takes_s) if paused.tokens else 0
+        steps = int(self._pause_s / max(paused.takes_s, LEAST_STEP_S)) if paused.tokens else 0
         now_s, ends_s = self._state.now_s, [inf] * len(self._line)
         done, left = 0, []
         for i, prompt in enumerate(self._line):

@@ -127,6 +127,18 @@ def test_a_plan_asks_for_the_time_of_few_steps_whatever_is_in_line():
     assert 50 < most < 400
 
 
+class Idle(StepTimes):
+    """Has learned that fast steps take no time."""
+
+    def of_rows_s(self, exact_rows: int, fast_rows: int, *, with_prompts: bool) -> float:
+        return super().of_rows_s(exact_rows, fast_rows, with_prompts=with_prompts) if exact_rows else 0.0
+
+
+def test_steps_that_seem_to_take_no_time_harm_nobody():
+    line = [prompt(700, -0.01), prompt(9, -0.01)]
+    assert RowRule().plan(state(line, [PATIENT] * 3, [PATIENT]), Idle(COSTS)).chunks
+
+
 def test_a_prompt_with_no_token_left_harms_nobody():
     assert RowRule().plan(state([prompt(0)], [PATIENT]), StepTimes(COSTS)).exact == (0,)
 
