@@ -7,15 +7,17 @@ all of it exact, and gives up as little as the deadlines ask for, in this order:
 1. exact chunks of prompts in steps that keep the decodes' slack and a pace, then a slower pace;
 2. exact decodes sit out a step of fast rows while their own slack lasts;
 3. the longest unpinned prompt up to the first late one becomes fast, which may take the room of a step up to its longest time;
-4. where prompts would still be late, the decodes that are not pinned and have no slack left become fast.
+4. where prompts would still be late, the decodes that are not pinned and have no slack left become fast;
+5. an engine that is behind computes the most tokens in a second, all fast but the pinned ones, until the line is in time again.
 
 A step whose rows would cost no less by class runs FP16 whole, and costs nobody anything. An engine that cannot compute both classes
 in one step (``StepTimes.of_rows_s`` has no such time) runs every step that holds both in FP16.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
+from heapq import heappop, heappush
+from math import ceil, inf
 from typing import NamedTuple
 
 from nestedfp.steps.step_slack import LEAST_CHUNK_TOKENS, MISSED_AFTER, StepTimes
@@ -27,7 +29,9 @@ HURRIED = 2.0  # the last, where a prompt will be late anyway and the decodes ha
 CHUNK_TOKENS = 16  # a chunk that does not end a prompt is a multiple
 ALONE_CHUNK_TOKENS = 256  # of a prompt where nothing decodes and no step is short enough
 MOST_PLANNED = 48  # prompts of the line that are looked at
-MOST_STEPS = 16  # planned ahead; what comes after them is taken to come as fast
+LONGEST_PAUSE_S = 1.0
+LEAST_STEP_S = 1e-6  # a step that is predicted from others may seem to take no time
+LONG_LINE = 4  # full steps: with more, an engine that is behind fills steps to the last token
 CLOSED_S = 0.2  # after decodes have become fast, new prompts are fast for so long
 
 
@@ -35,7 +39,7 @@ class Prompt(NamedTuple):
     """A prompt in line."""
 
     left_tokens: int  # still to be computed
-    due_s: float  # its first token
+    due_s: float  # its first token; infinity: at no time; minus infinity: it has missed its objective for certain
     is_exact: (
         bool  # nothing of it has been computed in FP8, nobody asked for a fast answer, and it may still be in time
     )
@@ -105,8 +109,8 @@ class _Filled(NamedTuple):
 
 
 def first_due_s(since_s: float, ttft_s: float, now_s: float) -> float:
-    """Return when a prompt that waits since then is due; infinity once it has missed its objective for certain."""
-    return since_s + ttft_s if now_s - since_s < MISSED_AFTER * ttft_s else inf
+    """Return when a prompt that waits since then is due; minus infinity once it has missed its objective for certain."""
+    return since_s + ttft_s if now_s - since_s < MISSED_AFTER * ttft_s else -inf
 
 
 class RowRule:
@@ -122,19 +126,30 @@ class RowRule:
             state: with at least one request; times that have passed are late.
             times: what steps take.
         """
-        planner = _Planner(state, times, closed=state.now_s < self._closed_until_s)
-        plan = planner.plan()
+        plan = _Planner(state, times, closed=state.now_s < self._closed_until_s).plan()
         if plan.demoted and not plan.is_whole:
             self._closed_until_s = state.now_s + CLOSED_S
         return plan
 
 
+class _Room(NamedTuple):
+    """Of a step."""
+
+    tokens: int  # of prompts of one class
+    takes_s: float
+
+
 class _Planner:
-    """One step's plan in the making."""
+    """One step's plan in the making.
+
+    The line ahead is not filled step by step: every class of prompts has a room in a step, and a prompt takes its share of it.
+    So a plan costs a few searches for a room and a few walks along the line, whatever is in it.
+    """
 
     def __init__(self, state: RowState, times: StepTimes, *, closed: bool) -> None:
         self._state, self._times = state, times
         self._known_s: dict[tuple[int, int, bool], float] = {}  # what steps take
+        self._rooms: dict[tuple[int, int, float, bool, int], _Room] = {}
         self._line = state.line[:MOST_PLANNED]
         self._is_exact = [p.is_pinned or (p.is_exact and not (closed and not p.has_begun)) for p in self._line]
         self._exact_rows, self._fast_rows = len(state.exact), len(state.fast)
@@ -143,111 +158,125 @@ class _Planner:
         soonest_s = now_s + self._takes(0, self._exact_rows + self._fast_rows, with_prompts=False)
         dues = [[d.due_s for d in decodes if d.due_s >= soonest_s] for decodes in (state.exact, state.fast)]
         self._slack_s = min((due for some in dues for due in some), default=inf) - now_s
-        # Until when exact decodes can wait: they need a step of their own by their first one's time.
-        self._wake_s = min(dues[0], default=inf) - self._takes(self._exact_rows, self._fast_rows, with_prompts=False)
-        self._longest_s = max(
-            FAST_SHARE * state.step_s, 2 * (soonest_s - now_s)
-        )  # half of it for prompts on any engine
+        # How long exact decodes can wait: they need a step of their own by their first one's time.
+        wake_s = min(dues[0], default=inf) - self._takes(self._exact_rows, self._fast_rows, with_prompts=False)
+        self._pause_s = min(wake_s - now_s, LONGEST_PAUSE_S)
+        # Half of the longest step is for prompts on any engine.
+        self._longest_s = max(FAST_SHARE * state.step_s, 2 * (soonest_s - now_s))
         self._hurries = False  # pinned prompts may take the time of the longest step
-        self._hurried_s = max(
-            self._longest_s, min(self._slack_s, HURRIED * state.step_s)
-        )  # where somebody is late anyway
+        # Where somebody is late anyway.
+        self._hurried_s = max(self._longest_s, min(self._slack_s, HURRIED * state.step_s))
 
     def plan(self) -> RowPlan:
-        state = self._state
-        hopeless: set[int] = set()  # late whatever happens
-        reason, turned = "fast", 1  # how many prompts become fast at a time: a few rounds must do for any line
-        while True:
-            limits, at = self._at_a_pace(hopeless)
-            if at is None:
-                break
-            can_pause = bool(self._exact_rows) and not all(self._is_exact[: at + 1])
-            if can_pause and self._late_in(self._pausing(), hopeless) is None and (paused := self._paused()):
-                return paused
-            if loose := [i for i in range(at + 1) if self._is_exact[i] and not self._line[i].is_pinned]:
-                for i in sorted(loose, key=lambda i: -self._line[i].left_tokens)[:turned]:
-                    self._is_exact[i] = False
-                turned, reason = 2 * turned, "ttft_slack"
-            elif self._line[at].is_pinned and not self._hurries:
-                self._hurries = True
-            else:
-                # And who will be late behind it without an exact prompt before that could become fast.
-                behind = next(
-                    (i for i, p in enumerate(self._line) if self._is_exact[i] and not p.is_pinned), MOST_PLANNED
-                )
-                steps = self._steps(self._is_exact, self._exact_rows, self._fast_rows, limits)
-                hopeless |= {at} | {i for i, at_s in steps if i < behind and at_s > self._line[i].due_s}
-        if hopeless and self._exact_rows and (plan := self._last_resort(limits)):
+        every = tuple(range(self._exact_rows))
+        if not self._line:
+            return self._as_plan(_Filled([], self._exact_rows, self._fast_rows), every, (), "fast")
+        if any(prompt.due_s == -inf for prompt in self._line):
+            return self._fastest()
+        limits, turned, late = self._least_turned()
+        if late and any(self._line[i].is_pinned for i in late):
+            self._hurries = True
+            limits, turned, late = self._least_turned()
+        if (turned or late) and self._exact_rows and (paused := self._paused_with(turned, late)):
+            return paused
+        for i in turned:
+            self._is_exact[i] = False
+        if late and (plan := self._last_resort(limits)):
             return plan
-        if hopeless:
+        if late:
             limits = limits._replace(fast_s=self._hurried_s)
-        filled = self._fill(self._is_exact, self._left(), self._exact_rows, self._fast_rows, limits)
-        if not filled.chunks and self._line and not (state.exact or state.fast):
-            filled = self._least(self._is_exact, self._left(), 0, 0, ALONE_CHUNK_TOKENS)
-        elif not filled.chunks and (hopeless or any(prompt.due_s == inf for prompt in self._line)):
-            filled = self._least(self._is_exact, self._left(), self._exact_rows, self._fast_rows, LEAST_CHUNK_TOKENS)
-        return self._as_plan(filled, tuple(range(self._exact_rows)), (), reason)
+        filled = self._fill(self._is_exact, self._exact_rows, self._fast_rows, limits)
+        if not filled.chunks and not (self._exact_rows or self._fast_rows):
+            filled = self._least(ALONE_CHUNK_TOKENS)
+        elif not filled.chunks and (late or any(prompt.due_s == inf for prompt in self._line)):
+            filled = self._least(LEAST_CHUNK_TOKENS)
+        return self._as_plan(filled, every, (), "ttft_slack" if turned else "fast")
 
     # -- ways to go on -------------------------------------------------------------------------------------------------
 
-    def _at_a_pace(self, hopeless: set[int]) -> tuple[_Limits, int | None]:
-        """Return the first pace at which nobody is late, or the last one with the first prompt that is."""
-        at = None
+    def _least_turned(self) -> tuple[_Limits, list[int], set[int]]:
+        """Return the pace at which the fewest prompts must become fast, those prompts, and those that are late all the same."""
+        found = []
         for share in PACES:
-            pace_s = share * self._state.step_s
-            limits = _Limits(min(self._slack_s, pace_s), self._longest_s)
-            steps = self._steps(self._is_exact, self._exact_rows, self._fast_rows, limits)
-            if (at := self._late_in(steps, hopeless)) is None:
+            limits = _Limits(min(self._slack_s, share * self._state.step_s), self._longest_s)
+            turned, late = self._turned(limits)
+            found.append((limits, turned, late))
+            if not turned and not late:
                 break
-        return limits, at
+        return min(found, key=lambda one: (len(one[2]), len(one[1])))
 
-    def _pausing(self) -> Iterator[tuple[int, float]]:
-        return self._steps(self._is_exact, self._exact_rows, self._fast_rows, self._paused_limits(0.0), pausing=True)
+    def _paused_with(self, turned: list[int], late: set[int]) -> RowPlan | None:
+        """The step of fast rows alone, with the fewest of the prompts that would have to become fast, if nobody is late then."""
 
-    def _paused_limits(self, passed_s: float) -> _Limits:
-        left_s = self._wake_s - self._state.now_s - passed_s
-        return _Limits(-inf, min(self._longest_s, left_s))
+        def classes(count: int) -> list[bool]:
+            chosen = set(turned[:count])
+            return [is_exact and i not in chosen for i, is_exact in enumerate(self._is_exact)]
 
-    def _paused(self) -> RowPlan | None:
+        def holds(count: int) -> bool:
+            return all(
+                at_s <= p.due_s for at_s, p in zip(self._pausing(classes(count), rounded=True), self._line, strict=True)
+            )
+
+        low, high = 0, len(turned) - (not late)
+        if high < 0 or not holds(high):
+            return None
+        while low < high:
+            middle = (low + high) // 2
+            if holds(middle):
+                high = middle
+            else:
+                low = middle + 1
+        return self._paused(classes(low))
+
+    def _paused(self, classes: list[bool]) -> RowPlan | None:
         """The step of fast rows alone, if it computes anything of a prompt."""
-        filled = self._fill(self._is_exact, self._left(), 0, self._fast_rows, self._paused_limits(0.0))
+        filled = self._fill(classes, 0, self._fast_rows, _Limits(-inf, min(self._longest_s, self._pause_s)))
         return self._as_plan(filled, (), (), "ttft_slack") if filled.chunks else None
 
     def _last_resort(self, limits: _Limits) -> RowPlan | None:
         """Prompts are late whatever happens to their own class: have the exact decodes wait, or demote those that cannot."""
-        least_s = self._lateness_s(self._steps(self._is_exact, self._exact_rows, self._fast_rows, limits))
-        if self._lateness_s(self._pausing()) < least_s and (paused := self._paused()):
-            return paused
-        state = self._state
-        loose = [i for i, decode in enumerate(state.exact) if not decode.is_pinned]
-        if not loose:
-            return None
+        state, loose = self._state, self._loose()
         classes = [prompt.is_pinned for prompt in self._line]
-        kept = tuple(i for i, decode in enumerate(state.exact) if decode.is_pinned)
-        last_s = PACES[-1] * state.step_s
-        limits = _Limits(min(self._slack_s, last_s), self._hurried_s)
-        steps = self._steps(classes, len(kept), self._fast_rows + len(loose), limits)
-        if self._lateness_s(steps) >= least_s:
+        kept = self._exact_rows - len(loose)
+        demoting = _Limits(min(self._slack_s, PACES[-1] * state.step_s), self._hurried_s)
+        demoted_s = self._ends(classes, kept, self._fast_rows + len(loose), demoting)
+        least = self._lateness_s(self._ends(self._is_exact, self._exact_rows, self._fast_rows, limits))
+        if (
+            self._exact_rows
+            and self._lateness_s(self._pausing(self._is_exact, rounded=False)) < least
+            and (paused := self._paused(self._is_exact))
+        ):
+            return paused
+        if not loose or self._lateness_s(demoted_s) >= least:
             return None
-        self._is_exact = classes
-        filled = self._fill(self._is_exact, self._left(), len(kept), self._fast_rows + len(loose), limits)
+        filled = self._fill(classes, kept, self._fast_rows + len(loose), demoting)
         # Those whose slack lasts for this step and the next wait.
         next_s = state.now_s + self._takes(*filled[1:], with_prompts=True)
         next_s += self._takes(self._exact_rows, self._fast_rows, with_prompts=False)
-        demoted = tuple(i for i in loose if state.exact[i].due_s < next_s)
-        filled = self._fill(self._is_exact, self._left(), len(kept), self._fast_rows + len(demoted), limits)
-        if not filled.exact_rows + filled.fast_rows:
-            return None
-        return self._as_plan(filled, kept, demoted, "tpot_slack" if demoted else "ttft_slack")
+        plan = self._demoting([i for i in loose if state.exact[i].due_s < next_s], classes, demoting)
+        return plan if state.fast or plan.exact or plan.demoted or plan.chunks else None
+
+    def _fastest(self) -> RowPlan:
+        """The engine is behind: the most tokens in a second, and nothing exact but pinned requests."""
+        is_long = sum(prompt.left_tokens for prompt in self._line) > LONG_LINE * self._state.budget_tokens
+        limit_s = inf if is_long else max(self._longest_s, HURRIED * self._state.step_s)
+        loose, classes = self._loose(), [prompt.is_pinned for prompt in self._line]
+        plan = self._demoting(loose, classes, _Limits(limit_s, limit_s))
+        return plan if plan.chunks else self._demoting(loose, classes, _Limits(inf, inf))
+
+    def _demoting(self, demoted: list[int], classes: list[bool], limits: _Limits) -> RowPlan:
+        kept = tuple(i for i, decode in enumerate(self._state.exact) if decode.is_pinned)
+        filled = self._fill(classes, len(kept), self._fast_rows + len(demoted), limits)
+        return self._as_plan(filled, kept, tuple(demoted), "tpot_slack" if demoted else "ttft_slack")
+
+    def _loose(self) -> list[int]:
+        return [i for i, decode in enumerate(self._state.exact) if not decode.is_pinned]
 
     def _as_plan(self, filled: _Filled, exact: tuple[int, ...], demoted: tuple[int, ...], reason: str) -> RowPlan:
         is_whole = not self._times.classes_pay(*filled[1:], with_prompts=bool(filled.chunks))
         return RowPlan(exact, demoted, tuple(filled.chunks), is_whole, reason)
 
-    # -- the line, planned ahead ---------------------------------------------------------------------------------------
-
-    def _left(self) -> list[int]:
-        return [prompt.left_tokens for prompt in self._line]
+    # -- a step --------------------------------------------------------------------------------------------------------
 
     def _takes(self, exact_rows: int, fast_rows: int, *, with_prompts: bool) -> float:
         if exact_rows + fast_rows == 0:
@@ -260,25 +289,30 @@ class _Planner:
             self._known_s[key] = known_s
         return known_s
 
-    def _fill(self, classes: list[bool], left: list[int], exact_rows: int, fast_rows: int, limits: _Limits) -> _Filled:
-        """Fill a step with chunks, in turn, while it stays within its limits."""
-        chunks = []
-        places = self._state.places
+    def _limit_s(self, prompt: Prompt, limits: _Limits, *, is_exact: bool) -> float:
+        if self._hurries and prompt.is_pinned and limits.exact_s > 0:
+            return max(limits.exact_s, self._hurried_s)
+        return limits.exact_s if is_exact else limits.fast_s
+
+    def _fill(self, classes: list[bool], exact_rows: int, fast_rows: int, limits: _Limits) -> _Filled:
+        """Fill the step with chunks, in turn, while it stays within its limits."""
+        chunks: list[PromptChunk] = []
+        places, full_s = self._state.places, {True: -inf, False: -inf}  # by class, the longest limit that is reached
         for i, prompt in enumerate(self._line):
             is_exact = classes[i]
-            limit_s = limits.exact_s if is_exact else limits.fast_s
-            if self._hurries and prompt.is_pinned and limits.exact_s > 0:
-                limit_s = self._hurried_s
-            if left[i] <= 0 or limit_s <= 0:
+            limit_s = self._limit_s(prompt, limits, is_exact=is_exact)
+            if limit_s <= max(0.0, full_s[is_exact]):
                 continue
-            if not prompt.has_begun and left[i] == prompt.left_tokens:
+            if not prompt.has_begun:
                 if places <= 0:
                     break
                 places -= 1
-            most = min(left[i], self._state.budget_tokens - exact_rows - fast_rows)
+            most = min(prompt.left_tokens, self._state.budget_tokens - exact_rows - fast_rows)
             if most <= 0:
                 break
             tokens = self._most_within(limit_s, most, exact_rows, fast_rows, is_exact=is_exact)
+            if tokens < most:
+                full_s[is_exact] = limit_s
             if tokens < min(LEAST_CHUNK_TOKENS, most):
                 continue
             chunks.append(PromptChunk(i, tokens, is_exact))
@@ -304,58 +338,135 @@ class _Planner:
                 high = middle - 1
         return low * CHUNK_TOKENS
 
-    def _least(self, classes: list[bool], left: list[int], exact_rows: int, fast_rows: int, most: int) -> _Filled:
+    def _least(self, most: int) -> _Filled:
         """Nothing fits: begin with the first prompt all the same."""
-        i = next(i for i, tokens in enumerate(left) if tokens > 0)
-        tokens = min(left[i], most, self._state.budget_tokens - exact_rows - fast_rows)
-        is_exact = classes[i]
-        if tokens <= 0 or (not self._line[i].has_begun and not self._state.places):
+        prompt, exact_rows, fast_rows = self._line[0], self._exact_rows, self._fast_rows
+        tokens = min(prompt.left_tokens, most, self._state.budget_tokens - exact_rows - fast_rows)
+        if tokens <= 0 or (not prompt.has_begun and not self._state.places):
             return _Filled([], exact_rows, fast_rows)
+        is_exact = self._is_exact[0]
         rows = (exact_rows + tokens, fast_rows) if is_exact else (exact_rows, fast_rows + tokens)
-        return _Filled([PromptChunk(i, tokens, is_exact)], *rows)
+        return _Filled([PromptChunk(0, tokens, is_exact)], *rows)
 
-    def _steps(
-        self, classes: list[bool], exact_rows: int, fast_rows: int, first: _Limits, *, pausing: bool = False
-    ) -> Iterator[tuple[int, float]]:
-        """Yield every prompt of the line with the time of its first token, were the steps from now on as told.
+    # -- the line, planned ahead ---------------------------------------------------------------------------------------
+
+    def _room(self, exact_rows: int, fast_rows: int, limit_s: float, *, is_exact: bool, least: int) -> _Room:
+        key = exact_rows, fast_rows, limit_s, is_exact, least
+        if (known := self._rooms.get(key)) is not None:
+            return known
+        most = max(0, self._state.budget_tokens - exact_rows - fast_rows)
+        tokens = (
+            self._most_within(limit_s, most, exact_rows, fast_rows, is_exact=is_exact) if limit_s > 0 and most else 0
+        )
+        tokens = max(tokens, min(least, most))
+        rows = (exact_rows + tokens, fast_rows) if is_exact else (exact_rows, fast_rows + tokens)
+        room = self._rooms[key] = _Room(tokens, self._takes(*rows, with_prompts=tokens > 0))
+        return room
+
+    def _ahead(self, exact_rows: int, fast_rows: int, limits: _Limits) -> "_Ahead":
+        later = _Limits(PACES[0] * self._state.step_s, self._longest_s)
+
+        def room(limit_s: float, *, is_exact: bool, least: int = LEAST_CHUNK_TOKENS) -> _Room:
+            return self._room(exact_rows, fast_rows, limit_s, is_exact=is_exact, least=least)
+
+        exact = room(later.exact_s, is_exact=True)
+        return _Ahead(
+            self._state.now_s,
+            first=room(limits.exact_s, is_exact=True, least=0),
+            exact=exact,
+            fast=room(later.fast_s, is_exact=False),
+            pinned=room(self._hurried_s, is_exact=True) if self._hurries else exact,
+        )
+
+    def _turned(self, limits: _Limits) -> tuple[list[int], set[int]]:
+        """Return which prompts must become fast, always the longest up to the first late one, and who is late all the same."""
+        ahead = self._ahead(self._exact_rows, self._fast_rows, limits)
+        turned: list[int] = []
+        late: set[int] = set()
+        loose: list[tuple[int, int]] = []
+        for i, prompt in enumerate(self._line):
+            ahead.comes(prompt, is_exact=self._is_exact[i])
+            if self._is_exact[i] and not prompt.is_pinned:
+                heappush(loose, (-prompt.left_tokens, i))
+            while (is_late := ahead.end_s() > prompt.due_s) and loose:
+                turned.append(heappop(loose)[1])
+                ahead.turns(self._line[turned[-1]])
+            if is_late:
+                late.add(i)
+        return turned, late
+
+    def _ends(self, classes: list[bool], exact_rows: int, fast_rows: int, limits: _Limits) -> list[float]:
+        """Return when the prompts have their first tokens, where those of these classes are exact beside so many decodes.
 
         Args:
             classes: of the prompts, whether they are exact.
             exact_rows: decodes, in every step.
             fast_rows: decodes, in every step.
-            first: of the first step; those after it are not bound by the present slack.
-            pausing: exact decodes sit out as many steps as they can.
+            limits: of the first step; those after it are not bound by the present slack.
         """
-        left, waiting = self._left(), len(self._line)
-        passed_s, later = 0.0, _Limits(PACES[0] * self._state.step_s, self._longest_s)
-        limits = first
-        for _ in range(MOST_STEPS):
-            if not waiting:
-                return
-            filled = self._fill(classes, left, 0 if pausing else exact_rows, fast_rows, limits)
-            if pausing and not filled.chunks:
-                pausing, limits = False, later
-                continue
-            if not filled.chunks and limits is later:
-                filled = self._least(classes, left, exact_rows, fast_rows, LEAST_CHUNK_TOKENS)
-                if not filled.chunks:
-                    return
-            passed_s += self._takes(*filled[1:], with_prompts=bool(filled.chunks))
-            limits = self._paused_limits(passed_s) if pausing else later
-            for i, tokens, _ in filled.chunks:
-                left[i] -= tokens
-                if left[i] == 0:
-                    waiting -= 1
-                    yield i, self._state.now_s + passed_s
-        done = sum(prompt.left_tokens for prompt in self._line) - sum(left)
-        before = 0
-        for i, tokens in enumerate(left):
-            before += tokens
-            if tokens:
-                yield i, self._state.now_s + passed_s * (1 + before / max(1, done))
+        ahead, ends_s = self._ahead(exact_rows, fast_rows, limits), []
+        for prompt, is_exact in zip(self._line, classes, strict=True):
+            ahead.comes(prompt, is_exact=is_exact)
+            ends_s.append(ahead.end_s(rounded=False))
+        return ends_s
 
-    def _late_in(self, steps: Iterator[tuple[int, float]], hopeless: set[int]) -> int | None:
-        return next((i for i, at_s in steps if at_s > self._line[i].due_s and i not in hopeless), None)
+    def _pausing(self, classes: list[bool], *, rounded: bool) -> list[float]:
+        """Return the same where exact decodes sit out as many steps as they can, which compute fast prompts alone."""
+        limit_s = min(self._longest_s, self._pause_s)
+        paused = self._room(0, self._fast_rows, limit_s, is_exact=False, least=0)
+        steps = int(self._pause_s / max(paused.takes_s, LEAST_STEP_S)) if paused.tokens else 0
+        now_s, ends_s = self._state.now_s, [inf] * len(self._line)
+        done, left = 0, []
+        for i, prompt in enumerate(self._line):
+            if not classes[i] and done + prompt.left_tokens <= steps * paused.tokens:
+                done += prompt.left_tokens
+                steps_done = done / paused.tokens
+                ends_s[i] = now_s + (ceil(steps_done) if rounded else steps_done) * paused.takes_s
+            else:
+                left.append(i)
+        passed_s = ceil(done / paused.tokens) * paused.takes_s if done else 0.0
+        ahead = self._ahead(self._exact_rows, self._fast_rows, _Limits(PACES[0] * self._state.step_s, self._longest_s))
+        for i in left:
+            ahead.comes(self._line[i], is_exact=classes[i])
+            ends_s[i] = ahead.end_s(rounded=rounded) + passed_s
+        return ends_s
 
-    def _lateness_s(self, steps: Iterator[tuple[int, float]]) -> float:
-        return sum(max(0.0, at_s - self._line[i].due_s) for i, at_s in steps)
+    def _lateness_s(self, ends_s: list[float]) -> float:
+        return sum(max(0.0, at_s - prompt.due_s) for at_s, prompt in zip(ends_s, self._line, strict=True))
+
+
+class _Ahead:
+    """Steps to come, filled to their rooms: the shares of them that the prompts until now take."""
+
+    def __init__(self, now_s: float, *, first: _Room, exact: _Room, fast: _Room, pinned: _Room) -> None:
+        self._now_s = now_s
+        self._first, self._exact, self._fast, self._pinned = first, exact, fast, pinned
+        self._steps = self._takes_s = 0.0
+        self._missing: float | None = None  # of the first step, beside one of those after it: a share of its room
+        self._shorter_s = 0.0
+
+    def comes(self, prompt: Prompt, *, is_exact: bool) -> None:
+        """A prompt is the next of the line."""
+        if is_exact and self._missing is None:
+            share = max(0.0, 1.0 - self._steps)
+            self._missing = share * (1.0 - self._first.tokens / max(1, self._exact.tokens))
+            self._shorter_s = share * (self._exact.takes_s - self._first.takes_s)
+        self._take(prompt.left_tokens, (self._pinned if prompt.is_pinned else self._exact) if is_exact else self._fast)
+
+    def turns(self, prompt: Prompt) -> None:
+        """An exact prompt of those until now, which is not pinned, becomes fast."""
+        self._take(-prompt.left_tokens, self._exact)
+        self._take(prompt.left_tokens, self._fast)
+
+    def _take(self, tokens: int, room: _Room) -> None:
+        share = tokens / max(1, room.tokens)
+        self._steps += share
+        self._takes_s += share * room.takes_s
+
+    def end_s(self, *, rounded: bool = True) -> float:
+        """When the step ends in which the last one has its first token; or, not rounded, when it is computed."""
+        if not self._steps:
+            return self._now_s
+        steps = self._steps + (self._missing or 0.0)
+        steps = max(1, ceil(steps - 1e-9)) if rounded else steps
+        return self._now_s + steps * self._takes_s / self._steps - self._shorter_s

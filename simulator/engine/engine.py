@@ -300,7 +300,7 @@ class Engine:
 
         def prompt(request: SimRequest) -> Prompt:
             left_tokens, due_s = request.target - request.computed, first_due_s(request.arrived_s, ttft_s, now_s)
-            is_exact = not request.is_fast and due_s < inf
+            is_exact = not request.is_fast and due_s > -inf
             return Prompt(left_tokens, due_s, is_exact, request.pinned, request in self._partials)
 
         fast = [r for r in self.running if r.is_fast and r not in self._partials]

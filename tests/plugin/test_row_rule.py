@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import inf
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -67,7 +68,7 @@ def test_an_engine_that_cannot_mix_runs_both_classes_in_fp16_or_one_of_them_alon
     assert not plan.is_whole
 
 
-dues = st.one_of(st.floats(-1.0, 2.0), st.just(inf))
+dues = st.one_of(st.floats(-1.0, 2.0), st.sampled_from([inf, -inf]))
 decodes = st.lists(st.builds(Decode, dues, st.booleans()), max_size=40)
 prompts = st.lists(
     st.builds(Prompt, st.integers(1, 3000), dues, st.booleans(), st.booleans(), st.booleans()), max_size=60
@@ -94,13 +95,69 @@ def test_whatever_comes_pins_hold_and_limits_are_kept_and_somebody_runs(exact, f
     assert rows > 0 or not (exact or fast or startable)
 
 
-def test_a_prompt_that_has_missed_its_objective_for_certain_is_due_no_more():
+def test_a_prompt_that_has_missed_its_objective_for_certain_was_due_for_ever():
     assert first_due_s(1.0, TTFT_S, 1.1) == pytest.approx(1.0 + TTFT_S)
-    assert first_due_s(1.0, TTFT_S, 2.0) == inf
+    assert first_due_s(1.0, TTFT_S, 2.0) == -inf
+
+
+class Counting(StepTimes):
+    """Counts what it is asked."""
+
+    asked = 0
+
+    def of_rows_s(self, exact_rows: int, fast_rows: int, *, with_prompts: bool) -> float:
+        self.asked += 1
+        return super().of_rows_s(exact_rows, fast_rows, with_prompts=with_prompts)
+
+
+def test_a_plan_asks_for_the_time_of_few_steps_whatever_is_in_line():
+    random, most = Random(1), 0
+    for _ in range(300):
+        length, decodes, pinned = random.choice([8, 20, 48, 100]), random.randint(0, 256), random.choice([0, 0.1, 0.5])
+        span = random.choice([0.02, 0.16, 0.5, 2.0])
+        line = [
+            prompt(random.randint(1, 1500), random.uniform(0, span), pinned=random.random() < pinned, begun=i < 3)
+            for i in range(length)
+        ]
+        running = [Decode(random.uniform(-0.01, span), random.random() < pinned) for _ in range(decodes)]
+        exact = random.randint(0, decodes)
+        times = Counting(COSTS)
+        RowRule().plan(state(line, running[:exact], running[exact:]), times)
+        most = max(most, times.asked)
+    assert 50 < most < 400
+
+
+class Idle(StepTimes):
+    """Has learned that fast steps take no time."""
+
+    def of_rows_s(self, exact_rows: int, fast_rows: int, *, with_prompts: bool) -> float:
+        return super().of_rows_s(exact_rows, fast_rows, with_prompts=with_prompts) if exact_rows else 0.0
+
+
+def test_steps_that_seem_to_take_no_time_harm_nobody():
+    line = [prompt(700, -0.01), prompt(9, -0.01)]
+    assert RowRule().plan(state(line, [PATIENT] * 3, [PATIENT]), Idle(COSTS)).chunks
+
+
+def test_a_prompt_with_no_token_left_harms_nobody():
+    assert RowRule().plan(state([prompt(0)], [PATIENT]), StepTimes(COSTS)).exact == (0,)
 
 
 @pytest.mark.parametrize("pinned", [False, True])
-def test_a_prompt_that_is_due_no_more_is_computed_all_the_same(pinned):
+def test_an_engine_that_is_behind_computes_all_that_is_not_pinned_fast_in_a_large_step(pinned):
+    line = [prompt(400, -inf if i < 3 else 0.1, pinned=pinned and i == 1) for i in range(20)]
+    decodes = [Decode(0.5, is_pinned=pinned and i < 3) for i in range(30)]
+    plan = RowRule().plan(state(line, decodes), StepTimes(COSTS))
+    assert not plan.is_whole
+    assert len(plan.exact) == (3 if pinned else 0)
+    assert len(plan.exact) + len(plan.demoted) == 30
+    assert [chunk.is_exact for chunk in plan.chunks] == [pinned and i == 1 for i in range(len(plan.chunks))]
+    assert sum(chunk.tokens for chunk in plan.chunks) > 700
+
+
+@pytest.mark.parametrize("due_s", [inf, -inf])
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_prompt_that_is_not_due_is_computed_all_the_same(pinned, due_s):
     slow = StepCosts(tuple(StepCost(row.tokens, 10 * row.fp16_ms, 10 * row.fp8_ms) for row in PLAIN.rows))
-    plan = RowRule().plan(state([prompt(100, inf, pinned=pinned)], [PATIENT], [PATIENT]), StepTimes(slow))
+    plan = RowRule().plan(state([prompt(100, due_s, pinned=pinned)], [PATIENT], [PATIENT]), StepTimes(slow))
     assert plan.chunks

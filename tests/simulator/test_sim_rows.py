@@ -1,12 +1,14 @@
 """The simulated engine under the rule of rows."""
 
 import random
+from pathlib import Path
 
 import pytest
 from sim_builders import make_requests, make_table
 
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
+from simulator.engine import cost_table
 from simulator.engine.engine import Engine
 
 ROWS = StepRule(rows_ttft_s=0.08, rows_tpot_s=0.02, tpot_grace_tokens=2)
@@ -56,3 +58,32 @@ def test_every_token_is_counted_once_and_pinned_requests_are_exact(ahead: bool, 
         preempted += engine.preemptions
     assert mixed or kv_tokens == 6000
     assert (preempted > 0) == (kv_tokens == 6000)
+
+
+TABLE = Path(cost_table.__file__).parent / "tables" / "h100-mistral-24b-load.json"
+OVERLOADED = StepRule(rows_ttft_s=0.16, rows_tpot_s=0.0315, tpot_grace_tokens=3)
+
+
+def drained_s(directive: DirectiveMode, rule: StepRule, pinned_share: float) -> float:
+    """How long 100 prompts that come to a busy engine at once wait for their first tokens, while 19 more come a second."""
+    table, rng = cost_table.read_table(TABLE), random.Random(1)
+    engine = Engine(table.model_copy(update={"engine": table.engine.model_copy(update={"mixed_steps": True})}))
+    engine.direct(directive, rule)
+    queued = [i / 15 for i in range(45)] + [3.0] * 100 + [3.0 + i / 19 for i in range(1, 96)]
+    requests = make_requests(*[(at_s, rng.randint(50, 700), rng.randint(20, 150)) for at_s in queued])
+    piled = requests[45:145]
+    for i, request in enumerate(piled):
+        request.arrived_s -= 2.0 - i / 50
+    for request, at_s in zip(requests, queued, strict=True):
+        request.pinned = rng.random() < pinned_share
+        engine.advance(at_s)
+        engine.add(at_s, request)
+    engine.advance(1e9)
+    assert not any(r.pinned and r.prompt_fp8 + r.completion_fp8 for r in requests)
+    return max(r.first_s for r in piled) - 3.0
+
+
+def test_a_line_that_has_piled_up_drains_about_as_fast_as_in_fp8():
+    fp8_s = drained_s(DirectiveMode.FP8, StepRule(), 0.0)
+    assert drained_s(DirectiveMode.AUTO, OVERLOADED, 0.0) < 1.1 * fp8_s
+    assert drained_s(DirectiveMode.AUTO, OVERLOADED, 0.1) < 1.3 * fp8_s, "a tenth of the tokens in FP16"

@@ -83,7 +83,7 @@ class RowSteps:
             rid = request.request_id
             is_due = rid not in may_starve and request.nestedfp_first_token_s is None
             due_s = first_due_s(request.nestedfp_waits_since_s, ttft_s, now_s) if is_due else inf
-            is_exact = request.nestedfp_class == "exact" and not (is_due and due_s == inf)
+            is_exact = request.nestedfp_class == "exact" and due_s > -inf
             return Prompt(left_tokens(request), due_s, is_exact, rid in pinned, place < begun)
 
         exact = [request for request in decodes if request.nestedfp_class == "exact"]

@@ -296,6 +296,7 @@ class PrecisionMixin(WaitingRequests):
             self.waiting.prepend_request(request)
         waiting = [self.waiting.pop_request() for _ in range(min(len(self.waiting), MOST_PLANNED))]
         behind, self.waiting = self.waiting, create_request_queue(self.policy)
+        chosen: list[Request] = []
         try:
             planned = self._planned = self._plan(rule, waiting)
             chosen = [request for request in waiting if planned.most_tokens.get(request.request_id)]
