@@ -41,7 +41,7 @@ def test_a_process_belongs_to_the_replica_whose_access_log_it_or_an_ancestor_has
         engine = int(replica.stdout.readline())
         try:
             assert replica_of(engine) == replica_of(replica.pid) == "abc123"
-            assert replica_of(os.getpid()) is None
+            assert replica_of(1) is None  # this process may have logs open
         finally:
             os.kill(engine, 9)
     assert replica_of(replica.pid) is None, "it has ended"
