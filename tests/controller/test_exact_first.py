@@ -97,6 +97,21 @@ def test_k_settles_where_the_load_fits_and_stays_there(replicas, share):
         assert load > GROW_MARGIN * limit(views, names[: settled + 1], CONFIG)
 
 
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_a_load_that_comes_at_once_ends_exact_replicas_within_two_seconds(replicas):
+    run = Run(replicas)
+    assert run.go(60, 0.02 * EXACT * replicas) == replicas
+    assert run.go(1.8, 0.95 * EXACT * replicas) < replicas
+
+
+def test_a_replica_out_of_view_for_a_moment_stays_exact():
+    run = Run(2)
+    assert run.go(60, 0.02 * EXACT * 2) == 2
+    observation = Observation(run.now_s, [view(1)], DirectiveMode.AUTO, SLO, dict.fromkeys(run.exact, FP16))
+    decision, _ = decide(observation, run.state, CONFIG)
+    assert set(decision.exceptions) == {"r0", "r1"}
+
+
 def test_one_replica_decides_for_itself():
     run = Run(1)
     assert run.go(60, 100.0) == 0

@@ -225,8 +225,9 @@ class PrecisionMixin(WaitingRequests):
             exact, reason = self._of_one_precision(scheduled, tokens, directive, rule, with_prompts=bool(prompts))
         else:
             exact, reason = self._of_planned(planned, scheduled), planned.reason
-        exact_rows = sum(scheduled[rid] for rid in exact) if len(exact) < len(scheduled) else tokens
-        for rid in (self._exact.keys() & scheduled.keys()) - exact:
+        all_exact = len(exact) == len(scheduled)
+        exact_rows = tokens if all_exact else sum(scheduled[rid] for rid in exact)
+        for rid in () if all_exact else (self._exact.keys() & scheduled.keys()) - exact:
             request = self._exact.pop(rid)
             request.nestedfp_class = "fast"
             # vLLM has advanced num_computed_tokens past this step already.
