@@ -7,11 +7,11 @@ import itertools
 
 import pytest
 import torch
-from gemm_problems import relative_error
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_operators", "fp16_mode")]
 
 EPSILON = 1e-5
+MOST_EXACT = 4e-4  # of the norm, by the order in which FP32 adds up, rounded to FP16
 ROWS = [(1, 1), (50, 600), (64, 130), (3, 257), (130, 70)]
 
 
@@ -99,6 +99,11 @@ def test_carriers_hold_exact_rows_and_then_the_codes_of_fast_ones(exact, fast, k
         check_carrier(mixed(exact, fast, run), exact, fast, run)
 
 
+def difference(one, two):
+    """Of two products, relative to the norm: Hopper adds up FP8 products in some 14 bits, so that single elements differ more."""
+    return float((one.double() - two.double()).norm() / two.double().norm())
+
+
 def carried(x, operands, n, k):
     from nestedfp.kernels import ops
 
@@ -122,8 +127,8 @@ def test_one_launch_gives_what_two_give_and_the_same_bits_every_time(exact, fast
     for config in itertools.chain(*(found[:: max(1, len(found) // 6)] for found in by_tile.values())):
         mixed_tuning.take([MixedChoice(n, k, fast, config)])
         one = mixed(exact, fast, lambda: carried(x, operands, n, k))
-        for rows in (slice(0, exact), slice(exact, None)):
-            assert relative_error(one[rows].cpu(), two[rows].cpu().double()) < 1e-2, config
+        assert difference(one[:exact], two[:exact]) < MOST_EXACT, config
+        assert difference(one[exact:], two[exact:]) < mixed_tuning.MOST_ERROR, config
         assert torch.equal(one, mixed(exact, fast, lambda: carried(x, operands, n, k)))
         assert torch.equal(one, mixed(exact, fast, lambda: ops.linear(halves, *operands, n, k, True)))
 
