@@ -4,6 +4,7 @@
 """
 
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from deploy.replica import tracing
 from deploy.replica.drain import LAST_WORDS_S
 from deploy.replica.llm_replica import NestedFPServer
 from deploy.startup.accelerator import resolve
+from nestedfp.vllm_plugin.options import OPTIONS_KEY, PluginOptions
 
 # vLLM takes an empty list for every domain. No URL has this one, and a client that sends a URL reads it.
 NO_DOMAIN = "none; the operator may set engine.extra.allowed_media_domains"
@@ -174,21 +176,10 @@ def engine_kwargs(config: DeployConfig, kind: str) -> dict[str, Any]:
         kwargs["kv_cache_memory_bytes"] = engine.kv_cache_bytes
     if engine.quantization == "nestedfp":
         kwargs["quantization"] = "nestedfp"
-        kwargs["additional_config"] = {
-            "nestedfp": {
-                "weights": engine.weights,
-                "quantize_activations": engine.quantize_activations,
-                "step_costs": engine.step_costs,
-                "gemm_choice": engine.gemm_choice,
-                "gemm_timings": engine.gemm_timings or "",
-                "graph_tokens": engine.graph_tokens,
-                "whole_graph_tokens": engine.whole_graph_tokens,
-                "fused_quantiser": engine.fused_quantiser,
-                "fp16_reads_fp8_blocks": engine.fp16_reads_fp8_blocks,
-                "unsupported_gpu": engine.unsupported_gpu,
-                "slo": None,  # the controller's directive carries it
-            }
-        }
+        shared = {field.name for field in fields(PluginOptions)} & set(type(engine).model_fields)
+        options = {name: value for name in shared if (value := getattr(engine, name)) is not None}
+        # Without an SLO of its own: the controller's directive carries it.
+        kwargs["additional_config"] = {OPTIONS_KEY: {**options, "slo": None}}
     else:
         kwargs.setdefault("worker_cls", PLAIN_WORKER)
     return kwargs

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from deploy import config, serve
 from deploy.access import keys
-from deploy.config import REPOSITORY, ConfigError, load
+from deploy.config import REPOSITORY, ConfigError, EngineSection, load
 from deploy.startup.accelerator import visible_gpus
 from nestedfp.hooks import versions
 from workload.frozen import FrozenModel
@@ -335,3 +335,21 @@ def test_replicas_fetch_no_url_of_a_client_unless_its_domain_is_allowed(
         assert server.asked == asked
     if not allowed:
         assert "engine.extra.allowed_media_domains" in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore")  # of Ray's and vLLM's imports
+def test_every_option_of_the_engine_that_the_service_has_reaches_it(tmp_path):
+    from dataclasses import fields
+
+    from deploy.app import engine_kwargs
+    from nestedfp.vllm_plugin.options import PluginOptions
+
+    shared = [field for field in fields(PluginOptions) if field.name in EngineSection.model_fields]
+    other = {"weights": "two_copies", "step_costs": "off", "unsupported_gpu": "fp16", "gemm_choice": "model"}
+    other |= {"gemm_timings": "times", "fused_quantiser": "never"}
+    for field in shared:
+        if field.name not in other:
+            other[field.name] = not field.default if isinstance(field.default, bool) else field.default + 1
+    kwargs = engine_kwargs(load(write(tmp_path, **{f"engine__{name}": value for name, value in other.items()})), "cpu")
+    assert kwargs["additional_config"]["nestedfp"] == {**other, "slo": None}
+    assert len(shared) > 10 and all(other[field.name] != field.default for field in shared)
