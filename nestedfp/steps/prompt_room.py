@@ -10,6 +10,11 @@ from dataclasses import dataclass
 from nestedfp.modes import Mode
 from nestedfp.steps.step_slack import StepTimes
 
+USUAL_MARGIN = 0.1  # of the time that first tokens may take
+MOST_MARGIN = 0.5
+LATE_SHARE = 0.005  # of the prompts taken with room, whose first tokens may be late
+LEARN = 0.05  # of that time, for each late one
+
 
 @dataclass(frozen=True, slots=True)
 class PromptRoom:
@@ -24,6 +29,34 @@ class PromptRoom:
     tokens: int
     full_tokens: int
     tokens_per_s: float
+
+
+class RoomMargin:
+    """What an engine keeps free beside the times it predicts, learnt from the first tokens of prompts that it had room for.
+
+    The margin rises with each late one and falls a little with each other, so that ``LATE_SHARE`` of them are late
+    (Robbins and Monro, "A stochastic approximation method", 1951). Only exact engines learn: the others do not take by room.
+    """
+
+    def __init__(self) -> None:
+        self._learnt = USUAL_MARGIN
+        self._ttft_s = 0.0  # 0: no exact room was asked for
+        self._most_tokens = 0
+
+    def within(self, mode: Mode, ttft_s: float) -> float:
+        """Return the seconds that room is counted for, where first tokens may take ``ttft_s``."""
+        return ttft_s * (1 - (self._learnt if mode is Mode.FP16 else USUAL_MARGIN))
+
+    def said(self, mode: Mode, ttft_s: float, room: PromptRoom) -> None:
+        """The engine has said that it has this room; it learns until it is directed to another precision."""
+        self._ttft_s = ttft_s if mode is Mode.FP16 else 0.0
+        self._most_tokens = room.full_tokens
+
+    def first_token(self, line_tokens: int, took_s: float) -> None:
+        """A first token came after so many seconds; when its prompt came, the line had so many tokens, its own among them."""
+        if self._ttft_s and line_tokens <= self._most_tokens:
+            change = LEARN if took_s > self._ttft_s else -LEARN * LATE_SHARE / (1 - LATE_SHARE)
+            self._learnt = min(MOST_MARGIN, max(0.0, self._learnt + change))
 
 
 def prompt_room(

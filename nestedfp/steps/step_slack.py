@@ -338,6 +338,11 @@ class PromptLines:
             del self._lines[priority]
 
     @property
+    def tokens(self) -> int:
+        """Prompt tokens still to be computed, of every line."""
+        return sum(line.tokens for line in self._lines.values())
+
+    @property
     def usual_tokens(self) -> int:
         """Of a prompt, in the mean of the last ones; 0 before the first."""
         return round(self._mean_tokens)

@@ -14,7 +14,7 @@ from math import ceil, inf
 
 from controller.sliding_window import SlidingWindow
 from nestedfp.modes import DirectiveMode, Mode
-from nestedfp.steps.prompt_room import PromptRoom, capacity_tokens_per_s, prompt_room
+from nestedfp.steps.prompt_room import PromptRoom, RoomMargin, capacity_tokens_per_s, prompt_room
 from nestedfp.steps.row_rule import MOST_PLANNED, Decode, Prompt, RowPlan, RowRule, RowState, first_due_s
 from nestedfp.steps.step_fill import FillWatch
 from nestedfp.steps.step_rule import StepRule, StepSignals, choose
@@ -36,6 +36,7 @@ class Engine:
         self._times = StepTimes(self._step_costs)
         self._budget = limits.max_num_batched_tokens
         self._slack = StepSlack(self._times.s_per_prompt_token(self._budget))
+        self._margin = RoomMargin()
         self._max_seqs = limits.max_num_seqs
         self._fill = FillWatch(limits.max_num_seqs)
         self._ahead = limits.async_scheduling
@@ -88,6 +89,7 @@ class Engine:
         self.arrivals += 1
         self.arrived_tokens += request.prompt_tokens
         self.waiting_tokens += request.target
+        request.line_tokens = self.waiting_tokens
         self.waiting.append(request)
         self._unseen.append(request)
         if self.ends_s == inf:
@@ -161,17 +163,20 @@ class Engine:
         if rule.room_ttft_s is None or rule.exact_step_s is None:
             return None
         latest_s = self._slack.decodes.latest_end_s(rule.exact_step_s, 1 + rule.tpot_grace_tokens)
-        return prompt_room(
+        mode = Mode.FP16 if self.directive is DirectiveMode.FP16 else Mode.FP8
+        room = prompt_room(
             self._times,
-            Mode.FP16 if self.directive is DirectiveMode.FP16 else Mode.FP8,
+            mode,
             decodes=self._batch.size + self._fast.size,
             line_tokens=self.waiting_tokens,
             busy_s=max(0.0, self.ends_s - now_s) if self.busy else 0.0,
             slack_s=latest_s - now_s,
-            ttft_s=rule.room_ttft_s,
+            ttft_s=self._margin.within(mode, rule.room_ttft_s),
             step_s=rule.exact_step_s,
             budget_tokens=self._budget,
         )
+        self._margin.said(mode, rule.room_ttft_s, room)
+        return room
 
     def capacity_tokens_per_s(self, mode: Mode) -> float | None:
         """What steps of ``exact_step_s`` compute in a second; None: the rule does not ask."""
@@ -438,6 +443,7 @@ class Engine:
         if request.generated == 0:
             request.first_s = now_s + self.delay_s(now_s)
             self._slack.prompts.left(request.index)
+            self._margin.first_token(request.line_tokens, request.ttft_ms * 1e-3)
             self.ttft.add(now_s, request.ttft_ms)
         request.generated += 1
         request.completion_fp8 += is_fp8

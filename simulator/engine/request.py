@@ -26,6 +26,7 @@ class SimRequest:
         "index",
         "is_fast",
         "is_resting",
+        "line_tokens",
         "outcome",
         "output_tokens",
         "pinned",
@@ -48,6 +49,7 @@ class SimRequest:
         self.pinned = pinned
         self.is_fast = False  # a step by row has computed something of it in FP8
         self.is_resting = False  # it decodes, and the step in progress leaves it out
+        self.line_tokens = 0  # of prompts, in the engine's line when it came, its own among them
         self.outcome: SimOutcome = "pending"
         self.first_s = 0.0
         self.finished_s = 0.0

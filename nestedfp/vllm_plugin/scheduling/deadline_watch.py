@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from nestedfp.modes import Mode
-from nestedfp.steps.prompt_room import PromptRoom, capacity_tokens_per_s, prompt_room
+from nestedfp.steps.prompt_room import PromptRoom, RoomMargin, capacity_tokens_per_s, prompt_room
 from nestedfp.steps.step_costs import StepCosts
 from nestedfp.steps.step_fill import FillWatch
 from nestedfp.steps.step_rule import StepRule
@@ -47,6 +47,7 @@ class DeadlineWatch:
         self._ended_s = 0.0
         self.times = StepTimes(None)
         self._slack = StepSlack(0.0)
+        self._margin = RoomMargin()
 
     def use(self, costs: StepCosts | None) -> None:
         """Go by these measured costs."""
@@ -59,6 +60,7 @@ class DeadlineWatch:
         """A request has come, or waits for nothing but its turn from now on; lower priorities go first."""
         since_s = request.nestedfp_waits_since_s
         self._slack.prompts.arrived(request.request_id, since_s, request.num_prompt_tokens, priority)
+        request.nestedfp_line_tokens = self._slack.prompts.tokens
 
     def computes(self, request: Any, tokens: int) -> None:
         """The step being filled brings a prompt to so many tokens."""
@@ -88,17 +90,19 @@ class DeadlineWatch:
             return None
         now_s = steady_s()
         latest_s = self._slack.decodes.latest_end_s(rule.exact_step_s, 1 + rule.tpot_grace_tokens)
-        return prompt_room(
+        room = prompt_room(
             self.times,
             mode,
             decodes=decodes,
             line_tokens=line_tokens,
             busy_s=max(0.0, self._ended_s + sum(self._in_flight) - now_s) if self._in_flight else 0.0,
             slack_s=latest_s - now_s,
-            ttft_s=rule.room_ttft_s,
+            ttft_s=self._margin.within(mode, rule.room_ttft_s),
             step_s=rule.exact_step_s,
             budget_tokens=self._budget_tokens,
         )
+        self._margin.said(mode, rule.room_ttft_s, room)
+        return room
 
     def capacity_tokens_per_s(self, rule: StepRule, mode: Mode) -> float | None:
         """Return what steps of ``exact_step_s`` compute in a second; None: the rule does not ask, or no step was measured."""
@@ -154,7 +158,10 @@ class DeadlineWatch:
         self.times.rows_took(*rows, took_s, with_prompts=with_prompts)
         self._slack.decodes.stepped()
         for request in first_tokens:
-            first_s = request.nestedfp_first_token_s = request.nestedfp_first_token_s or self._ended_s
+            if request.nestedfp_first_token_s is None:
+                request.nestedfp_first_token_s = self._ended_s
+                self._margin.first_token(request.nestedfp_line_tokens, at_s - request.nestedfp_waits_since_s)
+            first_s = request.nestedfp_first_token_s
             self._slack.decodes.entered(request.request_id, first_s, max(1, request.num_output_tokens))
         for request in resting:
             if (first_s := request.nestedfp_first_token_s) is not None:

@@ -564,9 +564,9 @@ def _with_workers_answers(core: Any) -> Any:
     """Return the core's scheduler, which has been given what the workers know.
 
     The scheduler is made without a way to the workers, and its core has one; they answer at once with what they measured
-    before the engine was ready.
+    before the engine was ready. A plain engine beside it in this process has neither.
     """
-    if not getattr(core, "nestedfp_asked_workers", False):
+    if hasattr(core.scheduler, "nestedfp_take_step_costs") and not getattr(core, "nestedfp_asked_workers", False):
         core.scheduler.nestedfp_take_step_costs(core.model_executor.collective_rpc("nestedfp_step_costs"))
         core.scheduler.nestedfp_take_fp8_shares(core.model_executor.collective_rpc("nestedfp_fp8_share"))
         core.nestedfp_asked_workers = True
