@@ -70,7 +70,7 @@ def nest_together(*weights: torch.Tensor) -> list[NestedWeight] | NotNested:
     """Convert several weights, which are judged as one: all of them are nested, or none. As ``nest`` otherwise."""
     plain = [weight.detach().contiguous() for weight in weights]
     parts = [ops.split(weight) for weight in plain]
-    outliers, nonfinite = sum(counts for *_, counts in parts).tolist()
+    outliers, nonfinite = torch.stack([counts for *_, counts in parts]).sum(0).tolist()
     if reason := why_plain(sum(weight.numel() for weight in plain), outliers, nonfinite):
         return NotNested(reason, outliers, nonfinite)
     nested = []

@@ -6,8 +6,8 @@ take six instructions, wherever they lie.
 """
 
 import torch
-import triton
-import triton.language as tl
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
 
 # A weight is sign | (upper & 0x7f) * 128 + residual, and the recoded lower plane holds residual + RESIDUAL_BIAS, in one byte.
 RESIDUAL_BIAS = 127
@@ -44,7 +44,7 @@ def _join(upper, lower):  # type: ignore[no-untyped-def]
     return tl.inline_asm_elementwise(_JOIN, "=r,=r,r,r", [upper, lower], dtype=tl.float16, is_pure=True, pack=4)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def experts_kernel(  # type: ignore[no-untyped-def]
     a_ptr,
     upper_ptr,
