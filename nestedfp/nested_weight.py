@@ -62,11 +62,20 @@ def nest(weight: torch.Tensor) -> NestedWeight | NotNested:
     Raises:
         RuntimeError: for another dtype, device or number of dimensions.
     """
-    weight = weight.detach().contiguous()
-    upper, lower, counts = ops.split(weight)
-    outliers, nonfinite = counts.tolist()
-    if reason := why_plain(weight.numel(), outliers, nonfinite):
+    found = nest_together(weight)
+    return found if isinstance(found, NotNested) else found[0]
+
+
+def nest_together(*weights: torch.Tensor) -> list[NestedWeight] | NotNested:
+    """Convert several weights, which are judged as one: all of them are nested, or none. As ``nest`` otherwise."""
+    plain = [weight.detach().contiguous() for weight in weights]
+    parts = [ops.split(weight) for weight in plain]
+    outliers, nonfinite = torch.stack([counts for *_, counts in parts]).sum(0).tolist()
+    if reason := why_plain(sum(weight.numel() for weight in plain), outliers, nonfinite):
         return NotNested(reason, outliers, nonfinite)
-    if not outliers:
-        return NestedWeight(upper, lower, None, None, None)
-    return NestedWeight(upper, lower, *ops.list_outliers(weight, outliers))
+    nested = []
+    for weight, (upper, lower, counts) in zip(plain, parts, strict=True):
+        listed = int(counts[0])
+        lists = ops.list_outliers(weight, listed) if listed else (None, None, None)
+        nested.append(NestedWeight(upper, lower, *lists))
+    return nested

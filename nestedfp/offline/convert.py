@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from nestedfp.checkpoint import PLANES, CheckpointError, listed, read_config, read_weights
+from nestedfp.eligible import experts_of
 from nestedfp.format import FORMAT_VERSION
 from nestedfp.offline.folder import check_target
 from nestedfp.offline.reading import Progress, Weight, profiles, weights_of
 from nestedfp.offline.rewrite import rewrite
 from nestedfp.offline.verdicts import LEFT_OUT, LISTED, NESTED, PLAIN, Verdict, judge
 
-# A projection inside a decoder layer, but no expert: experts have kernels of their own in vLLM.
-DEFAULT_INCLUDE = r"(^|\.)layers\.\d+\.(?!.*experts).*_proj\.weight$"
+# A projection inside a decoder layer, or of an expert there.
+DEFAULT_INCLUDE = r"(^|\.)layers\.\d+\.(.*_proj|.*\.experts\.\d+\.\w+)\.weight$"
 
 
 def ignore_progress(_nbytes: int) -> None:
@@ -82,7 +83,7 @@ def convert(source: Path, target: Path, include: str | None = None, progress: Pr
     # Without the user's word the rest is for the loader to judge, which knows the layers that the model makes of it.
     ours = {module: verdict for module, verdict in verdicts.items() if chosen or pattern.search(f"{module}.weight")}
     linear = {module: verdict for module, verdict in ours.items() if verdict.is_linear}
-    excluded = [module for module, verdict in ours.items() if chosen and _is_left_out(module, verdict)]
+    excluded = [module for module, verdict in ours.items() if chosen and _is_left_out(verdict)]
     plain = [module for module, verdict in linear.items() if verdict.kind == PLAIN and module not in excluded]
     nested = [module for module, verdict in linear.items() if verdict.kind == NESTED]
     outliers = {
@@ -93,7 +94,7 @@ def convert(source: Path, target: Path, include: str | None = None, progress: Pr
     config["quantization_config"] = {
         "quant_method": "nestedfp",
         "format_version": FORMAT_VERSION,
-        "ignore": sorted({*plain, *excluded}),
+        "ignore": sorted({experts_of(module) or module for module in (*plain, *excluded)}),
     }
     for key in [key for key in ("dtype", "torch_dtype") if key in config] or ["torch_dtype"]:
         config[key] = "float16"
@@ -131,9 +132,9 @@ def _nbytes(weights: Mapping[str, Weight]) -> int:
     return sum(weight.nbytes for weight in weights.values())
 
 
-def _is_left_out(module: str, verdict: Verdict) -> bool:
-    """Whether a matrix is not to be nested by the user's word; experts are left alone, for no engine nests them."""
-    return verdict.reason == LEFT_OUT or (not verdict.is_linear and ".experts." not in module)
+def _is_left_out(verdict: Verdict) -> bool:
+    """Whether a matrix is not to be nested by the user's word."""
+    return verdict.reason == LEFT_OUT or not verdict.is_linear
 
 
 def _require_plain(source: Path, config: Mapping[str, Any]) -> None:

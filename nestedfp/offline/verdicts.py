@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nestedfp.eligible import is_latent_up, is_no_linear, is_router
+from nestedfp.eligible import experts_of, is_latent_up, is_no_linear, is_router
 from nestedfp.nested_weight import why_plain
 from nestedfp.offline.profile import Profile
 
@@ -30,7 +30,12 @@ class Verdict:
 
 
 def gemm_of(module: str) -> tuple[str, str]:
-    """Return the fused layer that a module is part of and its type: ``("model.layers.0.mlp.gate_up", "gate_up")``."""
+    """Return the fused layer that a module is part of and its type: ``("model.layers.0.mlp.gate_up", "gate_up")``.
+
+    All experts of a layer are one.
+    """
+    if (experts := experts_of(module)) is not None:
+        return experts, "experts"
     stem, dot, leaf = module.rpartition(".")
     kind = next((name for name, parts in FUSED.items() if leaf in parts), leaf)
     return stem + dot + kind, kind
@@ -83,4 +88,4 @@ def _never(module: str) -> str:
         return "it chooses experts"
     if is_latent_up(module):
         return "latent attention reads it as plain FP16"
-    return "no linear layer: an expert, an embedding or an output head" if is_no_linear(module) else ""
+    return "no linear layer: an embedding or an output head" if is_no_linear(module) else ""

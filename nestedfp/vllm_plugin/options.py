@@ -19,6 +19,7 @@ OPTIONS_KEY = "nestedfp"
 USUAL_SLO_MS = {"ttft_ms": 200.0, "tpot_ms": 33.3}  # the usual interactive one
 CHOICES = {
     "weights": ("nested", "two_copies"),
+    "experts": ("auto", "nested", "plain"),
     "step_costs": ("auto", "measure", "off"),
     "unsupported_gpu": ("refuse", "fp16", "portable"),
     "gemm_choice": ("measure", "model"),
@@ -33,6 +34,8 @@ class PluginOptions:
     Attributes:
         weights: "nested", one store for both precisions, or "two_copies", a plain FP16 weight and an FP8 one: half as much memory
             again, for FP16 steps that run as plain vLLM's. Where there is no FP8 mode (fp16_only) either is plain FP16.
+        experts: whether the experts of a mixture (MoE) are nested or stay plain FP16 in both classes; "auto": nested on a CPU,
+            plain on a GPU. Those without a kernel here (biases, an activation that is neither SiLU nor GELU) are always plain.
         quantize_activations: FP8 steps on a CPU also round the activations of each token to E4M3, as a GPU does, so
             that the quality of the GPU's FP8 mode can be judged without one. Slower; off by default.
         step_costs: whether the worker times its steps in both precisions when it starts, so that ``auto`` can leave FP8
@@ -69,6 +72,7 @@ class PluginOptions:
     """
 
     weights: str = "nested"
+    experts: str = "auto"
     quantize_activations: bool = False
     step_costs: str = "auto"
     unsupported_gpu: str = "refuse"

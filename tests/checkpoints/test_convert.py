@@ -153,7 +153,8 @@ def test_without_include_nothing_is_kept_from_being_nested_while_it_loads(tmp_pa
 def test_layers_that_vllm_would_find_no_planes_for_are_not_converted_whatever_include_says(tmp_path):
     tensors = weights()
     names = ["model.layers.0.mlp.gate.weight", "model.layers.0.self_attn.kv_b_proj.weight", EMBED, "lm_head.weight"]
-    names += ["model.layers.0.mlp.experts.0.down_proj.weight", "model.layers.0.visual.pos_embed.weight"]
+    names += ["model.layers.0.block_sparse_moe.router.layer.weight", "model.layers.0.visual.pos_embed.weight"]
+    names += ["model.layers.0.mlp.gate.wg.weight", "model.layers.0.mlp.shared_expert_gate.weight"]
     tensors |= {name: tensors[DOWN].clone() for name in names}
     convert(write(tmp_path / "a", tensors), tmp_path / "b", include=r"\.weight$")
     assert all(name in read(tmp_path / "b") for name in names)

@@ -76,7 +76,7 @@ def mixed(tmp_path):
     tensors[LAYER.format(0, "down")][0, :3] = 3.0
     tensors[LAYER.format(1, "up")][0, :5] = 3.0  # 5 of 4,096 are too many, 5 of the 8,192 of gate and up are not
     tensors[LAYER.format(2, "gate")][0] = 4.0
-    for name in ("model.embed_tokens", "model.layers.0.mlp.gate", "model.layers.0.mlp.experts.0.down_proj"):
+    for name in ("model.embed_tokens", "model.layers.0.mlp.gate", "model.layers.0.mlp.experts.0.gate"):
         tensors[name] = torch.randn(32, 64)
     return write(tmp_path / "mixed", {f"{name}.weight": weight.half() for name, weight in tensors.items()})
 
@@ -88,7 +88,8 @@ def test_verdicts_are_the_loaders(mixed):
     assert kinds[LAYER.format(0, "gate")] == kinds[LAYER.format(1, "gate")] == "nested"
     assert kinds[LAYER.format(1, "up")] == "listed"
     assert kinds[LAYER.format(2, "gate")] == kinds[LAYER.format(2, "up")] == "plain"
-    for module in ("model.embed_tokens", "model.layers.0.mlp.gate", "model.layers.0.mlp.experts.0.down_proj"):
+    assert kinds["model.layers.0.mlp.experts.0.gate"] == "nested", "an expert's, no router"
+    for module in ("model.embed_tokens", "model.layers.0.mlp.gate"):
         assert (kinds[module], verdicts[module].is_linear) == ("plain", False)
     from safetensors.torch import load_file
 
@@ -106,7 +107,7 @@ def test_the_command_prints_a_table_and_writes_json_and_a_picture(mixed, tmp_pat
     assert f"plain: {LAYER.format(2, 'up')}: outliers: 64 of 8192" in printed.out
     assert printed.err == "", "no progress bar where there is no terminal"
     report = json.loads((tmp_path / "i.json").read_text())
-    assert report["totals"]["verdicts"] == {"nested": 5, "listed": 2, "plain": 2}
+    assert report["totals"]["verdicts"] == {"nested": 6, "listed": 2, "plain": 2}
     assert report["gemms"]["down_proj"]["outliers"] == 3
     layer = next(each for each in report["layers"] if each["module"] == LAYER.format(0, "down"))
     assert (layer["maximum"], layer["dtype"], layer["shape"]) == (3.0, "F16", [64, 64])
@@ -116,7 +117,7 @@ def test_the_command_prints_a_table_and_writes_json_and_a_picture(mixed, tmp_pat
 def test_headers_alone_say_what_may_be_nested(mixed, tmp_path, capsys):
     assert main(["inspect", str(mixed), "--headers-only", "--json", str(tmp_path / "i.json")]) == 0
     report = json.loads((tmp_path / "i.json").read_text())
-    assert report["totals"]["verdicts"] == {"candidate": 9}
+    assert report["totals"]["verdicts"] == {"candidate": 10}
     assert "fp8_error" not in report["totals"]
     assert "may have an FP8 mode" in capsys.readouterr().out
 

@@ -33,7 +33,9 @@ def worker(attention=None, **changes):
         additional_config={"nestedfp": {"mixed_steps": True, **found["options"]}},
     )
     return SimpleNamespace(
-        vllm_config=vllm_config, model_runner=SimpleNamespace(attn_groups=groups, _model_forward=None)
+        vllm_config=vllm_config,
+        model_runner=SimpleNamespace(attn_groups=groups, _model_forward=None),
+        nestedfp_nested_experts=found.get("nested_experts", False),
     )
 
 
@@ -96,6 +98,7 @@ def test_a_step_that_is_none_is_refused(mode, exact):
         ({"is_multimodal_model": True}, "not those of the batch"),
         ({"is_encoder_decoder": True}, "not those of the batch"),
         ({"use_mla": True}, "not those of the batch"),
+        ({"nested_experts": True}, "not those of the batch"),
         ({"attention": 1}, "decodes before prompts"),
     ],
 )

@@ -22,10 +22,17 @@ from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 from nestedfp.checkpoint import CheckpointError, listed
 from nestedfp.values import fault
+from nestedfp.vllm_plugin.weights.experts import NestedExpertsBase, OnlineNestedExperts, StoredNestedExperts
 from nestedfp.vllm_plugin.weights.layers import NestedLinearBase, OnlineNestedLinear, StoredNestedLinear
 
 # Their layers allocate weights and leave it to the checkpoint to fill them. Other methods make up what a checkpoint lacks.
-METHODS = (NestedLinearBase, UnquantizedLinearMethod, UnquantizedEmbeddingMethod, UnquantizedFusedMoEMethod)
+METHODS = (
+    NestedLinearBase,
+    NestedExpertsBase,
+    UnquantizedLinearMethod,
+    UnquantizedEmbeddingMethod,
+    UnquantizedFusedMoEMethod,
+)
 LAYERS = (LinearBase, VocabParallelEmbedding, RoutedExperts)
 
 
@@ -109,14 +116,17 @@ class LoadCheck:
         total, written = each.parameter.numel(), self.writes.elements
         method = getattr(each.module, "quant_method", None)
         now = getattr(each.module, each.attribute, None)
-        if isinstance(method, StoredNestedLinear):
-            if each.attribute == "weight":  # where parts that are plain arrive; they count with the planes
+        if isinstance(method, StoredNestedLinear | StoredNestedExperts):
+            if each.attribute.endswith("weight"):  # where parts that are plain arrive; they count with the planes
                 return total
+            stack, is_plane, _ = each.attribute.rpartition("weight_")
             scratch = getattr(each.module, "nestedfp_scratch", None)
+            if isinstance(scratch, dict):
+                scratch = scratch.get(stack.rstrip("_"))
             plain = 0 if scratch is None else written[storage(scratch)]
-            return written[each.storage] + (plain if each.attribute.startswith("weight_") else 0)
+            return written[each.storage] + (plain if is_plane else 0)
         replaced = now is not each.parameter or storage(now) != each.storage
-        if replaced and not isinstance(method, OnlineNestedLinear):
+        if replaced and not isinstance(method, OnlineNestedLinear | OnlineNestedExperts):
             return total  # by the model itself
         return written[each.storage]
 

@@ -27,6 +27,8 @@ from nestedfp.kernels import ops
 from nestedfp.kernels.activations import CARRIER_COLUMNS, MAX_NORM_COLUMNS, quantize_per_token
 from nestedfp.kernels.cuda_layout import packed_shapes
 from nestedfp.modes import Mode
+from nestedfp.vllm_plugin.weights.expert_planes import PLANES as EXPERT_PLANES
+from nestedfp.vllm_plugin.weights.expert_planes import STACKS, nested_experts
 
 TOKENS = 4
 SEED = 20
@@ -73,6 +75,10 @@ def checksum(plane: torch.Tensor) -> int:
 
 def stored(layer: Any) -> dict[str, torch.Tensor]:
     """Return what lies in memory of a layer's weight, by name."""
+    if getattr(layer, "nestedfp_experts", False):
+        return {
+            f"{stack}_{plane}": getattr(layer, f"{stack}_{plane}").data for stack in STACKS for plane in EXPERT_PLANES
+        }
     found = {"upper plane": layer.weight_upper.data}
     if layer.weight_lower is not None:
         found["lower plane"] = layer.weight_lower.data
@@ -114,13 +120,7 @@ def run(model: torch.nn.Module, *, is_fused: bool = False) -> SelfCheck:
             x = _probe(layer.nestedfp_shape[1], layer.weight_upper.device)
             exact = _outputs(layer, x, Mode.FP16)
             rounded = _outputs(layer, x, Mode.FP8)
-            cosine = _cosine(exact, rounded)
-            if not cosine >= LEAST_COSINE:
-                raise SelfCheckError(
-                    f"{name}: FP8 mode computes something else than FP16 mode (cosine {cosine:.4f} on a probe, expected at "
-                    f"least {LEAST_COSINE}); its weights are too small for E4M3, or a kernel is broken on this machine; serve "
-                    "with engine.quantization: none and report it"
-                )
+            cosine = _required_cosine(name, exact, rounded)
             if worst is None or cosine < worst:
                 worst, worst_layer = cosine, name
             if layer.nestedfp_shape not in shapes:
@@ -130,9 +130,41 @@ def run(model: torch.nn.Module, *, is_fused: bool = False) -> SelfCheck:
                     _require_rounded(name, layer, x, rounded)
                 elif is_fused:
                     _require_fused(name, layer)
+        for name, layer in nested_experts(model):
+            _require_loaded_planes(name, layer)
+            layers += 1
+            plane_bytes += sum(tensor.nbytes for tensor in stored(layer).values())
+            cosine = _required_cosine(name, *_outputs_of_experts(layer))
+            if worst is None or cosine < worst:
+                worst, worst_layer = cosine, name
     finally:
         ops.set_mode(Mode.FP16)
     return SelfCheck(layers, plane_bytes, worst, worst_layer)
+
+
+def _outputs_of_experts(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what the first experts and the last one make of a probe in FP16 mode and in FP8 mode."""
+    planes = layer.w13_weight_upper
+    x = _probe(layer.hidden_size, planes.device)
+    ids = torch.arange(TOKENS, dtype=torch.int32, device=planes.device) % len(planes)
+    ids[-1] = len(planes) - 1
+    ones = torch.ones(TOKENS, 1, device=planes.device)
+    found = []
+    for mode in (Mode.FP16, Mode.FP8):
+        ops.set_mode(mode)
+        found.append(layer.quant_method.run(layer, x, ones, ids[:, None]))
+    return found[0], found[1]
+
+
+def _required_cosine(name: str, exact: torch.Tensor, rounded: torch.Tensor) -> float:
+    cosine = _cosine(exact, rounded)
+    if not cosine >= LEAST_COSINE:
+        raise SelfCheckError(
+            f"{name}: FP8 mode computes something else than FP16 mode (cosine {cosine:.4f} on a probe, expected at least "
+            f"{LEAST_COSINE}); its weights are too small for E4M3, or a kernel is broken on this machine; serve with "
+            "engine.quantization: none and report it"
+        )
+    return cosine
 
 
 def _require_loaded_planes(name: str, layer: Any) -> None:

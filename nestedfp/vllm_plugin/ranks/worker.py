@@ -37,6 +37,7 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
     _warm = False
     _step_costs: StepCosts | None = None
     _fp8_share = 0.0
+    nestedfp_nested_experts = False
     _self_check: self_check.SelfCheck | None = None
     _step_ends: StepEnds | None = None  # on a CPU the host's clock is right
 
@@ -62,6 +63,7 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
                 return
             found = coverage.report(self.get_model())
             self._fp8_share = found.fp8_share
+            self.nestedfp_nested_experts = found.experts > 0
             if current_platform.is_cpu():
                 row_classes.install_on_cpu(self.model_runner)
             else:

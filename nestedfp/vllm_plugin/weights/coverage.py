@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from vllm.logger import init_logger
@@ -22,7 +23,8 @@ class Coverage:
     """Bytes of weights on one rank, as FP16 would take them.
 
     Attributes:
-        nested: of layers that have an FP8 mode.
+        nested: of linear layers that have an FP8 mode.
+        experts: of experts that have one.
         plain: of all others, by what they are.
         plain_linear: names of linear layers without an FP8 mode that are no routers.
         layers: linear layers by how they are stored: nested, listed (nested, with weights beyond 1.75 in a list), two_copies,
@@ -31,6 +33,7 @@ class Coverage:
     """
 
     nested: int = 0
+    experts: int = 0
     plain: Counter[str] = field(default_factory=Counter)
     plain_linear: list[str] = field(default_factory=list)
     layers: Counter[str] = field(default_factory=Counter)
@@ -39,17 +42,21 @@ class Coverage:
     @property
     def fp8_share(self) -> float:
         """Share of the bytes that have an FP8 mode, 0 to 1."""
-        total = self.nested + self.plain.total()
-        return self.nested / total if total else 0.0
+        return (self.nested + self.experts) / max(1, self.total)
+
+    @property
+    def total(self) -> int:
+        """Bytes of all weights."""
+        return self.nested + self.experts + self.plain.total()
 
     @property
     def linear_weights(self) -> int:
-        """Weights of all linear layers: each is multiplied once by every token."""
+        """Weights of all linear layers but experts: each is multiplied once by every token."""
         return (self.nested + self.plain["linear layers"]) // FP16_BYTES
 
     def line(self) -> str:
         """Return one line for a person."""
-        total = max(1, self.nested + self.plain.total())
+        total = max(1, self.total)
         text = f"{self.fp8_share:.1%} of {total / 1e9:.3g} GB of weights have an FP8 mode"
         if parts := [f"{kind} {size / total:.1%}" for kind, size in self.plain.most_common() if size]:
             text += f"; always FP16: {', '.join(parts)}"
@@ -81,6 +88,9 @@ def cover(model: Any) -> Coverage:
                 if not is_router(name):
                     found.plain_linear.append(name)
             continue
+        if getattr(module, "nestedfp_experts", False):
+            found.experts += FP16_BYTES * sum(prod(shape) for shape in module.nestedfp_shapes.values())
+            continue
         for parameter in module.parameters(recurse=False):
             if id(parameter) in seen:
                 continue  # tied embeddings
@@ -100,6 +110,6 @@ def report(model: Any) -> Coverage:
     """Log the line for a loaded model, and return what it says."""
     found = cover(model)
     logger.info("%s", found.line())
-    if not found.nested:
+    if not found.nested + found.experts:
         logger.warning("no layer of this model has an FP8 mode: every step runs FP16, whatever a directive says")
     return found

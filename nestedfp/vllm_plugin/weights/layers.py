@@ -205,7 +205,7 @@ class StoredNestedLinear(NestedLinearBase):
         del layer.nestedfp_scratch
         if scratch is None:
             layer.register_parameter("weight", None)
-            self._require_loaded(upper)
+            require_loaded(self.prefix, upper)
             if self.fp16_only:
                 for name in ("weight_upper", "weight_lower"):
                     layer.register_parameter(name, None)
@@ -215,17 +215,23 @@ class StoredNestedLinear(NestedLinearBase):
                 self.keep_nested(layer, NestedWeight(upper, lower, None, None, None), weight)
         else:
             plain = ~torch.isnan(scratch.data)
-            self._require_loaded(upper[~plain])
+            require_loaded(self.prefix, upper[~plain])
             for name in ("weight_upper", "weight_lower"):
                 layer.register_parameter(name, None)
             layer.weight = Parameter(torch.where(plain, scratch.data, join(upper, lower)), requires_grad=False)
             self.finish(layer)
         layer._already_called_process_weights_after_loading = True
 
-    def _require_loaded(self, upper: torch.Tensor) -> None:
-        missing = int(((upper & 0x7F) == 0x7F).sum())
-        if missing:
-            raise ValueError(
-                f"{self.prefix}: {missing} of {upper.numel()} weights were not in the checkpoint or are damaged (no weight "
-                "has the byte 0x7f or 0xff in its upper plane); convert the original checkpoint again with nestedfp convert"
-            )
+
+def require_loaded(prefix: str, upper: torch.Tensor) -> None:
+    """Refuse an upper plane of a layer with bytes that no weight has.
+
+    Raises:
+        ValueError: with their number.
+    """
+    missing = int(((upper & 0x7F) == 0x7F).sum())
+    if missing:
+        raise ValueError(
+            f"{prefix}: {missing} of {upper.numel()} weights were not in the checkpoint or are damaged (no weight has the byte "
+            "0x7f or 0xff in its upper plane); convert the original checkpoint again with nestedfp convert"
+        )

@@ -75,7 +75,6 @@ class NestedFPConfig(QuantizationConfig):
         # Here and not above: the name is registered in every process, layers are made in workers.
         from vllm.config import get_current_vllm_config
         from vllm.model_executor.layers.fused_moe import RoutedExperts
-        from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
         from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 
         from nestedfp.vllm_plugin.weights.layers import OnlineNestedLinear, StoredNestedLinear
@@ -89,8 +88,21 @@ class NestedFPConfig(QuantizationConfig):
             fp16_only = PluginOptions.of(get_current_vllm_config()).fp16_only
             return UnquantizedLinearMethod() if fp16_only else OnlineNestedLinear(prefix)
         if isinstance(layer, RoutedExperts):
-            return UnquantizedFusedMoEMethod(layer.moe_config)
+            return self._experts(layer, prefix)
         return None
+
+    def _experts(self, layer: Any, prefix: str) -> QuantizeMethodBase:
+        from vllm.config import get_current_vllm_config
+        from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+        from nestedfp.vllm_plugin.weights import experts
+
+        plain = self._stays_plain(layer, prefix)
+        if self.stored and not plain:  # even where they are served plain, their planes have to be joined
+            return experts.StoredNestedExperts(layer, prefix)
+        if plain or experts.why_plain(layer, PluginOptions.of(get_current_vllm_config())):
+            return UnquantizedFusedMoEMethod(layer.moe_config)
+        return experts.OnlineNestedExperts(layer, prefix)
 
     def _stays_plain(self, layer: Any, prefix: str) -> bool:
         from vllm.config import get_current_vllm_config

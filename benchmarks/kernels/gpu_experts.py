@@ -1,0 +1,124 @@
+"""Times a layer of nested experts on a GPU against vLLM's own, and prints a table.
+
+python -m benchmarks.kernels.gpu_experts --model qwen3-30b-a3b    (or mixtral-8x7b; a minute each, most of it Triton compiling)
+
+Columns, microseconds of a whole layer without its router (median of CUDA graph replays, weights beyond L2):
+    fp16          vLLM's Triton experts with FP16 weights
+    exact         both planes joined in registers, vLLM's tiles; "=": the bits of fp16
+    exact-swap    the same with the transposed product
+    fp8           vLLM's Triton experts with FP8 weights, scales per channel and token
+    fast-triton   the upper planes by that kernel, rounded to FP16 instead of BF16
+    fast-cutlass  the upper planes by vLLM's grouped CUTLASS kernel
+"""
+
+import argparse
+from collections.abc import Callable
+from statistics import median
+
+import torch
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.config import fp8_w8a8_moe_quant_config
+from vllm.model_executor.layers.fused_moe.fused_moe import fused_experts
+
+from nestedfp.format import UPPER_SCALE, split
+from nestedfp.vllm_plugin.weights import experts_gpu
+from nestedfp.vllm_plugin.weights.experts_gpu import Choice, Stack
+
+MODELS = {
+    "qwen3-30b-a3b": (128, 2048, 768, 8),
+    "mixtral-8x7b": (8, 4096, 14336, 2),
+}  # experts, hidden, intermediate, chosen
+TOKENS = (1, 4, 16, 64, 256, 1024, 4096)
+REPLAYS = 15
+
+
+def random_stack(experts: int, n: int, k: int) -> tuple[torch.Tensor, Stack]:
+    """Return random weights [experts, n, k] float16, and the same nested."""
+    weight = torch.empty(experts, n, k, device="cuda", dtype=torch.float16).normal_(0, 0.02)
+    upper = torch.empty(experts, n, k, device="cuda", dtype=torch.uint8)
+    lower = torch.empty_like(upper)
+    for each, to_upper, to_lower in zip(weight, upper, lower, strict=True):
+        parts = split(each)
+        to_upper.copy_(parts[0])
+        to_lower.copy_(experts_gpu.recode(parts[1]))
+    return weight, Stack.of(upper, lower)
+
+
+def random_choice(tokens: int, experts: int, chosen: int) -> Choice:
+    """Return what a router of random logits chooses."""
+    weights, ids = torch.randn(tokens, experts, device="cuda").softmax(-1).topk(chosen)
+    return Choice(weights / weights.sum(-1, keepdim=True), ids.int(), None, MoEActivation.SILU)
+
+
+def time_us(run: Callable[[], torch.Tensor]) -> float:
+    """Return the median time of a replay, after the run that compiles."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    times = []
+    for _ in range(REPLAYS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(1000 * begin.elapsed_time(end))
+    return median(times)
+
+
+def systems(
+    x: torch.Tensor, weights: list[torch.Tensor], stacks: list[Stack], choice: Choice
+) -> dict[str, Callable[[], torch.Tensor]]:
+    """Return how to run each system."""
+    w13, w2 = stacks
+    scales = [torch.full((len(s.upper), s.upper.shape[1], 1), 1 / UPPER_SCALE, device="cuda") for s in stacks]
+    fp8 = fp8_w8a8_moe_quant_config(scales[0], scales[1], per_act_token_quant=True, per_out_ch_quant=True)
+    uppers = [s.upper.view(torch.float8_e4m3fn) for s in stacks]
+    routing = (choice.weights, choice.ids)
+    return {
+        "fp16": lambda: fused_experts(x, *weights, *routing),
+        "exact": lambda: experts_gpu.exact(x, w13, w2, choice),
+        "exact-swap": lambda: experts_gpu.exact(x, w13, w2, choice, swap=True),
+        "fp8": lambda: fused_experts(x, *uppers, *routing, quant_config=fp8),
+        "fast-triton": lambda: experts_gpu.fast_triton(x, w13, w2, choice),
+        "fast-cutlass": lambda: experts_gpu.fast_cutlass(x, w13, w2, choice),
+    }
+
+
+def main() -> None:
+    """Print a row for each number of tokens as soon as it is measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=MODELS, default="qwen3-30b-a3b")
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    given = parser.parse_args()
+    experts, hidden, intermediate, chosen = MODELS[given.model]
+    torch.manual_seed(0)
+    made = [random_stack(experts, 2 * intermediate, hidden), random_stack(experts, hidden, intermediate)]
+    weights, stacks = [weight for weight, _ in made], [stack for _, stack in made]
+    print(f"{given.model}, {torch.cuda.get_device_name()}: {experts} experts, {chosen} chosen")
+    for number, tokens in enumerate(given.tokens):
+        x = torch.randn(tokens, hidden, device="cuda", dtype=torch.float16)
+        runs = systems(x, weights, stacks, random_choice(tokens, experts, chosen))
+        if number == 0:
+            print("tokens " + " ".join(f"{name:>13}" for name in runs) + "   exact/fp16  fast/fp8  fast/exact")
+        cells, times, reference = [], {}, None
+        for name, run in runs.items():
+            try:
+                found = run()
+                reference = found.clone() if reference is None else reference
+                times[name] = time_us(run)
+                mark = "=" if torch.equal(found, reference) else " "
+                cells.append(f"{times[name]:12.1f}{mark if name.startswith('exact') else ' '}")
+            except Exception as error:  # a kernel that this vLLM lacks
+                cells.append(f"{type(error).__name__:>13.13}")
+                print(f"{name}, {tokens} tokens: {error!s:.300}")
+        exact = min((times[name] for name in ("exact", "exact-swap") if name in times), default=float("nan"))
+        fast = min((times[name] for name in ("fast-triton", "fast-cutlass") if name in times), default=float("nan"))
+        ratios = (times.get("fp16", float("nan")) / exact, times.get("fp8", float("nan")) / fast, exact / fast)
+        print(f"{tokens:6} " + " ".join(cells) + "   " + "  ".join(f"{ratio:8.2f}" for ratio in ratios), flush=True)
+
+
+if __name__ == "__main__":
+    main()

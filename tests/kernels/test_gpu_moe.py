@@ -1,0 +1,143 @@
+"""Nested experts on a GPU: exact ones have the bits of vLLM's Triton experts, fast ones are close, and an engine serves both.
+
+Run: ``pytest -q -m gpu tests/kernels/test_gpu_moe.py``
+"""
+
+import json
+import shutil
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from processes import run_json
+
+from benchmarks.kernels import gpu_experts
+from nestedfp.format import join, split, upper_to_float
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from vllm.model_executor.layers.fused_moe.fused_moe import fused_experts
+
+    from nestedfp.kernels import experts_triton
+    from nestedfp.kernels.activations import quantize_per_token
+    from nestedfp.vllm_plugin.weights import experts_gpu
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_operators")]
+SHAPES = [(8, 256, 128, 2), (16, 512, 320, 4)]  # experts, hidden, intermediate, chosen
+
+
+def made(shape):
+    experts, hidden, intermediate, _ = shape
+    stacks = [gpu_experts.random_stack(experts, *size) for size in ((2 * intermediate, hidden), (hidden, intermediate))]
+    return [weight for weight, _ in stacks], [stack for _, stack in stacks]
+
+
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize("block_m", [16, 64])
+def test_every_weight_within_the_range_is_joined_at_every_place(swap, block_m):
+    bits = torch.arange(1 << 16, dtype=torch.int32)
+    bits = bits[(bits & 0x7FFF) <= 0x3F00]
+    experts, n, k = 4, 128, 128
+    assert len(bits) <= experts * n * k
+    spread = torch.stack([bits.roll(i) for i in range(3)]).flatten()[: experts * n * k]
+    weight = spread.to(torch.int16).view(torch.float16).view(experts, n, k)
+    upper, lower = split(weight)
+    a = torch.eye(k, dtype=torch.float16, device="cuda")
+    ids = torch.arange(experts, dtype=torch.int32, device="cuda").repeat(k, 1)
+    config = {"BLOCK_SIZE_M": block_m, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1}
+    places = experts_gpu.fused_moe._prepare_expert_assignment(ids, config, k, experts, experts, None)
+    c = torch.empty(k, experts, n, dtype=torch.float16, device="cuda")
+    planes = (upper.cuda(), experts_triton.recode(lower).cuda())
+    experts_triton.product(a, *planes, c, None, *places, experts, config, swap)
+    assert torch.equal(c.permute(1, 2, 0).cpu(), weight)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("tokens", [1, 7, 33, 130, 700])
+def test_exact_experts_have_the_bits_of_vllms_and_fast_ones_are_close(shape, tokens):
+    torch.manual_seed(tokens)
+    experts, hidden, _, chosen = shape
+    weights, stacks = made(shape)
+    x = torch.randn(tokens, hidden, device="cuda", dtype=torch.float16)
+    choice = gpu_experts.random_choice(tokens, experts, chosen)
+    expected = fused_experts(x.clone(), *weights, choice.weights, choice.ids)
+    assert torch.equal(experts_gpu.exact(x, *stacks, choice), expected)
+    swapped = experts_gpu.exact(x, *stacks, choice, swap=True)
+    assert torch.allclose(swapped, expected, rtol=2e-3, atol=2e-3 * float(expected.float().std()))
+    # By definition: upper planes, each row of activations rounded to E4M3.
+    uppers = [upper_to_float(stack.upper) for stack in stacks]
+
+    def rounded(rows):
+        codes, scales = quantize_per_token(rows)
+        return codes.float() * scales.float()
+
+    sums = torch.zeros(tokens, hidden, device="cuda")
+    for token in range(tokens):
+        for weight, expert in zip(choice.weights[token], choice.ids[token].tolist(), strict=True):
+            gate, up = (rounded(x[token : token + 1]) @ uppers[0][expert].T).chunk(2, -1)
+            sums[token] += weight * (rounded((torch.nn.functional.silu(gate) * up).half()) @ uppers[1][expert].T)[0]
+    for fast in (experts_gpu.fast_triton, experts_gpu.fast_cutlass):
+        error = (fast(x, *stacks, choice).float() - sums).square().mean().sqrt() / sums.square().mean().sqrt()
+        assert error < 0.02, fast.__name__
+        off = (fast(x, *stacks, choice) - expected).float().square().mean().sqrt() / expected.float().std()
+        assert 0.01 < off < 0.08, fast.__name__
+
+
+def test_experts_of_other_ranks_add_nothing():
+    shape = SHAPES[0]
+    torch.manual_seed(1)
+    weights, stacks = made(shape)
+    x = torch.randn(50, shape[1], device="cuda", dtype=torch.float16)
+    choice = gpu_experts.random_choice(50, shape[0], shape[3])
+    expert_map = torch.full((shape[0],), -1, dtype=torch.int32, device="cuda")
+    expert_map[4:] = torch.arange(4, dtype=torch.int32, device="cuda")
+    here = [experts_gpu.Stack.of(stack.upper[4:].contiguous(), stack.lower[4:].contiguous()) for stack in stacks]
+    masked = torch.where(choice.ids >= 4, choice.weights, 0.0)
+    expected = fused_experts(x.clone(), *weights, masked, choice.ids)
+    mapped = experts_gpu.Choice(choice.weights, choice.ids, expert_map, choice.activation)
+    assert torch.allclose(experts_gpu.exact(x, *here, mapped), expected, rtol=2e-3, atol=1e-3)
+    fast = experts_gpu.fast(x, *here, mapped)
+    assert (fast - expected).float().square().mean().sqrt() < 0.08 * expected.float().std()
+
+
+def test_recoded_planes_keep_every_bit():
+    bits = torch.arange(0x3F01, dtype=torch.int16).view(torch.float16)
+    upper, lower = split(bits)
+    residual = experts_triton.recode(lower).int() - experts_triton.RESIDUAL_BIAS
+    assert torch.equal(((upper.int() & 0x7F) << 7) + residual, join(upper, lower).view(torch.int16).int())
+
+
+@pytest.mark.engine
+def test_an_engine_serves_both_classes_with_nested_experts(tmp_path):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "plugin"))
+    from test_experts import FAMILIES, PROMPTS, random_tensors, write
+
+    tensors = {name: tensor.clamp(-1.5, 1.5) for name, tensor in random_tensors("qwen3").items()}
+    config = json.loads(json.dumps(FAMILIES["qwen3"][0]))
+    folder = write(tmp_path / "model", config, tensors)
+    runs = [
+        {"mode": "fp16", "prompts": PROMPTS},
+        {"mode": "fp8", "prompts": PROMPTS},
+        {"mode": "fp8", "prompts": PROMPTS, "extra_args": {"precision": "fp16"}},
+        {"mode": "fp16", "prompts": PROMPTS},
+    ]
+    common = {
+        "model": str(folder),
+        "enable_prefix_caching": False,
+        "moe_backend": "triton",
+        "gpu_memory_utilization": 0.3,
+    }
+    nested = {**common, "quantization": "nestedfp", "additional_config": {"nestedfp": {"experts": "nested"}}}
+    ((exact, fast, pinned, again),) = run_json("engine_scenario.py", {"engines": [nested], "runs": runs})["engines"]
+    ((reference,),) = run_json("engine_scenario.py", {"engines": [common], "runs": runs[:1], "nested": False})[
+        "engines"
+    ]
+    assert "error" not in exact, exact
+    difference = torch.tensor(exact["logprobs"])[:, 0] - torch.tensor(reference["logprobs"])[:, 0]
+    assert difference.abs().max() < 0.02
+    assert pinned["logprobs"] == again["logprobs"] == exact["logprobs"]
+    assert exact["logprobs"] != fast["logprobs"]
+    assert (torch.tensor(fast["logprobs"])[:, 0] - torch.tensor(exact["logprobs"])[:, 0]).abs().max() < 0.2
+    shutil.rmtree(folder)
