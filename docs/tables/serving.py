@@ -30,11 +30,7 @@ KNOWN_EXACT = {PLAIN_FP16: 1.0, PLAIN_FP8: 0.0}  # vLLM's own answers disclose n
 # The README shows these loads, each where all of its systems were measured.
 README_LOADS = (("24b-one", 19.0), ("8b-one", 66.0), ("70b-tp4", 19.0))
 SHAPES = {"mistral-24b": "Mistral Small 24B", "llama-8b": "Llama 3.1 8B", "llama-70b": "Llama 70B"}
-CONFIGS = {  # results of another card, by the same configuration
-    "70b-tp4-h200": "70b-tp4",
-    "24b-exact-pair-h200": "24b-exact-pair",
-    "24b-budgets-h200": "24b-budgets",
-}
+OTHER_CARD = "-h200"  # results of another card, by the same configuration
 LATENCIES = ("TTFT p50 / p90, ms", "TPOT p50 / p90, ms")
 README_SYSTEMS = (PLAIN_FP16, PLAIN_FP8, FP8, DEFAULT)
 
@@ -44,7 +40,7 @@ def _measured(name: str) -> tuple[Experiment, Results]:
 
 
 def _config(name: str) -> Path:
-    return ROOT / f"experiments/configs/{CONFIGS.get(name, name)}.yaml"
+    return ROOT / f"experiments/configs/{name.removesuffix(OTHER_CARD)}.yaml"
 
 
 def _folders() -> list[str]:
@@ -127,15 +123,25 @@ def overview() -> str:
     return markdown(headings, rows)
 
 
+def _machine(kept: str) -> str:
+    """What nvidia-smi said of every card, without clocks, each kind of card once."""
+    cards, _, others = kept.partition("; ")
+    kinds = dict.fromkeys(
+        ", ".join(part for part in card.split(", ") if "MHz" not in part) for card in cards.split(" | ")
+    )
+    return f"{' | '.join(kinds)}, {others}"
+
+
 def serving(name: str) -> str:
     """Return all systems of an experiment, and the conditions; in brackets the range of the seeds or the interval of one."""
     experiment, measured = _measured(name)
     window, slo = measured.window, measured.slo
     seeds = sorted({cell.seed for cell in measured.runs})
-    machine = measured.machine.replace(results.MACHINES, "; then ").replace("; torch", ", torch")
+    machine = "; then ".join(map(_machine, measured.machine.split(results.MACHINES)))
     conditions = (
         f"`{_config(name).relative_to(ROOT)}`: {SHAPES[experiment.shape or '']}, random weights, {_gpus(experiment)}; {machine}; "
-        f"{window.start_s:g} to {window.start_s + window.duration_s:g} s of the trace, lengths times {window.length_scale:g}; "
+        f"{window.start_s:g} to {window.start_s + window.duration_s:g} s of the trace, "
+        f"{f'lengths times {window.length_scale:g}' if window.length_scale else 'full lengths'}; "
         f"seeds {', '.join(map(str, seeds))}; SLO {slo.ttft_ms:g} / {slo.tpot_ms:g} ms."
     )
     rows = []

@@ -11,7 +11,8 @@ assert vllm_parts.MODEL
 def test_a_plain_engine_in_the_same_process_is_asked_nothing_of_ours():
     added = []
     core = SimpleNamespace(scheduler=SimpleNamespace(add_request=added.append))
-    request = SimpleNamespace(request_id="a", pooling_params=None, kv_transfer_params=None, ec_transfer_params=None)
-    vllm_parts.Engine()  # ours: the core is patched
+    engine = vllm_parts.Engine()  # ours: the core is patched
+    engine.add(vllm_parts.engine_request("a", 4))
+    (request,) = engine.scheduler.requests.values()
     EngineCore.add_request(core, request)
     assert added == [request]

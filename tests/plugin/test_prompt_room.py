@@ -130,17 +130,18 @@ def test_the_engine_tells_its_room_where_the_rule_asks(engine):
     assert engine.scheduler.nestedfp_stats()["room"]["tokens"] == room(Mode.FP8, ttft_s=TAKEN_S).tokens - 600
 
 
-def test_an_exact_engine_takes_less_once_a_first_token_has_come_late(engine):
+def test_an_exact_engine_takes_less_once_first_tokens_have_come_late(engine):
     engine.direct("fp16", **RULE)
     before = engine.scheduler.nestedfp_stats()["room"]["full_tokens"]
-    for number, ago_s in enumerate((0.0, 0.2)):
-        request = engine_request(f"r{number}", 20)
-        request.arrival_time = time.time() - ago_s
-        engine.add(request)
-        while engine.scheduler.running or engine.scheduler.waiting:
-            engine.step()
+    for ago_s in (0.0, 0.5):
+        for number in range(6):
+            request = engine_request(f"r{ago_s}-{number}", 20)
+            request.arrival_time = time.time() - ago_s
+            engine.add(request)
+            while engine.scheduler.running or engine.scheduler.waiting:
+                engine.step()
         left = engine.scheduler.nestedfp_stats()["room"]["full_tokens"]
-        assert (left < 0.95 * before) == (ago_s > 0), left
+        assert (left < 0.8 * before) == (ago_s > 0), left
 
 
 def test_the_page_says_the_class_and_the_room():
