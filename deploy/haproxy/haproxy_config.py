@@ -17,6 +17,7 @@ from pathlib import Path
 from deploy.error_types import error_type
 from deploy.haproxy.absence import LONGEST_S, SHORTEST_S, UNKNOWN_S, Absence
 from deploy.haproxy.client_headers import KNOWN
+from deploy.haproxy.route_rule import CONSTANTS
 
 ELSEWHERE_STATUS = (
     425  # a replica's word that another one should take the request; HAProxy tries that, no client sees it
@@ -305,7 +306,12 @@ def route_choice(backends: Sequence[Backend]) -> list[str]:
     for backend in filter(takes_prompts, backends):
         names = [_name(line) for line in backend.servers if not is_backup(line)]
         words.append(" ".join([backend.name, backend.prefix or "/", *names]))
-    return [f"lua-load {quoted(str(ROUTE))} " + " ".join(f"'{each}'" for each in words)] if words else []
+    return [load_rule(words)] if words else []
+
+
+def load_rule(applications: Sequence[str] = ()) -> str:
+    """Return the line that loads ``route.lua``, with the constants of the rule."""
+    return f"lua-load {quoted(str(ROUTE))} " + " ".join(f"'{each}'" for each in (CONSTANTS, *applications))
 
 
 def chosen_server(backend: Backend) -> list[str]:
