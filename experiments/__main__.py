@@ -114,9 +114,9 @@ def _predict(experiment: config.Experiment, args: argparse.Namespace) -> int:
     (folder / predict.KEPT).write_text(found.model_dump_json(indent=1) + "\n")
     measured = results.read(folder) if (folder / results.KEPT).exists() else None
     if measured is None or measured.window != experiment.load.window:
-        print(results.forecast(found.runs))
+        print(results.predictions(found.runs))
     else:
-        print(results.comparison(measured, found.runs))
+        print(results.predictions(found.runs, measured))
     return 0
 
 
