@@ -251,7 +251,7 @@ def predictions(predicted: Sequence[Prediction], measured: Results | None = None
     for each in sorted(predicted, key=lambda each: each.rate_rps):
         cell = by_key.get((each.policy, each.rate_rps, each.seed))
         if measured is None or cell is not None:
-            sides = (each,) if cell is None else (cell, each)
+            sides: tuple[Cell | Prediction, ...] = (each,) if cell is None else (cell, each)
             rows.append((f"{each.rate_rps:g}", each.policy, *map(" / ".join, zip(*map(_figures, sides), strict=True))))
     return _markdown(COMPARED, rows)
 
