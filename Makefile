@@ -117,9 +117,8 @@ bench-cpu: setup ## time the CPU kernels -> benchmarks/results/cpu-linear.csv
 
 SEED ?= 1
 
-bench-gpu: setup ## time the GPU kernels against the libraries, on layers and on random problems (SEED=) -> benchmarks/results/h100-gemm*.csv
-	$(RUN) -m benchmarks.kernels.gpu_gemm $(ARGS)
-	$(RUN) -m benchmarks.kernels.gpu_gemm_random --seed $(SEED)
+bench-gpu: setup ## time the GPU kernels against the libraries on random problems (SEED=) -> benchmarks/results/h100-gemm-random.csv
+	$(RUN) -m benchmarks.kernels.gpu_gemm_random --seed $(SEED) $(ARGS)
 
 ENGINE_MODELS ?= llama-8b,mistral-24b
 
