@@ -67,8 +67,6 @@ class LoadPlan:
     limit_s: float = 60.0
     max_requests: int = 100_000
     stall_s: float = 30.0
-    keep_alive: bool = False
-    headers: Sequence[str] = ()
 
     def lines(self) -> str:
         """Return the client's request file."""
@@ -116,10 +114,8 @@ def start(url: str, path: str, plan: LoadPlan, requests_file: Path) -> "subproce
         "limit_s": plan.limit_s,
         "stall_s": plan.stall_s,
         "max_requests": plan.max_requests,
-        "keep_alive": int(plan.keep_alive),
     }
     command = [str(build()), *(f"{key}={value}" for key, value in arguments.items())]
-    command += [f"header={header}" for header in plan.headers]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 

@@ -32,7 +32,7 @@ class HttpLoad:
     rate_per_s: float = 0.0
     drain_s: float = 20.0  # what requests in flight may take after the window
 
-    def plan(self, model_id: str, prompts: Sequence[str], keep_alive: bool = False) -> LoadPlan:
+    def plan(self, model_id: str, prompts: Sequence[str]) -> LoadPlan:
         """Return the client's load for a model."""
         bodies = [completion_body(model_id, prompt, self.output_tokens).decode() for prompt in prompts]
         load_s = self.warm_s + self.window_s
@@ -43,7 +43,6 @@ class HttpLoad:
             start_for_s=load_s,
             ramp_s=self.warm_s / 2 if self.streams > 1 else 0.0,
             limit_s=load_s + self.drain_s,
-            keep_alive=keep_alive,
         )
 
 
