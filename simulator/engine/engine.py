@@ -17,11 +17,11 @@ from nestedfp.steps.step_fill import FillWatch
 from nestedfp.steps.step_rule import StepRule, StepSignals, choose
 from simulator.engine.cost_table import EngineTable
 from simulator.engine.request import SimRequest
-from simulator.engine.row_steps import RowSteps
+from simulator.engine.row_steps import HoldingByRow
 from simulator.engine.stats import MODES
 
 
-class Engine(RowSteps):
+class Engine(HoldingByRow):
     """A simulated engine; runs FP16 until a directive says otherwise, as the live one does."""
 
     def __init__(self, table: EngineTable) -> None:

@@ -21,7 +21,7 @@ class FilledByRow(NamedTuple):
     is_whole: bool
 
 
-class RowSteps(Holding):
+class HoldingByRow(Holding):
     """An engine's requests in two classes."""
 
     def __init__(self, table: EngineTable) -> None:
