@@ -117,17 +117,15 @@ bench-cpu: setup ## time the CPU kernels -> benchmarks/results/cpu-linear.csv
 
 SEED ?= 1
 
-bench-gpu: setup ## time the GPU kernels against the libraries, on layers and on random problems (SEED=) -> benchmarks/results/h100-gemm*.csv
-	$(RUN) -m benchmarks.kernels.gpu_gemm $(ARGS)
-	$(RUN) -m benchmarks.kernels.gpu_gemm_random --seed $(SEED)
+bench-gpu: setup ## time the GPU kernels against the libraries on random problems (SEED=) -> benchmarks/results/h100-gemm-random.csv
+	$(RUN) -m benchmarks.kernels.gpu_gemm_random --seed $(SEED) $(ARGS)
 
 ENGINE_MODELS ?= llama-8b,mistral-24b
 
-bench-engine: setup ## whole engines on one GPU: throughput, steps, switches, profile -> benchmarks/results/h100-*.csv (an hour)
+bench-engine: setup ## whole engines on one GPU: throughput, steps, switches -> benchmarks/results/h100-*.csv (an hour)
 	$(RUN) -m benchmarks.engine.engine_offline --models $(ENGINE_MODELS) $(ARGS)
 	$(RUN) -m benchmarks.engine.engine_steps --models $(ENGINE_MODELS)
 	$(RUN) -m benchmarks.engine.engine_switch --models $(ENGINE_MODELS)
-	$(RUN) -m benchmarks.engine.engine_profile --models $(ENGINE_MODELS)
 
 bench-http: setup ## the HTTP path against vllm serve and the engine alone -> benchmarks/results/http-path.csv (ARGS=--gpu: h100-http.csv)
 	$(RUN) -m benchmarks.http.http_path $(ARGS)

@@ -18,6 +18,7 @@ from chaos.fault_cost import FaultResult, Injection, detected_after_s, result
 from chaos.faults import Arena
 from chaos.soak import SoakResult
 from chaos.watch import Family, Watch, family_of
+from loadtest.sender.prompts import completion_body
 from loadtest.service.process import serve_command, started_service
 
 RATE_PER_S = 4.0
@@ -97,7 +98,7 @@ def steady_load(service: ServiceUnderTest, folder: Path, for_s: float) -> Iterat
     """Ask at a steady rate for the length of the block; yields what ends the load and returns what it saw."""
     due_s = [number / RATE_PER_S for number in range(int(for_s * RATE_PER_S))]
     prompts = http_load.prompts(service.model_dir, PROMPT_TOKENS, 64)
-    bodies = [http_load.body(service.model_id, prompt, OUTPUT_TOKENS) for prompt in prompts]
+    bodies = [completion_body(service.model_id, prompt, OUTPUT_TOKENS).decode() for prompt in prompts]
     plan = LoadPlan(bodies, due_s=due_s, limit_s=for_s + 2 * PATIENCE_S, stall_s=PATIENCE_S)
     client = stream_client.start(service.url, "/v1/completions", plan, folder / "requests")
 

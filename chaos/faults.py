@@ -15,11 +15,11 @@ from pathlib import Path
 
 from benchmarks.client import stream_client
 from benchmarks.client.stream_client import LoadPlan
-from benchmarks.http import http_load
 from chaos import places
 from chaos.abuse import attacks, hostile
 from chaos.fault_cost import SEVERAL, Injection, Struck
 from chaos.watch import KINDS, Family, running
+from loadtest.sender.prompts import completion_body
 
 NOTICE_LIMIT_S = 60.0  # a stopped process that nobody has ended by then is continued
 ATTACK_LIMIT_S = 60.0
@@ -162,7 +162,7 @@ def full_log_disk(arena: Arena, for_s: float = 10.0) -> Done:
 
 def full_kv_cache(arena: Arena) -> Done:
     """Ask for more tokens at once than the KV caches hold."""
-    body = http_load.body(arena.model_id, "Long ago", KV_TOKENS)
+    body = completion_body(arena.model_id, "Long ago", KV_TOKENS).decode()
     plan = LoadPlan([body], streams=KV_STREAMS, max_requests=KV_STREAMS, start_for_s=5.0, limit_s=240.0, stall_s=120.0)
     before = preemptions(arena.url)
     began_s = time.monotonic()

@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     run.add_argument(
         "--step-log",
         type=Path,
-        help="folder for a log of every step, which slows each (python -m benchmarks.steps.step_summary)",
+        help="folder for a log of every step, which slows each (python -m benchmarks.steps.step_sizes)",
     )
     summary = commands.add_parser("summary", help="sum up the reports that are there: summary.json, picture, table")
     summary.add_argument(
@@ -114,9 +114,9 @@ def _predict(experiment: config.Experiment, args: argparse.Namespace) -> int:
     (folder / predict.KEPT).write_text(found.model_dump_json(indent=1) + "\n")
     measured = results.read(folder) if (folder / results.KEPT).exists() else None
     if measured is None or measured.window != experiment.load.window:
-        print(results.forecast(found.runs))
+        print(results.predictions(found.runs))
     else:
-        print(results.comparison(measured, found.runs))
+        print(results.predictions(found.runs, measured))
     return 0
 
 

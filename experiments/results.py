@@ -244,40 +244,26 @@ def table(results: Results) -> str:
     return _markdown(HEADINGS, rows)
 
 
-def comparison(measured: Results, predicted: Sequence[Prediction]) -> str:
-    """Return a Markdown table: measured / simulated, for every load test that has both."""
+def predictions(predicted: Sequence[Prediction], measured: Results | None = None) -> str:
+    """Return a Markdown table of what was simulated, or measured / simulated for every load test that has both."""
+    by_key = {} if measured is None else {(cell.policy, cell.rate_rps, cell.seed): cell for cell in measured.runs}
     rows = []
-    by_key = {(each.policy, each.rate_rps, each.seed): each for each in predicted}
-    for cell in sorted(measured.runs, key=lambda cell: cell.rate_rps):
-        each = by_key.get((cell.policy, cell.rate_rps, cell.seed))
-        if each is None:
-            continue
-        pairs = [
-            f"{_percent(cell.exact_answer_share)} / {_percent(each.exact_answer_share)}",
-            f"{_percent(cell.fp16_token_share)} / {_percent(each.fp16_token_share)}",
-            f"{100 * cell.tight_slo:.1f} / {100 * each.tight_slo:.1f}",
-            *(f"{getattr(cell.ttft_ms, p):.0f} / {getattr(each.ttft_ms, p):.0f}" for p in ("p50", "p90")),
-            *(f"{getattr(cell.tpot_ms, p):.1f} / {getattr(each.tpot_ms, p):.1f}" for p in ("p50", "p90")),
-        ]
-        rows.append((f"{cell.rate_rps:g}", cell.policy, *pairs))
+    for each in sorted(predicted, key=lambda each: each.rate_rps):
+        cell = by_key.get((each.policy, each.rate_rps, each.seed))
+        if measured is None or cell is not None:
+            sides: tuple[Cell | Prediction, ...] = (each,) if cell is None else (cell, each)
+            rows.append((f"{each.rate_rps:g}", each.policy, *map(" / ".join, zip(*map(_figures, sides), strict=True))))
     return _markdown(COMPARED, rows)
 
 
-def forecast(predicted: Sequence[Prediction]) -> str:
-    """Return a Markdown table of what was simulated, with nothing measured beside it."""
-    rows = (
-        (
-            f"{each.rate_rps:g}",
-            each.policy,
-            _percent(each.exact_answer_share),
-            _percent(each.fp16_token_share),
-            f"{100 * each.tight_slo:.1f}",
-            *(f"{getattr(each.ttft_ms, p):.0f}" for p in ("p50", "p90")),
-            *(f"{getattr(each.tpot_ms, p):.1f}" for p in ("p50", "p90")),
-        )
-        for each in sorted(predicted, key=lambda each: each.rate_rps)
-    )
-    return _markdown(COMPARED, rows)
+def _figures(one: Cell | Prediction) -> list[str]:
+    return [
+        _percent(one.exact_answer_share),
+        _percent(one.fp16_token_share),
+        f"{100 * one.tight_slo:.1f}",
+        *(f"{getattr(one.ttft_ms, p):.0f}" for p in ("p50", "p90")),
+        *(f"{getattr(one.tpot_ms, p):.1f}" for p in ("p50", "p90")),
+    ]
 
 
 def _percent(share: float | None) -> str:

@@ -6,7 +6,6 @@ import sys
 COMMANDS = {
     "fit": "simulator.fit.fit",
     "replay": "controller.live.replay",
-    "validate": "simulator.fit.validate",
 }
 
 

@@ -62,7 +62,13 @@ MAY_IMPORT = {
         "nestedfp.vllm_plugin.options",
         "workload",
     },  # and benchmarks
-    "chaos": {"deploy.config", "deploy.environment", "loadtest.errors", "loadtest.service.process"},  # and benchmarks
+    "chaos": {
+        "deploy.config",
+        "deploy.environment",
+        "loadtest.errors",
+        "loadtest.sender.prompts",
+        "loadtest.service.process",
+    },  # and benchmarks
 }
 # From the ground up: a floor imports the floors below it, and its own.
 FLOORS = {

@@ -6,8 +6,8 @@
 // A line of FILE is "DUE_S<tab>JSON body"; bodies are POSTed as they are. streams > 0 is a closed loop: that many at a
 // time, bodies in turn, until start_for_s has passed or max_requests were sent; streams=0 is an open loop: each line
 // once, DUE_S after the start. Further arguments: ramp_s (closed loop: the streams begin spread over it), stall_s (a
-// silent stream is given up), keep_alive=1, header="Name: value" (may be repeated). After SIGTERM no request begins any
-// more, and those in flight end as they would.
+// silent stream is given up). Every request has a connection of its own. After SIGTERM no request begins any more, and
+// those in flight end as they would.
 //
 // What is printed at the end; times in seconds of CLOCK_MONOTONIC, which is Python's time.monotonic:
 //
@@ -80,13 +80,13 @@ struct Record {
 enum class Part { kConnecting, kHead, kBody };
 enum class Chunk { kSize, kData, kDataEnd, kTrailer };
 
-// One stream at a time; a closed loop uses it again, and with keep_alive its socket too.
+// One stream at a time; a closed loop uses it again.
 struct Stream {
     int fd = -1;
-    bool busy = false, fresh = true;
+    bool busy = false;
     Part part = Part::kConnecting;
     Chunk chunk = Chunk::kSize;
-    bool chunked = false, done = false, reuse = false;
+    bool chunked = false, done = false;
     long left = 0;  // of the chunk, or of a body with Content-Length; -1: until the connection ends
     std::string raw, line, error;
     const std::string* out = nullptr;
@@ -97,13 +97,11 @@ struct Stream {
 
 class Client {
   public:
-    Client(std::map<std::string, std::string> options, std::vector<std::string> headers)
-        : options_(std::move(options)), headers_(std::move(headers)) {
+    explicit Client(std::map<std::string, std::string> options) : options_(std::move(options)) {
         address_.sin_family = AF_INET;
         address_.sin_port = htons(static_cast<uint16_t>(std::stoi(text("port"))));
         if (inet_pton(AF_INET, text("host").c_str(), &address_.sin_addr) != 1) fail("host: expected an IPv4 address");
         streams_ = static_cast<size_t>(number("streams", 0));
-        keep_alive_ = streams_ > 0 && number("keep_alive", 0) != 0;
         stall_s_ = number("stall_s", 30);
         load();
     }
@@ -151,8 +149,7 @@ class Client {
     void load() {
         std::ifstream file(text("requests"));
         std::string head = "POST " + text("path") + " HTTP/1.1\r\nHost: " + text("host") + ":" + text("port") +
-                           "\r\nContent-Type: application/json\r\n" + (keep_alive_ ? "" : "Connection: close\r\n");
-        for (const auto& header : headers_) head += header + "\r\n";
+                           "\r\nContent-Type: application/json\r\nConnection: close\r\n";
         for (std::string line; std::getline(file, line);) {
             size_t tab = line.find('\t');
             if (tab == std::string::npos) fail("requests: expected lines of DUE_S<tab>BODY");
@@ -223,28 +220,24 @@ class Client {
         s.record = Record{};
         s.record.start_s = s.heard_s = now();
         s.record.due_s = streams_ > 0 ? s.record.start_s : due_s;
-        s.part = Part::kHead;
         s.chunk = Chunk::kSize;
-        s.chunked = s.done = s.reuse = false;
+        s.chunked = s.done = false;
         s.left = -1;
         s.raw.clear();
         s.line.clear();
         s.error.clear();
         s.out = &request.bytes;
         s.sent = 0;
-        s.fresh = s.fd < 0;
-        if (s.fresh) {
-            s.fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
-            if (s.fd < 0) fail("socket: " + std::string(strerror(errno)) + "; raise the limit of open files");
-            int one = 1;
-            setsockopt(s.fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-            s.part = Part::kConnecting;
-            if (connect(s.fd, reinterpret_cast<sockaddr*>(&address_), sizeof address_) == 0)
-                s.part = Part::kHead;
-            else if (errno != EINPROGRESS)
-                return finish(index, "connect");
-            watch(s.fd, index, s.part == Part::kHead ? EPOLLIN : EPOLLOUT, EPOLL_CTL_ADD);
-        }
+        s.fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+        if (s.fd < 0) fail("socket: " + std::string(strerror(errno)) + "; raise the limit of open files");
+        int one = 1;
+        setsockopt(s.fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        s.part = Part::kConnecting;
+        if (connect(s.fd, reinterpret_cast<sockaddr*>(&address_), sizeof address_) == 0)
+            s.part = Part::kHead;
+        else if (errno != EINPROGRESS)
+            return finish(index, "connect");
+        watch(s.fd, index, s.part == Part::kHead ? EPOLLIN : EPOLLOUT, EPOLL_CTL_ADD);
         if (s.part == Part::kHead) send_more(index);
     }
 
@@ -260,10 +253,7 @@ class Client {
 
     void handle(size_t index, uint32_t events) {
         Stream& s = slots_[index];
-        if (!s.busy) {  // an idle connection that the server closed
-            if (s.fd >= 0) drop(s);
-            return;
-        }
+        if (!s.busy) return;  // given up since the kernel told of it
         if (s.part == Part::kConnecting) {
             int error = 0;
             socklen_t size = sizeof error;
@@ -313,8 +303,6 @@ class Client {
         s.chunked = lower.find("\r\ntransfer-encoding: chunked\r\n") != std::string::npos;
         size_t length = lower.find("\r\ncontent-length:");
         s.left = !s.chunked && length != std::string::npos ? atol(lower.c_str() + length + 17) : -1;
-        s.reuse =
-            keep_alive_ && lower.find("\r\nconnection: close\r\n") == std::string::npos && (s.chunked || s.left >= 0);
         return s.record.status >= 100;
     }
 
@@ -404,24 +392,13 @@ class Client {
         finish(index, s.done ? "ok" : "unfinished");
     }
 
-    void drop(Stream& s) {
-        close(s.fd);
-        s.fd = -1;
-    }
-
     void finish(size_t index, const char* kind) {
         Stream& s = slots_[index];
         const bool ok = strcmp(kind, "ok") == 0;
         s.busy = false;
         --active_;
-        if (s.fd >= 0 && !(ok && s.reuse)) drop(s);
+        close(s.fd);
         const double t = now();
-        if (!ok && strcmp(kind, "closed_unanswered") == 0 && !s.fresh) {
-            // The server closed a kept connection while the request was on its way: clients send it again on a new one.
-            --sent_;
-            waiting_.push({t, index});
-            return;
-        }
         s.record.end_s = t;
         s.record.kind = kind;
         records_.push_back(s.record);
@@ -452,7 +429,6 @@ class Client {
 
     using Due = std::pair<double, size_t>;
     std::map<std::string, std::string> options_;
-    std::vector<std::string> headers_;
     std::vector<Request> requests_;
     std::vector<Stream> slots_;
     std::vector<Record> records_;
@@ -460,7 +436,6 @@ class Client {
     std::vector<std::string> errors_;
     std::priority_queue<Due, std::vector<Due>, std::greater<Due>> waiting_;
     sockaddr_in address_{};
-    bool keep_alive_ = false;
     size_t streams_ = 0, sent_ = 0, active_ = 0, most_ = 0;
     double start_s_ = 0, stop_starting_s_ = 0, stall_s_ = 0;
     int epoll_ = -1, timer_ = -1;
@@ -471,7 +446,6 @@ class Client {
 
 int main(int count, char** arguments) {
     std::map<std::string, std::string> options;
-    std::vector<std::string> headers;
     for (int i = 1; i < count; ++i) {
         std::string argument = arguments[i];
         size_t equals = argument.find('=');
@@ -479,13 +453,10 @@ int main(int count, char** arguments) {
             fprintf(stderr, "stream_client: expected key=value, got %s\n", arguments[i]);
             return 2;
         }
-        if (argument.substr(0, equals) == "header")
-            headers.push_back(argument.substr(equals + 1));
-        else
-            options[argument.substr(0, equals)] = argument.substr(equals + 1);
+        options[argument.substr(0, equals)] = argument.substr(equals + 1);
     }
     std::signal(SIGTERM, [](int) { told_to_end = 1; });
-    static Client* client = new Client(std::move(options), std::move(headers));  // too large for the stack
+    static Client* client = new Client(std::move(options));  // too large for the stack
     client->run();
     return 0;
 }

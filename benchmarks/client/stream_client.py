@@ -1,7 +1,8 @@
 """Runs ``stream_client.cpp`` against a server and reads what it measured.
 
-The client is compiled by the C++ compiler at first use. It needs about 2 us of processor time per token, so that it can share
-two cores with the server; it tells what it used.
+The client is compiled by the C++ compiler at first use, and tells what processor time it used. On two busy cores, beside a server
+that sends a token every 15 ms to 256 streams, it took in 15,500 tokens/s at 11 us of processor time each; ``vllm bench serve``
+11,500 at some 50 us, most of them in lumps (median 0.01 ms between tokens), and the load test's Locust sender 12,300 at 34 us.
 """
 
 import hashlib
@@ -66,8 +67,6 @@ class LoadPlan:
     limit_s: float = 60.0
     max_requests: int = 100_000
     stall_s: float = 30.0
-    keep_alive: bool = False
-    headers: Sequence[str] = ()
 
     def lines(self) -> str:
         """Return the client's request file."""
@@ -115,10 +114,8 @@ def start(url: str, path: str, plan: LoadPlan, requests_file: Path) -> "subproce
         "limit_s": plan.limit_s,
         "stall_s": plan.stall_s,
         "max_requests": plan.max_requests,
-        "keep_alive": int(plan.keep_alive),
     }
     command = [str(build()), *(f"{key}={value}" for key, value in arguments.items())]
-    command += [f"header={header}" for header in plan.headers]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 

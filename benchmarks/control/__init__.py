@@ -1,1 +1,1 @@
-"""What deciding costs: the scheduler, the controller, a directive's way."""
+"""How long a directive takes."""

@@ -25,8 +25,8 @@ import httpx
 
 from benchmarks.client import stream_client
 from benchmarks.client.stream_client import LoadPlan
-from benchmarks.http.http_load import body
 from loadtest.errors import LoadtestError
+from loadtest.sender.prompts import completion_body
 from loadtest.service.process import serve_command, started_service
 
 RESULT = Path(__file__).parents[1] / "results" / "directive-latency.csv"
@@ -70,7 +70,8 @@ def streaming(url: str, streams: int, span_s: float) -> Iterator[None]:
         return
     with httpx.Client(base_url=url, timeout=10, trust_env=False) as client:
         model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
-    plan = LoadPlan([body(model, "Once upon a time", 128)], streams=streams, start_for_s=span_s, limit_s=span_s + 30)
+    body = completion_body(model, "Once upon a time", 128).decode()
+    plan = LoadPlan([body], streams=streams, start_for_s=span_s, limit_s=span_s + 30)
     with tempfile.TemporaryDirectory() as folder:
         load = stream_client.start(url, "/v1/completions", plan, Path(folder) / "requests")
         time.sleep(3.0)

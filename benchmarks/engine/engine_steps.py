@@ -150,26 +150,6 @@ class Driver:
             raise RuntimeError(f"{prefill_tokens} prompt tokens, {decode_requests} decodes: only {recorded}")
         return round(statistics.median(kv for kv, _ in found)), statistics.median(ms for _, ms in found)
 
-    def measure_apart(self, prefill_tokens: int, decode_requests: int, decodes: int, steps: int) -> float:
-        """Return the median milliseconds of steps with one whole prompt, each after some steps of decodes alone.
-
-        Args:
-            prefill_tokens: of the prompt.
-            decode_requests: which run already.
-            decodes: steps of decodes before each, at least; what is scheduled ahead adds one.
-            steps: how many prompts.
-        """
-        found: list[float] = []
-        self._recorder.steps.clear()
-        for _ in range(steps):
-            for _ in range(decodes):
-                self._engine.step()
-            self.submit(1, prefill_tokens, 1)
-            self.run_to(prefill_tokens, decode_requests)
-            before, step = self._recorder.steps[-2:]
-            found.append((step.ended_s - before.ended_s) * 1e3)
-        return statistics.median(found)
-
     @staticmethod
     def _is(step: Step, prefill_tokens: int, decode_requests: int) -> bool:
         return (step.prefill_tokens, step.decode_requests) == (prefill_tokens, decode_requests)

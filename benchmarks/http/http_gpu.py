@@ -5,8 +5,8 @@
 
 Published shapes with random weights. A system measures in one to two minutes for each precision and starts in one to four;
 rows are written as they come, so a run may be cut into pieces. The shipped tokenizer, filled up to the shape's vocabulary, turns
-every token into text. The engine offline is ``vllm.LLM`` without text: in the closed loop of the other systems
-(benchmarks/engine/engine_closed.py), and in waves, 1024 prompts of 16 tokens, 256 at a time, which begin and end together.
+every token into text. The engine offline is ``vllm.LLM`` without text, in the closed loop of the other systems
+(benchmarks/engine/engine_closed.py).
 """
 
 import argparse
@@ -39,7 +39,7 @@ SCENARIOS = (
     HttpLoad("open", 416, 88, warm_s=5, window_s=12, rate_per_s=17.0),
     HttpLoad("closed", 16, 128, warm_s=6, window_s=10, streams=256),
 )
-STREAMS, OFFLINE_PROMPTS, PROMPT_TOKENS, OUTPUT_TOKENS = 256, 1024, 16, 128
+STREAMS, PROMPT_TOKENS, OUTPUT_TOKENS = 256, 16, 128
 
 
 def engine(model: str, folder: Path, plugin: dict[str, Any] | None = None) -> EngineArguments:
@@ -144,20 +144,10 @@ def measure_offline(spec: dict[str, Any]) -> None:
         max_model_len=shape.max_model_len,
         additional_config={OPTIONS_KEY: spec["plugin"]},
     )
-    from vllm import SamplingParams
-
-    params = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0, ignore_eos=True, detokenize=False)
     for system in engine_process.modes_of("nestedfp", llm):
         mode = system.removeprefix("nestedfp_")
         if mode not in spec["modes"]:
             continue
-        for count in (STREAMS, OFFLINE_PROMPTS):  # the first round warms up
-            texts = [engine_process.random_prompt(PROMPT_TOKENS) for _ in range(count)]
-            began_s = time.perf_counter()
-            outputs = llm.generate(texts, params, use_tqdm=False)
-            elapsed_s = time.perf_counter() - began_s
-        tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
-        engine_process.row("waves", mode, round(tokens / elapsed_s, 1), OFFLINE_PROMPTS)
         rate, ended = engine_closed.tokens_per_s(llm, STREAMS, PROMPT_TOKENS, OUTPUT_TOKENS, warm_s=6, window_s=10)
         engine_process.row("closed", mode, round(rate, 1), ended)
 

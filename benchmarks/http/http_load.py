@@ -1,31 +1,14 @@
 """The loads of the HTTP benchmark: prompts, request bodies, arrival times."""
 
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.client.stream_client import LoadPlan
+from loadtest.sender.prompts import completion_body
 
-WORDS = (
-    "the",
-    "old",
-    "fox",
-    "ran",
-    "over",
-    "a",
-    "red",
-    "hill",
-    "and",
-    "saw",
-    "his",
-    "friend",
-    "in",
-    "deep",
-    "wood",
-    "by",
-)
+WORDS = "the old fox ran over a red hill and saw his friend in deep wood by"
 BODIES = 512  # different prompts; prefix caching is off all the same
 SEED = 20
 
@@ -49,9 +32,9 @@ class HttpLoad:
     rate_per_s: float = 0.0
     drain_s: float = 20.0  # what requests in flight may take after the window
 
-    def plan(self, model_id: str, prompts: Sequence[str], keep_alive: bool = False) -> LoadPlan:
+    def plan(self, model_id: str, prompts: Sequence[str]) -> LoadPlan:
         """Return the client's load for a model."""
-        bodies = [body(model_id, prompt, self.output_tokens) for prompt in prompts]
+        bodies = [completion_body(model_id, prompt, self.output_tokens).decode() for prompt in prompts]
         load_s = self.warm_s + self.window_s
         return LoadPlan(
             bodies,
@@ -60,22 +43,7 @@ class HttpLoad:
             start_for_s=load_s,
             ramp_s=self.warm_s / 2 if self.streams > 1 else 0.0,
             limit_s=load_s + self.drain_s,
-            keep_alive=keep_alive,
         )
-
-
-def body(model_id: str, prompt: str, output_tokens: int) -> str:
-    """Return a streaming completion request of so many tokens, which asks for its usage at the end."""
-    request = {
-        "model": model_id,
-        "prompt": prompt,
-        "max_tokens": output_tokens,
-        "ignore_eos": True,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    return json.dumps(request)
 
 
 def arrivals(rate_per_s: float, duration_s: float, seed: int = SEED) -> list[float]:
@@ -94,11 +62,11 @@ def prompts(model_dir: Path, tokens: int, count: int = BODIES, seed: int = SEED)
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
-    source = random.Random(seed)
+    source, words = random.Random(seed), WORDS.split()
     found: list[str] = []
     for _ in range(100 * count):
-        words = " ".join(source.choice(WORDS) for _ in range(tokens))
-        text = tokenizer.decode(tokenizer.encode(words).ids[:tokens])
+        drawn = " ".join(source.choice(words) for _ in range(tokens))
+        text = tokenizer.decode(tokenizer.encode(drawn).ids[:tokens])
         if len(tokenizer.encode(text).ids) == tokens:
             found.append(text)
         if len(found) == count:

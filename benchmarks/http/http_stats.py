@@ -1,11 +1,11 @@
 """From what a load client saw to the figures of a row. Pure."""
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from benchmarks.client.stream_client import ClientRun, Record
+from workload.percentiles import percentiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +35,6 @@ class Figures:
     errors: str  # of the whole load, such as "http_503:4 closed:1"; empty: none
 
 
-def percentile(values: Sequence[float], q: float) -> float | None:
-    """Return the q-th percentile (nearest rank), None of nothing.
-
-    >>> percentile([4.0, 1.0, 3.0, 2.0], 50)
-    2.0
-    """
-    if not values:
-        return None
-    return sorted(values)[max(0, math.ceil(len(values) * q / 100) - 1)]
-
-
 def ttft_ms(record: Record) -> float:
     """Time to first token, counted from when the request was due."""
     return (record.first_s - record.due_s) * 1e3
@@ -72,15 +61,15 @@ def figures(load: ClientRun, window: MeasuredSpan) -> Figures:
     ratio = sum(r.tokens for r in whole) / max(1, sum(r.events for r in whole))
     inside = sum(events for at_s, events in load.bins if window.begin_s <= at_s < window.end_s)
     begun = [record for record in whole if window.begin_s <= record.due_s < window.end_s]
-    ttfts = [ttft_ms(record) for record in begun]
-    tpots = [tpot_ms(record) for record in begun if record.tokens > 1]
+    ttfts = percentiles(ttft_ms(record) for record in begun)
+    tpots = percentiles(tpot_ms(record) for record in begun if record.tokens > 1)
     return Figures(
         tokens_per_s=inside * ratio / window.seconds,
         tokens=inside * ratio,
-        ttft_p50_ms=percentile(ttfts, 50),
-        ttft_p99_ms=percentile(ttfts, 99),
-        tpot_p50_ms=percentile(tpots, 50),
-        tpot_p99_ms=percentile(tpots, 99),
+        ttft_p50_ms=ttfts.p50,
+        ttft_p99_ms=ttfts.p99,
+        tpot_p50_ms=tpots.p50,
+        tpot_p99_ms=tpots.p99,
         requests=len(begun),
         tokens_per_event=ratio,
         errors=errors_of(load.records),

@@ -127,7 +127,7 @@ def measure(n: int, k: int, counts: list[int], window_ms: float, tuned: bool) ->
     rows = []
     for m in counts:
         x = torch.randn(m, k, device="cuda").half()
-        found = with_the_model_s_choice(systems(x, plain, packed, True), by_model[m], x, packed)
+        found = with_the_model_s_choice(systems(x, plain, packed), by_model[m], x, packed)
         times: dict[str, float] = {}
         for name, (rotation, launch) in found.items():
             alone = name.removesuffix("_model")

@@ -81,7 +81,7 @@ class LoggedSteps:
             sum(count > 1 for count in tokens),
             round(host_ms, 3),
             round(host_cpu_ms, 3),
-            kv_tokens=kv_tokens(scheduler_output),
+            kv_tokens(scheduler_output),
         )
         if span is None:
             self._log.write(step)

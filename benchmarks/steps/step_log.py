@@ -1,4 +1,4 @@
-"""One line for every step of an engine: written as steps end, read back for the table. Pure but for the file."""
+"""One line for every step of an engine: written as steps end, read back as sizes. Pure but for the file."""
 
 import csv
 import os
@@ -29,7 +29,7 @@ class LoggedStep:
         gpu_ms: from the GPU's first work for it to the last, the waits for the host in between counted; None: no GPU.
         gpu_idle_before_ms: from the last work of the step before to the first of this, what samples tokens in between counted;
             None: no GPU, or the first step.
-        kv_tokens: entries of earlier steps that its requests attend to; None: of a log that did not say.
+        kv_tokens: entries of earlier steps that its requests attend to.
     """
 
     began_s: float
@@ -39,13 +39,12 @@ class LoggedStep:
     long_requests: int
     host_ms: float
     host_cpu_ms: float
+    kv_tokens: int
     gpu_ms: float | None = None
     gpu_idle_before_ms: float | None = None
-    kv_tokens: int | None = None
 
 
 COLUMNS = tuple(field.name for field in fields(LoggedStep))
-COLUMNS_BEFORE = COLUMNS[:-1]  # of logs without kv_tokens
 
 
 class StepLog:
@@ -79,31 +78,30 @@ def read_steps(path: Path) -> Iterator[LoggedStep]:
     lines = text.splitlines() if text.endswith("\n") else text.splitlines()[:-1]
     rows = csv.reader(lines)
     header = tuple(next(rows, ()))
-    if header not in (COLUMNS, COLUMNS_BEFORE):
+    if header != COLUMNS:
         raise StepLogError(f"{path}: expected the columns {','.join(COLUMNS)}; is it a log of steps?")
     for number, row in enumerate(rows, start=2):
         try:
-            if len(row) != len(header):
-                raise ValueError(f"{len(row)} of {len(header)} columns")
-            began_s, mode, tokens, requests, long_requests, *times = row[: len(COLUMNS_BEFORE)]
-            kv_tokens = "".join(row[len(COLUMNS_BEFORE) :])
-            host_ms, host_cpu_ms, gpu_ms, idle_ms = (float(value) if value else None for value in times)
-            if host_ms is None or host_cpu_ms is None:
-                raise ValueError("no time on the host")
+            began_s, mode, tokens, requests, long_requests, host_ms, host_cpu_ms, kv_tokens, *of_gpu = row
+            counts = (int(tokens), int(requests), int(long_requests))
+            gpu_ms, idle_ms = (float(value) if value else None for value in of_gpu)
             yield LoggedStep(
-                float(began_s),
-                mode,
-                int(tokens),
-                int(requests),
-                int(long_requests),
-                host_ms,
-                host_cpu_ms,
-                gpu_ms,
-                idle_ms,
-                int(kv_tokens) if kv_tokens else None,
+                float(began_s), mode, *counts, float(host_ms), float(host_cpu_ms), int(kv_tokens), gpu_ms, idle_ms
             )
         except ValueError as error:
             raise StepLogError(f"{path}:{number}: expected a step, got {','.join(row)!r} ({error})") from None
+
+
+def steps_of(folder: Path) -> list[LoggedStep]:
+    """Read all logs of one system.
+
+    Raises:
+        StepLogError: for a folder without steps, or a broken line.
+    """
+    steps = [step for path in sorted(folder.glob("steps-*.csv")) for step in read_steps(path)]
+    if not steps:
+        raise StepLogError(f"{folder}: expected logs of steps, steps-*.csv with a step each line; found none")
+    return steps
 
 
 def log_folder() -> Path:

@@ -15,8 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from benchmarks import results_csv
-from benchmarks.steps.step_log import LoggedStep, StepLogError
-from benchmarks.steps.step_summary import steps_of
+from benchmarks.steps.step_log import LoggedStep, StepLogError, steps_of
 from simulator.fit.observations import STEP_COLUMNS
 
 SAMPLING_MS = 1.0
@@ -28,27 +27,13 @@ def took_ms(step: LoggedStep) -> float:
     return step.gpu_ms + min(SAMPLING_MS, step.gpu_idle_before_ms or 0.0)
 
 
-def sizes_of(model: str, steps: Iterable[LoggedStep], kv_per_decode: int | None) -> Iterator[tuple[object, ...]]:
-    """Yield a row for each step whose time is known.
-
-    Args:
-        model: its name in the table.
-        steps: of one engine.
-        kv_per_decode: entries that a decode attends to, for logs that do not say; None: they must.
-
-    Raises:
-        StepLogError: for a log without them.
-    """
+def sizes_of(model: str, steps: Iterable[LoggedStep]) -> Iterator[tuple[object, ...]]:
+    """Yield a row for each step of one engine whose time is known."""
     for step in steps:
         if step.gpu_ms is None or step.gpu_idle_before_ms is None:
             continue
         decodes = step.requests - step.long_requests
-        kv_tokens = step.kv_tokens
-        if kv_tokens is None:
-            if kv_per_decode is None:
-                raise StepLogError("the log does not say how many KV entries a step attends to; give --kv-per-decode")
-            kv_tokens = decodes * kv_per_decode
-        yield model, f"nestedfp_{step.mode}", step.tokens - decodes, decodes, kv_tokens, round(took_ms(step), 3)
+        yield model, f"nestedfp_{step.mode}", step.tokens - decodes, decodes, step.kv_tokens, round(took_ms(step), 3)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -56,11 +41,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.steps.step_sizes", description=__doc__)
     parser.add_argument("folder", type=Path, help="of one engine's logs")
     parser.add_argument("--model", required=True, help="its name in the simulator's table")
-    parser.add_argument("--kv-per-decode", type=int, help="KV entries that a decode attends to, for logs without them")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args(argv)
     try:
-        rows = list(sizes_of(args.model, steps_of(args.folder), args.kv_per_decode))
+        rows = list(sizes_of(args.model, steps_of(args.folder)))
     except (StepLogError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

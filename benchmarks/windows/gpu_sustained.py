@@ -126,7 +126,7 @@ def problem(
     expected_us = 1.2 * floor_us(m, n, k, 1 if precision else 2) + 3
     weights = packed if precision else packed[: len(plain)]
     library = "scaled_mm_fp8_tensor" if precision else "cublas_fp16"
-    rotation, launch = systems(x, plain, packed, True)[library]
+    rotation, launch = systems(x, plain, packed)[library]
     rows: list[list[object]] = [[library, "", 1, n, k, m, *measure(launch, rotation, expected_us)]]
     for number, config in enumerate(candidates(precision, m, n, k, most)):
         values = measure(launcher(config, x, weights), len(weights), expected_us)

@@ -1,8 +1,7 @@
-"""A corpus of hostile requests, the same at every run: what clients send by mistake, and what they send to do harm.
+"""A corpus of hostile requests, the same at every run: sent by mistake, or to do harm.
 
-``cases()`` makes it from lists of fields and values rather than keeping five thousand bodies in files, ``malformed()`` damages
-them at random into as many more as are wanted.
-None of the requests asks for more than a few tokens; what they may take is the time of an error.
+``cases()`` makes it from the fields below and the values of ``corpus.txt``, one JSON text a line under each heading.
+``malformed()`` damages these requests at random into as many more as are wanted. None of them asks for more than a few tokens.
 """
 
 import functools
@@ -10,6 +9,7 @@ import itertools
 import json
 import random
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 MODEL = "fairytales-8m"
@@ -36,39 +36,19 @@ class Raw(str):
     """JSON text that ``json.dumps`` would not write."""
 
 
+def texts(heading: str) -> list[Any]:
+    """Return what stands under a heading of corpus.txt, as it is written."""
+    _, _, found = Path(__file__).with_name("corpus.txt").read_text(encoding="utf-8").partition(f"## {heading}\n")
+    return [Raw(line) for line in found.partition("## ")[0].splitlines()]
+
+
+def loaded(heading: str) -> list[dict[str, Any]]:
+    """Return the objects under a heading of corpus.txt."""
+    return [json.loads(text) for text in texts(heading)]
+
+
 # Values that a field may be given, as JSON.
-VALUES: list[Any] = [
-    None,
-    True,
-    False,
-    0,
-    -1,
-    1,
-    2**31,
-    2**63,
-    10**40,
-    0.5,
-    -0.0,
-    Raw("1e20"),
-    Raw("1e308"),
-    Raw("1e999"),
-    Raw("NaN"),
-    Raw("-Infinity"),
-    "",
-    "x",
-    "\u0000",
-    Raw(r'"\ud800"'),
-    "é" * 1000,
-    [],
-    [None],
-    [[]],
-    ["a", 1],
-    [-1],
-    {},
-    {"": None},
-    {"type": "x"},
-    {"a": {"b": [1, {"c": None}]}},
-]
+VALUES: list[Any] = [*texts("values"), "é" * 1000]
 # Fields of vLLM's requests, of OpenAI's, and of nobody's.
 SHARED_FIELDS = """
     model echo frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop stream stream_options
@@ -159,28 +139,14 @@ def bad_json() -> list[HostileRequest]:
 def odd_prompts() -> list[HostileRequest]:
     ids = [[4096], [4095], [4097], [-1], [2**31], [2**63], [2**64], [10**30], [0] * 5, [1.5], ["1"], [True], [None]]
     prompts: list[Any] = [
+        *texts("prompts"),
         *ids,
         *[[each] for each in ids],
-        [1, [2]],
-        [[1], "x"],
-        ["", ""],
-        [[], [1]],
-        [[1], []],
         ["x"] * 2000,
         [[1]] * 2000,
         [5] * 100_000,
         "word " * 20_000,
-        "\u0000\u0001\ufffe",
-        Raw(r'"\ud83d"'),
-        Raw(r'"\udc00\ud800"'),
-        "\u202e\u200b\u2028",
         "👩‍👩‍👧‍👦" * 50,
-        "<|endoftext|>",
-        "<s></s><unk>",
-        {"prompt": "x"},
-        {"prompt_token_ids": [1]},
-        [{"prompt": "x"}],
-        [{"prompt_token_ids": [4096]}],
     ]
     extras: list[dict[str, Any]] = [{}, {"stream": True}, {"echo": True, "logprobs": 1}, {"add_special_tokens": False}]
     return [
@@ -191,52 +157,10 @@ def odd_prompts() -> list[HostileRequest]:
 
 
 def odd_messages() -> list[HostileRequest]:
-    contents: list[Any] = [
-        None,
-        "",
-        1,
-        Raw(r'"\ud800"'),
-        [],
-        [None],
-        ["x"],
-        [{}],
-        [{"type": "text"}],
-        [{"type": "text", "text": None}],
-        [{"type": "text", "text": 1}],
-        [{"type": "text", "text": "x"}] * 3,
-        [{"type": "image_url"}],
-        [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}],
-        [{"type": "image_url", "image_url": {"url": "file:///dev/null"}}],
-        [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}],
-        [{"type": "image_url", "image_url": "x"}],
-        [{"type": "input_audio", "input_audio": {"data": "x", "format": "wav"}}],
-        [{"type": "video_url", "video_url": {"url": "x"}}],
-        [{"type": "audio_url", "audio_url": None}],
-        [{"type": "refusal", "refusal": 1}],
-        [{"type": "thinking", "thinking": []}],
-        [{"type": "no_such_type", "x": 1}],
-        {"type": "text", "text": "x"},
-        "x" * 50_000,
-    ]
+    contents: list[Any] = [*texts("contents"), "x" * 50_000]
     roles: list[Any] = ["user", "assistant", "system", "tool", "developer", "nobody", "", None, 1, [], {}]
     bodies: list[Any] = [[{"role": role, "content": content}] for role in roles for content in contents]
-    bodies += [
-        [None],
-        [1],
-        ["x"],
-        [[]],
-        [{}],
-        [{"role": "user"}],
-        [{"content": "x"}],
-        [{"role": "assistant", "tool_calls": None}],
-        [{"role": "assistant", "tool_calls": 1}],
-        [{"role": "assistant", "tool_calls": [{}]}],
-        [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
-        [{"role": "assistant", "tool_calls": [{"id": 1, "type": "function", "function": {"name": 1, "arguments": 2}}]}],
-        [{"role": "tool", "tool_call_id": 1, "content": "x"}],
-        [{"role": "user", "content": "x", "name": 1}],
-        [{"role": "user", "content": "x"}] * 3000,
-    ]
+    bodies += [*texts("messages"), [{"role": "user", "content": "x"}] * 3000]
     return [
         post(f"messages {encode(messages)[:60]}", CHAT, {**BASE[CHAT], "messages": messages}) for messages in bodies
     ]
@@ -247,101 +171,26 @@ def structured() -> list[HostileRequest]:
     for _ in range(100):
         deep = {"type": "object", "properties": {"a": deep}, "required": ["a"]}
     schemas: list[Any] = [
-        {},
-        [],
-        "x",
-        1,
-        None,
-        True,
-        "{",
-        '{"type": "object"}',
-        {"type": "nothing"},
-        {"type": ["object", 1]},
-        {"$ref": "#"},
-        {"$ref": "#/definitions/none"},
-        {"$ref": "http://127.0.0.1:1/schema"},
-        {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
-        {"$defs": {"n": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}}}, "$ref": "#/$defs/n"},
-        {"type": "string", "pattern": "("},
-        {"type": "string", "pattern": "(a+)+$" * 20},
-        {"type": "string", "minLength": 10**9},
-        {"type": "array", "minItems": 10**6},
-        {"type": "array", "items": {"type": "integer"}, "minItems": 3000, "maxItems": 3000},
-        {"type": "integer", "minimum": Raw("1e308")},
-        {"type": "number", "multipleOf": 0},
-        {"enum": []},
+        *texts("schemas"),
         {"enum": ["x" * 200] * 2000},
         {"enum": [f"value {i}" for i in range(5000)]},
         {"const": {"a": [1] * 1000}},
         {"type": "object", "properties": {f"k{i}": {"type": "string"} for i in range(2000)}},
-        {"allOf": [{"type": "string"}, {"type": "integer"}]},
         {"anyOf": [{"type": "string"}] * 500},
-        {"not": {}},
-        {"type": "object", "patternProperties": {"^(a|b)*$": {}}},
-        {"type": "object", "additionalProperties": {"$ref": "#"}},
         deep,
     ]
-    regexes: list[Any] = [
-        "",
-        "(",
-        "[",
-        "*",
-        "\\",
-        "a{1000000}",
-        "(a{1000}){1000}",
-        "((((((((((a*)*)*)*)*)*)*)*)*)*)*",
-        "(a|b|ab)*c" * 100,
-        "[^\\x00-\\uffff]",
-        "(?<=x)y",
-        "(?P<n>a)(?P=n)",
-        "\\p{L}+",
-        "x" * 50_000,
-        ".{5000}",
-        "(.*a){25}",
-        Raw(r'"\ud800"'),
-        None,
-        1,
-        ["a"],
-        {"a": 1},
-    ]
+    regexes: list[Any] = [*texts("regexes"), "(a|b|ab)*c" * 100, "x" * 50_000]
     choices: list[Any] = [
-        [],
-        [""],
-        [None],
-        [1],
-        "ab",
-        {"a": 1},
+        *texts("choices"),
         ["x" * 5000] * 100,
         [f"{i}-" + "y" * 5000 for i in range(100)],
         [f"{i}" for i in range(20_000)],
-        ["a", "a"],
-        [Raw(r'"\ud800"')],
-        ['"quoted" \\ and \n newline'],
-        ["👩‍👩‍👧‍👦", "é"],
     ]
     grammars: list[Any] = [
-        "",
-        " ",
-        "x",
-        "root ::= ",
-        "root ::= root",
-        "root ::= root root | root",
-        'root ::= "a" root',
-        'root ::= "a" other\nother ::= other',
-        "root ::= other",
-        'notroot ::= "a"',
+        *texts("grammars"),
         'root ::= "a"' + ' | "b"' * 20_000,
-        "start: ",
-        'start: "a"',
-        'start: /(a+)+b/ start | "c"',
-        "%ignore",
-        "root ::= [",
         "root ::= (" * 500,
         "\n".join(f'r{i} ::= r{i + 1} r{i + 1}\nroot ::= r0 "a"' for i in range(200)),
-        None,
-        1,
-        ["root"],
-        Raw(r'"\ud800"'),
     ]
     objects: list[Any] = [{}, [], "x", 1, None, {"nothing": 1}, {"json": {}, "regex": "a"}, {"json_object": 1}]
     objects += [{"json": each} for each in schemas]
@@ -352,16 +201,7 @@ def structured() -> list[HostileRequest]:
     objects += [{"json_object": each} for each in (True, False, None, "x")]
     objects += [{"regex": "[a-c]{3}", "whitespace_pattern": each} for each in ("(", "", 1)]
     formats: list[Any] = [
-        {},
-        {"type": "text"},
-        {"type": "json_object"},
-        {"type": "json_schema"},
-        {"type": "json_schema", "json_schema": None},
-        {"type": "json_schema", "json_schema": {}},
-        {"type": "nothing"},
-        {"type": "structural_tag"},
-        {"type": "structural_tag", "format": {"type": "x"}},
-        "json",
+        *texts("formats"),
         *[{"type": "json_schema", "json_schema": {"name": "x", "schema": each}} for each in schemas],
     ]
     cases = [
@@ -380,82 +220,20 @@ def structured() -> list[HostileRequest]:
 def large() -> list[HostileRequest]:
     """Numbers and lists that would cost much if they were believed."""
     bodies: list[dict[str, Any]] = [
-        {"n": 10**6},
-        {"n": 10**9},
-        {"n": 129},
-        {"n": 10, "best_of": 10**6},
+        *loaded("fields"),
         {"n": 1000, "prompt": ["x"] * 1000},
-        {"use_beam_search": True, "n": 10**6},
-        {"use_beam_search": True, "n": 100_000, "stream": True},
-        {"logprobs": 10**6},
-        {"logprobs": -2},
-        {"prompt_logprobs": 10**6},
-        {"max_tokens": 10**9},
-        {"max_tokens": 0},
-        {"min_tokens": 10**9},
-        {"min_tokens": 3},
         {"stop": ["x"] * 100_000},
         {"stop": ["x" * 100_000]},
         {"stop": [f"{i}" for i in range(50_000)]},
-        {"stop": [""]},
         {"stop_token_ids": list(range(100_000))},
-        {"stop_token_ids": [-1, 4096, 10**12]},
-        {"allowed_token_ids": []},
-        {"allowed_token_ids": [4096]},
-        {"allowed_token_ids": [-1]},
         {"allowed_token_ids": list(range(100_000))},
         {"bad_words": ["x"] * 50_000},
-        {"bad_words": [""]},
-        {"bad_words": ["\u0000"]},
-        {"logit_bias": {"4096": 1}},
-        {"logit_bias": {"-1": 1}},
-        {"logit_bias": {"x": 1}},
-        {"logit_bias": {"1": Raw("1e308")}},
         {"logit_bias": {str(i): 100 for i in range(50_000)}},
-        {"temperature": Raw("1e308")},
-        {"temperature": 1e-300},
-        {"top_p": 1e-300},
-        {"top_k": 10**20},
-        {"seed": 2**63},
-        {"seed": -(2**63)},
         {"seed": 7, "prompt": "word " * 150, "temperature": 1},
-        {"truncate_prompt_tokens": 10**9},
-        {"truncate_prompt_tokens": -1},
-        {"truncate_prompt_tokens": 0},
         {"cache_salt": "x" * 100_000},
-        {"cache_salt": ""},
-        {"cache_salt": "nestedfp-fp16"},
         {"request_id": "x" * 10_000},
-        {"request_id": "\n\r"},
         {"user": "x" * 100_000},
-        {"priority": 10**30},
-        {"vllm_xargs": {"precision": "fp4"}},
-        {"vllm_xargs": {"precision": None}},
-        {"vllm_xargs": {"precision": 16}},
-        {"vllm_xargs": {"precision": ["fp16"]}},
         {"vllm_xargs": {f"k{i}": i for i in range(10_000)}},
-        {"vllm_xargs": {"precision": "fp16"}, "use_beam_search": True},
-        {"kv_transfer_params": {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": 1}},
-        {"repetition_penalty": 1e-30},
-        {"prompt_embeds": "AAAA"},
-        {"prompt_embeds": ["AAAA"]},
-        {"suffix": "x"},
-        {"stream_options": {"include_usage": True}},
-        {"stream": True, "stream_options": {"include_usage": "x"}},
-        {"stream": True, "stream_options": {"continuous_usage_stats": True, "include_usage": True}},
-        {"stream": True, "n": 3},
-        {"stream": True, "n": 3, "prompt": ["a", "b"], "stream_options": {"include_usage": True}},
-        {"echo": True, "max_tokens": 0, "logprobs": 1},
-        {
-            "tools": [{"type": "function", "function": {"name": "f", "parameters": {"$ref": "#"}}}],
-            "tool_choice": "auto",
-        },
-        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
-        {"tools": [{"type": "function"}]},
-        {"tool_choice": {"type": "function", "function": {"name": "none"}}},
-        {"chat_template": "{{ 1/0 }}"},
-        {"chat_template": "{% for i in range(10**9) %}x{% endfor %}"},
-        {"chat_template": "{{ messages.__class__.__mro__ }}"},
         {"chat_template_kwargs": {"x": "y" * 10_000}},
     ]
     return [post(f"large {encode(body)[:60]}", path, {**BASE[path], **body}) for path in BASE for body in bodies]
@@ -473,24 +251,7 @@ def odd_headers() -> list[HostileRequest]:
     ]
     pins = ["exact", "fast", "fp16", "FP16", "fp8", "auto", "", "fp16, fp16", "x" * 5000, "\xff", "16"]
     ids = ["", "x" * 8000, "../../etc", "a b", "%00", "\xe9", "{}"]
-    more: list[dict[str, str]] = [
-        {"Content-Encoding": "gzip"},
-        {"Content-Encoding": "nothing"},
-        {"Accept": "text/html"},
-        {"Accept-Encoding": "gzip, br"},
-        {"Expect": "100-continue"},
-        {"X-Forwarded-For": "x" * 1000},
-        {"X-Nestedfp-Attempt": "mine"},
-        {"Authorization": "Bearer \xe9"},
-        {"Authorization": "Basic AAAA"},
-        {"Range": "bytes=0-1"},
-        {"Upgrade": "websocket", "Connection": "Upgrade"},
-        {"X-Request-Id": "same"},
-        {"X-Data-Parallel-Rank": "99"},
-        {"X-Data-Parallel-Rank": "x"},
-        {"traceparent": "00-" + "z" * 40},
-        {"X-Session-Id": "x" * 4000},
-    ]
+    more: list[dict[str, str]] = [*loaded("headers"), {"X-Forwarded-For": "x" * 1000}, {"X-Session-Id": "x" * 4000}]
     cases = []
     for path in BASE:
         cases += [post(f"{path} content type {kind}", path, BASE[path], {"Content-Type": kind}) for kind in kinds]
@@ -503,110 +264,23 @@ def odd_headers() -> list[HostileRequest]:
 
 
 def other_routes() -> list[HostileRequest]:
-    paths = [
-        "/",
-        "/v1",
-        "/v1/",
-        "/v1/completions/",
-        "//v1/completions",
-        "/v1/../v1/models",
-        "/v1/%2e%2e/x",
-        "/v1/models/none",
-        "/v1/models/%00",
-        "/v1/models/fairytales-8m",
-        "/docs",
-        "/openapi.json",
-        "/redoc",
-        "/metrics",
-        "/health",
-        "/ping",
-        "/load",
-        "/server_info",
-        "/reset_prefix_cache",
-        "/sleep",
-        "/wake_up",
-        "/is_sleeping",
-        "/collective_rpc",
-        "/pause",
-        "/resume",
-        "/v1/load_lora_adapter",
-        "/v1/unload_lora_adapter",
-        "/invocations",
-        "/inference/v1/generate",
-        "/v1/responses",
-        "/v1/messages",
-        "/v1/embeddings",
-        "/v1/score",
-        "/rerank",
-        "/pooling",
-        "/classify",
-        "/v1/audio/transcriptions",
-        "/tokenize",
-        "/detokenize",
-        "/version",
-        "/status",
-        "/decisions",
-        "/decisions?since=-1",
-        "/decisions?since=x",
-        "/decisions?since=99999999999999999999999999",
-        "/status?x=%ff",
-        "/admin/",
-        "/admin/directive",
-        "/admin/reload",
-        "/admin/none",
-        "/control",
-        "/control/",
-        "/control/none",
-        "/control/openapi.json",
-        "/control/docs",
-        "/-/healthz",
-        "/-/routes",
-        "/-/x",
-        "/abort_requests",
-        "/start_profile",
-        "/stop_profile",
-        "/scale_elastic_ep",
-        "/get_world_size",
-        "/update_weights",
-    ]
     cases = [
         HostileRequest(f"{method} {path}", method, path, (), b"")
-        for path, method in itertools.product(paths, ("GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH"))
+        for path, method in itertools.product(
+            texts("paths"), ("GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH")
+        )
     ]
     cases += [HostileRequest("a long path", "GET", "/v1/" + "x" * 6000, (), b"")]
     cases += [HostileRequest("an unknown method", "BREW", "/v1/completions", (), b"")]
     tokenize: list[Any] = [
-        {},
-        [],
-        1,
-        {"prompt": "x"},
-        {"model": MODEL, "prompt": 1},
-        {"model": MODEL, "prompt": Raw(r'"\ud800"')},
+        *texts("tokenize"),
         {"model": MODEL, "prompt": "x" * 100_000},
-        {"model": MODEL, "messages": None},
-        {"model": MODEL, "messages": [{"role": "user", "content": [{}]}]},
-        {"model": "none", "prompt": "x"},
-        {"model": MODEL, "tokens": [4096]},
-        {"model": MODEL, "tokens": [-1]},
-        {"model": MODEL, "tokens": [10**30]},
-        {"model": MODEL, "tokens": ["x"]},
-        {"model": MODEL, "tokens": None},
         {"model": MODEL, "tokens": [1] * 100_000},
     ]
     cases += [
         post(f"{path} {encode(each)[:50]}", path, each) for path in ("/tokenize", "/detokenize") for each in tokenize
     ]
-    orders: list[Any] = [
-        {},
-        [],
-        None,
-        {"mode": "fp4"},
-        {"mode": 1},
-        {"mode": "fp8", "ttl_s": Raw("1e308")},
-        {"mode": "fp8", "ttl_s": Raw("NaN")},
-        {"mode": "fp8", "ttl_s": -1},
-        {"mode": "fp8", "x": 1},
-    ]
+    orders: list[Any] = texts("directives")
     # Without the key: none of them may have an effect.
     cases += [post(f"admin {encode(each)[:50]}", "/admin/directive", each) for each in orders]
     return cases

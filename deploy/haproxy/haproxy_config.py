@@ -1,22 +1,23 @@
-"""The configuration of HAProxy: what Ray Serve wrote, read, and written again as this service needs it. Pure.
+"""The configuration of HAProxy, as this service needs it. Pure.
 
 Ray Serve starts HAProxy on every node and writes its configuration: the addresses of the replicas, their health checks, the
 admin socket. Four things in it do not suit this service: it listens for statistics on all interfaces, it turns every 502 to
 504 into a 500, it hands requests to a Python proxy when no replica is up, where they wait unseen, and it names no replica of
 an application while Serve builds the next version of it, although they serve. So the launcher (launcher.py) reads the
-targets out of it and writes a configuration of its own, with limits on requests, answers in OpenAI's format, and a second try
-on another replica where one says that a request belongs elsewhere.
+targets out of it (targets.py) and writes a configuration of its own, with limits on requests, answers in OpenAI's format, and a
+second try on another replica where one says that a request belongs elsewhere.
 """
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.error_types import error_type
-from deploy.haproxy.absence import LONGEST_S, SHORTEST_S, UNKNOWN_S, Absence
 from deploy.haproxy.client_headers import KNOWN
+from deploy.haproxy.route_rule import CONSTANTS
+from deploy.haproxy.targets import Backend, Targets, is_backup, name_of
 
 ELSEWHERE_STATUS = (
     425  # a replica's word that another one should take the request; HAProxy tries that, no client sees it
@@ -26,13 +27,11 @@ SESSION_HEADER = "x-nestedfp-session"  # requests of one name meet again at a re
 REQUEST_ID = "%[var(txn.request_id),json(ascii)]"  # as HAProxy writes it into a JSON string
 MOST_TRIES = 8  # replicas that a request is offered to, however many there are
 RETRY_AFTER_S = 2
+ABSENT_RETRY_AFTER_S = 10  # where Serve names no replica: one takes a while to start
 METHODS = "GET POST HEAD OPTIONS PUT PATCH DELETE"  # others a replica's server would answer without OpenAI's format
 # Where the control application is mounted, below the application whose replicas it directs; its routes also answer there.
 CONTROL_PREFIX = "/control"
 CONTROL_PATHS = "/status|/decisions|/metrics|/admin/.*?"
-KEPT_S = (
-    900.0  # that the replicas of an application which Serve knows no more are kept for: it may be between two versions
-)
 SUCCESSOR = "successor"  # the backend of an HAProxy that was told to go: the one that listens now
 JSON = "res.hdr(content-type) -m sub json"
 NOBODY = "no replica can take this request now: the service starts, stops or has lost its replicas; try again"
@@ -44,8 +43,6 @@ OF_SERVE = (
 )
 ROUTE = Path(__file__).with_name("route.lua")
 PROMPTS = "/(completions|responses|messages)/*$"  # the routes whose prompts go by the replicas' room
-LEAVES = "This node is being drained."  # what Ray Serve has a node's HAProxy say that is about to go
-TEMPLATE_CHANGED = "Ray Serve's HAProxy configuration is not as expected"
 
 
 def tries(replicas: int) -> int:
@@ -76,142 +73,6 @@ class Limits:
     check_s: int = 5
 
 
-@dataclass
-class Backend:
-    """One application's replicas: lines of HAProxy's grammar, as Ray Serve wrote them."""
-
-    name: str
-    prefix: str
-    check: str = ""  # the default-server line
-    servers: list[str] = field(default_factory=list)
-    unnamed_s: float | None = None  # since when Ray Serve does not know it any more, in seconds of time.monotonic()
-
-
-@dataclass(frozen=True)
-class Targets:
-    """What is taken over from Ray Serve's configuration."""
-
-    socket: str
-    global_lines: tuple[str, ...]
-    bind: str
-    health_rules: tuple[str, ...]
-    backends: tuple[Backend, ...]
-
-    @property
-    def leaves(self) -> bool:
-        """Whether the node is being drained."""
-        return any(LEAVES in rule for rule in self.health_rules)
-
-    @property
-    def replicas(self) -> dict[str, int | None]:
-        """How many replicas the applications have, by path prefix; None: there is no application at the root."""
-        return {"": None, **{backend.prefix: len(backend.servers) for backend in self.backends}}
-
-
-def read(text: str) -> Targets:
-    """Read the targets out of a configuration that Ray Serve wrote.
-
-    Raises:
-        ValueError: naming what is missing; another version of Ray may write another configuration.
-    """
-    lines = [line.strip() for line in text.splitlines()]
-    found = re.search(r"^\s*stats socket (\S+) ", text, re.MULTILINE)
-    if not found:
-        raise ValueError(f"{TEMPLATE_CHANGED}: no line 'stats socket'")
-    kept = ("maxconn ", "nbthread ", "server-state-base ", "server-state-file ", "hard-stop-after ")
-    declared = set(re.findall(r"^backend (\S+)$", text, re.MULTILINE))
-    bind, rules, backends = _sections(lines, dict(re.findall(r"^\s*acl is_(\S+) path_beg (\S+)$", text, re.MULTILINE)))
-    if not bind:
-        raise ValueError(f"{TEMPLATE_CHANGED}: no line 'bind' in the section 'frontend http_frontend'")
-    used = [name for name in re.findall(r"^\s*use_backend (\S+)", text, re.MULTILINE) if name in declared]
-    for name in used:
-        if name not in backends or not backends[name].check:
-            missing = "default-server" if name in backends else f"acl is_{name} path_beg"
-            raise ValueError(f"{TEMPLATE_CHANGED}: no line '{missing}' for the backend {name!r}")
-    if declared - set(used) - {"default_backend"}:
-        raise ValueError(f"{TEMPLATE_CHANGED}: no line 'use_backend' for {sorted(declared - set(used))}")
-    if not any("healthcheck" in rule for rule in rules):
-        raise ValueError(f"{TEMPLATE_CHANGED}: no line 'acl healthcheck'")
-    return Targets(
-        socket=found[1],
-        global_lines=tuple(line for line in lines if line.startswith(kept)),
-        bind=bind,
-        # Metrics of Ray Serve's own are off, so that variables for them are not needed.
-        health_rules=tuple(rule for rule in rules if "set-var" not in rule and "set-log-level" not in rule),
-        backends=tuple(sorted(backends.values(), key=lambda backend: -len(backend.prefix))),
-    )
-
-
-def _sections(lines: Sequence[str], prefixes: Mapping[str, str]) -> tuple[str, list[str], dict[str, Backend]]:
-    """Return the frontend's line ``bind`` and its rules for health, and the backends of these names with their path prefixes."""
-    section = bind = ""
-    rules: list[str] = []
-    backends: dict[str, Backend] = {}
-    for line in lines:
-        head, _, rest = line.partition(" ")
-        if head in ("global", "defaults", "frontend", "backend", "listen"):
-            section = line
-            if head == "backend" and rest in prefixes:
-                backends[rest] = Backend(rest, prefixes[rest].rstrip("/"))
-        elif section == "frontend http_frontend":
-            if head == "bind":
-                bind = line
-            elif "healthcheck" in line or re.search(r"\broutes$", line) or line.startswith("acl backend_"):
-                rules.append(line)
-        elif section.startswith("backend ") and (name := section.partition(" ")[2]) in backends:
-            if head == "default-server":
-                backends[name].check = line
-            elif head == "server" and not is_backup(line):
-                backends[name].servers.append(line)
-    return bind, rules, backends
-
-
-def keeping(targets: Targets, before: Sequence[Backend], now_s: float) -> Targets:
-    """Return the targets with those replicas that Ray Serve names no more, and that serve still.
-
-    While it builds the next version of an application, which takes as long as its imports, and for as long as a build has failed,
-    it names none of the replicas: they stay. In the moment in which a new replica runs it leaves out the old one, which goes on
-    taking requests for a while: it stays as a backup until the next change, for the time until the new one has answered a check.
-    Of an application that has been deleted the checks fail soon. One with the same prefix takes its place.
-
-    Args:
-        targets: as Ray Serve wants them now.
-        before: the backends of the configuration in force.
-        now_s: ``time.monotonic()``, which no clock that is set back makes longer.
-    """
-    in_force = {each.name: each for each in before}
-    named = []
-    for backend in targets.backends:
-        known = in_force.get(backend.name)
-        old = [line for line in known.servers if not is_backup(line)] if known else []
-        stay = {_name(line) for line in backend.servers}
-        left_out = [f"{line} backup" for line in old if _name(line) not in stay]
-        named.append(replace(backend, servers=[*backend.servers, *left_out] if backend.servers else old))
-    taken = {backend.prefix for backend in named} | {backend.name for backend in named}
-    gone = [
-        replace(each, unnamed_s=now_s if each.unnamed_s is None else each.unnamed_s)
-        for each in in_force.values()
-        if not taken & {each.prefix, each.name}
-    ]
-    kept = [each for each in gone if each.unnamed_s is not None and now_s - each.unnamed_s < KEPT_S]
-    return replace(targets, backends=tuple(sorted([*named, *kept], key=lambda backend: -len(backend.prefix))))
-
-
-def is_backup(server: str) -> bool:
-    """Whether a line ``server`` is of one that is asked only when there is no other."""
-    return server.endswith(" backup")
-
-
-def address_of(server: str) -> tuple[str, int]:
-    """Return host and port of a line ``server``."""
-    host, _, port = server.split()[2].rpartition(":")
-    return host, int(port)
-
-
-def _name(server: str) -> str:
-    return server.split()[1]
-
-
 def control_routes(backends: Sequence[Backend]) -> list[str]:
     """Return the rules that lead the control routes of each application to its control application.
 
@@ -232,26 +93,6 @@ def control_routes(backends: Sequence[Backend]) -> list[str]:
         if base in mounted:
             rules += [f"http-request redirect location '{written}/' if {{ path {base}/ }} {{ method GET HEAD }}"]
     return rules
-
-
-def waiting(absence: Absence) -> list[str]:
-    """Return the rules that put into ``txn.wait_s`` when a client should come again that found no replica, in seconds."""
-    if absence.ends_s is None:
-        return [f"http-request set-var(txn.wait_s) int({UNKNOWN_S if absence.since_s is not None else SHORTEST_S})"]
-    return [
-        f"http-request set-var(txn.wait_s) date,neg,add({int(absence.ends_s)})",
-        f"http-request set-var(txn.wait_s) int({SHORTEST_S}) if {{ var(txn.wait_s) -m int lt {SHORTEST_S} }}",
-        f"http-request set-var(txn.wait_s) int({LONGEST_S}) if {{ var(txn.wait_s) -m int gt {LONGEST_S} }}",
-    ]
-
-
-def nobody(absence: Absence, condition: str = "") -> list[str]:
-    """Return the rules that answer a request for which there is no replica."""
-    message = NOBODY
-    if absence.took_s is not None:
-        message += f". The last time there was none for {absence.took_s:.0f} s"
-    told = answer(503, message, f" hdr Retry-After %[var(txn.wait_s)]{condition}")
-    return [*waiting(absence), told]
 
 
 def error_json(status: int, message: str) -> str:
@@ -303,9 +144,14 @@ def route_choice(backends: Sequence[Backend]) -> list[str]:
     """Return the line that loads ``route.lua`` with the replicas it chooses from."""
     words = []
     for backend in filter(takes_prompts, backends):
-        names = [_name(line) for line in backend.servers if not is_backup(line)]
+        names = [name_of(line) for line in backend.servers if not is_backup(line)]
         words.append(" ".join([backend.name, backend.prefix or "/", *names]))
-    return [f"lua-load {quoted(str(ROUTE))} " + " ".join(f"'{each}'" for each in words)] if words else []
+    return [load_rule(words)] if words else []
+
+
+def load_rule(applications: Sequence[str] = ()) -> str:
+    """Return the line that loads ``route.lua``, with the constants of the rule."""
+    return f"lua-load {quoted(str(ROUTE))} " + " ".join(f"'{each}'" for each in (CONSTANTS, *applications))
 
 
 def chosen_server(backend: Backend) -> list[str]:
@@ -323,13 +169,13 @@ def listener(bind: str) -> str:
     return f"127.0.0.1:{port}" if host in ("", "*", "0.0.0.0") else address
 
 
-def write(targets: Targets, limits: Limits, absences: Mapping[str, Absence] | None = None) -> str:
-    """Return HAProxy's configuration for the targets.
+def nobody(retry_after_s: int = ABSENT_RETRY_AFTER_S, condition: str = "") -> str:
+    """Return the rule that answers a request for which there is no replica."""
+    return answer(503, NOBODY, f" hdr Retry-After {retry_after_s}{condition}")
 
-    Args:
-        absences: of the applications, by path prefix.
-    """
-    absences = absences or {}
+
+def write(targets: Targets, limits: Limits) -> str:
+    """Return HAProxy's configuration for the targets."""
     frontend = [
         targets.bind,
         *targets.health_rules,
@@ -433,12 +279,15 @@ def write(targets: Targets, limits: Limits, absences: Mapping[str, Absence] | No
                     # this HAProxy knows, until Serve has told of its successor and a new configuration is in force.
                     "http-check expect rstring ^(success|DRAINING)$",
                     backend.check,
-                    *nobody(absences.get(backend.prefix, Absence()), f" if {{ nbsrv({backend.name}) eq 0 }}"),
+                    nobody(
+                        RETRY_AFTER_S if backend.servers else ABSENT_RETRY_AFTER_S,
+                        f" if {{ nbsrv({backend.name}) eq 0 }}",
+                    ),
                     *(chosen_server(backend) if takes_prompts(backend) else ()),
                     *backend.servers,
                 ],
             )
         )
     parts.append((f"backend {SUCCESSOR}", [f"server {SUCCESSOR} {listener(targets.bind)}"]))
-    parts.append(("backend unavailable", nobody(absences.get("", Absence()))))
+    parts.append(("backend unavailable", [nobody()]))
     return "".join(f"{head}\n" + "".join(f"    {line}\n" for line in lines if line) for head, lines in parts)

@@ -28,8 +28,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.haproxy.absence import look, note
-from deploy.haproxy.haproxy_config import Backend, Limits, Targets, address_of, keeping, read, tries, write
+from deploy.haproxy.haproxy_config import Limits, tries, write
+from deploy.haproxy.targets import Backend, keeping, read
 
 SETTINGS_ENV = "NESTEDFP_HAPROXY"  # JSON: {"binary": path of HAProxy, "limits": fields of Limits}
 MOST_CONNECTIONS = 32768
@@ -44,7 +44,6 @@ HANGS_AFTER = 3  # checks without an answer in a row: 12 s at most with the one 
 STARTED_S = 2.0  # one that ends sooner had a fault in its configuration, or no port
 REPLACED = "replacement.pid"
 CURRENT = "current.pid"
-ABSENCES = "absences.json"
 BACKENDS = "backends.json"
 # What a replacement runs. Not the file that Ray Serve names: that holds what Serve wrote last, which it may not have come to start.
 IN_FORCE = "in-force.cfg"
@@ -140,17 +139,16 @@ def launch(arguments: Sequence[str], settings: Mapping[str, Any]) -> None:
     """Take the place of HAProxy: rewrite the configuration that ``-f`` names and become HAProxy. Does not return."""
     arguments = list(arguments)
     path = Path(arguments[arguments.index("-f") + 1])
-    named, now_s = read(path.read_text()), time.time()  # HAProxy tells by its date when an absence should end
+    named = read(path.read_text())
     holders = [pid for name in (REPLACED, CURRENT) if (pid := _pid_in(path.parent / name)) and _runs(pid, path)]
     # Where none runs, nothing is in force: what an earlier Serve noted may be another one's addresses by now.
     targets = keeping(named, backends_before(path.parent) if holders else [], time.monotonic())
-    absences = look(path.parent / ABSENCES, in_reach(named, targets), now_s)
-    text = write(targets, Limits(**settings["limits"]), absences)
+    text = write(targets, Limits(**settings["limits"]))
     path.write_text(text)
     in_force = path.parent / IN_FORCE
-    in_force.with_suffix(".new").write_text(text)
-    in_force.with_suffix(".new").replace(in_force)
-    note(path.parent / BACKENDS, json.dumps([asdict(backend) for backend in targets.backends]))
+    _replace(in_force, text)
+    with contextlib.suppress(OSError):  # a disk that takes nothing ends no start
+        _replace(path.parent / BACKENDS, json.dumps([asdict(backend) for backend in targets.backends]))
     command = [settings["binary"], *arguments]
     plain = [settings["binary"], "-db", "-dR", "-f", str(in_force)]
     (path.parent / CURRENT).write_text(str(os.getpid()))  # before any is ended, so that its watcher replaces none
@@ -161,6 +159,12 @@ def launch(arguments: Sequence[str], settings: Mapping[str, Any]) -> None:
         command = taking_over(command, holders)
     _watch_from_aside(plain, path.parent, first="-sf" not in command)
     os.execv(command[0], command)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file, whole or not at all."""
+    path.with_suffix(".new").write_text(text)
+    path.with_suffix(".new").replace(path)
 
 
 def backends_before(folder: Path) -> list[Backend]:
@@ -174,22 +178,6 @@ def backends_before(folder: Path) -> list[Backend]:
         return []
     sound = all(isinstance(each.servers, list) and isinstance(each.unnamed_s, float | None) for each in found)
     return found if sound else []
-
-
-def in_reach(named: Targets, targets: Targets) -> dict[str, int | None]:
-    """Return how many replicas the applications have, by path prefix; None: it is not deployed.
-
-    Those that Serve does not name and that accept connections count: while it builds a new version they serve.
-    """
-    kept = {backend.prefix: backend.servers for backend in targets.backends}
-    return {
-        prefix: _accepting(kept.get(prefix, ())) if count == 0 else count for prefix, count in named.replicas.items()
-    }
-
-
-def _accepting(servers: Sequence[str]) -> int:
-    """How many of these lines ``server`` are of somebody who accepts a connection."""
-    return sum(_connects(address_of(line)) for line in servers)
 
 
 def _connects(address: tuple[str, int]) -> bool:

@@ -1,18 +1,20 @@
 -- Which replica takes a request: an exact one that can still compute its prompt in time, else the least loaded fast one.
 --
--- HAProxy loads this file with one argument for each application: "BACKEND PREFIX SERVER SERVER ...". Every replica says on its
--- page PREFIX/room how many prompt tokens it can take; it is asked ten times a second. route_rule.py is the same rule in Python.
+-- HAProxy loads this file with the constants of route_rule.py, which is the same rule in Python, and an argument for each
+-- application: "BACKEND PREFIX SERVER SERVER ...". Every replica says on its page PREFIX/room how many prompt tokens it can take;
+-- it is asked ten times a second.
 
 local PERIOD_MS = 100
 local TIMEOUT_MS = 500
-local STALE_S = 1.0 -- an older report is none
-local LAG_S = 0.03 -- a request sent so shortly before a report may be missing in it
 local SESSIONS = 10000 -- whose last replica is remembered, at most twice as many
 local SESSION_BYTES = 256 -- a longer name is none
 local BYTES_PER_TOKEN = 4
 local BYTES_PER_TOKEN_ID = 6
 local WHOLE_BYTES = 48 * 1024 -- a body of unknown length that is as long may go on beyond HAProxy's buffer
-local SPARE = 2 -- open requests by which a session's last replica may be ahead of the least loaded one
+
+local constants, applications = ..., { select(2, ...) }
+local STALE_S, LAG_S, SPARE = constants:match("(%S+) (%S+) (%S+)")
+STALE_S, LAG_S, SPARE = tonumber(STALE_S), tonumber(LAG_S), tonumber(SPARE)
 
 nestedfp = {}
 
@@ -172,9 +174,8 @@ core.register_action("nestedfp_route", { "http-req" }, function(txn, backend)
     end
 end, 1)
 
-local arguments = { ... }
 core.register_init(function()
-    for _, argument in ipairs(arguments) do
+    for _, argument in ipairs(applications) do
         local words = {}
         for word in argument:gmatch("%S+") do
             table.insert(words, word)

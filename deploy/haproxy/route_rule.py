@@ -1,6 +1,6 @@
 """Which replica takes a request: an exact one that can still compute its prompt in time, else the least loaded fast one. Pure.
 
-The rule of route.lua, which HAProxy runs; the simulator uses this one, and a test holds the two against each other.
+The rule of route.lua, which HAProxy runs with the constants below; the simulator runs this one. A test compares the two.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from math import inf
 STALE_S = 1.0  # an older report is none
 LAG_S = 0.03  # a request sent so shortly before a report may be missing in it
 SPARE = 2  # open requests by which a session's last replica may be ahead of the least loaded one
+CONSTANTS = f"{STALE_S} {LAG_S} {SPARE}"  # as route.lua takes them
 
 
 @dataclass(frozen=True, slots=True)

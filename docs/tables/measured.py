@@ -120,20 +120,6 @@ def switches(name: str) -> str:
     return _with_conditions(name, markdown(["batch", "to", "first step, ms", "later steps, ms"], rows))
 
 
-def engine_open(name: str) -> str:
-    """Return latencies of an engine under an open load, without HTTP."""
-    rows = [
-        [
-            f"{MODELS[row['model']]}, {row['rate_rps']} requests/s",
-            row["system"].replace("_", " "),
-            f"{float(row['ttft_p50_ms']):.0f} / {float(row['ttft_p99_ms']):.0f}",
-            f"{float(row['tpot_p50_ms']):.1f} / {float(row['tpot_p99_ms']):.1f}",
-        ]
-        for row in _rows(name)
-    ]
-    return _with_conditions(name, markdown(["", "", "TTFT p50 / p99, ms", "TPOT p50 / p99, ms"], rows))
-
-
 def http(name: str) -> str:
     """Return the HTTP path on GPUs: closed loop, alone, and an open load."""
     found: dict[tuple[str, str, str, int], dict[str, Row]] = {}
@@ -260,7 +246,6 @@ TABLES = {
     "mixed_rows": mixed_rows,
     "engine": engine,
     "switches": switches,
-    "engine_open": engine_open,
     "http": http,
     "http_cpu": http_cpu,
     "portable": portable,

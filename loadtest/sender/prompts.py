@@ -27,7 +27,7 @@ def prompt_token_ids(seed: int, run: int, index: int, length: int, token_ids: tu
     return (number + tail)[:length]
 
 
-def completion_body(model: str, prompt: list[int], output_tokens: int, precision: str | None = None) -> bytes:
+def completion_body(model: str, prompt: list[int] | str, output_tokens: int, precision: str | None = None) -> bytes:
     """Body of the streaming request. Greedy, and exactly ``output_tokens`` long."""
     return json.dumps(
         {

@@ -22,8 +22,8 @@ from nestedfp.steps.step_slack import StepTimes
 # that it fills up.
 REQUESTS_GROWTH_S = 1.0
 KV_GROWTH_S = 2.0
-# Of the TPOT deadline beyond an FP8 step of one request: a slow engine is not full before its steps have grown by so much
-# (benchmarks/control/fill_slow.py). With less fewer tokens would be exact there, with more, more requests late in bursts.
+# Of the TPOT deadline beyond an FP8 step of one request: a slow engine is not full before its steps have grown by so much.
+# With less fewer tokens would be exact there, with more, more requests late in bursts.
 LEAST_GROWN_SHARE = 0.25
 
 

@@ -23,7 +23,7 @@ from nestedfp.steps.step_costs import MixedCosts, StepCost, StepCosts
 from simulator.errors import SimulationError
 from workload.frozen import FrozenModel
 
-TABLE = Path(__file__).parent / "tables" / "h100-llama-8b.json"
+TABLE = Path(__file__).parent / "tables" / "h100-llama-8b-steps.json"
 
 # As nestedfp/vllm_plugin/ranks/timing/step_timing.py measures them.
 MIXED_EXACT_TOKENS, MIXED_FAST_TOKENS = (16, 32, 64, 128), (128, 256, 512, 1024)
@@ -88,7 +88,6 @@ class FitError(FrozenModel):
     observations: AtLeastOne
     median_relative: NotNegative
     max_relative: NotNegative
-    per_request_ms: NotNegative = 0.0  # of a whole run, for taking a request in: no part of any step
 
 
 class Source(FrozenModel):

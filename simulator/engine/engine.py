@@ -9,57 +9,32 @@ Cost: nothing loops over the requests of a batch (see ``DecodeBatch``), and a st
 loop. ``advance`` runs all steps that end by a given time, so that an engine costs nothing between the events that concern it.
 """
 
-from collections import deque
 from math import ceil, inf
 
-from controller.sliding_window import SlidingWindow
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.steps.prompt_room import PromptRoom, RoomMargin, capacity_tokens_per_s, prompt_room
-from nestedfp.steps.row_rule import MOST_PLANNED, Decode, Prompt, RowPlan, RowRule, RowState, first_due_s
 from nestedfp.steps.step_fill import FillWatch
 from nestedfp.steps.step_rule import StepRule, StepSignals, choose
-from nestedfp.steps.step_slack import StepSlack, StepTimes
 from simulator.engine.cost_table import EngineTable
-from simulator.engine.decode_batch import DecodeBatch
 from simulator.engine.request import SimRequest
-from simulator.engine.stats import MODES, StepTotals
+from simulator.engine.row_steps import HoldingByRow
+from simulator.engine.stats import MODES
 
 
-class Engine:
+class Engine(HoldingByRow):
     """A simulated engine; runs FP16 until a directive says otherwise, as the live one does."""
 
     def __init__(self, table: EngineTable) -> None:
+        super().__init__(table)
         limits = table.engine
         self._costs = (table.fp16, table.fp8)  # by is_fp8
         self._mixed_s = table.mixed_s
         self._step_costs = table.step_costs()
-        self._times = StepTimes(self._step_costs)
-        self._budget = limits.max_num_batched_tokens
-        self._slack = StepSlack(self._times.s_per_prompt_token(self._budget))
         self._margin = RoomMargin()
-        self._max_seqs = limits.max_num_seqs
         self._fill = FillWatch(limits.max_num_seqs)
         self._ahead = limits.async_scheduling
         self._mixes = limits.mixed_steps
-        self._block = limits.block_tokens
-        self.total_blocks = limits.kv_tokens // limits.block_tokens
         self.directive = DirectiveMode.FP16
-        self.rule = StepRule()
-        # requests
-        self.waiting: deque[SimRequest] = deque()
-        self._unseen: deque[SimRequest] = (
-            deque()
-        )  # of the waiting: those that no step has been filled with knowledge of
-        self.running: dict[SimRequest, None] = {}  # in order of admission
-        self._partials: dict[SimRequest, None] = {}  # those whose prompts are computed in part
-        self.waiting_tokens = 0  # still to be computed in prefill
-        self._pinned = 0  # running ones
-        self._batch = DecodeBatch(self._block)  # the other running ones, and of them, once a directive goes by row,
-        self._fast = DecodeBatch(self._block)  # those with a token in FP8, and those that sit out the step in progress
-        self._resting = DecodeBatch(self._block)
-        self._rows = RowRule()
-        self._has_classes = False  # whether requests are in the batch of their class
-        self.used_blocks = 0
         # the step in progress
         self.ends_s = inf  # inf: idle
         self._began_s = 0.0
@@ -68,16 +43,6 @@ class Engine:
         self._rows_fp8 = (False, False)  # of exact and of fast requests
         self._rows_of: tuple[int, int] | None = None  # exact and fast rows; None: of a step that was not planned by row
         self._step_decodes = 0
-        self._chunks: list[tuple[SimRequest, int]] = []
-        # statistics, as the live engine counts them
-        self.stats = StepTotals()
-        self.preemptions = 0
-        self.arrivals = 0
-        self.arrived_tokens = 0
-        self.finished: list[SimRequest] = []  # since the caller last took them
-        self.finished_count = 0
-        self.ttft = SlidingWindow()
-        self.tpot = SlidingWindow()
 
     # -- what the cluster does -----------------------------------------------------------------------------------------
 
@@ -120,15 +85,6 @@ class Engine:
     def _by_row(self) -> bool:
         return self._mixes and self.directive is DirectiveMode.AUTO and self.rule.rows_ttft_s is not None
 
-    def unfinished(self) -> list[SimRequest]:
-        """The requests inside, in queue order: what is lost when the engine dies."""
-        return [*self.running, *self.waiting]
-
-    @property
-    def ongoing(self) -> int:
-        """Requests inside: what HAProxy compares."""
-        return len(self.running) + len(self.waiting)
-
     @property
     def busy(self) -> bool:
         """Whether anything is left to do."""
@@ -142,18 +98,6 @@ class Engine:
     def stop(self) -> None:
         """The engine dies: nothing more happens."""
         self.ends_s = inf
-
-    def written(self, began_s: float, ended_s: float, tokens: int) -> float:
-        """Tokens have been made; returns by how many seconds their way to the clients has become longer: here there is none."""
-        return 0.0
-
-    def delay_s(self, now_s: float) -> float:
-        """Until a token made now is with its client."""
-        return 0.0
-
-    def oldest_wait_s(self, now_s: float) -> float:
-        """Age of the request at the head of the queue."""
-        return max(0.0, now_s - self.waiting[0].queued_s) if self.waiting else 0.0
 
     # -- room ----------------------------------------------------------------------------------------------------------
 
@@ -206,7 +150,12 @@ class Engine:
         # Filled ahead, a step knows the requests that were there when the step before began; so does the choice of its precision.
         seen_s = now_s if not self.running or not self._ahead else self._began_s
         if self._by_row:
-            self._start_by_row(now_s, seen_s)
+            filled = self._fill_by_row(now_s, seen_s)
+            rows = (filled.exact_rows, filled.fast_rows)
+            self.stats.scheduled_rows(*rows)
+            self._is_fp8, self._rows_fp8, self._rows_of = rows[0] == 0, (False, not filled.is_whole), rows
+            self._step_decodes, self._began_s = filled.decodes, now_s
+            self.ends_s = now_s + self._mixed_s(*rows, filled.decodes, filled.kv_tokens)
             return
         preempted = self._reserve_decode_blocks()
         batch, fast = self._batch, self._fast
@@ -231,108 +180,6 @@ class Engine:
         self._step_decodes, self._began_s = decodes, now_s
         self.ends_s = now_s + self._costs[is_fp8].step_s(tokens, decodes, kv_tokens)
 
-    # -- steps by row --------------------------------------------------------------------------------------------------
-
-    def _start_by_row(self, now_s: float, seen_s: float) -> None:
-        """Begin the step that the rule of rows plans."""
-        self._see(seen_s)
-        if not self._has_classes:
-            self._has_classes = True
-            self._classify()
-        while True:
-            exact = [r for r in self.running if r not in self._partials and not r.is_fast]
-            line = self._line(seen_s)
-            plan = self._rows.plan(self._row_state(now_s, exact, line), self._times)
-            if self._blocks_of(plan, exact, line) <= self.total_blocks - self.used_blocks:
-                break
-            self._preempt_last()
-        for i in () if plan.is_whole else plan.demoted:
-            exact[i].is_fast = True
-            self._move(exact[i], self._batch, self._fast)
-        for i in set(range(len(exact))) - {*plan.exact, *plan.demoted}:
-            exact[i].is_resting = True
-            self._move(exact[i], self._batch, self._resting)
-        batch, fast = self._batch, self._fast
-        self.used_blocks += batch.blocks_needed() + fast.blocks_needed()
-        decodes, kv_tokens = batch.size + fast.size, batch.kv_tokens + fast.kv_tokens
-        exact_rows, fast_rows = batch.size, fast.size
-        for i, count, is_exact in plan.chunks:
-            request = line[i]
-            if request not in self._partials:
-                self.waiting.remove(request)
-                self.running[request] = None
-                self._pinned += request.pinned
-            request.is_fast = request.is_fast or not (is_exact or plan.is_whole)
-            kv_tokens += request.computed
-            self._take(request, count, self._more_blocks(request, count))
-            exact_rows, fast_rows = exact_rows + count * is_exact, fast_rows + count * (not is_exact)
-        if plan.is_whole:
-            exact_rows, fast_rows = exact_rows + fast_rows, 0
-        assert exact_rows + fast_rows > 0, "a request that fits the cache alone can always be scheduled"
-        self.stats.scheduled_rows(exact_rows, fast_rows)
-        self._is_fp8, self._rows_fp8 = exact_rows == 0, (False, not plan.is_whole)
-        self._rows_of, self._step_decodes, self._began_s = (exact_rows, fast_rows), decodes, now_s
-        self.ends_s = now_s + self._mixed_s(exact_rows, fast_rows, decodes, kv_tokens)
-
-    def _classify(self) -> None:
-        """Requests that steps of one precision have computed in FP8 are fast."""
-        for request in [r for r in self.running if not r.is_fast]:
-            decodes = request not in self._partials
-            if decodes:
-                self._move(request, self._batch, self._batch)  # which notes what it has had in FP8
-            request.is_fast = request.prompt_fp8 + request.completion_fp8 > 0
-            if decodes and request.is_fast:
-                self._move(request, self._batch, self._fast)
-
-    def _line(self, seen_s: float) -> list[SimRequest]:
-        """The prompts that a step may compute parts of: begun ones, and those that fit into the cache as a whole."""
-        line, free = list(self._partials), self.total_blocks - self.used_blocks
-        for request in self.waiting:
-            free -= -(-request.target // self._block)
-            if request.queued_s > seen_s or free < 0 or len(line) == MOST_PLANNED:
-                break
-            line.append(request)
-        return line
-
-    def _row_state(self, now_s: float, exact: list[SimRequest], line: list[SimRequest]) -> RowState:
-        ttft_s, tpot_s, grace = self.rule.rows_ttft_s, self.rule.rows_tpot_s, self.rule.tpot_grace_tokens
-        assert ttft_s is not None
-        assert tpot_s is not None
-
-        def decode(request: SimRequest, batch: DecodeBatch) -> Decode:
-            generated = request.output_tokens - (request.finish_at - batch.count)
-            return Decode(request.first_s + tpot_s * (generated + grace), request.pinned)
-
-        def prompt(request: SimRequest) -> Prompt:
-            left_tokens, due_s = request.target - request.computed, first_due_s(request.arrived_s, ttft_s, now_s)
-            is_exact = not request.is_fast and due_s > -inf
-            return Prompt(left_tokens, due_s, is_exact, request.pinned, request in self._partials)
-
-        fast = [r for r in self.running if r.is_fast and r not in self._partials]
-        return RowState(
-            now_s,
-            [decode(request, self._batch) for request in exact],
-            [decode(request, self._fast) for request in fast],
-            [prompt(request) for request in line],
-            self._max_seqs - len(self.running),
-            self._budget,
-            tpot_s,
-        )
-
-    def _blocks_of(self, plan: RowPlan, exact: list[SimRequest], line: list[SimRequest]) -> int:
-        """New blocks that the step takes."""
-        runs = [exact[i] for i in (*plan.exact, *plan.demoted)]
-        decodes = sum([(r.base + self._batch.count) % self._block == 0 for r in runs]) + self._fast.blocks_needed()
-        return decodes + sum([self._more_blocks(line[i], count) for i, count, _ in plan.chunks])
-
-    def _more_blocks(self, request: SimRequest, count: int) -> int:
-        return -(-(request.computed + count) // self._block) - -(-request.computed // self._block)
-
-    def _move(self, request: SimRequest, source: DecodeBatch, goal: DecodeBatch) -> None:
-        source.preempt(request)
-        request.target = request.prompt_tokens + request.generated - 1
-        goal.enter(request)
-
     # -- steps of one precision ----------------------------------------------------------------------------------------
 
     def _prompt_budget(self, decodes: int) -> int:
@@ -342,12 +189,6 @@ class Engine:
         if limit_s is None or self.directive is not DirectiveMode.FP16:
             return most
         return min(most, self._times.prompt_tokens_within(Mode.FP16, limit_s, decodes, self._budget))
-
-    def _see(self, seen_s: float) -> None:
-        """Put those that had come by then in line."""
-        while self._unseen and self._unseen[0].queued_s <= seen_s:
-            request = self._unseen.popleft()
-            self._slack.prompts.arrived(request.index, request.arrived_s, request.target)
 
     def _chooses_fp8(self, now_s: float, tokens: int, *, with_prompts: bool) -> bool:
         """The precision of a step that has been filled."""
@@ -373,42 +214,6 @@ class Engine:
 
     def _reserve_s(self, now_s: float, decodes: int) -> float:
         return self._slack.reserve_s(self.rule, self._times, now_s, decodes, self._budget)
-
-    def _continue_prefill(self, request: SimRequest, budget: int) -> int:
-        """The next chunk of the one request that is between two chunks. It was admitted last, because a prompt is cut
-        only where the budget ends; so that when blocks are short it is also the one to preempt."""
-        count = min(request.target - request.computed, budget)
-        needed = self._more_blocks(request, count)
-        if self.used_blocks + needed > self.total_blocks:
-            self._preempt_last()
-            return budget
-        self._take(request, count, needed)
-        return budget - count
-
-    def _admit(self, budget: int, seen_s: float) -> None:
-        while self.waiting and budget > 0 and len(self.running) < self._max_seqs:
-            request = self.waiting[0]
-            if request.queued_s > seen_s or self.used_blocks + -(-request.target // self._block) > self.total_blocks:
-                return
-            self.waiting.popleft()
-            self.running[request] = None
-            self._pinned += request.pinned
-            count = min(request.target, budget)
-            self._take(request, count, -(-count // self._block))
-            budget -= count
-
-    def _take(self, request: SimRequest, count: int, blocks: int) -> None:
-        if count == 0:
-            return
-        request.computed += count
-        self.used_blocks += blocks
-        self.waiting_tokens -= count
-        self._chunks.append((request, count))
-        self._slack.prompts.computed(request.index, request.computed)
-        if request.computed < request.target:
-            self._partials[request] = None
-        else:
-            self._partials.pop(request, None)
 
     def _complete(self, now_s: float) -> None:
         """What the step in progress has brought: tokens, first tokens, finished requests."""
@@ -514,53 +319,3 @@ class Engine:
             return inf if fp16_s <= tpot_s else 1 + max(0, left_s // (fp16_s - tpot_s))
         gained_s = tpot_s - self._times.predicted_s(Mode.FP8, decodes, with_prompts=False)
         return inf if gained_s <= 0 else max(1, ceil(-left_s / gained_s))
-
-    def _finish_due(self, now_s: float) -> None:
-        """Finish the requests whose last token the decode step just counted has brought."""
-        for batch in (self._batch, self._fast):
-            due, blocks = batch.finish_due()
-            self.used_blocks -= blocks
-            for request in due:
-                self._finish(now_s, request)
-
-    # -- KV cache ------------------------------------------------------------------------------------------------------
-
-    def _reserve_decode_blocks(self) -> bool:
-        """Take the blocks that this step's decodes need; returns whether a request was preempted for them."""
-        preempted = False
-        while (
-            self.used_blocks + (needed := self._batch.blocks_needed() + self._fast.blocks_needed()) > self.total_blocks
-        ):
-            self._preempt_last()
-            preempted = True
-        self.used_blocks += needed
-        return preempted
-
-    def _preempt_last(self) -> None:
-        """Take the request admitted last out of the batch, between two steps."""
-        request, _ = self.running.popitem()
-        self.preemptions += 1
-        request.preemptions += 1
-        self._pinned -= request.pinned
-        if request in self._partials:
-            del self._partials[request]
-            self.waiting_tokens -= request.target - request.computed
-            self._slack.prompts.computed(request.index, 0)
-            self.used_blocks -= -(-request.computed // self._block)
-        else:
-            self.used_blocks -= (self._fast if request.is_fast else self._batch).preempt(request)
-            self._slack.decodes.left(request.index)
-            request.target = request.prompt_tokens + request.generated
-        request.computed = request.prompt_fp16 = request.prompt_fp8 = 0
-        request.is_fast = False
-        self.waiting_tokens += request.target
-        self.waiting.appendleft(request)
-
-    def _finish(self, now_s: float, request: SimRequest) -> None:
-        del self.running[request]
-        self._pinned -= request.pinned
-        self._slack.left(request.index)
-        request.finished_s = max(request.first_s, now_s + self.delay_s(now_s))
-        request.outcome, request.generated = "finished", request.output_tokens
-        self.finished.append(request)
-        self.finished_count += 1

@@ -1,15 +1,13 @@
-"""The log of an engine's steps: real engines write it, a command makes a table of it.
+"""The log of an engine's steps: real engines write it, a command makes sizes of it.
 
 Run: ``pytest -q tests/benchmarks/test_step_log.py``
 """
 
-import csv
-
 import pytest
 from processes import ROOT, run_json
 
-from benchmarks.steps import step_sizes, step_summary
-from benchmarks.steps.step_log import COLUMNS, COLUMNS_BEFORE, LoggedStep, StepLog, StepLogError, log_folder, read_steps
+from benchmarks.steps import step_sizes
+from benchmarks.steps.step_log import COLUMNS, LoggedStep, StepLog, StepLogError, log_folder, read_steps, steps_of
 
 ENGINE = {
     "model": str(ROOT / "models" / "fairytales-8m"),
@@ -24,7 +22,7 @@ PROMPTS = [{"prompt_token_ids": list(range(300, 300 + tokens))} for tokens in (2
 
 
 def step(tokens=100, mode="fp8", host_ms=2.0, gpu_ms=8.0, idle_ms=0.5, requests=10, prompts=1):
-    return LoggedStep(1.5, mode, tokens, requests, prompts, host_ms, host_ms / 2, gpu_ms, idle_ms)
+    return LoggedStep(1.5, mode, tokens, requests, prompts, host_ms, host_ms / 2, 900, gpu_ms, idle_ms)
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -40,10 +38,10 @@ def test_what_is_written_is_read(tmp_path):
 
 def test_a_line_that_was_cut_off_is_left_out_and_a_broken_one_is_named(tmp_path):
     path = tmp_path / "steps-1.csv"
-    good = "1.5,fp8,100,10,1,2.0,1.0,8.0,0.5,"
+    good = "1.5,fp8,100,10,1,2.0,1.0,900,8.0,0.5"
     path.write_text(f"{','.join(COLUMNS)}\n{good}\n1.5,fp8,10")
     assert list(read_steps(path)) == [step()]
-    for broken in ("1.5,fp8,x,10,1,2.0,1.0,,,", "1.5,fp8,100", "1.5,fp8,100,10,1,,1.0,,,", good + ",7", good + "x"):
+    for broken in ("1.5,fp8,x,10,1,2.0,1.0,9,,", "1.5,fp8,100", "1.5,fp8,100,10,1,,1.0,9,,", good + ",7", good + "x"):
         path.write_text(f"{','.join(COLUMNS)}\n{good}\n{broken}\n")
         with pytest.raises(StepLogError, match=r"steps-1\.csv:3: expected a step, got"):
             list(read_steps(path))
@@ -52,78 +50,21 @@ def test_a_line_that_was_cut_off_is_left_out_and_a_broken_one_is_named(tmp_path)
         list(read_steps(path))
 
 
-def test_a_log_that_does_not_say_what_is_attended_to_is_read_too(tmp_path):
-    path = tmp_path / "steps-1.csv"
-    path.write_text(",".join(COLUMNS_BEFORE) + "\n1.5,fp16,300,5,1,2.0,1.0,30.0,0.5\n")
-    assert list(read_steps(path)) == [LoggedStep(1.5, "fp16", 300, 5, 1, 2.0, 1.0, 30.0, 0.5, None)]
-
-
 def test_steps_become_sizes_that_the_simulator_is_fitted_to(tmp_path, capsys):
     from simulator.fit.observations import STEP_COLUMNS
 
     log = StepLog(tmp_path / "a" / "steps-1.csv")
-    log.write(LoggedStep(1.0, "fp16", 450, 35, 1, 2.0, 1.0, 35.0, None, 9000))  # the first: when it began is not known
-    log.write(LoggedStep(2.0, "fp16", 450, 35, 1, 2.0, 1.0, 35.0, 0.5, 16000))
-    log.write(LoggedStep(3.0, "fp8", 3, 3, 0, 2.0, 1.0, 9.0, 300.0))  # after a pause; of a log that does not say
+    log.write(LoggedStep(1.0, "fp16", 450, 35, 1, 2.0, 1.0, 9000, 35.0, None))  # the first: when it began is not known
+    log.write(LoggedStep(2.0, "fp16", 450, 35, 1, 2.0, 1.0, 16000, 35.0, 0.5))
+    log.write(LoggedStep(3.0, "fp8", 3, 3, 0, 2.0, 1.0, 600, 9.0, 300.0))  # after a pause
     log.close()
     out = tmp_path / "sizes.csv"
     given = [str(tmp_path / "a"), "--model", "m", "--out", str(out)]
-    assert step_sizes.main(given) == 2
-    assert "give --kv-per-decode" in capsys.readouterr().err
-    assert step_sizes.main([*given, "--kv-per-decode", "200"]) == 0
+    assert step_sizes.main(given) == 0
     rows = [line for line in out.read_text().splitlines() if not line.startswith("#")]
     assert rows == [",".join(STEP_COLUMNS), "m,nestedfp_fp16,416,34,16000,35.5", "m,nestedfp_fp8,0,3,600,10.0"]
-
-
-def test_steps_are_summed_up_by_precision_and_size():
-    steps = [step(host_ms=float(n), gpu_ms=10.0 * n, idle_ms=None if n == 1 else 1.0, requests=n) for n in (1, 2, 3)]
-    rows = step_summary.rows_of(
-        "a",
-        [
-            *steps,
-            step(tokens=256, host_ms=4.0, gpu_ms=40.0, requests=6),
-            step(tokens=257),
-            step(mode="fp16", gpu_ms=None, idle_ms=None),
-        ],
-    )
-    assert rows == [
-        ("a", "fp16", 64, 256, 1, 10, 2.0, 2.0, 1.0, 1.0, "", "", "", ""),
-        ("a", "fp8", 64, 256, 4, 3, 2.5, 3.7, 1.25, 1.85, 25.0, 37.0, 1.0, 1.0),
-        ("a", "fp8", 257, 512, 1, 10, 2.0, 2.0, 1.0, 1.0, 8.0, 8.0, 0.5, 0.5),
-    ]
-
-
-def test_steps_are_told_apart_by_what_the_step_before_was():
-    decodes, prompts = step(tokens=8, prompts=0), step(tokens=300)
-    steps = [decodes, prompts, prompts, decodes, decodes]
-    assert step_summary.by_previous(steps) == {
-        "after prompts": [prompts, decodes],
-        "after decodes": [prompts, decodes],
-    }
-
-
-def test_bands_leave_no_size_out():
-    assert step_summary.BANDS[0][0] == 1
-    assert all(
-        most + 1 == least for (_, most), (least, _) in zip(step_summary.BANDS, step_summary.BANDS[1:], strict=False)
-    )
-
-
-def test_the_command_keeps_other_systems_and_says_what_is_wrong(tmp_path, capsys):
-    for system in ("one", "two"):
-        log = StepLog(tmp_path / system / "steps-7.csv")
-        log.write(step())
-        log.close()
-    out = tmp_path / "out" / "table.csv"
-    for system in ("one", "two"):
-        assert step_summary.main([str(tmp_path / system), "--out", str(out)]) == 0
-    rows = list(csv.DictReader(line for line in out.read_text().splitlines() if not line.startswith("#")))
-    assert [row["system"] for row in rows] == ["one", "two"]
-    assert {row["gpu_p50_ms"] for row in rows} == {"8.0"}
-    assert step_summary.main([str(tmp_path / "one"), "--by-previous"]) == 0
-    assert "after" not in capsys.readouterr().out.partition("\n")[2], "a single step is after none"
     (tmp_path / "empty").mkdir()
-    assert step_summary.main([str(tmp_path / "empty")]) == 2
+    assert step_sizes.main([str(tmp_path / "empty"), *given[1:]]) == 2
     assert "expected logs of steps" in capsys.readouterr().err
 
 
@@ -131,7 +72,7 @@ def logged(folder, runs, **arguments):
     """Steps of an engine, and the tokens of its prompts and answers."""
     payload = {"engines": [{**ENGINE, **arguments}], "runs": runs, "nested": "quantization" in arguments}
     (found,) = run_json("engine_scenario.py", payload, 300.0, {"STEP_LOG_FOLDER": str(folder)})["engines"]
-    return step_summary.steps_of(folder), found
+    return steps_of(folder), found
 
 
 @pytest.mark.engine
@@ -146,7 +87,7 @@ def test_an_engine_with_nested_weights_logs_every_step_and_its_precision(tmp_pat
         assert sum(step.long_requests for step in found) >= 4, "the longest prompt takes two steps"
     # Prompts of 20, 30 and 100 tokens in steps of at most 64, and four more tokens each: what each attends to, added up.
     assert sum(step.kv_tokens for step in steps if step.mode == "fp8") >= sum(range(20, 24)) + sum(range(30, 34))
-    assert all(step.kv_tokens is not None and step.kv_tokens >= 0 for step in steps)
+    assert all(step.kv_tokens >= 0 for step in steps)
     assert all(step.host_cpu_ms > 0 and 0 < step.host_ms < 10_000 and step.gpu_ms is None for step in steps)
     assert [step.began_s for step in steps] == sorted(step.began_s for step in steps)
 

@@ -9,7 +9,7 @@ import pytest
 from haproxy_run import Replica, ok, render, running
 from live_service import wait_until
 
-from deploy.haproxy import haproxy_config
+from deploy.haproxy import targets
 
 PATH = "/v1/models"
 
@@ -45,7 +45,7 @@ def test_ray_serve_says_so_in_these_words():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Ray's imports
         from ray.serve._private.constants import DRAINING_MESSAGE
-    assert DRAINING_MESSAGE == haproxy_config.LEAVES
+    assert DRAINING_MESSAGE == targets.LEAVES
 
 
 def test_clients_of_a_node_that_is_drained_are_served_and_told_to_go(folder, replica):
@@ -56,7 +56,7 @@ def test_clients_of_a_node_that_is_drained_are_served_and_told_to_go(folder, rep
         assert ask(port, "/-/healthz")[0] == 200
         render(folder, port, backends, leaves=True)
         node.start_manager()
-        assert wait_until(lambda: ask(port, "/-/healthz") == (503, False, haproxy_config.LEAVES.encode()), 10)
+        assert wait_until(lambda: ask(port, "/-/healthz") == (503, False, targets.LEAVES.encode()), 10)
         assert wait_until(lambda: ask(port) == (200, False, b"served"), 10), ask(port)
         render(folder, port, backends)  # Serve has thought better of it
         node.start_manager()

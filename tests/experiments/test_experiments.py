@@ -12,7 +12,7 @@ import yaml
 from experiment_settings import written
 
 from benchmarks.http import http_systems
-from benchmarks.steps import step_summary
+from benchmarks.steps.step_log import steps_of
 from deploy.environment import free_ports
 from experiments import __main__ as command
 from experiments import campaign, config, results, systems
@@ -182,7 +182,7 @@ def test_an_experiment_runs_policies_on_one_service_kills_what_it_should_and_sum
     assert found["fp16"].fp16_token_share == 1
     kept = [path.read_text(errors="replace") for path in (tmp_path / "out" / "logs" / "replicas").iterdir()]
     assert any("Started vLLM engine" in text for text in kept), "no engine's log is kept"
-    logged = step_summary.steps_of(tmp_path / "steps" / "nestedfp")
+    logged = steps_of(tmp_path / "steps" / "nestedfp")
     assert sum(step.tokens for step in logged) >= 36 * 47, (
         "of each request 40 prompt tokens, and one for each answered but one"
     )

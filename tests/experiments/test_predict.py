@@ -32,7 +32,7 @@ def test_an_experiment_is_predicted_on_the_arrivals_that_the_load_test_would_sen
     assert fp16.tpot_ms.p50 == pytest.approx(18, abs=2)  # a step of one or two decodes, by the table
     said = capsys.readouterr().out
     assert "fp16 at 2 requests/s, seed 0: 100.0 %" in said
-    assert results.forecast(found.runs) in said
+    assert results.predictions(found.runs) in said
     assert command.main([*words, "--front-ms", "0"]) == 0
     bare = predict.Predictions.model_validate_json((tmp_path / "test" / predict.KEPT).read_text())
     assert (bare.front_ms, found.front_ms) == (0, predict.FRONT_MS)
@@ -47,10 +47,10 @@ def test_an_experiment_is_predicted_on_the_arrivals_that_the_load_test_would_sen
     window = TraceWindow(start_s=0, duration_s=5)
     results.write(Results(**measured, slo=SLO, window=window), folder)
     assert command.main(words) == 0
-    assert results.comparison(results.read(folder), found.runs) in capsys.readouterr().out
+    assert results.predictions(found.runs, results.read(folder)) in capsys.readouterr().out
     results.write(Results(**measured, slo=SLO, window=window.model_copy(update={"start_s": 7})), folder)
     assert command.main(words) == 0
-    assert results.forecast(found.runs) in capsys.readouterr().out  # what is there was measured under another load
+    assert results.predictions(found.runs) in capsys.readouterr().out  # what is there was measured under another load
 
 
 def test_the_path_s_part_of_a_first_token_is_what_idle_services_took_beside_the_engine_s_step():

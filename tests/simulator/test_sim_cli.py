@@ -14,8 +14,6 @@ from loadtest.report.run_summary import summarise
 from simulator import run
 from simulator.bench import make_bench, make_config
 from simulator.engine.cost_table import EngineLimits, StepTimeModel, read_table
-from simulator.engine.engine import Engine
-from simulator.engine.request import SimRequest
 from simulator.errors import SimulationError
 from simulator.fit import fit, observations
 from simulator.load_units import unloaded
@@ -27,6 +25,7 @@ from workload.synthetic import synthetic_trace
 
 pytestmark = pytest.mark.slow
 
+STEP_HEADER = ",".join(observations.STEP_COLUMNS)
 LIMITS = EngineLimits(max_model_tokens=4096)
 
 
@@ -96,16 +95,15 @@ def test_what_the_configuration_leaves_open_comes_from_the_bench():
 
 def test_the_table_that_ships_is_what_the_fit_says_of_the_measurements(tmp_path: Path):
     shipped = read_table()
-    words = shipped.command.split()[3:]
+    words = shipped.command.split()[4:]
     files = [Path(word) for word in words if word.endswith(".csv")]
     hashes = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
-    if hashes != [source.sha256 for source in shipped.sources]:
-        pytest.skip(f"the measurements are newer than the table; refit it: {shipped.command}")
+    assert hashes == [source.sha256 for source in shipped.sources], f"refit the table: {shipped.command}"
     assert fit.main([*words, "--out", str(tmp_path / "again.json")]) == 0
     again = read_table(tmp_path / "again.json")
-    assert again.model_copy(update={"command": ""}) == shipped.model_copy(update={"command": ""})
+    assert (again.fp16, again.fp8, again.engine) == (shipped.fp16, shipped.fp8, shipped.engine)
     assert "H100" in shipped.gpu
-    assert max(shipped.fit_fp16.max_relative, shipped.fit_fp8.max_relative) < 0.25
+    assert max(shipped.fit_fp16.max_relative, shipped.fit_fp8.max_relative) < 0.35
 
 
 def measured(cost: StepTimeModel, steps: list[tuple[int, int, int]], noise: float) -> str:
@@ -122,7 +120,7 @@ def test_a_fit_to_single_steps_finds_the_model_that_made_them(tmp_path: Path, no
     steps = [(p, d, kv) for p in (0, 16, 128, 512, 2048, 8192) for d in (1, 8, 64, 256) for kv in (d * 50, d * 2000)]
     file = tmp_path / "steps.csv"
     header = "# NVIDIA H100; torch 2\n# m nestedfp: ready after 1 s, KV cache 12345 tokens\n"
-    file.write_text(header + ",".join(observations.STEP_COLUMNS) + "\n" + measured(FP16, steps, noise))
+    file.write_text(header + STEP_HEADER + "\n" + measured(FP16, steps, noise))
     assert fit.main(["--steps-csv", str(file), "--model", "m", "--out", str(tmp_path / "t.json")]) == 0
     table = read_table(tmp_path / "t.json")
     assert table.fp16.knee_tokens == pytest.approx(256, rel=0 if noise == 0 else 0.3)
@@ -137,7 +135,7 @@ def test_a_fit_to_single_steps_finds_the_model_that_made_them(tmp_path: Path, no
 def test_an_engine_goes_by_what_it_measured_at_its_start_where_the_table_says_that(tmp_path: Path):
     steps, start = tmp_path / "steps.csv", tmp_path / "start.csv"
     sizes = [(p, d, d * 50) for p in (0, 16, 128, 512, 2048) for d in (1, 8, 64)]
-    steps.write_text(",".join(observations.STEP_COLUMNS) + "\n" + measured(FP16, sizes, 0.0))
+    steps.write_text(STEP_HEADER + "\n" + measured(FP16, sizes, 0.0))
     start.write_text("model,tokens,fp16_ms,fp8_ms\nother,1,1,1\nm,1,9.5,5.5\nm,64,12,8\n")
     words = ["--steps-csv", str(steps), "--model", "m", "--kv-tokens", "1000", "--out", str(tmp_path / "t.json")]
     assert fit.main([*words, "--start-costs", str(start)]) == 0
@@ -161,7 +159,7 @@ def test_broken_start_costs_end_the_fit_with_one_message(
 ):
     steps, start = tmp_path / "steps.csv", tmp_path / "start.csv"
     sizes = [(p, d, d * 50) for p in (0, 16, 128, 512, 2048) for d in (1, 8, 64)]
-    steps.write_text(",".join(observations.STEP_COLUMNS) + "\n" + measured(FP16, sizes, 0.0))
+    steps.write_text(STEP_HEADER + "\n" + measured(FP16, sizes, 0.0))
     start.write_text("model,tokens,fp16_ms,fp8_ms\n" + rows)
     words = ["--steps-csv", str(steps), "--model", "m", "--kv-tokens", "1000", "--out", str(tmp_path / "t.json")]
     assert fit.main([*words, "--start-costs", str(start)]) == 1
@@ -169,38 +167,20 @@ def test_broken_start_costs_end_the_fit_with_one_message(
     assert not (tmp_path / "t.json").exists()
 
 
-@pytest.mark.parametrize("size", [(1, 256, 128), (40, 100, 7), (64, 700, 30), (5, 3000, 1)])
-def test_a_whole_run_is_the_steps_that_the_engine_would_take(size: tuple[int, int, int]):
-    batch, tokens_in, tokens_out = size
-    engine = Engine(make_table(max_num_seqs=2048))
-    seconds = sum(
-        FP16.step_s(step.tokens, step.decodes, step.kv_tokens)
-        for step in observations.steps_of_run(batch, tokens_in, tokens_out, 2048)
-    )
-    # All at once: the first request would else begin its step before the others are there.
-    engine.waiting.extend(requests := [SimRequest(i, 0.0, tokens_in, tokens_out) for i in range(batch - 1)])
-    engine.waiting_tokens = sum(request.target for request in requests)
-    engine.add(0.0, SimRequest(batch, 0.0, tokens_in, tokens_out))
-    while engine.finished_count < batch:
-        last_s = engine.ends_s
-        engine.advance(last_s)
-    assert last_s == pytest.approx(seconds)
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("model,system\n", "missing: batch, input_tokens"),
-        ("model,system,batch,input_tokens,output_tokens,tokens_per_s\n", "found none"),
-        ("model,system,batch,input_tokens,output_tokens,tokens_per_s\nm,nestedfp_fp16,x,1,1,1\n", "batch: expected a number"),
-        ("model,system,batch,input_tokens,output_tokens,tokens_per_s\nm,nestedfp_fp16,1,1\n", "row 1: expected 6 columns"),
+        ("model,system\n", "missing: prefill_tokens, decode_requests"),
+        (f"{STEP_HEADER}\n", "found none"),
+        (f"{STEP_HEADER}\nm,nestedfp_fp16,x,1,1,1\n", "prefill_tokens: expected a number"),
+        (f"{STEP_HEADER}\nm,nestedfp_fp16,1,1\n", "row 1: expected 6 columns"),
     ],
-)  # fmt: skip
+)
 def test_broken_measurements_end_the_fit_with_one_line(
     content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     (tmp_path / "e.csv").write_text(content)
-    arguments = ["--engine-csv", str(tmp_path / "e.csv"), "--model", "m", "--kv-tokens", "1000"]
+    arguments = ["--steps-csv", str(tmp_path / "e.csv"), "--model", "m", "--kv-tokens", "1000"]
     assert fit.main([*arguments, "--out", str(tmp_path / "t.json")]) == 1
     error = capsys.readouterr().err
     assert message in error

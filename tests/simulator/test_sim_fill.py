@@ -2,9 +2,19 @@
 
 import numpy as np
 import pytest
+from fill_loads import (
+    DEADLINES,
+    FEW,
+    FEW_LONG_ANSWERS,
+    HORIZON,
+    LONG_PROMPTS,
+    STEADY,
+    Arrivals,
+    directed,
+    engine_table,
+    slow_table,
+)
 
-from benchmarks.control import fill_slow
-from benchmarks.control.fill_ahead import BURSTS, DEADLINES, HORIZON, STEADY, Arrivals, directed, engine_table
 from nestedfp.steps.step_rule import StepRule
 from simulator.engine.cost_table import TABLE, EngineTable, read_table
 
@@ -37,11 +47,11 @@ def test_at_a_steady_load_looking_ahead_changes_little(table: EngineTable) -> No
     assert exact_ahead > exact_alone - 0.02
 
 
-@pytest.mark.parametrize(("kv_tokens", "burst"), [(80_000, "long prompts"), (60_000, "long prompts")])
-def test_an_engine_whose_kv_cache_is_full_before_its_places_looks_ahead_too(kv_tokens: int, burst: str) -> None:
+@pytest.mark.parametrize("kv_tokens", [80_000, 60_000])
+def test_an_engine_whose_kv_cache_is_full_before_its_places_looks_ahead_too(kv_tokens: int) -> None:
     table, kept = engine_table(kv_tokens), []
     for seed in (10, 11, 12, 13):  # the growth's time constant was chosen on others
-        sizes = BURSTS[burst].draw(seed)
+        sizes = LONG_PROMPTS.draw(seed)
         ahead = StepRule(**DEADLINES, **HORIZON)
         kept.append(
             [
@@ -56,7 +66,7 @@ def test_an_engine_whose_kv_cache_is_full_before_its_places_looks_ahead_too(kv_t
 
 
 def test_a_steady_load_that_takes_half_of_the_kv_cache_stays_exact() -> None:
-    sizes = STEADY["steady"].draw(10)
+    sizes = STEADY.draw(10)
     kept, exact = directed(engine_table(80_000), sizes, StepRule(**DEADLINES, **HORIZON))
     assert kept == 1.0
     assert exact > 0.95
@@ -82,9 +92,8 @@ def test_costs_that_an_idle_card_measured_do_not_fill_the_engine() -> None:
     assert attained_wrong > attained - 0.004
 
 
-@pytest.mark.parametrize("load", ["steady", "steady, long answers"])
-def test_an_engine_whose_every_step_is_long_has_exact_tokens_too(load: str) -> None:
-    sizes = fill_slow.slowed(STEADY[load]).draw(10)
-    kept, exact = directed(fill_slow.slow_table(), sizes, fill_slow.RULE)
+@pytest.mark.parametrize("load", [FEW, FEW_LONG_ANSWERS])
+def test_an_engine_whose_every_step_is_long_has_exact_tokens_too(load: Arrivals) -> None:
+    kept, exact = directed(slow_table(), load.draw(10), StepRule(**DEADLINES, **HORIZON, decode_reserve_steps=2.0))
     assert kept == 1.0
     assert exact > 0.33  # 0.38 and 0.47; 0.18 and 0.21 where the share of the deadline alone says when it is full

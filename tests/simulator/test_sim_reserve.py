@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fill_loads import Arrivals, directed
 
-from benchmarks.control.fill_ahead import Arrivals, directed
 from nestedfp.steps.step_rule import StepRule
 from simulator.engine.cost_table import TABLE, EngineTable, read_table
 

@@ -9,7 +9,7 @@ from haproxy_calls import ask, count, in_front, up
 from haproxy_run import ok
 from live_service import wait_until
 
-from deploy.haproxy.haproxy_config import ROUTE
+from deploy.haproxy.haproxy_config import load_rule
 from deploy.haproxy.launcher import binary
 from deploy.haproxy.route_rule import RoomReport, Server, choose
 
@@ -183,7 +183,7 @@ def test_the_rule_in_lua_is_the_rule_in_python(tmp_path):
     text += "".join("(function()\n" + "\n".join(chunk) + "\nend)()\n" for chunk in chunks) + "out:close()\n"
     script.write_text(text.replace("\n(function", "\n;(function"))
     config = tmp_path / "haproxy.cfg"
-    config.write_text(f"global\n    lua-load {ROUTE}\n    lua-load {script}\n")
+    config.write_text(f"global\n    {load_rule()}\n    lua-load {script}\n")
     subprocess.run([binary(), "-c", "-f", str(config)], check=False, capture_output=True, timeout=60)
     assert out.read_text().split() == ["-" if server is None else server.name for server in expected]
     assert len({None if server is None else server.name for server in expected}) > 5
@@ -204,7 +204,7 @@ def test_the_length_of_a_prompt_is_told_by_its_body(tmp_path):
     )
     script, config = tmp_path / "cases.lua", tmp_path / "haproxy.cfg"
     script.write_text(f"local out = io.open({lua(str(out))}, 'w')\n{calls}out:close()\n")
-    config.write_text(f"global\n    lua-load {ROUTE}\n    lua-load {script}\n")
+    config.write_text(f"global\n    {load_rule()}\n    lua-load {script}\n")
     subprocess.run([binary(), "-c", "-f", str(config)], check=False, capture_output=True, timeout=60)
     assert out.read_text().split() == [tokens for *_, tokens in cases]
 

@@ -15,7 +15,8 @@ from processes import ROOT
 from deploy import environment
 from deploy.config import load
 from deploy.haproxy import launcher
-from deploy.haproxy.haproxy_config import MOST_TRIES, TEMPLATE_CHANGED, Limits, Targets, read, write
+from deploy.haproxy.haproxy_config import MOST_TRIES, Limits, write
+from deploy.haproxy.targets import TEMPLATE_CHANGED, Targets, read
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Ray's own
 

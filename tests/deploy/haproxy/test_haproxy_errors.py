@@ -11,11 +11,8 @@ from haproxy_calls import ask, count, in_front, up
 from haproxy_life import haproxies
 from haproxy_run import Replica, error_of, ok, running
 from live_service import wait_until
-from ray_nodes import listens
 
-from deploy.haproxy import launcher
-from deploy.haproxy.absence import UNKNOWN_S
-from deploy.haproxy.haproxy_config import RETRY_AFTER_S, Limits
+from deploy.haproxy.haproxy_config import ABSENT_RETRY_AFTER_S, RETRY_AFTER_S, Limits
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Ray's own
 
@@ -206,24 +203,8 @@ def test_before_anything_is_deployed_the_answer_is_503_as_well(folder):
     with running(folder, {}) as (_, port):
         assert wait_until(lambda: _refused(port), 20, 0.05)
         status, headers, body = ask(port, "/v1/models")
-    assert (status, int(headers["retry-after"])) == (503, UNKNOWN_S)
+    assert (status, int(headers["retry-after"])) == (503, ABSENT_RETRY_AFTER_S)
     assert error_of(body)["type"] == "server_error"
     assert error_of(body)["message"] == (
         "no replica can take this request now: the service starts, stops or has lost its replicas; try again"
     )
-
-
-@pytest.mark.parametrize(
-    ("ended_after_s", "gone_for_s", "told"),
-    [(40, 10, (5, 30)), (40, 200, (2, 2)), (500, 10, (60, 60)), (None, 10, (10, 10))],
-    ids=["as long as is left", "longer than expected", "no longer than clients believe", "nobody knows"],
-)
-def test_a_client_that_finds_no_replica_hears_when_there_should_be_one(folder, ended_after_s, gone_for_s, told):
-    known = {"": {"since_s": time.time() - gone_for_s, "took_s": ended_after_s}}
-    (folder / launcher.ABSENCES).write_text(json.dumps(known))
-    with in_front(folder, app=[]) as (_, port):
-        assert wait_until(lambda: listens("127.0.0.1", port), 20, 0.05)
-        status, headers, body = ask(port, "/v1/models")
-    assert status == 503
-    assert told[0] <= int(headers["retry-after"]) <= told[1]
-    assert ("for 40 s" in error_of(body)["message"]) == (ended_after_s == 40)

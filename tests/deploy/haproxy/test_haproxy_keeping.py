@@ -1,12 +1,11 @@
 """Which replicas stay in HAProxy's configuration that Ray Serve does not name, and what is noted of them."""
 
 import json
-import socket
 
 import pytest
 
 from deploy.haproxy import launcher
-from deploy.haproxy.haproxy_config import KEPT_S, Backend, Targets, keeping
+from deploy.haproxy.targets import KEPT_S, Backend, Targets, keeping
 
 OLD, NEW = "server old 127.0.0.1:30000 check", "server new 127.0.0.1:30001 check"
 HOURS_S = 3 * 3600.0
@@ -63,13 +62,3 @@ def test_a_note_that_cannot_be_used_is_none(tmp_path, text):
 def test_what_was_noted_is_read_again(tmp_path):
     (tmp_path / launcher.BACKENDS).write_text(json.dumps([vars(app(OLD))]))
     assert launcher.backends_before(tmp_path) == [app(OLD)]
-
-
-def test_replicas_that_serve_while_nobody_is_named_are_no_absence():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        line = f"server old 127.0.0.1:{listener.getsockname()[1]} check"
-        named, kept = targets(app()), targets(app(line))
-        assert launcher.in_reach(named, kept) == {"": 1}
-    assert launcher.in_reach(named, kept) == {"": 0}, "it has crashed"
-    assert launcher.in_reach(targets(app(NEW)), targets(app(NEW))) == {"": 1}, "nobody asks those that Serve names"
-    assert launcher.in_reach(targets(), targets()) == {"": None}

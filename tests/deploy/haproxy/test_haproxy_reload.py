@@ -2,7 +2,6 @@
 
 import contextlib
 import http.client
-import json
 import signal
 import threading
 import time
@@ -12,11 +11,8 @@ from haproxy_calls import APP, CONTROL, answers, ask, in_front, refuses, says, u
 from haproxy_life import haproxies, lives, reloaded
 from haproxy_run import error_of, ok, render
 from live_service import wait_until
-from ray_nodes import listens
 
 from deploy import environment
-from deploy.haproxy import launcher
-from deploy.haproxy.absence import SHORTEST_S
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Ray's own
 
@@ -143,27 +139,3 @@ def test_the_next_request_on_a_connection_that_was_open_at_a_reload_comes_to_the
                 connection.request("GET", "/")
                 second = connection.getresponse()
                 assert (second.status, second.read()) == (200, b"new")
-
-
-@pytest.mark.slow
-def test_how_long_there_was_no_replica_is_measured_from_one_configuration_to_the_next(folder, replicas):
-    with in_front(folder, app=[]) as (_, port):
-        assert wait_until(lambda: listens("127.0.0.1", port), 20, 0.05)
-        assert ask(port)[1]["retry-after"] == "10", "the first start: nobody knows"
-        first = haproxies(folder)[0]
-        since_s = json.loads((folder / launcher.ABSENCES).read_text())[""]["since_s"]
-        assert wait_until(lambda: time.time() > since_s + 4, 10)
-        only = replicas(ok("in"))
-        render(folder, port, {APP: ("/", [only.port])})
-        with reloaded(folder, first):
-            assert wait_until(lambda: answers(port), 20, 0.05)
-            first = haproxies(folder)[0]
-            only.stop()
-            render(folder, port, {APP: ("/", [])})
-            with reloaded(folder, first):
-                assert wait_until(lambda: refuses(port), 20, 0.05)
-                _, headers, body = ask(port)
-                measured = json.loads((folder / launcher.ABSENCES).read_text())[""]
-    assert measured["took_s"] > 4
-    assert SHORTEST_S <= int(headers["retry-after"]) <= measured["took_s"] + 1
-    assert "The last time there was none for" in error_of(body)["message"]

@@ -1,0 +1,81 @@
+"""Loads of one simulated engine of the 8B shape, and what a step rule makes of them."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nestedfp.modes import DirectiveMode
+from nestedfp.steps.step_fill import FillWatch
+from nestedfp.steps.step_rule import StepRule
+from simulator.engine.cost_table import TABLE, EngineTable, read_table
+from simulator.engine.engine import Engine
+from simulator.engine.request import SimRequest
+from simulator.simulation_summary import met
+from workload.slo import Slo
+
+SLO = Slo(ttft_ms=200, tpot_ms=33.3)
+DEADLINES: dict[str, Any] = {"ttft_deadline_s": 0.14, "tpot_deadline_s": 0.0267, "tpot_grace_tokens": 3}
+HORIZON: dict[str, Any] = {"fill_horizon_s": 6.0}
+
+
+class Arrivals(NamedTuple):
+    """Requests: so many in a second for so many seconds, one part after the other; lengths uniform, the bounds in tokens."""
+
+    parts: Sequence[tuple[float, float]]
+    prompt: tuple[int, int] = (32, 800)
+    output: tuple[int, int] = (14, 160)
+
+    def draw(self, seed: int) -> list[tuple[float, int, int]]:
+        """Return (arrival in seconds, prompt tokens, output tokens) of each, in order of arrival."""
+        rng, drawn, began_s = np.random.default_rng(seed), [], 0.0
+        for per_s, span_s in self.parts:
+            times = np.sort(rng.uniform(began_s, began_s + span_s, round(per_s * span_s)))
+            drawn += [(float(at), int(rng.integers(*self.prompt)), int(rng.integers(*self.output))) for at in times]
+            began_s += span_s
+        return drawn
+
+
+LONG_PROMPTS = Arrivals(((4, 4), (10, 5), (4, 6)), (1500, 4000), (50, 300))  # a burst
+STEADY = Arrivals(((25, 20),), output=(100, 300))
+# A fifth of the requests of a steady load, for an engine whose steps take 3.3 times as long.
+FEW, FEW_LONG_ANSWERS = Arrivals(((5, 40),), output=(100, 300)), Arrivals(((2.4, 60),), output=(200, 600))
+
+
+class RequestsOnly(FillWatch):
+    """Sees no KV cache."""
+
+    def late(self, *args: Any) -> str | None:
+        return super().late(*args[:-1], 0.0)
+
+
+def engine_table(kv_tokens: int | None = None) -> EngineTable:
+    """Return the engine of the 8B shape with so large a KV cache."""
+    measured = read_table(TABLE.parent / "h100-llama-8b-steps.json")
+    limits = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
+    if kv_tokens is not None:
+        limits["kv_tokens"] = kv_tokens
+    return measured.model_copy(update={"engine": measured.engine.model_copy(update=limits)})
+
+
+def slow_table() -> EngineTable:
+    """Return the engine with steps as long as those of a 70B shape over two H100."""
+    table = engine_table()
+    return table.model_copy(update={"fp16": table.fp16.stretched(3.3), "fp8": table.fp8.stretched(3.3)})
+
+
+def directed(
+    table: EngineTable, sizes: list[tuple[float, int, int]], rule: StepRule | None, sees_kv: bool = True
+) -> tuple[float, float]:
+    """Return the share of requests within the SLO, and of tokens in FP16, under a rule; without one all in FP8."""
+    engine = Engine(table)
+    if not sees_kv:
+        engine._fill = RequestsOnly(table.engine.max_num_seqs)
+    requests = [SimRequest(number, *size) for number, size in enumerate(sizes)]
+    engine.direct(DirectiveMode.FP8 if rule is None else DirectiveMode.AUTO, rule or StepRule())
+    for request in requests:
+        engine.advance(request.arrived_s)
+        engine.add(request.arrived_s, request)
+    engine.advance(1e9)
+    exact, fp8 = engine.stats.tokens
+    return float(np.mean([met(request, SLO) for request in requests])), exact / (exact + fp8)
