@@ -5,13 +5,10 @@ Run: ``pytest -q tests/benchmarks/test_engine_mixed.py``
 
 import itertools
 import json
-import os
 import statistics
-import subprocess
-import sys
 
 import pytest
-from processes import ROOT
+from processes import ROOT, run_script
 
 from benchmarks.engine.engine_mixed import RequestTimes, arrivals, figures_ms, main, percentile
 
@@ -76,12 +73,9 @@ def test_every_request_of_an_open_loop_is_answered_in_full_by_a_real_engine():
     spec = {"model": "fairytales-8m", "model_dir": str(ROOT / "models" / "fairytales-8m"), "system": "nestedfp"}
     load = {"tokens_in": 24, "tokens_out": 6, "load": 0.5, "budget_tokens": 512, "seconds": 4.0, "seed": 1}
     given = json.dumps({**spec, **load, "rate_rps": None, "capacity_requests": 24, "engine": engine})
-    command = [sys.executable, "-m", "benchmarks.engine.engine_mixed", "--spec", given]
     quiet = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-    env = {**os.environ, **quiet}
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, env=env)
-    assert found.returncode == 0, found.stderr[-3000:]
-    rows = [json.loads(line[4:]) for line in found.stdout.splitlines() if line.startswith("ROW ")]
+    said = run_script("benchmarks/engine/engine_mixed.py", arguments=("--spec", given), timeout_s=280, env=quiet)
+    rows = [json.loads(line[4:]) for line in said.splitlines() if line.startswith("ROW ")]
     assert [row[1] for row in rows] == ["nestedfp_fp16", "nestedfp_fp8"]
     for _, _, rate_rps, *times_ms in rows:
         assert rate_rps > 0
