@@ -240,18 +240,6 @@ def test_a_model_that_is_not_served_is_said_before_a_request_is_sent(tmp_path, c
     assert list((tmp_path / "runs").iterdir()) == []
 
 
-def test_a_plain_server_is_calibrated_by_itself(tmp_path, monkeypatch):
-    monkeypatch.delenv("NESTEDFP_ADMIN_KEY", raising=False)
-    flags = (
-        "--policies plain --probe 1 --probe-concurrency 8 --duration 1 --drain 10 --cooldown 0 --max-prompt-tokens 20"
-    )
-    summary = run_against(tmp_path, ["--plain", "--max-running", "2"], flags)
-    (found,) = summary["calibration"]["capacities"]
-    assert found["mode"] == "plain"
-    assert found["saturated_by"] in ("users", "unknown", "client")
-    assert found["carried_rps"] > 0
-
-
 def test_a_server_without_a_controller_is_told_how_to_be_run(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("NESTEDFP_ADMIN_KEY", "k")
     with started_service([*FAKE, "--plain"], tmp_path / "log", 30.0, lambda _: None) as (url, _):
@@ -282,11 +270,13 @@ def test_a_narrow_path_is_found_and_its_rate_is_not_called_capacity(tmp_path, ca
     assert any("this is not the engine's capacity" in line for line in summary["verdict"])
 
 
-def test_a_service_that_refuses_is_not_taken_for_broken(tmp_path, monkeypatch):
+def test_a_plain_server_is_calibrated_by_itself_and_one_that_refuses_is_not_taken_for_broken(tmp_path, monkeypatch):
     monkeypatch.delenv("NESTEDFP_ADMIN_KEY", raising=False)
     flags = (
         "--policies plain --probe 1 --probe-concurrency 16 --duration 1 --drain 10 --cooldown 0 --max-prompt-tokens 20"
     )
     summary = run_against(tmp_path, ["--plain", "--admission", "10"], flags)
     (found,) = summary["calibration"]["capacities"]
+    assert found["mode"] == "plain"
+    assert found["carried_rps"] > 0
     assert (found["saturated_by"], [stage["users"] for stage in found["stages"]]) == ("admission", [8, 16])
