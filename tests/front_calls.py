@@ -72,6 +72,7 @@ class Peers(PeerView):
 
 async def vllms_application(scope: Any, receive: Any, send: Any) -> None:
     """Stands where vLLM's application stands: says what it was asked."""
+    assert all(name != b"origin" for name, _ in scope["headers"]), "the front has answered for pages"
     body = (await receive()).get("body", b"") if scope["method"] == "POST" else b""
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"vllm:" + scope["path"].encode() + b":" + body})

@@ -31,7 +31,7 @@ from deploy.metrics import bulk
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 LENGTH = 256  # tokens of the context
-GRAMMAR_CPU_S = 3.0
+GRAMMAR_CPU_S = 1.0
 PATIENCE_S = 400.0  # a start on a busy machine
 
 

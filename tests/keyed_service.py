@@ -1,10 +1,11 @@
 """A running service that has everything an operator can add: keys, an access log, traces, parsers and a chat template of vLLM's.
 
-The tests of ``deploy/one_service`` share it. None of them stops it or leaves it otherwise than it was.
+The tests of ``deploy/one_service`` share it. None of them leaves it otherwise than it was, and it ends in order after the last.
 """
 
 import contextlib
 import hashlib
+import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import yaml
-from live_service import demo_config, serve
+from live_service import ADMIN, demo_config, serve
+
+from controller.live import replay
 
 PORT = 8128
 URL = f"http://127.0.0.1:{PORT}"
@@ -38,6 +42,8 @@ EXTRA = {
     # Without it this model fills its answer with blanks, which JSON allows.
     "structured_outputs_config": {"backend": "xgrammar", "enable_in_reasoning": True, "disable_any_whitespace": True},
 }
+# The controller may ask for a third replica, which takes another configuration of it. Two sequences a replica make a queue soon.
+LADDER = {"scale": True, "min_replicas": 2, "max_replicas": 3, "scale_after_s": 86400}
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,22 @@ class KeyedService:
         return self.folder / "keys.yaml"
 
     @property
+    def config(self) -> Path:
+        return self.folder / "config.yaml"
+
+    @contextlib.contextmanager
+    def controlled(self, **section: Any) -> Iterator[None]:
+        """Have another ``controller`` section in force meanwhile."""
+        before = self.config.read_text()
+        try:
+            self.config.write_text(yaml.safe_dump({**yaml.safe_load(before), "controller": section}))
+            reload()
+            yield
+        finally:
+            self.config.write_text(before)
+            reload()
+
+    @property
     def access_logs(self) -> list[Path]:
         """A file of each replica that has answered."""
         return sorted((self.folder / "access").glob("access_*.log"))
@@ -72,7 +94,11 @@ def started(folder: Path, otlp_endpoint: str) -> Iterator[KeyedService]:
     (folder / "keys.yaml").write_text(yaml.safe_dump({"keys": entries}))
     (folder / "template.jinja").write_text(TEMPLATE)
     config = demo_config()
-    config["engine"] |= {"extra": {**EXTRA, "chat_template": str(folder / "template.jinja")}}
+    extra = {**EXTRA, "chat_template": str(folder / "template.jinja")}
+    config["engine"] |= {"extra": extra, "max_num_seqs": 2, "cpu_threads": 1}
+    config["controller"]["ladder"] = LADDER
+    config["input_record"] = str(folder / "inputs.jsonl")
+    config["decision_log"] = str(folder / "decisions.jsonl")
     # What no client asks for is not sampled: every span has been asked for.
     config["tracing"] = {"otlp_endpoint": otlp_endpoint, "sample_share": 0}
     http = {
@@ -83,6 +109,31 @@ def started(folder: Path, otlp_endpoint: str) -> Iterator[KeyedService]:
     }
     with serve(folder, config, PORT, http=http) as process:
         yield KeyedService(process, folder)
+        stop(process)
+    assert replay.main([str(folder / "inputs.jsonl")]) == 0
+
+
+def stop(process: "subprocess.Popen[bytes]") -> None:
+    """End it as an operator does, although a control room is open; it leaves no process."""
+    family = psutil.Process(process.pid).children(recursive=True)
+    with httpx.stream("GET", f"{URL}/control/events", headers=ADMIN, trust_env=False) as response:
+        lines = response.iter_lines()
+        assert next(lines)
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(httpx.HTTPError):
+            for _ in lines:
+                pass
+        assert process.wait(60) == 0
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert not alive, f"left running: {alive}"
+
+
+def reload() -> dict[str, Any]:
+    """Have the controller take the file up again; what it says then."""
+    response = httpx.post(f"{URL}/admin/reload", headers=ADMIN, timeout=60, trust_env=False)
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()
+    return found
 
 
 def client_of(name: str | None) -> httpx.Client:

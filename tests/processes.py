@@ -22,21 +22,34 @@ def run_json(
 
     ``warm``: in a process that has imported vLLM already; ``env`` that vLLM reads at its import has no effect then.
     """
+    text = run_script(f"tests/{script}", json.dumps(payload), timeout_s=timeout_s, env=env, warm=warm)
+    # vLLM logs on standard output, also behind the result while it shuts down.
+    return json.loads([line for line in text.splitlines() if line.startswith("{")][-1])
+
+
+def run_script(
+    script: str,
+    given: str = "",
+    arguments: tuple[str, ...] = (),
+    timeout_s: float = 1200.0,
+    env: dict[str, str] | None = None,
+    warm: bool = CAN_FORK,
+) -> str:
+    """The same of any file of the repository, with ``given`` on its standard input; return what it prints."""
     with tempfile.TemporaryDirectory() as folder:
-        given, output = Path(folder) / "given.json", Path(folder) / "output"
-        given.write_text(json.dumps(payload))
-        task = {"script": str(ROOT / "tests" / script), "stdin": str(given), "output": str(output), "env": env or {}}
+        stdin, output = Path(folder) / "given", Path(folder) / "output"
+        stdin.write_text(given)
+        task = {"words": [str(ROOT / script), *arguments], "stdin": str(stdin), "output": str(output), "env": env or {}}
         code = _warm(task, timeout_s) if warm else _cold(task, timeout_s)
         text = output.read_text()
     assert code == 0, f"{script} ended with {code}:\n{text}"
-    # vLLM logs on standard output, also behind the result while it shuts down.
-    return json.loads([line for line in text.splitlines() if line.startswith("{")][-1])
+    return text
 
 
 def _cold(task: dict[str, Any], timeout_s: float) -> int:
     with open(task["stdin"]) as given, open(task["output"], "w") as output:
         run = subprocess.run(
-            [sys.executable, task["script"]],
+            [sys.executable, *task["words"]],
             stdin=given,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -24,13 +24,8 @@ def start(
         options: further ones of the command line.
         environment: set beside this process's own.
     """
-    data = yaml.safe_load(serve.DEFAULT_CONFIG.read_text())
-    data.setdefault("http", {})["port"] = free_ports(1)[0]
-    change(data)
-    path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump(data))
     return subprocess.run(
-        [sys.executable, "-m", "deploy.serve", "--config", str(path), *options],
+        [sys.executable, "-m", "deploy.serve", "--config", str(written(folder, change)), *options],
         cwd=ROOT,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
@@ -38,3 +33,13 @@ def start(
         text=True,
         timeout=300,
     )
+
+
+def written(folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """The file of that configuration."""
+    data = yaml.safe_load(serve.DEFAULT_CONFIG.read_text())
+    data.setdefault("http", {})["port"] = free_ports(1)[0]
+    change(data)
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return path

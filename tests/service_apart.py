@@ -1,5 +1,6 @@
 """How ``make test`` shares the files of tests out between its processes (pytest-xdist)."""
 
+import re
 from typing import Any
 
 import pytest
@@ -15,9 +16,13 @@ class ServiceApart(LoadFileScheduling):  # type: ignore[misc]
 
     def __init__(self, config: pytest.Config, log: Any) -> None:
         super().__init__(config, log)
-        files = [path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.serve" in path.read_text()]
-        self._service = {path.relative_to(ROOT).as_posix() for path in files}
+        texts = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+        self._together = {file: "service" for file, text in texts.items() if "pytest.mark.serve" in text}
+        # A minute of compiling, once.
+        self._together |= {
+            file: "emulator" for file, text in texts.items() if re.search(r"def test_\w+\(build\b", text)
+        }
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return "service" if file in self._service else file
+        return self._together.get(file, file)

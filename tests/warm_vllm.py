@@ -1,7 +1,8 @@
 """Runs scripts that need vLLM, each in a fork of this process, which has imported it: an import takes longer than what they do.
 
-Standard input, a line each: {"script", "stdin", "output": paths, "env": {...}, "limit_s"}; standard output, a line each: the exit
-status, negative for a signal's number. Nothing computes here before the fork: no thread and no pool of threads is lost in it.
+Standard input, a line each: {"words": a script and its arguments, "stdin", "output": paths, "env": {...}, "limit_s"}; standard
+output, a line each: the exit status, negative for a signal's number. Nothing computes here before the fork: no thread and no
+pool of threads is lost in it.
 """
 
 import atexit
@@ -43,8 +44,8 @@ def run(task: dict) -> None:  # type: ignore[type-arg]
             os.dup2(fd, number)
         sys.stdin = os.fdopen(0, "r")
         os.environ.update(task["env"])
-        sys.argv = [task["script"]]
-        runpy.run_path(task["script"], run_name="__main__")
+        sys.argv = task["words"]
+        runpy.run_path(sys.argv[0], run_name="__main__")
         code = 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)

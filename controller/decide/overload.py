@@ -205,11 +205,12 @@ def _note(strain: Strain, state: LadderState, config: LadderConfig) -> LadderSta
 
     fewer = state.desired_replicas is not None and replicas_needed(strain, state, config) < state.desired_replicas
     failing = strain.failing and strain.fully_degraded
+    awaited = state.desired_replicas is not None and strain.replicas < state.desired_replicas
     return replace(
         state,
         failing_since_s=since(failing, state.failing_since_s),
         calm_since_s=since(strain.calm and not failing, state.calm_since_s),
-        inexact_since_s=since(_lacks_exact(state, config), state.inexact_since_s),
+        inexact_since_s=since(_lacks_exact(state, config) and not awaited, state.inexact_since_s),
         fewer_since_s=since(fewer, state.fewer_since_s),
     )
 
@@ -270,9 +271,9 @@ def _shed(strain: Strain, state: LadderState, config: LadderConfig) -> Acted:
 
 
 def _add_exact(strain: Strain, state: LadderState, config: LadderConfig) -> Acted:
-    """State one replica more where too few have been exact for long, and all that were stated are there."""
+    """State one replica more where too few have been exact for long since all that were stated are there."""
     stated = state.desired_replicas or strain.replicas
-    if _lasted_s(strain.now_s, state.inexact_since_s) < config.scale_after_s or strain.replicas < stated:
+    if state.inexact_since_s is None or strain.now_s - state.inexact_since_s < config.scale_after_s:
         return None
     if (wanted := min(stated + 1, config.max_replicas or stated)) == stated:
         return None

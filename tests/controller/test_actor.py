@@ -250,28 +250,6 @@ def test_a_loop_that_was_ended_from_outside_starts_again_with_the_next_report() 
     drive(test)
 
 
-def test_a_restarted_actor_takes_over_from_replicas_that_know_higher_epochs() -> None:
-    async def test(actor: ControllerActor, replicas: Replicas) -> None:
-        for follower in replicas.followers.values():
-            follower.on_directive(
-                asyncio.get_running_loop().time(),
-                Directive(epoch=41, mode=DirectiveMode.FP8, lease_s=5, reason="an earlier controller"),
-            )
-        await replicas.report(actor, oldest_wait_s=3.0)
-        await replicas.report(actor, oldest_wait_s=3.0)
-        await until(lambda: all(follower.epoch > 41 for follower in replicas.followers.values()))
-        status = await actor.status()
-        assert status["epoch"] > 41
-        assert replicas.modes() == {status["mode"]} == {"fp8"}
-
-    drive(test)
-
-
-def test_a_wrong_configuration_is_refused_with_the_key() -> None:
-    with pytest.raises(ValueError, match=r"^lease: unknown key"):
-        ControllerActor({"lease": 3})
-
-
 # -- reload ------------------------------------------------------------------------------------------------------------
 
 
@@ -388,32 +366,6 @@ def test_a_controller_without_a_file_says_so() -> None:
     async def test(actor: ControllerActor, replicas: Replicas) -> None:
         with pytest.raises(ValueError, match="without a configuration file"):
             await actor.reload()
-
-    drive(test)
-
-
-def test_the_status_summarises_how_long_directives_took(tmp_path: Path) -> None:
-    async def test(actor: ControllerActor, replicas: Replicas) -> None:
-        await replicas.report(actor)
-        for mode in ("fp8", "fp16", "fp8"):
-            await actor.set_override(mode)
-        broadcasts = (await actor.status())["broadcasts"]
-        assert broadcasts["count"] >= 3
-        assert 0 <= broadcasts["p50_ms"] <= broadcasts["p99_ms"] < 1000
-
-    drive(test)
-
-
-def test_one_replica_can_be_overridden() -> None:
-    async def test(actor: ControllerActor, replicas: Replicas) -> None:
-        await replicas.report(actor)
-        status = await actor.set_override("fp8", None, "r1")
-        assert status["replica_overrides"]["r1"]["mode"] == "fp8"
-        now_s = asyncio.get_running_loop().time()
-        assert {name: f.in_force(now_s).mode.value for name, f in replicas.followers.items()} == {
-            "r0": "fp16",
-            "r1": "fp8",
-        }
 
     drive(test)
 

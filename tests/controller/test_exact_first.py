@@ -73,7 +73,7 @@ class Run:
         return len(self.exact)
 
 
-@pytest.mark.parametrize("replicas", [2, 3, 4, 8, 16])
+@pytest.mark.parametrize("replicas", [2, 3, 16])
 def test_all_replicas_are_exact_in_quiet_hours_and_none_where_the_load_needs_all_of_them(replicas):
     run = Run(replicas)
     assert run.go(120, 0.1 * EXACT * replicas) == replicas
@@ -81,8 +81,8 @@ def test_all_replicas_are_exact_in_quiet_hours_and_none_where_the_load_needs_all
     assert run.go(200, 0.1 * EXACT * replicas) == replicas
 
 
-@pytest.mark.parametrize("replicas", [2, 4, 16])
-@pytest.mark.parametrize("share", [0.3, 0.5, 0.7])
+@pytest.mark.parametrize("replicas", [2, 16])
+@pytest.mark.parametrize("share", [0.3, 0.7])
 def test_k_settles_where_the_load_fits_and_stays_there(replicas, share):
     run = Run(replicas)
     run.go(150, share * FAST * replicas)

@@ -340,9 +340,9 @@ def test_replicas_are_asked_for_while_too_few_are_exact_one_after_the_other_as_t
     short = {"replicas": 4, "exact_replicas": 1, "fully_degraded": False}
     state, events = climb(LadderState(), EXACT, 0, 100, **short)
     assert events == [(30.0, "too_few_exact")], "the next one waits for the first"
-    assert state.desired_replicas == 5 and not state.holds_fp8 and not state.insufficient
+    assert (state.desired_replicas, state.holds_fp8, state.insufficient) == (5, False, False)
     state, events = climb(state, EXACT, 100, 300, **{**short, "replicas": 5})
-    assert events == [(100.0, "too_few_exact")] and state.desired_replicas == 6
+    assert (state.desired_replicas, events) == (6, [(130.0, "too_few_exact")]), "the new one has its time"
     state, events = climb(state, EXACT, 300, 500, **{**short, "replicas": 6})
     assert (state.desired_replicas, events) == (6, []), "no more than there may be"
     assert climb(LadderState(), BOTH, 0, 100, **short)[1] == [], "nobody asked for exact ones"

@@ -142,7 +142,7 @@ signals = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(signals, st.sampled_from(ADAPTIVE))
 def test_entering_and_leaving_never_both_hold(replica: dict[str, Any], name: str) -> None:
     """A policy that wants FP8 from FP16 must not want FP16 from FP8 on the same evidence: it would flip for ever."""
@@ -152,7 +152,7 @@ def test_entering_and_leaving_never_both_hold(replica: dict[str, Any], name: str
     assert not (same_mode and from_fp16.mode is FP8 and from_fp8.mode is not FP8), (from_fp16, from_fp8)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(signals, st.sampled_from(ADAPTIVE), st.floats(0, 100))
 def test_a_longer_wait_never_argues_for_fp16(replica: dict[str, Any], name: str, more_s: float) -> None:
     worse = {**replica, "oldest_wait_s": replica["oldest_wait_s"] + more_s}
@@ -219,7 +219,7 @@ absurd = st.fixed_dictionaries(
 times = st.lists(st.sampled_from([0.0, 1e-9, 0.1, 5.0, -60.0, 1e9]), min_size=4, max_size=8)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.lists(absurd, min_size=1, max_size=3), times, st.sampled_from(ADAPTIVE), st.sampled_from(DirectiveMode))
 def test_absurd_values_never_crash_nor_give_what_no_log_can_hold(
     replicas: list[dict[str, Any]], pauses_s: list[float], name: str, current: DirectiveMode

@@ -285,7 +285,7 @@ def trouble(world: World, script: list[tuple[str, Any]]) -> None:
                 world.events = [event for event in world.events if event[0] <= world.true_s]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.lists(events, max_size=25), networks, st.integers(0, 2**32), st.sampled_from([FP16, FP8]))
 def test_after_any_trouble_a_well_network_brings_everybody_in_line(
     script: list[tuple[str, Any]], network: Network, seed: int, wanted: DirectiveMode
@@ -307,7 +307,7 @@ def test_after_any_trouble_a_well_network_brings_everybody_in_line(
     assert world.loop.status(world.now()).epoch == epoch, "a well network raises no epochs"
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @example([("run", 0.01)], Network(loss=0.0, double=0.0, delay_s=(0.01, 0.01)), 0)
 @given(st.lists(events, max_size=25), networks, st.integers(0, 2**32))
 def test_after_any_trouble_silence_ends_in_the_fail_safe(

@@ -155,7 +155,6 @@ def test_an_order_for_one_that_ended_meanwhile_is_not_adopted_for_all() -> None:
     assert cluster.run(1).modes == {FP16}
 
 
-# 11, smaller
 def test_the_fail_safe_counts_no_time_under_an_override() -> None:
     guards = {"fail_safe": {"mode": "fp8"}, "fail_safe_after_s": 30}
     cluster = Cluster(make_loop(guards=guards)).run(3)

@@ -18,17 +18,25 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of Ray Serve's import
 KEY = "a-key"
 
 
-@pytest.fixture
-def order(tmp_path, monkeypatch):
-    """Sends a body to ``POST /admin/directive`` as Serve's replica takes it, with the key; there is no controller."""
+@pytest.fixture(scope="module")
+def control_app():
+    """The application as Serve deploys it: once, for every time adds its routes again."""
     from ray import serve
 
     from deploy.control import control_app
 
+    serve.ingress(control_app.routes)(control_app.Control)  # gives the routes' methods their ``self``
+    return control_app
+
+
+@pytest.fixture
+def order(tmp_path, monkeypatch, control_app):
+    """Sends a body to ``POST /admin/directive`` as Serve's replica takes it, with the key; there is no controller."""
+    from ray import serve
+
     (tmp_path / "key").write_text(f"{KEY}\n")
     monkeypatch.setenv(admin_key.KEY_FILE_ENV, str(tmp_path / "key"))
     monkeypatch.setattr(ray.util, "list_named_actors", lambda all_namespaces: [])
-    serve.ingress(control_app.routes)(control_app.Control)  # gives the routes' methods their ``self``
     context = SimpleNamespace(servable_object=control_app.Control("a"))
     monkeypatch.setattr(serve, "get_replica_context", lambda: context)
 

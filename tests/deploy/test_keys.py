@@ -1,6 +1,5 @@
 """Bearer keys: what a file may say, who is let in, quotas on a clock of the test's own, and that no key shows anywhere."""
 
-import asyncio
 import hashlib
 import json
 import logging
@@ -8,14 +7,12 @@ import os
 
 import pytest
 import yaml
+from front_calls import Peers, ask, front
 
 from deploy.access.keys import MOST_KEYS, Keys, Limited, Role, Unauthorized, load
 from deploy.config import ConfigError
-from deploy.front.app import Front
 from deploy.front.checks.cors import allowing
-from deploy.front.generate import Generate
 from deploy.front.meter import PathMeter
-from deploy.front.peers import PeerView
 from deploy.front.replies import Refused
 from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS
 from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
@@ -290,67 +287,28 @@ def test_a_key_has_a_precision_of_its_own_and_those_that_it_may_ask_for(tmp_path
 # -- over HTTP ---------------------------------------------------------------------------------------------------------
 
 
-def front_of(keys, standing=None):
-    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-
-    from deploy.access.admission import Admission
-    from deploy.front.routes.text import TextRoute
-
-    class Serving:
-        async def create_completion(self, request, raw):
-            raise AssertionError("the engine was asked")
-
-    async def vllm_app(scope, receive, send):
-        assert all(name != b"origin" for name, _ in scope["headers"])
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"{}"})
-
-    client = type("Client", (), {"errored": False})()
-    meter = PathMeter()
-    routes = {"/v1/completions": TextRoute(CompletionRequest, Serving(), "create_completion")}
-    generate = Generate(routes, client, Admission(None, 4), meter, standing or PeerView(), 10_000, keys)
-    return Front(vllm_app, generate), meter
-
-
-def ask(app, path="/v1/completions", method="POST", headers=(), body=None):
-    sent = []
-
-    async def receive():
-        return {"type": "http.request", "body": json.dumps(body or {"model": "m", "prompt": "x"}).encode()}
-
-    async def send(message):
-        sent.append(message)
-
-    scope = {
-        **{"type": "http", "method": method, "path": path, "query_string": b""},
-        "headers": [(b"content-type", b"application/json"), *((k.encode(), v.encode()) for k, v in headers)],
-    }
-    asyncio.run(app(scope, receive, send))
-    return sent[0]["status"], dict(sent[0]["headers"]), sent[1]["body"]
-
-
 @pytest.mark.parametrize(
     ("path", "method"),
     [("/v1/completions", "POST"), ("/v1/models", "GET"), ("/v1/models/m", "GET")],
 )
 def test_routes_need_a_key_once_keys_are_configured(keys, path, method, caplog):
-    app, _ = front_of(keys)
     with caplog.at_level(logging.DEBUG):
-        status, headers, body = ask(app, path, method, [("authorization", "Bearer a-wrong-secret")])
+        status, headers, body = ask(front(keys=keys), path, method, headers={"authorization": "Bearer a-wrong-secret"})
     assert status == 401
-    assert headers[b"www-authenticate"] == b"Bearer"
+    assert headers["www-authenticate"] == "Bearer"
     assert json.loads(body)["error"]["type"] == "authentication_error"
     assert "a-wrong-secret" not in caplog.text + body.decode()
 
 
 def test_a_right_key_reaches_what_is_passed_on_and_no_key_is_needed_where_none_is_configured(keys):
-    assert ask(front_of(keys)[0], "/v1/models", "GET", [("authorization", bearer("u"))])[0] == 200
-    assert ask(front_of(Keys())[0], "/v1/models", "GET")[0] == 200
+    assert ask(front(keys=keys), "/v1/models", "GET", headers={"authorization": bearer("u")})[0] == 200
+    assert ask(front(keys=Keys()), "/v1/models", "GET")[0] == 200
 
 
 def test_a_user_who_pins_is_told_403_and_counted_as_denied(keys):
-    app, meter = front_of(keys)
-    status, _, body = ask(app, headers=[("authorization", bearer("u")), ("x-nestedfp-precision", "fp16")])
+    meter = PathMeter()
+    app = front(keys=keys, meter=meter)
+    status, _, body = ask(app, headers={"authorization": bearer("u"), "x-nestedfp-precision": "fp16"})
     assert status == 403
     assert "may not ask for precision exact" in json.loads(body)["error"]["message"]
     ask(app)
@@ -364,46 +322,44 @@ def test_a_user_who_pins_is_told_403_and_counted_as_denied(keys):
 
 
 def test_a_used_up_quota_is_offered_to_another_replica_first(tmp_path, clock):
-    class Peers(PeerView):
-        replicas = 2
-
     keys = Keys(write(tmp_path / "keys.yaml", [entry("u", requests_per_minute=1)]), clock=clock)
     keys.holder(bearer("u")).enter(pinned=False)
-    app, _ = front_of(keys, Peers())
-    headers = [("authorization", bearer("u")), ("x-nestedfp-attempt", "id-1")]
+    app = front(keys=keys, standing=Peers())
+    headers = {"authorization": bearer("u"), "x-nestedfp-attempt": "id-1"}
     assert ask(app, headers=headers)[0] == ELSEWHERE_STATUS
     status, told, _ = ask(app, headers=headers)
-    assert (status, told[b"retry-after"]) == (429, b"60")
+    assert (status, told["retry-after"]) == (429, "60")
 
 
 # -- web pages ---------------------------------------------------------------------------------------------------------
 
 
-PREFLIGHT = [
-    ("origin", "https://page.example"),
-    ("access-control-request-method", "POST"),
-    ("access-control-request-headers", "content-type,authorization,x-stainless-lang"),
-]
+ORIGIN = {"origin": "https://page.example"}
+PREFLIGHT = {
+    **ORIGIN,
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "content-type,authorization,x-stainless-lang",
+}
 
 
 def test_no_page_may_ask_unless_its_origin_is_configured():
-    app, _ = front_of(Keys())
-    status, headers, _ = ask(allowing([], app), "/v1/models", "GET", PREFLIGHT[:1])
-    assert (status, [name for name in headers if name.startswith(b"access-control")]) == (200, [])
-    assert ask(allowing([], app), method="OPTIONS", headers=PREFLIGHT)[0] == 405
+    app = allowing([], front(keys=Keys()))
+    status, headers, _ = ask(app, "/v1/models", "GET", headers=ORIGIN)
+    assert (status, [name for name in headers if name.startswith("access-control")]) == (200, [])
+    assert ask(app, method="OPTIONS", headers=PREFLIGHT)[0] == 405
 
 
 def test_a_configured_page_may_ask_and_another_may_not():
-    app = allowing(["https://page.example"], front_of(Keys())[0])
+    app = allowing(["https://page.example"], front(keys=Keys()))
     status, headers, _ = ask(app, method="OPTIONS", headers=PREFLIGHT)
-    assert (status, headers[b"access-control-allow-origin"]) == (200, b"https://page.example")
-    assert b"access-control-allow-credentials" not in headers
-    _, headers, _ = ask(app, "/v1/models", "GET", PREFLIGHT[:1])
-    assert headers[b"access-control-allow-origin"] == b"https://page.example"
-    other = [("origin", "https://other.example"), *PREFLIGHT[1:]]
-    status, headers, body = ask(app, method="OPTIONS", headers=[*other, ("x-request-id", "mine")])
+    assert (status, headers["access-control-allow-origin"]) == (200, "https://page.example")
+    assert "access-control-allow-credentials" not in headers
+    _, headers, _ = ask(app, "/v1/models", "GET", headers=ORIGIN)
+    assert headers["access-control-allow-origin"] == "https://page.example"
+    other = {"origin": "https://other.example"}
+    status, headers, body = ask(app, method="OPTIONS", headers={**PREFLIGHT, **other, "x-request-id": "mine"})
     error = json.loads(body)["error"]
     assert (status, error["code"], error["request_id"]) == (400, 400, "mine")
     assert "Disallowed CORS origin" in error["message"]
-    assert (headers[b"content-type"], headers[b"content-length"]) == (b"application/json", str(len(body)).encode())
-    assert b"access-control-allow-origin" not in ask(app, "/v1/models", "GET", other[:1])[1]
+    assert (headers["content-type"], headers["content-length"]) == ("application/json", str(len(body)))
+    assert "access-control-allow-origin" not in ask(app, "/v1/models", "GET", headers=other)[1]

@@ -27,11 +27,11 @@ PLACES = 8
 TOKENS = 50  # of an answer
 CAPACITY_PER_S = PLACES / (TOKENS * STEP_S)
 DEADLINE_S = 1.0
-LOAD_S = 25.0
+LOAD_S = 15.0
 LEARNED_S = 5.0  # until the service knows how fast its places become free
-LONG = 400  # tokens: eight seconds
+LONG = 300  # tokens: six seconds
 ENDLESS = 1000  # tokens: twenty seconds
-DRAIN_S = 8.0
+DRAIN_S = 5.0
 
 
 @pytest.fixture(scope="module")

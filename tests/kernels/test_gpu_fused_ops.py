@@ -6,6 +6,11 @@ Run: ``pytest -q -m gpu tests/kernels/test_gpu_fused_ops.py``
 import pytest
 import torch
 
+from nestedfp.kernels import ops
+from nestedfp.kernels.activations import quantize_per_token
+from nestedfp.modes import Mode
+from nestedfp.nested_weight import nest
+
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_operators", "fp16_mode")]
 
 EPSILON = 1e-5
@@ -17,9 +22,6 @@ TOKENS = [1, 7, 256, 257, 600]
 
 def run(operator, mode_name, *arguments):
     """The results of an operator in a mode, synchronised."""
-    from nestedfp.kernels import ops
-    from nestedfp.modes import Mode
-
     ops.set_mode(Mode[mode_name])
     found = getattr(ops, operator)(*arguments)
     torch.cuda.synchronize()
@@ -28,8 +30,6 @@ def run(operator, mode_name, *arguments):
 
 def quantised(x):
     """Codes in the K order of the packed upper plane, and scales, as nestedfp/kernels/activations.py defines them."""
-    from nestedfp.kernels.activations import quantize_per_token
-
     codes, scale = quantize_per_token(x.cpu())
     columns = torch.arange(64)
     j, t, c = columns // 16, columns // 2 % 4, columns // 8 % 2 + columns % 2 * 2  # csrc/cuda/kernels/layout.h
@@ -94,10 +94,6 @@ def test_rows_without_a_scale_and_rows_of_zeros():
 @pytest.mark.parametrize("mode_name", ["FP16", "FP8"])
 @pytest.mark.parametrize("tokens", [1, 70, 300])
 def test_a_layer_gives_the_same_bits_with_a_carrier_and_without(tokens, mode_name):
-    from nestedfp.kernels import ops
-    from nestedfp.modes import Mode
-    from nestedfp.nested_weight import nest
-
     n, k = 1024, 4096
     nested = nest((torch.randn(n, k) * 0.02).half().cuda())
     upper, lower = ops.pack(nested.upper, nested.lower)
@@ -129,8 +125,6 @@ def test_a_captured_graph_keeps_the_mode_it_was_captured_in():
 
 
 def test_errors_say_what_was_expected_and_what_came():
-    from nestedfp.kernels import ops
-
     weight = torch.ones(16448).half().cuda()
     with pytest.raises(RuntimeError, match=r"nestedfp::rms_norm: .* at most 16384, got 16448"):
         torch.ops.nestedfp.rms_norm(torch.zeros(2, 16448).half().cuda(), weight, EPSILON)

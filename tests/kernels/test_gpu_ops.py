@@ -7,15 +7,16 @@ import pytest
 import torch
 from gemm_problems import with_outliers
 
+from nestedfp.kernels import cuda_ops, ops
 from nestedfp.kernels.gpu_kernels import is_portable
+from nestedfp.modes import Mode
+from nestedfp.nested_weight import NestedWeight, nest
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_operators", "fp16_mode")]
 
 
 def nested(n: int, k: int, outliers: int):
     """A weight, and it nested on both devices."""
-    from nestedfp.nested_weight import NestedWeight, nest
-
     weight = (torch.randn(n, k) * 0.02).half()
     flat = weight.view(-1)
     flat[torch.randperm(n * k)[: min(outliers, n * k // 1000)]] = 3.25  # more than 0.1 % would not be nested
@@ -26,8 +27,6 @@ def nested(n: int, k: int, outliers: int):
 
 
 def run(x, nested_weight, bias, quantize):
-    from nestedfp.kernels import ops
-
     upper, lower = ops.pack(nested_weight.upper, nested_weight.lower)
     lists = (nested_weight.outlier_rows, nested_weight.outlier_cols, nested_weight.outlier_deltas)
     return ops.linear(x, upper, lower, bias, *lists, *nested_weight.upper.shape, quantize)
@@ -49,9 +48,6 @@ def test_nesting_gives_the_same_planes_and_lists_as_on_the_cpu(outliers):
     ("shape", "n", "k"), [((1,), 333, 520), ((2, 3), 333, 523), ((70,), 1024, 1024), ((0,), 64, 64)]
 )
 def test_linear_agrees_with_the_cpu(shape, n, k, mode_name, quantize, outliers):
-    from nestedfp.kernels import ops
-    from nestedfp.modes import Mode
-
     ops.set_mode(Mode[mode_name])
     _, on_cpu, on_gpu = nested(n, k, outliers)
     x, bias = torch.randn(*shape, k).half(), torch.randn(n).half()
@@ -65,17 +61,12 @@ def test_linear_agrees_with_the_cpu(shape, n, k, mode_name, quantize, outliers):
 
 @pytest.mark.parametrize("m", [1, 37, 600])
 def test_listed_weights_are_added_before_the_one_rounding(m):
-    from nestedfp.nested_weight import NestedWeight
-
     problem, expected = with_outliers(m)
     planes = NestedWeight(problem.upper.cuda(), problem.lower.cuda(), *(part.cuda() for part in problem.outliers))
     assert torch.equal(run(problem.x.cuda(), planes, None, False).cpu(), expected.half())
 
 
 def test_fp8_mode_reads_no_lower_plane():
-    from nestedfp.kernels import ops
-    from nestedfp.modes import Mode
-
     _, _, on_gpu = nested(333, 520, 40)
     upper, lower = ops.pack(on_gpu.upper, on_gpu.lower)
     lists = (on_gpu.outlier_rows, on_gpu.outlier_cols, on_gpu.outlier_deltas)
@@ -92,8 +83,6 @@ def test_fp8_mode_reads_no_lower_plane():
 
 
 def test_unpack_undoes_pack():
-    from nestedfp.kernels import cuda_ops, ops
-
     _, _, on_gpu = nested(130, 200, 0)
     packed = ops.pack(on_gpu.upper, on_gpu.lower)
     assert tuple(tuple(plane.shape) for plane in packed) == cuda_ops.packed_shapes(130, 200)
@@ -104,8 +93,6 @@ def test_unpack_undoes_pack():
 
 @pytest.mark.parametrize("quantize", [True, False])
 def test_fakes_and_schemas_agree_with_the_kernels(quantize):
-    from nestedfp.kernels import ops
-
     _, _, on_gpu = nested(130, 200, 20)
     planes = (on_gpu.upper, on_gpu.lower)
     packed = ops.pack(*planes)
@@ -119,9 +106,6 @@ def test_fakes_and_schemas_agree_with_the_kernels(quantize):
 
 
 def test_the_mode_is_read_when_a_compiled_graph_runs():
-    from nestedfp.kernels import ops
-    from nestedfp.modes import Mode
-
     weight, _, on_gpu = nested(256, 512, 0)
     upper, lower = ops.pack(on_gpu.upper, on_gpu.lower)
     compiled = torch.compile(
@@ -138,8 +122,6 @@ def test_the_mode_is_read_when_a_compiled_graph_runs():
 
 
 def test_errors_name_what_was_expected():
-    from nestedfp.kernels import ops
-
     _, _, on_gpu = nested(64, 64, 0)
     upper, lower = ops.pack(on_gpu.upper, on_gpu.lower)
     x = torch.randn(2, 64).cuda()
@@ -155,17 +137,12 @@ def test_errors_name_what_was_expected():
 
 
 def test_a_weight_wider_than_the_quantiser_holds_is_refused_when_it_is_packed():
-    from nestedfp.kernels import ops
-
     plane = torch.zeros(16, 81984, dtype=torch.uint8).cuda()
     with pytest.raises(RuntimeError, match="expected at most 81920 input features"):
         ops.pack(plane, plane)
 
 
 def test_activations_that_are_not_contiguous_or_misaligned_give_the_same_result():
-    from nestedfp.kernels import ops
-    from nestedfp.modes import Mode
-
     _, _, on_gpu = nested(128, 512, 0)
     x = torch.randn(6, 512).half().cuda()
     strided = x.t().contiguous().t()

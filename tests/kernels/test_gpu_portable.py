@@ -9,6 +9,8 @@ import torch
 
 from benchmarks.kernels import gpu_kernels as kernels
 from benchmarks.kernels.gpu_portable import EXACT, FP8, UPPER_FP16, gemm
+from nestedfp.format import upper_to_float
+from nestedfp.kernels.activations import quantize_per_token
 from nestedfp.kernels.gpu_kernels import multiplies_fp8
 
 pytestmark = pytest.mark.gpu
@@ -26,9 +28,6 @@ def library():
 
 def compute(operands, x, upper, packed, how):
     """The result and what PyTorch makes of the same operands in double precision."""
-    from nestedfp.format import upper_to_float
-    from nestedfp.kernels.activations import quantize_per_token
-
     m, n = x.shape[0], packed.n
     out = torch.full((m, n), torch.nan, device="cuda", dtype=torch.float16)
     bias = torch.randn(n, device="cuda").half()
@@ -63,8 +62,6 @@ def test_every_tile_and_split_computes_the_product(operands, tile, split):
 
 
 def _rounded(upper):
-    from nestedfp.format import upper_to_float
-
     return upper_to_float(upper.cpu()).cuda().double()
 
 

@@ -142,7 +142,7 @@ def test_a_whole_load_test_starts_the_service_and_writes_the_report(tmp_path, ca
     monkeypatch.setattr(session, "serve_command", lambda config: [*FAKE, *options])
     config = tmp_path / "service.yaml"
     config.write_text("controller: {slo: {ttft_ms: 100}}\n")
-    flags = "--duration 3 --probe 2 --probe-concurrency 8 --cooldown 0 --drain 10 --load-fraction 1.5 --max-prompt-tokens 20"
+    flags = "--duration 2 --probe 2 --probe-concurrency 8 --cooldown 0 --drain 10 --load-fraction 1.5 --max-prompt-tokens 20"
     assert main(["--config", str(config), "--out", str(tmp_path / "runs"), *flags.split()]) == 0
     text = capsys.readouterr().out
     assert "report: " in text
@@ -176,7 +176,7 @@ def test_a_whole_load_test_starts_the_service_and_writes_the_report(tmp_path, ca
         assert (folder / name).stat().st_size > 500
 
 
-GIVEN = "--rate 10 --duration 3 --drain 10 --cooldown 0 --slo-ttft-ms 500 --slo-tpot-ms 100 --max-prompt-tokens 20"
+GIVEN = "--rate 10 --duration 1 --drain 10 --cooldown 0 --slo-ttft-ms 500 --slo-tpot-ms 100 --max-prompt-tokens 20"
 
 
 def run_against(tmp_path, options: list[str], flags: str) -> dict:
@@ -191,7 +191,7 @@ def test_a_plain_server_needs_no_key_no_directive_and_no_status(tmp_path, capsys
     monkeypatch.delenv("NESTEDFP_ADMIN_KEY", raising=False)
     summary = run_against(tmp_path, ["--plain"], f"--policies plain-vllm-serve {GIVEN}")
     (run,) = summary["runs"]
-    assert (run["policy"], run["requests"], run["errors"]) == ("plain-vllm-serve", 30, 0)
+    assert (run["policy"], run["requests"], run["errors"]) == ("plain-vllm-serve", 10, 0)
     assert run["saturated_by"] in ("unknown", "client")
     assert (run["switches"], run["path"], run["max_waiting"]) == (None, None, None)
     assert "no directives" in summary["verdict"][0]
@@ -204,10 +204,10 @@ def test_a_load_test_of_which_nothing_was_answered_fails_and_says_why(answered, 
     monkeypatch.delenv("NESTEDFP_ADMIN_KEY", raising=False)
     lengths = [101, 101, 20 if answered else 101]
     trace = tmp_path / "t.csv"
-    rows = [f"2023-11-16 18:17:0{second},{tokens},5\n" for second, tokens in enumerate(lengths)]
+    rows = [f"2023-11-16 18:17:00.{300 * place:03d},{tokens},5\n" for place, tokens in enumerate(lengths)]
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(rows))
     flags = (
-        "--policies plain --start 0 --rate 1 --duration 3 --drain 10 --cooldown 0 --slo-ttft-ms 500 --slo-tpot-ms 100"
+        "--policies plain --start 0 --rate 3 --duration 1 --drain 10 --cooldown 0 --slo-ttft-ms 500 --slo-tpot-ms 100"
     )
     with started_service([*FAKE, "--plain"], tmp_path / "log", 30.0, lambda _: None) as (url, _):
         status = main(["--url", url, "--out", str(tmp_path / "runs"), "--trace", str(trace), *flags.split()])
@@ -240,18 +240,6 @@ def test_a_model_that_is_not_served_is_said_before_a_request_is_sent(tmp_path, c
     assert list((tmp_path / "runs").iterdir()) == []
 
 
-def test_a_plain_server_is_calibrated_by_itself(tmp_path, monkeypatch):
-    monkeypatch.delenv("NESTEDFP_ADMIN_KEY", raising=False)
-    flags = (
-        "--policies plain --probe 1 --probe-concurrency 8 --duration 2 --drain 10 --cooldown 0 --max-prompt-tokens 20"
-    )
-    summary = run_against(tmp_path, ["--plain", "--max-running", "2"], flags)
-    (found,) = summary["calibration"]["capacities"]
-    assert found["mode"] == "plain"
-    assert found["saturated_by"] in ("users", "unknown", "client")
-    assert found["carried_rps"] > 0
-
-
 def test_a_server_without_a_controller_is_told_how_to_be_run(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("NESTEDFP_ADMIN_KEY", "k")
     with started_service([*FAKE, "--plain"], tmp_path / "log", 30.0, lambda _: None) as (url, _):
@@ -266,7 +254,7 @@ def test_a_narrow_path_is_found_and_its_rate_is_not_called_capacity(tmp_path, ca
     monkeypatch.setattr(session, "serve_command", lambda config: [*FAKE, *options])
     config = tmp_path / "service.yaml"
     config.write_text("controller: {slo: {ttft_ms: 100}}\n")
-    flags = "--policies fp16 --probe 2 --probe-concurrency 64 --duration 4 --drain 20 --cooldown 0 --load-fraction 1.5"
+    flags = "--policies fp16 --probe 2 --probe-concurrency 64 --duration 2 --drain 20 --cooldown 0 --load-fraction 1.5"
     flags += " --max-prompt-tokens 20 --max-output-tokens 10"
     assert main(["--config", str(config), "--out", str(tmp_path / "runs"), *flags.split()]) == 0
     (folder,) = (tmp_path / "runs").iterdir()
@@ -282,11 +270,13 @@ def test_a_narrow_path_is_found_and_its_rate_is_not_called_capacity(tmp_path, ca
     assert any("this is not the engine's capacity" in line for line in summary["verdict"])
 
 
-def test_a_service_that_refuses_is_not_taken_for_broken(tmp_path, monkeypatch):
+def test_a_plain_server_is_calibrated_by_itself_and_one_that_refuses_is_not_taken_for_broken(tmp_path, monkeypatch):
     monkeypatch.delenv("NESTEDFP_ADMIN_KEY", raising=False)
     flags = (
-        "--policies plain --probe 1 --probe-concurrency 16 --duration 2 --drain 10 --cooldown 0 --max-prompt-tokens 20"
+        "--policies plain --probe 1 --probe-concurrency 16 --duration 1 --drain 10 --cooldown 0 --max-prompt-tokens 20"
     )
     summary = run_against(tmp_path, ["--plain", "--admission", "10"], flags)
     (found,) = summary["calibration"]["capacities"]
+    assert found["mode"] == "plain"
+    assert found["carried_rps"] > 0
     assert (found["saturated_by"], [stage["users"] for stage in found["stages"]]) == ("admission", [8, 16])

@@ -3,6 +3,7 @@
 Run: ``pytest -q tests/plugin/test_graph_sizes.py``
 """
 
+import warnings
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -10,6 +11,17 @@ import pytest
 
 from nestedfp.modes import Mode
 from nestedfp.vllm_plugin.ranks.graph_sizes import ModelSize, host_bound_tokens, larger_sizes
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from vllm.config.compilation import CUDAGraphMode
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+    from vllm.v1.attention.backend import AttentionCGSupport
+    from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
+
+    from nestedfp.vllm_plugin.ranks.graphs import DualPrecisionGraphManager, in_capture_order
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports later
 
 SIZES = [1, 2, 4, 8, 256, 512]  # vLLM's own
 
@@ -51,9 +63,6 @@ def test_the_host_is_the_limit_further_on_in_fp8_mode_and_with_small_models():
 
 def attention_layers(*supports, flash=False):
     """Layers whose attention can be captured as said, and is planned by FlashAttention's class or by somebody else's."""
-    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
-    from vllm.v1.attention.backend import AttentionCGSupport
-    from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
 
     def layer(support):
         others = type(support, (), {"get_cudagraph_support": lambda config, spec: AttentionCGSupport[support]})
@@ -79,10 +88,6 @@ def graph_manager(
     **parallel,
 ):
     """vLLM's own graph manager with our two sets of graphs, as far as it needs no GPU."""
-    from vllm.config.compilation import CUDAGraphMode
-
-    from nestedfp.vllm_plugin.ranks.graphs import DualPrecisionGraphManager
-
     manager = object.__new__(DualPrecisionGraphManager)
     manager.compilation_config = SimpleNamespace(
         cudagraph_capture_sizes=list(SIZES),
@@ -113,10 +118,7 @@ def graph_manager(
     return manager
 
 
-@pytest.mark.filterwarnings("ignore")  # of vLLM's imports
 def test_steps_with_prompts_get_piecewise_graphs_above_vllm_s_sizes_in_both_precisions():
-    from vllm.config.compilation import CUDAGraphMode
-
     manager = graph_manager(2048)
     for precision in (0, 1):
         (found,) = manager._candidates[600, precision]
@@ -128,17 +130,13 @@ def test_steps_with_prompts_get_piecewise_graphs_above_vllm_s_sizes_in_both_prec
     assert max(full) == 512, "decode graphs stay as they were"
 
 
-@pytest.mark.filterwarnings("ignore")  # of vLLM's imports
 def test_larger_graphs_end_at_the_token_budget_and_can_be_switched_off():
     assert max(tokens for tokens, _ in graph_manager(2048, 1000)._candidates) == 1000
     assert max(tokens for tokens, _ in graph_manager(0)._candidates) == 512
     assert max(tokens for tokens, _ in graph_manager(2048, mode="FULL_DECODE_ONLY")._candidates) == 512
 
 
-@pytest.mark.filterwarnings("ignore")  # of vLLM's imports
 def test_steps_with_prompts_get_whole_graphs_before_piecewise_ones():
-    from vllm.config.compilation import CUDAGraphMode
-
     manager = graph_manager(2048, whole_graph_tokens=512)
     manager._graphs_captured, manager._lora_dispatch_map, manager._max_lora_case = True, {1: 1}, 1
     dispatch = super(type(manager), manager).dispatch  # ours takes the precision from the worker's mode
@@ -160,13 +158,8 @@ def h100(monkeypatch):
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: found)
 
 
-@pytest.mark.filterwarnings("ignore")  # of vLLM's imports
 @pytest.mark.parametrize("up_to", [0, 512, 2048])
 def test_sizes_that_the_gpu_is_busy_with_for_longer_than_the_host_have_no_graph(h100, flash_attention_3, up_to):
-    from vllm.config.compilation import CUDAGraphMode
-
-    from nestedfp.vllm_plugin.ranks.graphs import in_capture_order
-
     layers = ("ALWAYS",) * 40
     manager = graph_manager(2048, linear_weights=23_000_000_000, supports=layers, whole_graph_tokens=up_to, flash=True)
     most = [host_bound_tokens(ModelSize(23_000_000_000, 40), mode, 132) for mode in (Mode.FP16, Mode.FP8)]
@@ -194,10 +187,7 @@ def test_sizes_that_the_gpu_is_busy_with_for_longer_than_the_host_have_no_graph(
         assert len(changes) == 1, "one precision after the other"
 
 
-@pytest.mark.filterwarnings("ignore")  # of vLLM's imports
 def test_whole_graphs_end_where_the_host_launches_the_pieces_sooner_than_the_gpu_computes_them(h100, flash_attention_3):
-    from vllm.config.compilation import CUDAGraphMode
-
     def whole_of(weights, precision):
         manager = graph_manager(
             2048, linear_weights=weights, supports=("ALWAYS",) * 40, whole_graph_tokens=2048, flash=True
@@ -216,7 +206,6 @@ def test_whole_graphs_end_where_the_host_launches_the_pieces_sooner_than_the_gpu
     assert whole_of(60_000_000_000, 0) == set()
 
 
-@pytest.mark.filterwarnings("ignore")  # of vLLM's imports
 @pytest.mark.parametrize("parallel", ["pipeline_parallel_size", "data_parallel_size"])
 def test_stages_and_replicas_that_compute_one_step_have_the_same_sizes(h100, parallel):
     manager = graph_manager(2048, linear_weights=23_000_000_000, supports=("ALWAYS",) * 40, **{parallel: 2})
@@ -224,7 +213,6 @@ def test_stages_and_replicas_that_compute_one_step_have_the_same_sizes(h100, par
         assert max(tokens for tokens, case in manager._candidates if case == precision) == 2048
 
 
-@pytest.mark.filterwarnings("ignore")  # of vLLM's imports
 def test_vllm_s_own_sizes_are_captured_however_large_the_model(h100):
     manager = graph_manager(2048, linear_weights=400_000_000_000, supports=("ALWAYS",) * 40)
     assert max(tokens for tokens, _ in manager._candidates) == 512
@@ -236,8 +224,6 @@ def whole_sizes(graph_tokens=2048, **settings):
 
 def sizes_of(manager, mode):
     """Token counts that are captured for steps with prompts."""
-    from vllm.config.compilation import CUDAGraphMode
-
     found = manager._capture_descs.get(CUDAGraphMode[mode], [])
     return {desc.num_tokens for desc in found if desc.uniform_token_count is None}
 
@@ -245,8 +231,6 @@ def sizes_of(manager, mode):
 @pytest.fixture
 def flash_attention_3(monkeypatch):
     """FlashAttention's class of plans as on a Hopper GPU, with a record of the splits that plans may have."""
-    from vllm.v1.attention.backend import AttentionCGSupport
-    from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
         # As vLLM's own: splits are bounded where graphs may be replayed, and left to the kernel elsewhere.
@@ -266,7 +250,6 @@ def flash_attention_3(monkeypatch):
     return splits
 
 
-@pytest.mark.filterwarnings("ignore")  # of vLLM's imports
 def test_with_flash_attention_whole_graphs_reach_the_token_budget(flash_attention_3):
     assert whole_sizes(whole_graph_tokens=2048, flash=True) == {256, 512, *larger_sizes(512, 2048)}
     assert max(whole_sizes(whole_graph_tokens=2048, flash=True, budget_tokens=1000)) == 1000
@@ -275,7 +258,6 @@ def test_with_flash_attention_whole_graphs_reach_the_token_budget(flash_attentio
     assert whole_sizes(whole_graph_tokens=2048, flash=True, supports=("ALWAYS", "ALWAYS"), decode_query_len=4) == set()
 
 
-@pytest.mark.filterwarnings("ignore")  # of vLLM's imports
 def test_steps_beyond_vllm_s_largest_graph_have_one_split_where_they_are_captured_whole(flash_attention_3):
     assert [flash_attention_3(tokens) for tokens in (512, 513, 4000)] == [32, 0, 0]
     graph_manager(1024, whole_graph_tokens=1024, flash=True)
@@ -285,11 +267,8 @@ def test_steps_beyond_vllm_s_largest_graph_have_one_split_where_they_are_capture
     assert [flash_attention_3(tokens) for tokens in (512, 513, 1025, 2048, 2049)] == [32, 1, 1, 1, 0]
 
 
-@pytest.mark.filterwarnings("ignore")  # of vLLM's imports
 @pytest.mark.parametrize(("up_to", "pieces"), [(2048, {2048}), (512, {*larger_sizes(512, 2048)}), (300, {512})])
 def test_pieces_that_nothing_replays_are_not_captured_but_for_the_largest(flash_attention_3, up_to, pieces):
-    from vllm.config.compilation import CUDAGraphMode
-
     manager = graph_manager(2048, whole_graph_tokens=up_to, flash=True)
     found = sizes_of(manager, "PIECEWISE")
     assert pieces <= found
@@ -306,14 +285,12 @@ def whole(up_to):
     return [size for size in (256, 512, *larger_sizes(512, 2048)) if size <= up_to]
 
 
-@pytest.mark.filterwarnings("ignore")  # of vLLM's imports
 def test_other_whole_graphs_end_at_vllm_s_largest_size_and_at_their_own_limit():
     assert whole_sizes(whole_graph_tokens=4096) == {256, 512}
     assert whole_sizes(whole_graph_tokens=300) == {256}
     assert whole_sizes(whole_graph_tokens=0) == set()
 
 
-@pytest.mark.filterwarnings("ignore")  # of vLLM's imports
 @pytest.mark.parametrize(
     "unfit",
     [

@@ -319,7 +319,7 @@ def test_a_file_that_is_no_table_is_not_printed_whole(trace: Path, capsys: pytes
     assert len(error) < 400
 
 
-@pytest.mark.parametrize("who", ["0", "1", "3", "controller"])
+@pytest.mark.parametrize("who", ["0", "3", "controller"])
 def test_whatever_may_be_there_may_fail(who: str, trace: Path, table: Path):
     sizes = ("--replicas", 2, "--max-replicas", 4)
     assert simulate("--trace", trace, "--table", table, "--policy", "static_fp8", *sizes, "--fail", f"{who}@5+2") == 0
@@ -373,9 +373,9 @@ def test_a_gap_in_the_trace_is_a_quiet_time(tmp_path: Path, table: Path):
     path = tmp_path / "gap.csv"
     path.write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-        "2023-11-16 18:00:00,100,5\n2023-11-16 18:10:00,100,5\n2023-11-16 18:09:59.5,100,5\n"
+        "2023-11-16 18:00:00,100,5\n2023-11-16 18:02:00,100,5\n2023-11-16 18:01:59.5,100,5\n"
     )
     assert simulate("--trace", path, "--table", table, "--policy", "threshold", "--json", tmp_path / "o.json") == 0
     summary = json.loads((tmp_path / "o.json").read_text())
     assert (summary["requests"], summary["tight_slo"]) == (3, 1.0)
-    assert summary["simulated_s"] > 600
+    assert summary["simulated_s"] > 120

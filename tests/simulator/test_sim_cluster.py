@@ -37,7 +37,8 @@ pytestmark = pytest.mark.slow
 ROOT = Path(simulator.__file__).parents[1]
 SIMULATOR = ROOT / "simulator"
 TABLE = make_table()
-BENCH = make_bench(TABLE, synthetic_trace(seed=1, duration_s=150.0, mean_rate_rps=4.0))
+LOAD_S = 60.0
+BENCH = make_bench(TABLE, synthetic_trace(seed=1, duration_s=LOAD_S, mean_rate_rps=4.0))
 
 
 def steady(count: int, rate_rps: float) -> list[tuple[float, int, int]]:
@@ -64,14 +65,14 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another():
 
 def test_more_load_is_never_better_and_fp8_carries_more():
     fp16 = make_config({}, "static_fp16", BENCH)
-    runs = [simulate(BENCH, fp16, Scenario(replicas=2), load, lambda: 0.0)[0] for load in (0.3, 0.7, 1.0, 1.4)]
+    runs = [simulate(BENCH, fp16, Scenario(replicas=2), load, lambda: 0.0)[0] for load in (0.3, 1.0, 1.4)]
     waits = [summary.ttft_ms.p90 for summary in runs]
     assert waits == sorted(waits)
     attained = [summary.tight_slo for summary in runs]
     assert attained == sorted(attained, reverse=True)
     assert attained[-1] < attained[0]
     fp8, _ = simulate(BENCH, make_config({}, "static_fp8", BENCH), Scenario(replicas=2), 1.0, lambda: 0.0)
-    assert fp8.tight_slo > runs[2].tight_slo
+    assert fp8.tight_slo > runs[1].tight_slo
     # Before the first directive arrives, replicas follow their fallback.
     assert (fp8.fp16_token_share or 0.0) < 0.001
     assert runs[0].fp16_token_share == 1.0
@@ -82,8 +83,8 @@ def test_at_the_capacity_a_queue_neither_empties_nor_explodes():
     # The calibration says what a replica carries; well below it waits stay short, well above they grow until it is full.
     fp16 = make_config({}, "static_fp16", BENCH)
     below, above = (simulate(BENCH, fp16, Scenario(), load, lambda: 0.0)[1] for load in (0.7, 1.5))
-    assert below.ended_s - 150 < 20  # the longest answer alone takes 15
-    assert above.ended_s - 150 > 25
+    assert below.ended_s - LOAD_S < 20  # the longest answer alone takes 15
+    assert above.ended_s - LOAD_S > 25
     shed = [sum(request.outcome == "shed" for request in result.requests) for result in (below, above)]
     assert shed[0] == 0 < shed[1]
 
@@ -172,7 +173,7 @@ def test_a_directive_reaches_all_replicas_and_most_keep_their_lease_over_a_lossy
         behind.append((now_s, len(cluster.present) - len(there)))
 
     config = policy_config("threshold")  # FP16 at so light a load; without a word of it replicas begin in auto
-    Cluster(TABLE, config, scenario, observe=look, observe_every_s=0.05).run(make_requests((15.0, 10, 2)))
+    Cluster(TABLE, config, scenario, observe=look, observe_every_s=0.05).run(make_requests((10.0, 10, 2)))
     assert len(reached) == 64
     assert all(count <= most for now_s, count in behind if now_s > (0.25 if loss == 0 else 8.0))
 

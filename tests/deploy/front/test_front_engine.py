@@ -16,7 +16,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def engine():
+def engine(warm_grammars):
     with front_engine.running(enable_auto_tool_choice=True, tool_call_parser="hermes") as found:
         yield found
 

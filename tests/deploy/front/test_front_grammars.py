@@ -22,19 +22,20 @@ from deploy.front.checks.grammar_process import Setting
 from deploy.front.replies import Refused
 from deploy.metrics.request_metrics import RequestOutcome
 
-pytestmark = pytest.mark.engine  # no engine, but a process that loads what an engine loads
+# No engine, but processes that load what an engine loads.
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("warm_grammars")]
 VOCABULARY = 4096
-SLOW = "400: the grammar may be right, but compiling it takes more than 3 s of processor time: simplify it"
+SLOW = "400: the grammar may be right, but compiling it takes more than 1 s of processor time: simplify it"
 
 
 class Trial:
     """The front's side on a loop that lives as long as the tests."""
 
-    def __init__(self, cpu_s):
+    def __init__(self):
         self.loop = asyncio.new_event_loop()
         tokenizer = get_tokenizer(str(ROOT / "models" / "fairytales-8m"))
         self.grammars = grammars.Grammars(
-            Setting(tokenizer, VOCABULARY, StructuredOutputsConfig(), False, cpu_s=cpu_s, wall_s=120.0)
+            Setting(tokenizer, VOCABULARY, StructuredOutputsConfig(), False, cpu_s=1.0, wall_s=120.0)
         )
 
     async def one(self, left_s=None, **constraint):
@@ -58,8 +59,8 @@ class Trial:
 
 
 @pytest.fixture(scope="module")
-def trial():
-    trial = Trial(cpu_s=3.0)
+def trial(warm_grammars):
+    trial = Trial()
     yield trial
     assert trial.close() == 0, "it ends by itself"
 
@@ -69,7 +70,7 @@ def long_choices(number):
 
 
 def test_a_process_that_was_started_is_ready_before_anybody_asks_and_a_deadline_bounds_the_wait_for_it():
-    trial = Trial(cpu_s=3.0)
+    trial = Trial()
 
     async def scenario():
         trial.grammars.start()
@@ -104,9 +105,10 @@ def test_a_process_that_ends_is_replaced_although_nobody_asks(trial):
 
 
 def test_one_that_is_killed_before_it_has_read_its_setting_is_replaced(monkeypatch):
-    """Whose tokenizer is larger than a pipe holds, as most are."""
+    """Whose tokenizer is larger than a pipe holds, as most are. These processes import for themselves, as a replica's do."""
+    monkeypatch.setattr(grammars, "multiprocessing", multiprocessing)
     monkeypatch.setattr(grammars, "PAUSE_S", 0.05)
-    trial = Trial(cpu_s=3.0)
+    trial = Trial()
     usual = trial.grammars._setting
     trial.grammars._setting = replace(usual, tokenizer="a vocabulary" * 100_000)
 

@@ -1,16 +1,19 @@
 """What tests of a running HAProxy share: a folder for its sockets, and replicas behind it."""
 
+import contextlib
 import shutil
+from typing import NamedTuple
 
 import pytest
-from haproxy_run import Replica
+from haproxy_calls import in_front, up
+from haproxy_run import Replica, ok
 from live_service import wait_until
 
 from deploy import environment
 
 
-@pytest.fixture
-def folder():
+@contextlib.contextmanager
+def short_folder():
     """Where HAProxy's sockets lie: their paths may have 107 characters, and pytest's own folders are longer."""
     path = environment.private_folder()
     yield path
@@ -20,6 +23,39 @@ def folder():
         return not path.exists()
 
     assert wait_until(removed, 10), "a watcher may just be leaving its last word in it, no more"
+
+
+@pytest.fixture
+def folder():
+    with short_folder() as path:
+        yield path
+
+
+class Served(NamedTuple):
+    """An HAProxy and what stands behind it."""
+
+    port: int
+    app: Replica
+    control: Replica
+
+
+@pytest.fixture(scope="module")
+def one_haproxy():
+    app, control = Replica(ok("app")), Replica(ok("control"))
+    with short_folder() as path, in_front(path, app=[app], control=[control]) as (_, port):
+        up(port)
+        up(port, "/control/up")
+        yield Served(port, app, control)
+    app.stop()
+    control.stop()
+
+
+@pytest.fixture
+def served(one_haproxy):
+    """The HAProxy of all tests of a file that leave it as it was, and whose replicas have seen nothing yet."""
+    one_haproxy.app.seen.clear()
+    one_haproxy.control.seen.clear()
+    return one_haproxy
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import asyncio
 import warnings
 
 import pytest
-from haproxy_calls import ask, in_front, up
-from haproxy_run import error_of, ok
+from haproxy_calls import ask
+from haproxy_run import error_of
 
 from deploy.haproxy.client_headers import ENVIRONMENT, KNOWN
 
@@ -53,15 +53,11 @@ OFFERED = {
 
 
 @pytest.mark.parametrize("spelled", [str.lower, str.title, str.upper])
-def test_haproxy_passes_on_the_headers_that_this_service_reads_and_no_other(folder, replicas, spelled):
-    replica = replicas(ok("in"))
-    with in_front(folder, app=[replica]) as (_, port):
-        up(port)
-        replica.seen.clear()
-        asked = {spelled(name): value for name, value in {**FOREIGN, **OFFERED}.items()}
-        status, headers, body = ask(port, "/v1", "POST", b"{}", asked)
-    assert (status, body, headers["x-request-id"]) == (200, b"in", "mine")
-    ((_, seen),) = replica.seen
+def test_haproxy_passes_on_the_headers_that_this_service_reads_and_no_other(served, spelled):
+    asked = {spelled(name): value for name, value in {**FOREIGN, **OFFERED}.items()}
+    status, headers, body = ask(served.port, "/v1", "POST", b"{}", asked)
+    assert (status, body, headers["x-request-id"]) == (200, b"app", "mine")
+    ((_, seen),) = served.app.seen
     assert seen.items() >= OFFERED.items()
     assert set(seen) <= set(KNOWN)
     assert seen["x-nestedfp-attempt"] != "mine"
@@ -69,14 +65,10 @@ def test_haproxy_passes_on_the_headers_that_this_service_reads_and_no_other(fold
 
 @pytest.mark.parametrize("name", ["x-request-id", "traceparent", "tracestate", "authorization", "x-nestedfp-precision"])
 @pytest.mark.parametrize("value", ["\xe9", "a\xff", "\x80b"])
-def test_bytes_beyond_ascii_in_a_header_that_is_read_get_400(folder, replicas, name, value):
-    replica = replicas(ok("in"))
-    with in_front(folder, app=[replica]) as (_, port):
-        up(port)
-        replica.seen.clear()
-        status, _, body = ask(port, "/v1", headers={name: value})
+def test_bytes_beyond_ascii_in_a_header_that_is_read_get_400(served, name, value):
+    status, _, body = ask(served.port, "/v1", headers={name: value})
     assert (status, error_of(body)["message"]) == (400, "a header holds characters beyond ASCII")
-    assert replica.seen == []
+    assert served.app.seen == []
 
 
 def read_by_ray_serve(monkeypatch, given):

@@ -5,7 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from haproxy_calls import answers, ask, count, in_front, up
+from haproxy_calls import ask, count, in_front, up
 from haproxy_run import error_of, ok
 from live_service import wait_until
 from sim_builders import make_table, policy_config
@@ -94,18 +94,12 @@ def test_a_replica_that_ends_before_it_answers_gives_503_and_its_request_to_nobo
     assert sum(len(each.seen) for each in both) == 1
 
 
-def test_control_routes_of_the_root_go_to_the_control_application(folder, replicas):
-    control = replicas(ok("control"))
-    app = replicas(ok("app"))
-    with in_front(folder, app=[app], control=[control]) as (_, port):
-        up(port)
-        assert wait_until(lambda: answers(port, "/control/up"), 20, 0.05)
-        control.seen.clear()
-        paths = ["/status", "/decisions?since=3", "/admin/directive", "/admin/reload", "/control/status"]
-        assert {ask(port, path)[2] for path in paths} == {b"control"}
-        others = ["/v1/models", "/statusx", "/x/status", "/admin", "/controlx"]
-        assert {ask(port, path)[2] for path in others} == {b"app"}
-    assert [path for path, _ in control.seen] == [
+def test_control_routes_of_the_root_go_to_the_control_application(served):
+    paths = ["/status", "/decisions?since=3", "/admin/directive", "/admin/reload", "/control/status"]
+    assert {ask(served.port, path)[2] for path in paths} == {b"control"}
+    others = ["/v1/models", "/statusx", "/x/status", "/admin", "/controlx"]
+    assert {ask(served.port, path)[2] for path in others} == {b"app"}
+    assert [path for path, _ in served.control.seen] == [
         "/control/status",
         "/control/decisions?since=3",
         "/control/admin/directive",
@@ -116,43 +110,32 @@ def test_control_routes_of_the_root_go_to_the_control_application(folder, replic
 
 @pytest.mark.parametrize("path", ["/status", "/decisions?since=3", "/admin/directive", "/control/events", "/metrics"])
 @pytest.mark.parametrize("slashes", ["/", "//"])
-def test_a_slash_at_the_end_of_a_control_route_changes_nothing(folder, replicas, path, slashes):
-    control = replicas(ok("control"))
-    with in_front(folder, app=[replicas(ok("app"))], control=[control]) as (_, port):
-        up(port, "/control/up")
-        control.seen.clear()
-        for asked in (path, path.replace("?", f"{slashes}?") if "?" in path else path + slashes):
-            assert ask(port, asked)[2] == b"control"
-    plain, with_slash = [seen for seen, _ in control.seen]
+def test_a_slash_at_the_end_of_a_control_route_changes_nothing(served, path, slashes):
+    for asked in (path, path.replace("?", f"{slashes}?") if "?" in path else path + slashes):
+        assert ask(served.port, asked)[2] == b"control"
+    plain, with_slash = [seen for seen, _ in served.control.seen]
     assert plain == with_slash
 
 
-def test_the_root_leads_to_the_control_room_where_there_is_one(folder, replicas):
-    app, control = replicas(ok("app")), replicas(ok("control"))
-    with in_front(folder, app=[app], control=[control]) as (_, port):
-        up(port, "/control/up")
-        for method in ("GET", "HEAD"):
-            status, headers, _ = ask(port, "/", method)
-            assert (status, headers["location"]) == (302, "/control/")
-        assert ask(port, "/control/")[2] == ask(port, "/control")[2] == b"control"
-        assert ask(port, "/", "POST", b"{}")[2] == b"app"
-    with in_front(folder, app=[app]) as (_, port):
+def test_the_root_leads_to_the_control_room_where_there_is_one(served, folder):
+    for method in ("GET", "HEAD"):
+        status, headers, _ = ask(served.port, "/", method)
+        assert (status, headers["location"]) == (302, "/control/")
+    assert ask(served.port, "/control/")[2] == ask(served.port, "/control")[2] == b"control"
+    assert ask(served.port, "/", "POST", b"{}")[2] == b"app"
+    with in_front(folder, app=[served.app]) as (_, port):
         up(port)
         assert ask(port, "/")[2] == b"app"
 
 
 @pytest.mark.parametrize(("coding", "status"), [("gzip", 415), ("x", 415), ("gzip, identity", 415), ("Identity", 200)])
-def test_a_compressed_body_gets_415(folder, replicas, coding, status):
-    replica = replicas(ok("in"))
-    with in_front(folder, app=[replica]) as (_, port):
-        up(port)
-        replica.seen.clear()
-        came, _, body = ask(port, "/v1", "POST", b"{}", {"content-encoding": coding})
+def test_a_compressed_body_gets_415(served, coding, status):
+    came, _, body = ask(served.port, "/v1", "POST", b"{}", {"content-encoding": coding})
     assert came == status
     assert (
         status == 200 or error_of(body)["message"] == "expected a body without Content-Encoding: send it uncompressed"
     )
-    assert len(replica.seen) == (status == 200)
+    assert len(served.app.seen) == (status == 200)
 
 
 def test_requests_go_to_the_replica_with_the_least_outstanding(folder, replicas):

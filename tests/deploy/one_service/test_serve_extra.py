@@ -103,8 +103,3 @@ def test_the_chat_template_is_the_one_that_was_given(client):
     body = {"model": MODEL, "messages": [{"role": "user", "content": "a king"}]}
     tokens = client.post("/tokenize", json=body).json()["tokens"]
     assert client.post("/detokenize", json={"model": MODEL, "tokens": tokens}).json()["prompt"].endswith("A KING")
-
-
-def test_what_is_not_there_is_not_found(client):
-    for path in ("/v1/embeddings", "/v1/score", "/rerank", "/v1/nothing"):
-        assert client.post(path, json={"model": MODEL, "input": "x"}).status_code == 404

@@ -1,28 +1,21 @@
-"""The service under more load than it holds: FP8, then refusals, then a third replica, and all of it undone; one replica in FP8.
-
-One service for all tests of this file; they run in the order in which they stand.
-"""
+"""The service under more load than it holds: FP8, then refusals, then a third replica, and all of it undone; one replica in FP8."""
 
 import itertools
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import yaml
-from live_service import ADMIN, MODEL, complete, demo_config, serve, wait_until
+from keyed_service import KeyedService, client_of
+from live_service import MODEL, complete, wait_until
 
 pytestmark = pytest.mark.serve
 
-PORT = 8124
-URL = f"http://127.0.0.1:{PORT}"
 CLIENTS = 12
 # No queue may last: on two cores two sequences a replica and objectives of a few milliseconds make one at once.
-QUEUES = {"max_num_seqs": 2, "cpu_threads": 1}
 CONTROLLER: dict[str, Any] = {
     "slo": {"ttft_ms": 20, "tpot_ms": 20},
     "guards": {"dwell_fp16_s": 0.5, "dwell_fp8_s": 2, "max_switches_per_minute": 60},
@@ -46,19 +39,9 @@ LADDER: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("ladder")
-    config = demo_config()
-    config["engine"] |= QUEUES
-    config["controller"] = LADDER
-    with serve(folder, config, PORT):
-        yield folder / "config.yaml"
-
-
 @pytest.fixture
-def client(service: Path) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=URL, timeout=120, trust_env=False) as client:
+def client(service: KeyedService) -> Iterator[httpx.Client]:
+    with client_of("admin") as client:
         yield client
 
 
@@ -69,7 +52,7 @@ def crowd(clients: int, **body: Any) -> Iterator[list[httpx.Response]]:
     stop = threading.Event()
 
     def ask(number: int) -> None:
-        with httpx.Client(base_url=URL, timeout=120, trust_env=False) as own:
+        with client_of("user") as own:
             for turn in itertools.count():
                 if stop.is_set():
                     return
@@ -104,15 +87,15 @@ def ready(seen: dict[str, Any]) -> int:
     return sum(r["ready"] and not r["stale"] for r in seen["replicas"])
 
 
-def reload_controller(client: httpx.Client, service: Path, controller: dict[str, Any]) -> None:
-    """Put another controller section in force."""
-    config = yaml.safe_load(service.read_text())
-    service.write_text(yaml.safe_dump({**config, "controller": controller}))
-    response = client.post("/admin/reload", headers=ADMIN)
-    assert response.status_code == 200, response.text
+def test_overload_degrades_then_sheds_then_scales_and_all_of_it_is_undone(
+    client: httpx.Client, service: KeyedService
+) -> None:
+    with service.controlled(**LADDER):
+        overload_and_undo(client, service)
 
 
-def test_overload_degrades_then_sheds_then_scales_and_all_of_it_is_undone(client: httpx.Client, service: Path) -> None:
+def overload_and_undo(client: httpx.Client, service: KeyedService) -> None:
+    before = client.get("/decisions").json()[-1:]
     with crowd(CLIENTS) as answers:
         shed = wait_until(lambda: (s := status(client))["rung"] in ("shed", "scale") and s, 180)
         assert shed, status(client)
@@ -127,26 +110,32 @@ def test_overload_degrades_then_sheds_then_scales_and_all_of_it_is_undone(client
     assert int(refusal.headers["Retry-After"]) > 0
     assert "overloaded: this replica computes" in refusal.json()["error"]["message"]
     # Admission that was raised too early in the overload has doubled the pause before each step back, at most 64 times.
-    ladder = {**LADDER["ladder"], "scale_down_after_s": 1}
-    reload_controller(client, service, {**LADDER, "ladder": ladder})
-    assert wait_until(lambda: status(client)["rung"] in ("none", "degrade"), 240, 1.0), status(client)
-    assert status(client)["desired_replicas"] is None
-    assert wait_until(lambda: ready(status(client)) == 2, 150, 1.0), status(client)
-    assert wait_until(lambda: all(r["admission_scale"] == 1 for r in status(client)["replicas"]), 60), status(client)
-    said = [d["rung"] for d in client.get("/decisions").json() if d["kind"] == "decision"]
+    with service.controlled(**LADDER | {"ladder": {**LADDER["ladder"], "scale_down_after_s": 1}}):
+        assert wait_until(lambda: status(client)["rung"] in ("none", "degrade"), 240, 1.0), status(client)
+        assert status(client)["desired_replicas"] is None
+        assert wait_until(lambda: ready(status(client)) == 2, 150, 1.0), status(client)
+        assert wait_until(lambda: all(r["admission_scale"] == 1 for r in status(client)["replicas"]), 60)
+    since = {"since": before[0]["decision_id"]} if before else {}
+    said = [d["rung"] for d in client.get("/decisions", params=since).json() if d["kind"] == "decision"]
     order = [rung for rung, _ in itertools.groupby(said)]
     assert order.index("degrade") < order.index("shed") < order.index("scale")
     assert complete(client)["usage"]["completion_tokens"] == 8
 
 
 def test_where_one_of_two_replicas_runs_fp8_pinned_requests_go_to_the_other(
-    client: httpx.Client, service: Path
+    client: httpx.Client, service: KeyedService
 ) -> None:
-    assert wait_until(lambda: status(client)["mode"] == "fp16", 60), status(client)
-    reload_controller(client, service, {**CONTROLLER, "policy": {"name": "static_fp16"}})
-    one = status(client)["replicas"][0]["id"]
-    response = client.post("/admin/directive", headers=ADMIN, json={"mode": "fp8", "replica_id": one})
-    assert response.status_code == 200, response.text
+    with service.controlled(**CONTROLLER | {"policy": {"name": "static_fp16"}}):
+        one = status(client)["replicas"][0]["id"]
+        response = client.post("/admin/directive", json={"mode": "fp8", "replica_id": one})
+        assert response.status_code == 200, response.text
+        try:
+            pinned_go_to_the_other(client)
+        finally:
+            client.post("/admin/directive", json={"mode": "auto"})
+
+
+def pinned_go_to_the_other(client: httpx.Client) -> None:
     assert wait_until(lambda: status(client)["fp8_replicas"] == 1, 60), status(client)
     assert wait_until(lambda: all(r["running"] == 0 for r in status(client)["replicas"]), 30)
     before = by_mode(client)
