@@ -147,7 +147,7 @@ class EngineSection(FrozenModel):
     fused_quantiser: Literal["auto", "always", "never"] = (
         "auto"  # norms and activations write what the linear layers read; auto: on Hopper; always: or refuse to start
     )
-    mixed_steps: bool = False  # steps may hold exact and fast requests; not for production yet
+    mixed_steps: bool = False  # steps may hold exact and fast requests: more exact answers near saturation
     grammar_cpu_s: Annotated[float, Field(gt=0, le=600)] = (
         3.0  # processor time that compiling the grammar of one structured output may take; more is refused with 400
     )

@@ -6,7 +6,7 @@ Those of the control room are taken from a running service: python -m docs.draw.
 import argparse
 from collections.abc import Sequence
 
-from docs.draw import architecture, bits, burst
+from docs.draw import architecture, bits, burst, scaling
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -14,7 +14,7 @@ def main(words: Sequence[str] | None = None) -> None:
     argparse.ArgumentParser(
         prog="python -m docs.draw", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args(words)
-    for picture in (bits, architecture, burst):
+    for picture in (bits, architecture, burst, scaling):
         print(f"drawn: {picture.draw()}", flush=True)
 
 
