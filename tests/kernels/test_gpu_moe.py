@@ -14,7 +14,7 @@ import torch
 from processes import run_json
 
 from benchmarks.kernels import gpu_experts
-from nestedfp.format import join, split, upper_to_float
+from nestedfp.format import split, upper_to_float
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -100,13 +100,6 @@ def test_experts_of_other_ranks_add_nothing():
     assert torch.allclose(experts_gpu.exact(x, *here, mapped), expected, rtol=2e-3, atol=1e-3)
     fast = experts_gpu.fast(x, *here, mapped)
     assert (fast - expected).float().square().mean().sqrt() < 0.08 * expected.float().std()
-
-
-def test_recoded_planes_keep_every_bit():
-    bits = torch.arange(0x3F01, dtype=torch.int16).view(torch.float16)
-    upper, lower = split(bits)
-    residual = experts_triton.recode(lower).int() - experts_triton.RESIDUAL_BIAS
-    assert torch.equal(((upper.int() & 0x7F) << 7) + residual, join(upper, lower).view(torch.int16).int())
 
 
 @pytest.mark.engine

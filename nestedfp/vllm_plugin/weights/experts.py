@@ -76,9 +76,8 @@ class NestedExpertsBase(FusedMoEMethodBase):
 
     @property
     def is_monolithic(self) -> bool:
-        if self.is_nested:
-            return current_platform.is_cpu()  # as vLLM's own method there: the same routing
-        return self.plain.is_monolithic
+        # As vLLM's own method, whose routing is then called for; of a GPU's methods only those for other cards do their own.
+        return bool(self.plain.is_monolithic) and (current_platform.is_cpu() or not self.is_nested)
 
     def get_fused_moe_quant_config(self, layer: RoutedExperts) -> Any:
         return self.plain.get_fused_moe_quant_config(layer)
@@ -147,9 +146,9 @@ class NestedExpertsBase(FusedMoEMethodBase):
     ) -> Any:
         if not self.is_nested:
             return self.plain.apply_monolithic(layer, x, router_logits, input_ids)
-        from vllm.model_executor.layers.fused_moe.experts.cpu_moe import select_experts
+        from vllm.model_executor.layers.fused_moe.experts import cpu_moe
 
-        weights, ids = select_experts(
+        weights, ids = cpu_moe.select_experts(
             hidden_states=x,
             router_logits=router_logits,
             top_k=layer.top_k,
