@@ -235,8 +235,6 @@ class OnlineNestedExperts(NestedExpertsBase, OnlineMoEMethodBase):
         self.finish(layer)
         layer._already_called_process_weights_after_loading = True
 
-    apply_monolithic = NestedExpertsBase.apply_monolithic
-
 
 class StoredNestedExperts(NestedExpertsBase):
     """Loads the planes of a converted checkpoint, and the plain weights of experts that have no planes there."""
@@ -284,8 +282,7 @@ class StoredNestedExperts(NestedExpertsBase):
         stacks = []
         for stack in STACKS:
             upper, lower = (getattr(layer, f"{stack}_{name}").data for name in PLANES)
-            plain = ~torch.isnan(scratch[stack]) if stack in scratch else torch.zeros_like(upper, dtype=torch.bool)
-            require_loaded(self.prefix, upper[~plain])
+            require_loaded(self.prefix, upper[torch.isnan(scratch[stack])] if stack in scratch else upper)
             stacks.append((upper, lower))
         if not scratch and self.why_plain is None:
             nested = [NestedWeight(*(plane.flatten(0, 1) for plane in planes), None, None, None) for planes in stacks]
@@ -294,7 +291,7 @@ class StoredNestedExperts(NestedExpertsBase):
             self.keep_nested(layer, nested, [upper.shape for upper, _ in stacks])
         else:
             for stack, planes in zip(STACKS, stacks, strict=True):
-                weight = join(*planes)
+                weight = torch.stack([join(*each) for each in zip(*planes, strict=True)])  # one by one, for memory
                 if (part := scratch.get(stack)) is not None:
                     weight = torch.where(torch.isnan(part), weight, part.data)
                 for name in PLANES:
