@@ -1,7 +1,7 @@
 """Runs vLLM engines, one after the other, through lists of generations; the tests start it as a process.
 
 Standard input: {"engines": [{arguments of vllm.LLM}], "nested": bool, "runs": [{"mode", "rule", "prompts", "max_tokens",
-"extra_args", "params", "exact", "adapters": [null or {"name", "number", "path"}]}], "compiled": bool}; every engine does all
+"extra_args", "params", "exact"}], "compiled": bool}; every engine does all
 runs. "exact": the numbers of prompts that are exact in every step of a run, the others being fast (mixed_steps.py). "compiled"
 makes vLLM compile its graphs on a CPU as on a GPU, passes and all, which it leaves out otherwise.
 Standard output, one line of JSON: {"engines": [[{"tokens": [[...]], "logprobs": [[[best, second]]], "margins": [[...]],
@@ -35,15 +35,6 @@ def margin(step) -> float:
     """By how much the best token of a step leads the second best, in log-probability."""
     best, second = best_two(step)
     return best - second
-
-
-def adapters(run: dict[str, Any]) -> list[Any] | None:
-    """The adapter of each prompt of a run, or None."""
-    from vllm.lora.request import LoRARequest
-
-    if "adapters" not in run:
-        return None
-    return [each and LoRARequest(each["name"], each["number"], each["path"]) for each in run["adapters"]]
 
 
 def main() -> None:
@@ -107,7 +98,7 @@ def run_engine(engine: dict[str, Any], runs: list[dict[str, Any]], nested: bool)
         )
         try:
             with exact_requests(llm, run["exact"]) if "exact" in run else nullcontext([]) as mixed:
-                outputs = llm.generate(run["prompts"], params, use_tqdm=False, lora_request=adapters(run))
+                outputs = llm.generate(run["prompts"], params, use_tqdm=False)
         except Exception as error:
             results.append({"error": f"{type(error).__name__}: {error}"})
             continue

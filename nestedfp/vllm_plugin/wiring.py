@@ -256,12 +256,7 @@ def model_obstacles(config: "VllmConfig") -> list[str]:
     model, parallel, is_cpu = config.model_config, config.parallel_config, current_platform.is_cpu()
     found = []
     if config.lora_config is not None:
-        if not is_cpu:
-            found.append(
-                "nestedfp serves no LoRA adapters on a GPU; set enable_lora=False or merge the adapter's weights"
-            )
-        elif model.is_moe:
-            found.append("nestedfp serves no LoRA adapters of models with experts; set enable_lora=False")
+        found.append("nestedfp does not serve LoRA adapters; set enable_lora=False or merge the adapter's weights")
     if (speculation := config.speculative_config) is not None:
         if speculation.method != "ngram":
             found.append(

@@ -31,7 +31,6 @@ def worker(attention=None, **changes):
         model_config=config,
         parallel_config=config,
         speculative_config=found.get("speculative"),
-        lora_config=found.get("lora"),
         additional_config={"nestedfp": {"mixed_steps": True, **found["options"]}},
     )
     return SimpleNamespace(
@@ -101,7 +100,6 @@ def test_a_step_that_is_none_is_refused(mode, exact):
         ({"is_encoder_decoder": True}, "not those of the batch"),
         ({"use_mla": True}, "not those of the batch"),
         ({"speculative": object()}, "drafts share the rows"),
-        ({"lora": object()}, "order of their own"),
         ({"nested_experts": True}, "not those of the batch"),
         ({"attention": 1}, "decodes before prompts"),
     ],

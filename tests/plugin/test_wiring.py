@@ -32,7 +32,6 @@ def outcomes(tmp_path_factory):
             "args": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}}
         },
         "lora": {"args": {"enable_lora": True}},
-        "lora, experts": {"args": {"model": families["experts"], "enable_lora": True, "skip_tokenizer_init": True}},
         "draft model": {"args": {"speculative_config": {"model": MODEL, "num_speculative_tokens": 2}}},
         "sparse": {"args": {"model": families["sparse"], "skip_tokenizer_init": True, "load_format": "dummy"}},
         "gemma2": {"args": {"model": families["gemma2"], "skip_tokenizer_init": True, "load_format": "dummy"}},
@@ -76,9 +75,8 @@ def outcomes(tmp_path_factory):
     return run_json("wiring_scenario.py", {k: {**v, "args": {"model": MODEL, **v["args"]}} for k, v in cases.items()})
 
 
-def test_adapters_and_drafts_are_taken_on_a_cpu(outcomes):
+def test_drafts_are_taken_on_a_cpu(outcomes):
     assert isinstance(outcomes["ngram"], dict), outcomes["ngram"]
-    assert isinstance(outcomes["lora"], dict), outcomes["lora"]
 
 
 def test_scheduler_and_worker_are_filled_in(outcomes):
@@ -112,7 +110,7 @@ def test_on_hopper_kernels_may_start_early_unless_the_user_says_no(outcomes):
         ("scheduler", "scheduler_cls='nestedfp.vllm_plugin.scheduling.scheduler.make_scheduler'"),
         ("worker", "worker_cls='nestedfp.vllm_plugin.ranks.worker.NestedFPWorker'"),
         ("bfloat16", "set dtype='float16'"),
-        ("lora, experts", "no LoRA adapters of models with experts"),
+        ("lora", "enable_lora=False"),
         ("draft model", "no drafts of 'draft_model'; set speculative_config's method to 'ngram', or remove it"),
         ("sparse", "no sparse latent attention (index_topk in config.json)"),
         ("gemma2", "its activations leave FP16's range (65504)"),

@@ -83,8 +83,6 @@ def obstacle(worker: Any) -> str | None:
         return "the model has linear layers whose rows are not those of the batch"
     if config.speculative_config is not None:
         return "drafts share the rows of the request that verifies them"
-    if config.lora_config is not None:
-        return "adapters add their part to rows in an order of their own"
     if worker.nestedfp_nested_experts:
         return "the rows of an expert are not those of the batch"
     if current_platform.is_cpu():

@@ -50,7 +50,6 @@ class NestedLinearBase(LinearMethodBase):
             self.by_library = is_portable(capability) and options.fused_quantiser != "always"
         self.fp16_only = options.fp16_only
         self.two_copies = options.weights == "two_copies"
-        self.takes_adapters = get_current_vllm_config().lora_config is not None
         self.plain = UnquantizedLinearMethod()
 
     def finish(self, layer: torch.nn.Module) -> None:
@@ -97,10 +96,6 @@ class NestedLinearBase(LinearMethodBase):
         layer.outlier_rows = nested.outlier_rows
         layer.outlier_cols = nested.outlier_cols
         layer.outlier_deltas = nested.outlier_deltas
-        if self.takes_adapters and weight is None:
-            # vLLM asks for a device: of ``weight`` where there is one, even None, else of this.
-            del layer.weight
-            layer.weight_packed = upper
         if weight is not None:
             two_copies.keep_plain(layer, weight, self.plain)
         layer.nestedfp_by_library = self.by_library and library_route.fits(layer)
