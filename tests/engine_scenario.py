@@ -1,9 +1,9 @@
 """Runs vLLM engines, one after the other, through lists of generations; the tests start it as a process.
 
 Standard input: {"engines": [{arguments of vllm.LLM}], "nested": bool, "runs": [{"mode", "rule", "prompts", "max_tokens",
-"extra_args", "params", "exact"}], "compiled": bool}; every engine does all runs. "exact": the numbers of prompts that are exact in
-every step of a run, the others being fast (mixed_steps.py). "compiled" makes vLLM compile its graphs on a CPU as on a
-GPU, passes and all, which it leaves out otherwise.
+"extra_args", "params", "exact"}], "compiled": bool}; every engine does all
+runs. "exact": the numbers of prompts that are exact in every step of a run, the others being fast (mixed_steps.py). "compiled"
+makes vLLM compile its graphs on a CPU as on a GPU, passes and all, which it leaves out otherwise.
 Standard output, one line of JSON: {"engines": [[{"tokens": [[...]], "logprobs": [[[best, second]]], "margins": [[...]],
 "precision": [precision_tokens], "stats": {...}...}]], "fused": [linear layers that the fused quantiser fused]}.
 

@@ -29,6 +29,7 @@ class Hooks:
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 POOL = "vllm.v1.core.block_pool:BlockPool"
 QUANTIZATION = "vllm.model_executor.layers.quantization"
+EXPERTS = "vllm.model_executor.layers.fused_moe"
 LINEAR = "vllm.model_executor.layers.linear"
 SCHEDULER_CALLS = (
     ("vllm.v1.core.sched.scheduler", "self"),
@@ -205,6 +206,50 @@ HOOKS = (
             "vllm.distributed.parallel_state:get_tp_group": (),
         },
         ("NestedFPConfig", "OnlineNestedLinear", "StoredNestedLinear"),
+    ),
+    Hooks(
+        "weights/experts",
+        "nested experts are a quantisation method, and FP8 steps on a GPU run through vLLM's own kernels",
+        {
+            f"{EXPERTS}.fused_moe_method_base:FusedMoEMethodBase.apply": (
+                "self",
+                "layer",
+                "x",
+                "topk_weights",
+                "topk_ids",
+            ),
+            f"{EXPERTS}.fused_moe_method_base:FusedMoEMethodBase.apply_monolithic": (
+                "self",
+                "layer",
+                "x",
+                "router_logits",
+            ),
+            f"{QUANTIZATION}.online.moe_base:OnlineMoEMethodBase.create_weights": ("self", "layer", "num_experts"),
+            "vllm.model_executor.utils:set_weight_attrs": ("weight", "weight_attrs"),
+            f"{EXPERTS}.experts:cpu_moe": None,
+            f"{EXPERTS}:fused_moe.try_get_optimal_moe_config": ("w1_shape", "w2_shape", "top_k", "dtype", "M"),
+            f"{EXPERTS}:fused_moe._prepare_expert_assignment": (
+                "topk_ids",
+                "config",
+                "num_tokens",
+                "top_k_num",
+                "global_num_experts",
+                "expert_map",
+            ),
+            f"{EXPERTS}:fused_moe.invoke_fused_moe_triton_kernel": (
+                "A",
+                "B",
+                "C",
+                "A_scale",
+                "B_scale",
+                "topk_weights",
+            ),
+            f"{EXPERTS}.activation:MoEActivation": None,
+            f"{EXPERTS}.activation:apply_moe_activation": ("activation", "output", "input"),
+            f"{EXPERTS}.experts:cutlass_moe.run_cutlass_moe_fp8": ("output", "hidden_states", "w1", "w2", "topk_ids"),
+            "vllm:_custom_ops.scaled_fp8_quant": ("input",),
+            "vllm:_custom_ops.moe_sum": ("input", "output"),
+        },
     ),
     Hooks(
         "weights",

@@ -1,8 +1,8 @@
 """FP16 products of experts on a GPU, as a Triton kernel: it reads both planes and joins them in registers.
 
-The grid, the tiles and the order of additions are those of vLLM's ``fused_moe_kernel`` for FP16 weights, so that with equal tiles
-the results have the same bits. Planes lie in the natural order of K; the lower one is recoded (``recode``) so that four weights
-take six instructions, wherever they lie.
+Grid and tiles are those of vLLM's ``fused_moe_kernel`` for FP16 weights. The transposed product (``swap``) has its bits and takes
+up to twice as long; the other one adds up in another order. Planes lie in the natural order of K; the lower one is recoded
+(``recode``) so that four weights take six instructions, wherever they lie.
 """
 
 import torch

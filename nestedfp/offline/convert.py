@@ -18,6 +18,7 @@ from typing import Any
 from nestedfp.checkpoint import PLANES, CheckpointError, listed, read_config, read_weights
 from nestedfp.eligible import experts_of
 from nestedfp.format import FORMAT_VERSION
+from nestedfp.fp16_range import beyond_fp16
 from nestedfp.offline.folder import check_target
 from nestedfp.offline.reading import Progress, Weight, profiles, weights_of
 from nestedfp.offline.rewrite import rewrite
@@ -67,6 +68,8 @@ def convert(source: Path, target: Path, include: str | None = None, progress: Pr
     """
     config = read_config(source)
     _require_plain(source, config)
+    if said := beyond_fp16(config):
+        raise CheckpointError(f"{source}: {said}")
     tensors = read_weights(source)
     if planes := [name for name in tensors if name.endswith(PLANES)]:
         raise CheckpointError(f"{source} holds planes already ({listed(planes)}); convert the original checkpoint")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nestedfp.checkpoint import CheckpointError, read_config, read_weights
+from nestedfp.fp16_range import beyond_fp16
 from nestedfp.offline.profile import Profile
 from nestedfp.offline.reading import Progress, Weight, profiles, weights_of
 from nestedfp.offline.verdicts import LISTED, NESTED, PLAIN, Verdict, gemm_of, judge
@@ -44,7 +45,7 @@ class Inspection:
     Attributes:
         folder: its path.
         layers: matrices that are some module's weight, in the order of their names' numbers.
-        faults: by tensor, why FP16 cannot hold it.
+        faults: by tensor, why FP16 cannot hold it; by config.json, why FP16 does not suit the model.
         nbytes: of all tensors, as stored.
         nested_bytes: of those that have an FP8 mode, or may have one by their names, as FP16.
     """
@@ -110,7 +111,8 @@ def inspect(folder: Path, progress: Progress, *, headers_only: bool = False) -> 
     Raises:
         CheckpointError: it cannot be read, or is quantised by another method.
     """
-    method = (read_config(folder).get("quantization_config") or {}).get("quant_method", "nestedfp")
+    config = read_config(folder)
+    method = (config.get("quantization_config") or {}).get("quant_method", "nestedfp")
     if method != "nestedfp":
         raise CheckpointError(f"{folder} is quantised already ({method}); inspect the original FP16 or BF16 checkpoint")
     weights = weights_of(read_weights(folder))
@@ -129,7 +131,10 @@ def inspect(folder: Path, progress: Progress, *, headers_only: bool = False) -> 
     return Inspection(
         folder,
         layers,
-        {name: profile.fault for name, profile in (found or {}).items() if profile.fault},
+        {
+            **({"config.json": said} if (said := beyond_fp16(config)) else {}),
+            **{name: profile.fault for name, profile in (found or {}).items() if profile.fault},
+        },
         sum(weight.nbytes for weight in weights.values()),
         sum(2 * layer.weight.elements for layer in layers if layer.verdict.kind != PLAIN),
     )

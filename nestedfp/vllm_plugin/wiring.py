@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nestedfp.checkpoint import fingerprint, read_weights
+from nestedfp.fp16_range import REMEDY
 from nestedfp.hooks import versions
 from nestedfp.vllm_plugin.options import OPTIONS_KEY, USUAL_SLO_MS, PluginOptions
 from nestedfp.vllm_plugin.ranks import gpu_support
@@ -41,7 +42,12 @@ def install() -> None:
     ) -> "VllmConfig":
         if self.quantization == "nestedfp" and self.dtype == "auto":
             self.dtype = "float16"
-        config = original(self, usage_context, *args, **kwargs)
+        try:
+            config = original(self, usage_context, *args, **kwargs)
+        except ValueError as error:
+            if self.quantization == "nestedfp" and "does not support float16" in str(error):
+                raise ValueError(f"{self.model}: its activations leave FP16's range (65504): {REMEDY}") from error
+            raise
         if config.model_config.quantization == "nestedfp":
             complete(config, serves=usage_context is UsageContext.OPENAI_API_SERVER)
         return config
@@ -164,10 +170,8 @@ def check(config: "VllmConfig") -> None:
             f"nestedfp stores FP16 weights, but the engine's dtype is {config.model_config.dtype}; set dtype='float16' "
             "(a BF16 checkpoint is then cast to FP16 while it loads)"
         )
-    if config.lora_config is not None:
-        raise ValueError("nestedfp does not serve LoRA adapters; set enable_lora=False or merge the adapter's weights")
-    if config.speculative_config is not None:
-        raise ValueError("nestedfp does not serve speculative decoding; remove speculative_config")
+    for obstacle in model_obstacles(config):
+        raise ValueError(obstacle)
     if config.kv_transfer_config is not None or config.ec_transfer_config is not None:
         name = "kv_transfer_config" if config.kv_transfer_config is not None else "ec_transfer_config"
         raise ValueError(
@@ -243,6 +247,37 @@ def choose_path(config: "VllmConfig") -> None:
         init_logger("vllm.nestedfp").warning(
             "FP16 only: weights are plain FP16 and run through vLLM's own kernels; a directive of fp8 changes nothing"
         )
+
+
+def model_obstacles(config: "VllmConfig") -> list[str]:
+    """Return why models, adapters and drafts of this kind cannot be served, and what to set instead."""
+    from vllm.platforms import current_platform
+
+    model, parallel, is_cpu = config.model_config, config.parallel_config, current_platform.is_cpu()
+    found = []
+    if config.lora_config is not None:
+        found.append("nestedfp does not serve LoRA adapters; set enable_lora=False or merge the adapter's weights")
+    if (speculation := config.speculative_config) is not None:
+        if speculation.method != "ngram":
+            found.append(
+                f"nestedfp verifies no drafts of {speculation.method!r}; set speculative_config's method to 'ngram', or remove it"
+            )
+        elif not is_cpu:
+            found.append("nestedfp verifies 'ngram' drafts on a CPU only; remove speculative_config")
+    if model.use_mla and getattr(model.hf_text_config, "index_topk", None) is not None:
+        found.append(
+            "nestedfp serves no sparse latent attention (index_topk in config.json): vLLM's kernels for it compute in BF16; serve "
+            "the model without quantization='nestedfp'"
+        )
+    nests_experts = PluginOptions.of(config).experts == "nested" or (
+        is_cpu and PluginOptions.of(config).experts == "auto"
+    )
+    if model.is_moe and parallel.data_parallel_size > 1 and nests_experts:
+        found.append(
+            "nested experts need one precision on all ranks that share them, and data-parallel ranks choose each for itself; set "
+            "data_parallel_size=1 or the option experts to 'plain'"
+        )
+    return found
 
 
 def require_our_parts(config: "VllmConfig") -> None:

@@ -17,6 +17,7 @@ from nestedfp.offline import folder as offline_folder
 from nestedfp.offline import reading
 from nestedfp.offline import rewrite as offline_rewrite
 from nestedfp.offline.convert import convert, restore
+from nestedfp.offline.inspect import inspect
 
 Q, K, V = (f"model.layers.0.self_attn.{name}_proj.weight" for name in "qkv")
 UP, GATE = (f"model.layers.0.mlp.{name}_proj.weight" for name in ("up", "gate"))
@@ -501,3 +502,15 @@ def test_a_layer_of_several_chunks_is_converted_as_one_of_one(tmp_path, monkeypa
     convert(source, tmp_path / "b")
     restore(tmp_path / "b", tmp_path / "c")
     assert digests(tmp_path / "c") == digests(source)
+
+
+@pytest.mark.parametrize("config", [{"model_type": "gemma2"}, {"text_config": {"model_type": "gemma3_text"}}])
+def test_a_model_whose_activations_leave_fp16s_range_is_named(tmp_path, config):
+    folder = write(tmp_path / "a", weights())
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        CheckpointError, match=r"activations of a gemma\w+ model leave FP16's range .* serve the checkpoint in BF16"
+    ):
+        convert(folder, tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+    assert "leave FP16's range" in inspect(folder, lambda _: None).faults["config.json"]

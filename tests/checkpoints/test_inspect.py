@@ -77,7 +77,7 @@ def mixed(tmp_path):
     tensors[LAYER.format(1, "up")][0, :5] = 3.0  # 5 of 4,096 are too many, 5 of the 8,192 of gate and up are not
     tensors[LAYER.format(2, "gate")][0] = 4.0
     for name in ("model.embed_tokens", "model.layers.0.mlp.gate", "model.layers.0.mlp.experts.0.gate"):
-        tensors[name] = torch.randn(32, 64)
+        tensors[name] = torch.randn(32, 64) * 0.1
     return write(tmp_path / "mixed", {f"{name}.weight": weight.half() for name, weight in tensors.items()})
 
 

@@ -194,3 +194,11 @@ def test_a_models_own_attention_layers_say_whether_whole_steps_can_be_one_graph(
     builder = layers[0].get_attn_backend().get_builder_cls()
     monkeypatch.setattr(builder, "_cudagraph_support", AttentionCGSupport.ALWAYS)
     assert all(_takes_any_queries(layer, config) for layer in layers)
+
+
+def test_the_families_that_vllm_refuses_in_fp16_are_known():
+    from vllm.config import model
+
+    from nestedfp.fp16_range import BEYOND
+
+    assert set(model._FLOAT16_NOT_SUPPORTED_MODELS) <= set(BEYOND)

@@ -30,6 +30,7 @@ def worker(attention=None, **changes):
     vllm_config = SimpleNamespace(
         model_config=config,
         parallel_config=config,
+        speculative_config=found.get("speculative"),
         additional_config={"nestedfp": {"mixed_steps": True, **found["options"]}},
     )
     return SimpleNamespace(
@@ -98,6 +99,7 @@ def test_a_step_that_is_none_is_refused(mode, exact):
         ({"is_multimodal_model": True}, "not those of the batch"),
         ({"is_encoder_decoder": True}, "not those of the batch"),
         ({"use_mla": True}, "not those of the batch"),
+        ({"speculative": object()}, "drafts share the rows"),
         ({"nested_experts": True}, "not those of the batch"),
         ({"attention": 1}, "decodes before prompts"),
     ],

@@ -1,7 +1,10 @@
 """A half-wired engine refuses to start, and so does what nestedfp cannot serve, each with what to set instead."""
 
+import json
+
 import pytest
 from processes import ROOT, run_json
+from test_model_kinds import COMMON, DEEPSEEK, QWEN3_MOE
 
 pytestmark = pytest.mark.slow
 
@@ -14,14 +17,31 @@ def outcomes(tmp_path_factory):
     for file in (ROOT / "models" / "fairytales-8m").iterdir():
         data = file.read_bytes()
         (truncated / file.name).write_bytes(data[: len(data) // 2] if file.suffix == ".safetensors" else data)
+    gemma = {**COMMON, "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "head_dim": 32}
+    families = {"experts": QWEN3_MOE, "sparse": {**DEEPSEEK, "index_topk": 64}, "gemma2": gemma}
+    for name, config in families.items():
+        families[name] = tmp_path_factory.mktemp(name)
+        (families[name] / "config.json").write_text(json.dumps(config))
+        families[name] = str(families[name])
     cases = {
         "good": {"args": {}},
         "scheduler": {"args": {"scheduler_cls": "vllm.v1.core.sched.scheduler.Scheduler"}},
         "worker": {"args": {"worker_cls": "somebody.elses.Worker"}},
         "bfloat16": {"args": {"dtype": "bfloat16"}},
-        "lora": {"args": {"enable_lora": True}},
-        "speculative": {
+        "ngram": {
             "args": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}}
+        },
+        "lora": {"args": {"enable_lora": True}},
+        "draft model": {"args": {"speculative_config": {"model": MODEL, "num_speculative_tokens": 2}}},
+        "sparse": {"args": {"model": families["sparse"], "skip_tokenizer_init": True, "load_format": "dummy"}},
+        "gemma2": {"args": {"model": families["gemma2"], "skip_tokenizer_init": True, "load_format": "dummy"}},
+        "experts, DP": {
+            "args": {
+                "model": families["experts"],
+                "skip_tokenizer_init": True,
+                "load_format": "dummy",
+                "data_parallel_size": 2,
+            }
         },
         "kv connector": {"args": {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}}},
         "kv offloading": {"args": {"kv_offloading_size": 1.0}},
@@ -53,6 +73,10 @@ def outcomes(tmp_path_factory):
         "truncated": {"args": {"model": str(truncated)}},
     }
     return run_json("wiring_scenario.py", {k: {**v, "args": {"model": MODEL, **v["args"]}} for k, v in cases.items()})
+
+
+def test_drafts_are_taken_on_a_cpu(outcomes):
+    assert isinstance(outcomes["ngram"], dict), outcomes["ngram"]
 
 
 def test_scheduler_and_worker_are_filled_in(outcomes):
@@ -87,7 +111,10 @@ def test_on_hopper_kernels_may_start_early_unless_the_user_says_no(outcomes):
         ("worker", "worker_cls='nestedfp.vllm_plugin.ranks.worker.NestedFPWorker'"),
         ("bfloat16", "set dtype='float16'"),
         ("lora", "enable_lora=False"),
-        ("speculative", "remove speculative_config"),
+        ("draft model", "no drafts of 'draft_model'; set speculative_config's method to 'ngram', or remove it"),
+        ("sparse", "no sparse latent attention (index_topk in config.json)"),
+        ("gemma2", "its activations leave FP16's range (65504)"),
+        ("experts, DP", "set data_parallel_size=1 or the option experts to 'plain'"),
         ("kv connector", "remove kv_transfer_config"),
         ("kv offloading", "remove kv_transfer_config (kv_offloading_size makes one too)"),
         ("ec connector", "remove ec_transfer_config"),

@@ -81,6 +81,8 @@ def obstacle(worker: Any) -> str | None:
         return "stages and replicas of a step would pad it"
     if model.is_multimodal_model or model.is_encoder_decoder or model.use_mla:
         return "the model has linear layers whose rows are not those of the batch"
+    if config.speculative_config is not None:
+        return "drafts share the rows of the request that verifies them"
     if worker.nestedfp_nested_experts:
         return "the rows of an expert are not those of the batch"
     if current_platform.is_cpu():

@@ -74,6 +74,8 @@ class EngineTotals:
     step_ms: dict[Mode, float | None] = field(default_factory=lambda: dict.fromkeys(Mode, None))
     seconds: dict[Mode, float] = field(default_factory=lambda: dict.fromkeys(Mode, 0.0))  # that steps have taken
     fp8_reasons: Counter[str] = field(default_factory=Counter)  # FP8 steps by what asked for them
+    drafted: dict[Mode, int] = field(default_factory=lambda: dict.fromkeys(Mode, 0))  # draft tokens that were verified
+    accepted: dict[Mode, int] = field(default_factory=lambda: dict.fromkeys(Mode, 0))
     switches: int = 0
     last_mode: Mode | None = None
 
@@ -90,6 +92,11 @@ class EngineTotals:
             self.fp8_reasons[reason] += 1
         self.switches += self.last_mode is not None and self.last_mode is not mode
         self.last_mode = mode
+
+    def verified(self, mode: Mode, drafts: int, accepted: int) -> None:
+        """Count a request's draft tokens that rows of a precision have verified, and those that were accepted."""
+        self.drafted[mode] += drafts
+        self.accepted[mode] += accepted
 
     def took(self, mode: Mode, duration_ms: float, weight: float = 0.2) -> None:
         """Add the duration of a step to ``seconds``, and smooth it exponentially into ``step_ms``.

@@ -230,8 +230,8 @@ class PrecisionMixin(WaitingRequests):
         for rid in () if all_exact else (self._exact.keys() & scheduled.keys()) - exact:
             request = self._exact.pop(rid)
             request.nestedfp_class = "fast"
-            # vLLM has advanced num_computed_tokens past this step already.
-            start = request.num_computed_tokens - scheduled[rid]
+            # vLLM has advanced num_computed_tokens past this step already, and past drafts that a step in flight may reject.
+            start = max(0, request.num_computed_tokens - scheduled[rid] - self.num_spec_tokens)
             self._blocks.no_longer_exact(request, exact_tokens=start, written_from=start)
         for request in prompts:
             rid = request.request_id
@@ -398,6 +398,10 @@ class PrecisionMixin(WaitingRequests):
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> dict[int, Any]:
         mode, exact = scheduler_output.nestedfp_mode, scheduler_output.nestedfp_exact
         self._ended.clear()
+        sampled, places = model_runner_output.sampled_token_ids, model_runner_output.req_id_to_index
+        for rid, drafts in scheduler_output.scheduled_spec_decode_tokens.items():
+            accepted = max(0, len(sampled[places[rid]]) - 1)  # behind them stands a token of the model's own
+            self._totals.verified(Mode.FP16 if rid in exact else mode, len(drafts), accepted)
         results = super().update_from_output(scheduler_output, model_runner_output)
         if scheduler_output.num_scheduled_tokens:
             ended_s = self._clock.ended_s(steady_s(), getattr(model_runner_output, SINCE_LAST_S, None))
@@ -536,6 +540,10 @@ class PrecisionMixin(WaitingRequests):
             "fp8_reasons": dict(totals.fp8_reasons),
             "tokens_fp16": totals.tokens[Mode.FP16],
             "tokens_fp8": totals.tokens[Mode.FP8],
+            "drafted_fp16": totals.drafted[Mode.FP16],
+            "drafted_fp8": totals.drafted[Mode.FP8],
+            "accepted_fp16": totals.accepted[Mode.FP16],
+            "accepted_fp8": totals.accepted[Mode.FP8],
             "fp16_only": self._fp16_only,
             "fp8_weight_share": self._fp8_share,
             "fp8_pays_from_tokens": None if self._step_costs is None else self._step_costs.fp8_pays_from(),

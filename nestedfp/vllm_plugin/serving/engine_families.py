@@ -51,6 +51,11 @@ def engine_families(stats: Mapping[str, Any], stats_age_s: float = 0.0) -> Itera
         "reason",
         stats.get("fp8_reasons", {}),
     )
+    if any(stats.get(f"drafted_{mode.value}") for mode in Mode):
+        text = "Draft tokens that steps of a precision verified"
+        yield pair(CounterMetricFamily, "nestedfp_draft_tokens", text, "drafted")
+        text = "Draft tokens that steps of a precision accepted"
+        yield pair(CounterMetricFamily, "nestedfp_accepted_draft_tokens", text, "accepted")
     yield pair(CounterMetricFamily, "nestedfp_step_seconds", "Time that steps of a precision took", "step_s")
     yield pair(
         GaugeMetricFamily, "nestedfp_step_smoothed_seconds", "Smoothed duration of a step", "step_ms", scale=1e-3

@@ -76,9 +76,8 @@ class NestedExpertsBase(FusedMoEMethodBase):
 
     @property
     def is_monolithic(self) -> bool:
-        if self.is_nested:
-            return current_platform.is_cpu()  # as vLLM's own method there: the same routing
-        return self.plain.is_monolithic
+        # As vLLM's own method, whose routing is then called for; of a GPU's methods only those for other cards do their own.
+        return bool(self.plain.is_monolithic) and (current_platform.is_cpu() or not self.is_nested)
 
     def get_fused_moe_quant_config(self, layer: RoutedExperts) -> Any:
         return self.plain.get_fused_moe_quant_config(layer)
@@ -147,9 +146,9 @@ class NestedExpertsBase(FusedMoEMethodBase):
     ) -> Any:
         if not self.is_nested:
             return self.plain.apply_monolithic(layer, x, router_logits, input_ids)
-        from vllm.model_executor.layers.fused_moe.experts.cpu_moe import select_experts
+        from vllm.model_executor.layers.fused_moe.experts import cpu_moe
 
-        weights, ids = select_experts(
+        weights, ids = cpu_moe.select_experts(
             hidden_states=x,
             router_logits=router_logits,
             top_k=layer.top_k,
@@ -193,7 +192,7 @@ class NestedExpertsBase(FusedMoEMethodBase):
             from nestedfp.vllm_plugin.weights import experts_gpu
 
             choice = experts_gpu.Choice(weights, ids, expert_map, layer.activation)
-            product = experts_gpu.exact if ops.get_mode() is Mode.FP16 else experts_gpu.fast
+            product = experts_gpu.exact if ops.get_mode() is Mode.FP16 else experts_gpu.fast_triton
             return product(x, *layer.nestedfp_stacks, choice)
         if expert_map is not None:
             ids = expert_map[ids.long()]
@@ -235,8 +234,6 @@ class OnlineNestedExperts(NestedExpertsBase, OnlineMoEMethodBase):
         self._zero_padding(layer)
         self.finish(layer)
         layer._already_called_process_weights_after_loading = True
-
-    apply_monolithic = NestedExpertsBase.apply_monolithic
 
 
 class StoredNestedExperts(NestedExpertsBase):
@@ -285,8 +282,7 @@ class StoredNestedExperts(NestedExpertsBase):
         stacks = []
         for stack in STACKS:
             upper, lower = (getattr(layer, f"{stack}_{name}").data for name in PLANES)
-            plain = ~torch.isnan(scratch[stack]) if stack in scratch else torch.zeros_like(upper, dtype=torch.bool)
-            require_loaded(self.prefix, upper[~plain])
+            require_loaded(self.prefix, upper[torch.isnan(scratch[stack])] if stack in scratch else upper)
             stacks.append((upper, lower))
         if not scratch and self.why_plain is None:
             nested = [NestedWeight(*(plane.flatten(0, 1) for plane in planes), None, None, None) for planes in stacks]
@@ -295,7 +291,7 @@ class StoredNestedExperts(NestedExpertsBase):
             self.keep_nested(layer, nested, [upper.shape for upper, _ in stacks])
         else:
             for stack, planes in zip(STACKS, stacks, strict=True):
-                weight = join(*planes)
+                weight = torch.stack([join(*each) for each in zip(*planes, strict=True)])  # one by one, for memory
                 if (part := scratch.get(stack)) is not None:
                     weight = torch.where(torch.isnan(part), weight, part.data)
                 for name in PLANES:

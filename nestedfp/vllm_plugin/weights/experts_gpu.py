@@ -12,7 +12,6 @@ from vllm import _custom_ops
 from vllm.model_executor.layers.fused_moe import fused_moe
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation, apply_moe_activation
 from vllm.model_executor.layers.fused_moe.experts import cutlass_moe
-from vllm.model_executor.layers.quantization.utils.w8a8_utils import cutlass_group_gemm_supported
 
 from nestedfp.format import UPPER_SCALE
 from nestedfp.kernels import experts_triton
@@ -109,7 +108,7 @@ def fast_triton(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice) -> torch
 
 
 def fast_cutlass(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice) -> torch.Tensor:
-    """Compute as ``fast_triton``, by vLLM's grouped CUTLASS kernel, which needs all experts on this rank."""
+    """Compute as ``fast_triton``, by vLLM's grouped CUTLASS kernel, which needs all experts on this rank; slower so far."""
     (rows, hidden), (count, double, _) = x.shape, w13.upper.shape
     chosen = choice.ids.shape[1]
     codes, scales = _custom_ops.scaled_fp8_quant(x, use_per_token_if_dynamic=True)
@@ -142,12 +141,6 @@ def fast_cutlass(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice) -> torc
         None,
     )
     return out
-
-
-def fast(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice) -> torch.Tensor:
-    """Compute by the faster of the two kernels that run here."""
-    by_cutlass = choice.expert_map is None and cutlass_group_gemm_supported()
-    return (fast_cutlass if by_cutlass else fast_triton)(x, w13, w2, choice)
 
 
 def _places(x: torch.Tensor, w13: Stack, choice: Choice, config: dict[str, int]) -> Any:
