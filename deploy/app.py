@@ -184,6 +184,8 @@ def engine_kwargs(config: DeployConfig, kind: str) -> dict[str, Any]:
                 "graph_tokens": engine.graph_tokens,
                 "whole_graph_tokens": engine.whole_graph_tokens,
                 "fused_quantiser": engine.fused_quantiser,
+                "fp8_layers": engine.fp8_layers,
+                "mixed_steps": engine.mixed_steps,
                 "fp16_reads_fp8_blocks": engine.fp16_reads_fp8_blocks,
                 "unsupported_gpu": engine.unsupported_gpu,
                 "slo": None,  # the controller's directive carries it

@@ -4,10 +4,11 @@ They travel with vLLM's configuration to every process and are part of the key o
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from nestedfp.eligible import ALL_LAYERS, fp8_patterns
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.slo_rule import USUAL_SHARES
 from nestedfp.steps.step_rule import StepRule
@@ -65,6 +66,8 @@ class PluginOptions:
             Off by default: on a GPU an engine that falls behind does not recover yet.
         slo: objectives that the engine keeps until somebody directs it: ``{"ttft_ms": 200, "tpot_ms": 33.3}``, or one of the
             two, the other as here. None: every step is FP16 until then. Of ``vllm serve`` the plugin fills in these two.
+        fp8_layers: which layers compute in FP8 in a fast step, the others in FP16: "all", "mlp" (all but attention), or a list of
+            patterns of their names (nestedfp/eligible.py).
         checkpoint: fingerprint of the checkpoint's files; filled in by the plugin.
     """
 
@@ -81,6 +84,7 @@ class PluginOptions:
     fused_quantiser: str = "auto"
     mixed_steps: bool = False
     slo: Mapping[str, float] | None = None
+    fp8_layers: str | Sequence[str] = ALL_LAYERS
     checkpoint: str = ""
 
     def directive(self) -> tuple[DirectiveMode, StepRule]:
@@ -112,6 +116,9 @@ class PluginOptions:
             slo_rule(given["slo"])
             given = {**given, "slo": {**USUAL_SLO_MS, **given["slo"]}}
             known["slo"] = dict
+        if "fp8_layers" in given:
+            fp8_patterns(given["fp8_layers"])
+            known["fp8_layers"] = object
         for name, value in given.items():
             if name in CHOICES and value not in CHOICES[name]:
                 raise ValueError(

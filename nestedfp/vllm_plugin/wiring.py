@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nestedfp.checkpoint import fingerprint, read_weights
+from nestedfp.eligible import ALL_LAYERS, require_fp8_layers
 from nestedfp.hooks import versions
 from nestedfp.vllm_plugin.options import OPTIONS_KEY, USUAL_SLO_MS, PluginOptions
 from nestedfp.vllm_plugin.ranks import gpu_support
@@ -67,6 +68,7 @@ def complete(config: "VllmConfig", *, serves: bool = False) -> None:
     if serves:
         keep_slo(config)
     check(config)
+    check_fp8_layers(config)
     choose_path(config)
     # vLLM's cache of compiled graphs is keyed by the configuration. Which layers carry outlier lists or stay plain depends on
     # the weights, so what tells them apart goes into the key.
@@ -184,6 +186,23 @@ def check(config: "VllmConfig") -> None:
     require_our_parts(config)
     if PluginOptions.of(config).fused_quantiser == "always" and (obstacle := fusion_obstacle(config)):
         raise ValueError(f"nestedfp fuses the quantiser (fused_quantiser: always) {obstacle}")
+
+
+def check_fp8_layers(config: "VllmConfig") -> None:
+    """Refuse an option ``fp8_layers`` that does not fit the names in the checkpoint; where there is none, the worker does.
+
+    Raises:
+        ValueError: see ``require_fp8_layers``.
+        CheckpointError: for a local checkpoint that is not whole.
+    """
+    choice, model_dir = PluginOptions.of(config).fp8_layers, Path(config.model_config.model)
+    if choice == ALL_LAYERS or not model_dir.is_dir() or config.load_config.load_format == "dummy":
+        return
+    from nestedfp.offline.reading import weights_of
+    from nestedfp.offline.verdicts import candidates
+
+    shapes = {name: weight.shape for name, weight in weights_of(read_weights(model_dir)).items()}
+    require_fp8_layers(choice, candidates(shapes))
 
 
 def fusion_obstacle(config: "VllmConfig") -> str | None:

@@ -101,6 +101,7 @@ def test_the_command_compares_every_way_to_compute_with_plain_vllm(tmp_path):
         (["{model}", "--text", "{text}"], "make no window of 512; lower --context"),
         (["{model}", "--text", "{text}", "--context", "1024"], "expected less than the model's 1024 positions"),
         (["{model}", "--text", "{text}", "--tokens", "0"], "--tokens: expected 2 or more"),
+        (["{model}", "--text", "{text}", "--fp8-layers", "*.mpl.*"], "'*.mpl.*' matches none of 56 layers"),
         (["{mute}", "--text", "{text}"], "its tokenizer cannot be loaded"),
         (["{small}", "--text", "{text}"], "the model knows 10: tokenizer and config.json are not of one model"),
         (["{nested}", "--text", "{text}"], "is not plain; evaluate the original, or make it: nestedfp restore"),

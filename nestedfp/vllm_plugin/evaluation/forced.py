@@ -7,16 +7,22 @@ rows in both precisions and takes from each what the mask says. Later positions 
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
+from math import inf
+from time import perf_counter
 from typing import Any
 
 import torch
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.platforms import current_platform
 
 from nestedfp.kernels import ops
 from nestedfp.modes import Mode
 from nestedfp.steps.step_rule import StepRule
 from nestedfp.vllm_plugin import control
+
+TIMED_TOKENS, TIMED_ANSWERS = 16, 8
 
 
 class Forced:
@@ -29,6 +35,7 @@ class Forced:
 
     def __init__(self, llm: LLM, nested: bool) -> None:
         self.llm, self.nested = llm, nested
+        self._methods: list[Any] = []
         self._logits: list[torch.Tensor] = []
         self._mask: torch.Tensor | None = None  # [positions] bool, True: fast; None: as the directive says
         self._errors: dict[str, list[float]] | None = None
@@ -43,6 +50,7 @@ class Forced:
         model.compute_logits = keep_logits
         for name, module in model.named_modules():
             if getattr(module, "nestedfp", False):
+                self._methods.append(module.quant_method)
                 module.quant_method = _Masked(name, module.quant_method, self)
 
     def logits(self, window: Sequence[int], mode: Mode, mask: torch.Tensor | None = None) -> torch.Tensor:
@@ -78,6 +86,28 @@ class Forced:
         finally:
             self._errors = None
         return {name: (error / square) ** 0.5 if square else 0.0 for name, (error, square) in sums.items()}
+
+    def decode_ms(self, prompt: Sequence[int]) -> dict[str, float]:
+        """Return what a decode step of one request takes in each precision, as a server of this machine computes it.
+
+        The least of alternating answers: other processes only add to it.
+        """
+        least = dict.fromkeys(Mode, inf)
+        activations = [method for method in self._methods if current_platform.is_cpu() and method.quantize_activations]
+        for method in activations:
+            method.quantize_activations = False
+        try:
+            for mode in TIMED_ANSWERS * tuple(Mode):
+                times_s = [perf_counter()]
+                for tokens in (1, TIMED_TOKENS + 1):
+                    self.greedy([prompt], mode, tokens)
+                    times_s.append(perf_counter())
+                first_s, whole_s = (end - begin for begin, end in pairwise(times_s))
+                least[mode] = min(least[mode], 1e3 * (whole_s - first_s) / TIMED_TOKENS)
+        finally:
+            for method in activations:
+                method.quantize_activations = True
+        return {mode.value: ms for mode, ms in least.items()}
 
     def greedy(self, prompts: Sequence[Sequence[int]], mode: Mode, tokens: int) -> list[list[int]]:
         """Return the most likely continuation of each prompt."""
@@ -117,7 +147,7 @@ class _Masked:
 
 
 @contextmanager
-def forced_engine(model: str, quantization: str | None, context: int) -> Iterator[Forced]:
+def forced_engine(model: str, quantization: str | None, context: int, **options: Any) -> Iterator[Forced]:
     """Start an engine for windows of ``context`` tokens; stop it at the end.
 
     vLLM must have been told, before it was imported, to keep its engine core in this process (VLLM_ENABLE_V1_MULTIPROCESSING=0).
@@ -125,12 +155,14 @@ def forced_engine(model: str, quantization: str | None, context: int) -> Iterato
     Args:
         model: folder of a checkpoint.
         quantization: nestedfp, fp8 (vLLM's own, made while loading), or None: plain FP16.
+        options: of the plugin.
 
     Raises:
         Exception: vLLM's, where it cannot serve the model so.
     """
     # As a GPU computes: on a CPU activations would stay FP16 otherwise.
-    options = {"additional_config": {"nestedfp": {"quantize_activations": True}}} if quantization == "nestedfp" else {}
+    options = {"quantize_activations": True, **options}
+    arguments = {"additional_config": {"nestedfp": options}} if quantization == "nestedfp" else {}
     llm = LLM(
         model=model,
         quantization=quantization,
@@ -142,7 +174,7 @@ def forced_engine(model: str, quantization: str | None, context: int) -> Iterato
         max_num_seqs=16,
         kv_cache_memory_bytes=1 << 30,
         disable_log_stats=True,
-        **options,
+        **arguments,
     )
     try:
         yield Forced(llm, quantization == "nestedfp")

@@ -1,7 +1,7 @@
 """One model, one text, every way to compute it: each engine in turn, window by window, against plain vLLM's logits on the disk."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from nestedfp.modes import Mode
 from nestedfp.vllm_plugin.evaluation.forced import Forced, forced_engine
 
 REFERENCE, EXACT, FAST, OTHER = "plain vLLM, FP16", "exact", "fast", "vLLM's own FP8"
-PASSES = 4 + len(MIXES)  # over the text
+PASSES = 3 + len(MIXES)  # over the text; with choices of layers one, and one for each
 ANSWER_TOKENS = 64
 LAYER_WINDOWS = 4  # for the errors of layers
 
@@ -36,13 +36,23 @@ class _Run:
         self.reference: Any = None  # [windows, positions, vocabulary] float16
 
     def refer(self, engine: Forced, file: Path) -> None:
-        """Keep an engine's logits in a file."""
+        """Keep an engine's logits in a file: the reference."""
+        comparison = Comparison()
         for number, window in enumerate(self.windows):
             logits = engine.logits(window, Mode.FP16).cpu().numpy().astype(np.float16)
             if self.reference is None:
                 shape = (len(self.windows), *logits.shape)
                 self.reference = np.lib.format.open_memmap(file, "w+", np.float16, shape)
             self.reference[number] = logits
+            kept = torch.from_numpy(logits).float()
+            comparison.add(kept, kept, torch.tensor(window[1:]), torch.zeros(len(kept), dtype=torch.bool))
+            self.done(len(window))
+        self.classes[REFERENCE] = comparison.as_json()
+        self._answer(REFERENCE, engine, Mode.FP16)
+
+    def _answer(self, name: str, engine: Forced, mode: Mode) -> None:
+        if self.prompts:
+            self.answers[name] = engine.greedy(self.prompts, mode, min(ANSWER_TOKENS, len(self.windows[0]) // 2))
 
     def compare(
         self, name: str, engine: Forced, mode: Mode, masks: Sequence[torch.Tensor | None] | None = None
@@ -56,8 +66,8 @@ class _Run:
             theirs, tokens, fast = (each.to(ours.device) for each in rest)  # a GPU's vocabularies are not for the host
             comparison.add(ours, theirs.float(), tokens, fast)
             self.done(len(window))
-        if masks is None and self.prompts:
-            self.answers[name] = engine.greedy(self.prompts, mode, min(ANSWER_TOKENS, len(self.windows[0]) // 2))
+        if masks is None:
+            self._answer(name, engine, mode)
         self.classes[name] = comparison.as_json()
 
     def report(self, layer_errors: dict[str, float]) -> dict[str, Any]:
@@ -72,7 +82,11 @@ class _Run:
 
 
 def measure(
-    model: str, windows: Sequence[list[int]], answers: int, done: Callable[[int], object]
+    model: str,
+    windows: Sequence[list[int]],
+    answers: int,
+    done: Callable[[int], object],
+    choices: Mapping[str, str | list[str]],
 ) -> Iterator[dict[str, Any]]:
     """Yield ``tokens``, ``classes``, ``greedy`` and ``layer_errors`` (docs/fidelity.md has the schema), then with vLLM's own FP8.
 
@@ -81,6 +95,7 @@ def measure(
         windows: token ids, all of one length.
         answers: how many greedy answers to compare, at most one a window.
         done: is told of positions, PASSES times each.
+        choices: of layers that compute in FP8, by name: only fast answers of each, and what their steps take. Empty: all classes.
     """
     context = len(windows[0])
     run = _Run(windows, [window[: context // 4] for window in windows[:answers]], done)
@@ -88,7 +103,13 @@ def measure(
     with tempfile.TemporaryDirectory() as folder:
         with forced_engine(model, None, context) as plain:
             run.refer(plain, Path(folder) / "logits.npy")
-            run.compare(REFERENCE, plain, Mode.FP16)
+        for text, choice in choices.items():
+            with forced_engine(model, "nestedfp", context, fp8_layers=choice) as nested:
+                run.compare(f"{FAST}, {text}", nested, Mode.FP8)
+                run.classes[f"{FAST}, {text}"]["decode_ms"] = nested.decode_ms(windows[0][: context // 4])
+            yield run.report({})
+        if choices:
+            return
         with forced_engine(model, "nestedfp", context) as nested:
             run.compare(EXACT, nested, Mode.FP16)
             run.compare(FAST, nested, Mode.FP8)
