@@ -50,7 +50,6 @@ RESERVED = {
     ),
     "ec_transfer_config": "brings encoder entries of unknown precision from elsewhere, so that no pin could be kept",
     "tool_parser_plugin": "would have no effect: only vLLM's own server, which does not run here, imports it",
-    "kv_cache_dtype": "other than the default rounds KV entries, so that no answer would be exact",
     **dict.fromkeys(("host", "port", "uds", "root_path"), "is not vLLM's to say here: set http.host and http.port"),
     **dict.fromkeys(
         ("allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials"),

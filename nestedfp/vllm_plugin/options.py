@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 OPTIONS_KEY = "nestedfp"
+KV_IS_FP8 = "this engine's KV cache is FP8 (kv_cache_dtype)"
+FP8_KV_DTYPES = ("fp8", "fp8_e4m3", "fp8_e5m2")
 USUAL_SLO_MS = {"ttft_ms": 200.0, "tpot_ms": 33.3}  # the usual interactive one
 CHOICES = {
     "weights": ("nested", "two_copies"),
@@ -129,6 +131,11 @@ class PluginOptions:
                     f"additional_config[{OPTIONS_KEY!r}][{name!r}] must be a {known[name].__name__}; got {value!r}"
                 )
         return cls(**given)
+
+
+def rounds_kv(config: "VllmConfig") -> bool:
+    """Whether an engine's KV cache is FP8, so that no answer is exact, whatever its steps."""
+    return config.cache_config.cache_dtype in FP8_KV_DTYPES
 
 
 def slo_rule(given: Any) -> StepRule:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from nestedfp.checkpoint import fingerprint, read_weights
 from nestedfp.eligible import ALL_LAYERS, require_fp8_layers
 from nestedfp.hooks import versions
-from nestedfp.vllm_plugin.options import OPTIONS_KEY, USUAL_SLO_MS, PluginOptions
+from nestedfp.vllm_plugin.options import FP8_KV_DTYPES, OPTIONS_KEY, USUAL_SLO_MS, PluginOptions, rounds_kv
 from nestedfp.vllm_plugin.ranks import gpu_support
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SCHEDULER = "nestedfp.vllm_plugin.scheduling.scheduler.make_scheduler"
 WORKER = "nestedfp.vllm_plugin.ranks.worker.NestedFPWorker"
-KV_DTYPES = ("auto", "float16")
+KV_DTYPES = ("auto", "float16", *FP8_KV_DTYPES)
 PLATFORM_WORKERS = ("auto", "vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.worker.gpu_worker.Worker")
 
 
@@ -160,6 +160,7 @@ def check(config: "VllmConfig") -> None:
         ValueError: with the setting, its value and what to set.
     """
     import torch
+    from vllm.platforms import current_platform
 
     if config.model_config.dtype != torch.float16:
         raise ValueError(
@@ -178,8 +179,13 @@ def check(config: "VllmConfig") -> None:
         )
     if config.cache_config.cache_dtype not in KV_DTYPES:
         raise ValueError(
-            f"nestedfp promises exact FP16, but kv_cache_dtype={config.cache_config.cache_dtype!r} rounds what attention "
-            "reads; leave kv_cache_dtype at 'auto'"
+            f"nestedfp serves KV caches of {', '.join(KV_DTYPES)}, not kv_cache_dtype={config.cache_config.cache_dtype!r}; leave "
+            "kv_cache_dtype at 'auto'"
+        )
+    if rounds_kv(config) and current_platform.is_cpu() and "AVX512" not in torch.backends.cpu.get_cpu_capability():
+        raise ValueError(
+            f"kv_cache_dtype={config.cache_config.cache_dtype!r}: vLLM's attention on a CPU needs AVX-512 for it, and this one "
+            f"has {torch.backends.cpu.get_cpu_capability()}; leave kv_cache_dtype at 'auto'"
         )
     if config.model_config.enable_sleep_mode:
         raise ValueError("nestedfp does not support sleep mode; set enable_sleep_mode=False")
