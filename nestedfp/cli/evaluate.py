@@ -4,7 +4,7 @@ Every way to compute is told the same text, token by token: plain vLLM in FP16, 
 of both kinds in six mixtures; vLLM's own FP8, where it runs. Perplexity with a 95 % interval, KL divergence and agreement on the
 most likely token by kind of position, the error of every layer's output, and how greedy answers part. Takes minutes on a CPU.
 
-With --fp8-layers fast answers alone, of each choice of layers, and what its decode steps take.
+With --fp8-layers fast answers of each choice of layers alone, compared with exact ones, and what their decode steps take.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from nestedfp.checkpoint import CheckpointError, read_config, read_weights
     from nestedfp.evaluation.comparison import table
 
-    for name, least in (("tokens", 2), ("context", 2), ("answers", 0)):
+    for name, least in (("tokens", 2), ("context", 32 if args.fp8_layers else 2), ("answers", 0)):
         if getattr(args, name) < least:
             raise UsageError(f"--{name}: expected {least} or more, got {getattr(args, name)}")
     config = read_config(args.model)
@@ -54,12 +54,13 @@ def run(args: argparse.Namespace) -> int:
     os.environ.update(VLLM_NO_USAGE_STATS="1", VLLM_ENABLE_V1_MULTIPROCESSING="0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    from nestedfp.vllm_plugin.evaluation.measure import PASSES, measure
+    from nestedfp.vllm_plugin.evaluation.measure import PASSES, measure, measure_choices
 
     found = {"schema_version": 1, "model": str(args.model), "text": str(args.text), "context": args.context}
     passes = 1 + len(choices) if choices else PASSES
     with progress(passes * len(windows) * args.context) as done:
-        for known in measure(str(args.model), windows, args.answers, done, choices):
+        given = (str(args.model), windows, args.answers, done)
+        for known in measure_choices(*given, choices) if choices else measure(*given):
             found |= known
             write_json(args.json, found)  # the last engine may fail, or never come up
     print(table(found))

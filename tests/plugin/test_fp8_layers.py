@@ -1,10 +1,12 @@
 """The choice of the layers that fast steps compute in FP8: what it means, what it does to a model, and what it refuses."""
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 from test_model_kinds import loaded
+from vllm.config import set_current_vllm_config
 from vllm_parts import MODEL, engine_config
 
 from nestedfp.eligible import computes_fp8, fp8_patterns, require_fp8_layers
@@ -13,6 +15,7 @@ from nestedfp.modes import Mode
 from nestedfp.nested_weight import nest
 from nestedfp.offline.convert import convert
 from nestedfp.vllm_plugin.weights.coverage import cover
+from nestedfp.vllm_plugin.weights.layers import OnlineNestedLinear
 
 QKV = ["model.layers.3.self_attn.q_proj", "model.layers.3.self_attn.k_proj", "model.layers.3.self_attn.v_proj"]
 DOWN = ["model.layers.3.mlp.down_proj"]
@@ -82,6 +85,15 @@ def test_the_exact_operator_computes_fp16_in_every_mode():
     assert torch.equal(ops.linear_exact(x, *planes, None, *outliers, 48, 64), expected)
     ops.set_mixed(torch.tensor([True, False, True, False, False]))
     assert torch.equal(ops.linear_exact(x, *planes, None, *outliers, 48, 64), expected)
+
+
+def test_a_gpu_has_such_layers_plain(monkeypatch):
+    gpu = SimpleNamespace(is_cpu=lambda: False, get_device_capability=lambda: SimpleNamespace(major=9, minor=0))
+    with set_current_vllm_config(engine_config()):
+        assert not OnlineNestedLinear("layer", is_exact=True).fp16_only
+        monkeypatch.setattr("nestedfp.vllm_plugin.weights.layers.current_platform", gpu)
+        assert OnlineNestedLinear("layer", is_exact=True).fp16_only
+        assert not OnlineNestedLinear("layer").fp16_only
 
 
 @pytest.mark.usefixtures("experts_group", "dtype_again", "fp16_again")

@@ -13,7 +13,7 @@ from nestedfp.modes import Mode
 from nestedfp.vllm_plugin.evaluation.forced import Forced, forced_engine
 
 REFERENCE, EXACT, FAST, OTHER = "plain vLLM, FP16", "exact", "fast", "vLLM's own FP8"
-PASSES = 3 + len(MIXES)  # over the text; with choices of layers one, and one for each
+PASSES = 3 + len(MIXES)  # over the text
 ANSWER_TOKENS = 64
 LAYER_WINDOWS = 4  # for the errors of layers
 
@@ -33,9 +33,10 @@ class _Run:
         self.windows, self.prompts, self.done = windows, prompts, done
         self.classes: dict[str, Any] = {}
         self.answers: dict[str, list[list[int]]] = {}
+        self.name = ""  # of the reference
         self.reference: Any = None  # [windows, positions, vocabulary] float16
 
-    def refer(self, engine: Forced, file: Path) -> None:
+    def refer(self, name: str, engine: Forced, file: Path) -> None:
         """Keep an engine's logits in a file: the reference."""
         comparison = Comparison()
         for number, window in enumerate(self.windows):
@@ -47,8 +48,9 @@ class _Run:
             kept = torch.from_numpy(logits).float()
             comparison.add(kept, kept, torch.tensor(window[1:]), torch.zeros(len(kept), dtype=torch.bool))
             self.done(len(window))
-        self.classes[REFERENCE] = comparison.as_json()
-        self._answer(REFERENCE, engine, Mode.FP16)
+        self.name = name
+        self.classes[name] = comparison.as_json()
+        self._answer(name, engine, Mode.FP16)
 
     def _answer(self, name: str, engine: Forced, mode: Mode) -> None:
         if self.prompts:
@@ -73,20 +75,16 @@ class _Run:
     def report(self, layer_errors: dict[str, float]) -> dict[str, Any]:
         """Return what is known."""
         greedy = {
-            name: divergence_of(found, self.answers[REFERENCE])
+            name: divergence_of(found, self.answers[self.name])
             for name, found in self.answers.items()
-            if name != REFERENCE
+            if name != self.name
         }
         tokens = sum(map(len, self.windows))
         return {"tokens": tokens, "classes": self.classes, "greedy": greedy, "layer_errors": layer_errors}
 
 
 def measure(
-    model: str,
-    windows: Sequence[list[int]],
-    answers: int,
-    done: Callable[[int], object],
-    choices: Mapping[str, str | list[str]],
+    model: str, windows: Sequence[list[int]], answers: int, done: Callable[[int], object]
 ) -> Iterator[dict[str, Any]]:
     """Yield ``tokens``, ``classes``, ``greedy`` and ``layer_errors`` (docs/fidelity.md has the schema), then with vLLM's own FP8.
 
@@ -95,21 +93,13 @@ def measure(
         windows: token ids, all of one length.
         answers: how many greedy answers to compare, at most one a window.
         done: is told of positions, PASSES times each.
-        choices: of layers that compute in FP8, by name: only fast answers of each, and what their steps take. Empty: all classes.
     """
     context = len(windows[0])
     run = _Run(windows, [window[: context // 4] for window in windows[:answers]], done)
     generator = torch.Generator().manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         with forced_engine(model, None, context) as plain:
-            run.refer(plain, Path(folder) / "logits.npy")
-        for text, choice in choices.items():
-            with forced_engine(model, "nestedfp", context, fp8_layers=choice) as nested:
-                run.compare(f"{FAST}, {text}", nested, Mode.FP8)
-                run.classes[f"{FAST}, {text}"]["decode_ms"] = nested.decode_ms(windows[0][: context // 4])
-            yield run.report({})
-        if choices:
-            return
+            run.refer(REFERENCE, plain, Path(folder) / "logits.npy")
         with forced_engine(model, "nestedfp", context) as nested:
             run.compare(EXACT, nested, Mode.FP16)
             run.compare(FAST, nested, Mode.FP8)
@@ -124,3 +114,28 @@ def measure(
             last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
             run.classes[OTHER] = {"unavailable": last[:160]}
     yield run.report(layer_errors)
+
+
+def measure_choices(
+    model: str,
+    windows: Sequence[list[int]],
+    answers: int,
+    done: Callable[[int], object],
+    choices: Mapping[str, str | list[str]],
+) -> Iterator[dict[str, Any]]:
+    """Yield the same of fast answers for each choice of layers that compute in FP8, against exact ones, with their decode steps.
+
+    Args:
+        model, windows, answers, done: as of ``measure``; one pass, and one for each choice.
+        choices: by name.
+    """
+    context = len(windows[0])
+    run = _Run(windows, [window[: context // 4] for window in windows[:answers]], done)
+    with tempfile.TemporaryDirectory() as folder:
+        for text, choice in choices.items():
+            with forced_engine(model, "nestedfp", context, fp8_layers=choice) as nested:
+                if run.reference is None:
+                    run.refer(EXACT, nested, Path(folder) / "logits.npy")
+                run.compare(f"{FAST}, {text}", nested, Mode.FP8)
+                run.classes[f"{FAST}, {text}"]["decode_ms"] = nested.decode_ms(windows[0][: context // 4])
+            yield run.report({})
