@@ -8,7 +8,7 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from math import inf
+from statistics import quantiles
 from time import perf_counter, process_time
 from typing import Any
 
@@ -21,8 +21,9 @@ from nestedfp.kernels import ops
 from nestedfp.modes import Mode
 from nestedfp.steps.step_rule import StepRule
 from nestedfp.vllm_plugin import control
+from nestedfp.vllm_plugin.weights.coverage import cover
 
-TIMED_TOKENS, TIMED_ANSWERS = 16, 4
+TIMED_TOKENS, TIMED_ANSWERS = 48, 3
 
 
 class Forced:
@@ -40,6 +41,7 @@ class Forced:
         self._mask: torch.Tensor | None = None  # [positions] bool, True: fast; None: as the directive says
         self._errors: dict[str, list[float]] | None = None
         (model,) = llm.apply_model(lambda model: model)
+        self.fp8_share = cover(model).fp8_share  # of the weights' bytes
         compute_logits = model.compute_logits
 
         def keep_logits(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -90,25 +92,28 @@ class Forced:
     def decode_ms(self, prompt: Sequence[int]) -> dict[str, float]:
         """Return what a decode step of one request takes in each precision, as a server of this machine computes it.
 
-        The least of alternating answers: other processes only add to it. On a CPU it is processor time, to which they add little.
+        The tenth percentile of alternating answers: other processes only add to it. On a CPU it is processor time, to which they
+        add less.
         """
         clock = process_time if current_platform.is_cpu() else perf_counter
-        least = dict.fromkeys(Mode, inf)
+        times_s: dict[Mode, list[float]] = {mode: [] for mode in Mode}
         activations = [method for method in self._methods if current_platform.is_cpu() and method.quantize_activations]
         for method in activations:
             method.quantize_activations = False
+        asked, engine = SamplingParams(max_tokens=TIMED_TOKENS, temperature=0, ignore_eos=True), self.llm.llm_engine
         try:
             for mode in TIMED_ANSWERS * tuple(Mode):
-                times_s = [clock()]
-                for tokens in (1, TIMED_TOKENS + 1):
-                    self.greedy([prompt], mode, tokens)
-                    times_s.append(clock())
-                first_s, whole_s = (end - begin for begin, end in pairwise(times_s))
-                least[mode] = min(least[mode], 1e3 * (whole_s - first_s) / TIMED_TOKENS)
+                control.set_directive(self.llm, mode.value, StepRule())
+                engine.add_request("timed", {"prompt_token_ids": list(prompt)}, asked)
+                ends_s = [clock()]
+                while engine.has_unfinished_requests():
+                    engine.step()
+                    ends_s.append(clock())
+                times_s[mode] += [end - begin for begin, end in pairwise(ends_s[1:])]  # the first step is the prompt's
         finally:
             for method in activations:
                 method.quantize_activations = True
-        return {mode.value: ms for mode, ms in least.items()}
+        return {mode.value: 1e3 * quantiles(each, n=10)[0] for mode, each in times_s.items()}
 
     def greedy(self, prompts: Sequence[Sequence[int]], mode: Mode, tokens: int) -> list[list[int]]:
         """Return the most likely continuation of each prompt."""

@@ -136,6 +136,8 @@ def measure_choices(
             with forced_engine(model, "nestedfp", context, fp8_layers=choice) as nested:
                 if run.reference is None:
                     run.refer(EXACT, nested, Path(folder) / "logits.npy")
-                run.compare(f"{FAST}, {text}", nested, Mode.FP8)
-                run.classes[f"{FAST}, {text}"]["decode_ms"] = nested.decode_ms(windows[0][: context // 4])
+                name = f"{FAST}, {text}"
+                run.compare(name, nested, Mode.FP8)
+                times = nested.decode_ms(windows[0][: context // 4])
+                run.classes[name] |= {"fp8_weight_share": nested.fp8_share, "decode_ms": times}
             yield run.report({})
