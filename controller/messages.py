@@ -84,6 +84,7 @@ class EngineStats(FrozenModel):
     # Step size from which FP8 saved time at the start; None: not measured, or it never did.
     fp8_pays_from_tokens: Count | None = None
     fp8_weight_share: Annotated[float, Field(ge=0, le=1)] | None = None  # of the weights' bytes; None: not reported
+    kv_cache: Mode = Mode.FP16  # precision of its entries; fp8: no answer is exact
     step_ms_fp16: Milliseconds | None = None  # EWMA of the durations of non-empty steps; None before the first one
     step_ms_fp8: Milliseconds | None = None
     # What steps as long as the objectives allow compute in a second, prompts and answers together; None: not reported.
@@ -115,6 +116,7 @@ class ReplicaState(EngineStats):
     refused: Count = 0  # requests that no replica took, each replica's part of them; they are not among the arrivals
     # totals of answered requests by the class of their answer (nestedfp/answers.py)
     answers_exact: Count = 0
+    answers_weights_exact: Count = 0
     answers_fast: Count = 0
     answers_mixed: Count = 0
     path: PathStats | None = None  # None: not reported

@@ -64,6 +64,9 @@ STABLE_TORCH_LIBRARY(nestedfp, m) {
         "linear(Tensor x, Tensor upper, Tensor? lower, Tensor? bias, Tensor? outlier_rows, Tensor? outlier_cols, "
         "Tensor? outlier_deltas, SymInt n, SymInt k, bool quantize_activations) -> Tensor");
     m.def(
+        "linear_exact(Tensor x, Tensor upper, Tensor lower, Tensor? bias, Tensor? outlier_rows, Tensor? outlier_cols, "
+        "Tensor? outlier_deltas, SymInt n, SymInt k) -> Tensor");
+    m.def(
         "linear_carried(Tensor carrier, Tensor scales, Tensor upper, Tensor? lower, Tensor? bias, SymInt n, SymInt k) "
         "-> Tensor");
     // On a CPU these three are nestedfp/kernels/activations.py's.
@@ -92,6 +95,7 @@ STABLE_TORCH_LIBRARY_IMPL(nestedfp, CPU, m) {
     m.impl("pack", TORCH_BOX(&nestedfp::pack_cpu));
     m.impl("unpack", TORCH_BOX(&nestedfp::unpack_cpu));
     m.impl("linear", TORCH_BOX(&nestedfp::linear_cpu));
+    m.impl("linear_exact", TORCH_BOX(&nestedfp::linear_exact_cpu));
     m.impl("linear_carried", TORCH_BOX(&nestedfp::linear_carried_cpu));
 }
 

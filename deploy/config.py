@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from controller.config import ControllerConfig, explain
+from nestedfp.eligible import ALL_LAYERS, fp8_patterns
 from workload.frozen import FrozenModel
 from workload.strict_yaml import YamlFileError, read_yaml_file
 
@@ -49,7 +50,6 @@ RESERVED = {
     ),
     "ec_transfer_config": "brings encoder entries of unknown precision from elsewhere, so that no pin could be kept",
     "tool_parser_plugin": "would have no effect: only vLLM's own server, which does not run here, imports it",
-    "kv_cache_dtype": "other than the default rounds KV entries, so that no answer would be exact",
     **dict.fromkeys(("host", "port", "uds", "root_path"), "is not vLLM's to say here: set http.host and http.port"),
     **dict.fromkeys(
         ("allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials"),
@@ -148,6 +148,9 @@ class EngineSection(FrozenModel):
         "auto"  # norms and activations write what the linear layers read; auto: on Hopper; always: or refuse to start
     )
     mixed_steps: bool = False  # steps may hold exact and fast requests: more exact answers near saturation
+    fp8_layers: str | list[str] = (
+        ALL_LAYERS  # which layers fast steps compute in FP8: all, mlp (all but attention), or patterns of their names
+    )
     grammar_cpu_s: Annotated[float, Field(gt=0, le=600)] = (
         3.0  # processor time that compiling the grammar of one structured output may take; more is refused with 400
     )
@@ -165,6 +168,12 @@ class EngineSection(FrozenModel):
         if isinstance(given, dict) and "slo" in given:  # an option of plain vLLM's engine
             raise ValueError("slo belongs to the controller, which directs every engine: set controller.slo")
         return given
+
+    @field_validator("fp8_layers")
+    @classmethod
+    def _chooses_layers(cls, choice: str | list[str]) -> str | list[str]:
+        fp8_patterns(choice)
+        return choice
 
     @field_validator("extra")
     @classmethod

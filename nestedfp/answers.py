@@ -9,6 +9,7 @@ class Answer(enum.StrEnum):
     """The class of an answer."""
 
     EXACT = "exact"  # every token of prompt and completion computed in FP16, every cached block that it read exact
+    WEIGHTS_EXACT = "weights_exact"  # as exact, but of an engine whose KV cache is FP8: what attention reads is rounded
     FAST = (
         "fast"  # no token computed in FP16; exact blocks that it read change nothing, because everybody may read them
     )
@@ -23,5 +24,5 @@ def answer_of(tokens: Mapping[str, Any]) -> Answer:
     """
     prompt, completion = tokens["prompt"], tokens["completion"]
     if not (prompt["fp8"] or prompt["cached"]["fp8"] or completion["fp8"]):
-        return Answer.EXACT
+        return Answer.WEIGHTS_EXACT if tokens.get("kv_cache") == "fp8" else Answer.EXACT
     return Answer.MIXED if prompt["fp16"] or completion["fp16"] else Answer.FAST

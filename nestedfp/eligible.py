@@ -1,6 +1,12 @@
-"""Layers that never take the NestedFP format, by the names of their modules. Pure."""
+"""Layers by the names of their modules: those that never take the NestedFP format, and those that fast steps compute in FP8.
+
+Pure.
+"""
 
 import re
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
 
 # An FP8 mode of these would choose other experts for a token, not round its values.
 ROUTERS = ("gate", "router", "shared_expert_gate", "shared_experts_gate")
@@ -9,6 +15,10 @@ _EXPERT = re.compile(r"(^|\.)experts\.(\d+)\.\w+$")
 LATENT_UP = "kv_b_proj"
 # Embeddings and output heads have kernels of their own in vLLM: it would not find their planes.
 _OTHER_KERNELS = re.compile(r"(^|\.)(lm_head|wte|wpe|embed\w*|\w+_embed|\w*embeddings?)$")
+# The option fp8_layers: other layers compute in FP16 in every step.
+ALL_LAYERS = "all"
+NAMED_CHOICES: dict[str, tuple[str, ...]] = {ALL_LAYERS: ("*",), "mlp": ("!*attn*", "!*attention*")}
+TAKES_OUT = "!"
 
 
 def is_router(module: str) -> bool:
@@ -30,3 +40,68 @@ def experts_of(module: str) -> str | None:
 def is_no_linear(module: str) -> bool:
     """Whether a module is an embedding or an output head."""
     return bool(_OTHER_KERNELS.search(module))
+
+
+def fp8_patterns(choice: Any) -> tuple[str, ...]:
+    """Return the patterns of a choice.
+
+    Args:
+        choice: "all"; "mlp", all but attention; or patterns of layers' names, as ``nestedfp inspect`` gives them. ``*`` stands for
+            any text; ``!`` before a pattern takes its layers out again. The last pattern that matches decides; where the first
+            one takes out, all others are in.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    if isinstance(choice, str) and choice in NAMED_CHOICES:
+        return NAMED_CHOICES[choice]
+    given = list(choice) if isinstance(choice, Sequence) and not isinstance(choice, str) else []
+    if not given or not all(isinstance(each, str) and each.removeprefix(TAKES_OUT) for each in given):
+        raise ValueError(
+            f"fp8_layers: expected one of {list(NAMED_CHOICES)} or a list of patterns such as '*.mlp.*' or '!*.o_proj'; got "
+            f"{choice!r:.200}"
+        )
+    return tuple(given)
+
+
+def computes_fp8(patterns: Sequence[str], modules: Iterable[str]) -> bool:
+    """Return whether a layer computes in FP8, given the names of the modules that are fused into it: where all are chosen."""
+    return all(_is_chosen(patterns, module) for module in modules)
+
+
+def _is_chosen(patterns: Sequence[str], module: str) -> bool:
+    chosen = patterns[0].startswith(TAKES_OUT)
+    for pattern in patterns:
+        if fnmatchcase(module, pattern.removeprefix(TAKES_OUT)):
+            chosen = not pattern.startswith(TAKES_OUT)
+    return chosen
+
+
+def require_fp8_layers(choice: Any, layers: Iterable[Sequence[str]]) -> None:
+    """Refuse a choice that does not fit a model.
+
+    Args:
+        layers: that may have an FP8 mode; of each the names of the modules that are fused into it.
+
+    Raises:
+        ValueError: no layer matches one of the patterns; or none, or with "mlp" each, would compute in FP8.
+    """
+    patterns, known = fp8_patterns(choice), list(layers)
+    modules = [module for layer in known for module in layer]
+    named = isinstance(choice, str)
+    lost = [
+        each for each in patterns if not any(fnmatchcase(module, each.removeprefix(TAKES_OUT)) for module in modules)
+    ]
+    chosen = sum(computes_fp8(patterns, layer) for layer in known)
+    if lost and not named:
+        said = f"{lost[0]!r} matches none"
+    elif not chosen:
+        said = f"{choice!r:.200} leaves no layer in FP8 (fused ones are where all their parts are)"
+    elif chosen == len(known) and named and choice != ALL_LAYERS:
+        said = f"{choice!r} finds no attention"
+    else:
+        return
+    example = f", such as {modules[0]}" if modules else ""
+    raise ValueError(
+        f"fp8_layers: {said} of {len(modules)} layers{example}; nestedfp inspect MODEL --json FILE names all"
+    )

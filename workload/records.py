@@ -51,6 +51,7 @@ class PrecisionTokens(PeerRecord):
 
     prompt: PromptTokens
     completion: CompletionTokens
+    kv_cache: str | None = None  # "fp8": the KV entries are rounded
 
     @property
     def answer(self) -> Answer:

@@ -33,6 +33,12 @@ torch::stable::Tensor linear_cpu(torch::stable::Tensor x, torch::stable::Tensor 
                                  std::optional<torch::stable::Tensor> outlier_deltas, int64_t n, int64_t k,
                                  bool quantize_activations);
 
+torch::stable::Tensor linear_exact_cpu(torch::stable::Tensor x, torch::stable::Tensor upper,
+                                       torch::stable::Tensor lower, std::optional<torch::stable::Tensor> bias,
+                                       std::optional<torch::stable::Tensor> outlier_rows,
+                                       std::optional<torch::stable::Tensor> outlier_cols,
+                                       std::optional<torch::stable::Tensor> outlier_deltas, int64_t n, int64_t k);
+
 // A CPU's carrier holds FP16 activations in both modes: they are quantised here.
 torch::stable::Tensor linear_carried_cpu(torch::stable::Tensor carrier, torch::stable::Tensor scales,
                                          torch::stable::Tensor upper, std::optional<torch::stable::Tensor> lower,

@@ -186,10 +186,12 @@ Tensor run_linear(const char* op, const Tensor& x, const std::optional<Tensor>& 
     return out;
 }
 
-Tensor linear_cpu(Tensor x, Tensor upper, std::optional<Tensor> lower, std::optional<Tensor> bias,
-                  std::optional<Tensor> outlier_rows, std::optional<Tensor> outlier_cols,
-                  std::optional<Tensor> outlier_deltas, int64_t n, int64_t k, bool quantize_activations) {
-    const char* const op = "nestedfp::linear";
+namespace {
+
+// Both ops: by the mode in force, or exact in every mode.
+Tensor linear_of(const char* op, bool is_exact_always, Tensor x, Tensor upper, std::optional<Tensor> lower,
+                 std::optional<Tensor> bias, std::optional<Tensor> outlier_rows, std::optional<Tensor> outlier_cols,
+                 std::optional<Tensor> outlier_deltas, int64_t n, int64_t k, bool quantize_activations) {
     STD_TORCH_CHECK(n >= 1 && k >= 1, op, ": expected n, k >= 1, got n=", n, ", k=", k);
     const int64_t panels = cpu::panel_count(n);
     const int64_t panel_bytes = cpu::pair_count(k) * cpu::kPairBytes;
@@ -198,8 +200,9 @@ Tensor linear_cpu(Tensor x, Tensor upper, std::optional<Tensor> lower, std::opti
     check_shape(op, "upper from nestedfp::pack", upper, panels, panel_bytes);
     check_contiguous(op, "upper", upper);
     check_x(op, x, k);
-    const int64_t exact = mode_in_force().exact_of(x.numel() / k);
-    check_lower_is_there(op, lower, exact == 0);
+    const int64_t m = x.numel() / k;
+    const int64_t exact = is_exact_always ? m : mode_in_force().exact_of(m);
+    check_lower_is_there(op, lower, exact == 0 && !is_exact_always);
     if (lower.has_value()) {
         check_cpu(op, "lower", *lower);
         check_dtype(op, "lower", *lower, ScalarType::Byte);
@@ -233,8 +236,24 @@ Tensor linear_cpu(Tensor x, Tensor upper, std::optional<Tensor> lower, std::opti
         return run_linear(op, rows, bias, args, is_exact ? cpu::Weights::kFp16 : cpu::Weights::kFp8,
                           quantize_activations && !is_exact);
     };
-    if (exact == 0 || exact == x.numel() / k) return run(x, exact > 0);
+    if (exact == 0 || exact == m) return run(x, exact > 0);
     return run_by_row(x, n, k, run);
+}
+
+}  // namespace
+
+Tensor linear_cpu(Tensor x, Tensor upper, std::optional<Tensor> lower, std::optional<Tensor> bias,
+                  std::optional<Tensor> outlier_rows, std::optional<Tensor> outlier_cols,
+                  std::optional<Tensor> outlier_deltas, int64_t n, int64_t k, bool quantize_activations) {
+    return linear_of("nestedfp::linear", false, x, upper, lower, bias, outlier_rows, outlier_cols, outlier_deltas, n, k,
+                     quantize_activations);
+}
+
+Tensor linear_exact_cpu(Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> bias,
+                        std::optional<Tensor> outlier_rows, std::optional<Tensor> outlier_cols,
+                        std::optional<Tensor> outlier_deltas, int64_t n, int64_t k) {
+    return linear_of("nestedfp::linear_exact", true, x, upper, lower, bias, outlier_rows, outlier_cols, outlier_deltas,
+                     n, k, false);
 }
 
 Tensor linear_carried_cpu(Tensor carrier, Tensor scales, Tensor upper, std::optional<Tensor> lower,

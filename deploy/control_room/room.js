@@ -218,7 +218,7 @@
     const evaluated = sum("slo_evaluated"), met = sum("within_slo");
     put("tile-slo", percent(met, evaluated), evaluated > 0 && met < 0.95 * evaluated);
     put("tile-slo-of", `of ${number(evaluated, 0)} requests in 5 min`);
-    const exact = sum("answers_exact"), answers = exact + sum("answers_fast") + sum("answers_mixed");
+    const exact = sum("answers_exact"), answers = exact + ["weights_exact", "fast", "mixed"].reduce((total, each) => total + sum(`answers_${each}`), 0);
     put("tile-exact", percent(exact, answers));
     put("tile-exact-of", `of ${number(answers, 0)} in 5 min`);
     const fp16 = sum("tokens_fp16"), tokens = fp16 + sum("tokens_fp8");

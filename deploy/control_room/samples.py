@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 Totals = tuple[int, ...]
 # Of a replica's status; they only grow.
 TOTALS = (
-    *("answers_exact", "answers_fast", "answers_mixed", "tokens_fp16", "tokens_fp8"),
+    *("answers_exact", "answers_weights_exact", "answers_fast", "answers_mixed", "tokens_fp16", "tokens_fp8"),
     *("slo_evaluated", "within_slo"),
 )
 
@@ -23,6 +23,7 @@ class StatusSample(NamedTuple):
     ttft_p90_ms: float | None  # of the replica that is slowest
     tpot_p90_ms: float | None
     answers_exact: int  # since the sample before, as all below
+    answers_weights_exact: int
     answers_fast: int
     answers_mixed: int
     tokens_fp16: int  # computed

@@ -40,6 +40,7 @@ from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS, MOST_TRIES
 from deploy.metrics.request_metrics import RequestOutcome
 from deploy.replica.health_routes import GivenUp
 from deploy.replica.tracing import below_this_span
+from nestedfp.answers import Answer
 from nestedfp.modes import Mode
 from nestedfp.vllm_plugin.frontend import Collected, collected, counts_of, total, usage_of
 from nestedfp.vllm_plugin.scheduling.pin import PIN_HEADER, AskedPrecision
@@ -190,11 +191,9 @@ class Generate:
 
     def _decided(self, asked: AskedPrecision) -> str:
         """What an answer that begins now will be, as far as anybody knows."""
-        return (
-            asked.value
-            if asked is not AskedPrecision.AUTO
-            else DECIDED.get(self._standing.directed, AskedPrecision.AUTO)
-        )
+        decided = DECIDED.get(self._standing.directed, asked) if asked is AskedPrecision.AUTO else asked
+        is_inexact = decided is AskedPrecision.EXACT and self._inexact is not None
+        return Answer.WEIGHTS_EXACT.value if is_inexact else decided.value
 
     def _rank(self, request: Any, headers: dict[bytes, bytes], holder: Holder | None, pinned: bool) -> Ranked:
         own, anything = (None, True) if holder is None else (holder.priority, False)

@@ -47,6 +47,7 @@ from deploy.replica.vllm_engine import NestedFPEngine
 from deploy.replica.warmup import warm_up
 from deploy.scaling import DESIRED_KEY
 from nestedfp.vllm_plugin import failure, frontend, short_logs
+from nestedfp.vllm_plugin.options import KV_IS_FP8, rounds_kv
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +129,8 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         quantization = settings.model_config.quantization
         if not precision and quantization is not None:  # a plain engine runs what its checkpoint says
             self._inexact = f"this engine runs its checkpoint's own quantization, {quantization}"
+        elif rounds_kv(settings):
+            self._inexact = KV_IS_FP8
         self._by_priority = settings.scheduler_config.policy == "priority"
         self._queue_deadline_s = queue_deadline_s
         capacity = settings.cache_config.kv_cache_size_tokens

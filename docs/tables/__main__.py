@@ -1,4 +1,4 @@
-"""Writes the generated tables of README.md and docs/*.md, from docs/results and benchmarks/results.
+"""Writes the generated tables of README.md and docs/*.md, from docs/results, docs/fidelity and benchmarks/results.
 
 A table stands between <!-- table NAME ARGUMENT... --> and <!-- /table -->; --check changes nothing and fails where a page differs.
 """
@@ -8,13 +8,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from docs.tables.fidelity import TABLES as FIDELITY
 from docs.tables.marks import MarkError, filled
 from docs.tables.measured import TABLES as MEASURED
 from docs.tables.serving import TABLES as SERVING
 from experiments.config import ExperimentError
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLES = {**MEASURED, **SERVING}
+TABLES = {**MEASURED, **SERVING, **FIDELITY}
 
 
 def main(words: Sequence[str] | None = None, root: Path = ROOT) -> int:

@@ -3,6 +3,8 @@
 Every way to compute is told the same text, token by token: plain vLLM in FP16, which all are compared with; exact; fast; positions
 of both kinds in six mixtures; vLLM's own FP8, where it runs. Perplexity with a 95 % interval, KL divergence and agreement on the
 most likely token by kind of position, the error of every layer's output, and how greedy answers part. Takes minutes on a CPU.
+
+With --fp8-layers fast answers of each choice of layers alone, compared with exact ones, and what their decode steps take.
 """
 
 import argparse
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nestedfp.cli.output import UsageError, figure, progress, write_json
+from nestedfp.eligible import NAMED_CHOICES, require_fp8_layers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=8192, help="of the text, at most (default: 8192)")
     parser.add_argument("--context", type=int, default=512, metavar="TOKENS", help="of a window (default: 512)")
     parser.add_argument("--answers", type=int, default=32, help="greedy answers to compare (default: 32)")
+    parser.add_argument(
+        "--fp8-layers",
+        action="append",
+        default=[],
+        metavar="CHOICE",
+        help="layers that compute in FP8: all, mlp, or patterns such as '!*.o_proj,!*.layers.0.*'; again for another choice",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the loss over the share of fast positions")
 
@@ -29,31 +39,48 @@ def run(args: argparse.Namespace) -> int:
     from nestedfp.checkpoint import CheckpointError, read_config, read_weights
     from nestedfp.evaluation.comparison import table
 
-    for name, least in (("tokens", 2), ("context", 2), ("answers", 0)):
+    for name, least in (("tokens", 2), ("context", 32 if args.fp8_layers else 2), ("answers", 0)):
         if getattr(args, name) < least:
             raise UsageError(f"--{name}: expected {least} or more, got {getattr(args, name)}")
     config = read_config(args.model)
-    read_weights(args.model)
+    tensors = read_weights(args.model)
     if config.get("quantization_config"):
         raise CheckpointError(f"{args.model} is not plain; evaluate the original, or make it: nestedfp restore")
     most = config.get("max_position_embeddings") or args.context + 1
     if args.context >= most:
         raise UsageError(f"--context: expected less than the model's {most} positions, got {args.context}")
+    choices = _choices(args.fp8_layers, {name: stored.shape for name, stored in tensors.items()})
     windows = _windows(args, config.get("text_config", config).get("vocab_size"))
     os.environ.update(VLLM_NO_USAGE_STATS="1", VLLM_ENABLE_V1_MULTIPROCESSING="0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    from nestedfp.vllm_plugin.evaluation.measure import PASSES, measure
+    from nestedfp.vllm_plugin.evaluation.measure import PASSES, measure, measure_choices
 
     found = {"schema_version": 1, "model": str(args.model), "text": str(args.text), "context": args.context}
-    with progress(PASSES * len(windows) * args.context) as done:
-        for known in measure(str(args.model), windows, args.answers, done):
+    passes = 1 + len(choices) if choices else PASSES
+    with progress(passes * len(windows) * args.context) as done:
+        given = (str(args.model), windows, args.answers, done)
+        for known in measure_choices(*given, choices) if choices else measure(*given):
             found |= known
             write_json(args.json, found)  # the last engine may fail, or never come up
     print(table(found))
     if args.plot:
         _draw(args, found["classes"])
     return 0
+
+
+def _choices(texts: list[str], shapes: dict[str, tuple[int, ...]]) -> dict[str, str | list[str]]:
+    from nestedfp.offline.verdicts import candidates
+
+    choices: dict[str, str | list[str]] = {
+        text: text if text in NAMED_CHOICES else [part for part in text.split(",") if part] for text in texts
+    }
+    for choice in choices.values():
+        try:
+            require_fp8_layers(choice, candidates(shapes))
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+    return choices
 
 
 def _windows(args: argparse.Namespace, vocabulary: int) -> list[list[int]]:

@@ -176,6 +176,22 @@ def linear(
     return out
 
 
+def linear_exact(
+    x: torch.Tensor,
+    upper: torch.Tensor,
+    lower: torch.Tensor,
+    bias: torch.Tensor | None,
+    outlier_rows: torch.Tensor | None,
+    outlier_cols: torch.Tensor | None,
+    outlier_deltas: torch.Tensor | None,
+    n: int,
+    k: int,
+) -> torch.Tensor:
+    """Compute what ``linear`` does in FP16 mode, in every mode and of all rows of a mixed step; on a CPU."""
+    out: torch.Tensor = _OPS.linear_exact(x, upper, lower, bias, outlier_rows, outlier_cols, outlier_deltas, n, k)
+    return out
+
+
 def linear_carried(
     carrier: torch.Tensor,
     scales: torch.Tensor,
@@ -300,7 +316,7 @@ def _fake_linear(
     outlier_deltas: torch.Tensor | None,
     n: int,
     k: int,
-    quantize_activations: bool,
+    quantize_activations: bool = False,
 ) -> torch.Tensor:
     if x.shape[-1] != k:
         raise RuntimeError(f"nestedfp::linear: expected x of shape [..., k={k}], got {list(x.shape)}")
@@ -349,6 +365,7 @@ for _name, _fake in (
     ("pack", _fake_pack),
     ("unpack", _fake_unpack),
     ("linear", _fake_linear),
+    ("linear_exact", _fake_linear),
     ("linear_carried", _fake_linear_carried),
     ("rms_norm", _fake_rms_norm),
     ("add_rms_norm", _fake_add_rms_norm),

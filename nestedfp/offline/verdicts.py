@@ -75,6 +75,15 @@ def judge(
     return verdicts
 
 
+def candidates(shapes: Mapping[str, tuple[int, ...]]) -> list[list[str]]:
+    """Return the modules that may be nested by name and shape, those of one fused layer together."""
+    layers: dict[str, list[str]] = {}
+    for module, verdict in judge(shapes, None, None).items():
+        if verdict.kind == CANDIDATE:
+            layers.setdefault(gemm_of(module)[0], []).append(module)
+    return list(layers.values())
+
+
 def _by_values(parts: Mapping[str, Profile]) -> dict[str, Verdict]:
     """Judge the parts of one fused layer as the loader does: by the weights of the whole layer."""
     whole = sum(parts.values(), Profile())

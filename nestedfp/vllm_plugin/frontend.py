@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from nestedfp.vllm_plugin.options import KV_IS_FP8, rounds_kv
 from nestedfp.vllm_plugin.scheduling.accounting import COUNTS_KEY, TokenCounts, total, usage_of
 from nestedfp.vllm_plugin.scheduling.pin import PIN_KEY, AskedPrecision, is_pinned, parse_asked
 
@@ -105,18 +106,24 @@ def collected(asked: AskedPrecision | None = None) -> Iterator[Collected]:
         _collecting.set(before)  # no token: an asynchronous generator may be closed in another context
 
 
-def check_pin(params: Any) -> bool:
+def check_pin(params: Any, is_inexact: bool = False) -> bool:
     """Return whether a request's ``SamplingParams`` or ``PoolingParams`` pin it.
 
+    Args:
+        is_inexact: the engine's KV cache is FP8.
+
     Raises:
-        VLLMValidationError: for a wrong pin; answered as HTTP 400.
+        VLLMValidationError: for a wrong pin, or one that the engine cannot keep; answered as HTTP 400.
     """
     from vllm.exceptions import VLLMValidationError
 
     try:
-        return is_pinned(params)
+        pinned = is_pinned(params)
+        if pinned and is_inexact:
+            raise ValueError(f"no answer can be exact: {KV_IS_FP8}; ask for 'fast' or 'auto'")
     except ValueError as error:
         raise VLLMValidationError(str(error), parameter=f"vllm_xargs.{PIN_KEY}") from None
+    return pinned
 
 
 def check_token_ids(request: Any, vocabulary_size: int) -> None:
@@ -172,7 +179,7 @@ def install() -> None:
     @functools.wraps(process_inputs)
     def checked(self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         _ask(params)
-        check_pin(params)
+        check_pin(params, rounds_kv(self.vllm_config))
         request = process_inputs(self, request_id, prompt, params, *args, **kwargs)
         check_token_ids(request, self.model_config.get_vocab_size())
         return request

@@ -4,10 +4,11 @@ They travel with vLLM's configuration to every process and are part of the key o
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from nestedfp.eligible import ALL_LAYERS, fp8_patterns
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.slo_rule import USUAL_SHARES
 from nestedfp.steps.step_rule import StepRule
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 OPTIONS_KEY = "nestedfp"
+KV_IS_FP8 = "this engine's KV cache is FP8 (kv_cache_dtype)"
+FP8_KV_DTYPES = ("fp8", "fp8_e4m3", "fp8_e5m2")
 USUAL_SLO_MS = {"ttft_ms": 200.0, "tpot_ms": 33.3}  # the usual interactive one
 CHOICES = {
     "weights": ("nested", "two_copies"),
@@ -68,6 +71,8 @@ class PluginOptions:
             Off by default: tensor-parallel engines have not been measured with it.
         slo: objectives that the engine keeps until somebody directs it: ``{"ttft_ms": 200, "tpot_ms": 33.3}``, or one of the
             two, the other as here. None: every step is FP16 until then. Of ``vllm serve`` the plugin fills in these two.
+        fp8_layers: which layers compute in FP8 in a fast step, the others in FP16: "all", "mlp" (all but attention), or a list of
+            patterns of their names (nestedfp/eligible.py).
         checkpoint: fingerprint of the checkpoint's files; filled in by the plugin.
     """
 
@@ -85,6 +90,7 @@ class PluginOptions:
     fused_quantiser: str = "auto"
     mixed_steps: bool = False
     slo: Mapping[str, float] | None = None
+    fp8_layers: str | Sequence[str] = ALL_LAYERS
     checkpoint: str = ""
 
     def directive(self) -> tuple[DirectiveMode, StepRule]:
@@ -116,6 +122,9 @@ class PluginOptions:
             slo_rule(given["slo"])
             given = {**given, "slo": {**USUAL_SLO_MS, **given["slo"]}}
             known["slo"] = dict
+        if "fp8_layers" in given:
+            fp8_patterns(given["fp8_layers"])
+            known["fp8_layers"] = object
         for name, value in given.items():
             if name in CHOICES and value not in CHOICES[name]:
                 raise ValueError(
@@ -126,6 +135,11 @@ class PluginOptions:
                     f"additional_config[{OPTIONS_KEY!r}][{name!r}] must be a {known[name].__name__}; got {value!r}"
                 )
         return cls(**given)
+
+
+def rounds_kv(config: "VllmConfig") -> bool:
+    """Whether an engine's KV cache is FP8, so that no answer is exact, whatever its steps."""
+    return config.cache_config.cache_dtype in FP8_KV_DTYPES
 
 
 def slo_rule(given: Any) -> StepRule:

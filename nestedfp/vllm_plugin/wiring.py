@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nestedfp.checkpoint import fingerprint, read_weights
+from nestedfp.eligible import ALL_LAYERS, require_fp8_layers
 from nestedfp.fp16_range import REMEDY
 from nestedfp.hooks import versions
-from nestedfp.vllm_plugin.options import OPTIONS_KEY, USUAL_SLO_MS, PluginOptions
+from nestedfp.vllm_plugin.options import FP8_KV_DTYPES, OPTIONS_KEY, USUAL_SLO_MS, PluginOptions, rounds_kv
 from nestedfp.vllm_plugin.ranks import gpu_support
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 SCHEDULER = "nestedfp.vllm_plugin.scheduling.scheduler.make_scheduler"
 WORKER = "nestedfp.vllm_plugin.ranks.worker.NestedFPWorker"
-KV_DTYPES = ("auto", "float16")
+KV_DTYPES = ("auto", "float16", *FP8_KV_DTYPES)
 PLATFORM_WORKERS = ("auto", "vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.worker.gpu_worker.Worker")
 
 
@@ -73,6 +74,7 @@ def complete(config: "VllmConfig", *, serves: bool = False) -> None:
     if serves:
         keep_slo(config)
     check(config)
+    check_fp8_layers(config)
     choose_path(config)
     # vLLM's cache of compiled graphs is keyed by the configuration. Which layers carry outlier lists or stay plain depends on
     # the weights, so what tells them apart goes into the key.
@@ -164,6 +166,7 @@ def check(config: "VllmConfig") -> None:
         ValueError: with the setting, its value and what to set.
     """
     import torch
+    from vllm.platforms import current_platform
 
     if config.model_config.dtype != torch.float16:
         raise ValueError(
@@ -180,14 +183,36 @@ def check(config: "VllmConfig") -> None:
         )
     if config.cache_config.cache_dtype not in KV_DTYPES:
         raise ValueError(
-            f"nestedfp promises exact FP16, but kv_cache_dtype={config.cache_config.cache_dtype!r} rounds what attention "
-            "reads; leave kv_cache_dtype at 'auto'"
+            f"nestedfp serves KV caches of {', '.join(KV_DTYPES)}, not kv_cache_dtype={config.cache_config.cache_dtype!r}; leave "
+            "kv_cache_dtype at 'auto'"
+        )
+    if rounds_kv(config) and current_platform.is_cpu() and "AVX512" not in torch.backends.cpu.get_cpu_capability():
+        raise ValueError(
+            f"kv_cache_dtype={config.cache_config.cache_dtype!r}: vLLM's attention on a CPU needs AVX-512 for it, and this one "
+            f"has {torch.backends.cpu.get_cpu_capability()}; leave kv_cache_dtype at 'auto'"
         )
     if config.model_config.enable_sleep_mode:
         raise ValueError("nestedfp does not support sleep mode; set enable_sleep_mode=False")
     require_our_parts(config)
     if PluginOptions.of(config).fused_quantiser == "always" and (obstacle := fusion_obstacle(config)):
         raise ValueError(f"nestedfp fuses the quantiser (fused_quantiser: always) {obstacle}")
+
+
+def check_fp8_layers(config: "VllmConfig") -> None:
+    """Refuse an option ``fp8_layers`` that does not fit the names in the checkpoint; where there is none, the worker does.
+
+    Raises:
+        ValueError: see ``require_fp8_layers``.
+        CheckpointError: for a local checkpoint that is not whole.
+    """
+    choice, model_dir = PluginOptions.of(config).fp8_layers, Path(config.model_config.model)
+    if choice == ALL_LAYERS or not model_dir.is_dir() or config.load_config.load_format == "dummy":
+        return
+    from nestedfp.offline.reading import weights_of
+    from nestedfp.offline.verdicts import candidates
+
+    shapes = {name: weight.shape for name, weight in weights_of(read_weights(model_dir)).items()}
+    require_fp8_layers(choice, candidates(shapes))
 
 
 def fusion_obstacle(config: "VllmConfig") -> str | None:

@@ -4,6 +4,8 @@ import json
 import lzma
 import math
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -56,17 +58,7 @@ def test_greedy_answers_part_where_they_part():
 @pytest.mark.engine
 @pytest.mark.slow
 def test_the_command_compares_every_way_to_compute_with_plain_vllm(tmp_path):
-    import subprocess
-    import sys
-
-    (tmp_path / "tale.txt").write_text(TALE * 40)
-    command = ["eval", str(MODEL), "--text", str(tmp_path / "tale.txt"), "--tokens", "512", "--context", "128"]
-    command += ["--answers", "2", "--json", str(tmp_path / "e.json"), "--plot", str(tmp_path / "e.svg")]
-    done = subprocess.run(
-        [sys.executable, "-m", "nestedfp.cli.main", *command], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads((tmp_path / "e.json").read_text())
+    stdout, report = evaluated(tmp_path, "--tokens", "512", "--answers", "2", "--plot", str(tmp_path / "e.svg"))
     classes = report["classes"]
     plain, exact, fast = classes["plain vLLM, FP16"], classes["exact"], classes["fast"]
     assert plain["kl_all"] == pytest.approx(0, abs=1e-6)
@@ -80,7 +72,7 @@ def test_the_command_compares_every_way_to_compute_with_plain_vllm(tmp_path):
     # Two tokens may be equally likely: tests/plugin/test_exactness.py tells such answers apart.
     prefixes = {name: each["common_prefix_tokens"] for name, each in report["greedy"].items()}
     assert prefixes["exact"] >= prefixes["fast"]
-    assert "half fast, in runs of 64" in done.stdout
+    assert "half fast, in runs of 64" in stdout
     # The second source: the same loss of the same tokens, from transformers.
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -88,6 +80,30 @@ def test_the_command_compares_every_way_to_compute_with_plain_vllm(tmp_path):
     logits = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)(input_ids=ids).logits[:, :-1]
     loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1))
     assert exact["loss"] == pytest.approx(loss.item(), abs=2e-3)
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_the_command_compares_choices_of_layers_with_exact_answers(tmp_path):
+    choices = ["mlp", "!*.0.mlp.*"]
+    stdout, report = evaluated(
+        tmp_path, "--tokens", "256", "--answers", "0", *(f"--fp8-layers={each}" for each in choices)
+    )
+    classes = report["classes"]
+    assert list(classes) == ["exact", "fast, mlp", "fast, !*.0.mlp.*"]
+    assert 0 < classes["fast, mlp"]["kl_all"] < classes["fast, !*.0.mlp.*"]["kl_all"]
+    assert all(0.1 < ms < 1e4 for ms in classes["fast, mlp"]["decode_ms"].values())
+    assert "of an exact one" in stdout
+
+
+def evaluated(folder, *words):
+    """Return what the command prints of a text, and its report."""
+    (folder / "tale.txt").write_text(TALE * 40)
+    command = [sys.executable, "-m", "nestedfp.cli.main", "eval", str(MODEL), "--text", str(folder / "tale.txt")]
+    command += ["--context", "128", "--json", str(folder / "e.json"), *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads((folder / "e.json").read_text())
 
 
 @pytest.mark.parametrize(
@@ -101,6 +117,7 @@ def test_the_command_compares_every_way_to_compute_with_plain_vllm(tmp_path):
         (["{model}", "--text", "{text}"], "make no window of 512; lower --context"),
         (["{model}", "--text", "{text}", "--context", "1024"], "expected less than the model's 1024 positions"),
         (["{model}", "--text", "{text}", "--tokens", "0"], "--tokens: expected 2 or more"),
+        (["{model}", "--text", "{text}", "--fp8-layers", "*.mpl.*"], "'*.mpl.*' matches none of 56 layers"),
         (["{mute}", "--text", "{text}"], "its tokenizer cannot be loaded"),
         (["{small}", "--text", "{text}"], "the model knows 10: tokenizer and config.json are not of one model"),
         (["{nested}", "--text", "{text}"], "is not plain; evaluate the original, or make it: nestedfp restore"),

@@ -67,7 +67,7 @@ def test_shipped_configurations_are_valid_and_listen_on_loopback(path, tmp_path)
         ({"engine__extra": {"max_num_seqs": 4}}, "'max_num_seqs' has a key of its own"),
         ({"engine__extra": {"api_key": "x"}}, "'api_key' would guard nothing"),
         ({"engine__extra": {"ssl_keyfile": "x"}}, "'ssl_keyfile' would have no effect"),
-        ({"engine__extra": {"kv_cache_dtype": "fp8"}}, "'kv_cache_dtype' other than the default"),
+        ({"engine__fp8_layers": "attention"}, "fp8_layers: expected one of"),
         ({"engine__extra": {"kv_offloading_size": 1}}, "'kv_offloading_size' brings KV entries of unknown precision"),
         ({"engine__extra": {"ec_transfer_config": {}}}, "'ec_transfer_config' brings encoder entries"),
         ({"engine__extra": {"enable_sleep_mode": True}}, "'enable_sleep_mode' is not supported"),
@@ -346,7 +346,7 @@ def test_every_option_of_the_engine_that_the_service_has_reaches_it(tmp_path):
 
     shared = [field for field in fields(PluginOptions) if field.name in EngineSection.model_fields]
     other = {"weights": "two_copies", "step_costs": "off", "unsupported_gpu": "fp16", "gemm_choice": "model"}
-    other |= {"gemm_timings": "times", "fused_quantiser": "never"}
+    other |= {"gemm_timings": "times", "fused_quantiser": "never", "fp8_layers": "mlp", "experts": "plain"}
     for field in shared:
         if field.name not in other:
             other[field.name] = not field.default if isinstance(field.default, bool) else field.default + 1

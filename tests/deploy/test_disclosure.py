@@ -97,6 +97,8 @@ def test_text_outside_ascii_survives():
         (TokenCounts(prompt_fp8=1, completion_fp16=2), "mixed"),
         (TokenCounts(cached_fp8=1, prompt_fp16=3, completion_fp16=2), "mixed"),
         (total([TokenCounts(prompt_fp16=3), TokenCounts(prompt_fp8=3)]), "mixed"),  # of two sequences
+        (TokenCounts(prompt_fp16=3, completion_fp16=2, kv_fp8=1), "weights_exact"),
+        (TokenCounts(prompt_fp16=3, completion_fp8=2, kv_fp8=1), "mixed"),
     ],
 )
 def test_an_answer_is_exact_only_where_all_of_it_and_of_what_it_read_is(counts, told):

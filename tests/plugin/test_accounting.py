@@ -66,7 +66,7 @@ def test_engine_totals_count_steps_tokens_and_switches():
 
 
 def test_counts_of_several_sequences_are_added_up():
-    assert total([TokenCounts(4, 0, 2, 1, 3, 0), TokenCounts(0, 5, 0, 3, 1, 2)]) == (4, 5, 2, 4, 4, 2)
+    assert total([TokenCounts(4, 0, 2, 1, 3, 0), TokenCounts(0, 5, 0, 3, 1, 2)]) == (4, 5, 2, 4, 4, 2, 0)
     assert total([]) == TokenCounts()
 
 

@@ -1,5 +1,6 @@
 """A plain ``vllm serve`` with nested weights: control and disclosure through vLLM's own plugin points."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -185,3 +186,77 @@ def test_wrong_pins_and_wrong_orders_are_refused(client):
     for body in (b"", b"[1]", b"{", b'"precision"'):
         assert client.post("/v1/completions", content=body).status_code in (400, 422)
     assert ask(client).status_code == 200
+
+
+HARNESS = "requirements/harness.txt"
+# Tales whose next words are known; the others are of other tales.
+TALES = (
+    ("Once upon a time there was a king who had three", " daughters", " axes of the"),
+    ("The wolf came to the door and said: Let me", " in", " yesterday of"),
+    ("She went into the forest and lost her", " way", " thirty"),
+    ("And they lived happily ever", " after", " whom"),
+    ("The old woman was a wicked", " witch", " quickly"),
+    ("He cut off the dragon's", " head", " therefore"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason=f"needs lm-eval: pip install -r {HARNESS}")
+@pytest.mark.parametrize("asked", ["exact", "fast", "auto"])
+def test_lm_evaluation_harness_runs_unchanged_in_every_class(client, tmp_path, asked):
+    lines = [json.dumps({"context": text, "choices": choices, "answer": 0}) for text, *choices in TALES]
+    (tmp_path / "tales.jsonl").write_text("\n".join(lines))
+    task = {
+        **{"task": "tales", "dataset_path": "json", "test_split": "test", "output_type": "multiple_choice"},
+        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "tales.jsonl")}},
+        **{"doc_to_text": "{{context}}", "doc_to_choice": "choices", "doc_to_target": "answer", "target_delimiter": ""},
+        "metric_list": [{"metric": "acc"}],
+    }
+    (tmp_path / "tales.yaml").write_text(json.dumps(task))
+    url, header = f"http://127.0.0.1:{PORT}/v1/completions", {"x-nestedfp-precision": asked}
+    model = {"model": MODEL, "base_url": url, "header": header, "tokenizer_backend": "huggingface", "max_length": 256}
+    before = client.get("/nestedfp/stats").json()
+    with directed(client, AUTO if asked == "auto" else {"mode": "fp8"}):
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "lm_eval", "run", "--model", "local-completions", "--tasks", "tales"),
+                *("--include_path", str(tmp_path), "--model_args", json.dumps(model)),
+                *("--output_path", str(tmp_path / "out"), "--log_samples"),
+            ],
+            cwd=ROOT,
+            env={**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr[-3000:]
+    after = client.get("/nestedfp/stats").json()
+    computed = {mode: after[f"tokens_{mode}"] - before[f"tokens_{mode}"] for mode in ("fp16", "fp8")}
+    assert computed["fp16"] + computed["fp8"] > 100
+    if asked != "auto":
+        assert computed["fp8" if asked == "exact" else "fp16"] == 0
+    (results,) = (tmp_path / "out").rglob("results_*.json")
+    assert json.loads(results.read_text())["results"]["tales"]["acc,none"] > 0.5
+    assert_the_same_from_transformers(
+        next((tmp_path / "out").rglob("samples_*.jsonl")), 0.02 if asked == "exact" else 1
+    )
+
+
+def assert_the_same_from_transformers(samples, tolerance):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / MODEL)
+    model = AutoModelForCausalLM.from_pretrained(ROOT / MODEL, dtype=torch.float32)
+
+    def ids(text):
+        return tokenizer(text, add_special_tokens=False)["input_ids"]  # as the harness has them
+
+    for line in samples.read_text().splitlines():
+        sample = json.loads(line)
+        for choice, ((said, _), *_) in zip(sample["doc"]["choices"], sample["resps"], strict=True):
+            context = sample["doc"]["context"]
+            begin, whole = len(ids(context)), ids(context + choice)
+            logits = model(input_ids=torch.tensor([whole])).logits[0].log_softmax(-1)
+            expected = sum(float(logits[i - 1, whole[i]]) for i in range(begin, len(whole)))
+            assert float(said) == pytest.approx(expected, abs=tolerance * (len(whole) - begin))

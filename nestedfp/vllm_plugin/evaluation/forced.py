@@ -7,16 +7,23 @@ rows in both precisions and takes from each what the mask says. Later positions 
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
+from statistics import quantiles
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.platforms import current_platform
 
 from nestedfp.kernels import ops
 from nestedfp.modes import Mode
 from nestedfp.steps.step_rule import StepRule
 from nestedfp.vllm_plugin import control
+from nestedfp.vllm_plugin.weights.coverage import cover
+
+TIMED_TOKENS, TIMED_ANSWERS = 48, 3
 
 
 class Forced:
@@ -29,10 +36,12 @@ class Forced:
 
     def __init__(self, llm: LLM, nested: bool) -> None:
         self.llm, self.nested = llm, nested
+        self._methods: list[Any] = []
         self._logits: list[torch.Tensor] = []
         self._mask: torch.Tensor | None = None  # [positions] bool, True: fast; None: as the directive says
         self._errors: dict[str, list[float]] | None = None
         (model,) = llm.apply_model(lambda model: model)
+        self.fp8_share = cover(model).fp8_share  # of the weights' bytes
         compute_logits = model.compute_logits
 
         def keep_logits(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -43,6 +52,7 @@ class Forced:
         model.compute_logits = keep_logits
         for name, module in model.named_modules():
             if getattr(module, "nestedfp", False):
+                self._methods.append(module.quant_method)
                 module.quant_method = _Masked(name, module.quant_method, self)
 
     def logits(self, window: Sequence[int], mode: Mode, mask: torch.Tensor | None = None) -> torch.Tensor:
@@ -78,6 +88,32 @@ class Forced:
         finally:
             self._errors = None
         return {name: (error / square) ** 0.5 if square else 0.0 for name, (error, square) in sums.items()}
+
+    def decode_ms(self, prompt: Sequence[int]) -> dict[str, float]:
+        """Return what a decode step of one request takes in each precision, as a server of this machine computes it.
+
+        The tenth percentile of alternating answers: other processes only add to it. On a CPU it is processor time, to which they
+        add less.
+        """
+        clock = process_time if current_platform.is_cpu() else perf_counter
+        times_s: dict[Mode, list[float]] = {mode: [] for mode in Mode}
+        activations = [method for method in self._methods if current_platform.is_cpu() and method.quantize_activations]
+        for method in activations:
+            method.quantize_activations = False
+        asked, engine = SamplingParams(max_tokens=TIMED_TOKENS, temperature=0, ignore_eos=True), self.llm.llm_engine
+        try:
+            for mode in TIMED_ANSWERS * tuple(Mode):
+                control.set_directive(self.llm, mode.value, StepRule())
+                engine.add_request("timed", {"prompt_token_ids": list(prompt)}, asked)
+                ends_s = [clock()]
+                while engine.has_unfinished_requests():
+                    engine.step()
+                    ends_s.append(clock())
+                times_s[mode] += [end - begin for begin, end in pairwise(ends_s[1:])]  # the first step is the prompt's
+        finally:
+            for method in activations:
+                method.quantize_activations = True
+        return {mode.value: 1e3 * quantiles(each, n=10)[0] for mode, each in times_s.items()}
 
     def greedy(self, prompts: Sequence[Sequence[int]], mode: Mode, tokens: int) -> list[list[int]]:
         """Return the most likely continuation of each prompt."""
@@ -117,7 +153,7 @@ class _Masked:
 
 
 @contextmanager
-def forced_engine(model: str, quantization: str | None, context: int) -> Iterator[Forced]:
+def forced_engine(model: str, quantization: str | None, context: int, **options: Any) -> Iterator[Forced]:
     """Start an engine for windows of ``context`` tokens; stop it at the end.
 
     vLLM must have been told, before it was imported, to keep its engine core in this process (VLLM_ENABLE_V1_MULTIPROCESSING=0).
@@ -125,12 +161,14 @@ def forced_engine(model: str, quantization: str | None, context: int) -> Iterato
     Args:
         model: folder of a checkpoint.
         quantization: nestedfp, fp8 (vLLM's own, made while loading), or None: plain FP16.
+        options: of the plugin.
 
     Raises:
         Exception: vLLM's, where it cannot serve the model so.
     """
     # As a GPU computes: on a CPU activations would stay FP16 otherwise.
-    options = {"additional_config": {"nestedfp": {"quantize_activations": True}}} if quantization == "nestedfp" else {}
+    options = {"quantize_activations": True, **options}
+    arguments = {"additional_config": {"nestedfp": options}} if quantization == "nestedfp" else {}
     llm = LLM(
         model=model,
         quantization=quantization,
@@ -142,7 +180,7 @@ def forced_engine(model: str, quantization: str | None, context: int) -> Iterato
         max_num_seqs=16,
         kv_cache_memory_bytes=1 << 30,
         disable_log_stats=True,
-        **options,
+        **arguments,
     )
     try:
         yield Forced(llm, quantization == "nestedfp")

@@ -1,7 +1,7 @@
 """One model, one text, every way to compute it: each engine in turn, window by window, against plain vLLM's logits on the disk."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from nestedfp.modes import Mode
 from nestedfp.vllm_plugin.evaluation.forced import Forced, forced_engine
 
 REFERENCE, EXACT, FAST, OTHER = "plain vLLM, FP16", "exact", "fast", "vLLM's own FP8"
-PASSES = 4 + len(MIXES)  # over the text
+PASSES = 3 + len(MIXES)  # over the text
 ANSWER_TOKENS = 64
 LAYER_WINDOWS = 4  # for the errors of layers
 
@@ -33,16 +33,28 @@ class _Run:
         self.windows, self.prompts, self.done = windows, prompts, done
         self.classes: dict[str, Any] = {}
         self.answers: dict[str, list[list[int]]] = {}
+        self.name = ""  # of the reference
         self.reference: Any = None  # [windows, positions, vocabulary] float16
 
-    def refer(self, engine: Forced, file: Path) -> None:
-        """Keep an engine's logits in a file."""
+    def refer(self, name: str, engine: Forced, file: Path) -> None:
+        """Keep an engine's logits in a file: the reference."""
+        comparison = Comparison()
         for number, window in enumerate(self.windows):
             logits = engine.logits(window, Mode.FP16).cpu().numpy().astype(np.float16)
             if self.reference is None:
                 shape = (len(self.windows), *logits.shape)
                 self.reference = np.lib.format.open_memmap(file, "w+", np.float16, shape)
             self.reference[number] = logits
+            kept = torch.from_numpy(logits).float()
+            comparison.add(kept, kept, torch.tensor(window[1:]), torch.zeros(len(kept), dtype=torch.bool))
+            self.done(len(window))
+        self.name = name
+        self.classes[name] = comparison.as_json()
+        self._answer(name, engine, Mode.FP16)
+
+    def _answer(self, name: str, engine: Forced, mode: Mode) -> None:
+        if self.prompts:
+            self.answers[name] = engine.greedy(self.prompts, mode, min(ANSWER_TOKENS, len(self.windows[0]) // 2))
 
     def compare(
         self, name: str, engine: Forced, mode: Mode, masks: Sequence[torch.Tensor | None] | None = None
@@ -56,16 +68,16 @@ class _Run:
             theirs, tokens, fast = (each.to(ours.device) for each in rest)  # a GPU's vocabularies are not for the host
             comparison.add(ours, theirs.float(), tokens, fast)
             self.done(len(window))
-        if masks is None and self.prompts:
-            self.answers[name] = engine.greedy(self.prompts, mode, min(ANSWER_TOKENS, len(self.windows[0]) // 2))
+        if masks is None:
+            self._answer(name, engine, mode)
         self.classes[name] = comparison.as_json()
 
     def report(self, layer_errors: dict[str, float]) -> dict[str, Any]:
         """Return what is known."""
         greedy = {
-            name: divergence_of(found, self.answers[REFERENCE])
+            name: divergence_of(found, self.answers[self.name])
             for name, found in self.answers.items()
-            if name != REFERENCE
+            if name != self.name
         }
         tokens = sum(map(len, self.windows))
         return {"tokens": tokens, "classes": self.classes, "greedy": greedy, "layer_errors": layer_errors}
@@ -87,8 +99,7 @@ def measure(
     generator = torch.Generator().manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         with forced_engine(model, None, context) as plain:
-            run.refer(plain, Path(folder) / "logits.npy")
-            run.compare(REFERENCE, plain, Mode.FP16)
+            run.refer(REFERENCE, plain, Path(folder) / "logits.npy")
         with forced_engine(model, "nestedfp", context) as nested:
             run.compare(EXACT, nested, Mode.FP16)
             run.compare(FAST, nested, Mode.FP8)
@@ -103,3 +114,30 @@ def measure(
             last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
             run.classes[OTHER] = {"unavailable": last[:160]}
     yield run.report(layer_errors)
+
+
+def measure_choices(
+    model: str,
+    windows: Sequence[list[int]],
+    answers: int,
+    done: Callable[[int], object],
+    choices: Mapping[str, str | list[str]],
+) -> Iterator[dict[str, Any]]:
+    """Yield the same of fast answers for each choice of layers that compute in FP8, against exact ones, with their decode steps.
+
+    Args:
+        model, windows, answers, done: as of ``measure``; one pass, and one for each choice.
+        choices: by name.
+    """
+    context = len(windows[0])
+    run = _Run(windows, [window[: context // 4] for window in windows[:answers]], done)
+    with tempfile.TemporaryDirectory() as folder:
+        for text, choice in choices.items():
+            with forced_engine(model, "nestedfp", context, fp8_layers=choice) as nested:
+                if run.reference is None:
+                    run.refer(EXACT, nested, Path(folder) / "logits.npy")
+                name = f"{FAST}, {text}"
+                run.compare(name, nested, Mode.FP8)
+                times = nested.decode_ms(windows[0][: context // 4])
+                run.classes[name] |= {"fp8_weight_share": nested.fp8_share, "decode_ms": times}
+            yield run.report({})

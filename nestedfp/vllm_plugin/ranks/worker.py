@@ -7,6 +7,7 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_utils import check_enough_kv_cache_memory
 
+from nestedfp.eligible import ALL_LAYERS
 from nestedfp.kernels import ops
 from nestedfp.modes import Mode
 from nestedfp.steps.step_costs import StepCosts
@@ -61,6 +62,8 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
                 super().load_model(*args, **kwargs)
             if PluginOptions.of(self.vllm_config).fp16_only:
                 return
+            if PluginOptions.of(self.vllm_config).fp8_layers != ALL_LAYERS:
+                self.vllm_config.quant_config.require_layers(PluginOptions.of(self.vllm_config))
             found = coverage.report(self.get_model())
             self._fp8_share = found.fp8_share
             self.nestedfp_nested_experts = found.experts > 0
@@ -135,9 +138,9 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
         return None if self._self_check is None else asdict(self._self_check)
 
     def nestedfp_layers(self) -> dict[str, int]:
-        """Return how many of this rank's linear layers are nested, listed (nested, with an outlier list), two copies and plain."""
+        """Return how many of this rank's linear layers are of each kind of ``Coverage.layers``."""
         layers = coverage.cover(self.get_model()).layers
-        return {kind: layers[kind] for kind in ("nested", "listed", "two_copies", "plain")}
+        return {kind: layers[kind] for kind in ("nested", "listed", "two_copies", "exact", "plain")}
 
     def nestedfp_step_costs(self) -> dict[str, Any] | None:
         """Return this rank's step costs as ``StepCosts.report`` has them; None: not measured."""

@@ -24,6 +24,7 @@ class TokenCounts(NamedTuple):
     cached_fp8: int = 0
     completion_fp16: int = 0
     completion_fp8: int = 0
+    kv_fp8: int = 0  # sequences whose KV entries are FP8, in steps of either precision
 
 
 class RequestTokens:
@@ -56,11 +57,17 @@ class RequestTokens:
         self.cached_fp16 = min(exact, prompt_tokens)
         self.cached_fp8 = min(cached, prompt_tokens) - self.cached_fp16
 
-    def counts(self, completion_tokens: int) -> TokenCounts:
+    def counts(self, completion_tokens: int, *, rounds_kv: bool = False) -> TokenCounts:
         """Return the counts so far of a sequence that has sampled ``completion_tokens`` tokens."""
         fp16 = completion_tokens - self.completion_fp8
         return TokenCounts(
-            self.prompt_fp16, self.prompt_fp8, self.cached_fp16, self.cached_fp8, fp16, self.completion_fp8
+            self.prompt_fp16,
+            self.prompt_fp8,
+            self.cached_fp16,
+            self.cached_fp8,
+            fp16,
+            self.completion_fp8,
+            int(rounds_kv),
         )
 
 
@@ -127,4 +134,5 @@ def usage_of(counts: TokenCounts) -> dict[str, Any]:
     return {
         "prompt": {"fp16": counts.prompt_fp16, "fp8": counts.prompt_fp8, "cached": cached},
         "completion": {"fp16": counts.completion_fp16, "fp8": counts.completion_fp8},
+        **({"kv_cache": "fp8"} if counts.kv_fp8 else {}),
     }

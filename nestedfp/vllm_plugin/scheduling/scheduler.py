@@ -26,7 +26,7 @@ from nestedfp.steps.row_rule import MOST_PLANNED
 from nestedfp.steps.step_costs import StepCosts, slowest
 from nestedfp.steps.step_rule import StepRule, StepSignals, choose
 from nestedfp.vllm_plugin.directives import directive_intake, directive_receiver
-from nestedfp.vllm_plugin.options import PluginOptions
+from nestedfp.vllm_plugin.options import PluginOptions, rounds_kv
 from nestedfp.vllm_plugin.ranks.timing.step_ends import SINCE_LAST_S
 from nestedfp.vllm_plugin.scheduling import workers_answers
 from nestedfp.vllm_plugin.scheduling.accounting import COUNTS_KEY, EngineTotals, RequestTokens
@@ -73,6 +73,7 @@ class PrecisionMixin(WaitingRequests):
         self._step_costs: StepCosts | None = None
         self._fp16_only = options.fp16_only
         self._fp16_reads_fp8_blocks = options.fp16_reads_fp8_blocks
+        self._rounds_kv = rounds_kv(self.vllm_config)
         self._fp8_share: float | None = None
         self._budget_tokens = self.max_num_scheduled_tokens  # which a step's precision may lower
         settings = self.scheduler_config
@@ -439,7 +440,7 @@ class PrecisionMixin(WaitingRequests):
         if ended is not None or rid in self._may_end:
             # kv_transfer_params is the one free-form field that vLLM passes through to the front end.
             completion = request.num_output_tokens if ended is None else ended.nestedfp_sampled
-            counts = {COUNTS_KEY: request.nestedfp_tokens.counts(completion)}
+            counts = {COUNTS_KEY: request.nestedfp_tokens.counts(completion, rounds_kv=self._rounds_kv)}
             item.kv_transfer_params = {**(item.kv_transfer_params or {}), **counts}
 
     def _oldest_wait_s(self) -> float:
@@ -546,6 +547,7 @@ class PrecisionMixin(WaitingRequests):
             "accepted_fp8": totals.accepted[Mode.FP8],
             "fp16_only": self._fp16_only,
             "fp8_weight_share": self._fp8_share,
+            "kv_cache": "fp8" if self._rounds_kv else "fp16",
             "fp8_pays_from_tokens": None if self._step_costs is None else self._step_costs.fp8_pays_from(),
             "step_ms_fp16": totals.step_ms[Mode.FP16],
             "step_ms_fp8": totals.step_ms[Mode.FP8],

@@ -18,9 +18,10 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from nestedfp import admin_key
+from nestedfp.answers import Answer
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
-from nestedfp.vllm_plugin.options import PluginOptions, slo_rule
+from nestedfp.vllm_plugin.options import PluginOptions, rounds_kv, slo_rule
 from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
 from nestedfp.vllm_plugin.serving.engine_families import EngineCollector
 from nestedfp.vllm_plugin.serving.middleware import PrecisionMiddleware
@@ -40,7 +41,7 @@ class Endpoints:
         self._client: Any = None
         self._epochs = itertools.count(1)
         self._directive = DirectiveMode.FP16
-        self._forces_usage = False
+        self._forces_usage = self._rounds_kv = False
 
     def attach_router(self, app: Any) -> None:
         """Add the routes and the disclosure to vLLM's application."""
@@ -55,10 +56,12 @@ class Endpoints:
         self._forces_usage = bool(getattr(args, "enable_force_include_usage", False))
         if engine_client is not None:
             self._directive = PluginOptions.of(engine_client.vllm_config).directive()[0]
+            self._rounds_kv = rounds_kv(engine_client.vllm_config)
 
     def decided(self, asked: AskedPrecision | None) -> str:
         """Return what the header of an answer says: what was asked for, else the directive of now."""
-        return HEADER_OF[self._directive] if asked in (None, AskedPrecision.AUTO) else asked.value
+        said = HEADER_OF[self._directive] if asked in (None, AskedPrecision.AUTO) else asked.value
+        return Answer.WEIGHTS_EXACT.value if said == Answer.EXACT and self._rounds_kv else said
 
     async def _refresh(self) -> None:
         try:

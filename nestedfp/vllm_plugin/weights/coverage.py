@@ -15,6 +15,7 @@ from nestedfp.eligible import is_router
 logger = init_logger("vllm.nestedfp")
 
 FP16_BYTES = 2
+BY_CHOICE = "layers that fp8_layers leaves in FP16"
 NAMED = 3  # plain linear layers that the line names
 
 
@@ -28,7 +29,7 @@ class Coverage:
         plain: of all others, by what they are.
         plain_linear: names of linear layers without an FP8 mode that are no routers.
         layers: linear layers by how they are stored: nested, listed (nested, with weights beyond 1.75 in a list), two_copies,
-            plain.
+            plain; exact are those that the option fp8_layers leaves in FP16.
         copies: of the FP8 copies beside plain weights; not in the others.
     """
 
@@ -52,7 +53,7 @@ class Coverage:
     @property
     def linear_weights(self) -> int:
         """Weights of all linear layers but experts: each is multiplied once by every token."""
-        return (self.nested + self.plain["linear layers"]) // FP16_BYTES
+        return (self.nested + self.plain["linear layers"] + self.plain[BY_CHOICE]) // FP16_BYTES
 
     def line(self) -> str:
         """Return one line for a person."""
@@ -78,7 +79,10 @@ def cover(model: Any) -> Coverage:
             inputs = getattr(module, "input_size_per_partition", module.input_size)
             outputs = getattr(module, "output_size_per_partition", module.output_size)
             size = inputs * outputs * FP16_BYTES  # a CPU has packed the weight by now, so its tensor says nothing
-            if getattr(module, "nestedfp", False):
+            if getattr(module, "nestedfp_exact", False):
+                found.plain[BY_CHOICE] += size
+                found.layers["exact"] += 1
+            elif getattr(module, "nestedfp", False):
                 found.nested += size
                 found.layers[_kind(module)] += 1
                 found.copies += inputs * outputs if module.weight_lower is None else 0

@@ -34,9 +34,11 @@ class NestedLinearBase(LinearMethodBase):
 
     Args:
         prefix: the layer's name in the model, for messages.
+        is_exact: it computes in FP16 in a fast step, too. A CPU's stays nested, whose kernels are the fastest there; a GPU's is
+            plain FP16, of the same size.
     """
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, is_exact: bool = False) -> None:
         self.prefix = prefix
         # A GPU that can multiplies E4M3 by E4M3; a CPU keeps the activations unless asked to do as such a GPU does.
         options = PluginOptions.of(get_current_vllm_config())
@@ -48,8 +50,9 @@ class NestedLinearBase(LinearMethodBase):
             capability = (found.major, found.minor)
             self.quantize_activations = multiplies_fp8(capability)
             self.by_library = is_portable(capability) and options.fused_quantiser != "always"
-        self.fp16_only = options.fp16_only
         self.two_copies = options.weights == "two_copies"
+        self.fp16_only = options.fp16_only or (is_exact and (self.two_copies or not current_platform.is_cpu()))
+        self.is_exact = is_exact
         self.plain = UnquantizedLinearMethod()
 
     def finish(self, layer: torch.nn.Module) -> None:
@@ -108,17 +111,11 @@ class NestedLinearBase(LinearMethodBase):
             return two_copies.linear(layer, x, bias, self.quantize_activations)
         if layer.nestedfp_by_library:
             return library_route.linear(layer, x, bias, self.quantize_activations)
-        return ops.linear(
-            x,
-            layer.weight_upper,
-            layer.weight_lower,
-            bias,
-            layer.outlier_rows,
-            layer.outlier_cols,
-            layer.outlier_deltas,
-            *layer.nestedfp_shape,
-            self.quantize_activations,
-        )
+        weight = layer.weight_upper, layer.weight_lower
+        outliers = layer.outlier_rows, layer.outlier_cols, layer.outlier_deltas
+        if self.is_exact:
+            return ops.linear_exact(x, *weight, bias, *outliers, *layer.nestedfp_shape)
+        return ops.linear(x, *weight, bias, *outliers, *layer.nestedfp_shape, self.quantize_activations)
 
 
 class OnlineNestedLinear(NestedLinearBase):

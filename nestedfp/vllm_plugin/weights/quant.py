@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 
-from nestedfp.eligible import is_latent_up, is_router
+from nestedfp.eligible import TAKES_OUT, computes_fp8, fp8_patterns, is_latent_up, is_router, require_fp8_layers
 from nestedfp.format import FORMAT_VERSION
 from nestedfp.vllm_plugin import wiring
 from nestedfp.vllm_plugin.options import PluginOptions
@@ -30,6 +30,8 @@ class NestedFPConfig(QuantizationConfig):
         super().__init__()
         self.stored = stored
         self.ignore = list(ignore)
+        self._layers: list[list[str]] = []  # that may have an FP8 mode; of each the modules that are fused into it
+        self._mapper: Any = None  # of names on disk to those in vLLM's model
 
     def get_name(self) -> str:
         return METHOD
@@ -83,10 +85,12 @@ class NestedFPConfig(QuantizationConfig):
             wiring.require_our_parts(get_current_vllm_config())
             if self._stays_plain(layer, prefix):
                 return UnquantizedLinearMethod()
+            options = PluginOptions.of(get_current_vllm_config())
+            layer.nestedfp_exact = self._stays_exact(options, prefix)
             if self.stored:
-                return StoredNestedLinear(prefix)
-            fp16_only = PluginOptions.of(get_current_vllm_config()).fp16_only
-            return UnquantizedLinearMethod() if fp16_only else OnlineNestedLinear(prefix)
+                return StoredNestedLinear(prefix, layer.nestedfp_exact)
+            online = OnlineNestedLinear(prefix, layer.nestedfp_exact)
+            return UnquantizedLinearMethod() if online.fp16_only else online
         if isinstance(layer, RoutedExperts):
             return self._experts(layer, prefix)
         return None
@@ -104,6 +108,31 @@ class NestedFPConfig(QuantizationConfig):
             return UnquantizedFusedMoEMethod(layer.moe_config)
         return experts.OnlineNestedExperts(layer, prefix)
 
+    def _stays_exact(self, options: PluginOptions, prefix: str) -> bool:
+        """Whether the option ``fp8_layers`` leaves a layer in FP16."""
+        stem, dot, leaf = prefix.rpartition(".")
+        parts = [stem + dot + part for part in self.packed_modules_mapping.get(leaf, [leaf])]
+        self._layers.append(parts)
+        return not computes_fp8(self._patterns(options), parts)
+
+    def _patterns(self, options: PluginOptions) -> list[str]:
+        """Return the patterns of ``fp8_layers`` for names in vLLM's model."""
+        found = []
+        for pattern in fp8_patterns(options.fp8_layers):
+            name = pattern.removeprefix(TAKES_OUT)
+            mapped = self._mapper.apply_list([name]) if self._mapper else [name]
+            found.append(pattern.removesuffix(name) + (mapped or [name])[0])
+        return found
+
+    def require_layers(self, options: PluginOptions) -> None:
+        """Refuse an option ``fp8_layers`` that does not fit the model that was made.
+
+        Raises:
+            ValueError: see ``require_fp8_layers``.
+        """
+        choice = options.fp8_layers
+        require_fp8_layers(choice if isinstance(choice, str) else self._patterns(options), self._layers)
+
     def _stays_plain(self, layer: Any, prefix: str) -> bool:
         from vllm.config import get_current_vllm_config
         from vllm.model_executor.layers.quantization.utils.quant_utils import is_layer_skipped
@@ -116,7 +145,7 @@ class NestedFPConfig(QuantizationConfig):
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
         """Give the ignored modules the names that they have in vLLM's model."""
-        self.ignore = hf_to_vllm_mapper.apply_list(self.ignore)
+        self.ignore, self._mapper = hf_to_vllm_mapper.apply_list(self.ignore), hf_to_vllm_mapper
 
 
 def register_method() -> None:

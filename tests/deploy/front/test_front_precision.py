@@ -45,4 +45,7 @@ def test_where_no_answer_can_be_exact_a_promise_is_refused_and_everything_else_i
     refused = ask(app, body={**GOOD, "precision": "exact"})
     assert (refused[0], refused[1]["retry-after"]) == (503, "60")
     assert "no answer can be exact: its engine runs" in error_of(refused)
+    directed = front(answer, Directed("fp16"))
+    directed._generate._inexact = app._generate._inexact
+    assert ask(directed)[1]["x-nestedfp-precision"] == "weights_exact"
     assert [ask(app, body={**GOOD, "precision": each})[0] for each in ("fast", "auto")] == [200, 200]
