@@ -42,6 +42,7 @@ RESERVED = {
     "dtype": "is always float16: the weights are stored as FP16",
     "additional_config": "is filled in by this service from the keys of engine and from controller.slo",
     "scheduler_cls": "is filled in by nestedfp, which decides the precision of each step there",
+    "distributed_executor_backend": "is always mp: the ranks of a replica are processes of its own on one machine",
     "trust_remote_code": "would run code from the checkpoint's folder; this service does not",
     **dict.fromkeys(
         ("kv_transfer_config", "kv_offloading_size"),  # the second makes one of the first
@@ -165,6 +166,11 @@ class EngineSection(FrozenModel):
         if isinstance(given, dict) and "slo" in given:  # an option of plain vLLM's engine
             raise ValueError("slo belongs to the controller, which directs every engine: set controller.slo")
         return given
+
+    @property
+    def ranks(self) -> int:
+        """Processes of a replica that hold a part of the model."""
+        return self.tensor_parallel_size * int(self.extra.get("pipeline_parallel_size", 1))
 
     @field_validator("extra")
     @classmethod
