@@ -40,7 +40,7 @@ from deploy.metrics.replica_page import ReplicaMetrics
 from deploy.replica import drain, tracing
 from deploy.replica.health_routes import HealthRoutes, StartChecks
 from deploy.replica.probe import probe_modes
-from deploy.replica.vllm_engine import Engine
+from deploy.replica.vllm_engine import ReplicaEngine
 from deploy.replica.warmup import warm_up
 from deploy.scaling import DESIRED_KEY
 from nestedfp.vllm_plugin import failure, frontend, short_logs
@@ -110,7 +110,7 @@ class NestedFPServer:
         prompt_end.install()
         short_logs.install()
         with failure.explained():
-            self.engine = await Engine.start(engine)
+            self.engine = await ReplicaEngine.start(engine)
             self._grammars: Grammars | None = None
             if not self.engine.makes_vectors:
                 self._grammars = grammars.of_client(self.engine.client, grammar_cpu_s)

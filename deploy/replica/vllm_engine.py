@@ -14,11 +14,11 @@ from vllm.entrypoints.launchers.app import build_app
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from deploy.replica.arguments import parsed
 from deploy.replica.process_life import Life
-from deploy.startup.arguments import parsed
 
 
-class Engine:
+class ReplicaEngine:
     """A running engine.
 
     Attributes:
@@ -34,7 +34,7 @@ class Engine:
         ]  # of the engine core's processes
 
     @classmethod
-    async def start(cls, arguments: Mapping[str, Any]) -> "Engine":
+    async def start(cls, arguments: Mapping[str, Any]) -> "ReplicaEngine":
         """Start an engine; ``arguments`` as ``vllm serve`` takes them, as JSON. Raises whatever keeps it from starting."""
         engine, front = parsed(arguments)
         try:

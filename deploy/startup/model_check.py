@@ -29,8 +29,8 @@ def check_model(config: DeployConfig) -> bool:
     from vllm.tokenizers import cached_tokenizer_from_config
 
     from deploy.app import engine_kwargs
+    from deploy.replica.arguments import ENGINE, SERVER, parsed
     from deploy.startup.accelerator import resolve
-    from deploy.startup.arguments import ENGINE, SERVER, parsed
     from deploy.startup.parser_check import check_parsers
 
     names = SERVER | ENGINE.keys()
@@ -72,8 +72,8 @@ def engine_arguments(config: DeployConfig) -> dict[str, Any]:
     These say little about the model.
     """
     from deploy.app import engine_kwargs
+    from deploy.replica.arguments import SERVER
     from deploy.startup.accelerator import resolve
-    from deploy.startup.arguments import SERVER
 
     given = engine_kwargs(config, resolve(config.engine.accelerator))
     return {name: value for name, value in given.items() if name not in SERVER and not isinstance(value, dict)}
@@ -92,5 +92,5 @@ def _remedy(config: DeployConfig, text: str) -> str:
     if "max_model_len" in text and "derived" in text:
         return f"; lower model.max_model_len ({config.model.max_model_len})"
     if "architectures" in text or "model type" in text:
-        return "; serve a model that this vLLM supports"
+        return "; serve a model that vLLM supports"
     return ""
