@@ -16,7 +16,7 @@ else
 RUN := $(BIN)/python
 endif
 
-# Of a machine without a GPU: one of requirements/vllm-*.txt. The service needs 0.29.
+# Of a machine without a GPU: one of requirements/vllm-*.txt.
 VLLM ?= 0.29
 TORCH_VERSION := 2.13.0
 # All files at any depth; a machine without a GPU does not build what lies in csrc/cuda.
@@ -43,12 +43,12 @@ $(VENV)/.installed: requirements/gpu.txt
 	@touch $@
 else
 # The CPU build of torch where pip finds one (a wheel folder or an index of CPU builds); else the default build with its
-# libraries, which runs on a CPU as well.
+# libraries, which runs on a CPU as well. Python compiles what it imports; to compile all takes as long as to install all.
 $(INSTALLED): requirements/cpu.txt requirements/vllm-$(VLLM).txt
 	@test -n "$(PYTHON)" || { echo "error: need Python 3.11 or 3.12 with venv (Debian: apt install python3 python3-venv); or set PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --no-deps "torch==$(TORCH_VERSION)+cpu" 2>/dev/null || $(BIN)/python -m pip install -q "torch==$(TORCH_VERSION)"
-	$(BIN)/python -m pip install -q --no-deps -r requirements/cpu.txt -r requirements/vllm-$(VLLM).txt
+	$(BIN)/python -m pip install -q --no-compile --no-deps "torch==$(TORCH_VERSION)+cpu" 2>/dev/null || $(BIN)/python -m pip install -q --no-compile "torch==$(TORCH_VERSION)"
+	$(BIN)/python -m pip install -q --no-compile --no-deps -r requirements/cpu.txt -r requirements/vllm-$(VLLM).txt
 	@rm -f $(VENV)/.installed*; touch $@
 endif
 
@@ -76,13 +76,21 @@ test: setup ## all tests that need no GPU
 test-fast: setup ## tests that start no engine and take no minute
 	$(RUN) -m pytest -q $(PARALLEL) -m "not engine and not serve and not slow and not faults and not fresh" $(ARGS)
 
-# What depends on vLLM's insides, with the newest version that was tested: its own environment.
+# What depends on vLLM's insides, with the newest version that was tested: its packages lie over those of the ordinary environment.
 NEWEST := 0.32
+OVER   := $(VENV)-$(NEWEST)
 
-test-newest: ## the plugin's scheduler, front end and engine on the newest tested vLLM, on a machine without a GPU
-	$(MAKE) setup VLLM=$(NEWEST) VENV=$(VENV)-$(NEWEST) ACCELERATOR=cpu
-	OPENBLAS_NUM_THREADS=1 $(VENV)-$(NEWEST)/bin/python -m pytest -q $(addprefix tests/plugin/test_,versions.py engine_stats.py \
-		exact_blocks.py scheduler_oracle.py starving.py frontend.py request_checks.py engine.py vllm_serve.py) $(ARGS)
+$(OVER)/.installed: $(VENV)/.built requirements/vllm-$(NEWEST).txt
+	$(BIN)/python -m venv --clear --without-pip $(OVER)
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> $$(echo $(OVER)/lib/python3*/site-packages)/under.pth
+	$(BIN)/python -m pip --python $(OVER)/bin/python install -q --no-compile --no-deps --ignore-installed -r requirements/vllm-$(NEWEST).txt
+	@touch $@
+
+NEWEST_TESTS := versions engine_stats exact_blocks scheduler_oracle starving frontend request_checks engine vllm_serve
+
+test-newest: setup $(OVER)/.installed ## the plugin's scheduler, front end and engine on the newest tested vLLM, without a GPU
+	OPENBLAS_NUM_THREADS=1 $(OVER)/bin/python -m pytest -q $(NEWEST_TESTS:%=tests/plugin/test_%.py) $(ARGS)
 
 test-fresh: setup ## the quickstart in a fresh environment
 	$(RUN) -m pytest -q -m fresh $(ARGS)

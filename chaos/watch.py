@@ -30,9 +30,7 @@ def _is(role: str) -> Callable[[Process], bool]:
 # The kinds of processes that faults hit.
 KINDS: Mapping[str, Callable[[Process], bool]] = {
     "engine": lambda process: process.command.startswith("VLLM::EngineCore"),
-    "worker": lambda process: process.command.startswith(
-        ("VLLM::Worker", "ray::RayWorkerWrapper", "ray::RayWorkerProc")
-    ),
+    "worker": lambda process: process.command.startswith("VLLM::Worker"),
     "replica": _is("replica"),
     "controller": _is("controller"),
     "control_routes": _is("control_routes"),

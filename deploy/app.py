@@ -11,7 +11,6 @@ from typing import Any
 import ray
 from ray import serve
 from ray.serve.config import DeploymentActorConfig
-from ray.serve.llm import LLMConfig, build_llm_deployment
 
 from deploy.config import APP_NAME, DeployConfig, load
 from deploy.control.control_app import control_application, python_path
@@ -62,27 +61,26 @@ def build_control(args: dict[str, str]) -> Any:
 
 def application(config: DeployConfig, path: Path | None = None) -> Any:
     """Return the Serve application of a configuration, and of the file it came from, which a reload reads again."""
-    return build_llm_deployment(
-        llm_config(config, path),
-        # The replica's own HTTP server answers: nothing but HAProxy stands between it and the client.
-        deployment_cls=serve.ingress()(NestedFPServer),
-        bind_kwargs={
-            "controller": config.controller.model_dump(mode="json"),
-            "precision": config.engine.quantization == "nestedfp",
-            "admission": {
-                "limit": config.engine.admission_limit,
-                "tokens": config.engine.admission_tokens,
-                "shares": [config.engine.admission_high, config.engine.admission_batch],
-            },
-            "queue_deadline_s": config.engine.queue_deadline_s,
-            "max_body_bytes": config.http.max_body_bytes,
-            "keys_file": config.http.keys_file,
-            "cors_origins": list(config.http.cors_origins),
-            "access_log": config.http.access_log,
-            "access_log_folder": config.http.access_log_folder,
-            "grammar_cpu_s": config.engine.grammar_cpu_s,
-            "traced": config.tracing.otlp_endpoint is not None,
+    # The replica's own HTTP server answers: nothing but HAProxy stands between it and the client.
+    replica = serve.deployment(serve.ingress()(NestedFPServer), **deployment_options(config, path))
+    return replica.bind(
+        model=config.model.id,
+        engine=engine_kwargs(config, resolve(config.engine.accelerator)),
+        controller=config.controller.model_dump(mode="json"),
+        precision=config.engine.quantization == "nestedfp",
+        admission={
+            "limit": config.engine.admission_limit,
+            "tokens": config.engine.admission_tokens,
+            "shares": [config.engine.admission_high, config.engine.admission_batch],
         },
+        queue_deadline_s=config.engine.queue_deadline_s,
+        max_body_bytes=config.http.max_body_bytes,
+        keys_file=config.http.keys_file,
+        cors_origins=list(config.http.cors_origins),
+        access_log=config.http.access_log,
+        access_log_folder=config.http.access_log_folder,
+        grammar_cpu_s=config.engine.grammar_cpu_s,
+        traced=config.tracing.otlp_endpoint is not None,
     )
 
 
@@ -112,10 +110,10 @@ def control_name(name: str) -> str:
     return f"{name}-control"
 
 
-def llm_config(config: DeployConfig, path: Path | None = None) -> LLMConfig:
-    """Return Ray Serve LLM's configuration of the model, its engine and its replicas."""
+def deployment_options(config: DeployConfig, path: Path | None = None) -> dict[str, Any]:
+    """Return Serve's options of the replicas. Each holds a processor for itself, and a GPU or a processor for each rank."""
     kind = resolve(config.engine.accelerator)
-    threads = config.engine.cpu_threads or default_threads(config)
+    ranks = config.engine.ranks
     env = {
         "PYTHONPATH": python_path(),
         "HF_HUB_OFFLINE": "1",  # models come from disk; without it the first chat request waits for the hub
@@ -123,18 +121,20 @@ def llm_config(config: DeployConfig, path: Path | None = None) -> LLMConfig:
         "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",  # from a domain that is allowed to one that is not
     }
     if kind == "cpu":
+        threads = config.engine.cpu_threads or default_threads(config)
         env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads)}
-    else:
-        # On a GPU the ranks are Ray actors, which inherit only what vLLM is told to copy: where to leave a failure's cause.
-        env["VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"] = "NESTEDFP_"
     options: dict[str, Any] = {
+        "name": f"{NestedFPServer.__name__}:{config.model.id.replace('/', '--').replace('.', '_')}",
         "num_replicas": config.replicas,
         "health_check_period_s": 2,
         "health_check_timeout_s": 10,
         "graceful_shutdown_timeout_s": config.http.drain_s + LAST_WORDS_S,
         "max_ongoing_requests": 1 << 20,  # admission control is this service's own
         "max_constructor_retry_count": 2,
-        "ray_actor_options": {"num_cpus": 1},
+        "ray_actor_options": {
+            **({"num_cpus": 1 + ranks} if kind == "cpu" else {"num_cpus": 1, "num_gpus": ranks}),
+            "runtime_env": {"env_vars": env | client_headers.ENVIRONMENT | tracing.environment(config.tracing)},
+        },
         "logging_config": {"enable_access_log": False},
     }
     if config.engine.quantization == "nestedfp":
@@ -142,20 +142,15 @@ def llm_config(config: DeployConfig, path: Path | None = None) -> LLMConfig:
         options |= scaling_options(config)
         if config.controller.ladder.scale:
             del options["num_replicas"]
-    return LLMConfig(
-        model_loading_config={"model_id": config.model.id, "model_source": str(config.model.folder)},
-        accelerator_config={"kind": kind},
-        engine_kwargs=engine_kwargs(config, kind),
-        deployment_config=options,
-        runtime_env={"env_vars": env | client_headers.ENVIRONMENT | tracing.environment(config.tracing)},
-        log_engine_metrics=False,
-    )
+    return options
 
 
 def engine_kwargs(config: DeployConfig, kind: str) -> dict[str, Any]:
     """Return the arguments of each replica's vLLM engine; our scheduler and worker are filled in by the plugin."""
     engine = config.engine
     kwargs: dict[str, Any] = {
+        "model": str(config.model.folder),
+        "served_model_name": [config.model.id],
         "dtype": "float16",
         "load_format": config.model.load_format,
         "max_model_len": config.model.max_model_len,
@@ -215,9 +210,7 @@ def controller_actor(config: DeployConfig, env: dict[str, str], path: Path | Non
             "record_path": config.input_record,
             "config_path": None if path is None else str(path.resolve()),
         },
-        # Its own environment, without Ray Serve LLM's set-up hook: the controller must not import vLLM, so that it
-        # starts, and restarts, in a second.
-        actor_options={"num_cpus": 0, "runtime_env": {"env_vars": env, "worker_process_setup_hook": None}},
+        actor_options={"num_cpus": 0, "runtime_env": {"env_vars": env}},
     )
 
 

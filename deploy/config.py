@@ -43,6 +43,7 @@ RESERVED = {
     "dtype": "is always float16: the weights are stored as FP16",
     "additional_config": "is filled in by this service from the keys of engine and from controller.slo",
     "scheduler_cls": "is filled in by nestedfp, which decides the precision of each step there",
+    "distributed_executor_backend": "is always mp: the ranks of a replica are processes of its own on one machine",
     "trust_remote_code": "would run code from the checkpoint's folder; this service does not",
     **dict.fromkeys(
         ("kv_transfer_config", "kv_offloading_size"),  # the second makes one of the first
@@ -174,6 +175,11 @@ class EngineSection(FrozenModel):
     def _chooses_layers(cls, choice: str | list[str]) -> str | list[str]:
         fp8_patterns(choice)
         return choice
+
+    @property
+    def ranks(self) -> int:
+        """Processes of a replica that hold a part of the model."""
+        return self.tensor_parallel_size * int(self.extra.get("pipeline_parallel_size", 1))
 
     @field_validator("extra")
     @classmethod

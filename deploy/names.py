@@ -6,21 +6,6 @@ against the methods that the service's classes override.
 
 # "module:name" -> parameters, in this order, where we override or call by position; None: the name alone matters.
 NAMES: dict[str, tuple[str, ...] | None] = {
-    # Ray Serve LLM: the replica and its engine
-    "ray.llm._internal.serve.core.configs.openai_api_models:ChatCompletionRequest": None,
-    "ray.llm._internal.serve.core.configs.openai_api_models:CompletionRequest": None,
-    "ray.llm._internal.serve.core.configs.openai_api_models:ErrorResponse": None,
-    "ray.llm._internal.serve.core.server.llm_server:LLMServer._default_engine_cls": None,
-    "ray.llm._internal.serve.core.server.llm_server:LLMServer._start_engine": ("self",),
-    "ray.llm._internal.serve.engines.vllm.vllm_engine:VLLMEngine._prepare_engine_config": ("self", "callback_ctx"),
-    "ray.llm._internal.serve.engines.vllm.vllm_engine:VLLMEngine._start_async_llm_engine": (
-        "self",
-        "vllm_engine_args",
-        "vllm_engine_config",
-        "placement_group",
-    ),
-    "ray.llm._internal.serve.engines.vllm.vllm_engine:VLLMEngine.start": ("self",),
-    "ray.llm._internal.serve.engines.vllm.vllm_engine:_get_vllm_engine_config": ("llm_config",),
     # Ray
     "ray._private:services": None,
     "ray._raylet:GcsClient": None,
@@ -33,10 +18,19 @@ NAMES: dict[str, tuple[str, ...] | None] = {
     "ray.serve.context:_get_global_client": ("raise_if_no_controller_running",),
     # vLLM's front end
     "vllm:PoolingParams": None,
+    "vllm:SamplingParams": None,
     "vllm:envs": None,
     "vllm.engine.arg_utils:AsyncEngineArgs": None,
     "vllm.entrypoints.anthropic.protocol:AnthropicMessagesRequest": None,
-    "vllm.entrypoints.launchers.cli_args:FrontendArgs": None,
+    "vllm.engine.arg_utils:AsyncEngineArgs.create_engine_config": ("self", "usage_context"),
+    "vllm.entrypoints.launchers.api_server.app_state:init_app_state": (
+        "engine_client",
+        "state",
+        "args",
+        "supported_tasks",
+    ),
+    "vllm.entrypoints.launchers.app:build_app": ("args", "supported_tasks", "model_config"),
+    "vllm.entrypoints.launchers.cli_args|vllm.entrypoints.common.cli_args:FrontendArgs": None,
     "vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest": None,
     "vllm.entrypoints.openai.completion.protocol:CompletionRequest": None,
     "vllm.entrypoints.openai.responses.protocol:ResponsesRequest": None,
@@ -59,7 +53,9 @@ NAMES: dict[str, tuple[str, ...] | None] = {
     "vllm.tokenizers:cached_tokenizer_from_config": None,
     "vllm.tool_parsers:ToolParserManager": None,
     # what goes from the engine to the socket (deploy/front/tap.py) and into metrics
+    "vllm.usage.usage_lib:UsageContext.OPENAI_API_SERVER": None,
     "vllm.v1.engine:FinishReason": None,
+    "vllm.v1.engine.async_llm:AsyncLLM.from_vllm_config": None,
     "vllm.v1.engine.async_llm:AsyncLLM.encode": ("self", "prompt", "pooling_params", "request_id"),
     "vllm.v1.engine.detokenizer:FastIncrementalDetokenizer": None,
     "vllm.v1.engine.exceptions:EngineDeadError": None,

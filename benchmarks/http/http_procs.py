@@ -10,8 +10,6 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # What a command line says about a process; the first match counts. Titles of vLLM's and Ray's processes are their own.
 ROLES = (
     ("VLLM::", "engine"),
-    ("ray::RayWorkerWrapper", "engine"),  # a rank of an engine on a GPU
-    ("ray::RayWorkerProc", "engine"),
     ("haproxy", "haproxy"),
     ("NestedFPServer", "replica"),
     ("Ingress", "ingress"),

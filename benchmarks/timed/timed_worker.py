@@ -87,7 +87,7 @@ def step_s() -> float:
 
 
 def keep_in_core() -> None:
-    """Give engines with a timed worker ``InCoreExecutor``, also where Ray Serve LLM has set another. Idempotent."""
+    """Give engines with a timed worker ``InCoreExecutor``, also where a replica has set another. Idempotent."""
     original = Executor.get_class
     if getattr(original, "_timed", False):
         return

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -11,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ray import serve
-from ray.serve.llm import LLMConfig
-from ray.serve.llm.deployment import LLMServer
 from vllm import envs
 
 from controller.config import ControllerConfig
@@ -43,7 +40,7 @@ from deploy.metrics.replica_page import ReplicaMetrics
 from deploy.replica import drain, tracing
 from deploy.replica.health_routes import HealthRoutes, StartChecks
 from deploy.replica.probe import probe_modes
-from deploy.replica.vllm_engine import NestedFPEngine
+from deploy.replica.vllm_engine import ReplicaEngine
 from deploy.replica.warmup import warm_up
 from deploy.scaling import DESIRED_KEY
 from nestedfp.vllm_plugin import failure, frontend, short_logs
@@ -57,11 +54,12 @@ STEP_SECONDS_TIMEOUT_S = 1.0
 SWITCH_INTERVAL_S = 0.0005
 
 
-class NestedFPServer(LLMServer):  # type: ignore[misc]
-    """Ray Serve LLM's server with a NestedFP engine under the controller's direction.
+class NestedFPServer:
+    """A vLLM engine under the controller's direction, and its API.
 
     Args:
-        llm_config: the model and its engine.
+        model: the name that requests give.
+        engine: vLLM's arguments of the engine and its server.
         controller: ``ControllerConfig`` as a dictionary.
         precision: False for a plain engine without modes (the peer in comparisons).
         admission: bounds on what is in this replica: the arguments ``limit``, ``tokens`` and ``shares`` of ``Admission``; without
@@ -76,12 +74,11 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         traced: Ray Serve makes a span of each request (deploy/replica/tracing.py).
     """
 
-    _default_engine_cls = NestedFPEngine
-
     async def __init__(
         self,
-        llm_config: LLMConfig,
         *,
+        model: str,
+        engine: Mapping[str, Any],
         controller: dict[str, Any],
         precision: bool,
         admission: Mapping[str, Any],
@@ -93,8 +90,8 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         access_log: Format = "text",
         access_log_folder: str | None = None,
         traced: bool = False,
-        **kwargs: Any,
     ) -> None:
+        self._model = model
         self._agent: ReplicaAgent | None = None
         self._watch: ReplicaAgent | None = None  # the agent, or that of a plain engine
         self._front: Front | None = None  # until Serve has it built, after this
@@ -109,20 +106,18 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         self._step_seconds: dict[str, float] = {}
         self._start = StartChecks({}, [])
         self._inexact: str | None = None
-        # Where there are GPUs, Ray makes the engine's configuration in another process, so that the plugin's own wiring
-        # does not reach the front end in this one: no pins would be checked and no tokens counted.
-        frontend.install()
+        frontend.install()  # an engine without nested weights does not do it
         tap.install()
         prompt_end.install()
         short_logs.install()
         with failure.explained():
-            await super().__init__(llm_config, **kwargs)
+            self.engine = await ReplicaEngine.start(engine)
             self._grammars: Grammars | None = None
             if not self.engine.makes_vectors:
                 self._grammars = grammars.of_client(self.engine.client, grammar_cpu_s)
                 self._grammars.start()  # beside the rest of this start: nobody's first request is to wait for it
             drain.install(self.engine.give_up, lambda: 0 if self._front is None else self._front.asked)
-            await warm_up(self.engine, llm_config.model_id)
+            await warm_up(self.engine, model)
         # vLLM looks at the environment several times for each output unless it is told that nothing changes any more.
         envs.enable_envs_cache()
         settings = self.engine.client.vllm_config
@@ -136,7 +131,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         capacity = settings.cache_config.kv_cache_size_tokens
         self._admission = Admission(
             admission["limit"],
-            sequences=llm_config.engine_kwargs["max_num_seqs"],
+            sequences=engine["max_num_seqs"],
             tokens=admission["tokens"] or (None if capacity is None else TOKENS_IN_QUEUE * capacity),
             longest=settings.model_config.max_model_len,
             shares=Shares(*admission["shares"]),
@@ -150,7 +145,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         context = serve.get_replica_context()
         stats = await self.engine.call("nestedfp_stats")
         self._start = StartChecks(
-            await probe_modes(self.engine, llm_config.model_id, stats["fp16_only"]),
+            await probe_modes(self.engine, stats["fp16_only"]),
             await self.engine.call("nestedfp_self_checks"),
         )
         await self.engine.call("nestedfp_warmed_up")
@@ -169,14 +164,6 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         await self._agent.start()
         self._page = await self._metrics()
 
-    async def _start_engine(self) -> None:
-        # Ray Serve LLM also reports that the model is used: an actor is started for it and waited for, even where nothing is
-        # to be reported.
-        if os.environ.get("RAY_USAGE_STATS_ENABLED") == "0":
-            await self.engine.start()
-        else:
-            await super()._start_engine()
-
     async def _metrics(self) -> ReplicaMetrics:
         """Make the replica's metrics; after the engine has started."""
         context = serve.get_replica_context()
@@ -188,7 +175,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         labels = {
             "application": context.app_name,
             "replica": context.replica_id.unique_id,
-            "model": self._llm_config.model_id,
+            "model": self._model,
         }
         return ReplicaMetrics(
             labels, self._meter.requests, self._admission, layers, histograms, self._start.worst_cosine
@@ -212,7 +199,7 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
 
     async def __serve_build_asgi_app__(self) -> Any:
         """Build the application that this replica's HTTP server runs; called by Serve after the constructor."""
-        app = await super().__serve_build_asgi_app__()
+        app = self.engine.app
         if self.engine.makes_vectors:
             routes = vectors.routes(app.state)
             stand_before_engine(route.serving for route in routes.values())
@@ -263,11 +250,10 @@ class NestedFPServer(LLMServer):  # type: ignore[misc]
         # Serve calls it at the end of a drain.
         if self._watch is not None:
             await self._watch.stop()
-        await super().__del__()
 
     async def check_health(self) -> None:
         """Fail where the engine has died or hangs; called by Serve, which then replaces this replica."""
-        await super().check_health()
+        await self.engine.client.check_health()
         if self._watch is not None:
             self._watch.check_engine()
 

@@ -2,9 +2,10 @@
 
 import logging
 import time
+import uuid
 from typing import Any
 
-from ray.llm._internal.serve.core.configs.openai_api_models import CompletionRequest, ErrorResponse
+from vllm import SamplingParams
 
 from nestedfp.modes import Mode
 from nestedfp.vllm_plugin import frontend
@@ -18,12 +19,11 @@ class ProbeError(RuntimeError):
     """The engine does not answer as it must; the message says in which precision and what came."""
 
 
-async def probe_modes(engine: Any, model: str, fp16_only: bool) -> dict[str, float]:
+async def probe_modes(engine: Any, fp16_only: bool) -> dict[str, float]:
     """Ask for a few tokens, or a vector, under a directive of each precision; leaves FP16 in force.
 
     Args:
         engine: the replica's engine.
-        model: the name that requests give.
         fp16_only: the engine has no FP8 mode; under FP8 it must answer in FP16.
 
     Returns:
@@ -38,7 +38,7 @@ async def probe_modes(engine: Any, model: str, fp16_only: bool) -> dict[str, flo
             await engine.call("nestedfp_set_directive", {"mode": mode.value, "epoch": 0})
             expected = Mode.FP16 if fp16_only else mode
             began_s = time.monotonic()
-            await (_ask_vector(engine, mode, expected) if engine.makes_vectors else _ask(engine, model, mode, expected))
+            await (_ask_vector(engine, mode, expected) if engine.makes_vectors else _ask(engine, mode, expected))
             took_s[mode.value] = time.monotonic() - began_s
     finally:
         await engine.call("nestedfp_set_directive", {"mode": Mode.FP16.value, "epoch": 0})
@@ -46,17 +46,12 @@ async def probe_modes(engine: Any, model: str, fp16_only: bool) -> dict[str, flo
     return took_s
 
 
-async def _ask(engine: Any, model: str, mode: Mode, expected: Mode) -> None:
-    request = CompletionRequest(
-        model=model, prompt=f"A probe of {mode.value}", max_tokens=TOKENS, ignore_eos=True, temperature=0.0
-    )
-    answers = 0
+async def _ask(engine: Any, mode: Mode, expected: Mode) -> None:
+    params = SamplingParams(max_tokens=TOKENS, ignore_eos=True, temperature=0.0)
     with frontend.collected() as counts:
-        async for answer in engine.completions(request):
-            if isinstance(answer, ErrorResponse):
-                raise ProbeError(f"the engine refuses a probe in {mode.value}: {answer.error.message}")
-            answers += 1
-    if not answers or not counts:
+        async for _ in engine.client.generate(f"A probe of {mode.value}", params, f"probe-{uuid.uuid4().hex}"):
+            pass
+    if not counts:
         raise ProbeError(f"the engine did not answer a probe in {mode.value}")
     found = frontend.total(counts.values())
     completion = {Mode.FP16: found.completion_fp16, Mode.FP8: found.completion_fp8}

@@ -6,11 +6,10 @@ They run before the replica joins the control plane, so that their long latencie
 import logging
 from typing import Any
 
-from ray.llm._internal.serve.core.configs.openai_api_models import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    ErrorResponse,
-)
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.exceptions import VLLMClientError
 
 log = logging.getLogger(__name__)
 
@@ -24,12 +23,19 @@ async def warm_up(engine: Any, model: str) -> None:
         await engine.vector("Once upon a time")
         return
     for run, request in (
-        (engine.completions, CompletionRequest(model=model, prompt="Once upon a time", max_tokens=4)),
         (
-            engine.chat,
+            engine.state.openai_serving_completion.create_completion,
+            CompletionRequest(model=model, prompt="Once upon a time", max_tokens=4),
+        ),
+        (
+            engine.state.openai_serving_chat.create_chat_completion,
             ChatCompletionRequest(model=model, messages=[{"role": "user", "content": "Hello"}], max_tokens=4),
         ),
     ):
-        async for response in run(request):
+        try:
+            response = await run(request)
+        except (ValueError, VLLMClientError) as error:
+            log.warning("warm-up request refused: %s", error)
+        else:
             if isinstance(response, ErrorResponse):
                 log.warning("warm-up request refused: %s", response.error.message)

@@ -13,7 +13,6 @@ from ray._private import services
 
 from deploy.config import DeployConfig
 from deploy.replica.drain import LAST_WORDS_S
-from deploy.startup.accelerator import resolve
 
 OBJECT_STORE_BYTES = 200 << 20  # nothing large travels between processes
 BEGINS_S = 2.0  # within which Serve has replicas leave that it was asked to delete
@@ -25,10 +24,10 @@ def start_cluster(config: DeployConfig, folder: Path, verbose: bool) -> None:
     Ray's session, with the logs of all processes, goes to ``folder``, whose path must be short: there are sockets in it.
     """
     if not verbose:
-        for name in ("ray.serve", "ray.llm", "httpx"):
+        for name in ("ray.serve", "httpx"):
             logging.getLogger(name).setLevel(logging.WARNING)
-    ranks = config.most_replicas * config.engine.tensor_parallel_size
-    with kept_on_loopback(resolve(config.engine.accelerator) == "cpu"):
+    ranks = config.most_replicas * config.engine.ranks
+    with kept_on_loopback():
         ray.init(
             address="local",  # never attach to somebody else's cluster
             # Bookkeeping: replicas and ranks need a slot each. Without slots for them, replicas asked for later never start.
@@ -47,16 +46,12 @@ def start_cluster(config: DeployConfig, folder: Path, verbose: bool) -> None:
 
 
 @contextlib.contextmanager
-def kept_on_loopback(wanted: bool) -> Iterator[None]:
+def kept_on_loopback() -> Iterator[None]:
     """Have Ray take 127.0.0.1 as the node's address while it starts, so that its own servers listen there.
 
-    Ray replaces it by an address that other machines reach, and then listens on all interfaces. Left out where ranks are Ray
-    actors on GPUs, which find each other by that address. What still listens on all interfaces then is one gRPC port of each
-    Serve replica, which Serve binds so whatever it is told.
+    Ray replaces it by an address that other machines reach, and then listens on all interfaces. What still listens on all
+    interfaces then is one gRPC port of each Serve replica, which Serve binds so whatever it is told.
     """
-    if not wanted:
-        yield
-        return
     found = services.resolve_ip_for_localhost
     services.resolve_ip_for_localhost = lambda host: host
     try:

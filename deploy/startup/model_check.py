@@ -3,7 +3,6 @@
 What is wrong here would otherwise fail in every replica, a minute later. Imports vLLM, which takes seconds.
 """
 
-import dataclasses
 import difflib
 import os
 import re
@@ -27,18 +26,24 @@ def check_model(config: DeployConfig) -> bool:
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # as in the replicas
     from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.entrypoints.launchers.cli_args import FrontendArgs
     from vllm.tokenizers import cached_tokenizer_from_config
 
+    from deploy.app import engine_kwargs
+    from deploy.replica.arguments import ENGINE, SERVER, parsed
+    from deploy.startup.accelerator import resolve
     from deploy.startup.parser_check import check_parsers
 
-    engine, server = _names(AsyncEngineArgs), _names(FrontendArgs)
+    names = SERVER | ENGINE.keys()
     for name in config.engine.extra:
-        if name not in engine | server:
-            near = difflib.get_close_matches(name, engine | server, 1)
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
             raise ConfigError(f"engine.extra: vLLM has no argument {name!r}{f', but {near[0]!r}' if near else ''}")
     check_parsers(config.engine.extra)
     read_config(config.model.folder)
+    try:
+        parsed(engine_kwargs(config, resolve(config.engine.accelerator)))
+    except ValueError as error:
+        raise ConfigError(f"engine.extra: {cause(error)}") from None
     try:
         model = AsyncEngineArgs(**engine_arguments(config)).create_model_config()
     except ValueError as error:
@@ -64,20 +69,14 @@ def check_model(config: DeployConfig) -> bool:
 def engine_arguments(config: DeployConfig) -> dict[str, Any]:
     """Return the arguments of a replica's engine without the structured ones.
 
-    These say little about the model, and are made into objects by Ray Serve LLM.
+    These say little about the model.
     """
-    from vllm.engine.arg_utils import AsyncEngineArgs
-
     from deploy.app import engine_kwargs
+    from deploy.replica.arguments import SERVER
     from deploy.startup.accelerator import resolve
 
-    given = {**engine_kwargs(config, resolve(config.engine.accelerator)), "model": str(config.model.folder)}
-    engine = _names(AsyncEngineArgs)
-    return {name: value for name, value in given.items() if name in engine and not isinstance(value, dict)}
-
-
-def _names(arguments: type) -> set[str]:
-    return {field.name for field in dataclasses.fields(arguments)}
+    given = engine_kwargs(config, resolve(config.engine.accelerator))
+    return {name: value for name, value in given.items() if name not in SERVER and not isinstance(value, dict)}
 
 
 def cause(error: Exception) -> str:
@@ -93,5 +92,5 @@ def _remedy(config: DeployConfig, text: str) -> str:
     if "max_model_len" in text and "derived" in text:
         return f"; lower model.max_model_len ({config.model.max_model_len})"
     if "architectures" in text or "model type" in text:
-        return "; serve a model that vLLM 0.29 supports"
+        return "; serve a model that vLLM supports"
     return ""

@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from nestedfp.hooks import compare, versions
-from nestedfp.hooks.table import HOOKS
+from nestedfp.hooks.table import HOOKS, PUBLIC
 
 
 def markdown() -> str:
@@ -14,7 +14,8 @@ def markdown() -> str:
         for hooks in HOOKS
         for name, parameters in hooks.names.items()
     ]
-    return "\n".join(["| name in vLLM | parameters | owner | reason |", "|---|---|---|---|", *rows])
+    head = f"{len(rows)} names, {len(rows) - len(PUBLIC)} of them private:"
+    return "\n".join([head, "", "| name in vLLM | parameters | owner | reason |", "|---|---|---|---|", *rows])
 
 
 def main() -> int:

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import itertools
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -52,14 +53,12 @@ def _problem(name: str, wanted: Parameters | None) -> str | None:
 
 
 def _first(name: str) -> Any:
-    """Return the first of the alternatives ``module:Class.a|b`` that is there."""
-    start, _, alternatives = name.rpartition(":" if "." not in name.partition(":")[2] else ".")
-    mark = name[len(start)]
-    for last in alternatives.split("|"):
-        try:
-            return _find(f"{start}{mark}{last}")
-        except AttributeError:
-            continue
+    """Return the first of the alternatives, of modules and of the last name, ``a|b:Class.c|d``, that is there."""
+    modules, _, path = name.partition(":")
+    start, dot, last = path.rpartition(".")
+    for module, end in itertools.product(modules.split("|"), last.split("|")):
+        with contextlib.suppress(ImportError, AttributeError):
+            return _find(f"{module}:{start}{dot}{end}")
     raise AttributeError(name)
 
 

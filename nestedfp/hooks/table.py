@@ -38,6 +38,28 @@ SCHEDULER_CALLS = (
 GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils"
 STATE = "vllm.v1.engine.output_processor:RequestState"
 
+# For users and makers of plugins, by vLLM's own documentation; all others are private.
+PUBLIC = frozenset(
+    {
+        "vllm:LLM",
+        "vllm:SamplingParams",
+        "vllm.config:VllmConfig",
+        "vllm.config:get_current_vllm_config",
+        "vllm.engine.arg_utils:EngineArgs.create_engine_config",
+        "vllm.logger:init_logger",
+        "vllm.outputs:PoolingRequestOutput",
+        "vllm.platforms:current_platform",
+        "vllm.usage.usage_lib:UsageContext.OPENAI_API_SERVER",
+        "vllm.version:__version__",
+        f"{LINEAR}:LinearBase",
+        f"{LINEAR}:LinearMethodBase.create_weights",
+        f"{LINEAR}:UnquantizedLinearMethod",
+        f"{QUANTIZATION}:register_quantization_config",
+        f"{QUANTIZATION}.base_config:QuantizationConfig.get_quant_method",
+        f"{QUANTIZATION}.base_config:QuantizeMethodBase",
+    }
+)
+
 HOOKS = (
     Hooks(
         "wiring",
@@ -117,7 +139,6 @@ HOOKS = (
             f"{SCHEDULER}#waiting": None,
             f"{SCHEDULER}#skipped_waiting|kv_holding_waiting": None,
             f"{SCHEDULER}#skipped_waiting|deferred_waiting": None,
-            "vllm.v1.core.sched.request_queue:FCFSRequestQueue": None,
             "vllm.v1.core.sched.request_queue:SchedulingPolicy.PRIORITY": None,
             "vllm.v1.core.sched.interface:PauseState.UNPAUSED": None,
         },
@@ -140,15 +161,11 @@ HOOKS = (
     ),
     Hooks(
         "scheduling",
-        "a directive takes effect with the next step, also while one runs, and the workers say what they measured",
+        "a directive reaches the scheduler, and so does what the workers measured",
         {
-            "vllm.v1.engine:EngineCoreRequestType.UTILITY": None,
             "vllm.v1.engine.core:EngineCore.add_request": ("self", "request"),
             "vllm.v1.engine.core:EngineCore#scheduler": None,
             "vllm.v1.engine.core:EngineCore#model_executor": None,
-            "vllm.v1.engine.core:EngineCoreProc._handle_client_request": ("self", "request_type", "request"),
-            "vllm.v1.engine.core:EngineCoreProc.process_input_sockets": ("self",),
-            "vllm.v1.engine.core:EngineCoreProc#input_queue": None,
         },
     ),
     Hooks(
@@ -177,7 +194,6 @@ HOOKS = (
             f"{POOL}#num_gpu_blocks": None,
             f"{POOL}#cached_block_hash_to_block": None,
             "vllm.v1.core.block_pool:BlockHashToBlockMap#_cache": None,
-            "vllm.v1.core.kv_cache_utils:KVCacheBlock": None,
             "vllm.v1.core.kv_cache_utils:make_block_hash_with_group_id": ("block_hash", "group_id"),
         },
         ("PrecisionMixin",),
@@ -187,7 +203,6 @@ HOOKS = (
         "weights",
         "nested layers are a quantisation method",
         {
-            f"{QUANTIZATION}:QUANTIZATION_METHODS": None,
             f"{QUANTIZATION}:register_quantization_config": ("quantization",),
             f"{QUANTIZATION}.base_config:QuantizationConfig.get_quant_method": ("self", "layer", "prefix"),
             f"{QUANTIZATION}.base_config:QuantizeMethodBase": None,
@@ -313,7 +328,7 @@ HOOKS = (
             "vllm.v1.worker.gpu_worker:Worker.sample_tokens": ("self", "grammar_output"),
             "vllm.v1.worker.cpu_worker:CPUWorker.compile_or_warm_up_model": ("self",),
             "vllm.v1.outputs:AsyncModelRunnerOutput.get_output": ("self",),
-            "vllm.v1.core.kv_cache_utils:check_enough_kv_cache_memory": (
+            "vllm.v1.core.kv_cache_utils|vllm.v1.core.kv_cache_planning:check_enough_kv_cache_memory": (
                 "vllm_config",
                 "kv_cache_spec",
                 "available_memory",

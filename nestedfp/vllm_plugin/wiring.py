@@ -1,7 +1,7 @@
 """Makes sure that an engine with our weights also has our scheduler and our worker.
 
 ``install`` wraps ``EngineArgs.create_engine_config``, the one place through which every front end (``LLM``, ``AsyncLLM``,
-``vllm serve``, Ray Serve LLM) makes its configuration: what the user left open is filled in, what cannot work is refused
+``vllm serve``, a replica) makes its configuration: what the user left open is filled in, what cannot work is refused
 before any process starts. ``require_our_parts`` is the last line of defence inside the worker.
 """
 

@@ -71,6 +71,7 @@ def test_shipped_configurations_are_valid_and_listen_on_loopback(path, tmp_path)
         ({"engine__extra": {"kv_offloading_size": 1}}, "'kv_offloading_size' brings KV entries of unknown precision"),
         ({"engine__extra": {"ec_transfer_config": {}}}, "'ec_transfer_config' brings encoder entries"),
         ({"engine__extra": {"enable_sleep_mode": True}}, "'enable_sleep_mode' is not supported"),
+        ({"engine__extra": {"distributed_executor_backend": "ray"}}, "'distributed_executor_backend' is always mp"),
         ({"engine__extra": {"data_parallel_size": 2}}, "'data_parallel_size' belongs to several engines"),
     ],
 )
@@ -213,19 +214,29 @@ def test_the_number_without_an_overload_is_the_number_of_replicas(tmp_path):
 def test_where_the_controller_may_scale_serve_gets_its_policy(tmp_path):
     from ray.serve.config import AutoscalingConfig
 
-    from deploy.app import llm_config
+    from deploy.app import deployment_options
 
     path = write(tmp_path, controller=SCALE, replicas=2)
-    options = llm_config(load(path), path).deployment_config
+    options = deployment_options(load(path), path)
     assert "num_replicas" not in options
     scaling = AutoscalingConfig(**options["autoscaling_config"])
     assert (scaling.min_replicas, scaling.max_replicas) == (2, 6)
     assert scaling.policy.get_policy().__name__ == "replicas_wanted"
     (actor,) = options["deployment_actors"]
     assert actor.init_kwargs["config_path"] == str(path)
-    usual = llm_config(load(write(tmp_path, replicas=2))).deployment_config
+    usual = deployment_options(load(write(tmp_path, replicas=2)))
     assert usual["num_replicas"] == 2
     assert "autoscaling_config" not in usual
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's and vLLM's own
+@pytest.mark.parametrize(("kind", "held"), [("gpu", {"num_cpus": 1, "num_gpus": 6}), ("cpu", {"num_cpus": 7})])
+def test_a_replica_holds_what_its_ranks_run_on(tmp_path, kind, held):
+    from deploy.app import deployment_options
+
+    ranks = {"engine__tensor_parallel_size": 2, "engine__extra": {"pipeline_parallel_size": 3}}
+    options = deployment_options(load(write(tmp_path, engine__accelerator=kind, **ranks)))["ray_actor_options"]
+    assert {name: value for name, value in options.items() if name != "runtime_env"} == held
 
 
 @pytest.mark.filterwarnings("ignore")  # Ray's and vLLM's own
@@ -236,10 +247,10 @@ def test_a_changed_deployment_keeps_the_replicas_that_were_asked_for(tmp_path):
     from ray.serve._private.config import DeploymentConfig, ReplicaConfig
     from ray.serve._private.deployment_info import DeploymentInfo
 
-    from deploy.app import llm_config
+    from deploy.app import deployment_options
 
     path = write(tmp_path, controller=SCALE, replicas=2)
-    options = llm_config(load(path), path).deployment_config["autoscaling_config"]
+    options = deployment_options(load(path), path)["autoscaling_config"]
 
     def deployed(version):
         deployment = DeploymentConfig.from_default(autoscaling_config=options)
@@ -255,23 +266,23 @@ def test_a_changed_deployment_keeps_the_replicas_that_were_asked_for(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")  # Ray's and vLLM's own
 def test_streams_get_as_long_to_end_in_as_is_configured(tmp_path):
-    from deploy.app import llm_config
+    from deploy.app import deployment_options
     from deploy.replica.drain import LAST_WORDS_S
 
-    usual = llm_config(load(write(tmp_path))).deployment_config
+    usual = deployment_options(load(write(tmp_path)))
     assert usual["graceful_shutdown_timeout_s"] == 20 + LAST_WORDS_S, "and some for those that did not to be told"
-    longer = llm_config(load(write(tmp_path, http={"drain_s": 300}))).deployment_config
+    longer = deployment_options(load(write(tmp_path, http={"drain_s": 300})))
     assert longer["graceful_shutdown_timeout_s"] == 300 + LAST_WORDS_S
 
 
 @pytest.mark.filterwarnings("ignore")  # Ray's and vLLM's own
 def test_what_the_controller_is_started_with_is_json_because_serve_status_and_kuberay_are_told_it(tmp_path):
-    from deploy.app import llm_config
+    from deploy.app import deployment_options
     from deploy.control.controller_actor import ControllerActor
     from deploy.haproxy.proxy_stats import probe
 
     path = write(tmp_path)
-    (actor,) = llm_config(load(path), path).deployment_config["deployment_actors"]
+    (actor,) = deployment_options(load(path), path)["deployment_actors"]
     assert json.loads(json.dumps(actor.init_kwargs)) == actor.init_kwargs
     assert ControllerActor(**actor.init_kwargs)._proxy_probe is probe
 
@@ -312,12 +323,12 @@ def test_replicas_fetch_no_url_of_a_client_unless_its_domain_is_allowed(
     from vllm.multimodal.media import MediaConnector
     from vllm.multimodal.media.image import ImageMediaIO
 
-    from deploy.app import engine_kwargs, llm_config
+    from deploy.app import deployment_options, engine_kwargs
 
     extra = {} if allowed is None else {"allowed_media_domains": allowed}
     found = load(write(tmp_path, engine__extra=extra))
     monkeypatch.setenv("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "1")
-    for name, value in llm_config(found).runtime_env["env_vars"].items():
+    for name, value in deployment_options(found)["ray_actor_options"]["runtime_env"]["env_vars"].items():
         if name.startswith("VLLM_MEDIA"):
             monkeypatch.setenv(name, value)
     domains = engine_kwargs(found, "cpu")["allowed_media_domains"]

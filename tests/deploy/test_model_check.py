@@ -106,6 +106,13 @@ def test_an_argument_that_vllm_does_not_have_and_the_one_that_was_meant(tmp_path
     assert sentence == "engine.extra: vLLM has no argument 'tool_cal_parser', but 'tool_call_parser'"
 
 
+def test_a_structured_argument_that_vllm_does_not_take(tmp_path):
+    given = {"structured_outputs_config": {"backend": "nope"}}
+    assert refused(configured(tmp_path, extra=given)).startswith(
+        "engine.extra: structured_outputs_config.backend: Input should be 'auto'"
+    )
+
+
 def test_the_name_of_a_model_hub(tmp_path):
     with pytest.raises(ConfigError, match="hf download some/model --local-dir FOLDER"):
         configured(tmp_path, "some/model")

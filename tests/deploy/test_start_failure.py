@@ -28,7 +28,7 @@ RuntimeError: Traceback (most recent call last):
             "CheckpointError: layers.3: 1 of 9 weights are NaN or infinite",
         ),
         (
-            "RuntimeError: Failed to create vLLM engine config: 1 validation error for StructuredOutputsConfig\n"
+            "RuntimeError: vLLM refuses its configuration: 1 validation error for StructuredOutputsConfig\n"
             "  Value error, disable_any_whitespace is only for xgrammar [type=value_error, input_value=1]",
             "disable_any_whitespace is only for xgrammar",
         ),

@@ -51,14 +51,15 @@ def test_vllms_own_argument_is_refused_because_the_section_has_it():
 
 @pytest.mark.filterwarnings("ignore")  # Ray's and vLLM's own
 def test_without_an_endpoint_nothing_of_it_reaches_a_replica():
-    from deploy.app import llm_config
+    from deploy.app import deployment_options, engine_kwargs
 
-    off, on = llm_config(config()), llm_config(config(otlp_endpoint="http://127.0.0.1:4317", sample_share=0.25))
-    assert "otlp_traces_endpoint" not in off.engine_kwargs
-    assert not [name for name in off.runtime_env["env_vars"] if name.startswith("OTEL_") or "TRACING" in name]
-    assert on.engine_kwargs["otlp_traces_endpoint"] == "http://127.0.0.1:4317"
-    assert on.runtime_env["env_vars"]["RAY_SERVE_TRACING_SAMPLING_RATIO"] == "0.25"
-    module, _, function = on.runtime_env["env_vars"]["RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH"].partition(":")
+    off, on = config(), config(otlp_endpoint="http://127.0.0.1:4317", sample_share=0.25)
+    assert "otlp_traces_endpoint" not in engine_kwargs(off, "cpu")
+    assert engine_kwargs(on, "cpu")["otlp_traces_endpoint"] == "http://127.0.0.1:4317"
+    nothing, told = (deployment_options(each)["ray_actor_options"]["runtime_env"]["env_vars"] for each in (off, on))
+    assert not [name for name in nothing if name.startswith("OTEL_") or "TRACING" in name]
+    assert told["RAY_SERVE_TRACING_SAMPLING_RATIO"] == "0.25"
+    module, _, function = told["RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH"].partition(":")
     assert getattr(sys.modules[module], function) is tracing.processors
 
 

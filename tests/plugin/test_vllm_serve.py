@@ -13,10 +13,11 @@ import httpx
 import pytest
 from live_service import wait_until
 from processes import ROOT
+from ray_nodes import free_port
 
 pytestmark = [pytest.mark.serve, pytest.mark.filterwarnings("ignore")]
 
-PORT = 8133
+PORT = free_port()  # another server of this machine may have any fixed one, and would answer
 MODEL = "models/fairytales-8m"
 # Twice the default's time to the first token, so that the option is what the engine goes by.
 OPTIONS = {"nestedfp": {"slo": {"ttft_ms": 400}}}

@@ -2,7 +2,8 @@
 
 A directive that comes with the requests passes the event loop of the process that writes the answers, and waits there behind
 thousands of tokens. On its own line it meets nothing else. The scheduler reads the directive in force when it schedules a step, so
-one that has been answered holds for the next step, also where another one is running (as in directive_intake.py).
+one that has been answered holds for the next step, also where another one is running. The utility ``nestedfp_set_directive`` is
+answered between two steps.
 
 Who directs the engine asks for the line by the utility ``nestedfp_open_directive_line``, with the path of a socket on which it
 listens; an engine that nobody asks, as that of a plain ``vllm serve``, has none. The line ends with its other end. A message is a

@@ -5,7 +5,6 @@ from typing import Any
 
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
-from vllm.v1.core.kv_cache_utils import check_enough_kv_cache_memory
 
 from nestedfp.eligible import ALL_LAYERS
 from nestedfp.kernels import ops
@@ -19,6 +18,11 @@ from nestedfp.vllm_plugin.ranks.timing import step_timing
 from nestedfp.vllm_plugin.ranks.timing.step_ends import StepEnds
 from nestedfp.vllm_plugin.weights import coverage, library_route
 from nestedfp.vllm_plugin.weights.fixed_weights import FixedWeights
+
+try:
+    from vllm.v1.core.kv_cache_utils import check_enough_kv_cache_memory
+except ImportError:  # vLLM 0.33
+    from vllm.v1.core.kv_cache_planning import check_enough_kv_cache_memory
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as BaseWorker

@@ -13,7 +13,7 @@ import functools
 import sys
 from typing import Any
 
-from vllm.v1.core.kv_cache_utils import KVCacheBlock, make_block_hash_with_group_id
+from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
 ALL = sys.maxsize  # exact positions of a sequence that no FP8 step has touched
 
@@ -64,7 +64,7 @@ class ExactBlocks:
             return exact
         return None if self.wanted else blocks
 
-    def _exact_twin(self, key: Any) -> KVCacheBlock | None:
+    def _exact_twin(self, key: Any) -> Any:
         """Return an exact block among those that hold the same tokens, which several sequences may have computed."""
         same = self._pool.cached_block_hash_to_block._cache.get(key)
         twins = same.values() if isinstance(same, dict) else [same]
@@ -74,7 +74,7 @@ class ExactBlocks:
         self,
         original: Any,
         request: Any,
-        blocks: list[KVCacheBlock],
+        blocks: list[Any],
         num_cached_blocks: int,
         num_full_blocks: int,
         block_size: int,
@@ -88,11 +88,11 @@ class ExactBlocks:
         return original(request, blocks, num_cached_blocks, num_full_blocks, block_size, *args, **kwargs)
 
     def _cache_partial_block(
-        self, original: Any, request: Any, block: KVCacheBlock, num_tokens: int, *args: Any, **kwargs: Any
+        self, original: Any, request: Any, block: Any, num_tokens: int, *args: Any, **kwargs: Any
     ) -> Any:
         self._inexact[block.block_id] = num_tokens > request.nestedfp_exact_tokens and not block.is_null
         return original(request, block, num_tokens, *args, **kwargs)
 
-    def _move_block_hashes(self, original: Any, src_block: KVCacheBlock, dst_block: KVCacheBlock) -> Any:
+    def _move_block_hashes(self, original: Any, src_block: Any, dst_block: Any) -> Any:
         self._inexact[dst_block.block_id] = self._inexact[src_block.block_id]
         return original(src_block, dst_block)

@@ -25,7 +25,7 @@ from nestedfp.steps.device_clock import DeviceClock
 from nestedfp.steps.row_rule import MOST_PLANNED
 from nestedfp.steps.step_costs import StepCosts, slowest
 from nestedfp.steps.step_rule import StepRule, StepSignals, choose
-from nestedfp.vllm_plugin.directives import directive_intake, directive_receiver
+from nestedfp.vllm_plugin.directives import directive_receiver
 from nestedfp.vllm_plugin.options import PluginOptions, rounds_kv
 from nestedfp.vllm_plugin.ranks.timing.step_ends import SINCE_LAST_S
 from nestedfp.vllm_plugin.scheduling import workers_answers
@@ -66,7 +66,7 @@ class PrecisionMixin(WaitingRequests):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         options = PluginOptions.of(self.vllm_config)
-        # Mode, rule and epoch, replaced together: other threads may do so (directive_intake.py, directive_receiver.py).
+        # Mode, rule and epoch, replaced together: another thread may do so (directive_receiver.py).
         self._in_force = (*options.directive(), 0)
         self._epochs_order = False  # whether all directives have one author, whose epochs never fall
         self._directing = threading.Lock()
@@ -598,7 +598,6 @@ def make_scheduler(*, vllm_config: Any, **kwargs: Any) -> Any:
     """Build the engine's scheduler over the base that vLLM would have taken; vLLM calls this as ``scheduler_cls``."""
     from vllm.v1.engine.core import EngineCore
 
-    directive_intake.install()
     workers_answers.install(_with_workers_answers)
     # Utilities are looked up as attributes of the engine core by name; see EngineCoreProc._handle_client_request.
     EngineCore.nestedfp_set_directive = _set_directive

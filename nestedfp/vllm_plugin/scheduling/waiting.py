@@ -9,7 +9,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from vllm.v1.core.sched.request_queue import FCFSRequestQueue
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
@@ -67,7 +67,7 @@ class WaitingRequests:
         """Return the requests that may have waited longest, of those that wait for nothing but their turn."""
         waiting, beside = self._queues
         first = []
-        if isinstance(waiting, FCFSRequestQueue):
+        if self.policy is not SchedulingPolicy.PRIORITY:  # type: ignore[attr-defined]
             for request in self._in_turn(
                 waiting
             ):  # preempted ones stand in front and have waited since their preemption only

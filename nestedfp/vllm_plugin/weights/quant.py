@@ -4,6 +4,7 @@ A checkpoint whose config.json carries ``{"quantization_config": {"quant_method"
 any other FP16 or BF16 checkpoint is converted layer by layer while it loads.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -148,9 +149,9 @@ class NestedFPConfig(QuantizationConfig):
         self.ignore, self._mapper = hf_to_vllm_mapper.apply_list(self.ignore), hf_to_vllm_mapper
 
 
+@functools.cache  # vLLM warns of a name that it has
 def register_method() -> None:
     """Make vLLM know the method's name. Idempotent."""
-    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS, register_quantization_config
+    from vllm.model_executor.layers.quantization import register_quantization_config
 
-    if METHOD not in QUANTIZATION_METHODS:
-        register_quantization_config(METHOD)(NestedFPConfig)
+    register_quantization_config(METHOD)(NestedFPConfig)

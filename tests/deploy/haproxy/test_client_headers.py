@@ -12,7 +12,6 @@ from deploy.haproxy.client_headers import ENVIRONMENT, KNOWN
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Ray's own
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from ray.llm._internal.serve.routing_policies.kv_aware.constants import KV_TOKEN_KEY_HEADER
     from ray.serve._private import http_util
     from ray.serve._private.constants import (
         SERVE_HTTP_REQUEST_DISCONNECT_DISABLED_HEADER,
@@ -31,7 +30,6 @@ FOREIGN = {
     SERVE_MULTIPLEXED_MODEL_ID.replace("_", "-"): "other",
     SERVE_SESSION_ID: "mine",
     SERVE_SESSION_ID.replace("-", "_"): "mine",
-    KV_TOKEN_KEY_HEADER: "key",
     ENDPOINT_LOAD_METRICS_FORMAT_HEADER_LABEL: "json",
     "x-data-parallel-rank": "1",
     "x-body-truncated": "1/2",

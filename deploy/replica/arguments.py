@@ -1,0 +1,41 @@
+"""The arguments of vLLM's engine and server, as a configuration gives them: their names, and the objects of structured ones."""
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from vllm.engine.arg_utils import AsyncEngineArgs
+
+try:
+    from vllm.entrypoints.launchers.cli_args import FrontendArgs
+except ModuleNotFoundError:  # vLLM 0.33
+    from vllm.entrypoints.common.cli_args import FrontendArgs
+
+SERVER = {field.name for field in dataclasses.fields(FrontendArgs)}
+ENGINE = {field.name: field.type for field in dataclasses.fields(AsyncEngineArgs)}
+
+
+def parsed(arguments: Mapping[str, Any]) -> tuple[AsyncEngineArgs, FrontendArgs]:
+    """Return the engine's and the server's arguments, as vLLM's command line makes them of JSON.
+
+    Raises:
+        ValueError: a structured argument is not as vLLM wants it; the message names it.
+        TypeError: vLLM has no such argument.
+    """
+    front = FrontendArgs(**{name: value for name, value in arguments.items() if name in SERVER})
+    engine = {name: _object(name, value) for name, value in arguments.items() if name not in SERVER}
+    return AsyncEngineArgs(**engine), front
+
+
+def _object(name: str, value: Any) -> Any:
+    kind = ENGINE.get(name)
+    made = next((each for each in (kind, *typing.get_args(kind)) if dataclasses.is_dataclass(each)), None)
+    if made is None or not isinstance(value, dict):
+        return value
+    try:
+        return TypeAdapter(made).validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, (name, *first['loc'])))}: {first['msg']}") from None
