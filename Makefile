@@ -16,7 +16,7 @@ else
 RUN := $(BIN)/python
 endif
 
-# Of a machine without a GPU: one of requirements/vllm-*.txt.
+# Of a machine without a GPU: one of requirements/vllm-*.txt. The service was run on 0.29 alone.
 VLLM ?= 0.29
 TORCH_VERSION := 2.13.0
 # All files at any depth; a machine without a GPU does not build what lies in csrc/cuda.

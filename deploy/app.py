@@ -161,6 +161,8 @@ def engine_kwargs(config: DeployConfig, kind: str) -> dict[str, Any]:
         "enable_prefix_caching": engine.enable_prefix_caching,
         "gpu_memory_utilization": engine.gpu_memory_utilization,
     }
+    if engine.ranks > 1:
+        kwargs["distributed_executor_backend"] = "mp"
     kwargs |= engine.extra
     kwargs["allowed_media_domains"] = kwargs.get("allowed_media_domains") or [NO_DOMAIN]
     if "tool_call_parser" in engine.extra:  # vLLM would take no notice of it
@@ -217,4 +219,4 @@ def controller_actor(config: DeployConfig, env: dict[str, str], path: Path | Non
 def default_threads(config: DeployConfig) -> int:
     """Return the threads of each rank of each replica: the cores, shared out, at least one."""
     cores = len(os.sched_getaffinity(0))
-    return max(1, cores // (config.replicas * config.engine.tensor_parallel_size))
+    return max(1, cores // (config.replicas * config.engine.ranks))

@@ -43,14 +43,20 @@ RESERVED = {
     "dtype": "is always float16: the weights are stored as FP16",
     "additional_config": "is filled in by this service from the keys of engine and from controller.slo",
     "scheduler_cls": "is filled in by nestedfp, which decides the precision of each step there",
-    "distributed_executor_backend": "is always mp: the ranks of a replica are processes of its own on one machine",
+    **dict.fromkeys(
+        ("distributed_executor_backend", "nnodes", "node_rank", "master_addr", "master_port"),
+        "has no choice here: the ranks of a replica are processes of its own on one machine",
+    ),
     "trust_remote_code": "would run code from the checkpoint's folder; this service does not",
     **dict.fromkeys(
         ("kv_transfer_config", "kv_offloading_size"),  # the second makes one of the first
         "brings KV entries of unknown precision from elsewhere, so that no pin could be kept",
     ),
     "ec_transfer_config": "brings encoder entries of unknown precision from elsewhere, so that no pin could be kept",
-    "tool_parser_plugin": "would have no effect: only vLLM's own server, which does not run here, imports it",
+    **dict.fromkeys(
+        ("tool_parser_plugin", "reasoning_parser_plugin"),
+        "would have no effect: only vLLM's own server, which does not run here, imports it",
+    ),
     **dict.fromkeys(("host", "port", "uds", "root_path"), "is not vLLM's to say here: set http.host and http.port"),
     **dict.fromkeys(
         ("allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials"),
@@ -82,7 +88,7 @@ RESERVED = {
         "belongs to several engines behind one replica, which this service does not count: set replicas",
     ),
     "enable_lora": "is not supported together with nested weights: merge the adapter's weights",
-    "speculative_config": "is not supported together with nested weights",
+    "speculative_config": "is not offered here; plain vllm serve runs n-gram drafts on a CPU (docs/models.md)",
 }
 
 
@@ -148,6 +154,7 @@ class EngineSection(FrozenModel):
     fused_quantiser: Literal["auto", "always", "never"] = (
         "auto"  # norms and activations write what the linear layers read; auto: on Hopper; always: or refuse to start
     )
+    experts: Literal["auto", "nested", "plain"] = "auto"  # of a mixture; auto: nested on a CPU, plain FP16 on a GPU
     mixed_steps: bool = False  # steps may hold exact and fast requests: more exact answers near saturation
     fp8_layers: str | list[str] = (
         ALL_LAYERS  # which layers fast steps compute in FP8: all, mlp (all but attention), or patterns of their names

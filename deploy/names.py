@@ -52,11 +52,20 @@ NAMES: dict[str, tuple[str, ...] | None] = {
     "vllm.sampling_params:StructuredOutputsParams": None,
     "vllm.tokenizers:cached_tokenizer_from_config": None,
     "vllm.tool_parsers:ToolParserManager": None,
-    # what goes from the engine to the socket (deploy/front/tap.py) and into metrics
+    # the start of an engine (deploy/replica/vllm_engine.py)
     "vllm.usage.usage_lib:UsageContext.OPENAI_API_SERVER": None,
-    "vllm.v1.engine:FinishReason": None,
-    "vllm.v1.engine.async_llm:AsyncLLM.from_vllm_config": None,
+    "vllm.v1.engine.async_llm:AsyncLLM.from_vllm_config": (
+        "vllm_config",
+        "usage_context",
+        "enable_log_requests",
+        "aggregate_engine_logging",
+        "disable_log_stats",
+    ),
+    "vllm.v1.engine.async_llm:AsyncLLM.reset_mm_cache": ("self",),
+    "vllm.v1.engine.async_llm:AsyncLLM.shutdown": ("self",),
     "vllm.v1.engine.async_llm:AsyncLLM.encode": ("self", "prompt", "pooling_params", "request_id"),
+    # what goes from the engine to the socket (deploy/front/tap.py) and into metrics
+    "vllm.v1.engine:FinishReason": None,
     "vllm.v1.engine.detokenizer:FastIncrementalDetokenizer": None,
     "vllm.v1.engine.exceptions:EngineDeadError": None,
     "vllm.v1.engine.exceptions:EngineGenerateError": None,

@@ -161,11 +161,13 @@ def preflight(config: DeployConfig) -> None:
     if config.model.load_format != "dummy":
         read_weights(config.model.folder)
     kind = resolve(config.engine.accelerator)
-    ranks = config.most_replicas * config.engine.tensor_parallel_size
+    ranks = config.most_replicas * config.engine.ranks
     if kind == "gpu" and (gpus := visible_gpus()) < ranks:  # Ray would wait for more for ever
         raise ConfigError(
             f"{'controller.ladder.max_replicas' if config.most_replicas > config.replicas else 'replicas'} "
-            f"({config.most_replicas}) x engine.tensor_parallel_size ({config.engine.tensor_parallel_size}) need "
+            f"({config.most_replicas}) x engine.tensor_parallel_size ({config.engine.tensor_parallel_size})"
+            + (" x pipeline stages" if config.engine.ranks > config.engine.tensor_parallel_size else "")
+            + " need "
             f"{ranks} GPUs, this machine has {gpus} that CUDA may use"
             + ("" if gpus else "; for a start without one set engine.accelerator: cpu")
         )

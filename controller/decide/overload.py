@@ -7,8 +7,8 @@
 |         |                                                             | one after the other while nobody is refused       |
 | scale   | requests still rejected ``scale_after_s`` later             | fewer would do for ``scale_down_after_s``         |
 
-With ``exact_share`` replicas come before shedding: it asks for one more each time that a smaller share of them has been exact for
-``scale_after_s``. Fast answers bridge the minutes until it serves.
+With ``exact_share`` it asks, whether anything is shed or not, for one more replica each time that a smaller share of them has been
+exact for ``scale_after_s``. Fast answers bridge the minutes until it serves.
 
 The SLO is missed when half of the replicas have a request that has waited longer than the TTFT objective, or most of the answers
 that ended lately missed it while half of the replicas are slow: an engine that takes in all that come keeps few waiting, and is
@@ -241,7 +241,9 @@ def _say(strain: Strain, state: LadderState, config: LadderConfig) -> Acted:
     if not state.insufficient and _lasted_s(now_s, state.failing_since_s) >= config.shed_after_s:
         state = replace(_judge_trial(now_s, state, config), insufficient=True)
         return _shed(strain, state, config) or (state, "fp8_cannot_hold_slo")
-    if state.insufficient and not state.holds_fp8 and _lasted_s(now_s, state.calm_since_s) >= config.recover_after_s:
+    # With exact_share replicas stay stated for the sake of exact ones, which cannot come back while FP8 is held for the others.
+    held = state.admission_scale < 1.0 or (config.exact_share is None and state.holds_fp8)
+    if state.insufficient and not held and _lasted_s(now_s, state.calm_since_s) >= config.recover_after_s:
         return replace(state, insufficient=False, shed_since_s=None), "fp8_holds_slo"
     return None
 

@@ -43,6 +43,7 @@ from deploy.replica.tracing import below_this_span
 from nestedfp.answers import Answer
 from nestedfp.modes import Mode
 from nestedfp.vllm_plugin.frontend import Collected, collected, counts_of, total, usage_of
+from nestedfp.vllm_plugin.options import KV_IS_FP8
 from nestedfp.vllm_plugin.scheduling.pin import PIN_HEADER, AskedPrecision
 from nestedfp.vllm_plugin.serving.disclosure import disclose
 
@@ -192,8 +193,9 @@ class Generate:
     def _decided(self, asked: AskedPrecision) -> str:
         """What an answer that begins now will be, as far as anybody knows."""
         decided = DECIDED.get(self._standing.directed, asked) if asked is AskedPrecision.AUTO else asked
-        is_inexact = decided is AskedPrecision.EXACT and self._inexact is not None
-        return Answer.WEIGHTS_EXACT.value if is_inexact else decided.value
+        if decided is AskedPrecision.EXACT and self._inexact is not None:
+            return Answer.WEIGHTS_EXACT.value if self._inexact == KV_IS_FP8 else AskedPrecision.AUTO.value
+        return decided.value
 
     def _rank(self, request: Any, headers: dict[bytes, bytes], holder: Holder | None, pinned: bool) -> Ranked:
         own, anything = (None, True) if holder is None else (holder.priority, False)

@@ -46,11 +46,22 @@ class ReplicaEngine:
             # After vLLM has made its configuration: on a CPU it insists on a worker process, because only such a one's threads
             # could be set up. Ours are: the engine core inherits OMP_NUM_THREADS from this process.
             parallel.distributed_executor_backend = "uni"
-        client = AsyncLLM.from_vllm_config(config, usage_context=UsageContext.OPENAI_API_SERVER)
-        options = argparse.Namespace(**(vars(front) | vars(engine)))
-        tasks = await client.get_supported_tasks()
-        app = build_app(options, tasks, client.model_config)
-        await init_app_state(client, app.state, options, tasks)
+        client = AsyncLLM.from_vllm_config(
+            config,
+            usage_context=UsageContext.OPENAI_API_SERVER,
+            enable_log_requests=engine.enable_log_requests,
+            aggregate_engine_logging=engine.aggregate_engine_logging,
+            disable_log_stats=engine.disable_log_stats,
+        )
+        try:
+            await client.reset_mm_cache()  # of what profiling put there
+            options = argparse.Namespace(**(vars(front) | vars(engine)))
+            tasks = await client.get_supported_tasks()
+            app = build_app(options, tasks, client.model_config)
+            await init_app_state(client, app.state, options, tasks)
+        except BaseException:
+            client.shutdown()  # else its core holds the memory that the next try needs
+            raise
         # vLLM's handler of a dead engine's errors would stop the server that it has put there.
         app.state.server = types.SimpleNamespace()
         return cls(client, app)

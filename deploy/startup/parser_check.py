@@ -27,8 +27,7 @@ def check_parsers(extra: dict[str, Any]) -> None:
             + ", ".join(ToolParserManager.list_registered())
         )
     _check("tool_call_parser", tools, ToolParserManager.list_registered())
-    if extra.get("reasoning_parser_plugin") is None:  # whose parsers are in no list yet
-        _check("reasoning_parser", extra.get("reasoning_parser"), ReasoningParserManager.list_registered())
+    _check("reasoning_parser", extra.get("reasoning_parser"), ReasoningParserManager.list_registered())
 
 
 def _check(key: str, name: Any, known: Collection[str]) -> None:

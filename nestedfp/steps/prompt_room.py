@@ -52,9 +52,13 @@ class RoomMargin:
         self._ttft_s = ttft_s if mode is Mode.FP16 else 0.0
         self._most_tokens = room.full_tokens
 
-    def first_token(self, line_tokens: int, took_s: float) -> None:
-        """A first token came after so many seconds; when its prompt came, the line had so many tokens, its own among them."""
-        if self._ttft_s and line_tokens <= self._most_tokens:
+    def takes(self, line_tokens: int) -> bool:
+        """Whether there is room for a prompt that comes now, with which so many tokens are in line."""
+        return self._ttft_s > 0 and line_tokens <= self._most_tokens
+
+    def first_token(self, took_s: float) -> None:
+        """The first token of a prompt that there was room for has come after so many seconds."""
+        if self._ttft_s:
             change = LEARN if took_s > self._ttft_s else -LEARN * LATE_SHARE / (1 - LATE_SHARE)
             self._learnt = min(MOST_MARGIN, max(0.0, self._learnt + change))
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 OPTIONS_KEY = "nestedfp"
 KV_IS_FP8 = "this engine's KV cache is FP8 (kv_cache_dtype)"
-FP8_KV_DTYPES = ("fp8", "fp8_e4m3", "fp8_e5m2")
+PLAIN_KV_DTYPES, FP8_KV_DTYPES = ("auto", "float16"), ("fp8", "fp8_e4m3", "fp8_e5m2")
 USUAL_SLO_MS = {"ttft_ms": 200.0, "tpot_ms": 33.3}  # the usual interactive one
 CHOICES = {
     "weights": ("nested", "two_copies"),
@@ -138,8 +138,8 @@ class PluginOptions:
 
 
 def rounds_kv(config: "VllmConfig") -> bool:
-    """Whether an engine's KV cache is FP8, so that no answer is exact, whatever its steps."""
-    return config.cache_config.cache_dtype in FP8_KV_DTYPES
+    """Whether an engine's KV cache rounds, so that no answer is exact, whatever its steps."""
+    return config.cache_config.cache_dtype not in PLAIN_KV_DTYPES
 
 
 def slo_rule(given: Any) -> StepRule:

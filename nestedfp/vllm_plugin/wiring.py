@@ -16,7 +16,14 @@ from nestedfp.checkpoint import fingerprint, read_weights
 from nestedfp.eligible import ALL_LAYERS, require_fp8_layers
 from nestedfp.fp16_range import REMEDY
 from nestedfp.hooks import versions
-from nestedfp.vllm_plugin.options import FP8_KV_DTYPES, OPTIONS_KEY, USUAL_SLO_MS, PluginOptions, rounds_kv
+from nestedfp.vllm_plugin.options import (
+    FP8_KV_DTYPES,
+    OPTIONS_KEY,
+    PLAIN_KV_DTYPES,
+    USUAL_SLO_MS,
+    PluginOptions,
+    rounds_kv,
+)
 from nestedfp.vllm_plugin.ranks import gpu_support
 
 if TYPE_CHECKING:
@@ -24,7 +31,7 @@ if TYPE_CHECKING:
 
 SCHEDULER = "nestedfp.vllm_plugin.scheduling.scheduler.make_scheduler"
 WORKER = "nestedfp.vllm_plugin.ranks.worker.NestedFPWorker"
-KV_DTYPES = ("auto", "float16", *FP8_KV_DTYPES)
+KV_DTYPES = (*PLAIN_KV_DTYPES, *FP8_KV_DTYPES)
 PLATFORM_WORKERS = ("auto", "vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.worker.gpu_worker.Worker")
 
 

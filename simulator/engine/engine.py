@@ -54,7 +54,7 @@ class Engine(HoldingByRow):
         self.arrivals += 1
         self.arrived_tokens += request.prompt_tokens
         self.waiting_tokens += request.target
-        request.line_tokens = self.waiting_tokens
+        request.has_room = self._margin.takes(self.waiting_tokens)
         self.waiting.append(request)
         self._unseen.append(request)
         if self.ends_s == inf:
@@ -248,7 +248,8 @@ class Engine(HoldingByRow):
         if request.generated == 0:
             request.first_s = now_s + self.delay_s(now_s)
             self._slack.prompts.left(request.index)
-            self._margin.first_token(request.line_tokens, request.ttft_ms * 1e-3)
+            if request.has_room:
+                self._margin.first_token(request.ttft_ms * 1e-3)
             self.ttft.add(now_s, request.ttft_ms)
         request.generated += 1
         request.completion_fp8 += is_fp8

@@ -23,10 +23,10 @@ class SimRequest:
         "first_s",
         "fp16_mark",
         "generated",
+        "has_room",
         "index",
         "is_fast",
         "is_resting",
-        "line_tokens",
         "outcome",
         "output_tokens",
         "pinned",
@@ -49,7 +49,7 @@ class SimRequest:
         self.pinned = pinned
         self.is_fast = False  # a step by row has computed something of it in FP8
         self.is_resting = False  # it decodes, and the step in progress leaves it out
-        self.line_tokens = 0  # of prompts, in the engine's line when it came, its own among them
+        self.has_room = False  # its engine had room for its prompt when it came
         self.outcome: SimOutcome = "pending"
         self.first_s = 0.0
         self.finished_s = 0.0

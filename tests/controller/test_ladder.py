@@ -382,3 +382,16 @@ def test_a_share_of_exact_replicas_needs_leave_to_scale_and_the_policy_that_has_
     ControllerConfig.model_validate({"ladder": ladder})
     with pytest.raises(ValueError, match=r"ladder\.exact_share is of the policy exact_first.*got deadlines"):
         ControllerConfig.model_validate({"ladder": ladder, "policy": {"name": "deadlines"}})
+
+
+def test_exact_replicas_come_back_after_an_overload_that_added_replicas() -> None:
+    config = EXACT.model_copy(update={"shed_after_s": 3.0, "scale_after_s": 5.0})
+    state = LadderState()
+    for tick in range(12_000):
+        now_s = tick / 10
+        over = 4 if now_s < 60 else 0
+        exact = 0 if over or state.holds_fp8 else 4
+        strain = make_strain(now_s, replicas=state.desired_replicas or 4, over_slo=over, over_half_slo=over)
+        state, _ = advance(replace(strain, exact_replicas=exact, fully_degraded=exact == 0), state, config)
+    assert not state.insufficient
+    assert not state.holds_fp8

@@ -64,7 +64,8 @@ def learnt(late_share, prompts=20_000, line_tokens=100, mode=Mode.FP16):
     for number in range(prompts):
         is_late = late < late_share * number
         late += is_late
-        margin.first_token(line_tokens, 1.1 if is_late else 0.9)
+        if margin.takes(line_tokens):
+            margin.first_token(1.1 if is_late else 0.9)
     return margin.within(Mode.FP16, 1.0)
 
 
@@ -78,7 +79,8 @@ def test_prompts_that_there_was_no_room_for_and_those_of_fast_engines_teach_noth
     usual = 1 - USUAL_MARGIN
     assert learnt(1.0, line_tokens=100_000) == learnt(1.0, mode=Mode.FP8) == pytest.approx(usual)
     margin = RoomMargin()
-    margin.first_token(10, 9.0)
+    assert not margin.takes(10)
+    margin.first_token(9.0)
     assert margin.within(Mode.FP16, 1.0) == margin.within(Mode.FP8, 1.0) == pytest.approx(usual), (
         "no room was asked for"
     )

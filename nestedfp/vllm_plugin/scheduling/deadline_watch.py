@@ -4,6 +4,7 @@ Times are those of ``steady_s``.
 """
 
 import time
+from math import inf
 from typing import Any
 
 from nestedfp.modes import Mode
@@ -48,6 +49,7 @@ class DeadlineWatch:
         self.times = StepTimes(None)
         self._slack = StepSlack(0.0)
         self._margin = RoomMargin()
+        self._first_priority = inf
 
     def use(self, costs: StepCosts | None) -> None:
         """Go by these measured costs."""
@@ -60,7 +62,10 @@ class DeadlineWatch:
         """A request has come, or waits for nothing but its turn from now on; lower priorities go first."""
         since_s = request.nestedfp_waits_since_s
         self._slack.prompts.arrived(request.request_id, since_s, request.num_prompt_tokens, priority)
-        request.nestedfp_line_tokens = self._slack.prompts.tokens
+        self._first_priority = min(self._first_priority, priority)
+        # One of less priority may be late because others overtake it.
+        has_room = self._margin.takes(self._slack.prompts.tokens)
+        request.nestedfp_has_room = has_room and priority <= self._first_priority
 
     def computes(self, request: Any, tokens: int) -> None:
         """The step being filled brings a prompt to so many tokens."""
@@ -160,7 +165,8 @@ class DeadlineWatch:
         for request in first_tokens:
             if request.nestedfp_first_token_s is None:
                 request.nestedfp_first_token_s = self._ended_s
-                self._margin.first_token(request.nestedfp_line_tokens, at_s - request.nestedfp_waits_since_s)
+                if request.nestedfp_has_room:
+                    self._margin.first_token(at_s - request.nestedfp_waits_since_s)
             first_s = request.nestedfp_first_token_s
             self._slack.decodes.entered(request.request_id, first_s, max(1, request.num_output_tokens))
         for request in resting:

@@ -40,6 +40,8 @@ def why_plain(layer: RoutedExperts, options: PluginOptions) -> str | None:
         return "fp16_only"
     if options.weights == "two_copies":
         return "weights='two_copies'"
+    if getattr(layer, "nestedfp_exact", False):
+        return "fp8_layers leaves them out"
     if options.experts == "plain" or (options.experts == "auto" and not current_platform.is_cpu()):
         return f"experts={options.experts!r}"
     if config.has_bias or not config.is_act_and_mul or layer.activation.value not in experts_cpu.ACTIVATIONS:
