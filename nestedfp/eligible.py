@@ -1,10 +1,9 @@
-"""Layers by the names of their modules: those that never take the NestedFP format, and those that fast steps compute in FP8.
-
-Pure.
+"""What takes the NestedFP format, by names: families of models that FP16 cannot serve, layers that never nest, and those that fast
+steps compute in FP8. Pure.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -19,6 +18,22 @@ _OTHER_KERNELS = re.compile(r"(^|\.)(lm_head|wte|wpe|embed\w*|\w+_embed|\w*embed
 ALL_LAYERS = "all"
 NAMED_CHOICES: dict[str, tuple[str, ...]] = {ALL_LAYERS: ("*",), "mlp": ("!*attn*", "!*attention*")}
 TAKES_OUT = "!"
+# Families trained in BF16, with residuals beyond 65504 in some layers: vLLM refuses them in FP16 too.
+BEYOND = ("gemma2", "gemma3", "gemma3_text", "glm4")
+REMEDY = "its answers in FP16 are wrong; serve the checkpoint in BF16 without nestedfp"
+
+
+def beyond_fp16(config: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with serving a model in FP16 and what to do; None: nothing is known.
+
+    Args:
+        config: of config.json.
+    """
+    inner = config.get("text_config")
+    for part in (config, inner if isinstance(inner, Mapping) else {}):
+        if part.get("model_type") in BEYOND:
+            return f"activations of a {part['model_type']} model leave FP16's range (65504): {REMEDY}"
+    return None
 
 
 def is_router(module: str) -> bool:

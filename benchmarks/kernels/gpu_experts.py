@@ -21,8 +21,8 @@ from vllm.model_executor.layers.fused_moe.config import fp8_w8a8_moe_quant_confi
 from vllm.model_executor.layers.fused_moe.fused_moe import fused_experts
 
 from nestedfp.format import UPPER_SCALE, split
-from nestedfp.vllm_plugin.weights import experts_gpu
-from nestedfp.vllm_plugin.weights.experts_gpu import Choice, Stack
+from nestedfp.vllm_plugin.weights.experts import experts_gpu
+from nestedfp.vllm_plugin.weights.experts.experts_gpu import Choice, Stack
 
 MODELS = {
     "qwen3-30b-a3b": (128, 2048, 768, 8),

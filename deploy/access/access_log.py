@@ -51,6 +51,7 @@ def fields(access: Access) -> dict[str, Any]:
     """Return the fields of a line, in their order; what is not known is None."""
     counts = access.tokens
     tokens = dict.fromkeys(TokenCounts._fields) if counts is None else counts._asdict()
+    del tokens["kv_fp8"]  # no count of tokens; the precision tells it
     when = datetime.fromtimestamp(access.wall_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return {
         "time": when,

@@ -223,7 +223,7 @@ HOOKS = (
         ("NestedFPConfig", "OnlineNestedLinear", "StoredNestedLinear"),
     ),
     Hooks(
-        "weights/experts",
+        "weights/experts/experts",
         "nested experts are a quantisation method, and FP8 steps on a GPU run through vLLM's own kernels",
         {
             f"{EXPERTS}.fused_moe_method_base:FusedMoEMethodBase.apply": (

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from nestedfp.checkpoint import PLANES, CheckpointError, listed, read_config, read_weights
-from nestedfp.eligible import experts_of
+from nestedfp.eligible import beyond_fp16, experts_of
 from nestedfp.format import FORMAT_VERSION
-from nestedfp.fp16_range import beyond_fp16
 from nestedfp.offline.folder import check_target
 from nestedfp.offline.reading import Progress, Weight, profiles, weights_of
 from nestedfp.offline.rewrite import rewrite

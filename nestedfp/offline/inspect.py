@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nestedfp.checkpoint import CheckpointError, read_config, read_weights
-from nestedfp.fp16_range import beyond_fp16
+from nestedfp.eligible import beyond_fp16
 from nestedfp.offline.profile import Profile
 from nestedfp.offline.reading import Progress, Weight, profiles, weights_of
 from nestedfp.offline.verdicts import LISTED, NESTED, PLAIN, Verdict, gemm_of, judge

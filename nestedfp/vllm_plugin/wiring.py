@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nestedfp.checkpoint import fingerprint, read_weights
-from nestedfp.eligible import ALL_LAYERS, require_fp8_layers
-from nestedfp.fp16_range import REMEDY
+from nestedfp.eligible import ALL_LAYERS, REMEDY, require_fp8_layers
 from nestedfp.hooks import versions
 from nestedfp.vllm_plugin.options import (
     FP8_KV_DTYPES,

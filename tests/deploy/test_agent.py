@@ -276,7 +276,7 @@ def test_finished_requests_are_held_against_the_objectives_that_the_controller_l
     run(scenario, controller, meter=meter)
     snapshot = controller.snapshots[-1]
     assert (snapshot["slo_evaluated"], snapshot["within_slo"]) == (6, 3)
-    assert [snapshot[f"answers_{each}"] for each in Answer] == [0, 0, 2]
+    assert [snapshot[f"answers_{each}"] for each in Answer] == [0, 0, 0, 2]
     (within,) = [family for family in meter.requests.collect() if family.name == "nestedfp_answers_within_slo"]
     assert [s.labels["precision"] for s in within.samples if s.value == 1 and s.name.endswith("_total")] == ["mixed"]
     assert 0 < snapshot["ready_for_s"] < time.monotonic() - began_s

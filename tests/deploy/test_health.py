@@ -125,7 +125,11 @@ class ProbedEngine:
         self.mode = directive["mode"]
         self.directives.append(self.mode)
 
-    async def completions(self, request):
+    @property
+    def client(self):
+        return self
+
+    async def generate(self, prompt, params, request_id):
         assert not self.makes_vectors
         if self._collects():
             yield object()
@@ -152,7 +156,7 @@ def probe(engine, fp16_only=False):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from deploy.replica.probe import probe_modes
-    return asyncio.run(probe_modes(engine, "m", fp16_only))
+    return asyncio.run(probe_modes(engine, fp16_only))
 
 
 def test_both_precisions_are_probed_and_full_quality_is_left_in_force():

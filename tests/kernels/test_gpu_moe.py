@@ -22,7 +22,7 @@ with warnings.catch_warnings():
     from benchmarks.kernels import gpu_experts
     from nestedfp.kernels import experts_triton
     from nestedfp.kernels.activations import quantize_per_token
-    from nestedfp.vllm_plugin.weights import experts_gpu
+    from nestedfp.vllm_plugin.weights.experts import experts_gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_operators")]
 SHAPES = [(8, 256, 128, 2), (16, 512, 320, 4)]  # experts, hidden, intermediate, chosen

@@ -199,6 +199,6 @@ def test_a_models_own_attention_layers_say_whether_whole_steps_can_be_one_graph(
 def test_the_families_that_vllm_refuses_in_fp16_are_known():
     from vllm.config import model
 
-    from nestedfp.fp16_range import BEYOND
+    from nestedfp.eligible import BEYOND
 
     assert set(model._FLOAT16_NOT_SUPPORTED_MODELS) <= set(BEYOND)

@@ -110,7 +110,7 @@ def test_a_session_adds_up_over_its_inputs():
     outputs += [output for _ in range(3) for output in engine.step()]
     counts = [o.kv_transfer_params["nestedfp"] for o in outputs if o.kv_transfer_params]
     assert [c[:4] for c in counts] == [(0, 20, 0, 0), (10, 20, 0, 0)]
-    assert [c[4:] for c in counts] == [(0, 3), (3, 3)]
+    assert [c[4:] for c in counts] == [(0, 3, 0), (3, 3, 0)]
     assert session.num_prompt_tokens == 32, "two of the three sampled tokens became part of the prompt"
 
 

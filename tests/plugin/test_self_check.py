@@ -14,6 +14,9 @@ with warnings.catch_warnings():
     from nestedfp.vllm_plugin.ranks import self_check
 
 
+LEAST_COSINE = 0.97  # of tiny experts, which multiply twice
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("model")
@@ -33,11 +36,12 @@ def test_a_sound_model_passes_and_stays_in_fp16_mode(tmp_path, config):
     model = load(tmp_path, config)
     ops.set_mode(Mode.FP8)
     found = self_check.run(model)
-    assert found.layers == len(list(self_check.nested_layers(model))) > 0
+    experts = [each for each in model.modules() if hasattr(each, "w13_weight_upper")]
+    assert found.layers == len(list(self_check.nested_layers(model))) + len(experts) > len(experts)
     assert found.plane_bytes == sum(
-        layer.weight_upper.nbytes + layer.weight_lower.nbytes for _, layer in self_check.nested_layers(model)
+        each.nbytes for name, each in model.named_parameters() if name.endswith(("weight_upper", "weight_lower"))
     )
-    assert 0.99 < found.worst_cosine <= 1
+    assert (LEAST_COSINE if experts else 0.99) < found.worst_cosine <= 1
     assert f"{found.layers} nested layers" in found.line()
     assert ops.get_mode() is Mode.FP16
 
@@ -91,7 +95,7 @@ def without_lists(model):
 @pytest.mark.parametrize("mode", Mode)
 def test_a_fused_operator_that_computes_something_else_is_found(without_lists, monkeypatch, operator, mode):
     model, original = without_lists, getattr(ops, operator)
-    assert self_check.run(model, is_fused=True).worst_cosine > 0.99
+    assert self_check.run(model, is_fused=True).worst_cosine > LEAST_COSINE
 
     def broken(*arguments):
         carrier, scales = original(*arguments)
@@ -121,7 +125,7 @@ def test_listed_weights_count_in_the_comparison(model):
     layer.outlier_rows = torch.tensor([0, 3], dtype=torch.int32)
     layer.outlier_cols = torch.tensor([1, k - 1], dtype=torch.int32)
     layer.outlier_deltas = torch.tensor([2.5, -4.0])
-    assert self_check.run(model).worst_cosine > 0.99
+    assert self_check.run(model).worst_cosine > LEAST_COSINE
 
 
 def test_a_plane_of_odd_size_has_a_checksum_too():

@@ -22,7 +22,7 @@ from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 from nestedfp.checkpoint import CheckpointError, listed
 from nestedfp.values import fault
-from nestedfp.vllm_plugin.weights.experts import NestedExpertsBase, OnlineNestedExperts, StoredNestedExperts
+from nestedfp.vllm_plugin.weights.experts.experts import NestedExpertsBase, OnlineNestedExperts, StoredNestedExperts
 from nestedfp.vllm_plugin.weights.layers import NestedLinearBase, OnlineNestedLinear, StoredNestedLinear
 
 # Their layers allocate weights and leave it to the checkpoint to fill them. Other methods make up what a checkpoint lacks.

@@ -105,6 +105,11 @@ class EngineTotals:
         self.drafted[mode] += drafts
         self.accepted[mode] += accepted
 
+    def drafts(self) -> dict[str, int]:
+        """Return draft tokens that were verified and accepted, by the precision of the rows that verified them."""
+        counts = {"drafted": self.drafted, "accepted": self.accepted}
+        return {f"{name}_{mode.value}": count[mode] for name, count in counts.items() for mode in Mode}
+
     def took(self, mode: Mode, duration_ms: float, weight: float = 0.2) -> None:
         """Add the duration of a step to ``seconds``, and smooth it exponentially into ``step_ms``.
 

@@ -100,7 +100,7 @@ class NestedFPConfig(QuantizationConfig):
         from vllm.config import get_current_vllm_config
         from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
-        from nestedfp.vllm_plugin.weights import experts
+        from nestedfp.vllm_plugin.weights.experts import experts
 
         options = PluginOptions.of(get_current_vllm_config())
         plain = self._stays_plain(layer, prefix)

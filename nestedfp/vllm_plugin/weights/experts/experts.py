@@ -23,8 +23,8 @@ from nestedfp.modes import Mode
 from nestedfp.nested_weight import NestedWeight, nest_together
 from nestedfp.vllm_plugin.options import PluginOptions
 from nestedfp.vllm_plugin.ranks import self_check
-from nestedfp.vllm_plugin.weights import experts_cpu
 from nestedfp.vllm_plugin.weights.expert_planes import PLANES, STACKS
+from nestedfp.vllm_plugin.weights.experts import experts_cpu
 from nestedfp.vllm_plugin.weights.layers import UNLOADED, require_loaded
 
 logger = init_logger("vllm.nestedfp")
@@ -121,7 +121,7 @@ class NestedExpertsBase(FusedMoEMethodBase):
                 layer.register_parameter(f"{stack}_{name}", Parameter(plane, requires_grad=False))
             layer.nestedfp_lists[stack] = _by_expert(weight, count, n)
         if not current_platform.is_cpu():
-            from nestedfp.vllm_plugin.weights.experts_gpu import Stack
+            from nestedfp.vllm_plugin.weights.experts.experts_gpu import Stack
 
             layer.nestedfp_stacks = [
                 Stack.of(*(getattr(layer, f"{stack}_{name}").data for name in PLANES)) for stack in STACKS
@@ -191,7 +191,7 @@ class NestedExpertsBase(FusedMoEMethodBase):
             [tokens, hidden] float16.
         """
         if not current_platform.is_cpu():
-            from nestedfp.vllm_plugin.weights import experts_gpu
+            from nestedfp.vllm_plugin.weights.experts import experts_gpu
 
             choice = experts_gpu.Choice(weights, ids, expert_map, layer.activation)
             product = experts_gpu.exact if ops.get_mode() is Mode.FP16 else experts_gpu.fast_triton
@@ -209,7 +209,7 @@ class NestedExpertsBase(FusedMoEMethodBase):
 def _packed(weight: NestedWeight, count: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a stack's planes as the kernels of this platform read them."""
     if not current_platform.is_cpu():
-        from nestedfp.vllm_plugin.weights import experts_gpu
+        from nestedfp.vllm_plugin.weights.experts import experts_gpu
 
         return experts_gpu.packed(weight, torch.Size((count, n, k)))
     planes = [plane.view(count, n, k) for plane in (weight.upper, weight.lower)]
