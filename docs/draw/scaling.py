@@ -1,7 +1,7 @@
 """A lasting rise of the load as the simulator sees it: fast answers bridge the minutes until another replica serves.
 
 The engine is the shipped table of an 8B model on one H100; arrivals are Poisson, with the lengths of ``workload.synthetic``. Two
-replicas, a third and fourth two minutes after the controller has asked for them, because too few replicas are exact.
+replicas, and others two minutes after the controller has asked for them, because too few replicas are exact.
 """
 
 from collections.abc import Callable
