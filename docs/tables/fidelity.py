@@ -10,19 +10,18 @@ REPORTS = Path(__file__).resolve().parents[1] / "fidelity"
 
 
 def layer_choices(name: str) -> str:
-    """Return loss, divergence and decode time of each choice."""
+    """Return loss, divergence and bytes read of each choice."""
     report = json.loads((REPORTS / f"{name}.json").read_text())
     rows = [_row(choice, each) for choice, each in report["classes"].items()]
     said = (
-        f"{report['tokens']:,} tokens in windows of {report['context']}; bytes of weights and processor time over those of an "
-        f"exact decode step; `{name}.json`."
+        f"{report['tokens']:,} tokens in windows of {report['context']}; bytes of weights over those of an exact step; "
+        f"`{name}.json`."
     )
-    headings = ("answers", "perplexity", "more loss, nats", "KL", "same top", "weights read", "decode step")
+    headings = ("answers", "perplexity", "more loss, nats", "KL", "same top", "weights read")
     return under(said, markdown(headings, rows))
 
 
 def _row(choice: str, found: dict[str, Any]) -> list[str]:
-    ms = found.get("decode_ms")
     return [
         f"`{choice}`",
         f"{found['perplexity']:.3f}",
@@ -30,7 +29,6 @@ def _row(choice: str, found: dict[str, Any]) -> list[str]:
         f"{found['kl_all']:.5f}",
         f"{found['same_top_all']:.2%}",
         f"{1 - found.get('fp8_weight_share', 0) / 2:.1%}",
-        f"{ms['fp8'] / ms['fp16']:.2f}" if ms else "",
     ]
 
 
