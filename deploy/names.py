@@ -56,7 +56,9 @@ NAMES: dict[str, tuple[str, ...] | None] = {
     "vllm.usage.usage_lib:UsageContext.OPENAI_API_SERVER": None,
     "vllm.v1.engine.async_llm:AsyncLLM.from_vllm_config": (
         "vllm_config",
+        "start_engine_loop",
         "usage_context",
+        "stat_loggers",
         "enable_log_requests",
         "aggregate_engine_logging",
         "disable_log_stats",

@@ -1,5 +1,6 @@
 """What tests of several folders share: which run side by side, how hypothesis runs, and a library that takes seconds to compile."""
 
+import logging
 import shutil
 import sys
 from typing import Any
@@ -11,6 +12,8 @@ from hypothesis import HealthCheck, settings
 # What tests assert is no time, and machines are busy.
 settings.register_profile("busy_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy_machine")
+# Tests look at this plugin's warnings, whatever level vLLM's own logs were imported with.
+logging.getLogger("vllm.nestedfp").setLevel(logging.WARNING)
 
 
 @pytest.hookimpl(optionalhook=True)

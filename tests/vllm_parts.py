@@ -3,7 +3,6 @@
 What a worker would have sampled is given by the test; everything else is what runs in an engine.
 """
 
-import logging
 import os
 import warnings
 from collections.abc import Mapping
@@ -37,7 +36,6 @@ with warnings.catch_warnings():
 
     register()
     frontend.install()
-    logging.getLogger("vllm.nestedfp").setLevel(logging.WARNING)  # of which tests know
     if not torch.accelerator.is_available():  # as vLLM's worker for CPUs has it, which these tests do without
         torch.accelerator.empty_cache = lambda: None
 

@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import pytest
 from front_calls import GOOD, Peers, ask, error_of, front
 
+from nestedfp.vllm_plugin.options import KV_IS_FP8
+
 
 class Directed(Peers):
     """A replica that is directed so."""
@@ -45,7 +47,8 @@ def test_where_no_answer_can_be_exact_a_promise_is_refused_and_everything_else_i
     refused = ask(app, body={**GOOD, "precision": "exact"})
     assert (refused[0], refused[1]["retry-after"]) == (503, "60")
     assert "no answer can be exact: its engine runs" in error_of(refused)
-    directed = front(answer, Directed("fp16"))
-    directed._generate._inexact = app._generate._inexact
-    assert ask(directed)[1]["x-nestedfp-precision"] == "weights_exact"
+    for inexact, told in ((app._generate._inexact, "auto"), (KV_IS_FP8, "weights_exact")):
+        directed = front(answer, Directed("fp16"))
+        directed._generate._inexact = inexact
+        assert ask(directed)[1]["x-nestedfp-precision"] == told
     assert [ask(app, body={**GOOD, "precision": each})[0] for each in ("fast", "auto")] == [200, 200]
