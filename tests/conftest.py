@@ -3,6 +3,7 @@
 import logging
 import shutil
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,8 +13,17 @@ from hypothesis import HealthCheck, settings
 # What tests assert is no time, and machines are busy.
 settings.register_profile("busy_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy_machine")
-# Tests look at this plugin's warnings, whatever level vLLM's own logs were imported with.
-logging.getLogger("vllm.nestedfp").setLevel(logging.WARNING)
+
+
+@pytest.fixture
+def plugin_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.LogCaptureFixture]:
+    """What this plugin warns of, whatever vLLM, imported or not, has made of the logs of its name."""
+    logger = logging.getLogger("vllm.nestedfp")
+    monkeypatch.setattr(logger, "propagate", False)
+    caplog.set_level(logging.WARNING, logger.name)
+    logger.addHandler(caplog.handler)
+    yield caplog
+    logger.removeHandler(caplog.handler)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -82,14 +82,14 @@ def test_kept_choices_come_back_as_they_were(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[[1, 2, 3]]", '[["a", 1, 1, 1, 1, 1, 1]]', "7", "[1]"])
-def test_a_damaged_file_costs_one_warning(damage, tmp_path, caplog):
+def test_a_damaged_file_costs_one_warning(damage, tmp_path, plugin_log):
     file = tmp_path / "mixed.json"
     file.write_text(damage)
     assert gemm_cache.load_mixed(file) is None
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert [record.levelname for record in plugin_log.records] == ["WARNING"]
 
 
-def test_a_folder_that_cannot_be_written_costs_a_warning_only(tmp_path, caplog):
+def test_a_folder_that_cannot_be_written_costs_a_warning_only(tmp_path, plugin_log):
     (tmp_path / "file").write_text("")
     gemm_cache.save_mixed(tmp_path / "file" / "mixed.json", [])
-    assert "cannot be written" in caplog.text
+    assert "cannot be written" in plugin_log.text
