@@ -132,6 +132,7 @@ class PrecisionMixin(WaitingRequests):
     def _arrives(self, request: Request) -> None:
         # vLLM's queue of priorities goes by this too: a wall clock that is set back would let all later requests overtake.
         request.nestedfp_waits_since_s = request.arrival_time = arrived_s(request.arrival_time)
+        request.nestedfp_has_room = False  # until it waits for its turn (deadline_watch.py)
 
     def _waits(self, request: Request) -> None:
         """A request waits for its turn, with a deadline unless others may overtake it for ever."""
