@@ -84,7 +84,7 @@ class Run(FrozenModel):
     """One way to serve the load."""
 
     name: Name
-    system: Literal["nestedfp", "vllm_fp16", "vllm_fp8"] = "nestedfp"
+    system: Literal["nestedfp", "vllm_fp16", "vllm_fp8", "vllm_nestedfp"] = "nestedfp"
     directive: Literal["fp16", "fp8"] | None = None  # of nestedfp: held by an override
     policy: dict[str, Any] | None = None  # of nestedfp: the controller's; see docs/policies.md
     controller: dict[str, Any] = Field(default_factory=dict)  # of nestedfp: further keys of the controller's section

@@ -14,6 +14,7 @@ from benchmarks.engine.engine_shapes import SHAPES
 from experiments.config import Experiment, ExperimentError, Run, controller_section
 from experiments.other_ranks import Shape, derive
 from loadtest.report.run_summary import exact_answer_share, fp16_token_share, meets_tpot, meets_ttft
+from nestedfp.vllm_plugin.options import PluginOptions
 from simulator.engine.cost_table import EngineTable, read_table, write_table
 from simulator.errors import SimulationError
 from workload.azure import Arrival, TraceError, read_trace
@@ -96,6 +97,7 @@ def limited_table(table: Path, experiment: Experiment, folder: Path, fp16_steps:
             "max_num_seqs": engine.max_num_seqs,
             "max_model_tokens": engine.max_model_len,
             "kv_tokens": experiment.kv_cache_tokens or known.engine.kv_tokens,
+            "mixed_steps": PluginOptions(**engine.plugin).mixed_steps,
         }
     )
     # An engine of other limits measures other steps at its start: up to max_num_seqs tokens they are decodes.

@@ -14,7 +14,9 @@ import yaml
 
 from benchmarks.http import http_gpu, http_systems
 from benchmarks.http.http_systems import RunningSystem
+from benchmarks.weights.random_weights import NESTED_WORKER
 from experiments.config import Experiment, ExperimentError, Run, controller_section
+from nestedfp.vllm_plugin.options import OPTIONS_KEY
 from workload.records import ServiceStatus
 
 SETTINGS = "deployment.yaml"
@@ -35,6 +37,11 @@ def engine_of(experiment: Experiment, system: str, step_log: Path | None = None)
         assert experiment.model is not None, "Experiment demands one of the two"
         model_id, folder = experiment.model.name, experiment.model.resolve()
     extra: dict[str, Any] = {"quantization": "fp8"} if system == "vllm_fp8" else {}
+    if system == "vllm_nestedfp":  # plain `vllm serve`, one engine that decides by the SLO
+        slo = {"ttft_ms": experiment.slo.ttft_ms, "tpot_ms": experiment.slo.tpot_ms}
+        extra = {"quantization": "nestedfp", "additional_config": {OPTIONS_KEY: {"slo": slo, **engine.plugin}}}
+        if experiment.shape is not None:
+            extra["worker_cls"] = NESTED_WORKER
     on_gpu = experiment.shape is not None
     return http_systems.EngineArguments(
         model_id,
