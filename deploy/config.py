@@ -155,7 +155,7 @@ class EngineSection(FrozenModel):
         "auto"  # norms and activations write what the linear layers read; auto: on Hopper; always: or refuse to start
     )
     experts: Literal["auto", "nested", "plain"] = "auto"  # of a mixture; auto: nested on a CPU, plain FP16 on a GPU
-    mixed_steps: bool = False  # steps may hold exact and fast requests: more exact answers near saturation
+    mixed_steps: bool = True  # steps may hold exact and fast requests, where the engine can run such steps
     fp8_layers: str | list[str] = (
         ALL_LAYERS  # which layers fast steps compute in FP8: all, mlp (all but attention), or patterns of their names
     )

@@ -1,8 +1,9 @@
 """As many replicas as the load allows run exact, the others fast; HAProxy sends every request to an exact one that has room.
 
-An exact replica runs FP16 alone, in steps as long as the TPOT objective allows, and takes no more prompts than it can begin in
-time (nestedfp/steps/prompt_room.py). What comes beyond that goes to fast replicas, each of which keeps deadlines stricter than
-the objectives (nestedfp/steps/step_slack.py). So a fast replica must have room at any time:
+An exact replica takes no more prompts than it can begin in time in FP16 (nestedfp/steps/prompt_room.py), and computes an answer
+fast only where it would be late otherwise (nestedfp/steps/row_rule.py); FP16 alone where its steps cannot mix both. What comes
+beyond that goes to fast replicas, each of which keeps deadlines stricter than the objectives. So a fast replica must have room at
+any time:
 
 * K, the number of exact replicas, falls as soon as the load is more than a share of what all replicas compute in their present
   classes, over ten seconds, or clearly more over one, or fast replicas have had no room for a second;
@@ -53,7 +54,6 @@ class ExactFirst(FrozenModel):
     name: Literal["exact_first"] = "exact_first"
     # Load over the tokens per second that steps within the TPOT objective compute: with more there is one exact replica fewer.
     utilisation: Annotated[float, Field(gt=0, le=1)] = 0.9
-    all_exact_utilisation: Annotated[float, Field(gt=0, le=1)] = 0.5  # the same where every replica is exact
     grow_after_s: Annotated[float, Field(ge=0, le=3600)] = 10.0  # since the last change of K
     max_changes_per_minute: Annotated[int, Field(ge=1, le=60)] = 6  # K never waits to fall
 
@@ -80,8 +80,11 @@ class State:
 
 def rule_of(deadlines: Deadlines, slo: Slo) -> StepRule:
     """Return the step rule of all replicas: fast ones keep these deadlines, exact ones bound their steps and tell their room."""
+    usual = Deadlines().rule_for(slo)
     return replace(
         deadlines.rule_for(slo),
+        exact_rows_ttft_s=usual.rows_ttft_s,
+        exact_rows_tpot_s=usual.rows_tpot_s,
         exact_step_s=STEP_TPOT_SHARE * slo.tpot_ms * 1e-3,
         room_ttft_s=ROOM_TTFT_SHARE * slo.ttft_ms * 1e-3,
     )
@@ -124,8 +127,7 @@ def limit(views: Replicas, exact: Collection[str], config: ExactFirst) -> float:
         (view.snapshot.exact_tokens_per_s if view.replica_id in exact else view.snapshot.fast_tokens_per_s) or 0.0
         for view in views
     )
-    alone = all(view.replica_id in exact for view in views)
-    return (config.all_exact_utilisation if alone else config.utilisation) * tokens_per_s
+    return config.utilisation * tokens_per_s
 
 
 def _wanted(

@@ -27,6 +27,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "room_ttft_s": (1e-6, 1e15),
     "rows_ttft_s": (1e-6, 1e15),
     "rows_tpot_s": (1e-6, 1e15),
+    "exact_rows_ttft_s": (1e-6, 1e15),
+    "exact_rows_tpot_s": (1e-6, 1e15),
 }
 
 
@@ -62,6 +64,9 @@ class StepRule:
         rows_ttft_s: deadline of first tokens, from a request's arrival, on an engine whose steps may hold both precisions
             (nestedfp/steps/row_rule.py). None: no step is planned by row.
         rows_tpot_s: deadline of the mean time per output token for that rule, with ``tpot_grace_tokens``.
+        exact_rows_ttft_s: the first of the two under the directive ``fp16``, which then computes an answer fast rather than late.
+            None: that directive computes FP16 alone.
+        exact_rows_tpot_s: the second.
     """
 
     fp8_step_tokens: int | None = None
@@ -78,6 +83,8 @@ class StepRule:
     room_ttft_s: float | None = None
     rows_ttft_s: float | None = None
     rows_tpot_s: float | None = None
+    exact_rows_ttft_s: float | None = None
+    exact_rows_tpot_s: float | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for a number out of its range, and TypeError for anything but a number."""
@@ -85,6 +92,15 @@ class StepRule:
             value = getattr(self, name)
             if value is not None and not least <= value <= most:  # NaN neither
                 raise ValueError(f"expected {name} from {least:g} to {most:g}, got {value!r}")
+
+    def row_deadlines_s(self, directive: DirectiveMode) -> tuple[float, float] | None:
+        """Deadlines of the first token and of the mean time per output token by which steps are planned by row; None: by none."""
+        if directive is DirectiveMode.FP8:
+            return None
+        exact = directive is DirectiveMode.FP16
+        ttft_s = self.exact_rows_ttft_s if exact else self.rows_ttft_s
+        tpot_s = self.exact_rows_tpot_s if exact else self.rows_tpot_s
+        return None if ttft_s is None or tpot_s is None else (ttft_s, tpot_s)
 
     @property
     def has_deadlines(self) -> bool:

@@ -68,7 +68,6 @@ class PluginOptions:
             transformer block's four linear layers. "auto": on Hopper, where vLLM compiles the model; "always": refuse to start
             where that cannot be; "never".
         mixed_steps: a step may hold exact and fast requests (nestedfp/steps/row_rule.py), where the engine can run such steps.
-            Off by default: tensor-parallel engines have not been measured with it.
         slo: objectives that the engine keeps until somebody directs it: ``{"ttft_ms": 200, "tpot_ms": 33.3}``, or one of the
             two, the other as here. None: every step is FP16 until then. Of ``vllm serve`` the plugin fills in these two.
         fp8_layers: which layers compute in FP8 in a fast step, the others in FP16: "all", "mlp" (all but attention), or a list of
@@ -88,7 +87,7 @@ class PluginOptions:
     graph_tokens: int = 2048
     whole_graph_tokens: int = 512
     fused_quantiser: str = "auto"
-    mixed_steps: bool = False
+    mixed_steps: bool = True
     slo: Mapping[str, float] | None = None
     fp8_layers: str | Sequence[str] = ALL_LAYERS
     checkpoint: str = ""

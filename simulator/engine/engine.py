@@ -83,7 +83,7 @@ class Engine(HoldingByRow):
 
     @property
     def _by_row(self) -> bool:
-        return self._mixes and self.directive is DirectiveMode.AUTO and self.rule.rows_ttft_s is not None
+        return self._mixes and self.rule.row_deadlines_s(self.directive) is not None
 
     @property
     def busy(self) -> bool:

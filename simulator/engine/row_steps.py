@@ -89,9 +89,9 @@ class HoldingByRow(Holding):
         return line
 
     def _row_state(self, now_s: float, exact: list[SimRequest], line: list[SimRequest]) -> RowState:
-        ttft_s, tpot_s, grace = self.rule.rows_ttft_s, self.rule.rows_tpot_s, self.rule.tpot_grace_tokens
-        assert ttft_s is not None
-        assert tpot_s is not None
+        deadlines_s, grace = self.rule.row_deadlines_s(self.directive), self.rule.tpot_grace_tokens
+        assert deadlines_s is not None
+        ttft_s, tpot_s = deadlines_s
 
         def decode(request: SimRequest, batch: DecodeBatch) -> Decode:
             generated = request.output_tokens - (request.finish_at - batch.count)

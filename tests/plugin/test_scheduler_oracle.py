@@ -59,7 +59,7 @@ class Oracle:
         self.exact: dict[tuple[int, int], bool] = {}  # by block and offset: it and all before it are of FP16 steps
         self.lives: dict[str, Life] = {}
         self.in_flight: list[Any] = []
-        self.directive = "fp16"
+        self.directive, self.is_strict = "fp16", True
         self.by_row = by_row
         if by_row:
             self.scheduler.nestedfp_take_step_costs([COSTS.report()])
@@ -87,11 +87,13 @@ class Oracle:
         rule: dict[str, float] = {}
         if self.directive == "auto" and (not self.by_row or self.random.random() < 0.2):
             rule = {"fp8_step_tokens": self.random.choice([1, 5, 20])}
-        elif self.directive == "auto":
+        elif self.directive == "auto" or (self.directive == "fp16" and self.by_row and self.random.random() < 0.5):
+            exact = "" if self.directive == "auto" else "exact_"
             rule = {
-                "rows_ttft_s": self.random.choice([1e-3, 5e-3, 20e-3, 1.0]),
-                "rows_tpot_s": self.random.choice([0.2e-3, 1e-3, 2e-3, 4e-3, 0.1]),
+                f"{exact}rows_ttft_s": self.random.choice([1e-3, 5e-3, 20e-3, 1.0]),
+                f"{exact}rows_tpot_s": self.random.choice([0.2e-3, 1e-3, 2e-3, 4e-3, 0.1]),
             }
+        self.is_strict = self.directive == "fp16" and not rule
         self.engine.direct(self.directive, **rule)
 
     def arrive(self) -> None:
@@ -141,6 +143,8 @@ class Oracle:
         """Take down what a step reads and writes, in every position."""
         self.mixed += bool(step.nestedfp_exact)
         self.rested += bool(step.nestedfp_resting)
+        if self.is_strict:
+            assert step.nestedfp_mode is Mode.FP16
         if step.nestedfp_exact:
             assert self.by_row
             assert step.nestedfp_mode is Mode.FP8
@@ -182,7 +186,7 @@ class Oracle:
             cached_fp16 = min(whole, of_prompt)
             cached = {"cached_fp16": cached_fp16, "cached_fp8": min(start, of_prompt) - cached_fp16}
             life.prompt = {"prompt_fp16": 0, "prompt_fp8": 0, **cached}
-            if self.directive == "fp16":
+            if self.is_strict:
                 assert cached["cached_fp8"] == 0, "read from FP8 steps under an FP16 directive"
         life.prompt[f"prompt_{mode.value}"] += max(0, min(start + count, of_prompt) - start)
 

@@ -15,6 +15,7 @@ ROWS = StepRule(rows_ttft_s=0.08, rows_tpot_s=0.02, tpot_grace_tokens=2)
 DIRECTIVES = [
     (DirectiveMode.AUTO, ROWS),
     (DirectiveMode.FP16, StepRule()),
+    (DirectiveMode.FP16, StepRule(exact_rows_ttft_s=0.1, exact_rows_tpot_s=0.02)),
     (DirectiveMode.FP8, StepRule()),
     (DirectiveMode.AUTO, StepRule(ttft_deadline_s=0.08, tpot_deadline_s=0.02)),
 ]

@@ -5,7 +5,6 @@ from math import inf
 from typing import Any, NamedTuple
 
 from nestedfp.steps.row_rule import Decode, Prompt, RowRule, RowState, first_due_s
-from nestedfp.steps.step_rule import StepRule
 from nestedfp.steps.step_slack import StepTimes
 
 
@@ -45,7 +44,8 @@ class RowSteps:
 
     def plan(
         self,
-        rule: StepRule,
+        deadlines_s: tuple[float, float],
+        grace: int,
         times: StepTimes,
         now_s: float,
         decodes: Sequence[Any],
@@ -59,7 +59,8 @@ class RowSteps:
         """Plan the next step.
 
         Args:
-            rule: with the deadlines of rows.
+            deadlines_s: of the first token and of the mean time per output token (``StepRule.row_deadlines_s``).
+            grace: tokens that an answer is trusted to have still to come (``StepRule.tpot_grace_tokens``).
             times: what steps take.
             now_s: when it begins.
             decodes: requests that get a token in a step.
@@ -69,9 +70,7 @@ class RowSteps:
             pinned: ids of requests that must be exact.
             may_starve: ids of requests without deadlines.
         """
-        ttft_s, tpot_s, grace = rule.rows_ttft_s, rule.rows_tpot_s, rule.tpot_grace_tokens
-        if ttft_s is None or tpot_s is None:
-            raise ValueError("expected a rule with rows_ttft_s and rows_tpot_s")
+        ttft_s, tpot_s = deadlines_s
 
         def decode(request: Any) -> Decode:
             rid, first_s = request.request_id, request.nestedfp_first_token_s

@@ -196,7 +196,9 @@ class PrecisionMixin(WaitingRequests):
         request.update_block_hashes()
 
     def _get_local_prefix_cache_hit(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        exact_directive = self._in_force[0] is DirectiveMode.FP16 and not self._fp16_reads_fp8_blocks
+        exact_directive = (
+            self._in_force[0] is DirectiveMode.FP16 and not self._goes_by_row and not self._fp16_reads_fp8_blocks
+        )
         rid, planned = request.request_id, self._planned
         is_exact = planned is not None and request.nestedfp_class == "exact" and rid not in planned.fast
         self._blocks.wanted = exact_directive or is_exact or rid in self._pinned
@@ -206,13 +208,13 @@ class PrecisionMixin(WaitingRequests):
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         directive, rule, _ = self._in_force
+        by_row = self._goes_by_row
         # A step of decodes alone, which most are, asks for no more than it has.
-        capped = directive is DirectiveMode.FP16 and self._cuts_prompts and bool(self._in_prompt)
+        capped = directive is DirectiveMode.FP16 and not by_row and self._cuts_prompts and bool(self._in_prompt)
         self.max_num_scheduled_tokens = (
             self._watch.exact_budget_tokens(rule, self._decodes) if capped else self._budget_tokens
         )
-        by_row = directive is DirectiveMode.AUTO and rule.rows_ttft_s is not None and self._can_mix and self._can_plan
-        output = self._schedule_by_row(rule, *args, **kwargs) if by_row else super().schedule(*args, **kwargs)
+        output = self._schedule_by_row(*args, **kwargs) if by_row else super().schedule(*args, **kwargs)
         planned, self._planned = self._planned, None
         output.nestedfp_exact = frozenset()
         scheduled = output.num_scheduled_tokens
@@ -255,6 +257,12 @@ class PrecisionMixin(WaitingRequests):
         return self._watch.times.are_by_row and not self._fp16_only
 
     @property
+    def _goes_by_row(self) -> bool:
+        """Whether steps are planned by row."""
+        directive, rule, _ = self._in_force
+        return self._can_mix and self._can_plan and rule.row_deadlines_s(directive) is not None
+
+    @property
     def _can_plan(self) -> bool:
         """Whether a step may hold any part of any prompt."""
         return self._cuts_prompts and not self.need_mamba_block_aligned_split
@@ -291,7 +299,7 @@ class PrecisionMixin(WaitingRequests):
             if rid not in planned.fast and (rid in self._pinned or self.requests[rid].nestedfp_class == "exact")
         }
 
-    def _schedule_by_row(self, rule: StepRule, *args: Any, **kwargs: Any) -> SchedulerOutput:
+    def _schedule_by_row(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Plan a step and have vLLM fill it so: prompts that are not to begin stay out of its sight meanwhile."""
         skipped = self._queues[1]
         for request in reversed(list(self._in_turn(skipped))):  # no longer blocked: they wait as the others do
@@ -301,7 +309,7 @@ class PrecisionMixin(WaitingRequests):
         behind, self.waiting = self.waiting, create_request_queue(self.policy)
         chosen: list[Request] = []
         try:
-            planned = self._planned = self._plan(rule, waiting)
+            planned = self._planned = self._plan(waiting)
             chosen = [request for request in waiting if planned.most_tokens.get(request.request_id)]
             for request in chosen:
                 self.waiting.add_request(request)
@@ -318,7 +326,8 @@ class PrecisionMixin(WaitingRequests):
         self._everybody_runs = not output.num_scheduled_tokens
         return output
 
-    def _plan(self, rule: StepRule, waiting: list[Request]) -> RowStep:
+    def _plan(self, waiting: list[Request]) -> RowStep:
+        directive, rule, _ = self._in_force
         is_prompt = {
             r.request_id: r.request_id in self._in_prompt or left_tokens(r) > 1 + self.num_spec_tokens
             for r in self.running
@@ -332,8 +341,11 @@ class PrecisionMixin(WaitingRequests):
             free -= request.num_tokens
             if free < 0:  # unless the cache has parts of it
                 break
+        deadlines_s = rule.row_deadlines_s(directive)
+        assert deadlines_s is not None, "the caller has looked"
         planned = self._rows.plan(
-            rule,
+            deadlines_s,
+            rule.tpot_grace_tokens,
             self._watch.times,
             self._watch.begins_s(),
             decodes,
