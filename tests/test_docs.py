@@ -68,14 +68,29 @@ def test_a_table_that_differs_from_its_data_is_found_and_written(tmp_path, capsy
     assert page.read_text().endswith("|\n<!-- /table -->\nbehind\n")
     for mark in (
         "<!-- table no-such -->\n<!-- /table -->",
-        "<!-- table serving no-such -->\n<!-- /table -->",
-        "<!-- table serving -->\n<!-- /table -->",
+        "<!-- table services\nno-such 19\n-->\n<!-- /table -->",
+        "<!-- table services\n24b-one 18\n-->\n<!-- /table -->",
+        "<!-- table services\n24b-one 19: no-such\n-->\n<!-- /table -->",
+        "<!-- table gemm -->\n<!-- /table -->",
     ):
         page.write_text(mark)
         capsys.readouterr()
         assert tables.main(["--check"], tmp_path) == 2
         assert capsys.readouterr().err.startswith("error: README.md: ")
         assert page.read_text() == mark
+
+
+def test_a_table_has_the_rows_that_its_mark_names_and_what_they_share_once() -> None:
+    mark = "<!-- table services\n24b-one 19: vllm-fp16 default\n8b-one 66: deadlines\n-->\n"
+    text = filled(f"{mark}<!-- /table -->", tables.TABLES)
+    assert text.startswith(mark)
+    assert filled(text, tables.TABLES) == text
+    assert re.findall(r"^\| ([^|]*) \| ([^|]*) \| \d", text, re.MULTILINE) == [
+        ("24b-one, 19/s", "`vllm serve` FP16"),
+        ("", "**default**"),
+        ("8b-one, 66/s", "**default**"),
+    ]
+    assert text.count("random weights") == text.count("NVIDIA H100 80GB HBM3") == text.count("lengths times 0.4") == 1
 
 
 @pytest.mark.parametrize("text", ["<!-- table a -->\n", "<!-- table a -->\n<!-- table a -->\n<!-- /table -->"])

@@ -4,12 +4,12 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 
-# name of a table -> its Markdown, of the words behind the name in the mark.
+# name of a table -> its Markdown, of the words behind the name in the mark, and of the lines below them.
 Tables = Mapping[str, Callable[..., str]]
 
 _BEGIN = re.compile(r"^<!-- table ", re.MULTILINE)
 _MARK = re.compile(
-    r"^<!-- table (?P<words>[^>\n]*?) -->\n(?:(?!<!-- table ).)*?^<!-- /table -->", re.DOTALL | re.MULTILINE
+    r"^<!-- table (?P<words>[^>]*?)\s*-->\n(?:(?!<!-- table ).)*?^<!-- /table -->", re.DOTALL | re.MULTILINE
 )
 
 
@@ -29,10 +29,12 @@ def filled(text: str, tables: Tables) -> str:
         raise MarkError(f"expected <!-- /table --> behind each of {begun} <!-- table NAME -->, found {len(found)}")
 
     def new(match: re.Match[str]) -> str:
-        name, *arguments = match["words"].split()
+        first, *lines = match["words"].splitlines()
+        name, *arguments = first.split()
         if name not in tables:
             raise MarkError(f"table {name}: expected one of {', '.join(sorted(tables))}")
-        return f"<!-- table {match['words']} -->\n{tables[name](*arguments)}\n<!-- /table -->"
+        end = "\n-->" if lines else " -->"
+        return f"<!-- table {match['words']}{end}\n{tables[name](*arguments, *lines)}\n<!-- /table -->"
 
     return _MARK.sub(new, text)
 
