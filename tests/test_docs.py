@@ -65,7 +65,7 @@ def test_a_table_that_differs_from_its_data_is_found_and_written(tmp_path, capsy
     assert tables.main(["--check"], tmp_path) == 1
     assert "99.9" in page.read_text()
     assert tables.main([], tmp_path) == tables.main(["--check"], tmp_path) == 0
-    assert page.read_text().startswith("before\n<!-- table readme -->\n|  |")
+    assert page.read_text().startswith("before\n<!-- table readme -->\n`python -m experiments run")
     assert page.read_text().endswith("|\n<!-- /table -->\nbehind\n")
     for mark in (
         "<!-- table no-such -->\n<!-- /table -->",

@@ -100,7 +100,7 @@ def engine(name: str, *shown: str) -> str:
     return _with_conditions(name, markdown(headings, rows))
 
 
-def switches(name: str) -> str:
+def switches(name: str, *batches: str) -> str:
     """Return how long the first step after a switch takes, and the median of the later ones."""
     found: dict[tuple[str, int], dict[int, float]] = {}
     for row in _rows(name):
@@ -108,6 +108,7 @@ def switches(name: str) -> str:
     rows = [
         [str(batch), mode.upper(), f"{steps[1]:.2f}", f"{np.median([ms for at, ms in steps.items() if at > 1]):.2f}"]
         for (mode, batch), steps in sorted(found.items(), key=lambda item: (item[0][1], item[0][0]))
+        if str(batch) in batches
     ]
     return _with_conditions(name, markdown(["batch", "to", "first step, ms", "later steps, ms"], rows))
 

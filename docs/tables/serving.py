@@ -211,13 +211,13 @@ def _exact(cells: Sequence[Cell]) -> str:
 
 def readme() -> str:
     """Return the README's table: every load of which all systems were measured."""
-    rows = []
+    rows, facts = [], {}
     for name, rate in README_LOADS:
-        found = {
-            NAMES[run]: cells for (at, run), cells in groups(_measured(name)).items() if at == rate and run in NAMES
-        }
+        measured = _measured(name)
+        found = {NAMES[run]: cells for (at, run), cells in groups(measured).items() if at == rate and run in NAMES}
         if not set(README_SYSTEMS) <= set(found):
             continue
+        facts[name] = [*_machine(measured.machine), *_load_facts(name, measured.runs)]
         experiment = _experiment(name)
         where = f"{SHAPES[experiment.shape or '']}, {_gpus(experiment)}, {rate:g} requests/s"
         for system in README_SYSTEMS:
@@ -225,7 +225,7 @@ def readme() -> str:
             cells = found[system]
             rows.append([where, shown, _percent(mean(c.tight_slo for c in cells)), _exact(cells), *_latency(cells)])
             where = ""
-    return markdown(["", "", "in the SLO, %", "exact answers, %", *LATENCIES], rows)
+    return under(_conditions("run", facts), markdown(["", "", "in the SLO, %", "exact answers, %", *LATENCIES], rows))
 
 
 def accuracy(*lines: str) -> str:
