@@ -41,7 +41,8 @@ def filled(text: str, tables: Tables) -> str:
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table."""
-    return "\n".join(f"| {' | '.join(fields)} |" for fields in (headings, ["---"] * len(headings), *rows))
+    first, *rest = [f"| {' | '.join(fields)} |" for fields in (headings, *rows)]
+    return "\n".join([first, f"|{'---|' * len(headings)}", *rest])
 
 
 def under(conditions: str, table: str) -> str:

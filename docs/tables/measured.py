@@ -69,11 +69,10 @@ def mixed_rows(name: str, *shown: str) -> str:
     for row in _rows(name):
         found.setdefault((int(row["exact_rows"]), int(row["fast_rows"])), {})[row["model"], row["system"]] = row["ms"]
     systems = {"fused": "one launch", "two": "two", "all_fp16": "all FP16", "all_fp8": "all FP8"}
-    models = ("mistral-24b", "llama-8b")
-    headings = ["exact, fast rows", *(f"{MODELS[model]}: {systems[s]}" for model in models for s in systems)]
+    headings = ["exact, fast rows of 24B", *systems.values()]
     sizes = [(int(exact), int(fast)) for exact, _, fast in (each.partition(",") for each in shown)]
     rows = [
-        [f"{exact}, {fast}", *(f"{float(found[exact, fast][m, s]):.1f}" for m in models for s in systems)]
+        [f"{exact}, {fast}", *(f"{float(found[exact, fast]['mistral-24b', s]):.1f}" for s in systems)]
         for exact, fast in sizes
     ]
     return _with_conditions(name, markdown(headings, rows))
@@ -113,7 +112,7 @@ def switches(name: str, *batches: str) -> str:
     return _with_conditions(name, markdown(["batch", "to", "first step, ms", "later steps, ms"], rows))
 
 
-def http(name: str) -> str:
+def http(name: str, *replicas_shown: str) -> str:
     """Return the HTTP path on GPUs: closed loop, alone, and an open load."""
     found: dict[tuple[str, str, int, str], dict[str, Row]] = {}
     for row in _rows(name):
@@ -122,7 +121,7 @@ def http(name: str) -> str:
     rows = []
     for (model, mode, replicas, system), scenarios in sorted(found.items(), key=lambda item: (item[0][2], item[0])):
         label = {"nestedfp_http": "this service", "vllm_http": "`vllm serve`"}.get(system)
-        if label is not None and "closed" in scenarios:
+        if label is not None and "closed" in scenarios and str(replicas) in replicas_shown:
             alone = found.get((model, mode, replicas, "engine_offline"), {}).get("closed")
             where = f"{MODELS[model]}, {mode.upper()}" + (f", {replicas} replicas" if replicas > 1 else "")
             rows.append(

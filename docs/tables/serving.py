@@ -90,7 +90,8 @@ def services(*lines: str) -> str:
         row = [
             "" if (name, rate) == last else f"{name}, {rate:g}/s",
             _label(run, measured[name].replicas),
-            f"{_percent(mean(cell.tight_slo for cell in cells))} ({_percent(low)}-{_percent(high)})",
+            _percent(mean(cell.tight_slo for cell in cells))
+            + (f" ({_percent(low)}-{_percent(high)})" if low < high else ""),
             _exact(cells),
             _mean_of(cell.fp16_token_share for cell in cells),
             *_latency(cells),
@@ -101,7 +102,7 @@ def services(*lines: str) -> str:
     headings = ["load", "system", "in the SLO, %", "exact answers, %", "FP16 tokens, %", *LATENCIES, "failed"]
     if all(row[-1] == "0" for row in rows):
         headings, rows = headings[:-1], [row[:-1] for row in rows]
-    facts = {name: [*_machine(found.machine), *_load_facts(name, found.runs)] for name, found in measured.items()}
+    facts = {name: [_cards(found.machine), *_load_facts(name, found.runs)] for name, found in measured.items()}
     return under(_conditions("run", facts), markdown(headings, rows))
 
 
@@ -132,7 +133,7 @@ def predicted(*lines: str) -> str:
     headings = ["load", "system", "in the SLO, %", "exact answers, %", "FP16 tokens, %", "TTFT p90, ms", "TPOT p90, ms"]
     facts = {
         name: [
-            f"`{found.table}` for an H100, {found.front_ms:g} ms in front of the engine",
+            f"`{found.table}`, `--front-ms {found.front_ms:g}`",
             *_load_facts(name, found.runs),
         ]
         for name, found in simulated.items()
@@ -155,7 +156,7 @@ def _load_facts(name: str, runs: Sequence[Cell | Prediction]) -> list[str]:
         f"lengths times {window.length_scale:g}" if window.length_scale else "full lengths",
         f"SLO {slo.ttft_ms:g} / {slo.tpot_ms:g} ms",
         f"{SHAPES[experiment.shape or '']}, {_gpus(experiment)}",
-        f"{window.start_s:g} to {window.start_s + window.duration_s:g} s of the trace",
+        f"{window.start_s:g}-{window.start_s + window.duration_s:g} s of the trace",
         f"seeds {', '.join(map(str, seeds))}",
     ]
 
@@ -179,14 +180,11 @@ def _gpus(experiment: Experiment) -> str:
     return f"{replicas} replica{'s' * (replicas > 1)}, one GPU{' each' * (replicas > 1)}"
 
 
-def _machine(kept: str) -> list[str]:
-    """Return kinds of GPU, and driver and torch, of a summary."""
-    machines = [machine.partition("; ") for machine in kept.split(results.MACHINES)]
-    cards = dict.fromkeys(card.split(",")[0] for machine, _, _ in machines for card in machine.split(" | "))
-    software = dict.fromkeys(
-        f"driver {machine.split(', ')[-1]}, {others.partition(',')[0]}" for machine, _, others in machines
-    )
-    return [" | ".join(cards), " | ".join(software)]
+def _cards(kept: str) -> str:
+    """Return the kinds of GPU of a summary's machines."""
+    machines = [machine.partition("; ")[0] for machine in kept.split(results.MACHINES)]
+    cards = dict.fromkeys(card.split(",")[0] for machine in machines for card in machine.split(" | "))
+    return " | ".join(card.removeprefix("NVIDIA ") for card in cards)
 
 
 def _percent(share: float) -> str:
@@ -217,7 +215,7 @@ def readme() -> str:
         found = {NAMES[run]: cells for (at, run), cells in groups(measured).items() if at == rate and run in NAMES}
         if not set(README_SYSTEMS) <= set(found):
             continue
-        facts[name] = [*_machine(measured.machine), *_load_facts(name, measured.runs)]
+        facts[name] = [_cards(measured.machine), *_load_facts(name, measured.runs)]
         experiment = _experiment(name)
         where = f"{SHAPES[experiment.shape or '']}, {_gpus(experiment)}, {rate:g} requests/s"
         for system in README_SYSTEMS:
