@@ -165,7 +165,7 @@ def http_cpu(name: str) -> str:
         )
     headings = ["", "tokens/s, 256 streams", "CPU of the path, us a token", "TTFT unloaded, ms"]
     return _with_conditions(
-        name, markdown([*headings, *(f"TTFT p50/p99 at {rate} requests/s, ms" for rate in (20, 60, 100))], rows)
+        name, markdown([*headings, *(f"TTFT p50/p99 at {rate}/s, ms" for rate in (20, 60, 100))], rows)
     )
 
 
