@@ -72,12 +72,15 @@ def test_a_table_that_differs_from_its_data_is_found_and_written(tmp_path, capsy
         "<!-- table services\nno-such 19\n-->\n<!-- /table -->",
         "<!-- table services\n24b-one 18\n-->\n<!-- /table -->",
         "<!-- table services\n24b-one 19: no-such\n-->\n<!-- /table -->",
+        "<!-- table services\n24b-one nineteen\n-->\n<!-- /table -->",
+        "<!-- table engine h100-engine\nllama-8b 1 1: 1\n-->\n<!-- /table -->",
         "<!-- table gemm -->\n<!-- /table -->",
     ):
         page.write_text(mark)
         capsys.readouterr()
         assert tables.main(["--check"], tmp_path) == 2
-        assert capsys.readouterr().err.startswith("error: README.md: ")
+        error = capsys.readouterr().err
+        assert error.startswith("error: README.md: ") and error.count("\n") == 1
         assert page.read_text() == mark
 
 

@@ -33,8 +33,12 @@ def filled(text: str, tables: Tables) -> str:
         name, *arguments = first.split()
         if name not in tables:
             raise MarkError(f"table {name}: expected one of {', '.join(sorted(tables))}")
+        try:
+            table = tables[name](*arguments, *lines)
+        except (KeyError, TypeError, ValueError) as error:  # a row that is not there, or no row's name
+            raise MarkError(f"table {name}: {type(error).__name__}: {error}") from error
         end = "\n-->" if lines else " -->"
-        return f"<!-- table {match['words']}{end}\n{tables[name](*arguments, *lines)}\n<!-- /table -->"
+        return f"<!-- table {match['words']}{end}\n{table}\n<!-- /table -->"
 
     return _MARK.sub(new, text)
 

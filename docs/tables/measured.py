@@ -139,7 +139,7 @@ def http(name: str, *replicas_shown: str) -> str:
                     ),
                 ]
             )
-    headings = ["", "", "tokens/s, 256 streams a replica", "engine alone", "CPU of the path, us a token"]
+    headings = ["", "", "tokens/s, 256 streams a replica", "engine alone", "frontend CPU, us a token"]
     return _with_conditions(name, markdown([*headings, "TTFT/TPOT unloaded, ms", "at 17 requests/s, ms"], rows))
 
 
@@ -163,7 +163,7 @@ def http_cpu(name: str) -> str:
                 *(f"{float(row['ttft_p50_ms']):.0f}/{float(row['ttft_p99_ms']):.0f}" for row in opened),
             ]
         )
-    headings = ["", "tokens/s, 256 streams", "CPU of the path, us a token", "TTFT unloaded, ms"]
+    headings = ["", "tokens/s, 256 streams", "frontend CPU, us a token", "TTFT unloaded, ms"]
     return _with_conditions(
         name, markdown([*headings, *(f"TTFT p50/p99 at {rate}/s, ms" for rate in (20, 60, 100))], rows)
     )

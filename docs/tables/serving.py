@@ -62,7 +62,7 @@ def _chosen(line: str, runs_of: Callable[[str], dict[float, list[str]]]) -> Iter
     name, _, rates = what.strip().partition(" ")
     there = runs_of(name)
     for rate in rates.split(","):
-        found = there.get(float(rate or "nan"))
+        found = there.get(float(rate))
         if found is None:
             raise MarkError(f"{line!r}: expected NAME RATE, a rate of {', '.join(f'{each:g}' for each in there)}")
         for run in wanted.split() or found:
