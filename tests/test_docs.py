@@ -80,7 +80,8 @@ def test_a_table_that_differs_from_its_data_is_found_and_written(tmp_path, capsy
         capsys.readouterr()
         assert tables.main(["--check"], tmp_path) == 2
         error = capsys.readouterr().err
-        assert error.startswith("error: README.md: ") and error.count("\n") == 1
+        assert error.startswith("error: README.md: ")
+        assert error.count("\n") == 1
         assert page.read_text() == mark
 
 
