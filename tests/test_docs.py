@@ -149,6 +149,16 @@ def test_the_controllers_sections_of_the_manual_have_every_key_with_its_default(
     assert ControllerConfig.model_validate(others) == ControllerConfig()
 
 
+def test_every_family_of_metrics_stands_in_the_manual_and_no_other() -> None:
+    told = {
+        name.removesuffix("_total")
+        for name in re.findall(r"`(nestedfp_[a-z0-9_]+)`", (ROOT / "docs/metrics.md").read_text())
+    }
+    pages = [*(ROOT / "deploy/metrics").glob("*.py"), ROOT / "nestedfp/vllm_plugin/serving/engine_families.py"]
+    made = {name for page in pages for name in re.findall(r'"(nestedfp_[a-z0-9_]+)"', page.read_text())}
+    assert told == {name for name in made if not name.startswith("nestedfp_controller_")} | {"nestedfp_controller_up"}
+
+
 def test_every_policy_has_its_chapter() -> None:
     assert {f"## `{name}`" for name in POLICIES} <= set((ROOT / "docs" / "policies.md").read_text().splitlines())
 
