@@ -22,10 +22,13 @@ def _rows(name: str) -> list[Row]:
 
 def _with_conditions(name: str, table: str) -> str:
     comments, _, _ = read(RESULTS / f"{name}.csv")
-    commands = [found[0] for line in comments if (found := re.search(r"python -m [\w.]+(?:(?!: )[^;|])*", line))]
+    found = [match[0].strip() for line in comments if (match := re.search(r"python -m [\w.]+(?:(?!: )[^;|])*", line))]
+    commands = list(dict.fromkeys(found))
+    if len(commands) > 1:  # rows of several runs
+        commands = list(dict.fromkeys(f"{' '.join(each.split()[:3])} ..." for each in commands))
     machine = next((line.split("; torch")[0] for line in comments if re.match(r"NVIDIA|CPU|no GPU", line)), "")
     machine = re.sub(r", clocks.*|, \d+ MHz", "", machine)
-    said = "; ".join(part for part in (f"`{commands[-1].strip()}`" if commands else "", machine) if part)
+    said = "; ".join(part for part in (*(f"`{each}`" for each in commands), machine) if part)
     return under(f"{said}{'; ' if said else ''}`{name}.csv`.", table)
 
 
