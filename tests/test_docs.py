@@ -121,7 +121,10 @@ def test_the_configuration_of_the_manual_has_every_key_with_its_default() -> Non
 def test_every_option_and_target_that_a_manual_gives_to_a_command_of_ours_is_there(manual: Path) -> None:
     text = re.sub(r"\\\n\s*", " ", manual.read_text())
     unknown: set[str] = set()
-    for package, words in re.findall(rf"-m ({'|'.join(PACKAGES)})\b([^`#\n]*)", text):
+    commands = re.findall(rf"-m ({'|'.join(PACKAGES)})\b([^`#\n]*)", text)
+    if manual.stem in PACKAGES:  # of a command's own page: lines of options alone
+        commands += [(manual.stem, options) for options in re.findall(r"^ {3}( --[^#\n]*)", text, re.MULTILINE)]
+    for package, words in commands:
         source = "".join(path.read_text() for path in (ROOT / package).rglob("*.py"))
         unknown |= {option for option in re.findall(r"(?<=\s)--[a-z][a-z-]+", words) if f'"{option}"' not in source}
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
