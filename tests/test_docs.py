@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
-from controller.config import ControllerConfig
+from controller.config import ControllerConfig, GuardConfig, LadderConfig
 from controller.policies import POLICIES
 from deploy.config import DeployConfig, EngineSection, HttpSection, ModelSection, TracingSection
 from docs.draw import __main__ as draw
@@ -64,18 +65,37 @@ def test_a_table_that_differs_from_its_data_is_found_and_written(tmp_path, capsy
     assert tables.main(["--check"], tmp_path) == 1
     assert "99.9" in page.read_text()
     assert tables.main([], tmp_path) == tables.main(["--check"], tmp_path) == 0
-    assert page.read_text().startswith("before\n<!-- table readme -->\n|  |")
+    assert page.read_text().startswith("before\n<!-- table readme -->\n`python -m experiments run")
     assert page.read_text().endswith("|\n<!-- /table -->\nbehind\n")
     for mark in (
         "<!-- table no-such -->\n<!-- /table -->",
-        "<!-- table serving no-such -->\n<!-- /table -->",
-        "<!-- table serving -->\n<!-- /table -->",
+        "<!-- table services\nno-such 19\n-->\n<!-- /table -->",
+        "<!-- table services\n24b-one 18\n-->\n<!-- /table -->",
+        "<!-- table services\n24b-one 19: no-such\n-->\n<!-- /table -->",
+        "<!-- table services\n24b-one nineteen\n-->\n<!-- /table -->",
+        "<!-- table engine h100-engine\nllama-8b 1 1: 1\n-->\n<!-- /table -->",
+        "<!-- table gemm -->\n<!-- /table -->",
     ):
         page.write_text(mark)
         capsys.readouterr()
         assert tables.main(["--check"], tmp_path) == 2
-        assert capsys.readouterr().err.startswith("error: README.md: ")
+        error = capsys.readouterr().err
+        assert error.startswith("error: README.md: ")
+        assert error.count("\n") == 1
         assert page.read_text() == mark
+
+
+def test_a_table_has_the_rows_that_its_mark_names_and_what_they_share_once() -> None:
+    mark = "<!-- table services\n24b-one 19: vllm-fp16 default\n8b-one 66: deadlines\n-->\n"
+    text = filled(f"{mark}<!-- /table -->", tables.TABLES)
+    assert text.startswith(mark)
+    assert filled(text, tables.TABLES) == text
+    assert re.findall(r"^\| ([^|]*) \| ([^|]*) \| \d", text, re.MULTILINE) == [
+        ("24b-one, 19/s", "`vllm serve` FP16"),
+        ("", "**default**"),
+        ("8b-one, 66/s", "**default**"),
+    ]
+    assert text.count("random weights") == text.count("H100 80GB HBM3") == text.count("lengths times 0.4") == 1
 
 
 @pytest.mark.parametrize("text", ["<!-- table a -->\n", "<!-- table a -->\n<!-- table a -->\n<!-- /table -->"])
@@ -84,29 +104,62 @@ def test_a_table_without_an_end_is_refused(text: str) -> None:
         filled(text, {"a": lambda: "table"})
 
 
-def test_every_key_of_the_configuration_stands_in_its_table_and_no_other() -> None:
-    text = (ROOT / "docs" / "serving.md").read_text().partition("## Configure")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (`[^|]*) \|", text, re.MULTILINE)
-    said = {key for row in rows for key in re.findall(r"`([a-z0-9_.]+)`", row)}
+def test_the_configuration_of_the_manual_has_every_key_with_its_default() -> None:
+    chapter = (ROOT / "docs" / "serving.md").read_text().partition("## Configure")[2].partition("\n## ")[0]
+    lines = re.findall(r"^ {4}.*$", chapter, re.MULTILINE)
+    shown = yaml.safe_load("\n".join(lines))
     sections = {"model": ModelSection, "engine": EngineSection, "http": HttpSection, "tracing": TracingSection}
-    keys = {f"{name}.{key}" for name, section in sections.items() for key in section.model_fields}
-    keys |= set(DeployConfig.model_fields) - set(sections)
-    assert {key for key in said if not key.startswith("controller.")} == keys
-    assert {key.removeprefix("controller.") for key in said if key.startswith("controller.")} <= set(
-        ControllerConfig.model_fields
-    )
+    assert set(shown) == set(DeployConfig.model_fields)
+    assert {name: set(shown[name]) for name in sections} == {
+        name: set(section.model_fields) for name, section in sections.items()
+    }
+    model = {key: shown["model"][key] for key in ("id", "path")}
+    assert DeployConfig.model_validate(shown) == DeployConfig.model_validate({"model": model})
 
 
 @pytest.mark.parametrize("manual", MANUALS, ids=lambda path: path.name)
 def test_every_option_and_target_that_a_manual_gives_to_a_command_of_ours_is_there(manual: Path) -> None:
     text = re.sub(r"\\\n\s*", " ", manual.read_text())
     unknown: set[str] = set()
-    for package, words in re.findall(rf"-m ({'|'.join(PACKAGES)})\b([^`#\n]*)", text):
+    commands = re.findall(rf"-m ({'|'.join(PACKAGES)})\b([^`#\n]*)", text)
+    if manual.stem in PACKAGES:  # of a command's own page: lines of options alone
+        commands += [(manual.stem, options) for options in re.findall(r"^ {3}( --[^#\n]*)", text, re.MULTILINE)]
+    for package, words in commands:
         source = "".join(path.read_text() for path in (ROOT / package).rglob("*.py"))
         unknown |= {option for option in re.findall(r"(?<=\s)--[a-z][a-z-]+", words) if f'"{option}"' not in source}
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     unknown |= set(re.findall(r"(?:^    |`)make ([a-z][a-z-]+)", text, re.MULTILINE)) - targets
     assert not unknown - {"--help"}
+
+
+def test_the_controllers_sections_of_the_manual_have_every_key_with_its_default() -> None:
+    text = (ROOT / "docs" / "policies.md").read_text()
+    shown = [
+        yaml.safe_load(block)
+        for block in re.findall(r"^    (?:policy|guards|ladder):\n(?: {5,}.*\n)+", text, re.MULTILINE)
+    ]
+    policies = [block["policy"] for block in shown if "policy" in block]
+    assert {policy["name"] for policy in policies} == set(POLICIES) - {"static_fp16", "static_fp8"}
+    for policy in policies:
+        default = ControllerConfig.model_validate({"policy": {"name": policy["name"]}}).policy
+        assert set(policy) == set(type(default).model_fields)
+        assert ControllerConfig.model_validate({"policy": policy}).policy == default
+    others = {name: section for block in shown for name, section in block.items() if name != "policy"}
+    assert {name: set(section) for name, section in others.items()} == {
+        "guards": set(GuardConfig.model_fields),
+        "ladder": set(LadderConfig.model_fields),
+    }
+    assert ControllerConfig.model_validate(others) == ControllerConfig()
+
+
+def test_every_family_of_metrics_stands_in_the_manual_and_no_other() -> None:
+    told = {
+        name.removesuffix("_total")
+        for name in re.findall(r"`(nestedfp_[a-z0-9_]+)`", (ROOT / "docs/metrics.md").read_text())
+    }
+    pages = [*(ROOT / "deploy/metrics").glob("*.py"), ROOT / "nestedfp/vllm_plugin/serving/engine_families.py"]
+    made = {name for page in pages for name in re.findall(r'"(nestedfp_[a-z0-9_]+)"', page.read_text())}
+    assert told == {name for name in made if not name.startswith("nestedfp_controller_")} | {"nestedfp_controller_up"}
 
 
 def test_every_policy_has_its_chapter() -> None:

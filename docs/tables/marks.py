@@ -4,12 +4,12 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 
-# name of a table -> its Markdown, of the words behind the name in the mark.
+# name of a table -> its Markdown, of the words behind the name in the mark, and of the lines below them.
 Tables = Mapping[str, Callable[..., str]]
 
 _BEGIN = re.compile(r"^<!-- table ", re.MULTILINE)
 _MARK = re.compile(
-    r"^<!-- table (?P<words>[^>\n]*?) -->\n(?:(?!<!-- table ).)*?^<!-- /table -->", re.DOTALL | re.MULTILINE
+    r"^<!-- table (?P<words>[^>]*?)\s*-->\n(?:(?!<!-- table ).)*?^<!-- /table -->", re.DOTALL | re.MULTILINE
 )
 
 
@@ -29,17 +29,24 @@ def filled(text: str, tables: Tables) -> str:
         raise MarkError(f"expected <!-- /table --> behind each of {begun} <!-- table NAME -->, found {len(found)}")
 
     def new(match: re.Match[str]) -> str:
-        name, *arguments = match["words"].split()
+        first, *lines = match["words"].splitlines()
+        name, *arguments = first.split()
         if name not in tables:
             raise MarkError(f"table {name}: expected one of {', '.join(sorted(tables))}")
-        return f"<!-- table {match['words']} -->\n{tables[name](*arguments)}\n<!-- /table -->"
+        try:
+            table = tables[name](*arguments, *lines)
+        except (KeyError, TypeError, ValueError) as error:  # a row that is not there, or no row's name
+            raise MarkError(f"table {name}: {type(error).__name__}: {error}") from error
+        end = "\n-->" if lines else " -->"
+        return f"<!-- table {match['words']}{end}\n{table}\n<!-- /table -->"
 
     return _MARK.sub(new, text)
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table."""
-    return "\n".join(f"| {' | '.join(fields)} |" for fields in (headings, ["---"] * len(headings), *rows))
+    first, *rest = [f"| {' | '.join(fields)} |" for fields in (headings, *rows)]
+    return "\n".join([first, f"|{'---|' * len(headings)}", *rest])
 
 
 def under(conditions: str, table: str) -> str:

@@ -22,10 +22,13 @@ def _rows(name: str) -> list[Row]:
 
 def _with_conditions(name: str, table: str) -> str:
     comments, _, _ = read(RESULTS / f"{name}.csv")
-    commands = [found[0] for line in comments if (found := re.search(r"python -m [\w.]+(?:(?!: )[^;|])*", line))]
+    found = [match[0].strip() for line in comments if (match := re.search(r"python -m [\w.]+(?:(?!: )[^;|])*", line))]
+    commands = list(dict.fromkeys(found))
+    if len(commands) > 1:  # rows of several runs
+        commands = list(dict.fromkeys(f"{' '.join(each.split()[:3])} ..." for each in commands))
     machine = next((line.split("; torch")[0] for line in comments if re.match(r"NVIDIA|CPU|no GPU", line)), "")
     machine = re.sub(r", clocks.*|, \d+ MHz", "", machine)
-    said = "; ".join(part for part in (f"`{commands[-1].strip()}`" if commands else "", machine) if part)
+    said = "; ".join(part for part in (*(f"`{each}`" for each in commands), machine) if part)
     return under(f"{said}{'; ' if said else ''}`{name}.csv`.", table)
 
 
@@ -63,52 +66,43 @@ def gemm(name: str) -> str:
     return _with_conditions(name, markdown([f"{len(times)} problems; tokens", *ranges], rows))
 
 
-def mixed_rows(name: str) -> str:
-    """Return times of GEMMs whose rows are of both precisions."""
+def mixed_rows(name: str, *shown: str) -> str:
+    """Return times of GEMMs whose rows are of both precisions, of the sizes shown, ``EXACT,FAST``."""
     found: dict[tuple[int, int], dict[tuple[str, str], str]] = {}
     for row in _rows(name):
         found.setdefault((int(row["exact_rows"]), int(row["fast_rows"])), {})[row["model"], row["system"]] = row["ms"]
     systems = {"fused": "one launch", "two": "two", "all_fp16": "all FP16", "all_fp8": "all FP8"}
-    models = ("mistral-24b", "llama-8b")
-    headings = ["exact, fast rows", *(f"{MODELS[model]}: {systems[s]}" for model in models for s in systems)]
+    headings = ["exact, fast rows of 24B", *systems.values()]
+    sizes = [(int(exact), int(fast)) for exact, _, fast in (each.partition(",") for each in shown)]
     rows = [
-        [f"{exact}, {fast}", *(f"{float(times[model, system]):.1f}" for model in models for system in systems)]
-        for (exact, fast), times in sorted(found.items())
+        [f"{exact}, {fast}", *(f"{float(found[exact, fast]['mistral-24b', s]):.1f}" for s in systems)]
+        for exact, fast in sizes
     ]
     return _with_conditions(name, markdown(headings, rows))
 
 
-def engine(name: str) -> str:
-    """Return generated tokens per second, with the ratio to vLLM in the same precision."""
-    found: dict[tuple[str, str, str, int], dict[str, float]] = {}
+def engine(name: str, *shown: str) -> str:
+    """Return tokens per second of each line, ``MODEL INPUT OUTPUT: BATCH BATCH``, and the ratio to vLLM in the same precision."""
+    found: dict[tuple[str, ...], dict[str, float]] = {}
     for row in _rows(name):
-        key = (row["model"], row["input_tokens"], row["output_tokens"], int(row["batch"]))
+        key = (row["model"], row["input_tokens"], row["output_tokens"], row["batch"])
         found.setdefault(key, {})[row["system"]] = float(row["tokens_per_s"])
-
-    def ratio(speeds: dict[str, float], precision: str) -> str:
-        ours, plain = speeds[f"nestedfp_{precision}"], speeds[f"vllm_{precision}"]
-        return f"{_number(ours)} ({ours / plain:.2f})"
-
-    needed = {f"{system}_{precision}" for system in ("vllm", "nestedfp") for precision in ("fp16", "fp8")}
-    rows = [
-        [
-            f"{MODELS[model]}, {tokens_in} in, {tokens_out} out",
-            str(batch),
-            _number(speeds["vllm_fp16"]),
-            ratio(speeds, "fp16"),
-            _number(speeds["vllm_fp8"]),
-            ratio(speeds, "fp8"),
-        ]
-        for (model, tokens_in, tokens_out, batch), speeds in sorted(
-            found.items(), key=lambda item: (item[0][0], -int(item[0][2]), int(item[0][1]), item[0][3])
-        )
-        if needed <= set(speeds)
-    ]
+    rows = []
+    for line in shown:
+        lengths, _, batches = line.partition(":")
+        model, tokens_in, tokens_out = lengths.split()
+        for batch in batches.split():
+            speeds = found[model, tokens_in, tokens_out, batch]
+            fields = [f"{MODELS[model]}, {tokens_in} in, {tokens_out} out", batch]
+            for precision in ("fp16", "fp8"):
+                ours, plain = speeds[f"nestedfp_{precision}"], speeds[f"vllm_{precision}"]
+                fields += [_number(plain), f"{_number(ours)} ({ours / plain:.2f})"]
+            rows.append(fields)
     headings = ["tokens/s", "batch", "vLLM FP16", "FP16 mode", "vLLM FP8", "FP8 mode"]
     return _with_conditions(name, markdown(headings, rows))
 
 
-def switches(name: str) -> str:
+def switches(name: str, *batches: str) -> str:
     """Return how long the first step after a switch takes, and the median of the later ones."""
     found: dict[tuple[str, int], dict[int, float]] = {}
     for row in _rows(name):
@@ -116,40 +110,40 @@ def switches(name: str) -> str:
     rows = [
         [str(batch), mode.upper(), f"{steps[1]:.2f}", f"{np.median([ms for at, ms in steps.items() if at > 1]):.2f}"]
         for (mode, batch), steps in sorted(found.items(), key=lambda item: (item[0][1], item[0][0]))
+        if str(batch) in batches
     ]
     return _with_conditions(name, markdown(["batch", "to", "first step, ms", "later steps, ms"], rows))
 
 
-def http(name: str) -> str:
+def http(name: str, *replicas_shown: str) -> str:
     """Return the HTTP path on GPUs: closed loop, alone, and an open load."""
-    found: dict[tuple[str, str, str, int], dict[str, Row]] = {}
+    found: dict[tuple[str, str, int, str], dict[str, Row]] = {}
     for row in _rows(name):
-        key = (row["model"], row["system"], row["mode"], int(row["replicas"]))
+        key = (row["model"], row["mode"], int(row["replicas"]), row["system"])
         found.setdefault(key, {})[row["scenario"]] = row
-    systems = {"nestedfp_http": "this service", "vllm_http": "`vllm serve`", "engine_offline": "engine alone"}
     rows = []
-    for (model, system, mode, replicas), scenarios in sorted(found.items(), key=lambda item: (item[0][3], item[0])):
-        if "closed" in scenarios:
-            closed = scenarios["closed"]
-            cost = closed["path_cpu_us_per_token"]
-            latencies = [
-                f"{float(scenarios[s]['ttft_p50_ms']):.0f} / {float(scenarios[s]['tpot_p50_ms']):.1f}"
-                if s in scenarios
-                else ""
-                for s in ("unloaded", "open")
-            ]
+    for (model, mode, replicas, system), scenarios in sorted(found.items(), key=lambda item: (item[0][2], item[0])):
+        label = {"nestedfp_http": "this service", "vllm_http": "`vllm serve`"}.get(system)
+        if label is not None and "closed" in scenarios and str(replicas) in replicas_shown:
+            alone = found.get((model, mode, replicas, "engine_offline"), {}).get("closed")
             where = f"{MODELS[model]}, {mode.upper()}" + (f", {replicas} replicas" if replicas > 1 else "")
             rows.append(
                 [
                     where,
-                    systems[system],
-                    _number(float(closed["tokens_per_s"])),
-                    cost and f"{float(cost):.0f}",
-                    *latencies,
+                    label,
+                    _number(float(scenarios["closed"]["tokens_per_s"])),
+                    _number(float(alone["tokens_per_s"])) if alone else "",
+                    f"{float(scenarios['closed']['path_cpu_us_per_token']):.0f}",
+                    *(
+                        f"{float(scenarios[s]['ttft_p50_ms']):.0f}/{float(scenarios[s]['tpot_p50_ms']):.1f}"
+                        if s in scenarios
+                        else ""
+                        for s in ("unloaded", "open")
+                    ),
                 ]
             )
-    headings = ["", "", "tokens/s, 256 streams a replica", "CPU of the path, us a token"]
-    return _with_conditions(name, markdown([*headings, "TTFT / TPOT unloaded, ms", "at 17 requests/s, ms"], rows))
+    headings = ["", "", "tokens/s, 256 streams a replica", "engine alone", "frontend CPU, us a token"]
+    return _with_conditions(name, markdown([*headings, "TTFT/TPOT unloaded, ms", "at 17 requests/s, ms"], rows))
 
 
 def http_cpu(name: str) -> str:
@@ -169,12 +163,12 @@ def http_cpu(name: str) -> str:
                 _number(float(closed["tokens_per_s"])),
                 f"{float(closed['path_cpu_us_per_token']):.0f}",
                 f"{float(unloaded['ttft_p50_ms']):.1f}",
-                *(f"{float(row['ttft_p50_ms']):.0f} / {float(row['ttft_p99_ms']):.0f}" for row in opened),
+                *(f"{float(row['ttft_p50_ms']):.0f}/{float(row['ttft_p99_ms']):.0f}" for row in opened),
             ]
         )
-    headings = ["", "tokens/s, 256 streams", "CPU of the path, us a token", "TTFT unloaded, ms"]
+    headings = ["", "tokens/s, 256 streams", "frontend CPU, us a token", "TTFT unloaded, ms"]
     return _with_conditions(
-        name, markdown([*headings, *(f"TTFT p50 / p99 at {rate} requests/s, ms" for rate in (20, 60, 100))], rows)
+        name, markdown([*headings, *(f"TTFT p50/p99 at {rate}/s, ms" for rate in (20, 60, 100))], rows)
     )
 
 
@@ -225,6 +219,26 @@ def cpu_linear(name: str) -> str:
     return _with_conditions(name, markdown(["N x K, ms", *systems.values()], rows))
 
 
+def experts(name: str) -> str:
+    """Return times of a layer of experts, microseconds."""
+    found: dict[tuple[str, int], dict[str, float]] = {}
+    for row in _rows(name):
+        found.setdefault((row["model"], int(row["tokens"])), {})[row["system"]] = float(row["us"])
+    rows = [
+        [
+            model,
+            str(tokens),
+            f"{us['fp16']:.0f}",
+            f"{us['exact']:.0f} ({us['fp16'] / us['exact']:.2f})",
+            f"{us['fp8']:.0f}",
+            f"{us['fast']:.0f} ({us['fp8'] / us['fast']:.2f})",
+        ]
+        for (model, tokens), us in found.items()
+    ]
+    headings = ["us a layer", "tokens", "vLLM FP16", "FP16 mode", "vLLM FP8", "FP8 mode"]
+    return _with_conditions(name, markdown(headings, rows))
+
+
 def directives(*names: str) -> str:
     """Return how long a directive takes until the last replica has acknowledged it."""
     rows = []
@@ -250,5 +264,6 @@ TABLES = {
     "http_cpu": http_cpu,
     "portable": portable,
     "cpu_linear": cpu_linear,
+    "experts": experts,
     "directives": directives,
 }

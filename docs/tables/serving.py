@@ -1,50 +1,182 @@
-"""Whole systems under one load, from docs/results/NAME/summary.json and predicted.json."""
+"""Whole systems under one load, from docs/results/NAME/summary.json and predicted.json.
 
-from collections.abc import Iterable, Sequence
+A line of a mark names the rows of a table: ``NAME RATE`` or ``NAME RATE,RATE: RUN RUN``; without runs all of that load.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from docs.tables.marks import markdown, under
-from experiments import predict, results
+from docs.tables.marks import MarkError, markdown, under
+from experiments import results
 from experiments.config import Experiment, load
+from experiments.predict import KEPT as PREDICTED
+from experiments.predict import Prediction, Predictions
 from experiments.results import Cell, Results, groups, mean
+from nestedfp.vllm_plugin.options import PluginOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 # Which runs are which column: by system, and of this service's runs by name.
 PLAIN_FP16, FP16, DEFAULT, FP8, PLAIN_FP8 = (
     "`vllm serve` FP16",
     "FP16 alone",
-    "default",
+    "**default**",
     "FP8 alone",
     "`vllm serve` FP8",
 )
 NAMES = {
     "vllm-fp16": PLAIN_FP16,
+    "vllm-fp16-384": PLAIN_FP16,
     "fp16": FP16,
     "default": DEFAULT,
-    "deadlines": DEFAULT,
+    "deadlines": DEFAULT,  # of one replica whose steps may hold both precisions
     "exact-first": DEFAULT,
     "fp8": FP8,
     "vllm-fp8": PLAIN_FP8,
 }
-KNOWN_EXACT = {PLAIN_FP16: 1.0, PLAIN_FP8: 0.0}  # vLLM's own answers disclose nothing: one precision, always
+KNOWN_EXACT = {"vllm_fp16": 1.0, "vllm_fp8": 0.0}  # vLLM's own answers disclose nothing: one precision, always
 # The README shows these loads, each where all of its systems were measured.
-README_LOADS = (("24b-one", 19.0), ("8b-one", 66.0), ("70b-tp4", 19.0))
+README_LOADS = (("24b-rows-h200", 19.0),)
+README_SYSTEMS = (PLAIN_FP16, PLAIN_FP8, DEFAULT)
 SHAPES = {"mistral-24b": "Mistral Small 24B", "llama-8b": "Llama 3.1 8B", "llama-70b": "Llama 70B"}
 OTHER_CARD = "-h200"  # results of another card, by the same configuration
-LATENCIES = ("TTFT p50 / p90, ms", "TPOT p50 / p90, ms")
-README_SYSTEMS = (PLAIN_FP16, PLAIN_FP8, FP8, DEFAULT)
+LATENCIES = ("TTFT p50/p90, ms", "TPOT p50/p90, ms")
 
 
-def _measured(name: str) -> tuple[Experiment, Results]:
-    return load(_config(name)), results.read(ROOT / "docs/results" / name)
+def _experiment(name: str) -> Experiment:
+    return load(ROOT / f"experiments/configs/{name.removesuffix(OTHER_CARD)}.yaml")
 
 
-def _config(name: str) -> Path:
-    return ROOT / f"experiments/configs/{name.removesuffix(OTHER_CARD)}.yaml"
+def _measured(name: str) -> Results:
+    return results.read(ROOT / "docs/results" / name)
 
 
-def _folders() -> list[str]:
-    return sorted(path.parent.name for path in (ROOT / "docs/results").glob(f"*/{results.KEPT}"))
+def _predicted(name: str) -> Predictions:
+    return Predictions.model_validate_json((ROOT / "docs/results" / name / PREDICTED).read_text())
+
+
+def _chosen(line: str, runs_of: Callable[[str], dict[float, list[str]]]) -> Iterator[tuple[str, float, str]]:
+    """Yield folder, rate and run of every row that a line names.
+
+    Raises:
+        MarkError: for a rate or a run that the folder has not.
+    """
+    what, _, wanted = line.partition(":")
+    name, _, rates = what.strip().partition(" ")
+    there = runs_of(name)
+    for rate in rates.split(","):
+        found = there.get(float(rate))
+        if found is None:
+            raise MarkError(f"{line!r}: expected NAME RATE, a rate of {', '.join(f'{each:g}' for each in there)}")
+        for run in wanted.split() or found:
+            if run not in found:
+                raise MarkError(f"{line!r}: {name} has no run {run} at {rate}; expected some of {', '.join(found)}")
+            yield name, float(rate), run
+
+
+def _label(run: str, experiment: Experiment) -> str:
+    """Return what a row is called; a run that is no default any more has its own name."""
+    one_precision = not PluginOptions(**experiment.engine.plugin).mixed_steps
+    if NAMES.get(run) == DEFAULT and (one_precision or (run == "deadlines" and experiment.replicas > 1)):
+        return f"`{run}`"
+    return NAMES.get(run, f"`{run}`")
+
+
+def services(*lines: str) -> str:
+    """Return the measured rows that the lines name; in brackets the range of the seeds or the interval of one."""
+    measured: dict[str, Results] = {}
+
+    def runs_of(name: str) -> dict[float, list[str]]:
+        measured.setdefault(name, _measured(name))
+        return _by_rate(groups(measured[name]))
+
+    rows, last = [], None
+    for name, rate, run in (each for line in lines for each in _chosen(line, runs_of)):
+        cells = groups(measured[name])[rate, run]
+        low, high = results.interval(cells)
+        row = [
+            "" if (name, rate) == last else f"{name}, {rate:g}/s",
+            _label(run, _experiment(name)),
+            _percent(mean(cell.tight_slo for cell in cells))
+            + (f" ({_percent(low)}-{_percent(high)})" if low < high else ""),
+            _exact(cells),
+            _mean_of(cell.fp16_token_share for cell in cells),
+            *_latency(cells),
+            str(sum(sum(cell.errors.values()) for cell in cells)),
+        ]
+        rows.append(row)
+        last = name, rate
+    headings = ["load", "system", "in the SLO, %", "exact answers, %", "FP16 tokens, %", *LATENCIES, "failed"]
+    if all(row[-1] == "0" for row in rows):
+        headings, rows = headings[:-1], [row[:-1] for row in rows]
+    facts = {name: [_cards(found.machine), *_load_facts(name, found.runs)] for name, found in measured.items()}
+    return under(_conditions("run", facts), markdown(headings, rows))
+
+
+def predicted(*lines: str) -> str:
+    """Return the simulated rows that the lines name: means over the seeds."""
+    simulated: dict[str, Predictions] = {}
+
+    def by_policy(name: str) -> dict[tuple[float, str], list[Prediction]]:
+        cells: dict[tuple[float, str], list[Prediction]] = {}
+        for each in simulated.setdefault(name, _predicted(name)).runs:
+            cells.setdefault((each.rate_rps, each.policy), []).append(each)
+        return cells
+
+    rows, last = [], None
+    for name, rate, run in (each for line in lines for each in _chosen(line, lambda name: _by_rate(by_policy(name)))):
+        group = by_policy(name)[rate, run]
+        row = [
+            "" if (name, rate) == last else f"{name}, {rate:g}/s",
+            _label(run, _experiment(name)),
+            _percent(mean(each.tight_slo for each in group)),
+            _mean_of(each.exact_answer_share for each in group),
+            _mean_of(each.fp16_token_share for each in group),
+            f"{mean(each.ttft_ms.p90 for each in group):.0f}",
+            f"{mean(each.tpot_ms.p90 for each in group):.1f}",
+        ]
+        rows.append(row)
+        last = name, rate
+    headings = ["load", "system", "in the SLO, %", "exact answers, %", "FP16 tokens, %", "TTFT p90, ms", "TPOT p90, ms"]
+    facts = {
+        name: [
+            f"`{found.table}`, `--front-ms {found.front_ms:g}`",
+            *_load_facts(name, found.runs),
+        ]
+        for name, found in simulated.items()
+    }
+    return under(_conditions("predict", facts), markdown(headings, rows))
+
+
+def _by_rate(cells: Iterable[tuple[float, str]]) -> dict[float, list[str]]:
+    found: dict[float, list[str]] = {}
+    for rate, run in cells:
+        found.setdefault(rate, []).append(run)
+    return found
+
+
+def _load_facts(name: str, runs: Sequence[Cell | Prediction]) -> list[str]:
+    """Return the conditions of a load, most general first."""
+    experiment, seeds = _experiment(name), sorted({each.seed for each in runs})
+    window, slo = experiment.load.window, experiment.slo
+    return [
+        f"lengths times {window.length_scale:g}" if window.length_scale else "full lengths",
+        f"SLO {slo.ttft_ms:g} / {slo.tpot_ms:g} ms",
+        f"{SHAPES[experiment.shape or '']}, {_gpus(experiment)}",
+        f"{window.start_s:g}-{window.start_s + window.duration_s:g} s of the trace",
+        f"seeds {', '.join(map(str, seeds))}",
+    ]
+
+
+def _conditions(command: str, facts: dict[str, list[str]]) -> str:
+    """Return command and conditions of a table: once those that all of its loads share, then those of each."""
+    common = [each for each in next(iter(facts.values())) if all(each in others for others in facts.values())]
+    own = {name: [each for each in found if each not in common] for name, found in facts.items()}
+    each = [f"{name}: {', '.join(said)}" for name, said in own.items() if said]
+    name = "<NAME>" if len(facts) > 1 else next(iter(facts)).removesuffix(OTHER_CARD)
+    said = (
+        f"`python -m experiments {command} experiments/configs/{name}.yaml`; {'; '.join(['random weights', *common])}."
+    )
+    return f"{said} {'; '.join(each)}." if each else said
 
 
 def _gpus(experiment: Experiment) -> str:
@@ -54,148 +186,15 @@ def _gpus(experiment: Experiment) -> str:
     return f"{replicas} replica{'s' * (replicas > 1)}, one GPU{' each' * (replicas > 1)}"
 
 
-def _by_system(measured: Results, rate_rps: float) -> dict[str, list[Cell]]:
-    found: dict[str, list[Cell]] = {}
-    for (rate, policy), cells in groups(measured).items():
-        if rate == rate_rps and policy in NAMES and not (policy == "deadlines" and DEFAULT in found):
-            found[NAMES[policy]] = cells
-    return found
+def _cards(kept: str) -> str:
+    """Return the kinds of GPU of a summary's machines."""
+    machines = [machine.partition("; ")[0] for machine in kept.split(results.MACHINES)]
+    cards = dict.fromkeys(card.split(",")[0] for machine in machines for card in machine.split(" | "))
+    return " | ".join(card.removeprefix("NVIDIA ") for card in cards)
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
-
-
-def _latency(cells: Sequence[Cell]) -> list[str]:
-    return [
-        " / ".join(f"{mean(getattr(cell.ttft_ms, p) for cell in cells):.0f}" for p in ("p50", "p90")),
-        " / ".join(f"{mean(getattr(cell.tpot_ms, p) for cell in cells):.1f}" for p in ("p50", "p90")),
-    ]
-
-
-def _exact(system: str, cells: Sequence[Cell]) -> str:
-    shares = [cell.exact_answer_share for cell in cells if cell.exact_answer_share is not None]
-    if not shares and system not in KNOWN_EXACT:
-        return ""
-    return _percent(mean(shares) if shares else KNOWN_EXACT[system])
-
-
-def readme() -> str:
-    """Return the README's table: every load of which all systems were measured."""
-    rows = []
-    for name, rate in README_LOADS:
-        experiment, measured = _measured(name)
-        found = _by_system(measured, rate)
-        if not set(README_SYSTEMS) <= set(found):
-            continue
-        where = f"{SHAPES[experiment.shape or '']}, {_gpus(experiment)}, {rate:g} requests/s"
-        for system in README_SYSTEMS:
-            shown = {DEFAULT: "**this service, default**", FP8: "this service, FP8 alone"}.get(system, system)
-            cells = found[system]
-            rows.append(
-                [where, shown, _percent(mean(c.tight_slo for c in cells)), _exact(system, cells), *_latency(cells)]
-            )
-            where = ""
-    headings = ["", "", "in the SLO, %", "exact answers, %", *LATENCIES]
-    return markdown(headings, rows)
-
-
-def overview() -> str:
-    """Return one line a load: requests in the SLO by system, and of the default its exact answers; empty: not measured."""
-    rows = []
-    for name in _folders():
-        experiment, measured = _measured(name)
-        for rate in sorted({cell.rate_rps for cell in measured.runs}):
-            found = _by_system(measured, rate)
-            shares = {system: _percent(mean(cell.tight_slo for cell in cells)) for system, cells in found.items()}
-            default = found.get(DEFAULT)
-            if default is not None:
-                shares[DEFAULT] += (
-                    f" / {_exact(DEFAULT, default)} / {_percent(mean(c.fp16_token_share or 0 for c in default))}"
-                )
-            columns = (PLAIN_FP16, FP16, DEFAULT, FP8, PLAIN_FP8)
-            if not any(each in shares for each in columns):
-                continue
-            rows.append(
-                [f"[{name}](#{name})", _gpus(experiment), f"{rate:g}", *(shares.get(each, "") for each in columns)]
-            )
-    headings = ["", "", "requests/s", PLAIN_FP16, FP16, "**default** / exact answers / FP16 tokens", FP8, PLAIN_FP8]
-    return markdown(headings, rows)
-
-
-def _machine(kept: str) -> str:
-    """What nvidia-smi said of every card, without clocks, each kind of card once."""
-    cards, _, others = kept.partition("; ")
-    kinds = dict.fromkeys(
-        ", ".join(part for part in card.split(", ") if "MHz" not in part) for card in cards.split(" | ")
-    )
-    return f"{' | '.join(kinds)}, {others}"
-
-
-def serving(name: str) -> str:
-    """Return all systems of an experiment, and the conditions; in brackets the range of the seeds or the interval of one."""
-    experiment, measured = _measured(name)
-    window, slo = measured.window, measured.slo
-    seeds = sorted({cell.seed for cell in measured.runs})
-    machine = "; then ".join(map(_machine, measured.machine.split(results.MACHINES)))
-    conditions = (
-        f"`{_config(name).relative_to(ROOT)}`: {SHAPES[experiment.shape or '']}, random weights, {_gpus(experiment)}; {machine}; "
-        f"{window.start_s:g} to {window.start_s + window.duration_s:g} s of the trace, "
-        f"{f'lengths times {window.length_scale:g}' if window.length_scale else 'full lengths'}; "
-        f"seeds {', '.join(map(str, seeds))}; SLO {slo.ttft_ms:g} / {slo.tpot_ms:g} ms."
-    )
-    rows = []
-    for (rate, policy), cells in groups(measured).items():
-        low, high = results.interval(cells)
-        system = NAMES.get(policy, policy)
-        rows.append(
-            [
-                f"{rate:g}",
-                policy,
-                f"{_percent(mean(cell.tight_slo for cell in cells))} ({_percent(low)}-{_percent(high)})",
-                _exact(system, cells),
-                _mean_of(cell.fp16_token_share for cell in cells),
-                *_latency(cells),
-                str(sum(sum(cell.errors.values()) for cell in cells)),
-            ]
-        )
-    headings = ["requests/s", "run", "in the SLO, %", "exact answers, %", "FP16 tokens, %", *LATENCIES, "failed"]
-    return under(conditions, markdown(headings, rows))
-
-
-def predicted(name: str, *policies: str) -> str:
-    """Return what the simulator says of an experiment, or of some of its policies: means over its seeds."""
-    found = predict.Predictions.model_validate_json((ROOT / "docs/results" / name / predict.KEPT).read_text())
-    cells: dict[tuple[float, str], list[predict.Prediction]] = {}
-    for each in found.runs:
-        if not policies or each.policy in policies:
-            cells.setdefault((each.rate_rps, each.policy), []).append(each)
-    rows = [
-        [
-            f"{rate:g}",
-            policy,
-            _percent(mean(each.tight_slo for each in group)),
-            _mean_of(each.exact_answer_share for each in group),
-            _mean_of(each.fp16_token_share for each in group),
-            f"{mean(each.ttft_ms.p90 for each in group):.0f}",
-            f"{mean(each.tpot_ms.p90 for each in group):.1f}",
-        ]
-        for (rate, policy), group in sorted(cells.items(), key=lambda item: item[0][0])
-    ]
-    headings = [
-        "requests/s",
-        "policy",
-        "in the SLO, %",
-        "exact answers, %",
-        "FP16 tokens, %",
-        "TTFT p90, ms",
-        "TPOT p90, ms",
-    ]
-    command = (
-        f"`python -m experiments predict experiments/configs/{name}.yaml --trace AzureLLMInferenceTrace_conv.csv --table "
-        f"simulator/engine/tables/{found.table}`; {found.front_ms:g} ms in every TTFT for what lies in front of the engine."
-    )
-    return under(command, markdown(headings, rows))
 
 
 def _mean_of(shares: Iterable[float | None]) -> str:
@@ -203,32 +202,54 @@ def _mean_of(shares: Iterable[float | None]) -> str:
     return _percent(mean(known)) if known else ""
 
 
-def accuracy() -> str:
-    """Return how far the simulator was off, by experiment and policy: the largest error of any rate and seed."""
-    rows = []
-    for name in _folders():
-        _, measured = _measured(name)
-        path = ROOT / "docs/results" / name / predict.KEPT
-        if not path.exists():  # no table of step costs is of that card
+def _latency(cells: Sequence[Cell]) -> list[str]:
+    return [
+        "/".join(f"{mean(getattr(cell.ttft_ms, p) for cell in cells):.0f}" for p in ("p50", "p90")),
+        "/".join(f"{mean(getattr(cell.tpot_ms, p) for cell in cells):.1f}" for p in ("p50", "p90")),
+    ]
+
+
+def _exact(cells: Sequence[Cell]) -> str:
+    return _mean_of(KNOWN_EXACT.get(cell.system, cell.exact_answer_share) for cell in cells)
+
+
+def readme() -> str:
+    """Return the README's table: every load of which all systems were measured."""
+    rows, facts = [], {}
+    for name, rate in README_LOADS:
+        measured = _measured(name)
+        found = {NAMES[run]: cells for (at, run), cells in groups(measured).items() if at == rate and run in NAMES}
+        if not set(README_SYSTEMS) <= set(found):
             continue
-        simulated = {
-            (each.policy, each.rate_rps, each.seed): each
-            for each in predict.Predictions.model_validate_json(path.read_text()).runs
-        }
-        for policy in dict.fromkeys(
-            cell.policy for cell in measured.runs if NAMES.get(cell.policy) in (DEFAULT, FP16, FP8)
-        ):
-            pairs = [
-                (cell, simulated[cell.policy, cell.rate_rps, cell.seed])
-                for cell in measured.runs
-                if cell.policy == policy and (cell.policy, cell.rate_rps, cell.seed) in simulated
-            ]
-            if pairs:
-                rows.append([name, NAMES[policy], str(len(pairs)), *_errors(pairs)])
-    return markdown(["", "policy", "runs", "in the SLO, points", "TTFT p50 / p90, %", "TPOT p50 / p90, %"], rows)
+        facts[name] = [_cards(measured.machine), *_load_facts(name, measured.runs)]
+        experiment = _experiment(name)
+        where = f"{SHAPES[experiment.shape or '']}, {_gpus(experiment)}, {rate:g} requests/s"
+        for system in README_SYSTEMS:
+            shown = {DEFAULT: "**this service, default**", FP8: "this service, FP8 alone"}.get(system, system)
+            cells = found[system]
+            rows.append([where, shown, _percent(mean(c.tight_slo for c in cells)), _exact(cells), *_latency(cells)])
+            where = ""
+    return under(_conditions("run", facts), markdown(["", "", "in the SLO, %", "exact answers, %", *LATENCIES], rows))
 
 
-def _errors(pairs: Sequence[tuple[Cell, predict.Prediction]]) -> list[str]:
+def accuracy(*lines: str) -> str:
+    """Return the largest error of the simulator in any run, by line, ``GROUP: NAME NAME``, and precision."""
+    rows = []
+    for line in lines:
+        group, _, names = line.partition(":")
+        pairs: dict[str, list[tuple[Cell, Prediction]]] = {FP16: [], FP8: [], DEFAULT: []}
+        for name in names.split():
+            simulated = {(each.policy, each.rate_rps, each.seed): each for each in _predicted(name).runs}
+            for cell in _measured(name).runs:
+                prediction = simulated.get((cell.policy, cell.rate_rps, cell.seed))
+                if prediction is not None and NAMES.get(cell.policy) in pairs:
+                    pairs[NAMES[cell.policy]].append((cell, prediction))
+        for system, found in pairs.items():
+            rows.append([group.strip(), system.strip("*"), str(len(found)), *_errors(found)])
+    return markdown(["steps", "policy", "runs", "in the SLO, points", "TTFT p50/p90, %", "TPOT p50/p90, %"], rows)
+
+
+def _errors(pairs: Sequence[tuple[Cell, Prediction]]) -> list[str]:
     def largest(latency: str, percentile: str) -> float:
         of = [
             (getattr(getattr(cell, latency), percentile), getattr(getattr(each, latency), percentile))
@@ -237,8 +258,10 @@ def _errors(pairs: Sequence[tuple[Cell, predict.Prediction]]) -> list[str]:
         return max(abs(simulated / measured - 1) for measured, simulated in of) * 100
 
     points = max(abs(cell.tight_slo - each.tight_slo) for cell, each in pairs) * 100
-    latencies = [" / ".join(f"{largest(name, p):.0f}" for p in ("p50", "p90")) for name in ("ttft_ms", "tpot_ms")]
-    return [f"{points:.1f}", *latencies]
+    return [
+        f"{points:.1f}",
+        *("/".join(f"{largest(name, p):.0f}" for p in ("p50", "p90")) for name in ("ttft_ms", "tpot_ms")),
+    ]
 
 
-TABLES = {"readme": readme, "overview": overview, "serving": serving, "predicted": predicted, "accuracy": accuracy}
+TABLES = {"readme": readme, "services": services, "predicted": predicted, "accuracy": accuracy}

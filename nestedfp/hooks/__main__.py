@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Iterable
 
 from nestedfp.hooks import compare, versions
 from nestedfp.hooks.table import HOOKS, PUBLIC
@@ -9,13 +10,19 @@ from nestedfp.hooks.table import HOOKS, PUBLIC
 
 def markdown() -> str:
     """Return the table, as docs/hooks.md has it."""
-    rows = [
-        f"| `{name.replace('|', ' or ')}` | {', '.join(parameters or ()) or '-'} | {hooks.owner} | {hooks.reason} |"
-        for hooks in HOOKS
-        for name, parameters in hooks.names.items()
-    ]
-    head = f"{len(rows)} names, {len(rows) - len(PUBLIC)} of them private:"
-    return "\n".join([head, "", "| name in vLLM | parameters | owner | reason |", "|---|---|---|---|", *rows])
+    count = sum(len(hooks.names) for hooks in HOOKS)
+    rows = [f"| {hooks.owner} | {hooks.reason} | {_names(hooks.names)} |" for hooks in HOOKS]
+    head = f"{count} names, {count - len(PUBLIC)} of them private:"
+    return "\n".join([head, "", "| part of the plugin | reason | names of vLLM |", "|---|---|---|", *rows])
+
+
+def _names(names: Iterable[str]) -> str:
+    """Return names by module: ``module:`` A, B."""
+    by_module: dict[str, list[str]] = {}
+    for name in names:
+        module, _, path = name.partition(":")
+        by_module.setdefault(module.replace("|", " or "), []).append(path.replace("|", " or "))
+    return "; ".join(f"`{module}`: {', '.join(f'`{path}`' for path in paths)}" for module, paths in by_module.items())
 
 
 def main() -> int:

@@ -63,7 +63,7 @@ PUBLIC = frozenset(
 HOOKS = (
     Hooks(
         "wiring",
-        "an engine with nested weights gets this scheduler, worker, SLO and routes whoever makes it",
+        "gives every engine with nested weights this scheduler, worker, SLO and routes",
         {
             "vllm.engine.arg_utils:EngineArgs.create_engine_config": ("self", "usage_context"),
             "vllm.usage.usage_lib:UsageContext.OPENAI_API_SERVER": None,
@@ -77,12 +77,12 @@ HOOKS = (
     ),
     Hooks(
         "serving",
-        "vLLM's page of metrics shows the engine's families",
+        "adds the engine's metrics to vLLM's page",
         {"vllm.v1.metrics.prometheus:get_prometheus_registry": ()},
     ),
     Hooks(
         "frontend",
-        "a bad pin or token id is refused before the engine sees it, a pin in a header reaches it",
+        "checks pins and token ids before the engine, and takes pins from headers",
         {
             "vllm.v1.engine.input_processor:InputProcessor.process_inputs": ("self", "request_id", "prompt", "params"),
             "vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest.to_beam_search_params": ("self",),
@@ -92,7 +92,7 @@ HOOKS = (
     ),
     Hooks(
         "frontend",
-        "a request's tokens by precision come with its last output",
+        "counts a request's tokens by precision",
         {
             "vllm.v1.engine.output_processor:OutputProcessor.add_request": ("self", "request"),
             "vllm.v1.engine.output_processor:OutputProcessor.process_outputs": ("self", "engine_core_outputs"),
@@ -108,7 +108,7 @@ HOOKS = (
     ),
     Hooks(
         "scheduling",
-        "the scheduler follows a request from its arrival to its end",
+        "follows a request from its arrival to its end",
         {
             "vllm.v1.core.sched.async_scheduler:AsyncScheduler": None,
             f"{SCHEDULER}.add_request": ("self", "request"),
@@ -132,7 +132,7 @@ HOOKS = (
     ),
     Hooks(
         "scheduling/waiting",
-        "who waits for a turn, and not for a grammar or a client, has a deadline and counts as load",
+        "tells requests that wait for a slot from those that wait for a grammar or a client",
         {
             f"{SCHEDULER}._is_blocked_waiting_status": ("status",),
             f"{SCHEDULER}._try_promote_blocked_waiting_request|_handle_blocked_waiting_request": ("self", "request"),
@@ -147,7 +147,7 @@ HOOKS = (
     ),
     Hooks(
         "scheduling",
-        "each step gets its precision when it is filled, and tells how long it took when its output comes",
+        "sets the precision of each step, and times it",
         {
             f"{SCHEDULER}.schedule": ("self",),
             f"{SCHEDULER}.update_from_output": ("self", "scheduler_output", "model_runner_output"),
@@ -161,7 +161,7 @@ HOOKS = (
     ),
     Hooks(
         "scheduling",
-        "a directive reaches the scheduler, and so does what the workers measured",
+        "hands directives and measured step costs to the scheduler",
         {
             "vllm.v1.engine.core:EngineCore.add_request": ("self", "request"),
             "vllm.v1.engine.core:EngineCore#scheduler": None,
@@ -170,7 +170,7 @@ HOOKS = (
     ),
     Hooks(
         "scheduling/exact_blocks",
-        "an exact request reads no block of the prefix cache that an FP8 step wrote",
+        "keeps cache blocks of FP8 steps from exact requests",
         {
             f"{SCHEDULER}._get_local_prefix_cache_hit": ("self", "request"),
             f"{SCHEDULER}#kv_cache_manager": None,
@@ -201,7 +201,7 @@ HOOKS = (
     ),
     Hooks(
         "weights",
-        "nested layers are a quantisation method",
+        "makes nested layers a quantisation method",
         {
             f"{QUANTIZATION}:register_quantization_config": ("quantization",),
             f"{QUANTIZATION}.base_config:QuantizationConfig.get_quant_method": ("self", "layer", "prefix"),
@@ -224,7 +224,7 @@ HOOKS = (
     ),
     Hooks(
         "weights/experts/experts",
-        "nested experts are a quantisation method, and FP8 steps on a GPU run through vLLM's own kernels",
+        "makes nested experts a quantisation method; their FP8 steps on a GPU use vLLM's kernels",
         {
             f"{EXPERTS}.fused_moe_method_base:FusedMoEMethodBase.apply": (
                 "self",
@@ -268,7 +268,7 @@ HOOKS = (
     ),
     Hooks(
         "weights",
-        "norms and activations before nested layers write E4M3 codes themselves",
+        "lets norms and activations write E4M3 codes",
         {
             "vllm.compilation.passes.inductor_pass:InductorPass.hash_source": None,
             "vllm.compilation.passes.inductor_pass:enable_fake_mode": ("fn",),
@@ -281,7 +281,7 @@ HOOKS = (
     ),
     Hooks(
         "weights/library_route",
-        "long steps on other GPUs than Hopper multiply through the library that vLLM builds",
+        "multiplies long steps by vLLM's library on GPUs other than Hopper",
         {
             "vllm:_custom_ops.cutlass_scaled_mm": ("a", "b", "scale_a", "scale_b", "out_dtype"),
             "vllm:_custom_ops.cutlass_scaled_mm_supports_fp8": ("cuda_device_capability",),
@@ -289,7 +289,7 @@ HOOKS = (
     ),
     Hooks(
         "evaluation",
-        "the command nestedfp eval runs engines one after the other",
+        "runs the engines of `nestedfp eval`",
         {
             "vllm:LLM": None,
             "vllm:SamplingParams": None,
@@ -298,7 +298,7 @@ HOOKS = (
     ),
     Hooks(
         "loading",
-        "a checkpoint that does not set all of a model to finite values is refused, before the load where that can be seen",
+        "refuses a checkpoint that leaves parameters unset or not finite",
         {
             "vllm.model_executor.model_loader.base_loader:BaseModelLoader.load_model": (
                 "self",
@@ -322,7 +322,7 @@ HOOKS = (
     ),
     Hooks(
         "ranks",
-        "every rank runs a step in the precision that came with it",
+        "runs each step in its precision on every rank",
         {
             "vllm.v1.worker.gpu_worker:Worker.execute_model": ("self", "scheduler_output"),
             "vllm.v1.worker.gpu_worker:Worker.sample_tokens": ("self", "grammar_output"),
@@ -339,7 +339,7 @@ HOOKS = (
     ),
     Hooks(
         "ranks/cpu_seed",
-        "on a CPU a request with a seed and a prompt in several steps does not end the engine",
+        "keeps a request with a seed and a prompt in several steps from ending a CPU engine",
         {
             "vllm.v1.worker.cpu_model_runner:CPUModelRunner._bookkeeping_sync": ("self",),
             "vllm.v1.worker.cpu_model_runner:CPUModelRunner._sample": ("self",),
@@ -347,7 +347,7 @@ HOOKS = (
     ),
     Hooks(
         "ranks/row_classes",
-        "a step of exact and fast rows has its exact rows where the operators look for them",
+        "puts exact rows where the operators expect them",
         {
             "vllm.v1.worker.gpu.model_runner:sort_batch_req_ids": (
                 "num_tokens_per_req",
@@ -360,7 +360,7 @@ HOOKS = (
     ),
     Hooks(
         "ranks/graphs",
-        "there are CUDA graphs for both precisions, and for steps with prompts",
+        "captures CUDA graphs for both precisions and for steps with prompts",
         {
             "vllm.config.compilation:CUDAGraphMode": None,
             "vllm.v1.attention.backend:AttentionCGSupport.ALWAYS": None,
