@@ -11,7 +11,6 @@ from controller.messages import Fallback
 from controller.policies import POLICIES, PolicyConfig
 from controller.policies.base import Observation
 from controller.policies.deadlines import Deadlines
-from controller.policies.exact_first import ExactFirst
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
 from workload.frozen import FrozenModel
@@ -109,7 +108,7 @@ def gone(section: dict[str, Any]) -> str | None:
 class ControllerConfig(FrozenModel):
     """All that the control loop needs to know. Every duration is in seconds."""
 
-    policy: PolicyConfig = ExactFirst()
+    policy: PolicyConfig = Deadlines()
     guards: GuardConfig = GuardConfig()
     ladder: LadderConfig = LadderConfig()  # what comes when FP8 is not enough
     advisory: bool = False  # decide and log, but leave the replicas in the mode of the start

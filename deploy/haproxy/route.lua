@@ -1,4 +1,4 @@
--- Which replica takes a request: an exact one that can still compute its prompt in time, else the least loaded fast one.
+-- Which replica takes a request: an exact one that can still compute its prompt in time, else the least loaded one.
 --
 -- HAProxy loads this file with the constants of route_rule.py, which is the same rule in Python, and an argument for each
 -- application: "BACKEND PREFIX SERVER SERVER ...". Every replica says on its page PREFIX/room how many prompt tokens it can take;
@@ -62,9 +62,11 @@ function nestedfp.choose(servers, class, tokens, last, now)
             return best
         end
     end
-    local pool = fast
-    if #fast == 0 or (class == "exact" and #exact > 0) then
+    local pool = servers
+    if class == "exact" and #exact > 0 then
         pool = exact
+    elseif class == "fast" and #fast > 0 then
+        pool = fast
     end
     local first = least_loaded(pool)
     for _, server in ipairs(pool) do

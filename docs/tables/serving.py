@@ -28,8 +28,7 @@ NAMES = {
     "vllm-fp16-384": PLAIN_FP16,
     "fp16": FP16,
     "default": DEFAULT,
-    "deadlines": DEFAULT,  # of one replica whose steps may hold both precisions
-    "exact-first": DEFAULT,
+    "deadlines": DEFAULT,  # where steps may hold both precisions
     "fp8": FP8,
     "vllm-fp8": PLAIN_FP8,
 }
@@ -75,10 +74,10 @@ def _chosen(line: str, runs_of: Callable[[str], dict[float, list[str]]]) -> Iter
 
 def _label(run: str, experiment: Experiment) -> str:
     """Return what a row is called; a run that is no default any more has its own name."""
-    one_precision = not PluginOptions(**experiment.engine.plugin).mixed_steps
-    if NAMES.get(run) == DEFAULT and (one_precision or (run == "deadlines" and experiment.replicas > 1)):
+    known = NAMES.get(run)
+    if known is None or (known == DEFAULT and not PluginOptions(**experiment.engine.plugin).mixed_steps):
         return f"`{run}`"
-    return NAMES.get(run, f"`{run}`")
+    return known
 
 
 def services(*lines: str) -> str:

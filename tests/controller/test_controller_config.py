@@ -28,7 +28,7 @@ def explain_fault(data: Any, prefix: str = "") -> str:
 
 def test_an_empty_section_is_a_working_configuration() -> None:
     config = ControllerConfig.model_validate({})
-    assert config.policy.name == "exact_first"
+    assert config.policy.name == "deadlines"
     assert config.lapsed[0] is DirectiveMode.AUTO
     assert config.slo.ttft_ms == 200
 
