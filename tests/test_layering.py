@@ -66,7 +66,9 @@ MAY_IMPORT = {
         "deploy.config",
         "deploy.environment",
         "loadtest.errors",
-        "loadtest.sender.prompts",
+        "loadtest.report.error_kinds",
+        "loadtest.sender",
+        "workload",
         "loadtest.service.process",
     },  # and benchmarks
 }

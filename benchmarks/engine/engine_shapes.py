@@ -1,8 +1,13 @@
 """The published model shapes that whole engines are measured on, as Hugging Face configurations for dummy weights."""
 
+import json
+import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5}
+TOKENIZER = Path(__file__).resolve().parents[2] / "models" / "llama-8b-shape"
 # Hidden, intermediate, layers, heads, KV heads, head size, vocabulary.
 SHAPES = {
     "llama-8b": (4096, 14336, 32, 32, 8, 128, 128256),  # Llama 3.1 8B
@@ -52,3 +57,25 @@ def rank_layers(model: str, ranks: int) -> dict[str, tuple[int, int]]:
         "gate_up": (2 * intermediate // ranks, hidden),
         "down": (hidden, intermediate // ranks),
     }
+
+
+def model_folder(model: str) -> Path:
+    """Write a shape's folder: configuration and a tokenizer that has a text for every id; return its path.
+
+    The path is the same every time, so that vLLM finds what it compiled before.
+    """
+    folder = Path(tempfile.gettempdir()) / f"nestedfp-http-{os.getuid()}" / model
+    folder.mkdir(parents=True, exist_ok=True)
+    config = config_of(model)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer_config.json").write_text((TOKENIZER / "tokenizer_config.json").read_text())
+    tokenizer = json.loads((TOKENIZER / "tokenizer.json").read_text())
+    fill(tokenizer["model"]["vocab"], config["vocab_size"])
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
+def fill(vocabulary: dict[str, int], size: int) -> None:
+    """Add a text of a word's length for every id of a byte-level vocabulary that has none. No merge leads to them."""
+    known = set(vocabulary.values())
+    vocabulary.update({f"Ġx{index}": index for index in range(size) if index not in known})

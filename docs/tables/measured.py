@@ -126,7 +126,7 @@ def http(name: str) -> str:
     for row in _rows(name):
         key = (row["model"], row["system"], row["mode"], int(row["replicas"]))
         found.setdefault(key, {})[row["scenario"]] = row
-    systems = {"nestedfp_http": "this service", "vllm_http": "`vllm serve`", "engine_offline": "engine alone"}
+    systems = {"nestedfp": "this service", "vllm_serve": "`vllm serve`", "engine": "engine alone"}
     rows = []
     for (model, system, mode, replicas), scenarios in sorted(found.items(), key=lambda item: (item[0][3], item[0])):
         if "closed" in scenarios:
@@ -156,9 +156,9 @@ def http_cpu(name: str) -> str:
     """Return the HTTP path on two cores, before an engine that costs no processor time."""
     found: dict[str, dict[tuple[str, str], Row]] = {}
     for row in _rows(name):
-        if row["engine"] == "timed_15ms":
+        if row["model"] == "timed_15ms":
             found.setdefault(row["system"], {})[row["scenario"], row["rate_per_s"]] = row
-    systems = {"nestedfp": "this service", "vllm_serve": "`vllm serve`", "engine": "engine alone"}
+    systems = {"nestedfp": "this service", "vllm_serve": "`vllm serve`"}
     rows = []
     for system, label in systems.items():
         closed, unloaded = found[system]["closed", "0"], found[system]["unloaded", "0"]

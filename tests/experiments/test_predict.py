@@ -58,7 +58,7 @@ def test_the_path_s_part_of_a_first_token_is_what_idle_services_took_beside_the_
     for path in sorted(Path("benchmarks/results").glob("h100-http*.csv")):
         _, columns, rows = results_csv.read(path)
         for row in (dict(zip(columns, values, strict=True)) for values in rows):
-            if (row["system"], row["scenario"]) == ("nestedfp_http", "unloaded"):
+            if (row["system"], row["scenario"]) == ("nestedfp", "unloaded"):
                 table = read_table(Path(f"simulator/engine/tables/h100-{row['model']}-load.json"))
                 step_ms = next(costs for costs in table.start_costs if costs[0] == 16)
                 found.append(float(row["ttft_p50_ms"]) - step_ms[1 + (row["mode"] == "fp8")])
