@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nestedfp.modes import DirectiveMode
-from nestedfp.steps.step_fill import FillWatch
+from nestedfp.steps.deadlines.step_fill import FillWatch
 from nestedfp.steps.step_rule import StepRule
 from simulator.engine.cost_table import TABLE, EngineTable, read_table
 from simulator.engine.engine import Engine
@@ -70,7 +70,7 @@ def directed(
     """Return the share of requests within the SLO, and of tokens in FP16, under a rule; without one all in FP8."""
     engine = Engine(table)
     if not sees_kv:
-        engine._fill = RequestsOnly(table.engine.max_num_seqs)
+        engine._watch._fill = RequestsOnly(table.engine.max_num_seqs)
     requests = [SimRequest(number, *size) for number, size in enumerate(sizes)]
     engine.direct(DirectiveMode.FP8 if rule is None else DirectiveMode.AUTO, rule or StepRule())
     for request in requests:

@@ -31,10 +31,8 @@ SHARED = {
     "nestedfp.steps.slo_rule",
     "nestedfp.steps.step_rule",
     "nestedfp.steps.step_costs",
-    "nestedfp.steps.step_slack",
-    "nestedfp.steps.step_fill",
-    "nestedfp.steps.prompt_room",
-    "nestedfp.steps.row_rule",
+    "nestedfp.steps.deadlines",
+    "nestedfp.steps.rows",
 }
 MAY_IMPORT = {
     "nestedfp": set[str](),

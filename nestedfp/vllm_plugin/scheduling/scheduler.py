@@ -22,7 +22,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.steps.device_clock import DeviceClock
-from nestedfp.steps.row_rule import MOST_PLANNED
+from nestedfp.steps.rows.row_state import MOST_PLANNED
 from nestedfp.steps.step_costs import StepCosts, slowest
 from nestedfp.steps.step_rule import StepRule, StepSignals, choose
 from nestedfp.vllm_plugin.directives import directive_receiver
@@ -369,7 +369,9 @@ class PrecisionMixin(WaitingRequests):
         """Return what the engine computes in a second, and what it can take of prompts, where the rule asks for it."""
         directive, rule, _ = self._in_force
         mode = Mode.FP16 if directive is DirectiveMode.FP16 or self._fp16_only else Mode.FP8
-        room = self._watch.room(rule, mode, self._decodes, waiting_tokens)
+        room = self._watch.room(
+            rule, mode, steady_s(), decodes=self._decodes, line_tokens=waiting_tokens, ends_s=self._watch.ends_s
+        )
         return {
             "exact_tokens_per_s": self._watch.capacity_tokens_per_s(rule, Mode.FP16),
             "fast_tokens_per_s": self._watch.capacity_tokens_per_s(rule, mode if self._fp16_only else Mode.FP8),
@@ -381,7 +383,15 @@ class PrecisionMixin(WaitingRequests):
         idle = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
         starving = sum(request.status in idle for request in self._may_starve.values())
         inside = len(self.running) + self._waiting_count() - starving
-        return self._watch.late(rule, tokens, inside, self.kv_cache_manager.usage, with_prompts=with_prompts)
+        return self._watch.late(
+            rule,
+            self._watch.begins_s(),
+            tokens,
+            inside,
+            self.kv_cache_manager.usage,
+            with_prompts=with_prompts,
+            steps=self._watch.steps_in_flight + 1,
+        )
 
     def _count_prompt(self, request: Request, mode: Mode, count: int) -> None:
         rid, start = request.request_id, request.num_computed_tokens - count
