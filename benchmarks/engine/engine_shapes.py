@@ -37,28 +37,6 @@ def config_of(model: str) -> dict[str, Any]:
     }
 
 
-def rank_layers(model: str, ranks: int) -> dict[str, tuple[int, int]]:
-    """Return the linear layers of one of ``ranks`` tensor-parallel ranks as (N, K).
-
-    vLLM splits qkv and gate_up by rows, o and down by columns.
-
-    Raises:
-        ValueError: where the ranks do not divide the heads, the KV heads or the intermediate size.
-    """
-    hidden, intermediate, _, heads, kv_heads, head, _ = SHAPES[model]
-    if ranks < 1 or any(size % ranks for size in (heads, kv_heads, intermediate)):
-        raise ValueError(
-            f"expected ranks that divide the {heads} heads, the {kv_heads} KV heads and the intermediate size {intermediate} "
-            f"of {model}, got {ranks}"
-        )
-    return {
-        "qkv": ((heads + 2 * kv_heads) * head // ranks, hidden),
-        "o": (hidden, heads * head // ranks),
-        "gate_up": (2 * intermediate // ranks, hidden),
-        "down": (hidden, intermediate // ranks),
-    }
-
-
 def model_folder(model: str) -> Path:
     """Write a shape's folder: configuration and a tokenizer that has a text for every id; return its path.
 

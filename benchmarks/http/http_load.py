@@ -7,7 +7,7 @@ from pathlib import Path
 from loadtest.sender.plan import PlannedRequest, SendPlan
 from loadtest.sender.prompts import TOKEN_IDS
 
-REQUESTS = 512  # different ones of a closed loop; prefix caching is off all the same
+REQUESTS = 8192  # of a closed loop, which begins again then; prefix caching is off all the same
 SEED = 20
 REQUEST_LIMIT_S = 60.0
 
@@ -40,6 +40,9 @@ class HttpLoad:
         """
         load_s = self.warm_s + self.window_s
         at_s = [0.0] * REQUESTS if self.streams else arrivals(self.rate_per_s, load_s, SEED + run)
+        # A closed loop's first answers are of all lengths, so that its streams do not end all at once ever after.
+        outputs = [1 + self.output_tokens * stream // self.streams for stream in range(self.streams)]
+        outputs += [self.output_tokens] * (len(at_s) - len(outputs))
         return SendPlan(
             kind="closed" if self.streams else "open",
             policy="plain",
@@ -47,8 +50,8 @@ class HttpLoad:
             url=url,
             model=model_id,
             requests=tuple(
-                PlannedRequest(at_s=at, prompt_tokens=self.prompt_tokens, output_tokens=self.output_tokens)
-                for at in at_s
+                PlannedRequest(at_s=at, prompt_tokens=self.prompt_tokens, output_tokens=output)
+                for at, output in zip(at_s, outputs, strict=True)
             ),
             duration_s=load_s + self.drain_s if self.streams else load_s,
             drain_s=self.drain_s,

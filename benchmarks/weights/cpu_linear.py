@@ -151,22 +151,6 @@ def header(argv: list[str]) -> list[str]:
     ]
 
 
-def print_cell(n: int, k: int, m: int, ms: dict[str, float]) -> None:
-    """Print one line of the summary: milliseconds, and what they mean as ratios."""
-    fp16, fp8 = ms["nestedfp_fp16"], ms["nestedfp_fp8"]
-    theirs = ms.get("vllm_fp16", float("nan"))
-    print(
-        f"{n:6d} {k:6d} {m:5d} | "
-        + " ".join(f"{ms.get(name, float('nan')):9.3f}" for name in COLUMNS)
-        + f" | {ms['read_floor'] / fp16:6.2f} {ms['plain_fp16'] / fp16:6.2f} {theirs / fp16:6.2f} {fp16 / fp8:6.2f}"
-        f" {2e-6 * m * n * k / fp16:7.1f} {2e-6 * m * n * k / fp8:7.1f}",
-        flush=True,
-    )
-
-
-COLUMNS = ("read_floor", "torch_fp32", "plain_fp16", "vllm_fp16", "nestedfp_fp16", "nestedfp_fp8")
-
-
 def main(argv: list[str]) -> int:
     """Command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.weights.cpu_linear", description=__doc__)
@@ -178,8 +162,6 @@ def main(argv: list[str]) -> int:
     shapes, tokens, budget_s = SHAPES, TOKENS, CELL_BUDGET_S
     if args.quick:
         shapes, tokens, budget_s = SHAPES[1:3], (1, 4, 8, 64, 256), 0.7
-    print("milliseconds; then floor/fp16, plain/fp16, vllm/fp16, fp16/fp8 (times), GFLOP/s of fp16 and fp8")
-    print("     N      K     M | " + " ".join(f"{name.replace('nestedfp', 'nfp'):>9}" for name in COLUMNS))
     rows: list[tuple[object, ...]] = []
     for n, k in shapes:
         copies = -(-3 * last_level_cache_bytes() // (n * k))
@@ -187,7 +169,7 @@ def main(argv: list[str]) -> int:
         long_prefill = (LONG_PREFILL[2],) if (n, k) == LONG_PREFILL[:2] else ()
         for m in (*tokens, *long_prefill):
             ms = time_cell(systems, k, m, copies, budget_s)
-            print_cell(n, k, m, ms)
+            print(n, k, m, {name: round(value, 3) for name, value in ms.items()}, flush=True)
             for system in systems:
                 gb_per_s = system.weight_bytes / ms[system.name] / 1e6
                 threads = torch.get_num_threads()
