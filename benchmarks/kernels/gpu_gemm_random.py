@@ -65,15 +65,14 @@ def with_the_model_s_choice(
     }
 
 
-def measure(n: int, k: int, counts: list[int], window_ms: float, tuned: bool) -> Rows:
+def measure(n: int, k: int, counts: list[int], window_ms: float) -> Rows:
     """Return the rows of one shape."""
     plain, packed = rotating_weights(n, k)
     gemm_tuning.forget()
     precisions = (kernels.FP16, kernels.FP8)
     by_model = {m: {p: kernels.choose(p, m, n, k) for p in precisions} for m in counts}
-    if tuned:
-        timings = gemm_tuning.tune({(n, k): packed}, gemm_tuning.TUNED_TOKENS, kernels.NUM_SMS_H100)
-        gemm_tuning.take(timings[n, k], kernels.NUM_SMS_H100)
+    timings = gemm_tuning.tune({(n, k): packed}, gemm_tuning.TUNED_TOKENS, kernels.NUM_SMS_H100)
+    gemm_tuning.take(timings[n, k], kernels.NUM_SMS_H100)
     rows = []
     for m in counts:
         x = torch.randn(m, k, device="cuda").half()
@@ -101,14 +100,13 @@ def main() -> None:
     parser.add_argument("--cells-per-shape", type=int, default=16)
     parser.add_argument("--window-ms", type=float, default=100.0, help="per system and cell from 384 tokens on")
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after the shape that passes this limit")
-    parser.add_argument("--no-tuning", action="store_true", help="choose by the cost model alone")
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.manual_seed(args.seed)
     began_s, rows = time.monotonic(), []
     for n, k, counts in draw(args.seed, args.cells, args.cells_per_shape):
-        rows += measure(n, k, counts, args.window_ms, not args.no_tuning)
+        rows += measure(n, k, counts, args.window_ms)
         torch.cuda.empty_cache()
         if time.monotonic() - began_s > args.seconds:
             break

@@ -110,27 +110,6 @@ def test_a_prediction_knows_the_kv_cache_that_an_experiments_engine_has(tmp_path
     assert copy.start_costs == measured.start_costs is not None, "what a step takes does not depend on the cache's size"
 
 
-def test_fp16_steps_may_take_longer_than_the_table_says(tmp_path, capsys):
-    path = written(tmp_path, shape="mistral-24b")
-    measured = read_table(TABLE_24B)
-    copy = read_table(predict.limited_table(TABLE_24B, config.load(path), tmp_path, 1.06))
-    for size in ((1, 1, 0), (40, 40, 20_000), (1500, 40, 20_000)):  # tokens, decodes, KV entries
-        assert copy.fp16.step_s(*size) == pytest.approx(1.06 * measured.fp16.step_s(*size))
-        assert copy.fp8.step_s(*size) == measured.fp8.step_s(*size)
-    words = [
-        "predict",
-        str(path),
-        "--trace",
-        str(tmp_path / "none.csv"),
-        "--table",
-        str(TABLE_24B),
-        "--fp16-steps",
-        "0",
-    ]
-    assert command.main(words) == 2
-    assert "--fp16-steps: expected a number above 0, got 0" in capsys.readouterr().err
-
-
 def test_a_prediction_for_ranks_or_shapes_that_nothing_tells_of_says_so(tmp_path):
     ranks = {"tensor_parallel_size": 2}
     with pytest.raises(ExperimentError, match="weights of 141 GB do not fit into the 73 GB"):
