@@ -43,7 +43,7 @@ class ServiceUnderTest:
     Attributes:
         url: of loopback.
         family: its processes.
-        model_id, model_dir: what it serves, and from where.
+        model_id: that it serves.
         replicas: that it should have.
         max_body_bytes: that it accepts.
     """
@@ -51,7 +51,6 @@ class ServiceUnderTest:
     url: str
     family: Family
     model_id: str
-    model_dir: Path
     replicas: int
     max_body_bytes: int
 
@@ -89,7 +88,7 @@ def running(
         family = None if root is None else family_of(root)
         if family is None:
             raise CampaignError(f"the processes of the service on port {port} are not found")
-        yield ServiceUnderTest(url, family, read.model.id, read.model.folder, read.replicas, read.http.max_body_bytes)
+        yield ServiceUnderTest(url, family, read.model.id, read.replicas, read.http.max_body_bytes)
 
 
 def steady_load(service: ServiceUnderTest, folder: Path, for_s: float) -> BackgroundLoad:
