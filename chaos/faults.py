@@ -13,19 +13,20 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.client import stream_client
-from benchmarks.client.stream_client import LoadPlan
 from chaos import places
 from chaos.abuse import attacks, hostile
-from chaos.fault_cost import SEVERAL, Injection, Struck
+from chaos.fault_cost import SEVERAL, Injection, Struck, outcome
 from chaos.watch import KINDS, Family, running
-from loadtest.sender.prompts import completion_body
+from loadtest.sender.background import BackgroundLoad
+from loadtest.sender.plan import PlannedRequest, SendPlan
+from loadtest.sender.prompts import TOKEN_IDS
 
 NOTICE_LIMIT_S = 60.0  # a stopped process that nobody has ended by then is continued
 ATTACK_LIMIT_S = 60.0
 MALFORMED_FOR_S = 420.0  # on two cores that others use as well they might take for ever
 SLOWEST_KEPT = 50  # of the malformed requests, in malformed.jsonl
 KV_STREAMS, KV_TOKENS = 20, 800
+KV_LIMIT_S = 240.0  # for each of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,19 +163,29 @@ def full_log_disk(arena: Arena, for_s: float = 10.0) -> Done:
 
 def full_kv_cache(arena: Arena) -> Done:
     """Ask for more tokens at once than the KV caches hold."""
-    body = completion_body(arena.model_id, "Long ago", KV_TOKENS).decode()
-    plan = LoadPlan([body], streams=KV_STREAMS, max_requests=KV_STREAMS, start_for_s=5.0, limit_s=240.0, stall_s=120.0)
+    plan = SendPlan(
+        kind="open",
+        policy="plain",
+        run=0,
+        url=arena.url,
+        model=arena.model_id,
+        requests=(PlannedRequest(at_s=0.0, prompt_tokens=16, output_tokens=KV_TOKENS),) * KV_STREAMS,
+        duration_s=1.0,
+        drain_s=KV_LIMIT_S,
+        request_timeout_s=KV_LIMIT_S,
+        seed=0,
+        token_ids=TOKEN_IDS,
+        records_path=arena.folder / "kv-requests.jsonl",
+    )
     before = preemptions(arena.url)
     began_s = time.monotonic()
-    process = stream_client.start(arena.url, "/v1/completions", plan, arena.folder / "kv-requests")
-    load = stream_client.finish(process, 260.0)
-    kinds = [record.kind for record in load.records]
-    whole = sum(record.tokens == KV_TOKENS for record in load.records)
+    with BackgroundLoad(plan) as sent:
+        ends = [outcome(record) for record in sent.whole()]
     said = (
-        f"{KV_STREAMS} streams of {KV_TOKENS} tokens: {whole} whole, {preemptions(arena.url) - before:.0f} preemptions"
+        f"{KV_STREAMS} streams of {KV_TOKENS} tokens: {ends.count('ok')} whole, "
+        f"{preemptions(arena.url) - before:.0f} preemptions"
     )
-    hung = sum(kind in ("stall", "cut") for kind in kinds)
-    return Done(Injection(began_s, time.monotonic()), (said,), hung)
+    return Done(Injection(began_s, time.monotonic()), (said,), ends.count("hung"))
 
 
 def preemptions(url: str) -> float:

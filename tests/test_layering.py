@@ -31,10 +31,8 @@ SHARED = {
     "nestedfp.steps.slo_rule",
     "nestedfp.steps.step_rule",
     "nestedfp.steps.step_costs",
-    "nestedfp.steps.step_slack",
-    "nestedfp.steps.step_fill",
-    "nestedfp.steps.prompt_room",
-    "nestedfp.steps.row_rule",
+    "nestedfp.steps.deadlines",
+    "nestedfp.steps.rows",
 }
 MAY_IMPORT = {
     "nestedfp": set[str](),
@@ -66,7 +64,9 @@ MAY_IMPORT = {
         "deploy.config",
         "deploy.environment",
         "loadtest.errors",
-        "loadtest.sender.prompts",
+        "loadtest.report.error_kinds",
+        "loadtest.sender",
+        "workload",
         "loadtest.service.process",
     },  # and benchmarks
 }

@@ -1,8 +1,8 @@
 """As many replicas as the load allows run exact, the others fast; HAProxy sends every request to an exact one that has room.
 
 An exact replica runs FP16 alone, in steps as long as the TPOT objective allows, and takes no more prompts than it can begin in
-time (nestedfp/steps/prompt_room.py). What comes beyond that goes to fast replicas, each of which keeps deadlines stricter than
-the objectives (nestedfp/steps/step_slack.py). So a fast replica must have room at any time:
+time (nestedfp/steps/deadlines). What comes beyond that goes to fast replicas, each of which keeps deadlines stricter than
+the objectives (step_slack.py there). So a fast replica must have room at any time:
 
 * K, the number of exact replicas, falls as soon as the load is more than a share of what all replicas compute in their present
   classes, over ten seconds, or clearly more over one, or fast replicas have had no room for a second;

@@ -261,7 +261,6 @@ HOOKS = (
             ),
             f"{EXPERTS}.activation:MoEActivation": None,
             f"{EXPERTS}.activation:apply_moe_activation": ("activation", "output", "input"),
-            f"{EXPERTS}.experts:cutlass_moe.run_cutlass_moe_fp8": ("output", "hidden_states", "w1", "w2", "topk_ids"),
             "vllm:_custom_ops.scaled_fp8_quant": ("input",),
             "vllm:_custom_ops.moe_sum": ("input", "output"),
         },

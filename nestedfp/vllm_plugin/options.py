@@ -67,7 +67,7 @@ class PluginOptions:
             themselves, where no other layer reads them (weights/fused_quantiser.py): one launch less before three of a
             transformer block's four linear layers. "auto": on Hopper, where vLLM compiles the model; "always": refuse to start
             where that cannot be; "never".
-        mixed_steps: a step may hold exact and fast requests (nestedfp/steps/row_rule.py), where the engine can run such steps.
+        mixed_steps: a step may hold exact and fast requests (nestedfp/steps/rows/row_rule.py), where the engine can run such steps.
             Off by default: tensor-parallel engines have not been measured with it.
         slo: objectives that the engine keeps until somebody directs it: ``{"ttft_ms": 200, "tpot_ms": 33.3}``, or one of the
             two, the other as here. None: every step is FP16 until then. Of ``vllm serve`` the plugin fills in these two.

@@ -18,10 +18,12 @@ from fault_load import begin
 from fault_service import HANG_S, PORT, URL, Poll, settled, status
 from live_service import ADMIN, KEY, MODEL, complete, wait_until
 
-from benchmarks.client import stream_client
 from chaos.abuse import heavy, hostile
 from chaos.abuse.attacks import send_all
 from deploy.startup.accelerator import resolve
+from loadtest.sender.dispatch import run_plan
+from loadtest.sender.plan import PlannedRequest, SendPlan
+from loadtest.sender.prompts import TOKEN_IDS
 
 pytestmark = [pytest.mark.serve, pytest.mark.faults]
 
@@ -254,14 +256,13 @@ def test_clients_that_do_not_read_do_not_hurt_a_neighbour(client):
 
 def test_a_thousand_streams_at_once_are_all_answered_whole(client, service, tmp_path):
     settled(client)
-    bodies = [json.dumps({"model": MODEL, "prompt": f"{n} foxes", "max_tokens": 16, "ignore_eos": True, "stream": True,
-                          "stream_options": {"include_usage": True}}) for n in range(64)]  # fmt: skip
-    plan = stream_client.LoadPlan(
-        bodies, streams=1000, start_for_s=HANG_S, max_requests=1000, limit_s=4 * HANG_S, stall_s=3 * HANG_S
-    )
-    load = stream_client.finish(stream_client.start(URL, "/v1/completions", plan, tmp_path / "requests"), 5 * HANG_S)
-    came = collections.Counter((record.kind, record.status, record.tokens) for record in load.records)
-    assert came == {("ok", 200, 16): 1000}, load.errors[:3]
+    plan = SendPlan(
+        kind="open", policy="plain", run=0, url=URL, model=MODEL, duration_s=1, drain_s=4 * HANG_S, request_timeout_s=4 * HANG_S,
+        requests=(PlannedRequest(at_s=0, prompt_tokens=8, output_tokens=16),) * 1000, seed=0, token_ids=TOKEN_IDS,
+        records_path=tmp_path / "requests.jsonl",
+    )  # fmt: skip
+    came = collections.Counter((record.error, record.status) for record in run_plan(plan, lambda *_: None))
+    assert came == {(None, 200): 1000}
     settled(client)
 
 

@@ -23,7 +23,7 @@ from nestedfp.steps.step_costs import MixedCosts, StepCost, StepCosts
 
 logger = init_logger("vllm.nestedfp")
 
-# Context of each dummy decode request: attention is learned from real steps (nestedfp/steps/step_slack.py). With a usual one it
+# Context of each dummy decode request: attention is learned from real steps (nestedfp/steps/step_times.py). With a usual one it
 # would be a third of a step of 256 requests, which the same row says of a prompt of 256 tokens.
 CONTEXT_TOKENS = 16
 FINER_FROM_TOKENS = 128  # arithmetic begins to bound a step somewhere beyond, which lines between powers of two miss

@@ -194,7 +194,7 @@ class NestedExpertsBase(FusedMoEMethodBase):
             from nestedfp.vllm_plugin.weights.experts import experts_gpu
 
             choice = experts_gpu.Choice(weights, ids, expert_map, layer.activation)
-            product = experts_gpu.exact if ops.get_mode() is Mode.FP16 else experts_gpu.fast_triton
+            product = experts_gpu.exact if ops.get_mode() is Mode.FP16 else experts_gpu.fast
             return product(x, *layer.nestedfp_stacks, choice)
         if expert_map is not None:
             ids = expert_map[ids.long()]
