@@ -223,7 +223,7 @@ def check_fp8_layers(config: "VllmConfig") -> None:
 
 def fusion_obstacle(config: "VllmConfig") -> str | None:
     """Return why nothing can be fused with the quantiser and what to set; None: nothing is in its way."""
-    from vllm.config.compilation import CompilationMode
+    from vllm.config import CompilationMode
 
     options, compilation = PluginOptions.of(config), config.compilation_config
     if options.weights == "two_copies" or options.fp16_only:

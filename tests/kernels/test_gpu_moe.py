@@ -78,11 +78,9 @@ def test_exact_experts_compute_what_vllms_do_and_fast_ones_are_close(shape, toke
         for weight, expert in zip(choice.weights[token], choice.ids[token].tolist(), strict=True):
             gate, up = (rounded(x[token : token + 1]) @ uppers[0][expert].T).chunk(2, -1)
             sums[token] += weight * (rounded((torch.nn.functional.silu(gate) * up).half()) @ uppers[1][expert].T)[0]
-    for fast in (experts_gpu.fast_triton, experts_gpu.fast_cutlass):
-        error = (fast(x, *stacks, choice).float() - sums).square().mean().sqrt() / sums.square().mean().sqrt()
-        assert error < 0.02, fast.__name__
-        off = (fast(x, *stacks, choice) - expected).float().square().mean().sqrt() / expected.float().std()
-        assert 0.01 < off < 0.08, fast.__name__
+    fast = experts_gpu.fast(x, *stacks, choice)
+    assert (fast.float() - sums).square().mean().sqrt() < 0.02 * sums.square().mean().sqrt()
+    assert 0.01 < (fast - expected).float().square().mean().sqrt() / expected.float().std() < 0.08
 
 
 def test_experts_of_other_ranks_add_nothing():

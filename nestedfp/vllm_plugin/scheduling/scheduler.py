@@ -4,6 +4,7 @@ One SchedulerOutput is broadcast to all tensor-parallel ranks, so the ranks cann
 outputs are executed in the order in which they were scheduled, so the attached precision is the one that runs.
 """
 
+import copy
 import functools
 import os
 import secrets
@@ -13,11 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import Any
 
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from nestedfp.modes import DirectiveMode, Mode
@@ -79,7 +76,7 @@ class PrecisionMixin(WaitingRequests):
         settings = self.scheduler_config
         # Where a prompt, or an image in it, is computed in one step or not at all, a lower budget would keep it waiting for ever.
         self._cuts_prompts = settings.enable_chunked_prefill and not settings.disable_chunked_mm_input
-        self._watch = DeadlineWatch(self._budget_tokens, self.max_num_running_reqs)
+        self._watch = DeadlineWatch(self._budget_tokens, settings.max_num_seqs)
         self._rows = RowSteps(self._budget_tokens)
         self._planned: RowStep | None = None  # while vLLM fills a step that was planned by row
         self._everybody_runs = False  # for one step: the last plan gave nobody anything, for want of blocks
@@ -92,7 +89,12 @@ class PrecisionMixin(WaitingRequests):
         self._progress_s = steady_s()  # when a step last ended, or work came to an idle engine
         # Nobody outside can know it, so no request can name the cache that pinned requests share.
         self._pinned_salt = secrets.token_hex(16)
-        self._blocks = ExactBlocks(self.kv_cache_manager)
+        ranks = self.vllm_config.parallel_config.decode_context_parallel_size  # a block's tokens lie on all of them
+        specs = [group.kv_cache_spec for group in self.kv_cache_manager.kv_cache_config.kv_cache_groups]
+        self._blocks = ExactBlocks(
+            self.kv_cache_manager,
+            [spec.block_size * (ranks if getattr(spec, "dcp_sharded", True) else 1) for spec in specs],
+        )
         compile_aside(self.structured_output_manager)
         self._pinned: dict[str, Request] = {}
         self._in_prompt: dict[str, Request] = {}  # parts of their prompt are still to be computed or read
@@ -120,11 +122,11 @@ class PrecisionMixin(WaitingRequests):
                 self._keep_off_shared_blocks(request)
             if request.sampling_params is not None and request.sampling_params.stop:
                 self._may_end[rid] = request
-            if self.policy is SchedulingPolicy.PRIORITY and request.priority > 0:
+            if self._by_priority and request.priority > 0:
                 self._may_starve[rid] = request
             self._starts_over(request)
             super().add_request(request)
-            if not self._is_blocked_waiting_status(request.status):
+            if self._waits_for_turn(request):
                 self._waits(request)
             return
         super().add_request(request)
@@ -137,7 +139,7 @@ class PrecisionMixin(WaitingRequests):
     def _waits(self, request: Request) -> None:
         """A request waits for its turn, with a deadline unless others may overtake it for ever."""
         if request.request_id not in self._may_starve:
-            self._watch.waits(request, request.priority if self.policy is SchedulingPolicy.PRIORITY else 0)
+            self._watch.waits(request, request.priority if self._by_priority else 0)
 
     def _starts_over(self, request: Request) -> None:
         """No position of the request has been computed or read."""
@@ -204,7 +206,7 @@ class PrecisionMixin(WaitingRequests):
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
         directive, rule, _ = self._in_force
         # A step of decodes alone, which most are, asks for no more than it has.
         capped = directive is DirectiveMode.FP16 and self._cuts_prompts and bool(self._in_prompt)
@@ -291,14 +293,14 @@ class PrecisionMixin(WaitingRequests):
             if rid not in planned.fast and (rid in self._pinned or self.requests[rid].nestedfp_class == "exact")
         }
 
-    def _schedule_by_row(self, rule: StepRule, *args: Any, **kwargs: Any) -> SchedulerOutput:
+    def _schedule_by_row(self, rule: StepRule, *args: Any, **kwargs: Any) -> Any:
         """Plan a step and have vLLM fill it so: prompts that are not to begin stay out of its sight meanwhile."""
         skipped = self._queues[1]
         for request in reversed(list(self._in_turn(skipped))):  # no longer blocked: they wait as the others do
             skipped.remove_request(request)
             self.waiting.prepend_request(request)
         waiting = [self.waiting.pop_request() for _ in range(min(len(self.waiting), MOST_PLANNED))]
-        behind, self.waiting = self.waiting, create_request_queue(self.policy)
+        behind, self.waiting = self.waiting, type(self.waiting)()
         chosen: list[Request] = []
         try:
             planned = self._planned = self._plan(rule, waiting)
@@ -339,7 +341,7 @@ class PrecisionMixin(WaitingRequests):
             decodes,
             line,
             begun=begun,
-            places=self.max_num_running_reqs - len(self.running) - self.num_waiting_for_streaming_input,
+            places=self.scheduler_config.max_num_seqs - len(self.running) - self.num_waiting_for_streaming_input,
             pinned=self._pinned,
             may_starve=self._may_starve,
         )
@@ -397,7 +399,7 @@ class PrecisionMixin(WaitingRequests):
         if start + count >= request.num_prompt_tokens:
             del self._in_prompt[rid]
 
-    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> dict[int, Any]:
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
         mode, exact = scheduler_output.nestedfp_mode, scheduler_output.nestedfp_exact
         self._ended.clear()
         sampled, places = model_runner_output.sampled_token_ids, model_runner_output.req_id_to_index
@@ -607,5 +609,6 @@ def make_scheduler(*, vllm_config: Any, **kwargs: Any) -> Any:
     EngineCore.nestedfp_step_seconds = lambda core: core.scheduler.nestedfp_step_seconds()
     EngineCore.nestedfp_layers = lambda core: core.model_executor.collective_rpc("nestedfp_layers")[0]
     EngineCore.nestedfp_self_checks = lambda core: core.model_executor.collective_rpc("nestedfp_self_check")
-    base = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler
-    return _class_over(base)(vllm_config=vllm_config, **kwargs)
+    vllms_own = copy.copy(vllm_config.scheduler_config)
+    vllms_own.scheduler_cls = None
+    return _class_over(vllms_own.get_scheduler_cls())(vllm_config=vllm_config, **kwargs)
