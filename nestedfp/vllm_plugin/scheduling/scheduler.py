@@ -4,14 +4,11 @@ One SchedulerOutput is broadcast to all tensor-parallel ranks, so the ranks cann
 outputs are executed in the order in which they were scheduled, so the attached precision is the one that runs.
 """
 
+import copy
 import functools
 from collections.abc import Collection
 from typing import Any
 
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.request_queue import create_request_queue
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from nestedfp.modes import DirectiveMode, Mode
@@ -30,7 +27,7 @@ UNPLANNED_TOKENS = 64  # of a prompt that became ready while its step was being 
 class PrecisionMixin(EngineControl):
     """What we add to vLLM's scheduler; the base class is chosen by ``make_scheduler``."""
 
-    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
         directive, rule, _ = self._in_force
         # A step of decodes alone, which most are, asks for no more than it has.
         capped = directive is DirectiveMode.FP16 and self._cuts_prompts and bool(self._in_prompt)
@@ -117,14 +114,14 @@ class PrecisionMixin(EngineControl):
             if rid not in planned.fast and (rid in self._pinned or self.requests[rid].nestedfp_class == "exact")
         }
 
-    def _schedule_by_row(self, rule: StepRule, *args: Any, **kwargs: Any) -> SchedulerOutput:
+    def _schedule_by_row(self, rule: StepRule, *args: Any, **kwargs: Any) -> Any:
         """Plan a step and have vLLM fill it so: prompts that are not to begin stay out of its sight meanwhile."""
         skipped = self._queues[1]
         for request in reversed(list(self._in_turn(skipped))):  # no longer blocked: they wait as the others do
             skipped.remove_request(request)
             self.waiting.prepend_request(request)
         waiting = [self.waiting.pop_request() for _ in range(min(len(self.waiting), MOST_PLANNED))]
-        behind, self.waiting = self.waiting, create_request_queue(self.policy)
+        behind, self.waiting = self.waiting, type(self.waiting)()
         chosen: list[Request] = []
         try:
             planned = self._planned = self._plan(rule, waiting)
@@ -165,7 +162,7 @@ class PrecisionMixin(EngineControl):
             decodes,
             line,
             begun=begun,
-            places=self.max_num_running_reqs - len(self.running) - self.num_waiting_for_streaming_input,
+            places=self.scheduler_config.max_num_seqs - len(self.running) - self.num_waiting_for_streaming_input,
             pinned=self._pinned,
             may_starve=self._may_starve,
         )
@@ -201,7 +198,7 @@ class PrecisionMixin(EngineControl):
             steps=self._watch.steps_in_flight + 1,
         )
 
-    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> dict[int, Any]:
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
         mode, exact = scheduler_output.nestedfp_mode, scheduler_output.nestedfp_exact
         self._ended.clear()
         sampled, places = model_runner_output.sampled_token_ids, model_runner_output.req_id_to_index
@@ -274,5 +271,6 @@ def make_scheduler(*, vllm_config: Any, **kwargs: Any) -> Any:
     EngineCore.nestedfp_step_seconds = lambda core: core.scheduler.nestedfp_step_seconds()
     EngineCore.nestedfp_layers = lambda core: core.model_executor.collective_rpc("nestedfp_layers")[0]
     EngineCore.nestedfp_self_checks = lambda core: core.model_executor.collective_rpc("nestedfp_self_check")
-    base = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler
-    return _class_over(base)(vllm_config=vllm_config, **kwargs)
+    vllms_own = copy.copy(vllm_config.scheduler_config)
+    vllms_own.scheduler_cls = None
+    return _class_over(vllms_own.get_scheduler_cls())(vllm_config=vllm_config, **kwargs)

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import Request, RequestStatus
 
 from nestedfp.modes import DirectiveMode, Mode
@@ -64,7 +63,7 @@ class RequestClasses(WaitingRequests):
         settings = self.scheduler_config
         # Where a prompt, or an image in it, is computed in one step or not at all, a lower budget would keep it waiting for ever.
         self._cuts_prompts = settings.enable_chunked_prefill and not settings.disable_chunked_mm_input
-        self._watch = DeadlineWatch(self._budget_tokens, self.max_num_running_reqs)
+        self._watch = DeadlineWatch(self._budget_tokens, settings.max_num_seqs)
         self._rows = RowSteps(self._budget_tokens)
         self._planned: RowStep | None = None  # while vLLM fills a step that was planned by row
         self._everybody_runs = False  # for one step: the last plan gave nobody anything, for want of blocks
@@ -77,7 +76,12 @@ class RequestClasses(WaitingRequests):
         self._progress_s = steady_s()  # when a step last ended, or work came to an idle engine
         # Nobody outside can know it, so no request can name the cache that pinned requests share.
         self._pinned_salt = secrets.token_hex(16)
-        self._blocks = ExactBlocks(self.kv_cache_manager)
+        ranks = self.vllm_config.parallel_config.decode_context_parallel_size  # a block's tokens lie on all of them
+        specs = [group.kv_cache_spec for group in self.kv_cache_manager.kv_cache_config.kv_cache_groups]
+        self._blocks = ExactBlocks(
+            self.kv_cache_manager,
+            [spec.block_size * (ranks if getattr(spec, "dcp_sharded", True) else 1) for spec in specs],
+        )
         compile_aside(self.structured_output_manager)
         self._pinned: dict[str, Request] = {}
         self._in_prompt: dict[str, Request] = {}  # parts of their prompt are still to be computed or read
@@ -103,11 +107,11 @@ class RequestClasses(WaitingRequests):
                 self._keep_off_shared_blocks(request)
             if request.sampling_params is not None and request.sampling_params.stop:
                 self._may_end[rid] = request
-            if self.policy is SchedulingPolicy.PRIORITY and request.priority > 0:
+            if self._by_priority and request.priority > 0:
                 self._may_starve[rid] = request
             self._starts_over(request)
             super().add_request(request)
-            if not self._is_blocked_waiting_status(request.status):
+            if self._waits_for_turn(request):
                 self._waits(request)
             return
         super().add_request(request)
@@ -120,7 +124,7 @@ class RequestClasses(WaitingRequests):
     def _waits(self, request: Request) -> None:
         """A request waits for its turn, with a deadline unless others may overtake it for ever."""
         if request.request_id not in self._may_starve:
-            self._watch.waits(request, request.priority if self.policy is SchedulingPolicy.PRIORITY else 0)
+            self._watch.waits(request, request.priority if self._by_priority else 0)
 
     def _starts_over(self, request: Request) -> None:
         """No position of the request has been computed or read."""
