@@ -59,14 +59,6 @@ def test_fp8_steps_cost_what_the_fp8_model_says():
     assert (request.prompt_fp8, request.completion_fp8, request.prompt_fp16) == (1000, 1, 0)
 
 
-def test_a_long_prompt_is_computed_in_chunks_of_the_budget():
-    (request,) = make_requests((0.0, 5000, 1))
-    engine = serve(make_table(), [request])
-    chunks = [FP16.step_s(tokens, 0, before) for tokens, before in ((2048, 0), (2048, 2048), (904, 4096))]
-    assert request.finished_s == pytest.approx(sum(chunks))
-    assert engine.stats.steps[False] == 3
-
-
 @pytest.mark.parametrize("ahead", [False, True])
 def test_decodes_come_before_prompts_and_a_step_filled_ahead_sees_arrivals_later(ahead: bool):
     requests = make_requests((0.0, 16, 50), (0.005, 4000, 2))
@@ -110,25 +102,6 @@ def test_every_token_is_accounted_for_and_nothing_is_left_behind(seed: int, rate
     assert engine.unfinished() == []
 
 
-def test_a_small_cache_preempts_and_the_preempted_lose_time_but_no_token():
-    requests = make_requests(*((0.0, 400, 300) for _ in range(12)))
-    engine = serve(make_table(kv_tokens=6000), requests)
-    assert engine.preemptions > 0
-    assert sum(engine.stats.tokens) > sum(r.prompt_tokens + r.output_tokens - 1 for r in requests)
-    assert all(r.completion_fp16 == 300 for r in requests)
-    calm = serve(make_table(kv_tokens=60_000), other := make_requests(*((0.0, 400, 300) for _ in range(12))))
-    assert calm.preemptions == 0
-    assert max(r.finished_s for r in requests) > max(r.finished_s for r in other)
-
-
-@pytest.mark.parametrize("kv", [5000, 100_000])
-def test_first_tokens_come_in_the_order_of_arrival(kv: int):
-    requests = random_requests(7, 300, 100.0)
-    serve(make_table(kv_tokens=kv), requests)
-    firsts = [request.first_s for request in requests]
-    assert firsts == sorted(firsts)
-
-
 def test_stopping_at_many_moments_changes_nothing():
     one = serve(make_table(), first := random_requests(3, 200, 20.0))
     two = Engine(make_table())
@@ -159,18 +132,6 @@ def test_pins_and_step_rule_decide_like_the_live_engine():
     assert (small.prompt_fp16, small.prompt_fp8) == (100, 0)
     assert (large.prompt_fp16, large.prompt_fp8, large.completion_fp8) == (0, 1000, 1)  # decodes are small steps
     assert (pinned.prompt_fp16, pinned.prompt_fp8) == (1000, 0)
-
-
-def test_auto_leaves_fp8_alone_where_it_saves_nothing():
-    no_gain = FP8.model_copy(update={"fixed_ms": FP16.fixed_ms})  # small steps gain nothing, large ones do
-    engine = Engine(make_table(fp8=no_gain))
-    engine.directive, engine.rule = DirectiveMode.AUTO, StepRule(fp8_step_tokens=1)
-    small, large = make_requests((0.0, 100, 1), (1.0, 2000, 1))
-    for request in (small, large):
-        engine.advance(request.arrived_s)
-        engine.add(request.arrived_s, request)
-    engine.advance(FOREVER_S)
-    assert (small.prompt_fp16, large.prompt_fp8) == (100, 2000)
 
 
 def test_one_server_with_constant_service_waits_as_pollaczek_and_khinchine_say():
@@ -243,15 +204,3 @@ def test_a_step_filled_ahead_is_chosen_without_knowledge_of_those_who_came_since
     assert engine.stats.last_mode is (Mode.FP16 if ahead else Mode.FP8)
     engine.advance(0.021)
     assert engine.stats.last_mode is Mode.FP8
-
-
-def test_a_step_that_runs_keeps_its_precision_when_somebody_comes(monkeypatch: pytest.MonkeyPatch):
-    engine = Engine(make_table())
-    engine.direct(DirectiveMode.AUTO, StepRule())
-    first, second = make_requests((0.0, 100, 40), (0.1, 1000, 2))
-    engine.add(0.0, first)
-    engine.advance(second.arrived_s)  # in the middle of a stretch of decode steps
-    ends_s = engine.ends_s
-    monkeypatch.setattr(engine, "_chooses_fp8", lambda *_, **__: True)
-    engine.add(second.arrived_s, second)
-    assert engine.ends_s == ends_s
