@@ -134,6 +134,18 @@ def test_pins_and_step_rule_decide_like_the_live_engine():
     assert (pinned.prompt_fp16, pinned.prompt_fp8) == (1000, 0)
 
 
+def test_auto_leaves_fp8_alone_where_it_saves_nothing():
+    no_gain = FP8.model_copy(update={"fixed_ms": FP16.fixed_ms})  # small steps gain nothing, large ones do
+    engine = Engine(make_table(fp8=no_gain))
+    engine.directive, engine.rule = DirectiveMode.AUTO, StepRule(fp8_step_tokens=1)
+    small, large = make_requests((0.0, 100, 1), (1.0, 2000, 1))
+    for request in (small, large):
+        engine.advance(request.arrived_s)
+        engine.add(request.arrived_s, request)
+    engine.advance(FOREVER_S)
+    assert (small.prompt_fp16, large.prompt_fp8) == (100, 2000)
+
+
 def test_one_server_with_constant_service_waits_as_pollaczek_and_khinchine_say():
     # One request at a time and one step each: an M/D/1 queue with a load of 0.7.
     requests = [SimRequest(i, at_s, 100, 1) for i, at_s in enumerate(poisson_times_s(rate_rps=70.0, count=40_000))]
@@ -204,3 +216,15 @@ def test_a_step_filled_ahead_is_chosen_without_knowledge_of_those_who_came_since
     assert engine.stats.last_mode is (Mode.FP16 if ahead else Mode.FP8)
     engine.advance(0.021)
     assert engine.stats.last_mode is Mode.FP8
+
+
+def test_a_step_that_runs_keeps_its_precision_when_somebody_comes(monkeypatch: pytest.MonkeyPatch):
+    engine = Engine(make_table())
+    engine.direct(DirectiveMode.AUTO, StepRule())
+    first, second = make_requests((0.0, 100, 40), (0.1, 1000, 2))
+    engine.add(0.0, first)
+    engine.advance(second.arrived_s)  # in the middle of a stretch of decode steps
+    ends_s = engine.ends_s
+    monkeypatch.setattr(engine, "_chooses_fp8", lambda *_, **__: True)
+    engine.add(second.arrived_s, second)
+    assert engine.ends_s == ends_s
