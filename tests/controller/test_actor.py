@@ -12,7 +12,6 @@ from controller_builders import make_snapshot
 
 from controller.config import ControllerConfig
 from controller.live.actor import ControllerActor
-from controller.live.config_file import ConfigFile
 from controller.messages import Directive, DirectiveAck, ProxyStats
 from controller.protocol import DirectiveFollower
 from nestedfp.modes import DirectiveMode
@@ -216,9 +215,7 @@ def test_a_replica_that_hangs_blocks_neither_the_loop_nor_the_next_directive() -
     drive(test)
 
 
-def test_an_error_in_a_step_is_logged_with_its_traceback_and_the_loop_goes_on(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_error_in_a_step_is_logged_with_its_traceback_and_the_loop_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     async def test(actor: ControllerActor, replicas: Replicas) -> None:
         await replicas.report(actor)
         good_step = actor._loop.step
@@ -334,13 +331,6 @@ def test_a_controller_whose_file_is_of_no_use_begins_with_what_was_deployed_and_
         assert (await actor.reload())["config_error"] is None
 
     drive(test, config={**FAST, "policy": {"name": "static_fp8"}}, config_path=path)
-
-
-def test_a_file_with_two_sections_is_not_taken_for_the_last_one(tmp_path: Path) -> None:
-    path = tmp_path / "service.yaml"
-    path.write_text("controller: {policy: {name: static_fp16}}\ncontroller: {}\n")
-    with pytest.raises(ValueError, match=r"expected YAML: line 2: .*'controller' again.* line 1 already"):
-        ConfigFile(str(path)).read()
 
 
 def test_a_change_of_the_file_is_noticed_where_that_is_wanted(tmp_path: Path) -> None:

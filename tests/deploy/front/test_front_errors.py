@@ -8,7 +8,6 @@ from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from deploy.front.handover import TURN
-from deploy.front.meter import PathMeter
 from deploy.front.replies import OVERLOADED, Refused, identified
 from deploy.haproxy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS
 
@@ -17,6 +16,7 @@ def test_what_vllm_refuses_is_400_with_its_sentence():
     answer = ask(front(failing(VLLMValidationError("too long", parameter="prompt", value=3))))
     assert answer[0] == 400
     assert "too long" in error_of(answer)
+    assert json.loads(answer[2])["error"]["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), AttributeError("None"), RecursionError(), OSError("/x")])
@@ -135,17 +135,3 @@ def test_an_errors_type_is_openais_by_its_status_whoever_made_it(status, told):
     vllms = json.dumps({"error": {"message": "no", "type": "Bad Request", "code": status}}).encode()
     theirs = json.loads(identified(vllms, "r"))["error"]
     assert (body["type"], theirs["type"]) == (told, told)
-
-
-def test_what_vllm_refuses_has_openais_type_too():
-    answer = ask(front(failing(VLLMValidationError("too long", parameter="prompt"))))
-    assert json.loads(answer[2])["error"]["type"] == "invalid_request_error"
-
-
-def test_the_meter_counts_a_request_once_however_it_ends():
-    meter = PathMeter()
-    app = front(failing(VLLMValidationError("no")), meter=meter)
-    for _ in range(3):
-        ask(app)
-    assert meter.stats(0.0).in_path == 0
-    assert meter.take_finished() == []

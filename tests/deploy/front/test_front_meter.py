@@ -63,12 +63,6 @@ def test_an_answer_in_one_piece_has_the_engines_times_and_the_wait_before_it(met
     assert meter.windows(clock.now_s)[0].p50_ms == pytest.approx(200, rel=0.02)
 
 
-def test_a_request_that_never_reached_the_engine_leaves_the_path_when_it_ends(meter, clock):
-    passage = meter.arrive(clock.now_s)
-    passage.ended()
-    assert meter.stats(clock.now_s).in_path == 0
-
-
 def test_the_way_back_from_the_engine_is_not_known_before_something_went_it(meter, clock):
     assert meter.stats(clock.now_s).delivery_p90_ms is None
     for took_s in (0.004, 0.02, -0.001):

@@ -259,10 +259,7 @@ def test_a_stream_of_two_prompts_whose_second_ends_first_ends_with_the_counts_of
     assert said[-2:] == ["data: [DONE]", ""]
     ends = [choice["index"] for event in said[:-2] for choice in event["choices"] if choice["finish_reason"]]
     assert ends == [1, 0]
-    both = {
-        "prompt": {"fp16": 4, "fp8": 2, "cached": {"fp16": 0, "fp8": 0}},
-        "completion": {"fp16": 0, "fp8": 5},
-    }
+    both = {"prompt": {"fp16": 4, "fp8": 2, "cached": {"fp16": 0, "fp8": 0}}, "completion": {"fp16": 0, "fp8": 5}}
     last = {
         "prompt_tokens": 6,
         "completion_tokens": 5,
@@ -321,8 +318,3 @@ def test_what_needs_more_than_text_goes_to_vllms_generator(chat, body):
 def test_one_prompt_as_text_or_ids_is_plain(prompt):
     assert streams.is_plain(CompletionRequest(model="m", prompt=prompt, stream=True), chat=False)
     assert not streams.is_plain(CompletionRequest(model="m", prompt=prompt), chat=False)
-
-
-def test_the_plugin_hands_the_counts_to_the_output_that_is_written():
-    (output,) = outputs_of([("", [1], "length", None)])
-    assert frontend.counts_of(output) == TokenCounts(prompt_fp16=2, prompt_fp8=1, completion_fp8=1)
