@@ -44,7 +44,7 @@ MAY_IMPORT = {
         "controller",
         "deploy.access.admission",
         "deploy.front.checks.asked",
-        "deploy.front.peers",
+        "deploy.access.peers",
         "deploy.haproxy.haproxy_config",
         "deploy.haproxy.route_rule",
         "workload",
