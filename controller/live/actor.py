@@ -20,7 +20,6 @@ from controller.live.config_file import ConfigFile
 from controller.live.decision_log import DecisionLog
 from controller.live.delivery import Delivery
 from controller.live.quiet import Quiet
-from controller.live.recording import RecordingLoop
 from controller.live.transport import ProxyProbe
 from controller.messages import DirectiveAck, ProxyStats, ReplicaSnapshot
 from nestedfp.modes import DirectiveMode
@@ -40,7 +39,6 @@ class ControllerActor:
     Args:
         config: the controller's section of the service configuration, as it was deployed.
         log_path: file for the decision log; None keeps decisions in memory only.
-        record_path: file for a recording of all inputs, which ``controller.live.replay`` plays again; None writes none.
         config_path: YAML file whose section ``controller`` a reload reads, and a start: the controller before this one may have
             reloaded it. A file that cannot be used leaves ``config``, the status says why, and it is read once it has changed. None
             refuses reloads.
@@ -54,7 +52,6 @@ class ControllerActor:
         self,
         config: Mapping[str, Any] | ControllerConfig,
         log_path: str | None = None,
-        record_path: str | None = None,
         config_path: str | None = None,
         proxy_probe: ProxyProbe | None = None,
     ) -> None:
@@ -68,9 +65,7 @@ class ControllerActor:
         self._unread = self._config_error is not None  # the file, for which the deployed configuration stands in
         if self._unread:
             log.error("the configuration is that of the deployment, not the file's: %s", self._config_error)
-        self._loop: ControlLoop | RecordingLoop = (
-            ControlLoop(self._config) if record_path is None else RecordingLoop(self._config, record_path)
-        )
+        self._loop = ControlLoop(self._config)
         self._log = DecisionLog(log_path, self._config.decisions_kept)
         self._quiet = Quiet()
         self._delivery = Delivery(self._loop, self._log)
@@ -189,8 +184,6 @@ class ControllerActor:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._delivery.close()
         self._log.close()
-        if isinstance(self._loop, RecordingLoop):
-            self._loop.close()
 
     async def _reload_if_changed(self) -> None:
         if not (self._config.reload_on_change or self._unread) or not self._file.changed(time.monotonic()):

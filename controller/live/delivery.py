@@ -14,7 +14,6 @@ from typing import Any
 from controller.audit import BroadcastRecord, BroadcastStats
 from controller.decide.loop import ControlLoop
 from controller.live.decision_log import DecisionLog
-from controller.live.recording import RecordingLoop
 
 BETWEEN_S = 2.0  # a replica that has asked so lately will ask again: it is about to acknowledge
 BROADCASTS_KEPT = 1000  # whose times the status summarises
@@ -31,7 +30,7 @@ class Delivery:
     """
 
     def __init__(
-        self, loop: ControlLoop | RecordingLoop, decision_log: DecisionLog, clock: Callable[[], float] = time.monotonic
+        self, loop: ControlLoop, decision_log: DecisionLog, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._loop, self._log, self._clock = loop, decision_log, clock
         self._life = secrets.token_hex(8)

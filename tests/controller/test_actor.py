@@ -76,12 +76,11 @@ def drive(
     test: Callable[[ControllerActor, Replicas], Awaitable[None]],
     log_path: Path | None = None,
     config: dict[str, Any] = FAST,
-    record_path: Path | None = None,
     config_path: Path | None = None,
 ) -> None:
     async def main() -> None:
         replicas = Replicas("r0", "r1")
-        paths = [None if path is None else str(path) for path in (log_path, record_path, config_path)]
+        paths = [None if path is None else str(path) for path in (log_path, config_path)]
         actor = ControllerActor(config, *paths)
         calls = [asyncio.create_task(replicas.follow(actor, name)) for name in replicas.followers]
         try:
