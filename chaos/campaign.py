@@ -13,7 +13,7 @@ import yaml
 from benchmarks.client import stream_client
 from benchmarks.client.stream_client import ClientRun, LoadPlan
 from benchmarks.http import http_load, http_procs
-from chaos import faults, places, soak
+from chaos import faults, soak
 from chaos.fault_cost import FaultResult, Injection, detected_after_s, result
 from chaos.faults import Arena
 from chaos.soak import SoakResult
@@ -120,7 +120,6 @@ def strike(service: ServiceUnderTest, name: str, malformed: int, folder: Path) -
         time.sleep(BASELINE_S)
         _wait(lambda: watch.sound_for_s(service.replicas) >= BASELINE_S / 2, RECOVERY_LIMIT_S)
         arena = Arena(service.url, service.family, service.model_id, service.max_body_bytes, malformed, folder)
-        before = places.failures(service.family.folder)
         done = faults.FAULTS[name](arena)
         _wait(lambda: _is_over(watch, done.injection, service.replicas, service.family), RECOVERY_LIMIT_S)
         load = end()
@@ -133,7 +132,6 @@ def strike(service: ServiceUnderTest, name: str, malformed: int, folder: Path) -
         watch.statuses,
         watch.processes,
         done.notes,
-        places.since(before, places.failures(service.family.folder)),
     )
     return replace(summed, hung=summed.hung + done.hung)
 
