@@ -8,7 +8,7 @@ from controller_builders import CALM, make_snapshot
 from pydantic import BaseModel, ValidationError
 
 from controller.audit import DecisionRecord
-from controller.messages import Directive, DirectiveAck, Fallback, PathStats, ProxyStats, ReplicaSnapshot
+from controller.messages import Directive, DirectiveAck, Fallback, PathStats, ReplicaSnapshot
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
 
@@ -19,7 +19,6 @@ RECORDS: list[BaseModel] = [
         stats_age_s=0.1,
         progress_age_s=0.0,
     ),
-    ProxyStats(sessions=12, queued=3),
     Directive(epoch=3, mode=DirectiveMode.AUTO, lease_s=2, reason="x", rule=StepRule(64, 0.5)),
     Directive(
         epoch=3,
