@@ -98,7 +98,7 @@ class ReplicaStatus(ReplicaState):
 
 
 class BroadcastStats(FrozenModel):
-    """Times from decision to last acknowledgement over the latest broadcasts."""
+    """Times from decision to last acknowledgement over the broadcasts of the last hour."""
 
     count: Count = 0
     p50_ms: Milliseconds | None = None  # None: no broadcast yet

@@ -88,7 +88,7 @@ def families(status: Mapping[str, Any] | None) -> Iterator[Metric]:
     yield by(
         GaugeMetricFamily,
         "nestedfp_controller_broadcast_seconds",
-        "From a decision to the last replica's acknowledgement, over the latest broadcasts",
+        "From a decision to the last replica's acknowledgement, over the broadcasts of the last hour",
         "percentile",
         known,
     )
