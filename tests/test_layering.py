@@ -117,6 +117,7 @@ DRIVERS = (
     "workload/azure.py",
     "workload/records.py",
     "workload/strict_yaml.py",
+    "controller/watched_file.py",
 )
 
 
