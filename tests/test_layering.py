@@ -73,7 +73,7 @@ MAY_IMPORT = {
 # From the ground up: a floor imports the floors below it, and its own.
 FLOORS = {
     "controller": (
-        ("messages", "audit", "sliding_window"),
+        ("messages", "audit", "sliding_window", "watched_file"),
         ("fleet", "protocol"),
         ("policies",),
         ("config",),
