@@ -168,12 +168,12 @@ class RequestContext:
         self.last_s = now_s
         self.written_tokens += tokens
 
-    def finished(self, engine: EngineTimes | None = None) -> None:
-        """The stream has ended by itself; ``engine`` as in ``meter.Finished``."""
+    def finished(self, metrics: Any = None) -> None:
+        """The stream has ended by itself; ``metrics``: vLLM's of its sequence, if it has told them."""
         if self.first_s is not None and not self.paused:
             spread_s, tokens = self.last_s - self.first_s, self.written_tokens
             tpot_s = spread_s / (tokens - 1) if tokens > 1 else None
-            self.meter.judge(self.first_s - self.arrived_s, tpot_s, engine, self.answer)
+            self.meter.judge(self.first_s - self.arrived_s, tpot_s, _engine_times(metrics), self.answer)
 
     def finished_in_one_piece(
         self, first_token_s: float, decode_s: float, tokens: int, engine: EngineTimes | None = None
@@ -193,6 +193,15 @@ class RequestContext:
         if tpot_s is not None:
             self.meter.tpot.add(now_s, tpot_s * 1e3)
         self.meter.judge(ttft_s, tpot_s, engine, self.answer)
+
+    def observe(self) -> None:
+        """The answer went out in one piece: take its latencies from the engine's account of its slowest sequence."""
+        known = [output.metrics for output in self.finished_outputs if output.metrics is not None]
+        if known:
+            slowest = max(known, key=lambda metrics: metrics.first_token_latency)
+            decode_s = slowest.last_token_ts - slowest.first_token_ts
+            tokens = slowest.num_generation_tokens
+            self.finished_in_one_piece(slowest.first_token_latency, decode_s, tokens, _engine_times(slowest))
 
     # -- its account ---------------------------------------------------------------------------------------------------
 
@@ -239,6 +248,15 @@ class RequestContext:
             ttft_ms=None if self.ttft_s is None else self.ttft_s * 1e3,
             total_ms=(now_s - self.arrived_s) * 1e3,
         )
+
+
+def _engine_times(metrics: Any) -> EngineTimes | None:
+    """Return TTFT and time per token by the engine's own clock, from its queue on; None: it has not told."""
+    if metrics is None or not metrics.queued_ts or not metrics.first_token_ts:
+        return None
+    tokens = metrics.num_generation_tokens
+    tpot_s = (metrics.last_token_ts - metrics.first_token_ts) / (tokens - 1) if tokens > 1 else None
+    return metrics.first_token_ts - metrics.queued_ts, tpot_s
 
 
 # Of the present task: vLLM's serving objects, which call the engine and the tokenizer, know nothing of it.

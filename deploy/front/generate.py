@@ -3,8 +3,6 @@
 import asyncio
 import enum
 import json
-import logging
-from collections.abc import Mapping
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +20,6 @@ from deploy.front import streams
 from deploy.front.checks import faults
 from deploy.front.checks.bodies import Bodies
 from deploy.front.checks.bounds import check_length
-from deploy.front.checks.faults import in_our_words, one_line
 from deploy.front.checks.requests import (
     apply_precision,
     parse,
@@ -31,7 +28,7 @@ from deploy.front.checks.requests import (
     stated_priority,
 )
 from deploy.front.checks.values import MOST_IDS
-from deploy.front.context import CONTEXT, EngineTimes, RequestContext
+from deploy.front.context import CONTEXT, RequestContext
 from deploy.front.deadline import Queue, QueueDeadline
 from deploy.front.effects.ignored import ignored
 from deploy.front.handover import GenerateCall
@@ -51,14 +48,10 @@ from nestedfp.vllm_plugin.options import KV_IS_FP8
 from nestedfp.vllm_plugin.scheduling.pin import PIN_HEADER, AskedPrecision
 from nestedfp.vllm_plugin.serving.disclosure import disclose
 
-log = logging.getLogger(__name__)
-
 # By a directive, for requests that leave it to the service.
 DECIDED = {Mode.FP16.value: AskedPrecision.EXACT, Mode.FP8.value: AskedPrecision.FAST}
 INEXACT_RETRY_AFTER_S = 60
 IGNORED_HEADER = b"x-nestedfp-ignored"
-NONE_LEFT = "max_tokens must be at least 1, got 0."  # vLLM, also where the prompt fills the whole context
-ANSWERS = ("max_tokens", "max_completion_tokens", "max_output_tokens")  # the fields that say how long
 ERROR_EVENTS = ('data: {"error"', "event: error\n")
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 
@@ -272,7 +265,7 @@ class Generate:
                     await self._reply_vectors(result, send, context)
                 else:
                     await self._reply(route, result, send, context, told)
-                    _observe(context)
+                    context.observe()
             except asyncio.CancelledError:
                 raise
             except Refused as refusal:
@@ -283,9 +276,7 @@ class Generate:
 
     def _explained(self, error: Exception, context: RequestContext) -> Refused:
         """What a client hears of an exception of vLLM's."""
-        from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
-        from vllm.exceptions import GenerationError
-        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+        from vllm.v1.engine.exceptions import EngineDeadError
 
         # Also what vLLM stumbles over while it takes a dead engine's parts down.
         if isinstance(error, EngineDeadError) or (self._client.errored and not isinstance(error, GivenUp)):
@@ -296,33 +287,10 @@ class Generate:
             return Refused(503, f"{message}; this request was in it")
         if isinstance(error, GivenUp):
             return Refused(503, f"{error}; this request was in it and is given up")
-        failed = isinstance(error, (EngineGenerateError, GenerationError))
-        if not context.accepted and isinstance(error, EngineGenerateError) and isinstance(error.__cause__, Exception):
-            error = error.__cause__
-        info = create_error_response(error).error
-        if context.constrained and failed:
-            where = faults.place("structured_outputs", "", context.given)
-            return Refused(400, "the grammar has no way on from the text so far", param=where)
-        if info.code == 500 and not (failed and context.accepted):
-            # Before the engine's first token, or in vLLM's own handling of it, nothing but the request's content can be at
-            # fault.
-            log.warning("request refused: %s: %s", type(error).__name__, one_line(error))
-            return Refused(400, f"the request cannot be processed: {one_line(error)}")
-        if info.code >= 500:
-            log.error("request failed: %s: %s", type(error).__name__, one_line(error))
-            return Refused(info.code, "the engine failed on this request")
-        return self._of_vllm(info.code, info.message, info.param, context.given)
+        return faults.of_engine(error, context.given, context.accepted, context.constrained, self._longest)
 
-    def _of_vllm(self, status: int, message: str, param: str | None, given: Mapping[str, Any]) -> Refused:
-        """Return a refusal of vLLM's in this service's words, at the field of the client's own."""
-        text = in_our_words(message)
-        where = faults.place(param, text, given)
-        if text == NONE_LEFT and not any(given.get(name) == 0 for name in ANSWERS):
-            longest = self._client.vllm_config.model_config.max_model_len
-            text, where = faults.no_room(longest, longest), faults.place("input_tokens", "", given)
-        elif param == "max_tokens" and where not in (None, param):
-            text = text.replace(param, str(where), 1)
-        return Refused(status, text, param=where)
+    def _longest(self) -> int:
+        return int(self._client.vllm_config.model_config.max_model_len)
 
     # -- streams -------------------------------------------------------------------------------------------------------
 
@@ -367,7 +335,7 @@ class Generate:
                 context.wrote(new_tokens)
                 if output.finished:
                     await send({"type": "http.response.body", "body": b""})
-                    context.finished(_of_engine(output.metrics))
+                    context.finished(output.metrics)
                     return
         except asyncio.CancelledError:
             await call.abort(collector)
@@ -423,7 +391,7 @@ class Generate:
         error = json.loads(event.partition("data: ")[2])["error"]
         code = error.get("code")
         status = code if isinstance(code, int) else 500
-        return self._of_vllm(status, error["message"], error.get("param"), context.given)
+        return faults.of_vllm(status, error["message"], error.get("param"), context.given, self._longest)
 
     # -- answers in one piece ------------------------------------------------------------------------------------------
 
@@ -431,7 +399,8 @@ class Generate:
         from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
         if isinstance(result, ErrorResponse):
-            raise self._of_vllm(result.error.code, result.error.message, result.error.param, context.given)
+            told = result.error
+            raise faults.of_vllm(told.code, told.message, told.param, context.given, self._longest)
         answer = route.answer(result)
         if (tokens := tokens_of(counts)) is not None:
             answer["usage"] = disclose(answer.get("usage"), tokens, whole=counts.whole)
@@ -474,22 +443,3 @@ def _check_end(finish_reason: str, context: RequestContext) -> None:
         from vllm.exceptions import GenerationError
 
         raise GenerationError("the engine ended the request with an error")
-
-
-def _of_engine(metrics: Any) -> EngineTimes | None:
-    """Return TTFT and time per token by the engine's own clock, from its queue on; None: it has not told."""
-    if metrics is None or not metrics.queued_ts or not metrics.first_token_ts:
-        return None
-    tokens = metrics.num_generation_tokens
-    tpot_s = (metrics.last_token_ts - metrics.first_token_ts) / (tokens - 1) if tokens > 1 else None
-    return metrics.first_token_ts - metrics.queued_ts, tpot_s
-
-
-def _observe(context: RequestContext) -> None:
-    """Take the latencies of an answer in one piece from the engine's account of its slowest sequence."""
-    known = [output.metrics for output in context.finished_outputs if output.metrics is not None]
-    if known:
-        slowest = max(known, key=lambda metrics: metrics.first_token_latency)
-        decode_s = slowest.last_token_ts - slowest.first_token_ts
-        tokens = slowest.num_generation_tokens
-        context.finished_in_one_piece(slowest.first_token_latency, decode_s, tokens, _of_engine(slowest))
