@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from benchmarks.http import http_procs
-from chaos import faults, places, soak
+from chaos import faults, soak
 from chaos.fault_cost import FaultResult, Injection, detected_after_s, result
 from chaos.faults import Arena
 from chaos.soak import SoakResult
@@ -120,7 +120,6 @@ def strike(service: ServiceUnderTest, name: str, malformed: int, folder: Path) -
         time.sleep(BASELINE_S)
         _wait(lambda: watch.sound_for_s(service.replicas) >= BASELINE_S / 2, RECOVERY_LIMIT_S)
         arena = Arena(service.url, service.family, service.model_id, service.max_body_bytes, malformed, folder)
-        before = places.failures(service.family.folder)
         done = faults.FAULTS[name](arena)
         _wait(lambda: _is_over(watch, done.injection, service.replicas, service.family), RECOVERY_LIMIT_S)
         records = sent.end()
@@ -132,7 +131,6 @@ def strike(service: ServiceUnderTest, name: str, malformed: int, folder: Path) -
         watch.statuses,
         watch.processes,
         done.notes,
-        places.since(before, places.failures(service.family.folder)),
     )
     return replace(summed, hung=summed.hung + done.hung)
 

@@ -46,14 +46,6 @@ class ProcessLook:
 
 
 @dataclass(frozen=True, slots=True)
-class Struck:
-    """The replica that a fault hit, alone: its id, and how many requests HAProxy had there then."""
-
-    replica: str
-    in_flight: int
-
-
-@dataclass(frozen=True, slots=True)
 class Injection:
     """What was done to the service.
 
@@ -64,7 +56,6 @@ class Injection:
         kind: of the process that was hit; "": none was.
         victims: its process ids.
         killed: the victims were ended, so that their end is no sign of the service's.
-        struck: the replica that they belong to; None: to none, or to all.
     """
 
     began_s: float
@@ -72,7 +63,6 @@ class Injection:
     kind: str = ""
     victims: frozenset[int] = frozenset()
     killed: bool = False
-    struck: Struck | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,14 +154,12 @@ def result(
     statuses: Sequence[StatusLook],
     processes: Sequence[ProcessLook],
     notes: Sequence[str] = (),
-    failed_at: Mapping[str, int] | None = None,
 ) -> FaultResult:
     """Sum up a fault.
 
     Args:
         replicas: that must be ready.
         statuses, processes: looks in the order of time, of which the first came before the fault.
-        failed_at: how many requests each replica says have failed there meanwhile, by its id.
     """
     by_outcome: dict[ClientOutcome, list[RequestRecord]] = {
         "ok": [],
@@ -191,8 +179,6 @@ def result(
         said.append(f"{most_frequent(kinds)}; {later} begun after the fault")
     if by_outcome["refused"]:
         said.append(f"{len(by_outcome['refused'])} refused with 429")
-    if injection.struck is not None:
-        said.append(by_replica(injection.struck, len(failed), later, failed_at or {}))
     return FaultResult(
         fault,
         _rounded(detected_after_s(injection, before, statuses, processes)),
@@ -202,27 +188,6 @@ def result(
         hung=len(by_outcome["hung"]),
         lost=len(by_outcome["lost"]),
         notes="; ".join([*said, *notes]),
-    )
-
-
-def by_replica(struck: Struck, failed: int, later: int, failed_at: Mapping[str, int]) -> str:
-    """Return what is said of the failed requests by replica.
-
-    A replica that is killed says nothing of those that it had: of what failed, all is its own that no other replica tells of.
-
-    Args:
-        struck: the replica that was hit.
-        failed: requests of the load that failed.
-        later: of these, begun after the fault: sent there before HAProxy knew, so that they were in flight nowhere then.
-        failed_at: how many of them each replica says have failed there.
-    """
-    elsewhere = min(failed, sum(count for replica, count in failed_at.items() if replica != struck.replica))
-    there = failed - elsewhere
-    later = min(later, there)
-    verdict = "no more than" if there - later <= struck.in_flight else "MORE than"
-    return (
-        f"at the replica that was hit {there - later} failed, {verdict} the {struck.in_flight} in flight there, "
-        f"and {later} begun after; {elsewhere} at others"
     )
 
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from chaos import places
 from chaos.abuse import attacks, hostile
-from chaos.fault_cost import SEVERAL, Injection, Struck, outcome
+from chaos.fault_cost import SEVERAL, Injection, outcome
 from chaos.watch import KINDS, Family, running
 from loadtest.sender.background import BackgroundLoad
 from loadtest.sender.plan import PlannedRequest, SendPlan
@@ -78,26 +77,13 @@ def victims_of(arena: Arena, kind: str) -> list[int]:
     return found[:1] if kind in SEVERAL else found
 
 
-def struck_in(arena: Arena, kind: str, victims: list[int]) -> Callable[[], Struck | None]:
-    """Return what tells, once the victims stand still, which replica they belong to and what it has in flight.
-
-    It tells None where the fault hits more than one replica, or none. Which replica it is is found out before: that takes a while.
-    """
-    replica = places.replica_of(victims[0]) if kind in SEVERAL else None
-    folder = arena.family.folder
-    return lambda: None if replica is None else Struck(replica, places.in_flight(folder).get(replica, 0))
-
-
 def kill(kind: str, arena: Arena) -> Done:
-    """End processes without a warning. They stand still for the moment in which what they have in flight is counted."""
+    """End processes without a warning."""
     victims = victims_of(arena, kind)
-    struck = struck_in(arena, kind, victims)
     began_s = time.monotonic()
-    with stopped(victims):
-        had = struck()
-        for pid in victims:
-            os.kill(pid, signal.SIGKILL)
-    return Done(Injection(began_s, began_s, kind, frozenset(victims), killed=True, struck=had))
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+    return Done(Injection(began_s, began_s, kind, frozenset(victims), killed=True))
 
 
 @contextlib.contextmanager
@@ -116,17 +102,15 @@ def stopped(pids: list[int]) -> Iterator[None]:
 def stop(kind: str, arena: Arena) -> Done:
     """Have processes stand still until the service has ended them, or the limit."""
     victims = victims_of(arena, kind)
-    struck = struck_in(arena, kind, victims)
     began_s = time.monotonic()
     with stopped(victims):
-        had = struck()
         while any(map(running, victims)) and time.monotonic() - began_s < NOTICE_LIMIT_S:
             time.sleep(0.05)
     ended_s = time.monotonic()
-    hit = Injection(began_s, began_s, kind, frozenset(victims), struck=had)
+    hit = Injection(began_s, began_s, kind, frozenset(victims))
     if ended_s - began_s < NOTICE_LIMIT_S:
         return Done(hit, (f"ended by the service after {ended_s - began_s:.1f} s",))
-    continued = Injection(began_s, ended_s, kind, frozenset(victims), struck=had)
+    continued = Injection(began_s, ended_s, kind, frozenset(victims))
     return Done(continued, (f"not ended by the service: continued after {NOTICE_LIMIT_S:.0f} s",))
 
 

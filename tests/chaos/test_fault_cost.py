@@ -8,7 +8,6 @@ from chaos.fault_cost import (
     Injection,
     ProcessLook,
     StatusLook,
-    Struck,
     detected_after_s,
     outcome,
     recovered_after_s,
@@ -133,21 +132,3 @@ def test_times_count_from_the_fault_and_recovery_from_its_release():
     found = result("engine paused", injection, 2, [record()], seen, processes({1}))
     assert (found.detect_s, found.recover_s) == (1.0, 1.0)
     assert math.isclose(found.recover_s, 5.0 - injection.released_s)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "failed_at", "said"),
-    [
-        (4, 0, {}, "4 failed, no more than the 5 in flight there, and 0 begun after; 0 at others"),
-        (4, 0, {"x": 3}, "4 failed, no more than the 5 in flight there, and 0 begun after; 0 at others"),
-        (8, 0, {"x": 1, "y": 3}, "5 failed, no more than the 5 in flight there, and 0 begun after; 3 at others"),
-        (8, 0, {"y": 2}, "6 failed, MORE than the 5 in flight there, and 0 begun after; 2 at others"),
-        (5, 2, {}, "5 failed, no more than the 5 in flight there, and 2 begun after; 0 at others"),
-        (1, 0, {"y": 3}, "0 failed, no more than the 5 in flight there, and 0 begun after; 1 at others"),
-    ],
-)
-def test_what_failed_is_told_apart_by_replica(before, after, failed_at, said):
-    injection = Injection(1.0, 1.0, "replica", frozenset({1}), killed=True, struck=Struck("x", 5))
-    requests = [record(0.5, 2.0, BROKEN)] * before + [record(1.5, 2.0, NO_SERVER, None)] * after
-    found = result("replica killed", injection, 2, requests, statuses(BOTH, BOTH), processes({1}), (), failed_at)
-    assert f"at the replica that was hit {said}" in found.notes

@@ -12,11 +12,12 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from deploy.access.admission import Admission, Asked
 from deploy.access.keys import Keys
+from deploy.access.peers import RETRYABLE_BODY_BYTES, Elsewhere
 from deploy.front import streams
+from deploy.front.context import CONTEXT
 from deploy.front.generate import Queueing
-from deploy.front.handover import TURN, EngineClientProxy, Handover
+from deploy.front.handover import EngineClientProxy
 from deploy.front.meter import PathMeter
-from deploy.front.peers import RETRYABLE_BODY_BYTES, Elsewhere
 from deploy.front.streams import Frame
 from deploy.haproxy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS
 
@@ -200,7 +201,9 @@ def test_a_request_that_waits_beyond_its_deadline_gets_503_and_no_token_and_uses
     async def do(request):
         stream = EngineClientProxy(Endless()).generate({"prompt_token_ids": [7] * 50}, SamplingParams(), "r")
         if plain:
-            return Handover(TURN.get().calls[0], Frame.make("id", 1, "m", chat=False, include_usage=False))
+            (call,) = CONTEXT.get().calls
+            call.frame = Frame.make("id", 1, "m", chat=False, include_usage=False)
+            return call
         async for _ in stream:
             raise AssertionError("an output was passed on")
 

@@ -8,7 +8,8 @@ from front_calls import GOOD, ID, Client, Peers, SamplingParams, ask, asking, er
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from deploy.access.admission import Admission
-from deploy.front.handover import TURN, EngineClientProxy
+from deploy.front.context import CONTEXT
+from deploy.front.handover import EngineClientProxy
 from deploy.front.meter import PathMeter
 from deploy.haproxy.haproxy_config import ATTEMPT_HEADER
 from deploy.replica.drain import DrainOver
@@ -22,8 +23,8 @@ def vllms_stream(*events, failed):
         async def streamed():
             for event in events:
                 yield f"data: {json.dumps(event)}\n\n"
-            TURN.get().failed = failed
-            TURN.get().passage.submitted()
+            CONTEXT.get().failed = failed
+            CONTEXT.get().submitted()
             error = {"message": "See stack trace (above).", "type": "InternalServerError", "param": None, "code": 500}
             yield f"data: {json.dumps({'error': error})}\n\n"
             yield "data: [DONE]\n\n"

@@ -7,7 +7,7 @@ from front_calls import GOOD, Client, Peers, ask, error_of, failing, front, outp
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from deploy.front.handover import TURN
+from deploy.front.context import CONTEXT
 from deploy.front.replies import OVERLOADED, Refused, identified
 from deploy.haproxy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS
 
@@ -38,7 +38,7 @@ def test_what_vllm_wraps_before_the_engine_has_taken_the_request_is_told_by_its_
 
 def test_what_fails_in_the_engine_is_500_without_details():
     async def do(request):
-        TURN.get().accepted = True
+        CONTEXT.get().accepted = True
         raise EngineGenerateError from RuntimeError("in /secret/place.py")
 
     answer = ask(front(do))
@@ -58,7 +58,7 @@ def test_an_engine_that_died_before_it_had_the_request_sends_it_on(peers):
 
 def test_an_engine_that_died_of_a_request_does_not_send_it_to_the_next_one():
     async def do(request):
-        TURN.get().passage.submitted()
+        CONTEXT.get().submitted()
         raise EngineDeadError
 
     answer = ask(front(do, Peers()), headers={ATTEMPT_HEADER: "a"})

@@ -2,7 +2,8 @@
 
 import pytest
 
-from deploy.front.meter import MOST_FINISHED, PAUSED_AFTER_S, PathMeter
+from deploy.front.context import PAUSED_AFTER_S
+from deploy.front.meter import MOST_FINISHED, PathMeter
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
 
 
