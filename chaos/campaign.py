@@ -1,7 +1,6 @@
 """Runs the campaign: the service is started once; each fault has a load, a watch and a time to recover of its own."""
 
 import contextlib
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,15 +9,15 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.client import stream_client
-from benchmarks.client.stream_client import ClientRun, LoadPlan
-from benchmarks.http import http_load, http_procs
-from chaos import faults, places, soak
+from benchmarks.http import http_procs
+from chaos import faults, soak
 from chaos.fault_cost import FaultResult, Injection, detected_after_s, result
 from chaos.faults import Arena
 from chaos.soak import SoakResult
 from chaos.watch import Family, Watch, family_of
-from loadtest.sender.prompts import completion_body
+from loadtest.sender.background import BackgroundLoad
+from loadtest.sender.plan import PlannedRequest, SendPlan
+from loadtest.sender.prompts import TOKEN_IDS
 from loadtest.service.process import serve_command, started_service
 
 RATE_PER_S = 4.0
@@ -27,7 +26,7 @@ BASELINE_S = 4.0  # of load before each fault
 HOLD_S = 5.0  # all has been well for so long: recovered
 RECOVERY_LIMIT_S = 240.0  # a replica on two cores that others use as well takes a minute to start
 DETECT_LIMIT_S = 15.0  # after the end of a fault's cause, for its first sign
-PATIENCE_S = 60.0  # of the load's clients: what is silent for so long hangs
+PATIENCE_S = 120.0  # of the load's clients: what takes so long hangs
 LONGEST_S = 900.0  # that a load goes on
 SAMPLE_PERIOD_S = 5.0
 WARM_S = 20.0  # of load before a soak is measured
@@ -44,7 +43,7 @@ class ServiceUnderTest:
     Attributes:
         url: of loopback.
         family: its processes.
-        model_id, model_dir: what it serves, and from where.
+        model_id: that it serves.
         replicas: that it should have.
         max_body_bytes: that it accepts.
     """
@@ -52,7 +51,6 @@ class ServiceUnderTest:
     url: str
     family: Family
     model_id: str
-    model_dir: Path
     replicas: int
     max_body_bytes: int
 
@@ -90,50 +88,49 @@ def running(
         family = None if root is None else family_of(root)
         if family is None:
             raise CampaignError(f"the processes of the service on port {port} are not found")
-        yield ServiceUnderTest(url, family, read.model.id, read.model.folder, read.replicas, read.http.max_body_bytes)
+        yield ServiceUnderTest(url, family, read.model.id, read.replicas, read.http.max_body_bytes)
 
 
-@contextlib.contextmanager
-def steady_load(service: ServiceUnderTest, folder: Path, for_s: float) -> Iterator[Callable[[], ClientRun]]:
-    """Ask at a steady rate for the length of the block; yields what ends the load and returns what it saw."""
+def steady_load(service: ServiceUnderTest, folder: Path, for_s: float) -> BackgroundLoad:
+    """Ask at a steady rate for so long, or until the load is ended."""
     due_s = [number / RATE_PER_S for number in range(int(for_s * RATE_PER_S))]
-    prompts = http_load.prompts(service.model_dir, PROMPT_TOKENS, 64)
-    bodies = [completion_body(service.model_id, prompt, OUTPUT_TOKENS).decode() for prompt in prompts]
-    plan = LoadPlan(bodies, due_s=due_s, limit_s=for_s + 2 * PATIENCE_S, stall_s=PATIENCE_S)
-    client = stream_client.start(service.url, "/v1/completions", plan, folder / "requests")
-
-    def end() -> ClientRun:
-        client.send_signal(signal.SIGTERM)
-        return stream_client.finish(client, 3 * PATIENCE_S)
-
-    try:
-        yield end
-    finally:
-        if client.poll() is None:
-            client.kill()
-            client.wait()
+    plan = SendPlan(
+        kind="open",
+        policy="plain",
+        run=0,
+        url=service.url,
+        model=service.model_id,
+        requests=tuple(
+            PlannedRequest(at_s=at_s, prompt_tokens=PROMPT_TOKENS, output_tokens=OUTPUT_TOKENS) for at_s in due_s
+        ),
+        duration_s=for_s,
+        drain_s=PATIENCE_S,
+        request_timeout_s=PATIENCE_S,
+        seed=0,
+        token_ids=TOKEN_IDS,
+        records_path=folder / "requests.jsonl",
+    )
+    return BackgroundLoad(plan)
 
 
 def strike(service: ServiceUnderTest, name: str, malformed: int, folder: Path) -> FaultResult:
     """Inject a fault under the load, wait until all is well again, and sum up what it cost."""
-    with Watch(service.url, service.family) as watch, steady_load(service, folder, LONGEST_S) as end:
+    with Watch(service.url, service.family) as watch, steady_load(service, folder, LONGEST_S) as sent:
+        sent.start_s()
         time.sleep(BASELINE_S)
         _wait(lambda: watch.sound_for_s(service.replicas) >= BASELINE_S / 2, RECOVERY_LIMIT_S)
         arena = Arena(service.url, service.family, service.model_id, service.max_body_bytes, malformed, folder)
-        before = places.failures(service.family.folder)
         done = faults.FAULTS[name](arena)
         _wait(lambda: _is_over(watch, done.injection, service.replicas, service.family), RECOVERY_LIMIT_S)
-        load = end()
+        records = sent.end()
     summed = result(
         name,
         done.injection,
         service.replicas,
-        OUTPUT_TOKENS,
-        load.records,
+        records,
         watch.statuses,
         watch.processes,
         done.notes,
-        places.since(before, places.failures(service.family.folder)),
     )
     return replace(summed, hung=summed.hung + done.hung)
 
@@ -162,17 +159,18 @@ def soaked(service: ServiceUnderTest, minutes: float, folder: Path) -> tuple[Soa
         ValueError: too short.
     """
     samples = []
-    with steady_load(service, folder, WARM_S + 60 * minutes) as end:
+    with steady_load(service, folder, WARM_S + 60 * minutes) as sent:
+        sent.start_s()
         time.sleep(WARM_S)
         began_s = time.monotonic()
         while time.monotonic() - began_s < 60 * minutes:
             samples.append(soak.sample(service.family.processes()))
             time.sleep(SAMPLE_PERIOD_S)
         took_s = time.monotonic() - began_s
-        load = end()
+        records = sent.end()
     found, said = soak.growth(samples, took_s / 60)
-    bad = [record.kind for record in load.records if record.kind != "ok"]
-    return found, f"{len(load.records)} requests, {len(bad)} of them not answered whole; {said}"
+    bad = sum(record.error is not None for record in records)
+    return found, f"{len(records)} requests, {bad} of them not answered whole; {said}"
 
 
 def strike_all(

@@ -3,12 +3,14 @@
 All times are seconds of ``time.monotonic``.
 """
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.client.stream_client import Record
+from loadtest.report.error_kinds import error_kinds, most_frequent
+from loadtest.sender.plan import CUT, TOO_LONG, WRONG_LENGTH
+from loadtest.sender.sse import UNFINISHED
+from workload.records import RequestRecord
 
 ClientOutcome = Literal["ok", "refused", "failed", "hung", "lost"]
 REFUSED_STATUS = 429
@@ -44,14 +46,6 @@ class ProcessLook:
 
 
 @dataclass(frozen=True, slots=True)
-class Struck:
-    """The replica that a fault hit, alone: its id, and how many requests HAProxy had there then."""
-
-    replica: str
-    in_flight: int
-
-
-@dataclass(frozen=True, slots=True)
 class Injection:
     """What was done to the service.
 
@@ -62,7 +56,6 @@ class Injection:
         kind: of the process that was hit; "": none was.
         victims: its process ids.
         killed: the victims were ended, so that their end is no sign of the service's.
-        struck: the replica that they belong to; None: to none, or to all.
     """
 
     began_s: float
@@ -70,7 +63,6 @@ class Injection:
     kind: str = ""
     victims: frozenset[int] = frozenset()
     killed: bool = False
-    struck: Struck | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +88,20 @@ class FaultResult:
     notes: str
 
 
-def outcome(record: Record, tokens: int) -> ClientOutcome:
-    """Return how a request of so many tokens ended."""
-    if record.kind == "ok":
-        return "ok" if record.tokens == tokens else "lost"
-    if record.kind == "unfinished":  # a whole HTTP answer, no [DONE], no error
-        return "lost"
-    if record.kind in ("stall", "cut"):
+def outcome(record: RequestRecord) -> ClientOutcome:
+    """Return how a request ended."""
+    if record.error is None:
+        return "ok"
+    if record.error.startswith((CUT, TOO_LONG)):
         return "hung"
+    if record.error.startswith((UNFINISHED, WRONG_LENGTH)):  # a whole HTTP answer, and no error in it
+        return "lost"
     return "refused" if record.status == REFUSED_STATUS else "failed"
+
+
+def ended_s(record: RequestRecord) -> float:
+    """Return when a request ended."""
+    return record.intended_s + (record.latency_ms or 0.0) / 1e3
 
 
 def detected_after_s(
@@ -131,7 +128,7 @@ def recovered_after_s(
     replicas: int,
     statuses: Sequence[StatusLook],
     processes: Sequence[ProcessLook],
-    failed: Collection[Record],
+    failed: Collection[RequestRecord],
 ) -> float | None:
     """Return the time from ``since_s`` until everything was well for good; None: it was not, to the last look.
 
@@ -141,7 +138,7 @@ def recovered_after_s(
     """
     trouble = [look.at_s for look in statuses if look.at_s >= since_s and not look.sound(replicas)]
     trouble += [look.at_s for look in processes if look.at_s >= since_s and not look.whole(processes[0])]
-    trouble += [record.start_s for record in failed if record.start_s >= since_s]
+    trouble += [record.intended_s for record in failed if record.intended_s >= since_s]
     if not trouble:
         return 0.0
     well = (look.at_s for look in statuses if look.at_s > max(trouble) and look.sound(replicas))
@@ -153,67 +150,44 @@ def result(
     fault: str,
     injection: Injection,
     replicas: int,
-    tokens: int,
-    records: Sequence[Record],
+    records: Sequence[RequestRecord],
     statuses: Sequence[StatusLook],
     processes: Sequence[ProcessLook],
     notes: Sequence[str] = (),
-    failed_at: Mapping[str, int] | None = None,
 ) -> FaultResult:
     """Sum up a fault.
 
     Args:
         replicas: that must be ready.
-        tokens: that every request asked for.
         statuses, processes: looks in the order of time, of which the first came before the fault.
-        failed_at: how many requests each replica says have failed there meanwhile, by its id.
     """
-    by_outcome: dict[ClientOutcome, list[Record]] = {"ok": [], "refused": [], "failed": [], "hung": [], "lost": []}
+    by_outcome: dict[ClientOutcome, list[RequestRecord]] = {
+        "ok": [],
+        "refused": [],
+        "failed": [],
+        "hung": [],
+        "lost": [],
+    }
     for record in records:
-        by_outcome[outcome(record, tokens)].append(record)
+        by_outcome[outcome(record)].append(record)
     failed = by_outcome["failed"]
     before = [look for look in statuses if look.at_s < injection.began_s][-1]
-    kinds = Counter(record.kind for record in failed)
-    later = sum(record.start_s >= injection.began_s for record in failed)
+    kinds = error_kinds(record.error for record in failed if record.error is not None)
+    later = sum(record.intended_s >= injection.began_s for record in failed)
     said = [f"{len(records)} requests"]
     if failed:
-        said.append(
-            ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) + f"; {later} begun after the fault"
-        )
+        said.append(f"{most_frequent(kinds)}; {later} begun after the fault")
     if by_outcome["refused"]:
         said.append(f"{len(by_outcome['refused'])} refused with 429")
-    if injection.struck is not None:
-        said.append(by_replica(injection.struck, len(failed), later, failed_at or {}))
     return FaultResult(
         fault,
         _rounded(detected_after_s(injection, before, statuses, processes)),
         _rounded(recovered_after_s(injection.released_s, replicas, statuses, processes, failed)),
-        in_flight=sum(record.start_s < injection.began_s <= record.end_s for record in records),
+        in_flight=sum(record.intended_s < injection.began_s <= ended_s(record) for record in records),
         failed=len(failed),
         hung=len(by_outcome["hung"]),
         lost=len(by_outcome["lost"]),
         notes="; ".join([*said, *notes]),
-    )
-
-
-def by_replica(struck: Struck, failed: int, later: int, failed_at: Mapping[str, int]) -> str:
-    """Return what is said of the failed requests by replica.
-
-    A replica that is killed says nothing of those that it had: of what failed, all is its own that no other replica tells of.
-
-    Args:
-        struck: the replica that was hit.
-        failed: requests of the load that failed.
-        later: of these, begun after the fault: sent there before HAProxy knew, so that they were in flight nowhere then.
-        failed_at: how many of them each replica says have failed there.
-    """
-    elsewhere = min(failed, sum(count for replica, count in failed_at.items() if replica != struck.replica))
-    there = failed - elsewhere
-    later = min(later, there)
-    verdict = "no more than" if there - later <= struck.in_flight else "MORE than"
-    return (
-        f"at the replica that was hit {there - later} failed, {verdict} the {struck.in_flight} in flight there, "
-        f"and {later} begun after; {elsewhere} at others"
     )
 
 

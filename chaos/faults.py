@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.client import stream_client
-from benchmarks.client.stream_client import LoadPlan
-from chaos import places
 from chaos.abuse import attacks, hostile
-from chaos.fault_cost import SEVERAL, Injection, Struck
+from chaos.fault_cost import SEVERAL, Injection, outcome
 from chaos.watch import KINDS, Family, running
-from loadtest.sender.prompts import completion_body
+from loadtest.sender.background import BackgroundLoad
+from loadtest.sender.plan import PlannedRequest, SendPlan
+from loadtest.sender.prompts import TOKEN_IDS
 
 NOTICE_LIMIT_S = 60.0  # a stopped process that nobody has ended by then is continued
 ATTACK_LIMIT_S = 60.0
 MALFORMED_FOR_S = 420.0  # on two cores that others use as well they might take for ever
 SLOWEST_KEPT = 50  # of the malformed requests, in malformed.jsonl
 KV_STREAMS, KV_TOKENS = 20, 800
+KV_LIMIT_S = 240.0  # for each of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,26 +77,13 @@ def victims_of(arena: Arena, kind: str) -> list[int]:
     return found[:1] if kind in SEVERAL else found
 
 
-def struck_in(arena: Arena, kind: str, victims: list[int]) -> Callable[[], Struck | None]:
-    """Return what tells, once the victims stand still, which replica they belong to and what it has in flight.
-
-    It tells None where the fault hits more than one replica, or none. Which replica it is is found out before: that takes a while.
-    """
-    replica = places.replica_of(victims[0]) if kind in SEVERAL else None
-    folder = arena.family.folder
-    return lambda: None if replica is None else Struck(replica, places.in_flight(folder).get(replica, 0))
-
-
 def kill(kind: str, arena: Arena) -> Done:
-    """End processes without a warning. They stand still for the moment in which what they have in flight is counted."""
+    """End processes without a warning."""
     victims = victims_of(arena, kind)
-    struck = struck_in(arena, kind, victims)
     began_s = time.monotonic()
-    with stopped(victims):
-        had = struck()
-        for pid in victims:
-            os.kill(pid, signal.SIGKILL)
-    return Done(Injection(began_s, began_s, kind, frozenset(victims), killed=True, struck=had))
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+    return Done(Injection(began_s, began_s, kind, frozenset(victims), killed=True))
 
 
 @contextlib.contextmanager
@@ -115,17 +102,15 @@ def stopped(pids: list[int]) -> Iterator[None]:
 def stop(kind: str, arena: Arena) -> Done:
     """Have processes stand still until the service has ended them, or the limit."""
     victims = victims_of(arena, kind)
-    struck = struck_in(arena, kind, victims)
     began_s = time.monotonic()
     with stopped(victims):
-        had = struck()
         while any(map(running, victims)) and time.monotonic() - began_s < NOTICE_LIMIT_S:
             time.sleep(0.05)
     ended_s = time.monotonic()
-    hit = Injection(began_s, began_s, kind, frozenset(victims), struck=had)
+    hit = Injection(began_s, began_s, kind, frozenset(victims))
     if ended_s - began_s < NOTICE_LIMIT_S:
         return Done(hit, (f"ended by the service after {ended_s - began_s:.1f} s",))
-    continued = Injection(began_s, ended_s, kind, frozenset(victims), struck=had)
+    continued = Injection(began_s, ended_s, kind, frozenset(victims))
     return Done(continued, (f"not ended by the service: continued after {NOTICE_LIMIT_S:.0f} s",))
 
 
@@ -162,19 +147,29 @@ def full_log_disk(arena: Arena, for_s: float = 10.0) -> Done:
 
 def full_kv_cache(arena: Arena) -> Done:
     """Ask for more tokens at once than the KV caches hold."""
-    body = completion_body(arena.model_id, "Long ago", KV_TOKENS).decode()
-    plan = LoadPlan([body], streams=KV_STREAMS, max_requests=KV_STREAMS, start_for_s=5.0, limit_s=240.0, stall_s=120.0)
+    plan = SendPlan(
+        kind="open",
+        policy="plain",
+        run=0,
+        url=arena.url,
+        model=arena.model_id,
+        requests=(PlannedRequest(at_s=0.0, prompt_tokens=16, output_tokens=KV_TOKENS),) * KV_STREAMS,
+        duration_s=1.0,
+        drain_s=KV_LIMIT_S,
+        request_timeout_s=KV_LIMIT_S,
+        seed=0,
+        token_ids=TOKEN_IDS,
+        records_path=arena.folder / "kv-requests.jsonl",
+    )
     before = preemptions(arena.url)
     began_s = time.monotonic()
-    process = stream_client.start(arena.url, "/v1/completions", plan, arena.folder / "kv-requests")
-    load = stream_client.finish(process, 260.0)
-    kinds = [record.kind for record in load.records]
-    whole = sum(record.tokens == KV_TOKENS for record in load.records)
+    with BackgroundLoad(plan) as sent:
+        ends = [outcome(record) for record in sent.whole()]
     said = (
-        f"{KV_STREAMS} streams of {KV_TOKENS} tokens: {whole} whole, {preemptions(arena.url) - before:.0f} preemptions"
+        f"{KV_STREAMS} streams of {KV_TOKENS} tokens: {ends.count('ok')} whole, "
+        f"{preemptions(arena.url) - before:.0f} preemptions"
     )
-    hung = sum(kind in ("stall", "cut") for kind in kinds)
-    return Done(Injection(began_s, time.monotonic()), (said,), hung)
+    return Done(Injection(began_s, time.monotonic()), (said,), ends.count("hung"))
 
 
 def preemptions(url: str) -> float:

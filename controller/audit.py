@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from controller.messages import Count, Milliseconds, ProxyStats, ReplicaState, Seconds
+from controller.messages import Count, Milliseconds, ReplicaState, Seconds
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
 from workload.frozen import FrozenModel
@@ -98,7 +98,7 @@ class ReplicaStatus(ReplicaState):
 
 
 class BroadcastStats(FrozenModel):
-    """Times from decision to last acknowledgement over the latest broadcasts."""
+    """Times from decision to last acknowledgement over the broadcasts of the last hour."""
 
     count: Count = 0
     p50_ms: Milliseconds | None = None  # None: no broadcast yet
@@ -131,7 +131,6 @@ class StatusReport(FrozenModel):
     override: OverrideView | None
     replica_overrides: dict[str, OverrideView] = Field(default_factory=dict)
     path_saturated: bool = False  # the path limits a replica, not its engine: another precision would not help it
-    proxy: ProxyStats | None = None  # None: not reported
     replicas: tuple[ReplicaStatus, ...]
     broadcast: BroadcastRecord | None = None  # of the latest directive that every replica has acknowledged
     broadcasts: BroadcastStats = BroadcastStats()

@@ -3,7 +3,7 @@
 ``explain`` turns pydantic's report into one line per fault that names the key.
 """
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -68,43 +68,6 @@ class LadderConfig(FrozenModel):
         return self
 
 
-INSTEAD = {  # of a policy that is gone
-    "engine_auto": "token_fraction, the same rule by the share of each engine's own budget",
-    "steered": "deadlines, with which every engine keeps the SLO by itself",
-    **dict.fromkeys(
-        ("slo_feedback", "slo_auto", "error_budget", "predictive"),
-        "deadlines, with which every engine keeps the SLO by itself, or threshold, FP8 for all above a queue or a latency",
-    ),
-}
-NO_KEY = {  # of the section, or of a section in it
-    "fallback": "without a controller replicas keep the operator's override, or do what the policy says (static_fp16: FP16; one "
-    "that decides by the load: every engine keeps the SLO's deadlines); remove it, and choose the policy for it",
-    **dict.fromkeys(
-        ("scope", "k_of_n", "replicas_per_step"),
-        "a policy decides for all replicas at once, and names those that differ itself; remove it",
-    ),
-    "ladder.recover_load": "the ladder goes by waits and missed answers alone; remove it",
-    "ladder.scale_load": "the ladder goes by waits and missed answers alone; remove it",
-    "policy.wait_s": "use wait_ratio, the wait over the TTFT objective",
-    "policy.ttft_p90_ms": "use ttft_ratio, the 90th percentile over the TTFT objective",
-    "policy.tpot_p90_ms": "use tpot_ratio, the 90th percentile over the TPOT objective",
-}
-
-
-def gone(section: dict[str, Any]) -> str | None:
-    """Return what to do about the first key or policy of a section that there was once; None: there is none."""
-    policy = section.get("policy")
-    name = policy.get("name") if isinstance(policy, dict) else None
-    if isinstance(name, str) and name in INSTEAD:
-        return f"policy.name: {name} is no policy any more; use {INSTEAD[name]}"
-    for path, instead in NO_KEY.items():
-        within, _, key = path.rpartition(".")
-        part = section.get(within) if within else section
-        if isinstance(part, dict) and key in part:
-            return f"{path} is no key any more: {instead}, got {key}={part[key]!r}"
-    return None
-
-
 class ControllerConfig(FrozenModel):
     """All that the control loop needs to know. Every duration is in seconds."""
 
@@ -121,13 +84,6 @@ class ControllerConfig(FrozenModel):
     forget_after_s: Annotated[float, Field(gt=0)] = 10.0  # silence after which a replica no longer counts
     decisions_kept: Annotated[int, Field(ge=1, le=1_000_000)] = 1000  # in memory, for the decisions endpoint
     reload_on_change: bool = False  # take the file up again whenever it changes, besides when the operator asks
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_nothing_that_is_gone(cls, data: Any) -> Any:
-        if isinstance(data, dict) and (sentence := gone(data)) is not None:
-            raise ValueError(sentence)
-        return data
 
     @model_validator(mode="after")
     def _fail_safe_leaves_fixed_modes(self) -> Self:

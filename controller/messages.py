@@ -39,13 +39,6 @@ class PathStats(FrozenModel):
     paused_streams: Count = 0  # of them, those whose clients do not read
 
 
-class ProxyStats(FrozenModel):
-    """What HAProxy's statistics say of all replicas together."""
-
-    sessions: Count = 0  # requests at the replicas
-    queued: Count = 0  # requests that wait in HAProxy for a replica
-
-
 class StandingOrder(FrozenModel):
     """The operator's override. Replicas keep it, and tell it to a controller that has started anew."""
 
@@ -55,7 +48,7 @@ class StandingOrder(FrozenModel):
 
 
 class Room(FrozenModel):
-    """Prompt tokens that an engine can take so that their first tokens come in time (nestedfp/steps/prompt_room.py)."""
+    """Prompt tokens that an engine can take so that their first tokens come in time (nestedfp/steps/deadlines/prompt_room.py)."""
 
     tokens: int  # below zero: as many are late already
     full_tokens: Count

@@ -209,7 +209,6 @@ def controller_actor(config: DeployConfig, env: dict[str, str], path: Path | Non
         init_kwargs={
             "config": config.controller.model_dump(mode="json"),
             "log_path": config.decision_log,
-            "record_path": config.input_record,
             "config_path": None if path is None else str(path.resolve()),
         },
         actor_options={"num_cpus": 0, "runtime_env": {"env_vars": env}},

@@ -258,7 +258,6 @@ class DeployConfig(FrozenModel):
     replicas: Annotated[int, Field(ge=1)] = 1
     controller: ControllerConfig = ControllerConfig()
     decision_log: str | None = None  # JSON lines of the controller's decisions; None: kept in memory only
-    input_record: str | None = None  # recording of the controller's inputs, for controller.live.replay; None: none
 
     @property
     def most_replicas(self) -> int:

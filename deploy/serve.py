@@ -44,7 +44,11 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--verbose", action="store_true", help="show the log of every process on this terminal")
     parser.add_argument("--in-own-session", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
+    args, others = parser.parse_known_args(argv)
+    if others:
+        parser.error(
+            f"unknown: {' '.join(others)}; vLLM's own options stand in the file of --config, under engine.extra"
+        )
     try:
         config = load(args.config)
         check_versions()

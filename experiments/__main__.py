@@ -48,12 +48,6 @@ def main(argv: list[str] | None = None) -> int:
         "--table", type=Path, required=True, help="step costs of the engine (python -m simulator fit)"
     )
     simulated.add_argument(
-        "--fp16-steps",
-        type=float,
-        default=1.0,
-        help="how many times as long as in the table FP16 steps take: what an error of the table would do (%(default)s)",
-    )
-    simulated.add_argument(
         "--front-ms",
         type=float,
         default=predict.FRONT_MS,
@@ -104,11 +98,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def _predict(experiment: config.Experiment, args: argparse.Namespace) -> int:
     """Simulate; show what was predicted beside what was measured, where it was."""
-    if not args.fp16_steps > 0:
-        raise config.ExperimentError(f"--fp16-steps: expected a number above 0, got {args.fp16_steps:g}")
     if not 0 <= args.front_ms < math.inf:
         raise config.ExperimentError(f"--front-ms: expected milliseconds from 0 on, got {args.front_ms:g}")
-    found = predict.predict(experiment, args.trace, args.table, _say, args.fp16_steps, args.front_ms)
+    found = predict.predict(experiment, args.trace, args.table, _say, args.front_ms)
     folder = args.results / experiment.name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / predict.KEPT).write_text(found.model_dump_json(indent=1) + "\n")

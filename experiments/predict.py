@@ -26,7 +26,7 @@ from workload.shape import Lengths, fit_lengths, select_at_rate
 KEPT = "predicted.json"
 # What a request's first token takes beside the engine's steps: client, proxy, HTTP, tokens, the processes' ways to wake. Median of
 # nine measured on idle services of two shapes and three hosts, 7.0 to 10.9: the unloaded TTFT (benchmarks/results/h100-http*.csv,
-# nestedfp_http) less the engine's step of 16 tokens (start_costs of simulator/engine/tables/h100-*-load.json).
+# nestedfp) less the engine's step of 16 tokens (start_costs of simulator/engine/tables/h100-*-load.json).
 FRONT_MS = 9.7
 REST_S = 15.0  # before the load: the service was ready, or between two load tests
 EPOCH = datetime(2000, 1, 1)
@@ -71,13 +71,12 @@ def arrivals(experiment: Experiment, trace: Path, rate_rps: float, seed: int) ->
         ) from error
 
 
-def limited_table(table: Path, experiment: Experiment, folder: Path, fp16_steps: float = 1.0) -> Path:
+def limited_table(table: Path, experiment: Experiment, folder: Path) -> Path:
     """Write a table of step costs of the experiment's engine: its shape, ranks and limits, not those that were measured.
 
     Args:
         table: the measured one, of one GPU.
         folder: for the copy.
-        fp16_steps: how many times as long as in the table FP16 steps take, but for those that the engine times at its start.
 
     Returns:
         The copy's path.
@@ -104,8 +103,7 @@ def limited_table(table: Path, experiment: Experiment, folder: Path, fp16_steps:
     same = limits.model_copy(update={"kv_tokens": known.engine.kv_tokens}) == known.engine
     start_costs = known.start_costs if same else None
     copy = folder / table.name
-    fp16 = known.fp16.stretched(fp16_steps)
-    write_table(copy, known.model_copy(update={"engine": limits, "start_costs": start_costs, "fp16": fp16}))
+    write_table(copy, known.model_copy(update={"engine": limits, "start_costs": start_costs}))
     return copy
 
 
@@ -133,7 +131,6 @@ def predict(
     trace: Path,
     table: Path,
     say: Callable[[str], None],
-    fp16_steps: float = 1.0,
     front_ms: float = FRONT_MS,
 ) -> Predictions:
     """Simulate every run of this service that kills nothing.
@@ -143,7 +140,6 @@ def predict(
         trace: CSV.
         table: step costs of the engine.
         say: gets a line of progress for every run.
-        fp16_steps: as in ``limited_table``.
         front_ms: of a request's TTFT beside the engine; the same for all, since it delays every request alike.
 
     Raises:
@@ -151,7 +147,7 @@ def predict(
     """
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        limited = limited_table(table, experiment, Path(folder), fp16_steps)
+        limited = limited_table(table, experiment, Path(folder))
         for rate in experiment.load.rates_rps:
             for seed in experiment.load.seeds:
                 replayed = Path(folder) / f"{rate:g}-{seed}.csv"
@@ -161,8 +157,7 @@ def predict(
                         continue
                     found.append(_simulate(experiment, run, rate, seed, replayed, limited, Path(folder), front_ms))
                     say(f"{run.name} at {rate:g} requests/s, seed {seed}: {100 * found[-1].tight_slo:.1f} %")
-    changed = "" if fp16_steps == 1 else f", FP16 steps times {fp16_steps:g}"
-    return Predictions(table=f"{table.name}{changed}", front_ms=front_ms, runs=tuple(found))
+    return Predictions(table=table.name, front_ms=front_ms, runs=tuple(found))
 
 
 def write_trace(path: Path, requests: tuple[Arrival, ...]) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import yaml
 
-from benchmarks.http import http_gpu, http_systems
+from benchmarks.engine.engine_shapes import model_folder
+from benchmarks.http import http_systems
 from benchmarks.http.http_systems import RunningSystem
 from benchmarks.weights.random_weights import NESTED_WORKER
 from experiments.config import Experiment, ExperimentError, Run, controller_section
@@ -32,7 +33,7 @@ def engine_of(experiment: Experiment, system: str, step_log: Path | None = None)
     """
     engine = experiment.engine
     if experiment.shape is not None:
-        model_id, folder = experiment.shape, http_gpu.model_folder(experiment.shape)
+        model_id, folder = experiment.shape, model_folder(experiment.shape)
     else:
         assert experiment.model is not None, "Experiment demands one of the two"
         model_id, folder = experiment.model.name, experiment.model.resolve()
@@ -93,7 +94,7 @@ def running(
             if log.exists():
                 (log_folder / f"{system}.log").write_bytes(log.read_bytes())
     if experiment.shape is not None:
-        http_gpu.wait_for_memory()
+        http_systems.wait_for_memory()
 
 
 def keep_replica_logs(said: Path, log_folder: Path) -> None:

@@ -18,7 +18,7 @@ from loadtest.progress import Progress
 from loadtest.report.standing import Limit, PlaceStats, limited_by, places, stand
 from loadtest.sampling import Sampler
 from loadtest.sender.dispatch import run_plan
-from loadtest.sender.plan import WARM_SHARE, Event, PlannedRequest, SendPlan
+from loadtest.sender.plan import CUT, WARM_SHARE, Event, PlannedRequest, SendPlan
 from loadtest.service.admin import ServiceClient
 from workload.azure import Arrival
 from workload.frozen import FrozenModel
@@ -268,7 +268,7 @@ def choose_slo(config: LoadtestConfig, calibration: Calibration | None) -> Slo:
 
 
 def _refuse_errors(records: Sequence[RequestRecord]) -> None:
-    errors = [record.error for record in records if record.error and not record.error.startswith("cut at the end")]
+    errors = [record.error for record in records if record.error and not record.error.startswith(CUT)]
     if errors:
         raise LoadtestError(
             f"calibration: {len(errors)} of {len(records)} requests failed, the first with: {errors[0]}"

@@ -5,7 +5,6 @@ import sys
 
 COMMANDS = {
     "fit": "simulator.fit.fit",
-    "replay": "controller.live.replay",
 }
 
 

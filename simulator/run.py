@@ -30,7 +30,7 @@ examples:
       --replicas 4 --load 0.6 --load 0.8 --load 1.0 --json out.json
   python -m simulator --generate bursts --duration 600 --policy threshold --replicas 64 --load 0.9 --loss 0.1
 
-other commands: python -m simulator fit | replay, each with --help
+another command: python -m simulator fit --help
 
 exit status: 0 all runs completed, 1 failed, 2 wrong arguments
 """

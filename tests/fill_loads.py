@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nestedfp.modes import DirectiveMode
-from nestedfp.steps.step_fill import FillWatch
+from nestedfp.steps.deadlines.step_fill import FillWatch
 from nestedfp.steps.step_rule import StepRule
-from simulator.engine.cost_table import TABLE, EngineTable, read_table
+from simulator.engine.cost_table import TABLE, EngineTable, StepTimeModel, read_table
 from simulator.engine.engine import Engine
 from simulator.engine.request import SimRequest
 from simulator.simulation_summary import met
@@ -61,7 +61,12 @@ def engine_table(kv_tokens: int | None = None) -> EngineTable:
 def slow_table() -> EngineTable:
     """Return the engine with steps as long as those of a 70B shape over two H100."""
     table = engine_table()
-    return table.model_copy(update={"fp16": table.fp16.stretched(3.3), "fp8": table.fp8.stretched(3.3)})
+
+    def stretched(costs: StepTimeModel) -> StepTimeModel:
+        times = {name: 3.3 * value for name, value in costs.model_dump().items() if name != "knee_tokens"}
+        return costs.model_copy(update=times)
+
+    return table.model_copy(update={"fp16": stretched(table.fp16), "fp8": stretched(table.fp8)})
 
 
 def directed(
@@ -70,7 +75,7 @@ def directed(
     """Return the share of requests within the SLO, and of tokens in FP16, under a rule; without one all in FP8."""
     engine = Engine(table)
     if not sees_kv:
-        engine._fill = RequestsOnly(table.engine.max_num_seqs)
+        engine._watch._fill = RequestsOnly(table.engine.max_num_seqs)
     requests = [SimRequest(number, *size) for number, size in enumerate(sizes)]
     engine.direct(DirectiveMode.FP8 if rule is None else DirectiveMode.AUTO, rule or StepRule())
     for request in requests:

@@ -17,11 +17,11 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from deploy.access.admission import Admission
 from deploy.access.keys import Keys
+from deploy.access.peers import PeerView
 from deploy.front.app import Front
 from deploy.front.generate import Generate, Queueing
-from deploy.front.handover import GenerateCall, Handover
+from deploy.front.handover import GenerateCall
 from deploy.front.meter import PathMeter
-from deploy.front.peers import PeerView
 from deploy.front.routes.text import TextRoute
 from deploy.front.streams import Frame
 
@@ -184,7 +184,7 @@ def output(text: str, finish: str | None = None) -> RequestOutput:
 def stream_of(*steps: RequestOutput | Exception, prompt: Any = None) -> Do:
     """A ``do`` whose stream brings the outputs, or raises the errors, one after the other."""
 
-    async def do(request: Any) -> Handover:
+    async def do(request: Any) -> GenerateCall:
         collector = RequestOutputCollector(RequestOutputKind.DELTA, "r")
 
         class Engine(Client):
@@ -199,7 +199,7 @@ def stream_of(*steps: RequestOutput | Exception, prompt: Any = None) -> Do:
                 return collector
 
         frame = Frame.make("id", 1, "m", chat=False, include_usage=False)
-        return Handover(GenerateCall(Engine(), prompt, SamplingParams(), "r", {}), frame)
+        return GenerateCall(Engine(), prompt, SamplingParams(), "r", {}, frame=frame)
 
     return do
 

@@ -17,6 +17,7 @@ from vllm.entrypoints.launchers.cli_args import FrontendArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from deploy.access.admission import Admission
+from deploy.access.peers import PeerView
 from deploy.front import tap
 from deploy.front.app import Front
 from deploy.front.checks import grammars
@@ -24,7 +25,6 @@ from deploy.front.decoding import prompt_end
 from deploy.front.generate import Generate
 from deploy.front.handover import stand_before_engine, take_over
 from deploy.front.meter import PathMeter
-from deploy.front.peers import PeerView
 from deploy.front.routes import text
 from deploy.metrics import bulk
 

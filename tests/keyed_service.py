@@ -17,8 +17,6 @@ import psutil
 import yaml
 from live_service import ADMIN, demo_config, serve
 
-from controller.live import replay
-
 PORT = 8128
 URL = f"http://127.0.0.1:{PORT}"
 PAGE = "https://page.example"  # a web page that may ask
@@ -97,7 +95,6 @@ def started(folder: Path, otlp_endpoint: str) -> Iterator[KeyedService]:
     extra = {**EXTRA, "chat_template": str(folder / "template.jinja")}
     config["engine"] |= {"extra": extra, "max_num_seqs": 2, "cpu_threads": 1}
     config["controller"]["ladder"] = LADDER
-    config["input_record"] = str(folder / "inputs.jsonl")
     config["decision_log"] = str(folder / "decisions.jsonl")
     # What no client asks for is not sampled: every span has been asked for.
     config["tracing"] = {"otlp_endpoint": otlp_endpoint, "sample_share": 0}
@@ -110,7 +107,6 @@ def started(folder: Path, otlp_endpoint: str) -> Iterator[KeyedService]:
     with serve(folder, config, PORT, http=http) as process:
         yield KeyedService(process, folder)
         stop(process)
-    assert replay.main([str(folder / "inputs.jsonl")]) == 0
 
 
 def stop(process: "subprocess.Popen[bytes]") -> None:

@@ -145,7 +145,7 @@ async def status(http: web.Request) -> web.Response:
     }  # fmt: skip
     report = {"mode": engine.directive, "epoch": engine.epoch, "reason": "x", "replicas": [replica]}
     report |= {"slo_ttft_ms": 300.0, "slo_tpot_ms": 40.0}
-    return web.json_response(report | {"path_saturated": False, "proxy": {"sessions": engine.open, "queued": 0}})
+    return web.json_response(report | {"path_saturated": False})
 
 
 async def no_controller(_: web.Request) -> web.Response:

@@ -96,13 +96,6 @@ class PathStatus(PeerRecord):
     paused_streams: Count = 0  # whose clients do not read
 
 
-class ProxyStatus(PeerRecord):
-    """What GET /status says of HAProxy."""
-
-    sessions: Count = 0
-    queued: Count = 0  # requests that wait for a replica
-
-
 class ServiceReplica(PeerRecord):
     """One replica in GET /status."""
 
@@ -131,7 +124,6 @@ class ServiceStatus(PeerRecord):
     slo_ttft_ms: float | None = None  # what the controller steers by; None: not reported
     slo_tpot_ms: float | None = None
     path_saturated: bool = False  # the path limits a replica, not its engine
-    proxy: ProxyStatus | None = None  # None: not reported
     replicas: tuple[ServiceReplica, ...]
 
     @property
@@ -172,8 +164,7 @@ class Standing(FrozenModel):
     connecting: Count  # client: without a connection
     unanswered: Count  # sent, no token yet
     streaming: Count  # tokens arriving
-    proxy_queued: Count | None  # None: the service does not tell
-    in_path: Count | None
+    in_path: Count | None  # None: the service does not tell
     waiting: Count | None  # in the engine's queue
     running: Count | None
     # Sent and not ended for the client, and in no count of the service: in kernel buffers, in the proxy, on the way back.
@@ -184,7 +175,7 @@ class Standing(FrozenModel):
         """Requests that the client has sent and that the engine does not hold."""
         if self.elsewhere is None:
             return None
-        return (self.in_path or 0) + (self.proxy_queued or 0) + self.elsewhere
+        return (self.in_path or 0) + self.elsewhere
 
 
 class TimelineSample(FrozenModel):

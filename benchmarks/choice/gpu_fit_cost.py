@@ -1,13 +1,11 @@
 """Fits the GEMM's cost model to timed configs, writes csrc/cuda/generated/gemm_cost.inc, and judges the choice on other timings.
 
     python -m benchmarks.choice.gpu_time_configs --seed 101 --out fit.csv         # on the GPU, and once more with another seed
-    python -m benchmarks.windows.gpu_sustained --out sustained.csv                # under the power cap
-    python -m benchmarks.choice.gpu_fit_cost --fit fit.csv sustained.csv --judge held.csv       # anywhere; needs SciPy
+    python -m benchmarks.choice.gpu_fit_cost --fit fit.csv --judge held.csv       # anywhere; needs SciPy
 
 Least squares of log(predicted / measured), softened for outliers, over all constants of csrc/cuda/config/gemm_cost.h. A config
-far from the best of its problem counts less: the model must order the good ones. A sustained timing in FP16 mode counts as
-several: it is what an engine sees, and there are few. In FP8 mode it includes the quantiser and is left out. Judged by regret:
-the time of the config that the model likes best over the time of the fastest, among those timed for a problem.
+far from the best of its problem counts less: the model must order the good ones. Judged by regret: the time of the config that
+the model likes best over the time of the fastest, among those timed for a problem.
 """
 
 import argparse
@@ -15,9 +13,7 @@ import csv
 import ctypes
 import math
 from collections import defaultdict
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -26,30 +22,14 @@ from benchmarks.kernels import gpu_kernels as kernels
 PRECISIONS = {"fp16": kernels.FP16, "fp8": kernels.FP8}
 BANDS = {"1..64": (1, 64), "65..192": (65, 192), "193..768": (193, 768), "769..8192": (769, 8192)}
 DOUBLES = ctypes.POINTER(ctypes.c_double)
-SUSTAINED_WEIGHT = 8
+ROUNDS = 40
 RESULT = Path(__file__).parents[2] / "csrc/cuda/generated/gemm_cost.inc"
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file of gpu_time_configs or gpu_sustained, as the former writes them.
-
-    Raises:
-        ValueError: for a config that these kernels do not have for its problem.
-    """
+def read(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a file of gpu_time_configs."""
     with path.open() as file:
-        rows: list[dict[str, Any]] = list(csv.DictReader(line for line in file if not line.startswith("#")))
-    if rows and "config" not in rows[0]:
-        return rows
-    ours = [row for row in rows if row["system"] == "nestedfp_fp16"]
-    for row in ours:
-        valid = kernels.valid_configs(kernels.FP16, int(row["M"]), int(row["N"]), int(row["K"]))
-        found = next((config for _, config in valid if kernels.describe(config) == row["config"]), None)
-        if found is None:
-            raise ValueError(
-                f"{path}: expected a config of these kernels for N, K, M of its row, got {row['config']!r}"
-            )
-        row |= {"precision": "fp16", "weight": SUSTAINED_WEIGHT, **asdict(found)}
-    return ours
+        return list(csv.DictReader(line for line in file if not line.startswith("#")))
 
 
 class Timings:
@@ -68,7 +48,7 @@ class Timings:
         best = np.empty_like(self.us)
         for found in self.cells.values():
             best[found] = self.us[found].min()
-        self.weight = np.array([row.get("weight", 1) for row in rows]) / (self.us / best) ** 3
+        self.weight = (self.us / best) ** -3.0
 
     def predict(self, constants: np.ndarray) -> np.ndarray:
         """Microseconds of every row."""
@@ -99,7 +79,7 @@ def in_force() -> np.ndarray:
     return constants
 
 
-def fit(timings: Timings, start: np.ndarray, rounds: int) -> np.ndarray:
+def fit(timings: Timings, start: np.ndarray) -> np.ndarray:
     """Return fitted constants. All are positive, so their logarithms vary."""
     from scipy.optimize import least_squares
 
@@ -111,7 +91,7 @@ def fit(timings: Timings, start: np.ndarray, rounds: int) -> np.ndarray:
         return np.concatenate([error, 0.02 * (logs - np.log(start))])  # a tile that nobody timed keeps what it had
 
     low, high = np.log(start) - 3, np.log(start) + 3
-    found = least_squares(residuals, np.log(start), bounds=(low, high), loss="soft_l1", f_scale=0.05, max_nfev=rounds)
+    found = least_squares(residuals, np.log(start), bounds=(low, high), loss="soft_l1", f_scale=0.05, max_nfev=ROUNDS)
     return np.exp(found.x)
 
 
@@ -148,13 +128,12 @@ def main() -> None:
         "--fit", type=Path, nargs="*", default=[], help="timings to fit to; none: judge what is compiled"
     )
     parser.add_argument("--judge", type=Path, nargs="+", required=True)
-    parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
     constants = in_force()
     if args.fit:
         timings = Timings(args.fit)
-        constants = fit(timings, constants, args.rounds)
+        constants = fit(timings, constants)
         report("fit ", timings, constants)
         note = f"Fitted to {len(timings.us)} timings of {len(timings.cells)} problems on an H100: "
         write(args.out, constants, note + "benchmarks/choice/gpu_fit_cost.py. Do not edit.")

@@ -23,10 +23,9 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.client import stream_client
-from benchmarks.client.stream_client import LoadPlan
+from benchmarks.http.http_load import HttpLoad
 from loadtest.errors import LoadtestError
-from loadtest.sender.prompts import completion_body
+from loadtest.sender.background import BackgroundLoad
 from loadtest.service.process import serve_command, started_service
 
 RESULT = Path(__file__).parents[1] / "results" / "directive-latency.csv"
@@ -70,14 +69,14 @@ def streaming(url: str, streams: int, span_s: float) -> Iterator[None]:
         return
     with httpx.Client(base_url=url, timeout=10, trust_env=False) as client:
         model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
-    body = completion_body(model, "Once upon a time", 128).decode()
-    plan = LoadPlan([body], streams=streams, start_for_s=span_s, limit_s=span_s + 30)
-    with tempfile.TemporaryDirectory() as folder:
-        load = stream_client.start(url, "/v1/completions", plan, Path(folder) / "requests")
+    load = HttpLoad("streams", 16, 128, warm_s=0, window_s=span_s, streams=streams)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        BackgroundLoad(load.plan(url, model, Path(folder) / "requests.jsonl")) as sent,
+    ):
+        sent.start_s()
         time.sleep(3.0)
         yield
-        load.terminate()
-        load.communicate(timeout=10)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -2,12 +2,16 @@
 
 The streams do not march in step, as clients do not: the first answers are of all lengths, so that in every step some requests
 end and others begin. ``vllm.LLM.generate`` on many prompts is another load: as many at a time, but all of them begin together.
+benchmarks.http.http_path runs it as a process.
 """
 
+import argparse
+import json
 import time
 from typing import Any
 
 from benchmarks.engine import engine_process
+from nestedfp.vllm_plugin.options import OPTIONS_KEY
 
 
 def tokens_per_s(
@@ -51,3 +55,18 @@ def tokens_per_s(
     while engine.has_unfinished_requests():
         engine.step()
     return rate, ended
+
+
+def measure(spec: dict[str, Any]) -> None:
+    """Start the engine, run the loop in each precision that is asked for: a row of mode, tokens per second, requests."""
+    llm = engine_process.start(spec, **spec["limits"], additional_config={OPTIONS_KEY: spec["plugin"]})
+    for system in engine_process.modes_of("nestedfp", llm):
+        if (mode := system.removeprefix("nestedfp_")) in spec["modes"]:
+            rate, ended = tokens_per_s(llm, *spec["loop"])
+            engine_process.row(mode, round(rate, 1), ended)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine.engine_closed", description=__doc__)
+    parser.add_argument("--spec", required=True, type=json.loads, help="as benchmarks.engine.engine_process writes it")
+    measure(parser.parse_args().spec)

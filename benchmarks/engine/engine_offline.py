@@ -22,8 +22,7 @@ COLUMNS = ("model", "system", "batch", "input_tokens", "output_tokens", "tokens_
 
 def measure(spec: dict[str, Any]) -> None:
     """In a process of its own: start one engine, run every load."""
-    inductor = {} if spec["pdl"] is None else {"triton.enable_pdl": spec["pdl"]}
-    llm = engine_process.start(spec, compilation_config={"inductor_compile_config": inductor})
+    llm = engine_process.start(spec)
     from vllm import SamplingParams
 
     def seconds(batch: int, tokens_in: int, tokens_out: int) -> float:
@@ -58,11 +57,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--lengths", default="256:512,1024:512,32:32", help="input:output tokens, comma-separated")
     parser.add_argument("--repeats", type=int, default=1, help="measurements of each row; the median counts")
     parser.add_argument("--row-limit-s", type=float, default=60.0, help="a slower batch is the last of its lengths")
-    parser.add_argument(
-        "--pdl",
-        action=argparse.BooleanOptionalAction,
-        help="programmatic dependent launch of the compiled kernels (default: as the system does by itself)",
-    )
 
     def options(args: argparse.Namespace) -> dict[str, Any]:
         return {
@@ -70,7 +64,6 @@ def main(argv: list[str] | None = None) -> int:
             "batches": sorted(int(batch) for batch in args.batches.split(",")),
             "repeats": args.repeats,
             "row_limit_s": args.row_limit_s,
-            "pdl": args.pdl,
         }
 
     return engine_process.main(parser, argv, measure, COLUMNS, 5, options)

@@ -197,7 +197,6 @@ def main(
     columns: Sequence[str],
     keys: int,
     options: Callable[[argparse.Namespace], dict[str, Any]] = lambda args: {},
-    summarise: Callable[[list[list[Any]]], None] = lambda rows: None,
 ) -> int:
     """Run every engine in turn, or be the process of one; return the exit status.
 
@@ -208,7 +207,6 @@ def main(
         columns: of the result file.
         keys: how many of them name a row.
         options: what the spec holds besides model and system.
-        summarise: gets all rows at the end.
     """
     args = parser.parse_args(argv)
     if args.spec:
@@ -216,9 +214,8 @@ def main(
         return 0
     given = {"engine": args.engine, **options(args)}
     heading = results_csv.heading(argv)
-    found: list[list[Any]] = []
+    found = 0
     for rows, notes in collect(args.module, args.models.split(","), args.systems.split(","), given):
         results_csv.merge(args.out, columns, keys, rows, [*heading, *notes])
-        found += rows
-    summarise(found)
+        found += len(rows)
     return 0 if found else 1

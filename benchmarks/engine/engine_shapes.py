@@ -1,8 +1,13 @@
 """The published model shapes that whole engines are measured on, as Hugging Face configurations for dummy weights."""
 
+import json
+import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5}
+TOKENIZER = Path(__file__).resolve().parents[2] / "models" / "llama-8b-shape"
 # Hidden, intermediate, layers, heads, KV heads, head size, vocabulary.
 SHAPES = {
     "llama-8b": (4096, 14336, 32, 32, 8, 128, 128256),  # Llama 3.1 8B
@@ -32,23 +37,23 @@ def config_of(model: str) -> dict[str, Any]:
     }
 
 
-def rank_layers(model: str, ranks: int) -> dict[str, tuple[int, int]]:
-    """Return the linear layers of one of ``ranks`` tensor-parallel ranks as (N, K).
+def model_folder(model: str) -> Path:
+    """Write a shape's folder: configuration and a tokenizer that has a text for every id; return its path.
 
-    vLLM splits qkv and gate_up by rows, o and down by columns.
-
-    Raises:
-        ValueError: where the ranks do not divide the heads, the KV heads or the intermediate size.
+    The path is the same every time, so that vLLM finds what it compiled before.
     """
-    hidden, intermediate, _, heads, kv_heads, head, _ = SHAPES[model]
-    if ranks < 1 or any(size % ranks for size in (heads, kv_heads, intermediate)):
-        raise ValueError(
-            f"expected ranks that divide the {heads} heads, the {kv_heads} KV heads and the intermediate size {intermediate} "
-            f"of {model}, got {ranks}"
-        )
-    return {
-        "qkv": ((heads + 2 * kv_heads) * head // ranks, hidden),
-        "o": (hidden, heads * head // ranks),
-        "gate_up": (2 * intermediate // ranks, hidden),
-        "down": (hidden, intermediate // ranks),
-    }
+    folder = Path(tempfile.gettempdir()) / f"nestedfp-http-{os.getuid()}" / model
+    folder.mkdir(parents=True, exist_ok=True)
+    config = config_of(model)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer_config.json").write_text((TOKENIZER / "tokenizer_config.json").read_text())
+    tokenizer = json.loads((TOKENIZER / "tokenizer.json").read_text())
+    fill(tokenizer["model"]["vocab"], config["vocab_size"])
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
+def fill(vocabulary: dict[str, int], size: int) -> None:
+    """Add a text of a word's length for every id of a byte-level vocabulary that has none. No merge leads to them."""
+    known = set(vocabulary.values())
+    vocabulary.update({f"Ġx{index}": index for index in range(size) if index not in known})

@@ -1,16 +1,15 @@
-"""The loads of the HTTP benchmark: prompts, request bodies, arrival times."""
+"""The loads of the HTTP benchmark, for the load test's sender."""
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.client.stream_client import LoadPlan
-from loadtest.sender.prompts import completion_body
+from loadtest.sender.plan import PlannedRequest, SendPlan
+from loadtest.sender.prompts import TOKEN_IDS
 
-WORDS = "the old fox ran over a red hill and saw his friend in deep wood by"
-BODIES = 512  # different prompts; prefix caching is off all the same
+REQUESTS = 8192  # of a closed loop, which begins again then; prefix caching is off all the same
 SEED = 20
+REQUEST_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +17,9 @@ class HttpLoad:
     """One load. Closed loop with ``streams``, open loop with ``rate_per_s``.
 
     Attributes:
-        warm_s: from the start to the window that is measured; a closed loop's streams begin spread over half of it, so that
-            their answers do not end all at once.
+        warm_s: from the start to the window that is measured.
         window_s: what is measured.
+        drain_s: for which requests of the window may last beyond it.
     """
 
     name: str
@@ -30,19 +29,37 @@ class HttpLoad:
     window_s: float
     streams: int = 0
     rate_per_s: float = 0.0
-    drain_s: float = 20.0  # what requests in flight may take after the window
+    drain_s: float = 10.0
 
-    def plan(self, model_id: str, prompts: Sequence[str]) -> LoadPlan:
-        """Return the client's load for a model."""
-        bodies = [completion_body(model_id, prompt, self.output_tokens).decode() for prompt in prompts]
+    def plan(self, url: str, model_id: str, records: Path, run: int = 0) -> SendPlan:
+        """Return what a sender sends.
+
+        Args:
+            records: the file that it writes.
+            run: number of the sender, where several send at once; their prompts differ.
+        """
         load_s = self.warm_s + self.window_s
-        return LoadPlan(
-            bodies,
-            streams=self.streams,
-            due_s=[] if self.streams else arrivals(self.rate_per_s, load_s),
-            start_for_s=load_s,
-            ramp_s=self.warm_s / 2 if self.streams > 1 else 0.0,
-            limit_s=load_s + self.drain_s,
+        at_s = [0.0] * REQUESTS if self.streams else arrivals(self.rate_per_s, load_s, SEED + run)
+        # A closed loop's first answers are of all lengths, so that its streams do not end all at once ever after.
+        outputs = [1 + self.output_tokens * stream // self.streams for stream in range(self.streams)]
+        outputs += [self.output_tokens] * (len(at_s) - len(outputs))
+        return SendPlan(
+            kind="closed" if self.streams else "open",
+            policy="plain",
+            run=run,
+            url=url,
+            model=model_id,
+            requests=tuple(
+                PlannedRequest(at_s=at, prompt_tokens=self.prompt_tokens, output_tokens=output)
+                for at, output in zip(at_s, outputs, strict=True)
+            ),
+            duration_s=load_s + self.drain_s if self.streams else load_s,
+            drain_s=self.drain_s,
+            stages=(self.streams or 1,),
+            request_timeout_s=REQUEST_LIMIT_S,
+            seed=SEED,
+            token_ids=TOKEN_IDS,
+            records_path=records,
         )
 
 
@@ -55,20 +72,3 @@ def arrivals(rate_per_s: float, duration_s: float, seed: int = SEED) -> list[flo
         times.append(at_s)
         at_s += source.expovariate(rate_per_s)
     return times
-
-
-def prompts(model_dir: Path, tokens: int, count: int = BODIES, seed: int = SEED) -> list[str]:
-    """Return texts that a model's tokenizer turns into exactly so many tokens."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
-    source, words = random.Random(seed), WORDS.split()
-    found: list[str] = []
-    for _ in range(100 * count):
-        drawn = " ".join(source.choice(words) for _ in range(tokens))
-        text = tokenizer.decode(tokenizer.encode(drawn).ids[:tokens])
-        if len(tokenizer.encode(text).ids) == tokens:
-            found.append(text)
-        if len(found) == count:
-            return found
-    raise RuntimeError(f"no texts of {tokens} tokens found for {model_dir / 'tokenizer.json'}")

@@ -1,33 +1,38 @@
 """Puts one load on one system and returns what it did: figures of the client, processor time of the system's processes."""
 
+import contextlib
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.client import stream_client
-from benchmarks.client.stream_client import ClientRun
-from benchmarks.http.http_engine import EngineProcess
 from benchmarks.http.http_load import HttpLoad
-from benchmarks.http.http_procs import Process, path_s, tree, used_s
-from benchmarks.http.http_stats import Figures, MeasuredSpan, figures
+from benchmarks.http.http_procs import path_s, tree, used_s
 from benchmarks.http.http_systems import RunningSystem
-
-PATH = "/v1/completions"
+from loadtest.calibrate import tokens_between
+from loadtest.report.error_kinds import error_kinds, most_frequent
+from loadtest.sender.background import BackgroundLoad
+from loadtest.sender.plan import CUT
+from workload.percentiles import Percentiles, percentiles
+from workload.records import RequestRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one system did under one load."""
+    """What one system did in the window of one load."""
 
-    figures: Figures
-    spent_s: dict[str, float]  # processor time by role in the window; empty where its processes cannot be seen
-    client_us_per_token: float
-    load: ClientRun
+    seconds: float
+    tokens: float
+    ttft_ms: Percentiles  # of requests begun in the window and answered in full
+    tpot_ms: Percentiles
+    tokens_per_chunk: float  # above 1 where the server sends several tokens at a time
+    requests: int
+    errors: str  # of the whole load, the most frequent first; empty: none
+    spent_s: dict[str, float]  # processor time by role; empty where its processes cannot be seen
 
     def us_per_token(self, seconds: float) -> float | None:
-        return seconds * 1e6 / self.figures.tokens if self.spent_s and self.figures.tokens else None
+        return seconds * 1e6 / self.tokens if self.spent_s and self.tokens else None
 
     @property
     def path_us_per_token(self) -> float | None:
@@ -40,33 +45,40 @@ class Measurement:
         return " ".join(f"{role}:{us:.1f}" for role, us in sorted(parts.items(), key=lambda p: -p[1]) if us >= 0.05)
 
 
-def measure(
-    system: RunningSystem | EngineProcess, scenario: HttpLoad, model_id: str, prompts: Sequence[str]
-) -> Measurement:
-    """Run a load and return its figures. Takes at most the scenario's time.
+def measure(system: RunningSystem, load: HttpLoad, senders: int = 1) -> Measurement:
+    """Run a load, as many times as there are senders, and return its figures.
 
     Raises:
-        RuntimeError: when the client fails or not one request of the window was answered.
+        RuntimeError: not one request of the window was answered.
+        loadtest.errors.DispatchError: a sender failed.
     """
-    plan = scenario.plan(model_id, prompts)
-    with tempfile.TemporaryDirectory() as folder:
-        if isinstance(system, RunningSystem):
-            client = stream_client.start(system.url, PATH, plan, Path(folder) / "requests")
-        else:
-            system.start(plan)
-        window, before, after = look(system.pid, scenario)
-        load = stream_client.finish(client, plan.limit_s + 10) if isinstance(system, RunningSystem) else system.finish()
-    found = figures(load, window)
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        plans = [load.plan(system.url, system.model_id, Path(folder) / f"{n}.jsonl", n) for n in range(senders)]
+        loads = [stack.enter_context(BackgroundLoad(plan)) for plan in plans]
+        begin_s = max(each.start_s() for each in loads) + load.warm_s
+        time.sleep(max(0.0, begin_s - time.monotonic()))
+        begin_s, before = time.monotonic(), tree(system.pid) if system.pid else []
+        time.sleep(load.window_s)
+        end_s, after = time.monotonic(), tree(system.pid) if system.pid else []
+        records = [record for each in loads for record in each.whole()]
+    found = figures(records, begin_s, end_s)
     if not found.requests:
-        raise RuntimeError(f"{scenario.name}: no request was answered ({found.errors}); {' '.join(load.errors)[:1000]}")
-    tokens = sum(record.tokens for record in load.records)
-    return Measurement(found, used_s(before, after), load.client_s * 1e6 / max(1, tokens), load)
+        raise RuntimeError(f"{load.name}: no request was answered: {found.errors or 'none began in the window'}")
+    return replace(found, spent_s=used_s(before, after))
 
 
-def look(pid: int | None, scenario: HttpLoad) -> tuple[MeasuredSpan, list[Process], list[Process]]:
-    """Wait for a window's begin and end; return it with a system's processes at both."""
-    time.sleep(scenario.warm_s)
-    begin_s, before = time.monotonic(), tree(pid) if pid else []
-    time.sleep(max(0.0, begin_s + scenario.window_s - time.monotonic()))
-    end_s, after = time.monotonic(), tree(pid) if pid else []
-    return MeasuredSpan(begin_s, end_s), before, after
+def figures(records: Sequence[RequestRecord], begin_s: float, end_s: float) -> Measurement:
+    """Return the figures of a window [begin_s, end_s) of the records' clock, without processor time."""
+    whole = [record for record in records if record.error is None]
+    begun = [record for record in whole if begin_s <= record.intended_s < end_s]
+    wrong = [record.error for record in records if record.error is not None and record.error != CUT]
+    return Measurement(
+        seconds=end_s - begin_s,
+        tokens=tokens_between(records, begin_s, end_s),
+        ttft_ms=percentiles(record.ttft_ms for record in begun if record.ttft_ms is not None),
+        tpot_ms=percentiles(record.tpot_ms for record in begun if record.tpot_ms is not None),
+        tokens_per_chunk=sum(r.output_tokens for r in whole) / max(1, sum(len(r.chunk_ms) for r in whole)),
+        requests=len(begun),
+        errors=most_frequent(error_kinds(wrong)),
+        spent_s={},
+    )

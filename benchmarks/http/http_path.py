@@ -1,14 +1,15 @@
-"""What the path from token to client costs: the real service, ``vllm serve`` and the engine alone under the same loads.
+"""What the path from token to client costs: the real service and ``vllm serve`` under the same loads; on a GPU the engine alone.
 
     python -m benchmarks.http.http_path                                  # CPU: benchmarks/results/http-path.csv
     python -m benchmarks.http.http_path --gpu --models llama-8b          # one GPU: benchmarks/results/h100-http.csv
-    python -m benchmarks.http.http_path --gpu --models llama-8b --systems nestedfp_http --replicas 1,2,4,8    # as many GPUs
+    python -m benchmarks.http.http_path --gpu --models llama-8b --systems nestedfp --replicas 1,2,4,8    # as many GPUs
     python -m benchmarks.http.http_path --systems nestedfp --url nestedfp=http://127.0.0.1:8000    # a service that runs already
 
-On the CPU the engine is vLLM with a worker whose step is a sleep (``timed_worker.py``), so that tokens come at a known speed
-and the processor is left to the path, and the demonstration's real model. All systems run the same engine arguments, one
-front process per replica, the same request bodies and arrival times. ``path_cpu_us_per_token`` is the processor time of all
-processes of a system but its engine, from /proc; for the engine alone it is its front half, and what asks for the tokens.
+On a CPU the engine is vLLM with a worker whose step is a sleep (``timed_worker.py``), so that tokens come at a known speed and the
+processor is left to the path. On a GPU engines are published shapes with random weights, and the engine alone is ``vllm.LLM`` in
+the same closed loop (benchmarks/engine/engine_closed.py). All systems run the same engine arguments, one front process a replica,
+the same requests and arrival times; one sender of the load test a replica sends them. ``path_cpu_us_per_token`` is the processor
+time of all processes of a system but its engine, from /proc. Rows are written as they come, so that a run may be cut into pieces.
 """
 
 import argparse
@@ -17,139 +18,199 @@ import json
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks import results_csv
-from benchmarks.http import http_engine, http_rows, http_systems
-from benchmarks.http.http_engine import EngineProcess
-from benchmarks.http.http_load import HttpLoad, prompts
-from benchmarks.http.http_measure import measure
+from benchmarks.engine import engine_process
+from benchmarks.engine.engine_shapes import SHAPES, model_folder
+from benchmarks.http import http_systems
+from benchmarks.http.http_load import HttpLoad
+from benchmarks.http.http_measure import Measurement, measure
 from benchmarks.http.http_systems import ROOT, EngineArguments, RunningSystem
+from loadtest.errors import LoadtestError
 
-RESULT = Path(__file__).parents[1] / "results" / "http-path.csv"
+RESULTS = Path(__file__).parents[1] / "results"
 SYSTEMS = ("nestedfp", "vllm_serve", "engine")
+MODES = ("fp16", "fp8")
 MODEL_DIR = ROOT / "models" / "fairytales-8m"
 KV_BYTES = 256 << 20  # 64,000 tokens of the demonstration's model
-PORT = 8210
+STREAMS = 256
+CPU_LOADS = (
+    HttpLoad("unloaded", 16, 16, warm_s=1, window_s=8, streams=1),
+    *(HttpLoad("open", 16, 88, warm_s=3, window_s=10, rate_per_s=rate) for rate in (20.0, 60.0, 100.0)),
+    HttpLoad("closed", 16, 128, warm_s=5, window_s=10, streams=STREAMS),
+)
+GPU_LOADS = (
+    HttpLoad("unloaded", 16, 32, warm_s=1, window_s=5, streams=1),
+    HttpLoad("open", 416, 88, warm_s=5, window_s=12, rate_per_s=17.0),
+    HttpLoad("closed", 16, 128, warm_s=6, window_s=10, streams=STREAMS),
+)
+KEYS = ("system", "model", "streams", "mode", "scenario", "replicas", "rate_per_s")
+MEASURED = ("ttft_p50_ms", "tpot_p50_ms", "path_cpu_us_per_token", "ttft_p99_ms", "tpot_p99_ms", "engine_cpu_us_per_token",
+            "cpu_us_per_token_by_process", "tokens_per_event", "requests", "errors")  # fmt: skip
+COLUMNS = ("system", "model", "streams", "tokens_per_s", "mode", "scenario", "replicas", "rate_per_s", *MEASURED)
 
 
 @dataclass(frozen=True)
-class EngineCase:
-    """One engine in so many replicas, and its loads."""
+class Case:
+    """One engine, its loads, and where its rows go."""
 
-    label: str  # of the engine, in the result file
+    model: str  # of the engine, in the result file
     engine: EngineArguments
-    scenarios: tuple[HttpLoad, ...]
-    replicas: int = 1
+    loads: tuple[HttpLoad, ...]
+    modes: tuple[str, ...]
+    output: Path
+    comments: Sequence[str]
+
+    def save(self, row: dict[str, Any]) -> None:
+        """Write one row into the result file and show it; a row with the same keys goes."""
+        full = [str(({"model": self.model} | row).get(column, "")) for column in COLUMNS]
+        print(" ".join(f"{name}={value}" for name, value in zip(COLUMNS, full, strict=True) if value), flush=True)
+        results_csv.merge(self.output, COLUMNS, KEYS, [full], self.comments)
 
 
-def cases(names: Sequence[str], step_ms: float, replicas: Sequence[int]) -> Iterator[EngineCase]:
-    """Yield what is measured on a CPU.
+def values(found: Measurement, load: HttpLoad) -> dict[str, Any]:
+    """Return all that a row may hold of a measurement."""
 
-    Two cores saturate with one replica's 256 streams, so replicas are compared with a slower step and fewer streams: whether
-    the path spreads the load, not how many cores there are.
-    """
-    timed = EngineArguments("fairytales-8m", MODEL_DIR, step_ms=step_ms, kv_cache_bytes=KV_BYTES)
-    if "timed" in names:
-        loads = (
-            HttpLoad("unloaded", 16, 16, warm_s=1, window_s=8, streams=1),
-            *(HttpLoad("open", 16, 88, warm_s=3, window_s=10, rate_per_s=rate) for rate in (20.0, 60.0, 100.0)),
-            HttpLoad("closed", 16, 128, warm_s=5, window_s=10, streams=256),
-        )
-        yield EngineCase(f"timed_{step_ms:g}ms", timed, loads)
-    if "demo" in names:
-        demo = EngineArguments("fairytales-8m", MODEL_DIR, kv_cache_bytes=KV_BYTES, max_num_seqs=64)
-        loads = (
-            HttpLoad("unloaded", 16, 16, warm_s=1, window_s=8, streams=1),
-            HttpLoad("closed", 16, 64, warm_s=5, window_s=10, streams=64),
-        )
-        yield EngineCase("fairytales-8m", demo, loads)
-    if "scale" in names:
-        slow = EngineArguments(
-            "fairytales-8m", MODEL_DIR, step_ms=4 * step_ms, kv_cache_bytes=KV_BYTES, max_num_seqs=64
-        )
-        for count in replicas:
-            load = HttpLoad("scale", 16, 64, warm_s=6, window_s=12, streams=64 * count)
-            yield EngineCase(f"timed_{4 * step_ms:g}ms", slow, (load,), count)
+    def shown(value: float | None, digits: int = 2) -> str:
+        return "" if value is None else f"{value:.{digits}f}"
+
+    return {
+        "streams": load.streams,
+        "rate_per_s": f"{load.rate_per_s:g}",
+        "scenario": load.name,
+        "tokens_per_s": shown(found.tokens / found.seconds, 1),
+        "ttft_p50_ms": shown(found.ttft_ms.p50),
+        "ttft_p99_ms": shown(found.ttft_ms.p99),
+        "tpot_p50_ms": shown(found.tpot_ms.p50),
+        "tpot_p99_ms": shown(found.tpot_ms.p99),
+        "path_cpu_us_per_token": shown(found.path_us_per_token, 1),
+        "engine_cpu_us_per_token": shown(found.us_per_token(found.spent_s.get("engine", 0.0)), 1),
+        "cpu_us_per_token_by_process": found.by_role(),
+        "tokens_per_event": shown(found.tokens_per_chunk, 3),
+        "requests": found.requests,
+        "errors": found.errors,
+    }
 
 
 @contextlib.contextmanager
-def running(system: str, case: EngineCase, urls: dict[str, str], port: int) -> Iterator[RunningSystem | EngineProcess]:
+def running(case: Case, system: str, url: str | None, port: int, replicas: int) -> Iterator[RunningSystem]:
     """Give a system that runs: the one at a URL, or one that is started here and stopped at the end."""
-    if system in urls:
-        yield http_systems.attach(system, urls[system])
-    elif system == "engine":
-        with http_engine.start(case.engine) as engine:
-            yield engine
-    else:
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            http_systems.start(system, case.engine, port, Path(folder), case.replicas) as service,
-        ):
-            yield service
+    if url is not None:
+        yield http_systems.attach(system, url)
+        return
+    began_s = time.monotonic()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        http_systems.start(system, case.engine, port, Path(folder), replicas) as service,
+    ):
+        print(
+            f"{system} of {case.model}, {replicas} replicas: ready after {time.monotonic() - began_s:.0f} s", flush=True
+        )
+        yield service
+    if case.engine.gpu:
+        http_systems.wait_for_memory()
 
 
-def run(case: EngineCase, system: str, urls: dict[str, str], port: int, output: Path, comments: Sequence[str]) -> None:
-    """Measure one system under a case's loads."""
-    texts = prompts(case.engine.model_dir, case.scenarios[0].prompt_tokens)
-    with running(system, case, urls, port) as target:
-        for scenario in case.scenarios:
-            model_id = target.model_id if isinstance(target, RunningSystem) else case.engine.model_id
-            measurement = measure(target, scenario, model_id, texts)
-            row = http_rows.values(measurement, scenario)
-            row |= {"system": system, "engine": case.label, "replicas": case.replicas}
-            http_rows.save(output, http_rows.COLUMNS, http_rows.KEYS, row, comments)
-            print(f"  load client: {measurement.client_us_per_token:.1f} us per token", flush=True)
-            if isinstance(target, RunningSystem) and measurement.figures.errors:
-                http_systems.settle(target)
+def run(case: Case, system: str, service: RunningSystem, replicas: int) -> None:
+    """Run the loads, as many times one replica's as there are, on a service, in every precision that it has."""
+    for mode in case.modes if system == "nestedfp" else case.modes[:1]:
+        if system == "nestedfp":
+            http_systems.direct(service, mode)
+        for load in case.loads:
+            senders = replicas if load.streams != 1 else 1
+            found = measure(service, load, senders)
+            whole = replace(load, streams=load.streams * senders, rate_per_s=load.rate_per_s * senders)
+            case.save(values(found, whole) | {"system": system, "mode": mode, "replicas": replicas})
+            if found.errors:
+                http_systems.settle(service)
 
 
-def pairs(values: Sequence[str]) -> dict[str, str]:
-    """Read NAME=VALUE arguments."""
-    return dict(value.split("=", 1) for value in values)
+def run_engine(case: Case, plugin: dict[str, Any]) -> None:
+    """Measure the engine alone in the closed loop, in a process of its own."""
+    closed = next((load for load in case.loads if load.name == "closed"), None)
+    if closed is None or not case.engine.gpu:
+        return
+    engine = case.engine
+    options = {
+        "modes": list(case.modes),
+        "plugin": plugin,
+        "limits": {
+            "max_num_seqs": engine.max_num_seqs,
+            "max_num_batched_tokens": engine.max_num_batched_tokens,
+            "max_model_len": engine.max_model_len,
+        },
+        "loop": [closed.streams, closed.prompt_tokens, closed.output_tokens, closed.warm_s, closed.window_s],
+    }
+    for rows, notes in engine_process.collect("benchmarks.engine.engine_closed", [case.model], ["nestedfp"], options):
+        for mode, tokens_per_s, requests in rows:
+            row = {"system": "engine", "streams": closed.streams, "mode": mode, "scenario": closed.name, "replicas": 1}
+            row |= {"tokens_per_s": tokens_per_s, "rate_per_s": "0", "requests": requests}
+            replace(case, comments=[*case.comments, *notes]).save(row)
+
+
+def cases(args: argparse.Namespace, comments: Sequence[str]) -> Iterator[Case]:
+    """Yield what the arguments ask for."""
+    loads = tuple(
+        load if args.window_s is None else replace(load, window_s=args.window_s)
+        for load in (GPU_LOADS if args.gpu else CPU_LOADS)
+        if args.scenarios is None or load.name in args.scenarios.split(",")
+    )
+    modes = tuple(args.modes.split(","))
+    if not args.gpu:
+        engine = EngineArguments("fairytales-8m", MODEL_DIR, step_ms=args.step_ms, kv_cache_bytes=KV_BYTES)
+        yield Case(
+            f"timed_{args.step_ms:g}ms", engine, loads, modes[:1], args.output or RESULTS / "http-path.csv", comments
+        )
+        return
+    limits: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": STREAMS, "enforce_eager": False}
+    for model in args.models.split(","):
+        engine = EngineArguments(model, model_folder(model), gpu=True, dummy=True, plugin=args.plugin, **limits)
+        yield Case(model, engine, loads, modes, args.output or RESULTS / "h100-http.csv", comments)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the benchmark; return the exit status."""
+    """Run the benchmark; return the exit status: 0, 1 where a system failed, 2 for wrong arguments."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.http.http_path", description=__doc__)
-    parser.add_argument("--systems", help="comma-separated; default: all")
+    parser.add_argument("--systems", default=",".join(SYSTEMS), help="comma-separated (default: all)")
     parser.add_argument("--url", action="append", default=[], help="SYSTEM=URL of a system that runs already")
-    parser.add_argument("--port", type=int, default=PORT, help="where systems that are started here listen")
-    parser.add_argument("--output", type=Path, help="result file; default: benchmarks/results/")
-    parser.add_argument("--cases", default="timed,demo,scale", help="CPU: comma-separated")
+    parser.add_argument("--port", type=int, default=8210, help="where systems that are started here listen")
+    parser.add_argument("--output", type=Path, help="result file; default: in benchmarks/results/")
     parser.add_argument("--step-ms", type=float, default=15.0, help="CPU: step of the timed engine")
-    parser.add_argument("--replicas", help="numbers of replicas; CPU, case scale: 1,2,4; GPU: 1")
-    parser.add_argument("--gpu", action="store_true", help="one GPU and published shapes instead")
+    parser.add_argument("--replicas", default="1", help="numbers of replicas, comma-separated")
+    parser.add_argument("--gpu", action="store_true", help="published shapes on GPUs instead")
     parser.add_argument("--models", default="llama-8b,mistral-24b", help="GPU: shapes")
-    parser.add_argument("--modes", default="fp16,fp8", help="GPU: precisions of nested weights")
+    parser.add_argument("--modes", default=",".join(MODES), help="GPU: precisions of nested weights")
     parser.add_argument("--plugin", type=json.loads, default={}, help="GPU: options of nested weights, as JSON")
-    parser.add_argument("--scenarios", help="names; default: all")
-    parser.add_argument("--window-s", type=float, help="GPU: seconds of each load that count; default: each its own")
+    parser.add_argument("--scenarios", help="names of loads; default: all")
+    parser.add_argument("--window-s", type=float, help="seconds of each load that count; default: each its own")
     args = parser.parse_args(argv)
-    if args.gpu:
-        from benchmarks.http import http_gpu
-
-        return http_gpu.main(args)
-    urls = pairs(args.url)
-    systems = args.systems.split(",") if args.systems else list(SYSTEMS)
-    if unknown := set(systems) - set(SYSTEMS):
-        parser.error(f"unknown systems {sorted(unknown)}; expected some of {', '.join(SYSTEMS)}")
-    comments = results_csv.heading(argv)
+    urls = dict(value.partition("=")[::2] for value in args.url)
+    for option, given, known in (
+        ("--systems", args.systems.split(","), SYSTEMS),
+        ("--url", urls, SYSTEMS),
+        ("--models", args.models.split(","), tuple(SHAPES)),
+        ("--modes", args.modes.split(","), MODES),
+    ):
+        if unknown := set(given) - set(known):
+            parser.error(f"{option}: expected some of {', '.join(known)}, got {', '.join(sorted(unknown))}")
     failed = False
-    counts = [int(count) for count in (args.replicas or "1,2,4").split(",")]
-    for case in cases(args.cases.split(","), args.step_ms, counts):
-        wanted = [s for s in case.scenarios if args.scenarios is None or s.name in args.scenarios.split(",")]
-        chosen = EngineCase(case.label, case.engine, tuple(wanted), case.replicas)
-        for system in systems:
-            if not wanted or (case.replicas > 1 and system != "nestedfp"):
-                continue  # vllm serve and the engine alone are one replica
+    for case in cases(args, results_csv.heading(argv)):
+        for system in args.systems.split(","):
             try:
-                run(chosen, system, urls, args.port, args.output or RESULT, comments)
-            except RuntimeError as error:
+                if system == "engine":
+                    run_engine(case, args.plugin)
+                    continue
+                for replicas in map(int, args.replicas.split(",")):
+                    with running(case, system, urls.get(system), args.port, replicas) as service:
+                        run(case, system, service, replicas)
+            except (RuntimeError, LoadtestError) as error:
                 failed = True
-                print(f"error: {system}, {case.label}: {error}", file=sys.stderr, flush=True)
+                print(f"error: {system} of {case.model}: {error}", file=sys.stderr, flush=True)
     return int(failed)
 
 

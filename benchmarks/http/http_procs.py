@@ -25,7 +25,6 @@ ROLES = (
     ("ray/", "ray"),
     ("ray::", "ray"),
     ("api_server", "api_server"),
-    ("benchmarks.http.http_engine", "engine_front"),
     ("deploy.serve", "driver"),
 )
 

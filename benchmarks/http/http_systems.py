@@ -285,3 +285,19 @@ def post(url: str, body: dict[str, Any], headers: dict[str, str]) -> Any:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         raise RuntimeError(f"{url} answered {error.code}: {error.read()[:500].decode(errors='replace')}") from None
+
+
+def wait_for_memory(limit_s: float = 60.0) -> None:
+    """Wait until the processes that were stopped have given the GPU's memory back.
+
+    Raises:
+        RuntimeError: when something still holds it.
+    """
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        query.append(f"--id={visible}")
+    deadline_s = time.monotonic() + limit_s
+    while (used_mib := max(map(int, subprocess.check_output(query, text=True).split()))) > 2048:
+        if time.monotonic() > deadline_s:
+            raise RuntimeError(f"{used_mib} MiB of GPU memory are still in use {limit_s:.0f} s after the service ended")
+        time.sleep(1)

@@ -5,10 +5,8 @@ python -m benchmarks.kernels.gpu_experts --model qwen3-30b-a3b    (or mixtral-8x
 Columns, microseconds of a whole layer without its router (median of CUDA graph replays, weights beyond L2):
     fp16          vLLM's Triton experts with FP16 weights
     exact         both planes joined in registers, vLLM's tiles; "=": the bits of fp16
-    exact-swap    the same with the transposed product
     fp8           vLLM's Triton experts with FP8 weights, scales per channel and token
-    fast-triton   the upper planes by that kernel, rounded to FP16 instead of BF16
-    fast-cutlass  the upper planes by vLLM's grouped CUTLASS kernel
+    fast          the upper planes by that kernel, rounded to FP16 instead of BF16
 """
 
 import argparse
@@ -80,10 +78,8 @@ def systems(
     return {
         "fp16": lambda: fused_experts(x, *weights, *routing),
         "exact": lambda: experts_gpu.exact(x, w13, w2, choice),
-        "exact-swap": lambda: experts_gpu.exact(x, w13, w2, choice, swap=True),
         "fp8": lambda: fused_experts(x, *uppers, *routing, quant_config=fp8),
-        "fast-triton": lambda: experts_gpu.fast_triton(x, w13, w2, choice),
-        "fast-cutlass": lambda: experts_gpu.fast_cutlass(x, w13, w2, choice),
+        "fast": lambda: experts_gpu.fast(x, w13, w2, choice),
     }
 
 
@@ -114,9 +110,8 @@ def main() -> None:
             except Exception as error:  # a kernel that this vLLM lacks
                 cells.append(f"{type(error).__name__:>13.13}")
                 print(f"{name}, {tokens} tokens: {error!s:.300}")
-        exact = min((times[name] for name in ("exact", "exact-swap") if name in times), default=float("nan"))
-        fast = min((times[name] for name in ("fast-triton", "fast-cutlass") if name in times), default=float("nan"))
-        ratios = (times.get("fp16", float("nan")) / exact, times.get("fp8", float("nan")) / fast, exact / fast)
+        plain, exact, rounded, fast = (times.get(name, float("nan")) for name in ("fp16", "exact", "fp8", "fast"))
+        ratios = (plain / exact, rounded / fast, exact / fast)
         print(f"{tokens:6} " + " ".join(cells) + "   " + "  ".join(f"{ratio:8.2f}" for ratio in ratios), flush=True)
 
 

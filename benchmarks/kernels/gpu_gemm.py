@@ -13,7 +13,6 @@ Systems (FP8 ones include their quantiser; all write FP16):
 Weights rotate beyond L2.
 """
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -100,7 +99,3 @@ def floor_us(m: int, n: int, k: int, weight_bytes: int) -> float:
     """Return the time that no kernel can beat with weights of 1 or 2 bytes and as many bytes for each of x."""
     moved = n * k * weight_bytes + m * k * weight_bytes + m * n * 2
     return max(moved / COPY_BYTES_PER_US, 2.0 * m * n * k / (FP16_FLOP_PER_US * (2 / weight_bytes)))
-
-
-def geomean(values: list[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan

@@ -1,10 +1,6 @@
 """Times the GPU kernels against the libraries on problems drawn from a seed: the benchmark that cannot be tuned to.
 
     python -m benchmarks.kernels.gpu_gemm_random --seed 7 --cells 400
-    python -m benchmarks.kernels.gpu_gemm_random --model llama-70b --ranks 4 --out benchmarks/results/h100-gemm-ranks.csv
-
-The second takes the layers of one rank of a model instead (benchmarks/engine/engine_shapes.py), at RANK_TOKENS, and says what a
-whole step's products take.
 
 Systems as in benchmarks/kernels/gpu_gemm.py (FP8 ones include the quantiser), except:
     nestedfp_*         the config that the engine would take: some are timed on each shape first, at TUNED_TOKENS
@@ -22,30 +18,19 @@ import itertools
 import math
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from benchmarks.engine.engine_shapes import SHAPES, config_of, rank_layers
 from benchmarks.kernels import gpu_kernels as kernels
-from benchmarks.kernels.gpu_gemm import floor_us, geomean, launcher, rotating_weights, systems
+from benchmarks.kernels.gpu_gemm import floor_us, launcher, rotating_weights, systems
 from benchmarks.kernels.gpu_random import draw
 from benchmarks.kernels.gpu_timing import capture
 from benchmarks.results_csv import gpu_description
 from nestedfp.kernels.tuning import gemm_tuning
 
 RESULT = Path("benchmarks/results/h100-gemm-random.csv")
-BANDS = {"all": (1, 8192), "1..128": (1, 128), "129..768": (129, 768), "769..8192": (769, 8192)}
-RATIOS = [
-    ("nestedfp_fp16", "cublas_fp16"),
-    ("nestedfp_fp16_model", "cublas_fp16"),
-    ("nestedfp_fp8", "scaled_mm_fp8"),
-    ("nestedfp_fp8_model", "scaled_mm_fp8"),
-    ("nestedfp_fp8", "cublas_fp16"),
-]
-SUMMED = ("cublas_fp16", "nestedfp_fp16", "scaled_mm_fp8", "vllm_fp8", "nestedfp_fp8")
-RANK_TOKENS = (1, 32, 64, 128, 256, 384, 512, 768, 1024, 2048)
 Launch = Callable[[int], object]
 Rows = list[tuple[str, int, int, int, float]]  # system, N, K, M, microseconds
 
@@ -68,41 +53,6 @@ def window_us(launch: Launch, rotation: int, expected_us: float, length_us: floa
     return times[len(times) // 2] * 1e3 / count
 
 
-def report(rows: Rows) -> list[str]:
-    """Return mean, 95th percentile and worst of the ratios of times, by band of token counts."""
-    times: dict[tuple[int, int, int], dict[str, float]] = {}
-    for system, n, k, m, us in rows:
-        times.setdefault((n, k, m), {})[system] = us
-    lines = []
-    for ours, theirs in RATIOS:
-        for band, (low, high) in BANDS.items():
-            found = {
-                cell: row[ours] / row[theirs]
-                for cell, row in times.items()
-                if low <= cell[2] <= high and ours in row and theirs in row
-            }
-            if found:
-                ordered = sorted(found.values())
-                p95 = ordered[min(len(ordered) - 1, math.ceil(0.95 * len(ordered)) - 1)]
-                worst = max(found, key=found.__getitem__)
-                lines.append(
-                    f"{ours} / {theirs}  {band:9s} {len(found):3d} cells: geomean {geomean(ordered):.3f}, "
-                    f"p95 {p95:.3f}, worst {found[worst]:.3f} (N, K, M = {worst})"
-                )
-    return lines
-
-
-def step_sums(rows: Rows, layers: Collection[tuple[int, int]], repeats: int) -> list[str]:
-    """Return what the products of a whole step take, in ms: every system's sum over ``layers`` (N, K), ``repeats`` times."""
-    systems = [name for name in dict.fromkeys(row[0] for row in rows) if name in SUMMED]
-    us = {row[:4]: row[4] for row in rows}
-    lines = ["tokens " + " ".join(f"{name:>19}" for name in systems)]
-    for m in sorted({row[3] for row in rows}):
-        sums_ms = [sum(us[name, n, k, m] for n, k in layers) * repeats * 1e-3 for name in systems]
-        lines.append(f"{m:6d} " + " ".join(f"{ms:19.2f}" for ms in sums_ms))
-    return lines
-
-
 def with_the_model_s_choice(
     found: dict[str, tuple[int, Launch]], chosen: dict[int, kernels.Config], x: torch.Tensor, packed: list
 ) -> dict[str, tuple[int, Launch]]:
@@ -115,15 +65,14 @@ def with_the_model_s_choice(
     }
 
 
-def measure(n: int, k: int, counts: list[int], window_ms: float, tuned: bool) -> Rows:
+def measure(n: int, k: int, counts: list[int], window_ms: float) -> Rows:
     """Return the rows of one shape."""
     plain, packed = rotating_weights(n, k)
     gemm_tuning.forget()
     precisions = (kernels.FP16, kernels.FP8)
     by_model = {m: {p: kernels.choose(p, m, n, k) for p in precisions} for m in counts}
-    if tuned:
-        timings = gemm_tuning.tune({(n, k): packed}, gemm_tuning.TUNED_TOKENS, kernels.NUM_SMS_H100)
-        gemm_tuning.take(timings[n, k], kernels.NUM_SMS_H100)
+    timings = gemm_tuning.tune({(n, k): packed}, gemm_tuning.TUNED_TOKENS, kernels.NUM_SMS_H100)
+    gemm_tuning.take(timings[n, k], kernels.NUM_SMS_H100)
     rows = []
     for m in counts:
         x = torch.randn(m, k, device="cuda").half()
@@ -146,43 +95,30 @@ def measure(n: int, k: int, counts: list[int], window_ms: float, tuned: bool) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    problems = parser.add_mutually_exclusive_group(required=True)
-    problems.add_argument("--seed", type=int)
-    problems.add_argument("--model", choices=sorted(SHAPES))
-    parser.add_argument("--ranks", type=int, default=1, help="of the model (%(default)s)")
+    parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--cells", type=int, default=400)
     parser.add_argument("--cells-per-shape", type=int, default=16)
     parser.add_argument("--window-ms", type=float, default=100.0, help="per system and cell from 384 tokens on")
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after the shape that passes this limit")
-    parser.add_argument("--no-tuning", action="store_true", help="choose by the cost model alone")
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    torch.manual_seed(args.seed or 0)
-    try:
-        layers = [] if args.model is None else list(rank_layers(args.model, args.ranks).values())
-    except ValueError as error:
-        parser.error(str(error))
-    given = [(n, k, list(RANK_TOKENS)) for n, k in dict.fromkeys(layers)]
+    torch.manual_seed(args.seed)
     began_s, rows = time.monotonic(), []
-    for n, k, counts in given or draw(args.seed, args.cells, args.cells_per_shape):
-        rows += measure(n, k, counts, args.window_ms, not args.no_tuning)
+    for n, k, counts in draw(args.seed, args.cells, args.cells_per_shape):
+        rows += measure(n, k, counts, args.window_ms)
         torch.cuda.empty_cache()
         if time.monotonic() - began_s > args.seconds:
             break
-    lines = report(rows)
-    if layers and {row[1:3] for row in rows} == set(layers):
-        lines += step_sums(rows, layers, config_of(args.model)["num_hidden_layers"])
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with args.out.open("w", newline="") as file:
         file.write(f"# {gpu_description()}\n")
         file.write(f"# python -m benchmarks.kernels.gpu_gemm_random {' '.join(sys.argv[1:])}\n")
-        source = f"seed {args.seed}" if args.model is None else f"{args.model} over {args.ranks} ranks"
-        file.write(f"# {source}, {len({row[1:4] for row in rows})} cells, {time.monotonic() - began_s:.0f} s\n")
+        file.write(f"# seed {args.seed}, {len({row[1:4] for row in rows})} cells, {time.monotonic() - began_s:.0f} s\n")
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["system", "N", "K", "M", "us"])
         writer.writerows((*row[:4], f"{row[4]:.2f}") for row in rows)
-    print("\n".join(lines))
+    print(f"{len(rows)} times in {args.out}; python -m docs.tables makes a table of them")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.kernels import gpu_kernels as kernels
-from benchmarks.kernels.gpu_gemm import geomean, rotating_weights
+from benchmarks.kernels.gpu_gemm import rotating_weights
 from benchmarks.kernels.gpu_gemm_random import window_us
 from benchmarks.kernels.gpu_random import draw
 from benchmarks.results_csv import gpu_description
@@ -38,7 +38,6 @@ from nestedfp.modes import Mode
 from nestedfp.vllm_plugin.weights import library_route
 
 EXACT, UPPER_FP16, FP8 = range(3)  # PortableOperands of csrc/cuda/portable/tile.h
-BANDS = {"1..16": (1, 16), "17..128": (17, 128), "129..1024": (129, 1024), "1025..8192": (1025, 8192)}
 Launch = Callable[[int], object]
 
 
@@ -149,23 +148,6 @@ def by_library(product: library_route.Product, x: torch.Tensor, weights: list[ke
     return launch
 
 
-def report(rows: list[tuple[str, int, int, int, float]]) -> list[str]:
-    """Return every system's geometric mean over cuBLAS, by band of token counts."""
-    times: dict[str, dict[tuple[int, int, int], float]] = {}
-    for system, n, k, m, us in rows:
-        times.setdefault(system, {})[n, k, m] = us
-    baseline = times.pop("cublas_fp16")
-    lines = []
-    for system, cells in times.items():
-        parts = []
-        for band, (low, high) in BANDS.items():
-            ratios = [us / baseline[cell] for cell, us in cells.items() if low <= cell[2] <= high]
-            if ratios:
-                parts.append(f"{band} {geomean(ratios):.2f} (worst {max(ratios):.2f})")
-        lines.append(f"{system} / cublas_fp16: {', '.join(parts)}")
-    return lines
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, required=True)
@@ -195,7 +177,7 @@ def main() -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["system", "N", "K", "M", "us"])
         writer.writerows((*row[:4], f"{row[4]:.2f}") for row in rows)
-    print("\n".join(report(rows)))
+    print(f"{len(rows)} times in {args.out}; python -m docs.tables makes a table of them")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Time one linear layer on the CPU, D[M,N] = X[M,K] @ W[N,K].T.
 
-Run: ``python -m benchmarks.weights.cpu_linear [--quick] [--out CSV]``
+Run: ``python -m benchmarks.weights.cpu_linear [--out CSV]``
 
 All systems of a cell run in one process, interleaved, and the median of their repetitions is kept, so that a slow
 moment of the machine hits all of them. Weights rotate through copies that together exceed the last-level cache: decode
@@ -114,7 +114,7 @@ def build_systems(n: int, k: int, copies: int) -> list[System]:
     return systems
 
 
-def time_cell(systems: list[System], k: int, m: int, copies: int, budget_s: float) -> dict[str, float]:
+def time_cell(systems: list[System], k: int, m: int, copies: int) -> dict[str, float]:
     """Return the median milliseconds of one call of each system."""
     x = torch.randn(m, k)
     inputs = {dtype: x.to(dtype) for dtype in (torch.float16, torch.float32)}
@@ -126,7 +126,7 @@ def time_cell(systems: list[System], k: int, m: int, copies: int, budget_s: floa
             system.run(inputs[system.dtype], repetition % copies)
             if repetition > 0:  # the first call warms up
                 samples_ms[system.name].append((time.perf_counter() - start_s) * 1e3)
-        if repetition >= MIN_REPETITIONS and time.perf_counter() - began_s > budget_s:
+        if repetition >= MIN_REPETITIONS and time.perf_counter() - began_s > CELL_BUDGET_S:
             break
     return {name: statistics.median(samples) for name, samples in samples_ms.items()}
 
@@ -151,43 +151,21 @@ def header(argv: list[str]) -> list[str]:
     ]
 
 
-def print_cell(n: int, k: int, m: int, ms: dict[str, float]) -> None:
-    """Print one line of the summary: milliseconds, and what they mean as ratios."""
-    fp16, fp8 = ms["nestedfp_fp16"], ms["nestedfp_fp8"]
-    theirs = ms.get("vllm_fp16", float("nan"))
-    print(
-        f"{n:6d} {k:6d} {m:5d} | "
-        + " ".join(f"{ms.get(name, float('nan')):9.3f}" for name in COLUMNS)
-        + f" | {ms['read_floor'] / fp16:6.2f} {ms['plain_fp16'] / fp16:6.2f} {theirs / fp16:6.2f} {fp16 / fp8:6.2f}"
-        f" {2e-6 * m * n * k / fp16:7.1f} {2e-6 * m * n * k / fp8:7.1f}",
-        flush=True,
-    )
-
-
-COLUMNS = ("read_floor", "torch_fp32", "plain_fp16", "vllm_fp16", "nestedfp_fp16", "nestedfp_fp8")
-
-
 def main(argv: list[str]) -> int:
     """Command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.weights.cpu_linear", description=__doc__)
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="CSV to write")
-    parser.add_argument("--quick", action="store_true", help="two shapes, few tokens, short budget: a sanity check")
     args = parser.parse_args(argv)
 
     torch.manual_seed(0)
-    shapes, tokens, budget_s = SHAPES, TOKENS, CELL_BUDGET_S
-    if args.quick:
-        shapes, tokens, budget_s = SHAPES[1:3], (1, 4, 8, 64, 256), 0.7
-    print("milliseconds; then floor/fp16, plain/fp16, vllm/fp16, fp16/fp8 (times), GFLOP/s of fp16 and fp8")
-    print("     N      K     M | " + " ".join(f"{name.replace('nestedfp', 'nfp'):>9}" for name in COLUMNS))
     rows: list[tuple[object, ...]] = []
-    for n, k in shapes:
+    for n, k in SHAPES:
         copies = -(-3 * last_level_cache_bytes() // (n * k))
         systems = build_systems(n, k, copies)
         long_prefill = (LONG_PREFILL[2],) if (n, k) == LONG_PREFILL[:2] else ()
-        for m in (*tokens, *long_prefill):
-            ms = time_cell(systems, k, m, copies, budget_s)
-            print_cell(n, k, m, ms)
+        for m in (*TOKENS, *long_prefill):
+            ms = time_cell(systems, k, m, copies)
+            print(n, k, m, {name: round(value, 3) for name, value in ms.items()}, flush=True)
             for system in systems:
                 gb_per_s = system.weight_bytes / ms[system.name] / 1e6
                 threads = torch.get_num_threads()

@@ -19,19 +19,13 @@ from controller.decide.loop import ControlLoop, Effects
 from controller.live.config_file import ConfigFile
 from controller.live.decision_log import DecisionLog
 from controller.live.delivery import Delivery
-from controller.live.quiet import Quiet
-from controller.live.recording import RecordingLoop
-from controller.live.transport import ProxyProbe
-from controller.messages import DirectiveAck, ProxyStats, ReplicaSnapshot
+from controller.messages import DirectiveAck, ReplicaSnapshot
 from nestedfp.modes import DirectiveMode
 
 log = logging.getLogger(__name__)
 
 OVERRIDE_WAIT_S = 1.0  # how long the answer to an override waits for the replicas' acknowledgements
 SAME_ERROR_EVERY_S = 10.0  # a failing step would otherwise write ten tracebacks per second
-PROBE_EVERY_S = 1.0
-PROBE_LIMIT_S = 2.0
-UNREAD_EVERY_S = 10.0
 
 
 class ControllerActor:
@@ -40,11 +34,9 @@ class ControllerActor:
     Args:
         config: the controller's section of the service configuration, as it was deployed.
         log_path: file for the decision log; None keeps decisions in memory only.
-        record_path: file for a recording of all inputs, which ``controller.live.replay`` plays again; None writes none.
         config_path: YAML file whose section ``controller`` a reload reads, and a start: the controller before this one may have
             reloaded it. A file that cannot be used leaves ``config``, the status says why, and it is read once it has changed. None
             refuses reloads.
-        proxy_probe: reads the proxy's statistics for the status, every second; None: there are none to read.
 
     Raises:
         ValueError: when the configuration is wrong; the message names each key.
@@ -54,9 +46,7 @@ class ControllerActor:
         self,
         config: Mapping[str, Any] | ControllerConfig,
         log_path: str | None = None,
-        record_path: str | None = None,
         config_path: str | None = None,
-        proxy_probe: ProxyProbe | None = None,
     ) -> None:
         try:
             given = ControllerConfig.model_validate(config)
@@ -68,16 +58,11 @@ class ControllerActor:
         self._unread = self._config_error is not None  # the file, for which the deployed configuration stands in
         if self._unread:
             log.error("the configuration is that of the deployment, not the file's: %s", self._config_error)
-        self._loop: ControlLoop | RecordingLoop = (
-            ControlLoop(self._config) if record_path is None else RecordingLoop(self._config, record_path)
-        )
+        self._loop = ControlLoop(self._config)
         self._log = DecisionLog(log_path, self._config.decisions_kept)
-        self._quiet = Quiet()
+        self._said: tuple[str, float] = ("", 0.0)  # the last error of a step, and when
         self._delivery = Delivery(self._loop, self._log)
         self._step_errors = 0
-        self._proxy_probe = proxy_probe
-        self._proxy: ProxyStats | None = None  # as last read; None: not known
-        self._prober: asyncio.Task[None] | None = None
         self._stepper: asyncio.Task[None] | None = None
         self._inherited: tuple[DirectiveMode, float | None] | None = None  # mode, when it ends
 
@@ -173,7 +158,6 @@ class ControllerActor:
             **self._delivery.status(),
             "config_error": self._config_error,
             "step_errors": self._step_errors,
-            "proxy": self._proxy,
         }
         return report.model_copy(update=extra).model_dump(mode="json")
 
@@ -183,14 +167,11 @@ class ControllerActor:
 
     async def close(self) -> None:
         """Stop the loop and close the log."""
-        tasks = [task for task in (self._stepper, self._prober) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._stepper is not None:
+            self._stepper.cancel()
+            await asyncio.gather(self._stepper, return_exceptions=True)
         self._delivery.close()
         self._log.close()
-        if isinstance(self._loop, RecordingLoop):
-            self._loop.close()
 
     async def _reload_if_changed(self) -> None:
         if not (self._config.reload_on_change or self._unread) or not self._file.changed(time.monotonic()):
@@ -209,8 +190,6 @@ class ControllerActor:
                 self._carry_out(self._loop.override(now_s, mode, None if ends_s is None else ends_s - now_s))
         if self._stepper is None or self._stepper.done():
             self._stepper = asyncio.get_running_loop().create_task(self._step_for_ever())
-        if self._proxy_probe is not None and (self._prober is None or self._prober.done()):
-            self._prober = asyncio.get_running_loop().create_task(self._probe_for_ever(self._proxy_probe))
 
     async def _step_for_ever(self) -> None:
         while True:
@@ -223,24 +202,12 @@ class ControllerActor:
                 await self._reload_if_changed()
             except Exception as error:
                 self._step_errors += 1
-                if self._quiet.may_say(repr(error), SAME_ERROR_EVERY_S):
+                if repr(error) != self._said[0] or now_s - self._said[1] >= SAME_ERROR_EVERY_S:
+                    self._said = repr(error), now_s
                     log.exception(
                         "a step of the control loop failed; the directive stays and the next step tries again"
                     )
             await asyncio.sleep(max(0.0, next_step_at_s - time.monotonic()))
-
-    async def _probe_for_ever(self, probe: ProxyProbe) -> None:
-        # A task of its own: a proxy that hangs must not delay the steps.
-        while True:
-            try:
-                # Not wait_for: that of Python 3.11 forgets to be cancelled where the probe fails at the same moment.
-                async with asyncio.timeout(PROBE_LIMIT_S):
-                    self._proxy = await probe()
-            except Exception as error:
-                self._proxy = None
-                if self._quiet.may_say("proxy", UNREAD_EVERY_S):
-                    log.warning("the proxy's statistics could not be read: %r", error)
-            await asyncio.sleep(PROBE_EVERY_S)
 
     def _carry_out(self, effects: Effects) -> None:
         """Tell the replicas, and log. Never waits: the loop must not hang on a replica."""

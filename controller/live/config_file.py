@@ -5,6 +5,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from controller.config import ControllerConfig, check_deployed, check_reload, explain
+from controller.watched_file import WatchedFile
 from workload.strict_yaml import read_yaml_file
 
 SECTION = "controller"
@@ -20,8 +21,7 @@ class ConfigFile:
 
     def __init__(self, path: str | None) -> None:
         self.path = None if path is None else Path(path)
-        self._seen_ns = self._modified_ns()
-        self._looked_at_s: float | None = None
+        self._file = WatchedFile(self.path, LOOK_EVERY_S, now_s=0.0)
 
     def read(self) -> ControllerConfig:
         """Read and check the section.
@@ -66,17 +66,4 @@ class ConfigFile:
 
     def changed(self, now_s: float) -> bool:
         """Whether the file has changed since the last look that said so; looks once a second at most."""
-        if self._looked_at_s is not None and now_s - self._looked_at_s < LOOK_EVERY_S:
-            return False
-        self._looked_at_s = now_s
-        modified_ns = self._modified_ns()
-        if modified_ns is None or modified_ns == self._seen_ns:
-            return False
-        self._seen_ns = modified_ns
-        return True
-
-    def _modified_ns(self) -> int | None:
-        try:
-            return None if self.path is None else self.path.stat().st_mtime_ns
-        except OSError:  # being replaced: there at the next look
-            return None
+        return self._file.changed(now_s)

@@ -7,17 +7,16 @@ loop that writes the replica's answers.
 import asyncio
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from controller.audit import BroadcastRecord, BroadcastStats
 from controller.decide.loop import ControlLoop
 from controller.live.decision_log import DecisionLog
-from controller.live.recording import RecordingLoop
+from controller.sliding_window import SlidingWindow
 
 BETWEEN_S = 2.0  # a replica that has asked so lately will ask again: it is about to acknowledge
-BROADCASTS_KEPT = 1000  # whose times the status summarises
+BROADCASTS_SPAN_S = 3600.0  # whose times the status summarises
 MOST_REMEMBERED = 4096  # replicas whose last call is remembered
 
 
@@ -31,7 +30,7 @@ class Delivery:
     """
 
     def __init__(
-        self, loop: ControlLoop | RecordingLoop, decision_log: DecisionLog, clock: Callable[[], float] = time.monotonic
+        self, loop: ControlLoop, decision_log: DecisionLog, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._loop, self._log, self._clock = loop, decision_log, clock
         self._life = secrets.token_hex(8)
@@ -40,7 +39,7 @@ class Delivery:
         self._left_s: dict[str, float] = {}  # when each replica's last call was answered, by the clock
         self._all_acked = asyncio.Event()  # the newest directive, by every replica
         self._converged: BroadcastRecord | None = None
-        self._ack_ms: deque[float] = deque(maxlen=BROADCASTS_KEPT)
+        self._ack_ms = SlidingWindow(BROADCASTS_SPAN_S)
 
     @property
     def token(self) -> str:
@@ -108,9 +107,11 @@ class Delivery:
 
     def status(self) -> dict[str, Any]:
         """Fields of a ``StatusReport``."""
+        times = self._ack_ms.summary(self._clock())
+        known = {"p50_ms": times.p50_ms, "p99_ms": times.p99_ms} if times.count else {}
         return {
             "broadcast": self._converged,
-            "broadcasts": _statistics(self._ack_ms),
+            "broadcasts": BroadcastStats(count=times.count, **known),
             "standing_calls": len(self.listening()),
         }
 
@@ -131,14 +132,5 @@ class Delivery:
         self._converged = BroadcastRecord(
             wall_s=time.time(), epoch=epoch, mode=mode, replicas=replicas, last_ack_ms=after_s * 1e3
         )
-        self._ack_ms.append(self._converged.last_ack_ms)
+        self._ack_ms.add(self._clock(), self._converged.last_ack_ms)
         self._log.write(self._converged)
-
-
-def _statistics(last_ack_ms: deque[float]) -> BroadcastStats:
-    """Percentiles by nearest rank."""
-    if not last_ack_ms:
-        return BroadcastStats()
-    ordered = sorted(last_ack_ms)
-    last = len(ordered) - 1
-    return BroadcastStats(count=len(ordered), p50_ms=ordered[round(0.5 * last)], p99_ms=ordered[round(0.99 * last)])

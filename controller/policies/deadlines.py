@@ -1,6 +1,6 @@
 """Every engine keeps the deadlines of its own requests: a step runs FP16 unless that would make one of them late. Pure.
 
-The step rule is nestedfp/steps/step_slack.py; here it is told which share of the SLO's objectives a step may use up.
+The step rule is nestedfp/steps/deadlines/step_slack.py; here it is told which share of the SLO's objectives a step may use up.
 """
 
 from typing import Annotated, Literal

@@ -33,6 +33,7 @@ from typing import Annotated, Self
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from controller.watched_file import WatchedFile
 from deploy.access.priority import Priority
 from deploy.config import ConfigError
 from deploy.front.replies import Headers, Refused
@@ -300,8 +301,7 @@ class Keys:
     ) -> None:
         self._path, self._parts, self._clock = path, parts, clock
         self._holders: dict[KeyEntry, Holder] = {}
-        self._looked_s = clock()
-        self._stamp = self._stamp_now()
+        self._file = WatchedFile(path, LOOK_EVERY_S, clock())
         if path is not None:
             self._take(load(path))
 
@@ -341,24 +341,9 @@ class Keys:
         before = self._holders
         self._holders = {entry: before.get(entry) or Holder(entry, self._parts, self._clock) for entry in file.keys}
 
-    def _stamp_now(self) -> tuple[int, int] | None:
-        if self._path is None:
-            return None
-        try:
-            stat = self._path.stat()  # follows links: Kubernetes exchanges one when a secret changes
-        except OSError:
-            return None
-        return stat.st_mtime_ns, stat.st_ino
-
     def _reload_if_changed(self) -> None:
-        now_s = self._clock()
-        if now_s - self._looked_s < LOOK_EVERY_S:
+        if self._path is None or not self._file.changed(self._clock()):
             return
-        self._looked_s = now_s
-        stamp = self._stamp_now()
-        if stamp == self._stamp or self._path is None:
-            return
-        self._stamp = stamp
         try:
             self._take(load(self._path))
             log.info("keys taken up again from %s: %d", self._path, len(self._holders))

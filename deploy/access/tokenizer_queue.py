@@ -13,7 +13,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from deploy.front.handover import TURN
+from deploy.front.context import CONTEXT
 
 SHORT_BYTES = 1 << 15  # of a body, which is read in 0.05 s at most
 
@@ -59,10 +59,10 @@ def install(executor: Executor) -> None:
     long = _Lane(ThreadPoolExecutor(1, "long-texts").submit)
 
     def submit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        turn = TURN.get()
-        size = 0 if turn is None else turn.body_bytes
-        if turn is not None:
-            turn.passage.read_tokens = turn.estimated_tokens
+        context = CONTEXT.get()
+        size = 0 if context is None else context.body_bytes
+        if context is not None:
+            context.read_tokens = context.estimated_tokens
         return (short if size <= SHORT_BYTES else long).add(size, partial(function, *args, **kwargs))
 
     executor.submit = submit  # type: ignore[method-assign]

@@ -1,22 +1,31 @@
-"""Has the engine do what the replica's follower says, over the engine core's own line (directive_sender.py).
+"""Has the engine do what the replica's follower says, over a line to the engine core for directives alone.
+
+The other end of the line is ``nestedfp.vllm_plugin.directives.directive_receiver``.
 
 Directives come in the thread of the standing call and pass the event loop by; the event loop opens the line and sees to leases.
 """
 
 import asyncio
+import itertools
+import json
 import logging
+import socket
+import tempfile
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from controller.messages import Directive, DirectiveAck, StandingOrder
 from controller.protocol import DirectiveFollower
 from controller.protocol.follower import InForce
 from deploy.access.admission import Admission
-from deploy.agent.directive_sender import DirectiveLine
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
+from nestedfp.vllm_plugin.directives.directive_receiver import MESSAGE_BYTES, OPEN
+
+ANSWER_LIMIT_S = 2.0  # the core's thread answers in a millisecond; a process that is stopped answers when it goes on
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +60,70 @@ class SharedFollower(DirectiveFollower):
     def order_for_all(self, now_s: float) -> StandingOrder | None:
         with self._lock:
             return super().order_for_all(now_s)
+
+
+class DirectiveRefused(RuntimeError):
+    """The engine refused a directive; the message says why."""
+
+
+class DirectiveLine:
+    """An open line.
+
+    Args:
+        line: connected to the engine core.
+        limit_s: how long an answer may take, in seconds.
+    """
+
+    def __init__(self, line: socket.socket, limit_s: float = ANSWER_LIMIT_S) -> None:
+        line.settimeout(limit_s)
+        self._line = line
+        self._calls = itertools.count(1)
+
+    @classmethod
+    async def open(cls, engine: Callable[..., Awaitable[Any]]) -> "DirectiveLine":
+        """Have the engine core connect.
+
+        The socket stands in a folder that only this user can enter, and is gone once both ends have it.
+
+        Args:
+            engine: calls a utility of the engine core by name.
+
+        Raises:
+            OSError: no socket can be made there.
+        """
+        with (
+            tempfile.TemporaryDirectory(prefix="nestedfp-") as folder,
+            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door,
+        ):
+            path = str(Path(folder) / "directives")
+            door.bind(path)
+            door.listen(1)
+            await engine(OPEN, path)  # which has connected when it answers
+            door.setblocking(False)
+            return cls(door.accept()[0])
+
+    def tell(self, directive: dict[str, Any]) -> None:
+        """Put a directive in force; returns when it is. Blocks; not for two threads at a time.
+
+        Raises:
+            DirectiveRefused: the engine does not take it.
+            TimeoutError: it has not answered in time; it may yet take the directive.
+            OSError: the line has broken.
+        """
+        call = next(self._calls)
+        self._line.send(json.dumps({"call": call, "directive": directive}).encode())
+        while message := self._line.recv(MESSAGE_BYTES):
+            answer = json.loads(message)
+            if answer["call"] != call:
+                continue  # to a call that nobody waited for any longer
+            if "error" in answer:
+                raise DirectiveRefused(f"the engine refused a directive: {answer['error']}")
+            return
+        raise ConnectionError("the engine core has closed the line for directives")
+
+    def close(self) -> None:
+        """End the line, and with it the thread at its other end."""
+        self._line.close()
 
 
 class _Wanted(NamedTuple):

@@ -69,14 +69,15 @@ class Front:
             self.asked += 1
             if route is None:
                 self._generate.keys.of(dict(scope["headers"]))
+                if own:
+                    serving = self._app.state.openai_serving_models
+                    await show(send, await models.entry(serving, path.removeprefix(models.PREFIX)))
+                    return
                 # The server leaves the body of an answer to HEAD out. Whom a web page may let its visitors' browsers ask is not for
                 # vLLM to say: it would allow every page.
                 headers = [header for header in scope["headers"] if header[0] != b"origin"]
                 inner = {**scope, "path": root + path, "method": "GET", "headers": headers}
-                if own:
-                    await show(send, await models.entry(self._app, inner, receive, path.removeprefix(models.PREFIX)))
-                else:
-                    await self._app(inner, receive, identifying(send, request_id))
+                await self._app(inner, receive, identifying(send, request_id))
                 return
         except Refused as refusal:
             await refuse(send, refusal, request_id)

@@ -1,24 +1,25 @@
 """Answers the routes that the engine computes for: those of text, and those of vectors."""
 
 import asyncio
+import enum
 import json
-import logging
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deploy.access.admission import Admission, NoRoom, Place, Reason
+from deploy.access.admission import Admission, NoRoom, Reason
 from deploy.access.keys import Holder, Keys, Limited
-from deploy.access.priority import NotAllowed, Ranked, ranked
+from deploy.access.peers import Elsewhere, PeerView
+from deploy.access.priority import NotAllowed, Priority, Ranked, ranked
 from deploy.front import streams
 from deploy.front.checks import faults
 from deploy.front.checks.bodies import Bodies
 from deploy.front.checks.bounds import check_length
-from deploy.front.checks.faults import in_our_words, one_line
 from deploy.front.checks.requests import (
     apply_precision,
     parse,
@@ -27,11 +28,11 @@ from deploy.front.checks.requests import (
     stated_priority,
 )
 from deploy.front.checks.values import MOST_IDS
+from deploy.front.context import CONTEXT, RequestContext
 from deploy.front.deadline import Queue, QueueDeadline
 from deploy.front.effects.ignored import ignored
-from deploy.front.handover import TURN, Handover, Turn, prompt_tokens_of
-from deploy.front.meter import Passage, PathMeter
-from deploy.front.peers import RETRYABLE_BODY_BYTES, Elsewhere, PeerView
+from deploy.front.handover import GenerateCall
+from deploy.front.meter import PathMeter
 from deploy.front.replies import OVERLOADED, Refused, reply, request_id_of
 from deploy.front.routes import vectors
 from deploy.front.routes.route import Route, tokens_of
@@ -47,16 +48,19 @@ from nestedfp.vllm_plugin.options import KV_IS_FP8
 from nestedfp.vllm_plugin.scheduling.pin import PIN_HEADER, AskedPrecision
 from nestedfp.vllm_plugin.serving.disclosure import disclose
 
-log = logging.getLogger(__name__)
-
 # By a directive, for requests that leave it to the service.
 DECIDED = {Mode.FP16.value: AskedPrecision.EXACT, Mode.FP8.value: AskedPrecision.FAST}
 INEXACT_RETRY_AFTER_S = 60
 IGNORED_HEADER = b"x-nestedfp-ignored"
-NONE_LEFT = "max_tokens must be at least 1, got 0."  # vLLM, also where the prompt fills the whole context
-ANSWERS = ("max_tokens", "max_completion_tokens", "max_output_tokens")  # the fields that say how long
 ERROR_EVENTS = ('data: {"error"', "event: error\n")
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
+
+
+class Inexact(enum.StrEnum):
+    """Why no answer of an engine can be exact, in words for its clients."""
+
+    KV_CACHE = KV_IS_FP8
+    CHECKPOINT = "this engine runs its checkpoint's own quantization"
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ class Generate:
         queueing: Queueing = Queueing(),
         traced: bool = False,
         taps: Taps | None = None,
-        inexact: str | None = None,
+        inexact: Inexact | None = None,
     ) -> None:
         self._traced = traced
         self.keys = keys or Keys()
@@ -119,39 +123,77 @@ class Generate:
         self._inexact = inexact
 
     async def __call__(self, route: Route, scope: Any, receive: Any, send: Any, arrived_s: float) -> None:
-        passage = self._meter.arrive(arrived_s)
-        passage.id = request_id_of(scope)
+        context = self._meter.arrive(arrived_s)
+        context.id = request_id_of(scope)
         try:
-            await self._admitted(route, scope, receive, send, passage)
+            await self._admitted(route, scope, receive, send, context)
         except Refused as refusal:
-            passage.outcome, passage.status = refusal.outcome, refusal.status
-            await reply(send, refusal.status, route.error(refusal, passage.id), refusal.headers())
+            context.outcome, context.status = refusal.outcome, refusal.status
+            await reply(send, refusal.status, route.error(refusal, context.id), refusal.headers())
         except asyncio.CancelledError:
-            passage.outcome = RequestOutcome.LEFT
+            context.outcome = RequestOutcome.LEFT
             raise
         except BaseException:
-            passage.outcome = RequestOutcome.FAILED
+            context.outcome = RequestOutcome.FAILED
             raise
         finally:
-            passage.ended()
+            context.ended()
 
-    async def _admitted(self, route: Route, scope: Any, receive: Any, send: Any, passage: Passage) -> None:
-        headers = dict(scope["headers"])
+    async def _admitted(self, route: Route, scope: Any, receive: Any, send: Any, context: RequestContext) -> None:
+        headers = context.headers = dict(scope["headers"])
         holder = self.keys.of(headers)
-        passage.key = None if holder is None else holder.name
+        context.key = None if holder is None else holder.name
         body = await self.bodies.read(receive)
+        context.body_bytes = len(body)
         longest = self._admission.longest
         async with self.bodies.parsing(len(body)):
             request = parse(body, headers, route.model, route.check, max(MOST_IDS, longest or 0))
         asked = route.asks(request)
         check_length(asked.prompts, asked.prompt_tokens, longest)
-        passage.model = request.model
+        context.model, context.estimated_tokens = request.model, asked.prompt_tokens
         stated = stated_precision(request, headers)
-        passage.asked = stated or AskedPrecision.AUTO
+        context.asked = stated or AskedPrecision.AUTO
         if holder is not None:
-            passage.asked = holder.asked(stated)
-        apply_precision(request, passage.asked)
-        pinned, size = passage.pinned, len(body)
+            context.asked = holder.asked(stated)
+        apply_precision(request, context.asked)
+        self._check_taken_here(context)
+        rank = _rank(request, headers, holder, context.pinned)
+        if self._queueing.by_priority:
+            context.priority = rank.engine
+        deadline_s = queue_deadline_s(request, headers, self._queueing.deadline_s)
+        left_s = None if deadline_s is None else max(0.0, deadline_s - (self._meter.clock() - context.arrived_s))
+        try:
+            place = self._admission.enter(asked, rank.priority, left_s)
+        except NoRoom as no_room:
+            raise self._full(no_room, context) from None
+        beams = getattr(request, "use_beam_search", False)
+        with ExitStack() as entered:
+            entered.callback(lambda: place.leave(context.answer_tokens, answered=context.accepted))
+            context.place = None if beams else place  # beams are requests of one token each: the estimate stands
+            context.refusal = lambda no_room: self._full(no_room, context)
+            if deadline_s is not None:
+                late = partial(self._late, context, rank.priority)
+                at_s = context.arrived_s + deadline_s
+                context.deadline = QueueDeadline(at_s, late, self._queueing.queue, self._meter.clock)
+            context.plain = route.is_plain(request)
+            if holder is not None:
+                self._take_from_quota(holder, context)
+                entered.callback(lambda: holder.leave(context.used_tokens, context.pinned))
+            passed_over = ", ".join(ignored(request, body, headers))[:500].encode("ascii", "replace")
+            if passed_over:
+                context.notes.append((IGNORED_HEADER, passed_over))
+            if route.computes:
+                context.notes.append((PIN_HEADER.encode(), self._decided(context.asked).encode()))
+            context.given = {name: vars(request).get(name) for name in request.model_fields_set}
+            await self._answer(route, request, scope, send, context)
+
+    def _check_taken_here(self, context: RequestContext) -> None:
+        """Look whether this replica can take a request of this precision.
+
+        Raises:
+            Refused: it cannot, or another one had better.
+        """
+        standing, pinned = self._standing, context.pinned
         if pinned and self._inexact is not None:
             raise Refused(
                 503,
@@ -160,192 +202,103 @@ class Generate:
                 retry_after_s=INEXACT_RETRY_AFTER_S,
             )
         if self._client.errored:
-            raise self._dead(headers, size, "this replica's engine has died; it is being replaced")
-        if (fault := self._standing.fault) is not None:
-            raise self._dead(headers, size, f"this replica cannot take requests: {fault}")
-        if self._standing.engine_is_late and self._standing.replicas > 1 and self._elsewhere.may_go(headers, size):
+            raise self._dead(context, "this replica's engine has died; it is being replaced")
+        if (fault := standing.fault) is not None:
+            raise self._dead(context, f"this replica cannot take requests: {fault}")
+        if standing.engine_is_late and self._goes_elsewhere(context):
             raise Refused(ELSEWHERE_STATUS, "this replica's engine does not answer now")
-        if pinned and self._standing.pinned_go_elsewhere() and self._elsewhere.may_go(headers, size):
+        if pinned and standing.pinned_go_elsewhere() and self._elsewhere.may_go(context.headers, context.body_bytes):
             raise Refused(ELSEWHERE_STATUS, "another replica runs exact FP16")
-        rank = self._rank(request, headers, holder, pinned)
-        deadline_s = queue_deadline_s(request, headers, self._queueing.deadline_s)
-        left_s = None if deadline_s is None else max(0.0, deadline_s - (self._meter.clock() - passage.arrived_s))
-        try:
-            place = self._admission.enter(asked, rank.priority, left_s)
-        except NoRoom as no_room:
-            raise self._full(no_room, headers, size) from None
-        turn: Turn | None = None
-        with ExitStack() as entered:
-            entered.callback(lambda: place.leave(passage.answer_tokens, answered=turn is not None and turn.accepted))
-            at_s = None if deadline_s is None else passage.arrived_s + deadline_s
-            turn = self._turn(route, request, passage, place, rank, at_s, headers, size)
-            turn.body_bytes, turn.estimated_tokens = size, asked.prompt_tokens
-            entered.callback(turn.ended)
-            if holder is not None:
-                self._take_from_quota(holder, pinned, headers, size)
-                entered.callback(lambda: holder.leave(passage.used_tokens, pinned))
-            passed_over = ", ".join(ignored(request, body, headers))[:500].encode("ascii", "replace")
-            notes = [(IGNORED_HEADER, passed_over)] if passed_over else []
-            if route.computes:
-                notes.append((PIN_HEADER.encode(), self._decided(passage.asked).encode()))
-            await self._answer(route, request, scope, send, turn, headers, size, notes)
 
     def _decided(self, asked: AskedPrecision) -> str:
         """What an answer that begins now will be, as far as anybody knows."""
         decided = DECIDED.get(self._standing.directed, asked) if asked is AskedPrecision.AUTO else asked
         if decided is AskedPrecision.EXACT and self._inexact is not None:
-            return Answer.WEIGHTS_EXACT.value if self._inexact == KV_IS_FP8 else AskedPrecision.AUTO.value
+            return Answer.WEIGHTS_EXACT.value if self._inexact is Inexact.KV_CACHE else AskedPrecision.AUTO.value
         return decided.value
 
-    def _rank(self, request: Any, headers: dict[bytes, bytes], holder: Holder | None, pinned: bool) -> Ranked:
-        own, anything = (None, True) if holder is None else (holder.priority, False)
-        try:
-            return ranked(stated_priority(request, headers), own, anything=anything, pinned=pinned)
-        except NotAllowed as error:
-            raise Refused(403, str(error), param="priority") from None
+    def _late(self, context: RequestContext, priority: Priority, in_engine: bool) -> Refused:
+        context.prompt_tokens = context.read_tokens = 0  # nobody has computed them
+        no_room = self._admission.late(priority, in_engine)
+        return Refused(503, str(no_room), OVERLOADED, retry_after_s=no_room.retry_after_s)
 
-    def _turn(
-        self,
-        route: Route,
-        request: Any,
-        passage: Passage,
-        place: Place,
-        rank: Ranked,
-        at_s: float | None,
-        headers: dict[bytes, bytes],
-        size: int,
-    ) -> Turn:
-        def late(in_engine: bool) -> Refused:
-            passage.prompt_tokens = passage.read_tokens = 0  # nobody has computed them
-            no_room = self._admission.late(rank.priority, in_engine)
-            return Refused(503, str(no_room), OVERLOADED, retry_after_s=no_room.retry_after_s)
+    def _goes_elsewhere(self, context: RequestContext) -> bool:
+        return self._standing.replicas > 1 and self._elsewhere.may_go(context.headers, context.body_bytes)
 
-        return Turn(
-            route.is_plain(request),
-            passage,
-            None
-            if getattr(request, "use_beam_search", False)
-            else place,  # beams are requests of one token each: the estimate stands
-            None if at_s is None else QueueDeadline(at_s, late, self._queueing.queue, self._meter.clock),
-            rank.engine if self._queueing.by_priority else 0,
-            lambda no_room: self._full(no_room, headers, size),
-        )
-
-    def _full(self, no_room: NoRoom, headers: dict[bytes, bytes], size: int) -> Refused:
+    def _full(self, no_room: NoRoom, context: RequestContext) -> Refused:
         """What a client hears that finds no room; where there is another replica, that one is asked first."""
-        status, replicas = 503 if no_room.reason is Reason.DEADLINE else 429, self._standing.replicas
-        if not self._elsewhere.came_back(headers):  # then all have counted their parts of it
-            elsewhere = replicas > 1 and self._elsewhere.may_go(headers, size)
-            self._admission.turned_away(no_room, min(replicas, MOST_TRIES) if elsewhere else 1)
+        status = 503 if no_room.reason is Reason.DEADLINE else 429
+        if not self._elsewhere.came_back(context.headers):  # then all have counted their parts of it
+            elsewhere = self._goes_elsewhere(context)
+            self._admission.turned_away(no_room, min(self._standing.replicas, MOST_TRIES) if elsewhere else 1)
             status = ELSEWHERE_STATUS if elsewhere else status
         return Refused(status, str(no_room), OVERLOADED, retry_after_s=no_room.retry_after_s)
 
-    def _take_from_quota(self, holder: Holder, pinned: bool, headers: dict[bytes, bytes], size: int) -> None:
+    def _take_from_quota(self, holder: Holder, context: RequestContext) -> None:
         try:
-            holder.enter(pinned)
+            holder.enter(context.pinned)
         except Limited as limited:
-            if self._standing.replicas > 1 and self._elsewhere.may_go(headers, size):
+            if self._goes_elsewhere(context):
                 raise limited.elsewhere() from None
             raise
 
-    def _dead(self, headers: dict[bytes, bytes], size: int, message: str) -> Refused:
+    def _dead(self, context: RequestContext, message: str) -> Refused:
         # Everything goes on from here, whether or not the controller has told of another replica.
-        status = ELSEWHERE_STATUS if self._elsewhere.may_go(headers, size) else 503
-        return Refused(status, message)
+        elsewhere = not context.begun and self._elsewhere.may_go(context.headers, context.body_bytes)
+        return Refused(ELSEWHERE_STATUS if elsewhere else 503, message)
 
-    async def _answer(
-        self,
-        route: Route,
-        request: Any,
-        scope: Any,
-        send: Any,
-        turn: Turn,
-        headers: dict[bytes, bytes],
-        size: int,
-        notes: list[tuple[bytes, bytes]],
-    ) -> None:
-        passage = turn.passage
-        turn.given = {name: vars(request).get(name) for name in request.model_fields_set}
-        TURN.set(turn)
+    async def _answer(self, route: Route, request: Any, scope: Any, send: Any, context: RequestContext) -> None:
+        CONTEXT.set(context)
         with collected() as counts:
-            passage.counts = counts
+            context.counts = counts
             # Beams are requests of one token each, most of them not in the answer: their tokens are not those of its usage.
             told = Collected() if getattr(request, "use_beam_search", False) else counts
             try:
                 inner = below_this_span(scope) if self._traced else scope
                 result = await getattr(route.serving, route.method)(request, Request(inner))
                 _check_here()
-                if isinstance(result, Handover):
-                    await self._write(result, send, passage, notes)
+                if isinstance(result, GenerateCall):
+                    await self._write(result, send, context)
                 elif hasattr(result, "__anext__"):
-                    await self._relay(route, result, request, send, passage, notes, told)
+                    await self._relay(route, result, request, send, context, told)
                 elif isinstance(result, Response):
-                    await self._reply_vectors(result, send, passage, notes, counts)
+                    await self._reply_vectors(result, send, context)
                 else:
-                    await self._reply(route, result, send, notes, told)
-                    _observe(turn.finished, passage)
+                    await self._reply(route, result, send, context, told)
+                    context.observe()
             except asyncio.CancelledError:
                 raise
             except Refused as refusal:
-                refusal.param = faults.place(refusal.param, "", turn.given)
+                refusal.param = faults.place(refusal.param, "", context.given)
                 raise
             except Exception as error:
-                raise self._explained(error, passage, headers, size) from error
+                raise self._explained(error, context) from error
 
-    def _explained(self, error: Exception, passage: Passage, headers: dict[bytes, bytes], size: int) -> Refused:
-        """What a client hears of an exception that came before its answer began."""
-        from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
-        from vllm.exceptions import GenerationError
-        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+    def _explained(self, error: Exception, context: RequestContext) -> Refused:
+        """What a client hears of an exception of vLLM's."""
+        from vllm.v1.engine.exceptions import EngineDeadError
 
         # Also what vLLM stumbles over while it takes a dead engine's parts down.
         if isinstance(error, EngineDeadError) or (self._client.errored and not isinstance(error, GivenUp)):
             message = "the engine has died; it is being replaced"
-            if passage.submitted_s is None:
-                return self._dead(headers, size, message)
+            if context.submitted_s is None:
+                return self._dead(context, message)
             # Not offered to another replica: the request may be what killed this one.
             return Refused(503, f"{message}; this request was in it")
         if isinstance(error, GivenUp):
             return Refused(503, f"{error}; this request was in it and is given up")
-        accepted = (turn := TURN.get()) is not None and turn.accepted
-        failed = isinstance(error, (EngineGenerateError, GenerationError))
-        if not accepted and isinstance(error, EngineGenerateError) and isinstance(error.__cause__, Exception):
-            error = error.__cause__
-        info = create_error_response(error).error
-        if turn is not None and turn.constrained and failed:
-            where = faults.place("structured_outputs", "", turn.given)
-            return Refused(400, "the grammar has no way on from the text so far", param=where)
-        if info.code == 500 and not (failed and accepted):
-            # Before the engine's first token, or in vLLM's own handling of it, nothing but the request's content can be at
-            # fault.
-            log.warning("request refused: %s: %s", type(error).__name__, one_line(error))
-            return Refused(400, f"the request cannot be processed: {one_line(error)}")
-        if info.code >= 500:
-            log.error("request failed: %s: %s", type(error).__name__, one_line(error))
-            return Refused(info.code, "the engine failed on this request")
-        return self._of_vllm(info.code, info.message, info.param)
+        return faults.of_engine(error, context.given, context.accepted, context.constrained, self._longest)
 
-    def _of_vllm(self, status: int, message: str, param: str | None) -> Refused:
-        """Return a refusal of vLLM's in this service's words, at the field of the client's own."""
-        given = {} if (turn := TURN.get()) is None else turn.given
-        text = in_our_words(message)
-        where = faults.place(param, text, given)
-        if text == NONE_LEFT and not any(given.get(name) == 0 for name in ANSWERS):
-            longest = self._client.vllm_config.model_config.max_model_len
-            text, where = faults.no_room(longest, longest), faults.place("input_tokens", "", given)
-        elif param == "max_tokens" and where not in (None, param):
-            text = text.replace(param, str(where), 1)
-        return Refused(status, text, param=where)
+    def _longest(self) -> int:
+        return int(self._client.vllm_config.model_config.max_model_len)
 
     # -- streams -------------------------------------------------------------------------------------------------------
 
-    async def _write(self, stream: Handover, send: Any, passage: Passage, notes: list[Any]) -> None:
+    async def _write(self, call: GenerateCall, send: Any, context: RequestContext) -> None:
         """Write a plain stream from the engine's outputs. What went wrong before the first byte is raised."""
-        frame, call = stream.frame, stream.call
-        collector = await call.start()
-        passage.prompt_tokens = prompt_tokens_of(call.prompt)
-        passage.submitted()
-        begun = False
+        frame = call.frame
+        assert frame is not None, "take_over has given it one"
+        collector = await call.start(context)
         prompt_tokens = 0
         tap: Tap | None = None
         try:
@@ -354,123 +307,125 @@ class Generate:
                 output = collector.get_nowait() or await (tap or collector).get()
                 part = output.outputs[0]
                 new_tokens = len(part.token_ids)
-                passage.completion_tokens += new_tokens
-                if new_tokens and not begun and (turn := TURN.get()) is not None:
-                    turn.first_token()
+                context.completion_tokens += new_tokens
+                if new_tokens and not context.begun:
+                    context.first_token()
                 if output.prompt_token_ids is not None:
                     prompt_tokens = len(output.prompt_token_ids)
                 if output.finished:
-                    _check_end(part.finish_reason, begun)
+                    _check_end(part.finish_reason, context)
                     data = frame.last(
                         part.text,
                         part.finish_reason,
                         part.stop_reason,
                         prompt_tokens,
-                        passage.completion_tokens,
+                        context.completion_tokens,
                         counts_of(output),
                     )
-                elif not part.text and not new_tokens and not begun:
+                elif not part.text and not new_tokens and not context.begun:
                     continue  # a part of the prompt was computed
                 else:
                     data = frame.text(part.text)
-                if not begun:
-                    begun = True
-                    await send({"type": "http.response.start", "status": 200, "headers": [EVENT_STREAM, *notes]})
+                if not context.begun:
+                    await _begin(send, context)
                     data = frame.first + data
-                    tap = self._taps.open(collector, frame, passage, send)
-                passage.writing()
+                    tap = self._taps.open(collector, frame, context, send)
+                context.writing()
                 await send({"type": "http.response.body", "body": data, "more_body": True})
-                passage.wrote(new_tokens)
+                context.wrote(new_tokens)
                 if output.finished:
                     await send({"type": "http.response.body", "body": b""})
-                    passage.finished(_of_engine(output.metrics))
+                    context.finished(output.metrics)
                     return
         except asyncio.CancelledError:
             await call.abort(collector)
             raise
         except Exception as error:
-            if not begun:
+            if not context.begun:
                 raise
             await call.abort(collector)
-            refusal = self._explained(error, passage, {}, RETRYABLE_BODY_BYTES + 1)
-            passage.outcome = refusal.outcome
-            await send({"type": "http.response.body", "body": streams.error_events(refusal.body(passage.id))})
+            refusal = self._explained(error, context)
+            context.outcome = refusal.outcome
+            await send({"type": "http.response.body", "body": streams.error_events(refusal.body(context.id))})
         finally:
             if tap is not None:
                 tap.close()
             collector.close()
 
     async def _relay(
-        self,
-        route: Route,
-        result: Any,
-        request: Any,
-        send: Any,
-        passage: Passage,
-        notes: list[Any],
-        counts: Collected,
+        self, route: Route, result: Any, request: Any, send: Any, context: RequestContext, counts: Collected
     ) -> None:
         """Pass on the events of vLLM's own generator, with the disclosure added. What goes wrong before the first is raised."""
-        discloser = route.discloser(request, counts, lambda: passage.prompt_tokens)
-        turn = TURN.get()
-        begun = failed = False
+        discloser = route.discloser(request, counts, lambda: context.prompt_tokens)
+        failed = False
         try:
             async with aclosing(route.events(result)) as events:
                 async for event in events:
                     if event.startswith(ERROR_EVENTS):
-                        raise self._of_event(event, turn)
-                    if not begun:
-                        begun = True
-                        await send({"type": "http.response.start", "status": 200, "headers": [EVENT_STREAM, *notes]})
-                    passage.writing()
+                        raise self._of_event(event, context)
+                    if not context.begun:
+                        await _begin(send, context)
+                    context.writing()
                     data = discloser.event(event).encode()
                     await send({"type": "http.response.body", "body": data, "more_body": True})
-                    passage.wrote(1)
+                    context.wrote(1)
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            if not begun:
+            if not context.begun:
                 raise
             failed = True
-            refusal = (
-                error if isinstance(error, Refused) else self._explained(error, passage, {}, RETRYABLE_BODY_BYTES + 1)
-            )
-            data = route.last_words(route.error(refusal, passage.id))
+            refusal = error if isinstance(error, Refused) else self._explained(error, context)
+            data = route.last_words(route.error(refusal, context.id))
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
         if failed:
-            passage.outcome = RequestOutcome.FAILED
+            context.outcome = RequestOutcome.FAILED
         else:
-            passage.finished()
+            context.finished()
 
-    def _of_event(self, event: str, turn: Turn | None) -> Exception:
+    def _of_event(self, event: str, context: RequestContext) -> Exception:
         """Return what went wrong, of an event with an error that vLLM has made of it."""
-        if turn is not None and (raised := turn.refused or turn.failed) is not None:
+        if (raised := context.refused or context.failed) is not None:
             return raised
         error = json.loads(event.partition("data: ")[2])["error"]
         code = error.get("code")
-        return self._of_vllm(code if isinstance(code, int) else 500, error["message"], error.get("param"))
+        status = code if isinstance(code, int) else 500
+        return faults.of_vllm(status, error["message"], error.get("param"), context.given, self._longest)
 
     # -- answers in one piece ------------------------------------------------------------------------------------------
 
-    async def _reply(self, route: Route, result: Any, send: Any, notes: list[Any], counts: Collected) -> None:
+    async def _reply(self, route: Route, result: Any, send: Any, context: RequestContext, counts: Collected) -> None:
         from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
         if isinstance(result, ErrorResponse):
-            raise self._of_vllm(result.error.code, result.error.message, result.error.param)
+            told = result.error
+            raise faults.of_vllm(told.code, told.message, told.param, context.given, self._longest)
         answer = route.answer(result)
         if (tokens := tokens_of(counts)) is not None:
             answer["usage"] = disclose(answer.get("usage"), tokens, whole=counts.whole)
-        await reply(send, 200, msgspec.json.encode(answer), notes)
+        await reply(send, 200, msgspec.json.encode(answer), context.notes)
 
-    async def _reply_vectors(
-        self, result: Any, send: Any, passage: Passage, notes: list[Any], counts: dict[str, Any]
-    ) -> None:
-        body, kind, headers = await vectors.disclosed(result, usage_of(total(counts.values())))
+    async def _reply_vectors(self, result: Any, send: Any, context: RequestContext) -> None:
+        body, kind, headers = await vectors.disclosed(result, usage_of(total(context.counts.values())))
         # The first byte is the last one.
         now_s = self._meter.clock()
-        passage.finished_in_one_piece(now_s - (passage.submitted_s or now_s), 0.0, 1)
-        await reply(send, 200, body, [*headers, *notes], kind)
+        context.finished_in_one_piece(now_s - (context.submitted_s or now_s), 0.0, 1)
+        await reply(send, 200, body, [*headers, *context.notes], kind)
+
+
+def _rank(request: Any, headers: dict[bytes, bytes], holder: Holder | None, pinned: bool) -> Ranked:
+    own, anything = (None, True) if holder is None else (holder.priority, False)
+    try:
+        return ranked(stated_priority(request, headers), own, anything=anything, pinned=pinned)
+    except NotAllowed as error:
+        raise Refused(403, str(error), param="priority") from None
+
+
+async def _begin(send: Any, context: RequestContext) -> None:
+    """Send the head of a stream; what goes wrong from now on is said in it."""
+    context.begun = True
+    await send({"type": "http.response.start", "status": 200, "headers": [EVENT_STREAM, *context.notes]})
 
 
 def _check_here() -> None:
@@ -480,30 +435,11 @@ def _check_here() -> None:
         raise asyncio.CancelledError
 
 
-def _check_end(finish_reason: str, begun: bool) -> None:
+def _check_end(finish_reason: str, context: RequestContext) -> None:
     """Raise where a sequence did not end by itself: its queue deadline was up, the engine failed."""
-    if not begun and (turn := TURN.get()) is not None and turn.withdrawn is not None:
-        raise turn.withdrawn
+    if not context.begun:
+        context.check_not_withdrawn()
     if finish_reason == "error":
         from vllm.exceptions import GenerationError
 
         raise GenerationError("the engine ended the request with an error")
-
-
-def _of_engine(metrics: Any) -> tuple[float, float | None] | None:
-    """Return TTFT and time per token, seconds, by the engine's own clock, from its queue on; None: it has not told."""
-    if metrics is None or not metrics.queued_ts or not metrics.first_token_ts:
-        return None
-    tokens = metrics.num_generation_tokens
-    tpot_s = (metrics.last_token_ts - metrics.first_token_ts) / (tokens - 1) if tokens > 1 else None
-    return metrics.first_token_ts - metrics.queued_ts, tpot_s
-
-
-def _observe(outputs: list[Any], passage: Passage) -> None:
-    """Take the latencies of an answer in one piece from the engine's account of its slowest sequence."""
-    known = [output.metrics for output in outputs if output.metrics is not None]
-    if known:
-        slowest = max(known, key=lambda metrics: metrics.first_token_latency)
-        decode_s = slowest.last_token_ts - slowest.first_token_ts
-        tokens = slowest.num_generation_tokens
-        passage.finished_in_one_piece(slowest.first_token_latency, decode_s, tokens, _of_engine(slowest))

@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
-from deploy.front.meter import Passage
+from deploy.front.context import RequestContext
 from deploy.front.streams import Frame
 
 MOST_PUT_OFF = 4  # times in a row that a write waits for outputs that are here
@@ -40,7 +40,7 @@ class Taps:
         self._unwritten: list[Tap] = []
         self._put_off = 0  # times
 
-    def open(self, collector: Any, frame: Frame, passage: Passage, send: Send) -> "Tap | None":
+    def open(self, collector: Any, frame: Frame, context: RequestContext, send: Send) -> "Tap | None":
         """Tap a stream whose first bytes are written. None: its text depends on more than the next token.
 
         Args:
@@ -51,7 +51,7 @@ class Taps:
             return None
         if not hasattr(state.detokenizer, "decode_next") or state.detokenizer.stop:
             return None
-        tap = Tap(self, state, collector, frame, passage, send)
+        tap = Tap(self, state, collector, frame, context, send)
         state.nestedfp_tap = tap
         return tap
 
@@ -85,10 +85,10 @@ class Tap:
 
     __slots__ = (
         "_collector",
+        "_context",
         "_detokenizer",
         "_frame",
         "_idle",
-        "_passage",
         "_send",
         "_state",
         "_taps",
@@ -97,10 +97,12 @@ class Tap:
         "_writing",
     )
 
-    def __init__(self, taps: Taps, state: Any, collector: Any, frame: Frame, passage: Passage, send: Send) -> None:
+    def __init__(
+        self, taps: Taps, state: Any, collector: Any, frame: Frame, context: RequestContext, send: Send
+    ) -> None:
         self._taps, self._state, self._collector = taps, state, collector
         self._detokenizer = state.detokenizer
-        self._frame, self._passage, self._send = frame, passage, send
+        self._frame, self._context, self._send = frame, context, send
         self._idle = False  # the stream's task waits for an output
         self._writing: asyncio.Task[None] | None = None  # a write that waits for the client to read
         self._text = ""  # not yet written
@@ -136,7 +138,7 @@ class Tap:
         if not self._tokens and ids:
             self._taps.unwritten(self, made_s)
         self._tokens += len(ids)
-        self._passage.completion_tokens += len(ids)
+        self._context.completion_tokens += len(ids)
         return True
 
     def write(self) -> None:
@@ -144,13 +146,13 @@ class Tap:
         text, tokens = self._taken()
         if not tokens:
             return  # the stream's task was faster
-        passage = self._passage
-        passage.writing()
+        context = self._context
+        context.writing()
         try:
             sending = self._send(self._event(text))
             waits_for = sending.send(None)
         except StopIteration:
-            passage.wrote(tokens)
+            context.wrote(tokens)
         except (Exception, asyncio.CancelledError) as error:  # this stream's alone: others wait to be written
             self._collector.put(error if isinstance(error, Exception) else RuntimeError("the write was cancelled"))
         else:
@@ -159,7 +161,7 @@ class Tap:
     async def _written(self, sending: Coroutine[Any, Any, None], waits_for: Any, tokens: int) -> None:
         try:
             await rest_of(sending, waits_for)
-            self._passage.wrote(tokens)
+            self._context.wrote(tokens)
         except Exception as error:
             self._collector.put(error)
         finally:
@@ -198,9 +200,9 @@ class Tap:
                 self._collector.get_nowait()  # raises it: what comes after a failed write must not look whole
         text, tokens = self._taken()
         if tokens:
-            self._passage.writing()
+            self._context.writing()
             await self._send(self._event(text))
-            self._passage.wrote(tokens)
+            self._context.wrote(tokens)
 
     def close(self) -> None:
         """The stream has ended, or its client has left."""

@@ -33,10 +33,13 @@ local function room_of(server, now)
     return left
 end
 
+-- Of equals a fast one, and of those the one that was chosen longest ago.
 local function least_loaded(servers)
     local best
     for _, server in ipairs(servers) do
-        if not best or server.open < best.open or (server.open == best.open and server.turn < best.turn) then
+        server.exact = server.room and server.room.exact and 1 or 0
+        if not best or server.open < best.open
+            or (server.open == best.open and (server.exact < best.exact or (server.exact == best.exact and server.turn < best.turn))) then
             best = server
         end
     end

@@ -71,10 +71,10 @@ def choose(servers: Sequence[Server], wanted: str | None, tokens: int, last: str
                 best = rank, server
         if best is not None:
             return best[1]
-    pool = {"exact": exact, "fast": fast}.get(wanted or "", list(servers)) or list(servers)
+    pool = {"exact": exact, "fast": fast}.get(wanted or "") or servers
     if not pool:
         return None
-    first = min(pool, key=lambda server: (server.open, server.turn))
+    first = min(pool, key=lambda server: (server.open, server in exact, server.turn))
     for server in pool:
         if server.name == last and server.open <= first.open + SPARE:
             return server

@@ -88,7 +88,7 @@ def families(status: Mapping[str, Any] | None) -> Iterator[Metric]:
     yield by(
         GaugeMetricFamily,
         "nestedfp_controller_broadcast_seconds",
-        "From a decision to the last replica's acknowledgement, over the latest broadcasts",
+        "From a decision to the last replica's acknowledgement, over the broadcasts of the last hour",
         "percentile",
         known,
     )
@@ -113,6 +113,3 @@ def families(status: Mapping[str, Any] | None) -> Iterator[Metric]:
     for each in replicas:
         ages.add_metric((each["id"],), each["age_s"])
     yield ages
-    if (proxy := status["proxy"]) is not None:
-        yield gauge("nestedfp_proxy_sessions", "Requests that HAProxy has at the replicas", proxy["sessions"])
-        yield gauge("nestedfp_proxy_queued", "Requests that wait in HAProxy for a replica", proxy["queued"])

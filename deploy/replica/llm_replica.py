@@ -17,6 +17,7 @@ from deploy.access import tokenizer_queue
 from deploy.access.access_log import Format, open_log, serve_logs
 from deploy.access.admission import TOKENS_IN_QUEUE, Admission, Shares
 from deploy.access.keys import Keys, path_of
+from deploy.access.peers import PeerView
 from deploy.agent.agent import ReplicaAgent
 from deploy.agent.plain_agent import PlainAgent
 from deploy.agent.room_page import room_page
@@ -28,10 +29,9 @@ from deploy.front.checks.cors import allowing
 from deploy.front.checks.grammars import Grammars
 from deploy.front.deadline import EngineQueue
 from deploy.front.decoding import prompt_end
-from deploy.front.generate import Generate, Queueing
+from deploy.front.generate import Generate, Inexact, Queueing
 from deploy.front.handover import stand_before_engine, take_over
 from deploy.front.meter import PathMeter
-from deploy.front.peers import PeerView
 from deploy.front.routes import text, tokens, vectors
 from deploy.front.routes.pages import Shown
 from deploy.metrics import bulk
@@ -44,7 +44,7 @@ from deploy.replica.vllm_engine import ReplicaEngine
 from deploy.replica.warmup import warm_up
 from deploy.scaling import DESIRED_KEY
 from nestedfp.vllm_plugin import failure, frontend, short_logs
-from nestedfp.vllm_plugin.options import KV_IS_FP8, rounds_kv
+from nestedfp.vllm_plugin.options import rounds_kv
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class NestedFPServer:
         self._meter = PathMeter(logs=logs)
         self._step_seconds: dict[str, float] = {}
         self._start = StartChecks({}, [])
-        self._inexact: str | None = None
+        self._inexact: Inexact | None = None
         frontend.install()  # an engine without nested weights does not do it
         tap.install()
         prompt_end.install()
@@ -123,9 +123,9 @@ class NestedFPServer:
         settings = self.engine.client.vllm_config
         quantization = settings.model_config.quantization
         if not precision and quantization is not None:  # a plain engine runs what its checkpoint says
-            self._inexact = f"this engine runs its checkpoint's own quantization, {quantization}"
+            self._inexact = Inexact.CHECKPOINT
         elif rounds_kv(settings):
-            self._inexact = KV_IS_FP8
+            self._inexact = Inexact.KV_CACHE
         self._by_priority = settings.scheduler_config.policy == "priority"
         self._queue_deadline_s = queue_deadline_s
         capacity = settings.cache_config.kv_cache_size_tokens

@@ -123,9 +123,9 @@ def http(name: str, *replicas_shown: str) -> str:
         found.setdefault(key, {})[row["scenario"]] = row
     rows = []
     for (model, mode, replicas, system), scenarios in sorted(found.items(), key=lambda item: (item[0][2], item[0])):
-        label = {"nestedfp_http": "this service", "vllm_http": "`vllm serve`"}.get(system)
+        label = {"nestedfp": "this service", "vllm_serve": "`vllm serve`"}.get(system)
         if label is not None and "closed" in scenarios and str(replicas) in replicas_shown:
-            alone = found.get((model, mode, replicas, "engine_offline"), {}).get("closed")
+            alone = found.get((model, mode, replicas, "engine"), {}).get("closed")
             where = f"{MODELS[model]}, {mode.upper()}" + (f", {replicas} replicas" if replicas > 1 else "")
             rows.append(
                 [
@@ -150,9 +150,9 @@ def http_cpu(name: str) -> str:
     """Return the HTTP path on two cores, before an engine that costs no processor time."""
     found: dict[str, dict[tuple[str, str], Row]] = {}
     for row in _rows(name):
-        if row["engine"] == "timed_15ms":
+        if row["model"] == "timed_15ms":
             found.setdefault(row["system"], {})[row["scenario"], row["rate_per_s"]] = row
-    systems = {"nestedfp": "this service", "vllm_serve": "`vllm serve`", "engine": "engine alone"}
+    systems = {"nestedfp": "this service", "vllm_serve": "`vllm serve`"}
     rows = []
     for system, label in systems.items():
         closed, unloaded = found[system]["closed", "0"], found[system]["unloaded", "0"]

@@ -19,7 +19,7 @@ LATE_MS = 50.0  # lateness from which the client disturbs what it measures
 BUSY_SHARE = 0.9  # of one core: the sender has no more
 FEW = 4  # requests that the age of a status may put in the wrong place
 OFTEN = 0.1  # of the samples
-PLACES = ("late", "connecting", "proxy_queued", "in_path", "elsewhere", "waiting", "running")
+PLACES = ("late", "connecting", "in_path", "elsewhere", "waiting", "running")
 
 
 class PlaceStats(FrozenModel):
@@ -76,11 +76,9 @@ def stand(records: Sequence[RequestRecord], samples: Sequence[TimelineSample]) -
 
 def _told(status: ServiceStatus | None, open_requests: int) -> dict[str, int | None]:
     if status is None:
-        return dict.fromkeys(("proxy_queued", "in_path", "waiting", "running", "elsewhere"))
-    queued = None if status.proxy is None else status.proxy.queued
-    known = (queued or 0) + (status.in_path or 0) + status.waiting + status.running
+        return dict.fromkeys(("in_path", "waiting", "running", "elsewhere"))
+    known = (status.in_path or 0) + status.waiting + status.running
     return {
-        "proxy_queued": queued,
         "in_path": status.in_path,
         "waiting": status.waiting,
         "running": status.running,

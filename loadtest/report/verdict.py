@@ -142,7 +142,7 @@ def _cautions(run: RunSummary) -> list[str]:
     if run.saturated_by == "path":
         beside = ", ".join(
             f"{run.where[place].mean:.0f} {text}"
-            for place, text in (("in_path", "in the path"), ("proxy_queued", "in HAProxy"), ("elsewhere", "on the way"))
+            for place, text in (("in_path", "in the path"), ("elsewhere", "on the way"))
             if place in run.where
         )
         inside = sum(run.where[place].mean for place in ("waiting", "running") if place in run.where)

@@ -100,7 +100,7 @@ HEADER = (
     "TPOT ms p50/p90/p99", "goodput req/s", "switches", "limit", "max waiting", "max in path", "dispatch lag ms p99", "late starts",
 )  # fmt: skip
 PLACE_NAMES = {
-    "late": "client: late", "connecting": "client: connecting", "proxy_queued": "HAProxy's queue",
+    "late": "client: late", "connecting": "client: connecting",
     "in_path": "path: before the engine", "elsewhere": "path: on the way, either direction", "waiting": "engine: waiting",
     "running": "engine: running",
 }  # fmt: skip

@@ -27,13 +27,16 @@ TICK_S = 0.5
 Tick = Callable[[float, Event], None]  # (seconds since the start of the run, last event of the sender)
 
 
-def run_plan(plan: SendPlan, tick: Tick, key: str | None = None) -> tuple[RequestRecord, ...]:
+def run_plan(
+    plan: SendPlan, tick: Tick, key: str | None = None, ending: threading.Event | None = None
+) -> tuple[RequestRecord, ...]:
     """Send the requests of the plan; returns one record a request, sorted by index.
 
     Args:
         plan: the requests.
         tick: called about every half second.
         key: that the service wants with each request. The sender reads it from a pipe, so that it is in no file.
+        ending: set by another thread to begin no more requests; seen at a tick.
     """
     plan_path = plan.records_path.with_suffix(".plan.json")
     log_path = plan.records_path.with_suffix(".log")
@@ -52,7 +55,7 @@ def run_plan(plan: SendPlan, tick: Tick, key: str | None = None) -> tuple[Reques
         with process:
             try:
                 _hand_over(process, key)
-                finished = _follow(process, plan, tick)
+                finished = _follow(process, plan, _told(process, tick, ending))
             finally:
                 process.kill()
         if not finished:
@@ -62,6 +65,15 @@ def run_plan(plan: SendPlan, tick: Tick, key: str | None = None) -> tuple[Reques
     if not log_path.read_text(encoding="utf-8").strip():
         log_path.unlink()
     return read_requests(plan.records_path)
+
+
+def _told(process: subprocess.Popen[str], tick: Tick, ending: threading.Event | None) -> Tick:
+    def told(elapsed_s: float, event: Event) -> None:
+        if ending is not None and ending.is_set():
+            process.terminate()
+        tick(elapsed_s, event)
+
+    return told
 
 
 def _hand_over(process: subprocess.Popen[str], key: str | None) -> None:

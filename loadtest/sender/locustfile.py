@@ -16,11 +16,12 @@ from collections.abc import Callable
 from typing import IO, Any
 
 import gevent  # type: ignore[import-untyped]
+from gevent.event import Event  # type: ignore[import-untyped]
 from locust import User, task
 from locust.exception import StopUser
 
 from loadtest.sender.http_stream import Address, Answering, request_bytes, stream
-from loadtest.sender.plan import PlannedRequest, SendPlan
+from loadtest.sender.plan import CUT, TOO_LONG, WRONG_LENGTH, PlannedRequest, SendPlan
 from loadtest.sender.prompts import completion_body, prompt_token_ids
 from loadtest.sender.sse import lines_of, parse_stream
 from workload.records import RequestRecord, mean_tpot_ms
@@ -43,7 +44,7 @@ class Sender:
         self._key = key
         self.start_s = 0.0
         self.recorded: set[int] = set()
-        self.stopped = False  # the closed loop ends
+        self.ending = Event()  # no more requests begin
         self.sent = 0
         self.errors = 0
         self._closed_loop = itertools.count()
@@ -75,9 +76,9 @@ class Sender:
             if answer.status != 200:
                 error = f"HTTP {answer.status}: {answer.error_text()}"
         except gevent.Timeout:
-            error = f"no complete answer within {self.plan.request_timeout_s:g} s"
+            error = f"{TOO_LONG} {self.plan.request_timeout_s:g} s"
         except gevent.GreenletExit:
-            error = "cut at the end of the run"
+            error = CUT
         except Exception as problem:  # whatever broke the connection is the result of this request, not of the run
             error = f"{type(problem).__name__}: {problem}"
         return self._record(index, intended_s, sent_s, self.now_s(), answer, error, report)
@@ -114,7 +115,7 @@ class Sender:
         if error is None:
             error = answer.error
         if error is None and answer.output_tokens != asked:
-            error = f"expected {asked} output tokens, got {answer.output_tokens}"
+            error = f"{WRONG_LENGTH}: {asked} asked for, got {answer.output_tokens}"
         chunk_ms = tuple(round((at_s - intended_s) * 1e3, 3) for at_s in answer.chunk_times)
         latency_ms = (end_s - intended_s) * 1e3
         measured = {
@@ -188,9 +189,9 @@ class ProbeUser(User):
     @task
     def fire(self) -> None:
         """Send the next request of the list; after a failure pause, so that a service that refuses is not flooded."""
+        if self.sender.ending.is_set():
+            raise StopUser
         index = self.sender.next_closed_index()
         body = self.sender.body(index)
         if not self.sender.send(index, self.sender.now_s(), body, self.environment.events.request.fire):
-            if self.sender.stopped:  # the kill that cut the request has been taken note of, and spent
-                raise StopUser
-            gevent.sleep(FAILED_PAUSE_S)
+            self.sender.ending.wait(FAILED_PAUSE_S)  # the kill that cut a request has been taken note of, and spent

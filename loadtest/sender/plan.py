@@ -12,6 +12,10 @@ from workload.frozen import FrozenModel
 from workload.records import Policy
 
 WARM_SHARE = 0.3  # of a stage of the closed loop is start-up and not counted
+# How the error of a request begins: open at the end of the run, or for as long as one may take; whole, but not as long as asked.
+CUT = "cut at the end of the run"
+TOO_LONG = "no complete answer within"
+WRONG_LENGTH = "expected another number of output tokens"
 
 
 class PlannedRequest(FrozenModel):
@@ -29,6 +33,7 @@ class SendPlan(FrozenModel):
     ``open``: each request is sent at its ``at_s``, whatever happened to the earlier ones. ``closed`` (the calibration
     probe): users send one request after another, in the order of the list. There is a stage for each number of users in
     ``stages``, ``duration_s`` long; after one that brings less than ``min_growth`` more tokens per second no other follows.
+    A sender that gets SIGTERM begins no more requests; those in flight have ``drain_s`` to end.
     """
 
     kind: Literal["open", "closed"]
@@ -39,7 +44,7 @@ class SendPlan(FrozenModel):
     model: str
     requests: tuple[PlannedRequest, ...]
     duration_s: Annotated[float, Field(gt=0)]
-    drain_s: Annotated[float, Field(ge=0)] = 0.0  # after the last arrival, then what is left is cut
+    drain_s: Annotated[float, Field(ge=0)] = 0.0  # after the last arrival or SIGTERM, then what is left is cut
     stages: tuple[Annotated[int, Field(ge=1)], ...] = (1,)
     min_growth: Annotated[float, Field(ge=0)] = 0.05
     request_timeout_s: Annotated[float, Field(gt=0)]

@@ -13,6 +13,8 @@ from pydantic import ValidationError
 
 from workload.records import PrecisionTokens
 
+UNFINISHED = "the stream ended before [DONE]"
+
 
 @dataclass(frozen=True, slots=True)
 class ParsedStream:
@@ -61,7 +63,7 @@ def parse_stream(lines: Iterable[tuple[float, bytes]]) -> ParsedStream:
             chunk_times.append(at)
         if isinstance(event.get("usage"), dict):
             usage = event["usage"]
-    return _failed("the stream ended before [DONE]", chunk_times, usage, model)
+    return _failed(UNFINISHED, chunk_times, usage, model)
 
 
 def _failed(error: str, chunk_times: list[float], usage: dict[str, Any], model: str | None) -> ParsedStream:

@@ -38,9 +38,9 @@ def main(plan_path: Path) -> None:
     user = ProbeUser if plan.kind == "closed" else TraceUser
     environment = Environment(user_classes=[user], host=plan.url)
     runner = environment.create_local_runner()
-    gevent.signal_handler(signal.SIGTERM, _stop)
     with plan.records_path.open("w", encoding="utf-8") as records:
         sender = Sender(plan, addresses(url)[0], urlsplit(url).netloc, records, key)
+        gevent.signal_handler(signal.SIGTERM, sender.ending.set)
         run = _run_closed if plan.kind == "closed" else _run_open
         gauge = run(sender, environment, runner)
     _emit(sender, runner, gauge, "end")
@@ -51,11 +51,14 @@ def _run_open(sender: Sender, environment: Environment, runner: LocalRunner) -> 
     bodies = [sender.body(index) for index in range(len(plan.requests))]  # before the clock starts: it costs CPU
     gauge = _start(sender, runner, lead_s=LEAD_S)
     for index, request in enumerate(plan.requests):
-        gevent.sleep(max(request.at_s - sender.now_s(), 0))
+        if sender.ending.wait(max(request.at_s - sender.now_s(), 0)):
+            break
         TraceUser(environment, sender, index, bodies[index]).start(runner.user_greenlets)
-    runner.user_greenlets.join(timeout=max(plan.bound_s - sender.now_s(), 0))
+    told = sender.ending.is_set()
+    runner.user_greenlets.join(timeout=plan.drain_s if told else max(plan.bound_s - sender.now_s(), 0))
     runner.user_greenlets.kill(block=True)
-    sender.record_unsent()
+    if not told:
+        sender.record_unsent()
     return gauge
 
 
@@ -67,14 +70,16 @@ def _run_closed(sender: Sender, environment: Environment, runner: LocalRunner) -
         while runner.user_count < users:
             ProbeUser(environment, sender).start(runner.user_greenlets)
         _emit(sender, runner, gauge, "stage")
-        gevent.sleep(max((stage + WARM_SHARE) * plan.duration_s - sender.now_s(), 0))
+        sender.ending.wait(max((stage + WARM_SHARE) * plan.duration_s - sender.now_s(), 0))
         before, before_s = sender.tokens_so_far(), sender.now_s()
-        gevent.sleep(max((stage + 1) * plan.duration_s - before_s, 0))
+        if sender.ending.wait(max((stage + 1) * plan.duration_s - before_s, 0)):
+            runner.user_greenlets.join(timeout=plan.drain_s)
+            break
         per_s = (sender.tokens_so_far() - before) / max(sender.now_s() - before_s, 1e-6)
         if sender.errors or per_s < (1 + plan.min_growth) * best_per_s:
             break
         best_per_s = max(best_per_s, per_s)
-    sender.stopped = True
+    sender.ending.set()
     runner.user_greenlets.kill(block=True)
     return gauge
 
@@ -118,10 +123,6 @@ def _emit(sender: Sender, runner: LocalRunner, gauge: Gauge, event: str) -> None
         }
     )
     print(line.model_dump_json(), flush=True)
-
-
-def _stop() -> None:
-    os._exit(128 + signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -18,11 +18,18 @@ from typing import Any
 from nestedfp.hooks.table import HOOKS, Hooks, Parameters
 
 PLUGIN = Path(__file__).resolve().parents[1] / "vllm_plugin"
+CORE = "vllm.config"  # which all of vLLM imports
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def differences() -> list[str]:
     """Return what differs in the installed vLLM, one sentence each."""
+    try:
+        importlib.import_module(CORE)
+    except Exception as error:  # of a package that it needs, and then no name is there
+        return [
+            f"vLLM does not load here ({type(error).__name__}: {str(error).partition(chr(10))[0]}); mend its environment"
+        ]
     ours = _our_classes()
     return [
         *missing({name: parameters for hooks in HOOKS for name, parameters in hooks.names.items()}),

@@ -26,15 +26,9 @@ import torch
 import nestedfp.kernels.ops  # noqa: F401  registers the schemas that the library implements
 from nestedfp.kernels.cuda_layout import packed_shapes
 from nestedfp.kernels.cuda_library import check_constants
-from nestedfp.kernels.gpu_kernels import PORTABLE_FROM
+from nestedfp.kernels.gpu_kernels import PORTABLE_FROM, is_built
 
 __all__ = ["is_built", "is_supported", "load", "packed_shapes"]
-
-
-def is_built() -> bool:
-    """Whether the installation has the CUDA kernels."""
-    spec = find_spec("nestedfp_cuda_C")
-    return spec is not None and spec.origin is not None
 
 
 def is_supported() -> bool:

@@ -1,8 +1,7 @@
 """FP16 products of experts on a GPU, as a Triton kernel: it reads both planes and joins them in registers.
 
-Grid and tiles are those of vLLM's ``fused_moe_kernel`` for FP16 weights. The transposed product (``swap``) has its bits and takes
-up to twice as long; the other one adds up in another order. Planes lie in the natural order of K; the lower one is recoded
-(``recode``) so that four weights take six instructions, wherever they lie.
+Grid and tiles are those of vLLM's ``fused_moe_kernel`` for FP16 weights. Planes lie in the natural order of K; the lower one is
+recoded (``recode``) so that four weights take six instructions, wherever they lie.
 """
 
 import torch
@@ -65,7 +64,6 @@ def experts_kernel(  # type: ignore[no-untyped-def]
     NAIVE: tl.constexpr,
     MUL_WEIGHT: tl.constexpr,
     EVEN_K: tl.constexpr,
-    SWAP: tl.constexpr,
     TOP_K: tl.constexpr,
     BLOCK_SIZE_M: tl.constexpr,
     BLOCK_SIZE_N: tl.constexpr,
@@ -99,18 +97,11 @@ def experts_kernel(  # type: ignore[no-untyped-def]
         return
     rows = (pid_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N).to(tl.int64)) % N
     offs_k = tl.arange(0, BLOCK_SIZE_K)
-    if SWAP:  # the weights as the first operand, which tensor cores take from registers
-        a_at = token[None, :] // TOP_K * stride_am + offs_k[:, None]
-        b_at = expert * stride_be + rows[:, None] * stride_bn + offs_k[None, :]
-        a_mask, b_k = is_token[None, :], offs_k[None, :]
-        a_k = offs_k[:, None]
-        accumulator = tl.zeros((BLOCK_SIZE_N, BLOCK_SIZE_M), dtype=tl.float32)
-    else:
-        a_at = token[:, None] // TOP_K * stride_am + offs_k[None, :]
-        b_at = expert * stride_be + offs_k[:, None] + rows[None, :] * stride_bn
-        a_mask, b_k = is_token[:, None], offs_k[:, None]
-        a_k = offs_k[None, :]
-        accumulator = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), dtype=tl.float32)
+    a_at = token[:, None] // TOP_K * stride_am + offs_k[None, :]
+    b_at = expert * stride_be + offs_k[:, None] + rows[None, :] * stride_bn
+    a_mask, b_k = is_token[:, None], offs_k[:, None]
+    a_k = offs_k[None, :]
+    accumulator = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), dtype=tl.float32)
     for k in range(0, tl.cdiv(K, BLOCK_SIZE_K)):
         if EVEN_K:
             a = tl.load(a_ptr + a_at, mask=a_mask, other=0.0)
@@ -122,11 +113,9 @@ def experts_kernel(  # type: ignore[no-untyped-def]
             upper = tl.load(upper_ptr + b_at, mask=b_k < left, other=0)
             lower = tl.load(lower_ptr + b_at, mask=b_k < left, other=127)  # a weight of 0
         w = _join(upper, lower)
-        accumulator = tl.dot(w, a, acc=accumulator) if SWAP else tl.dot(a, w, acc=accumulator)
+        accumulator = tl.dot(a, w, acc=accumulator)
         a_at += BLOCK_SIZE_K
         b_at += BLOCK_SIZE_K
-    if SWAP:
-        accumulator = tl.trans(accumulator, (1, 0))
     if MUL_WEIGHT:
         weight = tl.load(weights_ptr + token, mask=is_token, other=0)
         accumulator *= weight[:, None]
@@ -144,7 +133,6 @@ def product(
     padded: torch.Tensor,
     chosen: int,
     config: dict[str, int],
-    swap: bool = False,
 ) -> None:
     """Multiply each row of activations by the experts that it chose.
 
@@ -156,7 +144,6 @@ def product(
         sorted_ids, expert_ids, padded: from vLLM's ``_prepare_expert_assignment`` for ``config["BLOCK_SIZE_M"]``.
         chosen: experts that each row of ``a`` chose.
         config: tiles: BLOCK_SIZE_M, _N, _K, GROUP_SIZE_M, and num_warps and num_stages or the compiler's.
-        swap: multiply the transposed product.
     """
     _, n, k = upper.shape
     block_m, valid = config["BLOCK_SIZE_M"], len(a) * chosen
@@ -188,7 +175,6 @@ def product(
         NAIVE=sorted_ids is None,
         MUL_WEIGHT=weights is not None,
         EVEN_K=k % config["BLOCK_SIZE_K"] == 0,
-        SWAP=swap,
         TOP_K=chosen,
         **tiles,
     )

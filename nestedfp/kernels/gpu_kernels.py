@@ -1,6 +1,7 @@
 """Which of this project's kernels a GPU runs, by its compute capability. Pure but for one environment variable."""
 
 import os
+from importlib.util import find_spec
 
 HOPPER = (9, 0)  # csrc/cuda/gemm is compiled for sm_90a, which runs there and nowhere else
 PORTABLE_FROM = (8, 0)  # csrc/cuda/portable
@@ -28,3 +29,9 @@ def is_portable(capability: tuple[int, int]) -> bool:
     if forced not in ("auto", "portable"):
         raise ValueError(f"{FORCE_VARIABLE} must be auto or portable, got {forced!r}; unset it")
     return capability != HOPPER or forced == "portable"
+
+
+def is_built() -> bool:
+    """Whether the installation has the CUDA kernels."""
+    spec = find_spec("nestedfp_cuda_C")
+    return spec is not None and spec.origin is not None

@@ -56,13 +56,13 @@ class StepRule:
         fill_horizon_s: FP8 when the engine would be full in so many seconds, at the growth of the last one. None switches
             it off; it is asked of engines with a deadline only.
         fill_decode_share: an engine is full when an FP8 step of one token for each request would take more than this share
-            of ``tpot_deadline_s``; nestedfp/steps/step_fill.py has the other limits.
+            of ``tpot_deadline_s``; nestedfp/steps/deadlines/step_fill.py has the other limits.
         exact_step_s: under the directive ``fp16`` a step computes no more prompt tokens than fit into so many seconds. None: as
             many as the token budget allows.
         room_ttft_s: that a first token may take, for the engine to say how many prompt tokens it can take
-            (nestedfp/steps/prompt_room.py), with steps of ``exact_step_s``. None: it does not say.
+            (nestedfp/steps/deadlines/prompt_room.py), with steps of ``exact_step_s``. None: it does not say.
         rows_ttft_s: deadline of first tokens, from a request's arrival, on an engine whose steps may hold both precisions
-            (nestedfp/steps/row_rule.py). None: no step is planned by row.
+            (nestedfp/steps/rows/row_rule.py). None: no step is planned by row.
         rows_tpot_s: deadline of the mean time per output token for that rule, with ``tpot_grace_tokens``.
         exact_rows_ttft_s: the first of the two under the directive ``fp16``, which then computes an answer fast rather than late.
             None: that directive computes FP16 alone.
@@ -117,7 +117,7 @@ class StepSignals:
     has_pinned: bool  # a scheduled request demands FP16
     budget_tokens: int | None = None  # the most tokens that a step may schedule; None: the caller does not know
     late: str | None = (
-        None  # what FP16 would break: a deadline as nestedfp/steps/step_slack.py names it, or "fill_slack"
+        None  # what FP16 would break: a deadline as nestedfp/steps/deadlines/step_slack.py names it, or "fill_slack"
     )
 
 

@@ -21,7 +21,6 @@ prompt again says so.
 """
 
 import functools
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -29,7 +28,7 @@ from typing import Any
 
 from nestedfp.vllm_plugin.options import KV_IS_FP8, rounds_kv
 from nestedfp.vllm_plugin.scheduling.accounting import COUNTS_KEY, TokenCounts, total, usage_of
-from nestedfp.vllm_plugin.scheduling.pin import PIN_KEY, AskedPrecision, is_pinned, parse_asked
+from nestedfp.vllm_plugin.scheduling.pin import PIN_KEY, AskedPrecision, is_pinned
 
 __all__ = ["Collected", "check_pin", "check_token_ids", "collected", "counts_of", "install", "total", "usage_of"]
 
@@ -61,11 +60,10 @@ class Collected(dict[str, TokenCounts]):
         """Whether all that were added have ended."""
         return all(each in self for each in self.ids)
 
-    def added(self, state: Any) -> None:
-        """The engine has a sequence, by vLLM's state of it."""
+    def added(self, state: Any, prompt_tokens: int) -> None:
+        """The engine has a sequence, by vLLM's state of it; 0 prompt tokens: another sequence has counted them."""
         self.ids.append(state.request_id)
-        if state.parent_req is None or state.request_index == 0:
-            self.prompt_tokens += state.prompt_len
+        self.prompt_tokens += prompt_tokens
         self._open[state.request_id] = state
 
     def ended(self, request_id: str, last_tokens: int) -> None:
@@ -185,16 +183,17 @@ def install() -> None:
         return request
 
     @functools.wraps(add_request)
-    def added(self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+    def added(
+        self: Any, request: Any, prompt: Any, parent_req: Any = None, request_index: int = 0, *args: Any, **kwargs: Any
+    ) -> None:
         if request.resumable and (session := self.request_states.get(request.request_id)) is not None:
             _check_session(session, request)
-        add_request(self, request, *args, **kwargs)
+        add_request(self, request, prompt, parent_req, request_index, *args, **kwargs)
         if request.resumable:
             self.request_states[request.request_id].nestedfp_pinned = check_pin(request.params)
-        collecting, state = _collecting.get(), self.request_states.get(request.request_id)
-        if collecting is not None and state is not None:
-            state.nestedfp_collecting = collecting
-            collecting.added(state)
+        if (state := self.request_states.get(request.request_id)) is not None:
+            state.nestedfp_parent = parent_req
+            _collect(state, request, is_first=request_index == 0)
 
     @functools.wraps(process_outputs)
     def received(self: Any, engine_core_outputs: list[Any], *args: Any, **kwargs: Any) -> Any:
@@ -213,7 +212,6 @@ def install() -> None:
         merge(self, next_output, aggregate)
         self.nestedfp_counts = next_output.nestedfp_counts
 
-    _refuse_pinned_beams()
     checked._nestedfp = True  # type: ignore[attr-defined]
     RequestOutput.nestedfp_counts = PoolingRequestOutput.nestedfp_counts = None
     InputProcessor.process_inputs = checked  # type: ignore[method-assign]
@@ -222,14 +220,17 @@ def install() -> None:
     RequestOutput.add = merged  # type: ignore[method-assign]
 
 
-def _asked_beside() -> AskedPrecision | None:
-    collecting = _collecting.get()
-    return None if collecting is None else collecting.asked
+def _collect(state: Any, request: Any, *, is_first: bool) -> None:
+    if (collecting := _collecting.get()) is not None:
+        state.nestedfp_collecting = collecting
+        prompt = request.prompt_embeds if request.prompt_token_ids is None else request.prompt_token_ids
+        collecting.added(state, len(prompt) if is_first else 0)
 
 
 def _ask(params: Any) -> None:
     """Put what a request asks for beside its ``SamplingParams`` or ``PoolingParams`` into them."""
-    if (asked := _asked_beside()) is not None:
+    collecting = _collecting.get()
+    if collecting is not None and (asked := collecting.asked) is not None:
         name = "extra_args" if hasattr(params, "extra_args") else "extra_kwargs"
         setattr(params, name, {**(getattr(params, name) or {}), PIN_KEY: asked.value})
 
@@ -245,34 +246,6 @@ def _check_session(session: Any, request: Any) -> None:
         )
 
 
-# Beam search makes requests of its own, one for each token of each beam, from these parameters alone.
-BEAM_SEARCH = (
-    ("vllm.entrypoints.openai.completion.protocol", "CompletionRequest"),
-    ("vllm.entrypoints.openai.chat_completion.protocol", "ChatCompletionRequest"),
-)
-
-
-def _refuse_pinned_beams() -> None:
-    """Wrap the requests of vLLM's HTTP server, where this process has one."""
-    for module, name in BEAM_SEARCH:
-        if (request_class := getattr(sys.modules.get(module), name, None)) is not None:
-            request_class.to_beam_search_params = _unpinned(request_class.to_beam_search_params)
-
-
-def _unpinned(to_beam_search_params: Any) -> Any:
-    @functools.wraps(to_beam_search_params)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        from vllm.exceptions import VLLMValidationError
-
-        if AskedPrecision.EXACT in (parse_asked(self.vllm_xargs), _asked_beside()):
-            raise VLLMValidationError(
-                "use_beam_search cannot be exact: leave one of the two out", parameter=f"vllm_xargs.{PIN_KEY}"
-            )
-        return to_beam_search_params(self, *args, **kwargs)
-
-    return checked
-
-
 def _ended(state: Any, output: Any) -> None:
     if (collecting := getattr(state, "nestedfp_collecting", None)) is not None:
         collecting.ended(output.request_id, len(output.new_token_ids))
@@ -280,7 +253,7 @@ def _ended(state: Any, output: Any) -> None:
 
 def _record(state: Any, counts: TokenCounts) -> None:
     """Hang the counts so far of one sequence on its request: on the parent's where ``n > 1``."""
-    owner = state.parent_req or state
+    owner = state.nestedfp_parent or state
     if not hasattr(owner, "nestedfp_sequences"):
         owner.nestedfp_sequences = {}
     owner.nestedfp_sequences[state.request_id] = counts
@@ -294,5 +267,5 @@ def _counted(state: Any, external_req_id: str, outputs: list[Any], finished: boo
     del state._new_request_output
     output = state._new_request_output(external_req_id, outputs, finished, *args, **kwargs)
     if finished:
-        output.nestedfp_counts = total((state.parent_req or state).nestedfp_sequences.values())
+        output.nestedfp_counts = total((state.nestedfp_parent or state).nestedfp_sequences.values())
     return output

@@ -3,7 +3,6 @@
 They travel with vLLM's configuration to every process and are part of the key of its cache of compiled graphs.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ OPTIONS_KEY = "nestedfp"
 KV_IS_FP8 = "this engine's KV cache is FP8 (kv_cache_dtype)"
 PLAIN_KV_DTYPES, FP8_KV_DTYPES = ("auto", "float16"), ("fp8", "fp8_e4m3", "fp8_e5m2")
 USUAL_SLO_MS = {"ttft_ms": 200.0, "tpot_ms": 33.3}  # the usual interactive one
+MOST_SLO_MS = 86_400_000
 CHOICES = {
     "weights": ("nested", "two_copies"),
     "experts": ("auto", "nested", "plain"),
@@ -67,7 +67,7 @@ class PluginOptions:
             themselves, where no other layer reads them (weights/fused_quantiser.py): one launch less before three of a
             transformer block's four linear layers. "auto": on Hopper, where vLLM compiles the model; "always": refuse to start
             where that cannot be; "never".
-        mixed_steps: a step may hold exact and fast requests (nestedfp/steps/row_rule.py), where the engine can run such steps.
+        mixed_steps: a step may hold exact and fast requests (nestedfp/steps/rows/row_rule.py), where the engine can run such steps.
         slo: objectives that the engine keeps until somebody directs it: ``{"ttft_ms": 200, "tpot_ms": 33.3}``, or one of the
             two, the other as here. None: every step is FP16 until then. Of ``vllm serve`` the plugin fills in these two.
         fp8_layers: which layers compute in FP8 in a fast step, the others in FP16: "all", "mlp" (all but attention), or a list of
@@ -110,12 +110,20 @@ class PluginOptions:
         Raises:
             ValueError: for an unknown option, or a value of the wrong type or none of the choices.
         """
-        given: Any = (config.additional_config or {}).get(OPTIONS_KEY, {})
+        beside: Any = config.additional_config or {}
+        given: Any = beside.get(OPTIONS_KEY, {})
         known = {f.name: type(f.default) for f in fields(cls)}
-        if not isinstance(given, dict) or set(given) - set(known):
+        # Others may have keys there; one of these would be an SLO, say, that nobody keeps.
+        if lost := [key for key in beside if key in known or (key != OPTIONS_KEY and str(key).lower() == OPTIONS_KEY)]:
             raise ValueError(
-                f"additional_config[{OPTIONS_KEY!r}] must be a mapping with keys out of {sorted(known)}; got {given!r}"
-                f"{_of_the_service(given)}"
+                f"additional_config: {lost}: expected under the key {OPTIONS_KEY!r}; put the options there"
+            )
+        if not isinstance(given, dict):
+            raise ValueError(f"additional_config[{OPTIONS_KEY!r}]: expected a mapping of options; got {given!r:.200}")
+        if unknown := [key for key in given if key not in known]:
+            raise ValueError(
+                f"additional_config[{OPTIONS_KEY!r}]: unknown {unknown}, expected keys out of {sorted(known)}"
+                f"{_of_others(unknown)}"
             )
         if given.get("slo") is not None:
             slo_rule(given["slo"])
@@ -129,9 +137,12 @@ class PluginOptions:
                 raise ValueError(
                     f"additional_config[{OPTIONS_KEY!r}][{name!r}] must be one of {CHOICES[name]}; got {value!r}"
                 )
-            if not isinstance(value, known[name]):
+            if not isinstance(value, known[name]) or (
+                known[name] is int and (value is True or value is False or value < 0)
+            ):
                 raise ValueError(
-                    f"additional_config[{OPTIONS_KEY!r}][{name!r}] must be a {known[name].__name__}; got {value!r}"
+                    f"additional_config[{OPTIONS_KEY!r}][{name!r}] must be of type {known[name].__name__}"
+                    f"{' from 0 on' if known[name] is int else ''}; got {value!r}"
                 )
         return cls(**given)
 
@@ -151,8 +162,8 @@ def slo_rule(given: Any) -> StepRule:
         ValueError: for anything else.
     """
     wrong = not isinstance(given, Mapping) or bool(given.keys() - USUAL_SLO_MS.keys())
-    if wrong or not all(type(ms) in (int, float) and 0 < ms < math.inf for ms in given.values()):
-        raise ValueError(f"slo: expected milliseconds above 0, as in {USUAL_SLO_MS}; got {given!r:.200}")
+    if wrong or not all(type(ms) in (int, float) and 0 < ms <= MOST_SLO_MS for ms in given.values()):
+        raise ValueError(f"slo: expected milliseconds above 0, up to a day, as in {USUAL_SLO_MS}; got {given!r:.200}")
     return USUAL_SHARES.rule(**{**USUAL_SLO_MS, **given})
 
 
@@ -160,10 +171,12 @@ def slo_rule(given: Any) -> StepRule:
 OF_THE_SERVICE = ("policy", "controller", "replicas", "routing", "http", "model", "engine", "admission", "tracing")
 
 
-def _of_the_service(given: Any) -> str:
-    named = [name for name in OF_THE_SERVICE if isinstance(given, dict) and name in given]
-    return (
-        f"; {', '.join(named)}: of the service, whose configuration python -m deploy.serve --config reads"
-        if named
-        else ""
-    )
+def _of_others(unknown: Sequence[Any]) -> str:
+    """Return where options belong that are the service's or vLLM's own; empty: nobody's."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    if named := [str(name) for name in unknown if name in OF_THE_SERVICE]:
+        return f"; {', '.join(named)}: of the service, whose configuration python -m deploy.serve --config reads"
+    if named := [str(name) for name in unknown if name in EngineArgs.__dataclass_fields__]:
+        return f"; {', '.join(named)}: vLLM's own: give --{named[0].replace('_', '-')} beside --additional-config"
+    return ""

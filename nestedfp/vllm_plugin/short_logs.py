@@ -1,4 +1,4 @@
-"""One line instead of a traceback where vLLM logs what a request, or an engine's end, made of its code.
+"""One line instead of a traceback where vLLM logs what a request, or an engine's end, made of its code, or ends of bad options.
 
 A bad request is no fault in the code, and an engine that dies ends every stream that was in it: vLLM logs a stack for each. The
 error itself stands in the line. With ``VLLM_LOGGING_LEVEL=DEBUG`` the stacks stay.
@@ -8,6 +8,8 @@ Standard library only: it is installed in every process of every engine.
 
 import contextlib
 import logging
+import sys
+from typing import Any
 
 # By name: the front end's alone, and the plugin runs everywhere.
 ENGINE_ENDS = ("EngineDeadError", "EngineHung", "DrainOver")
@@ -46,3 +48,17 @@ def install() -> None:
     for handler in logging.getLogger("vllm").handlers:
         if not any(isinstance(each, OneLine) for each in handler.filters):
             handler.addFilter(OneLine())
+
+
+def end_in_one_line(error: Exception) -> None:
+    """Have this process, where nobody catches the error, end with its message alone and exit status 2."""
+    before = sys.excepthook
+
+    def hook(kind: Any, value: BaseException, trace: Any) -> None:
+        if value is not error or logging.getLogger("vllm").isEnabledFor(logging.DEBUG):
+            before(kind, value, trace)
+            return
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2)
+
+    sys.excepthook = hook

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from nestedfp.checkpoint import fingerprint, read_weights
 from nestedfp.eligible import ALL_LAYERS, REMEDY, require_fp8_layers
 from nestedfp.hooks import versions
+from nestedfp.vllm_plugin import short_logs
 from nestedfp.vllm_plugin.options import (
     FP8_KV_DTYPES,
     OPTIONS_KEY,
@@ -55,12 +56,32 @@ def install() -> None:
             if self.quantization == "nestedfp" and "does not support float16" in str(error):
                 raise ValueError(f"{self.model}: its activations leave FP16's range (65504): {REMEDY}") from error
             raise
-        if config.model_config.quantization == "nestedfp":
-            complete(config, serves=usage_context is UsageContext.OPENAI_API_SERVER)
+        serves = usage_context is UsageContext.OPENAI_API_SERVER
+        try:
+            finish(config, serves=serves)
+        except ValueError as error:
+            if serves:
+                short_logs.end_in_one_line(error)
+            raise
         return config
 
     create_engine_config._nestedfp = True  # type: ignore[attr-defined]
     EngineArgs.create_engine_config = create_engine_config  # type: ignore[method-assign]
+
+
+def finish(config: "VllmConfig", *, serves: bool) -> None:
+    """Complete a configuration with nested weights; refuse options for such where there are none.
+
+    Raises:
+        ValueError: see ``complete``.
+    """
+    if config.model_config.quantization == "nestedfp":
+        complete(config, serves=serves)
+    elif isinstance(config.additional_config, dict) and OPTIONS_KEY in config.additional_config:
+        raise ValueError(
+            f"additional_config[{OPTIONS_KEY!r}] without quantization={OPTIONS_KEY!r}: nobody keeps it; set --quantization "
+            f"{OPTIONS_KEY}, or remove the options"
+        )
 
 
 def complete(config: "VllmConfig", *, serves: bool = False) -> None:
@@ -223,7 +244,7 @@ def check_fp8_layers(config: "VllmConfig") -> None:
 
 def fusion_obstacle(config: "VllmConfig") -> str | None:
     """Return why nothing can be fused with the quantiser and what to set; None: nothing is in its way."""
-    from vllm.config.compilation import CompilationMode
+    from vllm.config import CompilationMode
 
     options, compilation = PluginOptions.of(config), config.compilation_config
     if options.weights == "two_copies" or options.fp16_only:
@@ -254,7 +275,7 @@ def choose_path(config: "VllmConfig") -> None:
     """Write into the engine's configuration whether it can run FP8 at all, and how its kernels are launched.
 
     Raises:
-        ValueError: for a GPU that this project has no kernels for.
+        ValueError: for a GPU that this project has no kernels for, or an installation without them.
     """
     from vllm.logger import init_logger
     from vllm.platforms import current_platform
@@ -262,6 +283,8 @@ def choose_path(config: "VllmConfig") -> None:
     capability = current_platform.get_device_capability()
     found = None if capability is None else (capability.major, capability.minor)
     path = gpu_support.support(found, PluginOptions.of(config))
+    if found is not None and path is not gpu_support.LinearPath.PLAIN_FP16:
+        gpu_support.require_built()
     if path is gpu_support.LinearPath.KERNELS and found is not None:
         # Programmatic dependent launch: the compiled kernels between the GEMMs say early that the next one may start, and
         # the GEMMs load weights while they finish: 3 % of a decode step of one request in FP16 mode, 5 % in FP8 mode.

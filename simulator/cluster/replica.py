@@ -11,8 +11,8 @@ from controller.config import ControllerConfig
 from controller.messages import Directive, DirectiveAck, ReplicaSnapshot, Room
 from controller.protocol import DirectiveFollower
 from deploy.access.admission import TOKENS_IN_QUEUE, Admission, Asked, NoRoom, Place
+from deploy.access.peers import Elsewhere
 from deploy.front.checks.asked import CHARACTERS_PER_TOKEN
-from deploy.front.peers import Elsewhere
 from deploy.haproxy.haproxy_config import ATTEMPT_HEADER, MOST_TRIES
 from nestedfp.modes import DirectiveMode, Mode
 from simulator.engine.cost_table import EngineTable

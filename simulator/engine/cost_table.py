@@ -55,11 +55,6 @@ class StepTimeModel(FrozenModel):
             + self.per_kv_token_ns * 1e-9 * kv_tokens
         )
 
-    def stretched(self, factor: float) -> "StepTimeModel":
-        """These coefficients where every step takes ``factor`` times as long."""
-        times = {name: factor * value for name, value in self.model_dump().items() if name != "knee_tokens"}
-        return self.model_copy(update=times)
-
     def growth_s(self, decodes: int) -> float:
         """How much longer each next step is while ``decodes`` requests decode: every one adds a KV entry a step."""
         return self.per_kv_token_ns * 1e-9 * decodes

@@ -12,8 +12,7 @@ loop. ``advance`` runs all steps that end by a given time, so that an engine cos
 from math import ceil, inf
 
 from nestedfp.modes import DirectiveMode, Mode
-from nestedfp.steps.prompt_room import PromptRoom, RoomMargin, capacity_tokens_per_s, prompt_room
-from nestedfp.steps.step_fill import FillWatch
+from nestedfp.steps.deadlines.prompt_room import PromptRoom
 from nestedfp.steps.step_rule import StepRule, StepSignals, choose
 from simulator.engine.cost_table import EngineTable
 from simulator.engine.request import SimRequest
@@ -30,8 +29,6 @@ class Engine(HoldingByRow):
         self._costs = (table.fp16, table.fp8)  # by is_fp8
         self._mixed_s = table.mixed_s
         self._step_costs = table.step_costs()
-        self._margin = RoomMargin()
-        self._fill = FillWatch(limits.max_num_seqs)
         self._ahead = limits.async_scheduling
         self._mixes = limits.mixed_steps
         self.directive = DirectiveMode.FP16
@@ -103,29 +100,13 @@ class Engine(HoldingByRow):
 
     def room(self, now_s: float) -> PromptRoom | None:
         """What it can take of prompts; the engine must have been advanced to the present. None: the rule does not ask."""
-        rule = self.rule
-        if rule.room_ttft_s is None or rule.exact_step_s is None:
-            return None
-        latest_s = self._slack.decodes.latest_end_s(rule.exact_step_s, 1 + rule.tpot_grace_tokens)
         mode = Mode.FP16 if self.directive is DirectiveMode.FP16 else Mode.FP8
-        room = prompt_room(
-            self._times,
-            mode,
-            decodes=self._batch.size + self._fast.size,
-            line_tokens=self.waiting_tokens,
-            busy_s=max(0.0, self.ends_s - now_s) if self.busy else 0.0,
-            slack_s=latest_s - now_s,
-            ttft_s=self._margin.within(mode, rule.room_ttft_s),
-            step_s=rule.exact_step_s,
-            budget_tokens=self._budget,
-        )
-        self._margin.said(mode, rule.room_ttft_s, room)
-        return room
+        decodes, ends_s = self._batch.size + self._fast.size, self.ends_s if self.busy else now_s
+        return self._watch.room(self.rule, mode, now_s, decodes=decodes, line_tokens=self.waiting_tokens, ends_s=ends_s)
 
     def capacity_tokens_per_s(self, mode: Mode) -> float | None:
         """What steps of ``exact_step_s`` compute in a second; None: the rule does not ask."""
-        step_s = self.rule.exact_step_s
-        return None if step_s is None else capacity_tokens_per_s(self._times, mode, step_s, self._budget)
+        return self._watch.capacity_tokens_per_s(self.rule, mode)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -184,11 +165,8 @@ class Engine(HoldingByRow):
 
     def _prompt_budget(self, decodes: int) -> int:
         """Prompt tokens that a step may hold beside the decodes."""
-        most = self._budget - decodes
-        limit_s = self.rule.exact_step_s
-        if limit_s is None or self.directive is not DirectiveMode.FP16:
-            return most
-        return min(most, self._times.prompt_tokens_within(Mode.FP16, limit_s, decodes, self._budget))
+        is_exact = self.directive is DirectiveMode.FP16
+        return (self._watch.exact_budget_tokens(self.rule, decodes) if is_exact else self._budget) - decodes
 
     def _chooses_fp8(self, now_s: float, tokens: int, *, with_prompts: bool) -> bool:
         """The precision of a step that has been filled."""
@@ -202,18 +180,9 @@ class Engine(HoldingByRow):
 
     def _late(self, now_s: float, tokens: int, with_prompts: bool) -> str | None:
         """Which deadline the step would break in FP16, or that the engine fills up."""
-        predicted_s = self._times.predicted_s(Mode.FP16, tokens, with_prompts=with_prompts)
         inside = len(self.running) + len(self.waiting) - len(self._unseen)  # without those on their way to it
         kv_usage = self.used_blocks / self.total_blocks
-        fill = self._fill.late(self.rule, self._times, now_s, inside, kv_usage)  # learns from every step
-        reserve_s = 0.0 if with_prompts else self._reserve_s(now_s, tokens)
-        late = self._slack.late(self.rule, now_s, now_s + predicted_s, reserve_s=reserve_s)
-        if with_prompts:
-            self._slack.asked(late)
-        return late or fill
-
-    def _reserve_s(self, now_s: float, decodes: int) -> float:
-        return self._slack.reserve_s(self.rule, self._times, now_s, decodes, self._budget)
+        return self._watch.late(self.rule, now_s, tokens, inside, kv_usage, with_prompts=with_prompts)
 
     def _complete(self, now_s: float) -> None:
         """What the step in progress has brought: tokens, first tokens, finished requests."""
@@ -315,7 +284,7 @@ class Engine(HoldingByRow):
         fp16_s = self._times.predicted_s(Mode.FP16, decodes, with_prompts=False)
         latest_s = self._slack.decodes.latest_end_s(tpot_s, 1 + self.rule.tpot_grace_tokens)
         # After an FP16 step, without what is kept back; negative: it is late.
-        left_s = latest_s - now_s - fp16_s - self._reserve_s(now_s, decodes)
+        left_s = latest_s - now_s - fp16_s - self._watch.reserve_s(self.rule, now_s, decodes)
         if not is_fp8:
             return inf if fp16_s <= tpot_s else 1 + max(0, left_s // (fp16_s - tpot_s))
         gained_s = tpot_s - self._times.predicted_s(Mode.FP8, decodes, with_prompts=False)

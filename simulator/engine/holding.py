@@ -3,7 +3,7 @@
 from collections import deque
 
 from controller.sliding_window import SlidingWindow
-from nestedfp.steps.step_slack import StepSlack, StepTimes
+from nestedfp.steps.deadlines.step_watch import StepWatch
 from simulator.engine.cost_table import EngineTable
 from simulator.engine.decode_batch import DecodeBatch
 from simulator.engine.request import SimRequest
@@ -15,9 +15,9 @@ class Holding:
 
     def __init__(self, table: EngineTable) -> None:
         limits = table.engine
-        self._times = StepTimes(table.step_costs())
         self._budget = limits.max_num_batched_tokens
-        self._slack = StepSlack(self._times.s_per_prompt_token(self._budget))
+        self._watch = StepWatch(self._budget, limits.max_num_seqs, table.step_costs())
+        self._times, self._slack, self._margin = self._watch.times, self._watch.slack, self._watch.margin
         self._max_seqs = limits.max_num_seqs
         self._block = limits.block_tokens
         self.total_blocks = limits.kv_tokens // limits.block_tokens

@@ -3,7 +3,8 @@
 from math import inf
 from typing import NamedTuple
 
-from nestedfp.steps.row_rule import MOST_PLANNED, Decode, Prompt, RowPlan, RowRule, RowState, first_due_s
+from nestedfp.steps.rows.row_rule import RowRule
+from nestedfp.steps.rows.row_state import MOST_PLANNED, Decode, Prompt, RowPlan, RowState, first_due_s
 from nestedfp.steps.step_rule import StepRule
 from simulator.engine.cost_table import EngineTable
 from simulator.engine.decode_batch import DecodeBatch

@@ -24,9 +24,8 @@ def measure(spec):
 parser = engine_process.parser_of("child", "About.", "llama-8b", Path("unused"))
 parser.add_argument("--systems", default="vllm_fp16,nestedfp")
 parser.add_argument("--factor", type=int, default=10)
-print_all = lambda rows: print("in all", len(rows))
 sys.exit(engine_process.main(
-    parser, None, measure, ("model", "system", "n", "value"), 3, lambda args: {"factor": args.factor}, print_all
+    parser, None, measure, ("model", "system", "n", "value"), 3, lambda args: {"factor": args.factor}
 ))
 """
 
@@ -51,7 +50,6 @@ def run(tmp_path):
 def test_every_engine_has_a_process_and_its_rows_are_merged(run, tmp_path):
     done = run()
     assert done.returncode == 0, done.stderr
-    assert "in all 4" in done.stdout
     run("--systems", "nestedfp", "--factor", "7")
     comments, columns, rows = results_csv.read(tmp_path / "rows.csv")
     assert columns == ["model", "system", "n", "value"]

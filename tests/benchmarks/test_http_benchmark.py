@@ -2,23 +2,20 @@
 
 import json
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from processes import ROOT
 
-from benchmarks import results_csv
-from benchmarks.client.stream_client import ClientRun, Record
-from benchmarks.http import http_load, http_procs, http_rows, http_systems
+from benchmarks.engine import engine_shapes
+from benchmarks.http import http_load, http_path, http_procs, http_systems
 from benchmarks.http.http_load import HttpLoad
-from benchmarks.http.http_measure import Measurement
+from benchmarks.http.http_measure import figures
 from benchmarks.http.http_procs import Process
-from benchmarks.http.http_stats import MeasuredSpan, errors_of, figures
 from benchmarks.timed.timed_steps import Positions, StepClock
-
-
-def record(due_s, first_s, last_s, tokens=10, events=10, kind="ok"):
-    return Record(due_s, due_s, first_s, last_s, last_s, 200, events, tokens, kind)
+from loadtest.sender.plan import CUT
+from workload.records import RequestRecord, mean_tpot_ms
 
 
 def test_processor_time_is_read_although_a_name_holds_blanks_and_brackets():
@@ -44,7 +41,6 @@ def test_this_process_is_found_with_its_own_processor_time():
         ("ray::ServeController.listen_for_change", "serve_controller"),
         ("/site/ray/core/src/ray/raylet/raylet --raylet_socket_name=x", "ray"),
         ("python -m vllm.entrypoints.launchers.api_server.entry --model x", "api_server"),
-        ("python -m benchmarks.http.http_engine {}", "engine_front"),
         ("bash", "other"),
     ],
 )
@@ -75,61 +71,43 @@ def test_processor_time_goes_by_role_and_a_new_process_counts_in_full():
     assert http_procs.path_s(spent) == pytest.approx(130 * unit)
 
 
+def record(at_s, chunks_s=(), tokens=None, error=None):
+    chunk_ms = tuple((each - at_s) * 1e3 for each in chunks_s)
+    count = len(chunk_ms) if tokens is None else tokens
+    return RequestRecord(
+        policy="plain", index=0, intended_s=at_s, sent_s=at_s, prompt_tokens=16, max_tokens=count, output_tokens=count, error=error,
+        ttft_ms=chunk_ms[0] if chunk_ms else None, tpot_ms=mean_tpot_ms(chunk_ms, count), chunk_ms=chunk_ms,
+    )  # fmt: skip
+
+
 def test_only_the_window_counts_and_merged_tokens_count_as_many():
-    load = ClientRun(
-        records=[
-            record(0.5, 0.6, 1.5),  # began before the window
-            record(1.0, 1.1, 2.0, tokens=10, events=5),
-            record(1.5, 1.8, 2.7, tokens=10, events=5),
-            record(1.6, 0.0, 0.0, tokens=0, events=0, kind="http_503"),
+    found = figures(
+        [
+            record(0.5, (0.6, 1.5)),  # began before the window
+            record(1.0, (1.1, 1.6), tokens=3),
+            record(1.5, (1.8, 2.2), tokens=3),
+            record(1.6, error="HTTP 503: full"),
+            record(1.9, (2.1,), error=CUT),
         ],
-        bins=[(0.9, 7), (1.0, 4), (1.99, 6), (2.0, 9)],
+        1.0,
+        2.0,
     )
-    found = figures(load, MeasuredSpan(1.0, 2.0))
-    assert found.tokens_per_event == pytest.approx(1.5)
-    assert found.tokens_per_s == found.tokens == pytest.approx(15)
-    assert (found.ttft_p50_ms, found.ttft_p99_ms) == (pytest.approx(200), pytest.approx(298))
-    assert found.tpot_p50_ms == pytest.approx(100)
-    assert (found.requests, found.errors) == (2, "http_503:1")
-
-
-def test_a_request_that_was_sent_late_waits_from_when_it_was_due():
-    late = Record(1.0, 1.4, 1.5, 1.6, 1.6, 200, 2, 2, "ok")
-    assert figures(ClientRun([late], [(1.5, 1)]), MeasuredSpan(1.0, 2.0)).ttft_p50_ms == pytest.approx(500)
-
-
-def test_errors_are_counted_by_kind():
-    kinds = ["ok", "closed", "http_503", "http_503"]
-    assert errors_of([record(0, 1, 2, kind=kind) for kind in kinds]) == "http_503:2 closed:1"
-
-
-def measurement(spent_s):
-    load = ClientRun([record(0.1, 0.2, 1.1)], [(0.5, 10)])
-    return Measurement(figures(load, MeasuredSpan(0.0, 1.0)), spent_s, 1.0, load)
+    assert found.tokens == pytest.approx(1 + 3 + 1.5)
+    assert found.tokens_per_chunk == pytest.approx(8 / 6)
+    assert (found.ttft_ms.p50, found.tpot_ms.p50) == (pytest.approx(200), pytest.approx((250 + 200) / 2))
+    assert (found.requests, found.errors) == (2, "1 x HTTP 503: full")
 
 
 def test_a_row_says_what_each_token_cost_by_process():
-    scenario = HttpLoad("closed", 16, 10, warm_s=0, window_s=1, streams=1)
-    row = http_rows.values(measurement({"engine": 2e-3, "haproxy": 1e-4, "replica": 5e-4, "ray": 0.0}), scenario)
+    load = HttpLoad("closed", 16, 10, warm_s=0, window_s=1, streams=1)
+    found = figures([record(0.1, [0.1 * n for n in range(2, 12)])], 0.0, 1.2)
+    spent_s = {"engine": 2e-3, "haproxy": 1e-4, "replica": 5e-4, "ray": 0.0}
+    row = http_path.values(replace(found, spent_s=spent_s), load)
     assert row["path_cpu_us_per_token"] == "60.0"
     assert row["engine_cpu_us_per_token"] == "200.0"
     assert row["cpu_us_per_token_by_process"] == "engine:200.0 replica:50.0 haproxy:10.0"
-    assert http_rows.values(measurement({}), scenario)["path_cpu_us_per_token"] == ""
-
-
-def test_rows_of_a_result_file_are_told_apart_by_their_keys(tmp_path):
-    assert http_rows.COLUMNS[:6] == (
-        *("system", "streams", "tokens_per_s"),
-        *("ttft_p50_ms", "tpot_p50_ms", "path_cpu_us_per_token"),
-    )
-    assert http_rows.GPU_COLUMNS[:4] == ("system", "model", "streams", "tokens_per_s")
-    path = tmp_path / "rows.csv"
-    for system, rate in (("nestedfp", 1), ("vllm_serve", 2), ("nestedfp", 3)):
-        row = {"system": system, "streams": 256, "tokens_per_s": rate}
-        http_rows.save(path, http_rows.COLUMNS, http_rows.KEYS, row, ["note"])
-    _, columns, rows = results_csv.read(path)
-    found = [dict(zip(columns, row, strict=True)) for row in rows]
-    assert [(row["system"], row["tokens_per_s"]) for row in found] == [("nestedfp", "3"), ("vllm_serve", "2")]
+    assert http_path.values(found, load)["path_cpu_us_per_token"] == ""
+    assert set(row) | {"system", "model", "mode", "replicas"} == set(http_path.COLUMNS)
 
 
 def test_arrivals_are_the_same_for_every_system_at_about_the_rate():
@@ -139,24 +117,22 @@ def test_arrivals_are_the_same_for_every_system_at_about_the_rate():
     assert times[-1] < 20.0
 
 
-def test_prompts_have_the_length_they_say():
-    from tokenizers import Tokenizer
+def test_an_open_loop_has_arrivals_and_a_closed_one_streams(tmp_path):
+    opened = HttpLoad("open", 16, 88, warm_s=1, window_s=2, rate_per_s=20).plan("http://127.0.0.1:1", "m", tmp_path)
+    closed = HttpLoad("closed", 16, 88, warm_s=1, window_s=2, streams=4).plan("http://127.0.0.1:1", "m", tmp_path)
+    assert (opened.kind, closed.kind, closed.stages) == ("open", "closed", (4,))
+    assert [request.output_tokens for request in closed.requests[:6]] == [1, 23, 45, 67, 88, 88]
+    assert {request.output_tokens for request in opened.requests} == {88}
+    assert 0 < opened.requests[0].at_s < opened.requests[-1].at_s < opened.duration_s == 3
 
-    model = ROOT / "models" / "fairytales-8m"
-    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    texts = http_load.prompts(model, 16, count=20)
-    assert {len(tokenizer.encode(text).ids) for text in texts} == {16}
-    assert len(set(texts)) > 15
 
-
-def test_an_open_loop_has_arrivals_and_a_closed_one_streams():
-    texts = ["a", "b"]
-    opened = HttpLoad("open", 16, 88, warm_s=1, window_s=2, rate_per_s=20).plan("m", texts)
-    closed = HttpLoad("closed", 16, 88, warm_s=1, window_s=2, streams=4).plan("m", texts)
-    assert (opened.streams, closed.streams, list(closed.due_s)) == (0, 4, [])
-    assert len(opened.lines().splitlines()) == len(opened.due_s)
-    body = json.loads(opened.lines().splitlines()[1].split("\t")[1])
-    assert (body["prompt"], body["max_tokens"], body["stream"]) == ("b", 88, True)
+@pytest.mark.parametrize(
+    "wrong", [["--systems", "vllm"], ["--gpu", "--models", "gpt"], ["--url", "x=http://127.0.0.1:1"]]
+)
+def test_what_the_benchmark_does_not_know_is_refused_in_a_line(wrong, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        http_path.main(wrong)
+    assert f"{wrong[-2]}: expected some of" in capsys.readouterr().err
 
 
 def engine(**options):
@@ -232,20 +208,20 @@ def test_a_prompt_in_pieces_gets_its_token_from_the_last_piece():
     assert positions.sampling(step(cached=[("a", 4, 7, 3)])) == ["a"]
 
 
-def test_every_token_of_a_shape_has_a_text_and_prompts_keep_their_length(monkeypatch, tmp_path):
+def test_every_token_of_a_shape_has_a_text(monkeypatch, tmp_path):
     from tokenizers import Tokenizer
 
-    from benchmarks.http import http_gpu
-
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    folder = http_gpu.model_folder("llama-8b")
+    folder = engine_shapes.model_folder("llama-8b")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     size = json.loads((folder / "config.json").read_text())["vocab_size"]
     assert tokenizer.get_vocab_size() == size == 128256
     assert tokenizer.decode([4096]) == " x4096" or tokenizer.decode([4096]) == "x4096"
-    shipped = Tokenizer.from_file(str(http_gpu.TOKENIZER / "tokenizer.json"))
-    text = http_load.prompts(folder, 416, count=1)[0]
-    assert shipped.encode(text).ids == tokenizer.encode(text).ids
+    text = "the old fox ran over a red hill"
+    assert (
+        Tokenizer.from_file(str(engine_shapes.TOKENIZER / "tokenizer.json")).encode(text).ids
+        == tokenizer.encode(text).ids
+    )
 
 
 @pytest.mark.parametrize(("slow_answers", "settles"), [(2, True), (100, False)])

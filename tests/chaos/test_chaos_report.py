@@ -91,12 +91,12 @@ def test_a_process_of_this_machine_can_be_sampled():
 
 
 @pytest.mark.slow
-def test_ten_thousand_malformed_requests_are_the_same_each_time_and_ask_for_little():
-    made, corpus = hostile.malformed(10_000), hostile.cases()
-    assert len(made) == 10_000
+def test_malformed_requests_are_the_same_each_time_and_ask_for_little():
+    made, corpus = hostile.malformed(5_500), hostile.cases()
+    assert len(made) == 5_500
     assert tuple(made[: len(corpus)]) == corpus
     damaged = [case for case in made if case.name.startswith("damaged ")]
-    assert len({case.body for case in damaged}) > 4000
+    assert len({case.body for case in damaged}) > 0.6 * len(damaged) > 300
     assert damaged[:300] == hostile.malformed(len(corpus) + 300)[len(corpus) :]
     assert len(hostile.malformed(5)) == 5
 

@@ -4,24 +4,28 @@ import math
 
 import pytest
 
-from benchmarks.client.stream_client import Record
 from chaos.fault_cost import (
     Injection,
     ProcessLook,
     StatusLook,
-    Struck,
     detected_after_s,
     outcome,
     recovered_after_s,
     result,
 )
+from loadtest.sender.plan import CUT, TOO_LONG, WRONG_LENGTH
+from loadtest.sender.sse import UNFINISHED
+from workload.records import RequestRecord
 
 TOKENS = 8
+BROKEN, NO_SERVER = "reset", "none"
 BOTH, ONE = frozenset({"a", "b"}), frozenset({"a"})
 
 
-def record(start_s=0.0, end_s=1.0, kind="ok", status=200, tokens=TOKENS):
-    return Record(start_s, start_s, start_s, end_s, end_s, status, tokens, tokens, kind)
+def record(start_s=0.0, end_s=1.0, error=None, status=200):
+    times = {"intended_s": start_s, "sent_s": start_s, "latency_ms": (end_s - start_s) * 1e3}
+    tokens = {"prompt_tokens": 16, "max_tokens": TOKENS, "output_tokens": TOKENS}
+    return RequestRecord(policy="plain", index=0, error=error, status=status, **times, **tokens)
 
 
 def statuses(*ready, code=200, every_s=1.0):
@@ -38,21 +42,20 @@ def processes(*engines, kind="engine"):
     ("made", "expected"),
     [
         (record(), "ok"),
-        (record(tokens=TOKENS - 1), "lost"),
-        (record(kind="unfinished"), "lost"),
-        (record(kind="stall"), "hung"),
-        (record(kind="cut"), "hung"),
-        (record(kind="closed", tokens=3), "failed"),
-        (record(kind="closed_unanswered", status=0, tokens=0), "failed"),
-        (record(kind="connect", status=0, tokens=0), "failed"),
-        (record(kind="error_event", tokens=3), "failed"),
-        (record(kind="http_503", status=503, tokens=0), "failed"),
-        (record(kind="http_400", status=400, tokens=0), "failed"),
-        (record(kind="http_429", status=429, tokens=0), "refused"),
+        (record(error=f"{WRONG_LENGTH}: 8 asked for, got 7"), "lost"),
+        (record(error=UNFINISHED), "lost"),
+        (record(error=f"{TOO_LONG} 120 s"), "hung"),
+        (record(error=CUT), "hung"),
+        (record(error="ConnectionResetError: the connection ended before the answer did"), "failed"),
+        (record(error="ConnectionRefusedError: [Errno 111]", status=None), "failed"),
+        (record(error="error in the stream: gone"), "failed"),
+        (record(error="HTTP 503: none", status=503), "failed"),
+        (record(error="HTTP 400: wrong", status=400), "failed"),
+        (record(error="HTTP 429: full", status=429), "refused"),
     ],
 )
 def test_each_end_of_a_request_counts_as_one_thing(made, expected):
-    assert outcome(made, TOKENS) == expected
+    assert outcome(made) == expected
 
 
 def test_a_replica_that_the_status_no_longer_counts_is_a_sign():
@@ -99,53 +102,33 @@ def test_recovery_is_when_the_status_is_sound_for_good():
 def test_it_has_not_recovered_while_a_process_is_missing_or_requests_that_begin_fail():
     seen = statuses(*[BOTH] * 6)
     assert recovered_after_s(0.5, 2, seen, processes({1}, set(), {2}), []) == 1.5
-    late = [record(3.2, 3.3, "connect", 0)]
+    late = [record(3.2, 3.3, NO_SERVER, None)]
     assert recovered_after_s(0.5, 2, seen, processes({1}), late) == 3.5
-    earlier = [record(0.2, 5.0, "closed")]  # in flight at the fault: its end says nothing of new requests
+    earlier = [record(0.2, 5.0, BROKEN)]  # in flight at the fault: its end says nothing of new requests
     assert recovered_after_s(0.5, 2, seen, processes({1}), earlier) == 0.0
 
 
 def test_a_fault_is_summed_up():
     requests = [
         record(0.0, 0.9),  # over by then
-        record(0.8, 2.0, "closed", tokens=2),
+        record(0.8, 2.0, BROKEN),
         record(0.9, 3.0),
-        record(1.5, 1.6, "connect", 0),
-        record(1.6, 1.7, "http_429", 429, 0),
-        record(2.0, 30.0, "stall", tokens=1),
-        record(2.1, 2.9, "unfinished", tokens=4),
+        record(1.5, 1.6, NO_SERVER, None),
+        record(1.6, 1.7, "HTTP 429: full", 429),
+        record(2.0, 30.0, f"{TOO_LONG} 120 s"),
+        record(2.1, 2.9, UNFINISHED),
     ]
     injection = Injection(1.0, 1.0, "engine", frozenset({1}), killed=True)
     seen = statuses(BOTH, BOTH, ONE, BOTH)
-    found = result("engine killed", injection, 2, TOKENS, requests, seen, processes({1, 2}, {2}, {2, 3}), ["by hand"])
+    found = result("engine killed", injection, 2, requests, seen, processes({1, 2}, {2}, {2, 3}), ["by hand"])
     assert (found.detect_s, found.recover_s) == (1.0, 2.0)
     assert (found.in_flight, found.failed, found.hung, found.lost) == (2, 2, 1, 1)
-    assert found.notes == "7 requests; 1 closed, 1 connect; 1 begun after the fault; 1 refused with 429; by hand"
+    assert found.notes == "7 requests; 1 x reset, 1 x none; 1 begun after the fault; 1 refused with 429; by hand"
 
 
 def test_times_count_from_the_fault_and_recovery_from_its_release():
     injection = Injection(1.0, 4.0, "engine", frozenset({1}))
     seen = statuses(BOTH, BOTH, ONE, ONE, ONE, BOTH)
-    found = result("engine paused", injection, 2, TOKENS, [record()], seen, processes({1}))
+    found = result("engine paused", injection, 2, [record()], seen, processes({1}))
     assert (found.detect_s, found.recover_s) == (1.0, 1.0)
     assert math.isclose(found.recover_s, 5.0 - injection.released_s)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "failed_at", "said"),
-    [
-        (4, 0, {}, "4 failed, no more than the 5 in flight there, and 0 begun after; 0 at others"),
-        (4, 0, {"x": 3}, "4 failed, no more than the 5 in flight there, and 0 begun after; 0 at others"),
-        (8, 0, {"x": 1, "y": 3}, "5 failed, no more than the 5 in flight there, and 0 begun after; 3 at others"),
-        (8, 0, {"y": 2}, "6 failed, MORE than the 5 in flight there, and 0 begun after; 2 at others"),
-        (5, 2, {}, "5 failed, no more than the 5 in flight there, and 2 begun after; 0 at others"),
-        (1, 0, {"y": 3}, "0 failed, no more than the 5 in flight there, and 0 begun after; 1 at others"),
-    ],
-)
-def test_what_failed_is_told_apart_by_replica(before, after, failed_at, said):
-    injection = Injection(1.0, 1.0, "replica", frozenset({1}), killed=True, struck=Struck("x", 5))
-    requests = [record(0.5, 2.0, "closed", tokens=2)] * before + [record(1.5, 2.0, "connect", 0)] * after
-    found = result(
-        "replica killed", injection, 2, TOKENS, requests, statuses(BOTH, BOTH), processes({1}), (), failed_at
-    )
-    assert f"at the replica that was hit {said}" in found.notes

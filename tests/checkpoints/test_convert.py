@@ -440,8 +440,7 @@ def test_layers_of_other_types_come_back_as_fp16(tmp_path, dtype):
 
 
 @pytest.mark.parametrize(
-    ("plane", "said"),
-    [("lower", "do not join to the weights"), ("upper", "no weight has such bytes")],
+    ("plane", "said"), [("lower", "do not join to the weights"), ("upper", "no weight has such bytes")]
 )
 def test_damaged_planes_are_not_restored(tmp_path, capsys, plane, said):
     convert(write(tmp_path / "a", weights()), tmp_path / "b")

@@ -12,8 +12,7 @@ from controller_builders import make_snapshot
 
 from controller.config import ControllerConfig
 from controller.live.actor import ControllerActor
-from controller.live.config_file import ConfigFile
-from controller.messages import Directive, DirectiveAck, ProxyStats
+from controller.messages import Directive, DirectiveAck
 from controller.protocol import DirectiveFollower
 from nestedfp.modes import DirectiveMode
 
@@ -76,12 +75,11 @@ def drive(
     test: Callable[[ControllerActor, Replicas], Awaitable[None]],
     log_path: Path | None = None,
     config: dict[str, Any] = FAST,
-    record_path: Path | None = None,
     config_path: Path | None = None,
 ) -> None:
     async def main() -> None:
         replicas = Replicas("r0", "r1")
-        paths = [None if path is None else str(path) for path in (log_path, record_path, config_path)]
+        paths = [None if path is None else str(path) for path in (log_path, config_path)]
         actor = ControllerActor(config, *paths)
         calls = [asyncio.create_task(replicas.follow(actor, name)) for name in replicas.followers]
         try:
@@ -216,9 +214,7 @@ def test_a_replica_that_hangs_blocks_neither_the_loop_nor_the_next_directive() -
     drive(test)
 
 
-def test_an_error_in_a_step_is_logged_with_its_traceback_and_the_loop_goes_on(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_error_in_a_step_is_logged_with_its_traceback_and_the_loop_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     async def test(actor: ControllerActor, replicas: Replicas) -> None:
         await replicas.report(actor)
         good_step = actor._loop.step
@@ -336,13 +332,6 @@ def test_a_controller_whose_file_is_of_no_use_begins_with_what_was_deployed_and_
     drive(test, config={**FAST, "policy": {"name": "static_fp8"}}, config_path=path)
 
 
-def test_a_file_with_two_sections_is_not_taken_for_the_last_one(tmp_path: Path) -> None:
-    path = tmp_path / "service.yaml"
-    path.write_text("controller: {policy: {name: static_fp16}}\ncontroller: {}\n")
-    with pytest.raises(ValueError, match=r"expected YAML: line 2: .*'controller' again.* line 1 already"):
-        ConfigFile(str(path)).read()
-
-
 def test_a_change_of_the_file_is_noticed_where_that_is_wanted(tmp_path: Path) -> None:
     watching = {**FAST, "reload_on_change": True}
     path = service_file(tmp_path, watching)
@@ -368,39 +357,3 @@ def test_a_controller_without_a_file_says_so() -> None:
             await actor.reload()
 
     drive(test)
-
-
-def test_the_status_shows_what_the_proxy_says_and_nothing_while_it_does_not_answer(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("controller.live.actor.PROBE_EVERY_S", 0.01)
-    answers: list[ProxyStats | Exception] = [ProxyStats(sessions=12, queued=3)]
-    asked = 0
-
-    async def probe() -> ProxyStats:
-        nonlocal asked
-        asked += 1
-        if isinstance(answers[-1], Exception):
-            raise answers[-1]
-        return answers[-1]
-
-    async def main() -> None:
-        actor = ControllerActor(FAST, proxy_probe=probe)
-
-        async def shown() -> dict[str, Any] | None:
-            before = asked
-            while asked < before + 3:  # the first answer may be on its way, the second one is in the status
-                await asyncio.sleep(0.005)
-            proxy: dict[str, Any] | None = (await actor.status())["proxy"]
-            return proxy
-
-        try:
-            await actor.status()
-            assert await shown() == {"sessions": 12, "queued": 3}
-            answers.append(ConnectionRefusedError("no proxy"))
-            assert await shown() is None
-        finally:
-            await actor.close()
-
-    asyncio.run(asyncio.wait_for(main(), 10))
-    assert caplog.text.count("the proxy's statistics could not be read: ConnectionRefusedError('no proxy')") == 1

@@ -1,11 +1,10 @@
 """Where the path to the engine, and not the engine, is the limit: said so, and no precision changed for it."""
 
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
-from control_cluster import Cluster, make_config, make_loop
+from control_cluster import Cluster, make_loop
 from controller_builders import make_rates, make_view, window
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,8 +12,6 @@ from hypothesis import strategies as st
 from controller.audit import DecisionOutcome
 from controller.fleet.path_limit import engine_tpot_ms, engine_ttft_ms, limits, path_saturated
 from controller.fleet.view import ReplicaView
-from controller.live.recording import RecordingLoop
-from controller.live.replay import replay
 from controller.policies import POLICIES
 from nestedfp.modes import DirectiveMode
 from workload.slo import USUAL_SLO
@@ -119,9 +116,8 @@ def test_slow_steps_move_it_however_slow_the_path_is() -> None:
     assert cluster.run(8, tokens_per_s=400, **{**SLOW, "step_ms_fp16": 50.0}).modes == {FP8}  # 20 steps a second
 
 
-@pytest.mark.parametrize("policy", ["threshold"])
-def test_the_windows_that_still_show_the_path_after_it_has_cleared_move_nothing(policy: str) -> None:
-    cluster = Cluster(make_loop(policy)).run(3).run(5, **SLOW)
+def test_the_windows_that_still_show_the_path_after_it_has_cleared_move_nothing() -> None:
+    cluster = Cluster(make_loop("threshold")).run(3).run(5, **SLOW)
     calm = cluster.status.mode
     cluster.run(4, **{**SLOW, "path": {}})
     assert cluster.status.mode is calm
@@ -169,13 +165,3 @@ def test_what_the_path_adds_is_taken_off_but_never_what_the_steps_explain() -> N
 
 def test_the_memory_of_a_saturated_path_ends() -> None:
     assert [limits(make_view(path_age_s=age_s)) for age_s in (None, 0.0, 5.0, 5.1)] == [False, True, True, False]
-
-
-def test_a_recording_of_a_saturated_path_replays_with_the_same_effects(tmp_path: Path) -> None:
-    file = tmp_path / "inputs.jsonl"
-    loop: Any = RecordingLoop(make_config("threshold"), str(file))
-    Cluster(loop).run(2).run(3, **SLOW).run(8, path={})
-    loop.close()
-    text = file.read_text()
-    assert '"path_saturated"' in text
-    assert replay(text.splitlines())["step"] == 130

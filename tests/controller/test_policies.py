@@ -1,9 +1,7 @@
 """Policies as tables and properties: observation -> decision and reason."""
 
-import ast
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,20 +101,11 @@ def test_a_band_that_is_off_is_not_looked_at() -> None:
     assert (decision.mode, tuple(dict(decision.inputs))) == (FP16, ("ttft_ratio",))
 
 
-@pytest.mark.parametrize(
-    ("name", "troubled", "mode"),
-    [
-        ("threshold", 5, FP16),
-        ("threshold", 6, FP8),
-    ],
-)
-def test_of_many_replicas_a_few_may_be_in_trouble(name: str, troubled: int, mode: DirectiveMode) -> None:
+@pytest.mark.parametrize(("troubled", "mode"), [(5, FP16), (6, FP8)])
+def test_of_many_replicas_a_few_may_be_in_trouble(troubled: int, mode: DirectiveMode) -> None:
     replicas = [make_view(replica_id=f"r{i:03}", oldest_wait_s=9.0 if i < troubled else 0.0) for i in range(100)]
-    spec = POLICIES[name]
-    config = spec.config()
-    decision, state = spec.start(config)
-    for i in range(9):
-        decision, state = spec.decide(observe(*replicas, now_s=float(i)), state, config)
+    config = Threshold()
+    decision, _ = threshold.decide(observe(*replicas), threshold.SPEC.start(config)[1], config)
     assert decision.mode is mode
 
 
@@ -245,12 +234,3 @@ def test_a_policy_leaves_its_state_alone_and_says_the_same_again(name: str) -> N
     first = spec.decide(seen, state, config)
     assert spec.decide(seen, state, config) == first
     hash(first[1])  # a state is made of values that cannot be changed
-
-
-def test_every_reason_is_machine_readable() -> None:
-    for path in Path(threshold.__file__).parent.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Decision":
-                reason = node.args[1]
-                if isinstance(reason, ast.Constant):
-                    assert str(reason.value).replace("_", "").isalnum(), f"{path.name}: {reason.value!r}"

@@ -323,12 +323,7 @@ def test_after_any_trouble_silence_ends_in_the_fail_safe(
         end_s = now_s - 500.0 + world.config.lease_s + 1e-6  # sums of floats round
         force, order = node.follower.in_force(end_s), node.follower.order(end_s)
         mode, rule = world.config.lapsed if order is None else (order.mode, StepRule())
-        assert (force.mode, force.rule, force.admission_scale, force.expired) == (
-            mode,
-            rule,
-            1.0,
-            True,
-        )
+        assert (force.mode, force.rule, force.admission_scale, force.expired) == (mode, rule, 1.0, True)
 
 
 @settings(max_examples=30)

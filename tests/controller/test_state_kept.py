@@ -21,10 +21,6 @@ from nestedfp.modes import DirectiveMode
 FP16, FP8, AUTO = DirectiveMode.FP16, DirectiveMode.FP8, DirectiveMode.AUTO
 
 
-def loop_of(**config: Any) -> ControlLoop:
-    return ControlLoop(ControllerConfig.model_validate(config))
-
-
 def follower(name: str, config: ControllerConfig | None = None) -> DirectiveFollower:
     return DirectiveFollower(name, *(config or ControllerConfig()).lapsed)
 

@@ -98,15 +98,6 @@ def test_a_stream_is_logged_once_when_it_has_left_with_its_times(meter, clock, l
     assert (access.ttft_ms, access.total_ms) == (pytest.approx(150), pytest.approx(350))
 
 
-def test_an_answer_in_one_piece_has_the_engines_time_to_the_first_token(meter, clock, lines):
-    passage = meter.arrive(clock.now_s)
-    passage.submitted()
-    clock.now_s += 1
-    passage.finished_in_one_piece(first_token_s=0.2, decode_s=0.5, tokens=6)
-    passage.ended()
-    assert (lines[0].ttft_ms, lines[0].total_ms, lines[0].status) == (pytest.approx(200), pytest.approx(1000), 200)
-
-
 def test_a_client_that_left_before_the_first_byte_has_no_status(meter, lines):
     passage = meter.arrive(0.0)
     passage.outcome = RequestOutcome.LEFT

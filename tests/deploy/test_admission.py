@@ -38,10 +38,10 @@ def sequences(count):
         (10, 0.5, 5),
     ],
 )
-def test_the_limit(limit, scale, wanted):
-    door = Admission(limit, sequences=8)
+def test_the_limits(limit, scale, wanted):
+    door = Admission(limit, sequences=8, tokens=1000)
     door.scale = scale
-    assert door.limit == wanted
+    assert (door.limit, door.token_limit) == (wanted, 1000 * scale)
 
 
 def test_those_inside_stay_when_the_limit_falls_and_those_that_come_are_counted():
@@ -85,13 +85,6 @@ def test_a_request_that_is_larger_than_the_limit_gets_in_alone_or_it_could_never
     refused(door, sequences(9))
 
 
-def test_leaving_twice_is_a_mistake():
-    place = Admission(4, sequences=8).enter()
-    place.leave()
-    with pytest.raises(AssertionError, match="leave without enter"):
-        place.leave()
-
-
 # -- tokens ------------------------------------------------------------------------------------------------------------
 
 
@@ -127,12 +120,6 @@ def test_tokens_are_bounded_though_there_are_few_sequences():
     assert "expected to need 900 tokens, this one 101 more, and it takes 1000" in str(error)
     door.enter(Asked(prompt_tokens=99, output_tokens=1))
     assert (door.tokens_inside, door.refusals[Reason.TOKENS, NORMAL]) == (1000, 1)
-
-
-def test_the_scale_lowers_the_bound_of_tokens_as_well():
-    door = Admission(None, sequences=8, tokens=1000)
-    door.scale = 0.5
-    assert door.token_limit == 500
 
 
 def test_an_estimate_gives_way_to_the_tokens_that_a_prompt_turns_out_to_have():

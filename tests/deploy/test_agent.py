@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 
 from controller.config import ControllerConfig
-from controller.sliding_window import SlidingWindow
 from deploy.access.admission import Admission, NoRoom
 from deploy.agent.agent import ReplicaAgent
 from deploy.front.meter import PathMeter
@@ -151,11 +150,7 @@ def test_a_directive_is_acknowledged_after_the_engine_took_it_and_old_epochs_are
     async def scenario(agent, engine):
         ack = await apply(agent, directive(3, "fp8"))
         assert (ack["epoch"], ack["directive"], ack["accepted"]) == (3, "fp8", True)
-        assert engine.directives[-1] == {
-            "mode": "fp8",
-            "epoch": 3,
-            "rule": asdict(StepRule()),
-        }
+        assert engine.directives[-1] == {"mode": "fp8", "epoch": 3, "rule": asdict(StepRule())}
         late = await apply(agent, directive(2, "fp16"))
         assert (late["epoch"], late["accepted"]) == (3, False)
         return engine.directives[-1]["mode"]
@@ -282,15 +277,6 @@ def test_finished_requests_are_held_against_the_objectives_that_the_controller_l
     assert 0 < snapshot["ready_for_s"] < time.monotonic() - began_s
 
 
-def test_a_sliding_window_forgets():
-    window = SlidingWindow(span_s=5.0)
-    for i in range(10):
-        window.add(float(i), 10.0 * i)
-    assert window.summary(9.0).p50_ms == 60.0  # nearest rank of 40, 50, ..., 90
-    assert window.summary(9.0).count == 6
-    assert window.summary(100.0).count == 0
-
-
 class Hanging(Engine):
     """Answers once and then no more, until it is let go."""
 
@@ -407,12 +393,7 @@ def test_a_replica_knows_whether_somebody_else_could_take_a_request():
         return seen
 
     # The controller is out of reach: what it answers would be the latest word.
-    assert run(scenario, Controller(ConnectionError("gone"))) == [
-        (1, False),
-        (1, False),
-        (2, False),
-        (2, True),
-    ]
+    assert run(scenario, Controller(ConnectionError("gone"))) == [(1, False), (1, False), (2, False), (2, True)]
 
 
 def test_it_stops_even_where_the_controller_answers_in_the_same_moment():

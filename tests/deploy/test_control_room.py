@@ -296,8 +296,7 @@ def test_without_keys_everybody_may_follow(control):
 
 
 @pytest.mark.parametrize(
-    ("authorization", "status"),
-    [(None, 401), ("Bearer wrong", 401), ("Bearer user", 403), ("Bearer pin", 403)],
+    ("authorization", "status"), [(None, 401), ("Bearer wrong", 401), ("Bearer user", 403), ("Bearer pin", 403)]
 )
 def test_with_keys_the_stream_needs_what_the_status_needs(control, authorization, status):
     assert opened(control("user", "pin", "admin"), authorization) == status

@@ -71,6 +71,7 @@ def test_shipped_configurations_are_valid_and_listen_on_loopback(path, tmp_path)
         ({"engine__extra": {"kv_offloading_size": 1}}, "'kv_offloading_size' brings KV entries of unknown precision"),
         ({"engine__extra": {"ec_transfer_config": {}}}, "'ec_transfer_config' brings encoder entries"),
         ({"engine__extra": {"enable_sleep_mode": True}}, "'enable_sleep_mode' is not supported"),
+        ({"engine__extra": {"otlp_traces_endpoint": "http://127.0.0.1:4317"}}, "set tracing.otlp_endpoint"),
         (
             {"engine__extra": {"distributed_executor_backend": "ray"}},
             "'distributed_executor_backend' has no choice here",
@@ -281,13 +282,10 @@ def test_streams_get_as_long_to_end_in_as_is_configured(tmp_path):
 @pytest.mark.filterwarnings("ignore")  # Ray's and vLLM's own
 def test_what_the_controller_is_started_with_is_json_because_serve_status_and_kuberay_are_told_it(tmp_path):
     from deploy.app import deployment_options
-    from deploy.control.controller_actor import ControllerActor
-    from deploy.haproxy.proxy_stats import probe
 
     path = write(tmp_path)
     (actor,) = deployment_options(load(path), path)["deployment_actors"]
     assert json.loads(json.dumps(actor.init_kwargs)) == actor.init_kwargs
-    assert ControllerActor(**actor.init_kwargs)._proxy_probe is probe
 
 
 @pytest.mark.parametrize("module", [config, keys])

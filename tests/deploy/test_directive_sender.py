@@ -17,7 +17,7 @@ from vllm.v1.engine.core import EngineCore
 from controller.config import ControllerConfig
 from controller.live.actor import ControllerActor
 from deploy.agent.agent import ReplicaAgent
-from deploy.agent.directive_sender import DirectiveLine, DirectiveRefused
+from deploy.agent.enforcement import DirectiveLine, DirectiveRefused
 from nestedfp.vllm_plugin.directives.directive_receiver import THREAD_NAME, open_line
 
 LIMIT_S = 20.0

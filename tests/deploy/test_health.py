@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 from test_agent import STATS, Controller, Engine, run, until
 
-from deploy.front.app import Front
 from deploy.replica.health_routes import HealthRoutes, StartChecks
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
 
@@ -50,27 +49,6 @@ def test_a_hung_engine_makes_the_replica_unhealthy_with_the_reason(route):
 @pytest.mark.parametrize(("cosines", "worst"), [([], None), ([None], None), ([0.99, None, 0.98], 0.98)])
 def test_the_worst_cosine_is_that_of_all_ranks(cosines, worst):
     assert StartChecks({}, [{"worst_cosine": cosine} for cosine in cosines]).worst_cosine == worst
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [("GET", "/health", 200), ("POST", "/health", 405), ("GET", "/health/x", 404), ("GET", "/ready", 200)],
-)
-def test_the_front_answers_for_the_replica_itself(method, path, status):
-    sent = []
-
-    async def send(message):
-        sent.append(message)
-
-    async def ask():
-        health = health_of(sound)
-        generate = type("NoRoutes", (), {"routes": {}})()
-        front = Front(None, generate, {"/health": health.health, "/ready": health.ready})
-        await front({"type": "http", "method": method, "path": path, "headers": []}, None, send)
-
-    asyncio.run(ask())
-    assert sent[0]["status"] == status
-    json.loads(sent[1]["body"])
 
 
 # -- forward progress --------------------------------------------------------------------------------------------------

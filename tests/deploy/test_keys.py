@@ -288,8 +288,7 @@ def test_a_key_has_a_precision_of_its_own_and_those_that_it_may_ask_for(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("path", "method"),
-    [("/v1/completions", "POST"), ("/v1/models", "GET"), ("/v1/models/m", "GET")],
+    ("path", "method"), [("/v1/completions", "POST"), ("/v1/models", "GET"), ("/v1/models/m", "GET")]
 )
 def test_routes_need_a_key_once_keys_are_configured(keys, path, method, caplog):
     with caplog.at_level(logging.DEBUG):

@@ -59,6 +59,17 @@ def templates(documents):
     return cluster["headGroupSpec"]["template"], cluster["workerGroupSpecs"][0]["template"]
 
 
+@pytest.fixture(scope="module")
+def load_test():
+    return render(K8S / "loadtest")
+
+
+def pod_of(load_test):
+    template = one(load_test, "Job")["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    return template, container
+
+
 def config_of(documents) -> DeployConfig:
     data = yaml.safe_load(one(documents, "ConfigMap", "nestedfp-config")["data"]["deployment.yaml"])
     data["model"]["path"] = "models/fairytales-8m"  # what the claim holds is not here
@@ -69,17 +80,18 @@ def test_an_overlay_is_complete(overlay):
     _, documents = overlay
     assert {each["kind"] for each in documents} >= KINDS
     assert "Job" not in {each["kind"] for each in documents}, "a load test begins when somebody asks for it"
-    assert {each["metadata"]["namespace"] for each in documents} == {"nestedfp"}
 
 
-def test_kubernetes_own_schemas_accept_every_document_and_every_pod(overlay):
-    _, documents = overlay
+def test_kubernetes_own_schemas_accept_every_document_and_every_pod(overlay, load_test):
+    documents = [*overlay[1], *load_test]
     pods = [
-        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": t["spec"]} for t in templates(documents)
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": template["spec"]}
+        for template in (*templates(documents), pod_of(load_test)[0])
     ]
     own = [each for each in documents if each["kind"] not in (*OPERATORS_KINDS, "RayService")]
     for document in own + pods:
         kubernetes_validate.validate(document, VERSION, strict=True)
+    assert {each["metadata"]["namespace"] for each in documents} == {"nestedfp"}
 
 
 def unknown(value, schema, path=""):
@@ -145,10 +157,10 @@ def test_the_service_accepts_its_configuration_and_the_pods_have_what_it_needs(o
     assert workers["minReplicas"] <= workers["replicas"] <= workers["maxReplicas"]
 
 
-def test_no_container_is_root_or_holds_a_key_in_its_environment(overlay):
+def test_no_container_is_root_or_holds_a_key_in_its_environment(overlay, load_test):
     _, documents = overlay
     pods = [template["spec"] for template in templates(documents)]
-    pods.append(one(documents, "StatefulSet")["spec"]["template"]["spec"])
+    pods += [one(documents, "StatefulSet")["spec"]["template"]["spec"], pod_of(load_test)[0]["spec"]]
     for pod in pods:
         assert pod["securityContext"]["runAsNonRoot"]
         assert pod["automountServiceAccountToken"] is False
@@ -159,6 +171,7 @@ def test_no_container_is_root_or_holds_a_key_in_its_environment(overlay):
     environment = {each["name"]: each.get("value") for pod in pods[:2] for each in pod["containers"][0]["env"]}
     assert "NESTEDFP_ADMIN_KEY" not in environment
     assert {"NESTEDFP_ADMIN_KEY_FILE", "NESTEDFP_KEYS_FILE", "NESTEDFP_CONFIG"} <= environment.keys()
+    assert "secretKeyRef" not in str(pods[3]["containers"][0]["env"])
 
 
 def test_a_pod_has_more_time_to_stop_than_its_streams_have_to_end(overlay):
@@ -271,17 +284,6 @@ def test_the_rules_that_are_deployed_are_those_that_a_prometheus_has_tested():
 # -- the load test -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def load_test():
-    return render(K8S / "loadtest")
-
-
-def pod_of(load_test):
-    template = one(load_test, "Job")["spec"]["template"]
-    (container,) = template["spec"]["containers"]
-    return template, container
-
-
 def test_the_load_tests_command_line_is_one_that_it_accepts_and_names_only_what_the_pod_has(load_test):
     template, container = pod_of(load_test)
     assert container["command"] == ["python", "-m", "loadtest"]
@@ -303,14 +305,10 @@ def test_the_load_tests_command_line_is_one_that_it_accepts_and_names_only_what_
     assert (config.trace, config.service_config) == (None, None), "nothing else is read"
 
 
-def test_kubernetes_schemas_accept_the_load_test_and_it_ends_by_itself(load_test):
-    for document in load_test:
-        kubernetes_validate.validate(document, VERSION, strict=True)
-        assert document["metadata"]["namespace"] == "nestedfp"
+def test_the_load_test_runs_the_shipped_image_and_ends_by_itself(load_test):
     template, container = pod_of(load_test)
-    kubernetes_validate.validate(
-        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": template["spec"]}, VERSION, strict=True
-    )
+    assert container["image"] == "nestedfp-cpu:0.1.0"
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
     job = one(load_test, "Job")["spec"]
     assert job["backoffLimit"] == 0
     config = parse_config(container["args"])
@@ -321,18 +319,6 @@ def test_kubernetes_schemas_accept_the_load_test_and_it_ends_by_itself(load_test
     assert longest_s + (len(config.policies) + 3) * config.settle_limit_s < job["activeDeadlineSeconds"]
     assert job["ttlSecondsAfterFinished"]
     assert template["spec"]["restartPolicy"] == "Never"
-
-
-def test_the_load_test_is_not_root_holds_no_key_in_its_environment_and_runs_the_shipped_image(load_test):
-    template, container = pod_of(load_test)
-    assert template["spec"]["securityContext"]["runAsNonRoot"]
-    assert template["spec"]["automountServiceAccountToken"] is False
-    assert container["securityContext"]["allowPrivilegeEscalation"] is False
-    assert container["securityContext"]["readOnlyRootFilesystem"] is True
-    assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
-    assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
-    assert all("secretKeyRef" not in str(each) for each in container["env"])
-    assert container["image"] == "nestedfp-cpu:0.1.0"
 
 
 def test_the_network_lets_the_load_test_reach_the_service_and_nothing_else(load_test):

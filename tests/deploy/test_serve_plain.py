@@ -1,6 +1,5 @@
 """A service with a plain engine (``quantization: none``): no request ends it, and that it hangs is noticed, as of our own."""
 
-import json
 import threading
 import time
 
@@ -9,7 +8,6 @@ import pytest
 from live_service import MODEL, children, complete, demo_config, serve, wait_until
 
 from deploy.startup.accelerator import resolve
-from loadtest.cli import main as loadtest
 
 pytestmark = [
     pytest.mark.serve,
@@ -57,19 +55,6 @@ def test_a_request_with_a_seed_and_a_prompt_in_chunks_is_answered_and_gets_the_s
     assert first["choices"][0]["text"] == second["choices"][0]["text"]
     assert complete(client)["usage"]["completion_tokens"] == 8
     assert engine_of(service).pid == engine.pid, "it is the engine of the start"
-
-
-def test_a_load_test_runs_against_it_as_against_any_server(service, tmp_path, monkeypatch):
-    monkeypatch.delenv("NESTEDFP_ADMIN_KEY", raising=False)
-    flags = "--policies plain --rate 4 --duration 4 --drain 30 --cooldown 0 --slo-ttft-ms 2000 --slo-tpot-ms 500"
-    lengths = "--max-prompt-tokens 40 --max-output-tokens 20"
-    url = f"http://127.0.0.1:{PORT}"
-    assert loadtest(["--url", url, "--out", str(tmp_path), *flags.split(), *lengths.split()]) == 0
-    (folder,) = tmp_path.iterdir()
-    (run,) = json.loads((folder / "summary.json").read_text())["runs"]
-    assert (run["policy"], run["errors"], run["switches"]) == ("plain", 0, None)
-    assert run["requests"] == 16
-    assert run["ttft_ms"]["p50"] > 0
 
 
 def test_a_plain_engine_that_hangs_is_noticed_its_request_hears_of_it_and_it_is_replaced(client, service, capsys):

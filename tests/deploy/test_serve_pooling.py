@@ -1,13 +1,12 @@
 """The service with a model of vectors, from the socket: routes, disclosure, pins, directives, and what is refused."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
 import pytest
 import yaml
-from live_service import ADMIN, serve, wait_until
+from live_service import ADMIN, serve
 from processes import ROOT
 
 from deploy.environment import free_ports
@@ -122,19 +121,3 @@ def test_nonsense_is_refused_in_one_sentence_and_the_service_lives(client, body)
     assert "Traceback" not in answer.text
     assert "function-wrap" not in answer.text
     assert client.get("/health").status_code == 200
-
-
-def test_many_at_once_are_all_answered_and_counted(client):
-    def one(number):
-        usage = asked(client, "/v1/embeddings", input=[f"{number} {text}" for text in TEXTS])["usage"]
-        prompt = usage["precision_tokens"]["prompt"]
-        return usage["prompt_tokens"] == prompt["fp16"] + prompt["fp8"] + sum(prompt["cached"].values())
-
-    with ThreadPoolExecutor(32) as pool:
-        assert all(pool.map(one, range(200)))
-
-    def idle():
-        (replica,) = client.get("/status", headers=ADMIN).json()["replicas"]
-        return replica["running"] == replica["waiting"] == replica["path"]["in_path"] == 0
-
-    assert wait_until(idle, 30)

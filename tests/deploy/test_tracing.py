@@ -42,13 +42,6 @@ def test_a_wrong_section_is_refused_before_anything_starts(section, message):
         config(**section)
 
 
-def test_vllms_own_argument_is_refused_because_the_section_has_it():
-    given = demo_config()
-    given["engine"]["extra"] = {"otlp_traces_endpoint": "http://127.0.0.1:4317"}
-    with pytest.raises(ValidationError, match=r"set tracing\.otlp_endpoint"):
-        DeployConfig.model_validate(given)
-
-
 @pytest.mark.filterwarnings("ignore")  # Ray's and vLLM's own
 def test_without_an_endpoint_nothing_of_it_reaches_a_replica():
     from deploy.app import deployment_options, engine_kwargs

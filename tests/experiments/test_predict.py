@@ -58,7 +58,7 @@ def test_the_path_s_part_of_a_first_token_is_what_idle_services_took_beside_the_
     for path in sorted(Path("benchmarks/results").glob("h100-http*.csv")):
         _, columns, rows = results_csv.read(path)
         for row in (dict(zip(columns, values, strict=True)) for values in rows):
-            if (row["system"], row["scenario"]) == ("nestedfp_http", "unloaded"):
+            if (row["system"], row["scenario"]) == ("nestedfp", "unloaded"):
                 table = read_table(Path(f"simulator/engine/tables/h100-{row['model']}-load.json"))
                 step_ms = next(costs for costs in table.start_costs if costs[0] == 16)
                 found.append(float(row["ttft_p50_ms"]) - step_ms[1 + (row["mode"] == "fp8")])
@@ -108,27 +108,6 @@ def test_a_prediction_knows_the_kv_cache_that_an_experiments_engine_has(tmp_path
     copy = read_table(predict.limited_table(table, experiment, tmp_path))
     assert copy.engine.kv_tokens == 19328 < measured.engine.kv_tokens
     assert copy.start_costs == measured.start_costs is not None, "what a step takes does not depend on the cache's size"
-
-
-def test_fp16_steps_may_take_longer_than_the_table_says(tmp_path, capsys):
-    path = written(tmp_path, shape="mistral-24b")
-    measured = read_table(TABLE_24B)
-    copy = read_table(predict.limited_table(TABLE_24B, config.load(path), tmp_path, 1.06))
-    for size in ((1, 1, 0), (40, 40, 20_000), (1500, 40, 20_000)):  # tokens, decodes, KV entries
-        assert copy.fp16.step_s(*size) == pytest.approx(1.06 * measured.fp16.step_s(*size))
-        assert copy.fp8.step_s(*size) == measured.fp8.step_s(*size)
-    words = [
-        "predict",
-        str(path),
-        "--trace",
-        str(tmp_path / "none.csv"),
-        "--table",
-        str(TABLE_24B),
-        "--fp16-steps",
-        "0",
-    ]
-    assert command.main(words) == 2
-    assert "--fp16-steps: expected a number above 0, got 0" in capsys.readouterr().err
 
 
 def test_a_prediction_for_ranks_or_shapes_that_nothing_tells_of_says_so(tmp_path):

@@ -167,7 +167,7 @@ def test_the_table_is_measured_and_says_where():
 
 
 def test_the_constants_are_those_of_the_timings_beside_them():
-    results = [RESULTS / f"{name}.csv" for name in ("h100-config-times-301", "h100-config-times-302", "h100-main-loop")]
+    results = [RESULTS / f"{name}.csv" for name in ("h100-config-times-301", "h100-config-times-302")]
     timings, constants = gpu_fit_cost.Timings(results), gpu_fit_cost.in_force()
 
     def error(constants):
@@ -180,22 +180,6 @@ def test_the_constants_are_those_of_the_timings_beside_them():
         [constants[:common], np.roll(constants[common:], kernels.library().nestedfp_tile_constants())]
     )
     assert error(moved) > 1.5 * error(constants)
-
-
-def test_sustained_timings_are_read_as_the_configs_that_they_name(tmp_path):
-    m, n, k = 520, 5120, 32768
-    configs = [config for _, config in kernels.valid_configs(kernels.FP16, m, n, k)]
-    path = tmp_path / "sustained.csv"
-    rows = [f"nestedfp_fp16,{kernels.describe(config)},0,{n},{k},{m},100.0" for config in configs]
-    path.write_text(
-        "\n".join(["# a comment", "system,config,chosen,N,K,M,us", f"cublas_fp16,,1,{n},{k},{m},90.0", *rows])
-    )
-    found = gpu_fit_cost.Timings([path]).problems
-    expected = [(0, m, n, k, c.tile, c.split, c.tail_only, c.global_workspace) for c in configs]
-    assert found.tolist() == [list(map(int, row)) for row in expected]
-    path.write_text(f"system,config,chosen,N,K,M,us\nnestedfp_fp16,128x999,0,{n},{k},{m},100.0\n")
-    with pytest.raises(ValueError, match=r"expected a config of these kernels .* got '128x999'"):
-        gpu_fit_cost.Timings([path])
 
 
 def test_clusters_that_do_not_all_run_at_once_take_one_turn_more_for_the_rest_alone():

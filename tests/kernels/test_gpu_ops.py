@@ -7,7 +7,7 @@ import pytest
 import torch
 from gemm_problems import with_outliers
 
-from nestedfp.kernels import cuda_ops, ops
+from nestedfp.kernels import ops
 from nestedfp.kernels.gpu_kernels import is_portable
 from nestedfp.modes import Mode
 from nestedfp.nested_weight import NestedWeight, nest
@@ -80,15 +80,6 @@ def test_fp8_mode_reads_no_lower_plane():
     ops.set_mode(Mode.FP16)
     with pytest.raises(RuntimeError, match="expected a lower plane"):
         ops.linear(x, upper, None, None, *lists, 333, 520, True)
-
-
-def test_unpack_undoes_pack():
-    _, _, on_gpu = nested(130, 200, 0)
-    packed = ops.pack(on_gpu.upper, on_gpu.lower)
-    assert tuple(tuple(plane.shape) for plane in packed) == cuda_ops.packed_shapes(130, 200)
-    upper, lower = ops.unpack(*packed, 130, 200)
-    assert torch.equal(upper, on_gpu.upper)
-    assert torch.equal(lower, on_gpu.lower)
 
 
 @pytest.mark.parametrize("quantize", [True, False])

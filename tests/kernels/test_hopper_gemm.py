@@ -130,6 +130,7 @@ def test_rows_of_an_odd_number_and_no_bias(build, operands):
 
 
 SPLIT = {"split": 2, "workspace": True, "multiprocessors": 20}
+# One for each kind of hand-over between threads, warpgroups, blocks and kernels.
 FAULTS = {
     "activations are used before the kernel before this one has ended": (
         "producer.cuh",
@@ -138,7 +139,6 @@ FAULTS = {
         "interleaved",
         {},
     ),
-    "a ring's first stages are waited for": ("producer.cuh", "kXStages> ring(1)", "kXStages> ring(0)", "fp8", {}),
     "fewer bytes are expected than come": (
         "producer.cuh",
         "barrier_arrive_expect(barrier, T::kXStageBytes)",
@@ -153,47 +153,10 @@ FAULTS = {
         "three_warpgroups",
         {},
     ),
-    "weights are released before they are read": (
-        "consumer.cuh",
-        "            release_weights(raw);\n            decode_all(raw, f);",
-        "            decode_all(raw, f);",
-        "three_warpgroups",
-        {},
-    ),
     "fragments are overwritten under the wgmmas that read them": (
         "consumer.cuh",
         "wgmma_wait<2>();",
         "wgmma_wait<3>();",
-        "interleaved",
-        {},
-    ),
-    "half of the fragments are overwritten under the wgmmas that read them": (
-        "consumer.cuh",
-        "            wgmma_wait<1>();\n            decode<2>(raw, f);",
-        "            wgmma_wait<2>();\n            decode<2>(raw, f);",
-        "wide",
-        {},
-    ),
-    "a stage is released under the wgmmas that read it": (
-        "consumer.cuh",
-        "        const uint32_t before = x_full_;\n        const uint32_t x = next_activations();\n"
-        "        pin(sum);\n        multiply_pair",
-        "        const uint32_t x = next_activations();\n        const uint32_t before = x_full_;\n"
-        "        pin(sum);\n        multiply_pair",
-        "interleaved",
-        {},
-    ),
-    "FP8's stages are released a step early": (
-        "consumer.cuh",
-        "            wgmma_wait<1>();\n            if (step > 0) {",
-        "            if (step > 0) {",
-        "fp8",
-        {},
-    ),
-    "sums are taken before the last wgmmas": (
-        "consumer.cuh",
-        "        wgmma_wait<0>();\n        pin(sum);\n        if (T::kInterleaveDecode",
-        "        pin(sum);\n        if (T::kInterleaveDecode",
         "interleaved",
         {},
     ),
@@ -205,13 +168,6 @@ FAULTS = {
         "batched",
         {},
     ),
-    "slices of K are added before they are there": (
-        "epilogue.cuh",
-        "            named_sync(is_ready, kThreads);",
-        "            named_arrive(is_ready, kThreads);",
-        "k_slices",
-        {},
-    ),
     "parts are added before they are there": (
         "epilogue.cuh",
         "while (load_acquire(semaphore) != parts - 1) {",
@@ -219,27 +175,12 @@ FAULTS = {
         "batched",
         SPLIT,
     ),
-    "a semaphore keeps its count": ("epilogue.cuh", "if (is_last) *semaphore = 0;", "", "k_slices", SPLIT),
-    "sums are sent into a block whose pipeline still runs": (
-        "epilogue.cuh",
-        "        cluster_sync_relaxed();  // the pipelines of both are empty\n",
-        "",
-        "batched",
-        {"split": 2, "multiprocessors": 16},
-    ),
     "sums are read before they have arrived": (
         "epilogue.cuh",
         "        cluster_sync();  // every sum has arrived\n        if (k_warpgroup_ > 0) return;\n        const int begin",
         "        if (k_warpgroup_ > 0) return;\n        const int begin",
         "batched",
         {"split": 3, "multiprocessors": 16},
-    ),
-    "a block ends while the other still arrives at its barriers": (
-        "gemm_sm90.cuh",
-        "        if constexpr (kIsMulticast) cluster_sync_relaxed();  // the other block may",
-        "        // the other block may",
-        "multicast",
-        {},
     ),
     "a block loads into one whose barriers are not there yet": (
         "gemm_sm90.cuh",

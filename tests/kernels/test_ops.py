@@ -103,13 +103,6 @@ def test_fp8_mode_needs_no_lower_plane_and_fp16_mode_says_that_it_does(packed, q
         ops.linear(x, upper, None, *rest)
 
 
-def test_meta_tensors_get_the_right_shape(packed):
-    upper, lower = (plane.to("meta") for plane in packed)
-    out = ops.linear(torch.empty(5, 2, K, dtype=torch.bfloat16, device="meta"), upper, lower, *[None] * 4, N, K, False)
-    assert out.shape == (5, 2, N)
-    assert out.dtype == torch.bfloat16
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

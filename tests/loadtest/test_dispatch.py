@@ -9,6 +9,7 @@ import re
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -20,6 +21,7 @@ import pytest
 from loadtest import REPO_ROOT
 from loadtest.errors import DispatchError, InputError, LoadtestError, ServiceError
 from loadtest.runner import planned
+from loadtest.sender.background import BackgroundLoad
 from loadtest.sender.dispatch import run_plan
 from loadtest.sender.plan import Event, PlannedRequest, SendPlan
 from loadtest.sender.prompts import completion_body
@@ -88,6 +90,24 @@ def test_requests_leave_on_time_although_earlier_ones_still_wait(service, tmp_pa
     assert (events[-1].done, events[-1].errors, events[-1].in_flight) == (10, 0, 0)
 
 
+def test_told_to_end_it_begins_no_more_requests_and_waits_for_those_in_flight(service, tmp_path):
+    began_s = time.monotonic()
+    with BackgroundLoad(make_plan(service, tmp_path, [0.0, 60.0], tokens=30)) as sent:
+        time.sleep(sent.start_s() + 0.3 - time.monotonic())
+        records = sent.end()
+    assert [(record.index, record.error, record.output_tokens) for record in records] == [(0, None, 30)]
+    assert began_s < records[0].intended_s <= records[0].sent_s < time.monotonic() < began_s + 40
+
+
+def test_a_closed_loop_told_to_end_lets_its_requests_end(service, tmp_path):
+    plan = make_plan(service, tmp_path, [0.0] * 8, kind="closed", duration_s=60.0)
+    with BackgroundLoad(plan) as sent:
+        sent.start_s()
+        records = sent.end()
+    assert records
+    assert {record.error for record in records} == {None}
+
+
 def test_every_chunk_has_its_own_time(service, tmp_path):
     # So many that one moment in which the sender stands still, and after which some come together, moves neither figure.
     tokens = 30
@@ -114,7 +134,7 @@ def test_failed_requests_are_recorded_and_not_repeated(service, tmp_path):
     assert failed.status == 500
     assert re.search("HTTPParseError|ConnectionReset", cut.error)
     assert (cut.status, cut.output_tokens) == (200, 2)
-    assert short.error == "expected 5 output tokens, got 4"
+    assert short.error == "expected another number of output tokens: 5 asked for, got 4"
     assert mute.error == "no complete answer within 3 s"
     assert mute.status is None
     assert events[-1].errors == 4

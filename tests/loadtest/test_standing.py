@@ -5,7 +5,7 @@ from loadtest_builders import SLO, make_record
 
 from controller.audit import ReplicaStatus as ControllerReplica
 from controller.audit import StatusReport
-from controller.messages import PathStats, ProxyStats
+from controller.messages import PathStats
 from loadtest.report.run_summary import summarise
 from loadtest.report.standing import limited_by, path_summary, stand
 from loadtest.report.verdict import verdict
@@ -18,13 +18,13 @@ def sample_at(at_s: float, service: dict[str, object] | None, sender: dict[str, 
     status = None
     if service is not None:
         known = {"id": "a", "mode": "fp16"} | {k: v for k, v in service.items() if k in ("running", "waiting", "path")}
-        rest = {k: v for k, v in service.items() if k in ("proxy", "path_saturated")}
+        rest = {k: v for k, v in service.items() if k in ("path_saturated",)}
         status = {"mode": "auto", "epoch": 1, "replicas": [known], **rest}
     fields = {"policy": "adaptive", "at_s": at_s, "status": status, "sender": sender}
     return TimelineSample.model_validate(fields)
 
 
-def test_what_the_controller_says_of_path_and_proxy_is_read():
+def test_what_the_controller_says_of_the_path_is_read():
     replica = ControllerReplica(
         id="a", mode="fp8", epoch=7, directive="fp8", acked=True, ready=True, stale=False, age_s=0.1, directed="fp8",
         lease_remaining_s=1.0, running=3, waiting=2, waiting_tokens=9, oldest_wait_s=0.1, kv_usage=0.5, tokens_fp16=11,
@@ -34,10 +34,10 @@ def test_what_the_controller_says_of_path_and_proxy_is_read():
     )  # fmt: skip
     report = StatusReport(
         mode="fp8", epoch=7, reason="r", last_reason="r", policy="p", since_s=1.0, rule=StepRule(), override=None,
-        path_saturated=True, proxy=ProxyStats(sessions=9, queued=6), replicas=(replica, replica.model_copy(update={"path": None})),
+        path_saturated=True, replicas=(replica, replica.model_copy(update={"path": None})),
     )  # fmt: skip
     status = ServiceStatus.model_validate(report.model_dump(mode="json"))
-    assert (status.in_path, status.waiting, status.running, status.proxy.queued) == (4, 4, 6, 6)
+    assert (status.in_path, status.waiting, status.running) == (4, 4, 6)
     assert status.path_saturated
     summary = path_summary([TimelineSample(policy="fp8", at_s=1.0, status=status)])
     assert (summary.wait_ms, summary.loop_lag_ms, summary.paused_streams, summary.saturated_share) == (
@@ -57,11 +57,11 @@ def test_every_request_stands_in_one_place():
         make_record(4, intended_s=0.0, sent_s=0.0, connected_s=0.1, ttft_ms=500.0, latency_ms=600.0),  # ended
         make_record(5, intended_s=2.0, sent_s=2.0, connected_s=2.1, ttft_ms=500.0, latency_ms=600.0),  # not yet due
     ]
-    service = {"running": 1, "path": {"in_path": 0}, "proxy": {"queued": 0}}
+    service = {"running": 1, "path": {"in_path": 0}}
     (sample,) = stand(records, [sample_at(1.0, service)])
     stood = sample.standing
     assert (stood.late, stood.connecting, stood.unanswered, stood.streaming) == (1, 1, 1, 1)
-    assert (stood.in_path, stood.proxy_queued, stood.running, stood.elsewhere) == (0, 0, 1, 1)
+    assert (stood.in_path, stood.running, stood.elsewhere) == (0, 1, 1)
     (sample,) = stand(records, [sample_at(1.0, None)])
     assert (sample.standing.unanswered, sample.standing.elsewhere, sample.standing.beside_engine) == (1, None, None)
 
@@ -74,7 +74,6 @@ def test_every_request_stands_in_one_place():
         ({"running": 2, "waiting": 0, "path": {"in_path": 18}}, None, "path"),
         ({"running": 2, "waiting": 1}, None, "path"),  # 20 are open, and 17 of them in nobody's count
         ({"running": 20, "path_saturated": True}, None, "path"),  # the controller says so
-        ({"running": 2, "waiting": 0, "proxy": {"queued": 15}}, None, "path"),
         ({"running": 20, "waiting": 3}, {"cpu_share": 0.97, "lag_ms": 1.0}, "client"),
         ({"running": 20, "waiting": 3}, {"cpu_share": 0.1, "lag_ms": 80.0}, "client"),
         (None, {"cpu_share": 0.1, "lag_ms": 1.0}, "unknown"),

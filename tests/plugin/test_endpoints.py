@@ -108,3 +108,13 @@ def test_an_answer_of_vectors_says_the_precision_of_its_tokens(path):
     assert answer["data"] == [{"embedding": [0.5]}]
     assert answer["usage"]["prompt_tokens"] == answer["usage"]["precision_tokens"]["prompt"]["fp8"] == 5
     assert answer["usage"]["precision"] == "fast"
+
+
+@pytest.mark.parametrize("exact", [{"precision": "exact"}, {"vllm_xargs": {"precision": "fp16"}}, {}])
+def test_a_search_with_beams_cannot_be_exact(exact):
+    app = FastAPI()
+    Endpoints().attach_router(app)
+    app.add_api_route("/v1/completions", lambda: {"choices": []}, methods=["POST"])
+    answer = TestClient(app).post("/v1/completions", json={"prompt": "a", "use_beam_search": True, **exact})
+    assert answer.status_code == (400 if exact else 200)
+    assert not exact or "use_beam_search cannot be exact" in answer.json()["error"]["message"]

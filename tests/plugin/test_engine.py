@@ -26,6 +26,7 @@ PROMPTS = [
 ]
 EXACT = [0, 2, 5]  # of them, in a run of mixed steps
 LONG = "The youngest brother went out into the wide world to seek his fortune. " * 16  # more than one cache block
+SEEDED = {"prompts": [LONG], "max_tokens": 24, "params": {"seed": 7, "temperature": 1.0}}
 # On one GPU there is no place for a second rank; on a CPU ranks are threads.
 two_ranks = pytest.mark.skipif(torch.cuda.device_count() == 1, reason="needs two GPUs")
 
@@ -102,6 +103,7 @@ def online():
         {"mode": "auto", "rule": {"tpot_deadline_s": 1e-6}, "prompts": [f"{i}; {LONG}" for i in range(3)]},
         {"mode": "auto", "rule": {"ttft_deadline_s": 900.0, "tpot_deadline_s": 900.0}, **tokens},
         {"mode": "fp8", **tokens, "exact": EXACT},
+        SEEDED,
     ]
     return scenario({}, runs)
 
@@ -232,43 +234,24 @@ def test_torch_compile_serves_both_modes_and_mixed_steps_from_one_graph():
     assert_each_in_its_precision(runs[4], exact=runs[0], fast=runs[1])
 
 
-def test_fp16_only_serves_both_kinds_of_checkpoint_exactly_and_knows_no_fp8(plain, converted):
+def test_fp16_only_serves_planes_exactly_and_knows_no_fp8(plain, converted):
     run = {"prompts": PROMPTS, "max_tokens": 48, "mode": "fp8"}
     options = {"additional_config": {"nestedfp": {"fp16_only": True}}}
-    engines = [{}, {"model": str(converted), "quantization": None}]
-    for (result,) in scenarios([{**engine, **options} for engine in engines], [run]):
-        assert_same_greedy_tokens(result, plain)
-        assert result["stats"]["steps_fp8"] == result["stats"]["tokens_fp8"] == 0
-        assert all(c["completion"] == {"fp16": 48, "fp8": 0} for c in result["precision"])
+    (result,) = scenario({"model": str(converted), "quantization": None, **options}, [run])
+    assert_same_greedy_tokens(result, plain)
+    assert result["stats"]["steps_fp8"] == result["stats"]["tokens_fp8"] == 0
+    assert all(c["completion"] == {"fp16": 48, "fp8": 0} for c in result["precision"])
 
 
-def test_a_seed_gives_the_same_tokens_whether_the_prompt_is_chunked_or_not():
-    run = {"prompts": [LONG], "max_tokens": 24, "params": {"seed": 7, "temperature": 1.0}}
+def test_a_seed_gives_the_same_tokens_whether_the_prompt_is_chunked_or_not(online):
     chunked = {"max_num_batched_tokens": 64, "max_num_seqs": 8}  # the prompt takes several steps
-    whole, parts = scenarios([{}, chunked], [run, run])
-    assert parts[0]["tokens"] == parts[1]["tokens"] == whole[0]["tokens"]
+    first, again = scenario(chunked, [SEEDED] * 2)
+    assert first["tokens"] == again["tokens"] == online[15]["tokens"]
 
 
-def test_weights_beyond_the_range_are_served_exactly_from_plain_and_converted_checkpoints(
-    unquantised, outliers, tmp_path
-):
+def test_weights_beyond_the_range_are_served_exactly(unquantised, outliers):
     tokens = {"prompts": PROMPTS, "max_tokens": 12}
-    reference = unquantised[1][1]
-    report = convert(outliers, tmp_path / "nested")
-    assert set(report.listed) == {"model.layers.0.mlp.down_proj", "model.layers.1.self_attn.k_proj"}
-    assert report.plain == ["model.layers.2.mlp.down_proj"]
-    engines = [{"model": str(outliers)}, {"model": str(tmp_path / "nested"), "quantization": None}]
     runs = [{"mode": "fp16", **tokens}, {"mode": "fp8", **tokens}, {"mode": "fp8", "exact": EXACT, **tokens}]
-    online, stored = scenarios(engines, runs)
-    assert_same_greedy_tokens(online[0], reference)
-    assert_each_in_its_precision(online[2], exact=online[0], fast=online[1])
-    assert [run["tokens"] for run in stored] == [run["tokens"] for run in online]
-
-
-def test_a_nan_weight_stops_the_start_with_the_name_of_its_layer(tmp_path):
-    def change(tensors):
-        tensors["model.layers.3.mlp.up_proj.weight"][0, 0] = float("nan")
-
-    folder = spoiled(tmp_path, change)
-    with pytest.raises(AssertionError, match=r"layers\.3\.mlp\.gate_up_proj: 1 of \d+ weights are NaN or infinite"):
-        scenario({"model": str(folder)}, [{"prompts": PROMPTS}])
+    exact, fast, mixed = scenario({"model": str(outliers)}, runs)
+    assert_same_greedy_tokens(exact, unquantised[1][1])
+    assert_each_in_its_precision(mixed, exact=exact, fast=fast)

@@ -161,15 +161,3 @@ def test_the_age_of_the_last_step_counts_from_when_there_was_work():
     assert engine.scheduler.nestedfp_stats()["progress_age_s"] < 1.0
     engine.run()
     assert engine.scheduler.nestedfp_stats()["progress_age_s"] is None
-
-
-def test_nothing_is_kept_of_requests_that_have_left():
-    engine = Engine()
-    for index in range(3):
-        engine.add(arrived(f"{index}", stop=["x"], detokenize=True, extra_args={"precision": "fp16"}))
-    engine.step()
-    engine.scheduler.finish_requests("0", RequestStatus.FINISHED_ABORTED)
-    engine.run()
-    scheduler = engine.scheduler
-    few = (scheduler._pinned, scheduler._in_prompt, scheduler._exact, scheduler._may_end, scheduler._may_starve)
-    assert not any(few)

@@ -156,7 +156,7 @@ def option(**options):
         ({**option(), "enforce_eager": True}, "mode=NONE"),
         (option(weights="two_copies"), "nested layers only, but weights='two_copies'; remove one"),
         (option(fp16_only=True), "nested layers only, but fp16_only=True; remove one"),
-        (option(fused_quantizer=True), "must be a mapping with keys out of .*fused_quantiser"),
+        (option(fused_quantizer=True), "unknown .'fused_quantizer'., expected keys out of .*'fused_quantiser'"),
     ],
 )
 def test_an_engine_in_which_nothing_could_be_fused_does_not_start(arguments, message):

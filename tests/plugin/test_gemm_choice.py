@@ -3,7 +3,6 @@
 Run: ``pytest -q tests/plugin/test_gemm_choice.py``
 """
 
-import json
 import logging
 import math
 
@@ -15,7 +14,6 @@ from nestedfp.kernels.cuda_library import Config
 from nestedfp.kernels.tuning import gemm_cache, gemm_tuning
 from nestedfp.kernels.tuning.gemm_cache import Card
 from nestedfp.kernels.tuning.gemm_tuning import Timing
-from nestedfp.vllm_plugin.options import PluginOptions
 
 pytestmark = pytest.mark.usefixtures("host_library")
 
@@ -243,21 +241,6 @@ def test_a_folder_of_kept_timings_can_be_pinned(cache_folder, tmp_path):
     next(pinned.iterdir()).write_text("{")
     with pytest.raises(ValueError, match="cannot be used"):
         gemm_cache.load_folder(pinned)
-
-
-def test_no_file_is_left_half_written(cache_folder):
-    gemm_cache.save(CARD, *SHAPE, 9, predicted(kernels.FP16, 9, *SHAPE))
-    (file,) = cache_folder.iterdir()
-    assert json.loads(file.read_text())["card"]["gpu"] == CARD.gpu
-
-
-def test_the_options_of_the_choice_are_checked():
-    config = type("Config", (), {})()
-    config.additional_config = {"nestedfp": {"gemm_choice": "model", "gemm_timings": "/a", "graph_tokens": 0}}
-    assert PluginOptions.of(config).gemm_choice == "model"
-    config.additional_config = {"nestedfp": {"gemm_choice": "guess"}}
-    with pytest.raises(ValueError, match="gemm_choice"):
-        PluginOptions.of(config)
 
 
 def test_random_problems_depend_on_the_seed_alone_and_stay_in_their_bounds():

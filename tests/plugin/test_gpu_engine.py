@@ -160,10 +160,7 @@ def test_two_copies_score_texts_as_nested_weights_do_in_fp8_mode(texts, regroupe
     # add up in another order.
     options = {"nestedfp": {"fused_quantiser": "never"}}
     (apart,) = scenario([{"kind": "score", "texts": texts, "mode": "fp8"}], additional_config=options)["jobs"]
-    ours, natural = (
-        differences(two_copies["jobs"][1], apart),
-        differences(regrouped[0], plain[0]),
-    )
+    ours, natural = (differences(two_copies["jobs"][1], apart), differences(regrouped[0], plain[0]))
     assert statistics.mean(ours) < 2 * statistics.mean(natural)
     assert two_copies["jobs"][1] != two_copies["jobs"][0]
 

@@ -8,9 +8,9 @@ from vllm_parts import Engine, engine_request
 
 from deploy.agent.room_page import room_page
 from nestedfp.modes import Mode
-from nestedfp.steps.prompt_room import LATE_SHARE, USUAL_MARGIN, RoomMargin, prompt_room
+from nestedfp.steps.deadlines.prompt_room import LATE_SHARE, USUAL_MARGIN, RoomMargin, prompt_room
 from nestedfp.steps.step_costs import StepCost, StepCosts
-from nestedfp.steps.step_slack import LEAST_CHUNK_TOKENS, StepTimes
+from nestedfp.steps.step_times import LEAST_CHUNK_TOKENS, StepTimes
 
 # A step takes 5 ms, and in FP16 0.1 ms a token, in FP8 half of that.
 COSTS = StepCosts((StepCost(1, 5.1, 5.05), StepCost(4096, 5 + 409.6, 5 + 204.8)))

@@ -42,7 +42,8 @@ def running(command, log):
         environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT)
         try:
-            assert wait_until(lambda: answers() or process.poll() is not None, 600, 1.0)
+            wait_until(lambda: answers() or process.poll() is not None, 600, 1.0)
+            assert answers(), log.read_text()[-3000:]
             yield
         finally:
             process.send_signal(signal.SIGTERM)

@@ -68,20 +68,6 @@ def test_a_wrong_pin_is_refused(processor, pin):
         process(processor, [1], SamplingParams(extra_args={"precision": pin}))
 
 
-def test_beam_search_cannot_be_pinned(processor):
-    """vLLM's HTTP requests are loaded behind the plugin here, before it in a server, so they are wrapped by hand."""
-    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-
-    from nestedfp.vllm_plugin.frontend import _unpinned
-
-    wrapped = _unpinned(CompletionRequest.to_beam_search_params)
-    plain = CompletionRequest(prompt="a", use_beam_search=True, n=2)
-    assert wrapped(plain, 4).beam_width == 2
-    pinned = CompletionRequest(prompt="a", use_beam_search=True, vllm_xargs={"precision": "fp16"})
-    with pytest.raises(VLLMValidationError, match="use_beam_search cannot be exact"):
-        wrapped(pinned, 4)
-
-
 def test_a_pin_cannot_change_within_a_streaming_session():
     front = FrontEnd()
 

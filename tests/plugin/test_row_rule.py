@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nestedfp.steps.row_rule import Decode, Prompt, RowRule, RowState, first_due_s
+from nestedfp.steps.rows.row_rule import RowRule
+from nestedfp.steps.rows.row_state import Decode, Prompt, RowState, first_due_s
 from nestedfp.steps.step_costs import MixedCosts, StepCost, StepCosts
-from nestedfp.steps.step_slack import StepTimes
+from nestedfp.steps.step_times import StepTimes
 
 STEP_S, TTFT_S = 0.03, 0.16
 PLAIN = StepCosts((StepCost(1, 16.0, 9.0), StepCost(128, 20.0, 11.0), StepCost(2048, 160.0, 86.0)))

@@ -192,8 +192,7 @@ class Oracle:
 
     def slots(self, life: Life) -> list[tuple[int, int]]:
         """Where the positions of a request lie that it has after the step just scheduled."""
-        (manager,) = self.scheduler.kv_cache_manager.coordinator.single_type_managers
-        blocks = manager.req_to_blocks[life.request.request_id]
+        (blocks,) = self.scheduler.kv_cache_manager.get_blocks(life.request.request_id).blocks
         return [(blocks[i // BLOCK].block_id, i % BLOCK) for i in range(life.request.num_computed_tokens)]
 
 

@@ -2,6 +2,8 @@
 
 import io
 import logging
+import subprocess
+import sys
 
 import pytest
 
@@ -80,3 +82,16 @@ def test_a_record_without_an_error_stays_as_it_is(written):
     logging.getLogger(SERVING).error("it %d %%", 3)
     assert written().splitlines()[0] == "it died"
     assert written().endswith("it 3 %\n")
+
+
+@pytest.mark.parametrize(("raised", "said"), [("error", "error: set it so\n"), ("ValueError('another')", "Traceback")])
+def test_a_refusal_that_nobody_catches_is_one_line_and_status_2(raised, said):
+    script = (
+        "from nestedfp.vllm_plugin.short_logs import end_in_one_line",
+        "error = ValueError('set it so')",
+        "end_in_one_line(error)",
+        f"raise {raised}",
+    )
+    done = subprocess.run([sys.executable, "-c", "\n".join(script)], capture_output=True, text=True, check=False)
+    assert done.stderr.startswith(said)
+    assert done.returncode == (2 if raised == "error" else 1)

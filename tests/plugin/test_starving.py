@@ -88,4 +88,4 @@ def test_one_that_is_preempted_while_its_first_token_is_on_its_way_does_not_deco
     scheduler._preempt_request(victim, 0.0)
     engine.finish(steps.pop())
     assert victim.num_output_tokens == 1
-    assert len(scheduler._watch._slack.decodes) == 1
+    assert len(scheduler._watch.slack.decodes) == 1

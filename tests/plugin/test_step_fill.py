@@ -1,10 +1,10 @@
 """Whether an engine fills up: by hand, and in a simulated burst beyond what FP8 does."""
 
 from nestedfp.modes import Mode
+from nestedfp.steps.deadlines.step_fill import FillWatch
 from nestedfp.steps.step_costs import StepCost, StepCosts
-from nestedfp.steps.step_fill import FillWatch
 from nestedfp.steps.step_rule import StepRule
-from nestedfp.steps.step_slack import StepTimes
+from nestedfp.steps.step_times import StepTimes
 
 COSTS = StepCosts((StepCost(1, 10.0, 5.0), StepCost(100, 20.0, 10.0), StepCost(1000, 110.0, 55.0)))
 RULE = StepRule(ttft_deadline_s=0.1, tpot_deadline_s=0.04, fill_horizon_s=4.0)

@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nestedfp.modes import DirectiveMode, Mode
+from nestedfp.steps.deadlines.prompt_line import MISSED_AFTER, PromptLine, PromptLines
+from nestedfp.steps.deadlines.step_slack import DecodeHeap, StepSlack
 from nestedfp.steps.step_costs import StepCost, StepCosts
 from nestedfp.steps.step_rule import StepRule, StepSignals, choose
-from nestedfp.steps.step_slack import MISSED_AFTER, DecodeHeap, PromptLine, PromptLines, StepSlack, StepTimes
+from nestedfp.steps.step_times import StepTimes
 from nestedfp.vllm_plugin.scheduling.deadline_watch import DeadlineWatch, steady_s
 
 S_PER_TOKEN = 1e-3
@@ -344,8 +346,8 @@ def test_the_engines_watch_keeps_it_back_in_steps_of_decodes_alone(
     watch.computes(request, 60)
     watch.filled((60, 0), ["a"], with_prompts=True)
     watch.ended((60, 0), COSTS.times_ms(60)[0] * 1e-3, [request], [], with_prompts=True, at_s=steady_s())
-    assert watch.late(rule, 1, 1, 0.0, with_prompts=False) == answer
-    assert watch.late(rule, 1, 1, 0.0, with_prompts=True) is None
+    assert watch.late(rule, watch.begins_s(), 1, 1, 0.0, with_prompts=False) == answer
+    assert watch.late(rule, watch.begins_s(), 1, 1, 0.0, with_prompts=True) is None
 
 
 def test_what_is_late_runs_fp8_where_fp8_pays() -> None:

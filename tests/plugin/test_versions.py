@@ -141,6 +141,12 @@ def test_calls_and_abstract_methods_of_a_vllm_of_tomorrow_are_found(monkeypatch)
     assert "['get_kv_connector_output'], which our _TimedOutput lacks" in lacking
 
 
+def test_a_vllm_that_does_not_load_is_one_difference(monkeypatch):
+    monkeypatch.setitem(sys.modules, compare.CORE, None)
+    (said,) = compare.differences()
+    assert said.startswith("vLLM does not load here (ModuleNotFoundError: import of vllm.config halted")
+
+
 def test_the_installed_versions_were_tested():
     assert versions.untested(versions.TESTED) is None
 

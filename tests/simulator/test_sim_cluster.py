@@ -4,9 +4,7 @@ Run: python -m pytest tests/simulator/test_sim_cluster.py
 """
 
 import ast
-import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sim_builders import make_requests, make_table, policy_config
@@ -22,8 +20,7 @@ import simulator.cluster.replica
 import simulator.cluster.routing
 import simulator.engine.engine
 from controller.config import ControllerConfig
-from controller.decide.loop import ControlLoop
-from controller.messages import Directive, DirectiveAck, ReplicaSnapshot
+from controller.messages import Directive, ReplicaSnapshot
 from nestedfp.modes import DirectiveMode, Mode
 from simulator.bench import make_bench, make_config, simulate
 from simulator.cluster.cluster import Cluster, RunResult
@@ -35,7 +32,6 @@ from workload.synthetic import synthetic_trace
 pytestmark = pytest.mark.slow
 
 ROOT = Path(simulator.__file__).parents[1]
-SIMULATOR = ROOT / "simulator"
 TABLE = make_table()
 LOAD_S = 60.0
 BENCH = make_bench(TABLE, synthetic_trace(seed=1, duration_s=LOAD_S, mean_rate_rps=4.0))
@@ -236,76 +232,3 @@ def test_simulator_and_service_use_the_same_classes():
         for alias in node.names
     }
     assert {"choose", "StepRule", "StepSignals"} <= names
-
-
-def test_the_simulator_defines_no_policy_guard_publisher_follower_or_step_rule():
-    core = (ROOT / "controller").rglob("*.py")
-    decided = {
-        node.name
-        for path in core
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
-    }
-    assert {"ControlLoop", "DirectiveFollower", "DirectivePublisher", "guarded_decide", "decide"} <= decided
-    own = {
-        node.name: path.name
-        for path in SIMULATOR.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef | ast.FunctionDef)
-    }
-    forbidden = {"decide", "choose", "guarded_decide", "ControlLoop", "on_directive", "in_force", "due"}
-    assert not forbidden & set(own)
-    assert not [name for name in own if any(word in name for word in ("Policy", "Guard", "Publisher", "Follower"))]
-
-
-class Recorder(ControlLoop):
-    """Notes what the simulator hands to the loop, and what comes out."""
-
-    calls: list[tuple[str, float, Any, Any]]
-
-    def __init__(self, config: ControllerConfig) -> None:
-        super().__init__(config)
-        self.calls = []
-
-    def on_snapshot(self, now_s: float, snapshot: ReplicaSnapshot) -> None:
-        super().on_snapshot(now_s, snapshot)
-        self.calls.append(("snapshot", now_s, snapshot, self.directive_for(snapshot.replica_id)))
-
-    def on_ack(self, now_s: float, ack: DirectiveAck) -> None:
-        super().on_ack(now_s, ack)
-        self.calls.append(("ack", now_s, ack, None))
-
-    def step(self, now_s: float) -> Any:
-        effects = super().step(now_s)
-        self.calls.append(("step", now_s, None, effects))
-        return effects
-
-
-def test_the_live_actor_answers_a_simulated_run_with_the_same_directives(monkeypatch: pytest.MonkeyPatch):
-    """What the simulator's loop was told goes through the live actor, as JSON; the answers and effects are the same."""
-    config = policy_config("threshold")
-    monkeypatch.setattr(simulator.cluster.cluster, "ControlLoop", Recorder)
-    cluster = Cluster(TABLE, config, Scenario(replicas=2, network=NetworkConfig(loss=0.1)))
-    cluster.run(make_requests(*steady(900, 200.0)))
-    recorder = cluster.loop
-    assert isinstance(recorder, Recorder)
-    modes = {effects.record.to_mode for kind, _, _, effects in recorder.calls if kind == "step" and effects.record}
-    assert modes == {DirectiveMode.FP16, DirectiveMode.FP8}
-
-    async def replay() -> None:
-        actor = controller.live.actor.ControllerActor(config.model_dump())
-        monkeypatch.setattr(actor, "_ensure_stepping", lambda: None)  # the script says when to step
-        clock_s = 0.0
-        monkeypatch.setattr("controller.live.actor.time.monotonic", lambda: clock_s)
-        for kind, now_s, given, expected in recorder.calls:
-            clock_s = now_s
-            if kind == "snapshot":
-                await actor.report(given.model_dump_json())
-                assert actor._loop.directive_for(given.replica_id) == expected
-            elif kind == "ack":
-                actor._loop.on_ack(now_s, given)
-            else:
-                assert actor._loop.step(now_s) == expected
-        await actor.close()
-
-    asyncio.run(replay())

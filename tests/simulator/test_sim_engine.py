@@ -59,14 +59,6 @@ def test_fp8_steps_cost_what_the_fp8_model_says():
     assert (request.prompt_fp8, request.completion_fp8, request.prompt_fp16) == (1000, 1, 0)
 
 
-def test_a_long_prompt_is_computed_in_chunks_of_the_budget():
-    (request,) = make_requests((0.0, 5000, 1))
-    engine = serve(make_table(), [request])
-    chunks = [FP16.step_s(tokens, 0, before) for tokens, before in ((2048, 0), (2048, 2048), (904, 4096))]
-    assert request.finished_s == pytest.approx(sum(chunks))
-    assert engine.stats.steps[False] == 3
-
-
 @pytest.mark.parametrize("ahead", [False, True])
 def test_decodes_come_before_prompts_and_a_step_filled_ahead_sees_arrivals_later(ahead: bool):
     requests = make_requests((0.0, 16, 50), (0.005, 4000, 2))
@@ -108,25 +100,6 @@ def test_every_token_is_accounted_for_and_nothing_is_left_behind(seed: int, rate
         assert sum(engine.stats.tokens) == needed
     assert (engine.used_blocks, engine.waiting_tokens, len(engine.running), len(engine.waiting)) == (0, 0, 0, 0)
     assert engine.unfinished() == []
-
-
-def test_a_small_cache_preempts_and_the_preempted_lose_time_but_no_token():
-    requests = make_requests(*((0.0, 400, 300) for _ in range(12)))
-    engine = serve(make_table(kv_tokens=6000), requests)
-    assert engine.preemptions > 0
-    assert sum(engine.stats.tokens) > sum(r.prompt_tokens + r.output_tokens - 1 for r in requests)
-    assert all(r.completion_fp16 == 300 for r in requests)
-    calm = serve(make_table(kv_tokens=60_000), other := make_requests(*((0.0, 400, 300) for _ in range(12))))
-    assert calm.preemptions == 0
-    assert max(r.finished_s for r in requests) > max(r.finished_s for r in other)
-
-
-@pytest.mark.parametrize("kv", [5000, 100_000])
-def test_first_tokens_come_in_the_order_of_arrival(kv: int):
-    requests = random_requests(7, 300, 100.0)
-    serve(make_table(kv_tokens=kv), requests)
-    firsts = [request.first_s for request in requests]
-    assert firsts == sorted(firsts)
 
 
 def test_stopping_at_many_moments_changes_nothing():

@@ -7,7 +7,7 @@ import pytest
 from sim_builders import make_requests, make_table, policy_config
 
 from controller.messages import Directive
-from deploy.front.peers import RETRYABLE_BODY_BYTES
+from deploy.access.peers import RETRYABLE_BODY_BYTES
 from nestedfp.modes import DirectiveMode
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.replica import Replica

@@ -153,8 +153,7 @@ def test_lengths_are_scaled_to_the_context_and_capped():
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 20_000), st.integers(0, 5_000)), min_size=1, max_size=30),
-    st.integers(2, 5_000),
+    st.lists(st.tuples(st.integers(0, 20_000), st.integers(0, 5_000)), min_size=1, max_size=30), st.integers(2, 5_000)
 )
 def test_no_request_ever_exceeds_the_context(sizes, context_tokens):
     arrivals = [Arrival(float(i), prompt, output) for i, (prompt, output) in enumerate(sizes)]

@@ -1,12 +1,13 @@
-"""What a client hears of a fault in its request: the most telling of pydantic's errors, at a path of the client's own fields. Pure.
+"""What a client hears of a fault in its request: the most telling of pydantic's errors, at a path of the client's own fields.
 
 Where a field may be one of several things, pydantic tells of each why it is none of them, under names of its own: ``stop.str``
 and ``stop.list[str]``, ``messages.0.ChatCompletionUserMessageParam.content``. What the client meant is among them, and the
 first is rarely it.
 """
 
+import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -48,6 +49,10 @@ MOST_OF_VLLM = 600  # its sentence on the length of the context is a long one
 # That are looked at, in 0.1 s of the loop that writes all streams. A body of 8 MiB can have millions, each an object.
 MOST_FAULTS = 10_000
 Path = tuple[Any, ...]
+NONE_LEFT = "max_tokens must be at least 1, got 0."  # vLLM, also where the prompt fills the whole context
+ANSWERS = ("max_tokens", "max_completion_tokens", "max_output_tokens")  # the fields that say how long
+
+log = logging.getLogger(__name__)
 
 
 class Fault(NamedTuple):
@@ -163,6 +168,57 @@ def refusal_of_vllm(error: Exception, given: Mapping[str, Any]) -> Refused:
         return Refused(400, f"the request has a field of a wrong type: {one_line(error)}")
     said = in_our_words(str(error.args[0]))
     return Refused(400, said, param=place(getattr(error, "parameter", None), said, given))
+
+
+def of_engine(
+    error: Exception, given: Mapping[str, Any], accepted: bool, constrained: bool, longest: Callable[[], int]
+) -> Refused:
+    """Return what the client hears of an exception of vLLM's, from its front end or its engine.
+
+    Args:
+        given: see ``place``.
+        accepted: the engine has computed a token of the request.
+        constrained: a grammar constrains it.
+        longest: see ``of_vllm``.
+    """
+    from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+    from vllm.exceptions import GenerationError
+    from vllm.v1.engine.exceptions import EngineGenerateError
+
+    failed = isinstance(error, (EngineGenerateError, GenerationError))
+    if not accepted and isinstance(error, EngineGenerateError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    info = create_error_response(error).error
+    if constrained and failed:
+        where = place("structured_outputs", "", given)
+        return Refused(400, "the grammar has no way on from the text so far", param=where)
+    if info.code == 500 and not (failed and accepted):
+        # Before the engine's first token, or in vLLM's own handling of it, nothing but the request's content can be at fault.
+        log.warning("request refused: %s: %s", type(error).__name__, one_line(error))
+        return Refused(400, f"the request cannot be processed: {one_line(error)}")
+    if info.code >= 500:
+        log.error("request failed: %s: %s", type(error).__name__, one_line(error))
+        return Refused(info.code, "the engine failed on this request")
+    return of_vllm(info.code, info.message, info.param, given, longest)
+
+
+def of_vllm(
+    status: int, message: str, param: str | None, given: Mapping[str, Any], longest: Callable[[], int]
+) -> Refused:
+    """Return a refusal of vLLM's in this service's words, at the field of the client's own.
+
+    Args:
+        param: vLLM's name of the field; None: it names none.
+        given: see ``place``.
+        longest: returns the tokens of the model's context.
+    """
+    text = in_our_words(message)
+    where = place(param, text, given)
+    if text == NONE_LEFT and not any(given.get(name) == 0 for name in ANSWERS):
+        text, where = no_room(longest(), longest()), place("input_tokens", "", given)
+    elif param == "max_tokens" and where not in (None, param):
+        text = text.replace(param, str(where), 1)
+    return Refused(status, text, param=where)
 
 
 def one_line(error: BaseException) -> str:

@@ -13,7 +13,6 @@ import re
 import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
 from typing import Any
 
 from deploy.front.checks.grammar_process import FIELDS, OPTIONS, READY, Setting, run
@@ -25,7 +24,6 @@ WALL_S = 60.0  # beside everything else that computes here
 MOST_ASKED = 64  # grammars that are tried or wait for it, also of clients that have left
 REMEMBERED_BYTES = 16 << 20
 PAUSE_S = 10.0  # before another start, where the process ended before it was ready: that may come again at once
-_tried: ContextVar[bool] = ContextVar("nestedfp_grammar_tried", default=False)
 
 
 class Grammars:
@@ -82,7 +80,7 @@ class Grammars:
         for name, value in answer["params"].items():
             setattr(wanted, name, value)
         wanted._backend, wanted._backend_was_auto = answer["backend"], answer["automatic"]
-        _tried.set(True)
+        wanted.nestedfp_tried = True
 
     def close(self) -> None:
         """Tell the process to end. Without this it ends with the replica's."""
@@ -184,7 +182,7 @@ def skip_tried() -> None:
         return
 
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        if not (_tried.get() and self.structured_outputs is not None and self.structured_outputs._backend):
+        if not getattr(self.structured_outputs, "nestedfp_tried", False):
             original(self, *args, **kwargs)
 
     checked._nestedfp = True  # type: ignore[attr-defined]

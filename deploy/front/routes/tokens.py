@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from deploy.access.admission import Asked
 from deploy.front.checks.asked import asked_of_inputs
 from deploy.front.checks.bounds import check_extra
-from deploy.front.handover import TURN
+from deploy.front.context import CONTEXT
 from deploy.front.routes.route import Route
 
 
@@ -30,8 +30,8 @@ class _Charged:
 
 
 def _read(tokens: int) -> None:
-    if (turn := TURN.get()) is not None:
-        turn.passage.prompt_tokens = tokens
+    if (context := CONTEXT.get()) is not None:
+        context.prompt_tokens = tokens
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""What this project can do on a GPU, by its compute capability. Pure but for gpu_kernels.is_portable."""
+"""What this project can do on a GPU, by its compute capability. Pure but for gpu_kernels.is_portable and is_built."""
 
 from enum import StrEnum
 
-from nestedfp.kernels.gpu_kernels import HOPPER, PORTABLE_FROM, is_portable
+from nestedfp.kernels.gpu_kernels import HOPPER, PORTABLE_FROM, is_built, is_portable
 from nestedfp.vllm_plugin.options import PluginOptions
 
 
@@ -12,6 +12,20 @@ class LinearPath(StrEnum):
     KERNELS = "kernels"  # this project's kernels for a CPU or for Hopper: both precisions
     PORTABLE = "portable"  # its portable kernels: both precisions
     PLAIN_FP16 = "plain_fp16"  # plain FP16 weights and vLLM's own kernels: one precision
+
+
+def require_built() -> None:
+    """Refuse an installation without the kernels for GPUs.
+
+    Raises:
+        ValueError: with what to install again, and how.
+    """
+    if not is_built():
+        raise ValueError(
+            "nestedfp was installed without its kernels for GPUs: nvcc was not on the PATH; with nvcc of CUDA 12.8 or newer there, "
+            "install it again ('pip install --no-build-isolation .'), or serve exact FP16 only: "
+            """--additional-config '{"nestedfp": {"fp16_only": true}}'"""
+        )
 
 
 def support(capability: tuple[int, int] | None, options: PluginOptions) -> LinearPath:

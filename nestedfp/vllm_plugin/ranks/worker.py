@@ -117,7 +117,8 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
     def compile_or_warm_up_model(self) -> Any:
         result = super().compile_or_warm_up_model()
         ops.set_mode(Mode.FP16)
-        if PluginOptions.of(self.vllm_config).measures_steps(current_platform.is_cpu()):
+        is_whole = self.parallel_config.pipeline_parallel_size == 1  # else no rank sees a whole step
+        if is_whole and PluginOptions.of(self.vllm_config).measures_steps(current_platform.is_cpu()):
             measure = step_timing.measure_cpu if current_platform.is_cpu() else step_timing.measure_gpu
             self._step_costs = measure(self.model_runner, row_classes.obstacle(self) is None)
         with failure.reported():

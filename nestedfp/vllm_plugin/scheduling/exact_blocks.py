@@ -4,16 +4,15 @@ A position of a sequence is exact when its own KV entry and all before it were w
 an FP8 step wrote into every later position, whatever computes that. So one number says it for a sequence: how many leading
 positions are exact. A block is exact when its last position is. Blocks are marked when vLLM enters them into the prefix
 cache, and when an FP8 step writes into the blocks of a sequence that was exact until then; a look-up that wants exact blocks
-ends at the first one that is not.
+takes others out of the prefix cache, for those that it has computed in their place.
 
 Marks cost nothing per step: a block is marked once when it is full, a sequence once when it stops being exact.
 """
 
 import functools
 import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
-
-from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
 ALL = sys.maxsize  # exact positions of a sequence that no FP8 step has touched
 
@@ -24,51 +23,57 @@ class ExactBlocks:
     Wraps the block pool's methods that enter blocks into the prefix cache and look them up. Every request must carry
     ``nestedfp_exact_tokens``.
 
+    Args:
+        kv_cache_manager: vLLM's ``KVCacheManager``.
+        block_tokens: of a block of each group of layers.
+
     Attributes:
         wanted: whether look-ups find exact blocks only. Set before each request's look-up.
     """
 
-    def __init__(self, kv_cache_manager: Any) -> None:
+    def __init__(self, kv_cache_manager: Any, block_tokens: Sequence[int]) -> None:
         self.wanted = False
-        self._managers = kv_cache_manager.coordinator.single_type_managers
+        self._manager = kv_cache_manager
+        self._block_tokens = block_tokens
         self._pool = kv_cache_manager.block_pool
-        self._inexact = bytearray(self._pool.num_gpu_blocks)  # by block id; right for every block in the prefix cache
+        self._inexact: set[int] = set()  # block ids; right for every block in the prefix cache
         for name in ("get_cached_block", "cache_full_blocks", "cache_partial_block", "move_block_hashes"):
             setattr(self._pool, name, functools.partial(getattr(self, f"_{name}"), getattr(self._pool, name)))
 
     def no_longer_exact(self, request: Any, exact_tokens: int, written_from: int) -> None:
         """A sequence has only ``exact_tokens`` exact positions; it computes those from ``written_from`` on itself."""
         request.nestedfp_exact_tokens = exact_tokens
-        for manager in self._managers:
-            blocks = manager.req_to_blocks.get(request.request_id, ())
-            for block in blocks[written_from // manager.block_size :]:
-                self._inexact[block.block_id] = not block.is_null
+        for size, blocks in self._blocks_of(request.request_id):
+            self._inexact.update(block.block_id for block in blocks[written_from // size :] if not block.is_null)
 
     def exact_prefix(self, request_id: str, tokens: int) -> int:
         """Return how many of the first ``tokens`` positions of a sequence, all read from the prefix cache, are exact."""
         exact = tokens
-        for manager in self._managers:
-            blocks = manager.req_to_blocks.get(request_id, ())
-            for index, block in enumerate(blocks[: -(-exact // manager.block_size)]):
-                if self._inexact[block.block_id]:
-                    exact = min(exact, index * manager.block_size)
+        for size, blocks in self._blocks_of(request_id):
+            for index, block in enumerate(blocks[: -(-exact // size)]):
+                if block.block_id in self._inexact:
+                    exact = min(exact, index * size)
                     break
         return exact
 
-    def _get_cached_block(self, original: Any, block_hash: Any, kv_cache_group_ids: list[int]) -> Any:
-        blocks = original(block_hash, kv_cache_group_ids)
-        if blocks is None or not any(self._inexact[block.block_id] for block in blocks):
-            return blocks
-        exact = [self._exact_twin(make_block_hash_with_group_id(block_hash, group)) for group in kv_cache_group_ids]
-        if None not in exact:
-            return exact
-        return None if self.wanted else blocks
+    def _blocks_of(self, request_id: str) -> Iterator[tuple[int, Sequence[Any]]]:
+        """Yield the tokens of a block and a sequence's blocks, of each group of layers."""
+        return zip(self._block_tokens, self._manager.get_blocks(request_id).blocks, strict=True)
 
-    def _exact_twin(self, key: Any) -> Any:
-        """Return an exact block among those that hold the same tokens, which several sequences may have computed."""
-        same = self._pool.cached_block_hash_to_block._cache.get(key)
-        twins = same.values() if isinstance(same, dict) else [same]
-        return next((block for block in twins if not self._inexact[block.block_id]), None)
+    def _mark(self, block: Any, is_exact: bool) -> None:
+        if is_exact or block.is_null:
+            self._inexact.discard(block.block_id)
+        else:
+            self._inexact.add(block.block_id)
+
+    def _get_cached_block(self, original: Any, block_hash: Any, kv_cache_group_ids: list[int]) -> Any:
+        while (blocks := original(block_hash, kv_cache_group_ids)) is not None and self.wanted:
+            inexact = self._inexact & {block.block_id for block in blocks}
+            if not inexact:
+                break
+            # An exact block of the same tokens may stand behind it, or is about to: all requests can read that one.
+            self._pool.evict_blocks(inexact)
+        return blocks
 
     def _cache_full_blocks(
         self,
@@ -83,16 +88,15 @@ class ExactBlocks:
     ) -> Any:
         exact_blocks = request.nestedfp_exact_tokens // block_size
         for index in range(num_cached_blocks, num_full_blocks):
-            block = blocks[index]
-            self._inexact[block.block_id] = index >= exact_blocks and not block.is_null
+            self._mark(blocks[index], index < exact_blocks)
         return original(request, blocks, num_cached_blocks, num_full_blocks, block_size, *args, **kwargs)
 
     def _cache_partial_block(
         self, original: Any, request: Any, block: Any, num_tokens: int, *args: Any, **kwargs: Any
     ) -> Any:
-        self._inexact[block.block_id] = num_tokens > request.nestedfp_exact_tokens and not block.is_null
+        self._mark(block, num_tokens <= request.nestedfp_exact_tokens)
         return original(request, block, num_tokens, *args, **kwargs)
 
     def _move_block_hashes(self, original: Any, src_block: Any, dst_block: Any) -> Any:
-        self._inexact[dst_block.block_id] = self._inexact[src_block.block_id]
+        self._mark(dst_block, src_block.block_id not in self._inexact)
         return original(src_block, dst_block)

@@ -1,11 +1,12 @@
-"""Plans steps by row in terms of vLLM's requests: what nestedfp/steps/row_rule.py asks for, and its plan by request id."""
+"""Plans steps by row in terms of vLLM's requests: what nestedfp/steps/rows/row_rule.py asks for, and its plan by request id."""
 
 from collections.abc import Container, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
-from nestedfp.steps.row_rule import Decode, Prompt, RowRule, RowState, first_due_s
-from nestedfp.steps.step_slack import StepTimes
+from nestedfp.steps.rows.row_rule import RowRule
+from nestedfp.steps.rows.row_state import Decode, Prompt, RowState, first_due_s
+from nestedfp.steps.step_times import StepTimes
 
 
 class RowStep(NamedTuple):

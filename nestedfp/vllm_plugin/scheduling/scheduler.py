@@ -4,209 +4,30 @@ One SchedulerOutput is broadcast to all tensor-parallel ranks, so the ranks cann
 outputs are executed in the order in which they were scheduled, so the attached precision is the one that runs.
 """
 
+import copy
 import functools
-import os
-import secrets
-import threading
-from collections.abc import Collection, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from collections.abc import Collection
 from typing import Any
 
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from nestedfp.modes import DirectiveMode, Mode
-from nestedfp.steps.device_clock import DeviceClock
-from nestedfp.steps.row_rule import MOST_PLANNED
-from nestedfp.steps.step_costs import StepCosts, slowest
+from nestedfp.steps.rows.row_state import MOST_PLANNED
 from nestedfp.steps.step_rule import StepRule, StepSignals, choose
 from nestedfp.vllm_plugin.directives import directive_receiver
-from nestedfp.vllm_plugin.options import PluginOptions, rounds_kv
 from nestedfp.vllm_plugin.ranks.timing.step_ends import SINCE_LAST_S
 from nestedfp.vllm_plugin.scheduling import workers_answers
-from nestedfp.vllm_plugin.scheduling.accounting import COUNTS_KEY, EngineTotals, RequestTokens
-from nestedfp.vllm_plugin.scheduling.deadline_watch import DeadlineWatch, arrived_s, steady_s
-from nestedfp.vllm_plugin.scheduling.exact_blocks import ALL, ExactBlocks
-from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision, asked_of
-from nestedfp.vllm_plugin.scheduling.row_steps import RowStep, RowSteps, left_tokens
-from nestedfp.vllm_plugin.scheduling.waiting import WaitingRequests
+from nestedfp.vllm_plugin.scheduling.deadline_watch import steady_s
+from nestedfp.vllm_plugin.scheduling.parts.control import EngineControl
+from nestedfp.vllm_plugin.scheduling.row_steps import RowStep, left_tokens
 
-GRAMMAR_THREADS = 8
-LOW_PRIORITY = 10
 UNPLANNED_TOKENS = 64  # of a prompt that became ready while its step was being filled: the next one is planned with it
 
 
-def compile_aside(manager: Any) -> None:
-    """Have grammars compiled by more threads than vLLM's, at a low priority.
+class PrecisionMixin(EngineControl):
+    """What we add to vLLM's scheduler; the base class is chosen by ``make_scheduler``."""
 
-    A small grammar then does not wait behind large ones, nor a step for the processor. ``manager`` is vLLM's
-    ``StructuredOutputManager``; one without a tokenizer compiles nothing.
-    """
-    if (before := getattr(manager, "executor", None)) is None:
-        return
-    # Linux keeps a niceness for each thread; those that the compiler starts inherit it.
-    manager.executor = ThreadPoolExecutor(
-        GRAMMAR_THREADS, "grammars", lambda: os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
-    )
-    before.shutdown()
-
-
-class PrecisionMixin(WaitingRequests):
-    """What we add to vLLM's scheduler; the base class is chosen by ``make_scheduler``.
-
-    A step of 256 sequences takes a few milliseconds, so nothing here loops over all sequences of a step unless it has to: the
-    sets below name the few that a step changes.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        options = PluginOptions.of(self.vllm_config)
-        # Mode, rule and epoch, replaced together: another thread may do so (directive_receiver.py).
-        self._in_force = (*options.directive(), 0)
-        self._epochs_order = False  # whether all directives have one author, whose epochs never fall
-        self._directing = threading.Lock()
-        self._step_costs: StepCosts | None = None
-        self._fp16_only = options.fp16_only
-        self._fp16_reads_fp8_blocks = options.fp16_reads_fp8_blocks
-        self._rounds_kv = rounds_kv(self.vllm_config)
-        self._fp8_share: float | None = None
-        self._budget_tokens = self.max_num_scheduled_tokens  # which a step's precision may lower
-        settings = self.scheduler_config
-        # Where a prompt, or an image in it, is computed in one step or not at all, a lower budget would keep it waiting for ever.
-        self._cuts_prompts = settings.enable_chunked_prefill and not settings.disable_chunked_mm_input
-        self._watch = DeadlineWatch(self._budget_tokens, self.max_num_running_reqs)
-        self._rows = RowSteps(self._budget_tokens)
-        self._planned: RowStep | None = None  # while vLLM fills a step that was planned by row
-        self._everybody_runs = False  # for one step: the last plan gave nobody anything, for want of blocks
-        self._totals = EngineTotals()
-        self._arrivals = 0
-        self._arrived_tokens = 0
-        self._finished = 0
-        self._clock = DeviceClock()
-        self._last_end_s = 0.0  # of a step
-        self._progress_s = steady_s()  # when a step last ended, or work came to an idle engine
-        # Nobody outside can know it, so no request can name the cache that pinned requests share.
-        self._pinned_salt = secrets.token_hex(16)
-        self._blocks = ExactBlocks(self.kv_cache_manager)
-        compile_aside(self.structured_output_manager)
-        self._pinned: dict[str, Request] = {}
-        self._in_prompt: dict[str, Request] = {}  # parts of their prompt are still to be computed or read
-        self._exact: dict[str, Request] = {}  # no FP8 step has written or will be read in their KV entries
-        self._may_end: dict[str, Request] = {}  # the front end may end them at any output: they have stop strings
-        self._may_starve: dict[str, Request] = {}  # others may overtake them for ever: they have no deadlines
-        self._ended: dict[str, Request] = {}  # ended by the step whose output is being taken
-
-    # -- requests ------------------------------------------------------------------------------------------------------
-
-    def add_request(self, request: Request) -> None:
-        rid = request.request_id
-        if rid not in self.requests:
-            if not self.running and not self._any_waits():
-                self._progress_s = steady_s()
-            self._arrivals += 1
-            self._arrived_tokens += request.num_prompt_tokens
-            request.nestedfp_tokens = RequestTokens()
-            request.nestedfp_earlier_tokens = 0  # sampled for a streaming session's earlier inputs
-            self._arrives(request)
-            request.nestedfp_first_token_s = None
-            request.nestedfp_asked = asked_of(request.sampling_params or request.pooling_params)
-            if request.nestedfp_asked is AskedPrecision.EXACT:
-                self._pinned[rid] = request
-                self._keep_off_shared_blocks(request)
-            if request.sampling_params is not None and request.sampling_params.stop:
-                self._may_end[rid] = request
-            if self.policy is SchedulingPolicy.PRIORITY and request.priority > 0:
-                self._may_starve[rid] = request
-            self._starts_over(request)
-            super().add_request(request)
-            if not self._is_blocked_waiting_status(request.status):
-                self._waits(request)
-            return
-        super().add_request(request)
-
-    def _arrives(self, request: Request) -> None:
-        # vLLM's queue of priorities goes by this too: a wall clock that is set back would let all later requests overtake.
-        request.nestedfp_waits_since_s = request.arrival_time = arrived_s(request.arrival_time)
-        request.nestedfp_has_room = False  # until it waits for its turn (deadline_watch.py)
-
-    def _waits(self, request: Request) -> None:
-        """A request waits for its turn, with a deadline unless others may overtake it for ever."""
-        if request.request_id not in self._may_starve:
-            self._watch.waits(request, request.priority if self.policy is SchedulingPolicy.PRIORITY else 0)
-
-    def _starts_over(self, request: Request) -> None:
-        """No position of the request has been computed or read."""
-        request.nestedfp_exact_tokens = ALL
-        request.nestedfp_started = False
-        request.nestedfp_class = "fast" if request.nestedfp_asked is AskedPrecision.FAST else "exact"
-        self._in_prompt[request.request_id] = self._exact[request.request_id] = request
-
-    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        request.nestedfp_waits_since_s = steady_s()
-        self._watch.preempted(request)
-        self._starts_over(request)
-        super()._preempt_request(request, *args, **kwargs)
-
-    def _promoted(self, request: Request) -> None:
-        request.nestedfp_waits_since_s = steady_s()
-        self._waits(request)
-        if not self.running and self._turn_waiting() in ([], [request]):
-            self._progress_s = steady_s()
-
-    def _update_request_as_session(self, session: Request, update: Any, *args: Any, **kwargs: Any) -> None:
-        session.nestedfp_earlier_tokens += session.num_output_tokens  # vLLM makes them part of the prompt
-        super()._update_request_as_session(session, update, *args, **kwargs)
-        self._arrives(session)
-        session.nestedfp_first_token_s = None
-        self._waits(session)
-        self._in_prompt[session.request_id] = session
-
-    def _handle_stopped_request(self, request: Request, *args: Any, **kwargs: Any) -> bool:
-        self._ended[request.request_id] = request
-        self._watch.left(request.request_id)  # a session stays, and waits for its client: no deadline runs
-        request.nestedfp_sampled = request.nestedfp_earlier_tokens + request.num_output_tokens
-        finished: bool = super()._handle_stopped_request(request, *args, **kwargs)
-        return finished
-
-    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        self._finished += 1
-        for few in (self._pinned, self._in_prompt, self._exact, self._may_end, self._may_starve):
-            few.pop(request.request_id, None)
-        self._watch.left(request.request_id)
-        return super()._free_request(request, *args, **kwargs)
-
-    def _keep_off_shared_blocks(self, request: Request) -> None:
-        """Give a pinned request a prefix cache, and an encoder cache, of its own kind.
-
-        A cached block may have been written by an FP8 step. Blocks are found by a hash that starts from the request's
-        salt, and every step of a pinned request runs FP16, so a salt that only pinned requests use leads to exact blocks
-        only, and pinned requests still share prefixes with each other. What an encoder makes of an image is found by the
-        image's identifier, which gets the salt too.
-        """
-        request.mm_features = [
-            replace(feature, identifier=f"{feature.identifier}|{self._pinned_salt}") for feature in request.mm_features
-        ]
-        request.cache_salt = f"{request.cache_salt or ''}|{self._pinned_salt}"
-        request.block_hashes = []
-        request.update_block_hashes()
-
-    def _get_local_prefix_cache_hit(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        exact_directive = (
-            self._in_force[0] is DirectiveMode.FP16 and not self._goes_by_row and not self._fp16_reads_fp8_blocks
-        )
-        rid, planned = request.request_id, self._planned
-        is_exact = planned is not None and request.nestedfp_class == "exact" and rid not in planned.fast
-        self._blocks.wanted = exact_directive or is_exact or rid in self._pinned
-        return super()._get_local_prefix_cache_hit(request, *args, **kwargs)
-
-    # -- steps ---------------------------------------------------------------------------------------------------------
-
-    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
         directive, rule, _ = self._in_force
         by_row = self._goes_by_row
         # A step of decodes alone, which most are, asks for no more than it has.
@@ -299,14 +120,14 @@ class PrecisionMixin(WaitingRequests):
             if rid not in planned.fast and (rid in self._pinned or self.requests[rid].nestedfp_class == "exact")
         }
 
-    def _schedule_by_row(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+    def _schedule_by_row(self, *args: Any, **kwargs: Any) -> Any:
         """Plan a step and have vLLM fill it so: prompts that are not to begin stay out of its sight meanwhile."""
         skipped = self._queues[1]
         for request in reversed(list(self._in_turn(skipped))):  # no longer blocked: they wait as the others do
             skipped.remove_request(request)
             self.waiting.prepend_request(request)
         waiting = [self.waiting.pop_request() for _ in range(min(len(self.waiting), MOST_PLANNED))]
-        behind, self.waiting = self.waiting, create_request_queue(self.policy)
+        behind, self.waiting = self.waiting, type(self.waiting)()
         chosen: list[Request] = []
         try:
             planned = self._planned = self._plan(waiting)
@@ -351,7 +172,7 @@ class PrecisionMixin(WaitingRequests):
             decodes,
             line,
             begun=begun,
-            places=self.max_num_running_reqs - len(self.running) - self.num_waiting_for_streaming_input,
+            places=self.scheduler_config.max_num_seqs - len(self.running) - self.num_waiting_for_streaming_input,
             pinned=self._pinned,
             may_starve=self._may_starve,
         )
@@ -372,44 +193,22 @@ class PrecisionMixin(WaitingRequests):
         tokens: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
         return tokens
 
-    @property
-    def _decodes(self) -> int:
-        """Requests that get a token in every step."""
-        return len(self.running) - sum(r.status is RequestStatus.RUNNING for r in self._in_prompt.values())
-
-    def _room_stats(self, waiting_tokens: int) -> dict[str, Any]:
-        """Return what the engine computes in a second, and what it can take of prompts, where the rule asks for it."""
-        directive, rule, _ = self._in_force
-        mode = Mode.FP16 if directive is DirectiveMode.FP16 or self._fp16_only else Mode.FP8
-        room = self._watch.room(rule, mode, self._decodes, waiting_tokens)
-        return {
-            "exact_tokens_per_s": self._watch.capacity_tokens_per_s(rule, Mode.FP16),
-            "fast_tokens_per_s": self._watch.capacity_tokens_per_s(rule, mode if self._fp16_only else Mode.FP8),
-            "room": None if room is None else asdict(room),
-        }
-
     def _late(self, rule: StepRule, tokens: int, *, with_prompts: bool) -> str | None:
         # Of those that wait without a deadline the others do not have to see to it that there is a place.
         idle = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
         starving = sum(request.status in idle for request in self._may_starve.values())
         inside = len(self.running) + self._waiting_count() - starving
-        return self._watch.late(rule, tokens, inside, self.kv_cache_manager.usage, with_prompts=with_prompts)
+        return self._watch.late(
+            rule,
+            self._watch.begins_s(),
+            tokens,
+            inside,
+            self.kv_cache_manager.usage,
+            with_prompts=with_prompts,
+            steps=self._watch.steps_in_flight + 1,
+        )
 
-    def _count_prompt(self, request: Request, mode: Mode, count: int) -> None:
-        rid, start = request.request_id, request.num_computed_tokens - count
-        if not request.nestedfp_started:
-            request.nestedfp_started = True
-            exact = self._blocks.exact_prefix(rid, start)
-            request.nestedfp_tokens.begins(start, exact, request.num_prompt_tokens)
-            if exact < start:
-                self._exact.pop(rid, None)
-                request.nestedfp_class = "fast"
-                self._blocks.no_longer_exact(request, exact_tokens=exact, written_from=start)
-        request.nestedfp_tokens.computed(mode, start, count, request.num_prompt_tokens)
-        if start + count >= request.num_prompt_tokens:
-            del self._in_prompt[rid]
-
-    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> dict[int, Any]:
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
         mode, exact = scheduler_output.nestedfp_mode, scheduler_output.nestedfp_exact
         self._ended.clear()
         sampled, places = model_runner_output.sampled_token_ids, model_runner_output.req_id_to_index
@@ -436,143 +235,6 @@ class PrecisionMixin(WaitingRequests):
                 for item in result.outputs:
                     self._account_for(item, Mode.FP16 if item.request_id in exact else mode)
         return results
-
-    def _go_on(self, request_ids: Iterable[str]) -> list[Request]:
-        """Return those that decode from now on, with a deadline: none that has ended, left or been preempted meanwhile."""
-        requests = (self.requests.get(rid) for rid in request_ids if rid not in self._may_starve)
-        return [r for r in requests if r is not None and r.status is RequestStatus.RUNNING]
-
-    def _account_for(self, item: Any, mode: Mode) -> None:
-        rid = item.request_id
-        ended = self._ended.get(rid)
-        request = ended or self.requests.get(rid)
-        if request is None:
-            return
-        if mode is Mode.FP8:
-            request.nestedfp_tokens.completion_fp8 += len(item.new_token_ids)
-        if ended is not None or rid in self._may_end:
-            # kv_transfer_params is the one free-form field that vLLM passes through to the front end.
-            completion = request.num_output_tokens if ended is None else ended.nestedfp_sampled
-            counts = {COUNTS_KEY: request.nestedfp_tokens.counts(completion, rounds_kv=self._rounds_kv)}
-            item.kv_transfer_params = {**(item.kv_transfer_params or {}), **counts}
-
-    def _oldest_wait_s(self) -> float:
-        """Return how long the first request in line that has a deadline has waited for its turn."""
-        first = (request for request in self._first_in_line() if request.request_id not in self._may_starve)
-        return max((steady_s() - request.nestedfp_waits_since_s for request in first), default=0.0)
-
-    def _progress_age_s(self) -> float | None:
-        """Return for how long there has been work and no step has ended; None: nothing to do."""
-        if self.pause_state is not PauseState.UNPAUSED or not (self.running or self._any_waits()):
-            return None
-        return steady_s() - self._progress_s
-
-    # -- control (called through EngineCore utilities) -----------------------------------------------------------------
-
-    def nestedfp_set_directive(self, directive: dict[str, Any]) -> dict[str, Any]:
-        """Put a directive in force from the next step on.
-
-        Where its author has a line of its own (directive_receiver.py), a directive that is older than the one in force changes
-        nothing: there are two ways for it to come, and one may overtake the other.
-
-        Args:
-            directive: ``{"mode": "fp16" | "fp8" | "auto", "epoch": int, "rule": {...}}``.
-
-        Returns:
-            The mode and epoch in force.
-
-        Raises:
-            ValueError: for an unknown mode or rule.
-        """
-        mode, rule = DirectiveMode(directive["mode"]), StepRule(**(directive.get("rule") or {}))
-        epoch = int(directive["epoch"])
-        with self._directing:
-            if not self._epochs_order or epoch >= self._in_force[2]:
-                self._in_force = (mode, rule, epoch)
-            in_force, _, epoch = self._in_force
-        return {"mode": in_force.value, "epoch": epoch}
-
-    def nestedfp_epochs_order(self) -> None:
-        """From now on an older epoch changes nothing: all directives have one author."""
-        self._epochs_order = True
-
-    def nestedfp_take_step_costs(self, ranks: list[list[list[float]] | None]) -> None:
-        """Take what every rank measured at its start; see nestedfp/vllm_plugin/ranks/timing/step_timing.py."""
-        self._step_costs = slowest(ranks)
-        self._watch.use(self._step_costs)
-
-    def nestedfp_take_fp8_shares(self, ranks: list[float]) -> None:
-        """Take what share of its weights has an FP8 mode on every rank; where it is none, no step is called FP8."""
-        self._fp8_share = min(ranks)
-        self._fp16_only = self._fp16_only or not any(ranks)
-
-    def nestedfp_step_costs(self) -> list[list[float]] | None:
-        """Return ``[tokens, fp16_ms, fp8_ms]`` by step size, which ``auto`` goes by; None: not measured."""
-        return None if self._step_costs is None else self._step_costs.as_lists()
-
-    def nestedfp_warmed_up(self) -> None:
-        """Forget how long the warm-up's steps took, so that nobody takes a cold start for an overload."""
-        self._totals.forget_durations()
-
-    def nestedfp_not_begun(self, request_ids: list[str]) -> bool:
-        """Return whether these requests are in the queue and no step has computed anything of any of them."""
-        requests = [self.requests.get(rid) for rid in request_ids]
-        begun = (RequestStatus.RUNNING, RequestStatus.PREEMPTED)
-        return all(
-            request is not None
-            and request.status not in begun
-            and not request.is_finished()
-            and not request.nestedfp_started
-            for request in requests
-        )
-
-    def nestedfp_step_seconds(self) -> dict[str, float]:
-        """Return how many seconds the steps of each precision have taken since the start."""
-        return {mode.value: seconds for mode, seconds in self._totals.seconds.items()}
-
-    def nestedfp_stats(self) -> dict[str, Any]:
-        """Return the engine's counters and queue state; totals count from the start of the engine.
-
-        ``waiting``, ``waiting_tokens`` and ``oldest_wait_s`` are of requests that wait for their turn; those that wait for
-        a grammar to compile, a remote KV cache or their own client are in ``blocked``. The latter two leave out requests that
-        others may overtake for ever. A preempted request has waited since its preemption. ``progress_age_s`` says for how long
-        there has been work and no step has ended; None: no work.
-        """
-        totals, (directive, _, epoch) = self._totals, self._in_force
-        waiting = self._turn_waiting()
-        waiting_tokens = sum(
-            max(0, r.num_tokens - r.num_computed_tokens) for r in waiting if r.request_id not in self._may_starve
-        ) + sum(max(0, r.num_prompt_tokens - r.num_computed_tokens) for r in self.running)
-        return {
-            "mode": (totals.last_mode or Mode.FP16).value,
-            "directive": directive.value,
-            "epoch": epoch,
-            "switches": totals.switches,
-            "steps_fp16": totals.steps[Mode.FP16],
-            "steps_fp8": totals.steps[Mode.FP8],
-            "steps_mixed": totals.steps_mixed,
-            "fp8_reasons": dict(totals.fp8_reasons),
-            "tokens_fp16": totals.tokens[Mode.FP16],
-            "tokens_fp8": totals.tokens[Mode.FP8],
-            **(totals.drafts() if self.num_spec_tokens else {}),
-            "fp16_only": self._fp16_only,
-            "fp8_weight_share": self._fp8_share,
-            "kv_cache": "fp8" if self._rounds_kv else "fp16",
-            "fp8_pays_from_tokens": None if self._step_costs is None else self._step_costs.fp8_pays_from(),
-            "step_ms_fp16": totals.step_ms[Mode.FP16],
-            "step_ms_fp8": totals.step_ms[Mode.FP8],
-            "waiting": len(waiting),
-            "blocked": sum(map(len, self._queues)) - len(waiting),
-            "waiting_tokens": waiting_tokens,
-            **self._room_stats(waiting_tokens),
-            "oldest_wait_s": self._oldest_wait_s(),
-            "progress_age_s": self._progress_age_s(),
-            "running": len(self.running),
-            "kv_usage": float(self.kv_cache_manager.usage),
-            "arrivals": self._arrivals,
-            "arrived_tokens": self._arrived_tokens,
-            "finished": self._finished,
-        }
 
 
 @functools.cache
@@ -619,5 +281,6 @@ def make_scheduler(*, vllm_config: Any, **kwargs: Any) -> Any:
     EngineCore.nestedfp_step_seconds = lambda core: core.scheduler.nestedfp_step_seconds()
     EngineCore.nestedfp_layers = lambda core: core.model_executor.collective_rpc("nestedfp_layers")[0]
     EngineCore.nestedfp_self_checks = lambda core: core.model_executor.collective_rpc("nestedfp_self_check")
-    base = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler
-    return _class_over(base)(vllm_config=vllm_config, **kwargs)
+    vllms_own = copy.copy(vllm_config.scheduler_config)
+    vllms_own.scheduler_cls = None
+    return _class_over(vllms_own.get_scheduler_cls())(vllm_config=vllm_config, **kwargs)

@@ -9,7 +9,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
@@ -32,11 +31,21 @@ class WaitingRequests:
     else:
 
         def _handle_blocked_waiting_request(self, request: Request) -> bool:
-            blocked = self._is_blocked_waiting_status(request.status)  # type: ignore[attr-defined]
+            blocked = not self._waits_for_turn(request)
             ready: bool = super()._handle_blocked_waiting_request(request)  # type: ignore[misc]
             if blocked and ready:
                 self._promoted(request)
             return ready
+
+    @staticmethod
+    def _waits_for_turn(request: Request) -> bool:
+        """Whether a request that is not running waits for nothing but its turn: not for a grammar, remote KV or its client."""
+        return request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+
+    @property
+    def _by_priority(self) -> bool:
+        policy: str = self.scheduler_config.policy  # type: ignore[attr-defined]
+        return policy == "priority"
 
     @property
     def _queues(self) -> tuple[Any, Any]:
@@ -47,7 +56,7 @@ class WaitingRequests:
 
     def _in_turn(self, queue: Any) -> Iterator[Request]:
         """Yield those of a queue that wait for nothing but their turn, in their order."""
-        return (r for r in queue if not self._is_blocked_waiting_status(r.status))  # type: ignore[attr-defined]
+        return filter(self._waits_for_turn, queue)
 
     def _turn_waiting(self) -> list[Request]:
         """Return all that wait for nothing but their turn."""
@@ -67,7 +76,7 @@ class WaitingRequests:
         """Return the requests that may have waited longest, of those that wait for nothing but their turn."""
         waiting, beside = self._queues
         first = []
-        if self.policy is not SchedulingPolicy.PRIORITY:  # type: ignore[attr-defined]
+        if not self._by_priority:
             for request in self._in_turn(
                 waiting
             ):  # preempted ones stand in front and have waited since their preemption only

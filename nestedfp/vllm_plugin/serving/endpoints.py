@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 from argparse import Namespace
 from dataclasses import asdict, fields
 from typing import Any
@@ -136,10 +137,11 @@ class _Metrics:
     """
 
     def __init__(self, app: Any, refresh: Any) -> None:
-        from prometheus_client import REGISTRY, make_asgi_app
-        from vllm.v1.metrics.prometheus import get_prometheus_registry
+        from prometheus_client import REGISTRY, CollectorRegistry, make_asgi_app, multiprocess
 
-        registry = get_prometheus_registry()
+        registry = REGISTRY
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+            multiprocess.MultiProcessCollector(registry := CollectorRegistry())  # type: ignore[no-untyped-call]
         with contextlib.suppress(KeyError):
             registry.unregister(_COLLECTOR)
         registry.register(_COLLECTOR)

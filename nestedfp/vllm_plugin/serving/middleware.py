@@ -114,13 +114,16 @@ def _as_mapping(body: bytes) -> dict[str, Any]:
 
 def _asked(body: dict[str, Any], headers: dict[bytes, bytes]) -> AskedPrecision | None:
     xargs, header = body.get("vllm_xargs"), headers.get(HEADER)
-    return stated(
+    asked = stated(
         (
             (body.get(PIN_KEY), PIN_KEY),
             (xargs.get(PIN_KEY) if isinstance(xargs, dict) else None, f"vllm_xargs.{PIN_KEY}"),
             (None if header is None else header.decode("latin-1"), PIN_HEADER),
         )
     )
+    if asked is AskedPrecision.EXACT and body.get("use_beam_search"):  # a request for each token of each beam
+        raise AskedError("use_beam_search cannot be exact: leave one of the two out", "use_beam_search")
+    return asked
 
 
 async def _refuse(send: Any, error: AskedError) -> None:

@@ -20,7 +20,6 @@ from torch import fx
 from torch._guards import detect_fake_mode
 from torch._inductor import pattern_matcher
 from vllm.compilation.passes.inductor_pass import InductorPass, enable_fake_mode
-from vllm.compilation.passes.vllm_inductor_pass import VllmPatternMatcherPass
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.platforms import current_platform
@@ -38,7 +37,7 @@ class FuseQuantiser(InductorPass):  # type: ignore[misc]
     """The pass. Without state, so that it travels in an engine's configuration to every process."""
 
     def __call__(self, graph: fx.Graph) -> None:
-        VllmPatternMatcherPass.match_table["nestedfp_fused_quantiser"] += fuse(graph)
+        fuse(graph)
 
     def uuid(self) -> str:
         """Return a key of this file: vLLM's configuration and both caches of compiled graphs hash it."""

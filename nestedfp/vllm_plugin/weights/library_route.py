@@ -168,11 +168,7 @@ def choose(shapes: Mapping[tuple[int, int], Sequence[PackedWeight]], max_tokens:
 
 
 def _modes() -> list[Mode]:
-    from vllm import _custom_ops
-
-    major, minor = torch.cuda.get_device_capability()
-    has_fp8 = (major, minor) >= (8, 9) and _custom_ops.cutlass_scaled_mm_supports_fp8(10 * major + minor)
-    return [Mode.FP16, Mode.FP8] if has_fp8 else [Mode.FP16]
+    return [Mode.FP16, Mode.FP8] if torch.cuda.get_device_capability() >= (8, 9) else [Mode.FP16]
 
 
 def _measured(mode: Mode, weights: Sequence[PackedWeight], max_tokens: int) -> int | None:

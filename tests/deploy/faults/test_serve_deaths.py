@@ -86,32 +86,6 @@ def test_what_dies_in_mid_stream_ends_its_own_streams_and_no_others(client, serv
     settled(client)
 
 
-def test_a_killed_haproxy_is_back_within_two_seconds(client, service):
-    settled(client)
-    for process in [p for p in service.children(r"haproxy") if p.name() == "haproxy"]:
-        process.kill()
-    killed_s = time.monotonic()
-
-    def back():
-        with contextlib.suppress(httpx.HTTPError):
-            return client.get("/v1/models").status_code == 200
-        return False
-
-    assert wait_until(back, 20, 0.05)
-    assert time.monotonic() - killed_s < 2
-    settled(client)
-
-
-def test_an_engine_that_dies_while_nobody_asks_shows_in_the_status_within_five_seconds(client, service):
-    settled(client)
-    service.look()
-    service.engines()[0].kill()
-    killed_s = time.monotonic()
-    assert wait_until(lambda: "its engine has died" in faults(client), 5, 0.05), client.get("/status").text
-    assert time.monotonic() - killed_s < 5
-    settled(client)
-
-
 def test_a_hung_engine_is_noticed_its_streams_hear_of_it_and_its_replica_is_replaced(client, service, capsys):
     settled(client)
     before = {r["id"] for r in status(client)["replicas"]}

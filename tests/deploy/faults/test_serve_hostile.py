@@ -4,24 +4,22 @@ import collections
 import contextlib
 import json
 import re
-import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
-from fault_load import begin
-from fault_service import HANG_S, PORT, URL, Poll, settled, status
-from live_service import ADMIN, KEY, MODEL, complete, wait_until
+from fault_service import HANG_S, PORT, URL, Poll, settled
+from live_service import KEY, MODEL, complete
 
-from benchmarks.client import stream_client
 from chaos.abuse import heavy, hostile
 from chaos.abuse.attacks import send_all
 from deploy.startup.accelerator import resolve
+from loadtest.sender.dispatch import run_plan
+from loadtest.sender.plan import PlannedRequest, SendPlan
+from loadtest.sender.prompts import TOKEN_IDS
 
 pytestmark = [pytest.mark.serve, pytest.mark.faults]
 
@@ -143,70 +141,6 @@ def test_no_request_made_from_the_openapi_document_gets_a_server_error(client, t
     assert complete(client)["usage"]["completion_tokens"] == 8
 
 
-def test_a_grammar_costs_its_own_request_and_no_other(client, service, capsys):
-    def ask(times, name, **constraint):
-        body = {"model": MODEL, "prompt": "x", "max_tokens": 3, "structured_outputs": constraint}
-        began_s = time.monotonic()
-        answer = httpx.post(f"{URL}/v1/completions", json=body, timeout=120, trust_env=False)
-        times[name] = answer.status_code, round(time.monotonic() - began_s, 2)
-        return answer
-
-    times = {}
-    for _ in range(2):  # at both replicas: the process that tries grammars may still be starting
-        ask(times, "first", regex="[d-f]{3}")
-    assert ask(times, "too large", choice=[f"{i:03d}" + "y" * 4997 for i in range(100)]).status_code == 400
-    heavy = [
-        threading.Thread(
-            target=ask, args=(times, f"heavy {k}"), kwargs={"choice": [f"{k}{i:02d}" + "y" * 500 for i in range(64)]}
-        )
-        for k in range(6)
-    ]
-    for each in heavy:
-        each.start()
-    time.sleep(0.3)
-    answer = ask(times, "three letters", regex="[a-c]{3}")
-    began_s = time.monotonic()
-    assert complete(client)["usage"]["completion_tokens"] == 8
-    times["neighbour"] = 200, round(time.monotonic() - began_s, 2)
-    behind = [f"heavy {k}" for k in range(6) if f"heavy {k}" not in times]
-    for each in heavy:
-        each.join()
-    with capsys.disabled():
-        print(f"\ngrammars: {times}")
-    assert re.fullmatch("[a-c]{3}", answer.json()["choices"][0]["text"])
-    assert behind, "three letters and a request without a grammar wait behind no heavy one"
-    assert {status for status, _ in times.values()} <= {200, 400}
-
-
-def test_errors_are_in_openais_format(client):
-    for method, path in (("GET", "/v1/none"), ("GET", "/v1/completions"), ("POST", "/status"), ("BREW", "/v1/models")):
-        response = client.request(method, path)
-        assert response.status_code in (404, 405)
-        error = response.json()["error"]
-        assert set(error) == {"message", "type", "param", "code", "request_id"}
-        assert error["request_id"] == response.headers["x-request-id"]
-
-
-@pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
-@pytest.mark.parametrize("extra", [{}, {"n": 2}, {"logprobs": 1}], ids=["plain", "two samples", "log-probabilities"])
-@pytest.mark.parametrize("stream", [None, {}, {"include_usage": True}], ids=["whole", "streamed", "usage asked for"])
-def test_every_answer_discloses(client, route, extra, stream):
-    chat = route.endswith("chat/completions")
-    if chat and "logprobs" in extra:
-        extra = {"logprobs": True, "top_logprobs": 1}
-    body = {"model": MODEL, "max_tokens": 6, "temperature": 1, "ignore_eos": True, **extra}
-    body |= {"messages": [{"role": "user", "content": "A king"}]} if chat else {"prompt": "A king"}
-    if stream is None:
-        usage = client.post(route, json=body).json()["usage"]
-    else:
-        text = client.post(route, json={**body, "stream": True, "stream_options": stream or None}).text
-        events = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
-        assert text.endswith("data: [DONE]\n\n")
-        usage = [event["usage"] for event in events if event.get("usage")][-1]
-    tokens = usage["precision_tokens"]["completion"]
-    assert tokens["fp16"] + tokens["fp8"] == 6 * extra.get("n", 1)
-
-
 def listening(service):
     """(address, port, process) of everything that the service listens on."""
     found = []
@@ -231,47 +165,13 @@ def test_all_is_listened_for_on_loopback_but_one_port_of_each_serve_replica(serv
     assert set(replicas.values()) <= {1}, elsewhere
 
 
-def test_the_admin_routes_want_the_key_and_the_others_do_not(client):
-    for path in ("/admin/directive", "/admin/reload", "/control/admin/directive"):
-        assert client.post(path, json={"mode": "fp8"}).status_code == 401
-        assert client.post(path, json={"mode": "fp8"}, headers={"Authorization": "Bearer x"}).status_code == 401
-    assert client.get("/status").status_code == client.get("/decisions").status_code == 200
-    assert client.post("/admin/directive", json={"mode": "fp8"}, headers=ADMIN).status_code == 200
-    assert client.post("/admin/directive", json={"mode": "auto"}, headers=ADMIN).status_code == 200
-
-
-def test_clients_that_do_not_read_do_not_hurt_a_neighbour(client):
-    slow = [begin(prompt=f"{i} slow") for i in range(8)]
-    try:
-        for _ in range(5):
-            assert complete(client)["usage"]["completion_tokens"] == 8
-    finally:
-        for connection, response in slow:
-            response.close()
-            connection.close()
-    assert wait_until(lambda: all(r["running"] == 0 for r in status(client)["replicas"]), 30)
-
-
 def test_a_thousand_streams_at_once_are_all_answered_whole(client, service, tmp_path):
     settled(client)
-    bodies = [json.dumps({"model": MODEL, "prompt": f"{n} foxes", "max_tokens": 16, "ignore_eos": True, "stream": True,
-                          "stream_options": {"include_usage": True}}) for n in range(64)]  # fmt: skip
-    plan = stream_client.LoadPlan(
-        bodies, streams=1000, start_for_s=HANG_S, max_requests=1000, limit_s=4 * HANG_S, stall_s=3 * HANG_S
-    )
-    load = stream_client.finish(stream_client.start(URL, "/v1/completions", plan, tmp_path / "requests"), 5 * HANG_S)
-    came = collections.Counter((record.kind, record.status, record.tokens) for record in load.records)
-    assert came == {("ok", 200, 16): 1000}, load.errors[:3]
+    plan = SendPlan(
+        kind="open", policy="plain", run=0, url=URL, model=MODEL, duration_s=1, drain_s=4 * HANG_S, request_timeout_s=4 * HANG_S,
+        requests=(PlannedRequest(at_s=0, prompt_tokens=8, output_tokens=16),) * 1000, seed=0, token_ids=TOKEN_IDS,
+        records_path=tmp_path / "requests.jsonl",
+    )  # fmt: skip
+    came = collections.Counter((record.error, record.status) for record in run_plan(plan, lambda *_: None))
+    assert came == {(None, 200): 1000}
     settled(client)
-
-
-def test_half_a_request_costs_nobody_anything(client):
-    halves = [socket.create_connection(("127.0.0.1", PORT)) for _ in range(50)]
-    try:
-        for each in halves:
-            each.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
-        assert complete(client)["usage"]["completion_tokens"] == 8
-        assert all(r["path"]["in_path"] == 0 for r in status(client)["replicas"])
-    finally:
-        for each in halves:
-            each.close()

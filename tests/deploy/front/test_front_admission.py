@@ -4,18 +4,7 @@ import hashlib
 import json
 
 import pytest
-from front_calls import (
-    GOOD,
-    Client,
-    Peers,
-    SamplingParams,
-    ask,
-    error_of,
-    failing,
-    front,
-    output,
-    quota,
-)
+from front_calls import GOOD, Client, Peers, SamplingParams, ask, error_of, failing, front, output, quota
 from hand_clock import HandClock
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind
@@ -23,11 +12,12 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from deploy.access.admission import Admission, Asked
 from deploy.access.keys import Keys
+from deploy.access.peers import RETRYABLE_BODY_BYTES, Elsewhere
 from deploy.front import streams
+from deploy.front.context import CONTEXT
 from deploy.front.generate import Queueing
-from deploy.front.handover import TURN, EngineClientProxy, Handover
+from deploy.front.handover import EngineClientProxy
 from deploy.front.meter import PathMeter
-from deploy.front.peers import RETRYABLE_BODY_BYTES, Elsewhere
 from deploy.front.streams import Frame
 from deploy.haproxy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS
 
@@ -66,7 +56,7 @@ def test_a_request_counts_once_towards_the_load_however_many_replicas_refuse_it(
 
 
 def test_what_goes_wrong_right_after_a_request_was_let_in_frees_its_place(monkeypatch):
-    admission, meter = Admission(2, 8, tokens=1000), PathMeter()
+    admission, meter = Admission(8, 8, tokens=1000), PathMeter()
     entered = []
 
     def breaks(request, chat):
@@ -75,20 +65,9 @@ def test_what_goes_wrong_right_after_a_request_was_let_in_frees_its_place(monkey
 
     monkeypatch.setattr(streams, "is_plain", breaks)
     with pytest.raises(RuntimeError, match="nobody thought of"):
-        ask(front(admission=admission, meter=meter))
-    assert entered == [1]
+        ask(front(admission=admission, meter=meter), body={**GOOD, "prompt": ["a", "b"], "n": 3})
+    assert entered == [6], "the sequences that the engine would compute"
     assert (admission.inside, admission.tokens_inside, meter.stats(0.0).in_path) == (0, 0, 0)
-
-
-def test_a_request_enters_with_the_weight_of_its_sequences():
-    admission, weights = Admission(8, 8), []
-
-    async def do(request):
-        weights.append(admission.inside)
-        raise VLLMValidationError("enough")
-
-    ask(front(do, admission=admission), body={**GOOD, "prompt": ["a", "b"], "n": 3})
-    assert (weights, admission.inside) == ([6], 0)
 
 
 def tokenized(prompt_tokens=50, most=16, beams=False):
@@ -125,15 +104,9 @@ def test_a_prompt_that_is_longer_than_it_looked_is_refused_before_the_engine_hea
     assert answer[0] == ELSEWHERE_STATUS
 
 
-def test_beams_which_vllm_gives_no_priority_have_that_of_their_request():
-    do, calls = tokenized(beams=True)
-    ask(front(do, queueing=Queueing(by_priority=True)), body={**GOOD, "priority": 5})
-    assert calls == [{"priority": 5}]
-
-
-@pytest.mark.parametrize(("by_priority", "wanted"), [(True, 5), (False, 0)])
-def test_the_engine_hears_of_priorities_only_where_it_goes_by_them(by_priority, wanted):
-    do, calls = tokenized()
+@pytest.mark.parametrize(("by_priority", "beams", "wanted"), [(True, False, 5), (True, True, 5), (False, False, 0)])
+def test_the_engine_hears_of_priorities_only_where_it_goes_by_them(by_priority, beams, wanted):
+    do, calls = tokenized(beams=beams)
     ask(front(do, queueing=Queueing(by_priority=by_priority)), body={**GOOD, "priority": 5})
     assert calls == [{"priority": wanted}]
 
@@ -228,7 +201,9 @@ def test_a_request_that_waits_beyond_its_deadline_gets_503_and_no_token_and_uses
     async def do(request):
         stream = EngineClientProxy(Endless()).generate({"prompt_token_ids": [7] * 50}, SamplingParams(), "r")
         if plain:
-            return Handover(TURN.get().calls[0], Frame.make("id", 1, "m", chat=False, include_usage=False))
+            (call,) = CONTEXT.get().calls
+            call.frame = Frame.make("id", 1, "m", chat=False, include_usage=False)
+            return call
         async for _ in stream:
             raise AssertionError("an output was passed on")
 

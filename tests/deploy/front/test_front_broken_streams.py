@@ -4,44 +4,16 @@ import asyncio
 import json
 
 import pytest
-from front_calls import (
-    GOOD,
-    ID,
-    Client,
-    Peers,
-    SamplingParams,
-    ask,
-    asking,
-    error_of,
-    front,
-    output,
-    quota,
-    stream_of,
-)
+from front_calls import GOOD, ID, Client, Peers, SamplingParams, ask, asking, error_of, front, output, quota, stream_of
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from deploy.access.admission import Admission
-from deploy.front.handover import TURN, EngineClientProxy
+from deploy.front.context import CONTEXT
+from deploy.front.handover import EngineClientProxy
 from deploy.front.meter import PathMeter
 from deploy.haproxy.haproxy_config import ATTEMPT_HEADER
 from deploy.replica.drain import DrainOver
 from deploy.replica.health_routes import EngineHung
-
-
-def test_an_engine_that_dies_in_mid_stream_ends_it_with_an_error_event_and_the_end_mark():
-    Client.aborted = 0
-    meter = PathMeter()
-    status, headers, body = ask(
-        front(stream_of(output("a"), EngineDeadError()), meter=meter), body={**GOOD, "stream": True}
-    )
-    assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
-    first, second, end, nothing = body.decode().split("\n\n")
-    assert json.loads(first.removeprefix("data: "))["choices"][0]["text"] == "a"
-    error = json.loads(second.removeprefix("data: "))["error"]
-    assert (error["code"], "the engine has died" in error["message"], error["request_id"]) == (503, True, ID)
-    assert (end, nothing) == ("data: [DONE]", "")
-    assert Client.aborted == 1
-    assert meter.stats(0.0).open_streams == 0
 
 
 def vllms_stream(*events, failed):
@@ -51,8 +23,8 @@ def vllms_stream(*events, failed):
         async def streamed():
             for event in events:
                 yield f"data: {json.dumps(event)}\n\n"
-            TURN.get().failed = failed
-            TURN.get().passage.submitted()
+            CONTEXT.get().failed = failed
+            CONTEXT.get().submitted()
             error = {"message": "See stack trace (above).", "type": "InternalServerError", "param": None, "code": 500}
             yield f"data: {json.dumps({'error': error})}\n\n"
             yield "data: [DONE]\n\n"
@@ -69,34 +41,33 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("error", "code", "message"), BROKEN, ids=["dies", "hangs", "leaves"])
-def test_a_stream_of_vllms_own_that_breaks_with_its_engine_says_what_happened(error, code, message):
+EACH_BREAK = pytest.mark.parametrize(("error", "code", "message"), BROKEN, ids=["dies", "hangs", "leaves"])
+
+
+@EACH_BREAK
+@pytest.mark.parametrize("own", [False, True], ids=["lean", "vLLM's own"])
+def test_a_stream_whose_engine_breaks_ends_with_an_error_event_and_the_end_mark(own, error, code, message):
+    Client.aborted, meter = 0, PathMeter()
     chunk = {"choices": [{"index": 0, "text": "a", "finish_reason": None}], "usage": None}
-    app = front(vllms_stream(chunk, failed=error))
-    status, _, body = ask(app, body={**GOOD, "stream": True, "n": 2})
-    assert status == 200
-    _, second, end, _ = body.decode().split("\n\n")
+    do = vllms_stream(chunk, failed=error) if own else stream_of(output("a"), error)
+    status, headers, body = ask(front(do, meter=meter), body={**GOOD, "stream": True, "n": 1 + own})
+    assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    first, second, end, nothing = body.decode().split("\n\n")
+    assert json.loads(first.removeprefix("data: "))["choices"][0]["text"] == "a"
     said = json.loads(second.removeprefix("data: "))["error"]
-    assert (said["code"], said["message"], said["request_id"], end) == (code, message, ID, "data: [DONE]")
+    assert (said["code"], said["message"], said["request_id"]) == (code, message, ID)
+    assert (end, nothing) == ("data: [DONE]", "")
+    assert Client.aborted == (not own), "should the engine wake up, it need not go on"
+    assert meter.stats(0.0).open_streams == 0
 
 
-@pytest.mark.parametrize(("error", "code", "message"), BROKEN, ids=["dies", "hangs", "leaves"])
-def test_a_stream_of_vllms_own_whose_engine_breaks_before_the_first_token_is_a_status(error, code, message):
-    answer = ask(front(vllms_stream(failed=error)), body={**GOOD, "stream": True, "n": 2})
+@EACH_BREAK
+@pytest.mark.parametrize("own", [False, True], ids=["lean", "vLLM's own"])
+def test_a_stream_whose_engine_breaks_before_the_first_token_is_a_status(own, error, code, message):
+    do = vllms_stream(failed=error) if own else stream_of(error)
+    answer = ask(front(do, Peers()), body={**GOOD, "stream": True, "n": 1 + own}, headers={ATTEMPT_HEADER: "a"})
     assert (answer[0], error_of(answer)) == (code, message)
     assert "retry-after" in answer[1]
-
-
-@pytest.mark.parametrize("kind", [EngineHung, DrainOver])
-def test_a_stream_that_is_given_up_ends_with_an_event_that_says_so_and_is_aborted(kind):
-    Client.aborted = 0
-    hung = kind("this replica is to be replaced: its engine has not answered for 10 s")
-    body = ask(front(stream_of(output("a"), hung)), body={**GOOD, "stream": True})[2]
-    _, second, end, _ = body.decode().split("\n\n")
-    error = json.loads(second.removeprefix("data: "))["error"]
-    assert (error["code"], end) == (503, "data: [DONE]")
-    assert error["message"] == f"{hung}; this request was in it and is given up"
-    assert Client.aborted == 1, "should the engine wake up, it need not go on"
 
 
 def test_a_whole_answer_of_an_engine_that_hangs_is_a_status_although_vllm_wraps_the_error():
@@ -114,14 +85,6 @@ def test_a_whole_answer_of_an_engine_that_hangs_is_a_status_although_vllm_wraps_
     assert answer[0] == 503
     assert "has not answered for 10 s; this request was in it and is given up" in error_of(answer)
     assert "retry-after" in answer[1]
-
-
-def test_an_engine_that_dies_before_the_first_token_gives_a_status():
-    answer = ask(
-        front(stream_of(EngineDeadError()), Peers()), body={**GOOD, "stream": True}, headers={ATTEMPT_HEADER: "a"}
-    )
-    assert answer[0] == 503
-    assert "this request was in it" in error_of(answer)
 
 
 def test_a_stream_that_the_engine_ends_with_an_error_says_so():

@@ -16,8 +16,10 @@ from vllm_parts import (  # first: it silences third-party warnings
     engine_request,
 )
 
+from deploy.front.context import RequestContext
 from deploy.front.deadline import EngineQueue, QueueDeadline
-from deploy.front.handover import GenerateCall, Turn
+from deploy.front.handover import GenerateCall
+from deploy.front.meter import PathMeter
 from deploy.front.replies import Refused
 from nestedfp.vllm_plugin.frontend import collected
 
@@ -215,17 +217,17 @@ def test_the_trial_of_a_grammar_is_told_how_long_the_request_may_wait_for_it():
     async def scenario():
         clock = HandClock(0.0)
         deadline = QueueDeadline(4.0, lambda in_engine: Refused(503, "late"), None, clock)
-        turn = Turn(True, None, deadline=deadline)
+        context = RequestContext(PathMeter(clock), 0.0, deadline=deadline)
         clock.now_s = 1.5
-        call = GenerateCall(None, None, SamplingParams(), "r", {}, Slow(), turn)
+        call = GenerateCall(None, None, SamplingParams(), "r", {}, Slow())
         with pytest.raises(Refused, match="not in time"):
-            await call.start()
-        assert str(turn.refused) == "not in time"
+            await call.start(context)
+        assert str(context.refused) == "not in time"
         clock.now_s = 9.0
         with pytest.raises(Refused):
-            await turn.tries(Slow(), SamplingParams())
+            await context.tries(Slow(), SamplingParams())
         with pytest.raises(Refused):
-            await Turn(True, None).tries(Slow(), SamplingParams())
+            await RequestContext(PathMeter(clock), 0.0).tries(Slow(), SamplingParams())
         other = QueueDeadline(4.0, lambda in_engine: Refused(503, "late"), None, HandClock(0.0))
         other.hand_over({})
         assert other.left_s is None, "a prompt of it is there"

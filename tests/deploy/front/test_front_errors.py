@@ -7,8 +7,7 @@ from front_calls import GOOD, Client, Peers, ask, error_of, failing, front, outp
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from deploy.front.handover import TURN
-from deploy.front.meter import PathMeter
+from deploy.front.context import CONTEXT
 from deploy.front.replies import OVERLOADED, Refused, identified
 from deploy.haproxy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS
 
@@ -17,6 +16,7 @@ def test_what_vllm_refuses_is_400_with_its_sentence():
     answer = ask(front(failing(VLLMValidationError("too long", parameter="prompt", value=3))))
     assert answer[0] == 400
     assert "too long" in error_of(answer)
+    assert json.loads(answer[2])["error"]["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), AttributeError("None"), RecursionError(), OSError("/x")])
@@ -38,7 +38,7 @@ def test_what_vllm_wraps_before_the_engine_has_taken_the_request_is_told_by_its_
 
 def test_what_fails_in_the_engine_is_500_without_details():
     async def do(request):
-        TURN.get().accepted = True
+        CONTEXT.get().accepted = True
         raise EngineGenerateError from RuntimeError("in /secret/place.py")
 
     answer = ask(front(do))
@@ -58,7 +58,7 @@ def test_an_engine_that_died_before_it_had_the_request_sends_it_on(peers):
 
 def test_an_engine_that_died_of_a_request_does_not_send_it_to_the_next_one():
     async def do(request):
-        TURN.get().passage.submitted()
+        CONTEXT.get().submitted()
         raise EngineDeadError
 
     answer = ask(front(do, Peers()), headers={ATTEMPT_HEADER: "a"})
@@ -135,17 +135,3 @@ def test_an_errors_type_is_openais_by_its_status_whoever_made_it(status, told):
     vllms = json.dumps({"error": {"message": "no", "type": "Bad Request", "code": status}}).encode()
     theirs = json.loads(identified(vllms, "r"))["error"]
     assert (body["type"], theirs["type"]) == (told, told)
-
-
-def test_what_vllm_refuses_has_openais_type_too():
-    answer = ask(front(failing(VLLMValidationError("too long", parameter="prompt"))))
-    assert json.loads(answer[2])["error"]["type"] == "invalid_request_error"
-
-
-def test_the_meter_counts_a_request_once_however_it_ends():
-    meter = PathMeter()
-    app = front(failing(VLLMValidationError("no")), meter=meter)
-    for _ in range(3):
-        ask(app)
-    assert meter.stats(0.0).in_path == 0
-    assert meter.take_finished() == []

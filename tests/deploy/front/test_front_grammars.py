@@ -215,19 +215,6 @@ def test_of_a_regex_that_is_none_the_client_hears_what_is_wrong_with_it(trial, r
     assert "\n" not in str(caught.value)
 
 
-def test_what_has_been_tried_is_remembered(trial):
-    trial(regex="[d-f]{3}")
-    asked = trial.grammars._numbers
-    trial(regex="[d-f]{3}")
-    assert trial.grammars._numbers == asked
-
-
-def test_a_request_without_a_grammar_asks_nobody(trial):
-    asked = trial.grammars._numbers
-    trial.loop.run_until_complete(trial.grammars.check(SamplingParams()))
-    assert trial.grammars._numbers == asked
-
-
 def test_three_letters_do_not_wait_behind_six_grammars_of_half_a_minute_each_and_those_are_refused(trial):
     trial(regex="a")  # the process is up
     ended = []
@@ -293,7 +280,6 @@ def test_vllm_does_not_check_again_what_has_been_tried(trial, monkeypatch):
         monkeypatch.setattr("vllm.v1.structured_output.backend_xgrammar.validate_xgrammar_grammar", None)
         params._validate_structured_outputs(type("Model", (), {"is_diffusion": False}), config, tokenizer)
         other = SamplingParams(structured_outputs=StructuredOutputsParams(regex="z"))
-        grammars._tried.set(False)
         with pytest.raises(TypeError):  # it would be checked
             other._validate_structured_outputs(type("Model", (), {"is_diffusion": False}), config, tokenizer)
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from deploy.front.meter import MOST_FINISHED, PAUSED_AFTER_S, PathMeter
+from deploy.front.context import PAUSED_AFTER_S
+from deploy.front.meter import MOST_FINISHED, PathMeter
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
 
 
@@ -61,12 +62,6 @@ def test_an_answer_in_one_piece_has_the_engines_times_and_the_wait_before_it(met
     passage.finished_in_one_piece(first_token_s=0.15, decode_s=0.9, tokens=10)
     assert meter.take_finished() == [(pytest.approx(0.2), pytest.approx(0.1), None, None)]
     assert meter.windows(clock.now_s)[0].p50_ms == pytest.approx(200, rel=0.02)
-
-
-def test_a_request_that_never_reached_the_engine_leaves_the_path_when_it_ends(meter, clock):
-    passage = meter.arrive(clock.now_s)
-    passage.ended()
-    assert meter.stats(clock.now_s).in_path == 0
 
 
 def test_the_way_back_from_the_engine_is_not_known_before_something_went_it(meter, clock):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from front_calls import GOOD, Peers, ask, error_of, front
 
-from nestedfp.vllm_plugin.options import KV_IS_FP8
+from deploy.front.generate import Inexact
 
 
 class Directed(Peers):
@@ -43,11 +43,11 @@ def test_a_header_says_what_was_decided_at_the_start(asked, directed, told):
 
 def test_where_no_answer_can_be_exact_a_promise_is_refused_and_everything_else_is_answered():
     app = front(answer)
-    app._generate._inexact = "its engine runs its checkpoint's own quantization, fp8"
+    app._generate._inexact = Inexact.CHECKPOINT
     refused = ask(app, body={**GOOD, "precision": "exact"})
     assert (refused[0], refused[1]["retry-after"]) == (503, "60")
-    assert "no answer can be exact: its engine runs" in error_of(refused)
-    for inexact, told in ((app._generate._inexact, "auto"), (KV_IS_FP8, "weights_exact")):
+    assert "no answer can be exact: this engine runs" in error_of(refused)
+    for inexact, told in ((Inexact.CHECKPOINT, "auto"), (Inexact.KV_CACHE, "weights_exact")):
         directed = front(answer, Directed("fp16"))
         directed._generate._inexact = inexact
         assert ask(directed)[1]["x-nestedfp-precision"] == told

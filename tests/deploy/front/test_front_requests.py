@@ -9,13 +9,7 @@ from deploy.access.admission import Asked
 from deploy.front.checks import bounds
 from deploy.front.checks.asked import asked_of
 from deploy.front.checks.faults import one_line
-from deploy.front.checks.requests import (
-    apply_precision,
-    parse,
-    queue_deadline_s,
-    stated_precision,
-    stated_priority,
-)
+from deploy.front.checks.requests import apply_precision, parse, queue_deadline_s, stated_precision, stated_priority
 from deploy.front.effects.combinations import check_text
 from deploy.front.effects.ignored import ignored
 from deploy.front.replies import Refused

@@ -8,11 +8,11 @@ import pytest
 from vllm_parts import SamplingParams, frontend  # first: it silences third-party warnings
 
 from deploy.access.admission import Admission
+from deploy.access.peers import PeerView
 from deploy.front import streams
 from deploy.front.generate import Generate
-from deploy.front.handover import GenerateCall, Handover
+from deploy.front.handover import GenerateCall
 from deploy.front.meter import PathMeter
-from deploy.front.peers import PeerView
 from deploy.front.routes.text import TextRoute
 from deploy.front.streams import Frame
 from deploy.metrics.request_metrics import RequestOutcome
@@ -119,10 +119,10 @@ async def lean(outputs, chat, include_usage):
             collector.put(output)
 
     frame = Frame.make("id", 1, "m", chat=chat, include_usage=include_usage, fingerprint=FINGERPRINT)
-    call = GenerateCall(Client(), None, SamplingParams(), "r", {})
+    call = GenerateCall(Client(), None, SamplingParams(), "r", {}, frame=frame)
     feeding = asyncio.create_task(feed())
     generate = front()
-    await generate._write(Handover(call, frame), send, generate._meter.arrive(0.0), [])
+    await generate._write(call, send, generate._meter.arrive(0.0))
     await feeding
     assert sent[0]["status"] == 200
     assert not sent[-1].get("more_body")
@@ -215,18 +215,18 @@ def test_a_stream_of_vllms_that_breaks_has_failed_and_says_nothing_about_latency
     async def relayed():
         request = request_of(chat=False)
         events = completion_events(serving_of(chat=False), request, numbered())
-        passage = meter.arrive(meter.clock())
-        passage.id = "mine"
-        await front(meter)._relay(ROUTE, events, request, send, passage, [], frontend.Collected())
-        return passage
+        context = meter.arrive(meter.clock())
+        context.id = "mine"
+        await front(meter)._relay(ROUTE, events, request, send, context, frontend.Collected())
+        return context
 
-    passage = asyncio.run(relayed())
+    context = asyncio.run(relayed())
     assert (sent[0]["status"], sent[-1].get("more_body")) == (200, None)
     errors = [message["body"] for message in sent if b'"error"' in message.get("body", b"")]
     assert [
         json.loads(event.removeprefix(b"data: ").partition(b"\n")[0])["error"]["request_id"] for event in errors
     ] == ["mine"] * breaks
-    assert passage.outcome is (RequestOutcome.FAILED if breaks else RequestOutcome.OK)
+    assert context.outcome is (RequestOutcome.FAILED if breaks else RequestOutcome.OK)
     assert len(meter.take_finished()) == (0 if breaks else 1)
 
 
@@ -249,20 +249,17 @@ def test_a_stream_of_two_prompts_whose_second_ends_first_ends_with_the_counts_of
         options = {"stream_options": {"include_usage": True}} if include_usage else {}
         request = request_of(chat=False, prompt=["x", "y"], **options)
         meter = PathMeter()
-        generate, passage = front(meter), meter.arrive(meter.clock())
-        passage.prompt_tokens = 6  # of both, as the engine was given them
+        generate, context = front(meter), meter.arrive(meter.clock())
+        context.prompt_tokens = 6  # of both, as the engine was given them
         made = completion_events(serving_of(chat=False), request, numbered(), prompts=2)
-        await generate._relay(ROUTE, made, request, send, passage, [], counts)
+        await generate._relay(ROUTE, made, request, send, context, counts)
 
     asyncio.run(relayed())
     said = events(b"".join(message.get("body", b"") for message in sent))
     assert said[-2:] == ["data: [DONE]", ""]
     ends = [choice["index"] for event in said[:-2] for choice in event["choices"] if choice["finish_reason"]]
     assert ends == [1, 0]
-    both = {
-        "prompt": {"fp16": 4, "fp8": 2, "cached": {"fp16": 0, "fp8": 0}},
-        "completion": {"fp16": 0, "fp8": 5},
-    }
+    both = {"prompt": {"fp16": 4, "fp8": 2, "cached": {"fp16": 0, "fp8": 0}}, "completion": {"fp16": 0, "fp8": 5}}
     last = {
         "prompt_tokens": 6,
         "completion_tokens": 5,
@@ -321,8 +318,3 @@ def test_what_needs_more_than_text_goes_to_vllms_generator(chat, body):
 def test_one_prompt_as_text_or_ids_is_plain(prompt):
     assert streams.is_plain(CompletionRequest(model="m", prompt=prompt, stream=True), chat=False)
     assert not streams.is_plain(CompletionRequest(model="m", prompt=prompt), chat=False)
-
-
-def test_the_plugin_hands_the_counts_to_the_output_that_is_written():
-    (output,) = outputs_of([("", [1], "length", None)])
-    assert frontend.counts_of(output) == TokenCounts(prompt_fp16=2, prompt_fp8=1, completion_fp8=1)

@@ -12,11 +12,11 @@ import pytest
 from vllm_parts import MODEL, SamplingParams, engine_request, frontend  # first: it silences third-party warnings
 
 from deploy.access.admission import Admission
+from deploy.access.peers import PeerView
 from deploy.front import tap
 from deploy.front.generate import Generate
-from deploy.front.handover import GenerateCall, Handover
+from deploy.front.handover import GenerateCall
 from deploy.front.meter import PathMeter
-from deploy.front.peers import PeerView
 from deploy.front.streams import Frame
 from deploy.front.tap import Taps, rest_of
 from deploy.metrics.request_metrics import RequestOutcome
@@ -81,10 +81,9 @@ class Service:
         """Begin a stream; returns its task."""
         sampling = SamplingParams(max_tokens=1000, output_kind=RequestOutputKind.DELTA, **params)
         frame = Frame.make(name, 1, "m", chat=False, include_usage=True)
-        call = GenerateCall(self, None, sampling, name, {})
-        passage = self.meter.arrive(self.meter.clock())
-        client.passage = passage
-        return asyncio.create_task(self.generate._write(Handover(call, frame), client.send, passage, []))
+        call = GenerateCall(self, None, sampling, name, {}, frame=frame)
+        client.context = self.meter.arrive(self.meter.clock())
+        return asyncio.create_task(self.generate._write(call, client.send, client.context))
 
     def step(self, *outputs, made_s=None):
         """The outputs of one step of the engine: (name, tokens) and more fields; made now, unless ``made_s`` says when."""
@@ -170,7 +169,7 @@ def test_both_ways_send_the_same_events():
         await asyncio.gather(*tasks)
         assert not service.processor.request_states
         assert clients["a"].text == service.tokenizer.decode(ids) == clients["c"].text
-        assert [client.passage.completion_tokens for client in clients.values()][::2] == [len(ids) + 1] * 2
+        assert [client.context.completion_tokens for client in clients.values()][::2] == [len(ids) + 1] * 2
         return [client.events for client in clients.values()]
 
     assert asyncio.run(main(True)) == asyncio.run(main(False))
@@ -194,11 +193,11 @@ def test_tokens_of_one_turn_of_the_loop_go_out_together_and_the_end_after_them(m
         assert json.loads(last)["choices"][0]["finish_reason"] == "length"
         assert json.loads(usage)["usage"]["completion_tokens"] == 5
         assert done == "[DONE]"
-        assert (client.passage.tokens, client.passage.writing_since_s) == (5, None)
+        assert (client.context.written_tokens, client.context.writing_since_s) == (5, None)
         now_s = service.meter.clock()
         assert (service.meter.ttft.summary(now_s).count, service.meter.tpot.summary(now_s).count) == (1, 2)
         (request,) = service.meter.take_finished()
-        assert request.tpot_s == pytest.approx((client.passage.last_s - client.passage.first_s) / 4)
+        assert request.tpot_s == pytest.approx((client.context.last_s - client.context.first_s) / 4)
 
     asyncio.run(main())
 
@@ -217,7 +216,7 @@ def test_what_is_not_tapped_keeps_its_place_among_what_is(more):
         service.step(("a", [2], {"finish_reason": FinishReason.STOP}))
         await task
         assert client.text == service.tokenizer.decode(ids)
-        assert client.passage.tokens == client.passage.completion_tokens == len(ids) + 1
+        assert client.context.written_tokens == client.context.completion_tokens == len(ids) + 1
 
     asyncio.run(main())
 
@@ -280,7 +279,7 @@ def test_a_client_that_does_not_read_delays_nobody_and_misses_nothing():
             await turns()
         assert len(other.events) == len(ids)
         assert len(slow.events) == 1
-        assert slow.passage.writing_since_s is not None, "the meter sees that it does not read"
+        assert slow.context.writing_since_s is not None, "the meter sees that it does not read"
         slow.reads.set()
         await turns()
         assert slow.text == other.text == service.tokenizer.decode(ids)
@@ -344,7 +343,7 @@ def test_a_dead_engine_ends_the_stream_after_what_came_before(reads, more):
         await turns()
         client.reads.set()
         await task
-        assert client.passage.outcome is RequestOutcome.FAILED
+        assert client.context.outcome is RequestOutcome.FAILED
         error, done = client.events[-2:]
         assert json.loads(error)["error"]["code"] == 503
         assert done == "[DONE]"

@@ -13,12 +13,12 @@ from vllm_parts import engine_config
 from deploy.access import tokenizer_queue
 from deploy.access.admission import Admission, Asked
 from deploy.access.keys import Keys
+from deploy.access.peers import PeerView
 from deploy.front.app import Front
 from deploy.front.checks.bounds import LEAST_PROMPT_TOKENS
 from deploy.front.checks.values import MOST_IDS
 from deploy.front.generate import Generate
 from deploy.front.meter import PathMeter
-from deploy.front.peers import PeerView
 from deploy.front.routes import text, tokens
 
 vllm = pytest.importorskip("vllm")

@@ -14,12 +14,12 @@ from vllm import PoolingParams
 from vllm.outputs import PoolingOutput, PoolingRequestOutput
 
 from deploy.access.admission import Admission, Asked
+from deploy.access.peers import PeerView
 from deploy.front.app import Front
 from deploy.front.checks.bodies import Bodies
 from deploy.front.generate import Generate
 from deploy.front.handover import stand_before_engine
 from deploy.front.meter import PathMeter
-from deploy.front.peers import PeerView
 from deploy.front.routes import vectors
 from nestedfp.vllm_plugin import frontend
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts

@@ -100,18 +100,6 @@ def crash(folder):
     first.kill()
 
 
-def test_a_haproxy_that_is_ended_with_its_manager_is_back_within_two_seconds(folder, replicas):
-    with in_front(folder, app=[replicas(ok("in"))]) as (node, port):
-        up(port)
-        crash(folder)
-        killed_s = time.monotonic()
-        assert wait_until(lambda: answers(port), 10, 0.02)
-        assert time.monotonic() - killed_s < 2
-        render(folder, port, {APP: ("/", [replicas(ok("new")).port])})
-        node.start_manager()
-        assert wait_until(lambda: says(port, b"new"), 20, 0.05), "the next manager's HAProxy has the port"
-
-
 def heard(port, path):
     """What is answered; None while the port changes hands."""
     with contextlib.suppress(OSError, http.client.HTTPException):
@@ -143,7 +131,9 @@ def test_when_serve_is_shut_down_and_the_node_stays_the_port_is_free_soon(folder
     with in_front(folder, app=[replica]) as (node, port):
         up(port)
         crash(folder)
+        killed_s = time.monotonic()
         assert wait_until(lambda: answers(port), 10, 0.02), "one that may have crashed is replaced at once"
+        assert time.monotonic() - killed_s < 2
         replica.stop()
         limit_s = launcher.GONE_AFTER_S + launcher.CHECK_EVERY_S + 5
         assert wait_until(lambda: not listens("127.0.0.1", port), limit_s)

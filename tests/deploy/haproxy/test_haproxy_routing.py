@@ -12,7 +12,7 @@ from sim_builders import make_table, policy_config
 
 from controller.messages import Directive
 from deploy.access.admission import Admission, NoRoom
-from deploy.front.peers import Elsewhere
+from deploy.access.peers import Elsewhere
 from deploy.haproxy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS, RETRY_AFTER_S, Limits
 from nestedfp.modes import DirectiveMode
 from simulator.cluster.replica import Replica as SimReplica

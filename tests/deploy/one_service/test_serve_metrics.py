@@ -11,10 +11,7 @@ from keyed_service import PORT, client_of
 from live_service import ADMIN, MODEL, complete, wait_until
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-pytestmark = [
-    pytest.mark.serve,
-    pytest.mark.skipif(not prometheus_run.installed(), reason=prometheus_run.MISSING),
-]
+pytestmark = [pytest.mark.serve, pytest.mark.skipif(not prometheus_run.installed(), reason=prometheus_run.MISSING)]
 
 SCRAPED_S = 60.0  # until a scrape that failed on a busy machine has been made up for
 SERIES_AT_MOST = 1500  # of a replica

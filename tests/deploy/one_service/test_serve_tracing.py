@@ -6,7 +6,7 @@ import pytest
 from keyed_service import client_of
 from live_service import MODEL, complete, wait_until
 
-EXPORTED_S = 60.0  # spans leave every five seconds, on cores that others use as well
+EXPORTED_S = 60.0  # spans leave every half a second, on cores that others use as well
 
 pytestmark = pytest.mark.serve
 

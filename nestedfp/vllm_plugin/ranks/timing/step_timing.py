@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from vllm.distributed.parallel_state import get_pp_group
 from vllm.logger import init_logger
 
 from nestedfp.kernels import ops
@@ -23,7 +22,7 @@ from nestedfp.steps.step_costs import MixedCosts, StepCost, StepCosts
 
 logger = init_logger("vllm.nestedfp")
 
-# Context of each dummy decode request: attention is learned from real steps (nestedfp/steps/step_slack.py). With a usual one it
+# Context of each dummy decode request: attention is learned from real steps (nestedfp/steps/step_times.py). With a usual one it
 # would be a third of a step of 256 requests, which the same row says of a prompt of 256 tokens.
 CONTEXT_TOKENS = 16
 FINER_FROM_TOKENS = 128  # arithmetic begins to bound a step somewhere beyond, which lines between powers of two miss
@@ -41,17 +40,12 @@ def sizes(largest: int) -> list[int]:
     return sorted({size for size in powers + between if size <= largest} | {largest})
 
 
-def measure_gpu(runner: Any, runs_mixed: bool) -> StepCosts | None:
+def measure_gpu(runner: Any, runs_mixed: bool) -> StepCosts:
     """Time steps of vLLM's V2 model runner: decode steps of the sizes that have graphs, larger ones as prefills.
 
     Args:
         runs_mixed: whether steps of exact and fast rows are timed too.
-
-    Returns:
-        None with pipeline parallelism, where no rank sees a whole step.
     """
-    if get_pp_group().world_size > 1:
-        return None
     began_s = time.monotonic()
     times: dict[tuple[int, Mode], list[float]] = defaultdict(list)
     set_modes = {mode: partial(ops.set_mode, mode) for mode in Mode}

@@ -14,7 +14,6 @@ from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.quantization.online.moe_base import OnlineMoEMethodBase
-from vllm.model_executor.utils import set_weight_attrs
 from vllm.platforms import current_platform
 
 from nestedfp.format import join
@@ -194,7 +193,7 @@ class NestedExpertsBase(FusedMoEMethodBase):
             from nestedfp.vllm_plugin.weights.experts import experts_gpu
 
             choice = experts_gpu.Choice(weights, ids, expert_map, layer.activation)
-            product = experts_gpu.exact if ops.get_mode() is Mode.FP16 else experts_gpu.fast_triton
+            product = experts_gpu.exact if ops.get_mode() is Mode.FP16 else experts_gpu.fast
             return product(x, *layer.nestedfp_stacks, choice)
         if expert_map is not None:
             ids = expert_map[ids.long()]
@@ -271,10 +270,10 @@ class StoredNestedExperts(NestedExpertsBase):
             for name in PLANES:
                 plane = Parameter(torch.full(shape, UNLOADED, dtype=torch.uint8), requires_grad=False)
                 layer.register_parameter(f"{stack}_{name}", plane)
-                set_weight_attrs(plane, extra_weight_attrs)
+                vars(plane).update(extra_weight_attrs)
             weight = Parameter(torch.empty(shape, device="meta", dtype=params_dtype), requires_grad=False)
             layer.register_parameter(f"{stack}_weight", weight)
-            set_weight_attrs(weight, {**extra_weight_attrs, "weight_loader": scratch_loader(stack)})
+            vars(weight).update({**extra_weight_attrs, "weight_loader": scratch_loader(stack)})
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         if getattr(layer, "_already_called_process_weights_after_loading", False):

@@ -11,7 +11,6 @@ import triton.language as tl
 from vllm import _custom_ops
 from vllm.model_executor.layers.fused_moe import fused_moe
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation, apply_moe_activation
-from vllm.model_executor.layers.fused_moe.experts import cutlass_moe
 
 from nestedfp.format import UPPER_SCALE
 from nestedfp.kernels import experts_triton
@@ -26,15 +25,12 @@ class Stack:
     upper: torch.Tensor  # [experts, n, k] uint8
     lower: torch.Tensor  # [experts, n, k] uint8, from ``recode``
     scales: torch.Tensor  # [experts, n, 1] float32, all equal: the format's
-    ns: torch.Tensor  # [experts] int64: n, as the grouped kernel wants it
-    ks: torch.Tensor  # the same of k
 
     @classmethod
     def of(cls, upper: torch.Tensor, lower: torch.Tensor) -> "Stack":
         """Return the operands of planes that ``packed`` made."""
-        (experts, n, k), device = upper.shape, upper.device
-        sizes = (torch.full((experts,), size, dtype=torch.int64, device=device) for size in (n, k))
-        return cls(upper, lower, torch.full((experts, n, 1), 1 / UPPER_SCALE, device=device), *sizes)
+        experts, n, _ = upper.shape
+        return cls(upper, lower, torch.full((experts, n, 1), 1 / UPPER_SCALE, device=upper.device))
 
 
 def packed(weight: NestedWeight, shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,14 +51,13 @@ class Choice:
     activation: MoEActivation
 
 
-def exact(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice, swap: bool = False) -> torch.Tensor:
+def exact(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice) -> torch.Tensor:
     """Compute the weighted sum of the chosen experts with the stored FP16 weights.
 
     Args:
         x: [rows, hidden] float16, contiguous.
         w13, w2: of gate and up, [experts, 2 * intermediate, hidden], and of down, [experts, hidden, intermediate].
         choice: of the router.
-        swap: as ``experts_triton.product`` has it.
 
     Returns:
         [rows, hidden] float16.
@@ -71,12 +66,12 @@ def exact(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice, swap: bool = F
     places = _places(x, w13, choice, config)
 
     def product(a: torch.Tensor, stack: Stack, c: torch.Tensor, weights: torch.Tensor | None, chosen: int) -> None:
-        experts_triton.product(a, stack.upper, stack.lower, c, weights, *places, chosen, config, swap)
+        experts_triton.product(a, stack.upper, stack.lower, c, weights, *places, chosen, config)
 
     return _two_products(x, w13, w2, choice, product)
 
 
-def fast_triton(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice) -> torch.Tensor:
+def fast(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice) -> torch.Tensor:
     """Compute as ``exact`` with the upper planes and activations of E4M3, by vLLM's Triton kernel."""
     config = fused_moe.try_get_optimal_moe_config(
         w13.upper.shape, w2.upper.shape, choice.ids.shape[1], "fp8_w8a8", len(x)
@@ -105,42 +100,6 @@ def fast_triton(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice) -> torch
         )
 
     return _two_products(x, w13, w2, choice, product)
-
-
-def fast_cutlass(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice) -> torch.Tensor:
-    """Compute as ``fast_triton``, by vLLM's grouped CUTLASS kernel, which needs all experts on this rank; slower so far."""
-    (rows, hidden), (count, double, _) = x.shape, w13.upper.shape
-    chosen = choice.ids.shape[1]
-    codes, scales = _custom_ops.scaled_fp8_quant(x, use_per_token_if_dynamic=True)
-    out = torch.empty_like(x)
-    cutlass_moe.run_cutlass_moe_fp8(
-        out,
-        codes,
-        w13.upper.view(torch.float8_e4m3fn),
-        w2.upper.view(torch.float8_e4m3fn),
-        choice.ids,
-        choice.activation,
-        count,
-        None,
-        w13.scales,
-        w2.scales,
-        scales,
-        None,
-        w13.ks,
-        w2.ks,
-        w13.ns,
-        w2.ns,
-        x.new_empty(rows * chosen * max(double, hidden)),
-        x.new_empty(rows * chosen * max(double // 2, hidden)),
-        None,
-        torch.float16,
-        True,
-        True,
-        False,
-        choice.weights,
-        None,
-    )
-    return out
 
 
 def _places(x: torch.Tensor, w13: Stack, choice: Choice, config: dict[str, int]) -> Any:

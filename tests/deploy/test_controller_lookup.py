@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 
-from controller.live.transport import application_of
+from deploy.control.controller_lookup import application_of
 
 
 def test_the_application_is_in_the_name_that_serve_gives_the_actor() -> None:

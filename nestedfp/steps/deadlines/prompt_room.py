@@ -8,7 +8,7 @@ computed at a rate, and the time that is left of the deadline, less the step tha
 from dataclasses import dataclass
 
 from nestedfp.modes import Mode
-from nestedfp.steps.step_slack import StepTimes
+from nestedfp.steps.step_times import StepTimes
 
 USUAL_MARGIN = 0.1  # of the time that first tokens may take
 MOST_MARGIN = 0.5

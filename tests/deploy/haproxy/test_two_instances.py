@@ -2,14 +2,11 @@
 
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import pytest
-from haproxy_run import Replica, ok, running
-from live_service import wait_until
+from haproxy_calls import ask, up
+from haproxy_run import ok, running
 from processes import ROOT
-from test_haproxy_leaving import ask
 
 from deploy.config import ConfigError
 from deploy.startup.attach import require_place, require_words
@@ -17,39 +14,25 @@ from deploy.startup.attach import require_place, require_words
 ROUTES = ("/status", "/decisions?since=3", "/metrics", "/admin/directive", "/control", "/control/events")
 
 
-@pytest.fixture
-def replicas():
-    made = {name: Replica(ok(name)) for name in ("first", "first-control", "second", "second-control")}
-    yield made
-    for each in made.values():
-        each.stop()
-
-
-@pytest.fixture
-def folder():
-    """Not tmp_path: HAProxy's sockets need a short one."""
-    with tempfile.TemporaryDirectory(prefix="nfp-", dir="/tmp") as path:
-        yield Path(path)
-
-
 def test_each_applications_control_routes_lead_to_its_own_control_application(folder, replicas):
     places = {"first": "/", "first-control": "/control", "second": "/a/second", "second-control": "/a/second/control"}
-    with running(folder, {name: (places[name], [replicas[name].port]) for name in places}) as (_, port):
+    made = {name: replicas(ok(name)) for name in places}
+    with running(folder, {name: (places[name], [made[name].port]) for name in places}) as (_, port):
         for name, place in places.items():
-            up = f"{place.rstrip('/')}/up"
-            assert wait_until(lambda up=up, name=name: ask(port, up) == (200, True, name.encode()), 10), ask(port, up)
-        for each in replicas.values():
+            up(port, f"{place.rstrip('/')}/up")
+            assert ask(port, f"{place.rstrip('/')}/up")[2] == name.encode()
+        for each in made.values():
             each.seen.clear()
         for base in ("", "/a/second"):
             for route in ROUTES:
                 ask(port, base + route)
         wanted = ["/control/status", "/control/decisions?since=3", "/control/metrics", "/control/admin/directive"]
         wanted += ["/control/", "/control/events"]
-        assert [path for path, _ in replicas["first-control"].seen] == wanted
-        assert [path for path, _ in replicas["second-control"].seen] == [f"/a/second{path}" for path in wanted]
+        assert [path for path, _ in made["first-control"].seen] == wanted
+        assert [path for path, _ in made["second-control"].seen] == [f"/a/second{path}" for path in wanted]
         others = ["/a/second/v1/models", "/a/second/statusx", "/a/second/x/status", "/a/second/admin"]
         assert {ask(port, path)[2] for path in others} == {b"second"}
-        assert [path for path, _ in replicas["second"].seen] == others
+        assert [path for path, _ in made["second"].seen] == others
         assert {ask(port, path)[2] for path in ("/v1/models", "/a/secondary/status", "/a/status")} == {b"first"}
 
 

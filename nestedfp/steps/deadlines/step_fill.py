@@ -15,7 +15,7 @@ from math import exp
 
 from nestedfp.modes import Mode
 from nestedfp.steps.step_rule import StepRule
-from nestedfp.steps.step_slack import StepTimes
+from nestedfp.steps.step_times import StepTimes
 
 # Time constants of the growth. Of requests: arrivals of half a second are noise, those of two are half of a burst. The KV cache
 # grows by a whole prompt at a time: going by one second, an engine at a steady load that is three quarters full would often think

@@ -14,13 +14,13 @@ A step whose rows would cost no less by class runs FP16 whole, and costs nobody 
 in one step (``StepTimes.of_rows_s`` has no such time) runs every step that holds both in FP16.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import ceil, inf
 from typing import NamedTuple
 
-from nestedfp.steps.step_slack import LEAST_CHUNK_TOKENS, MISSED_AFTER, StepTimes
+from nestedfp.steps.rows.row_ahead import Ahead, StepRoom
+from nestedfp.steps.rows.row_state import MOST_PLANNED, Prompt, PromptChunk, RowPlan, RowState
+from nestedfp.steps.step_times import LEAST_CHUNK_TOKENS, StepTimes
 
 # Of the TPOT deadline, that a step may take: with exact chunks, at first and where the line would be late; with fast ones.
 PACES = (0.9, 1.08)
@@ -28,71 +28,10 @@ FAST_SHARE = 1.05
 HURRIED = 2.0  # the last, where a prompt will be late anyway and the decodes have slack for it
 CHUNK_TOKENS = 16  # a chunk that does not end a prompt is a multiple
 ALONE_CHUNK_TOKENS = 256  # of a prompt where nothing decodes and no step is short enough
-MOST_PLANNED = 48  # prompts of the line that are looked at
 LONGEST_PAUSE_S = 1.0
 LEAST_STEP_S = 1e-6  # a step that is predicted from others may seem to take no time
 LONG_LINE = 4  # full steps: with more, an engine that is behind fills steps to the last token
 CLOSED_S = 0.2  # after decodes have become fast, new prompts are fast for so long
-
-
-class Prompt(NamedTuple):
-    """A prompt in line."""
-
-    left_tokens: int  # still to be computed
-    due_s: float  # its first token; infinity: at no time; minus infinity: it has missed its objective for certain
-    is_exact: (
-        bool  # nothing of it has been computed in FP8, nobody asked for a fast answer, and it may still be in time
-    )
-    is_pinned: bool
-    has_begun: bool  # it has a place among those that run
-
-
-class Decode(NamedTuple):
-    """A request that decodes."""
-
-    due_s: float  # its next token
-    is_pinned: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RowState:
-    """An engine before a step; times are seconds of one clock."""
-
-    now_s: float  # when the step begins
-    exact: Sequence[Decode]
-    fast: Sequence[Decode]
-    line: Sequence[Prompt]  # in the order in which prompts are to be computed
-    places: int  # for prompts that have not begun
-    budget_tokens: int
-    step_s: float  # the TPOT deadline, which steps may take
-
-
-class PromptChunk(NamedTuple):
-    """Tokens of a prompt in the step."""
-
-    prompt: int  # index in the line
-    tokens: int
-    is_exact: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RowPlan:
-    """A step. Exact decodes that are in neither tuple sit it out; all fast ones run.
-
-    Attributes:
-        exact: indices of the exact decodes that run as such.
-        demoted: indices of the exact decodes that run, and are fast from now on.
-        chunks: of prompts.
-        is_whole: every row is computed in FP16, and no class changes.
-        reason: why a row is fast that was exact or might have been: ``"ttft_slack"``, ``"tpot_slack"`` (decodes were demoted);
-            ``"fast"``: those were fast before.
-    """
-
-    exact: tuple[int, ...]
-    demoted: tuple[int, ...]
-    chunks: tuple[PromptChunk, ...]
-    is_whole: bool
-    reason: str = "fast"
 
 
 class _Limits(NamedTuple):
@@ -106,11 +45,6 @@ class _Filled(NamedTuple):
     chunks: list[PromptChunk]
     exact_rows: int
     fast_rows: int
-
-
-def first_due_s(since_s: float, ttft_s: float, now_s: float) -> float:
-    """Return when a prompt that waits since then is due; minus infinity once it has missed its objective for certain."""
-    return since_s + ttft_s if now_s - since_s < MISSED_AFTER * ttft_s else -inf
 
 
 class RowRule:
@@ -132,13 +66,6 @@ class RowRule:
         return plan
 
 
-class _Room(NamedTuple):
-    """Of a step."""
-
-    tokens: int  # of prompts of one class
-    takes_s: float
-
-
 class _Planner:
     """One step's plan in the making.
 
@@ -149,7 +76,7 @@ class _Planner:
     def __init__(self, state: RowState, times: StepTimes, *, closed: bool) -> None:
         self._state, self._times = state, times
         self._known_s: dict[tuple[int, int, bool], float] = {}  # what steps take
-        self._rooms: dict[tuple[int, int, float, bool, int], _Room] = {}
+        self._rooms: dict[tuple[int, int, float, bool, int], StepRoom] = {}
         self._line = state.line[:MOST_PLANNED]
         self._is_exact = [p.is_pinned or (p.is_exact and not (closed and not p.has_begun)) for p in self._line]
         self._exact_rows, self._fast_rows = len(state.exact), len(state.fast)
@@ -350,7 +277,7 @@ class _Planner:
 
     # -- the line, planned ahead ---------------------------------------------------------------------------------------
 
-    def _room(self, exact_rows: int, fast_rows: int, limit_s: float, *, is_exact: bool, least: int) -> _Room:
+    def _room(self, exact_rows: int, fast_rows: int, limit_s: float, *, is_exact: bool, least: int) -> StepRoom:
         key = exact_rows, fast_rows, limit_s, is_exact, least
         if (known := self._rooms.get(key)) is not None:
             return known
@@ -360,17 +287,17 @@ class _Planner:
         )
         tokens = max(tokens, min(least, most))
         rows = (exact_rows + tokens, fast_rows) if is_exact else (exact_rows, fast_rows + tokens)
-        room = self._rooms[key] = _Room(tokens, self._takes(*rows, with_prompts=tokens > 0))
+        room = self._rooms[key] = StepRoom(tokens, self._takes(*rows, with_prompts=tokens > 0))
         return room
 
-    def _ahead(self, exact_rows: int, fast_rows: int, limits: _Limits) -> "_Ahead":
+    def _ahead(self, exact_rows: int, fast_rows: int, limits: _Limits) -> Ahead:
         later = _Limits(PACES[0] * self._state.step_s, self._longest_s)
 
-        def room(limit_s: float, *, is_exact: bool, least: int = LEAST_CHUNK_TOKENS) -> _Room:
+        def room(limit_s: float, *, is_exact: bool, least: int = LEAST_CHUNK_TOKENS) -> StepRoom:
             return self._room(exact_rows, fast_rows, limit_s, is_exact=is_exact, least=least)
 
         exact = room(later.exact_s, is_exact=True)
-        return _Ahead(
+        return Ahead(
             self._state.now_s,
             first=room(limits.exact_s, is_exact=True, least=0),
             exact=exact,
@@ -433,40 +360,3 @@ class _Planner:
 
     def _lateness_s(self, ends_s: list[float]) -> float:
         return sum(max(0.0, at_s - prompt.due_s) for at_s, prompt in zip(ends_s, self._line, strict=True))
-
-
-class _Ahead:
-    """Steps to come, filled to their rooms: the shares of them that the prompts until now take."""
-
-    def __init__(self, now_s: float, *, first: _Room, exact: _Room, fast: _Room, pinned: _Room) -> None:
-        self._now_s = now_s
-        self._first, self._exact, self._fast, self._pinned = first, exact, fast, pinned
-        self._steps = self._takes_s = 0.0
-        self._missing: float | None = None  # of the first step, beside one of those after it: a share of its room
-        self._shorter_s = 0.0
-
-    def comes(self, prompt: Prompt, *, is_exact: bool) -> None:
-        """A prompt is the next of the line."""
-        if is_exact and self._missing is None:
-            share = max(0.0, 1.0 - self._steps)
-            self._missing = share * (1.0 - self._first.tokens / max(1, self._exact.tokens))
-            self._shorter_s = share * (self._exact.takes_s - self._first.takes_s)
-        self._take(prompt.left_tokens, (self._pinned if prompt.is_pinned else self._exact) if is_exact else self._fast)
-
-    def turns(self, prompt: Prompt) -> None:
-        """An exact prompt of those until now, which is not pinned, becomes fast."""
-        self._take(-prompt.left_tokens, self._exact)
-        self._take(prompt.left_tokens, self._fast)
-
-    def _take(self, tokens: int, room: _Room) -> None:
-        share = tokens / max(1, room.tokens)
-        self._steps += share
-        self._takes_s += share * room.takes_s
-
-    def end_s(self, *, rounded: bool = True) -> float:
-        """When the step ends in which the last one has its first token; or, not rounded, when it is computed."""
-        if not self._steps:
-            return self._now_s
-        steps = self._steps + (self._missing or 0.0)
-        steps = max(1, ceil(steps - 1e-9)) if rounded else steps
-        return self._now_s + steps * self._takes_s / self._steps - self._shorter_s

@@ -1,1 +1,0 @@
-"""A client of many streams that costs next to nothing."""

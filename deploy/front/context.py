@@ -1,0 +1,269 @@
+"""The request context: who asks, for what, and how far it has come, from the arrival to the last byte.
+
+TTFT counts from the arrival at this process to the first byte written, TPOT between the bytes written: what the client sees,
+less the network. An answer in one piece has no first byte before its last; for it the engine's own times count, and the time
+before the hand-over is added.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from deploy.access.access_log import Access
+from deploy.access.admission import NoRoom, Place
+from deploy.front.deadline import QueueDeadline
+from deploy.front.replies import Refused
+from deploy.metrics.request_metrics import Answered, RequestOutcome, answered
+from nestedfp.vllm_plugin.frontend import Collected, total
+from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
+
+if TYPE_CHECKING:
+    from deploy.front.handover import GenerateCall
+    from deploy.front.meter import PathMeter
+
+PAUSED_AFTER_S = 1.0  # a write that has waited for so long waits for a client that does not read
+EngineTimes = tuple[float, float | None]  # TTFT and time per token, seconds, by the engine's own clock
+
+
+@dataclass(slots=True, eq=False)
+class RequestContext:
+    """One request of a replica; made by ``PathMeter.arrive``, wants one ``ended``."""
+
+    meter: "PathMeter"
+    arrived_s: float  # all times but those of the engine: of the meter's clock
+    # the request
+    id: str | None = None
+    key: str | None = None  # name of its key's holder
+    model: str | None = None
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    body_bytes: int = 0
+    given: dict[str, Any] = field(default_factory=dict)  # the fields that it has, by name
+    asked: AskedPrecision = AskedPrecision.AUTO
+    plain: bool = False  # it is streamed by this front
+    notes: list[tuple[bytes, bytes]] = field(default_factory=list)  # headers of its answer
+    # its way to the engine
+    place: Place | None = None  # in the replica, settled when a prompt is tokenized; None: nobody counts it
+    refusal: Callable[[NoRoom], Refused] = lambda no_room: Refused(429, str(no_room))
+    deadline: QueueDeadline | None = None  # of its wait for the engine
+    priority: int = 0  # among the engine's requests: the lower, the earlier
+    calls: list["GenerateCall"] = field(default_factory=list)  # of the engine, that nobody has made yet
+    # in the engine
+    counts: Collected = field(default_factory=Collected)
+    submitted_s: float | None = None
+    accepted: bool = False  # the engine has computed a token of it, or a vector
+    constrained: bool = False  # by a grammar, which may turn out to have no way on
+    refused: Refused | None = None  # before the engine heard of it; vLLM's streams make another error of it
+    failed: Exception | None = None  # what the engine raised; vLLM's streams make an event of it that says less
+    finished_outputs: list[Any] = field(
+        default_factory=list
+    )  # that ended a sequence, where vLLM's own code consumes them
+    # tokens
+    estimated_tokens: int = 0  # of its prompts, before they were tokenized
+    read_tokens: int = 0  # that a tokenizer was given, of prompts that the engine was not; an estimate
+    prompt_tokens: int = 0  # that the engine was given
+    completion_tokens: int = 0  # that it has answered with
+    # its answer
+    begun: bool = False  # bytes of it are on their way
+    writing_since_s: float | None = None
+    first_s: float | None = None
+    last_s: float = 0.0
+    written_tokens: int = 0  # as the latencies count them: one an event where vLLM makes the events
+    ttft_s: float | None = None
+    paused: bool = False
+    outcome: RequestOutcome = RequestOutcome.OK
+    status: int | None = None  # of a refusal
+
+    # -- its way to the engine -----------------------------------------------------------------------------------------
+
+    def tokenized(self, prompt: Any, params: Any) -> None:
+        """A prompt has become tokens, and the engine is to be called with it.
+
+        Raises:
+            Refused: there is no room for what the request turns out to be.
+        """
+        most = getattr(params, "max_tokens", 0)  # vectors have no answer to count
+        if self.place is None or most is None:
+            return
+        try:
+            self.place.settle(prompt_tokens_of(prompt), most)
+        except NoRoom as no_room:
+            self.read_tokens = 0  # nothing came of it
+            self.refused = self.refusal(no_room)
+            raise self.refused from None
+
+    async def tries(self, grammars: Any, params: Any) -> None:
+        """Have the grammar of a prompt tried, where there is one, for as long as the request may wait for the engine.
+
+        Args:
+            grammars: ``deploy.front.checks.grammars.Grammars``; None: nothing is tried.
+
+        Raises:
+            Refused: it is none that the engine can use, or nobody could find out in time.
+        """
+        if grammars is None:
+            return
+        try:
+            await grammars.check(params, None if self.deadline is None else self.deadline.left_s)
+        except Refused as refusal:
+            self.refused = refusal
+            raise
+
+    def hands_over(self) -> None:
+        """The engine is about to be given a prompt.
+
+        Raises:
+            Refused: the request's queue deadline is up.
+        """
+        if self.deadline is not None:
+            try:
+                self.deadline.hand_over(self.counts)
+            except Refused as refusal:
+                self.refused = refusal
+                raise
+
+    def submitted(self, prompt: Any = None) -> None:
+        """The engine has the request, and this prompt of it."""
+        self.prompt_tokens += prompt_tokens_of(prompt)
+        if self.submitted_s is None:
+            self.submitted_s = self.meter.clock()
+            self.meter.handed_over(self.submitted_s - self.arrived_s, self.submitted_s)
+
+    def first_token(self) -> None:
+        """The engine has computed a token, or a prompt's vector."""
+        self.accepted = True
+        if self.deadline is not None:
+            self.deadline.begun()
+
+    def check_not_withdrawn(self) -> None:
+        """Look whether the request was taken out of the engine before it had begun.
+
+        Raises:
+            Refused: it was.
+        """
+        if self.deadline is not None and self.deadline.refused is not None:
+            self.refused = self.deadline.refused
+            raise self.refused
+
+    # -- its answer ----------------------------------------------------------------------------------------------------
+
+    def writing(self) -> None:
+        """Bytes are about to be written."""
+        self.writing_since_s = self.meter.clock()
+
+    def wrote(self, tokens: int) -> None:
+        """So many tokens' bytes have been written."""
+        now_s = self.meter.clock()
+        # A client that does not read says nothing about the service.
+        paused = self.writing_since_s is not None and now_s - self.writing_since_s > PAUSED_AFTER_S
+        self.paused = self.paused or paused
+        self.writing_since_s = None
+        if self.first_s is None:
+            self.first_s = now_s
+            self.ttft_s = now_s - self.arrived_s
+            self.meter.ttft.add(now_s, self.ttft_s * 1e3)
+        elif tokens and not paused:
+            self.meter.tpot.add(now_s, (now_s - self.last_s) * 1e3 / tokens)
+        self.last_s = now_s
+        self.written_tokens += tokens
+
+    def finished(self, metrics: Any = None) -> None:
+        """The stream has ended by itself; ``metrics``: vLLM's of its sequence, if it has told them."""
+        if self.first_s is not None and not self.paused:
+            spread_s, tokens = self.last_s - self.first_s, self.written_tokens
+            tpot_s = spread_s / (tokens - 1) if tokens > 1 else None
+            self.meter.judge(self.first_s - self.arrived_s, tpot_s, _engine_times(metrics), self.answer)
+
+    def finished_in_one_piece(
+        self, first_token_s: float, decode_s: float, tokens: int, engine: EngineTimes | None = None
+    ) -> None:
+        """The answer went out in one piece.
+
+        Args:
+            first_token_s: from the hand-over to the first token, by the engine's account.
+            decode_s: from the first token to the last.
+            tokens: of the completion.
+            engine: as in ``meter.Finished``.
+        """
+        now_s = self.meter.clock()
+        self.ttft_s = ttft_s = first_token_s + ((self.submitted_s or now_s) - self.arrived_s)
+        tpot_s = decode_s / (tokens - 1) if tokens > 1 else None
+        self.meter.ttft.add(now_s, ttft_s * 1e3)
+        if tpot_s is not None:
+            self.meter.tpot.add(now_s, tpot_s * 1e3)
+        self.meter.judge(ttft_s, tpot_s, engine, self.answer)
+
+    def observe(self) -> None:
+        """The answer went out in one piece: take its latencies from the engine's account of its slowest sequence."""
+        known = [output.metrics for output in self.finished_outputs if output.metrics is not None]
+        if known:
+            slowest = max(known, key=lambda metrics: metrics.first_token_latency)
+            decode_s = slowest.last_token_ts - slowest.first_token_ts
+            tokens = slowest.num_generation_tokens
+            self.finished_in_one_piece(slowest.first_token_latency, decode_s, tokens, _engine_times(slowest))
+
+    # -- its account ---------------------------------------------------------------------------------------------------
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the answer must be exact."""
+        return self.asked is AskedPrecision.EXACT
+
+    @property
+    def answer(self) -> Answered | None:
+        """What the request was answered with; None: it was not, not yet, or nobody has told."""
+        ok = self.outcome is RequestOutcome.OK and self.counts.whole
+        return answered(self.counts, self.asked, self.key) if ok else None
+
+    @property
+    def used_tokens(self) -> int:
+        """Tokens of prompts and completions, computed and cached, however the request ended."""
+        return max(sum(map(sum, self.counts.values())), (self.prompt_tokens or self.read_tokens) + self.answer_tokens)
+
+    @property
+    def answer_tokens(self) -> int:
+        """Tokens that the engine has answered with, also where vLLM hands them on at the end alone."""
+        return max(self.completion_tokens, self.counts.output_tokens)
+
+    def ended(self) -> None:
+        """The request has left, however it did."""
+        if self.deadline is not None:
+            self.deadline.close()
+        self.meter.left(self)
+
+    def access(self, now_s: float) -> Access:
+        """What the access log says of the request, at its end."""
+        begun = self.first_s is not None or self.outcome is RequestOutcome.OK
+        return Access(
+            wall_s=time.time(),
+            id=self.id,
+            key=self.key,
+            model=self.model,
+            outcome=self.outcome.value,
+            status=self.status or (200 if begun else None),
+            asked=self.asked.value,
+            precision=None if (answer := self.answer) is None else answer.precision.value,
+            tokens=total(self.counts.values()) if self.counts else None,
+            ttft_ms=None if self.ttft_s is None else self.ttft_s * 1e3,
+            total_ms=(now_s - self.arrived_s) * 1e3,
+        )
+
+
+def _engine_times(metrics: Any) -> EngineTimes | None:
+    """Return TTFT and time per token by the engine's own clock, from its queue on; None: it has not told."""
+    if metrics is None or not metrics.queued_ts or not metrics.first_token_ts:
+        return None
+    tokens = metrics.num_generation_tokens
+    tpot_s = (metrics.last_token_ts - metrics.first_token_ts) / (tokens - 1) if tokens > 1 else None
+    return metrics.first_token_ts - metrics.queued_ts, tpot_s
+
+
+# Of the present task: vLLM's serving objects, which call the engine and the tokenizer, know nothing of it.
+CONTEXT: ContextVar[RequestContext | None] = ContextVar("nestedfp_request", default=None)
+
+
+def prompt_tokens_of(prompt: Any) -> int:
+    """Return how many tokens a prompt has, as vLLM's serving objects give it to the engine; 0 where it does not say."""
+    ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
+    return len(ids or ())

@@ -1,0 +1,1 @@
+"""Steps of exact and fast rows."""

@@ -1,0 +1,75 @@
+"""An engine before a step of exact and fast rows, and the step that is planned for it. Pure; standard library only."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+from nestedfp.steps.deadlines.prompt_line import MISSED_AFTER
+
+MOST_PLANNED = 48  # prompts of the line that are looked at
+
+
+class Prompt(NamedTuple):
+    """A prompt in line."""
+
+    left_tokens: int  # still to be computed
+    due_s: float  # its first token; infinity: at no time; minus infinity: it has missed its objective for certain
+    is_exact: (
+        bool  # nothing of it has been computed in FP8, nobody asked for a fast answer, and it may still be in time
+    )
+    is_pinned: bool
+    has_begun: bool  # it has a place among those that run
+
+
+class Decode(NamedTuple):
+    """A request that decodes."""
+
+    due_s: float  # its next token
+    is_pinned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RowState:
+    """An engine before a step; times are seconds of one clock."""
+
+    now_s: float  # when the step begins
+    exact: Sequence[Decode]
+    fast: Sequence[Decode]
+    line: Sequence[Prompt]  # in the order in which prompts are to be computed
+    places: int  # for prompts that have not begun
+    budget_tokens: int
+    step_s: float  # the TPOT deadline, which steps may take
+
+
+class PromptChunk(NamedTuple):
+    """Tokens of a prompt in the step."""
+
+    prompt: int  # index in the line
+    tokens: int
+    is_exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """A step. Exact decodes that are in neither tuple sit it out; all fast ones run.
+
+    Attributes:
+        exact: indices of the exact decodes that run as such.
+        demoted: indices of the exact decodes that run, and are fast from now on.
+        chunks: of prompts.
+        is_whole: every row is computed in FP16, and no class changes.
+        reason: why a row is fast that was exact or might have been: ``"ttft_slack"``, ``"tpot_slack"`` (decodes were demoted);
+            ``"fast"``: those were fast before.
+    """
+
+    exact: tuple[int, ...]
+    demoted: tuple[int, ...]
+    chunks: tuple[PromptChunk, ...]
+    is_whole: bool
+    reason: str = "fast"
+
+
+def first_due_s(since_s: float, ttft_s: float, now_s: float) -> float:
+    """Return when a prompt that waits since then is due; minus infinity once it has missed its objective for certain."""
+    return since_s + ttft_s if now_s - since_s < MISSED_AFTER * ttft_s else -inf

@@ -1,0 +1,126 @@
+"""What a step will take: its measured cost, and what steps of its kind have taken beyond theirs lately.
+
+Pure and standard library only, as all of this folder, so that the engine's scheduler and the simulator run the same code.
+"""
+
+from math import inf
+
+from nestedfp.modes import Mode
+from nestedfp.steps.step_costs import StepCosts
+
+LEAST_CHUNK_TOKENS = 32  # of prompts in a step that is capped by its time
+LEAST_GAIN = 0.02  # of a step with two classes, over one that is all FP16
+MOST_KEPT = 100_000  # costs of steps of two classes
+EXCESS_WEIGHT = 0.2  # of the newest step in what steps take beyond their measured cost
+
+
+class StepTimes:
+    """Predicts what a step takes: its measured cost, and what steps of its kind have taken beyond theirs lately.
+
+    The measured cost is of linear layers and what surrounds them; attention over long contexts comes on top, and takes
+    the same in both precisions, so that one correction serves both.
+
+    Args:
+        costs: measured at the engine's start. None: only what steps have taken lately is known.
+    """
+
+    def __init__(self, costs: StepCosts | None) -> None:
+        self._costs = costs
+        self._excess_s = [0.0, 0.0]  # of steps of decodes alone, and of those with parts of prompts
+        self._mixed_excess_s: list[float | None] = [None, None]  # the same of steps of both classes; None: none yet
+        self._costs_s: dict[int, tuple[float, float]] = {}  # by tokens
+        self._mixed_costs_s: dict[tuple[int, int], float] = {}  # by exact and fast rows
+
+    @property
+    def are_measured(self) -> bool:
+        """Whether the cost of a step is known by its size."""
+        return self._costs is not None
+
+    def of_decodes_s(self, mode: Mode, decodes: int, now: int) -> float:
+        """Return how long a step of one token for each of so many requests would take, in seconds.
+
+        What such steps take beyond their measured cost is attention in the main, and grows with the requests. Of steps with prompts
+        it is not: their cost was measured on an idle card, and under a load large ones take longer.
+
+        Args:
+            mode: of the step.
+            decodes: the requests.
+            now: those there are while steps take what they take.
+        """
+        return self._cost_s(mode, decodes) + max(0.0, self._excess_s[False]) * decodes / max(1, now)
+
+    def s_per_prompt_token(self, budget_tokens: int) -> float:
+        """What a prompt token costs in full FP8 steps; 0 where nothing was measured."""
+        return 0.0 if self._costs is None else self._costs.times_ms(budget_tokens)[1] * 1e-3 / budget_tokens
+
+    def predicted_s(self, mode: Mode, tokens: int, *, with_prompts: bool) -> float:
+        """Return how long a step of so many tokens will take, in seconds."""
+        return max(0.0, self._cost_s(mode, tokens) + self._excess_s[with_prompts])
+
+    @property
+    def are_by_row(self) -> bool:
+        """Whether the engine can compute exact and fast rows in one step."""
+        return self._costs is not None and self._costs.mixed_ms(1, 1) is not None
+
+    def of_rows_s(self, exact_rows: int, fast_rows: int, *, with_prompts: bool) -> float:
+        """Return how long a step of so many exact and fast rows will take, in seconds; infinity where it cannot hold both."""
+        if not fast_rows or not exact_rows:
+            mode = Mode.FP8 if fast_rows else Mode.FP16
+            return self.predicted_s(mode, exact_rows + fast_rows, with_prompts=with_prompts)
+        excess_s = self._mixed_excess_s[with_prompts]
+        excess_s = self._excess_s[with_prompts] if excess_s is None else excess_s
+        return max(0.0, self._mixed_s(exact_rows, fast_rows) + excess_s)
+
+    def classes_pay(self, exact_rows: int, fast_rows: int, *, with_prompts: bool) -> bool:
+        """Whether a step that computes some of its rows in FP8 takes less than one that is all FP16."""
+        if not fast_rows or not exact_rows:
+            return bool(fast_rows)
+        whole_s = self.of_rows_s(exact_rows + fast_rows, 0, with_prompts=with_prompts)
+        return self.of_rows_s(exact_rows, fast_rows, with_prompts=with_prompts) * (1 + LEAST_GAIN) < whole_s
+
+    def rows_took(self, exact_rows: int, fast_rows: int, took_s: float, *, with_prompts: bool) -> None:
+        """Learn how long a step of exact and fast rows has taken."""
+        if not fast_rows or not exact_rows:
+            self.took(Mode.FP8 if fast_rows else Mode.FP16, exact_rows + fast_rows, took_s, with_prompts=with_prompts)
+            return
+        excess_s = took_s - self._mixed_s(exact_rows, fast_rows)
+        before_s = self._mixed_excess_s[with_prompts]
+        before_s = self._excess_s[with_prompts] if before_s is None else before_s
+        self._mixed_excess_s[with_prompts] = before_s + EXCESS_WEIGHT * (excess_s - before_s)
+
+    def _mixed_s(self, exact_rows: int, fast_rows: int) -> float:
+        key = exact_rows, fast_rows
+        if (known_s := self._mixed_costs_s.get(key)) is None:
+            mixed_ms = None if self._costs is None else self._costs.mixed_ms(exact_rows, fast_rows)
+            if len(self._mixed_costs_s) >= MOST_KEPT:
+                self._mixed_costs_s.clear()
+            known_s = self._mixed_costs_s[key] = inf if mixed_ms is None else mixed_ms * 1e-3
+        return known_s
+
+    def prompt_tokens_within(self, mode: Mode, limit_s: float, decodes: int, budget_tokens: int) -> int:
+        """Return the prompt tokens of the largest step with so many decodes that takes at most ``limit_s`` seconds.
+
+        At least ``LEAST_CHUNK_TOKENS``, as far as the budget allows: else no prompt would ever be computed.
+        """
+        low, high = 0, max(0, budget_tokens - decodes)
+        least = min(LEAST_CHUNK_TOKENS, high)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.predicted_s(mode, decodes + middle, with_prompts=True) <= limit_s:
+                low = middle
+            else:
+                high = middle - 1
+        return max(low, least)
+
+    def took(self, mode: Mode, tokens: int, took_s: float, *, with_prompts: bool) -> None:
+        """Learn how long a step has taken."""
+        excess_s = took_s - self._cost_s(mode, tokens)
+        self._excess_s[with_prompts] += EXCESS_WEIGHT * (excess_s - self._excess_s[with_prompts])
+
+    def _cost_s(self, mode: Mode, tokens: int) -> float:
+        if self._costs is None:
+            return 0.0
+        if (known_s := self._costs_s.get(tokens)) is None:
+            fp16_ms, fp8_ms = self._costs.times_ms(tokens)
+            known_s = self._costs_s[tokens] = fp16_ms * 1e-3, fp8_ms * 1e-3
+        return known_s[mode is Mode.FP8]

@@ -1,0 +1,151 @@
+"""Directives and measurements that the scheduler takes, and the counters and room that it reports."""
+
+from dataclasses import asdict
+from typing import Any
+
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.request import RequestStatus
+
+from nestedfp.modes import DirectiveMode, Mode
+from nestedfp.steps.step_costs import slowest
+from nestedfp.steps.step_rule import StepRule
+from nestedfp.vllm_plugin.scheduling.deadline_watch import steady_s
+from nestedfp.vllm_plugin.scheduling.parts.request_classes import RequestClasses
+
+
+class EngineControl(RequestClasses):
+    """The methods ``nestedfp_*`` are called through utilities of vLLM's engine core."""
+
+    def nestedfp_set_directive(self, directive: dict[str, Any]) -> dict[str, Any]:
+        """Put a directive in force from the next step on.
+
+        Where its author has a line of its own (directive_receiver.py), a directive that is older than the one in force changes
+        nothing: there are two ways for it to come, and one may overtake the other.
+
+        Args:
+            directive: ``{"mode": "fp16" | "fp8" | "auto", "epoch": int, "rule": {...}}``.
+
+        Returns:
+            The mode and epoch in force.
+
+        Raises:
+            ValueError: for an unknown mode or rule.
+        """
+        mode, rule = DirectiveMode(directive["mode"]), StepRule(**(directive.get("rule") or {}))
+        epoch = int(directive["epoch"])
+        with self._directing:
+            if not self._epochs_order or epoch >= self._in_force[2]:
+                self._in_force = (mode, rule, epoch)
+            in_force, _, epoch = self._in_force
+        return {"mode": in_force.value, "epoch": epoch}
+
+    def nestedfp_epochs_order(self) -> None:
+        """From now on an older epoch changes nothing: all directives have one author."""
+        self._epochs_order = True
+
+    def nestedfp_take_step_costs(self, ranks: list[list[list[float]] | None]) -> None:
+        """Take what every rank measured at its start; see nestedfp/vllm_plugin/ranks/timing/step_timing.py."""
+        self._step_costs = slowest(ranks)
+        self._watch.use(self._step_costs)
+
+    def nestedfp_take_fp8_shares(self, ranks: list[float]) -> None:
+        """Take what share of its weights has an FP8 mode on every rank; where it is none, no step is called FP8."""
+        self._fp8_share = min(ranks)
+        self._fp16_only = self._fp16_only or not any(ranks)
+
+    def nestedfp_step_costs(self) -> list[list[float]] | None:
+        """Return ``[tokens, fp16_ms, fp8_ms]`` by step size, which ``auto`` goes by; None: not measured."""
+        return None if self._step_costs is None else self._step_costs.as_lists()
+
+    def nestedfp_warmed_up(self) -> None:
+        """Forget how long the warm-up's steps took, so that nobody takes a cold start for an overload."""
+        self._totals.forget_durations()
+
+    def nestedfp_not_begun(self, request_ids: list[str]) -> bool:
+        """Return whether these requests are in the queue and no step has computed anything of any of them."""
+        requests = [self.requests.get(rid) for rid in request_ids]
+        begun = (RequestStatus.RUNNING, RequestStatus.PREEMPTED)
+        return all(
+            request is not None
+            and request.status not in begun
+            and not request.is_finished()
+            and not request.nestedfp_started
+            for request in requests
+        )
+
+    def nestedfp_step_seconds(self) -> dict[str, float]:
+        """Return how many seconds the steps of each precision have taken since the start."""
+        return {mode.value: seconds for mode, seconds in self._totals.seconds.items()}
+
+    def nestedfp_stats(self) -> dict[str, Any]:
+        """Return the engine's counters and queue state; totals count from the start of the engine.
+
+        ``waiting``, ``waiting_tokens`` and ``oldest_wait_s`` are of requests that wait for their turn; those that wait for
+        a grammar to compile, a remote KV cache or their own client are in ``blocked``. The latter two leave out requests that
+        others may overtake for ever. A preempted request has waited since its preemption. ``progress_age_s`` says for how long
+        there has been work and no step has ended; None: no work.
+        """
+        totals, (directive, _, epoch) = self._totals, self._in_force
+        waiting = self._turn_waiting()
+        waiting_tokens = sum(
+            max(0, r.num_tokens - r.num_computed_tokens) for r in waiting if r.request_id not in self._may_starve
+        ) + sum(max(0, r.num_prompt_tokens - r.num_computed_tokens) for r in self.running)
+        return {
+            "mode": (totals.last_mode or Mode.FP16).value,
+            "directive": directive.value,
+            "epoch": epoch,
+            "switches": totals.switches,
+            "steps_fp16": totals.steps[Mode.FP16],
+            "steps_fp8": totals.steps[Mode.FP8],
+            "steps_mixed": totals.steps_mixed,
+            "fp8_reasons": dict(totals.fp8_reasons),
+            "tokens_fp16": totals.tokens[Mode.FP16],
+            "tokens_fp8": totals.tokens[Mode.FP8],
+            **(totals.drafts() if self.num_spec_tokens else {}),
+            "fp16_only": self._fp16_only,
+            "fp8_weight_share": self._fp8_share,
+            "kv_cache": "fp8" if self._rounds_kv else "fp16",
+            "fp8_pays_from_tokens": None if self._step_costs is None else self._step_costs.fp8_pays_from(),
+            "step_ms_fp16": totals.step_ms[Mode.FP16],
+            "step_ms_fp8": totals.step_ms[Mode.FP8],
+            "waiting": len(waiting),
+            "blocked": sum(map(len, self._queues)) - len(waiting),
+            "waiting_tokens": waiting_tokens,
+            **self._room_stats(waiting_tokens),
+            "oldest_wait_s": self._oldest_wait_s(),
+            "progress_age_s": self._progress_age_s(),
+            "running": len(self.running),
+            "kv_usage": float(self.kv_cache_manager.usage),
+            "arrivals": self._arrivals,
+            "arrived_tokens": self._arrived_tokens,
+            "finished": self._finished,
+        }
+
+    def _room_stats(self, waiting_tokens: int) -> dict[str, Any]:
+        """Return what the engine computes in a second, and what it can take of prompts, where the rule asks for it."""
+        directive, rule, _ = self._in_force
+        mode = Mode.FP16 if directive is DirectiveMode.FP16 or self._fp16_only else Mode.FP8
+        room = self._watch.room(
+            rule, mode, steady_s(), decodes=self._decodes, line_tokens=waiting_tokens, ends_s=self._watch.ends_s
+        )
+        return {
+            "exact_tokens_per_s": self._watch.capacity_tokens_per_s(rule, Mode.FP16),
+            "fast_tokens_per_s": self._watch.capacity_tokens_per_s(rule, mode if self._fp16_only else Mode.FP8),
+            "room": None if room is None else asdict(room),
+        }
+
+    @property
+    def _decodes(self) -> int:
+        """Requests that get a token in every step."""
+        return len(self.running) - sum(r.status is RequestStatus.RUNNING for r in self._in_prompt.values())
+
+    def _oldest_wait_s(self) -> float:
+        """Return how long the first request in line that has a deadline has waited for its turn."""
+        first = (request for request in self._first_in_line() if request.request_id not in self._may_starve)
+        return max((steady_s() - request.nestedfp_waits_since_s for request in first), default=0.0)
+
+    def _progress_age_s(self) -> float | None:
+        """Return for how long there has been work and no step has ended; None: nothing to do."""
+        if self.pause_state is not PauseState.UNPAUSED or not (self.running or self._any_waits()):
+            return None
+        return steady_s() - self._progress_s
