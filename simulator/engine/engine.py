@@ -31,7 +31,6 @@ class Engine(HoldingByRow):
         self._step_costs = table.step_costs()
         self._ahead = limits.async_scheduling
         self._mixes = limits.mixed_steps
-        self.directive = DirectiveMode.FP16
         # the step in progress
         self.ends_s = inf  # inf: idle
         self._began_s = 0.0

@@ -3,6 +3,7 @@
 from math import inf
 from typing import NamedTuple
 
+from nestedfp.modes import DirectiveMode
 from nestedfp.steps.rows.row_rule import RowRule
 from nestedfp.steps.rows.row_state import MOST_PLANNED, Decode, Prompt, RowPlan, RowState, first_due_s
 from nestedfp.steps.step_rule import StepRule
@@ -27,7 +28,7 @@ class HoldingByRow(Holding):
 
     def __init__(self, table: EngineTable) -> None:
         super().__init__(table)
-        self.rule = StepRule()
+        self.directive, self.rule = DirectiveMode.FP16, StepRule()
         self._rows = RowRule()
         self._has_classes = False  # whether requests are in the batch of their class
 
