@@ -2,7 +2,7 @@
 
 An exact replica takes no more prompts than it can begin in time in FP16 (nestedfp/steps/deadlines/prompt_room.py), and
 computes an answer fast only where it would be late otherwise (nestedfp/steps/rows/row_rule.py); FP16 alone where its steps
-cannot mix both. What comes beyond that goes to the least loaded replica; fast ones keep deadlines stricter than the
+cannot mix both. What comes beyond that goes to fast replicas, which keep deadlines stricter than the
 objectives, and must have room at any time:
 
 * K, the number of exact replicas, falls as soon as the load is more than a share of what all replicas compute in their present

@@ -115,10 +115,10 @@ class DirectivePublisher:
         """The directive of one replica, with a full lease."""
         mode = self.content.mode_for(replica_id)
         if (own := self.stated.replica_orders.get(replica_id)) is not None:
-            return self._directive(mode, own, self.stated.order)
+            return self._directive(mode, self.rule.strict, own, self.stated.order)
         made = self._made.get(mode)
         if made is None:
-            made = self._made[mode] = self._directive(mode, self.stated.order, None)
+            made = self._made[mode] = self._directive(mode, self.rule, self.stated.order, None)
         return made
 
     def on_report(
@@ -208,7 +208,7 @@ class DirectivePublisher:
             self._lagging.discard(replica_id)
 
     def _directive(
-        self, mode: DirectiveMode, order: StandingOrder | None, order_for_all: StandingOrder | None
+        self, mode: DirectiveMode, rule: StepRule, order: StandingOrder | None, order_for_all: StandingOrder | None
     ) -> Directive:
         ttft_ms, tpot_ms = self.slo_ms or (None, None)
         return Directive(
@@ -216,11 +216,11 @@ class DirectivePublisher:
             mode=mode,
             lease_s=self.lease_s,
             reason=self.reason,
-            rule=self.content.rule,
+            rule=rule,
             admission_scale=self.content.admission_scale,
             slo_ttft_ms=ttft_ms,
             slo_tpot_ms=tpot_ms,
-            fallback=Fallback(mode=mode, rule=self.content.rule)
+            fallback=Fallback(mode=mode, rule=rule)
             if self.goes_on and order is None and order_for_all is None
             else self.fallback,
             desired_replicas=self.stated.desired_replicas,
@@ -234,9 +234,10 @@ class DirectivePublisher:
         self, replica_id: str, directive: DirectiveMode, rule: StepRule | None, admission_scale: float | None
     ) -> bool:
         content = self.content
+        sent = content.rule.strict if replica_id in self.stated.replica_orders else content.rule
         return (
             directive is content.mode_for(replica_id)
-            and (rule is None or rule == content.rule)
+            and (rule is None or rule == sent)
             and (admission_scale is None or admission_scale == content.admission_scale)
         )
 

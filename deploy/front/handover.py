@@ -1,7 +1,7 @@
 """Takes a request over from vLLM's serving objects just before they would consume its outputs.
 
 vLLM's serving objects do what this project does not do anew: render prompts and chat templates, tokenize, make sampling
-parameters, check the model's name. For a plain stream ``create_*`` then returns a ``Handover`` instead of a generator: the
+parameters, check the model's name. For a plain stream ``create_*`` then returns a ``GenerateCall`` instead of a generator: the
 call of the engine that it would have made, and the frame of the chunks. All private names of vLLM's serving objects that this
 front relies on are in this file.
 """

@@ -1,4 +1,4 @@
--- Which replica takes a request: an exact one that can still compute its prompt in time, else the least loaded one.
+-- Which replica takes a request: an exact one that can still compute its prompt in time, else the least loaded fast one.
 --
 -- HAProxy loads this file with the constants of route_rule.py, which is the same rule in Python, and an argument for each
 -- application: "BACKEND PREFIX SERVER SERVER ...". Every replica says on its page PREFIX/room how many prompt tokens it can take;
@@ -33,13 +33,10 @@ local function room_of(server, now)
     return left
 end
 
--- Of equals a fast one, and of those the one that was chosen longest ago.
 local function least_loaded(servers)
     local best
     for _, server in ipairs(servers) do
-        server.exact = server.room and server.room.exact and 1 or 0
-        if not best or server.open < best.open
-            or (server.open == best.open and (server.exact < best.exact or (server.exact == best.exact and server.turn < best.turn))) then
+        if not best or server.open < best.open or (server.open == best.open and server.turn < best.turn) then
             best = server
         end
     end
@@ -65,11 +62,9 @@ function nestedfp.choose(servers, class, tokens, last, now)
             return best
         end
     end
-    local pool = servers
-    if class == "exact" and #exact > 0 then
+    local pool = fast
+    if #fast == 0 or (class == "exact" and #exact > 0) then
         pool = exact
-    elseif class == "fast" and #fast > 0 then
-        pool = fast
     end
     local first = least_loaded(pool)
     for _, server in ipairs(pool) do

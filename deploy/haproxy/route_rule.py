@@ -1,4 +1,4 @@
-"""Which replica takes a request: an exact one that can still compute its prompt in time, else the least loaded one. Pure.
+"""Which replica takes a request: an exact one that can still compute its prompt in time, else the least loaded fast one. Pure.
 
 The rule of route.lua, which HAProxy runs with the constants below; the simulator runs this one. A test compares the two.
 """
@@ -71,10 +71,10 @@ def choose(servers: Sequence[Server], wanted: str | None, tokens: int, last: str
                 best = rank, server
         if best is not None:
             return best[1]
-    pool = {"exact": exact, "fast": fast}.get(wanted or "") or servers
+    pool = exact if not fast or (wanted == "exact" and exact) else fast
     if not pool:
         return None
-    first = min(pool, key=lambda server: (server.open, server in exact, server.turn))
+    first = min(pool, key=lambda server: (server.open, server.turn))
     for server in pool:
         if server.name == last and server.open <= first.open + SPARE:
             return server

@@ -16,8 +16,9 @@ from nestedfp.vllm_plugin.options import PluginOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 # Which runs are which column: by system, and of this service's runs by name.
-PLAIN_FP16, FP16, DEFAULT, FP8, PLAIN_FP8 = (
+PLAIN_FP16, PLAIN_FP16_384, FP16, DEFAULT, FP8, PLAIN_FP8 = (
     "`vllm serve` FP16",
+    "`vllm serve` FP16, 384 tokens a step",
     "FP16 alone",
     "**default**",
     "FP8 alone",
@@ -25,7 +26,7 @@ PLAIN_FP16, FP16, DEFAULT, FP8, PLAIN_FP8 = (
 )
 NAMES = {
     "vllm-fp16": PLAIN_FP16,
-    "vllm-fp16-384": PLAIN_FP16,
+    "vllm-fp16-384": PLAIN_FP16_384,
     "fp16": FP16,
     "default": DEFAULT,
     "deadlines": DEFAULT,  # where steps may hold both precisions
@@ -35,7 +36,7 @@ NAMES = {
 KNOWN_EXACT = {"vllm_fp16": 1.0, "vllm_fp8": 0.0}  # vLLM's own answers disclose nothing: one precision, always
 # The README shows these loads, each where all of its systems were measured.
 README_LOADS = (("24b-rows-h200", 19.0),)
-README_SYSTEMS = (PLAIN_FP16, PLAIN_FP8, DEFAULT)
+README_SYSTEMS = (PLAIN_FP16_384, PLAIN_FP8, DEFAULT)
 SHAPES = {"mistral-24b": "Mistral Small 24B", "llama-8b": "Llama 3.1 8B", "llama-70b": "Llama 70B"}
 OTHER_CARD = "-h200"  # results of another card, by the same configuration
 LATENCIES = ("TTFT p50/p90, ms", "TPOT p50/p90, ms")
@@ -74,10 +75,10 @@ def _chosen(line: str, runs_of: Callable[[str], dict[float, list[str]]]) -> Iter
 
 def _label(run: str, experiment: Experiment) -> str:
     """Return what a row is called; a run that is no default any more has its own name."""
-    known = NAMES.get(run)
-    if known is None or (known == DEFAULT and not PluginOptions(**experiment.engine.plugin).mixed_steps):
-        return f"`{run}`"
-    return known
+    known, options = NAMES.get(run), PluginOptions(**experiment.engine.plugin)
+    if known == DEFAULT and (not options.mixed_steps or options.weights == "two_copies"):
+        return "one precision a step"
+    return known or f"`{run}`"
 
 
 def services(*lines: str) -> str:

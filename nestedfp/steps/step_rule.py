@@ -6,7 +6,7 @@ directive. Where one of these asks for FP8 but the engine's measured step costs 
 step stays exact.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.steps.step_costs import StepCosts
@@ -92,6 +92,11 @@ class StepRule:
             value = getattr(self, name)
             if value is not None and not least <= value <= most:  # NaN neither
                 raise ValueError(f"expected {name} from {least:g} to {most:g}, got {value!r}")
+
+    @property
+    def strict(self) -> "StepRule":
+        """This rule, under which the directive ``fp16`` computes FP16 alone."""
+        return replace(self, exact_rows_ttft_s=None, exact_rows_tpot_s=None)
 
     def row_deadlines_s(self, directive: DirectiveMode) -> tuple[float, float] | None:
         """Deadlines of the first token and of the mean time per output token by which steps are planned by row; None: by none."""

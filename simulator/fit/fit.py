@@ -94,6 +94,7 @@ def fit_table(args: argparse.Namespace) -> EngineTable:
         max_num_seqs=args.max_num_seqs,
         kv_tokens=kv_tokens,
         max_model_tokens=args.max_model_tokens,
+        mixed_steps=not args.cpu,
         async_scheduling=not args.cpu,
     )
     fitted = {mode: fit_cost(obs.step_observations(steps, args.model, mode)) for mode in Mode}

@@ -224,6 +224,29 @@ def test_after_an_operators_order_a_replica_without_a_controller_decides_for_its
     assert (force.mode, force.rule.has_deadlines) == (DirectiveMode.AUTO, True)
 
 
+def test_exact_replicas_answer_fast_rather_than_late_but_not_where_an_operator_says_fp16():
+    load = {"exact_tokens_per_s": EXACT, "fast_tokens_per_s": FAST}
+    cluster = Cluster(make_loop("exact_first"), ("r0", "r1"))
+    cluster.run(60, 1000, **load)
+    for follower in cluster.followers.values():
+        force = follower.in_force(cluster.now_s)
+        assert (force.mode, force.rule.row_deadlines_s(force.mode) is not None) == (FP16, True)
+    cluster.carry_out(cluster.loop.override(cluster.now_s, FP16, 20.0, replica_id="r1"))
+    cluster.run(5, 1000, **load)
+    forces = {name: follower.in_force(cluster.now_s) for name, follower in cluster.followers.items()}
+    assert {force.mode for force in forces.values()} == {FP16}
+    assert {name: force.rule.row_deadlines_s(FP16) is None for name, force in forces.items()} == {
+        "r0": False,
+        "r1": True,
+    }
+    epochs = {name: force.epoch for name, force in forces.items()}
+    cluster.run(5, 1000, **load)
+    assert {name: follower.in_force(cluster.now_s).epoch for name, follower in cluster.followers.items()} == epochs
+    cluster.run(15, 1000, **load)  # the order ends
+    rule = cluster.followers["r1"].in_force(cluster.now_s).rule
+    assert rule.row_deadlines_s(FP16) is not None
+
+
 def test_what_no_precision_can_serve_is_shed_under_this_policy_too():
     ladder = {"shed": True, "shed_after_s": 2.0}
     cluster = Cluster(make_loop("exact_first", ladder=ladder), ("r0", "r1"))

@@ -255,3 +255,22 @@ def test_a_pinned_request_costs_its_own_rows_where_steps_may_mix(mixed_ms, exact
     engine.finish(step)
     stats = engine.scheduler.nestedfp_stats()
     assert (stats["steps_mixed"], stats["steps_fp16"], stats["tokens_fp16"]) == ((1, 0, 32) if exact else (0, 1, 64))
+
+
+def test_a_directive_that_comes_while_a_step_is_planned_is_of_the_next_one(monkeypatch):
+    engine = Engine()
+    engine.scheduler.nestedfp_take_step_costs([COSTS.report()])
+    engine.direct("auto", rows_ttft_s=1e-3, rows_tpot_s=0.1)
+    engine.add(engine_request("a", list(range(BLOCK)), max_tokens=4))
+    begins_s = engine.scheduler._watch.begins_s
+
+    def directed_meanwhile():
+        engine.direct("fp16")
+        return begins_s()
+
+    monkeypatch.setattr(engine.scheduler._watch, "begins_s", directed_meanwhile)
+    step = engine.schedule()
+    assert (step.nestedfp_mode, step.num_scheduled_tokens) == (Mode.FP8, {"a": BLOCK}), "late in FP16"
+    monkeypatch.undo()
+    engine.finish(step)
+    assert engine.schedule().nestedfp_mode is Mode.FP16

@@ -29,13 +29,18 @@ class PrecisionMixin(EngineControl):
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         directive, rule, _ = self._in_force
-        by_row = self._goes_by_row
+        deadlines_s = rule.row_deadlines_s(directive) if self._can_mix and self._can_plan else None
+        by_row = deadlines_s is not None
         # A step of decodes alone, which most are, asks for no more than it has.
         capped = directive is DirectiveMode.FP16 and not by_row and self._cuts_prompts and bool(self._in_prompt)
         self.max_num_scheduled_tokens = (
             self._watch.exact_budget_tokens(rule, self._decodes) if capped else self._budget_tokens
         )
-        output = self._schedule_by_row(*args, **kwargs) if by_row else super().schedule(*args, **kwargs)
+        output = (
+            super().schedule(*args, **kwargs)
+            if deadlines_s is None
+            else self._schedule_by_row(deadlines_s, rule.tpot_grace_tokens, *args, **kwargs)
+        )
         planned, self._planned = self._planned, None
         output.nestedfp_exact = frozenset()
         scheduled = output.num_scheduled_tokens
@@ -78,12 +83,6 @@ class PrecisionMixin(EngineControl):
         return self._watch.times.are_by_row and not self._fp16_only
 
     @property
-    def _goes_by_row(self) -> bool:
-        """Whether steps are planned by row."""
-        directive, rule, _ = self._in_force
-        return self._can_mix and self._can_plan and rule.row_deadlines_s(directive) is not None
-
-    @property
     def _can_plan(self) -> bool:
         """Whether a step may hold any part of any prompt."""
         return self._cuts_prompts and not self.need_mamba_block_aligned_split
@@ -120,7 +119,7 @@ class PrecisionMixin(EngineControl):
             if rid not in planned.fast and (rid in self._pinned or self.requests[rid].nestedfp_class == "exact")
         }
 
-    def _schedule_by_row(self, *args: Any, **kwargs: Any) -> Any:
+    def _schedule_by_row(self, deadlines_s: tuple[float, float], grace: int, *args: Any, **kwargs: Any) -> Any:
         """Plan a step and have vLLM fill it so: prompts that are not to begin stay out of its sight meanwhile."""
         skipped = self._queues[1]
         for request in reversed(list(self._in_turn(skipped))):  # no longer blocked: they wait as the others do
@@ -130,7 +129,7 @@ class PrecisionMixin(EngineControl):
         behind, self.waiting = self.waiting, type(self.waiting)()
         chosen: list[Request] = []
         try:
-            planned = self._planned = self._plan(waiting)
+            planned = self._planned = self._plan(deadlines_s, grace, waiting)
             chosen = [request for request in waiting if planned.most_tokens.get(request.request_id)]
             for request in chosen:
                 self.waiting.add_request(request)
@@ -147,8 +146,7 @@ class PrecisionMixin(EngineControl):
         self._everybody_runs = not output.num_scheduled_tokens
         return output
 
-    def _plan(self, waiting: list[Request]) -> RowStep:
-        directive, rule, _ = self._in_force
+    def _plan(self, deadlines_s: tuple[float, float], grace: int, waiting: list[Request]) -> RowStep:
         is_prompt = {
             r.request_id: r.request_id in self._in_prompt or left_tokens(r) > 1 + self.num_spec_tokens
             for r in self.running
@@ -162,11 +160,9 @@ class PrecisionMixin(EngineControl):
             free -= request.num_tokens
             if free < 0:  # unless the cache has parts of it
                 break
-        deadlines_s = rule.row_deadlines_s(directive)
-        assert deadlines_s is not None, "the caller has looked"
         planned = self._rows.plan(
             deadlines_s,
-            rule.tpot_grace_tokens,
+            grace,
             self._watch.times,
             self._watch.begins_s(),
             decodes,

@@ -183,10 +183,10 @@ class RequestClasses(WaitingRequests):
         request.update_block_hashes()
 
     def _get_local_prefix_cache_hit(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        exact_directive = (
-            self._in_force[0] is DirectiveMode.FP16 and not self._goes_by_row and not self._fp16_reads_fp8_blocks
-        )
         rid, planned = request.request_id, self._planned
+        exact_directive = (
+            planned is None and self._in_force[0] is DirectiveMode.FP16 and not self._fp16_reads_fp8_blocks
+        )
         is_exact = planned is not None and request.nestedfp_class == "exact" and rid not in planned.fast
         self._blocks.wanted = exact_directive or is_exact or rid in self._pinned
         return super()._get_local_prefix_cache_hit(request, *args, **kwargs)
