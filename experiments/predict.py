@@ -100,8 +100,8 @@ def limited_table(table: Path, experiment: Experiment, folder: Path) -> Path:
         }
     )
     # An engine of other limits measures other steps at its start: up to max_num_seqs tokens they are decodes.
-    same = limits.model_copy(update={"kv_tokens": known.engine.kv_tokens}) == known.engine
-    start_costs = known.start_costs if same else None
+    same = limits.model_copy(update={name: getattr(known.engine, name) for name in ("kv_tokens", "mixed_steps")})
+    start_costs = known.start_costs if same == known.engine else None
     copy = folder / table.name
     write_table(copy, known.model_copy(update={"engine": limits, "start_costs": start_costs}))
     return copy

@@ -363,7 +363,7 @@ def test_a_share_of_exact_replicas_needs_leave_to_scale_and_the_policy_that_has_
     with pytest.raises(ValueError, match="expected scale: true"):
         LadderConfig(exact_share=0.5)
     ladder = {"scale": True, "max_replicas": 4, "exact_share": 0.5}
-    ControllerConfig.model_validate({"ladder": ladder})
+    ControllerConfig.model_validate({"ladder": ladder, "policy": {"name": "exact_first"}})
     with pytest.raises(ValueError, match=r"ladder\.exact_share is of the policy exact_first.*got deadlines"):
         ControllerConfig.model_validate({"ladder": ladder, "policy": {"name": "deadlines"}})
 
