@@ -13,11 +13,11 @@ from benchmarks.http import http_procs
 from chaos import faults, soak
 from chaos.fault_cost import FaultResult, Injection, detected_after_s, result
 from chaos.faults import Arena
+from chaos.load import open_load
 from chaos.soak import SoakResult
 from chaos.watch import Family, Watch, family_of
 from loadtest.sender.background import BackgroundLoad
-from loadtest.sender.plan import PlannedRequest, SendPlan
-from loadtest.sender.prompts import TOKEN_IDS
+from loadtest.sender.plan import PlannedRequest
 from loadtest.service.process import serve_command, started_service
 
 RATE_PER_S = 4.0
@@ -94,23 +94,9 @@ def running(
 def steady_load(service: ServiceUnderTest, folder: Path, for_s: float) -> BackgroundLoad:
     """Ask at a steady rate for so long, or until the load is ended."""
     due_s = [number / RATE_PER_S for number in range(int(for_s * RATE_PER_S))]
-    plan = SendPlan(
-        kind="open",
-        policy="plain",
-        run=0,
-        url=service.url,
-        model=service.model_id,
-        requests=tuple(
-            PlannedRequest(at_s=at_s, prompt_tokens=PROMPT_TOKENS, output_tokens=OUTPUT_TOKENS) for at_s in due_s
-        ),
-        duration_s=for_s,
-        drain_s=PATIENCE_S,
-        request_timeout_s=PATIENCE_S,
-        seed=0,
-        token_ids=TOKEN_IDS,
-        records_path=folder / "requests.jsonl",
-    )
-    return BackgroundLoad(plan)
+    requests = (PlannedRequest(at_s=at_s, prompt_tokens=PROMPT_TOKENS, output_tokens=OUTPUT_TOKENS) for at_s in due_s)
+    records = folder / "requests.jsonl"
+    return open_load(service.url, service.model_id, requests, for_s, PATIENCE_S, records)
 
 
 def strike(service: ServiceUnderTest, name: str, malformed: int, folder: Path) -> FaultResult:

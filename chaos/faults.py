@@ -15,10 +15,9 @@ from pathlib import Path
 
 from chaos.abuse import attacks, hostile
 from chaos.fault_cost import SEVERAL, Injection, outcome
+from chaos.load import open_load
 from chaos.watch import KINDS, Family, running
-from loadtest.sender.background import BackgroundLoad
-from loadtest.sender.plan import PlannedRequest, SendPlan
-from loadtest.sender.prompts import TOKEN_IDS
+from loadtest.sender.plan import PlannedRequest
 
 NOTICE_LIMIT_S = 60.0  # a stopped process that nobody has ended by then is continued
 ATTACK_LIMIT_S = 60.0
@@ -147,23 +146,11 @@ def full_log_disk(arena: Arena, for_s: float = 10.0) -> Done:
 
 def full_kv_cache(arena: Arena) -> Done:
     """Ask for more tokens at once than the KV caches hold."""
-    plan = SendPlan(
-        kind="open",
-        policy="plain",
-        run=0,
-        url=arena.url,
-        model=arena.model_id,
-        requests=(PlannedRequest(at_s=0.0, prompt_tokens=16, output_tokens=KV_TOKENS),) * KV_STREAMS,
-        duration_s=1.0,
-        drain_s=KV_LIMIT_S,
-        request_timeout_s=KV_LIMIT_S,
-        seed=0,
-        token_ids=TOKEN_IDS,
-        records_path=arena.folder / "kv-requests.jsonl",
-    )
+    requests = (PlannedRequest(at_s=0.0, prompt_tokens=16, output_tokens=KV_TOKENS),) * KV_STREAMS
+    records = arena.folder / "kv-requests.jsonl"
     before = preemptions(arena.url)
     began_s = time.monotonic()
-    with BackgroundLoad(plan) as sent:
+    with open_load(arena.url, arena.model_id, requests, 1.0, KV_LIMIT_S, records) as sent:
         ends = [outcome(record) for record in sent.whole()]
     said = (
         f"{KV_STREAMS} streams of {KV_TOKENS} tokens: {ends.count('ok')} whole, "
