@@ -18,7 +18,7 @@ from nestedfp.vllm_plugin.directives import directive_receiver
 from nestedfp.vllm_plugin.ranks.timing.step_ends import SINCE_LAST_S
 from nestedfp.vllm_plugin.scheduling import workers_answers
 from nestedfp.vllm_plugin.scheduling.deadline_watch import steady_s
-from nestedfp.vllm_plugin.scheduling.parts.control import EngineControl
+from nestedfp.vllm_plugin.scheduling.mixins.control import EngineControl
 from nestedfp.vllm_plugin.scheduling.row_steps import RowStep, left_tokens
 
 UNPLANNED_TOKENS = 64  # of a prompt that became ready while its step was being filled: the next one is planned with it
@@ -30,9 +30,9 @@ class PrecisionMixin(EngineControl):
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         directive, rule, _ = self._in_force
         deadlines_s = rule.row_deadlines_s(directive) if self._can_mix and self._can_plan else None
-        by_row = deadlines_s is not None
         # A step of decodes alone, which most are, asks for no more than it has.
-        capped = directive is DirectiveMode.FP16 and not by_row and self._cuts_prompts and bool(self._in_prompt)
+        is_cut = directive is DirectiveMode.FP16 and deadlines_s is None and self._cuts_prompts
+        capped = is_cut and bool(self._in_prompt)
         self.max_num_scheduled_tokens = (
             self._watch.exact_budget_tokens(rule, self._decodes) if capped else self._budget_tokens
         )

@@ -10,7 +10,7 @@ from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.steps.step_costs import slowest
 from nestedfp.steps.step_rule import StepRule
 from nestedfp.vllm_plugin.scheduling.deadline_watch import steady_s
-from nestedfp.vllm_plugin.scheduling.parts.request_classes import RequestClasses
+from nestedfp.vllm_plugin.scheduling.mixins.request_classes import RequestClasses
 
 
 class EngineControl(RequestClasses):

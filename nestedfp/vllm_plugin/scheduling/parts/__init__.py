@@ -1,1 +1,0 @@
-"""The parts of the scheduler: the requests' classes, and what it tells and is told."""
