@@ -79,12 +79,17 @@ def status(client: httpx.Client) -> dict[str, Any]:
 
 
 def by_mode(client: httpx.Client) -> dict[str, dict[str, Any]]:
-    """Each replica by the mode that it is directed to."""
-    return {r["directed"]: r for r in status(client)["replicas"]}
+    """Each replica that lives by the mode that it is directed to."""
+    return {r["directed"]: r for r in living(status(client))}
+
+
+def living(seen: dict[str, Any]) -> list[dict[str, Any]]:
+    """The replicas without those that have left, which the controller remembers for a while."""
+    return [r for r in seen["replicas"] if r["ready"] and not r["stale"]]
 
 
 def ready(seen: dict[str, Any]) -> int:
-    return sum(r["ready"] and not r["stale"] for r in seen["replicas"])
+    return len(living(seen))
 
 
 def test_overload_degrades_then_sheds_then_scales_and_all_of_it_is_undone(
@@ -126,7 +131,8 @@ def test_where_one_of_two_replicas_runs_fp8_pinned_requests_go_to_the_other(
     client: httpx.Client, service: KeyedService
 ) -> None:
     with service.controlled(**CONTROLLER | {"policy": {"name": "static_fp16"}}):
-        one = status(client)["replicas"][0]["id"]
+        assert wait_until(lambda: ready(status(client)) == 2, 60), status(client)
+        one = living(status(client))[0]["id"]
         response = client.post("/admin/directive", json={"mode": "fp8", "replica_id": one})
         assert response.status_code == 200, response.text
         try:
@@ -136,10 +142,9 @@ def test_where_one_of_two_replicas_runs_fp8_pinned_requests_go_to_the_other(
 
 
 def pinned_go_to_the_other(client: httpx.Client) -> None:
-    assert wait_until(lambda: status(client)["fp8_replicas"] == 1, 60), status(client)
-    assert wait_until(lambda: all(r["running"] == 0 for r in status(client)["replicas"]), 30)
+    assert wait_until(lambda: set(by_mode(client)) == {"fp16", "fp8"}, 60), status(client)
+    assert wait_until(lambda: all(r["running"] == 0 for r in living(status(client))), 30)
     before = by_mode(client)
-    assert set(before) == {"fp16", "fp8"}
     for number in range(10):
         usage = complete(client, f"{number} wolves", vllm_xargs={"precision": "fp16"})["usage"]
         assert usage["precision_tokens"]["completion"] == {"fp16": 8, "fp8": 0}
