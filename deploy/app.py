@@ -19,7 +19,6 @@ from deploy.control.controller_lookup import CONTROLLER_ACTOR
 from deploy.haproxy import client_headers
 from deploy.haproxy.haproxy_config import CONTROL_PREFIX
 from deploy.haproxy.launcher import SETTINGS_ENV
-from deploy.replica import tracing
 from deploy.replica.drain import LAST_WORDS_S
 from deploy.replica.llm_replica import NestedFPServer
 from deploy.startup.accelerator import resolve
@@ -80,7 +79,6 @@ def application(config: DeployConfig, path: Path | None = None) -> Any:
         access_log=config.http.access_log,
         access_log_folder=config.http.access_log_folder,
         grammar_cpu_s=config.engine.grammar_cpu_s,
-        traced=config.tracing.otlp_endpoint is not None,
     )
 
 
@@ -133,7 +131,7 @@ def deployment_options(config: DeployConfig, path: Path | None = None) -> dict[s
         "max_constructor_retry_count": 2,
         "ray_actor_options": {
             **({"num_cpus": 1 + ranks} if kind == "cpu" else {"num_cpus": 1, "num_gpus": ranks}),
-            "runtime_env": {"env_vars": env | client_headers.ENVIRONMENT | tracing.environment(config.tracing)},
+            "runtime_env": {"env_vars": env | client_headers.ENVIRONMENT},
         },
         "logging_config": {"enable_access_log": False},
     }
@@ -167,8 +165,6 @@ def engine_kwargs(config: DeployConfig, kind: str) -> dict[str, Any]:
     kwargs["allowed_media_domains"] = kwargs.get("allowed_media_domains") or [NO_DOMAIN]
     if "tool_call_parser" in engine.extra:  # vLLM would take no notice of it
         kwargs["enable_auto_tool_choice"] = True
-    if config.tracing.otlp_endpoint is not None:
-        kwargs["otlp_traces_endpoint"] = config.tracing.otlp_endpoint
     if engine.kv_cache_bytes is not None:
         kwargs["kv_cache_memory_bytes"] = engine.kv_cache_bytes
     if engine.quantization == "nestedfp":

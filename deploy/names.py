@@ -17,7 +17,6 @@ NAMES: dict[str, tuple[str, ...] | None] = {
     "ray.serve._private.logging_utils:get_serve_logs_dir": (),
     "ray.serve.context:_get_global_client": ("raise_if_no_controller_running",),
     # vLLM's front end
-    "vllm:PoolingParams": None,
     "vllm:SamplingParams": None,
     "vllm:envs": None,
     "vllm.engine.arg_utils:AsyncEngineArgs": None,
@@ -34,11 +33,6 @@ NAMES: dict[str, tuple[str, ...] | None] = {
     "vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest": None,
     "vllm.entrypoints.openai.completion.protocol:CompletionRequest": None,
     "vllm.entrypoints.openai.responses.protocol:ResponsesRequest": None,
-    "vllm.entrypoints.pooling.classify.protocol:ClassificationRequest": None,
-    "vllm.entrypoints.pooling.embed.protocol:EmbeddingRequest": None,
-    "vllm.entrypoints.pooling.pooling.protocol:PoolingRequest": None,
-    "vllm.entrypoints.pooling.scoring.protocol:RerankRequest": None,
-    "vllm.entrypoints.pooling.scoring.protocol:ScoreRequest": None,
     "vllm.entrypoints.serve.engine.protocol:ErrorResponse": None,
     "vllm.entrypoints.serve.exception_handling.error_response:create_error_response": None,
     "vllm.entrypoints.serve.exception_handling.utils:sanitize_message": None,
@@ -65,7 +59,6 @@ NAMES: dict[str, tuple[str, ...] | None] = {
     ),
     "vllm.v1.engine.async_llm:AsyncLLM.reset_mm_cache": ("self",),
     "vllm.v1.engine.async_llm:AsyncLLM.shutdown": ("self",),
-    "vllm.v1.engine.async_llm:AsyncLLM.encode": ("self", "prompt", "pooling_params", "request_id"),
     # what goes from the engine to the socket (deploy/front/tap.py) and into metrics
     "vllm.v1.engine:FinishReason": None,
     "vllm.v1.engine.detokenizer:FastIncrementalDetokenizer": None,

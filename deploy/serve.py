@@ -154,14 +154,11 @@ def preflight(config: DeployConfig) -> None:
     """
     from deploy.access import keys
     from deploy.haproxy import launcher
-    from deploy.replica import tracing
     from deploy.startup.accelerator import resolve, visible_gpus
     from nestedfp.checkpoint import read_weights
 
     if (path := keys.path_of(config.http.keys_file)) is not None:
         keys.load(path)
-    if warning := tracing.check(config.tracing):
-        print(f"warning: {warning}", file=sys.stderr)
     if config.model.load_format != "dummy":
         read_weights(config.model.folder)
     kind = resolve(config.engine.accelerator)
@@ -280,7 +277,7 @@ def run(config: DeployConfig, path: Path, verbose: bool, began_s: float, key: st
             from deploy.startup.model_check import check_model
 
             try:
-                vectors = check_model(config)
+                check_model(config)
             except ValueError as error:
                 print(f"error: {error}", file=sys.stderr, flush=True)
                 return 2
@@ -305,7 +302,7 @@ def run(config: DeployConfig, path: Path, verbose: bool, began_s: float, key: st
             serve.run_many(applications(config, path))
             wait_for_http(url)
             print(f"ready {url} after {time.monotonic() - began_s:.0f} s", flush=True)
-            print(next_steps(config, url, where, vectors=vectors), flush=True)
+            print(next_steps(config, url, where), flush=True)
             while True:
                 time.sleep(LONGEST_WAIT_S)
         except Stopped:

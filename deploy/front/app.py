@@ -10,7 +10,7 @@ from typing import Any
 
 from deploy.front.generate import Generate
 from deploy.front.replies import Headers, Refused, identifying, refuse, request_id_of
-from deploy.front.routes import models, openapi
+from deploy.front.routes import models
 from deploy.front.routes.pages import PageSource, show
 
 PASSED_ON = ("/v1/models", "/version")  # answered by vLLM's application
@@ -43,8 +43,7 @@ class Front:
 
     def __init__(self, app: Any, generate: Generate, pages: Mapping[str, PageSource] | None = None) -> None:
         self._app = app
-        paths = {*generate.routes, *PASSED_ON}
-        self._pages = {openapi.PATH: openapi.page(app, paths), **(pages or {})}
+        self._pages = dict(pages or {})
         self._generate = generate
         self.asked = 0
 

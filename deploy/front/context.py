@@ -52,7 +52,7 @@ class RequestContext:
     # in the engine
     counts: Collected = field(default_factory=Collected)
     submitted_s: float | None = None
-    accepted: bool = False  # the engine has computed a token of it, or a vector
+    accepted: bool = False  # the engine has computed a token of it
     constrained: bool = False  # by a grammar, which may turn out to have no way on
     refused: Refused | None = None  # before the engine heard of it; vLLM's streams make another error of it
     failed: Exception | None = None  # what the engine raised; vLLM's streams make an event of it that says less
@@ -83,7 +83,7 @@ class RequestContext:
         Raises:
             Refused: there is no room for what the request turns out to be.
         """
-        most = getattr(params, "max_tokens", 0)  # vectors have no answer to count
+        most = params.max_tokens
         if self.place is None or most is None:
             return
         try:
@@ -131,7 +131,7 @@ class RequestContext:
             self.meter.handed_over(self.submitted_s - self.arrived_s, self.submitted_s)
 
     def first_token(self) -> None:
-        """The engine has computed a token, or a prompt's vector."""
+        """The engine has computed a token."""
         self.accepted = True
         if self.deadline is not None:
             self.deadline.begun()

@@ -1,4 +1,4 @@
-"""Answers the routes that the engine computes for: those of text, and those of vectors."""
+"""Answers the routes that the engine computes for."""
 
 import asyncio
 import enum
@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 
 from deploy.access.admission import Admission, NoRoom, Reason
 from deploy.access.keys import Holder, Keys, Limited
@@ -34,16 +33,14 @@ from deploy.front.effects.ignored import ignored
 from deploy.front.handover import GenerateCall
 from deploy.front.meter import PathMeter
 from deploy.front.replies import OVERLOADED, Refused, reply, request_id_of
-from deploy.front.routes import vectors
 from deploy.front.routes.route import Route, tokens_of
 from deploy.front.tap import Tap, Taps
 from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS, MOST_TRIES
 from deploy.metrics.request_metrics import RequestOutcome
 from deploy.replica.health_routes import GivenUp
-from deploy.replica.tracing import below_this_span
 from nestedfp.answers import Answer
 from nestedfp.modes import Mode
-from nestedfp.vllm_plugin.frontend import Collected, collected, counts_of, total, usage_of
+from nestedfp.vllm_plugin.frontend import Collected, collected, counts_of
 from nestedfp.vllm_plugin.options import KV_IS_FP8
 from nestedfp.vllm_plugin.scheduling.pin import PIN_HEADER, AskedPrecision
 from nestedfp.vllm_plugin.serving.disclosure import disclose
@@ -90,7 +87,6 @@ class Generate:
         max_body_bytes: largest body.
         keys: who may ask; without: everybody.
         queueing: how requests wait for the engine.
-        traced: requests have spans, and the engine makes children of them.
         taps: the short way of plain streams; without: all go vLLM's.
         inexact: why no answer of this engine can be exact; None: it can.
     """
@@ -105,11 +101,9 @@ class Generate:
         max_body_bytes: int,
         keys: Keys | None = None,
         queueing: Queueing = Queueing(),
-        traced: bool = False,
         taps: Taps | None = None,
         inexact: Inexact | None = None,
     ) -> None:
-        self._traced = traced
         self.keys = keys or Keys()
         self.routes = routes
         self._client = client
@@ -254,15 +248,12 @@ class Generate:
             # Beams are requests of one token each, most of them not in the answer: their tokens are not those of its usage.
             told = Collected() if getattr(request, "use_beam_search", False) else counts
             try:
-                inner = below_this_span(scope) if self._traced else scope
-                result = await getattr(route.serving, route.method)(request, Request(inner))
+                result = await getattr(route.serving, route.method)(request, Request(scope))
                 _check_here()
                 if isinstance(result, GenerateCall):
                     await self._write(result, send, context)
                 elif hasattr(result, "__anext__"):
                     await self._relay(route, result, request, send, context, told)
-                elif isinstance(result, Response):
-                    await self._reply_vectors(result, send, context)
                 else:
                     await self._reply(route, result, send, context, told)
                     context.observe()
@@ -405,13 +396,6 @@ class Generate:
         if (tokens := tokens_of(counts)) is not None:
             answer["usage"] = disclose(answer.get("usage"), tokens, whole=counts.whole)
         await reply(send, 200, msgspec.json.encode(answer), context.notes)
-
-    async def _reply_vectors(self, result: Any, send: Any, context: RequestContext) -> None:
-        body, kind, headers = await vectors.disclosed(result, usage_of(total(context.counts.values())))
-        # The first byte is the last one.
-        now_s = self._meter.clock()
-        context.finished_in_one_piece(now_s - (context.submitted_s or now_s), 0.0, 1)
-        await reply(send, 200, body, [*headers, *context.notes], kind)
 
 
 def _rank(request: Any, headers: dict[bytes, bytes], holder: Holder | None, pinned: bool) -> Ranked:

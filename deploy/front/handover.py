@@ -17,7 +17,6 @@ from deploy.front.context import CONTEXT, RequestContext
 from deploy.front.decoding.text_offsets import StreamOffsets, TextOffsets
 from deploy.front.streams import Frame
 from deploy.replica.health_routes import GivenUp
-from nestedfp.vllm_plugin.scheduling.pin import PIN_KEY, AskedPrecision
 
 
 @dataclass(slots=True)
@@ -72,28 +71,6 @@ class EngineClientProxy:
             call = GenerateCall(self._client, prompt, sampling_params, request_id, options, self._grammars)
             context.calls.append(call)
         return self._observed(context, prompt, sampling_params, request_id, options)
-
-    async def encode(self, prompt: Any, pooling_params: Any, request_id: str, **options: Any) -> Any:
-        """As ``AsyncLLM.encode``: yields the one output of a prompt that becomes a vector."""
-        context = CONTEXT.get()
-        if context is not None:
-            context.tokenized(prompt, pooling_params)
-            options["priority"] = context.priority
-            if context.asked is not AskedPrecision.AUTO:
-                # vLLM's serving objects hand on what they know, and a precision is none of it.
-                pooling_params.extra_kwargs = {**(pooling_params.extra_kwargs or {}), PIN_KEY: context.asked.value}
-            context.hands_over()
-            context.submitted(prompt)
-        try:
-            async for output in self._client.encode(prompt, pooling_params, request_id, **options):
-                if context is not None:
-                    context.check_not_withdrawn()
-                    context.first_token()
-                yield output
-        except Exception as error:
-            if isinstance(error.__cause__, GivenUp):
-                raise error.__cause__ from None
-            raise
 
     async def _observed(
         self, context: RequestContext, prompt: Any, params: Any, request_id: str, options: dict[str, Any]

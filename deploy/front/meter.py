@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from controller.messages import LatencyWindow, PathStats
@@ -39,14 +39,14 @@ class PathMeter:
 
     Args:
         clock: seconds, monotonic.
-        logs: each takes every request when it has left: the access log, the request's span.
+        log: takes every request when it has left; None: nobody does.
     """
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, logs: Sequence[Callable[[Access], None]] = ()
+        self, clock: Callable[[], float] = time.monotonic, log: Callable[[Access], None] | None = None
     ) -> None:
         self.clock = clock
-        self.logs = tuple(logs)
+        self.log = log
         self.requests = RequestMetrics()
         self.ttft = SlidingWindow(SPAN_S)
         self.tpot = SlidingWindow(SPAN_S)
@@ -79,10 +79,8 @@ class PathMeter:
         if (answer := request.answer) is not None:
             self.requests.answered(answer)
         self.requests.left(precision_of(request.counts), request.pinned, request.outcome)
-        if self.logs:
-            access = request.access(self.clock())
-            for log in self.logs:
-                log(access)
+        if self.log is not None:
+            self.log(request.access(self.clock()))
         if request.submitted_s is None:
             self._in_path -= 1
 

@@ -26,18 +26,17 @@ from deploy.front import tap
 from deploy.front.app import Front
 from deploy.front.checks import grammars
 from deploy.front.checks.cors import allowing
-from deploy.front.checks.grammars import Grammars
 from deploy.front.deadline import EngineQueue
 from deploy.front.decoding import prompt_end
 from deploy.front.generate import Generate, Inexact, Queueing
 from deploy.front.handover import stand_before_engine, take_over
 from deploy.front.meter import PathMeter
-from deploy.front.routes import text, tokens, vectors
+from deploy.front.routes import text, tokens
 from deploy.front.routes.pages import Shown
 from deploy.metrics import bulk
 from deploy.metrics.openmetrics import CONTENT_TYPE
 from deploy.metrics.replica_page import ReplicaMetrics
-from deploy.replica import drain, tracing
+from deploy.replica import drain
 from deploy.replica.health_routes import HealthRoutes, StartChecks
 from deploy.replica.probe import probe_modes
 from deploy.replica.vllm_engine import ReplicaEngine
@@ -71,7 +70,6 @@ class NestedFPServer:
         cors_origins: web pages of these origins may ask from their visitors' browsers.
         access_log: form of the access log's lines (deploy/access/access_log.py).
         access_log_folder: where they go; None: beside Ray Serve's logs.
-        traced: Ray Serve makes a span of each request (deploy/replica/tracing.py).
     """
 
     async def __init__(
@@ -89,7 +87,6 @@ class NestedFPServer:
         cors_origins: Sequence[str] = (),
         access_log: Format = "text",
         access_log_folder: str | None = None,
-        traced: bool = False,
     ) -> None:
         self._model = model
         self._agent: ReplicaAgent | None = None
@@ -100,9 +97,7 @@ class NestedFPServer:
         self._keys = Keys(path_of(keys_file), parts=lambda: 1 if self._agent is None else self._agent.replicas)
         folder = serve_logs() if access_log_folder is None else Path(access_log_folder).expanduser()
         lines = open_log(access_log, folder, serve.get_replica_context().replica_id.unique_id)
-        self._traced = traced
-        logs = [*([] if lines is None else [lines.add]), *([tracing.tell] if traced else [])]
-        self._meter = PathMeter(logs=logs)
+        self._meter = PathMeter(log=None if lines is None else lines.add)
         self._step_seconds: dict[str, float] = {}
         self._start = StartChecks({}, [])
         self._inexact: Inexact | None = None
@@ -112,10 +107,8 @@ class NestedFPServer:
         short_logs.install()
         with failure.explained():
             self.engine = await ReplicaEngine.start(engine)
-            self._grammars: Grammars | None = None
-            if not self.engine.makes_vectors:
-                self._grammars = grammars.of_client(self.engine.client, grammar_cpu_s)
-                self._grammars.start()  # beside the rest of this start: nobody's first request is to wait for it
+            self._grammars = grammars.of_client(self.engine.client, grammar_cpu_s)
+            self._grammars.start()  # beside the rest of this start: nobody's first request is to wait for it
             drain.install(self.engine.give_up, lambda: 0 if self._front is None else self._front.asked)
             await warm_up(self.engine, model)
         # vLLM looks at the environment several times for each output unless it is told that nothing changes any more.
@@ -200,13 +193,9 @@ class NestedFPServer:
     async def __serve_build_asgi_app__(self) -> Any:
         """Build the application that this replica's HTTP server runs; called by Serve after the constructor."""
         app = self.engine.app
-        if self.engine.makes_vectors:
-            routes = vectors.routes(app.state)
-            stand_before_engine(route.serving for route in routes.values())
-        else:
-            routes = text.routes(app.state)
-            stand_before_engine((route.serving for route in routes.values()), self._grammars)
-            take_over(app.state.openai_serving_completion, app.state.openai_serving_chat)
+        routes = text.routes(app.state)
+        stand_before_engine((route.serving for route in routes.values()), self._grammars)
+        take_over(app.state.openai_serving_completion, app.state.openai_serving_chat)
         tokenizer_queue.install(self.engine.client.renderer._executor)
         generate = Generate(
             routes | tokens.routes(app.state.serving_tokenization),
@@ -221,7 +210,6 @@ class NestedFPServer:
                 self._by_priority,
                 None if self._agent is None else EngineQueue(self.engine.client, self.engine.call),
             ),
-            self._traced,
             tap.taps_of(self.engine.client, self._meter.delivered),
             self._inexact,
         )

@@ -191,5 +191,5 @@ def stated_priority(request: Any, headers: dict[bytes, bytes]) -> int:
 
 
 def _xargs(request: Any) -> dict[str, Any]:
-    # A request for vectors has no such field of vLLM's: there it is one of those that pydantic keeps beside.
+    # A message has no such field of vLLM's: there it is one of those that pydantic keeps beside.
     return getattr(request, "vllm_xargs", None) or {}

@@ -19,7 +19,7 @@ def tokens_of(counts: Any) -> Tokens | None:
 
 @dataclass(frozen=True)
 class Route(ABC):
-    """One route; text.py and vectors.py say what its requests are.
+    """One route; text.py says what its requests are.
 
     Attributes:
         model: vLLM's request class, or a union of such.

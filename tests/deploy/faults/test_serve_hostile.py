@@ -118,10 +118,15 @@ def test_no_body_of_much_holds_others_for_long(client, service, capsys):
     assert {process.pid for process in service.engines()} == engines
 
 
-def test_no_request_made_from_the_openapi_document_gets_a_server_error(client, tmp_path):
-    document = client.get("/openapi.json").json()
-    assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize"} <= set(document["paths"])
-    for schema in document["components"]["schemas"].values():
+def test_no_request_made_from_vllms_classes_gets_a_server_error(client, tmp_path):
+    definitions, document = {}, {"openapi": "3.1.0", "info": {"title": "t", "version": "1"}, "paths": {}}
+    for path, model in {"/v1/completions": CompletionRequest, "/v1/chat/completions": ChatCompletionRequest}.items():
+        schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+        definitions |= {**schema.pop("$defs", {}), model.__name__: schema}
+        body = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
+        document["paths"][path] = {"post": {"requestBody": {"content": body}, "responses": {"200": {"description": ""}}}}
+    document["components"] = {"schemas": definitions}
+    for schema in definitions.values():
         fields = schema.get("properties", {})
         if {"model", "max_tokens", "n"} <= set(fields):  # what an answer may cost is not the question here
             fields["model"] = {"const": MODEL}

@@ -124,7 +124,7 @@ def test_a_client_that_leaves_before_an_answer_in_one_piece_counts_as_left_thoug
     from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 
     lines = []
-    meter = PathMeter(logs=[lines.append])
+    meter = PathMeter(log=lines.append)
 
     async def do(request):
         asked.set()
