@@ -207,7 +207,7 @@ class HttpSection(FrozenModel):
     drain_s: Annotated[float, Field(ge=1, le=3600)] = 20.0  # for running streams, when the service or a replica stops
     keys_file: str | None = None  # who may ask (access/keys.py); None: everybody, unless NESTEDFP_KEYS_FILE is set
     cors_origins: tuple[Origin, ...] = ()  # web pages of these may ask from their visitors' browsers
-    access_log: Literal["text", "json", "off"] = "text"  # a line for each request that asked to generate
+    access_log: bool = True  # a line for each request that asked to generate
     access_log_folder: str | None = None  # a file for each replica; None: beside Ray Serve's logs
 
 

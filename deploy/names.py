@@ -59,8 +59,7 @@ NAMES: dict[str, tuple[str, ...] | None] = {
     ),
     "vllm.v1.engine.async_llm:AsyncLLM.reset_mm_cache": ("self",),
     "vllm.v1.engine.async_llm:AsyncLLM.shutdown": ("self",),
-    # what goes from the engine to the socket (deploy/front/tap.py) and into metrics
-    "vllm.v1.engine:FinishReason": None,
+    # what goes from the engine to the socket (deploy/front/streams.py) and into metrics
     "vllm.v1.engine.detokenizer:FastIncrementalDetokenizer": None,
     "vllm.v1.engine.exceptions:EngineDeadError": None,
     "vllm.v1.engine.exceptions:EngineGenerateError": None,

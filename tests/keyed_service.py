@@ -99,7 +99,6 @@ def started(folder: Path) -> Iterator[KeyedService]:
     http = {
         "keys_file": str(folder / "keys.yaml"),
         "cors_origins": [PAGE],
-        "access_log": "json",
         "access_log_folder": str(folder / "access"),
     }
     with serve(folder, config, PORT, http=http) as process:

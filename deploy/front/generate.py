@@ -4,7 +4,6 @@ import asyncio
 import enum
 import json
 from contextlib import ExitStack, aclosing
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,26 +14,23 @@ from deploy.access.admission import Admission, NoRoom, Reason
 from deploy.access.keys import Holder, Keys, Limited
 from deploy.access.peers import Elsewhere, PeerView
 from deploy.access.priority import NotAllowed, Priority, Ranked, ranked
-from deploy.front import streams
 from deploy.front.checks import faults
-from deploy.front.checks.bodies import Bodies
-from deploy.front.checks.bounds import check_length
 from deploy.front.checks.requests import (
+    MOST_IDS,
+    Bodies,
     apply_precision,
+    check_length,
     parse,
     queue_deadline_s,
     stated_precision,
     stated_priority,
 )
-from deploy.front.checks.values import MOST_IDS
-from deploy.front.context import CONTEXT, RequestContext
-from deploy.front.deadline import Queue, QueueDeadline
-from deploy.front.effects.ignored import ignored
+from deploy.front.context import CONTEXT, PathMeter, RequestContext
+from deploy.front.deadline import QueueDeadline, Queueing
 from deploy.front.handover import GenerateCall
-from deploy.front.meter import PathMeter
-from deploy.front.replies import OVERLOADED, Refused, reply, request_id_of
-from deploy.front.routes.route import Route, tokens_of
-from deploy.front.tap import Tap, Taps
+from deploy.front.replies import OVERLOADED, Refused, error_events, reply, request_id_of
+from deploy.front.routes.text import Route, tokens_of
+from deploy.front.streams import Tap, Taps
 from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS, MOST_TRIES
 from deploy.metrics.request_metrics import RequestOutcome
 from deploy.replica.health_routes import GivenUp
@@ -48,7 +44,6 @@ from nestedfp.vllm_plugin.serving.disclosure import disclose
 # By a directive, for requests that leave it to the service.
 DECIDED = {Mode.FP16.value: AskedPrecision.EXACT, Mode.FP8.value: AskedPrecision.FAST}
 INEXACT_RETRY_AFTER_S = 60
-IGNORED_HEADER = b"x-nestedfp-ignored"
 ERROR_EVENTS = ('data: {"error"', "event: error\n")
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 
@@ -58,21 +53,6 @@ class Inexact(enum.StrEnum):
 
     KV_CACHE = KV_IS_FP8
     CHECKPOINT = "this engine runs its checkpoint's own quantization"
-
-
-@dataclass(frozen=True)
-class Queueing:
-    """How requests wait for the engine.
-
-    Attributes:
-        deadline_s: from the arrival, for requests that say nothing; None: as long as it takes.
-        by_priority: the engine begins the ones of a lower number first (vLLM's ``scheduling_policy``).
-        queue: of the engine; None: it cannot be asked which requests it has begun.
-    """
-
-    deadline_s: float | None = None
-    by_priority: bool = False
-    queue: Queue | None = None
 
 
 class Generate:
@@ -100,7 +80,7 @@ class Generate:
         standing: PeerView,
         max_body_bytes: int,
         keys: Keys | None = None,
-        queueing: Queueing = Queueing(),
+        queueing: Queueing | None = None,
         taps: Taps | None = None,
         inexact: Inexact | None = None,
     ) -> None:
@@ -111,7 +91,7 @@ class Generate:
         self._meter = meter
         self._standing = standing
         self.bodies = Bodies(max_body_bytes)
-        self._queueing = queueing
+        self._queueing = queueing or Queueing()
         self._elsewhere = Elsewhere()
         self._taps = taps or Taps({})
         self._inexact = inexact
@@ -171,11 +151,11 @@ class Generate:
                 context.deadline = QueueDeadline(at_s, late, self._queueing.queue, self._meter.clock)
             context.plain = route.is_plain(request)
             if holder is not None:
-                self._take_from_quota(holder, context)
+                try:
+                    holder.enter(context.pinned)
+                except Limited as limited:
+                    raise limited.elsewhere() if self._goes_elsewhere(context) else limited from None
                 entered.callback(lambda: holder.leave(context.used_tokens, context.pinned))
-            passed_over = ", ".join(ignored(request, body, headers))[:500].encode("ascii", "replace")
-            if passed_over:
-                context.notes.append((IGNORED_HEADER, passed_over))
             if route.computes:
                 context.notes.append((PIN_HEADER.encode(), self._decided(context.asked).encode()))
             context.given = {name: vars(request).get(name) for name in request.model_fields_set}
@@ -228,14 +208,6 @@ class Generate:
             status = ELSEWHERE_STATUS if elsewhere else status
         return Refused(status, str(no_room), OVERLOADED, retry_after_s=no_room.retry_after_s)
 
-    def _take_from_quota(self, holder: Holder, context: RequestContext) -> None:
-        try:
-            holder.enter(context.pinned)
-        except Limited as limited:
-            if self._goes_elsewhere(context):
-                raise limited.elsewhere() from None
-            raise
-
     def _dead(self, context: RequestContext, message: str) -> Refused:
         # Everything goes on from here, whether or not the controller has told of another replica.
         elsewhere = not context.begun and self._elsewhere.may_go(context.headers, context.body_bytes)
@@ -260,7 +232,7 @@ class Generate:
             except asyncio.CancelledError:
                 raise
             except Refused as refusal:
-                refusal.param = faults.place(refusal.param, "", context.given)
+                refusal.param = faults.place(refusal.param, context.given)
                 raise
             except Exception as error:
                 raise self._explained(error, context) from error
@@ -278,10 +250,7 @@ class Generate:
             return Refused(503, f"{message}; this request was in it")
         if isinstance(error, GivenUp):
             return Refused(503, f"{error}; this request was in it and is given up")
-        return faults.of_engine(error, context.given, context.accepted, context.constrained, self._longest)
-
-    def _longest(self) -> int:
-        return int(self._client.vllm_config.model_config.max_model_len)
+        return faults.of_engine(error, context.given, context.accepted, context.constrained)
 
     # -- streams -------------------------------------------------------------------------------------------------------
 
@@ -337,7 +306,7 @@ class Generate:
             await call.abort(collector)
             refusal = self._explained(error, context)
             context.outcome = refusal.outcome
-            await send({"type": "http.response.body", "body": streams.error_events(refusal.body(context.id))})
+            await send({"type": "http.response.body", "body": error_events(refusal.body(context.id))})
         finally:
             if tap is not None:
                 tap.close()
@@ -382,7 +351,7 @@ class Generate:
         error = json.loads(event.partition("data: ")[2])["error"]
         code = error.get("code")
         status = code if isinstance(code, int) else 500
-        return faults.of_vllm(status, error["message"], error.get("param"), context.given, self._longest)
+        return faults.of_response(status, error["message"], error.get("param"), context.given)
 
     # -- answers in one piece ------------------------------------------------------------------------------------------
 
@@ -391,7 +360,7 @@ class Generate:
 
         if isinstance(result, ErrorResponse):
             told = result.error
-            raise faults.of_vllm(told.code, told.message, told.param, context.given, self._longest)
+            raise faults.of_response(told.code, told.message, told.param, context.given)
         answer = route.answer(result)
         if (tokens := tokens_of(counts)) is not None:
             answer["usage"] = disclose(answer.get("usage"), tokens, whole=counts.whole)

@@ -6,7 +6,6 @@ call of the engine that it would have made, and the frame of the chunks. All pri
 front relies on are in this file.
 """
 
-import functools
 import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
@@ -102,17 +101,6 @@ def stand_before_engine(servings: Iterable[Any], grammars: Grammars | None = Non
     for serving in servings:
         if not isinstance(serving.engine_client, EngineClientProxy):
             serving.engine_client = EngineClientProxy(serving.engine_client, grammars)
-            if (search := getattr(serving, "beam_search", None)) is not None:
-                serving.beam_search = functools.partial(_searched, search)
-
-
-def _searched(search: Any, *args: Any, params: Any, **kwargs: Any) -> Any:
-    """As vLLM's ``beam_search``, which answers a request for no tokens with nothing."""
-    from vllm.exceptions import VLLMValidationError
-
-    if params.max_tokens < 1:
-        raise VLLMValidationError(f"max_tokens must be at least 1, got {params.max_tokens}.", parameter="max_tokens")
-    return search(*args, params=params, **kwargs)
 
 
 def take_over(completion: Any, chat: Any) -> None:

@@ -46,11 +46,6 @@ def test_a_hung_engine_makes_the_replica_unhealthy_with_the_reason(route):
     assert body["reason"] == "the engine has not answered for 9 s"
 
 
-@pytest.mark.parametrize(("cosines", "worst"), [([], None), ([None], None), ([0.99, None, 0.98], 0.98)])
-def test_the_worst_cosine_is_that_of_all_ranks(cosines, worst):
-    assert StartChecks({}, [{"worst_cosine": cosine} for cosine in cosines]).worst_cosine == worst
-
-
 # -- forward progress --------------------------------------------------------------------------------------------------
 
 

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 from deploy.access.admission import Asked
 from deploy.front.checks.asked import asked_of_tokenizer
-from deploy.front.checks.bounds import check_extra
+from deploy.front.checks.requests import check_extra
 from deploy.front.context import CONTEXT
-from deploy.front.routes.route import Route
+from deploy.front.routes.text import Route
 
 
 class _Charged:

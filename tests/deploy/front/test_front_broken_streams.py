@@ -8,9 +8,8 @@ from front_calls import GOOD, ID, Client, Peers, SamplingParams, ask, asking, er
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from deploy.access.admission import Admission
-from deploy.front.context import CONTEXT
+from deploy.front.context import CONTEXT, PathMeter
 from deploy.front.handover import EngineClientProxy
-from deploy.front.meter import PathMeter
 from deploy.haproxy.haproxy_config import ATTEMPT_HEADER
 from deploy.replica.drain import DrainOver
 from deploy.replica.health_routes import EngineHung

@@ -1,13 +1,10 @@
 """What vLLM's own code, over an engine with the shipped model, answers through the front: as it was asked, or with an error."""
 
-import asyncio
 import json
 
 import front_engine
 import pytest
-from front_calls import asking
 from front_engine import LENGTH
-from vllm.v1.engine import FinishReason
 
 pytestmark = [
     pytest.mark.engine,
@@ -131,14 +128,6 @@ def test_several_sequences_of_a_stream_echo_the_prompt_with_its_log_probabilitie
 def test_a_chat_that_asks_for_log_probabilities_alone_gets_them(engine):
     choice = engine.chat(logprobs=True, top_logprobs=None, max_tokens=3).json["choices"][0]
     assert [len(entry["top_logprobs"]) for entry in choice["logprobs"]["content"]] == [0, 0, 0]
-
-
-# -- grammars and beams ---------------------------------------------------------------------------------------------------
-
-
-def test_a_search_for_an_answer_of_no_tokens_is_refused(engine):
-    answer = engine.chat(use_beam_search=True, n=2, max_completion_tokens=0)
-    assert (answer.status, answer.error["param"]) == (400, "max_completion_tokens")
 
 
 # -- errors ---------------------------------------------------------------------------------------------------------------
@@ -313,13 +302,6 @@ def test_a_wrong_response_or_message_gets_one_line_at_the_clients_field_before_a
         assert f"maximum context length is {LENGTH} tokens" in answer.error["message"]
 
 
-def test_fields_of_a_response_and_of_a_message_that_do_nothing_are_named(engine):
-    named = respond(engine, store=True, user="me", top_logprobs=2, include=["reasoning.encrypted_content"])
-    assert named.headers["x-nestedfp-ignored"] == "include.0, store, top_logprobs, user"
-    named = message(engine, {"x-nestedfp-precison": "fp16"}, metadata={"user_id": "me"}, thinking={"type": "enabled"})
-    assert named.headers["x-nestedfp-ignored"] == "metadata, thinking, x-nestedfp-precison"
-
-
 @pytest.mark.parametrize("ask", [respond, message])
 def test_what_the_engine_refuses_leaves_no_open_stream_and_no_request(engine, ask):
     ask(engine, stream=True, vllm_xargs={"queue_deadline_s": 1e-9})
@@ -348,27 +330,3 @@ def test_the_usage_says_whether_the_whole_answer_is_exact(engine, fields, many):
             prompt = f"Once upon a time there was a {mode} dragon"
             assert set(classes(ask(prompt, max_tokens=4, **fields, **many))) == {told}
     engine.direct("fp16")
-
-
-def test_a_client_that_leaves_is_counted_as_an_abort(engine):
-    def aborts():
-        loggers = engine.client.logger_manager.stat_loggers
-        (logger,) = [each for each in loggers if hasattr(each, "counter_request_success")]
-        return next(iter(logger.counter_request_success[FinishReason.ABORT].values()))._value.get()
-
-    async def leave(**fields):
-        asked = asyncio.ensure_future(
-            asking(engine.front, body={"model": "m", "prompt": "Once", "max_tokens": 200, "ignore_eos": True, **fields})
-        )
-        while not engine.client.output_processor.request_states:
-            await asyncio.sleep(0.01)
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
-
-    before = aborts()
-    engine.complete(max_tokens=3)
-    assert aborts() == before
-    for count, fields in ((1, {"stream": True}), (1, {}), (3, {"n": 3})):
-        before = aborts()
-        engine.run(leave(**fields))
-        assert aborts() == before + count

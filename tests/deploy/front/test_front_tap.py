@@ -13,12 +13,11 @@ from vllm_parts import MODEL, SamplingParams, engine_request, frontend  # first:
 
 from deploy.access.admission import Admission
 from deploy.access.peers import PeerView
-from deploy.front import tap
+from deploy.front import streams
+from deploy.front.context import PathMeter
 from deploy.front.generate import Generate
 from deploy.front.handover import GenerateCall
-from deploy.front.meter import PathMeter
-from deploy.front.streams import Frame
-from deploy.front.tap import Taps, rest_of
+from deploy.front.streams import Frame, Taps, rest_of
 from deploy.metrics.request_metrics import RequestOutcome
 
 vllm = pytest.importorskip("vllm")
@@ -32,7 +31,7 @@ from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollec
 from vllm.v1.metrics.stats import IterationStats  # noqa: E402
 
 frontend.install()
-tap.install()
+streams.install()
 TEXT = "Once upon a time the 🦊 said „naïve“ 汉字 to the wolf, and the wolf answered: 👩‍👩‍👧 is not one letter."
 COPIED = (
     inspect.unwrap(OutputProcessor.process_outputs),
@@ -411,7 +410,7 @@ def test_a_stream_that_cannot_be_written_leaves_those_behind_it_alone():
 
 
 def test_the_way_back_counts_from_when_the_engine_made_the_oldest_of_what_is_written(clock, monkeypatch):
-    monkeypatch.setattr(tap, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(streams, "time", SimpleNamespace(monotonic=clock))
 
     async def main():
         service, clients = Service(), [Client(), Client()]
@@ -449,7 +448,7 @@ def test_the_engines_client_says_whether_more_is_here():
         client = SimpleNamespace(
             output_processor=SimpleNamespace(request_states={}), engine_core=SimpleNamespace(outputs_queue=queue)
         )
-        taps = tap.taps_of(client, lambda took_s: None)
+        taps = streams.taps_of(client, lambda took_s: None)
         assert not taps._more()
         queue.put_nowait("outputs")
         assert taps._more()
@@ -468,11 +467,11 @@ def test_every_field_of_an_output_is_looked_at_or_known_to_say_nothing_of_a_sequ
     fields -= {"request_id", "new_token_ids"}
     fields -= {"stop_reason", "trace_headers"}  # of an end
     fields -= {"num_nans_in_logits", "mm_cache_miss_hashes"}  # vLLM's statistics and its loop look at all outputs
-    looked_at = {name for name in tap.Tap.takes.__code__.co_names if name in EngineCoreOutput.__struct_fields__}
+    looked_at = {name for name in streams.Tap.takes.__code__.co_names if name in EngineCoreOutput.__struct_fields__}
     assert fields == looked_at - {"new_token_ids"}
     for name in fields:
         others = SimpleNamespace(**dict.fromkeys(fields), new_token_ids=[])
-        open_ = object.__new__(tap.Tap)
+        open_ = object.__new__(streams.Tap)
         open_._idle, open_._writing, open_._collector = True, None, SimpleNamespace(output=None)
         setattr(others, name, "something")
         assert not open_.takes(others, None), name
