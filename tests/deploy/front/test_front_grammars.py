@@ -1,23 +1,16 @@
 """Grammars are tried in a process of their own, with a limit on what they cost."""
 
 import asyncio
-import contextlib
-import itertools
-import json
-import multiprocessing
 import os
 import signal
-import threading
-from dataclasses import replace
 
-import psutil
 import pytest
 from processes import ROOT
 from vllm.config import StructuredOutputsConfig
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.tokenizers import get_tokenizer
 
-from deploy.front.checks import grammar_process, grammars
+from deploy.front.checks import grammars
 from deploy.front.checks.grammar_process import Setting
 from deploy.front.replies import Refused
 from deploy.metrics.request_metrics import RequestOutcome
@@ -104,38 +97,6 @@ def test_a_process_that_ends_is_replaced_although_nobody_asks(trial):
     trial.loop.run_until_complete(scenario())
 
 
-def test_one_that_is_killed_before_it_has_read_its_setting_is_replaced(monkeypatch):
-    """Whose tokenizer is larger than a pipe holds, as most are. These processes import for themselves, as a replica's do."""
-    monkeypatch.setattr(grammars, "multiprocessing", multiprocessing)
-    monkeypatch.setattr(grammars, "PAUSE_S", 0.05)
-    trial = Trial()
-    usual = trial.grammars._setting
-    trial.grammars._setting = replace(usual, tokenizer="a vocabulary" * 100_000)
-
-    def started():
-        found = []
-        for each in psutil.Process().children():
-            with contextlib.suppress(psutil.Error):  # it has ended
-                found += [each] * ("--multiprocessing-fork" in each.cmdline())
-        return found
-
-    before = {each.pid for each in started()}
-
-    async def scenario():
-        trial.grammars.start()
-        async with asyncio.timeout(60):
-            while not (found := [each for each in started() if each.pid not in before]):
-                await asyncio.sleep(0.001)
-            found[0].kill()
-            trial.grammars._setting = usual
-        await trial.ready()
-        async with asyncio.timeout(120):
-            assert (await trial.one(regex="a"))._backend == "xgrammar"
-
-    trial.loop.run_until_complete(scenario())
-    assert trial.close() == 0
-
-
 def test_a_setting_that_cannot_be_sent_is_tried_again_and_does_not_wait_for_ever(monkeypatch, caplog):
     monkeypatch.setattr(grammars, "PAUSE_S", 0.05)
 
@@ -149,47 +110,6 @@ def test_a_setting_that_cannot_be_sent_is_tried_again_and_does_not_wait_for_ever
 
     asyncio.run(scenario())
     assert "cannot be started" in caplog.text
-
-
-def test_one_that_ends_as_it_starts_is_started_again_after_a_pause_and_not_at_once(monkeypatch):
-    monkeypatch.setattr(grammars, "PAUSE_S", 0.05)
-    spawned = []
-
-    class Ends(grammars.Grammars):
-        def _spawn(self, context, ours, theirs, loop):
-            spawned.append(loop.time())
-            theirs.close()
-            self._listen(ours, loop)
-
-    async def scenario():
-        ends = Ends(None)
-        ends.start()
-        async with asyncio.timeout(60):
-            while len(spawned) < 3:
-                await asyncio.sleep(0.01)
-        ends.close()
-
-    asyncio.run(scenario())
-    gaps = [after - before for before, after in itertools.pairwise(spawned)]
-    assert all(gap >= 0.05 for gap in gaps), gaps
-
-
-def test_a_client_that_leaves_as_the_answer_comes_has_left():
-    """Also with a deadline."""
-
-    async def scenario():
-        asked = grammars.Grammars(None)
-        answer = asked._asked["x"] = asyncio.get_running_loop().create_future()
-        waiting = asyncio.create_task(asked._answer("x", 60.0))
-        await asyncio.sleep(0.01)
-        answer.set_result("{}")
-        await asyncio.sleep(0)  # what waits is told of it
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        asked.close()
-
-    asyncio.run(scenario())
 
 
 def test_a_deadline_bounds_the_wait_for_a_grammar_that_is_tried(trial):
@@ -302,26 +222,3 @@ def test_the_number_of_grammars_that_wait_is_bounded_also_where_their_clients_ha
         assert (await trial.one(regex="a"))._backend == "xgrammar", "one that is known"
 
     trial.loop.run_until_complete(crowd())
-
-
-def test_a_grammar_that_waits_too_long_for_its_turn_is_answered_busy(monkeypatch):
-    """The process itself, on a thread of this one; nobody gets a turn, so none is forked."""
-    monkeypatch.setattr(grammar_process, "MOST_AT_ONCE", 0)
-    monkeypatch.setattr(grammar_process.signal, "signal", lambda *_: None)  # the main thread's alone
-    monkeypatch.setattr(grammar_process.logging, "disable", lambda *_: None)
-    tokenizer = get_tokenizer(str(ROOT / "models" / "fairytales-8m"))
-    setting = Setting(tokenizer, VOCABULARY, StructuredOutputsConfig(), False, cpu_s=3.0, wall_s=0.5)
-    ours, theirs = multiprocessing.Pipe()
-    thread = threading.Thread(target=grammar_process.run, args=(theirs,))
-    thread.start()
-    try:
-        ours.send(setting)
-        ours.send((7, '{"regex": "a"}'))
-        assert ours.poll(60), "it was never ready"
-        assert ours.recv() == (grammar_process.READY, "")
-        assert ours.poll(60), "it was never answered"
-        number, answer = ours.recv()
-        assert (number, "busy" in json.loads(answer)) == (7, True)
-    finally:
-        ours.send(None)
-        thread.join(60)
