@@ -250,7 +250,7 @@ class Generate:
             return Refused(503, f"{message}; this request was in it")
         if isinstance(error, GivenUp):
             return Refused(503, f"{error}; this request was in it and is given up")
-        return faults.of_engine(error, context.given, context.accepted, context.constrained)
+        return faults.of_engine(error, context.given, context.accepted, context.constrained, self._admission.longest)
 
     # -- streams -------------------------------------------------------------------------------------------------------
 
@@ -351,7 +351,7 @@ class Generate:
         error = json.loads(event.partition("data: ")[2])["error"]
         code = error.get("code")
         status = code if isinstance(code, int) else 500
-        return faults.of_response(status, error["message"], error.get("param"), context.given)
+        return faults.of_response(status, error["message"], error.get("param"), context.given, self._admission.longest)
 
     # -- answers in one piece ------------------------------------------------------------------------------------------
 
@@ -360,7 +360,7 @@ class Generate:
 
         if isinstance(result, ErrorResponse):
             told = result.error
-            raise faults.of_response(told.code, told.message, told.param, context.given)
+            raise faults.of_response(told.code, told.message, told.param, context.given, self._admission.longest)
         answer = route.answer(result)
         if (tokens := tokens_of(counts)) is not None:
             answer["usage"] = disclose(answer.get("usage"), tokens, whole=counts.whole)

@@ -27,6 +27,7 @@ NAMES = {
     "input_text": ("prompt", "messages", "input"),
     "structured_outputs": ("structured_outputs", "response_format", "text", "output_config", "tool_choice", "tools"),
 }
+NONE_LEFT = "max_tokens must be at least 1, got 0."  # vLLM, also where the prompt fills the whole context
 MOST_CHARACTERS = 600  # vLLM's sentence on the length of the context is a long one
 MOST_FAULTS = (
     10_000  # that are looked at, in 0.1 s of the loop that writes all streams; a body of 8 MiB can have millions
@@ -80,13 +81,16 @@ def _place(loc: tuple[Any, ...], missing: bool, given: Any) -> tuple[tuple[Any, 
     return tuple(path), branch
 
 
-def of_engine(error: Exception, given: Mapping[str, Any], accepted: bool, constrained: bool) -> Refused:
+def of_engine(
+    error: Exception, given: Mapping[str, Any], accepted: bool, constrained: bool, longest: int | None
+) -> Refused:
     """Return what the client hears of an exception of vLLM's, from its front end or its engine.
 
     Args:
         given: the fields of the request, by name.
         accepted: the engine has computed a token of the request.
         constrained: a grammar constrains it.
+        longest: tokens of the model's context; None: nobody knows.
     """
     from vllm.exceptions import GenerationError
     from vllm.v1.engine.exceptions import EngineGenerateError
@@ -98,10 +102,10 @@ def of_engine(error: Exception, given: Mapping[str, Any], accepted: bool, constr
         log.error("request failed: %s: %s", type(error).__name__, one_line(str(error)))
         return Refused(500, "the engine failed on this request")
     cause = error.__cause__ if isinstance(error, EngineGenerateError) else None
-    return of_vllm(cause if isinstance(cause, Exception) else error, given)
+    return of_vllm(cause if isinstance(cause, Exception) else error, given, longest)
 
 
-def of_vllm(error: Exception, given: Mapping[str, Any]) -> Refused:
+def of_vllm(error: Exception, given: Mapping[str, Any], longest: int | None = None) -> Refused:
     """Return what the client hears of what vLLM said of a request, or stumbled over, before the engine's first token.
 
     Nothing but the request's content can be at fault.
@@ -112,13 +116,20 @@ def of_vllm(error: Exception, given: Mapping[str, Any]) -> Refused:
     if told.code >= 500:
         log.warning("request refused: %s: %s", type(error).__name__, one_line(str(error)))
         return Refused(400, f"the request cannot be processed: {one_line(str(error) or type(error).__name__)}")
-    return of_response(told.code, told.message, told.param, given)
+    return of_response(told.code, told.message, told.param, given, longest)
 
 
-def of_response(status: int, message: str, param: str | None, given: Mapping[str, Any]) -> Refused:
+def of_response(status: int, message: str, param: str | None, given: Mapping[str, Any], longest: int | None) -> Refused:
     """Return a refusal of vLLM's in this service's words, at the client's own name of the field."""
-    where = place(param, given)
     text = one_line(message)
+    if text == NONE_LEFT and not any(given.get(name) == 0 for name in ("max_tokens", *NAMES["max_tokens"])):
+        param, text = (
+            "input_tokens",
+            f"This model's maximum context length is {longest} tokens, and the prompt leaves none for an answer",
+        )
+    if param is None and (word := re.match(r"\w+", text)) is not None and (word[0] in given or word[0] in NAMES):
+        param = word[0]
+    where = place(param, given)
     if param == "max_tokens" and where not in (None, "max_tokens"):
         text = text.replace("max_tokens", str(where), 1)
     return Refused(status, text, param=where)
