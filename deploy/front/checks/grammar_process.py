@@ -1,9 +1,9 @@
 """The process beside a replica in which grammars of structured outputs are tried, before the engine gets them.
 
-What a grammar costs is known only by compiling it, and a thread that compiles cannot be stopped: a string of ten million characters
-at most holds vLLM's own loop for minutes. So this process, which has one thread and has loaded the tokenizer, forks for every
-connection to its socket: the child does what the engine would do, and the kernel ends it when it has used up its time. Children
-have a low priority, so that engine and front go first.
+What a grammar costs is known only by compiling it, and a thread that compiles cannot be stopped: a choice of 100 texts of 5,000
+characters has one of vLLM's few for more than 40 s. So this process, which has one thread and has loaded the tokenizer, forks for
+every connection to its socket: the child does what the engine would do, and the kernel ends it when it has used up its time.
+Children have a low priority, so that engine and front go first.
 """
 
 import contextlib
