@@ -19,7 +19,6 @@ from deploy.control.controller_lookup import CONTROLLER_ACTOR
 from deploy.haproxy import client_headers
 from deploy.haproxy.haproxy_config import CONTROL_PREFIX
 from deploy.haproxy.launcher import SETTINGS_ENV
-from deploy.replica import tracing
 from deploy.replica.drain import LAST_WORDS_S
 from deploy.replica.llm_replica import NestedFPServer
 from deploy.startup.accelerator import resolve
@@ -27,6 +26,7 @@ from nestedfp.vllm_plugin.options import OPTIONS_KEY, PluginOptions
 
 # vLLM takes an empty list for every domain. No URL has this one, and a client that sends a URL reads it.
 NO_DOMAIN = "none; the operator may set engine.extra.allowed_media_domains"
+CONTROL_NAME = f"{APP_NAME}-control"  # of the application with the control routes
 PLAIN_WORKER = "nestedfp.vllm_plugin.ranks.plain_worker.PlainWorker"
 
 
@@ -80,34 +80,24 @@ def application(config: DeployConfig, path: Path | None = None) -> Any:
         access_log=config.http.access_log,
         access_log_folder=config.http.access_log_folder,
         grammar_cpu_s=config.engine.grammar_cpu_s,
-        traced=config.tracing.otlp_endpoint is not None,
     )
 
 
-def applications(
-    config: DeployConfig, path: Path, name: str = APP_NAME, route_prefix: str = "/"
-) -> list[serve.RunTarget]:
+def applications(config: DeployConfig, path: Path) -> list[serve.RunTarget]:
     """Return both applications as ``serve.run_many`` takes them: the control routes answer when no replica does.
 
     Args:
         config: of the service.
         path: where it came from.
-        name: of the application with the replicas; a cluster may have several.
-        route_prefix: where it is mounted, ``/`` or ``/SOMETHING``; the control routes are below it.
     """
     return [
         serve.RunTarget(
-            control_application(name, config.http.keys_file),
-            name=control_name(name),
-            route_prefix=route_prefix.rstrip("/") + CONTROL_PREFIX,
+            control_application(APP_NAME, config.http.keys_file),
+            name=CONTROL_NAME,
+            route_prefix=CONTROL_PREFIX,
         ),
-        serve.RunTarget(application(config, path), name=name, route_prefix=route_prefix),
+        serve.RunTarget(application(config, path), name=APP_NAME, route_prefix="/"),
     ]
-
-
-def control_name(name: str) -> str:
-    """Return the name of the application with the control routes of another one."""
-    return f"{name}-control"
 
 
 def deployment_options(config: DeployConfig, path: Path | None = None) -> dict[str, Any]:
@@ -133,7 +123,7 @@ def deployment_options(config: DeployConfig, path: Path | None = None) -> dict[s
         "max_constructor_retry_count": 2,
         "ray_actor_options": {
             **({"num_cpus": 1 + ranks} if kind == "cpu" else {"num_cpus": 1, "num_gpus": ranks}),
-            "runtime_env": {"env_vars": env | client_headers.ENVIRONMENT | tracing.environment(config.tracing)},
+            "runtime_env": {"env_vars": env | client_headers.ENVIRONMENT},
         },
         "logging_config": {"enable_access_log": False},
     }
@@ -167,8 +157,6 @@ def engine_kwargs(config: DeployConfig, kind: str) -> dict[str, Any]:
     kwargs["allowed_media_domains"] = kwargs.get("allowed_media_domains") or [NO_DOMAIN]
     if "tool_call_parser" in engine.extra:  # vLLM would take no notice of it
         kwargs["enable_auto_tool_choice"] = True
-    if config.tracing.otlp_endpoint is not None:
-        kwargs["otlp_traces_endpoint"] = config.tracing.otlp_endpoint
     if engine.kv_cache_bytes is not None:
         kwargs["kv_cache_memory_bytes"] = engine.kv_cache_bytes
     if engine.quantization == "nestedfp":

@@ -6,7 +6,6 @@ Must not import ray, vllm or torch: it is read before anything heavy starts.
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -66,7 +65,6 @@ RESERVED = {
         ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "enable_ssl_refresh"),
         "would have no effect: this service speaks HTTP; put a server that ends TLS before it",
     ),
-    "otlp_traces_endpoint": "is not vLLM's alone here: set tracing.otlp_endpoint",
     "api_key": "would guard nothing: vLLM's own server does not run here; set http.keys_file",
     "middleware": "would have no effect: vLLM's own server does not run here",
     "lora_modules": "is not supported together with nested weights: merge the adapter's weights",
@@ -209,43 +207,8 @@ class HttpSection(FrozenModel):
     drain_s: Annotated[float, Field(ge=1, le=3600)] = 20.0  # for running streams, when the service or a replica stops
     keys_file: str | None = None  # who may ask (access/keys.py); None: everybody, unless NESTEDFP_KEYS_FILE is set
     cors_origins: tuple[Origin, ...] = ()  # web pages of these may ask from their visitors' browsers
-    access_log: Literal["text", "json", "off"] = "text"  # a line for each request that asked to generate
+    access_log: bool = True  # a line for each request that asked to generate
     access_log_folder: str | None = None  # a file for each replica; None: beside Ray Serve's logs
-
-
-class TracingSection(FrozenModel):
-    """Traces of requests, for a collector that speaks OpenTelemetry's protocol."""
-
-    # Of the collector: http://HOST:4317, and http://HOST:4318/v1/traces with the protocol http/protobuf; None: no traces.
-    otlp_endpoint: str | None = None
-    protocol: Literal["grpc", "http/protobuf"] = "grpc"
-    sample_share: Annotated[float, Field(ge=0, le=1)] = (
-        1.0  # of requests; the word of a client's traceparent goes before
-    )
-
-    @field_validator("otlp_endpoint")
-    @classmethod
-    def _is_a_url(cls, endpoint: str | None) -> str | None:
-        if endpoint is None:
-            return None
-        expected = f"expected a URL with a port, such as http://127.0.0.1:4317, got {endpoint!r}"
-        try:
-            url = urlsplit(endpoint)
-            if url.scheme not in ("http", "https") or not url.hostname or url.port is None or url.username:
-                raise ValueError(expected)
-        except ValueError:
-            raise ValueError(expected) from None
-        return endpoint
-
-    @model_validator(mode="after")
-    def _path_fits_the_protocol(self) -> Self:
-        path = urlsplit(self.otlp_endpoint or "").path.rstrip("/")
-        if self.otlp_endpoint is not None and bool(path) != (self.protocol == "http/protobuf"):
-            raise ValueError(
-                f"otlp_endpoint {self.otlp_endpoint!r} does not fit the protocol {self.protocol}: grpc has no path, and "
-                "http/protobuf the collector's, usually /v1/traces"
-            )
-        return self
 
 
 class DeployConfig(FrozenModel):
@@ -254,7 +217,6 @@ class DeployConfig(FrozenModel):
     model: ModelSection
     engine: EngineSection = EngineSection()
     http: HttpSection = HttpSection()
-    tracing: TracingSection = TracingSection()
     replicas: Annotated[int, Field(ge=1)] = 1
     controller: ControllerConfig = ControllerConfig()
     decision_log: str | None = None  # JSON lines of the controller's decisions; None: kept in memory only

@@ -35,10 +35,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--address", help="deploy on the Ray cluster at this address (auto, or HOST:PORT of its GCS) and return"
     )
-    parser.add_argument("--application", help=f"with --address: its name there (default: {APP_NAME}); several may run")
-    parser.add_argument(
-        "--route-prefix", help="with --address: where it is mounted, /NAME beside another one (default: /)"
-    )
     parser.add_argument(
         "--check", action="store_true", help="say whether the service can be started with the file, and start nothing"
     )
@@ -57,12 +53,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.address is not None:
             from deploy.startup import attach
 
-            name, prefix = args.application or APP_NAME, args.route_prefix or "/"
-            return attach.run(config, args.config.resolve(), args.address, name, prefix)
-        if args.application or args.route_prefix:
-            raise ConfigError(
-                "--application and --route-prefix need --address: here one service has the machine's port"
-            )
+            return attach.run(config, args.config.resolve(), args.address)
         preflight(config)
         if args.check:
             return check(config, args.config)
@@ -154,14 +145,11 @@ def preflight(config: DeployConfig) -> None:
     """
     from deploy.access import keys
     from deploy.haproxy import launcher
-    from deploy.replica import tracing
     from deploy.startup.accelerator import resolve, visible_gpus
     from nestedfp.checkpoint import read_weights
 
     if (path := keys.path_of(config.http.keys_file)) is not None:
         keys.load(path)
-    if warning := tracing.check(config.tracing):
-        print(f"warning: {warning}", file=sys.stderr)
     if config.model.load_format != "dummy":
         read_weights(config.model.folder)
     kind = resolve(config.engine.accelerator)
@@ -280,7 +268,7 @@ def run(config: DeployConfig, path: Path, verbose: bool, began_s: float, key: st
             from deploy.startup.model_check import check_model
 
             try:
-                vectors = check_model(config)
+                check_model(config)
             except ValueError as error:
                 print(f"error: {error}", file=sys.stderr, flush=True)
                 return 2
@@ -305,7 +293,7 @@ def run(config: DeployConfig, path: Path, verbose: bool, began_s: float, key: st
             serve.run_many(applications(config, path))
             wait_for_http(url)
             print(f"ready {url} after {time.monotonic() - began_s:.0f} s", flush=True)
-            print(next_steps(config, url, where, vectors=vectors), flush=True)
+            print(next_steps(config, url, where), flush=True)
             while True:
                 time.sleep(LONGEST_WAIT_S)
         except Stopped:

@@ -19,9 +19,9 @@ from deploy.access.admission import Admission
 from deploy.access.keys import Keys
 from deploy.access.peers import PeerView
 from deploy.front.app import Front
+from deploy.front.context import PathMeter
 from deploy.front.generate import Generate, Queueing
 from deploy.front.handover import GenerateCall
-from deploy.front.meter import PathMeter
 from deploy.front.routes.text import TextRoute
 from deploy.front.streams import Frame
 

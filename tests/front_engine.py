@@ -18,15 +18,14 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from deploy.access.admission import Admission
 from deploy.access.peers import PeerView
-from deploy.front import tap
+from deploy.front import streams
 from deploy.front.app import Front
 from deploy.front.checks import grammars
+from deploy.front.context import PathMeter
 from deploy.front.decoding import prompt_end
 from deploy.front.generate import Generate
 from deploy.front.handover import stand_before_engine, take_over
-from deploy.front.meter import PathMeter
 from deploy.front.routes import text
-from deploy.metrics import bulk
 
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -91,20 +90,20 @@ class FrontEngine:
         await init_app_state(self.client, state, options, await self.client.get_supported_tasks())
         self.grammars = grammars.of_client(self.client, GRAMMAR_CPU_S)
         self.grammars.start()
-        bulk.count_aborts(self.client)
+        grammars.WALL_S = PATIENCE_S
         routes = text.routes(state)
         stand_before_engine((route.serving for route in routes.values()), self.grammars)
         take_over(state.openai_serving_completion, state.openai_serving_chat)
-        tap.install()
+        streams.install()
         prompt_end.install()
         generate = Generate(
             routes,
             self.client,
-            Admission(None, 16),
+            Admission(None, 16, longest=LENGTH),
             self.meter,
             PeerView(),
             1 << 20,
-            taps=tap.taps_of(self.client, self.meter.delivered),
+            taps=streams.taps_of(self.client, self.meter.delivered),
         )
         self.front = Front(None, generate)
 

@@ -83,8 +83,8 @@ class KeyedService:
 
 
 @contextlib.contextmanager
-def started(folder: Path, otlp_endpoint: str) -> Iterator[KeyedService]:
-    """Start it with two replicas; its traces go to the endpoint."""
+def started(folder: Path) -> Iterator[KeyedService]:
+    """Start it with two replicas."""
     entries = [
         {"name": name, "sha256": hashlib.sha256(secret.encode()).hexdigest(), **FIELDS[name]}
         for name, secret in SECRETS.items()
@@ -96,12 +96,9 @@ def started(folder: Path, otlp_endpoint: str) -> Iterator[KeyedService]:
     config["engine"] |= {"extra": extra, "max_num_seqs": 2, "cpu_threads": 1}
     config["controller"]["ladder"] = LADDER
     config["decision_log"] = str(folder / "decisions.jsonl")
-    # What no client asks for is not sampled: every span has been asked for.
-    config["tracing"] = {"otlp_endpoint": otlp_endpoint, "sample_share": 0}
     http = {
         "keys_file": str(folder / "keys.yaml"),
         "cors_origins": [PAGE],
-        "access_log": "json",
         "access_log_folder": str(folder / "access"),
     }
     with serve(folder, config, PORT, http=http) as process:

@@ -8,7 +8,7 @@ import yaml
 
 from controller.config import ControllerConfig, GuardConfig, LadderConfig
 from controller.policies import POLICIES
-from deploy.config import DeployConfig, EngineSection, HttpSection, ModelSection, TracingSection
+from deploy.config import DeployConfig, EngineSection, HttpSection, ModelSection
 from docs.draw import __main__ as draw
 from docs.draw import architecture, bits, burst, scaling
 from docs.tables import __main__ as tables
@@ -109,7 +109,7 @@ def test_the_configuration_of_the_manual_has_every_key_with_its_default() -> Non
     chapter = (ROOT / "docs" / "serving.md").read_text().partition("## Configure")[2].partition("\n## ")[0]
     lines = re.findall(r"^ {4}.*$", chapter, re.MULTILINE)
     shown = yaml.safe_load("\n".join(lines))
-    sections = {"model": ModelSection, "engine": EngineSection, "http": HttpSection, "tracing": TracingSection}
+    sections = {"model": ModelSection, "engine": EngineSection, "http": HttpSection}
     assert set(shown) == set(DeployConfig.model_fields)
     assert {name: set(shown[name]) for name in sections} == {
         name: set(section.model_fields) for name, section in sections.items()

@@ -1,8 +1,8 @@
-"""The access log: one line for each request that asked a replica to generate, written when the request has left.
+"""The access log: a JSON object a line for each request that asked a replica to generate, written when the request has left.
 
 The event loop hands over a tuple and nothing else. A thread makes the line and writes it, so that a slow or hanging disk delays no
 token; what it has no room for is dropped and counted. A line holds what the service knows of a request, never the prompt, the
-answer or a key. What a client may choose (id, model) is quoted and cut: a line stays a line.
+answer or a key. What a client may choose (id, model) is cut.
 """
 
 import atexit
@@ -16,19 +16,17 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 from controller.live.decision_log import RotatingLines
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
 
 log = logging.getLogger(__name__)
 
-Format = Literal["text", "json", "off"]
 LONGEST_VALUE = 128  # characters of what a client chose
 WAITING_LINES = 10_000
 SAY_DROPPED_EVERY_S = 10.0
 ENDED_KEPT = 16  # replicas that have ended whose logs stay, the latest ones; each has 80 MiB at most
-PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/+@")
 
 
 class Access(NamedTuple):
@@ -47,13 +45,13 @@ class Access(NamedTuple):
     total_ms: float  # from the arrival until the request has left
 
 
-def fields(access: Access) -> dict[str, Any]:
-    """Return the fields of a line, in their order; what is not known is None."""
+def line_of(access: Access) -> str:
+    """Return a line, a JSON object in ASCII, so that no character ends it; what is not known is null."""
     counts = access.tokens
     tokens = dict.fromkeys(TokenCounts._fields) if counts is None else counts._asdict()
     del tokens["kv_fp8"]  # no count of tokens; the precision tells it
     when = datetime.fromtimestamp(access.wall_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return {
+    fields = {
         "time": when,
         "id": _cut(access.id),
         "key": access.key,
@@ -66,27 +64,11 @@ def fields(access: Access) -> dict[str, Any]:
         "ttft_ms": None if access.ttft_ms is None else round(access.ttft_ms, 1),
         "total_ms": round(access.total_ms, 1),
     }
-
-
-def as_json(access: Access) -> str:
-    """Return a line that is a JSON object; ASCII, so that no character ends a line."""
-    return json.dumps(fields(access), separators=(",", ":"))
-
-
-def as_text(access: Access) -> str:
-    """Return a line of ``name=value`` (logfmt); ``-`` is what is not known."""
-    return " ".join(f"{name}={_word(value)}" for name, value in fields(access).items())
+    return json.dumps(fields, separators=(",", ":"))
 
 
 def _cut(value: str | None) -> str | None:
     return value if value is None or len(value) <= LONGEST_VALUE else value[:LONGEST_VALUE] + "..."
-
-
-def _word(value: Any) -> str:
-    if value is None:
-        return "-"
-    text = str(value)
-    return text if text and text != "-" and PLAIN.issuperset(text) else json.dumps(text)
 
 
 class AccessLog:
@@ -94,14 +76,11 @@ class AccessLog:
 
     Args:
         write: appends a line; called by the thread alone.
-        line: makes one.
         waiting: lines that may wait for the disk.
     """
 
-    def __init__(
-        self, write: Callable[[str], None], line: Callable[[Access], str], waiting: int = WAITING_LINES
-    ) -> None:
-        self._write, self._line = write, line
+    def __init__(self, write: Callable[[str], None], waiting: int = WAITING_LINES) -> None:
+        self._write = write
         self._queue: queue.Queue[Access | None] = queue.Queue(waiting)
         self.dropped = 0
         self._said_s = -SAY_DROPPED_EVERY_S
@@ -130,25 +109,23 @@ class AccessLog:
     def _run(self) -> None:
         while (access := self._queue.get()) is not None:
             try:
-                self._write(self._line(access))
+                self._write(line_of(access))
             except Exception:
                 log.exception("a line of the access log was not written")
 
 
-def open_log(kind: Format, folder: Path, replica: str) -> AccessLog | None:
-    """Return the log of a replica: ``folder/access_<replica>.log``, rotated; None where it is off.
+def open_log(folder: Path, replica: str) -> AccessLog:
+    """Return the log of a replica: ``folder/access_<replica>.log``, rotated.
 
     Removes logs of replicas that ended long ago. Each replica holds a lock on a file beside its log as long as it runs; a log
     without such a file is not this service's.
     """
-    if kind == "off":
-        return None
     prune(folder)
     lines = RotatingLines(str(folder / f"access_{replica}.log"))
     lock = (folder / f"access_{replica}.lock").open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
     atexit.register(lock.close)  # which keeps it open until then
-    opened = AccessLog(lines.write, as_json if kind == "json" else as_text)
+    opened = AccessLog(lines.write)
     atexit.register(opened.close)
     return opened
 

@@ -1,7 +1,7 @@
 """The tokenizer's thread, which all requests of a replica share: who has little to read does not wait for who has much.
 
-vLLM's renderer has one thread for all that it does beside the event loop: chat templates, texts to tokens, tokens to texts, vectors
-to bytes. A text of 8 MiB holds it for 20 s. Here two threads take turns by the size of the request's body: short bodies have one to
+vLLM's renderer has one thread for all that it does beside the event loop: chat templates, texts to tokens, tokens to texts.
+A text of 8 MiB holds it for 20 s. Here two threads take turns by the size of the request's body: short bodies have one to
 themselves, and in front of each thread the shortest goes first.
 """
 

@@ -16,7 +16,7 @@ from controller.messages import ReplicaSnapshot
 from deploy.access.admission import Admission
 from deploy.agent.enforcement import Enforcement, SharedFollower
 from deploy.agent.standing_call import Call, StandingCall
-from deploy.front.meter import PathMeter
+from deploy.front.context import PathMeter
 from deploy.metrics.replica_page import AgentReading
 from deploy.replica.health_routes import DEAD, EngineHung
 from nestedfp.answers import Answer
@@ -168,7 +168,6 @@ class ReplicaAgent:
             stats=self._stats,
             stats_age_s=max(0.0, now_s - self._stats_at_s),
             directive=force.mode,
-            epoch=force.epoch,
             lease_remaining_s=self._follower.lease_remaining_s(now_s),
             slo_evaluated=self._slo_evaluated,
             within_slo=self._within_slo,

@@ -12,7 +12,7 @@ from typing import Any
 
 from controller.config import ControllerConfig
 from deploy.agent.agent import EngineCall, ReplicaAgent
-from deploy.front.meter import PathMeter
+from deploy.front.context import PathMeter
 
 ANSWERS_BETWEEN_STEPS = "is_scheduler_paused"  # vLLM's own, and it only reads
 

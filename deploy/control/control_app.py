@@ -23,7 +23,7 @@ from deploy.config import REPOSITORY
 from deploy.control import controller_lookup
 from deploy.control_room import page
 from deploy.control_room.feed import Feed
-from deploy.front.checks.bodies import check_kind
+from deploy.front.checks.requests import check_kind
 from deploy.front.replies import Refused, request_id_of
 from deploy.haproxy import client_headers
 from deploy.metrics.application_page import ApplicationMetrics

@@ -21,7 +21,9 @@ def _put(html: str, placeholder: str, text: str) -> str:
     return html.replace(placeholder, text)
 
 
-_STYLE, _SCRIPT = (FOLDER / "room.css").read_text(), (FOLDER / "room.js").read_text()
+_STYLE = (FOLDER / "room.css").read_text()
+# The charts are made once the rest is there, and before the first event has come.
+_SCRIPT = f'"use strict";\n(() => {{\n{(FOLDER / "room.js").read_text()}{(FOLDER / "charts.js").read_text()}}})();\n'
 HTML = _put(_put((FOLDER / "room.html").read_text(), "/* room.css */", _STYLE), "/* room.js */", _SCRIPT)
 
 PRIVATE = {

@@ -1,460 +1,312 @@
-"use strict";
 // The control room. Everything on the page comes from one stream of server-sent events; an override is one POST. Texts from the
 // service go into the page as text nodes, never as HTML. The key lives in the variable below and nowhere else.
-(() => {
-  const base = location.pathname.replace(/\/*$/, "/");
-  const KEPT_S = 900, SLO_WINDOW_S = 300, SILENT_MS = 8000, SHOWN_DECISIONS = 100;
-  const SVG = "http://www.w3.org/2000/svg";
-  const at = (id) => document.getElementById(id);
-  const samples = [];    // oldest first
-  const decisions = [];  // oldest first
-  const judged = new Map();  // by replica: [wall_s, slo_evaluated, within_slo] over the last minutes
-  let status = null, key = "", span_s = 300, hover_s = null, ahead_s = 0, lastEvent_ms = 0, attempt = 0, stream = null, ordered = null;
+const base = location.pathname.replace(/\/*$/, "/");
+const KEPT_S = 900, SLO_WINDOW_S = 300, SILENT_MS = 8000, SHOWN_DECISIONS = 100;
+const SVG = "http://www.w3.org/2000/svg";
+const at = (id) => document.getElementById(id);
+const samples = [];    // oldest first
+const decisions = [];  // oldest first
+const judged = new Map();  // by replica: [wall_s, slo_evaluated, within_slo] over the last minutes
+let status = null, key = "", span_s = 300, hover_s = null, ahead_s = 0, lastEvent_ms = 0, attempt = 0, stream = null, ordered = null;
 
-  // -- words ---------------------------------------------------------------------------------------------------------
+// -- words ---------------------------------------------------------------------------------------------------------
 
-  const words = (reason) => reason.replaceAll("_", " ").replace(/\b(fp8|fp16|ttft|tpot|slo|kv)\b/g, (word) => word.toUpperCase());
-  const sentence = (reason) => words(reason.slice(0, 1).toUpperCase() + reason.slice(1)).replace(/^(Fp8|Fp16|Ttft|Tpot|Slo)\b/, (word) => word.toUpperCase());
-  const name = (mode) => (mode === "auto" ? "auto" : mode.toUpperCase());
-  const number = (value, digits = value < 10 ? 1 : 0) => value.toLocaleString("en", { maximumFractionDigits: digits });
-  const milliseconds = (value) => (value === null ? "–" : value < 10000 ? `${number(value)} ms` : `${(value / 1000).toFixed(1)} s`);
-  const percent = (part, whole) => (whole > 0 ? `${(Math.floor((1000 * part) / whole) / 10).toFixed(1)} %` : "–");
-  const clock = (wall_s) => new Date(wall_s * 1000).toTimeString().slice(0, 8);
-  const wall = () => Date.now() / 1000 + ahead_s;
+const words = (reason) => reason.replaceAll("_", " ").replace(/\b(fp8|fp16|ttft|tpot|slo|kv)\b/g, (word) => word.toUpperCase());
+const sentence = (reason) => words(reason.slice(0, 1).toUpperCase() + reason.slice(1)).replace(/^(Fp8|Fp16|Ttft|Tpot|Slo)\b/, (word) => word.toUpperCase());
+const name = (mode) => (mode === "auto" ? "auto" : mode.toUpperCase());
+const number = (value, digits = value < 10 ? 1 : 0) => value.toLocaleString("en", { maximumFractionDigits: digits });
+const milliseconds = (value) => (value === null ? "–" : value < 10000 ? `${number(value)} ms` : `${(value / 1000).toFixed(1)} s`);
+const percent = (part, whole) => (whole > 0 ? `${(Math.floor((1000 * part) / whole) / 10).toFixed(1)} %` : "–");
+const clock = (wall_s) => new Date(wall_s * 1000).toTimeString().slice(0, 8);
+const wall = () => Date.now() / 1000 + ahead_s;
 
-  function lasting(seconds) {
-    if (seconds < 90) return `${Math.round(seconds)} s`;
-    if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
-    return `${(seconds / 3600).toFixed(1)} h`;
+function lasting(seconds) {
+  if (seconds < 90) return `${Math.round(seconds)} s`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
+  return `${(seconds / 3600).toFixed(1)} h`;
+}
+
+function put(id, text, bad = false) {
+  const element = at(id);
+  if (element.textContent !== text) element.textContent = text;
+  element.classList.toggle("bad", bad);
+}
+
+function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+// -- what is in force ----------------------------------------------------------------------------------------------
+
+function drawNow(error) {
+  if (status === null) {
+    put("reason", "The controller does not answer", true);
+    put("detail", error ?? "");
+    return;
   }
+  const mode = at("mode");
+  mode.dataset.mode = status.mode;
+  put("mode", name(status.mode));
+  put("reason", status.override ? "An operator's override" : sentence(status.reason));
+  const details = [`for ${lasting(status.since_s)}`, `policy ${words(status.policy)}`, `epoch ${status.epoch}`];
+  if (status.override) details[0] = status.override.remaining_s === null ? "until it is changed" : `for ${lasting(status.override.remaining_s)} more`;
+  else if (status.last_reason !== status.reason) details.push(`now: ${words(status.last_reason)}`);
+  put("detail", details.join(" · "));
 
-  function put(id, text, bad = false) {
-    const element = at(id);
-    if (element.textContent !== text) element.textContent = text;
-    element.classList.toggle("bad", bad);
+  const end_s = wall(), last = samples.at(-1);
+  const recent = samples.filter((each) => each.wall_s >= end_s - SLO_WINDOW_S);
+  const sum = (field) => recent.reduce((total, each) => total + each[field], 0);
+  const waiting = status.replicas.reduce((total, each) => total + each.waiting, 0);
+  const running = status.replicas.reduce((total, each) => total + each.running, 0);
+  put("tile-load", last?.arrivals_per_s == null ? "–" : `${number(last.arrivals_per_s)}/s`);
+  put("tile-queue", `${waiting} waiting, ${running} running`);
+  for (const which of ["ttft", "tpot"]) {
+    const value = last?.[`${which}_p90_ms`] ?? null, objective = status[`slo_${which}_ms`];
+    put(`tile-${which}`, milliseconds(value), value !== null && objective !== null && value > objective);
+    put(`tile-${which}-slo`, objective === null ? "" : `objective ${number(objective)} ms`);
   }
+  const evaluated = sum("slo_evaluated"), met = sum("within_slo");
+  put("tile-slo", percent(met, evaluated), evaluated > 0 && met < 0.95 * evaluated);
+  put("tile-slo-of", `of ${number(evaluated, 0)} requests in 5 min`);
+  const exact = sum("answers_exact"), answers = exact + ["weights_exact", "fast", "mixed"].reduce((total, each) => total + sum(`answers_${each}`), 0);
+  put("tile-exact", percent(exact, answers));
+  put("tile-exact-of", `of ${number(answers, 0)} in 5 min`);
+  const fp16 = sum("tokens_fp16"), tokens = fp16 + sum("tokens_fp8");
+  put("tile-tokens", percent(fp16, tokens));
+  put("tile-tokens-of", `of ${number(tokens, 0)} in 5 min`);
 
-  function element(tag, attributes = {}, ...children) {
-    const made = document.createElement(tag);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    made.append(...children);
-    return made;
+  const notices = [];
+  if (status.advisory) notices.push(`Advisory: the policy would run ${name(status.advised_mode ?? status.mode)}; nothing is changed.`);
+  if (status.fp8_insufficient) notices.push("FP8 alone does not hold the SLO.");
+  if (status.admission_scale < 1) notices.push(`Load is shed: admission limits at ${Math.round(100 * status.admission_scale)} %.`);
+  if (status.desired_replicas !== null) notices.push(`${status.desired_replicas} replicas asked for.`);
+  if (status.path_saturated) notices.push("The path in front of the engine is the limit: another precision would not help.");
+  if (status.config_error) notices.push(`The configuration was not reloaded: ${status.config_error}`);
+  if (status.step_errors) notices.push(`${status.step_errors} steps of the controller failed; its log says why.`);
+  for (const [replica, order] of Object.entries(status.replica_overrides)) notices.push(`Override of ${replica}: ${name(order.mode)}.`);
+  if (at("notices").textContent !== notices.join("")) at("notices").replaceChildren(...notices.map((text) => element("li", {}, text)));
+}
+
+// -- replicas ------------------------------------------------------------------------------------------------------
+
+function judge() {
+  const end_s = wall();
+  const ids = new Set(status.replicas.map((each) => each.id));
+  for (const id of judged.keys()) if (!ids.has(id)) judged.delete(id);
+  for (const { id, slo_evaluated, within_slo } of status.replicas) {
+    let seen = judged.get(id) ?? [];
+    if (seen.length && seen.at(-1)[1] > slo_evaluated) seen = [];  // the engine has started anew
+    seen.push([end_s, slo_evaluated, within_slo]);
+    while (seen[0][0] < end_s - SLO_WINDOW_S) seen.shift();
+    judged.set(id, seen);
   }
+}
 
-  // -- charts: SVG in the page's own pixels, so that its texts stay legible at any width -----------------------------------
+function stateOf(replica) {
+  if (replica.fault) return [words(replica.fault), true];
+  if (replica.stale) return [`silent for ${lasting(replica.age_s)}`, true];
+  if (!replica.ready) return ["warming up", false];
+  if (!replica.acked) return ["has not acknowledged yet", true];
+  return [replica.fp16_only ? "sound, FP16 only" : "sound", false];
+}
 
-  const HEIGHT = 104, LEFT = 46, RIGHT = 8, TOP = 8, BOTTOM = 20;
-
-  function shape(tag, attributes, text) {
-    const made = document.createElementNS(SVG, tag);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    if (text !== undefined) made.textContent = text;
-    return made;
-  }
-
-  function ceiling(value) {
-    const power = 10 ** Math.floor(Math.log10(value));
-    return power * [1, 1.5, 2, 3, 4, 5, 6, 8, 10].find((step) => step * power >= value);
-  }
-
-  class Chart {
-    constructor(id, title, unit, draw) {
-      this.figure = at(id);
-      this.draw = draw;
-      this.value = element("span", { class: "value" });
-      this.svg = shape("svg", { role: "img", height: HEIGHT });
-      this.svg.setAttribute("aria-label", `${title}, ${unit}`);
-      this.figure.append(element("figcaption", {}, element("span", {}, title, element("span", { class: "quiet" }, `  ${unit}`)), this.value), this.svg);
-      this.figure.addEventListener("pointermove", (event) => {
-        const box = this.svg.getBoundingClientRect();
-        const share = (event.clientX - box.left - LEFT) / (box.width - LEFT - RIGHT);
-        hover_s = share >= 0 && share <= 1 ? wall() - span_s * (1 - share) : null;
-        drawCharts();
-      });
-      this.figure.addEventListener("pointerleave", () => { hover_s = null; drawCharts(); });
-    }
-
-    begin(end_s, top, label = (value) => number(value)) {
-      this.width = Math.max(200, this.svg.clientWidth || this.figure.clientWidth);
-      this.end_s = end_s;
-      this.top = top;
-      this.svg.replaceChildren();
-      for (const value of [0, top / 2, top]) {
-        const y = this.y(value);
-        this.add("line", { class: value ? "grid" : "axis", x1: LEFT, x2: this.width - RIGHT, y1: y, y2: y });
-        this.add("text", { x: LEFT - 7, y: y + 4, "text-anchor": "end" }, label(value));
-      }
-      const step_s = span_s / (this.width < 420 ? 2 : 5);
-      for (let ago_s = span_s; ago_s >= 0; ago_s -= step_s) {
-        const text = ago_s < 1 ? "now" : ago_s < 60 ? `−${Math.round(ago_s)} s` : `−${number(ago_s / 60)} min`;
-        const anchor = ago_s < 1 ? "end" : ago_s === span_s ? "start" : "middle";
-        this.add("text", { x: this.x(end_s - ago_s), y: HEIGHT - 4, "text-anchor": anchor }, text);
-      }
-      for (const each of decisions) {
-        if (each.outcome !== "applied" || each.wall_s < end_s - span_s || each.from_mode === each.to_mode) continue;
-        const x = this.x(each.wall_s);
-        this.add("line", { class: `mark ${each.to_mode}`, x1: x, x2: x, y1: TOP - 4, y2: HEIGHT - BOTTOM });
-      }
-    }
-
-    end() {
-      if (hover_s === null) return;
-      const x = this.x(hover_s);
-      this.add("line", { class: "cursor", x1: x, x2: x, y1: TOP, y2: HEIGHT - BOTTOM });
-    }
-
-    x(wall_s) { return LEFT + (this.width - LEFT - RIGHT) * (1 - (this.end_s - wall_s) / span_s); }
-    y(value) { return TOP + (HEIGHT - TOP - BOTTOM) * (1 - Math.min(value, this.top) / this.top); }
-    add(tag, attributes, text) { this.svg.append(shape(tag, attributes, text)); }
-
-    // A line through what is known; a gap where nothing is, or where the samples have one.
-    line(shown, pick) {
-      let path = "", area = "", from = null, last = null;
-      const close = () => { if (from !== null) area += `L${last},${this.y(0)}L${from},${this.y(0)}Z`; from = null; };
-      for (const sample of shown) {
-        const value = pick(sample);
-        if (value === null || sample.span_s === null || sample.span_s > 5) close();
-        if (value === null) continue;
-        const point = `${this.x(sample.wall_s).toFixed(1)},${this.y(value).toFixed(1)}`;
-        path += (from === null ? "M" : "L") + point;
-        area += (from === null ? "M" : "L") + point;
-        last = this.x(sample.wall_s).toFixed(1);
-        from ??= last;
-      }
-      close();
-      this.add("path", { class: "area", d: area });
-      this.add("path", { class: "series", d: path });
-    }
-
-    limit(value) {
-      const y = this.y(value);
-      this.add("line", { class: "limit", x1: LEFT, x2: this.width - RIGHT, y1: y, y2: y });
-      this.add("text", { class: "limit", x: LEFT + 5, y: y - 4 }, `objective ${number(value)} ms`);
-    }
-  }
-
-  const most = (shown, pick, least) => ceiling(Math.max(least, ...shown.map((each) => pick(each) ?? 0)));
-
-  function simple(pick, least, unit, limit = () => null) {
-    return (chart, shown, current, end_s) => {
-      const objective = limit();
-      chart.begin(end_s, most(shown, pick, Math.max(least, objective === null ? 0 : 1.25 * objective)));
-      chart.line(shown, pick);
-      if (objective !== null) chart.limit(objective);
-      const value = current ? pick(current) : null;
-      return value === null ? "–" : `${number(value)} ${unit}`;
-    };
-  }
-
-  function precision(chart, shown, current, end_s) {
-    chart.begin(end_s, 100);
-    const bins = 90, begin_s = end_s - span_s;
-    const edge = (bin) => Math.round(LEFT + ((chart.width - LEFT - RIGHT) * bin) / bins);  // whole pixels: no seams
-    const fp16 = new Array(bins).fill(0), fp8 = new Array(bins).fill(0);
-    for (const sample of shown) {
-      const bin = Math.floor(((sample.wall_s - begin_s) / span_s) * bins);
-      if (bin < 0 || bin >= bins) continue;
-      fp16[bin] += sample.tokens_fp16;
-      fp8[bin] += sample.tokens_fp8;
-    }
-    const full = HEIGHT - TOP - BOTTOM;
-    for (let bin = 0; bin < bins; bin += 1) {
-      const total = fp16[bin] + fp8[bin];
-      if (!total) continue;
-      const exact = (full * fp16[bin]) / total, x = edge(bin), width = edge(bin + 1) - x;
-      if (exact > 0) chart.svg.prepend(shape("rect", { class: "fp16", x, y: TOP + full - exact, width, height: exact }));
-      if (exact < full) chart.svg.prepend(shape("rect", { class: "fp8", x, y: TOP, width, height: full - exact }));
-    }
-    const total = current ? current.tokens_fp16 + current.tokens_fp8 : 0;
-    return total ? `${percent(current.tokens_fp16, total)} FP16` : "no tokens";
-  }
-
-  const charts = [
-    new Chart("chart-load", "Load", "requests/s", simple((each) => each.arrivals_per_s, 1, "requests/s")),
-    new Chart("chart-queue", "Queue", "requests waiting", simple((each) => each.waiting, 4, "waiting")),
-    new Chart("chart-ttft", "Time to first token", "p90, ms", simple((each) => each.ttft_p90_ms, 10, "ms", () => status?.slo_ttft_ms ?? null)),
-    new Chart("chart-precision", "Precision", "% of tokens", precision),
-  ];
-
-  function drawCharts() {
-    const end_s = wall(), shown = samples.filter((each) => each.wall_s >= end_s - span_s);
-    const wanted_s = hover_s ?? end_s;
-    const current = shown.findLast((each) => each.wall_s <= wanted_s + 0.5) ?? null;
-    for (const chart of charts) {
-      chart.value.textContent = chart.draw(chart, shown, current, end_s) + (hover_s === null ? "" : ` at ${clock(hover_s)}`);
-      chart.end();
-    }
-  }
-
-  // -- what is in force ----------------------------------------------------------------------------------------------
-
-  function drawNow(error) {
-    if (status === null) {
-      put("reason", "The controller does not answer", true);
-      put("detail", error ?? "");
-      return;
-    }
-    const mode = at("mode");
-    mode.dataset.mode = status.mode;
-    put("mode", name(status.mode));
-    put("reason", status.override ? "An operator's override" : sentence(status.reason));
-    const details = [`for ${lasting(status.since_s)}`, `policy ${words(status.policy)}`, `epoch ${status.epoch}`];
-    if (status.override) details[0] = status.override.remaining_s === null ? "until it is changed" : `for ${lasting(status.override.remaining_s)} more`;
-    else if (status.last_reason !== status.reason) details.push(`now: ${words(status.last_reason)}`);
-    put("detail", details.join(" · "));
-
-    const end_s = wall(), last = samples.at(-1);
-    const recent = samples.filter((each) => each.wall_s >= end_s - SLO_WINDOW_S);
-    const sum = (field) => recent.reduce((total, each) => total + each[field], 0);
-    const waiting = status.replicas.reduce((total, each) => total + each.waiting, 0);
-    const running = status.replicas.reduce((total, each) => total + each.running, 0);
-    put("tile-load", last?.arrivals_per_s == null ? "–" : `${number(last.arrivals_per_s)}/s`);
-    put("tile-queue", `${waiting} waiting, ${running} running`);
-    for (const which of ["ttft", "tpot"]) {
-      const value = last?.[`${which}_p90_ms`] ?? null, objective = status[`slo_${which}_ms`];
-      put(`tile-${which}`, milliseconds(value), value !== null && objective !== null && value > objective);
-      put(`tile-${which}-slo`, objective === null ? "" : `objective ${number(objective)} ms`);
-    }
-    const evaluated = sum("slo_evaluated"), met = sum("within_slo");
-    put("tile-slo", percent(met, evaluated), evaluated > 0 && met < 0.95 * evaluated);
-    put("tile-slo-of", `of ${number(evaluated, 0)} requests in 5 min`);
-    const exact = sum("answers_exact"), answers = exact + ["weights_exact", "fast", "mixed"].reduce((total, each) => total + sum(`answers_${each}`), 0);
-    put("tile-exact", percent(exact, answers));
-    put("tile-exact-of", `of ${number(answers, 0)} in 5 min`);
-    const fp16 = sum("tokens_fp16"), tokens = fp16 + sum("tokens_fp8");
-    put("tile-tokens", percent(fp16, tokens));
-    put("tile-tokens-of", `of ${number(tokens, 0)} in 5 min`);
-
-    const notices = [];
-    if (status.advisory) notices.push(`Advisory: the policy would run ${name(status.advised_mode ?? status.mode)}; nothing is changed.`);
-    if (status.fp8_insufficient) notices.push("FP8 alone does not hold the SLO.");
-    if (status.admission_scale < 1) notices.push(`Load is shed: admission limits at ${Math.round(100 * status.admission_scale)} %.`);
-    if (status.desired_replicas !== null) notices.push(`${status.desired_replicas} replicas asked for.`);
-    if (status.path_saturated) notices.push("The path in front of the engine is the limit: another precision would not help.");
-    if (status.config_error) notices.push(`The configuration was not reloaded: ${status.config_error}`);
-    if (status.step_errors) notices.push(`${status.step_errors} steps of the controller failed; its log says why.`);
-    for (const [replica, order] of Object.entries(status.replica_overrides)) notices.push(`Override of ${replica}: ${name(order.mode)}.`);
-    if (at("notices").textContent !== notices.join("")) at("notices").replaceChildren(...notices.map((text) => element("li", {}, text)));
-  }
-
-  // -- replicas ------------------------------------------------------------------------------------------------------
-
-  function judge() {
-    const end_s = wall();
-    const ids = new Set(status.replicas.map((each) => each.id));
-    for (const id of judged.keys()) if (!ids.has(id)) judged.delete(id);
-    for (const { id, slo_evaluated, within_slo } of status.replicas) {
-      let seen = judged.get(id) ?? [];
-      if (seen.length && seen.at(-1)[1] > slo_evaluated) seen = [];  // the engine has started anew
-      seen.push([end_s, slo_evaluated, within_slo]);
-      while (seen[0][0] < end_s - SLO_WINDOW_S) seen.shift();
-      judged.set(id, seen);
-    }
-  }
-
-  function stateOf(replica) {
-    if (replica.fault) return [words(replica.fault), true];
-    if (replica.stale) return [`silent for ${lasting(replica.age_s)}`, true];
-    if (!replica.ready) return ["warming up", false];
-    if (!replica.acked) return ["has not acknowledged yet", true];
-    return [replica.fp16_only ? "sound, FP16 only" : "sound", false];
-  }
-
-  function drawReplicas() {
-    const names = [...at("fleet").querySelectorAll("th")].map((each) => each.textContent);
-    const rows = status.replicas.map((each) => {
-      const seen = judged.get(each.id), first = seen[0], last = seen.at(-1);
-      const slo = percent(last[2] - first[2], last[1] - first[1]);
-      const [state, bad] = stateOf(each);
-      const directive = each.directive + (each.overridden ? ", overridden" : "");
-      const cells = [
-        [element("b", { title: each.id }, each.id.length > 14 ? `…${each.id.slice(-12)}` : each.id)],
-        [element("b", { class: `${each.mode}-text` }, name(each.mode)), element("span", { class: "quiet" }, ` directive ${name(directive)}`)],
-        [`${each.waiting} / ${each.running}`], [slo], [milliseconds(each.ttft_p90_ms)], [milliseconds(each.tpot_p90_ms)],
-        [`${Math.round(100 * each.kv_usage)} %`], [element("span", bad ? { class: "bad" } : {}, state)],
-      ];
-      return element("tr", {}, ...cells.map((cell, index) => element("td", { "data-name": names[index] }, ...cell)));
-    });
-    if (!rows.length) rows.push(element("tr", {}, element("td", { colspan: "8", class: "none" }, "No replica has reported yet.")));
-    at("replicas").replaceChildren(...rows);
-    const target = at("target"), chosen = target.value, ids = ["", ...status.replicas.map((each) => each.id)];
-    if (ids.join() !== [...target.options].map((each) => each.value).join()) {
-      target.replaceChildren(...ids.map((id) => element("option", { value: id }, id ? `…${id.slice(-12)}` : "all replicas")));
-      target.value = ids.includes(chosen) ? chosen : "";
-    }
-  }
-
-  // -- decisions -----------------------------------------------------------------------------------------------------
-
-  function decisionItem(each) {
-    const what = element("span", { class: "what" });
-    if (each.outcome === "applied" && each.from_mode !== each.to_mode) {
-      what.append(`${name(each.from_mode)} → `, element("span", { class: `${each.to_mode}-text` }, name(each.to_mode)));
-    } else {
-      what.append(each.outcome === "applied" ? `${name(each.to_mode)}, adjusted` : each.outcome);
-    }
-    if (each.advisory) what.append(" (advisory)");
-    const summary = element("summary", {}, element("time", {}, clock(each.wall_s)), what, element("span", { class: "reason" }, sentence(each.reason)));
-    const facts = [["decision", each.decision_id], ["epoch", each.epoch], ["policy", words(each.policy)], ...Object.entries(each.inputs).map(([key, value]) => [words(key), number(value, 3)])];
-    const list = element("dl", {}, ...facts.flatMap(([key, value]) => [element("dt", {}, key), element("dd", {}, String(value))]));
-    const quiet = each.outcome === "applied" ? {} : { class: "held" };
-    return element("li", quiet, element("details", {}, summary, list));
-  }
-
-  function addDecisions(more) {
-    const list = at("decisions");
-    if (more.length && list.querySelector(".none")) list.replaceChildren();
-    for (const each of more) {
-      decisions.push(each);
-      list.prepend(decisionItem(each));
-    }
-    decisions.splice(0, decisions.length - 4 * SHOWN_DECISIONS);
-    while (list.childElementCount > SHOWN_DECISIONS) list.lastElementChild.remove();
-    if (!list.childElementCount) list.append(element("li", { class: "none" }, "None yet."));
-  }
-
-  // -- the stream ----------------------------------------------------------------------------------------------------
-
-  function take(event, content) {
-    lastEvent_ms = Date.now();
-    if (event === "end" || event === "denied") return;
-    ahead_s = content.wall_s - Date.now() / 1000;  // times are the service's, whatever this machine's clock says
-    if (event === "whole") {
-      const columns = Object.entries(content.columns);
-      samples.length = decisions.length = 0;
-      at("decisions").replaceChildren();
-      for (const [id, seen] of Object.entries(content.judged)) if (!judged.has(id)) judged.set(id, [seen]);
-      for (let row = 0; row < content.columns.wall_s.length; row += 1) samples.push(Object.fromEntries(columns.map(([key, values]) => [key, values[row]])));
-    } else if (content.sample !== null) {
-      samples.push(content.sample);
-    }
-    while (samples.length && samples[0].wall_s < content.wall_s - KEPT_S) samples.shift();
-    addDecisions(content.decisions);
-    status = content.status;
-    at("room").hidden = false;
-    at("gate").hidden = true;
-    show(content.error);
-  }
-
-  function count() {  // the answer to an override does not wait for a slow replica: the events say when it has acknowledged
-    const reached = status.replicas.filter((each) => each.acked).length;
-    put("said", `${name(ordered)}: ${reached} of ${status.replicas.length} replicas have acknowledged.`);
-    if (reached === status.replicas.length) ordered = null;
-  }
-
-  function show(error = null) {
-    drawNow(error);
-    if (status !== null) {
-      if (ordered !== null) count();
-      judge();
-      drawReplicas();
-    }
-    drawCharts();
-  }
-
-  function say(state, text) {
-    at("link").dataset.state = state;
-    put("link", text);
-    at("room").classList.toggle("old", state === "lost");
-  }
-
-  async function follow() {
-    stream = new AbortController();
-    const response = await fetch(`${base}events`, { headers: key ? { Authorization: `Bearer ${key}` } : {}, signal: stream.signal, cache: "no-store" });
-    if (response.status === 401 || response.status === 403) {
-      const { error } = await response.json();
-      return denied(key ? error.message : "");
-    }
-    if (!response.ok) throw new Error(`HTTP ${response.status}`);
-    attempt = 0;
-    lastEvent_ms = Date.now();
-    say("live", "live");
-    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-    let text = "";
-    for (;;) {
-      const { done, value } = await reader.read();
-      if (done) return true;
-      const events = (text + value).split("\n\n");
-      text = events.pop();
-      for (const each of events) {
-        const [head, data] = each.split("\n");
-        take(head.slice("event: ".length), JSON.parse(data.slice("data: ".length)));
-      }
-    }
-  }
-
-  function denied(message) {
-    key = "";
-    at("room").hidden = true;
-    at("gate").hidden = false;
-    put("gate-said", message, true);
-    say("wait", "a key is needed");
-    return false;
-  }
-
-  async function stayCurrent() {
-    for (let again = true; again;) {
-      try {
-        again = await follow();
-      } catch (error) {
-        again = true;
-      }
-      if (!again) return;
-      say("lost", samples.length ? `connection lost, last seen ${clock(samples.at(-1).wall_s)}; trying again` : "no answer; trying again");
-      await new Promise((resolve) => setTimeout(resolve, Math.min(10000, 500 * 2 ** attempt)));
-      attempt += 1;
-    }
-  }
-
-  setInterval(() => { if (stream && Date.now() - lastEvent_ms > SILENT_MS) stream.abort(); }, 1000);
-
-  // -- the operator --------------------------------------------------------------------------------------------------
-
-  at("gate").addEventListener("submit", (event) => {
-    event.preventDefault();
-    key = at("gate-key").value.trim();
-    at("gate-key").value = "";
-    stayCurrent();
+function drawReplicas() {
+  const names = [...at("fleet").querySelectorAll("th")].map((each) => each.textContent);
+  const rows = status.replicas.map((each) => {
+    const seen = judged.get(each.id), first = seen[0], last = seen.at(-1);
+    const slo = percent(last[2] - first[2], last[1] - first[1]);
+    const [state, bad] = stateOf(each);
+    const directive = each.directive + (each.overridden ? ", overridden" : "");
+    const cells = [
+      [element("b", { title: each.id }, each.id.length > 14 ? `…${each.id.slice(-12)}` : each.id)],
+      [element("b", { class: `${each.mode}-text` }, name(each.mode)), element("span", { class: "quiet" }, ` directive ${name(directive)}`)],
+      [`${each.waiting} / ${each.running}`], [slo], [milliseconds(each.ttft_p90_ms)], [milliseconds(each.tpot_p90_ms)],
+      [`${Math.round(100 * each.kv_usage)} %`], [element("span", bad ? { class: "bad" } : {}, state)],
+    ];
+    return element("tr", {}, ...cells.map((cell, index) => element("td", { "data-name": names[index] }, ...cell)));
   });
+  if (!rows.length) rows.push(element("tr", {}, element("td", { colspan: "8", class: "none" }, "No replica has reported yet.")));
+  at("replicas").replaceChildren(...rows);
+  const target = at("target"), chosen = target.value, ids = ["", ...status.replicas.map((each) => each.id)];
+  if (ids.join() !== [...target.options].map((each) => each.value).join()) {
+    target.replaceChildren(...ids.map((id) => element("option", { value: id }, id ? `…${id.slice(-12)}` : "all replicas")));
+    target.value = ids.includes(chosen) ? chosen : "";
+  }
+}
 
-  at("override").addEventListener("submit", async (event) => {
-    event.preventDefault();
-    const given = at("key").value.trim() || key;
-    if (!given) return put("said", "An override needs the admin key.", true);
-    const mode = at("override").elements.mode.value, ttl = at("ttl").value, target = at("target").value;
-    const order = { mode };
-    if (ttl && mode !== "auto") order.ttl_s = Number(ttl);
-    if (target) order.replica_id = target;
-    ordered = null;
-    put("said", "Sending");
+// -- decisions -----------------------------------------------------------------------------------------------------
+
+function decisionItem(each) {
+  const what = element("span", { class: "what" });
+  if (each.outcome === "applied" && each.from_mode !== each.to_mode) {
+    what.append(`${name(each.from_mode)} → `, element("span", { class: `${each.to_mode}-text` }, name(each.to_mode)));
+  } else {
+    what.append(each.outcome === "applied" ? `${name(each.to_mode)}, adjusted` : each.outcome);
+  }
+  if (each.advisory) what.append(" (advisory)");
+  const summary = element("summary", {}, element("time", {}, clock(each.wall_s)), what, element("span", { class: "reason" }, sentence(each.reason)));
+  const facts = [["decision", each.decision_id], ["epoch", each.epoch], ["policy", words(each.policy)], ...Object.entries(each.inputs).map(([key, value]) => [words(key), number(value, 3)])];
+  const list = element("dl", {}, ...facts.flatMap(([key, value]) => [element("dt", {}, key), element("dd", {}, String(value))]));
+  const quiet = each.outcome === "applied" ? {} : { class: "held" };
+  return element("li", quiet, element("details", {}, summary, list));
+}
+
+function addDecisions(more) {
+  const list = at("decisions");
+  if (more.length && list.querySelector(".none")) list.replaceChildren();
+  for (const each of more) {
+    decisions.push(each);
+    list.prepend(decisionItem(each));
+  }
+  decisions.splice(0, decisions.length - 4 * SHOWN_DECISIONS);
+  while (list.childElementCount > SHOWN_DECISIONS) list.lastElementChild.remove();
+  if (!list.childElementCount) list.append(element("li", { class: "none" }, "None yet."));
+}
+
+// -- the stream ----------------------------------------------------------------------------------------------------
+
+function take(event, content) {
+  lastEvent_ms = Date.now();
+  if (event === "end" || event === "denied") return;
+  ahead_s = content.wall_s - Date.now() / 1000;  // times are the service's, whatever this machine's clock says
+  if (event === "whole") {
+    const columns = Object.entries(content.columns);
+    samples.length = decisions.length = 0;
+    at("decisions").replaceChildren();
+    for (const [id, seen] of Object.entries(content.judged)) if (!judged.has(id)) judged.set(id, [seen]);
+    for (let row = 0; row < content.columns.wall_s.length; row += 1) samples.push(Object.fromEntries(columns.map(([key, values]) => [key, values[row]])));
+  } else if (content.sample !== null) {
+    samples.push(content.sample);
+  }
+  while (samples.length && samples[0].wall_s < content.wall_s - KEPT_S) samples.shift();
+  addDecisions(content.decisions);
+  status = content.status;
+  at("room").hidden = false;
+  at("gate").hidden = true;
+  show(content.error);
+}
+
+function count() {  // the answer to an override does not wait for a slow replica: the events say when it has acknowledged
+  const reached = status.replicas.filter((each) => each.acked).length;
+  put("said", `${name(ordered)}: ${reached} of ${status.replicas.length} replicas have acknowledged.`);
+  if (reached === status.replicas.length) ordered = null;
+}
+
+function show(error = null) {
+  drawNow(error);
+  if (status !== null) {
+    if (ordered !== null) count();
+    judge();
+    drawReplicas();
+  }
+  drawCharts();
+}
+
+function say(state, text) {
+  at("link").dataset.state = state;
+  put("link", text);
+  at("room").classList.toggle("old", state === "lost");
+}
+
+async function follow() {
+  stream = new AbortController();
+  const response = await fetch(`${base}events`, { headers: key ? { Authorization: `Bearer ${key}` } : {}, signal: stream.signal, cache: "no-store" });
+  if (response.status === 401 || response.status === 403) {
+    const { error } = await response.json();
+    return denied(key ? error.message : "");
+  }
+  if (!response.ok) throw new Error(`HTTP ${response.status}`);
+  attempt = 0;
+  lastEvent_ms = Date.now();
+  say("live", "live");
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return true;
+    const events = (text + value).split("\n\n");
+    text = events.pop();
+    for (const each of events) {
+      const [head, data] = each.split("\n");
+      take(head.slice("event: ".length), JSON.parse(data.slice("data: ".length)));
+    }
+  }
+}
+
+function denied(message) {
+  key = "";
+  at("room").hidden = true;
+  at("gate").hidden = false;
+  put("gate-said", message, true);
+  say("wait", "a key is needed");
+  return false;
+}
+
+async function stayCurrent() {
+  for (let again = true; again;) {
     try {
-      const response = await fetch(`${base}admin/directive`, {
-        method: "POST", headers: { Authorization: `Bearer ${given}`, "Content-Type": "application/json" }, body: JSON.stringify(order),
-      });
-      const answer = await response.json();
-      if (!response.ok) return put("said", answer.error.message, true);
-      key = given;
-      at("key").value = "";
-      at("key").placeholder = "Key kept until you close the page";
-      status = answer;
-      ordered = mode;
-      show();
+      again = await follow();
     } catch (error) {
-      put("said", "The service did not answer; try again.", true);
+      again = true;
     }
-  });
-
-  function choose(seconds) {
-    span_s = seconds;
-    for (const each of at("spans").children) each.setAttribute("aria-pressed", String(Number(each.dataset.span) === seconds));
+    if (!again) return;
+    say("lost", samples.length ? `connection lost, last seen ${clock(samples.at(-1).wall_s)}; trying again` : "no answer; trying again");
+    await new Promise((resolve) => setTimeout(resolve, Math.min(10000, 500 * 2 ** attempt)));
+    attempt += 1;
   }
+}
 
-  at("spans").addEventListener("click", (event) => {
-    if (!event.target.dataset.span) return;
-    choose(Number(event.target.dataset.span));
-    drawCharts();
-  });
-  addEventListener("resize", () => { if (samples.length) drawCharts(); });
-  choose(span_s);
+setInterval(() => { if (stream && Date.now() - lastEvent_ms > SILENT_MS) stream.abort(); }, 1000);
+
+// -- the operator --------------------------------------------------------------------------------------------------
+
+at("gate").addEventListener("submit", (event) => {
+  event.preventDefault();
+  key = at("gate-key").value.trim();
+  at("gate-key").value = "";
   stayCurrent();
-})();
+});
+
+at("override").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const given = at("key").value.trim() || key;
+  if (!given) return put("said", "An override needs the admin key.", true);
+  const mode = at("override").elements.mode.value, ttl = at("ttl").value, target = at("target").value;
+  const order = { mode };
+  if (ttl && mode !== "auto") order.ttl_s = Number(ttl);
+  if (target) order.replica_id = target;
+  ordered = null;
+  put("said", "Sending");
+  try {
+    const response = await fetch(`${base}admin/directive`, {
+      method: "POST", headers: { Authorization: `Bearer ${given}`, "Content-Type": "application/json" }, body: JSON.stringify(order),
+    });
+    const answer = await response.json();
+    if (!response.ok) return put("said", answer.error.message, true);
+    key = given;
+    at("key").value = "";
+    at("key").placeholder = "Key kept until you close the page";
+    status = answer;
+    ordered = mode;
+    show();
+  } catch (error) {
+    put("said", "The service did not answer; try again.", true);
+  }
+});
+
+function choose(seconds) {
+  span_s = seconds;
+  for (const each of at("spans").children) each.setAttribute("aria-pressed", String(Number(each.dataset.span) === seconds));
+}
+
+at("spans").addEventListener("click", (event) => {
+  if (!event.target.dataset.span) return;
+  choose(Number(event.target.dataset.span));
+  drawCharts();
+});
+addEventListener("resize", () => { if (samples.length) drawCharts(); });
+choose(span_s);
+stayCurrent();

@@ -1,17 +1,14 @@
 """The replica's own HTTP front: from the socket to vLLM's engine client and back.
 
     app.py        the outermost layer: which routes exist, and who answers them
-    context.py    the request context: one record of a request, from its key to its last byte
+    context.py    the request context: one record of a request, from its key to its last byte; the meter sums them up
     generate.py   the routes that the engine computes for: admission, errors, answers
     checks/       reads and bounds a request, and tries its grammar, before anything else sees it
-    effects/      refuses what vLLM would answer otherwise than asked, names what has no effect
     deadline.py   ends a request that the engine has not begun in time
     handover.py   takes a request over from vLLM's serving objects just before they would consume its outputs
     streams.py    server-sent events written straight from the engine's outputs
-    tap.py        the tokens of plain streams, from the engine's outputs to the sockets
     decoding/     answers to prompts that end inside a character, and where each token begins in the text
     replies.py    answers that are no stream, and errors in OpenAI's format
-    meter.py      sums up requests: latencies, delays, what became of them
 
 One process, one event loop: the loop that reads the engine's outputs writes them to the sockets.
 """

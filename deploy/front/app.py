@@ -8,12 +8,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from starlette.middleware.cors import CORSMiddleware
+
 from deploy.front.generate import Generate
 from deploy.front.replies import Headers, Refused, identifying, refuse, request_id_of
-from deploy.front.routes import models, openapi
-from deploy.front.routes.pages import PageSource, show
+from deploy.front.routes.pages import MODELS, PageSource, model_entry, show
 
-PASSED_ON = ("/v1/models", "/version")  # answered by vLLM's application
+PASSED_ON = (MODELS, "/version")  # answered by vLLM's application
 READ, WRITE = ("GET", "HEAD"), ("POST",)
 
 
@@ -43,8 +44,7 @@ class Front:
 
     def __init__(self, app: Any, generate: Generate, pages: Mapping[str, PageSource] | None = None) -> None:
         self._app = app
-        paths = {*generate.routes, *PASSED_ON}
-        self._pages = {openapi.PATH: openapi.page(app, paths), **(pages or {})}
+        self._pages = dict(pages or {})
         self._generate = generate
         self.asked = 0
 
@@ -56,7 +56,7 @@ class Front:
         root = scope.get("root_path", "")
         path = scope["path"].removeprefix(root).rstrip("/") or "/"
         route, method = self._generate.routes.get(path), scope["method"]
-        own = path.startswith(models.PREFIX) or path in self._pages
+        own = path.startswith(f"{MODELS}/") or path in self._pages
         request_id = request_id_of(scope)
         try:
             if not (route or own or path in PASSED_ON):
@@ -71,7 +71,7 @@ class Front:
                 self._generate.keys.of(dict(scope["headers"]))
                 if own:
                     serving = self._app.state.openai_serving_models
-                    await show(send, await models.entry(serving, path.removeprefix(models.PREFIX)))
+                    await show(send, await model_entry(serving, path.removeprefix(f"{MODELS}/")))
                     return
                 # The server leaves the body of an answer to HEAD out. Whom a web page may let its visitors' browsers ask is not for
                 # vLLM to say: it would allow every page.
@@ -83,3 +83,20 @@ class Front:
             await refuse(send, refusal, request_id)
             return
         await self._generate(route, scope, receive, send, arrived_s)
+
+
+def allowing(origins: Sequence[str], app: Any) -> Any:
+    """Return the ASGI application, answering browsers that ask for pages of these origins; no origins: as it is.
+
+    Without credentials: a key is sent by the page itself, never by a browser on its own.
+    """
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=list(origins),
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],  # OpenAI's clients send some of their own
+        expose_headers=["x-nestedfp-precision", "x-request-id", "retry-after"],
+        max_age=600,
+    )

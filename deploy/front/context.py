@@ -1,28 +1,35 @@
-"""The request context: who asks, for what, and how far it has come, from the arrival to the last byte.
+"""The request context: who asks, for what, and how far it has come, from the arrival to the last byte; and the sum of them all.
 
 TTFT counts from the arrival at this process to the first byte written, TPOT between the bytes written: what the client sees,
 less the network. An answer in one piece has no first byte before its last; for it the engine's own times count, and the time
 before the hand-over is added.
 """
 
+import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from controller.messages import LatencyWindow, PathStats
+from controller.sliding_window import SlidingWindow
 from deploy.access.access_log import Access
 from deploy.access.admission import NoRoom, Place
 from deploy.front.deadline import QueueDeadline
 from deploy.front.replies import Refused
-from deploy.metrics.request_metrics import Answered, RequestOutcome, answered
+from deploy.metrics.request_metrics import Answered, RequestMetrics, RequestOutcome, answered, precision_of
 from nestedfp.vllm_plugin.frontend import Collected, total
 from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
 
 if TYPE_CHECKING:
     from deploy.front.handover import GenerateCall
-    from deploy.front.meter import PathMeter
 
+SPAN_S = 5.0
+LAG_PERIOD_S = 0.05
+LAG_SPAN_S = 1.0
+MOST_FINISHED = 1 << 16  # that wait for ``take_finished``, which nobody calls for a plain engine
 PAUSED_AFTER_S = 1.0  # a write that has waited for so long waits for a client that does not read
 EngineTimes = tuple[float, float | None]  # TTFT and time per token, seconds, by the engine's own clock
 
@@ -52,7 +59,7 @@ class RequestContext:
     # in the engine
     counts: Collected = field(default_factory=Collected)
     submitted_s: float | None = None
-    accepted: bool = False  # the engine has computed a token of it, or a vector
+    accepted: bool = False  # the engine has computed a token of it
     constrained: bool = False  # by a grammar, which may turn out to have no way on
     refused: Refused | None = None  # before the engine heard of it; vLLM's streams make another error of it
     failed: Exception | None = None  # what the engine raised; vLLM's streams make an event of it that says less
@@ -83,7 +90,7 @@ class RequestContext:
         Raises:
             Refused: there is no room for what the request turns out to be.
         """
-        most = getattr(params, "max_tokens", 0)  # vectors have no answer to count
+        most = params.max_tokens
         if self.place is None or most is None:
             return
         try:
@@ -131,7 +138,7 @@ class RequestContext:
             self.meter.handed_over(self.submitted_s - self.arrived_s, self.submitted_s)
 
     def first_token(self) -> None:
-        """The engine has computed a token, or a prompt's vector."""
+        """The engine has computed a token."""
         self.accepted = True
         if self.deadline is not None:
             self.deadline.begun()
@@ -175,33 +182,19 @@ class RequestContext:
             tpot_s = spread_s / (tokens - 1) if tokens > 1 else None
             self.meter.judge(self.first_s - self.arrived_s, tpot_s, _engine_times(metrics), self.answer)
 
-    def finished_in_one_piece(
-        self, first_token_s: float, decode_s: float, tokens: int, engine: EngineTimes | None = None
-    ) -> None:
-        """The answer went out in one piece.
-
-        Args:
-            first_token_s: from the hand-over to the first token, by the engine's account.
-            decode_s: from the first token to the last.
-            tokens: of the completion.
-            engine: as in ``meter.Finished``.
-        """
-        now_s = self.meter.clock()
-        self.ttft_s = ttft_s = first_token_s + ((self.submitted_s or now_s) - self.arrived_s)
-        tpot_s = decode_s / (tokens - 1) if tokens > 1 else None
-        self.meter.ttft.add(now_s, ttft_s * 1e3)
-        if tpot_s is not None:
-            self.meter.tpot.add(now_s, tpot_s * 1e3)
-        self.meter.judge(ttft_s, tpot_s, engine, self.answer)
-
     def observe(self) -> None:
         """The answer went out in one piece: take its latencies from the engine's account of its slowest sequence."""
         known = [output.metrics for output in self.finished_outputs if output.metrics is not None]
-        if known:
-            slowest = max(known, key=lambda metrics: metrics.first_token_latency)
-            decode_s = slowest.last_token_ts - slowest.first_token_ts
-            tokens = slowest.num_generation_tokens
-            self.finished_in_one_piece(slowest.first_token_latency, decode_s, tokens, _engine_times(slowest))
+        if not known:
+            return
+        slowest, now_s = max(known, key=lambda metrics: metrics.first_token_latency), self.meter.clock()
+        tokens = slowest.num_generation_tokens
+        self.ttft_s = ttft_s = slowest.first_token_latency + ((self.submitted_s or now_s) - self.arrived_s)
+        tpot_s = (slowest.last_token_ts - slowest.first_token_ts) / (tokens - 1) if tokens > 1 else None
+        self.meter.ttft.add(now_s, ttft_s * 1e3)
+        if tpot_s is not None:
+            self.meter.tpot.add(now_s, tpot_s * 1e3)
+        self.meter.judge(ttft_s, tpot_s, _engine_times(slowest), self.answer)
 
     # -- its account ---------------------------------------------------------------------------------------------------
 
@@ -267,3 +260,117 @@ def prompt_tokens_of(prompt: Any) -> int:
     """Return how many tokens a prompt has, as vLLM's serving objects give it to the engine; 0 where it does not say."""
     ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
     return len(ids or ())
+
+
+class Finished(NamedTuple):
+    """Latencies of a request that ended by itself, in seconds.
+
+    Attributes:
+        ttft_s: of the whole path.
+        tpot_s: the same; None for an answer of one token.
+        engine: both of the engine alone, by its own account; None: not told.
+        answer: what it was answered with; None: not told.
+    """
+
+    ttft_s: float
+    tpot_s: float | None
+    engine: EngineTimes | None = None
+    answer: Answered | None = None
+
+
+class PathMeter:
+    """All requests of one replica.
+
+    Args:
+        clock: seconds, monotonic.
+        log: takes every request when it has left; None: nobody does.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, log: Callable[[Access], None] | None = None
+    ) -> None:
+        self.clock = clock
+        self.log = log
+        self.requests = RequestMetrics()
+        self.ttft = SlidingWindow(SPAN_S)
+        self.tpot = SlidingWindow(SPAN_S)
+        self._waits = SlidingWindow(SPAN_S)
+        self._deliveries = SlidingWindow(SPAN_S)
+        self._lags = SlidingWindow(LAG_SPAN_S)
+        self._open: set[RequestContext] = set()
+        self._in_path = 0
+        self._finished: deque[Finished] = deque(maxlen=MOST_FINISHED)
+
+    def arrive(self, arrived_s: float) -> RequestContext:
+        """A request has arrived; each wants an ``ended``."""
+        request = RequestContext(self, arrived_s)
+        self._open.add(request)
+        self._in_path += 1
+        return request
+
+    def handed_over(self, waited_s: float, now_s: float) -> None:
+        """The engine has one more of the requests."""
+        self._in_path -= 1
+        self._waits.add(now_s, waited_s * 1e3)
+
+    def delivered(self, took_s: float) -> None:
+        """Outputs of the engine have been written so long after it had made them."""
+        self._deliveries.add(self.clock(), max(0.0, took_s) * 1e3)
+
+    def left(self, request: RequestContext) -> None:
+        """A request has ended."""
+        self._open.discard(request)
+        if (answer := request.answer) is not None:
+            self.requests.answered(answer)
+        self.requests.left(precision_of(request.counts), request.pinned, request.outcome)
+        if self.log is not None:
+            self.log(request.access(self.clock()))
+        if request.submitted_s is None:
+            self._in_path -= 1
+
+    def judge(
+        self,
+        ttft_s: float,
+        tpot_s: float | None,
+        engine: EngineTimes | None = None,
+        answer: Answered | None = None,
+    ) -> None:
+        """Keep the latencies of a request that ended by itself until ``take_finished``; arguments as in ``Finished``."""
+        self._finished.append(Finished(ttft_s, tpot_s, engine, answer))
+        self.requests.judged(ttft_s, tpot_s)
+
+    def take_finished(self) -> list[Finished]:
+        """Return the latencies of requests that ended since the last call."""
+        finished = list(self._finished)
+        self._finished.clear()
+        return finished
+
+    def lag(self, lag_s: float) -> None:
+        """The event loop came back so much later than asked."""
+        self._lags.add(self.clock(), lag_s * 1e3)
+
+    def windows(self, now_s: float) -> tuple[LatencyWindow, LatencyWindow]:
+        """Return the windows of TTFT and TPOT."""
+        return self.ttft.summary(now_s), self.tpot.summary(now_s)
+
+    def stats(self, now_s: float) -> PathStats:
+        """Return what stands where on the path."""
+        waits, deliveries = self._waits.summary(now_s), self._deliveries.summary(now_s)
+        return PathStats(
+            in_path=self._in_path,
+            wait_p90_ms=waits.p90_ms,
+            delivery_p90_ms=deliveries.p90_ms if deliveries.count else None,
+            loop_lag_ms=self._lags.summary(now_s).p99_ms,  # of at most twenty: the largest
+            open_streams=len(self._open),
+            paused_streams=sum(
+                request.writing_since_s is not None and now_s - request.writing_since_s > PAUSED_AFTER_S
+                for request in self._open
+            ),
+        )
+
+    async def probe(self) -> None:
+        """Measure the lag of the running event loop for ever."""
+        while True:
+            asked_s = self.clock()
+            await asyncio.sleep(LAG_PERIOD_S)
+            self.lag(max(0.0, self.clock() - asked_s - LAG_PERIOD_S))

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from deploy.front.replies import Refused
@@ -25,6 +26,21 @@ class Queue(Protocol):
 
     async def abort(self, ids: list[str]) -> None:
         """Take them out; what waits for their outputs gets a last one."""
+
+
+@dataclass(frozen=True)
+class Queueing:
+    """How requests wait for the engine.
+
+    Attributes:
+        deadline_s: from the arrival, for requests that say nothing; None: as long as it takes.
+        by_priority: the engine begins the ones of a lower number first (vLLM's ``scheduling_policy``).
+        queue: of the engine; None: it cannot be asked which requests it has begun.
+    """
+
+    deadline_s: float | None = None
+    by_priority: bool = False
+    queue: Queue | None = None
 
 
 class EngineQueue:

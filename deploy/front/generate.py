@@ -1,49 +1,42 @@
-"""Answers the routes that the engine computes for: those of text, and those of vectors."""
+"""Answers the routes that the engine computes for."""
 
 import asyncio
 import enum
 import json
 from contextlib import ExitStack, aclosing
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 
 from deploy.access.admission import Admission, NoRoom, Reason
 from deploy.access.keys import Holder, Keys, Limited
 from deploy.access.peers import Elsewhere, PeerView
 from deploy.access.priority import NotAllowed, Priority, Ranked, ranked
-from deploy.front import streams
 from deploy.front.checks import faults
-from deploy.front.checks.bodies import Bodies
-from deploy.front.checks.bounds import check_length
 from deploy.front.checks.requests import (
+    MOST_IDS,
+    Bodies,
     apply_precision,
+    check_length,
     parse,
     queue_deadline_s,
     stated_precision,
     stated_priority,
 )
-from deploy.front.checks.values import MOST_IDS
-from deploy.front.context import CONTEXT, RequestContext
-from deploy.front.deadline import Queue, QueueDeadline
-from deploy.front.effects.ignored import ignored
+from deploy.front.context import CONTEXT, PathMeter, RequestContext
+from deploy.front.deadline import QueueDeadline, Queueing
 from deploy.front.handover import GenerateCall
-from deploy.front.meter import PathMeter
-from deploy.front.replies import OVERLOADED, Refused, reply, request_id_of
-from deploy.front.routes import vectors
-from deploy.front.routes.route import Route, tokens_of
-from deploy.front.tap import Tap, Taps
+from deploy.front.replies import OVERLOADED, Refused, error_events, reply, request_id_of
+from deploy.front.routes.text import Route, tokens_of
+from deploy.front.streams import Tap, Taps
 from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS, MOST_TRIES
 from deploy.metrics.request_metrics import RequestOutcome
 from deploy.replica.health_routes import GivenUp
-from deploy.replica.tracing import below_this_span
 from nestedfp.answers import Answer
 from nestedfp.modes import Mode
-from nestedfp.vllm_plugin.frontend import Collected, collected, counts_of, total, usage_of
+from nestedfp.vllm_plugin.frontend import Collected, collected, counts_of
 from nestedfp.vllm_plugin.options import KV_IS_FP8
 from nestedfp.vllm_plugin.scheduling.pin import PIN_HEADER, AskedPrecision
 from nestedfp.vllm_plugin.serving.disclosure import disclose
@@ -51,7 +44,6 @@ from nestedfp.vllm_plugin.serving.disclosure import disclose
 # By a directive, for requests that leave it to the service.
 DECIDED = {Mode.FP16.value: AskedPrecision.EXACT, Mode.FP8.value: AskedPrecision.FAST}
 INEXACT_RETRY_AFTER_S = 60
-IGNORED_HEADER = b"x-nestedfp-ignored"
 ERROR_EVENTS = ('data: {"error"', "event: error\n")
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 
@@ -61,21 +53,6 @@ class Inexact(enum.StrEnum):
 
     KV_CACHE = KV_IS_FP8
     CHECKPOINT = "this engine runs its checkpoint's own quantization"
-
-
-@dataclass(frozen=True)
-class Queueing:
-    """How requests wait for the engine.
-
-    Attributes:
-        deadline_s: from the arrival, for requests that say nothing; None: as long as it takes.
-        by_priority: the engine begins the ones of a lower number first (vLLM's ``scheduling_policy``).
-        queue: of the engine; None: it cannot be asked which requests it has begun.
-    """
-
-    deadline_s: float | None = None
-    by_priority: bool = False
-    queue: Queue | None = None
 
 
 class Generate:
@@ -90,7 +67,6 @@ class Generate:
         max_body_bytes: largest body.
         keys: who may ask; without: everybody.
         queueing: how requests wait for the engine.
-        traced: requests have spans, and the engine makes children of them.
         taps: the short way of plain streams; without: all go vLLM's.
         inexact: why no answer of this engine can be exact; None: it can.
     """
@@ -104,12 +80,10 @@ class Generate:
         standing: PeerView,
         max_body_bytes: int,
         keys: Keys | None = None,
-        queueing: Queueing = Queueing(),
-        traced: bool = False,
+        queueing: Queueing | None = None,
         taps: Taps | None = None,
         inexact: Inexact | None = None,
     ) -> None:
-        self._traced = traced
         self.keys = keys or Keys()
         self.routes = routes
         self._client = client
@@ -117,7 +91,7 @@ class Generate:
         self._meter = meter
         self._standing = standing
         self.bodies = Bodies(max_body_bytes)
-        self._queueing = queueing
+        self._queueing = queueing or Queueing()
         self._elsewhere = Elsewhere()
         self._taps = taps or Taps({})
         self._inexact = inexact
@@ -177,11 +151,11 @@ class Generate:
                 context.deadline = QueueDeadline(at_s, late, self._queueing.queue, self._meter.clock)
             context.plain = route.is_plain(request)
             if holder is not None:
-                self._take_from_quota(holder, context)
+                try:
+                    holder.enter(context.pinned)
+                except Limited as limited:
+                    raise limited.elsewhere() if self._goes_elsewhere(context) else limited from None
                 entered.callback(lambda: holder.leave(context.used_tokens, context.pinned))
-            passed_over = ", ".join(ignored(request, body, headers))[:500].encode("ascii", "replace")
-            if passed_over:
-                context.notes.append((IGNORED_HEADER, passed_over))
             if route.computes:
                 context.notes.append((PIN_HEADER.encode(), self._decided(context.asked).encode()))
             context.given = {name: vars(request).get(name) for name in request.model_fields_set}
@@ -234,14 +208,6 @@ class Generate:
             status = ELSEWHERE_STATUS if elsewhere else status
         return Refused(status, str(no_room), OVERLOADED, retry_after_s=no_room.retry_after_s)
 
-    def _take_from_quota(self, holder: Holder, context: RequestContext) -> None:
-        try:
-            holder.enter(context.pinned)
-        except Limited as limited:
-            if self._goes_elsewhere(context):
-                raise limited.elsewhere() from None
-            raise
-
     def _dead(self, context: RequestContext, message: str) -> Refused:
         # Everything goes on from here, whether or not the controller has told of another replica.
         elsewhere = not context.begun and self._elsewhere.may_go(context.headers, context.body_bytes)
@@ -254,22 +220,19 @@ class Generate:
             # Beams are requests of one token each, most of them not in the answer: their tokens are not those of its usage.
             told = Collected() if getattr(request, "use_beam_search", False) else counts
             try:
-                inner = below_this_span(scope) if self._traced else scope
-                result = await getattr(route.serving, route.method)(request, Request(inner))
+                result = await getattr(route.serving, route.method)(request, Request(scope))
                 _check_here()
                 if isinstance(result, GenerateCall):
                     await self._write(result, send, context)
                 elif hasattr(result, "__anext__"):
                     await self._relay(route, result, request, send, context, told)
-                elif isinstance(result, Response):
-                    await self._reply_vectors(result, send, context)
                 else:
                     await self._reply(route, result, send, context, told)
                     context.observe()
             except asyncio.CancelledError:
                 raise
             except Refused as refusal:
-                refusal.param = faults.place(refusal.param, "", context.given)
+                refusal.param = faults.place(refusal.param, context.given)
                 raise
             except Exception as error:
                 raise self._explained(error, context) from error
@@ -287,10 +250,7 @@ class Generate:
             return Refused(503, f"{message}; this request was in it")
         if isinstance(error, GivenUp):
             return Refused(503, f"{error}; this request was in it and is given up")
-        return faults.of_engine(error, context.given, context.accepted, context.constrained, self._longest)
-
-    def _longest(self) -> int:
-        return int(self._client.vllm_config.model_config.max_model_len)
+        return faults.of_engine(error, context.given, context.accepted, context.constrained, self._admission.longest)
 
     # -- streams -------------------------------------------------------------------------------------------------------
 
@@ -346,7 +306,7 @@ class Generate:
             await call.abort(collector)
             refusal = self._explained(error, context)
             context.outcome = refusal.outcome
-            await send({"type": "http.response.body", "body": streams.error_events(refusal.body(context.id))})
+            await send({"type": "http.response.body", "body": error_events(refusal.body(context.id))})
         finally:
             if tap is not None:
                 tap.close()
@@ -391,7 +351,7 @@ class Generate:
         error = json.loads(event.partition("data: ")[2])["error"]
         code = error.get("code")
         status = code if isinstance(code, int) else 500
-        return faults.of_vllm(status, error["message"], error.get("param"), context.given, self._longest)
+        return faults.of_response(status, error["message"], error.get("param"), context.given, self._admission.longest)
 
     # -- answers in one piece ------------------------------------------------------------------------------------------
 
@@ -400,18 +360,11 @@ class Generate:
 
         if isinstance(result, ErrorResponse):
             told = result.error
-            raise faults.of_vllm(told.code, told.message, told.param, context.given, self._longest)
+            raise faults.of_response(told.code, told.message, told.param, context.given, self._admission.longest)
         answer = route.answer(result)
         if (tokens := tokens_of(counts)) is not None:
             answer["usage"] = disclose(answer.get("usage"), tokens, whole=counts.whole)
         await reply(send, 200, msgspec.json.encode(answer), context.notes)
-
-    async def _reply_vectors(self, result: Any, send: Any, context: RequestContext) -> None:
-        body, kind, headers = await vectors.disclosed(result, usage_of(total(context.counts.values())))
-        # The first byte is the last one.
-        now_s = self._meter.clock()
-        context.finished_in_one_piece(now_s - (context.submitted_s or now_s), 0.0, 1)
-        await reply(send, 200, body, [*headers, *context.notes], kind)
 
 
 def _rank(request: Any, headers: dict[bytes, bytes], holder: Holder | None, pinned: bool) -> Ranked:

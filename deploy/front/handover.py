@@ -6,7 +6,6 @@ call of the engine that it would have made, and the frame of the chunks. All pri
 front relies on are in this file.
 """
 
-import functools
 import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from deploy.front.context import CONTEXT, RequestContext
 from deploy.front.decoding.text_offsets import StreamOffsets, TextOffsets
 from deploy.front.streams import Frame
 from deploy.replica.health_routes import GivenUp
-from nestedfp.vllm_plugin.scheduling.pin import PIN_KEY, AskedPrecision
 
 
 @dataclass(slots=True)
@@ -73,28 +71,6 @@ class EngineClientProxy:
             context.calls.append(call)
         return self._observed(context, prompt, sampling_params, request_id, options)
 
-    async def encode(self, prompt: Any, pooling_params: Any, request_id: str, **options: Any) -> Any:
-        """As ``AsyncLLM.encode``: yields the one output of a prompt that becomes a vector."""
-        context = CONTEXT.get()
-        if context is not None:
-            context.tokenized(prompt, pooling_params)
-            options["priority"] = context.priority
-            if context.asked is not AskedPrecision.AUTO:
-                # vLLM's serving objects hand on what they know, and a precision is none of it.
-                pooling_params.extra_kwargs = {**(pooling_params.extra_kwargs or {}), PIN_KEY: context.asked.value}
-            context.hands_over()
-            context.submitted(prompt)
-        try:
-            async for output in self._client.encode(prompt, pooling_params, request_id, **options):
-                if context is not None:
-                    context.check_not_withdrawn()
-                    context.first_token()
-                yield output
-        except Exception as error:
-            if isinstance(error.__cause__, GivenUp):
-                raise error.__cause__ from None
-            raise
-
     async def _observed(
         self, context: RequestContext, prompt: Any, params: Any, request_id: str, options: dict[str, Any]
     ) -> Any:
@@ -125,17 +101,6 @@ def stand_before_engine(servings: Iterable[Any], grammars: Grammars | None = Non
     for serving in servings:
         if not isinstance(serving.engine_client, EngineClientProxy):
             serving.engine_client = EngineClientProxy(serving.engine_client, grammars)
-            if (search := getattr(serving, "beam_search", None)) is not None:
-                serving.beam_search = functools.partial(_searched, search)
-
-
-def _searched(search: Any, *args: Any, params: Any, **kwargs: Any) -> Any:
-    """As vLLM's ``beam_search``, which answers a request for no tokens with nothing."""
-    from vllm.exceptions import VLLMValidationError
-
-    if params.max_tokens < 1:
-        raise VLLMValidationError(f"max_tokens must be at least 1, got {params.max_tokens}.", parameter="max_tokens")
-    return search(*args, params=params, **kwargs)
 
 
 def take_over(completion: Any, chat: Any) -> None:

@@ -12,6 +12,8 @@ from deploy.metrics.request_metrics import RequestOutcome
 Headers = Iterable[tuple[bytes, bytes]]
 Send = Any  # ASGI's send
 OVERLOADED = "overloaded"  # the cause of a refusal for want of room
+DONE = b"data: [DONE]\n\n"
+GAP = b"\n\n"
 JSON = (b"content-type", b"application/json")
 REQUEST_ID = "request_id"  # inside the error, which is what openai's clients keep as ``error.body``, of streams as well
 
@@ -124,3 +126,8 @@ def identifying(send: Send, request_id: str | None) -> Send:
         await send({"type": "http.response.body", "body": body})
 
     return sending
+
+
+def error_events(body: bytes) -> bytes:
+    """Return the events that end a stream with an error in OpenAI's format."""
+    return b"data: " + body + GAP + DONE

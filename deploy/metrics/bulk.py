@@ -66,40 +66,6 @@ def take_over(client: Any) -> list[BulkHistogram]:
     return found
 
 
-def count_aborts(client: Any) -> None:
-    """Have vLLM's ``AsyncLLM`` count the sequences that it aborts among those that ended: with the reason ``abort``.
-
-    vLLM counts what its engine has ended; what a client has left, its front end forgets without a word.
-    """
-    from vllm.v1.engine import FinishReason
-    from vllm.v1.metrics.loggers import PrometheusStatLogger
-
-    loggers = [] if client.logger_manager is None else client.logger_manager.stat_loggers
-    counters = [
-        next(iter(logger.counter_request_success[FinishReason.ABORT].values()))
-        for logger in loggers
-        if isinstance(logger, PrometheusStatLogger)
-    ]
-    processor = client.output_processor
-    original = type(processor).abort_requests
-    states = processor.request_states
-    inside = False
-
-    def counted(request_ids: Any, internal: bool) -> list[str]:
-        nonlocal inside
-        if inside:  # of a request's own sequences
-            return list(original(processor, request_ids, internal))
-        inside, before = True, len(states)
-        try:
-            return list(original(processor, request_ids, internal))
-        finally:
-            inside = False
-            for counter in counters:
-                counter.inc(before - len(states))
-
-    processor.abort_requests = counted
-
-
 def lean_statistics() -> None:
     """Have vLLM's statistics of a token that continues an answer take a third of the time. Idempotent.
 

@@ -54,17 +54,12 @@ def families(status: Mapping[str, Any] | None) -> Iterator[Metric]:
         list(DirectiveMode),
         status["mode"],
     )
-    yield gauge("nestedfp_controller_epoch", "Epoch of that directive", status["epoch"])
-    yield gauge("nestedfp_controller_directive_age_seconds", "How long it has been in force", status["since_s"])
     yield states(
         "nestedfp_controller_rung", "How far it has gone against an overload", "rung", list(Rung), status["rung"]
     )
     yield gauge(
         "nestedfp_controller_fp8_insufficient", "1: FP8 alone does not hold the SLO", float(status["fp8_insufficient"])
     )
-    overrides = len(status["replica_overrides"]) + (status["override"] is not None)
-    yield gauge("nestedfp_controller_overrides", "Orders of the operator in force", overrides)
-    yield gauge("nestedfp_controller_advisory", "1: it decides and changes nothing", float(status["advisory"]))
     yield gauge(
         "nestedfp_controller_admission_scale_ratio",
         "What admission limits are multiplied by",

@@ -25,7 +25,6 @@ class AgentReading(NamedTuple):
     stats: Mapping[str, Any]  # the engine's newest statistics (PrecisionMixin.nestedfp_stats)
     stats_age_s: float
     directive: DirectiveMode  # in force
-    epoch: int
     lease_remaining_s: float
     slo_evaluated: int
     within_slo: int
@@ -37,7 +36,6 @@ def agent_families(view: AgentReading) -> Iterator[Metric]:
     yield states(
         "nestedfp_directive", "Directive in force on the replica", "mode", list(DirectiveMode), view.directive.value
     )
-    yield gauge("nestedfp_directive_epoch", "Epoch of the directive in force", view.epoch)
     yield gauge(
         "nestedfp_lease_remaining_seconds",
         "How long the controller's word still holds; 0: the fallback is in force",
@@ -57,12 +55,6 @@ def path_families(path: PathStats, admission: Admission) -> Iterator[Metric]:
         "From arrival to the hand-over to the engine, last seconds",
         path.wait_p90_ms / 1e3,
     )
-    if path.delivery_p90_ms is not None:
-        yield gauge(
-            "nestedfp_path_delivery_p90_seconds",
-            "From the engine's output to its bytes written, last seconds; none before the first stream",
-            path.delivery_p90_ms / 1e3,
-        )
     yield gauge("nestedfp_path_loop_lag_seconds", "Largest lag of the event loop, last second", path.loop_lag_ms / 1e3)
     yield gauge("nestedfp_open_requests", "Requests in this replica", path.open_streams)
     yield gauge("nestedfp_paused_streams", "Streams whose clients do not read", path.paused_streams)
@@ -78,15 +70,6 @@ def admission_families(admission: Admission) -> Iterator[Metric]:
         refused.add_metric(labels, count)
     yield refused
     yield gauge("nestedfp_admission_sequences", "Sequences inside", admission.inside)
-    yield gauge("nestedfp_admission_tokens", "Tokens that the requests inside ask for", admission.tokens_inside)
-    if admission.limit is not None:
-        yield gauge("nestedfp_admission_limit_sequences", "Sequences inside at most; none: no limit", admission.limit)
-    if admission.token_limit is not None:
-        yield gauge("nestedfp_admission_limit_tokens", "Tokens inside at most; none: no limit", admission.token_limit)
-    if (wait_s := admission.expected_wait_s()) is not None:
-        text = "How long the engine will take to begin a request that comes now; none: nobody knows"
-        yield gauge("nestedfp_admission_expected_wait_seconds", text, wait_s)
-    yield gauge("nestedfp_admission_scale_ratio", "What the controller multiplies the limits by", admission.scale)
 
 
 class ReplicaMetrics:
@@ -99,7 +82,6 @@ class ReplicaMetrics:
         layers: linear layers of the first rank by how they are stored: ``{"nested": 12, "listed": 0, "plain": 1}``; empty:
             a plain engine.
         histograms: to be flushed before a page is made.
-        worst_cosine: of FP8 against FP16 over all layers, from the self-check of the start; None: not checked.
     """
 
     def __init__(
@@ -109,15 +91,12 @@ class ReplicaMetrics:
         admission: Admission,
         layers: Mapping[str, int],
         histograms: Iterable[BulkHistogram] = (),
-        worst_cosine: float | None = None,
     ) -> None:
         self._labels = dict(labels)
         self._requests = requests
         self._admission = admission
         self._layers = dict(layers)
         self._histograms = list(histograms)
-        self._worst_cosine = worst_cosine
-        self._pages = 0
         self._page_s = 0.0
 
     def text(self, view: AgentReading | None, path: PathStats) -> str:
@@ -135,14 +114,9 @@ class ReplicaMetrics:
             families.append(
                 by(GaugeMetricFamily, "nestedfp_layers", "Linear layers by how they are stored", "kind", self._layers)
             )
-        if self._worst_cosine is not None:
-            text = "Lowest cosine of FP8 against FP16 over all layers, from the start's self-check"
-            families.append(gauge("nestedfp_self_check_cosine_ratio", text, self._worst_cosine))
         families.append(
             CounterMetricFamily("nestedfp_page_seconds", "Time that making these pages has taken", value=self._page_s)
         )
-        families.append(CounterMetricFamily("nestedfp_pages", "Pages made before this one", value=self._pages))
         text = openmetrics.render(families, self._labels)
-        self._pages += 1
         self._page_s += time.perf_counter() - began_s
         return text

@@ -37,12 +37,6 @@ class StartChecks:
     probe_s: dict[str, float]
     self_checks: list[dict[str, Any]]
 
-    @property
-    def worst_cosine(self) -> float | None:
-        """Lowest cosine of FP8 against FP16 over all layers and ranks; None: no nested layer."""
-        found = [check["worst_cosine"] for check in self.self_checks if check["worst_cosine"] is not None]
-        return min(found, default=None)
-
 
 class HealthRoutes:
     """Answers both routes.

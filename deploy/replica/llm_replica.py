@@ -14,7 +14,7 @@ from vllm import envs
 
 from controller.config import ControllerConfig
 from deploy.access import tokenizer_queue
-from deploy.access.access_log import Format, open_log, serve_logs
+from deploy.access.access_log import open_log, serve_logs
 from deploy.access.admission import TOKENS_IN_QUEUE, Admission, Shares
 from deploy.access.keys import Keys, path_of
 from deploy.access.peers import PeerView
@@ -22,22 +22,20 @@ from deploy.agent.agent import ReplicaAgent
 from deploy.agent.plain_agent import PlainAgent
 from deploy.agent.room_page import room_page
 from deploy.control.controller_link import DirectiveCall, ServeControllerLink
-from deploy.front import tap
-from deploy.front.app import Front
+from deploy.front import streams
+from deploy.front.app import Front, allowing
 from deploy.front.checks import grammars
-from deploy.front.checks.cors import allowing
-from deploy.front.checks.grammars import Grammars
+from deploy.front.context import PathMeter
 from deploy.front.deadline import EngineQueue
 from deploy.front.decoding import prompt_end
 from deploy.front.generate import Generate, Inexact, Queueing
 from deploy.front.handover import stand_before_engine, take_over
-from deploy.front.meter import PathMeter
-from deploy.front.routes import text, tokens, vectors
+from deploy.front.routes import text, tokens
 from deploy.front.routes.pages import Shown
 from deploy.metrics import bulk
 from deploy.metrics.openmetrics import CONTENT_TYPE
 from deploy.metrics.replica_page import ReplicaMetrics
-from deploy.replica import drain, tracing
+from deploy.replica import drain
 from deploy.replica.health_routes import HealthRoutes, StartChecks
 from deploy.replica.probe import probe_modes
 from deploy.replica.vllm_engine import ReplicaEngine
@@ -69,9 +67,8 @@ class NestedFPServer:
         grammar_cpu_s: processor time that compiling one grammar may take.
         keys_file: who may ask (deploy/access/keys.py); None: everybody, unless the environment names a file.
         cors_origins: web pages of these origins may ask from their visitors' browsers.
-        access_log: form of the access log's lines (deploy/access/access_log.py).
+        access_log: whether there is one (deploy/access/access_log.py).
         access_log_folder: where they go; None: beside Ray Serve's logs.
-        traced: Ray Serve makes a span of each request (deploy/replica/tracing.py).
     """
 
     async def __init__(
@@ -87,9 +84,8 @@ class NestedFPServer:
         grammar_cpu_s: float,
         keys_file: str | None = None,
         cors_origins: Sequence[str] = (),
-        access_log: Format = "text",
+        access_log: bool = True,
         access_log_folder: str | None = None,
-        traced: bool = False,
     ) -> None:
         self._model = model
         self._agent: ReplicaAgent | None = None
@@ -99,23 +95,19 @@ class NestedFPServer:
         self._cors_origins = list(cors_origins)
         self._keys = Keys(path_of(keys_file), parts=lambda: 1 if self._agent is None else self._agent.replicas)
         folder = serve_logs() if access_log_folder is None else Path(access_log_folder).expanduser()
-        lines = open_log(access_log, folder, serve.get_replica_context().replica_id.unique_id)
-        self._traced = traced
-        logs = [*([] if lines is None else [lines.add]), *([tracing.tell] if traced else [])]
-        self._meter = PathMeter(logs=logs)
+        name = serve.get_replica_context().replica_id.unique_id
+        self._meter = PathMeter(log=open_log(folder, name).add if access_log else None)
         self._step_seconds: dict[str, float] = {}
         self._start = StartChecks({}, [])
         self._inexact: Inexact | None = None
         frontend.install()  # an engine without nested weights does not do it
-        tap.install()
+        streams.install()
         prompt_end.install()
         short_logs.install()
         with failure.explained():
             self.engine = await ReplicaEngine.start(engine)
-            self._grammars: Grammars | None = None
-            if not self.engine.makes_vectors:
-                self._grammars = grammars.of_client(self.engine.client, grammar_cpu_s)
-                self._grammars.start()  # beside the rest of this start: nobody's first request is to wait for it
+            self._grammars = grammars.of_client(self.engine.client, grammar_cpu_s)
+            self._grammars.start()  # beside the rest of this start: nobody's first request is to wait for it
             drain.install(self.engine.give_up, lambda: 0 if self._front is None else self._front.asked)
             await warm_up(self.engine, model)
         # vLLM looks at the environment several times for each output unless it is told that nothing changes any more.
@@ -169,7 +161,6 @@ class NestedFPServer:
         context = serve.get_replica_context()
         layers = await self.engine.call("nestedfp_layers") if self._agent is not None else {}
         bulk.lean_statistics()
-        bulk.count_aborts(self.engine.client)
         histograms = bulk.take_over(self.engine.client)
         self._flushing = asyncio.create_task(bulk.flush_for_ever(histograms))
         labels = {
@@ -177,9 +168,7 @@ class NestedFPServer:
             "replica": context.replica_id.unique_id,
             "model": self._model,
         }
-        return ReplicaMetrics(
-            labels, self._meter.requests, self._admission, layers, histograms, self._start.worst_cosine
-        )
+        return ReplicaMetrics(labels, self._meter.requests, self._admission, layers, histograms)
 
     async def metrics_page(self) -> str:
         """Return the replica's metrics (OpenMetrics); called by its HTTP server, and by the application's page."""
@@ -200,13 +189,9 @@ class NestedFPServer:
     async def __serve_build_asgi_app__(self) -> Any:
         """Build the application that this replica's HTTP server runs; called by Serve after the constructor."""
         app = self.engine.app
-        if self.engine.makes_vectors:
-            routes = vectors.routes(app.state)
-            stand_before_engine(route.serving for route in routes.values())
-        else:
-            routes = text.routes(app.state)
-            stand_before_engine((route.serving for route in routes.values()), self._grammars)
-            take_over(app.state.openai_serving_completion, app.state.openai_serving_chat)
+        routes = text.routes(app.state)
+        stand_before_engine((route.serving for route in routes.values()), self._grammars)
+        take_over(app.state.openai_serving_completion, app.state.openai_serving_chat)
         tokenizer_queue.install(self.engine.client.renderer._executor)
         generate = Generate(
             routes | tokens.routes(app.state.serving_tokenization),
@@ -221,8 +206,7 @@ class NestedFPServer:
                 self._by_priority,
                 None if self._agent is None else EngineQueue(self.engine.client, self.engine.call),
             ),
-            self._traced,
-            tap.taps_of(self.engine.client, self._meter.delivered),
+            streams.taps_of(self.engine.client, self._meter.delivered),
             self._inexact,
         )
         health = HealthRoutes(

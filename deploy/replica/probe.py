@@ -20,7 +20,7 @@ class ProbeError(RuntimeError):
 
 
 async def probe_modes(engine: Any, fp16_only: bool) -> dict[str, float]:
-    """Ask for a few tokens, or a vector, under a directive of each precision; leaves FP16 in force.
+    """Ask for a few tokens under a directive of each precision; leaves FP16 in force.
 
     Args:
         engine: the replica's engine.
@@ -38,7 +38,7 @@ async def probe_modes(engine: Any, fp16_only: bool) -> dict[str, float]:
             await engine.call("nestedfp_set_directive", {"mode": mode.value, "epoch": 0})
             expected = Mode.FP16 if fp16_only else mode
             began_s = time.monotonic()
-            await (_ask_vector(engine, mode, expected) if engine.makes_vectors else _ask(engine, mode, expected))
+            await _ask(engine, mode, expected)
             took_s[mode.value] = time.monotonic() - began_s
     finally:
         await engine.call("nestedfp_set_directive", {"mode": Mode.FP16.value, "epoch": 0})
@@ -59,18 +59,4 @@ async def _ask(engine: Any, mode: Mode, expected: Mode) -> None:
         raise ProbeError(
             f"directed to {mode.value}, the engine answered a probe with {found.completion_fp16} tokens in fp16 and "
             f"{found.completion_fp8} in fp8; expected {TOKENS} in {expected.value}"
-        )
-
-
-async def _ask_vector(engine: Any, mode: Mode, expected: Mode) -> None:
-    with frontend.collected() as counts:
-        await engine.vector(f"A probe of {mode.value}")
-    if not counts:
-        raise ProbeError(f"the engine did not answer a probe in {mode.value}")
-    found = frontend.total(counts.values())
-    prompt = {Mode.FP16: found.prompt_fp16, Mode.FP8: found.prompt_fp8}
-    if not prompt[expected] or prompt[expected] != sum(prompt.values()):
-        raise ProbeError(
-            f"directed to {mode.value}, the engine computed a probe's vector from {found.prompt_fp16} tokens in fp16 and "
-            f"{found.prompt_fp8} in fp8; expected all in {expected.value}"
         )

@@ -5,7 +5,6 @@ A single rank runs in the engine core, as ``vllm serve`` has it on a GPU, on a C
 
 import argparse
 import types
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -83,18 +82,3 @@ class ReplicaEngine:
     async def call(self, utility: str, *args: Any) -> Any:
         """Call a utility of the engine core; answered between two steps, a directive too."""
         return await self.client.engine_core.call_utility_async(utility, *args)
-
-    @property
-    def makes_vectors(self) -> bool:
-        """Whether the model makes embeddings, scores or classes; False: text."""
-        return bool(self.client.model_config.runner_type == "pooling")
-
-    async def vector(self, prompt: str) -> None:
-        """Have the model make what it makes of a prompt, and wait for it."""
-        from vllm import PoolingParams
-
-        config = self.client.model_config
-        params = PoolingParams(task=config.get_pooling_task(await self.client.get_supported_tasks()))
-        params.verify(config)
-        async for _ in self.client.encode(prompt, params, f"vector-{uuid.uuid4().hex}"):
-            pass

@@ -15,13 +15,10 @@ log = logging.getLogger(__name__)
 
 
 async def warm_up(engine: Any, model: str) -> None:
-    """Send one completion and one chat through the engine's own front end, or have it make one vector.
+    """Send one completion and one chat through the engine's own front end.
 
     A refusal is logged and no error: a model without a chat template refuses chats for ever.
     """
-    if engine.makes_vectors:
-        await engine.vector("Once upon a time")
-        return
     for run, request in (
         (
             engine.state.openai_serving_completion.create_completion,

@@ -14,11 +14,8 @@ from nestedfp.checkpoint import read_config
 LONGEST = 400  # characters of somebody else's message
 
 
-def check_model(config: DeployConfig) -> bool:
+def check_model(config: DeployConfig) -> None:
     """Make vLLM's configuration of the model, and load its tokenizer.
-
-    Returns:
-        Whether the model makes vectors (embeddings, scores, classes); False: text.
 
     Raises:
         ConfigError: one sentence with the cause and what to change.
@@ -48,14 +45,13 @@ def check_model(config: DeployConfig) -> bool:
         model = AsyncEngineArgs(**engine_arguments(config)).create_model_config()
     except ValueError as error:
         raise ConfigError(f"model {config.model.path!r}: {cause(error)}{_remedy(config, str(error))}") from None
-    if model.runner_type not in ("generate", "pooling"):
+    if model.runner_type != "generate":
         raise ConfigError(
-            f"model {config.model.path!r} makes neither text nor vectors (vLLM runs it as {model.runner_type!r}), and only "
-            "for these are there routes"
+            f"model {config.model.path!r} makes no text (vLLM runs it as {model.runner_type!r}), and only for text are there "
+            "routes here; plain vllm serve with --quantization nestedfp has vLLM's for vectors"
         )
-    vectors = bool(model.runner_type == "pooling")
     if model.skip_tokenizer_init:
-        return vectors
+        return
     try:
         cached_tokenizer_from_config(model)
     except (OSError, ValueError) as error:
@@ -63,7 +59,6 @@ def check_model(config: DeployConfig) -> bool:
             f"model {config.model.path!r}: its tokenizer cannot be loaded ({cause(error)}); the folder needs the tokenizer's "
             "files as well, tokenizer.json and tokenizer_config.json as a rule"
         ) from None
-    return vectors
 
 
 def engine_arguments(config: DeployConfig) -> dict[str, Any]:

@@ -168,7 +168,7 @@ def slo_rule(given: Any) -> StepRule:
 
 
 # Of the service's configuration, which has an SLO, a policy and fronts of its own.
-OF_THE_SERVICE = ("policy", "controller", "replicas", "routing", "http", "model", "engine", "admission", "tracing")
+OF_THE_SERVICE = ("policy", "controller", "replicas", "routing", "http", "model", "engine", "admission")
 
 
 def _of_others(unknown: Sequence[Any]) -> str:

@@ -11,7 +11,7 @@ import pytest
 from controller.config import ControllerConfig
 from deploy.access.admission import Admission, NoRoom
 from deploy.agent.agent import ReplicaAgent
-from deploy.front.meter import PathMeter
+from deploy.front.context import PathMeter
 from deploy.metrics.request_metrics import Answered
 from nestedfp.answers import Answer
 from nestedfp.steps.step_rule import StepRule

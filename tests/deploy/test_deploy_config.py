@@ -71,7 +71,6 @@ def test_shipped_configurations_are_valid_and_listen_on_loopback(path, tmp_path)
         ({"engine__extra": {"kv_offloading_size": 1}}, "'kv_offloading_size' brings KV entries of unknown precision"),
         ({"engine__extra": {"ec_transfer_config": {}}}, "'ec_transfer_config' brings encoder entries"),
         ({"engine__extra": {"enable_sleep_mode": True}}, "'enable_sleep_mode' is not supported"),
-        ({"engine__extra": {"otlp_traces_endpoint": "http://127.0.0.1:4317"}}, "set tracing.otlp_endpoint"),
         (
             {"engine__extra": {"distributed_executor_backend": "ray"}},
             "'distributed_executor_backend' has no choice here",

@@ -46,11 +46,6 @@ def test_a_hung_engine_makes_the_replica_unhealthy_with_the_reason(route):
     assert body["reason"] == "the engine has not answered for 9 s"
 
 
-@pytest.mark.parametrize(("cosines", "worst"), [([], None), ([None], None), ([0.99, None, 0.98], 0.98)])
-def test_the_worst_cosine_is_that_of_all_ranks(cosines, worst):
-    assert StartChecks({}, [{"worst_cosine": cosine} for cosine in cosines]).worst_cosine == worst
-
-
 # -- forward progress --------------------------------------------------------------------------------------------------
 
 
@@ -90,10 +85,9 @@ def test_an_engine_that_answers_and_makes_no_step_is_noticed_and_one_without_wor
 
 
 class ProbedEngine:
-    """Answers completions in the precision that it was told, or in another one; or makes vectors."""
+    """Answers completions in the precision that it was told, or in another one."""
 
-    def __init__(self, counts_in, makes_vectors=False):
-        self.makes_vectors = makes_vectors
+    def __init__(self, counts_in):
         self.mode = None
         self.directives = []
         self._counts_in = counts_in  # directed mode -> TokenCounts, None (no answer) or an exception
@@ -108,20 +102,11 @@ class ProbedEngine:
         return self
 
     async def generate(self, prompt, params, request_id):
-        assert not self.makes_vectors
-        if self._collects():
-            yield object()
-
-    async def vector(self, prompt):
-        assert self.makes_vectors
-        self._collects()
-
-    def _collects(self):
         from nestedfp.vllm_plugin import frontend
 
         if (counts := self._counts_in(self.mode)) is not None:
             frontend._collecting.get()["s"] = counts
-        return counts
+            yield object()
 
 
 def directed(mode):
@@ -162,28 +147,3 @@ def test_a_replica_whose_engine_answers_otherwise_does_not_start(counts_in, fp16
 
 def test_an_engine_that_has_only_fp16_is_ready_with_it():
     assert set(probe(ProbedEngine(lambda mode: TokenCounts(completion_fp16=4)), fp16_only=True)) == {"fp16", "fp8"}
-
-
-def prompt_directed(mode):
-    return TokenCounts(prompt_fp16=5) if mode == "fp16" else TokenCounts(prompt_fp8=5)
-
-
-def test_a_model_of_vectors_is_probed_in_both_precisions_too():
-    engine = ProbedEngine(prompt_directed, makes_vectors=True)
-    assert set(probe(engine)) == {"fp16", "fp8"}
-    assert engine.directives == ["fp16", "fp8", "fp16"]
-
-
-@pytest.mark.parametrize(
-    ("counts_in", "message"),
-    [
-        (lambda mode: TokenCounts(prompt_fp16=5), "directed to fp8.*5 tokens in fp16 and 0 in fp8"),
-        (lambda mode: TokenCounts(prompt_fp16=5, prompt_fp8=1), "directed to fp16.*expected all in fp16"),
-        (lambda mode: TokenCounts(cached_fp16=5), "directed to fp16"),
-        (lambda mode: None, "did not answer a probe in fp16"),
-    ],
-    ids=["never FP8", "mixed", "nothing computed", "no answer"],
-)
-def test_a_model_of_vectors_that_computes_them_otherwise_does_not_start(counts_in, message):
-    with pytest.raises(RuntimeError, match=message):
-        probe(ProbedEngine(counts_in, makes_vectors=True))

@@ -3,7 +3,6 @@
 No cluster runs here. tests/deploy/test_serve_cluster.py deploys the shipped Serve configuration on a Ray of two raylets.
 """
 
-import gzip
 import os
 import re
 import shutil
@@ -13,7 +12,6 @@ import tempfile
 import warnings
 from pathlib import Path
 
-import jsonschema
 import kubernetes_validate
 import prometheus_run
 import pytest
@@ -92,31 +90,6 @@ def test_kubernetes_own_schemas_accept_every_document_and_every_pod(overlay, loa
     for document in own + pods:
         kubernetes_validate.validate(document, VERSION, strict=True)
     assert {each["metadata"]["namespace"] for each in documents} == {"nestedfp"}
-
-
-def unknown(value, schema, path=""):
-    """The fields that a CRD's schema does not have: a cluster drops them without a word."""
-    if isinstance(value, list):
-        return [each for item in value for each in unknown(item, schema.get("items", {}), path + "[]")]
-    if not isinstance(value, dict) or "properties" not in schema:
-        return []
-    known = schema["properties"]
-    return [f"{path}.{key}" for key in value if key not in known] + [
-        each for key in value if key in known for each in unknown(value[key], known[key], f"{path}.{key}")
-    ]
-
-
-@pytest.mark.skipif(not CRD.is_file(), reason="KubeRay's CRD is not beside the repository")
-def test_kuberays_schema_accepts_the_service_and_knows_every_field(overlay):
-    _, documents = overlay
-    service = one(documents, "RayService")
-    crd = yaml.safe_load(gzip.decompress(CRD.read_bytes()))
-    (schema,) = [each["schema"]["openAPIV3Schema"] for each in crd["spec"]["versions"] if each["name"] == "v1"]
-    jsonschema.Draft202012Validator(schema).validate(service)
-    assert unknown({"spec": service["spec"]}, schema) == []
-    assert unknown({"spec": {"rayVersoin": 1}}, schema) == [".spec.rayVersoin"], (
-        "the check itself must see a typing error"
-    )
 
 
 def test_rays_own_model_accepts_the_serve_configuration_and_its_functions_exist(overlay):

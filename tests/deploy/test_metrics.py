@@ -12,7 +12,7 @@ from controller.decide.loop import ControlLoop
 from controller.messages import PathStats
 from deploy.access.admission import Admission, Asked, NoRoom
 from deploy.access.priority import Priority
-from deploy.front.meter import PathMeter
+from deploy.front.context import PathMeter
 from deploy.metrics import controller_families, openmetrics
 from deploy.metrics.application_page import ApplicationMetrics
 from deploy.metrics.bulk import BulkHistogram, lean_statistics
@@ -49,7 +49,7 @@ def value(text, name, **labels):
 
 
 def replica_page(replica="r1", requests=None, **changes):
-    view = AgentReading({**STATS, **changes}, 0.5, DirectiveMode.AUTO, 4, 1.5, slo_evaluated=10, within_slo=9)
+    view = AgentReading({**STATS, **changes}, 0.5, DirectiveMode.AUTO, 1.5, slo_evaluated=10, within_slo=9)
     labels = LABELS | {"replica": replica}
     metrics = ReplicaMetrics(labels, requests or RequestMetrics(), Admission(8, 4), {"nested": 12, "plain": 1})
     return metrics.text(view, PathStats(in_path=3, wait_p90_ms=20.0, delivery_p90_ms=4))
@@ -99,8 +99,6 @@ def test_a_replica_tells_its_precision_queue_and_path():
     assert value(text, "nestedfp_engine_stats_age_seconds", **LABELS) == 0.5
     assert value(text, "nestedfp_path_requests", **LABELS) == 3
     assert value(text, "nestedfp_path_wait_p90_seconds", **LABELS) == pytest.approx(0.02)
-    assert value(text, "nestedfp_path_delivery_p90_seconds", **LABELS) == pytest.approx(0.004)
-    assert value(text, "nestedfp_admission_limit_sequences", **LABELS) == 8
     assert value(text, "nestedfp_layers", kind="nested", **LABELS) == 12
 
 
@@ -122,9 +120,6 @@ def test_refusals_have_their_reason_and_class_and_are_there_from_the_start():
     }
     assert len(found) == 4 * 3
     assert {key for key, value in found.items() if value} == {("sequences", "batch")}
-    assert value(text, "nestedfp_admission_tokens", **LABELS) == 7
-    assert value(text, "nestedfp_admission_limit_tokens", **LABELS) == 500
-    assert value(text, "nestedfp_admission_expected_wait_seconds", **LABELS) == 0
 
 
 def test_a_plain_engine_has_a_page_as_well():

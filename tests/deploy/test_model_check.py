@@ -118,12 +118,6 @@ def test_the_name_of_a_model_hub(tmp_path):
         configured(tmp_path, "some/model")
 
 
-def test_whether_a_model_makes_text_or_vectors(tmp_path, model):
-    assert not check_model(configured(tmp_path, model))
-    assert check_model(configured(tmp_path, model, extra={"runner": "pooling"}))
-    change(model, architectures=["LlamaForSequenceClassification"])
-    assert check_model(configured(tmp_path, model))
-
-
-def test_a_model_that_makes_neither(tmp_path, model):
-    assert "makes neither text nor vectors" in refused(configured(tmp_path, model, extra={"runner": "draft"}))
+@pytest.mark.parametrize("runner", ["pooling", "draft"])
+def test_a_model_that_makes_no_text(tmp_path, model, runner):
+    assert "makes no text" in refused(configured(tmp_path, model, extra={"runner": runner}))

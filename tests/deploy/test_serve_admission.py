@@ -1,4 +1,4 @@
-"""The service at three times its capacity: who is let in is begun in time, everybody else hears so at once.
+"""A service whose places are all taken: who waits in vain hears so in time, and what is not done when it stops is told so.
 
 The engine's steps are sleeps of a known length, so that its capacity is known and the processor is left to the path; everything
 else is the service itself. One service for all tests of this file, the last of which stops it.
@@ -7,7 +7,6 @@ else is the service itself. One service for all tests of this file, the last of 
 import asyncio
 import json
 import signal
-import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -25,10 +24,7 @@ URL = f"http://127.0.0.1:{PORT}"
 STEP_S = 0.02
 PLACES = 8
 TOKENS = 50  # of an answer
-CAPACITY_PER_S = PLACES / (TOKENS * STEP_S)
 DEADLINE_S = 1.0
-LOAD_S = 15.0
-LEARNED_S = 5.0  # until the service knows how fast its places become free
 LONG = 300  # tokens: six seconds
 ENDLESS = 1000  # tokens: twenty seconds
 DRAIN_S = 5.0
@@ -109,53 +105,6 @@ async def let_in(sequences: int) -> None:
     assert await asyncio.to_thread(wait_until, lambda: inside(sequences), 5, 0.05), f"not {sequences} sequences inside"
 
 
-def test_at_three_times_the_capacity_the_admitted_are_begun_in_time_and_the_rest_is_told_at_once(
-    service: subprocess.Popen[bytes],
-) -> None:
-    before = refusals()
-
-    async def load(client: httpx.AsyncClient) -> list[Answer]:
-        began_s, asked = time.monotonic(), []
-
-        async def one(at_s: float, stream: bool) -> Answer:
-            answer = await ask(client, stream=stream)
-            answer.at_s = at_s
-            return answer
-
-        for number in range(int(3 * CAPACITY_PER_S * LOAD_S)):
-            due_s = number / (3 * CAPACITY_PER_S)
-            await asyncio.sleep(max(0.0, began_s + due_s - time.monotonic()))
-            asked.append(asyncio.create_task(one(due_s, stream=number % 3 > 0)))
-        return await asyncio.gather(*asked)
-
-    answers: list[Answer] = run(load)
-    assert {answer.status for answer in answers} == {200, 503}
-    settled = [answer for answer in answers if answer.at_s > LEARNED_S]
-    served = [answer for answer in settled if answer.status == 200]
-    streams = sorted(answer.first_s for answer in served if "data: " in answer.text)
-    tpots = sorted((answer.total_s - answer.first_s) / (TOKENS - 1) for answer in served if "data: " in answer.text)
-    told = [answer for answer in settled if answer.status == 503]
-    early = sorted(answer.total_s for answer in told if "would begin this request in about" in answer.text)
-    late = [answer for answer in told if "did not begin this request before" in answer.text]
-    since = {key: value - before[key] for key, value in refusals().items() if value > before[key]}
-    per_s = len(served) / (LOAD_S - LEARNED_S)
-    print(
-        f"\ncapacity {CAPACITY_PER_S:g}/s, load {3 * CAPACITY_PER_S:g}/s for {LOAD_S:g} s; from {LEARNED_S:g} s on: served "
-        f"{per_s:.2f}/s, TTFT p50 {statistics.median(streams):.3f} max {streams[-1]:.3f} s, "
-        f"TPOT p50 {statistics.median(tpots) * 1e3:.1f} p99 {tpots[int(len(tpots) * 0.99)] * 1e3:.1f} ms; "
-        f"refused at once {len(early)}, "
-        f"p50 {early[len(early) // 2] * 1e3:.1f} p99 {early[int(len(early) * 0.99)] * 1e3:.1f} max {early[-1] * 1e3:.1f} ms; "
-        f"late {len(late)}; refusals {since}"
-    )
-    assert per_s > 0.75 * CAPACITY_PER_S, "the engine is not left idle"
-    assert streams[int(len(streams) * 0.95)] < DEADLINE_S + 0.5, "begun in time; a busy machine adds to it"
-    assert tpots[int(len(tpots) * 0.95)] < 2 * STEP_S, "those that are refused take no time from those that are served"
-    assert len(early) > 10 * len(late), "they are told at once, not when they have waited in vain"
-    assert early[len(early) // 2] < 0.2, "50 ms on a machine that does nothing else"
-    assert all(0 < int(answer.headers["retry-after"]) <= 60 for answer in told)
-    assert set(since) <= {("deadline", "normal"), ("late", "normal")}, since
-
-
 async def full(client: httpx.AsyncClient) -> list[asyncio.Task[Answer]]:
     """All places of the engine taken by long answers."""
     tasks = [asyncio.create_task(ask(client, max_tokens=LONG)) for _ in range(PLACES)]
@@ -190,7 +139,6 @@ def vain(service: subprocess.Popen[bytes]) -> Vain:
 
     async def scenario(client: httpx.AsyncClient) -> tuple[list[Answer], list[Answer]]:
         running = await full(client)
-        # That they are long nobody has told: places have become free every eighth of a second so far.
         patience = {"x-nestedfp-queue-deadline-s": "2"}
         waiting = await asyncio.gather(*(ask(client, patience, **body) for body in WAITING.values()))
         return waiting, await asyncio.gather(*running)
@@ -212,28 +160,6 @@ def test_those_that_wait_in_vain_are_counted_and_hurt_nobody_who_has_a_place(vai
     assert [answer.status for answer in vain.others] == [200] * PLACES
     assert {key: count for key, count in vain.refused.items() if count} == {("late", "normal"): len(WAITING)}
     assert wait_until(empty, 30), "nothing stays behind"
-
-
-def test_lower_classes_are_refused_first_and_large_requests_by_their_tokens(service: subprocess.Popen[bytes]) -> None:
-    assert wait_until(empty, 60)
-    patient = {"x-nestedfp-queue-deadline-s": "100"}
-
-    async def scenario(client: httpx.AsyncClient) -> tuple[list[Answer], Answer, Answer, Answer]:
-        running = await full(client)
-        running += [asyncio.create_task(ask(client, patient)) for _ in range(PLACES)]
-        await asyncio.sleep(0.5)
-        await let_in(2 * PLACES)
-        batch = await ask(client, patient, priority=1)  # half of 32 sequences are inside
-        large = await ask(client, patient, n=8, prompt="fox " * 900)
-        normal = await ask(client, patient)
-        return await asyncio.gather(*running), batch, large, normal
-
-    others, batch, large, normal = run(scenario)
-    assert batch.status == 429
-    assert f"computes {2 * PLACES} sequences and takes {2 * PLACES} at present" in batch.text
-    assert large.status == 429
-    assert "and it takes 8000 at present" in large.text
-    assert [answer.status for answer in (*others, normal)] == [200] * (2 * PLACES + 1)
 
 
 def test_what_is_not_done_when_the_drain_is_over_is_told_so_and_not_cut_off(service: subprocess.Popen[bytes]) -> None:

@@ -93,13 +93,6 @@ def test_what_to_try_next_is_a_command_that_a_shell_takes_and_names_the_pages(ke
     ]
 
 
-def test_what_to_try_next_of_a_model_of_vectors_asks_for_one():
-    _, request, *_ = next_steps(load(serve.DEFAULT_CONFIG), "http://127.0.0.1:8000", "k", vectors=True).splitlines()
-    command = shlex.split(request)
-    assert command[1] == "http://127.0.0.1:8000/pooling"
-    assert set(json.loads(command[command.index("-d") + 1])) == {"model", "input"}
-
-
 @pytest.fixture
 def without_tokenizer(tmp_path):
     """The shipped model's folder, but for what its tokenizer needs."""

@@ -35,15 +35,10 @@ def asked_of_input(request: Any) -> Asked:
     return Asked(1, 1, tokens, None if output is None else max(0, output))
 
 
-def asked_of_inputs(inputs: list[Any]) -> Asked:
-    """Return what a request for vectors asks for: texts, token ids, chats (lists of messages), parts of several kinds."""
-    return Asked(max(1, len(inputs)), 1, sum(map(_tokens_of_input, inputs)), 0)
-
-
-def _tokens_of_input(given: Any) -> int:
-    if isinstance(given, list) and given and not isinstance(given[0], int):
-        return sum(map(_tokens_of_message, given))
-    return _tokens_of_message(given) if isinstance(given, dict) else _tokens(given)
+def asked_of_tokenizer(given: Any) -> Asked:
+    """Return what a request for tokens, or for their text, asks for: a text, token ids, or a chat's messages."""
+    chat = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
+    return Asked(1, 1, sum(map(_tokens_of_message, given)) if chat else _tokens(given), 0)
 
 
 def _tokens(prompt: Any) -> int:

@@ -8,22 +8,30 @@ import asyncio
 import contextlib
 import json
 import logging
-import multiprocessing
+import os
 import re
-import threading
+import subprocess
+import sys
+import tempfile
+import time
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any
 
-from deploy.front.checks.grammar_process import FIELDS, OPTIONS, READY, Setting, run
+from deploy.config import REPOSITORY
+from deploy.front.checks import grammar_process
+from deploy.front.checks.grammar_process import DOOR, FIELDS, OPTIONS, SETTING, Setting
 from deploy.front.replies import OVERLOADED, Refused
 
 log = logging.getLogger(__name__)
 
 WALL_S = 60.0  # beside everything else that computes here
 MOST_ASKED = 64  # grammars that are tried or wait for it, also of clients that have left
+MOST_AT_ONCE = 8  # that are tried
 REMEMBERED_BYTES = 16 << 20
-PAUSE_S = 10.0  # before another start, where the process ended before it was ready: that may come again at once
+PAUSE_S = 10.0  # between two starts: where the process ends as it starts, that may come again at once
+LOOK_EVERY_S = 0.1  # whether it is ready
 
 
 class Grammars:
@@ -35,26 +43,29 @@ class Grammars:
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
+        # This user's alone; in the service's own folder, where there is one.
+        self._folder = tempfile.TemporaryDirectory(prefix="nestedfp-", dir=os.environ.get("VLLM_RPC_BASE_PATH"))
+        # In a file: a pipe does not hold a tokenizer, and the process reads it only when it has imported much.
+        (Path(self._folder.name) / SETTING).write_bytes(ForkingPickler.dumps(setting))
         self._known: OrderedDict[str, str] = OrderedDict()  # what came of a grammar, the oldest first
         self._known_bytes = 0
-        self._asked: dict[str, asyncio.Future[str]] = {}
-        self._process: Any = None
-        self._connection: Any = None  # to the process that runs or starts
-        self._ready = False  # it has said so
-        self._closed = False
-        self._texts: dict[int, str] = {}
-        self._numbers = 0
-        self._sender = ThreadPoolExecutor(1, "grammars")
+        self._asked: dict[str, asyncio.Task[str]] = {}
+        self._places = asyncio.Semaphore(MOST_AT_ONCE)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_s = -PAUSE_S  # of the monotonic clock
+        self._ready = False
 
     def start(self) -> None:
-        """Have the process start, unless it runs; within the loop, which does not wait for it. It is ready some seconds later."""
-        if self._connection is None and not self._closed:
-            # Not forked: this process has threads, and the engine's client.
-            context = multiprocessing.get_context("spawn")
-            self._connection, theirs = context.Pipe()
-            # Aside, as all that is sent: the process reads its setting, a tokenizer, only when it has imported much. What is asked
-            # meanwhile comes after it.
-            self._sender.submit(self._spawn, context, self._connection, theirs, asyncio.get_running_loop())
+        """Have the process start, unless it runs. It is ready some seconds later, and ends with this one."""
+        if (self._process is not None and self._process.poll() is None) or time.monotonic() < self._started_s + PAUSE_S:
+            return
+        if self._process is not None:
+            log.error("the process that tries grammars has ended; another one is started")
+            self._process.communicate()
+        self._started_s, self._ready = time.monotonic(), False
+        path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+        command = [sys.executable, "-m", grammar_process.__name__, self._folder.name]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path})
 
     async def check(self, params: Any, left_s: float | None = None) -> None:
         """Try the grammar of a request's ``SamplingParams``, if it has one, and leave there what the engine will compile.
@@ -70,107 +81,79 @@ class Grammars:
             return
         text = json.dumps({name: getattr(wanted, name) for name in (*FIELDS, *OPTIONS)})
         answer = json.loads(await self._answer(text, left_s))
-        if "busy" in answer:
-            raise Refused(503, f"{answer['busy']}; try again", OVERLOADED)
-        if "costly" in answer:
-            message = f"the grammar may be right, but compiling it takes {answer['costly']}: simplify it"
-            raise Refused(400, message, param="structured_outputs")
         if "refused" in answer:
-            raise Refused(400, f"the grammar is wrong: {_one_line(answer['refused'])}", param="structured_outputs")
+            raise Refused(
+                400, f"the grammar cannot be used: {_one_line(answer['refused'])}", param="structured_outputs"
+            )
         for name, value in answer["params"].items():
             setattr(wanted, name, value)
         wanted._backend, wanted._backend_was_auto = answer["backend"], answer["automatic"]
         wanted.nestedfp_tried = True
 
     def close(self) -> None:
-        """Tell the process to end. Without this it ends with the replica's."""
-        self._closed = True
-        self._sender.shutdown()
-        if self._connection is not None:
-            with contextlib.suppress(OSError):  # it has ended, and the thread that listens has not said so yet
-                self._connection.send(None)
+        """Have the process end. Without this it ends with the replica's."""
+        if self._process is not None:
+            self._process.communicate()
+        self._folder.cleanup()
 
     async def _answer(self, text: str, left_s: float | None) -> str:
         if (known := self._known.get(text)) is not None:
             self._known.move_to_end(text)
             return known
-        if text not in self._asked:
+        if (trial := self._asked.get(text)) is None:
             if len(self._asked) >= MOST_ASKED:
                 raise Refused(503, "too many grammars are being tried; try again", OVERLOADED)
-            self._ask(text)
+            trial = self._asked[text] = asyncio.create_task(self._try(text))
+            trial.add_done_callback(lambda done: (self._asked.pop(text), done.cancelled() or done.exception()))
+        # Not wait_for: that of Python 3.11 forgets that a client has left where the answer comes at the same moment, and the
+        # engine would compute for nobody. It is tried to the end for whoever comes next.
         try:
-            # Not wait_for: that of Python 3.11 forgets that a client has left where the answer comes at the same moment, and the
-            # engine would compute for nobody.
             async with asyncio.timeout(left_s):
-                return await asyncio.shield(self._asked[text])  # it is tried to the end for whoever comes next
+                return await asyncio.shield(trial)
         except TimeoutError:
             late = "its grammar had been tried" if self._ready else "the process that tries grammars had started"
             raise Refused(503, f"the request's queue deadline was up before {late}; try again", OVERLOADED) from None
 
-    def _ask(self, text: str) -> None:
-        self.start()  # where it has ended, and another one was not to be started yet
-        self._numbers += 1
-        self._texts[self._numbers] = text
-        self._asked[text] = asyncio.get_running_loop().create_future()
-        # Where it has ended, ``_lost`` answers.
-        self._sender.submit(self._connection.send, (self._numbers, text))
-
-    def _spawn(self, context: Any, ours: Any, theirs: Any, loop: asyncio.AbstractEventLoop) -> None:
-        """Start the process; on the sender's thread."""
+    async def _try(self, text: str) -> str:
+        answer: str | None = None
         try:
-            self._process = context.Process(target=run, args=(theirs,), name="grammars", daemon=True)
-            self._process.start()
-            theirs.close()
-            # Not with the arguments: Python's pipe for them has its reading end open here too, and what it does not hold, as a
-            # tokenizer, would be written for ever to a process that has ended as it started.
-            ours.send(self._setting)
-        except Exception as error:  # no memory, no process left: the end of the connection says so to whoever waits
-            log.error("the process that tries grammars cannot be started: %r", error)
-            ours.close()
-        finally:
-            theirs.close()
-            threading.Thread(target=self._listen, args=(ours, loop), name="grammars", daemon=True).start()
-
-    def _listen(self, connection: Any, loop: asyncio.AbstractEventLoop) -> None:
-        try:
-            while True:
-                number, answer = connection.recv()
-                loop.call_soon_threadsafe(self._take, number, answer)
-        except (EOFError, OSError):
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and this process is about to
-                loop.call_soon_threadsafe(self._lost)
-
-    def _take(self, number: int, answer: str) -> None:
-        if number == READY:
-            self._ready = True
-            return
-        text = self._texts.pop(number)
-        if (future := self._asked.pop(text, None)) is not None and not future.done():
-            future.set_result(answer)
-        if "busy" in json.loads(answer):
-            return
+            async with asyncio.timeout(WALL_S), self._places:
+                while answer is None:
+                    answer = await self._asked_once(text)
+        except TimeoutError:
+            message = f"the grammar was not compiled within {WALL_S:g} s: this machine is busy; try again"
+            raise Refused(503, message, OVERLOADED) from None
+        if not answer:
+            answer = json.dumps(
+                {"refused": f"it takes more than {self._setting.cpu_s:g} s of processor time, or too much memory"}
+            )
         self._known[text] = answer
         self._known_bytes += len(text) + len(answer)
         while self._known_bytes > REMEMBERED_BYTES:
             oldest, its_answer = self._known.popitem(last=False)
             self._known_bytes -= len(oldest) + len(its_answer)
+        return answer
 
-    def _lost(self) -> None:
-        was_ready, self._ready, self._connection = self._ready, False, None
-        self._texts.clear()
-        answer = json.dumps({"busy": "the process that tries grammars has ended"})
-        for future in self._asked.values():
-            if not future.done():
-                future.set_result(answer)
-        self._asked.clear()
-        if self._closed:
-            return
-        if was_ready:
-            log.error("the process that tries grammars has ended; another one is started")
+    async def _asked_once(self, text: str) -> str | None:
+        """Return the answer, empty where the trial was ended; None: the process starts, or has ended before it took the grammar."""
+        try:
+            reader, writer = await asyncio.open_unix_connection(Path(self._folder.name) / DOOR)
+        except OSError:
             self.start()
-        else:
-            log.error("the process that tries grammars has ended as it started; another one follows in %g s", PAUSE_S)
-            asyncio.get_running_loop().call_later(PAUSE_S, self.start)
+            await asyncio.sleep(LOOK_EVERY_S)
+            return None
+        self._ready = True
+        try:
+            writer.write(text.encode())
+            writer.write_eof()
+            return (await reader.read()).decode()
+        except OSError:
+            await asyncio.sleep(LOOK_EVERY_S)
+            return None
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
 
 def skip_tried() -> None:
@@ -201,7 +184,6 @@ def of_client(client: Any, cpu_s: float) -> Grammars:
             options=config.structured_outputs_config,
             is_diffusion=model.is_diffusion,
             cpu_s=cpu_s,
-            wall_s=WALL_S,
         )
     )
 

@@ -1,31 +1,140 @@
-"""Makes a request of its body and checks it before vLLM sees it."""
+"""Reads a request: its body, within bounds of time and memory, what it asks for, and that this costs its neighbours little."""
 
+import asyncio
 import functools
-from collections.abc import Callable, Iterable
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from deploy.front.checks import faults
-from deploy.front.checks.bodies import check_kind
-from deploy.front.checks.bounds import INT32, check_bounds
-from deploy.front.checks.values import MOST_IDS, check_values
-from deploy.front.replies import Refused
+from deploy.front.replies import OVERLOADED, Refused
 from nestedfp.vllm_plugin.scheduling.pin import PIN_HEADER, PIN_KEY, AskedError, AskedPrecision, stated
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
+BODY_S = 60.0  # a body must have arrived within this time: a client that trickles holds a place in the path
+# As many of the largest as may be on their way at once. Clients that send as many and finish none would take a replica's memory.
+MOST_AT_ONCE = 64
+SMALL_BYTES = 1 << 14  # of a body, which is parsed in a tenth of a second whatever it holds
+# The type and subtype alone: a browser sends any page's text/plain with whatever parameters the page wants.
+JSON_KIND = re.compile(r"application/json|[\w!#$&^.+-]+/[\w!#$&^.+-]+\+json", re.ASCII)
 DEADLINE_KEY = "queue_deadline_s"  # in vllm_xargs
 DEADLINE_HEADER = "x-nestedfp-queue-deadline-s"
 LONGEST_DEADLINE_S = 3600.0
 PRIORITY_HEADER = "x-vllm-priority"  # vLLM's own; it goes before the body's field
+# pydantic tries a message, a part of one or a prompt as each of the things it may be, and keeps a record of each of its failures: a
+# body of 6 MB of {"messages": [1, 1, ...]} held the loop that writes all streams for 49 s.
+MOST_VALUES = 30_000  # half a second where each is wrong, a tenth where none is
+MOST_IDS = 1 << 18  # where the model's context is no longer: a million of them take 0.7 s
+# Fields of lists of token ids.
+OF_IDS = frozenset({"prompt", "input", "tokens", "stop_token_ids", "allowed_token_ids", "logprob_token_ids"})
+MOST_SEQUENCES = 1024  # prompts times n
+# Of all stop strings; vLLM takes four. Each token is compared with each: the most that may come cost it 3 us.
+MOST_STOP_CHARACTERS = 4096
+MOST_LISTED = 1024  # each is looked up at every step
+MOST_ALLOWED = 1 << 18  # tokens out of which the next may be: no vocabulary has more
+# Of one prompt in the mean, four characters each, where the context is shorter than a quarter of them: what is to be truncated may
+# be longer than a context, and who only counts tokens too.
+LEAST_PROMPT_TOKENS = 1 << 16
+INT32 = 2**31 - 1  # what the engine keeps of a number
+NUMBERS = ("top_k", "min_tokens", "max_tokens", "max_completion_tokens", "max_output_tokens", "priority")
+
+
+def check_kind(headers: Mapping[bytes, bytes]) -> None:
+    """Check what a request's headers say of its body.
+
+    Raises:
+        Refused: 415 for a compressed body, 400 for one that is not said to be JSON.
+    """
+    coding = headers.get(b"content-encoding", b"").decode("latin-1").strip().lower()
+    if coding not in ("", "identity"):
+        raise Refused(415, f"expected a body without Content-Encoding, got {coding[:80]!r}: send it uncompressed")
+    kind = headers.get(b"content-type", b"").decode("latin-1")
+    if not JSON_KIND.fullmatch(kind.partition(";")[0].strip().lower()):
+        raise Refused(
+            400,
+            "expected a JSON body with the header 'Content-Type: application/json'; "
+            f"got Content-Type {kind[:80] or 'none'}",
+        )
+
+
+class Bodies:
+    """Reads bodies; those that arrive at the same time share a bound.
+
+    Args:
+        limit_bytes: of one.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._held_bytes = 0
+        self._parsing = asyncio.Lock()
+        self._rested_s = 0.0  # of the monotonic clock
+
+    async def read(self, receive: Any) -> bytes:
+        """Return a whole body.
+
+        Raises:
+            Refused: 413 beyond the limit, 408 when it takes too long, 400 when the client left before its end, 503 when too much is
+                on its way already.
+        """
+        parts: list[bytes] = []
+        try:
+            async with asyncio.timeout(BODY_S):
+                await self._read(receive, parts)
+        except TimeoutError:
+            raise Refused(408, f"the body did not arrive within {BODY_S:.0f} s") from None
+        finally:
+            self._held_bytes -= sum(map(len, parts))
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    @asynccontextmanager
+    async def parsing(self, size: int) -> AsyncIterator[None]:
+        """Parse a body of so many bytes inside; of those that are not small one at a time.
+
+        That holds the event loop. Between two of them it is everybody else's for as long as the first one took.
+        """
+        if size <= SMALL_BYTES:
+            yield
+            return
+        async with self._parsing:
+            await asyncio.sleep(max(0.0, self._rested_s - time.monotonic()))
+            began_s = time.monotonic()
+            try:
+                yield
+            finally:
+                self._rested_s = 2 * time.monotonic() - began_s
+
+    async def _read(self, receive: Any, parts: list[bytes]) -> None:
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Refused(400, "the body ended before its announced length")
+            part = message.get("body", b"")
+            size += len(part)
+            if size > self._limit_bytes:
+                raise Refused(
+                    413,
+                    f"the body is larger than {self._limit_bytes} bytes; send a shorter prompt or raise http.max_body_bytes",
+                )
+            if self._held_bytes + len(part) > MOST_AT_ONCE * self._limit_bytes:
+                raise Refused(503, "too many large bodies are on their way; try again", OVERLOADED)
+            parts.append(part)
+            self._held_bytes += len(part)
+            if not message.get("more_body"):
+                return
 
 
 def parse(
     body: bytes,
-    headers: dict[bytes, bytes],
+    headers: Mapping[bytes, bytes],
     model: type[RequestT],
-    check: Callable[[RequestT], None] = check_bounds,
+    check: Callable[[RequestT], None],
     most_ids: int = MOST_IDS,
 ) -> RequestT:
     """Return the request.
@@ -42,58 +151,125 @@ def parse(
     check_values(body, most_ids)
     try:
         request = _adapter(model).validate_json(body)
-        _read_parts(request, body)
+        for message in getattr(request, "messages", ()):
+            # pydantic leaves the parts for whoever looks at them first, and only once.
+            parts = message.get("content") if isinstance(message, dict) else None
+            if parts is not None and not isinstance(parts, str | list):
+                message["content"] = list(parts)
         check(request)
         return request
     except Refused:
         raise
     except ValidationError as error:
-        raise _refusal(error, body) from None
-    except Exception as error:
-        given = from_json(body)
-        raise _of_tool_calls(given) or faults.refusal_of_vllm(error, given) from None
+        raise faults.refusal(error, body) from None
+    except Exception as error:  # of vLLM's validators
+        raise faults.of_vllm(error, from_json(body)) from None
 
 
-def _refusal(error: ValidationError, body: bytes) -> Refused:
+def check_values(body: bytes, most_ids: int = MOST_IDS) -> None:
+    """Refuse a body in which there are more values than ``MOST_VALUES``, those in lists and objects and these themselves.
+
+    Args:
+        most_ids: token ids that may come on top.
+
+    Raises:
+        Refused: 400.
+    """
+    # Each stands after a bracket or a comma. A text may hold such too, so that whoever has many is looked at closely.
+    if body.count(b"[") + body.count(b"{") + body.count(b",") < MOST_VALUES:
+        return
+    # No pattern: none of those that match a string takes a time in proportion to what is none.
+    bare = b"".join(body.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
+    too_many = bare.count(b"[") + bare.count(b"{") >= MOST_VALUES or bare.count(b",") >= most_ids + MOST_VALUES
     try:
-        given = from_json(body)
+        if not too_many and _count(from_json(body)) <= MOST_VALUES:
+            return
     except ValueError:
-        return Refused(400, f"the body is no JSON: {error.errors(include_url=False)[0]['msg']}")
-    fault = faults.refusal(error, given)
-    known = fault.param is None or not isinstance(given, dict) or fault.param.partition(".")[0] in given
-    # Tool calls are read when the rest is, which does not say of which message they are.
-    return fault if known else _of_tool_calls(given) or fault
+        return  # whoever reads it says what is wrong with it
+    raise Refused(
+        400,
+        f"expected a body of at most {MOST_VALUES} values (messages, their fields and parts, prompts and the like) and {most_ids} "
+        "token ids, got one of more: send less in one request",
+    )
 
 
-def _of_tool_calls(given: Any) -> Refused | None:
-    """Return the first fault in the tool calls of a chat's messages."""
-    from openai.types.chat import ChatCompletionMessageToolCallUnionParam
-
-    messages = given.get("messages") if isinstance(given, dict) else None
-    for number, message in enumerate(messages if isinstance(messages, list) else ()):
-        calls = message.get("tool_calls") if isinstance(message, dict) else None
-        place = ("messages", number, "tool_calls")
-        if calls is not None and not isinstance(calls, list):
-            where = ".".join(map(str, place))
-            return Refused(400, f"Input should be a list, at {where}", param=where)
-        try:
-            list(_adapter(Iterable[ChatCompletionMessageToolCallUnionParam]).validate_python(calls or []))
-        except ValidationError as error:
-            return faults.refusal(error, calls, place)
-    return None
-
-
-def _read_parts(request: Any, body: bytes) -> None:
-    """Read the parts of a chat's messages, which pydantic leaves for whoever looks at them first, and only once."""
-    for number, message in enumerate(getattr(request, "messages", ())):
-        parts = message.get("content") if isinstance(message, dict) else None
-        if parts is None or isinstance(parts, str | list):
+def _count(content: Any) -> int:
+    """Return how many values there are, token ids left out; once there are too many, not all are counted."""
+    top = content.items() if isinstance(content, dict) else [("", content)]
+    count = len(top)
+    left = [(value, key in OF_IDS) for key, value in top]
+    while left and count <= MOST_VALUES:
+        value, of_ids = left.pop()
+        if not isinstance(value, dict | list) or (of_ids and _are_ids(value)):
             continue
-        try:
-            message["content"] = list(parts)
-        except ValidationError as error:
-            given = from_json(body)["messages"][number]["content"]
-            raise faults.refusal(error, given, ("messages", number, "content")) from None
+        count += len(value)
+        if count <= MOST_VALUES:
+            left += [(each, of_ids) for each in (value.values() if isinstance(value, dict) else value)]
+    return count
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and set(map(type, value)) == {int} and min(value) >= 0
+
+
+def check_bounds(request: Any) -> None:
+    """Check that one request cannot cost its neighbours much, nor the engine a number that it cannot keep.
+
+    Raises:
+        Refused: 400 with the field, its bound and what came.
+    """
+    fields = vars(request)  # not getattr: it warns of a deprecated field at every request
+    prompt = fields.get("prompt")
+    prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
+    _at_most("prompt x n", prompts * max(1, fields.get("n") or 1), MOST_SEQUENCES, "sequences")
+    for name in ("stop", "bad_words"):  # the event loop makes tokens of the second
+        texts = fields.get(name) or ()
+        _at_most(
+            name, len(texts) if isinstance(texts, str) else sum(map(len, texts)), MOST_STOP_CHARACTERS, "characters"
+        )
+    for name in ("stop_token_ids", "bad_words", "logit_bias", "logprob_token_ids", "vllm_xargs"):
+        _at_most(name, len(fields.get(name) or ()), MOST_LISTED, "entries")
+    _at_most("allowed_token_ids", len(fields.get("allowed_token_ids") or ()), MOST_ALLOWED, "entries")
+    for name in NUMBERS:
+        value = fields.get(name)
+        if value is not None and not -INT32 <= value <= INT32:
+            raise Refused(400, f"{name} is expected between {-INT32} and {INT32}, got {value!r:.40}", param=name)
+
+
+def check_length(prompts: int, tokens: int, longest: int | None) -> None:
+    """Check that the tokenizer can be given the prompts of a request.
+
+    Args:
+        prompts: of the request.
+        tokens: of all of them; an estimate.
+        longest: the model's context, in tokens; None: nobody knows.
+
+    Raises:
+        Refused: 400 with the bound and what came.
+    """
+    if longest is None or tokens <= prompts * (most := max(LEAST_PROMPT_TOKENS, 4 * longest)):
+        return
+    raise Refused(
+        400,
+        f"This model's maximum context length is {longest} tokens. However, the prompt has about {tokens // prompts}, and no more "
+        f"than {most} are read at all: send less",
+    )
+
+
+def check_extra(request: Any) -> None:
+    """Check a field that this service reads and vLLM's class of the request does not have.
+
+    Raises:
+        Refused: 400.
+    """
+    given = getattr(request, "vllm_xargs", None)
+    if given is not None and not isinstance(given, dict):
+        raise Refused(400, f"vllm_xargs: expected an object, got {given!r:.40}", param="vllm_xargs")
+
+
+def _at_most(name: str, value: int, bound: int, unit: str) -> None:
+    if value > bound:
+        raise Refused(400, f"{name}: at most {bound} {unit} in one request, got {value}", param=name)
 
 
 @functools.cache
@@ -191,5 +367,5 @@ def stated_priority(request: Any, headers: dict[bytes, bytes]) -> int:
 
 
 def _xargs(request: Any) -> dict[str, Any]:
-    # A request for vectors has no such field of vLLM's: there it is one of those that pydantic keeps beside.
+    # A message has no such field of vLLM's: there it is one of those that pydantic keeps beside.
     return getattr(request, "vllm_xargs", None) or {}

@@ -1,1 +1,1 @@
-"""Routes beside those that generate: vectors, pages, the description of all, and which web pages may ask."""
+"""Routes beside those that generate: pages, tokens, and the forms of an answer."""

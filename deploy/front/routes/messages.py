@@ -7,9 +7,9 @@ import msgspec
 
 from deploy.access.admission import Asked
 from deploy.front.checks.asked import asked_of
-from deploy.front.effects.combinations import check_text
+from deploy.front.checks.requests import check_bounds
 from deploy.front.replies import Refused
-from deploy.front.routes.route import NamedEventsRoute
+from deploy.front.routes.text import NamedEventsRoute
 
 # The fields of that chat under their names here.
 NAMES = {"stop": "stop_sequences", "response_format": "output_config"}
@@ -25,7 +25,7 @@ class MessagesRoute(NamedEventsRoute):
     def check(self, request: Any) -> None:
         """See ``Route.check``."""
         try:
-            check_text(self.serving.to_chat_completion_request(request))
+            check_bounds(self.serving.to_chat_completion_request(request))
         except Refused as refusal:
             refusal.param = NAMES.get(refusal.param or "", refusal.param)
             raise

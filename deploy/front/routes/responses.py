@@ -6,9 +6,9 @@ from typing import Any
 
 from deploy.access.admission import Asked
 from deploy.front.checks.asked import asked_of_input
-from deploy.front.effects.combinations import check_text
+from deploy.front.checks.requests import check_bounds
 from deploy.front.replies import Refused
-from deploy.front.routes.route import NamedEventsRoute
+from deploy.front.routes.text import NamedEventsRoute
 
 BEFORE_THE_ENGINE = ("response.created", "response.in_progress")  # events that say nothing of it
 
@@ -33,7 +33,7 @@ class ResponsesRoute(NamedEventsRoute):
                 raise Refused(
                     400, f"{where}: expected 'function', which the client runs, got {tool.type!r}", param=where
                 )
-        check_text(request)
+        check_bounds(request)
 
     def asks(self, request: Any) -> Asked:
         """See ``Route.asks``."""

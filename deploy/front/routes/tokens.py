@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from deploy.access.admission import Asked
-from deploy.front.checks.asked import asked_of_inputs
-from deploy.front.checks.bounds import check_extra
+from deploy.front.checks.asked import asked_of_tokenizer
+from deploy.front.checks.requests import check_extra
 from deploy.front.context import CONTEXT
-from deploy.front.routes.route import Route
+from deploy.front.routes.text import Route
 
 
 class _Charged:
@@ -47,7 +47,7 @@ class TokensRoute(Route):
     def asks(self, request: Any) -> Asked:
         """See ``Route.asks``."""
         (given,) = {"prompt", "messages", "tokens"} & set(type(request).model_fields)
-        return asked_of_inputs([getattr(request, given)])
+        return asked_of_tokenizer(getattr(request, given))
 
 
 def routes(serving: Any) -> dict[str, Route]:

@@ -13,11 +13,10 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 from deploy.access.admission import Admission, Asked
 from deploy.access.keys import Keys
 from deploy.access.peers import RETRYABLE_BODY_BYTES, Elsewhere
-from deploy.front import streams
-from deploy.front.context import CONTEXT
+from deploy.front.context import CONTEXT, PathMeter
 from deploy.front.generate import Queueing
 from deploy.front.handover import EngineClientProxy
-from deploy.front.meter import PathMeter
+from deploy.front.routes import text
 from deploy.front.streams import Frame
 from deploy.haproxy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS
 
@@ -63,7 +62,7 @@ def test_what_goes_wrong_right_after_a_request_was_let_in_frees_its_place(monkey
         entered.append(admission.inside)
         raise RuntimeError("a field that nobody thought of")
 
-    monkeypatch.setattr(streams, "is_plain", breaks)
+    monkeypatch.setattr(text, "is_plain", breaks)
     with pytest.raises(RuntimeError, match="nobody thought of"):
         ask(front(admission=admission, meter=meter), body={**GOOD, "prompt": ["a", "b"], "n": 3})
     assert entered == [6], "the sequences that the engine would compute"

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from deploy.front.checks import bodies as bodies_module
-from deploy.front.checks.bodies import MOST_AT_ONCE, Bodies
+from deploy.front.checks import requests
+from deploy.front.checks.requests import MOST_AT_ONCE, Bodies
 from deploy.front.replies import OVERLOADED, Refused
 
 
@@ -45,7 +45,7 @@ def test_a_client_that_leaves_in_its_body_is_no_request():
 
 
 def test_a_body_that_trickles_is_let_go(monkeypatch):
-    monkeypatch.setattr(bodies_module, "BODY_S", 0.05)
+    monkeypatch.setattr(requests, "BODY_S", 0.05)
 
     async def trickle():
         await asyncio.sleep(0.02)
@@ -86,8 +86,8 @@ def test_bodies_that_never_end_do_not_take_the_memory():
     asyncio.run(scenario())
 
 
-def test_large_bodies_are_parsed_one_at_a_time_the_smallest_first_and_small_ones_at_once():
-    bodies, large = Bodies(1 << 20), bodies_module.SMALL_BYTES + 1
+def test_large_bodies_are_parsed_one_at_a_time_and_small_ones_at_once():
+    bodies, large = Bodies(1 << 20), requests.SMALL_BYTES + 1
     order, small_s = [], []
 
     async def parse(size, takes_s):
@@ -116,24 +116,5 @@ def test_large_bodies_are_parsed_one_at_a_time_the_smallest_first_and_small_ones
         await parse(large, 0)
 
     asyncio.run(everybody())
-    assert [size - large for size in order if size > 10] == [9, 3, 3, 5, 7, 0]
+    assert [size - large for size in order if size > 10] == [9, 7, 3, 5, 3, 0]
     assert max(small_s) < 0.15, "one of them at most comes before it"
-
-
-def test_a_client_that_leaves_in_the_moment_of_its_turn_hands_it_on():
-    bodies, large = Bodies(1 << 20), bodies_module.SMALL_BYTES + 1
-
-    async def parse():
-        async with bodies.parsing(large):
-            pass
-
-    async def everybody():
-        first, leaves, last = (asyncio.create_task(parse()) for _ in range(3))
-        while not first.done():
-            await asyncio.sleep(0)
-        while not bodies._waiting[0][2].done() and len(bodies._waiting) > 1:
-            await asyncio.sleep(0)
-        leaves.cancel()
-        await asyncio.wait_for(last, 5)
-
-    asyncio.run(everybody())

@@ -8,9 +8,8 @@ from front_calls import GOOD, ID, Client, Peers, SamplingParams, ask, asking, er
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from deploy.access.admission import Admission
-from deploy.front.context import CONTEXT
+from deploy.front.context import CONTEXT, PathMeter
 from deploy.front.handover import EngineClientProxy
-from deploy.front.meter import PathMeter
 from deploy.haproxy.haproxy_config import ATTEMPT_HEADER
 from deploy.replica.drain import DrainOver
 from deploy.replica.health_routes import EngineHung
@@ -124,7 +123,7 @@ def test_a_client_that_leaves_before_an_answer_in_one_piece_counts_as_left_thoug
     from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 
     lines = []
-    meter = PathMeter(logs=[lines.append])
+    meter = PathMeter(log=lines.append)
 
     async def do(request):
         asked.set()

@@ -16,10 +16,9 @@ from vllm_parts import (  # first: it silences third-party warnings
     engine_request,
 )
 
-from deploy.front.context import RequestContext
+from deploy.front.context import PathMeter, RequestContext
 from deploy.front.deadline import EngineQueue, QueueDeadline
 from deploy.front.handover import GenerateCall
-from deploy.front.meter import PathMeter
 from deploy.front.replies import Refused
 from nestedfp.vllm_plugin.frontend import collected
 

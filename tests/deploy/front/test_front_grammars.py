@@ -1,14 +1,6 @@
 """Grammars are tried in a process of their own, with a limit on what they cost."""
 
 import asyncio
-import contextlib
-import itertools
-import json
-import multiprocessing
-import os
-import signal
-import threading
-from dataclasses import replace
 
 import psutil
 import pytest
@@ -23,9 +15,9 @@ from deploy.front.replies import Refused
 from deploy.metrics.request_metrics import RequestOutcome
 
 # No engine, but processes that load what an engine loads.
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("warm_grammars")]
+pytestmark = pytest.mark.engine
 VOCABULARY = 4096
-SLOW = "400: the grammar may be right, but compiling it takes more than 1 s of processor time: simplify it"
+SLOW = "400: the grammar cannot be used: it takes more than 1 s of processor time, or too much memory"
 
 
 class Trial:
@@ -34,170 +26,58 @@ class Trial:
     def __init__(self):
         self.loop = asyncio.new_event_loop()
         tokenizer = get_tokenizer(str(ROOT / "models" / "fairytales-8m"))
-        self.grammars = grammars.Grammars(
-            Setting(tokenizer, VOCABULARY, StructuredOutputsConfig(), False, cpu_s=1.0, wall_s=120.0)
-        )
+        self.grammars = grammars.Grammars(Setting(tokenizer, VOCABULARY, StructuredOutputsConfig(), False, cpu_s=1.0))
 
     async def one(self, left_s=None, **constraint):
         params = SamplingParams(structured_outputs=StructuredOutputsParams(**constraint))
         await self.grammars.check(params, left_s)
         return params.structured_outputs
 
-    async def ready(self):
-        async with asyncio.timeout(120):
-            while not self.grammars._ready:
-                await asyncio.sleep(0.02)
-
-    def close(self):
-        self.grammars.close()
-        self.grammars._process.join(60)
-        self.loop.close()
-        return self.grammars._process.exitcode
-
     def __call__(self, **constraint):
         return self.loop.run_until_complete(self.one(**constraint))
 
 
+def processes():
+    """Those that try grammars."""
+    return [each for each in psutil.Process().children() if grammar_process.__name__ in " ".join(each.cmdline())]
+
+
 @pytest.fixture(scope="module")
-def trial(warm_grammars):
-    trial = Trial()
-    yield trial
-    assert trial.close() == 0, "it ends by itself"
+def trial():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grammars, "WALL_S", 300.0)
+        trial = Trial()
+        trial.grammars.start()
+        yield trial
+        trial.grammars.close()
+        trial.loop.close()
+    assert not processes(), "it ends by itself"
 
 
 def long_choices(number):
     return [f"{number}-{i:03d}" + "y" * 5000 for i in range(100)]
 
 
-def test_a_process_that_was_started_is_ready_before_anybody_asks_and_a_deadline_bounds_the_wait_for_it():
-    trial = Trial()
-
-    async def scenario():
-        trial.grammars.start()
-        with pytest.raises(Refused) as caught:
-            await trial.one(left_s=0.01, regex="a")
-        assert str(caught.value) == (
-            "the request's queue deadline was up before the process that tries grammars had started; try again"
-        )
-        assert (caught.value.status, caught.value.outcome) == (503, RequestOutcome.REFUSED)
-        await trial.ready()
-        started = trial.grammars._process
-        trial.grammars.start()  # it runs
-        assert (await trial.one(regex="[m-o]{3}"))._backend == "xgrammar"
-        assert trial.grammars._process is started
-
-    trial.loop.run_until_complete(scenario())
-    assert trial.close() == 0
-
-
-def test_a_process_that_ends_is_replaced_although_nobody_asks(trial):
-    async def scenario():
-        trial.grammars.start()
-        await trial.ready()
-        before = trial.grammars._process.pid
-        os.kill(before, signal.SIGKILL)
-        async with asyncio.timeout(120):
-            while trial.grammars._process.pid == before:
-                await asyncio.sleep(0.02)
-        await trial.ready()
-
-    trial.loop.run_until_complete(scenario())
-
-
-def test_one_that_is_killed_before_it_has_read_its_setting_is_replaced(monkeypatch):
-    """Whose tokenizer is larger than a pipe holds, as most are. These processes import for themselves, as a replica's do."""
-    monkeypatch.setattr(grammars, "multiprocessing", multiprocessing)
-    monkeypatch.setattr(grammars, "PAUSE_S", 0.05)
-    trial = Trial()
-    usual = trial.grammars._setting
-    trial.grammars._setting = replace(usual, tokenizer="a vocabulary" * 100_000)
-
-    def started():
-        found = []
-        for each in psutil.Process().children():
-            with contextlib.suppress(psutil.Error):  # it has ended
-                found += [each] * ("--multiprocessing-fork" in each.cmdline())
-        return found
-
-    before = {each.pid for each in started()}
-
-    async def scenario():
-        trial.grammars.start()
-        async with asyncio.timeout(60):
-            while not (found := [each for each in started() if each.pid not in before]):
-                await asyncio.sleep(0.001)
-            found[0].kill()
-            trial.grammars._setting = usual
-        await trial.ready()
-        async with asyncio.timeout(120):
-            assert (await trial.one(regex="a"))._backend == "xgrammar"
-
-    trial.loop.run_until_complete(scenario())
-    assert trial.close() == 0
-
-
-def test_a_setting_that_cannot_be_sent_is_tried_again_and_does_not_wait_for_ever(monkeypatch, caplog):
-    monkeypatch.setattr(grammars, "PAUSE_S", 0.05)
-
-    async def scenario():
-        unsent = grammars.Grammars(lambda: None)
-        with pytest.raises(Refused, match="has ended"):
-            await asyncio.wait_for(
-                unsent.check(SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))), 60
-            )
-        unsent.close()
-
-    asyncio.run(scenario())
-    assert "cannot be started" in caplog.text
-
-
-def test_one_that_ends_as_it_starts_is_started_again_after_a_pause_and_not_at_once(monkeypatch):
-    monkeypatch.setattr(grammars, "PAUSE_S", 0.05)
-    spawned = []
-
-    class Ends(grammars.Grammars):
-        def _spawn(self, context, ours, theirs, loop):
-            spawned.append(loop.time())
-            theirs.close()
-            self._listen(ours, loop)
-
-    async def scenario():
-        ends = Ends(None)
-        ends.start()
-        async with asyncio.timeout(60):
-            while len(spawned) < 3:
-                await asyncio.sleep(0.01)
-        ends.close()
-
-    asyncio.run(scenario())
-    gaps = [after - before for before, after in itertools.pairwise(spawned)]
-    assert all(gap >= 0.05 for gap in gaps), gaps
-
-
-def test_a_client_that_leaves_as_the_answer_comes_has_left():
-    """Also with a deadline."""
-
-    async def scenario():
-        asked = grammars.Grammars(None)
-        answer = asked._asked["x"] = asyncio.get_running_loop().create_future()
-        waiting = asyncio.create_task(asked._answer("x", 60.0))
-        await asyncio.sleep(0.01)
-        answer.set_result("{}")
-        await asyncio.sleep(0)  # what waits is told of it
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        asked.close()
-
-    asyncio.run(scenario())
-
-
-def test_a_deadline_bounds_the_wait_for_a_grammar_that_is_tried(trial):
-    trial(regex="a")  # the process is up
-    with pytest.raises(Refused) as caught:
+def test_a_deadline_bounds_the_wait_for_a_process_that_starts_and_for_a_grammar_that_is_tried(trial):
+    with pytest.raises(Refused, match="before the process that tries grammars had started; try again") as caught:
+        trial(left_s=0.01, regex="a")
+    assert (caught.value.status, caught.value.outcome) == (503, RequestOutcome.REFUSED)
+    assert trial(regex="a")._backend == "xgrammar"
+    with pytest.raises(
+        Refused, match="the request's queue deadline was up before its grammar had been tried; try again"
+    ):
         trial(left_s=0.01, choice=long_choices(30))
-    assert str(caught.value) == "the request's queue deadline was up before its grammar had been tried; try again"
     assert trial(left_s=0.0, regex="a")._backend == "xgrammar", "one that is known"
+
+
+def test_a_process_that_ends_is_replaced_and_who_asks_meanwhile_waits_for_the_other(trial, monkeypatch):
+    trial(regex="a")
+    monkeypatch.setattr(grammars, "PAUSE_S", 0.0)
+    (before,) = processes()
+    before.kill()
+    assert trial(regex="[g-i]{3}")._backend == "xgrammar"
+    (after,) = processes()
+    assert after.pid != before.pid
 
 
 def test_a_grammar_that_compiles_is_left_as_the_engine_will_compile_it(trial):
@@ -253,26 +133,9 @@ def test_what_does_not_compile_or_allows_nothing_is_refused_with_the_reason(tria
     assert caught.value.status == 400
 
 
-def test_whoever_waits_hears_of_a_killed_process_and_another_one_takes_over(trial):
-    trial(regex="a")
-    before = trial.grammars._process.pid
-
-    async def killed():
-        waiting = asyncio.ensure_future(trial.one(choice=long_choices(9)))
-        await asyncio.sleep(0.2)
-        os.kill(before, signal.SIGKILL)
-        await waiting
-
-    with pytest.raises(Refused, match="try again") as caught:
-        trial.loop.run_until_complete(killed())
-    assert caught.value.status == 503
-    assert trial(regex="[g-i]{3}")._backend == "xgrammar"
-    assert trial.grammars._process.pid != before
-
-
 def test_vllm_does_not_check_again_what_has_been_tried(trial, monkeypatch):
     grammars.skip_tried()
-    config, tokenizer = StructuredOutputsConfig(), trial.grammars._setting.tokenizer
+    config, tokenizer = StructuredOutputsConfig(), get_tokenizer(str(ROOT / "models" / "fairytales-8m"))
 
     async def both():
         params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))
@@ -302,26 +165,3 @@ def test_the_number_of_grammars_that_wait_is_bounded_also_where_their_clients_ha
         assert (await trial.one(regex="a"))._backend == "xgrammar", "one that is known"
 
     trial.loop.run_until_complete(crowd())
-
-
-def test_a_grammar_that_waits_too_long_for_its_turn_is_answered_busy(monkeypatch):
-    """The process itself, on a thread of this one; nobody gets a turn, so none is forked."""
-    monkeypatch.setattr(grammar_process, "MOST_AT_ONCE", 0)
-    monkeypatch.setattr(grammar_process.signal, "signal", lambda *_: None)  # the main thread's alone
-    monkeypatch.setattr(grammar_process.logging, "disable", lambda *_: None)
-    tokenizer = get_tokenizer(str(ROOT / "models" / "fairytales-8m"))
-    setting = Setting(tokenizer, VOCABULARY, StructuredOutputsConfig(), False, cpu_s=3.0, wall_s=0.5)
-    ours, theirs = multiprocessing.Pipe()
-    thread = threading.Thread(target=grammar_process.run, args=(theirs,))
-    thread.start()
-    try:
-        ours.send(setting)
-        ours.send((7, '{"regex": "a"}'))
-        assert ours.poll(60), "it was never ready"
-        assert ours.recv() == (grammar_process.READY, "")
-        assert ours.poll(60), "it was never answered"
-        number, answer = ours.recv()
-        assert (number, "busy" in json.loads(answer)) == (7, True)
-    finally:
-        ours.send(None)
-        thread.join(60)

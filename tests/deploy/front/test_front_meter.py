@@ -1,9 +1,11 @@
 """What the path's meter makes of a request: times from arrival to the bytes written, and who counts in them."""
 
-import pytest
+from types import SimpleNamespace
 
-from deploy.front.context import PAUSED_AFTER_S
-from deploy.front.meter import MOST_FINISHED, PathMeter
+import pytest
+from vllm.v1.metrics.stats import RequestStateStats
+
+from deploy.front.context import MOST_FINISHED, PAUSED_AFTER_S, PathMeter
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
 
 
@@ -59,7 +61,11 @@ def test_an_answer_in_one_piece_has_the_engines_times_and_the_wait_before_it(met
     clock.now_s += 0.05
     passage.submitted()
     clock.now_s += 3.0
-    passage.finished_in_one_piece(first_token_s=0.15, decode_s=0.9, tokens=10)
+    metrics = RequestStateStats(
+        num_generation_tokens=10, first_token_latency=0.15, first_token_ts=1.0, last_token_ts=1.9
+    )
+    passage.finished_outputs.append(SimpleNamespace(metrics=metrics))
+    passage.observe()
     assert meter.take_finished() == [(pytest.approx(0.2), pytest.approx(0.1), None, None)]
     assert meter.windows(clock.now_s)[0].p50_ms == pytest.approx(200, rel=0.02)
 

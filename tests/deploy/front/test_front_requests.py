@@ -6,12 +6,16 @@ import pytest
 from vllm_parts import SamplingParams  # noqa: F401  first: it silences third-party warnings
 
 from deploy.access.admission import Asked
-from deploy.front.checks import bounds
 from deploy.front.checks.asked import asked_of
 from deploy.front.checks.faults import one_line
-from deploy.front.checks.requests import apply_precision, parse, queue_deadline_s, stated_precision, stated_priority
-from deploy.front.effects.combinations import check_text
-from deploy.front.effects.ignored import ignored
+from deploy.front.checks.requests import (
+    apply_precision,
+    check_bounds,
+    parse,
+    queue_deadline_s,
+    stated_precision,
+    stated_priority,
+)
 from deploy.front.replies import Refused
 from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
 
@@ -24,7 +28,7 @@ JSON = {b"content-type": b"application/json"}
 
 
 def completion(headers=JSON, **body):
-    return parse(json.dumps({"model": "m", "prompt": "x", **body}).encode(), headers, CompletionRequest, check_text)
+    return parse(json.dumps({"model": "m", "prompt": "x", **body}).encode(), headers, CompletionRequest, check_bounds)
 
 
 def chat(**body):
@@ -32,7 +36,7 @@ def chat(**body):
         json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], **body}).encode(),
         JSON,
         ChatCompletionRequest,
-        check_text,
+        check_bounds,
     )
 
 
@@ -90,11 +94,11 @@ def test_a_compressed_body_is_told_so(coding, status):
         (b'{"model":"m","prompt":"x","n":"two"}', "n"),
         (b'{"model":"m","prompt":"x","stop":{"a":1}}', "stop"),
         (b'{"model":"m","prompt":"\\ud800"}', ""),
-        (b'{"model":"m","prompt":"x","structured_outputs":7}', "wrong type"),
+        (b'{"model":"m","prompt":"x","structured_outputs":7}', "cannot be processed"),
     ],
 )
 def test_a_fault_is_said_in_one_sentence_with_its_place(body, told):
-    error = refusal(parse, body, JSON, CompletionRequest)
+    error = refusal(parse, body, JSON, CompletionRequest, check_bounds)
     assert error.status == 400
     assert told in str(error)
     assert "\n" not in str(error)
@@ -107,162 +111,11 @@ def test_messages_that_are_none_are_the_requests_fault(messages):
     assert (error.status, "\n" in str(error)) == (400, False)
 
 
-def passed_over(headers=None, ask=None, **body):
-    """The fields and headers that are named as without effect."""
-    request = (ask or completion)(**body)
-    named = {name.encode(): value for name, value in (headers or {}).items()}
-    return ignored(request, json.dumps(body).encode(), named)
-
-
-@pytest.mark.parametrize(
-    ("body", "named"),
-    [
-        ({}, []),
-        ({"temprature": 0, "top_k": 3}, ["temprature"]),
-        ({"vllm_xargs": {"precision": "fp16", "precison": "fp16", "queue_deadline_s": 1}}, ["vllm_xargs.precison"]),
-        ({"user": "me", "session_id": "x"}, ["session_id", "user"]),
-        (
-            {"kv_transfer_params": {"a": 1}, "return_token_offsets": True},
-            ["kv_transfer_params", "return_token_offsets"],
-        ),
-        ({"user": None, "return_token_offsets": False, "length_penalty": 1.0}, []),
-        ({"length_penalty": 2.0}, ["length_penalty"]),
-        ({"length_penalty": 2.0, "use_beam_search": True}, []),
-        ({"use_beam_search": True, "temperature": 0.5}, ["temperature"]),
-        ({"truncation_side": "left"}, ["truncation_side"]),
-        ({"truncation_side": "left", "truncate_prompt_tokens": 3}, []),
-        ({"stream_interval": 3}, ["stream_interval"]),
-        ({"return_tokens_as_token_ids": True}, ["return_tokens_as_token_ids"]),
-        ({"return_tokens_as_token_ids": True, "logprobs": 1}, []),
-        ({"return_tokens_as_token_ids": True, "logprobs": 0}, []),
-        ({"seed": -1}, ["seed"]),
-        ({"stream": True, "stream_options": {"include_obfuscation": True}}, ["stream_options.include_obfuscation"]),
-        (
-            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
-            ["stream_options.continuous_usage_stats"],
-        ),
-        (
-            {"structured_outputs": {"regex": "a", "whitespace": 1, "_backend": "x"}},
-            ["structured_outputs._backend", "structured_outputs.whitespace"],
-        ),
-        ({"response_format": {"type": "json_object", "stricter": 1}}, ["response_format.stricter"]),
-        ({"request_id": "r"}, []),
-    ],
-)
-def test_what_has_no_effect_is_named_and_what_has_is_not(body, named):
-    assert passed_over(**body) == named
-
-
-@pytest.mark.parametrize(
-    ("body", "named"),
-    [
-        ({"max_tokens": 3, "max_completion_tokens": 4}, ["max_tokens"]),
-        ({"parallel_tool_calls": False}, ["parallel_tool_calls"]),
-        (
-            {"tools": [{"type": "function", "function": {"name": "f"}}, {"function": {"name": "g", "stricter": 1}}]},
-            ["tools.1.function.stricter"],
-        ),
-    ],
-)
-def test_the_same_of_a_chat(body, named):
-    assert passed_over(ask=chat, **body) == named
-
-
-def test_headers_that_nothing_reads_and_fields_that_a_header_overrules_are_named():
-    headers = {
-        "x-nestedfp-precison": "fp16",
-        "x-nestedfp-precision": "fp16",
-        "x-vllm-priority": "1",
-        "x-request-id": "a",
-    }
-    body = {"priority": 2, "request_id": "b"}
-    assert passed_over(headers, **body) == ["priority", "request_id", "x-nestedfp-precison"]
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        *(
-            ({"use_beam_search": True, **each}, next(iter(each)))
-            for each in (
-                {"stop": "a"},
-                {"stop_token_ids": [3]},
-                {"bad_words": ["a"]},
-                {"logit_bias": {"3": 1}},
-                {"structured_outputs": {"regex": "a"}},
-                {"response_format": {"type": "json_object"}},
-                {"allowed_token_ids": [3]},
-                {"min_tokens": 3},
-                {"top_p": 0.5},
-                {"top_k": 3},
-                {"min_p": 0.5},
-                {"seed": 3},
-                {"presence_penalty": 1},
-                {"frequency_penalty": 1},
-                {"repetition_penalty": 2},
-                {"repetition_detection": {"max_pattern_size": 3, "min_count": 2}},
-                {"prompt_logprobs": 1},
-                {"echo": True, "logprobs": 1},
-            )
-        ),
-        ({"ignore_eos": True, "structured_outputs": {"regex": "a"}}, "ignore_eos"),
-        ({"ignore_eos": True, "response_format": {"type": "json_object"}}, "ignore_eos"),
-        ({"min_tokens": 3, "structured_outputs": {"regex": "a"}}, "min_tokens"),
-        ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
-        ({"echo": True, "return_token_ids": True}, "echo"),
-        ({"echo": True, "truncate_prompt_tokens": 3}, "echo"),
-        ({"stream": True, "prompt_logprobs": 0}, "prompt_logprobs"),
-        ({"logit_bias": {"3": 101}}, "logit_bias.3"),
-    ],
-)
-def test_what_vllm_would_pass_over_in_silence_is_refused_by_name(body, param):
-    error = refusal(completion, **body)
-    assert (error.status, error.param) == (400, param)
-    assert param.partition(".")[0] in str(error)
-
-
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-NAMED = {"type": "function", "function": {"name": "f"}}
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format"),
-        ({"tools": [TOOL], "tool_choice": NAMED, "structured_outputs": {"json": {}}}, "structured_outputs"),
-        ({"tools": [TOOL], "tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
-        ({"tools": [TOOL], "use_beam_search": True}, "tools"),
-    ],
-)
-def test_the_grammar_of_a_forced_tool_has_no_other_beside_it(body, param):
-    assert refusal(chat, **body).param == param
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"use_beam_search": True, "n": 3, "max_tokens": 4, "length_penalty": 0.5, "ignore_eos": True, "logprobs": 1},
-        {"use_beam_search": True, "stop": [], "top_p": None, "seed": None, "temperature": 0},
-        {
-            "structured_outputs": {"regex": "a"},
-            "response_format": {"type": "text"},
-            "stop": ["a"],
-            "logit_bias": {"1": -100},
-        },
-        {"ignore_eos": True, "min_tokens": 3, "temperature": 0.01},
-        {"echo": True, "logprobs": 1, "n": 3, "stream": True},
-    ],
-)
-def test_what_vllm_keeps_passes(body):
-    assert completion(**body) is not None
-
-
-@pytest.mark.parametrize("text", ["at /usr/lib/x.py line 3", "<object at 0x7f00>"])
+@pytest.mark.parametrize("text", ["at /usr/lib/x.py line 3", "<X at 0x7f00a1b2>"])
 def test_an_errors_line_shows_no_path_and_no_address(text):
-    assert one_line(ValueError(text)) == "an internal detail"
-    assert one_line(ValueError("first\nsecond")) == "first"
-    assert one_line(ValueError()) == "ValueError"
-    assert len(one_line(ValueError("x" * 1000))) == 300
+    assert not set(one_line(text)) & set("/0")
+    assert one_line("first\nsecond") == "first second"
+    assert len(one_line("x" * 1000)) == 600
 
 
 # -- the precision that is asked for ---------------------------------------------------------------------------------------
@@ -298,7 +151,6 @@ def test_what_is_asked_for_reaches_the_engine_beside_what_else_the_body_says(ask
     request = completion(vllm_xargs={"other": 1})
     apply_precision(request, asked)
     assert request.vllm_xargs == {"other": 1} | ({} if asked is AskedPrecision.AUTO else {"precision": asked.value})
-    assert passed_over(precision="fast") == []
 
 
 @pytest.mark.parametrize("given", [b"fp8", b"EXACT", b"", b"\xff", b"exact, exact"])
@@ -338,83 +190,22 @@ def test_a_promise_that_could_not_be_kept_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("body", "count"),
-    [
-        ({"prompt": "x"}, 1),
-        ({"prompt": [1, 2, 3]}, 1),
-        ({"prompt": ["a", "b"]}, 2),
-        ({"prompt": [[1], [2], [3]]}, 3),
-        ({"prompt": ["a", "b"], "n": 4}, 8),
-    ],
-)
-def test_a_request_weighs_its_prompts_times_n(body, count):
-    assert bounds.sequences(completion(**body)) == count
-
-
-LONG = "y" * 5000
-DEEP = {"type": "string"}
-for _ in range(40):
-    DEEP = {"type": "array", "items": DEEP}
-
-
-@pytest.mark.parametrize(
     ("body", "told"),
     [
         ({"n": 1025}, "at most 1024 sequences in one request, got 1025"),
         ({"n": 600, "prompt": ["a", "b"]}, "got 1200"),
         ({"stop": ["x" * 5000]}, "stop: at most 4096 characters"),
-        ({"stop": [""]}, "an empty string"),
         ({"stop_token_ids": [1] * 2000}, "stop_token_ids: at most 1024 entries"),
         ({"allowed_token_ids": [1] * 262_145}, "allowed_token_ids: at most 262144 entries"),
         ({"bad_words": ["x"] * 2000}, "bad_words: at most 1024"),
-        ({"vllm_xargs": {f"k{i}": 1 for i in range(100)}}, "vllm_xargs: at most 64"),
+        ({"vllm_xargs": {f"k{i}": 1 for i in range(1025)}}, "vllm_xargs: at most 1024"),
         ({"top_k": 10**20}, "top_k is expected between"),
-        ({"structured_outputs": {"choice": [LONG] * 3}}, "structured_outputs.choice: at most 512 characters each"),
-        ({"structured_outputs": {"choice": ["abc"] * 20_000}}, "at most 2048 choices"),
-        ({"structured_outputs": {"choice": ["a" * 500] * 100}}, "at most 32768 characters"),
-        ({"structured_outputs": {"regex": LONG}}, "structured_outputs.regex: at most 4096"),
-        ({"structured_outputs": {"grammar": f'root ::= "{LONG}"'}}, "at most 512 characters in a literal"),
-        (
-            {"structured_outputs": {"grammar": 'root ::= "a" "\\\\" "' + '\\"' * 300 + '"'}},
-            "512 characters in a literal",
-        ),
-        ({"structured_outputs": {"grammar": "root ::= " + "a | " * 10_000}}, "at most 32768"),
-        ({"structured_outputs": {"json": {"const": LONG}}}, "characters in a string"),
-        ({"structured_outputs": {"json": json.dumps({"const": LONG})}}, "characters in a string"),
-        ({"structured_outputs": {"json": {"enum": [f"value number {i}" for i in range(5000)]}}}, "at most 32768"),
-        ({"structured_outputs": {"json": DEEP}}, "at most 32 levels"),
-        ({"structured_outputs": {"json": "["}}, "no JSON"),
-        ({"structured_outputs": {"json": {"$ref": "#"}}}, "nothing but a reference"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": DEEP}}},
-            "at most 32 levels",
-        ),
     ],
 )
 def test_what_would_cost_the_neighbours_is_refused_with_its_bound(body, told):
     error = refusal(completion, **body)
     assert error.status == 400
     assert told in str(error)
-
-
-def test_tools_are_schemas_too():
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"const": LONG}}}
-    assert "tools" in str(refusal(chat, tools=[tool]))
-
-
-@pytest.mark.parametrize(
-    "structured",
-    [
-        {"json": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}},
-        {"json": {"type": "object", "description": LONG}},
-        {"json": {"$ref": "#/$defs/a", "$defs": {"a": {"type": "integer"}}}},
-        {"regex": "[a-z]{3}"},
-        {"choice": ["yes", "no"]},
-        {"grammar": 'root ::= "a" | "b" root'},
-    ],
-)
-def test_what_people_write_passes(structured):
-    assert completion(structured_outputs=structured).structured_outputs is not None
 
 
 # -- what it asks of the engine, and how it waits ------------------------------------------------------------------------

@@ -144,13 +144,6 @@ def test_a_page_that_says_no_says_to_which_request():
     assert (answer[0], json.loads(answer[2])) == (503, {"status": "not ready", "request_id": ID})
 
 
-def test_fields_that_nothing_reads_are_named_in_a_header():
-    app = front(stream_of(output("a", "length")))
-    headers = ask(app, body={**GOOD, "stream": True, "temprature": 0, "schlüssel": 1})[1]
-    assert headers["x-nestedfp-ignored"] == "schl?ssel, temprature"
-    assert "x-nestedfp-ignored" not in ask(app, body={**GOOD, "stream": True})[1]
-
-
 def test_requests_are_counted_and_not_those_of_whoever_watches_the_replica():
     async def healthy():
         return Shown(200, "application/json", b"{}")

@@ -9,11 +9,11 @@ from vllm_parts import SamplingParams, frontend  # first: it silences third-part
 
 from deploy.access.admission import Admission
 from deploy.access.peers import PeerView
-from deploy.front import streams
+from deploy.front.context import PathMeter
 from deploy.front.generate import Generate
 from deploy.front.handover import GenerateCall
-from deploy.front.meter import PathMeter
-from deploy.front.routes.text import TextRoute
+from deploy.front.replies import error_events
+from deploy.front.routes.text import TextRoute, is_plain
 from deploy.front.streams import Frame
 from deploy.metrics.request_metrics import RequestOutcome
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts, usage_of
@@ -186,7 +186,7 @@ def test_both_say_the_same(beginning, ending, chat, include_usage):
     outputs = [*beginning, ending]
     options = {"stream_options": {"include_usage": True}} if include_usage else {}
     request = request_of(chat, **options)
-    assert streams.is_plain(request, chat)
+    assert is_plain(request, chat)
     ours = asyncio.run(lean(outputs_of(outputs), chat, include_usage))
     theirs = asyncio.run(vllms(outputs_of(outputs), chat, request, counts_of(outputs)))
     assert events(ours) == events(theirs)
@@ -282,7 +282,7 @@ def test_counts_that_the_engine_never_said_are_left_out():
 
 
 def test_error_events_are_an_error_and_the_end_mark():
-    assert streams.error_events(b'{"error":{}}') == b'data: {"error":{}}\n\ndata: [DONE]\n\n'
+    assert error_events(b'{"error":{}}') == b'data: {"error":{}}\n\ndata: [DONE]\n\n'
 
 
 @pytest.mark.parametrize(
@@ -311,10 +311,10 @@ def test_what_needs_more_than_text_goes_to_vllms_generator(chat, body):
         **({"messages": [{"role": "user", "content": "x"}]} if chat else {"prompt": "x"}),
     }
     request = (ChatCompletionRequest if chat else CompletionRequest).model_validate({**base, **body})
-    assert not streams.is_plain(request, chat)
+    assert not is_plain(request, chat)
 
 
 @pytest.mark.parametrize("prompt", ["x", [1, 2]])
 def test_one_prompt_as_text_or_ids_is_plain(prompt):
-    assert streams.is_plain(CompletionRequest(model="m", prompt=prompt, stream=True), chat=False)
-    assert not streams.is_plain(CompletionRequest(model="m", prompt=prompt), chat=False)
+    assert is_plain(CompletionRequest(model="m", prompt=prompt, stream=True), chat=False)
+    assert not is_plain(CompletionRequest(model="m", prompt=prompt), chat=False)

@@ -13,12 +13,11 @@ from vllm_parts import MODEL, SamplingParams, engine_request, frontend  # first:
 
 from deploy.access.admission import Admission
 from deploy.access.peers import PeerView
-from deploy.front import tap
+from deploy.front import streams
+from deploy.front.context import PathMeter
 from deploy.front.generate import Generate
 from deploy.front.handover import GenerateCall
-from deploy.front.meter import PathMeter
-from deploy.front.streams import Frame
-from deploy.front.tap import Taps, rest_of
+from deploy.front.streams import Frame, Taps
 from deploy.metrics.request_metrics import RequestOutcome
 
 vllm = pytest.importorskip("vllm")
@@ -32,7 +31,7 @@ from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollec
 from vllm.v1.metrics.stats import IterationStats  # noqa: E402
 
 frontend.install()
-tap.install()
+streams.install()
 TEXT = "Once upon a time the 🦊 said „naïve“ 汉字 to the wolf, and the wolf answered: 👩‍👩‍👧 is not one letter."
 COPIED = (
     inspect.unwrap(OutputProcessor.process_outputs),
@@ -411,7 +410,7 @@ def test_a_stream_that_cannot_be_written_leaves_those_behind_it_alone():
 
 
 def test_the_way_back_counts_from_when_the_engine_made_the_oldest_of_what_is_written(clock, monkeypatch):
-    monkeypatch.setattr(tap, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(streams, "time", SimpleNamespace(monotonic=clock))
 
     async def main():
         service, clients = Service(), [Client(), Client()]
@@ -443,20 +442,6 @@ def test_a_stream_s_end_says_what_of_its_latency_was_the_engine_s():
     asyncio.run(main())
 
 
-def test_the_engines_client_says_whether_more_is_here():
-    async def main():
-        queue = asyncio.Queue()
-        client = SimpleNamespace(
-            output_processor=SimpleNamespace(request_states={}), engine_core=SimpleNamespace(outputs_queue=queue)
-        )
-        taps = tap.taps_of(client, lambda took_s: None)
-        assert not taps._more()
-        queue.put_nowait("outputs")
-        assert taps._more()
-
-    asyncio.run(main())
-
-
 def test_what_the_tap_does_instead_of_vllm_is_what_vllm_does():
     """A change in these is to be read: whatever they do for a sequence that goes on, the tap has to do as well."""
     source = "".join(map(inspect.getsource, COPIED))
@@ -468,47 +453,11 @@ def test_every_field_of_an_output_is_looked_at_or_known_to_say_nothing_of_a_sequ
     fields -= {"request_id", "new_token_ids"}
     fields -= {"stop_reason", "trace_headers"}  # of an end
     fields -= {"num_nans_in_logits", "mm_cache_miss_hashes"}  # vLLM's statistics and its loop look at all outputs
-    looked_at = {name for name in tap.Tap.takes.__code__.co_names if name in EngineCoreOutput.__struct_fields__}
+    looked_at = {name for name in streams.Tap.takes.__code__.co_names if name in EngineCoreOutput.__struct_fields__}
     assert fields == looked_at - {"new_token_ids"}
     for name in fields:
         others = SimpleNamespace(**dict.fromkeys(fields), new_token_ids=[])
-        open_ = object.__new__(tap.Tap)
+        open_ = object.__new__(streams.Tap)
         open_._idle, open_._writing, open_._collector = True, None, SimpleNamespace(output=None)
         setattr(others, name, "something")
         assert not open_.takes(others, None), name
-
-
-def test_the_rest_of_a_coroutine_ends_fails_and_is_cancelled_as_in_a_task_of_its_own():
-    async def main():
-        event, told = asyncio.Event(), []
-
-        async def work(fails):
-            try:
-                await event.wait()
-                await asyncio.sleep(0)
-                if fails:
-                    raise ValueError("told")
-                told.append("done")
-            except asyncio.CancelledError:
-                told.append("cancelled")
-                raise
-
-        def begun(fails=False):
-            coroutine = work(fails)
-            return asyncio.ensure_future(rest_of_task(coroutine, coroutine.send(None)))
-
-        async def rest_of_task(coroutine, waits_for):
-            await rest_of(coroutine, waits_for)
-
-        first, second, third = begun(), begun(fails=True), begun()
-        await turns()
-        third.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await third
-        event.set()
-        await first
-        with pytest.raises(ValueError, match="told"):
-            await second
-        assert told == ["cancelled", "done"]
-
-    asyncio.run(main())

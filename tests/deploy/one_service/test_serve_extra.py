@@ -53,7 +53,7 @@ def no_blanks():
 
 def test_each_replica_has_its_process_that_tries_grammars_before_anybody_asks_for_one(service):
     """First in this file: those after it ask."""
-    assert wait_until(lambda: len(children(service.process, r"multiprocessing\.spawn ")) == 2, 60)
+    assert wait_until(lambda: len(children(service.process, r"checks\.grammar_process ")) == 2, 60)
 
 
 def test_a_tool_that_is_named_is_called_with_arguments_of_its_schema(client, no_blanks):

@@ -141,12 +141,6 @@ def test_what_prometheus_counts_is_what_was_asked(prometheus, client):
     assert 0 < streamed <= total('sum(nestedfp_requests_total{outcome="ok"})') + 6  # those that end while we look
 
 
-def test_what_a_page_costs_is_on_the_page(prometheus):
-    expression = "min(nestedfp_page_seconds_total / nestedfp_pages_total)"
-    found = wait_until(lambda: prometheus.query(expression), SCRAPED_S)
-    assert float(found[0]["value"][1]) > 0
-
-
 def test_promtool_finds_no_fault_in_the_rules_and_they_fire_when_they_should(tmp_path):
     groups = prometheus_run.rule_groups()
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(groups))
