@@ -26,7 +26,6 @@ from nestedfp.vllm_plugin.options import OPTIONS_KEY, PluginOptions
 
 # vLLM takes an empty list for every domain. No URL has this one, and a client that sends a URL reads it.
 NO_DOMAIN = "none; the operator may set engine.extra.allowed_media_domains"
-CONTROL_NAME = f"{APP_NAME}-control"  # of the application with the control routes
 PLAIN_WORKER = "nestedfp.vllm_plugin.ranks.plain_worker.PlainWorker"
 
 
@@ -83,21 +82,30 @@ def application(config: DeployConfig, path: Path | None = None) -> Any:
     )
 
 
-def applications(config: DeployConfig, path: Path) -> list[serve.RunTarget]:
+def applications(
+    config: DeployConfig, path: Path, name: str = APP_NAME, route_prefix: str = "/"
+) -> list[serve.RunTarget]:
     """Return both applications as ``serve.run_many`` takes them: the control routes answer when no replica does.
 
     Args:
         config: of the service.
         path: where it came from.
+        name: of the application with the replicas; a cluster may have several.
+        route_prefix: where it is mounted, ``/`` or ``/SOMETHING``; the control routes are below it.
     """
     return [
         serve.RunTarget(
-            control_application(APP_NAME, config.http.keys_file),
-            name=CONTROL_NAME,
-            route_prefix=CONTROL_PREFIX,
+            control_application(name, config.http.keys_file),
+            name=control_name(name),
+            route_prefix=route_prefix.rstrip("/") + CONTROL_PREFIX,
         ),
-        serve.RunTarget(application(config, path), name=APP_NAME, route_prefix="/"),
+        serve.RunTarget(application(config, path), name=name, route_prefix=route_prefix),
     ]
+
+
+def control_name(name: str) -> str:
+    """Return the name of the application with the control routes of another one."""
+    return f"{name}-control"
 
 
 def deployment_options(config: DeployConfig, path: Path | None = None) -> dict[str, Any]:

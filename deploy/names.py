@@ -13,7 +13,9 @@ NAMES: dict[str, tuple[str, ...] | None] = {
     "ray.serve._private.constants:SERVE_PROXY_NAME": None,
     "ray.serve._private.replica:Replica._drain_behind_haproxy": ("self", "min_draining_period_s"),
     "ray.serve._private.replica:Replica._perform_graceful_shutdown": ("self",),
+    "ray.serve._private.client:ServeControllerClient.get_serve_details": ("self",),
     "ray.serve._private.logging_utils:get_serve_logs_dir": (),
+    "ray.serve.context:_get_global_client": ("raise_if_no_controller_running",),
     # vLLM's front end
     "vllm:SamplingParams": None,
     "vllm:envs": None,

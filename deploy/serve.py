@@ -35,6 +35,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--address", help="deploy on the Ray cluster at this address (auto, or HOST:PORT of its GCS) and return"
     )
+    parser.add_argument("--application", help=f"with --address: its name there (default: {APP_NAME}); several may run")
+    parser.add_argument(
+        "--route-prefix", help="with --address: where it is mounted, /NAME beside another one (default: /)"
+    )
     parser.add_argument(
         "--check", action="store_true", help="say whether the service can be started with the file, and start nothing"
     )
@@ -53,7 +57,12 @@ def main(argv: list[str] | None = None) -> int:
         if args.address is not None:
             from deploy.startup import attach
 
-            return attach.run(config, args.config.resolve(), args.address)
+            name, prefix = args.application or APP_NAME, args.route_prefix or "/"
+            return attach.run(config, args.config.resolve(), args.address, name, prefix)
+        if args.application or args.route_prefix:
+            raise ConfigError(
+                "--application and --route-prefix need --address: here one service has the machine's port"
+            )
         preflight(config)
         if args.check:
             return check(config, args.config)

@@ -9,6 +9,7 @@ second try on another replica where one says that a request belongs elsewhere.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ MOST_TRIES = 8  # replicas that a request is offered to, however many there are
 RETRY_AFTER_S = 2
 ABSENT_RETRY_AFTER_S = 10  # where Serve names no replica: one takes a while to start
 METHODS = "GET POST HEAD OPTIONS PUT PATCH DELETE"  # others a replica's server would answer without OpenAI's format
-# Where the control application is mounted; its routes also answer there.
+# Where the control application is mounted, below the application whose replicas it directs; its routes also answer there.
 CONTROL_PREFIX = "/control"
 CONTROL_PATHS = "/status|/decisions|/metrics|/admin/.*?"
 SUCCESSOR = "successor"  # the backend of an HAProxy that was told to go: the one that listens now
@@ -71,13 +72,26 @@ class Limits:
     check_s: int = 5
 
 
-# The rules that lead the control routes to the control application; a slash at the end changes nothing. In single quotes, where $
-# and \ stand for themselves.
-CONTROL_ROUTES = (
-    f"http-request replace-path '^({CONTROL_PATHS})/*$' '{CONTROL_PREFIX}\\1'",
-    f"http-request replace-path '^({CONTROL_PREFIX}/.+?)/+$' '\\1'",
-    f"http-request set-path {CONTROL_PREFIX}/ if {{ path {CONTROL_PREFIX} }}",  # the control room
-)
+def control_routes(backends: Sequence[Backend]) -> list[str]:
+    """Return the rules that lead the control routes of each application to its control application.
+
+    Whatever is mounted at ``PREFIX/control`` is taken for that of ``PREFIX``. Those of the root lead nowhere else. A slash at the
+    end changes nothing.
+    """
+    mounted = {each.prefix.removesuffix(CONTROL_PREFIX) for each in backends if each.prefix.endswith(CONTROL_PREFIX)}
+    rules = []
+    for base in sorted({"", *mounted}):
+        control = f"{base}{CONTROL_PREFIX}"
+        written = control.replace("%", "%%")
+        # In single quotes, where $ and \ stand for themselves.
+        rules += [
+            f"http-request replace-path '^{re.escape(base)}({CONTROL_PATHS})/*$' '{written}\\1'",
+            f"http-request replace-path '^({re.escape(control)}/.+?)/+$' '\\1'",
+            f"http-request set-path {control}/ if {{ path {control} }}",  # the control room
+        ]
+        if base in mounted:
+            rules += [f"http-request redirect location '{written}/' if {{ path {base}/ }} {{ method GET HEAD }}"]
+    return rules
 
 
 def error_json(status: int, message: str) -> str:
@@ -192,13 +206,8 @@ def write(targets: Targets, limits: Limits) -> str:
         # A request comes to a replica when it is there as a whole, or fills the buffer: half-sent ones cost no replica anything.
         f"http-request wait-for-body time {limits.request_s}s if METH_POST",
         # A replica's word to HAProxy.
-        answer(404, "there is no such page", " if { path /room }"),
-        *CONTROL_ROUTES,
-        *(
-            f"http-request redirect location '{each.prefix}/' if {{ path / }} {{ method GET HEAD }}"
-            for each in targets.backends
-            if each.prefix == CONTROL_PREFIX
-        ),
+        *[answer(404, "there is no such page", f" if {{ path {each.prefix}/room }}") for each in targets.backends],
+        *control_routes(targets.backends),
         f"http-response set-status 429 if {{ status {ELSEWHERE_STATUS} }}",
         # What Ray Serve says in plain text, of a request that never came to this project's server.
         *[

@@ -5,31 +5,37 @@ prints, because Ray Serve reads it when its processes start; every node is asked
 """
 
 import os
+import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from deploy.config import ConfigError, DeployConfig
+from deploy.haproxy.haproxy_config import CONTROL_PREFIX
 from deploy.haproxy.launcher import SETTINGS_ENV
 
+WORD = re.compile(r"[A-Za-z0-9_-]+")
 PREFIXES = ("RAY_SERVE_", SETTINGS_ENV)
 CONNECT_TIMEOUT_S = 5.0
 HOW = "start every node in the environment that 'python -m deploy.environment --config FILE' prints"
 
 
-def run(config: DeployConfig, path: Path, address: str) -> int:
-    """Deploy both applications, or bring them up to date; return when all replicas answer.
+def run(config: DeployConfig, path: Path, address: str, name: str, route_prefix: str) -> int:
+    """Deploy both applications, or bring those of this name up to date; return when all replicas answer.
 
     Args:
         config: of the service.
         path: where it came from, the same on every node.
         address: of the cluster as ``ray.init`` takes it: ``auto``, or ``HOST:PORT`` of its GCS.
+        name: of the application with the replicas.
+        route_prefix: where it is mounted.
 
     Raises:
-        ConfigError: a node lacks the environment, or the address is none.
+        ConfigError: a node lacks the environment, the address is none, or another application is mounted there.
         ConnectionError: there is no cluster at the address.
     """
+    require_words(name, route_prefix)
     require_listener(address)
     import ray
 
@@ -42,17 +48,19 @@ def run(config: DeployConfig, path: Path, address: str) -> int:
         os.environ |= next(iter(nodes.values()))
         from ray import serve
 
-        from deploy.app import applications
+        from deploy.app import applications, control_name
 
+        require_place(mounted(), (name, control_name(name)), route_prefix)
         serve.start(
             proxy_location="EveryNode",
             http_options={"host": config.http.host, "port": config.http.port},
             logging_config={"enable_access_log": False},
         )
-        serve.run_many(applications(config, path))
+        serve.run_many(applications(config, path, name, route_prefix))
         where = ", ".join(sorted(nodes))
+        at = "" if route_prefix == "/" else f", below {route_prefix}"
         print(
-            f"ready on port {config.http.port} of the cluster's nodes ({where}); 'serve shutdown' ends it",
+            f"ready on port {config.http.port} of the cluster's nodes ({where}){at}; 'serve shutdown' ends it",
             flush=True,
         )
         return 0
@@ -77,6 +85,50 @@ def require_listener(address: str) -> None:
         raise ConfigError(
             f"--address: no Ray cluster at {address} ({error}); start one with 'ray start --head'"
         ) from None
+
+
+def require_words(name: str, route_prefix: str) -> None:
+    """Refuse what Ray's names of actors, or HAProxy, could not tell from the rest.
+
+    Raises:
+        ConfigError: the name is no word, or the prefix neither ``/`` nor a slash and a word, or several of these.
+    """
+    if not WORD.fullmatch(name):
+        raise ConfigError(f"--application: expected letters, digits, - and _, got {name!r}")
+    if route_prefix != "/" and not (
+        route_prefix.startswith("/") and all(WORD.fullmatch(part) for part in route_prefix[1:].split("/"))
+    ):
+        raise ConfigError(f"--route-prefix: expected / or /NAME of letters, digits, - and _, got {route_prefix!r}")
+
+
+def mounted() -> dict[str, str]:
+    """Return the names of the applications on the cluster by their route prefix; none where Serve does not run."""
+    from ray.serve.context import _get_global_client
+
+    client = _get_global_client(raise_if_no_controller_running=False)
+    if client is None:
+        return {}
+    found: dict[str, dict[str, Any]] = client.get_serve_details()["applications"]
+    return {each["route_prefix"]: name for name, each in found.items() if each.get("route_prefix")}
+
+
+def require_place(taken: Mapping[str, str], own: Collection[str], route_prefix: str) -> None:
+    """Refuse a place that another application has, whose requests would be answered by the wrong one.
+
+    Args:
+        taken: names of applications by their route prefix.
+        own: names that are to be deployed.
+        route_prefix: where.
+
+    Raises:
+        ConfigError: naming who has it.
+    """
+    for prefix in (route_prefix, route_prefix.rstrip("/") + CONTROL_PREFIX):
+        if (holder := taken.get(prefix)) is not None and holder not in own:
+            raise ConfigError(
+                f"the application {holder!r} is at {prefix} on this cluster already: set --application {holder} to bring it up "
+                "to date, or another --route-prefix beside it"
+            )
 
 
 def node_environments() -> dict[str, dict[str, str]]:
