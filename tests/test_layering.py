@@ -55,8 +55,7 @@ MAY_IMPORT = {
         "deploy.config",
         "loadtest.report.error_kinds",
         "loadtest.report.run_summary",
-        "simulator.engine.cost_table",
-        "simulator.errors",
+        "simulator",
         "nestedfp.vllm_plugin.options",
         "workload",
     },  # and benchmarks

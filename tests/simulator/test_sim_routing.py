@@ -13,7 +13,6 @@ from simulator.cluster.cluster import Cluster
 from simulator.cluster.replica import Replica
 from simulator.cluster.routing import LeastConnections
 from simulator.cluster.scenario import Scenario
-from simulator.engine.path_queue import PathCost
 from simulator.engine.request import SimRequest
 
 TABLE = make_table(max_num_seqs=1000, max_model_tokens=50_000)
@@ -75,8 +74,7 @@ def test_each_request_goes_to_the_replica_with_the_fewest_open_ones():
     assert len(set(send(proxy, 5, first=50, now_s=60.0))) == 5, "all have answered, and equals take turns"
 
 
-@pytest.mark.parametrize("path", [None, PathCost(per_token_us=40.0, per_request_us=2000.0)])
-def test_the_counts_that_are_compared_are_those_of_the_moment(monkeypatch: pytest.MonkeyPatch, path: PathCost | None):
+def test_the_counts_that_are_compared_are_those_of_the_moment(monkeypatch: pytest.MonkeyPatch):
     original, checks = LeastConnections.send, []
 
     def checked(proxy: LeastConnections, now_s: float, request: SimRequest) -> bool:
@@ -90,7 +88,7 @@ def test_the_counts_that_are_compared_are_those_of_the_moment(monkeypatch: pytes
 
     monkeypatch.setattr(LeastConnections, "send", checked)
     sizes = [(0.5 + index / 90, 100 + 37 * (index % 17), 2 + index % 50) for index in range(900)]
-    Cluster(TABLE, policy_config("threshold"), Scenario(replicas=5, path=path)).run(make_requests(*sizes))
+    Cluster(TABLE, policy_config("threshold"), Scenario(replicas=5)).run(make_requests(*sizes))
     assert checks == [True] * 900
 
 
