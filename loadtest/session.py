@@ -100,7 +100,7 @@ def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
                 options=config.model_dump(mode="json"),
             )
             write_jsonl(out_dir / "timeline.jsonl", (sample for policy in timelines for sample in timelines[policy]))
-            path = write_report(out_dir, summary, records, timelines)
+            path = write_report(out_dir, summary, records)
             print_report(progress.console, summary)
             return path
 

@@ -37,11 +37,7 @@ def verdict(runs: Sequence[RunSummary], calibration: Calibration | None = None) 
 
 
 def _alone(run: RunSummary) -> str:
-    told = "it told nothing of its queues" if run.path is None and run.max_waiting is None else "its status was read"
-    return (
-        f"{run.policy}: {_percent(run.slo_attainment)} of requests within the SLO. The server ran as it is: no directives; "
-        f"{told}."
-    )
+    return f"{run.policy}: {_percent(run.slo_attainment)} of requests within the SLO. The server ran as it is: no directives."
 
 
 def _calibration_cautions(calibration: Calibration) -> list[str]:
@@ -130,14 +126,13 @@ def _cautions(run: RunSummary) -> list[str]:
             f"{run.dispatch_lag_ms.p99 or 0:.0f} ms); the lateness is in their latencies. The sender lacks CPU."
         )
     elif run.late_starts or run.saturated_by == "client":
-        lag = "" if run.client.lag_ms_max is None else f", its event loop up to {run.client.lag_ms_max:.0f} ms"
         cautions.append(
-            f"Caution: {name}: the client was busy: {run.late_starts} requests left more than {LATE_MS:g} ms late{lag}; "
+            f"Caution: {name}: the client was busy: {run.late_starts} requests left more than {LATE_MS:g} ms late; "
             "this is in the latencies."
         )
     if run.replicas_fewest is not None and run.replicas_fewest < (run.replicas_most or 0):
         cautions.append(
-            f"Caution: {name}: {run.replicas_fewest} to {run.replicas_most} replicas answered during the run; see the timeline."
+            f"Caution: {name}: {run.replicas_fewest} to {run.replicas_most} replicas answered during the run."
         )
     if run.saturated_by == "path":
         beside = ", ".join(

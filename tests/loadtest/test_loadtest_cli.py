@@ -164,7 +164,6 @@ def test_a_whole_load_test_starts_the_service_and_writes_the_report(tmp_path, ca
     assert {fp16["saturated_by"], fp8["saturated_by"]} <= {"engine", "client"}  # client: this machine is busy
     for run in runs.values():
         assert run["where"]["running"]["max"] <= 3
-        assert run["client"]["cpu_us_per_token"] > 0
         assert run["valid"] == (run["invalid_because"] is None) == (run["late_starts"] <= 0.01 * run["requests"])
     assert runs["fp16"]["saturated_by"] in ("engine", "client")
     samples = [json.loads(line) for line in (folder / "timeline.jsonl").read_text().splitlines()]
@@ -193,7 +192,7 @@ def test_a_plain_server_needs_no_key_no_directive_and_no_status(tmp_path, capsys
     (run,) = summary["runs"]
     assert (run["policy"], run["requests"], run["errors"]) == ("plain-vllm-serve", 10, 0)
     assert run["saturated_by"] in ("unknown", "client")
-    assert (run["switches"], run["path"], run["max_waiting"]) == (None, None, None)
+    assert (run["switches"], run["max_waiting"]) == (None, None)
     assert "no directives" in summary["verdict"][0]
     assert "plain-vllm-serve" in capsys.readouterr().out
 

@@ -3,7 +3,6 @@
 import pytest
 from loadtest_builders import SLO, failed, make_record, make_sample
 
-from loadtest.report.plots import fp8_shares
 from loadtest.report.run_summary import counter_growth, exact_answer_share, fp8_reasons, fp16_token_share, summarise
 from loadtest.report.verdict import verdict
 from loadtest.report.write import table_row
@@ -100,14 +99,6 @@ def test_reasons_for_fp8_are_told_over_all_replicas_the_most_frequent_first():
     ]
     assert list(fp8_reasons(samples).items()) == [("tpot_slack", 9), ("ttft_slack", 5), ("directive", 1)]
     assert fp8_reasons([told(0.0, {}), told(1.0, {})]) is None
-
-
-def test_the_fp8_share_over_time_is_empty_where_nothing_ran():
-    samples = [make_sample(0.0, ("a", 0, 0, 0)), make_sample(2.0, ("a", 0, 10, 30)), make_sample(4.0, ("a", 0, 10, 30))]
-    times_s, shares = fp8_shares(samples)
-    assert times_s == [1.0, 3.0]
-    assert shares[0] == 0.75
-    assert shares[1] != shares[1]  # NaN
 
 
 def test_late_requests_make_a_run_invalid_and_a_few_are_said():
