@@ -149,10 +149,10 @@ def _service(config: LoadtestConfig, key: str | None, out_dir: Path, progress: P
     assert config.service_config is not None, "LoadtestConfig demands one of the two"
     command = serve_command(config.service_config)
     with (
-        started_service(command, out_dir / "service.log", config.start_limit_s, progress.say) as (url, made_key),
-        ServiceClient(url, made_key) as service,
+        started_service(command, out_dir / "service.log", config.start_limit_s, progress.say) as started,
+        ServiceClient(started.url, started.key) as service,
     ):
-        progress.note(f"service ready at {url}")
+        progress.note(f"service ready at {started.url}")
         yield service
 
 

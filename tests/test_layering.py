@@ -53,8 +53,10 @@ MAY_IMPORT = {
     "experiments": {
         "controller.config",
         "deploy.config",
+        "loadtest.errors",
         "loadtest.report.error_kinds",
         "loadtest.report.run_summary",
+        "loadtest.service",
         "simulator",
         "nestedfp.vllm_plugin.options",
         "workload",

@@ -95,7 +95,7 @@ def main(argv: list[str] | None = None) -> int:
                 url, key = args.url, os.environ.get("NESTEDFP_ADMIN_KEY", "")
             else:
                 starting = started_service(serve_command(args.config), log, 600.0, lambda _: None)
-                url, key = stack.enter_context(starting)
+                url, key, _ = stack.enter_context(starting)
             stack.enter_context(streaming(url, args.streams, args.count))
             rows = measure(url, key, args.count)
     except (LoadtestError, httpx.HTTPError, RuntimeError) as error:

@@ -222,22 +222,3 @@ def test_every_token_of_a_shape_has_a_text(monkeypatch, tmp_path):
         Tokenizer.from_file(str(engine_shapes.TOKENIZER / "tokenizer.json")).encode(text).ids
         == tokenizer.encode(text).ids
     )
-
-
-@pytest.mark.parametrize(("slow_answers", "settles"), [(2, True), (100, False)])
-def test_a_load_begins_when_the_one_before_has_left_the_service(monkeypatch, slow_answers, settles):
-    clock = SimpleNamespace(now_s=0.0, answers=0)
-
-    def post(*_):
-        clock.answers += 1
-        clock.now_s += 5.0 if clock.answers <= slow_answers else 0.01
-
-    monkeypatch.setattr(http_systems, "post", post)
-    monkeypatch.setattr(http_systems, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
-    service = http_systems.RunningSystem("nestedfp", "http://127.0.0.1:1", "m", None)
-    if settles:
-        http_systems.settle(service)
-        assert clock.answers == slow_answers + 1
-    else:
-        with pytest.raises(RuntimeError, match="still busy 60 s after its load ended"):
-            http_systems.settle(service)

@@ -161,18 +161,3 @@ def test_the_fail_safe_counts_no_time_under_an_override() -> None:
     cluster.run(58.5)
     cluster.silent = {"r0"}
     assert cluster.run(3).status.mode is FP16
-
-
-def test_a_reload_changes_how_many_decisions_are_kept(tmp_path: Path) -> None:
-    path = tmp_path / "service.yaml"
-    path.write_text(json.dumps({"controller": {**FAST, "decisions_kept": 2}}))
-
-    async def test(actor: Any, replicas: Any) -> None:
-        await replicas.report(actor)
-        path.write_text(json.dumps({"controller": {**FAST, "decisions_kept": 100}}))
-        await actor.reload()
-        for mode in ("fp8", "fp16") * 5:
-            await actor.set_override(mode)
-        assert len(await actor.decisions()) >= 10
-
-    drive(test, config={**FAST, "decisions_kept": 2}, config_path=path)

@@ -27,7 +27,7 @@ from loadtest.sender.plan import Event, PlannedRequest, SendPlan
 from loadtest.sender.prompts import completion_body
 from loadtest.sender.sse import lines_of, parse_stream
 from loadtest.service.admin import ServiceClient
-from loadtest.service.process import started_service
+from loadtest.service.process import Started, started_service
 from loadtest.service.target import addresses, target_url
 from workload.azure import Arrival
 from workload.records import RequestRecord, mean_tpot_ms
@@ -39,7 +39,7 @@ STEP_MS = 40.0
 
 
 @contextmanager
-def fake_service(tmp_path: Path, *options: str) -> Iterator[tuple[str, str]]:
+def fake_service(tmp_path: Path, *options: str) -> Iterator[Started]:
     with started_service([*FAKE, *options], tmp_path / "service.log", 30.0, lambda _: None) as running:
         yield running
 
@@ -48,7 +48,7 @@ def fake_service(tmp_path: Path, *options: str) -> Iterator[tuple[str, str]]:
 def service(tmp_path_factory) -> Iterator[str]:
     """One request at a time, 40 ms a token in either precision."""
     options = ("--max-running", "1", "--step-ms-fp16", str(STEP_MS), "--step-ms-fp8", str(STEP_MS))
-    with fake_service(tmp_path_factory.mktemp("service"), *options) as (url, _):
+    with fake_service(tmp_path_factory.mktemp("service"), *options) as (url, *_):
         yield url
 
 
@@ -159,7 +159,7 @@ def test_the_closed_loop_keeps_its_concurrency(service, tmp_path):
 
 def test_the_closed_loop_grows_while_throughput_does_and_no_further(tmp_path):
     """The stand-in runs 4 at a time: 16 users bring four times what 1 does; 32 bring nothing, and 64 are not tried."""
-    with fake_service(tmp_path, "--max-running", "4", "--step-ms-fp16", "50") as (url, _):
+    with fake_service(tmp_path, "--max-running", "4", "--step-ms-fp16", "50") as (url, *_):
         # Twice as much: other work on this machine moves single stages, and a stage that lost half a second looks a third slower.
         stages = {"stages": (1, 16, 32, 64), "min_growth": 1.0}
         plan = make_plan(url, tmp_path, [0.0], tokens=5, kind="closed", duration_s=2.0, **stages)
@@ -222,7 +222,7 @@ def test_a_host_that_is_named_twice_is_accepted_unless_the_internet_reaches_it()
 
 def test_every_request_has_the_key_and_no_file_does(tmp_path):
     """The stand-in wants it everywhere, as a service with a file of keys does."""
-    with fake_service(tmp_path, "--keyed") as (url, key):
+    with fake_service(tmp_path, "--keyed") as (url, key, _):
         (refused,), _ = send(make_plan(url, tmp_path, [0.0]))
         assert refused.status == 401
         (record,) = run_plan(make_plan(url, tmp_path, [0.0]), lambda *_: None, key)
@@ -243,7 +243,7 @@ def test_gevent_stays_out_of_the_callers_process():
 
 
 def test_the_service_stops_with_the_block_and_takes_directives(tmp_path):
-    with fake_service(tmp_path) as (url, key), ServiceClient(url, key) as service:
+    with fake_service(tmp_path) as (url, key, _), ServiceClient(url, key) as service:
         assert service.model() == ("fake-model", 256)
         assert service.direct("fp8", 10.0, lambda _: None).mode == "fp8"
         service.hand_back()

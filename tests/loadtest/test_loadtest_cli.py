@@ -180,7 +180,7 @@ GIVEN = "--rate 10 --duration 1 --drain 10 --cooldown 0 --slo-ttft-ms 500 --slo-
 
 def run_against(tmp_path, options: list[str], flags: str) -> dict:
     """A load test of a running stand-in; returns its summary."""
-    with started_service([*FAKE, *options], tmp_path / "log", 30.0, lambda _: None) as (url, _):
+    with started_service([*FAKE, *options], tmp_path / "log", 30.0, lambda _: None) as (url, *_):
         assert main(["--url", url, "--out", str(tmp_path / "runs"), *flags.split()]) == 0
     (folder,) = (tmp_path / "runs").iterdir()
     return json.loads((folder / "summary.json").read_text())
@@ -208,7 +208,7 @@ def test_a_load_test_of_which_nothing_was_answered_fails_and_says_why(answered, 
     flags = (
         "--policies plain --start 0 --rate 3 --duration 1 --drain 10 --cooldown 0 --slo-ttft-ms 500 --slo-tpot-ms 100"
     )
-    with started_service([*FAKE, "--plain"], tmp_path / "log", 30.0, lambda _: None) as (url, _):
+    with started_service([*FAKE, "--plain"], tmp_path / "log", 30.0, lambda _: None) as (url, *_):
         status = main(["--url", url, "--out", str(tmp_path / "runs"), "--trace", str(trace), *flags.split()])
     (folder,) = (tmp_path / "runs").iterdir()
     (run,) = json.loads((folder / "summary.json").read_text())["runs"]
@@ -233,7 +233,7 @@ def test_a_running_services_slo_is_read_from_its_status(tmp_path, capsys, monkey
 def test_a_model_that_is_not_served_is_said_before_a_request_is_sent(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("NESTEDFP_ADMIN_KEY", raising=False)
     flags = f"--policies plain --model other {GIVEN}"
-    with started_service([*FAKE, "--plain"], tmp_path / "log", 30.0, lambda _: None) as (url, _):
+    with started_service([*FAKE, "--plain"], tmp_path / "log", 30.0, lambda _: None) as (url, *_):
         assert main(["--url", url, "--out", str(tmp_path / "runs"), *flags.split()]) == 2
     assert f"--model: expected one that {url} serves, fake-model, got other" in capsys.readouterr().err
     assert list((tmp_path / "runs").iterdir()) == []
@@ -241,7 +241,7 @@ def test_a_model_that_is_not_served_is_said_before_a_request_is_sent(tmp_path, c
 
 def test_a_server_without_a_controller_is_told_how_to_be_run(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("NESTEDFP_ADMIN_KEY", "k")
-    with started_service([*FAKE, "--plain"], tmp_path / "log", 30.0, lambda _: None) as (url, _):
+    with started_service([*FAKE, "--plain"], tmp_path / "log", 30.0, lambda _: None) as (url, *_):
         assert main(["--url", url, "--out", str(tmp_path / "runs"), *GIVEN.split()]) == 1
     assert "a server without a controller takes no directives: give --policies plain" in capsys.readouterr().err
 
