@@ -126,7 +126,7 @@ class Campaign:
             return False
         command = loadtest_command(self.experiment, run, rate_rps, seed, self.trace, service.url)
         limit_s = self.experiment.load.duration_s + self.experiment.load.drain_s + LOADTEST_LIMIT_S
-        environment = os.environ | {ADMIN_KEY_ENV: service.key or ""}
+        environment = os.environ | {ADMIN_KEY_ENV: service.key}
         log = target.with_name(f"{target.name}.log")  # 3.5-0 has no suffix
         with log.open("w") as file:
             process = subprocess.Popen(
@@ -169,7 +169,6 @@ def _kill(
             return
         time.sleep(0.05)
     time.sleep(kill.at_s)
-    assert service.pid is not None, "the experiment started the service"
     found = http_procs.of_role(service.pid, kill.process)
     if not found:
         say(f"error: no process of the kind {kill.process} to kill")

@@ -3,7 +3,6 @@
     python -m benchmarks.http.http_path                                  # CPU: benchmarks/results/http-path.csv
     python -m benchmarks.http.http_path --gpu --models llama-8b          # one GPU: benchmarks/results/h100-http.csv
     python -m benchmarks.http.http_path --gpu --models llama-8b --systems nestedfp --replicas 1,2,4,8    # as many GPUs
-    python -m benchmarks.http.http_path --systems nestedfp --url nestedfp=http://127.0.0.1:8000    # a service that runs already
 
 On a CPU the engine is vLLM with a worker whose step is a sleep (``timed_worker.py``), so that tokens come at a known speed and the
 processor is left to the path. On a GPU engines are published shapes with random weights, and the engine alone is ``vllm.LLM`` in
@@ -100,11 +99,8 @@ def values(found: Measurement, load: HttpLoad) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def running(case: Case, system: str, url: str | None, port: int, replicas: int) -> Iterator[RunningSystem]:
-    """Give a system that runs: the one at a URL, or one that is started here and stopped at the end."""
-    if url is not None:
-        yield http_systems.attach(system, url)
-        return
+def running(case: Case, system: str, port: int, replicas: int) -> Iterator[RunningSystem]:
+    """Give a system that is started here and stopped at the end."""
     began_s = time.monotonic()
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -178,7 +174,6 @@ def main(argv: list[str] | None = None) -> int:
     """Run the benchmark; return the exit status: 0, 1 where a system failed, 2 for wrong arguments."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.http.http_path", description=__doc__)
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="comma-separated (default: all)")
-    parser.add_argument("--url", action="append", default=[], help="SYSTEM=URL of a system that runs already")
     parser.add_argument("--port", type=int, default=8210, help="where systems that are started here listen")
     parser.add_argument("--output", type=Path, help="result file; default: in benchmarks/results/")
     parser.add_argument("--step-ms", type=float, default=15.0, help="CPU: step of the timed engine")
@@ -190,10 +185,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--scenarios", help="names of loads; default: all")
     parser.add_argument("--window-s", type=float, help="seconds of each load that count; default: each its own")
     args = parser.parse_args(argv)
-    urls = dict(value.partition("=")[::2] for value in args.url)
     for option, given, known in (
         ("--systems", args.systems.split(","), SYSTEMS),
-        ("--url", urls, SYSTEMS),
         ("--models", args.models.split(","), tuple(SHAPES)),
         ("--modes", args.modes.split(","), MODES),
     ):
@@ -207,7 +200,7 @@ def main(argv: list[str] | None = None) -> int:
                     run_engine(case, args.plugin)
                     continue
                 for replicas in map(int, args.replicas.split(",")):
-                    with running(case, system, urls.get(system), args.port, replicas) as service:
+                    with running(case, system, args.port, replicas) as service:
                         run(case, system, service, replicas)
             except (RuntimeError, LoadtestError) as error:
                 failed = True

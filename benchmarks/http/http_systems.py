@@ -16,12 +16,10 @@ from typing import Any
 
 import yaml
 
-from benchmarks.http.http_procs import service_of
 from benchmarks.steps.step_log import FOLDER_ENV
 from benchmarks.weights.random_weights import NESTED_WORKER, PLAIN_WORKER
 from loadtest.errors import ServiceError
-from loadtest.service.admin import ServiceClient
-from loadtest.service.process import ADMIN_KEY_ENV, lists_models, serve_command, started_service
+from loadtest.service.process import lists_models, serve_command, started_service
 
 ROOT = Path(__file__).resolve().parents[2]
 # vLLM's own start of a server with one API process: what `vllm serve` runs, and found where the package has another name.
@@ -86,8 +84,8 @@ class RunningSystem:
     name: str
     url: str
     model_id: str
-    pid: int | None  # root of its processes; None: not on this machine, no processor time
-    key: str | None = None  # of its admin routes
+    pid: int  # root of its processes
+    key: str  # of its admin routes
 
 
 def deployment(engine: EngineArguments, port: int, replicas: int) -> dict[str, Any]:
@@ -181,18 +179,6 @@ def start(
     log = folder / f"{name}.log"
     with started_service(command, log, limit_s, lambda _: None, engine.environment(), silent_url) as started:
         yield RunningSystem(name, started.url, engine.model_id, started.pid, started.key)
-
-
-def attach(name: str, url: str) -> RunningSystem:
-    """Return a system that runs already; its model is what it says, its admin key that of the environment.
-
-    Raises:
-        LoadtestError: when it does not answer.
-    """
-    with ServiceClient(url, None) as client:
-        model_id, _ = client.model()
-    port = int(url.rsplit(":", 1)[1].split("/")[0])
-    return RunningSystem(name, url, model_id, service_of(port), os.environ.get(ADMIN_KEY_ENV))
 
 
 def wait_for_memory(limit_s: float = 60.0) -> None:
