@@ -1,1 +1,1 @@
-"""The demonstration model: a small Llama that continues fairy tales; shapes of others; and a script that makes a checkpoint of a package."""
+"""The demonstration model, shapes of larger ones, and a script that makes a checkpoint of a package."""

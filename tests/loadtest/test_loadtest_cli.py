@@ -60,13 +60,6 @@ def test_wrong_arguments_are_named(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_help_lists_the_flags(capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(["--help"])
-    assert caught.value.code == 0
-    assert "--slo-tpot-ms" in capsys.readouterr().out
-
-
 def test_defaults_and_flags_reach_the_config():
     config = parse_config(["--config", "a.yaml"])
     assert config.policies == ("fp16", "fp8", "adaptive")
@@ -244,29 +237,6 @@ def test_a_server_without_a_controller_is_told_how_to_be_run(tmp_path, capsys, m
     with started_service([*FAKE, "--plain"], tmp_path / "log", 30.0, lambda _: None) as (url, *_):
         assert main(["--url", url, "--out", str(tmp_path / "runs"), *GIVEN.split()]) == 1
     assert "a server without a controller takes no directives: give --policies plain" in capsys.readouterr().err
-
-
-def test_a_narrow_path_is_found_and_its_rate_is_not_called_capacity(tmp_path, capsys, monkeypatch):
-    """40 requests a second pass the path, and the engine could take five times as many."""
-    monkeypatch.setenv("NESTEDFP_ADMIN_KEY", "k")
-    options = ["--path-ms", "25", "--max-running", "64", "--step-ms-fp16", "10"]
-    monkeypatch.setattr(session, "serve_command", lambda config: [*FAKE, *options])
-    config = tmp_path / "service.yaml"
-    config.write_text("controller: {slo: {ttft_ms: 100}}\n")
-    flags = "--policies fp16 --probe 2 --probe-concurrency 64 --duration 2 --drain 20 --cooldown 0 --load-fraction 1.5"
-    flags += " --max-prompt-tokens 20 --max-output-tokens 10"
-    assert main(["--config", str(config), "--out", str(tmp_path / "runs"), *flags.split()]) == 0
-    (folder,) = (tmp_path / "runs").iterdir()
-    summary = json.loads((folder / "summary.json").read_text())
-    for found in summary["calibration"]["capacities"]:
-        # Answers that a sender's pause has held up count where they come: in a stage of two seconds some more than 40.
-        assert found["carried_rps"] < 80
-        assert found["saturated_by"] in ("path", "client")  # client: this machine is busy
-        assert found["stages"][-1]["where"]["in_path"]["mean"] > found["stages"][-1]["where"]["running"]["mean"]
-    (run,) = summary["runs"]
-    assert run["saturated_by"] in ("path", "client")
-    assert run["where"]["in_path"]["max"] > run["where"]["waiting"]["max"]
-    assert any("this is not the engine's capacity" in line for line in summary["verdict"])
 
 
 def test_a_plain_server_is_calibrated_by_itself_and_one_that_refuses_is_not_taken_for_broken(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from loadtest.report.run_summary import counter_growth, exact_answer_share, fp8_
 from loadtest.report.verdict import verdict
 from loadtest.report.write import table_row
 from workload.percentiles import percentiles
-from workload.records import PrecisionTokens, ServiceStatus, TimelineSample, read_requests, write_jsonl
+from workload.records import PrecisionTokens, ServiceStatus, TimelineSample
 
 
 def test_percentiles_interpolate_and_nothing_gives_none():
@@ -129,14 +129,6 @@ def test_a_run_without_an_answer_is_invalid_and_says_why():
     run = summarise([*(refused(i) for i in range(9)), make_record(9)], [], SLO, 10.0)
     assert (run.errors, run.unanswered, run.valid, run.invalid_because) == (9, False, True, None)
     assert "9 of 10 requests failed; they count as SLO misses: 9 x HTTP 400" in "\n".join(verdict([run]))
-
-
-def test_records_survive_the_file(tmp_path):
-    records = (make_record(1), failed(0))
-    path = tmp_path / "requests.jsonl"
-    write_jsonl(path, records)
-    assert read_requests(path) == (records[1], records[0])
-    assert records[1].dispatch_lag_ms is None
 
 
 def test_changes_of_the_number_of_exact_replicas_are_counted():

@@ -16,7 +16,6 @@ from simulator.bench import make_bench, make_config
 from simulator.engine.cost_table import StepTimeModel, read_table
 from simulator.errors import SimulationError
 from simulator.fit import fit, observations
-from simulator.load_units import unloaded
 from workload import resample
 from workload.azure import TraceError
 from workload.records import read_requests
@@ -65,12 +64,6 @@ def test_poisson_arrivals_are_poisson_and_bursts_are_not():
 
     assert dispersion(False) == pytest.approx(1.0, abs=0.15)
     assert dispersion(True) > 2.0
-
-
-def test_unloaded_latency_is_the_sum_of_the_steps():
-    alone = unloaded(make_table(), 1000, 5)
-    assert alone.ttft_ms == pytest.approx(FP16.step_s(1000, 0, 0) * 1e3)
-    assert alone.tpot_ms == pytest.approx(fmean(FP16.step_s(1, 1, 1000 + n) for n in range(4)) * 1e3)
 
 
 def test_what_the_configuration_leaves_open_comes_from_the_bench():
@@ -221,11 +214,6 @@ def test_one_policy_gives_an_object_and_several_a_list(tmp_path: Path, trace: Pa
     assert two[0]["requests"] == two[1]["requests"] == one["requests"]
 
 
-def test_without_a_load_the_trace_keeps_its_rate(tmp_path: Path, trace: Path, table: Path):
-    assert simulate("--trace", trace, "--table", table, "--policy", "static_fp16", "--json", tmp_path / "o.json") == 0
-    assert json.loads((tmp_path / "o.json").read_text())["requests"] == len(trace.read_text().splitlines()) - 1
-
-
 def test_the_load_tests_report_reads_a_simulated_run(tmp_path: Path, trace: Path, table: Path):
     records, out = tmp_path / "requests.jsonl", tmp_path / "out.json"
     arguments = ("--trace", trace, "--table", table, "--load", 0.9, "--policy", "threshold", "--admission-limit", 30)
@@ -312,15 +300,3 @@ def test_a_run_that_cannot_be_completed_ends_with_status_1_and_writes_nothing(
     assert simulate("--trace", trace, "--table", table, "--policy", "static_fp16", "--load", 1e-9, "--json", out) == 1
     assert "leaves none of" in capsys.readouterr().err
     assert not out.exists()
-
-
-def test_a_gap_in_the_trace_is_a_quiet_time(tmp_path: Path, table: Path):
-    path = tmp_path / "gap.csv"
-    path.write_text(
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-        "2023-11-16 18:00:00,100,5\n2023-11-16 18:02:00,100,5\n2023-11-16 18:01:59.5,100,5\n"
-    )
-    assert simulate("--trace", path, "--table", table, "--policy", "threshold", "--json", tmp_path / "o.json") == 0
-    summary = json.loads((tmp_path / "o.json").read_text())
-    assert (summary["requests"], summary["tight_slo"]) == (3, 1.0)
-    assert summary["simulated_s"] > 120

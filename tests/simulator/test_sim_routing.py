@@ -92,14 +92,6 @@ def test_the_counts_that_are_compared_are_those_of_the_moment(monkeypatch: pytes
     assert checks == [True] * 900
 
 
-def test_long_answers_do_not_pile_up_on_one_replica():
-    # Every other request is long: turns would give all the long ones to the same of two replicas.
-    sizes = [(0.5 + index * 0.05, 200, 400 if index % 2 else 2) for index in range(400)]
-    result = Cluster(TABLE, policy_config("static_fp16"), Scenario(replicas=2)).run(make_requests(*sizes))
-    tokens = [replica.engine.stats.tokens[False] for replica in result.replicas]
-    assert max(tokens) < 1.3 * min(tokens)
-
-
 def test_what_one_replica_is_full_for_another_one_takes():
     replicas = make_replicas(2, 3)
     assert offer(replicas, 6).count("") == 1
@@ -136,11 +128,6 @@ def test_two_replicas_in_fp8_send_a_pinned_request_back_and_forth_and_the_first_
     assert offer(replicas, 1, pinned=True) == ["r0"]
     replicas[0].advance(60.0)
     assert replicas[0].engine.stats.tokens[True] == 0, "a pinned request's steps are FP16 everywhere"
-
-
-def test_without_a_lease_nobody_knows_what_others_run():
-    replicas = make_replicas(None, None, modes="86")
-    assert replicas[0].offer(5.0, SimRequest(0, 5.0, 10, 100, pinned=True)) == "taken"
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.5])
