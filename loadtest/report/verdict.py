@@ -26,7 +26,6 @@ def verdict(runs: Sequence[RunSummary], calibration: Calibration | None = None) 
     fp16, fp8, adaptive = by_policy.get("fp16"), by_policy.get("fp8"), by_policy.get("adaptive")
     if fp16 and adaptive:
         lines.append(_against_fp16(adaptive, fp16))
-        lines.extend(_tails(adaptive, fp16))
     if fp8 and adaptive:
         lines.insert(1, _against_fp8(adaptive, fp8))
     if fp16 and fp8:
@@ -79,14 +78,6 @@ def _against_fp16(adaptive: RunSummary, fp16: RunSummary) -> str:
         f"Adaptive keeps {ours} of requests within the SLO, FP16 only {theirs}; the target of {_percent(TARGET)} "
         + ("is met by both." if fp16.slo_attainment >= TARGET else "is met by neither.")
     )
-
-
-def _tails(adaptive: RunSummary, fp16: RunSummary) -> list[str]:
-    parts = []
-    for name, ours, theirs in (("TTFT", adaptive.ttft_ms, fp16.ttft_ms), ("TPOT", adaptive.tpot_ms, fp16.tpot_ms)):
-        if ours.p90 is not None and theirs.p90 is not None:
-            parts.append(f"p90 {name} {theirs.p90:.0f} -> {ours.p90:.0f} ms")
-    return [f"FP16 only -> adaptive: {', '.join(parts)}."] if parts else []
 
 
 def _against_fp8(adaptive: RunSummary, fp8: RunSummary) -> str:

@@ -41,7 +41,7 @@ FAKE = [sys.executable, str(Path(__file__).parents[1].joinpath("loadtest_fake_se
         (["--url", "http://127.0.0.1:1", "--policies", "probe"], "got probe"),
         (["--url", "http://127.0.0.1:1", "--policies", "fp16,fp16"], "expected different ones of fp16,fp8,adaptive"),
         (["--url", "http://127.0.0.1:1", "--policies", ","], "got none"),
-        (["--url", "http://127.0.0.1:1", "--duration", "-5"], "--duration: Input should be greater than 0, got -5.0"),
+        (["--url", "http://127.0.0.1:1", "--duration", "-5"], "--duration: Input should be greater than 0, got -5"),
         (
             ["--url", "http://127.0.0.1:1", "--duration", "1e9"],
             "--duration: Input should be less than or equal to 3600",
