@@ -28,49 +28,50 @@ configuration that the service refuses or a trace that cannot give the load, 130
 # Option, its place among the groups of the help, and what it says; the type and the default are the field's in LoadtestConfig.
 GROUPS: dict[str, dict[str, str]] = {
     "service (one of --config and --url)": {
-        "service_config": "start the service with this",
-        "url": "use a running service on this machine, e.g. http://127.0.0.1:8000",
-        "allow_host": "with --url: this host of a private network may be the target as well",
-        "admin_key_env": "with --url: variable with its key",
-        "admin_key_file": "with --url: file with its key, instead",
-        "model": "name of the model (the first one the service lists)",
-        "start_limit_s": "for the service's start",
+        "--config": "start the service with this",
+        "--url": "use a running service on this machine, e.g. http://127.0.0.1:8000",
+        "--allow-host": "with --url: this host of a private network may be the target as well",
+        "--admin-key-env": "with --url: variable with its key",
+        "--admin-key-file": "with --url: file with its key, instead",
+        "--model": "name of the model (the first one the service lists)",
+        "--start-limit": "for the service's start",
     },
     "load": {
-        "trace": "Azure trace, CSV (a synthetic one of its shape)",
-        "seed": "",
-        "start_s": "of the window (around the worst burst)",
-        "duration_s": "",
-        "rate_rps": "mean requests/s (from calibration)",
-        "load_fraction": "mean rate over FP16 capacity",
-        "context_tokens": "prompt and output together (the service's)",
-        "length_scale": "of all lengths (99 %% fit the context)",
-        "max_prompt_tokens": "",
-        "max_output_tokens": "",
-        "exact_share": "of the requests, which ask for an exact answer",
-        "token_ids": "LOW-HIGH: ids prompts are drawn from (10-250)",
+        "--trace": "Azure trace, CSV (a synthetic one of its shape)",
+        "--seed": "",
+        "--start": "of the window (around the worst burst)",
+        "--duration": "",
+        "--rate": "mean requests/s (from calibration)",
+        "--load-fraction": "mean rate over FP16 capacity",
+        "--context-tokens": "prompt and output together (the service's)",
+        "--length-scale": "of all lengths (99 %% fit the context)",
+        "--max-prompt-tokens": "",
+        "--max-output-tokens": "",
+        "--exact-share": "of the requests, which ask for an exact answer",
+        "--token-ids": "LOW-HIGH: ids prompts are drawn from (10-250)",
     },
     "runs": {
-        "policies": "some of fp16,fp8,adaptive; plain, or plain-NAME, alone: a server without controller, run once as it is",
-        "slo_ttft_ms": "(--slo-factor x unloaded)",
-        "slo_tpot_ms": "(--slo-factor x unloaded)",
-        "slo_factor": "",
-        "probe_s": "each stage of the calibration",
-        "probe_concurrency": "users at most",
-        "cooldown_s": "",
-        "settle_limit_s": "for a directive and empty queues",
-        "drain_s": "after the last arrival",
-        "request_timeout_s": "",
-        "max_requests": "of one run",
-        "out": "parent of the report's folder",
+        "--policies": "some of fp16,fp8,adaptive; plain, or plain-NAME, alone: a server without controller, run once as it is",
+        "--slo-ttft-ms": "(--slo-factor x unloaded)",
+        "--slo-tpot-ms": "(--slo-factor x unloaded)",
+        "--slo-factor": "",
+        "--probe": "each stage of the calibration",
+        "--probe-concurrency": "users at most",
+        "--cooldown": "",
+        "--settle-limit": "for a directive and empty queues",
+        "--drain": "after the last arrival",
+        "--request-timeout": "",
+        "--max-requests": "of one run",
+        "--out": "parent of the report's folder",
     },
 }
-FLAGS = {"service_config": "--config", "rate_rps": "--rate"}
+FIELDS = {"--config": "service_config", "--rate": "rate_rps"}
 
 
-def flag_of(field: str) -> str:
-    """Return the option of a field."""
-    return FLAGS.get(field, "--" + field.removesuffix("_s").replace("_", "-"))
+def field_of(flag: str) -> str:
+    """Return the field of an option; of seconds the name tells the unit."""
+    name = FIELDS.get(flag, flag.removeprefix("--").replace("-", "_"))
+    return name if name in LoadtestConfig.model_fields else f"{name}_s"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -86,11 +87,12 @@ def build_parser() -> argparse.ArgumentParser:
     types = {"token_ids": _id_range, "policies": _names}
     for title, options in GROUPS.items():
         group = parser.add_argument_group(title)
-        for field, text in options.items():
+        for flag, text in options.items():
+            field = field_of(flag)
             default = LoadtestConfig.model_fields[field].default
             shown = f"({default:g})" if isinstance(default, int | float) else ""
             group.add_argument(
-                flag_of(field), dest=field, type=types.get(field, str), metavar="...", help=f"{text} {shown}".strip()
+                flag, dest=field, type=types.get(field, str), metavar="...", help=f"{text} {shown}".strip()
             )
     return parser
 
@@ -104,14 +106,17 @@ def parse_config(arguments: Sequence[str]) -> LoadtestConfig:
     except LoadtestError as error:
         parser.error(str(error))
     except ValidationError as error:
-        parser.error("; ".join(_problem(dict(one)) for one in error.errors()))
+        flags = {field_of(flag): flag for options in GROUPS.values() for flag in options}
+        parser.error("; ".join(_problem(dict(one), flags) for one in error.errors()))
 
 
-def _problem(error: dict[str, object]) -> str:
+def _problem(error: dict[str, object], flags: dict[str, str]) -> str:
     location = error["loc"]
     field = str(location[0]) if isinstance(location, tuple) and location else ""
     text = str(error["msg"]).removeprefix("Value error, ")
-    return f"{flag_of(field)}: {text}" + ("" if "got" in text else f", got {error['input']}") if field else text
+    return (
+        f"{flags.get(field, field)}: {text}" + ("" if "got" in text else f", got {error['input']}") if field else text
+    )
 
 
 def _names(text: str) -> tuple[str, ...]:
