@@ -39,6 +39,16 @@ def read(path: Path) -> tuple[list[str], list[str], list[list[str]]]:
     return comments, table[0], table[1:]
 
 
+def write(path: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]], comments: Sequence[str]) -> None:
+    """Write a result file of one run."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        file.writelines(f"# {comment}\n" for comment in comments)
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(rows)
+
+
 def merge(
     path: Path,
     columns: Sequence[str],
@@ -61,9 +71,4 @@ def merge(
         kept = {tuple(row[i] for i in places): row for row in old}
     for row in rows:
         kept[tuple(str(row[i]) for i in places)] = list(map(str, row))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        file.writelines(f"# {note}\n" for note in dict.fromkeys([*notes, *comments]))
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(kept.values())
+    write(path, columns, list(kept.values()), list(dict.fromkeys([*notes, *comments])))

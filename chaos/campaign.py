@@ -9,7 +9,6 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.http import http_procs
 from chaos import faults, soak
 from chaos.fault_cost import FaultResult, Injection, detected_after_s, result
 from chaos.faults import Arena
@@ -83,12 +82,11 @@ def running(
             last = text.partition(":")[0]
             say(last)
 
-    with started_service(serve_command(own), folder / "service.log", start_limit_s, progress) as (url, _):
-        root = http_procs.service_of(port)
-        family = None if root is None else family_of(root)
+    with started_service(serve_command(own), folder / "service.log", start_limit_s, progress) as started:
+        family = family_of(started.pid)
         if family is None:
             raise CampaignError(f"the processes of the service on port {port} are not found")
-        yield ServiceUnderTest(url, family, read.model.id, read.replicas, read.http.max_body_bytes)
+        yield ServiceUnderTest(started.url, family, read.model.id, read.replicas, read.http.max_body_bytes)
 
 
 def steady_load(service: ServiceUnderTest, folder: Path, for_s: float) -> BackgroundLoad:

@@ -14,10 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.http import http_procs, http_systems
+from benchmarks.http import http_procs
 from benchmarks.http.http_systems import RunningSystem
 from experiments import systems
 from experiments.config import Experiment, ExperimentError, Kill, Run
+from loadtest.errors import LoadtestError
+from loadtest.service.process import ADMIN_KEY_ENV
 
 LOADTEST_LIMIT_S = 120.0  # beyond the arrivals and the drain
 REPLICAS_LIMIT_S = 600.0  # for replicas that were killed to come back
@@ -44,7 +46,7 @@ def loadtest_command(experiment: Experiment, run: Run, rate_rps: float, seed: in
         "drain": load.drain_s,
         "settle-limit": load.settle_limit_s,
         "policies": (run.directive or "adaptive") if run.system == "nestedfp" else f"plain-{run.name}",
-        "admin-key-env": http_systems.KEY_ENV,
+        "admin-key-env": ADMIN_KEY_ENV,
         "exact-share": run.exact_share or None,
     }
     given = [(f"--{name}", str(value)) for name, value in options.items() if value is not None]
@@ -119,12 +121,12 @@ class Campaign:
         try:
             if run.system == "nestedfp":
                 systems.steer(service, settings, self.experiment, run)
-        except RuntimeError as error:
+        except LoadtestError as error:
             self.say(f"error: {run.name}: {error}")
             return False
         command = loadtest_command(self.experiment, run, rate_rps, seed, self.trace, service.url)
         limit_s = self.experiment.load.duration_s + self.experiment.load.drain_s + LOADTEST_LIMIT_S
-        environment = os.environ | {http_systems.KEY_ENV: service.key or ""}
+        environment = os.environ | {ADMIN_KEY_ENV: service.key}
         log = target.with_name(f"{target.name}.log")  # 3.5-0 has no suffix
         with log.open("w") as file:
             process = subprocess.Popen(
@@ -167,7 +169,6 @@ def _kill(
             return
         time.sleep(0.05)
     time.sleep(kill.at_s)
-    assert service.pid is not None, "the experiment started the service"
     found = http_procs.of_role(service.pid, kill.process)
     if not found:
         say(f"error: no process of the kind {kill.process} to kill")

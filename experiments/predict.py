@@ -1,26 +1,28 @@
 """What the simulator says of an experiment: its arrivals, its policies, a table of measured step costs; no GPU."""
 
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
-import yaml
 
 from benchmarks.engine.engine_shapes import SHAPES
+from controller.config import ControllerConfig
 from experiments.config import Experiment, ExperimentError, Run, controller_section
 from experiments.other_ranks import Shape, derive
 from loadtest.report.run_summary import exact_answer_share, fp16_token_share, meets_tpot, meets_ttft
 from nestedfp.vllm_plugin.options import PluginOptions
-from simulator.engine.cost_table import EngineTable, read_table, write_table
+from simulator.bench import make_requests
+from simulator.cluster.cluster import Cluster
+from simulator.cluster.scenario import Scenario
+from simulator.engine.cost_table import EngineTable, read_table
 from simulator.errors import SimulationError
+from simulator.output import record
 from workload.azure import Arrival, TraceError, read_trace
 from workload.frozen import FrozenModel
 from workload.percentiles import Percentiles, percentiles
-from workload.records import RequestRecord, read_requests
+from workload.records import RequestRecord
+from workload.resample import prepare
 from workload.shape import Lengths, fit_lengths, select_at_rate
 
 KEPT = "predicted.json"
@@ -29,7 +31,6 @@ KEPT = "predicted.json"
 # nestedfp) less the engine's step of 16 tokens (start_costs of simulator/engine/tables/h100-*-load.json).
 FRONT_MS = 9.7
 REST_S = 15.0  # before the load: the service was ready, or between two load tests
-EPOCH = datetime(2000, 1, 1)
 
 
 class Prediction(FrozenModel):
@@ -54,7 +55,7 @@ class Predictions(FrozenModel):
 
 
 def arrivals(experiment: Experiment, trace: Path, rate_rps: float, seed: int) -> tuple[Arrival, ...]:
-    """Return the arrivals that the load test draws for a rate and seed, by the same functions.
+    """Return the arrivals that the load test draws for a rate and seed, by the same functions; the first comes at 0 s.
 
     Raises:
         TraceError: the trace cannot be read.
@@ -64,22 +65,20 @@ def arrivals(experiment: Experiment, trace: Path, rate_rps: float, seed: int) ->
     lengths = Lengths(experiment.engine.max_model_len, load.length_scale, load.max_prompt_tokens, None)
     fitted, _ = fit_lengths(read_trace(trace), lengths)
     try:
-        return select_at_rate(fitted, load.start_s, load.duration_s, rate_rps, seed).arrivals
+        chosen = select_at_rate(fitted, load.start_s, load.duration_s, rate_rps, seed).arrivals
     except TraceError as error:
         raise ExperimentError(
             f"{trace}: {error} (here they are start_s, rates_rps and duration_s of the configuration's load)"
         ) from error
+    at = [timedelta(seconds=each.at_s) for each in chosen]  # to the microsecond, as a trace has them
+    return tuple(
+        Arrival((at_s - at[0]).total_seconds(), each.prompt_tokens, each.output_tokens)
+        for at_s, each in zip(at, chosen, strict=True)
+    )
 
 
-def limited_table(table: Path, experiment: Experiment, folder: Path) -> Path:
-    """Write a table of step costs of the experiment's engine: its shape, ranks and limits, not those that were measured.
-
-    Args:
-        table: the measured one, of one GPU.
-        folder: for the copy.
-
-    Returns:
-        The copy's path.
+def limited_table(table: Path, experiment: Experiment) -> EngineTable:
+    """Return step costs of the experiment's engine: its shape, ranks and limits, not those of the measured table.
 
     Raises:
         ExperimentError: when the table cannot be read, or nothing tells what other ranks or another shape would take.
@@ -102,9 +101,7 @@ def limited_table(table: Path, experiment: Experiment, folder: Path) -> Path:
     # An engine of other limits measures other steps at its start: up to max_num_seqs tokens they are decodes.
     same = limits.model_copy(update={name: getattr(known.engine, name) for name in ("kv_tokens", "mixed_steps")})
     start_costs = known.start_costs if same == known.engine else None
-    copy = folder / table.name
-    write_table(copy, known.model_copy(update={"engine": limits, "start_costs": start_costs}))
-    return copy
+    return known.model_copy(update={"engine": limits, "start_costs": start_costs})
 
 
 def derived_table(measured: EngineTable, experiment: Experiment) -> EngineTable:
@@ -145,28 +142,19 @@ def predict(
     Raises:
         ExperimentError: when the simulator refuses, with its message.
     """
-    found = []
-    with tempfile.TemporaryDirectory() as folder:
-        limited = limited_table(table, experiment, Path(folder))
-        for rate in experiment.load.rates_rps:
-            for seed in experiment.load.seeds:
-                replayed = Path(folder) / f"{rate:g}-{seed}.csv"
-                write_trace(replayed, arrivals(experiment, trace, rate, seed))
-                for run in experiment.runs:
-                    if run.system != "nestedfp" or run.kill is not None:
-                        continue
-                    found.append(_simulate(experiment, run, rate, seed, replayed, limited, Path(folder), front_ms))
-                    say(f"{run.name} at {rate:g} requests/s, seed {seed}: {100 * found[-1].tight_slo:.1f} %")
+    found, limited = [], limited_table(table, experiment)
+    for rate in experiment.load.rates_rps:
+        for seed in experiment.load.seeds:
+            replayed = arrivals(experiment, trace, rate, seed)
+            for run in experiment.runs:
+                if run.system != "nestedfp" or run.kill is not None:
+                    continue
+                try:
+                    found.append(_simulate(experiment, run, rate, seed, replayed, limited, front_ms))
+                except SimulationError as error:
+                    raise ExperimentError(f"simulation of {run.name}: {error}") from error
+                say(f"{run.name} at {rate:g} requests/s, seed {seed}: {100 * found[-1].tight_slo:.1f} %")
     return Predictions(table=table.name, front_ms=front_ms, runs=tuple(found))
-
-
-def write_trace(path: Path, requests: tuple[Arrival, ...]) -> None:
-    """Write arrivals as the simulator reads them."""
-    lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
-    for each in requests:
-        at = EPOCH + timedelta(seconds=each.at_s)
-        lines.append(f"{at:%Y-%m-%d %H:%M:%S.%f}0,{each.prompt_tokens},{each.output_tokens}")
-    path.write_text("\n".join(lines) + "\n")
 
 
 def _simulate(
@@ -174,22 +162,15 @@ def _simulate(
     run: Run,
     rate_rps: float,
     seed: int,
-    trace: Path,
-    table: Path,
-    folder: Path,
+    replayed: tuple[Arrival, ...],
+    table: EngineTable,
     front_ms: float,
 ) -> Prediction:
-    section, records = folder / "controller.yaml", folder / "records.jsonl"
-    section.write_text(yaml.safe_dump(controller_section(experiment.slo, run)))
-    files = {"--trace": trace, "--config": section, "--table": table, "--records": records}
-    command = [sys.executable, "-m", "simulator", "--replicas", str(experiment.replicas), "--seed", str(seed)]
-    command += ["--rest", f"{REST_S:g}", "--pinned-share", f"{run.exact_share:g}"]
-    for option, path in files.items():
-        command += [option, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ExperimentError(f"simulation of {run.name}: {done.stderr.strip()[-500:]}")
-    requests, slo = [_as_clients_see(record, front_ms) for record in read_requests(records)], experiment.slo
+    scenario = Scenario(replicas=experiment.replicas, rest_s=REST_S, pinned_share=run.exact_share, seed=seed)
+    simulated = make_requests(prepare(replayed, 0.0, None), scenario)
+    slo = experiment.slo
+    Cluster(table, ControllerConfig.model_validate(controller_section(slo, run)), scenario).run(simulated)
+    requests = [_as_clients_see(record(each, "adaptive", table.model), front_ms) for each in simulated]
     return Prediction(
         policy=run.name,
         rate_rps=rate_rps,

@@ -5,7 +5,6 @@ import re
 import shutil
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ from benchmarks.http import http_systems
 from benchmarks.http.http_systems import RunningSystem
 from benchmarks.weights.random_weights import NESTED_WORKER
 from experiments.config import Experiment, ExperimentError, Run, controller_section
+from loadtest.errors import LoadtestError
+from loadtest.service.admin import ServiceClient
 from nestedfp.vllm_plugin.options import OPTIONS_KEY
-from workload.records import ServiceStatus
 
 SETTINGS = "deployment.yaml"
 POLL_S = 0.5
@@ -87,7 +87,7 @@ def running(
                     yield service, Path(folder) / SETTINGS
                 finally:
                     keep_replica_logs(Path(folder) / f"{name}.log", log_folder)
-        except RuntimeError as error:
+        except LoadtestError as error:
             raise ExperimentError(str(error)) from error
         finally:
             log = Path(folder) / f"{name}.log"
@@ -119,12 +119,13 @@ def steer(service: RunningSystem, path: Path, experiment: Experiment, run: Run) 
     """Give a running service the policy of a run.
 
     Raises:
-        RuntimeError: when the service refuses it, with its answer.
+        LoadtestError: when the service refuses it, with its answer.
     """
     settings = yaml.safe_load(path.read_text())
     settings["controller"] = controller_section(experiment.slo, run)
     path.write_text(yaml.safe_dump(settings))
-    http_systems.post(f"{service.url}/admin/reload", {}, {"Authorization": f"Bearer {service.key}"})
+    with ServiceClient(service.url, service.key) as client:
+        client.reload()
 
 
 def wait_until_whole(url: str, replicas: int, limit_s: float, say: Callable[[str], None]) -> None:
@@ -142,9 +143,9 @@ def wait_until_whole(url: str, replicas: int, limit_s: float, say: Callable[[str
     deadline_s, said = time.monotonic() + limit_s, False
     while True:
         try:
-            with urllib.request.urlopen(f"{url}/status", timeout=10) as answer:
-                found = ServiceStatus.model_validate_json(answer.read()).answering
-        except (OSError, ValueError):  # the controller may be restarting
+            with ServiceClient(url, None) as client:
+                found = client.status().answering
+        except LoadtestError:  # the controller may be restarting
             found = 0
         if found >= replicas:
             return

@@ -3,12 +3,11 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from pydantic import ValidationError
 from rich.console import Console
 
-from loadtest.config import POLICIES, LoadtestConfig
+from loadtest.config import LoadtestConfig
 from loadtest.errors import InputError, LoadtestError
 from loadtest.progress import Progress
 from loadtest.session import run_loadtest
@@ -26,8 +25,57 @@ configuration that the service refuses or a trace that cannot give the load, 130
 """
 
 
+# Option, its place among the groups of the help, and what it says; the type and the default are the field's in LoadtestConfig.
+GROUPS: dict[str, dict[str, str]] = {
+    "service (one of --config and --url)": {
+        "--config": "start the service with this",
+        "--url": "use a running service on this machine, e.g. http://127.0.0.1:8000",
+        "--allow-host": "with --url: this host of a private network may be the target as well",
+        "--admin-key-env": "with --url: variable with its key",
+        "--admin-key-file": "with --url: file with its key, instead",
+        "--model": "name of the model (the first one the service lists)",
+        "--start-limit": "for the service's start",
+    },
+    "load": {
+        "--trace": "Azure trace, CSV (a synthetic one of its shape)",
+        "--seed": "",
+        "--start": "of the window (around the worst burst)",
+        "--duration": "",
+        "--rate": "mean requests/s (from calibration)",
+        "--load-fraction": "mean rate over FP16 capacity",
+        "--context-tokens": "prompt and output together (the service's)",
+        "--length-scale": "of all lengths (99 %% fit the context)",
+        "--max-prompt-tokens": "",
+        "--max-output-tokens": "",
+        "--exact-share": "of the requests, which ask for an exact answer",
+        "--token-ids": "LOW-HIGH: ids prompts are drawn from (10-250)",
+    },
+    "runs": {
+        "--policies": "some of fp16,fp8,adaptive; plain, or plain-NAME, alone: a server without controller, run once as it is",
+        "--slo-ttft-ms": "(--slo-factor x unloaded)",
+        "--slo-tpot-ms": "(--slo-factor x unloaded)",
+        "--slo-factor": "",
+        "--probe": "each stage of the calibration",
+        "--probe-concurrency": "users at most",
+        "--cooldown": "",
+        "--settle-limit": "for a directive and empty queues",
+        "--drain": "after the last arrival",
+        "--request-timeout": "",
+        "--max-requests": "of one run",
+        "--out": "parent of the report's folder",
+    },
+}
+FIELDS = {"--config": "service_config", "--rate": "rate_rps"}
+
+
+def field_of(flag: str) -> str:
+    """Return the field of an option; of seconds the name tells the unit."""
+    name = FIELDS.get(flag, flag.removeprefix("--").replace("-", "_"))
+    return name if name in LoadtestConfig.model_fields else f"{name}_s"
+
+
 def build_parser() -> argparse.ArgumentParser:
-    """The arguments; defaults are those of LoadtestConfig."""
+    """The arguments; LoadtestConfig checks and converts them, and has the defaults."""
     parser = argparse.ArgumentParser(
         prog="python -m loadtest",
         description="Replay production arrivals, open loop, once per precision policy, against one running service.",
@@ -36,86 +84,16 @@ def build_parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
-    default = {name: field.default for name, field in LoadtestConfig.model_fields.items()}
-
-    group = parser.add_argument_group("service (one of --config and --url)")
-    group.add_argument("--config", dest="service_config", type=Path, metavar="FILE", help="start the service with this")
-    group.add_argument("--url", help="use a running service on this machine, e.g. http://127.0.0.1:8000")
-    group.add_argument(
-        "--allow-host", metavar="HOST", help="with --url: this host of a private network may be the target as well"
-    )
-    group.add_argument(
-        "--admin-key-env", metavar="NAME", help=f"with --url: variable with its key ({default['admin_key_env']})"
-    )
-    group.add_argument("--admin-key-file", type=Path, metavar="FILE", help="with --url: file with its key, instead")
-    group.add_argument("--model", help="name of the model (the first one the service lists)")
-    group.add_argument(
-        "--start-limit", dest="start_limit_s", type=float, metavar="S", help=f"({default['start_limit_s']:g})"
-    )
-
-    group = parser.add_argument_group("load")
-    group.add_argument("--trace", type=Path, metavar="CSV", help="Azure trace (a synthetic one of its shape)")
-    group.add_argument("--seed", type=int, help=f"({default['seed']})")
-    group.add_argument(
-        "--start", dest="start_s", type=float, metavar="S", help="of the window (around the worst burst)"
-    )
-    group.add_argument("--duration", dest="duration_s", type=float, metavar="S", help=f"({default['duration_s']:g})")
-    group.add_argument("--rate", dest="rate_rps", type=float, metavar="R", help="mean requests/s (from calibration)")
-    group.add_argument(
-        "--load-fraction", type=float, metavar="F", help=f"mean rate over FP16 capacity ({default['load_fraction']:g})"
-    )
-    group.add_argument("--context-tokens", type=int, metavar="N", help="prompt and output together (the service's)")
-    group.add_argument("--length-scale", type=float, metavar="F", help="of all lengths (99 %% fit the context)")
-    group.add_argument("--max-prompt-tokens", type=int, metavar="N")
-    group.add_argument("--max-output-tokens", type=int, metavar="N")
-    group.add_argument(
-        "--exact-share",
-        type=float,
-        metavar="F",
-        help=f"of the requests, which ask for an exact answer ({default['exact_share']:g})",
-    )
-    group.add_argument("--token-ids", type=_id_range, metavar="LOW-HIGH", help="ids prompts are drawn from (10-250)")
-
-    group = parser.add_argument_group("runs")
-    group.add_argument(
-        "--policies",
-        type=_names,
-        metavar="LIST",
-        help=f"({','.join(POLICIES)}); plain, or plain-NAME, alone: a server without controller, run once as it is",
-    )
-    group.add_argument("--slo-ttft-ms", type=float, metavar="MS", help="(--slo-factor x unloaded)")
-    group.add_argument("--slo-tpot-ms", type=float, metavar="MS", help="(--slo-factor x unloaded)")
-    group.add_argument("--slo-factor", type=float, metavar="F", help=f"({default['slo_factor']:g})")
-    group.add_argument(
-        "--probe",
-        dest="probe_s",
-        type=float,
-        metavar="S",
-        help=f"each stage of the calibration ({default['probe_s']:g})",
-    )
-    group.add_argument(
-        "--probe-concurrency", type=int, metavar="N", help=f"users at most ({default['probe_concurrency']})"
-    )
-    group.add_argument("--cooldown", dest="cooldown_s", type=float, metavar="S", help=f"({default['cooldown_s']:g})")
-    group.add_argument(
-        "--settle-limit",
-        dest="settle_limit_s",
-        type=float,
-        metavar="S",
-        help=f"for a directive and empty queues ({default['settle_limit_s']:g})",
-    )
-    group.add_argument(
-        "--drain", dest="drain_s", type=float, metavar="S", help=f"after the last arrival ({default['drain_s']:g})"
-    )
-    group.add_argument(
-        "--request-timeout",
-        dest="request_timeout_s",
-        type=float,
-        metavar="S",
-        help=f"({default['request_timeout_s']:g})",
-    )
-    group.add_argument("--max-requests", type=int, metavar="N", help=f"of one run ({default['max_requests']})")
-    group.add_argument("--out", type=Path, metavar="DIR", help=f"({default['out']}/<time>)")
+    types = {"token_ids": _id_range, "policies": _names}
+    for title, options in GROUPS.items():
+        group = parser.add_argument_group(title)
+        for flag, text in options.items():
+            field = field_of(flag)
+            default = LoadtestConfig.model_fields[field].default
+            shown = f"({default:g})" if isinstance(default, int | float) else ""
+            group.add_argument(
+                flag, dest=field, type=types.get(field, str), metavar="...", help=f"{text} {shown}".strip()
+            )
     return parser
 
 
@@ -128,7 +106,7 @@ def parse_config(arguments: Sequence[str]) -> LoadtestConfig:
     except LoadtestError as error:
         parser.error(str(error))
     except ValidationError as error:
-        flags = {action.dest: action.option_strings[0] for action in parser._actions if action.option_strings}
+        flags = {field_of(flag): flag for options in GROUPS.values() for flag in options}
         parser.error("; ".join(_problem(dict(one), flags) for one in error.errors()))
 
 

@@ -100,7 +100,7 @@ def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
                 options=config.model_dump(mode="json"),
             )
             write_jsonl(out_dir / "timeline.jsonl", (sample for policy in timelines for sample in timelines[policy]))
-            path = write_report(out_dir, summary, records, timelines)
+            path = write_report(out_dir, summary, records)
             print_report(progress.console, summary)
             return path
 
@@ -149,10 +149,10 @@ def _service(config: LoadtestConfig, key: str | None, out_dir: Path, progress: P
     assert config.service_config is not None, "LoadtestConfig demands one of the two"
     command = serve_command(config.service_config)
     with (
-        started_service(command, out_dir / "service.log", config.start_limit_s, progress.say) as (url, made_key),
-        ServiceClient(url, made_key) as service,
+        started_service(command, out_dir / "service.log", config.start_limit_s, progress.say) as started,
+        ServiceClient(started.url, started.key) as service,
     ):
-        progress.note(f"service ready at {url}")
+        progress.note(f"service ready at {started.url}")
         yield service
 
 

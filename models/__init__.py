@@ -1,1 +1,1 @@
-"""The demonstration model: a small Llama that continues fairy tales, and the scripts that made and measured it."""
+"""The demonstration model, shapes of larger ones, and a script that makes a checkpoint of a package."""

@@ -1,18 +1,14 @@
-"""``python -m simulator``: a simulation; with a command's name as the first word, that command."""
+"""``python -m simulator``: a simulation; with ``fit`` as the first word, the fit of an engine's table."""
 
-import importlib
 import sys
-
-COMMANDS = {
-    "fit": "simulator.fit.fit",
-}
 
 
 def main(words: list[str]) -> int:
     """Run the command that the words name; returns its exit status."""
-    if words and words[0] in COMMANDS:
-        status: int = importlib.import_module(COMMANDS[words[0]]).main(words[1:])
-        return status
+    if words and words[0] == "fit":
+        from simulator.fit import fit
+
+        return fit.main(words[1:])
     from simulator import run
 
     return run.main(words)

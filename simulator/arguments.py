@@ -10,10 +10,8 @@ from controller.config import explain
 from simulator.bench import Bench, Generator, make_bench
 from simulator.cluster.scenario import Failure, Scenario
 from simulator.engine.cost_table import TABLE, read_table
-from simulator.engine.path_queue import PathCost
 from simulator.errors import SimulationError
 from workload.azure import read_trace
-from workload.resample import JITTER_S
 from workload.strict_yaml import YamlFileError, read_yaml_file
 from workload.synthetic import MEAN_RATE_RPS
 
@@ -38,13 +36,6 @@ def add_load(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--start", type=float, default=0.0, metavar="S", help="of the window of the trace")
     group.add_argument("--duration", type=float, metavar="S", help="of the window (all of the trace; generated: 600)")
-    group.add_argument(
-        "--jitter",
-        type=float,
-        default=JITTER_S,
-        metavar="S",
-        help="copies of a request are moved by so much (%(default)g)",
-    )
     group.add_argument("--pinned-share", type=float, default=0.0, metavar="F", help="requests that demand FP16")
     group.add_argument("--rest", type=float, default=0.0, metavar="S", help="before the first request (%(default)g)")
     group.add_argument("--seed", type=int, default=0)
@@ -56,14 +47,6 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--replicas", type=int, default=1, metavar="N", help="(%(default)s)")
     group.add_argument("--table", type=Path, default=TABLE, metavar="JSON", help="the engine (the table that ships)")
     group.add_argument("--admission-limit", type=int, metavar="N", help="ongoing requests of a replica (none)")
-    group.add_argument(
-        "--path-us", type=float, nargs="?", const=PathCost().per_token_us, metavar="US",
-        help="processor time of the front end for each streamed token (without a value 42; left out: none)",
-    )  # fmt: skip
-    group.add_argument(
-        "--path-request-us", type=float, default=0.0, metavar="US",
-        help="and for each request, with --path-us (%(default)g)",
-    )  # fmt: skip
     group.add_argument(
         "--max-replicas", type=int, metavar="N", help="up to which the autoscaler may go (none are added)"
     )
@@ -125,9 +108,6 @@ def check_folders(*paths: Path | None) -> None:
 
 def make_scenario(args: argparse.Namespace) -> Scenario:
     """The cluster of the arguments."""
-    if args.path_us is None and args.path_request_us:
-        raise SimulationError("--path-request-us: expected --path-us beside it, the cost of a token")
-    path = None if args.path_us is None else {"per_token_us": args.path_us, "per_request_us": args.path_request_us}
     try:
         scenario = Scenario.model_validate(
             {
@@ -142,8 +122,6 @@ def make_scenario(args: argparse.Namespace) -> Scenario:
                     "duplication": args.duplication,
                 },
                 "failures": args.fail,
-                "path": path,
-                "jitter_s": args.jitter,
                 "pinned_share": args.pinned_share,
                 "rest_s": args.rest,
                 "seed": args.seed,

@@ -1,6 +1,5 @@
 """One simulation from its parts: load, SLO, configuration, run, numbers."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,6 @@ from pydantic import ValidationError
 
 from controller.config import ControllerConfig, explain
 from controller.policies import POLICIES
-from nestedfp.modes import DirectiveMode
 from simulator import load_units, simulation_summary
 from simulator.cluster.cluster import Cluster, RunResult
 from simulator.cluster.scenario import Scenario
@@ -45,7 +43,6 @@ class Bench:
     load: resample.Load
     unloaded: load_units.Unloaded
     fp16_capacity_rps: float  # of one replica
-    fp8_capacity_rps: float
     generator: Generator | None = None
 
     def at_load(self, load: float | None, scenario: Scenario) -> resample.Load:
@@ -54,11 +51,11 @@ class Bench:
             return self.load
         rate_rps = load * self.fp16_capacity_rps * scenario.replicas
         if self.generator is None:
-            return resample.resampled(self.load, rate_rps, scenario.seed, scenario.jitter_s)
+            return resample.resampled(self.load, rate_rps, scenario.seed)
         arrivals = self.generator.arrivals(rate_rps)
         if not arrivals:
             raise SimulationError(f"no request in {self.generator.duration_s:g} s; raise --load or --duration")
-        return resample.prepare(arrivals, self.table.engine.longest_tokens, 0.0, self.generator.duration_s)
+        return resample.prepare(arrivals, 0.0, self.generator.duration_s)
 
     @property
     def tight(self) -> Slo:
@@ -82,7 +79,7 @@ def make_bench(
     generator: Generator | None = None,
 ) -> Bench:
     """Cut the trace and measure what the engine makes of it."""
-    load = resample.prepare(arrivals, table.engine.longest_tokens, start_s, duration_s)
+    load = resample.prepare(arrivals, start_s, duration_s)
     longest = table.engine.longest_tokens
     served = [a for a in load.arrivals if a.prompt_tokens + a.output_tokens <= longest]
     if not served:
@@ -92,8 +89,7 @@ def make_bench(
         table,
         load,
         load_units.unloaded(table, round(prompt), round(output)),
-        load_units.capacity_rps(table, served, DirectiveMode.FP16),
-        load_units.capacity_rps(table, served, DirectiveMode.FP8),
+        load_units.capacity_rps(table, served),
         generator,
     )
 
@@ -154,11 +150,8 @@ def simulate(
             "simulated_s": result.ended_s,
             "rate_rps": shaped.rate_rps,
             "fp16_capacity_rps": bench.fp16_capacity_rps * scenario.replicas,
-            "fp8_capacity_rps": bench.fp8_capacity_rps * scenario.replicas,
             "unloaded_ttft_ms": bench.unloaded.ttft_ms,
             "unloaded_tpot_ms": bench.unloaded.tpot_ms,
-            "decisions": dict(Counter(record.reason for record in result.records)),
-            "events": result.events,
             "seed": scenario.seed,
         }
     )

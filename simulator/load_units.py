@@ -2,7 +2,7 @@
 
 * Unloaded: one request of the trace's mean lengths, alone, in FP16; the tight SLO is 5 times and the loose one 10 times
   its TTFT and its TPOT, as in the load test.
-* Capacity: one replica in one precision gets requests of the trace's lengths, evenly picked, all at time 0, so that its
+* Capacity: one replica in FP16 gets requests of the trace's lengths, evenly picked, all at time 0, so that its
   queue never empties. Counted are the tokens it computes between the moments when 20 % and 80 % of the requests have
   been answered, over the mean tokens of a request: requests per second with a full batch.
 """
@@ -10,7 +10,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nestedfp.modes import DirectiveMode
 from simulator.engine.cost_table import EngineTable
 from simulator.engine.engine import Engine
 from simulator.engine.request import SimRequest
@@ -39,14 +38,13 @@ def unloaded(table: EngineTable, prompt_tokens: int, output_tokens: int) -> Unlo
     return Unloaded(request.ttft_ms, request.tpot_ms)
 
 
-def capacity_rps(table: EngineTable, arrivals: Sequence[Arrival], mode: DirectiveMode) -> float:
-    """Requests per second of one replica with a queue that never empties."""
+def capacity_rps(table: EngineTable, arrivals: Sequence[Arrival]) -> float:
+    """Requests per second of one replica in FP16 with a queue that never empties."""
     assert arrivals, "a trace has at least one request"
     count = max(PROBE_REQUESTS, 8 * table.engine.max_num_seqs)
     picked = [arrivals[index * len(arrivals) // count] for index in range(count)]
     mean_tokens = sum(a.prompt_tokens + a.output_tokens - 1 for a in picked) / count
     engine = Engine(table)
-    engine.directive = mode
     for index, arrival in enumerate(picked):
         engine.add(0.0, SimRequest(index, 0.0, arrival.prompt_tokens, arrival.output_tokens))
     marks = []

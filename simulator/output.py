@@ -1,6 +1,5 @@
 """What a simulation prints and writes: a line of a table, and the load test's JSON lines, so that its report reads them."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from simulator.cluster.cluster import Cluster, RunResult
@@ -15,7 +14,6 @@ from workload.records import (
     RequestRecord,
     ServiceReplica,
     ServiceStatus,
-    TimelineSample,
     write_jsonl,
 )
 
@@ -103,14 +101,3 @@ def sample(now_s: float, cluster: Cluster) -> tuple[float, ServiceStatus]:
         reason=latest.reason if latest else "start",
         replicas=tuple(replicas),
     )
-
-
-def timeline(result: RunResult, policy: str) -> Iterator[TimelineSample]:
-    """What ``sample`` took, under the policy's name in the load test."""
-    name = NAMES.get(policy, "adaptive")
-    return (TimelineSample(policy=name, at_s=at_s, status=status) for at_s, status in result.samples)
-
-
-def write_timeline(path: Path, result: RunResult, policy: str) -> None:
-    """The samples as the load test records them."""
-    write_jsonl(path, timeline(result, policy))

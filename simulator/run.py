@@ -45,7 +45,6 @@ class Job:
     scenario: Scenario
     load: float | None
     records: Path | None
-    timeline: Path | None
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -66,7 +65,6 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--records", type=Path, metavar="JSONL", help="every request, as the load test writes it (one run)"
     )
-    group.add_argument("--timeline", type=Path, metavar="JSONL", help="replicas every 0.5 s, likewise (one run)")
     group.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at the same time (%(default)s)")
     return parser
 
@@ -99,18 +97,18 @@ def plan(args: argparse.Namespace) -> list[Job]:
     loads = arguments.read_loads(args)
     if args.jobs < 1:
         raise SimulationError(f"--jobs: expected 1 or more, got {args.jobs}")
-    arguments.check_folders(args.json, args.records, args.timeline)
+    arguments.check_folders(args.json, args.records)
     scenario = arguments.make_scenario(args)
     section = arguments.read_section(args.config)
     named = section.get("policy", {}).get("name") if isinstance(section.get("policy"), dict) else None
     policies = args.policy or ([named] if named else None)
     if policies is None:
         raise SimulationError(f"expected --policy NAME, one of {', '.join(POLICIES)}, or --config with a policy")
-    if len(policies) * len(loads) > 1 and (args.records or args.timeline):
-        raise SimulationError("--records and --timeline are of one run; give one --policy and one --load")
+    if len(policies) * len(loads) > 1 and args.records:
+        raise SimulationError("--records is of one run; give one --policy and one --load")
     bench = arguments.read_bench(args)
     return [
-        Job(bench, make_config(section, policy, bench), scenario, load, args.records, args.timeline)
+        Job(bench, make_config(section, policy, bench), scenario, load, args.records)
         for policy, load in product(policies, loads)
     ]
 
@@ -136,12 +134,9 @@ def run_one(job: Job) -> SimulationSummary:
     """One run, and the files that are asked for."""
     gc.disable()  # a run makes millions of objects without a cycle
     try:
-        observer = {} if job.timeline is None else {"observe": output.sample}
-        summary, result = simulate(job.bench, job.config, job.scenario, job.load, time.perf_counter, **observer)
+        summary, result = simulate(job.bench, job.config, job.scenario, job.load, time.perf_counter)
         if job.records is not None:
             output.write_records(job.records, result, summary.policy, job.bench.table.model)
-        if job.timeline is not None:
-            output.write_timeline(job.timeline, result, summary.policy)
         return summary
     finally:
         gc.enable()

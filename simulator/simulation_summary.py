@@ -30,7 +30,6 @@ class SimulationSummary(FrozenModel):
     tpot_ms: Percentiles
     fp16_token_share: float | None
     exact_answer_share: float | None  # of those answered: no token of prompt or answer ran in FP8
-    fp16_time_share: float | None  # of the time in which engines computed
     switches_per_min: float  # changes of a replica's directive, mean over the replicas
     worst_minute_switches: int  # of the cluster's directive, in any sixty seconds
     replicas: int
@@ -42,11 +41,8 @@ class SimulationSummary(FrozenModel):
     simulated_s: float
     rate_rps: float
     fp16_capacity_rps: float  # of the cluster
-    fp8_capacity_rps: float
     unloaded_ttft_ms: float
     unloaded_tpot_ms: float
-    decisions: dict[str, int]  # by reason
-    events: int
     seed: int
 
 
@@ -98,7 +94,6 @@ def replica_figures(result: RunResult) -> dict[str, float | int | None]:
     minutes = result.replica_s / MINUTE_S
     return {
         "fp16_token_share": share(sum(s.tokens[False] for s in stats), sum(s.tokens[True] for s in stats)),
-        "fp16_time_share": share(sum(s.busy_s[False] for s in stats), sum(s.busy_s[True] for s in stats)),
         "switches_per_min": sum(r.directive_changes for r in result.replicas) / minutes if minutes else 0.0,
         "preemptions": sum(replica.engine.preemptions for replica in result.replicas),
     }

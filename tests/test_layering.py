@@ -53,10 +53,11 @@ MAY_IMPORT = {
     "experiments": {
         "controller.config",
         "deploy.config",
+        "loadtest.errors",
         "loadtest.report.error_kinds",
         "loadtest.report.run_summary",
-        "simulator.engine.cost_table",
-        "simulator.errors",
+        "loadtest.service",
+        "simulator",
         "nestedfp.vllm_plugin.options",
         "workload",
     },  # and benchmarks

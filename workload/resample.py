@@ -21,37 +21,33 @@ JITTER_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The requests of a simulation, and what was done to get them."""
+    """The requests of a simulation, and how long they take to come."""
 
     arrivals: tuple[Arrival, ...]
     span_s: float
-    repaired: int  # requests without a prompt or an answer, which got one token
-    refused: int  # requests longer than the engine takes
 
     @property
     def rate_rps(self) -> float:
         return len(self.arrivals) / self.span_s
 
 
-def prepare(arrivals: Sequence[Arrival], longest_tokens: int, start_s: float, duration_s: float | None) -> Load:
+def prepare(arrivals: Sequence[Arrival], start_s: float, duration_s: float | None) -> Load:
     """Cut a window and repair what no engine can compute; requests that are too long stay and will be refused.
 
     Raises:
         TraceError: when the window holds no request.
     """
     window = cut_window(arrivals, start_s, duration_s)
-    repaired = sum(arrival.prompt_tokens < 1 or arrival.output_tokens < 1 for arrival in window)
     kept = tuple(
         Arrival(arrival.at_s, max(1, arrival.prompt_tokens), max(1, arrival.output_tokens)) for arrival in window
     )
     # The span of a whole trace ends half a mean pause after its last arrival: a rate needs an end.
     span_s = duration_s or kept[-1].at_s * (1 + 0.5 / len(kept)) or 1.0
-    refused = sum(arrival.prompt_tokens + arrival.output_tokens > longest_tokens for arrival in kept)
-    return Load(kept, span_s, repaired, refused)
+    return Load(kept, span_s)
 
 
-def resampled(load: Load, rate_rps: float, seed: int, jitter_s: float = JITTER_S) -> Load:
-    """The same load at another mean rate, the same shape in time but for ``jitter_s``."""
+def resampled(load: Load, rate_rps: float, seed: int) -> Load:
+    """The same load at another mean rate, the same shape in time but for ``JITTER_S``."""
     ratio = rate_rps / load.rate_rps
     rng = np.random.default_rng([0x10AD, seed])
     whole, part = int(ratio), ratio % 1
@@ -62,14 +58,14 @@ def resampled(load: Load, rate_rps: float, seed: int, jitter_s: float = JITTER_S
     times_s = np.array([arrival.at_s for arrival in load.arrivals])[indices]
     if ratio > 1:
         # What leaves the window at one end comes in at the other: kept at the ends, the copies would pile up there.
-        times_s = (times_s + rng.uniform(-jitter_s, jitter_s, len(times_s))) % load.span_s
+        times_s = (times_s + rng.uniform(-JITTER_S, JITTER_S, len(times_s))) % load.span_s
     order = np.argsort(times_s, kind="stable")
     arrivals = load.arrivals
     scaled = tuple(
         Arrival(at_s, arrivals[index].prompt_tokens, arrivals[index].output_tokens)
         for at_s, index in zip(times_s[order].tolist(), indices[order].tolist(), strict=True)
     )
-    return Load(scaled, load.span_s, load.repaired, load.refused)
+    return Load(scaled, load.span_s)
 
 
 def mean_lengths(arrivals: Sequence[Arrival]) -> tuple[float, float]:

@@ -9,15 +9,14 @@ fastest of those tried on each shape before.
 """
 
 import argparse
-import csv
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from benchmarks.choice.gpu_tune import environment
 from benchmarks.kernels import gpu_kernels as kernels
 from benchmarks.kernels.gpu_timing import capture, interleaved_us
+from benchmarks.results_csv import heading, write
 from nestedfp.kernels import cuda_ops, ops
 from nestedfp.kernels.tuning import mixed_tuning
 from nestedfp.kernels.tuning.mixed_tuning import TWO_LAUNCHES, MixedChoice, MixedConfig, MixedLayer
@@ -78,15 +77,7 @@ def main() -> None:
             print(f"{model} {exact} exact, {fast} fast rows: " + ", ".join(f"{s} {t:.2f} ms" for s, t in ms.items()))
             results += [(system, model, exact, fast, f"{time_ms:.3f}") for system, time_ms in ms.items()]
             torch.cuda.empty_cache()
-    about = environment()
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    with args.out.open("w", newline="") as file:
-        file.write(f"# {about['gpu']}, driver {about['driver']}, clocks {about['clocks']} at the end, free-running\n")
-        file.write(f"# torch {about['torch']}, CUDA {about['cuda']}, {about['date']}\n")
-        file.write("# python -m benchmarks.choice.gpu_mixed\n")
-        writer = csv.writer(file)
-        writer.writerow(["system", "model", "exact_rows", "fast_rows", "ms"])
-        writer.writerows(results)
+    write(args.out, ("system", "model", "exact_rows", "fast_rows", "ms"), results, heading())
 
 
 if __name__ == "__main__":

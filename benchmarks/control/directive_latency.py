@@ -10,7 +10,6 @@ to the admin route).
 
 import argparse
 import contextlib
-import csv
 import itertools
 import os
 import statistics
@@ -18,11 +17,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
 
+from benchmarks import results_csv
 from benchmarks.http.http_load import HttpLoad
 from loadtest.errors import LoadtestError
 from loadtest.sender.background import BackgroundLoad
@@ -95,19 +94,13 @@ def main(argv: list[str] | None = None) -> int:
                 url, key = args.url, os.environ.get("NESTEDFP_ADMIN_KEY", "")
             else:
                 starting = started_service(serve_command(args.config), log, 600.0, lambda _: None)
-                url, key = stack.enter_context(starting)
+                url, key, _ = stack.enter_context(starting)
             stack.enter_context(streaming(url, args.streams, args.count))
             rows = measure(url, key, args.count)
     except (LoadtestError, httpx.HTTPError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    with args.out.open("w", newline="") as file:
-        what = f"--url URL --streams {args.streams}" if args.url else f"--config {args.config} --streams {args.streams}"
-        file.write(f"# {datetime.now(UTC):%Y-%m-%d} python -m benchmarks.control.directive_latency {what}\n")
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    results_csv.write(args.out, list(rows[0]), [list(row.values()) for row in rows], results_csv.heading(argv))
     for column in ("last_ack_ms", "http_ms"):
         values = sorted(float(row[column]) for row in rows)
         print(f"{column}: p50 {statistics.median(values):.1f}, p99 {values[round(0.99 * (len(values) - 1))]:.1f} ms")

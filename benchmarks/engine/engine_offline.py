@@ -1,4 +1,4 @@
-"""Throughput of whole engines on one GPU: plain vLLM in FP16 and FP8, nestedfp in FP16, in FP8 and flipping every step.
+"""Throughput of whole engines on one GPU: plain vLLM in FP16 and FP8, nestedfp in FP16 and in FP8.
 
     python -m benchmarks.engine.engine_offline --models llama-8b --lengths 256:512
 
@@ -34,7 +34,7 @@ def measure(spec: dict[str, Any]) -> None:
         assert all(len(output.outputs[0].token_ids) == tokens_out for output in outputs)
         return elapsed_s
 
-    for system in engine_process.modes_of(spec["system"], llm, alternate=True):
+    for system in engine_process.modes_of(spec["system"], llm):
         seconds(8, 64, 8)
         for tokens_in, tokens_out in spec["lengths"]:
             for batch in spec["batches"]:
@@ -52,7 +52,7 @@ def measure(spec: dict[str, Any]) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run every engine in turn; return the exit status."""
     parser = engine_process.parser_of("benchmarks.engine.engine_offline", __doc__, "llama-8b,mistral-24b", RESULT)
-    parser.add_argument("--systems", default=",".join(engine_process.DEFAULT_SYSTEMS))
+    parser.add_argument("--systems", default=",".join(engine_process.SYSTEMS))
     parser.add_argument("--batches", default="1,8,32,64,128,256,512")
     parser.add_argument("--lengths", default="256:512,1024:512,32:32", help="input:output tokens, comma-separated")
     parser.add_argument("--repeats", type=int, default=1, help="measurements of each row; the median counts")

@@ -25,12 +25,8 @@ from benchmarks.weights.random_weights import NESTED_WORKER, PLAIN_WORKER
 SYSTEMS: dict[str, dict[str, Any]] = {
     "vllm_fp16": {},
     "vllm_fp8": {"quantization": "fp8"},
-    # Each one engine, measured in both modes:
-    "nestedfp": {"quantization": "nestedfp"},
-    "nestedfp_apart": {"quantization": "nestedfp", "additional_config": {"nestedfp": {"fused_quantiser": "never"}}},
-    "two_copies": {"quantization": "nestedfp", "additional_config": {"nestedfp": {"weights": "two_copies"}}},
+    "nestedfp": {"quantization": "nestedfp"},  # one engine, measured in both modes
 }
-DEFAULT_SYSTEMS = ("vllm_fp16", "vllm_fp8", "nestedfp")  # two copies of a large model leave no room; apart: by name
 
 
 def start(spec: dict[str, Any], **arguments: Any) -> Any:
@@ -99,31 +95,17 @@ def kv_capacity_tokens(llm: Any) -> int:
     return int(cache.num_gpu_blocks * cache.block_size)
 
 
-def modes_of(system: str, llm: Any, alternate: bool = False) -> Iterator[str]:
+def modes_of(system: str, llm: Any) -> Iterator[str]:
     """Yield the names of the systems that one engine stands for, with the engine in the right mode."""
     if SYSTEMS[system].get("quantization") != "nestedfp":
         yield system
         return
     from nestedfp.modes import Mode
-    from nestedfp.steps.step_rule import StepChoice
     from nestedfp.vllm_plugin import control
-    from nestedfp.vllm_plugin.scheduling import scheduler
 
     for mode in Mode:
         control.set_directive(llm, mode.value)
         yield f"{system}_{mode.value}"
-    if not alternate:
-        return
-    count = 0
-
-    def flip(*_: Any) -> StepChoice:
-        nonlocal count
-        count += 1
-        return StepChoice(Mode.FP8 if count % 2 else Mode.FP16, "alternate")
-
-    original, scheduler.choose = scheduler.choose, flip  # type: ignore[assignment]
-    yield f"{system}_alternate"
-    scheduler.choose = original
 
 
 def random_prompt(tokens: int, vocabulary: int = 30000) -> dict[str, list[int]]:

@@ -185,7 +185,7 @@ def measure(spec: dict[str, Any]) -> None:
             report(prefill, 0)
             driver.abort(ids)
             driver.drain()
-        for decode in dict.fromkeys(d for _, d in MIXED) if spec["mixed"] else ():
+        for decode in dict.fromkeys(d for _, d in MIXED):
             running = driver.submit(decode, 512, 1400)
             driver.run_to(0, decode)
             for prefill in (p for p, d in MIXED if d == decode):
@@ -204,13 +204,12 @@ def _numbers(text: str) -> list[int]:
 def main(argv: list[str] | None = None) -> int:
     """Run every engine in turn; return the exit status."""
     parser = engine_process.parser_of("benchmarks.engine.engine_steps", __doc__, ",".join(SHAPES), RESULT)
-    parser.add_argument("--systems", default=",".join(engine_process.DEFAULT_SYSTEMS))
+    parser.add_argument("--systems", default=",".join(engine_process.SYSTEMS))
     parser.add_argument("--contexts", type=_numbers, default=CONTEXTS_TOKENS, help="of decode steps; '' for none")
     parser.add_argument("--prefill-tokens", type=_numbers, default=PREFILL_TOKENS, help="of prefill steps")
-    parser.add_argument("--mixed", action=argparse.BooleanOptionalAction, default=True, help="steps of both kinds")
 
     def options(args: argparse.Namespace) -> dict[str, Any]:
-        return {"contexts": args.contexts, "prefill_tokens": args.prefill_tokens, "mixed": args.mixed}
+        return {"contexts": args.contexts, "prefill_tokens": args.prefill_tokens}
 
     # Contexts differ by a few tokens from run to run, so a new run replaces all rows of its system.
     return engine_process.main(parser, argv, measure, COLUMNS, 5, options)

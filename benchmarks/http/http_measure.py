@@ -29,7 +29,7 @@ class Measurement:
     tokens_per_chunk: float  # above 1 where the server sends several tokens at a time
     requests: int
     errors: str  # of the whole load, the most frequent first; empty: none
-    spent_s: dict[str, float]  # processor time by role; empty where its processes cannot be seen
+    spent_s: dict[str, float]  # processor time by role
 
     def us_per_token(self, seconds: float) -> float | None:
         return seconds * 1e6 / self.tokens if self.spent_s and self.tokens else None
@@ -57,9 +57,9 @@ def measure(system: RunningSystem, load: HttpLoad, senders: int = 1) -> Measurem
         loads = [stack.enter_context(BackgroundLoad(plan)) for plan in plans]
         begin_s = max(each.start_s() for each in loads) + load.warm_s
         time.sleep(max(0.0, begin_s - time.monotonic()))
-        begin_s, before = time.monotonic(), tree(system.pid) if system.pid else []
+        begin_s, before = time.monotonic(), tree(system.pid)
         time.sleep(load.window_s)
-        end_s, after = time.monotonic(), tree(system.pid) if system.pid else []
+        end_s, after = time.monotonic(), tree(system.pid)
         records = [record for each in loads for record in each.whole()]
     found = figures(records, begin_s, end_s)
     if not found.requests:

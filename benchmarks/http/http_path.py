@@ -3,7 +3,6 @@
     python -m benchmarks.http.http_path                                  # CPU: benchmarks/results/http-path.csv
     python -m benchmarks.http.http_path --gpu --models llama-8b          # one GPU: benchmarks/results/h100-http.csv
     python -m benchmarks.http.http_path --gpu --models llama-8b --systems nestedfp --replicas 1,2,4,8    # as many GPUs
-    python -m benchmarks.http.http_path --systems nestedfp --url nestedfp=http://127.0.0.1:8000    # a service that runs already
 
 On a CPU the engine is vLLM with a worker whose step is a sleep (``timed_worker.py``), so that tokens come at a known speed and the
 processor is left to the path. On a GPU engines are published shapes with random weights, and the engine alone is ``vllm.LLM`` in
@@ -32,10 +31,12 @@ from benchmarks.http.http_load import HttpLoad
 from benchmarks.http.http_measure import Measurement, measure
 from benchmarks.http.http_systems import ROOT, EngineArguments, RunningSystem
 from loadtest.errors import LoadtestError
+from loadtest.service.admin import DirectiveName, ServiceClient
 
 RESULTS = Path(__file__).parents[1] / "results"
 SYSTEMS = ("nestedfp", "vllm_serve", "engine")
-MODES = ("fp16", "fp8")
+MODES: tuple[DirectiveName, ...] = ("fp16", "fp8")
+DIRECTIVE_LIMIT_S = 60.0  # and for the requests that a load has left behind
 MODEL_DIR = ROOT / "models" / "fairytales-8m"
 KV_BYTES = 256 << 20  # 64,000 tokens of the demonstration's model
 STREAMS = 256
@@ -98,11 +99,8 @@ def values(found: Measurement, load: HttpLoad) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def running(case: Case, system: str, url: str | None, port: int, replicas: int) -> Iterator[RunningSystem]:
-    """Give a system that runs: the one at a URL, or one that is started here and stopped at the end."""
-    if url is not None:
-        yield http_systems.attach(system, url)
-        return
+def running(case: Case, system: str, port: int, replicas: int) -> Iterator[RunningSystem]:
+    """Give a system that is started here and stopped at the end."""
     began_s = time.monotonic()
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -120,14 +118,13 @@ def run(case: Case, system: str, service: RunningSystem, replicas: int) -> None:
     """Run the loads, as many times one replica's as there are, on a service, in every precision that it has."""
     for mode in case.modes if system == "nestedfp" else case.modes[:1]:
         if system == "nestedfp":
-            http_systems.direct(service, mode)
+            with ServiceClient(service.url, service.key) as client:
+                client.direct(mode, DIRECTIVE_LIMIT_S, lambda _: None)
         for load in case.loads:
             senders = replicas if load.streams != 1 else 1
             found = measure(service, load, senders)
             whole = replace(load, streams=load.streams * senders, rate_per_s=load.rate_per_s * senders)
             case.save(values(found, whole) | {"system": system, "mode": mode, "replicas": replicas})
-            if found.errors:
-                http_systems.settle(service)
 
 
 def run_engine(case: Case, plugin: dict[str, Any]) -> None:
@@ -177,7 +174,6 @@ def main(argv: list[str] | None = None) -> int:
     """Run the benchmark; return the exit status: 0, 1 where a system failed, 2 for wrong arguments."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.http.http_path", description=__doc__)
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="comma-separated (default: all)")
-    parser.add_argument("--url", action="append", default=[], help="SYSTEM=URL of a system that runs already")
     parser.add_argument("--port", type=int, default=8210, help="where systems that are started here listen")
     parser.add_argument("--output", type=Path, help="result file; default: in benchmarks/results/")
     parser.add_argument("--step-ms", type=float, default=15.0, help="CPU: step of the timed engine")
@@ -189,10 +185,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--scenarios", help="names of loads; default: all")
     parser.add_argument("--window-s", type=float, help="seconds of each load that count; default: each its own")
     args = parser.parse_args(argv)
-    urls = dict(value.partition("=")[::2] for value in args.url)
     for option, given, known in (
         ("--systems", args.systems.split(","), SYSTEMS),
-        ("--url", urls, SYSTEMS),
         ("--models", args.models.split(","), tuple(SHAPES)),
         ("--modes", args.modes.split(","), MODES),
     ):
@@ -206,7 +200,7 @@ def main(argv: list[str] | None = None) -> int:
                     run_engine(case, args.plugin)
                     continue
                 for replicas in map(int, args.replicas.split(",")):
-                    with running(case, system, urls.get(system), args.port, replicas) as service:
+                    with running(case, system, args.port, replicas) as service:
                         run(case, system, service, replicas)
             except (RuntimeError, LoadtestError) as error:
                 failed = True

@@ -6,12 +6,9 @@ Every system is a process of its own whose tree can be looked at; its log lies i
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,13 +16,12 @@ from typing import Any
 
 import yaml
 
-from benchmarks.http.http_procs import service_of
 from benchmarks.steps.step_log import FOLDER_ENV
 from benchmarks.weights.random_weights import NESTED_WORKER, PLAIN_WORKER
+from loadtest.errors import ServiceError
+from loadtest.service.process import lists_models, serve_command, started_service
 
 ROOT = Path(__file__).resolve().parents[2]
-KEY_ENV = "NESTEDFP_ADMIN_KEY"
-KEY = "benchmark-key"  # of services that this benchmark starts, on loopback
 # vLLM's own start of a server with one API process: what `vllm serve` runs, and found where the package has another name.
 VLLM_SERVER = "vllm.entrypoints.launchers.api_server.entry"
 
@@ -88,8 +84,8 @@ class RunningSystem:
     name: str
     url: str
     model_id: str
-    pid: int | None  # root of its processes; None: not on this machine, no processor time
-    key: str | None = None  # of its admin routes
+    pid: int  # root of its processes
+    key: str  # of its admin routes
 
 
 def deployment(engine: EngineArguments, port: int, replicas: int) -> dict[str, Any]:
@@ -169,122 +165,20 @@ def start(
         replicas: of the engine, on as many times its GPUs.
 
     Raises:
-        RuntimeError: when it does not start, with the end of its log.
+        LoadtestError: when it does not start, with the end of its log.
     """
     url = f"http://127.0.0.1:{port}"
-    if answers(url):
-        raise RuntimeError(f"{name}: another server answers on {url} already; stop it or choose another --port")
-    environment = engine.environment()
     if name == "nestedfp":
+        if lists_models(url):
+            raise ServiceError(f"another server answers on {url} already; stop it or choose another --port")
         path = folder / "deployment.yaml"
         path.write_text(yaml.safe_dump(deployment(engine, port, replicas)))
-        command = [sys.executable, "-m", "deploy.serve", "--config", str(path)]
-        environment.setdefault(KEY_ENV, KEY)
+        command, silent_url = serve_command(path), None
     else:
-        command = vllm_command(engine, port, replicas)
-    log_path = folder / f"{name}.log"
-    with log_path.open("w") as log:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            ready = (
-                (lambda: "\nready " in "\n" + log_path.read_text()) if name == "nestedfp" else (lambda: answers(url))
-            )
-            deadline_s = time.monotonic() + limit_s
-            while not ready():
-                if process.poll() is not None or time.monotonic() > deadline_s:
-                    tail = log_path.read_text()[-3000:]
-                    raise RuntimeError(f"{name} did not start within {limit_s:.0f} s; the end of its log:\n{tail}")
-                time.sleep(0.5)
-            yield RunningSystem(name, url, engine.model_id, process.pid, environment.get(KEY_ENV))
-        finally:
-            stop(process)
-
-
-def stop(process: "subprocess.Popen[bytes]", limit_s: float = 90.0) -> None:
-    """End a system and what it started."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(limit_s)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait(10)
-
-
-def attach(name: str, url: str) -> RunningSystem:
-    """Return a system that runs already; its model is what it says, its admin key that of the environment.
-
-    Raises:
-        RuntimeError: when it does not answer.
-    """
-    try:
-        with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
-            model_id = json.load(answer)["data"][0]["id"]
-    except (urllib.error.URLError, OSError, KeyError, IndexError) as error:
-        raise RuntimeError(f"{name}: {url}/v1/models does not answer as expected: {error}") from None
-    port = int(url.rsplit(":", 1)[1].split("/")[0])
-    return RunningSystem(name, url, model_id, service_of(port), os.environ.get(KEY_ENV))
-
-
-def answers(url: str) -> bool:
-    """Whether a server's models route answers."""
-    try:
-        with urllib.request.urlopen(f"{url}/v1/models", timeout=5) as answer:
-            return answer.status == 200
-    except (urllib.error.URLError, OSError):
-        return False
-
-
-def direct(service: RunningSystem, mode: str) -> None:
-    """Hold a service in a precision by an override, and wait until a request ran in it.
-
-    Raises:
-        RuntimeError: when the service refuses or does not follow within 10 s.
-    """
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {service.key}"}
-    post(f"{service.url}/admin/directive", {"mode": mode}, headers)
-    body = {"model": service.model_id, "prompt": [1, 2, 3], "max_tokens": 4, "ignore_eos": True}
-    deadline_s = time.monotonic() + 10
-    while time.monotonic() < deadline_s:
-        usage = post(f"{service.url}/v1/completions", body, headers)["usage"]
-        if usage["precision_tokens"]["completion"][mode] == usage["completion_tokens"]:
-            return
-        time.sleep(0.1)
-    raise RuntimeError(f"{service.name} took the directive {mode} but still answers in another precision after 10 s")
-
-
-def settle(service: RunningSystem, limit_s: float = 60.0) -> None:
-    """Wait until a service has let go of requests that a load left behind: until it answers a single token at once.
-
-    Raises:
-        RuntimeError: when it still takes longer after the limit.
-    """
-    body = {"model": service.model_id, "prompt": [1, 2, 3], "max_tokens": 1}
-    deadline_s = time.monotonic() + limit_s
-    while True:
-        began_s = time.monotonic()
-        with contextlib.suppress(TimeoutError):
-            post(f"{service.url}/v1/completions", body, {"Content-Type": "application/json"})
-            if time.monotonic() - began_s < 0.5:
-                return
-        if time.monotonic() > deadline_s:
-            raise RuntimeError(f"{service.name} is still busy {limit_s:.0f} s after its load ended; start it anew")
-
-
-def post(url: str, body: dict[str, Any], headers: dict[str, str]) -> Any:
-    """POST a JSON body.
-
-    Raises:
-        RuntimeError: with the answer, when it is an error.
-    """
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.load(answer)
-    except urllib.error.HTTPError as error:
-        raise RuntimeError(f"{url} answered {error.code}: {error.read()[:500].decode(errors='replace')}") from None
+        command, silent_url = vllm_command(engine, port, replicas), url
+    log = folder / f"{name}.log"
+    with started_service(command, log, limit_s, lambda _: None, engine.environment(), silent_url) as started:
+        yield RunningSystem(name, started.url, engine.model_id, started.pid, started.key)
 
 
 def wait_for_memory(limit_s: float = 60.0) -> None:

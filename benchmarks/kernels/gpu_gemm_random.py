@@ -5,18 +5,14 @@
 Systems as in benchmarks/kernels/gpu_gemm.py (FP8 ones include the quantiser), except:
     nestedfp_*         the config that the engine would take: some are timed on each shape first, at TUNED_TOKENS
                        (nestedfp/kernels/tuning/gemm_tuning.py), and the cost model, corrected by these times, chooses at M
-    nestedfp_*_model   the config that the cost model chooses where nothing was timed
-    scaled_mm_fp8      the better of torch._scaled_mm with token scales and with one scale
 One system at a time: each has the card to itself for a window, whose first part is not counted, so that the power cap
 charges whoever draws the power. Windows are longer where arithmetic bounds the time, since only there the cap is reached.
 Problems: benchmarks/kernels/gpu_random.py. The file says the seed; its rows are of that run alone.
 """
 
 import argparse
-import csv
 import itertools
 import math
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,10 +20,10 @@ from pathlib import Path
 import torch
 
 from benchmarks.kernels import gpu_kernels as kernels
-from benchmarks.kernels.gpu_gemm import floor_us, launcher, rotating_weights, systems
+from benchmarks.kernels.gpu_gemm import floor_us, rotating_weights, systems
 from benchmarks.kernels.gpu_random import draw
 from benchmarks.kernels.gpu_timing import capture
-from benchmarks.results_csv import gpu_description
+from benchmarks.results_csv import heading, write
 from nestedfp.kernels.tuning import gemm_tuning
 
 RESULT = Path("benchmarks/results/h100-gemm-random.csv")
@@ -53,44 +49,26 @@ def window_us(launch: Launch, rotation: int, expected_us: float, length_us: floa
     return times[len(times) // 2] * 1e3 / count
 
 
-def with_the_model_s_choice(
-    found: dict[str, tuple[int, Launch]], chosen: dict[int, kernels.Config], x: torch.Tensor, packed: list
-) -> dict[str, tuple[int, Launch]]:
-    """Add the two systems that run the configs which the cost model chooses alone."""
-    exact = packed[: found["nestedfp_fp16"][0]]
-    return {
-        **found,
-        "nestedfp_fp16_model": (len(exact), launcher(chosen[kernels.FP16], x, exact)),
-        "nestedfp_fp8_model": (len(packed), launcher(chosen[kernels.FP8], x, packed)),
-    }
-
-
 def measure(n: int, k: int, counts: list[int], window_ms: float) -> Rows:
     """Return the rows of one shape."""
     plain, packed = rotating_weights(n, k)
     gemm_tuning.forget()
-    precisions = (kernels.FP16, kernels.FP8)
-    by_model = {m: {p: kernels.choose(p, m, n, k) for p in precisions} for m in counts}
     timings = gemm_tuning.tune({(n, k): packed}, gemm_tuning.TUNED_TOKENS, kernels.NUM_SMS_H100)
     gemm_tuning.take(timings[n, k], kernels.NUM_SMS_H100)
     rows = []
     for m in counts:
         x = torch.randn(m, k, device="cuda").half()
-        found = with_the_model_s_choice(systems(x, plain, packed), by_model[m], x, packed)
-        times: dict[str, float] = {}
-        for name, (rotation, launch) in found.items():
-            alone = name.removesuffix("_model")
-            precision = kernels.FP8 if "fp8" in name else kernels.FP16
-            if alone != name and kernels.choose(precision, m, n, k) == by_model[m][precision]:
-                times[name] = times[alone]
-                continue
-            expected_us = floor_us(m, n, k, 1 if precision else 2) + 3
+        for name, (rotation, launch) in systems(x, plain, packed).items():
+            expected_us = floor_us(m, n, k, 1 if "fp8" in name else 2) + 3
             # The card's power control averages over tens of milliseconds.
             length_us = 1e3 * (window_ms if m >= 384 else window_ms / 6)
-            times[name] = window_us(launch, rotation, expected_us, length_us)
-        times["scaled_mm_fp8"] = min(times["scaled_mm_fp8_row"], times["scaled_mm_fp8_tensor"])
-        rows += [(name, n, k, m, us) for name, us in times.items()]
+            rows.append((name, n, k, m, window_us(launch, rotation, expected_us, length_us)))
     return rows
+
+
+def write_times(path: Path, rows: Rows, comments: list[str]) -> None:
+    """Write the result file."""
+    write(path, ("system", "N", "K", "M", "us"), [(*row[:4], f"{row[4]:.2f}") for row in rows], comments)
 
 
 def main() -> None:
@@ -110,14 +88,8 @@ def main() -> None:
         torch.cuda.empty_cache()
         if time.monotonic() - began_s > args.seconds:
             break
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    with args.out.open("w", newline="") as file:
-        file.write(f"# {gpu_description()}\n")
-        file.write(f"# python -m benchmarks.kernels.gpu_gemm_random {' '.join(sys.argv[1:])}\n")
-        file.write(f"# seed {args.seed}, {len({row[1:4] for row in rows})} cells, {time.monotonic() - began_s:.0f} s\n")
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["system", "N", "K", "M", "us"])
-        writer.writerows((*row[:4], f"{row[4]:.2f}") for row in rows)
+    cells = f"seed {args.seed}, {len({row[1:4] for row in rows})} cells, {time.monotonic() - began_s:.0f} s"
+    write_times(args.out, rows, [*heading(), cells])
     print(f"{len(rows)} times in {args.out}; python -m docs.tables makes a table of them")
 
 

@@ -16,10 +16,8 @@ One system at a time has the card for a window, as in benchmarks/kernels/gpu_gem
 """
 
 import argparse
-import csv
 import ctypes
 import math
-import sys
 import time
 from collections.abc import Callable
 from functools import cache
@@ -29,9 +27,9 @@ import torch
 
 from benchmarks.kernels import gpu_kernels as kernels
 from benchmarks.kernels.gpu_gemm import rotating_weights
-from benchmarks.kernels.gpu_gemm_random import window_us
+from benchmarks.kernels.gpu_gemm_random import window_us, write_times
 from benchmarks.kernels.gpu_random import draw
-from benchmarks.results_csv import gpu_description
+from benchmarks.results_csv import heading
 from nestedfp.kernels.cuda_library import check
 from nestedfp.kernels.gpu_kernels import HOPPER, multiplies_fp8
 from nestedfp.modes import Mode
@@ -171,12 +169,7 @@ def main() -> None:
         torch.cuda.empty_cache()
         if time.monotonic() - began_s > args.seconds:
             break
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    with args.out.open("w", newline="") as file:
-        file.write(f"# {gpu_description()}\n# python -m benchmarks.kernels.gpu_portable {' '.join(sys.argv[1:])}\n")
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["system", "N", "K", "M", "us"])
-        writer.writerows((*row[:4], f"{row[4]:.2f}") for row in rows)
+    write_times(args.out, rows, heading())
     print(f"{len(rows)} times in {args.out}; python -m docs.tables makes a table of them")
 
 

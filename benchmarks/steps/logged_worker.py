@@ -68,10 +68,9 @@ class LoggedSteps:
     def execute_model(self, scheduler_output: Any) -> Any:
         if self._log is None or not scheduler_output.total_num_scheduled_tokens:
             return super().execute_model(scheduler_output)  # type: ignore[misc]
-        began_s, cpu_s = time.monotonic(), time.thread_time()
+        began_s = time.monotonic()
         span = GpuSpan() if self._has_gpu else None
         result = super().execute_model(scheduler_output)  # type: ignore[misc]
-        host_ms, host_cpu_ms = (time.monotonic() - began_s) * 1e3, (time.thread_time() - cpu_s) * 1e3
         tokens = scheduler_output.num_scheduled_tokens.values()
         step = LoggedStep(
             round(began_s, 6),
@@ -79,8 +78,6 @@ class LoggedSteps:
             scheduler_output.total_num_scheduled_tokens,
             len(tokens),
             sum(count > 1 for count in tokens),
-            round(host_ms, 3),
-            round(host_cpu_ms, 3),
             kv_tokens(scheduler_output),
         )
         if span is None:

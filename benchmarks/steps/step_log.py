@@ -24,8 +24,6 @@ class LoggedStep:
         tokens: that it scheduled.
         requests: in it.
         long_requests: those of them with more than one token: prompts, or parts of them.
-        host_ms: from the entry of the worker's ``execute_model`` to its return.
-        host_cpu_ms: of that on the processor.
         gpu_ms: from the GPU's first work for it to the last, the waits for the host in between counted; None: no GPU.
         gpu_idle_before_ms: from the last work of the step before to the first of this, what samples tokens in between counted;
             None: no GPU, or the first step.
@@ -37,8 +35,6 @@ class LoggedStep:
     tokens: int
     requests: int
     long_requests: int
-    host_ms: float
-    host_cpu_ms: float
     kv_tokens: int
     gpu_ms: float | None = None
     gpu_idle_before_ms: float | None = None
@@ -82,12 +78,10 @@ def read_steps(path: Path) -> Iterator[LoggedStep]:
         raise StepLogError(f"{path}: expected the columns {','.join(COLUMNS)}; is it a log of steps?")
     for number, row in enumerate(rows, start=2):
         try:
-            began_s, mode, tokens, requests, long_requests, host_ms, host_cpu_ms, kv_tokens, *of_gpu = row
+            began_s, mode, tokens, requests, long_requests, kv_tokens, *of_gpu = row
             counts = (int(tokens), int(requests), int(long_requests))
             gpu_ms, idle_ms = (float(value) if value else None for value in of_gpu)
-            yield LoggedStep(
-                float(began_s), mode, *counts, float(host_ms), float(host_cpu_ms), int(kv_tokens), gpu_ms, idle_ms
-            )
+            yield LoggedStep(float(began_s), mode, *counts, int(kv_tokens), gpu_ms, idle_ms)
         except ValueError as error:
             raise StepLogError(f"{path}:{number}: expected a step, got {','.join(row)!r} ({error})") from None
 

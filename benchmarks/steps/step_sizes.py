@@ -9,7 +9,6 @@ if it has one token in the step.
 """
 
 import argparse
-import csv
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -48,12 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     except (StepLogError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    with args.out.open("w", newline="") as file:
-        file.writelines(f"# {line}\n" for line in results_csv.heading(argv))
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(STEP_COLUMNS)
-        writer.writerows(rows)
+    results_csv.write(args.out, STEP_COLUMNS, rows, results_csv.heading(argv))
     print(f"{len(rows)} steps")
     return 0
 

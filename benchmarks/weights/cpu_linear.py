@@ -18,7 +18,6 @@ CSV: ``system,N,K,M,threads,ms,gb_per_s``; gb_per_s counts the weight bytes that
 """
 
 import argparse
-import csv
 import datetime
 import platform
 import statistics
@@ -30,6 +29,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.results_csv import write
 from nestedfp.kernels import ops
 from nestedfp.modes import Mode
 from nestedfp.nested_weight import NestedWeight, nest
@@ -142,11 +142,11 @@ def header(argv: list[str]) -> list[str]:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return [
-        f"# CPU: {names[0] if names else platform.processor()}, {len(names)} logical; "
+        f"CPU: {names[0] if names else platform.processor()}, {len(names)} logical; "
         f"ISA of nestedfp: {ops.cpu_isa()}; last-level cache {last_level_cache_bytes() >> 20} MiB",
-        f"# threads: {torch.get_num_threads()}; torch {torch.__version__}; vllm {vllm_version}; "
+        f"threads: {torch.get_num_threads()}; torch {torch.__version__}; vllm {vllm_version}; "
         f"python {platform.python_version()}",
-        f"# date: {datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC; "
+        f"date: {datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC; "
         f"command: python -m benchmarks.weights.cpu_linear {' '.join(argv)}".rstrip(),
     ]
 
@@ -171,12 +171,7 @@ def main(argv: list[str]) -> int:
                 threads = torch.get_num_threads()
                 rows.append((system.name, n, k, m, threads, f"{ms[system.name]:.4f}", f"{gb_per_s:.3f}"))
     ops.set_mode(Mode.FP16)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    with args.out.open("w", newline="") as file:
-        file.writelines(line + "\n" for line in header(argv))
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("system", "N", "K", "M", "threads", "ms", "gb_per_s"))
-        writer.writerows(rows)
+    write(args.out, ("system", "N", "K", "M", "threads", "ms", "gb_per_s"), rows, header(argv))
     print(f"wrote {args.out}")
     return 0
 

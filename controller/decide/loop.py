@@ -18,7 +18,7 @@ from controller.decide.overrides import Overrides
 from controller.decide.plan import Plan, Planner, keep_fp8, ready_counts
 from controller.decide.status import status_report
 from controller.fleet import path_limit
-from controller.fleet.fleet import Fleet, IngestResult
+from controller.fleet.fleet import FORGET_AFTER_S, Fleet, IngestResult
 from controller.fleet.view import Replicas
 from controller.messages import Directive, DirectiveAck, Fallback, ReplicaSnapshot
 from controller.policies import POLICIES
@@ -50,7 +50,7 @@ class ControlLoop:
         self._clock = SteadyClock()
         self._publisher = DirectivePublisher(config.lease_s, start.mode, start.rule, start.reason)
         self._publisher.set_terms(config.lease_s, *_terms(config))
-        self._fleet = Fleet(config.rate_window_s, config.forget_after_s, config.slo)
+        self._fleet = Fleet(config.slo)
         self._planner = Planner(config)
         self._ladder = overload.LadderState()
         self._overrides = Overrides()
@@ -75,7 +75,7 @@ class ControlLoop:
             self._publisher.on_snapshot(now_s, snapshot)
             if ingested is IngestResult.NEW:  # however late it comes, if nobody has known better
                 self._overrides.adopt(now_s, snapshot)
-            if ingested is IngestResult.NEW and now_s - self._began_s <= self._config.forget_after_s:
+            if ingested is IngestResult.NEW and now_s - self._began_s <= FORGET_AFTER_S:
                 self._ladder = overload.rejoined(self._ladder, snapshot.desired_replicas, self._config.ladder)
             # Under an order of its own a replica's mode says nothing of the others'.
             ordered_alone = snapshot.order is not None and not snapshot.order.for_all
@@ -121,7 +121,7 @@ class ControlLoop:
         check_reload(self._config, config)
         old, self._config = self._config, config
         self._planner.reconfigure(config)
-        self._fleet.reconfigure(config.rate_window_s, config.forget_after_s, config.slo)
+        self._fleet.slo = config.slo
         self._publisher.set_terms(config.lease_s, *_terms(config))
         self._ladder = overload.limited(self._ladder, config.ladder)
         if config.advisory and not old.advisory:

@@ -23,12 +23,21 @@ class Override:
     def __post_init__(self) -> None:
         assert self.mode is not DirectiveMode.AUTO, "an override to auto hands back to the policy; store None instead"
 
+    def is_over(self, now_s: float) -> bool:
+        """Whether it has expired."""
+        return self.expires_at_s is not None and now_s >= self.expires_at_s
 
-def override_in_force(now_s: float, override: Override | None) -> Override | None:
-    """The override, unless it has expired."""
-    if override is None or (override.expires_at_s is not None and now_s >= override.expires_at_s):
-        return None
-    return override
+    def remaining_s(self, now_s: float) -> float | None:
+        """How long it still holds; None: without end."""
+        return None if self.expires_at_s is None else self.expires_at_s - now_s
+
+    def reported(self, now_s: float, *, for_all: bool) -> StandingOrder:
+        """As replicas are told of it."""
+        return StandingOrder(mode=self.mode, remaining_s=self.remaining_s(now_s), for_all=for_all)
+
+    def view(self, now_s: float) -> OverrideView:
+        """As the status shows it."""
+        return OverrideView(mode=self.mode, remaining_s=self.remaining_s(now_s))
 
 
 class Overrides:
@@ -76,21 +85,16 @@ class Overrides:
 
     def reported(self, now_s: float) -> tuple[StandingOrder | None, dict[str, StandingOrder]]:
         """The orders as replicas are told of them: for all, and for single replicas."""
-        if self.for_all is None and not self.by_replica:
-            return None, {}
-        single = {
-            replica_id: reported
-            for replica_id, order in self.by_replica.items()
-            if (reported := _reported(now_s, order, for_all=False)) is not None
-        }
-        return _reported(now_s, self.for_all, for_all=True), single
+        self.expire(now_s)
+        single = {replica_id: order.reported(now_s, for_all=False) for replica_id, order in self.by_replica.items()}
+        return None if self.for_all is None else self.for_all.reported(now_s, for_all=True), single
 
     def expire(self, now_s: float) -> None:
         """Drop what has come to its end."""
-        self.for_all = override_in_force(now_s, self.for_all)
-        if self.by_replica:
-            kept = {replica_id: override_in_force(now_s, order) for replica_id, order in self.by_replica.items()}
-            self.by_replica = {replica_id: order for replica_id, order in kept.items() if order is not None}
+        if self.for_all is not None and self.for_all.is_over(now_s):
+            self.for_all = None
+        for replica_id in [replica_id for replica_id, order in self.by_replica.items() if order.is_over(now_s)]:
+            del self.by_replica[replica_id]
 
     def applied(self, content: Content) -> Content:
         """The content with the orders for single replicas; those for all are the loop's to apply."""
@@ -108,12 +112,9 @@ class Overrides:
 
     def view(self, now_s: float) -> tuple[OverrideView | None, dict[str, OverrideView]]:
         """The orders as the status shows them."""
-        views = {
-            replica_id: shown
-            for replica_id, order in self.by_replica.items()
-            if (shown := _view(now_s, order)) is not None
-        }
-        return _view(now_s, self.for_all), views
+        self.expire(now_s)
+        views = {replica_id: order.view(now_s) for replica_id, order in self.by_replica.items()}
+        return None if self.for_all is None else self.for_all.view(now_s), views
 
 
 def _standing(now_s: float, reported: StandingOrder | None) -> Override | None:
@@ -121,19 +122,3 @@ def _standing(now_s: float, reported: StandingOrder | None) -> Override | None:
     if reported is None or reported.mode is DirectiveMode.AUTO or reported.remaining_s == 0:
         return None
     return Override(reported.mode, None if reported.remaining_s is None else now_s + reported.remaining_s)
-
-
-def _view(now_s: float, order: Override | None) -> OverrideView | None:
-    order = override_in_force(now_s, order)
-    return None if order is None else OverrideView(mode=order.mode, remaining_s=_remaining_s(now_s, order))
-
-
-def _reported(now_s: float, order: Override | None, *, for_all: bool) -> StandingOrder | None:
-    order = override_in_force(now_s, order)
-    if order is None:
-        return None
-    return StandingOrder(mode=order.mode, remaining_s=_remaining_s(now_s, order), for_all=for_all)
-
-
-def _remaining_s(now_s: float, order: Override) -> float | None:
-    return None if order.expires_at_s is None else order.expires_at_s - now_s

@@ -18,6 +18,8 @@ from controller.fleet.view import Rates, Replicas, ReplicaView
 from controller.messages import ReplicaSnapshot
 from workload.slo import USUAL_SLO, Slo
 
+RATE_WINDOW_S = 1.0  # span over which arrival and token rates are taken
+FORGET_AFTER_S = 10.0  # silence after which a replica no longer exists
 MAX_TOKENS_PER_S = 1e7  # ten times what the largest replica of 2026 computes
 MAX_ARRIVALS_PER_S = 1e6
 RETIRED_KEPT = 8
@@ -70,20 +72,20 @@ class _Replica:
                 _set(view, "path_age_s", now_s - self.path_at_s)
         return view
 
-    def take(self, now_s: float, snapshot: ReplicaSnapshot, window_s: float, slo: Slo) -> None:
+    def take(self, now_s: float, snapshot: ReplicaSnapshot, slo: Slo) -> None:
         received, lows = self.received, self.lows
         received.append((now_s, snapshot))
         while lows and lows[-1][1] >= snapshot.waiting_tokens:
             lows.pop()
         lows.append((now_s, snapshot.waiting_tokens))
         # The newest snapshot from before the window is kept: it is what the window's rates count from.
-        while len(received) > 2 and received[1][0] <= now_s - window_s:
+        while len(received) > 2 and received[1][0] <= now_s - RATE_WINDOW_S:
             received.popleft()
         began_s, first = received[0]
         while lows[0][0] < began_s:
             lows.popleft()
         span_s = now_s - began_s
-        full = span_s >= window_s / 2  # a burst of delayed snapshots spans too little to divide by
+        full = span_s >= RATE_WINDOW_S / 2  # a burst of delayed snapshots spans too little to divide by
         self.rates = _rates(first, snapshot, span_s) if full else None
         self.refused_per_s = max(0, snapshot.refused - first.refused) / span_s if full else 0.0
         self.arrived_s = now_s
@@ -114,25 +116,16 @@ class Fleet:
     """All replicas that have reported lately.
 
     Args:
-        window_s: span over which rates are taken.
-        forget_after_s: silence after which a replica no longer exists.
         slo: objectives, against which the delays of the path count as long.
     """
 
-    def __init__(self, window_s: float, forget_after_s: float, slo: Slo = USUAL_SLO) -> None:
-        self.window_s = window_s
+    def __init__(self, slo: Slo = USUAL_SLO) -> None:
         self.slo = slo
-        self.forget_after_s = forget_after_s
         self._replicas: dict[str, _Replica] = {}
         self._in_order: list[_Replica] | None = None  # by id; None: to be sorted anew
         self._refusing: set[str] = set()  # replicas that have turned requests away within their window
         self._none_silent_before_s = 0.0  # until then nobody can have been silent for too long
         self._faulty: dict[str, str] = {}
-
-    def reconfigure(self, window_s: float, forget_after_s: float, slo: Slo) -> None:
-        """Go on with other spans and objectives."""
-        self.slo = slo
-        self.window_s, self.forget_after_s, self._none_silent_before_s = window_s, forget_after_s, 0.0
 
     def __len__(self) -> int:
         return len(self._replicas)
@@ -177,7 +170,7 @@ class Fleet:
             _, last = replica.received[-1]
             if not _grew(last, snapshot):
                 replica.restart()
-        replica.take(now_s, snapshot, self.window_s, self.slo)
+        replica.take(now_s, snapshot, self.slo)
         if replica.refused_per_s > 0:
             self._refusing.add(snapshot.replica_id)
         elif self._refusing:
@@ -188,7 +181,7 @@ class Fleet:
         """Drop the replicas that have been silent for too long; return whether there were any."""
         if now_s < self._none_silent_before_s:
             return False
-        oldest_s = now_s - self.forget_after_s
+        oldest_s = now_s - FORGET_AFTER_S
         gone = [id_ for id_, replica in self._replicas.items() if replica.heard_at_s < oldest_s]
         for id_ in gone:
             del self._replicas[id_]
@@ -196,7 +189,7 @@ class Fleet:
             self._refusing.discard(id_)
             self._in_order = None
         earliest_s = min((replica.heard_at_s for replica in self._replicas.values()), default=now_s)
-        self._none_silent_before_s = earliest_s + self.forget_after_s
+        self._none_silent_before_s = earliest_s + FORGET_AFTER_S
         return bool(gone)
 
     def views(self, now_s: float) -> Replicas:

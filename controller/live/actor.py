@@ -59,7 +59,7 @@ class ControllerActor:
         if self._unread:
             log.error("the configuration is that of the deployment, not the file's: %s", self._config_error)
         self._loop = ControlLoop(self._config)
-        self._log = DecisionLog(log_path, self._config.decisions_kept)
+        self._log = DecisionLog(log_path)
         self._said: tuple[str, float] = ("", 0.0)  # the last error of a step, and when
         self._delivery = Delivery(self._loop, self._log)
         self._step_errors = 0
@@ -146,7 +146,6 @@ class ControllerActor:
             log.error("the configuration was not reloaded: %s", error)
             raise
         self._config, self._config_error, self._unread = config, None, False
-        self._log.keep(config.decisions_kept)
         log.info("configuration reloaded from %s", self._file.path)
         return await self.status()
 

@@ -10,6 +10,7 @@ from controller.audit import BroadcastRecord, DecisionRecord
 
 MAX_FILE_BYTES = 16 << 20
 FILES_KEPT = 4
+DECISIONS_KEPT = 1000  # in memory
 
 
 class RotatingLines:
@@ -42,10 +43,9 @@ class DecisionLog:
 
     Args:
         path: file to append to; None keeps the records in memory only.
-        kept: how many decisions stay in memory.
     """
 
-    def __init__(self, path: str | None, kept: int) -> None:
+    def __init__(self, path: str | None, kept: int = DECISIONS_KEPT) -> None:
         self._decisions: deque[DecisionRecord] = deque(maxlen=kept)
         self._lines = None if path is None else RotatingLines(path)
 
@@ -55,11 +55,6 @@ class DecisionLog:
             self._decisions.append(record)
         if self._lines is not None:
             self._lines.write(record.model_dump_json())
-
-    def keep(self, kept: int) -> None:
-        """Change how many decisions stay in memory."""
-        if kept != self._decisions.maxlen:
-            self._decisions = deque(self._decisions, maxlen=kept)
 
     def since(self, decision_id: int) -> list[dict[str, Any]]:
         """The decisions after ``decision_id`` that are still in memory, oldest first, ready for JSON."""

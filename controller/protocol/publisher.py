@@ -43,7 +43,6 @@ class Stated:
 class _Peer:
     """What the publisher knows of one replica."""
 
-    heard_at_s: float
     epoch: int = 0  # that it last named, in a snapshot or an acknowledgement
     directive: DirectiveMode = DirectiveMode.AUTO
     acked: bool = False  # the present epoch
@@ -138,9 +137,8 @@ class DirectivePublisher:
         """
         peer = self._peers.get(replica_id)
         if peer is None:
-            peer = self._peers[replica_id] = _Peer(now_s)
+            peer = self._peers[replica_id] = _Peer()
             self._lagging.add(replica_id)
-        peer.heard_at_s = now_s
         if 0 < epoch < peer.epoch:
             return  # overtaken by what it has said since: its epochs grow, and a new engine's begin with 0
         peer.epoch, peer.directive = epoch, directive

@@ -3,24 +3,21 @@
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from loadtest.report.run_summary import meets_tpot, meets_ttft, statuses
+from loadtest.report.run_summary import meets_tpot, meets_ttft
 from loadtest.report.verdict import NAMES
 from nestedfp.answers import Answer
-from workload.records import Policy, RequestRecord, ServiceStatus, TimelineSample
+from workload.records import Policy, RequestRecord
 from workload.slo import Slo
 
 COLOURS = {"fp16": "#0072b2", "fp8": "#d55e00", "adaptive": "#009e73"}  # distinguishable for the colour-blind
 PLAIN_COLOUR = "#56b4e9"
-PATH_COLOUR = "#cc79a7"
 LOAD_COLOUR = "#999999"
-ARRIVAL_BIN_S = 2.0
 OPENING_BINS = 24
 
 
@@ -97,86 +94,12 @@ def draw_latencies(path: Path, records: Mapping[Policy, Sequence[RequestRecord]]
     _save(figure, path)
 
 
-def draw_timelines(
-    path: Path,
-    records: Mapping[Policy, Sequence[RequestRecord]],
-    timelines: Mapping[Policy, Sequence[TimelineSample]],
-    duration_s: float,
-) -> None:
-    """One row a policy: arrivals, where requests stood (client, path, engine), and the share of tokens in FP8."""
-    figure = Figure(figsize=(11, 1 + 2.4 * max(len(records), 1)), layout="constrained")
-    rows = figure.subplots(max(len(records), 1), 1, sharex=True, squeeze=False)[:, 0]
-    for axis, (policy, requests) in zip(rows, records.items(), strict=False):
-        edges_s = np.arange(0.0, duration_s + ARRIVAL_BIN_S, ARRIVAL_BIN_S)
-        arrivals, _ = np.histogram([request.intended_s for request in requests], edges_s)
-        axis.stairs(arrivals / ARRIVAL_BIN_S, edges_s, color=LOAD_COLOUR, fill=True, alpha=0.5, label="arrivals/s")
-        samples = timelines.get(policy, ())
-        for label, style, counts in standing_lines(samples):
-            if any(count is not None for count in counts):
-                axis.plot([s.at_s for s in samples], [np.nan if c is None else c for c in counts], label=label, **style)
-        axis.set(ylabel="requests", title=_name(policy), ylim=(0, None))
-        share_axis = axis.twinx()
-        mid_s, fp8_share = fp8_shares(samples)
-        share_axis.fill_between(
-            mid_s, fp8_share, step="mid", color=COLOURS["fp8"], alpha=0.25, label="FP8 share of tokens"
-        )
-        share_axis.set(ylim=(0, 1.02), ylabel="FP8 share")
-        handles = [part for one in (axis, share_axis) for part in one.get_legend_handles_labels()[0]]
-        if axis is rows[0]:
-            axis.legend(handles=handles, loc="upper left", fontsize="small", ncols=2)
-    rows[-1].set_xlabel("seconds after the start of the run")
-    _save(figure, path)
-
-
-def standing_lines(
-    samples: Sequence[TimelineSample],
-) -> list[tuple[str, dict[str, Any], list[int | None]]]:
-    """Lines of the timeline, (label, style, requests at each sample); None where it is not known."""
-    stood = [sample.standing for sample in samples]
-    client = [None if s is None else s.late + s.connecting for s in stood]
-    beside = [None if s is None else s.beside_engine for s in stood]
-    waiting = [None if s is None else s.waiting for s in stood]
-    running = [None if s is None else s.running for s in stood]
-    lines = [
-        ("late in the client", {"color": "#e69f00", "linewidth": 1.2}, client),
-        ("in path and on the way", {"color": PATH_COLOUR, "linewidth": 1.2}, beside),
-        ("waiting", {"color": "black", "linewidth": 1.2}, waiting),
-        ("running", {"color": "black", "linewidth": 1, "linestyle": ":"}, running),
-    ]
-    if all(count is None for count in running):  # the server tells nothing: what the client sees
-        opened = [None if s is None else s.unanswered + s.streaming for s in stood]
-        unanswered = [None if s is None else s.unanswered for s in stood]
-        lines[1:] = [
-            ("without a token yet", {"color": "black", "linewidth": 1.2}, unanswered),
-            ("open", {"color": "black", "linewidth": 1, "linestyle": ":"}, opened),
-        ]
-    return lines
-
-
 def _name(policy: Policy) -> str:
     return NAMES.get(policy, policy)
 
 
 def _colour(policy: Policy) -> str:
     return COLOURS.get(policy, PLAIN_COLOUR)
-
-
-def fp8_shares(samples: Sequence[TimelineSample]) -> tuple[list[float], list[float]]:
-    """Share of the tokens computed in FP8 between successive samples; NaN where none were."""
-    samples = [sample for sample in samples if sample.status is not None]
-    times_s: list[float] = []
-    shares: list[float] = []
-    for before, after in pairwise(samples):
-        old, new = statuses((before, after))
-        fp16, fp8 = (_growth(old, new, field) for field in ("tokens_fp16", "tokens_fp8"))
-        times_s.append((before.at_s + after.at_s) / 2)
-        shares.append(fp8 / (fp16 + fp8) if fp16 + fp8 else float("nan"))
-    return times_s, shares
-
-
-def _growth(before: ServiceStatus, after: ServiceStatus, field: str) -> int:
-    old: dict[str, Any] = {replica.id: getattr(replica, field) for replica in before.replicas}
-    return sum(max(getattr(r, field) - old.get(r.id, getattr(r, field)), 0) for r in after.replicas)
 
 
 def _save(figure: Figure, path: Path) -> None:

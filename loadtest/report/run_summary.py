@@ -12,13 +12,9 @@ from typing import Literal
 from loadtest.report.error_kinds import error_kinds, most_frequent
 from loadtest.report.standing import (
     LATE_MS,
-    ClientSummary,
     Limit,
-    PathSummary,
     PlaceStats,
-    client_summary,
     limited_by,
-    path_summary,
     places,
     stand,
 )
@@ -66,8 +62,6 @@ class RunSummary(FrozenModel):
     invalid_because: str | None = None
     saturated_by: Limit  # what the requests stood in front of; "none" when nothing was short, "unknown" without /status
     where: dict[str, PlaceStats]  # requests by place: mean and largest number in the arrival window
-    path: PathSummary | None  # None: not reported
-    client: ClientSummary
 
     @property
     def unanswered(self) -> bool:
@@ -198,8 +192,6 @@ def summarise(
             "invalid_because": invalid,
             "saturated_by": "client" if _too_late(late, count) else limited_by(window),
             "where": places(window),
-            "path": path_summary(window),
-            "client": client_summary(records, samples),
         }
     )
 

@@ -29,25 +29,6 @@ class PlaceStats(FrozenModel):
     max: int
 
 
-class PathSummary(FrozenModel):
-    """The path, as the service tells it: largest values over replicas and samples, and how often it was the limit."""
-
-    wait_ms: float  # p90 of a sliding window, from arrival to the engine
-    loop_lag_ms: float
-    paused_streams: int
-    saturated_share: float  # of the samples in which the service said so
-
-
-class ClientSummary(FrozenModel):
-    """The sender's process."""
-
-    cpu_share: float | None  # mean, of one core; None: no sample
-    cpu_share_max: float | None
-    lag_ms_max: float | None  # of its event loop
-    connect_ms_max: float | None  # from taking a request up to its connection
-    cpu_us_per_token: float | None  # everything included, in the arrival window and the drain
-
-
 def stand(records: Sequence[RequestRecord], samples: Sequence[TimelineSample]) -> tuple[TimelineSample, ...]:
     """The samples with ``standing`` filled in. Records times are seconds of the same clock as ``at_s``."""
     never = np.inf
@@ -125,34 +106,3 @@ def places(samples: Sequence[TimelineSample]) -> dict[str, PlaceStats]:
         if known:
             result[name] = PlaceStats(mean=sum(known) / len(known), max=max(known))
     return result
-
-
-def path_summary(samples: Sequence[TimelineSample]) -> PathSummary | None:
-    """What the service said of its path; None where it said nothing."""
-    statuses = [sample.status for sample in samples if sample.status is not None]
-    told = [replica.path for status in statuses for replica in status.replicas if replica.path is not None]
-    if not told:
-        return None
-    return PathSummary(
-        wait_ms=max(path.wait_p90_ms for path in told),
-        loop_lag_ms=max(path.loop_lag_ms for path in told),
-        paused_streams=max(path.paused_streams for path in told),
-        saturated_share=sum(status.path_saturated for status in statuses) / len(statuses),
-    )
-
-
-def client_summary(records: Sequence[RequestRecord], samples: Sequence[TimelineSample]) -> ClientSummary:
-    """What the sender's process did."""
-    loads = [sample.sender for sample in samples if sample.sender is not None]
-    connects_ms = [
-        1e3 * (r.connected_s - r.sent_s) for r in records if r.connected_s is not None and r.sent_s is not None
-    ]
-    last = loads[-1] if loads else None
-    tokens = sum(record.output_tokens for record in records)
-    return ClientSummary(
-        cpu_share=last.cpu_s / last.at_s if last is not None and last.at_s > 0 else None,
-        cpu_share_max=max((load.cpu_share for load in loads), default=None),
-        lag_ms_max=max((load.lag_ms for load in loads), default=None),
-        connect_ms_max=max(connects_ms, default=None),
-        cpu_us_per_token=1e6 * last.cpu_s / tokens if last is not None and tokens else None,
-    )

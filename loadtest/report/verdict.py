@@ -26,7 +26,6 @@ def verdict(runs: Sequence[RunSummary], calibration: Calibration | None = None) 
     fp16, fp8, adaptive = by_policy.get("fp16"), by_policy.get("fp8"), by_policy.get("adaptive")
     if fp16 and adaptive:
         lines.append(_against_fp16(adaptive, fp16))
-        lines.extend(_tails(adaptive, fp16))
     if fp8 and adaptive:
         lines.insert(1, _against_fp8(adaptive, fp8))
     if fp16 and fp8:
@@ -37,11 +36,7 @@ def verdict(runs: Sequence[RunSummary], calibration: Calibration | None = None) 
 
 
 def _alone(run: RunSummary) -> str:
-    told = "it told nothing of its queues" if run.path is None and run.max_waiting is None else "its status was read"
-    return (
-        f"{run.policy}: {_percent(run.slo_attainment)} of requests within the SLO. The server ran as it is: no directives; "
-        f"{told}."
-    )
+    return f"{run.policy}: {_percent(run.slo_attainment)} of requests within the SLO. The server ran as it is: no directives."
 
 
 def _calibration_cautions(calibration: Calibration) -> list[str]:
@@ -85,14 +80,6 @@ def _against_fp16(adaptive: RunSummary, fp16: RunSummary) -> str:
     )
 
 
-def _tails(adaptive: RunSummary, fp16: RunSummary) -> list[str]:
-    parts = []
-    for name, ours, theirs in (("TTFT", adaptive.ttft_ms, fp16.ttft_ms), ("TPOT", adaptive.tpot_ms, fp16.tpot_ms)):
-        if ours.p90 is not None and theirs.p90 is not None:
-            parts.append(f"p90 {name} {theirs.p90:.0f} -> {ours.p90:.0f} ms")
-    return [f"FP16 only -> adaptive: {', '.join(parts)}."] if parts else []
-
-
 def _against_fp8(adaptive: RunSummary, fp8: RunSummary) -> str:
     share = adaptive.fp16_token_share
     ran = "did not disclose its precision" if share is None else f"ran {_percent(share)} of its tokens in exact FP16"
@@ -130,14 +117,13 @@ def _cautions(run: RunSummary) -> list[str]:
             f"{run.dispatch_lag_ms.p99 or 0:.0f} ms); the lateness is in their latencies. The sender lacks CPU."
         )
     elif run.late_starts or run.saturated_by == "client":
-        lag = "" if run.client.lag_ms_max is None else f", its event loop up to {run.client.lag_ms_max:.0f} ms"
         cautions.append(
-            f"Caution: {name}: the client was busy: {run.late_starts} requests left more than {LATE_MS:g} ms late{lag}; "
+            f"Caution: {name}: the client was busy: {run.late_starts} requests left more than {LATE_MS:g} ms late; "
             "this is in the latencies."
         )
     if run.replicas_fewest is not None and run.replicas_fewest < (run.replicas_most or 0):
         cautions.append(
-            f"Caution: {name}: {run.replicas_fewest} to {run.replicas_most} replicas answered during the run; see the timeline."
+            f"Caution: {name}: {run.replicas_fewest} to {run.replicas_most} replicas answered during the run."
         )
     if run.saturated_by == "path":
         beside = ", ".join(

@@ -1,6 +1,6 @@
 """Everything the load test found -> summary.json, report.html, a table on the terminal.
 
-The report is made from ``Summary``, the records and the timeline only, so it can be made again from the files of a run.
+The report is made from ``Summary`` and the records only, so it can be made again from the files of a run.
 """
 
 import base64
@@ -17,7 +17,7 @@ from loadtest.report.run_summary import RunSummary
 from loadtest.report.verdict import NAMES
 from workload.frozen import FrozenModel
 from workload.percentiles import Percentiles
-from workload.records import Policy, RequestRecord, TimelineSample
+from workload.records import Policy, RequestRecord
 from workload.slo import Slo
 
 TEMPLATE_DIR = Path(__file__).parent
@@ -62,20 +62,14 @@ def write_report(
     out_dir: Path,
     summary: Summary,
     records: Mapping[Policy, Sequence[RequestRecord]],
-    timelines: Mapping[Policy, Sequence[TimelineSample]],
 ) -> Path:
     """Write summary.json, the plots and report.html; returns the path of the latter."""
-    from loadtest.report.plots import (  # matplotlib takes a second to import
-        draw_latencies,
-        draw_opening,
-        draw_timelines,
-    )
+    from loadtest.report.plots import draw_latencies, draw_opening  # matplotlib takes a second to import
 
     (out_dir / "summary.json").write_text(summary.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    plots = {name: out_dir / f"{name}.png" for name in ("opening", "latencies", "timeline")}
+    plots = {name: out_dir / f"{name}.png" for name in ("opening", "latencies")}
     draw_opening(plots["opening"], records, summary.slo, summary.load.duration_s)
     draw_latencies(plots["latencies"], records, summary.slo)
-    draw_timelines(plots["timeline"], records, timelines, summary.load.duration_s)
     path = out_dir / "report.html"
     path.write_text(render_html(summary, {name: plot.read_bytes() for name, plot in plots.items()}), encoding="utf-8")
     return path
@@ -88,8 +82,6 @@ def render_html(summary: Summary, plots: Mapping[str, bytes]) -> str:
         summary=summary,
         header=HEADER,
         rows=[table_row(run) for run in summary.runs],
-        names=[NAMES.get(run.policy, run.policy) for run in summary.runs],
-        where=where_rows(summary.runs),
         plots={name: base64.b64encode(png).decode() for name, png in plots.items()},
         facts=facts(summary),
     )
@@ -97,13 +89,8 @@ def render_html(summary: Summary, plots: Mapping[str, bytes]) -> str:
 
 HEADER = (
     "policy", "requests", "errors", "exact answers", "exact of pinned", "FP16 tokens", "SLO met", "TTFT ms p50/p90/p99",
-    "TPOT ms p50/p90/p99", "goodput req/s", "switches", "limit", "max waiting", "max in path", "dispatch lag ms p99", "late starts",
+    "TPOT ms p50/p90/p99", "goodput req/s", "switches", "limit", "max waiting", "dispatch lag ms p99", "late starts",
 )  # fmt: skip
-PLACE_NAMES = {
-    "late": "client: late", "connecting": "client: connecting",
-    "in_path": "path: before the engine", "elsewhere": "path: on the way, either direction", "waiting": "engine: waiting",
-    "running": "engine: running",
-}  # fmt: skip
 
 
 def table_row(run: RunSummary) -> tuple[str, ...]:
@@ -122,7 +109,6 @@ def table_row(run: RunSummary) -> tuple[str, ...]:
         "?" if run.switches is None else str(run.switches),
         run.saturated_by,
         "?" if run.max_waiting is None else str(run.max_waiting),
-        str(run.where["in_path"].max) if "in_path" in run.where else "?",
         "?" if run.dispatch_lag_ms.p99 is None else f"{run.dispatch_lag_ms.p99:.1f}",
         str(run.late_starts) + ("" if run.valid or run.unanswered else " INVALID"),
     )
@@ -130,38 +116,6 @@ def table_row(run: RunSummary) -> tuple[str, ...]:
 
 def _share(value: float | None, unknown: str = "?") -> str:
     return unknown if value is None else f"{100 * value:.1f} %"
-
-
-def where_rows(runs: Sequence[RunSummary]) -> list[tuple[str, ...]]:
-    """The table of where requests stood, a row a place or figure, a column a run."""
-    rows = [(title, *(_place(run, place) for run in runs)) for place, title in PLACE_NAMES.items()]
-    rows.append(("path: wait p90 / loop lag, ms, max", *(_path(run) for run in runs)))
-    rows.append(("path: said to be the limit", *(_saturated(run) for run in runs)))
-    rows.append(("client: CPU mean / max, of a core", *(_cpu(run) for run in runs)))
-    rows.append(("client: loop lag / connecting, ms, max", *(_client_ms(run) for run in runs)))
-    rows.append(("client: CPU us per token", *(_number(run.client.cpu_us_per_token) for run in runs)))
-    return rows
-
-
-def _place(run: RunSummary, place: str) -> str:
-    found = run.where.get(place)
-    return "?" if found is None else f"{found.mean:.1f} / {found.max}"
-
-
-def _path(run: RunSummary) -> str:
-    return "?" if run.path is None else f"{run.path.wait_ms:.1f} / {run.path.loop_lag_ms:.1f}"
-
-
-def _saturated(run: RunSummary) -> str:
-    return "?" if run.path is None else f"{100 * run.path.saturated_share:.0f} % of samples"
-
-
-def _cpu(run: RunSummary) -> str:
-    return f"{_number(run.client.cpu_share, 2)} / {_number(run.client.cpu_share_max, 2)}"
-
-
-def _client_ms(run: RunSummary) -> str:
-    return f"{_number(run.client.lag_ms_max, 1)} / {_number(run.client.connect_ms_max, 1)}"
 
 
 def _number(value: float | None, digits: int = 0) -> str:
@@ -234,13 +188,6 @@ def print_report(console: Console, summary: Summary) -> None:
         for part, label in enumerate(parts):
             table.add_row(label, *(cell[part] for cell in cells))
     console.print(table)
-    where = Table(title="requests by place, mean / max", title_justify="left")
-    where.add_column("place", no_wrap=True)
-    for run in summary.runs:
-        where.add_column(NAMES.get(run.policy, run.policy), justify="right", no_wrap=True)
-    for places_row in where_rows(summary.runs):
-        where.add_row(*places_row)
-    console.print(where)
     if summary.incomplete is not None:
         console.print(f"INCOMPLETE: {summary.incomplete}", markup=False, highlight=False, soft_wrap=True)
     for line in summary.verdict:

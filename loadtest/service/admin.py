@@ -1,5 +1,4 @@
-"""The service's control and status endpoints, as the load test uses them. Blocking httpx; the only file that imports
-it.
+"""The service's control and status endpoints, as the load test uses them. Blocking httpx.
 
 POST /admin/directive {"mode": "fp16" | "fp8" | "auto"} with the key as bearer token; "auto" hands the precision
 back to the controller's policy. GET /status answers with ``records.ServiceStatus``. GET /v1/models names the model. Any other
@@ -138,6 +137,10 @@ class ServiceClient:
     def hand_back(self) -> None:
         """Let the controller's policy choose the precision again."""
         self._json("POST", "/admin/directive", body={"mode": "auto"})
+
+    def reload(self) -> None:
+        """Have the controller read its configuration anew."""
+        self._json("POST", "/admin/reload", body={})
 
     def _json(self, method: str, path: str, body: dict[str, str] | None = None) -> Any:
         where = f"{method} {self.url}{path}"

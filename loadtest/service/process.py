@@ -1,9 +1,11 @@
-"""Start the service as a subprocess and stop it again. Contract with ``python -m deploy.serve --config FILE``:
+"""Start a server as a subprocess and stop it again. Contract with ``python -m deploy.serve --config FILE``:
 
 * the environment variable NESTEDFP_ADMIN_KEY carries the key that its admin endpoints accept;
 * once it answers requests it prints a line ``ready http://127.0.0.1:PORT after N s`` on standard output or error;
 * it exits with 2, and says ``error: ...`` last, where its configuration or what that names cannot be used;
-* SIGTERM makes it end. What is left after a while is killed, with its process group.
+* SIGTERM makes it end. What is left then is killed, with its process group.
+
+Any other OpenAI server is there when it lists its models.
 """
 
 import os
@@ -16,10 +18,12 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
+
+import httpx
 
 from loadtest import REPO_ROOT
 from loadtest.errors import InputError, ServiceError
@@ -27,7 +31,7 @@ from loadtest.service.target import target_url
 
 ADMIN_KEY_ENV = "NESTEDFP_ADMIN_KEY"
 READY = re.compile(r"\bready (http://\S+) after ([0-9.]+) s")
-STOP_LIMIT_S = 40.0
+STOP_LIMIT_S = 90.0
 TAIL_LINES = 20  # of the output that an error may quote
 QUOTED_LINES = 5  # where no line of it is known to be the cause
 REFUSED = 2
@@ -39,22 +43,53 @@ def serve_command(config: Path) -> list[str]:
     return [sys.executable, "-m", "deploy.serve", "--config", str(config.resolve())]
 
 
+class Started(NamedTuple):
+    """A server that runs.
+
+    Attributes:
+        url: of its routes.
+        key: of its admin routes.
+        pid: of the outermost process.
+    """
+
+    url: str
+    key: str
+    pid: int
+
+
 @contextmanager
 def started_service(
-    command: Sequence[str], log_path: Path, limit_s: float, progress: Callable[[str], None]
-) -> Iterator[tuple[str, str]]:
-    """Run the service for the length of the block; yields its URL and admin key. Its output goes to ``log_path``.
+    command: Sequence[str],
+    log_path: Path,
+    limit_s: float,
+    progress: Callable[[str], None],
+    environment: Mapping[str, str] | None = None,
+    url: str | None = None,
+) -> Iterator[Started]:
+    """Run a server for the length of the block.
+
+    Args:
+        command: of the server.
+        log_path: gets its output.
+        limit_s: for its start.
+        progress: is told what is waited for.
+        environment: of the server; None: this process's.
+        url: of a server that does not say that it is ready.
 
     Raises:
         InputError: it refuses its configuration.
-        ServiceError: it does not start.
+        ServiceError: it does not start, or another server answers at the URL.
     """
-    admin_key = secrets.token_urlsafe(24)
+    if url is not None and lists_models(url):
+        raise ServiceError(f"another server answers on {url} already; stop it or choose another port")
+    given = os.environ if environment is None else environment
+    admin_key = given.get(ADMIN_KEY_ENV) if environment is not None else None
+    admin_key = admin_key or secrets.token_urlsafe(24)
     with log_path.open("w", encoding="utf-8") as log:
         process = subprocess.Popen(
             command,
             cwd=REPO_ROOT,
-            env=os.environ | {ADMIN_KEY_ENV: admin_key, "PYTHONUNBUFFERED": "1"},
+            env={**given, ADMIN_KEY_ENV: admin_key, "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -68,7 +103,8 @@ def started_service(
         reader = threading.Thread(target=_read, args=(process.stdout, log, urls, tail), daemon=True)
         reader.start()
         try:
-            yield _wait_ready(process, urls, tail, log_path, limit_s, progress), admin_key
+            ready = _wait_ready(process, urls, tail, log_path, limit_s, progress, url)
+            yield Started(ready, admin_key, process.pid)
         finally:
             progress("stopping the service")
             stop(process, STOP_LIMIT_S)
@@ -76,15 +112,22 @@ def started_service(
 
 
 def stop(process: subprocess.Popen[str], limit_s: float) -> None:
-    """SIGTERM, then SIGKILL for what is left of the process group after ``limit_s``."""
+    """SIGTERM, then, at the latest after ``limit_s``, SIGKILL for what is left of the process group."""
     if process.poll() is None:
         process.terminate()
-    try:
+    with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C: at once
         process.wait(timeout=limit_s)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C: at once
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(timeout=10.0)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(timeout=10.0)
+
+
+def lists_models(url: str) -> bool:
+    """Whether a server's models route answers."""
+    try:
+        return httpx.get(f"{url}/v1/models", timeout=5.0, trust_env=False).is_success
+    except httpx.HTTPError:
+        return False
 
 
 def _wait_ready(
@@ -94,6 +137,7 @@ def _wait_ready(
     log_path: Path,
     limit_s: float,
     progress: Callable[[str], None],
+    silent_url: str | None,
 ) -> str:
     begun_s = time.monotonic()
     while (waited_s := time.monotonic() - begun_s) < limit_s:
@@ -101,6 +145,8 @@ def _wait_ready(
         try:
             url = urls.get(timeout=1.0)
         except queue.Empty:
+            if silent_url is not None and lists_models(silent_url):
+                return silent_url
             continue
         if url is None:
             if process.wait(timeout=10.0) == REFUSED and (fault := _fault(tail)):

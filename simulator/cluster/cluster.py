@@ -35,7 +35,6 @@ class RunResult:
     replicas: list[Replica]  # every incarnation that there was
     records: list[DecisionRecord]
     ended_s: float  # simulated
-    events: int
     replica_s: float = 0.0  # time that replicas were there
     samples: list[Any] = field(default_factory=list)  # of the observer
 
@@ -67,7 +66,6 @@ class Cluster:
         self._present_since_s: dict[Replica, float] = {}
         self._replica_s = 0.0
         self.records: list[DecisionRecord] = []
-        self._played = 0  # events
         self.desired_replicas: int | None = None
         self._observe, self._observe_every_s = observe, observe_every_s
         self._samples: list[Any] = []
@@ -104,9 +102,7 @@ class Cluster:
                 raise SimulationError(f"requests are still running {LONGEST_DRAIN_S:g} s after the last arrival")
         for since_s in self._present_since_s.values():
             self._replica_s += now_s - since_s
-        return RunResult(
-            requests, self._everyone, self.records, now_s, self._played + len(requests), self._replica_s, self._samples
-        )
+        return RunResult(requests, self._everyone, self.records, now_s, self._replica_s, self._samples)
 
     def _play(self, until_s: float) -> float:
         """Carry out the events up to a time, of which there is one at least; return the time of the last."""
@@ -114,7 +110,6 @@ class Cluster:
         while events[0][0] <= until_s:
             now_s, _, action, arguments = heappop(events)
             action(now_s, *arguments)
-            self._played += 1
         return now_s
 
     # -- events --------------------------------------------------------------------------------------------------------
@@ -235,7 +230,6 @@ class Cluster:
             self._config,
             now_s + ready_in_s,
             self._scenario.admission_limit,
-            self._scenario.path,
         )
         self._everyone.append(replica)
         self.present[replica.name] = replica

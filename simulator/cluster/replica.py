@@ -17,7 +17,6 @@ from deploy.haproxy.haproxy_config import ATTEMPT_HEADER, MOST_TRIES
 from nestedfp.modes import DirectiveMode, Mode
 from simulator.engine.cost_table import EngineTable
 from simulator.engine.engine import Engine
-from simulator.engine.path_queue import PathCost, ServedEngine
 from simulator.engine.request import SimRequest
 
 Answer = Literal["taken", "elsewhere", "refused"]  # elsewhere: HAProxy offers the request to another replica
@@ -33,7 +32,6 @@ class Replica:
         config: of the controller, for the fallback and the SLO.
         ready_at_s: end of the warm-up; no request comes before.
         admission_limit: sequences inside at most; None: no limit until the controller lowers the admission scale.
-        path: what the processes in front of the engine cost; None: nothing.
     """
 
     def __init__(
@@ -44,12 +42,10 @@ class Replica:
         config: ControllerConfig,
         ready_at_s: float = 0.0,
         admission_limit: int | None = None,
-        path: PathCost | None = None,
     ) -> None:
         self.name = name
         self.incarnation = incarnation
-        self._served = None if path is None else ServedEngine(table, path)
-        self.engine = self._served or Engine(table)
+        self.engine = Engine(table)
         self.ready_at_s = ready_at_s
         self.gone = False  # failed or retired: messages to it are lost
         self.draining = False  # gets no new requests, and goes when the last is answered
@@ -158,7 +154,6 @@ class Replica:
             room=None if room is None else Room(**asdict(room)),
             step_ms_fp16=stats.step_ms[False],
             step_ms_fp8=stats.step_ms[True],
-            path=None if self._served is None else self._served.path_stats(now_s),
         )
 
     def _put_in_force(self, now_s: float) -> None:

@@ -5,9 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from simulator.cluster.network import NetworkConfig
-from simulator.engine.path_queue import PathCost
 from workload.frozen import FrozenModel
-from workload.resample import JITTER_S
 
 Seconds = Annotated[float, Field(ge=0)]
 
@@ -29,8 +27,6 @@ class Scenario(FrozenModel):
     admission_limit: Annotated[int, Field(ge=1)] | None = None  # sequences inside a replica
     network: NetworkConfig = NetworkConfig()
     failures: tuple[Failure, ...] = ()
-    path: PathCost | None = None  # in front of each replica; None: it costs nothing
     rest_s: Seconds = 0.0  # before the first request
-    jitter_s: Seconds = JITTER_S  # by which copies of a request are moved
     pinned_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # of the requests demand exact FP16
     seed: Annotated[int, Field(ge=0)] = 0

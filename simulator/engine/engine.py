@@ -193,9 +193,8 @@ class Engine(HoldingByRow):
         else:
             self.stats.rows_took(*self._rows_of, duration_s)
             self._times.rows_took(*self._rows_of, duration_s, with_prompts=with_prompts)
-        longer_s = self.written(self._began_s, now_s, self._step_decodes + len(self._chunks))
         if self._step_decodes:
-            self.tpot.add(now_s, max(0.0, duration_s + longer_s) * 1e3, self._step_decodes)
+            self.tpot.add(now_s, duration_s * 1e3, self._step_decodes)
             self._batch.stepped(self._rows_fp8[False])
             self._fast.stepped(self._rows_fp8[True])
             self._slack.decodes.stepped()
@@ -214,7 +213,7 @@ class Engine(HoldingByRow):
 
     def _sampled_by_prefill(self, now_s: float, request: SimRequest, is_fp8: bool) -> None:
         if request.generated == 0:
-            request.first_s = now_s + self.delay_s(now_s)
+            request.first_s = now_s
             self._slack.prompts.left(request.index)
             if request.has_room:
                 self._margin.first_token(request.ttft_ms * 1e-3)
@@ -261,8 +260,7 @@ class Engine(HoldingByRow):
                 self._slack.decodes.stepped(done)
                 duration_s = (now_s - began_s) / done
                 self._times.took(MODES[is_fp8], decodes, duration_s, with_prompts=False)
-                gap_s = duration_s + self.written(began_s, now_s, done * decodes) / done
-                self.tpot.add(now_s, max(0.0, gap_s) * 1e3, done * decodes)
+                self.tpot.add(now_s, duration_s * 1e3, done * decodes)
                 self.stats.scheduled(is_fp8, done * decodes, done)
                 self.stats.took(is_fp8, duration_s, done)
             if not room:

@@ -137,7 +137,7 @@ class Holding:
         del self.running[request]
         self._pinned -= request.pinned
         self._slack.left(request.index)
-        request.finished_s = max(request.first_s, now_s + self.delay_s(now_s))
+        request.finished_s = now_s
         request.outcome, request.generated = "finished", request.output_tokens
         self.finished.append(request)
         self.finished_count += 1
@@ -149,14 +149,6 @@ class Holding:
             self.used_blocks -= blocks
             for request in due:
                 self._finish(now_s, request)
-
-    def written(self, began_s: float, ended_s: float, tokens: int) -> float:
-        """Tokens have been made; returns by how many seconds their way to the clients has become longer: here there is none."""
-        return 0.0
-
-    def delay_s(self, now_s: float) -> float:
-        """Until a token made now is with its client."""
-        return 0.0
 
     def oldest_wait_s(self, now_s: float) -> float:
         """Age of the request at the head of the queue."""

@@ -43,7 +43,7 @@ class SimRequest:
     ) -> None:
         self.index = index
         self.arrived_s = arrived_s
-        self.queued_s = arrived_s  # when the engine has it; later than its arrival where there is a path in front
+        self.queued_s = arrived_s  # when the engine has it
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.pinned = pinned

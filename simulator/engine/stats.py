@@ -13,14 +13,13 @@ EWMA_WEIGHT = 0.2  # of step_ms
 class StepTotals:
     """Totals since the engine started."""
 
-    __slots__ = ("busy_s", "is_fp8", "step_ms", "steps", "steps_mixed", "switches", "tokens")
+    __slots__ = ("is_fp8", "step_ms", "steps", "steps_mixed", "switches", "tokens")
 
     def __init__(self) -> None:
         self.is_fp8: bool | None = None  # of the last step
         self.steps = [0, 0]
         self.steps_mixed = 0  # of rows of both precisions; in neither of the steps
         self.tokens = [0, 0]
-        self.busy_s = [0.0, 0.0]
         self.step_ms: list[float | None] = [None, None]  # EWMA
         self.switches = 0
 
@@ -52,7 +51,6 @@ class StepTotals:
 
     def took(self, is_fp8: bool, duration_s: float, steps: int = 1) -> None:
         """Take ``steps`` equal steps into the EWMA ``step_ms``; one counts as at most twice the value so far."""
-        self.busy_s[is_fp8] += duration_s * steps
         duration_ms = duration_s * 1e3
         value_ms = self.step_ms[is_fp8]
         if value_ms is None:

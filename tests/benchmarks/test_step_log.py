@@ -21,8 +21,8 @@ ENGINE = {
 PROMPTS = [{"prompt_token_ids": list(range(300, 300 + tokens))} for tokens in (20, 30, 100)]
 
 
-def step(tokens=100, mode="fp8", host_ms=2.0, gpu_ms=8.0, idle_ms=0.5, requests=10, prompts=1):
-    return LoggedStep(1.5, mode, tokens, requests, prompts, host_ms, host_ms / 2, 900, gpu_ms, idle_ms)
+def step(tokens=100, mode="fp8", gpu_ms=8.0, idle_ms=0.5, requests=10, prompts=1):
+    return LoggedStep(1.5, mode, tokens, requests, prompts, 900, gpu_ms, idle_ms)
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -38,10 +38,10 @@ def test_what_is_written_is_read(tmp_path):
 
 def test_a_line_that_was_cut_off_is_left_out_and_a_broken_one_is_named(tmp_path):
     path = tmp_path / "steps-1.csv"
-    good = "1.5,fp8,100,10,1,2.0,1.0,900,8.0,0.5"
+    good = "1.5,fp8,100,10,1,900,8.0,0.5"
     path.write_text(f"{','.join(COLUMNS)}\n{good}\n1.5,fp8,10")
     assert list(read_steps(path)) == [step()]
-    for broken in ("1.5,fp8,x,10,1,2.0,1.0,9,,", "1.5,fp8,100", "1.5,fp8,100,10,1,,1.0,9,,", good + ",7", good + "x"):
+    for broken in ("1.5,fp8,x,10,1,9,,", "1.5,fp8,100", "1.5,fp8,100,10,1,,,", good + ",7", good + "x"):
         path.write_text(f"{','.join(COLUMNS)}\n{good}\n{broken}\n")
         with pytest.raises(StepLogError, match=r"steps-1\.csv:3: expected a step, got"):
             list(read_steps(path))
@@ -54,9 +54,9 @@ def test_steps_become_sizes_that_the_simulator_is_fitted_to(tmp_path, capsys):
     from simulator.fit.observations import STEP_COLUMNS
 
     log = StepLog(tmp_path / "a" / "steps-1.csv")
-    log.write(LoggedStep(1.0, "fp16", 450, 35, 1, 2.0, 1.0, 9000, 35.0, None))  # the first: when it began is not known
-    log.write(LoggedStep(2.0, "fp16", 450, 35, 1, 2.0, 1.0, 16000, 35.0, 0.5))
-    log.write(LoggedStep(3.0, "fp8", 3, 3, 0, 2.0, 1.0, 600, 9.0, 300.0))  # after a pause
+    log.write(LoggedStep(1.0, "fp16", 450, 35, 1, 9000, 35.0, None))  # the first: when it began is not known
+    log.write(LoggedStep(2.0, "fp16", 450, 35, 1, 16000, 35.0, 0.5))
+    log.write(LoggedStep(3.0, "fp8", 3, 3, 0, 600, 9.0, 300.0))  # after a pause
     log.close()
     out = tmp_path / "sizes.csv"
     given = [str(tmp_path / "a"), "--model", "m", "--out", str(out)]
@@ -88,7 +88,7 @@ def test_an_engine_with_nested_weights_logs_every_step_and_its_precision(tmp_pat
     # Prompts of 20, 30 and 100 tokens in steps of at most 64, and four more tokens each: what each attends to, added up.
     assert sum(step.kv_tokens for step in steps if step.mode == "fp8") >= sum(range(20, 24)) + sum(range(30, 34))
     assert all(step.kv_tokens >= 0 for step in steps)
-    assert all(step.host_cpu_ms > 0 and 0 < step.host_ms < 10_000 and step.gpu_ms is None for step in steps)
+    assert all(step.gpu_ms is None for step in steps)
     assert [step.began_s for step in steps] == sorted(step.began_s for step in steps)
 
 

@@ -164,18 +164,6 @@ def test_the_override_of_the_controller_before_is_in_force_from_the_first_report
     drive(test)
 
 
-def test_an_inherited_override_ends_when_the_operator_said_although_no_replica_was_there_yet() -> None:
-    async def test(actor: ControllerActor, replicas: Replicas) -> None:
-        actor.inherit("fp8", 0.05)
-        while (await actor.status())["override"] is not None:
-            await asyncio.sleep(0.01)
-        await replicas.report(actor)
-        status = await actor.status()
-        assert (status["override"], status["replica_overrides"]) == (None, {})
-
-    drive(test)
-
-
 @pytest.mark.parametrize(("mode", "ttl_s"), [("fp32", None), ("fp8", -1.0), ("auto", 1.0)])
 def test_a_senseless_override_is_refused(mode: str, ttl_s: float | None) -> None:
     async def test(actor: ControllerActor, replicas: Replicas) -> None:
@@ -349,11 +337,3 @@ def test_a_change_of_the_file_is_noticed_where_that_is_wanted(tmp_path: Path) ->
         assert (await actor.status())["config_error"] is None
 
     drive(test, config=watching, config_path=path)
-
-
-def test_a_controller_without_a_file_says_so() -> None:
-    async def test(actor: ControllerActor, replicas: Replicas) -> None:
-        with pytest.raises(ValueError, match="without a configuration file"):
-            await actor.reload()
-
-    drive(test)

@@ -46,11 +46,6 @@ def climb(state: LadderState, config: LadderConfig, from_s: float, to_s: float, 
     return state, events
 
 
-def test_nothing_happens_while_fp8_holds() -> None:
-    state, events = climb(LadderState(), BOTH, 0, 300)
-    assert (state.rung(False), state.insufficient, events) == (Rung.NONE, False, [])
-
-
 def test_without_leave_to_act_it_says_that_fp8_is_not_enough_and_when_it_is_again() -> None:
     state, events = climb(LadderState(), LadderConfig(), 0, 60, over_slo=4)
     assert events == [(10.0, "fp8_cannot_hold_slo")]
@@ -117,14 +112,6 @@ def test_nothing_is_shed_without_need(strain: dict[str, Any]) -> None:
     assert climb(LadderState(), BOTH, 0, 100, **{"over_slo": 4, **strain})[1] == []
 
 
-def test_an_overload_with_gaps_shorter_than_the_wait_is_none() -> None:
-    state = LadderState()
-    for second in range(100):
-        over = 0 if second % 9 == 0 else 4
-        state, events = climb(state, BOTH, second, second + 1, over_slo=over)
-        assert events == []
-
-
 def test_replicas_are_asked_for_when_users_are_still_turned_away_and_as_many_more_as_came() -> None:
     state, _ = climb(LadderState(), BOTH, 0, 12, over_slo=4)
     # Shedding works: what is admitted is served. What comes is half as much again.
@@ -174,13 +161,6 @@ def test_a_recovery_in_which_nobody_is_refused_takes_seconds_and_not_minutes() -
     _, events = climb(refusing, LadderConfig(shed=True), 0, 40, offered_over_admitted=1.2)
     assert [at_s for at_s, _ in events] == [15.0, 30.0]  # the limit binds: each step is a trial
     assert (state.rung(True), state.holds_fp8) == (Rung.DEGRADE, False)
-
-
-def test_users_come_back_while_the_replicas_asked_for_are_needed() -> None:
-    state = LadderState(insufficient=True, admission_scale=0.8, desired_replicas=8, shed_since_s=0.0)
-    state, events = climb(state, BOTH, 0, 1000, replicas=8, over_half_slo=1)
-    assert [reason for _, reason in events] == ["admit_more"]
-    assert (state.admission_scale, state.desired_replicas) == (1.0, 8)
 
 
 def test_a_restart_goes_on_from_the_scale_that_replicas_report() -> None:
@@ -366,16 +346,3 @@ def test_a_share_of_exact_replicas_needs_leave_to_scale_and_the_policy_that_has_
     ControllerConfig.model_validate({"ladder": ladder, "policy": {"name": "exact_first"}})
     with pytest.raises(ValueError, match=r"ladder\.exact_share is of the policy exact_first.*got deadlines"):
         ControllerConfig.model_validate({"ladder": ladder, "policy": {"name": "deadlines"}})
-
-
-def test_exact_replicas_come_back_after_an_overload_that_added_replicas() -> None:
-    config = EXACT.model_copy(update={"shed_after_s": 3.0, "scale_after_s": 5.0})
-    state = LadderState()
-    for tick in range(12_000):
-        now_s = tick / 10
-        over = 4 if now_s < 60 else 0
-        exact = 0 if over or state.holds_fp8 else 4
-        strain = make_strain(now_s, replicas=state.desired_replicas or 4, over_slo=over, over_half_slo=over)
-        state, _ = advance(replace(strain, exact_replicas=exact, fully_degraded=exact == 0), state, config)
-    assert not state.insufficient
-    assert not state.holds_fp8

@@ -47,14 +47,6 @@ def test_a_burst_is_met_at_once_held_and_then_left() -> None:
     assert cluster.records[1].inputs
 
 
-def test_a_lasting_overload_stays_in_fp8_without_flips() -> None:
-    cluster = Cluster(make_loop()).run(5).run(120, **HOT)
-    assert cluster.modes == {FP8}
-    assert [r.to_mode for r in cluster.records if r.outcome is DecisionOutcome.APPLIED] == [FP16, FP8]
-    # One second of waiting everywhere is more than FP8 should allow: the controller says so, once.
-    assert [r.reason for r in cluster.records if r.outcome is DecisionOutcome.STATED] == ["fp8_cannot_hold_slo"]
-
-
 def test_rates_come_from_totals_over_the_window() -> None:
     replica = Cluster(make_loop()).run(5, tokens_per_s=4000).status.replicas[0]
     assert replica.tokens_per_s == pytest.approx(4000)
@@ -216,15 +208,6 @@ def test_a_restarted_fixed_policy_insists_on_its_mode() -> None:
     cluster = Cluster(make_loop("static_fp8")).run(2)
     cluster.loop = make_loop("static_fp16")
     assert cluster.run(0.3).modes == {FP16}
-
-
-def test_replicas_reach_their_fallback_and_come_back_when_the_controller_does() -> None:
-    cluster = Cluster(make_loop()).run(2).run(1, **HOT)
-    cluster.silent = {"r0"}
-    cluster.run(3)
-    assert cluster.modes == {AUTO}
-    cluster.silent = set()
-    assert cluster.run(0.3, **HOT).modes == {FP8}
 
 
 # -- reports -----------------------------------------------------------------------------------------------------------

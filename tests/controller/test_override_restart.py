@@ -46,13 +46,6 @@ def test_what_remains_of_its_time_survives_and_the_time_without_a_controller_cou
     assert cluster.status.override is None
 
 
-def test_an_override_that_ended_while_no_controller_was_there_is_over() -> None:
-    cluster = Cluster(make_loop()).run(3)
-    cluster.carry_out(cluster.loop.override(cluster.now_s, FP8, ttl_s=5.0))
-    restarted(cluster.run(1), after_s=5.0).run(1)
-    assert cluster.status.override is None
-
-
 @pytest.mark.parametrize("heard_in_order", [("r0", "r1"), ("r1", "r0")])
 def test_an_override_of_one_replica_survives_for_that_replica_alone(heard_in_order: tuple[str, ...]) -> None:
     cluster = Cluster(make_loop(), heard_in_order).run(3)
@@ -89,21 +82,6 @@ def test_an_order_survives_a_first_snapshot_whose_statistics_cannot_be_true() ->
     cluster.run(2)
     assert cluster.status.override is not None
     assert cluster.modes == {FP8}
-
-
-def test_an_order_for_all_that_was_handed_back_is_not_brought_by_one_that_has_not_heard() -> None:
-    cluster = Cluster(make_loop(), ("r0", "r1")).run(3)
-    cluster.carry_out(cluster.loop.override(cluster.now_s, FP8))
-    cluster.run(1)
-    cluster.silent = {"r1"}
-    cluster.carry_out(cluster.loop.override(cluster.now_s, AUTO))
-    cluster.carry_out(cluster.loop.override(cluster.now_s + 0.05, FP16, replica_id="r0"))
-    cluster.run(1)
-    restarted(cluster)
-    cluster.silent = set()
-    cluster.run(2)
-    assert cluster.status.override is None
-    assert set(cluster.status.replica_overrides) == {"r0"}
 
 
 def test_what_was_handed_back_does_not_come_again() -> None:
@@ -146,18 +124,6 @@ def test_replicas_that_come_back_late_bring_the_override_with_them(scope: str | 
     assert cluster.mode_of == {"r0": FP8 if scope else FP16, "r1": FP16}
 
 
-def test_one_that_comes_back_late_does_not_bring_back_what_was_handed_back_meanwhile() -> None:
-    cluster = Cluster(make_loop(), ("r0", "r1")).run(3)
-    cluster.carry_out(cluster.loop.override(cluster.now_s, FP16))
-    cluster.run(1)
-    cluster.silent = {"r1"}
-    cluster.carry_out(cluster.loop.override(cluster.now_s, AUTO))
-    cluster.run(1)
-    restarted(cluster).run(30)
-    cluster.silent = set()
-    assert cluster.run(6, **HOT).modes == {FP8}
-
-
 @pytest.mark.parametrize("mode", [FP16, FP8])
 @pytest.mark.parametrize("scope", [None, "r1"])
 def test_an_override_holds_without_a_controller_until_its_own_time_is_over(
@@ -170,17 +136,6 @@ def test_an_override_holds_without_a_controller_until_its_own_time_is_over(
     assert cluster.mode_of == {"r0": AUTO if scope else mode, "r1": mode}
     cluster.now_s += 20.0
     assert cluster.modes == {AUTO}
-
-
-def test_one_for_a_replica_that_is_over_leaves_the_one_for_all() -> None:
-    cluster = Cluster(make_loop(), ("r0", "r1")).run(3)
-    cluster.carry_out(cluster.loop.override(cluster.now_s, FP16))
-    cluster.carry_out(cluster.loop.override(cluster.now_s, FP8, ttl_s=10.0, replica_id="r1"))
-    cluster.run(1)
-    cluster.now_s += 5.0
-    assert cluster.mode_of == {"r0": FP16, "r1": FP8}
-    cluster.now_s += 10.0
-    assert cluster.modes == {FP16}
 
 
 def test_a_lapsed_override_is_no_reason_to_leave_it_when_the_controller_is_back() -> None:

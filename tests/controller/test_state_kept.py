@@ -13,7 +13,6 @@ from test_loop_operation import LADDER
 
 from controller.audit import Rung
 from controller.config import ControllerConfig
-from controller.decide.loop import ControlLoop
 from controller.messages import Directive
 from controller.protocol import DirectiveFollower
 from nestedfp.modes import DirectiveMode
@@ -35,20 +34,6 @@ def test_a_restarted_controller_still_wants_the_replicas_asked_for(policy: str, 
     cluster.loop = make_loop(policy, ladder=LADDER)
     cluster.run(0.5, **HOT)
     assert cluster.followers["r0"].latest.desired_replicas == stated
-
-
-def test_the_fallback_keeps_the_deadlines_of_the_slo_that_was_reloaded() -> None:
-    before = make_config("deadlines", slo={"ttft_ms": 1000, "tpot_ms": 200})
-    after = make_config("deadlines", slo={"ttft_ms": 200, "tpot_ms": 33.3})
-    cluster = Cluster(ControlLoop(before))
-    cluster.followers = {"r0": follower("r0", before)}  # as deploy/agent/agent.py makes it
-    cluster.run(1)
-    cluster.carry_out(cluster.loop.reload(cluster.now_s, after))
-    cluster.run(1)
-    assert cluster.followers["r0"].in_force(cluster.now_s).rule == after.lapsed[1]
-    lapsed = cluster.followers["r0"].in_force(cluster.now_s + 10)
-    assert lapsed.expired
-    assert lapsed.rule == after.lapsed[1]
 
 
 @pytest.mark.parametrize(("policy", "mode"), [("static_fp16", FP16), ("static_fp8", FP8), ("threshold", AUTO)])
@@ -161,18 +146,3 @@ def test_the_fail_safe_counts_no_time_under_an_override() -> None:
     cluster.run(58.5)
     cluster.silent = {"r0"}
     assert cluster.run(3).status.mode is FP16
-
-
-def test_a_reload_changes_how_many_decisions_are_kept(tmp_path: Path) -> None:
-    path = tmp_path / "service.yaml"
-    path.write_text(json.dumps({"controller": {**FAST, "decisions_kept": 2}}))
-
-    async def test(actor: Any, replicas: Any) -> None:
-        await replicas.report(actor)
-        path.write_text(json.dumps({"controller": {**FAST, "decisions_kept": 100}}))
-        await actor.reload()
-        for mode in ("fp8", "fp16") * 5:
-            await actor.set_override(mode)
-        assert len(await actor.decisions()) >= 10
-
-    drive(test, config={**FAST, "decisions_kept": 2}, config_path=path)

@@ -75,13 +75,6 @@ def test_the_load_test_understands_what_it_is_asked(tmp_path):
         assert not asked.needs_calibration
 
 
-def test_a_load_is_as_large_as_the_experiment_says(tmp_path):
-    load = {"start_s": 0, "duration_s": 30, "rates_rps": [480], "seeds": [0]}
-    experiment = config.load(written(tmp_path, load=load))
-    words = campaign.loadtest_command(experiment, experiment.runs[0], 480, 0, Path("trace.csv"), "http://127.0.0.1:1")
-    assert parse_config(words[3:]).max_requests == 14400
-
-
 def test_rates_are_chosen_in_the_order_of_the_option_and_unknown_ones_refused():
     assert command.chosen("--rates", "4,2", (2.0, 4.0)) == (4.0, 2.0)
     assert command.chosen("--rates", None, (2.0, 4.0)) == (2.0, 4.0)
@@ -195,9 +188,3 @@ def test_an_experiment_runs_policies_on_one_service_kills_what_it_should_and_sum
     )
     assert sum(step.long_requests for step in logged) >= 24
     shutil.rmtree(tmp_path / "out")
-
-
-def test_the_help_says_what_the_command_is_for(capsys):
-    with pytest.raises(SystemExit):
-        command.main(["--help"])
-    assert "Measures an experiment, sums it up, or predicts it without a GPU" in capsys.readouterr().out

@@ -88,12 +88,12 @@ def test_a_prediction_is_of_the_experiments_engine_not_of_the_one_the_table_was_
     engine = {"max_num_seqs": 7, "max_num_batched_tokens": 64, "max_model_len": 512}
     experiment = config.load(written(tmp_path, shape="mistral-24b", engine=engine))
     table = Path("simulator/engine/tables/h100-mistral-24b-steps.json")
-    measured, copy = read_table(table), read_table(predict.limited_table(table, experiment, tmp_path))
+    measured, copy = read_table(table), predict.limited_table(table, experiment)
     limits = copy.engine
     assert (limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_model_tokens) == (7, 64, 512)
     assert (limits.kv_tokens, copy.fp16, copy.fp8) == (measured.engine.kv_tokens, measured.fp16, measured.fp8)
     with pytest.raises(config.ExperimentError, match="make one with python -m simulator fit"):
-        predict.limited_table(tmp_path / "none.json", experiment, tmp_path)
+        predict.limited_table(tmp_path / "none.json", experiment)
 
 
 def test_a_prediction_knows_the_kv_cache_that_an_experiments_engine_has(tmp_path):
@@ -105,7 +105,7 @@ def test_a_prediction_knows_the_kv_cache_that_an_experiments_engine_has(tmp_path
         "max_model_len": measured.engine.max_model_tokens,
     }
     experiment = config.load(written(tmp_path, shape="mistral-24b", engine=same, kv_cache_tokens=19328))
-    copy = read_table(predict.limited_table(table, experiment, tmp_path))
+    copy = predict.limited_table(table, experiment)
     assert copy.engine.kv_tokens == 19328 < measured.engine.kv_tokens
     assert copy.start_costs == measured.start_costs is not None, "what a step takes does not depend on the cache's size"
 
@@ -113,10 +113,10 @@ def test_a_prediction_knows_the_kv_cache_that_an_experiments_engine_has(tmp_path
 def test_a_prediction_for_ranks_or_shapes_that_nothing_tells_of_says_so(tmp_path):
     ranks = {"tensor_parallel_size": 2}
     with pytest.raises(ExperimentError, match="weights of 141 GB do not fit into the 73 GB"):
-        predict.limited_table(TABLE_24B, config.load(written(tmp_path, shape="llama-70b")), tmp_path)
+        predict.limited_table(TABLE_24B, config.load(written(tmp_path, shape="llama-70b")))
     unknown = tmp_path / "unknown.json"
     unknown.write_text(TABLE_24B.read_text().replace('"mistral-24b"', '"phi-4"'))
     with pytest.raises(
         ExperimentError, match="on 2 ranks and the table is of phi-4 on one; expected both to be one of"
     ):
-        predict.limited_table(unknown, config.load(written(tmp_path, shape="llama-8b", engine=ranks)), tmp_path)
+        predict.limited_table(unknown, config.load(written(tmp_path, shape="llama-8b", engine=ranks)))

@@ -41,7 +41,7 @@ FAKE = [sys.executable, str(Path(__file__).parents[1].joinpath("loadtest_fake_se
         (["--url", "http://127.0.0.1:1", "--policies", "probe"], "got probe"),
         (["--url", "http://127.0.0.1:1", "--policies", "fp16,fp16"], "expected different ones of fp16,fp8,adaptive"),
         (["--url", "http://127.0.0.1:1", "--policies", ","], "got none"),
-        (["--url", "http://127.0.0.1:1", "--duration", "-5"], "--duration: Input should be greater than 0, got -5.0"),
+        (["--url", "http://127.0.0.1:1", "--duration", "-5"], "--duration: Input should be greater than 0, got -5"),
         (
             ["--url", "http://127.0.0.1:1", "--duration", "1e9"],
             "--duration: Input should be less than or equal to 3600",
@@ -58,13 +58,6 @@ def test_wrong_arguments_are_named(arguments, message, capsys):
         main(arguments)
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
-
-
-def test_help_lists_the_flags(capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(["--help"])
-    assert caught.value.code == 0
-    assert "--slo-tpot-ms" in capsys.readouterr().out
 
 
 def test_defaults_and_flags_reach_the_config():
@@ -164,7 +157,6 @@ def test_a_whole_load_test_starts_the_service_and_writes_the_report(tmp_path, ca
     assert {fp16["saturated_by"], fp8["saturated_by"]} <= {"engine", "client"}  # client: this machine is busy
     for run in runs.values():
         assert run["where"]["running"]["max"] <= 3
-        assert run["client"]["cpu_us_per_token"] > 0
         assert run["valid"] == (run["invalid_because"] is None) == (run["late_starts"] <= 0.01 * run["requests"])
     assert runs["fp16"]["saturated_by"] in ("engine", "client")
     samples = [json.loads(line) for line in (folder / "timeline.jsonl").read_text().splitlines()]
@@ -181,7 +173,7 @@ GIVEN = "--rate 10 --duration 1 --drain 10 --cooldown 0 --slo-ttft-ms 500 --slo-
 
 def run_against(tmp_path, options: list[str], flags: str) -> dict:
     """A load test of a running stand-in; returns its summary."""
-    with started_service([*FAKE, *options], tmp_path / "log", 30.0, lambda _: None) as (url, _):
+    with started_service([*FAKE, *options], tmp_path / "log", 30.0, lambda _: None) as (url, *_):
         assert main(["--url", url, "--out", str(tmp_path / "runs"), *flags.split()]) == 0
     (folder,) = (tmp_path / "runs").iterdir()
     return json.loads((folder / "summary.json").read_text())
@@ -193,7 +185,7 @@ def test_a_plain_server_needs_no_key_no_directive_and_no_status(tmp_path, capsys
     (run,) = summary["runs"]
     assert (run["policy"], run["requests"], run["errors"]) == ("plain-vllm-serve", 10, 0)
     assert run["saturated_by"] in ("unknown", "client")
-    assert (run["switches"], run["path"], run["max_waiting"]) == (None, None, None)
+    assert (run["switches"], run["max_waiting"]) == (None, None)
     assert "no directives" in summary["verdict"][0]
     assert "plain-vllm-serve" in capsys.readouterr().out
 
@@ -209,7 +201,7 @@ def test_a_load_test_of_which_nothing_was_answered_fails_and_says_why(answered, 
     flags = (
         "--policies plain --start 0 --rate 3 --duration 1 --drain 10 --cooldown 0 --slo-ttft-ms 500 --slo-tpot-ms 100"
     )
-    with started_service([*FAKE, "--plain"], tmp_path / "log", 30.0, lambda _: None) as (url, _):
+    with started_service([*FAKE, "--plain"], tmp_path / "log", 30.0, lambda _: None) as (url, *_):
         status = main(["--url", url, "--out", str(tmp_path / "runs"), "--trace", str(trace), *flags.split()])
     (folder,) = (tmp_path / "runs").iterdir()
     (run,) = json.loads((folder / "summary.json").read_text())["runs"]
@@ -234,7 +226,7 @@ def test_a_running_services_slo_is_read_from_its_status(tmp_path, capsys, monkey
 def test_a_model_that_is_not_served_is_said_before_a_request_is_sent(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("NESTEDFP_ADMIN_KEY", raising=False)
     flags = f"--policies plain --model other {GIVEN}"
-    with started_service([*FAKE, "--plain"], tmp_path / "log", 30.0, lambda _: None) as (url, _):
+    with started_service([*FAKE, "--plain"], tmp_path / "log", 30.0, lambda _: None) as (url, *_):
         assert main(["--url", url, "--out", str(tmp_path / "runs"), *flags.split()]) == 2
     assert f"--model: expected one that {url} serves, fake-model, got other" in capsys.readouterr().err
     assert list((tmp_path / "runs").iterdir()) == []
@@ -242,32 +234,9 @@ def test_a_model_that_is_not_served_is_said_before_a_request_is_sent(tmp_path, c
 
 def test_a_server_without_a_controller_is_told_how_to_be_run(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("NESTEDFP_ADMIN_KEY", "k")
-    with started_service([*FAKE, "--plain"], tmp_path / "log", 30.0, lambda _: None) as (url, _):
+    with started_service([*FAKE, "--plain"], tmp_path / "log", 30.0, lambda _: None) as (url, *_):
         assert main(["--url", url, "--out", str(tmp_path / "runs"), *GIVEN.split()]) == 1
     assert "a server without a controller takes no directives: give --policies plain" in capsys.readouterr().err
-
-
-def test_a_narrow_path_is_found_and_its_rate_is_not_called_capacity(tmp_path, capsys, monkeypatch):
-    """40 requests a second pass the path, and the engine could take five times as many."""
-    monkeypatch.setenv("NESTEDFP_ADMIN_KEY", "k")
-    options = ["--path-ms", "25", "--max-running", "64", "--step-ms-fp16", "10"]
-    monkeypatch.setattr(session, "serve_command", lambda config: [*FAKE, *options])
-    config = tmp_path / "service.yaml"
-    config.write_text("controller: {slo: {ttft_ms: 100}}\n")
-    flags = "--policies fp16 --probe 2 --probe-concurrency 64 --duration 2 --drain 20 --cooldown 0 --load-fraction 1.5"
-    flags += " --max-prompt-tokens 20 --max-output-tokens 10"
-    assert main(["--config", str(config), "--out", str(tmp_path / "runs"), *flags.split()]) == 0
-    (folder,) = (tmp_path / "runs").iterdir()
-    summary = json.loads((folder / "summary.json").read_text())
-    for found in summary["calibration"]["capacities"]:
-        # Answers that a sender's pause has held up count where they come: in a stage of two seconds some more than 40.
-        assert found["carried_rps"] < 80
-        assert found["saturated_by"] in ("path", "client")  # client: this machine is busy
-        assert found["stages"][-1]["where"]["in_path"]["mean"] > found["stages"][-1]["where"]["running"]["mean"]
-    (run,) = summary["runs"]
-    assert run["saturated_by"] in ("path", "client")
-    assert run["where"]["in_path"]["max"] > run["where"]["waiting"]["max"]
-    assert any("this is not the engine's capacity" in line for line in summary["verdict"])
 
 
 def test_a_plain_server_is_calibrated_by_itself_and_one_that_refuses_is_not_taken_for_broken(tmp_path, monkeypatch):

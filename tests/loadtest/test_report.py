@@ -4,7 +4,7 @@ import json
 from html.parser import HTMLParser
 from math import isnan
 
-from loadtest_builders import CALIBRATION, SLO, failed, make_record, make_run, make_sample
+from loadtest_builders import CALIBRATION, SLO, failed, make_record, make_run
 from rich.console import Console
 
 from loadtest.report.plots import is_exact, shares_over_time
@@ -65,9 +65,9 @@ def test_a_run_against_a_server_without_status_is_reported(tmp_path):
     records = [make_record(i, policy="plain-vllm", precision_tokens=None) for i in range(200)]
     samples = stand(records, [TimelineSample(policy="plain-vllm", at_s=float(i), status=None) for i in range(1, 200)])
     run = summarise(records, samples, SLO, 200.0)
-    assert (run.saturated_by, run.switches, run.fp16_token_share, run.path) == ("unknown", None, None, None)
+    assert (run.saturated_by, run.switches, run.fp16_token_share) == ("unknown", None, None)
     summary = make_summary(runs=(run,), verdict=verdict([run]))
-    text = write_report(tmp_path, summary, {"plain-vllm": records}, {"plain-vllm": samples}).read_text()
+    text = write_report(tmp_path, summary, {"plain-vllm": records}).read_text()
     assert "plain-vllm: 100.0 % of requests within the SLO. The server ran as it is: no directives" in text
     console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
@@ -78,13 +78,12 @@ def test_a_run_against_a_server_without_status_is_reported(tmp_path):
 def test_the_report_is_self_contained_and_escaped(tmp_path):
     summary = make_summary(incomplete="stopped <b>here</b>")
     records = {"fp16": [make_record(i, policy="fp16") for i in range(40)], "adaptive": [failed(0), make_record(1)]}
-    timelines = {"fp16": [make_sample(0.0, ("a", 0, 1, 1)), make_sample(1.0, ("a", 0, 5, 2))], "adaptive": []}
-    path = write_report(tmp_path, summary, records, timelines)
+    path = write_report(tmp_path, summary, records)
     text = path.read_text()
     page = Page(text)
     assert "script" not in page.tags
     assert "b" not in page.tags
-    assert len(page.sources) == 3
+    assert len(page.sources) == 2
     assert all(source.startswith("data:image/png;base64,iVBOR") for source in page.sources)
     assert "m &amp; n" in text
     assert "ttft_ms = 200" in text
@@ -101,7 +100,7 @@ def test_the_report_is_self_contained_and_escaped(tmp_path):
 def test_a_report_without_calibration_or_runs_is_still_a_page():
     text = render_html(
         make_summary(calibration=None, runs=(), verdict=(), service_slo={}),
-        {"opening": b"", "latencies": b"", "timeline": b""},
+        {"opening": b"", "latencies": b""},
     )
     assert "Nothing to compare." in text
     assert "not known" in text

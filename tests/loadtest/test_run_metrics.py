@@ -3,12 +3,11 @@
 import pytest
 from loadtest_builders import SLO, failed, make_record, make_sample
 
-from loadtest.report.plots import fp8_shares
 from loadtest.report.run_summary import counter_growth, exact_answer_share, fp8_reasons, fp16_token_share, summarise
 from loadtest.report.verdict import verdict
 from loadtest.report.write import table_row
 from workload.percentiles import percentiles
-from workload.records import PrecisionTokens, ServiceStatus, TimelineSample, read_requests, write_jsonl
+from workload.records import PrecisionTokens, ServiceStatus, TimelineSample
 
 
 def test_percentiles_interpolate_and_nothing_gives_none():
@@ -102,14 +101,6 @@ def test_reasons_for_fp8_are_told_over_all_replicas_the_most_frequent_first():
     assert fp8_reasons([told(0.0, {}), told(1.0, {})]) is None
 
 
-def test_the_fp8_share_over_time_is_empty_where_nothing_ran():
-    samples = [make_sample(0.0, ("a", 0, 0, 0)), make_sample(2.0, ("a", 0, 10, 30)), make_sample(4.0, ("a", 0, 10, 30))]
-    times_s, shares = fp8_shares(samples)
-    assert times_s == [1.0, 3.0]
-    assert shares[0] == 0.75
-    assert shares[1] != shares[1]  # NaN
-
-
 def test_late_requests_make_a_run_invalid_and_a_few_are_said():
     late = [make_record(i, sent_s=i + (0.08 if i < 30 else 0.001), connected_s=i + 0.1) for i in range(1000)]
     run = summarise(late, [], SLO, 1000.0)
@@ -138,14 +129,6 @@ def test_a_run_without_an_answer_is_invalid_and_says_why():
     run = summarise([*(refused(i) for i in range(9)), make_record(9)], [], SLO, 10.0)
     assert (run.errors, run.unanswered, run.valid, run.invalid_because) == (9, False, True, None)
     assert "9 of 10 requests failed; they count as SLO misses: 9 x HTTP 400" in "\n".join(verdict([run]))
-
-
-def test_records_survive_the_file(tmp_path):
-    records = (make_record(1), failed(0))
-    path = tmp_path / "requests.jsonl"
-    write_jsonl(path, records)
-    assert read_requests(path) == (records[1], records[0])
-    assert records[1].dispatch_lag_ms is None
 
 
 def test_changes_of_the_number_of_exact_replicas_are_counted():

@@ -102,23 +102,6 @@ def test_every_token_is_accounted_for_and_nothing_is_left_behind(seed: int, rate
     assert engine.unfinished() == []
 
 
-def test_stopping_at_many_moments_changes_nothing():
-    one = serve(make_table(), first := random_requests(3, 200, 20.0))
-    two = Engine(make_table())
-    rng, now_s = random.Random(0), 0.0
-    second = random_requests(3, 200, 20.0)
-    for request in second:
-        while (now_s := now_s + rng.uniform(0.0, 0.02)) < request.arrived_s:
-            two.advance(now_s)
-        now_s = request.arrived_s
-        two.advance(now_s)
-        two.add(now_s, request)
-    two.advance(FOREVER_S)
-    for a, b in zip(first, second, strict=True):
-        assert (a.first_s, a.finished_s) == (pytest.approx(b.first_s), pytest.approx(b.finished_s))
-    assert (one.stats.steps, one.stats.tokens) == (two.stats.steps, two.stats.tokens)
-
-
 def test_pins_and_step_rule_decide_like_the_live_engine():
     rule = StepRule(fp8_step_tokens=500)
     engine = Engine(make_table())
@@ -132,37 +115,6 @@ def test_pins_and_step_rule_decide_like_the_live_engine():
     assert (small.prompt_fp16, small.prompt_fp8) == (100, 0)
     assert (large.prompt_fp16, large.prompt_fp8, large.completion_fp8) == (0, 1000, 1)  # decodes are small steps
     assert (pinned.prompt_fp16, pinned.prompt_fp8) == (1000, 0)
-
-
-def test_auto_leaves_fp8_alone_where_it_saves_nothing():
-    no_gain = FP8.model_copy(update={"fixed_ms": FP16.fixed_ms})  # small steps gain nothing, large ones do
-    engine = Engine(make_table(fp8=no_gain))
-    engine.directive, engine.rule = DirectiveMode.AUTO, StepRule(fp8_step_tokens=1)
-    small, large = make_requests((0.0, 100, 1), (1.0, 2000, 1))
-    for request in (small, large):
-        engine.advance(request.arrived_s)
-        engine.add(request.arrived_s, request)
-    engine.advance(FOREVER_S)
-    assert (small.prompt_fp16, large.prompt_fp8) == (100, 2000)
-
-
-def test_one_server_with_constant_service_waits_as_pollaczek_and_khinchine_say():
-    # One request at a time and one step each: an M/D/1 queue with a load of 0.7.
-    requests = [SimRequest(i, at_s, 100, 1) for i, at_s in enumerate(poisson_times_s(rate_rps=70.0, count=40_000))]
-    table = make_table(max_num_seqs=1)
-    serve(table, requests)
-    service_s = FP16.step_s(100, 0, 0)
-    load = 70.0 * service_s
-    mean_wait_s = sum(r.first_s - r.arrived_s for r in requests) / len(requests) - service_s
-    assert mean_wait_s == pytest.approx(load * service_s / (2 * (1 - load)), rel=0.05)
-
-
-def poisson_times_s(rate_rps: float, count: int) -> list[float]:
-    rng, now_s, times_s = random.Random(1), 0.0, []
-    for _ in range(count):
-        now_s += rng.expovariate(rate_rps)
-        times_s.append(now_s)
-    return times_s
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0.001, 1.0), st.integers(1, 5)), max_size=50))

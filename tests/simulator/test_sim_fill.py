@@ -39,14 +39,6 @@ def test_an_engine_that_looks_ahead_keeps_its_places_for_a_burst_beyond_fp8(tabl
     assert exact_ahead > 0.7 * exact_alone
 
 
-def test_at_a_steady_load_looking_ahead_changes_little(table: EngineTable) -> None:
-    sizes = arrivals((40, 20))
-    alone, exact_alone = directed(table, sizes, StepRule(**DEADLINES))
-    ahead, exact_ahead = directed(table, sizes, StepRule(**DEADLINES, **HORIZON))
-    assert ahead >= alone - 0.002
-    assert exact_ahead > exact_alone - 0.02
-
-
 @pytest.mark.parametrize("kv_tokens", [80_000, 60_000])
 def test_an_engine_whose_kv_cache_is_full_before_its_places_looks_ahead_too(kv_tokens: int) -> None:
     table, kept = engine_table(kv_tokens), []

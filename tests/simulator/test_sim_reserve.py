@@ -31,12 +31,6 @@ def test_more_tokens_are_exact_and_as_many_requests_in_time(table: EngineTable, 
     assert kept_with > kept - 0.001
 
 
-def test_an_answer_alone_is_exact(table: EngineTable) -> None:
-    kept, exact = directed(table, [(0.0, 400, 300)], WITH)
-    assert kept == 1.0
-    assert exact == 1.0
-
-
 def test_where_prompts_are_few_nothing_is_kept_back(table: EngineTable) -> None:
     found = []
     for seed in range(4):
