@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 
+import adapters
 import httpx
 import pytest
 from live_service import wait_until
@@ -24,7 +25,7 @@ OPTIONS = {"nestedfp": {"slo": {"ttft_ms": 400}}}
 ARGUMENTS = [
     *("--quantization", "nestedfp", "--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "8"),
     *("--kv-cache-memory-bytes", str(64 << 20), "--host", "127.0.0.1", "--port", str(PORT)),
-    *("--additional-config", json.dumps(OPTIONS)),
+    *("--additional-config", json.dumps(OPTIONS), "--enable-lora", "--max-lora-rank", "8"),
 ]
 KEY = {"Authorization": "Bearer a-key"}
 AUTO = {"mode": "auto", "slo": OPTIONS["nestedfp"]["slo"]}
@@ -36,6 +37,7 @@ def client(tmp_path_factory):
         pytest.fail("the package was installed before it had this plugin: run 'make setup'")
     folder = tmp_path_factory.mktemp("vllm")
     (folder / "key").write_text("a-key\n")
+    modules = ("--lora-modules", f"storm={adapters.save(folder / 'storm')}")
     environment = {
         "NESTEDFP_ADMIN_KEY_FILE": str(folder / "key"),
         "HF_HUB_OFFLINE": "1",
@@ -45,7 +47,7 @@ def client(tmp_path_factory):
     }
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
-            [str(Path(sys.executable).with_name("vllm")), "serve", MODEL, *ARGUMENTS],
+            [str(Path(sys.executable).with_name("vllm")), "serve", MODEL, *ARGUMENTS, *modules],
             cwd=ROOT,
             env={**os.environ, **environment},
             stdout=log,
@@ -81,6 +83,19 @@ def directed(client, order):
         yield
     finally:
         client.post("/nestedfp/directive", json=AUTO, headers=KEY)
+
+
+def test_an_adapter_is_a_model_with_exact_and_fast_answers_of_its_own(client):
+    assert {card["id"] for card in client.get("/v1/models").json()["data"]} == {MODEL, "storm"}
+    found = {}
+    for model in (MODEL, "storm"):
+        for precision in ("exact", "fast"):
+            with directed(client, {"mode": "fp8"}):
+                answer = ask(client, model=model, precision=precision, logprobs=1).json()
+            assert (answer["model"], answer["usage"]["precision"]) == (model, precision)
+            found[model, precision] = str(answer["choices"][0]["logprobs"]["token_logprobs"])
+    assert len(set(found.values())) == 4
+    assert ask(client, model="calm").status_code == 404
 
 
 def events(answer):
