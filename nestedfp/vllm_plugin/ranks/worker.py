@@ -128,6 +128,8 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
         result = super().compile_or_warm_up_model()
         ops.set_mode(Mode.FP16)
         is_whole = self.parallel_config.pipeline_parallel_size == 1  # else no rank sees a whole step
+        if current_platform.is_cpu() and not is_whole:
+            self.model_runner._dummy_run(1)  # makes the buffer between stages, which vLLM forgets in eager mode
         if is_whole and PluginOptions.of(self.vllm_config).measures_steps(current_platform.is_cpu()):
             measure = step_timing.measure_cpu if current_platform.is_cpu() else step_timing.measure_gpu
             self._step_costs = measure(self.model_runner, row_classes.obstacle(self) is None)
