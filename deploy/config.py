@@ -67,7 +67,6 @@ RESERVED = {
     ),
     "api_key": "would guard nothing: vLLM's own server does not run here; set http.keys_file",
     "middleware": "would have no effect: vLLM's own server does not run here",
-    "lora_modules": "is not supported together with nested weights: merge the adapter's weights",
     "tool_server": "belongs to routes that this service does not have",
     "enable_sleep_mode": "is not supported together with nested weights",
     **dict.fromkeys(
@@ -85,7 +84,6 @@ RESERVED = {
         ),
         "belongs to several engines behind one replica, which this service does not count: set replicas",
     ),
-    "enable_lora": "is not supported together with nested weights: merge the adapter's weights",
     "speculative_config": "is not offered here; plain vllm serve runs n-gram drafts on a CPU (docs/models.md)",
 }
 
@@ -192,6 +190,10 @@ class EngineSection(FrozenModel):
         for name in extra:
             if name in RESERVED:
                 raise ValueError(f"{name!r} {RESERVED[name]}")
+        adapters = extra.get("lora_modules")
+        for adapter in adapters if isinstance(adapters, list) else ():
+            if isinstance(adapter, dict) and isinstance(path := adapter.get("path"), str):
+                adapter["path"] = str(REPOSITORY / Path(path).expanduser())  # as model.path
         return extra
 
 

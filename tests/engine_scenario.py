@@ -1,8 +1,9 @@
 """Runs vLLM engines, one after the other, through lists of generations; the tests start it as a process.
 
 Standard input: {"engines": [{arguments of vllm.LLM}], "nested": bool, "runs": [{"mode", "rule", "prompts", "max_tokens",
-"extra_args", "params", "exact"}], "compiled": bool}; every engine does all
-runs. "exact": the numbers of prompts that are exact in every step of a run, the others being fast (mixed_steps.py). "compiled"
+"extra_args", "params", "exact", "adapters"}], "compiled": bool}; every engine does all
+runs. "adapters": of each prompt the arguments of a LoRARequest, or null. "exact": the numbers of prompts that are exact in every
+step of a run, the others being fast (mixed_steps.py). "compiled"
 makes vLLM compile its graphs on a CPU as on a GPU, passes and all, which it leaves out otherwise.
 Standard output, one line of JSON: {"engines": [[{"tokens": [[...]], "logprobs": [[[best, second]]], "margins": [[...]],
 "precision": [precision_tokens], "stats": {...}...}]], "fused": [linear layers that the fused quantiser fused]}.
@@ -82,6 +83,7 @@ def compile_on_cpu() -> None:
 def run_engine(engine: dict[str, Any], runs: list[dict[str, Any]], nested: bool) -> list[dict[str, Any]]:
     """Start an engine, let it do all ``runs``, and let go of it."""
     from vllm import LLM, SamplingParams
+    from vllm.lora.request import LoRARequest
 
     from nestedfp.steps.step_rule import StepRule
     from nestedfp.vllm_plugin import control
@@ -107,7 +109,8 @@ def run_engine(engine: dict[str, Any], runs: list[dict[str, Any]], nested: bool)
         )
         try:
             with exact_requests(llm, run["exact"]) if "exact" in run else nullcontext([]) as mixed:
-                outputs = llm.generate(run["prompts"], params, use_tqdm=False)
+                adapters = [given and LoRARequest(*given) for given in run.get("adapters", [])]
+                outputs = llm.generate(run["prompts"], params, use_tqdm=False, lora_request=adapters or None)
         except Exception as error:
             results.append({"error": f"{type(error).__name__}: {error}"})
             continue

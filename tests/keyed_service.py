@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import adapters
 import httpx
 import psutil
 import yaml
@@ -37,6 +38,8 @@ EXTRA = {
     "enable_auto_tool_choice": True,
     "tool_call_parser": "hermes",
     "reasoning_parser": "granite",
+    "enable_lora": True,
+    "max_lora_rank": 8,
     # Without it this model fills its answer with blanks, which JSON allows.
     "structured_outputs_config": {"backend": "xgrammar", "enable_in_reasoning": True, "disable_any_whitespace": True},
 }
@@ -92,7 +95,8 @@ def started(folder: Path) -> Iterator[KeyedService]:
     (folder / "keys.yaml").write_text(yaml.safe_dump({"keys": entries}))
     (folder / "template.jinja").write_text(TEMPLATE)
     config = demo_config()
-    extra = {**EXTRA, "chat_template": str(folder / "template.jinja")}
+    modules = [{"name": "storm", "path": adapters.save(folder / "storm")}]
+    extra = {**EXTRA, "chat_template": str(folder / "template.jinja"), "lora_modules": modules}
     config["engine"] |= {"extra": extra, "max_num_seqs": 2, "cpu_threads": 1}
     config["controller"]["ladder"] = LADDER
     config["decision_log"] = str(folder / "decisions.jsonl")

@@ -18,6 +18,7 @@ with warnings.catch_warnings():
     from vllm.distributed import parallel_state
     from vllm.engine.arg_utils import EngineArgs
     from vllm.exceptions import VLLMValidationError
+    from vllm.lora.request import LoRARequest
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -147,7 +148,7 @@ def engine_request(
 ) -> EngineCoreRequest:
     """Return a request for a prompt of so many tokens, or of these."""
     ids = list(range(100, 100 + prompt)) if isinstance(prompt, int) else prompt
-    salt = params.pop("cache_salt", None)
+    salt, adapter = params.pop("cache_salt", None), params.pop("adapter", None)
     pooling = params.pop("pooling_params", None)
     sampling = (
         None if pooling else SamplingParams(**{"max_tokens": 4, "ignore_eos": True, "detokenize": False, **params})
@@ -160,7 +161,7 @@ def engine_request(
         sampling_params=sampling,
         pooling_params=pooling,
         arrival_time=0.0,
-        lora_request=None,
+        lora_request=adapter and LoRARequest(f"adapter-{adapter}", adapter, "/nowhere"),
         cache_salt=salt,
         data_parallel_rank=None,
     )

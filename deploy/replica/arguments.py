@@ -15,6 +15,7 @@ except ModuleNotFoundError:  # vLLM 0.33
 
 SERVER = {field.name for field in dataclasses.fields(FrontendArgs)}
 ENGINE = {field.name: field.type for field in dataclasses.fields(AsyncEngineArgs)}
+TYPES = ENGINE | {field.name: field.type for field in dataclasses.fields(FrontendArgs)}
 
 
 def parsed(arguments: Mapping[str, Any]) -> tuple[AsyncEngineArgs, FrontendArgs]:
@@ -24,15 +25,19 @@ def parsed(arguments: Mapping[str, Any]) -> tuple[AsyncEngineArgs, FrontendArgs]
         ValueError: a structured argument is not as vLLM wants it; the message names it.
         TypeError: vLLM has no such argument.
     """
-    front = FrontendArgs(**{name: value for name, value in arguments.items() if name in SERVER})
-    engine = {name: _object(name, value) for name, value in arguments.items() if name not in SERVER}
-    return AsyncEngineArgs(**engine), front
+    made = {name: _object(name, value) for name, value in arguments.items()}
+    front = FrontendArgs(**{name: value for name, value in made.items() if name in SERVER})
+    return AsyncEngineArgs(**{name: value for name, value in made.items() if name not in SERVER}), front
 
 
 def _object(name: str, value: Any) -> Any:
-    kind = ENGINE.get(name)
-    made = next((each for each in (kind, *typing.get_args(kind)) if dataclasses.is_dataclass(each)), None)
-    if made is None or not isinstance(value, dict):
+    kind = TYPES.get(name)
+    kinds = (kind, *typing.get_args(kind))
+    if isinstance(value, list):  # of objects, such as lora_modules
+        made = next((each for each in kinds if any(map(dataclasses.is_dataclass, typing.get_args(each)))), None)
+    else:
+        made = next((each for each in kinds if dataclasses.is_dataclass(each)), None)
+    if made is None or not isinstance(value, dict | list):
         return value
     try:
         return TypeAdapter(made).validate_python(value)

@@ -6,6 +6,7 @@ What is wrong here would otherwise fail in every replica, a minute later. Import
 import difflib
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 from deploy.config import ConfigError, DeployConfig
@@ -38,7 +39,7 @@ def check_model(config: DeployConfig) -> None:
     check_parsers(config.engine.extra)
     read_config(config.model.folder)
     try:
-        parsed(engine_kwargs(config, resolve(config.engine.accelerator)))
+        check_adapters(config, *parsed(engine_kwargs(config, resolve(config.engine.accelerator))))
     except ValueError as error:
         raise ConfigError(f"engine.extra: {cause(error)}") from None
     try:
@@ -59,6 +60,27 @@ def check_model(config: DeployConfig) -> None:
             f"model {config.model.path!r}: its tokenizer cannot be loaded ({cause(error)}); the folder needs the tokenizer's "
             "files as well, tokenizer.json and tokenizer_config.json as a rule"
         ) from None
+
+
+def check_adapters(config: DeployConfig, engine: Any, front: Any) -> None:
+    """Refuse LoRA adapters that the replicas could not serve, given both halves of vLLM's arguments.
+
+    Raises:
+        ValueError: with the adapter and what to change.
+    """
+    from nestedfp.vllm_plugin.adapters import check, layer_shapes
+
+    given = front.lora_modules or []
+    if given and not engine.enable_lora:
+        raise ValueError("lora_modules: adapters need enable_lora: true beside them")
+    names = [config.model.id, *(each.name for each in given)]
+    for each in given:
+        if names.count(each.name) > 1:
+            raise ValueError(
+                f"lora_modules: {each.name!r} names the model or two adapters; give each a name of its own"
+            )
+        shapes = layer_shapes(config.model.folder) if config.model.load_format != "dummy" else {}
+        check(Path(each.path).expanduser(), shapes, engine.max_lora_rank)
 
 
 def engine_arguments(config: DeployConfig) -> dict[str, Any]:

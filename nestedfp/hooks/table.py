@@ -84,6 +84,7 @@ HOOKS = (
             "vllm.usage.usage_lib:UsageContext.OPENAI_API_SERVER": None,
             "vllm.config:SchedulerConfig.get_scheduler_cls": ("self",),
             "vllm:plugins.load_endpoint_plugins": ("supported_tasks",),
+            "vllm:envs.VLLM_LORA_ENABLE_DUAL_STREAM": None,
             "vllm.config:VllmConfig": None,
             "vllm.config:CompilationMode.VLLM_COMPILE": None,
             "vllm.version:__version__": None,
@@ -211,6 +212,7 @@ HOOKS = (
             f"{LINEAR}:LinearBase": None,
             f"{LINEAR}:LinearMethodBase.create_weights": ("self", "layer"),
             f"{LINEAR}:UnquantizedLinearMethod": None,
+            "vllm.lora.layers.utils:_get_lora_device": ("base_layer",),
             "vllm.model_executor.layers.fused_moe:RoutedExperts": None,
             f"{EXPERTS}.unquantized_fused_moe_method:UnquantizedFusedMoEMethod": None,
             "vllm.model_executor.layers.vocab_parallel_embedding:VocabParallelEmbedding": None,
@@ -322,6 +324,7 @@ HOOKS = (
         {
             "vllm.v1.worker.gpu_worker:Worker": None,
             "vllm.v1.worker.cpu_worker:CPUWorker": None,
+            "vllm.v1.worker.worker_base:WorkerBase.add_lora": ("self", "lora_request"),
             "vllm.v1.worker.worker_base:WorkerBase.execute_model": ("self", "scheduler_output"),
             "vllm.v1.worker.worker_base:WorkerBase.sample_tokens": ("self", "grammar_output"),
             "vllm.v1.worker.worker_base:WorkerBase.compile_or_warm_up_model": ("self",),
@@ -341,6 +344,14 @@ HOOKS = (
         {
             "vllm.v1.worker.cpu_model_runner:CPUModelRunner._bookkeeping_sync": ("self",),
             "vllm.v1.worker.cpu_model_runner:CPUModelRunner._sample": ("self",),
+        },
+    ),
+    Hooks(
+        "ranks/cpu_adapters",
+        "keeps the last adapter from rows without one",
+        {
+            "vllm.lora:model_manager.from_layer": ("layer", "max_loras"),
+            "vllm.lora:model_manager.from_layer_logits_processor": ("layer", "lm_head", "max_loras"),
         },
     ),
     Hooks(

@@ -180,6 +180,7 @@ def install() -> None:
         check_pin(params, rounds_kv(self.vllm_config))
         request = process_inputs(self, request_id, prompt, params, *args, **kwargs)
         check_token_ids(request, self.model_config.get_vocab_size())
+        _take(self, request.lora_request)
         return request
 
     @functools.wraps(add_request)
@@ -218,6 +219,22 @@ def install() -> None:
     OutputProcessor.add_request = added  # type: ignore[method-assign]
     OutputProcessor.process_outputs = received  # type: ignore[method-assign]
     RequestOutput.add = merged  # type: ignore[method-assign]
+
+
+def _take(processor: Any, adapter: Any) -> None:
+    """Refuse an adapter that would end the engine, or of which it would leave something out; None: there is none."""
+    if adapter is None:
+        return
+    from vllm.exceptions import VLLMValidationError
+
+    from nestedfp.vllm_plugin.adapters import Adapters
+
+    if not hasattr(processor, "nestedfp_adapters"):
+        processor.nestedfp_adapters = Adapters(processor.vllm_config)
+    try:
+        processor.nestedfp_adapters.take(adapter)
+    except ValueError as error:
+        raise VLLMValidationError(str(error), parameter="lora_request") from None
 
 
 def _collect(state: Any, request: Any, *, is_first: bool) -> None:

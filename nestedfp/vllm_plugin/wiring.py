@@ -247,6 +247,8 @@ def fusion_obstacle(config: "VllmConfig") -> str | None:
     from vllm.config import CompilationMode
 
     options, compilation = PluginOptions.of(config), config.compilation_config
+    if config.lora_config is not None:
+        return "where linear layers alone read it, but LoRA adapters do too; remove fused_quantiser or enable_lora"
     if options.weights == "two_copies" or options.fp16_only:
         setting = "fp16_only=True" if options.fp16_only else "weights='two_copies'"
         return f"into nested layers only, but {setting}; remove one of the two options"
@@ -305,12 +307,23 @@ def choose_path(config: "VllmConfig") -> None:
 
 def model_obstacles(config: "VllmConfig") -> list[str]:
     """Return why models, adapters and drafts of this kind cannot be served, and what to set instead."""
+    from vllm import envs
     from vllm.platforms import current_platform
 
     model, parallel, is_cpu = config.model_config, config.parallel_config, current_platform.is_cpu()
     found = []
     if config.lora_config is not None:
-        found.append("nestedfp does not serve LoRA adapters; set enable_lora=False or merge the adapter's weights")
+        if model.is_moe or model.use_mla:
+            kind = "experts" if model.is_moe else "latent attention"
+            found.append(
+                f"nestedfp serves LoRA adapters on dense models only, and this one has {kind}; set enable_lora=False or merge the "
+                "adapter's weights"
+            )
+        if not is_cpu and envs.VLLM_LORA_ENABLE_DUAL_STREAM:
+            found.append(
+                "VLLM_LORA_ENABLE_DUAL_STREAM: its kernels end before those that nestedfp's launched early; unset it, or set "
+                "enable_lora=False"
+            )
     if (speculation := config.speculative_config) is not None:
         if speculation.method != "ngram":
             found.append(

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import adapters
 import pytest
 import yaml
 from processes import ROOT
@@ -64,6 +65,22 @@ def test_the_shipped_model_passes_with_arguments_of_engine_and_server(tmp_path):
 )
 def test_a_parser_that_vllm_does_not_have_or_would_not_use(tmp_path, extra, said):
     assert said in refused(configured(tmp_path, extra=extra))
+
+
+def test_adapters_of_the_service_are_looked_at(tmp_path):
+    a, b = ({"name": name, "path": adapters.save(tmp_path / name)} for name in "ab")
+    adapters.save(tmp_path / "wide", rank=16)
+    given = {"enable_lora": True, "max_lora_rank": 8, "lora_modules": [a, b]}
+    check_model(configured(tmp_path, extra=given))
+    for extra, said in (
+        ({"enable_lora": False}, "adapters need enable_lora: true"),
+        ({"lora_modules": [a, b | {"name": "a"}]}, "'a' names the model or two adapters"),
+        ({"lora_modules": [a | {"name": "fairytales-8m"}]}, "'fairytales-8m' names the model or two adapters"),
+        ({"lora_modules": [a | {"path": str(tmp_path / "wide")}]}, "the adapter's rank is 16, expected 1 to 8"),
+        ({"lora_modules": [a | {"path": "nowhere"}]}, f"{ROOT}/nowhere: expected an adapter's adapter_config.json"),
+        ({"lora_modules": [{"name": "a"}]}, "engine.extra: lora_modules.0.path: "),
+    ):
+        assert said in refused(configured(tmp_path, extra={**given, **extra}))
 
 
 def test_a_parser_of_tool_calls_is_used_without_another_word():

@@ -224,6 +224,20 @@ def test_measured_step_costs_reach_the_scheduler_of_every_rank(ranks):
     assert all(fp16_ms > 0 and fp8_ms > 0 for _, fp16_ms, fp8_ms in result["step_costs"])
 
 
+@two_ranks
+def test_every_stage_of_a_pipeline_computes_a_step_in_its_precision(plain, online):
+    tokens = {"prompts": PROMPTS, "max_tokens": 48}
+    runs = [{"mode": "fp16", **tokens}, {"mode": "fp8", **tokens}]
+    runs += [{"mode": "fp8", **tokens, "extra_args": {"precision": "exact"}}]
+    exact, fast, pinned = scenario({"pipeline_parallel_size": 2}, runs)
+    assert_same_greedy_tokens(exact, plain)
+    assert_same_greedy_tokens(pinned, plain)
+    assert_same_greedy_tokens(fast, online[1])
+    assert fast["tokens"] != exact["tokens"]
+    for run, mode in ((exact, "fp16"), (fast, "fp8"), (pinned, "fp16")):
+        assert all(counts["completion"] == {"fp16": 0, "fp8": 0, mode: 48} for counts in run["precision"])
+
+
 def test_torch_compile_serves_both_modes_and_mixed_steps_from_one_graph():
     tokens = {"prompts": PROMPTS, "max_tokens": 48}
     runs = [{"mode": mode, **tokens} for mode in ["fp16", "fp8", "fp16", "fp8"]]

@@ -18,12 +18,15 @@ with warnings.catch_warnings():
     from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
     from vllm.v1.attention.backend import AttentionCGSupport
     from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
+    from vllm.v1.worker.gpu import cudagraph_utils
 
-    from nestedfp.vllm_plugin.ranks.graphs import DualPrecisionGraphManager, in_capture_order
+    from nestedfp.kernels import ops
+    from nestedfp.vllm_plugin.ranks.graphs import FAST, DualPrecisionGraphManager, in_capture_order, mode_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports later
 
 SIZES = [1, 2, 4, 8, 256, 512]  # vLLM's own
+KEYS = (0, FAST)  # of the graphs of each precision
 
 
 def test_sizes_lie_above_vllm_s_and_end_at_the_limit():
@@ -85,23 +88,24 @@ def graph_manager(
     decode_query_len=1,
     flash=False,
     linear_weights=0,
+    adapters=None,
     **parallel,
 ):
     """vLLM's own graph manager with our two sets of graphs, as far as it needs no GPU."""
-    manager = object.__new__(DualPrecisionGraphManager)
-    manager.compilation_config = SimpleNamespace(
+    compilation = SimpleNamespace(
         cudagraph_capture_sizes=list(SIZES),
         max_cudagraph_capture_size=512,
         static_forward_context=attention_layers(*supports, flash=flash),
     )
-    manager.vllm_config = SimpleNamespace(
+    config = SimpleNamespace(
         additional_config={"nestedfp": {"graph_tokens": graph_tokens, "whole_graph_tokens": whole_graph_tokens}},
-        scheduler_config=SimpleNamespace(max_num_batched_tokens=budget_tokens),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=budget_tokens, max_num_seqs=1024),
         speculative_config=None,
-        compilation_config=manager.compilation_config,
+        compilation_config=compilation,
         parallel_config=SimpleNamespace(
             **{
                 "data_parallel_size": 1,
+                "tensor_parallel_size": 1,
                 "pipeline_parallel_size": 1,
                 "decode_context_parallel_size": 1,
                 "prefill_context_parallel_size": 1,
@@ -110,17 +114,20 @@ def graph_manager(
         ),
         model_config=SimpleNamespace(is_encoder_decoder=False),
     )
-    manager.max_num_reqs, manager.decode_query_len, manager.varlen_decode = 1024, decode_query_len, False
-    manager.cudagraph_mode, manager.lora_capture_cases = CUDAGraphMode[mode], [0, 1]
-    manager._candidates, manager._capture_descs = {}, {}
-    manager.linear_weights, manager.device = linear_weights, None
-    manager._init_candidates()
+    manager = object.__new__(DualPrecisionGraphManager)
+    manager.linear_weights = linear_weights
+    with pytest.MonkeyPatch.context() as patched:
+        stage = SimpleNamespace(is_first_rank=True, is_last_rank=True)
+        patched.setattr(cudagraph_utils, "get_pp_group", lambda: stage)
+        patched.setattr(type(cudagraph_utils.current_platform), "get_global_graph_pool", lambda self: None)
+        manager.__init__(config, None, CUDAGraphMode[mode], decode_query_len, lora_capture_cases=adapters)
+    manager._graphs_captured = True
     return manager
 
 
 def test_steps_with_prompts_get_piecewise_graphs_above_vllm_s_sizes_in_both_precisions():
     manager = graph_manager(2048)
-    for precision in (0, 1):
+    for precision in KEYS:
         (found,) = manager._candidates[600, precision]
         assert (found.cg_mode, found.num_tokens) == (CUDAGraphMode.PIECEWISE, 608)
         assert found.num_active_loras == precision
@@ -138,9 +145,8 @@ def test_larger_graphs_end_at_the_token_budget_and_can_be_switched_off():
 
 def test_steps_with_prompts_get_whole_graphs_before_piecewise_ones():
     manager = graph_manager(2048, whole_graph_tokens=512)
-    manager._graphs_captured, manager._lora_dispatch_map, manager._max_lora_case = True, {1: 1}, 1
     dispatch = super(type(manager), manager).dispatch  # ours takes the precision from the worker's mode
-    for precision in (0, 1):
+    for precision in KEYS:
         mixed = dispatch(60, 300, None, precision, max_query_len=240)
         assert (mixed.cg_mode, mixed.num_tokens, mixed.num_reqs) == (CUDAGraphMode.FULL, 512, 512)
         assert mixed.num_active_loras == precision
@@ -150,6 +156,29 @@ def test_steps_with_prompts_get_whole_graphs_before_piecewise_ones():
         assert dispatch(2, 8, None, precision, max_query_len=7).num_tokens == 256, "the smallest whole one"
     captured = manager._capture_descs[CUDAGraphMode.FULL]
     assert len(set(captured)) == len(captured)
+
+
+@pytest.mark.parametrize(("cases", "captured"), [([0, 5], {0: 0, 1: 5, 4: 5}), ([0, 1, 2, 4, 5], {0: 0, 1: 1, 3: 4})])
+def test_every_number_of_adapters_has_its_graphs_in_both_precisions(monkeypatch, fp16_again, cases, captured):
+    manager = graph_manager(2048, whole_graph_tokens=512, adapters=cases)
+
+    def capture(self, lora_capture_hook):
+        for descs in self._capture_descs.values():
+            for desc in descs:
+                lora_capture_hook(desc.num_active_loras, 1, desc.num_tokens)
+
+    monkeypatch.setattr(cudagraph_utils.ModelCudaGraphManager, "capture", capture)
+    seen = set()
+    manager.capture(lora_capture_hook=lambda adapters, requests, tokens: seen.add((ops.get_mode(), adapters, tokens)))
+    assert ops.get_mode() is Mode.FP16
+    assert {(mode, case) for mode, case, _ in seen} == {(mode, case) for mode in Mode for case in cases}
+    for mode in Mode:
+        ops.set_mode(mode)
+        for active, case in captured.items():
+            for found in (manager.dispatch(200, 200, 1, active), manager.dispatch(60, 300, None, active, 240)):
+                assert found.cg_mode == CUDAGraphMode.FULL
+                assert (mode_of(found.num_active_loras), found.num_active_loras % FAST) == (mode, case)
+                assert (mode, case, found.num_tokens) in seen
 
 
 @pytest.fixture
@@ -163,8 +192,8 @@ def test_sizes_that_the_gpu_is_busy_with_for_longer_than_the_host_have_no_graph(
     layers = ("ALWAYS",) * 40
     manager = graph_manager(2048, linear_weights=23_000_000_000, supports=layers, whole_graph_tokens=up_to, flash=True)
     most = [host_bound_tokens(ModelSize(23_000_000_000, 40), mode, 132) for mode in (Mode.FP16, Mode.FP8)]
-    for precision in (0, 1):
-        expected = [size for size in [512, *larger_sizes(512, 2048)] if size <= most[precision]]
+    for precision, tokens in zip(KEYS, most, strict=True):
+        expected = [size for size in [512, *larger_sizes(512, 2048)] if size <= tokens]
         assert len(expected) > 1
         captured = {
             desc.num_tokens
@@ -198,18 +227,18 @@ def test_whole_graphs_end_where_the_host_launches_the_pieces_sooner_than_the_gpu
         assert bool(pieces) is (512 not in found), "one or the other"
         return found
 
-    for precision, mode in enumerate((Mode.FP16, Mode.FP8)):
+    for precision, mode in zip(KEYS, Mode, strict=True):
         most = host_bound_tokens(ModelSize(20_000_000_000, 40), mode, 132, in_pieces=True)
         assert whole_of(20_000_000_000, precision) == {n for n in (256, 512, *larger_sizes(512, 2048)) if n <= most}
     assert whole_of(20_000_000_000, 0) == {256}
-    assert 512 in whole_of(20_000_000_000, 1)
+    assert 512 in whole_of(20_000_000_000, FAST)
     assert whole_of(60_000_000_000, 0) == set()
 
 
 @pytest.mark.parametrize("parallel", ["pipeline_parallel_size", "data_parallel_size"])
 def test_stages_and_replicas_that_compute_one_step_have_the_same_sizes(h100, parallel):
     manager = graph_manager(2048, linear_weights=23_000_000_000, supports=("ALWAYS",) * 40, **{parallel: 2})
-    for precision in (0, 1):
+    for precision in KEYS:
         assert max(tokens for tokens, case in manager._candidates if case == precision) == 2048
 
 
@@ -276,7 +305,7 @@ def test_pieces_that_nothing_replays_are_not_captured_but_for_the_largest(flash_
     replayed = {desc for descs in manager._candidates.values() for desc in descs}
     assert replayed <= {desc for descs in manager._capture_descs.values() for desc in descs}, "each has its graph"
     for tokens in range(1, 2049):
-        found = [desc for desc in manager._candidates[tokens, 1] if desc.uniform_token_count is None]
+        found = [desc for desc in manager._candidates[tokens, FAST] if desc.uniform_token_count is None]
         assert len(found) == 1
         assert found[0].cg_mode == (CUDAGraphMode.FULL if tokens <= max(whole(up_to)) else CUDAGraphMode.PIECEWISE)
 

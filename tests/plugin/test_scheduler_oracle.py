@@ -15,6 +15,7 @@ from nestedfp.modes import Mode
 from nestedfp.steps.step_costs import MixedCosts, StepCost, StepCosts
 from nestedfp.vllm_plugin.scheduling.accounting import COUNTS_KEY, TokenCounts
 from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
+from nestedfp.vllm_plugin.scheduling.row_steps import RowStep
 
 # Steps that take as long as the scheduler itself here, so that deadlines of milliseconds decide.
 COSTS = StepCosts(
@@ -24,6 +25,7 @@ COSTS = StepCosts(
 STOP = 9  # token that ends an answer
 ROUNDS = 120
 SEEDS = range(16)
+MAX_ADAPTERS = 2  # in a step
 
 
 @dataclass
@@ -53,10 +55,13 @@ class Oracle:
             max_num_batched_tokens=self.random.choice([32, 64, 2048]),
             max_num_seqs=8,
             scheduling_policy=self.random.choice(["fcfs", "priority"]),
+            enable_lora=True,
+            max_loras=MAX_ADAPTERS,
         )
         self.scheduler = self.engine.scheduler
         self.depth = 2 if async_scheduling else 1
         self.exact: dict[tuple[int, int], bool] = {}  # by block and offset: it and all before it are of FP16 steps
+        self.adapters: dict[tuple[int, int], Any] = {}  # whose they are
         self.lives: dict[str, Life] = {}
         self.in_flight: list[Any] = []
         self.directive, self.is_strict = "fp16", True
@@ -104,6 +109,7 @@ class Oracle:
             params["extra_args"] = {"precision": "fp16" if pinned else "fast"}
         if chance() < 0.3:
             params["cache_salt"] = self.random.choice([None, "a", "fp16"])
+        params["adapter"] = self.random.choice([None, None, *range(1, MAX_ADAPTERS + 2)])
         if chance() < 0.2:
             params |= {"stop": ["zz"], "detokenize": True}
         blocks = self.scheduler.kv_cache_manager.block_pool.num_gpu_blocks
@@ -150,15 +156,19 @@ class Oracle:
             assert step.nestedfp_mode is Mode.FP8
             assert step.nestedfp_exact < step.num_scheduled_tokens.keys()
         rows = [(self.lives[name], count) for name, count in step.num_scheduled_tokens.items()]
+        assert len({life.request.lora_request for life, _ in rows} - {None}) <= MAX_ADAPTERS
         before = {slot: self.exact.get(slot) for life, count in rows for slot in self.slots(life)}
         # Requests of one step may read what others of it write.
         for life, count in rows:
             for slot in self.slots(life)[-count:]:
                 before[slot] = self.precision(step, life.request.request_id) is Mode.FP16
+                self.adapters[slot] = life.request.lora_request
         for life, count in rows:
             slots = self.slots(life)
             start = len(slots) - count
             assert None not in (before[slot] for slot in slots[:start]), "reads a KV entry that nobody wrote"
+            for slot in slots[:start]:
+                assert self.adapters[slot] == life.request.lora_request, "reads a KV entry of another adapter"
             exact = next((i for i, slot in enumerate(slots) if not before[slot]), len(slots))
             for i, slot in enumerate(slots[start:], start):
                 self.exact[slot] = i < exact
@@ -255,6 +265,21 @@ def test_a_pinned_request_costs_its_own_rows_where_steps_may_mix(mixed_ms, exact
     engine.finish(step)
     stats = engine.scheduler.nestedfp_stats()
     assert (stats["steps_mixed"], stats["steps_fp16"], stats["tokens_fp16"]) == ((1, 0, 32) if exact else (0, 1, 64))
+
+
+def test_a_request_that_rests_keeps_its_adapters_slot(monkeypatch):
+    engine = Engine(enable_lora=True, max_loras=1)
+    engine.scheduler.nestedfp_take_step_costs([COSTS.report()])
+    engine.direct("auto", rows_ttft_s=1.0, rows_tpot_s=1.0)
+    engine.add(engine_request("a", BLOCK, max_tokens=4, adapter=1))
+    engine.step()
+    for name, adapter in (("b", 2), ("c", None)):
+        engine.add(engine_request(name, BLOCK, max_tokens=4, adapter=adapter))
+    rests = RowStep({"a": 0, "b": BLOCK, "c": BLOCK}, frozenset(), ("a",), True, "rests")
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.scheduler._rows, "plan", lambda *args, **kwargs: rests)
+        assert engine.schedule().num_scheduled_tokens == {"c": BLOCK}
+    assert engine.scheduler.waiting.peek_request().request_id == "b"
 
 
 def test_a_directive_that_comes_while_a_step_is_planned_is_of_the_next_one(monkeypatch):

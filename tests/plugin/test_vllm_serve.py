@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 
+import adapters
 import httpx
 import pytest
 from live_service import wait_until
@@ -24,7 +25,7 @@ OPTIONS = {"nestedfp": {"slo": {"ttft_ms": 400}}}
 ARGUMENTS = [
     *("--quantization", "nestedfp", "--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "8"),
     *("--kv-cache-memory-bytes", str(64 << 20), "--host", "127.0.0.1", "--port", str(PORT)),
-    *("--additional-config", json.dumps(OPTIONS)),
+    *("--additional-config", json.dumps(OPTIONS), "--enable-lora", "--max-lora-rank", "8"),
 ]
 KEY = {"Authorization": "Bearer a-key"}
 AUTO = {"mode": "auto", "slo": OPTIONS["nestedfp"]["slo"]}
@@ -36,16 +37,18 @@ def client(tmp_path_factory):
         pytest.fail("the package was installed before it had this plugin: run 'make setup'")
     folder = tmp_path_factory.mktemp("vllm")
     (folder / "key").write_text("a-key\n")
+    modules = ("--lora-modules", f"storm={adapters.save(folder / 'storm')}")
     environment = {
         "NESTEDFP_ADMIN_KEY_FILE": str(folder / "key"),
         "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_RPC_BASE_PATH": str(folder),
     }
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
-            [str(Path(sys.executable).with_name("vllm")), "serve", MODEL, *ARGUMENTS],
+            [str(Path(sys.executable).with_name("vllm")), "serve", MODEL, *ARGUMENTS, *modules],
             cwd=ROOT,
             env={**os.environ, **environment},
             stdout=log,
@@ -93,6 +96,19 @@ def test_the_slo_is_kept_from_the_start(client):
     answer = ask(client)
     assert answer.headers["x-nestedfp-precision"] == "auto"
     assert client.get("/nestedfp/stats").json()["fp8_weight_share"] > 0.5  # the workers were asked
+
+
+def test_an_adapter_is_a_model_with_exact_and_fast_answers_of_its_own(client):
+    assert {card["id"] for card in client.get("/v1/models").json()["data"]} == {MODEL, "storm"}
+    found = {}
+    for model in (MODEL, "storm"):
+        for precision in ("exact", "fast"):
+            with directed(client, {"mode": "fp8"}):
+                answer = ask(client, model=model, precision=precision, logprobs=1, max_tokens=2).json()
+            assert (answer["model"], answer["usage"]["precision"]) == (model, precision)
+            found[model, precision] = str(answer["choices"][0]["logprobs"]["token_logprobs"])
+    assert len(set(found.values())) == 4
+    assert ask(client, model="calm").status_code == 404
 
 
 def test_answers_disclose_their_precision_and_the_directive_changes_it(client):

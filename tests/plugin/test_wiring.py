@@ -32,6 +32,17 @@ def outcomes(tmp_path_factory):
             "args": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}}
         },
         "lora": {"args": {"enable_lora": True}},
+        "lora, experts": {
+            "args": {
+                "model": families["experts"],
+                "skip_tokenizer_init": True,
+                "load_format": "dummy",
+                "enable_lora": True,
+            }
+        },
+        "lora, fused": {
+            "args": {"enable_lora": True, "additional_config": {"nestedfp": {"fused_quantiser": "always"}}},
+        },
         "draft model": {"args": {"speculative_config": {"model": MODEL, "num_speculative_tokens": 2}}},
         "sparse": {"args": {"model": families["sparse"], "skip_tokenizer_init": True, "load_format": "dummy"}},
         "gemma2": {"args": {"model": families["gemma2"], "skip_tokenizer_init": True, "load_format": "dummy"}},
@@ -81,8 +92,9 @@ def outcomes(tmp_path_factory):
     return run_json("wiring_scenario.py", {k: {**v, "args": {"model": MODEL, **v["args"]}} for k, v in cases.items()})
 
 
-def test_drafts_are_taken_on_a_cpu(outcomes):
-    assert isinstance(outcomes["ngram"], dict), outcomes["ngram"]
+@pytest.mark.parametrize("what", ["ngram", "lora"])
+def test_drafts_and_adapters_are_taken_on_a_cpu(outcomes, what):
+    assert isinstance(outcomes[what], dict), outcomes[what]
 
 
 def test_scheduler_and_worker_are_filled_in(outcomes):
@@ -116,7 +128,8 @@ def test_on_hopper_kernels_may_start_early_unless_the_user_says_no(outcomes):
         ("scheduler", "scheduler_cls='nestedfp.vllm_plugin.scheduling.scheduler.make_scheduler'"),
         ("worker", "worker_cls='nestedfp.vllm_plugin.ranks.worker.NestedFPWorker'"),
         ("bfloat16", "set dtype='float16'"),
-        ("lora", "enable_lora=False"),
+        ("lora, experts", "LoRA adapters on dense models only, and this one has experts; set enable_lora=False"),
+        ("lora, fused", "LoRA adapters do too; remove fused_quantiser or enable_lora"),
         ("draft model", "no drafts of 'draft_model'; set speculative_config's method to 'ngram', or remove it"),
         ("sparse", "no sparse latent attention (index_topk in config.json)"),
         ("gemma2", "its activations leave FP16's range (65504)"),

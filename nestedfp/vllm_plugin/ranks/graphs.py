@@ -1,8 +1,8 @@
 """Two sets of CUDA graphs in vLLM's V2 model runner, one for each precision; the mode of a step chooses the set.
 
 A captured graph replays the kernels of the mode in which it was captured. vLLM already captures a graph for every
-(size, number of active LoRA adapters); nestedfp serves no LoRA, so the second number is free to mean the precision:
-0 is FP16, 1 is FP8. Capture, dispatch, piecewise keys and memory accounting then work as they are.
+(size, number of active LoRA adapters). The second number means the precision too: from ``FAST`` on, its graphs are FP8.
+Capture, dispatch, piecewise keys and memory accounting then work as they are.
 
 Steps with prompts in them also get graphs above vLLM's largest size, as far as the host launches a step's kernels no faster
 than the GPU computes them: in FP8 mode that is further than in FP16 mode. For small models that holds for piecewise graphs as
@@ -27,8 +27,7 @@ from nestedfp.vllm_plugin.ranks.graph_sizes import ModelSize, host_bound_tokens,
 
 logger = init_logger("vllm.nestedfp")
 
-CASES = {Mode.FP16: 0, Mode.FP8: 1}
-MODES = {case: mode for mode, case in CASES.items()}
+FAST = 1 << 16  # more adapters than vLLM takes
 _sort_batch = model_runner.sort_batch_req_ids
 MIN_WHOLE_TOKENS = 32  # steps with prompts have hardly ever fewer
 
@@ -43,9 +42,8 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
     linear_weights: ClassVar[int] = 0
 
     def __init__(self, *args: Any, lora_capture_cases: list[int] | None = None, **kwargs: Any) -> None:
-        if lora_capture_cases not in (None, [], [0]):
-            raise ValueError("nestedfp does not serve LoRA adapters; set enable_lora=False")
-        super().__init__(*args, lora_capture_cases=sorted(MODES), **kwargs)
+        adapters = lora_capture_cases or [0]
+        super().__init__(*args, lora_capture_cases=[key(n, mode) for mode in Mode for n in adapters], **kwargs)
         for mode, descs in self._capture_descs.items():
             self._capture_descs[mode] = in_capture_order(descs)
 
@@ -78,10 +76,10 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
                 attention_splits.bound(max(sizes), max(beyond))
                 whole += beyond
             self._add_whole_graphs({case: [size for size in whole if size <= most[case]] for case in most})
-        for case in cases:
+        for case in (key(0, mode) for mode in Mode):
             logger.info_once(
                 "CUDA graphs of steps with prompts, %s: whole up to %d tokens, in pieces up to %d; beyond, the GPU is the limit",
-                MODES[case].value,
+                mode_of(case).value,
                 self._largest(CUDAGraphMode.FULL, case),
                 self._largest(CUDAGraphMode.PIECEWISE, case),
             )
@@ -104,7 +102,7 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
         modules = self.compilation_config.static_forward_context.values()
         layers = sum(isinstance(module, AttentionLayerBase) for module in modules)
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
-        return host_bound_tokens(ModelSize(self.linear_weights, max(1, layers)), MODES[case], processors, in_pieces)
+        return host_bound_tokens(ModelSize(self.linear_weights, max(1, layers)), mode_of(case), processors, in_pieces)
 
     def _drop_larger(self, most: Mapping[int, int]) -> None:
         """Leave out sizes beyond ``most`` tokens of each precision."""
@@ -178,8 +176,14 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
 
     def capture(self, *args: Any, lora_capture_hook: Any = None, **kwargs: Any) -> None:
         before = ops.get_mode()
+
+        def prepare(case: int, *sizes: int) -> None:
+            ops.set_mode(mode_of(case))
+            if lora_capture_hook is not None:
+                lora_capture_hook(case % FAST, *sizes)
+
         try:
-            super().capture(*args, lora_capture_hook=lambda case, *_: ops.set_mode(MODES[case]), **kwargs)
+            super().capture(*args, lora_capture_hook=prepare, **kwargs)
         finally:
             ops.set_mode(before)
 
@@ -194,8 +198,18 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
     ) -> Any:
         if ops.is_mixed():  # hundreds of rows: the host launches its kernels while the GPU computes
             return cudagraph_utils.BatchExecutionDescriptor(CUDAGraphMode.NONE, num_tokens, num_reqs)
-        case = CASES[ops.get_mode()]
+        case = key(num_active_loras, ops.get_mode())
         return super().dispatch(num_reqs, num_tokens, uniform_token_count, case, max_query_len, **kwargs)
+
+
+def key(adapters: int, mode: Mode) -> int:
+    """Return the second key of the graphs of a precision with so many active adapters."""
+    return adapters + FAST * (mode is Mode.FP8)
+
+
+def mode_of(case: int) -> Mode:
+    """Return the precision of the graphs with a second key."""
+    return Mode.FP8 if case >= FAST else Mode.FP16
 
 
 def in_capture_order(

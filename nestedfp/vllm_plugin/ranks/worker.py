@@ -11,9 +11,10 @@ from nestedfp.kernels import ops
 from nestedfp.modes import Mode
 from nestedfp.steps.step_costs import StepCosts
 from nestedfp.vllm_plugin import failure
+from nestedfp.vllm_plugin.adapters import Adapters
 from nestedfp.vllm_plugin.loading import load_check
 from nestedfp.vllm_plugin.options import PluginOptions
-from nestedfp.vllm_plugin.ranks import cpu_seed, row_classes, self_check
+from nestedfp.vllm_plugin.ranks import cpu_adapters, cpu_seed, row_classes, self_check
 from nestedfp.vllm_plugin.ranks.timing import step_timing
 from nestedfp.vllm_plugin.ranks.timing.step_ends import StepEnds
 from nestedfp.vllm_plugin.weights import coverage, library_route
@@ -44,11 +45,13 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
     _fp8_share = 0.0
     nestedfp_nested_experts = False
     _self_check: self_check.SelfCheck | None = None
+    _adapters: Adapters | None = None
     _step_ends: StepEnds | None = None  # on a CPU the host's clock is right
 
     def init_device(self) -> None:
         if current_platform.is_cpu():
             cpu_seed.install()
+            cpu_adapters.install()
         if not current_platform.is_cpu() and not PluginOptions.of(self.vllm_config).fp16_only:
             if not self.use_v2_model_runner:
                 raise ValueError(
@@ -110,6 +113,13 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
         row_classes.begin_step(self, mode or Mode.FP16, scheduler_output)
         return super().execute_model(scheduler_output)
 
+    def add_lora(self, lora_request: Any) -> bool:
+        if self._adapters is None:
+            self._adapters = Adapters(self.vllm_config)
+        self._adapters.take(lora_request)
+        added: bool = super().add_lora(lora_request)
+        return added
+
     def sample_tokens(self, grammar_output: Any) -> Any:
         output = super().sample_tokens(grammar_output)
         return output if self._step_ends is None else self._step_ends.after(output)
@@ -118,6 +128,8 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
         result = super().compile_or_warm_up_model()
         ops.set_mode(Mode.FP16)
         is_whole = self.parallel_config.pipeline_parallel_size == 1  # else no rank sees a whole step
+        if current_platform.is_cpu() and not is_whole:
+            self.model_runner._dummy_run(1)  # makes the buffer between stages, which vLLM forgets in eager mode
         if is_whole and PluginOptions.of(self.vllm_config).measures_steps(current_platform.is_cpu()):
             measure = step_timing.measure_cpu if current_platform.is_cpu() else step_timing.measure_gpu
             self._step_costs = measure(self.model_runner, row_classes.obstacle(self) is None)

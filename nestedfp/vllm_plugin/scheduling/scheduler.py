@@ -6,7 +6,7 @@ outputs are executed in the order in which they were scheduled, so the attached 
 
 import copy
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from vllm.v1.request import Request, RequestStatus
@@ -129,8 +129,9 @@ class PrecisionMixin(EngineControl):
         behind, self.waiting = self.waiting, type(self.waiting)()
         chosen: list[Request] = []
         try:
-            planned = self._planned = self._plan(deadlines_s, grace, waiting)
-            chosen = [request for request in waiting if planned.most_tokens.get(request.request_id)]
+            ready = list(self._with_adapter_slots(waiting))
+            planned = self._planned = self._plan(deadlines_s, grace, ready)
+            chosen = [request for request in ready if planned.most_tokens.get(request.request_id)]
             for request in chosen:
                 self.waiting.add_request(request)
             output = super().schedule(*args, **kwargs)
@@ -145,6 +146,21 @@ class PrecisionMixin(EngineControl):
                 self.waiting.prepend_request(request)
         self._everybody_runs = not output.num_scheduled_tokens
         return output
+
+    def _with_adapter_slots(self, waiting: list[Request]) -> Iterator[Request]:
+        """Yield the requests whose LoRA adapter has a slot beside those of all that run.
+
+        vLLM counts the adapters of a step, which is the same where all that run are in it; here some may rest.
+        """
+        if self.lora_config is None:
+            yield from waiting
+            return
+        taken = {each.lora_request.lora_int_id for each in self.running if each.lora_request}
+        for request in waiting:
+            adapter = request.lora_request and request.lora_request.lora_int_id
+            if adapter in {None, *taken} or len(taken) < self.lora_config.max_loras:
+                taken |= {adapter} - {None}
+                yield request
 
     def _plan(self, deadlines_s: tuple[float, float], grace: int, waiting: list[Request]) -> RowStep:
         is_prompt = {
@@ -183,7 +199,7 @@ class PrecisionMixin(EngineControl):
         if self._planned is not None:
             most = self._planned.most_tokens.get(request.request_id)
             if most is None and request.status is not RequestStatus.RUNNING:
-                most = UNPLANNED_TOKENS
+                most = UNPLANNED_TOKENS if any(self._with_adapter_slots([request])) else 0
             if most is not None and (most == 0 or not request.has_encoder_inputs):
                 num_new_tokens = min(num_new_tokens, most)
         tokens: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)

@@ -74,7 +74,8 @@ class Coverage:
 def cover(model: Any) -> Coverage:
     """Measure a loaded model."""
     found, seen = Coverage(), set()
-    for name, module in model.named_modules():
+    for path, module in model.named_modules():
+        name = path.removesuffix(".base_layer")  # which LoRA adapters wrap
         if isinstance(module, LinearBase):
             inputs = getattr(module, "input_size_per_partition", module.input_size)
             outputs = getattr(module, "output_size_per_partition", module.output_size)

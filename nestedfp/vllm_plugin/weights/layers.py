@@ -70,7 +70,7 @@ class NestedLinearBase(LinearMethodBase):
         nested = nest(layer.weight.data)
         if isinstance(nested, NestedWeight):
             weight = layer.weight.data if self.two_copies else None
-            layer.register_parameter("weight", None)
+            del layer.weight
             self.keep_nested(layer, nested, weight)
         elif nested.nonfinite:
             raise ValueError(
@@ -96,6 +96,9 @@ class NestedLinearBase(LinearMethodBase):
         layer.nestedfp_shape = tuple(nested.upper.shape)
         layer.weight_upper = Parameter(upper, requires_grad=False)
         layer.weight_lower = Parameter(lower, requires_grad=False) if weight is None else None
+        layer.weight_packed = (
+            layer.weight_upper
+        )  # where vLLM's LoRA layers look for the device of what has no ``weight``
         layer.outlier_rows = nested.outlier_rows
         layer.outlier_cols = nested.outlier_cols
         layer.outlier_deltas = nested.outlier_deltas
@@ -201,7 +204,7 @@ class StoredNestedLinear(NestedLinearBase):
         upper, lower, scratch = layer.weight_upper.data, layer.weight_lower.data, layer.nestedfp_scratch
         del layer.nestedfp_scratch
         if scratch is None:
-            layer.register_parameter("weight", None)
+            del layer.weight
             require_loaded(self.prefix, upper)
             if self.fp16_only:
                 for name in ("weight_upper", "weight_lower"):

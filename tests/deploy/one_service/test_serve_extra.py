@@ -39,6 +39,19 @@ def chat(client, content="Hello", **more):
     return response
 
 
+def test_an_adapter_is_a_model_of_the_list_with_exact_and_fast_answers(client):
+    assert {card["id"] for card in client.get("/v1/models").json()["data"]} == {MODEL, "storm"}
+    assert client.get("/v1/models/storm").json()["parent"] == MODEL
+    texts = {}
+    for model in (MODEL, "storm"):
+        answer = chat(client, model=model, temperature=0, precision="fast", ignore_eos=True)
+        assert answer.json()["model"] == model
+        texts[model] = str(answer.json()["choices"][0]["message"])
+    assert texts[MODEL] != texts["storm"]
+    refused = client.post("/v1/load_lora_adapter", json={"lora_name": "b", "lora_path": "/tmp"})
+    assert refused.status_code == 404
+
+
 def counted(usage):
     tokens = usage["precision_tokens"]["completion"]
     return tokens["fp16"] + tokens["fp8"]
