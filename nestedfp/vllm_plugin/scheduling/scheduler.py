@@ -168,7 +168,7 @@ class PrecisionMixin(EngineControl):
             decodes,
             line,
             begun=begun,
-            places=self.scheduler_config.max_num_seqs - len(self.running) - self.num_waiting_for_streaming_input,
+            places=self.scheduler_config.max_num_seqs - len(self.running),
             pinned=self._pinned,
             may_starve=self._may_starve,
         )

@@ -3,7 +3,6 @@
 from dataclasses import asdict
 from typing import Any
 
-from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import RequestStatus
 
 from nestedfp.modes import DirectiveMode, Mode
@@ -146,6 +145,4 @@ class EngineControl(RequestClasses):
 
     def _progress_age_s(self) -> float | None:
         """Return for how long there has been work and no step has ended; None: nothing to do."""
-        if self.pause_state is not PauseState.UNPAUSED or not (self.running or self._any_waits()):
-            return None
-        return steady_s() - self._progress_s
+        return steady_s() - self._progress_s if self.running or self._any_waits() else None
