@@ -137,15 +137,11 @@ HOOKS = (
     ),
     Hooks(
         "scheduling/waiting",
-        "tells requests that wait for a slot from those that wait for a grammar or a client",
+        "plans steps by row from the requests that wait",
         {
-            f"{SCHEDULER}._try_promote_blocked_waiting_request|_handle_blocked_waiting_request": ("self", "request"),
             f"{SCHEDULER}#waiting": None,
             f"{SCHEDULER}#skipped_waiting|kv_holding_waiting": None,
-            f"{SCHEDULER}#skipped_waiting|deferred_waiting": None,
         },
-        ("WaitingRequests",),
-        SCHEDULER_CALLS,
     ),
     Hooks(
         "scheduling",

@@ -108,6 +108,8 @@ class RequestClasses(WaitingRequests):
         super().add_request(request)
         if self._waits_for_turn(request):
             self._waits(request)
+        else:
+            self._blocked[rid] = request
 
     def _waits(self, request: Request) -> None:
         """A request waits for its turn, with a deadline unless others may overtake it for ever."""
@@ -127,16 +129,21 @@ class RequestClasses(WaitingRequests):
         self._starts_over(request)
         super()._preempt_request(request, *args, **kwargs)
 
-    def _promoted(self, request: Request) -> None:
-        request.nestedfp_waits_since_s = steady_s()
-        self._waits(request)
-        if not self.running and self._turn_waiting() in ([], [request]):
-            self._progress_s = steady_s()
+    def _see_unblocked(self) -> None:
+        """Requests whose grammars are ready wait for their turn from now on, if the step just filled has not taken them."""
+        if not (unblocked := self._take_unblocked()):
+            return
+        now_s = steady_s()
+        for request in unblocked:
+            request.nestedfp_waits_since_s = now_s
+            self._waits(request)
+        if len(unblocked) == len(self.requests) - len(self._blocked):  # there was nothing else to do
+            self._progress_s = now_s
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self._finished += 1
         self._ended[request.request_id] = request
-        for few in (self._pinned, self._in_prompt, self._exact, self._may_end, self._may_starve):
+        for few in (self._pinned, self._in_prompt, self._exact, self._may_end, self._may_starve, self._blocked):
             few.pop(request.request_id, None)
         self._watch.left(request.request_id)
         return super()._free_request(request, *args, **kwargs)
@@ -147,7 +154,8 @@ class RequestClasses(WaitingRequests):
             planned is None and self._in_force[0] is DirectiveMode.FP16 and not self._fp16_reads_fp8_blocks
         )
         is_exact = planned is not None and request.nestedfp_class == "exact" and rid not in planned.fast
-        self._blocks.wanted = exact_directive or is_exact or rid in self._pinned
+        self._blocks.settled = rid in self._pinned
+        self._blocks.wanted = exact_directive or is_exact or self._blocks.settled
         return super()._get_local_prefix_cache_hit(request, *args, **kwargs)
 
     def _count_prompt(self, request: Request, mode: Mode, count: int) -> None:
