@@ -38,6 +38,7 @@ class Setting:
     is_diffusion: bool
     cpu_s: float  # CPU time for one grammar
     wall_s: float  # and time on the clock
+    model_type: str = ""  # of the model's configuration; xgrammar treats some models apart, from vLLM 0.32 on
 
 
 @dataclass
@@ -208,6 +209,8 @@ def make_manager(setting: Setting) -> Any:
     manager.vllm_config = SimpleNamespace(
         structured_outputs_config=setting.options,
         speculative_config=None,
-        model_config=SimpleNamespace(get_vocab_size=lambda: setting.vocabulary),
+        model_config=SimpleNamespace(
+            get_vocab_size=lambda: setting.vocabulary, hf_config=SimpleNamespace(model_type=setting.model_type)
+        ),
     )
     return manager

@@ -202,6 +202,7 @@ def of_client(client: Any, cpu_s: float) -> Grammars:
             is_diffusion=model.is_diffusion,
             cpu_s=cpu_s,
             wall_s=WALL_S,
+            model_type=model.hf_config.model_type,
         )
     )
 

@@ -73,12 +73,12 @@ class RequestClasses(WaitingRequests):
         self._last_end_s = 0.0  # of a step
         self._progress_s = steady_s()  # when a step last ended, or work came to an idle engine
         ranks = self.vllm_config.parallel_config.decode_context_parallel_size  # a block's tokens lie on all of them
-        specs = [group.kv_cache_spec for group in self.kv_cache_manager.kv_cache_config.kv_cache_groups]
+        specs = [group.kv_cache_spec for group in kwargs["kv_cache_config"].kv_cache_groups]
         self._blocks = ExactBlocks(
             self.kv_cache_manager,
             [spec.block_size * (ranks if getattr(spec, "dcp_sharded", True) else 1) for spec in specs],
         )
-        compile_aside(self.structured_output_manager)
+        compile_aside(kwargs["structured_output_manager"])
         self._pinned: dict[str, Request] = {}
         self._in_prompt: dict[str, Request] = {}  # parts of their prompt are still to be computed or read
         self._exact: dict[str, Request] = {}  # no FP8 step has written or will be read in their KV entries
