@@ -16,7 +16,7 @@ else
 RUN := $(BIN)/python
 endif
 
-# Of a machine without a GPU: one of requirements/vllm-*.txt. The service was run on 0.29 alone.
+# Of a machine without a GPU: one of requirements/vllm-*.txt.
 VLLM ?= 0.29
 TORCH_VERSION := 2.13.0
 UV            := uv==0.13.9
@@ -94,9 +94,11 @@ $(OVER)/.installed: $(VENV)/.built requirements/vllm-$(NEWEST).txt
 	@touch $@
 
 NEWEST_TESTS := versions engine_stats exact_blocks scheduler_oracle starving frontend request_checks engine vllm_serve
+NEWEST_SERVICE := -k "chat or stream or pinned or tool" $(addprefix tests/deploy/one_service/test_serve,.py _extra.py)
 
-test-newest: setup $(OVER)/.installed ## the plugin's scheduler, front end and engine on the newest tested vLLM, without a GPU
+test-newest: setup $(OVER)/.installed ## plugin, engine and service on the newest tested vLLM, without a GPU
 	OPENBLAS_NUM_THREADS=1 $(OVER)/bin/python -m pytest -q $(NEWEST_TESTS:%=tests/plugin/test_%.py) $(ARGS)
+	$(OVER)/bin/python -m pytest -q $(NEWEST_SERVICE) $(ARGS)
 
 test-fresh: setup ## the quickstart in a fresh environment
 	$(RUN) -m pytest -q -m fresh $(ARGS)

@@ -356,6 +356,8 @@ def install() -> None:
         engine_core_outputs: list[Any],
         engine_core_timestamp: float | None = None,
         iteration_stats: Any = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         states = self.request_states
         left = []
@@ -366,6 +368,6 @@ def install() -> None:
                 self._update_stats_from_output(state, output, engine_core_timestamp, iteration_stats)
             else:
                 left.append(output)
-        return process_outputs(self, left, engine_core_timestamp, iteration_stats)
+        return process_outputs(self, left, engine_core_timestamp, iteration_stats, *args, **kwargs)
 
     OutputProcessor.process_outputs = tapped  # type: ignore[method-assign,assignment]

@@ -1,5 +1,6 @@
 """Every name of vLLM that the plugin uses, by owner and reason. Pure: data."""
 
+import re
 from dataclasses import dataclass
 
 Parameters = tuple[str, ...]
@@ -12,8 +13,9 @@ class Hooks:
     Attributes:
         owner: the folder or file of the plugin that must follow when they change.
         reason: why the plugin needs them.
-        names: ``module:path``, with the parameters that are counted on, in this order; None: the name alone matters.
-            ``module:Class#name`` is an attribute of its instances; of names between ``|`` one must be there.
+        text: a name a line, ``module:path``, with the parameters that are counted on, in this order; without any the name alone
+            matters. ``module:Class#name`` is an attribute of its instances; of names between ``|`` one must be there. A ``*``
+            before it: it is for users and makers of plugins; all others are private.
         ours: our classes that stand for these classes of vLLM's: their methods must take vLLM's calls, and none of its abstract
             methods may be lacking.
         calls: where vLLM calls these methods: module and receiver.
@@ -21,383 +23,278 @@ class Hooks:
 
     owner: str
     reason: str
-    names: dict[str, Parameters | None]
+    text: str
     ours: tuple[str, ...] = ()
     calls: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def names(self) -> dict[str, Parameters | None]:
+        """The names, with their parameters; None: the name alone matters."""
+        lines = (line.removeprefix("*").rstrip(")").partition("(") for line in lines_of(self.text))
+        return {
+            name: tuple(listed.split(", ")) if listed else () if bracket else None for name, bracket, listed in lines
+        }
 
-SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
-POOL = "vllm.v1.core.block_pool:BlockPool"
-QUANTIZATION = "vllm.model_executor.layers.quantization"
-EXPERTS = "vllm.model_executor.layers.fused_moe"
-LINEAR = "vllm.model_executor.layers.linear"
+
+def lines_of(text: str) -> list[str]:
+    """Return a table's lines; one that ends with a comma goes on."""
+    return [line.strip() for line in re.sub(r",\s+", ", ", text).strip().splitlines()]
+
+
 SCHEDULER_CALLS = (
     ("vllm.v1.core.sched.scheduler", "self"),
     ("vllm.v1.engine.core", "self.scheduler"),
 )
-GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils"
-STATE = "vllm.v1.engine.output_processor:RequestState"
 
-# For users and makers of plugins; all others are private. vLLM's own documentation has them: the configuration's reference
-# (vllm.config exports them), out-of-tree quantization methods, model loaders, model code, CUDA graphs, and the worker's interface
-# under platform plugins.
-PUBLIC = frozenset(
-    {
-        "vllm:LLM",
-        "vllm:SamplingParams",
-        "vllm.config:CUDAGraphMode",
-        "vllm.config:CompilationMode.VLLM_COMPILE",
-        "vllm.config:SchedulerConfig.get_scheduler_cls",
-        "vllm.config:VllmConfig",
-        "vllm.config:get_current_vllm_config",
-        "vllm.config:set_current_vllm_config",
-        "vllm.engine.arg_utils:EngineArgs.create_engine_config",
-        "vllm.logger:init_logger",
-        "vllm.model_executor.layers.vocab_parallel_embedding:VocabParallelEmbedding",
-        "vllm.model_executor.model_loader.base_loader:BaseModelLoader.load_weights",
-        "vllm.outputs:PoolingRequestOutput",
-        "vllm.outputs:RequestOutput.add",
-        "vllm.platforms:current_platform",
-        "vllm.usage.usage_lib:UsageContext.OPENAI_API_SERVER",
-        "vllm.v1.attention.backend:AttentionCGSupport.ALWAYS",
-        "vllm.v1.worker.worker_base:WorkerBase.compile_or_warm_up_model",
-        "vllm.v1.worker.worker_base:WorkerBase.execute_model",
-        "vllm.v1.worker.worker_base:WorkerBase.sample_tokens",
-        "vllm.version:__version__",
-        f"{EXPERTS}.fused_moe_method_base:FusedMoEMethodBase.apply",
-        f"{EXPERTS}.unquantized_fused_moe_method:UnquantizedFusedMoEMethod",
-        f"{LINEAR}:LinearBase",
-        f"{LINEAR}:LinearMethodBase.create_weights",
-        f"{LINEAR}:UnquantizedLinearMethod",
-        f"{QUANTIZATION}:register_quantization_config",
-        f"{QUANTIZATION}.base_config:QuantizationConfig.get_quant_method",
-        f"{QUANTIZATION}.base_config:QuantizeMethodBase",
-    }
-)
-
+# With a star: vLLM's own documentation has them: the configuration's reference (vllm.config exports them), out-of-tree quantization
+# methods, model loaders, model code, custom ops, CUDA graphs, and the worker's interface under platform plugins.
 HOOKS = (
     Hooks(
         "wiring",
         "gives every engine with nested weights this scheduler, worker, SLO and routes",
-        {
-            "vllm.engine.arg_utils:EngineArgs.create_engine_config": ("self", "usage_context"),
-            "vllm.usage.usage_lib:UsageContext.OPENAI_API_SERVER": None,
-            "vllm.config:SchedulerConfig.get_scheduler_cls": ("self",),
-            "vllm:plugins.load_endpoint_plugins": ("supported_tasks",),
-            "vllm:envs.VLLM_LORA_ENABLE_DUAL_STREAM": None,
-            "vllm.config:VllmConfig": None,
-            "vllm.config:CompilationMode.VLLM_COMPILE": None,
-            "vllm.version:__version__": None,
-            "vllm.platforms:current_platform": None,
-            "vllm.logger:init_logger": ("name",),
-        },
+        """
+        *vllm.engine.arg_utils:EngineArgs.create_engine_config(self, usage_context)
+        *vllm.usage.usage_lib:UsageContext.OPENAI_API_SERVER
+        *vllm.config:SchedulerConfig.get_scheduler_cls(self)
+        vllm:plugins.load_endpoint_plugins(supported_tasks)
+        vllm:envs.VLLM_LORA_ENABLE_DUAL_STREAM
+        *vllm.config:VllmConfig
+        *vllm.config:CompilationMode.VLLM_COMPILE
+        *vllm.version:__version__
+        *vllm.platforms:current_platform
+        *vllm.logger:init_logger(name)
+        """,
     ),
     Hooks(
         "frontend",
         "checks pins and token ids before the engine, and takes pins from headers",
-        {
-            "vllm.v1.engine.input_processor:InputProcessor.process_inputs": ("self", "request_id", "prompt", "params"),
-            "vllm.exceptions:VLLMValidationError": None,
-        },
+        """
+        vllm.v1.engine.input_processor:InputProcessor.process_inputs(self, request_id, prompt, params)
+        vllm.exceptions:VLLMValidationError
+        vllm.v1.engine:EngineCoreRequest#mm_features
+        """,
     ),
     Hooks(
         "frontend",
         "counts a request's tokens by precision",
-        {
-            "vllm.v1.engine.output_processor:OutputProcessor.add_request": (
-                "self",
-                "request",
-                "prompt",
-                "parent_req",
-                "request_index",
-            ),
-            "vllm.v1.engine.output_processor:OutputProcessor.process_outputs": ("self", "engine_core_outputs"),
-            "vllm.v1.engine.output_processor:OutputProcessor#request_states": None,
-            f"{STATE}._new_request_output": ("self", "external_req_id", "outputs", "finished"),
-            f"{STATE}#detokenizer": None,
-            "vllm.outputs:PoolingRequestOutput": None,
-            "vllm.outputs:RequestOutput.add": ("self", "next_output", "aggregate"),
-        },
+        """
+        vllm.v1.engine.output_processor:OutputProcessor.add_request(self, request, prompt, parent_req, request_index)
+        vllm.v1.engine.output_processor:OutputProcessor.process_outputs(self, engine_core_outputs)
+        vllm.v1.engine.output_processor:OutputProcessor#request_states
+        vllm.v1.engine.output_processor:RequestState._new_request_output(self, external_req_id, outputs, finished)
+        vllm.v1.engine.output_processor:RequestState#detokenizer
+        *vllm.outputs:PoolingRequestOutput
+        *vllm.outputs:RequestOutput.add(self, next_output, aggregate)
+        """,
     ),
     Hooks(
         "scheduling",
         "follows a request from its arrival to its end",
-        {
-            f"{SCHEDULER}.add_request": ("self", "request"),
-            f"{SCHEDULER}._preempt_request": ("self", "request"),
-            f"{SCHEDULER}._reserve_prefill_lookahead": ("self", "request", "num_computed_tokens", "num_new_tokens"),
-            f"{SCHEDULER}._update_request_as_session": ("self", "session", "update"),
-            f"{SCHEDULER}._handle_stopped_request": ("self", "request"),
-            f"{SCHEDULER}._free_request": ("self", "request"),
-            f"{SCHEDULER}#requests": None,
-            f"{SCHEDULER}#running": None,
-            "vllm.v1.request:Request.update_block_hashes": ("self",),
-            "vllm.v1.request:Request#cache_salt": None,
-            "vllm.v1.request:Request#block_hashes": None,
-            "vllm.v1.request:Request#mm_features": None,
-            "vllm.v1.request:Request#num_computed_tokens": None,
-            "vllm.v1.request:RequestStatus.PREEMPTED": None,
-        },
+        """
+        vllm.v1.core.sched.scheduler:Scheduler.add_request(self, request)
+        vllm.v1.core.sched.scheduler:Scheduler._preempt_request(self, request)
+        vllm.v1.core.sched.scheduler:Scheduler._reserve_prefill_lookahead(self, request, num_computed_tokens,
+            num_new_tokens)
+        vllm.v1.core.sched.scheduler:Scheduler._free_request(self, request)
+        vllm.v1.core.sched.scheduler:Scheduler#requests
+        vllm.v1.core.sched.scheduler:Scheduler#running
+        vllm.v1.request:Request#num_computed_tokens
+        vllm.v1.request:RequestStatus.PREEMPTED
+        """,
         ("PrecisionMixin",),
         SCHEDULER_CALLS,
     ),
     Hooks(
         "scheduling/waiting",
-        "tells requests that wait for a slot from those that wait for a grammar or a client",
-        {
-            f"{SCHEDULER}._try_promote_blocked_waiting_request|_handle_blocked_waiting_request": ("self", "request"),
-            f"{SCHEDULER}#waiting": None,
-            f"{SCHEDULER}#skipped_waiting|kv_holding_waiting": None,
-            f"{SCHEDULER}#skipped_waiting|deferred_waiting": None,
-            "vllm.v1.core.sched.interface:PauseState.UNPAUSED": None,
-        },
-        ("WaitingRequests",),
-        SCHEDULER_CALLS,
+        "plans steps by row from the requests that wait",
+        """
+        vllm.v1.core.sched.scheduler:Scheduler#waiting
+        vllm.v1.core.sched.scheduler:Scheduler#skipped_waiting|kv_holding_waiting
+        """,
     ),
     Hooks(
         "scheduling",
         "sets the precision of each step, and times it",
-        {
-            f"{SCHEDULER}.schedule": ("self",),
-            f"{SCHEDULER}.update_from_output": ("self", "scheduler_output", "model_runner_output"),
-            f"{SCHEDULER}#max_num_scheduled_tokens": None,
-            f"{SCHEDULER}#structured_output_manager": None,
-        },
+        """
+        vllm.v1.core.sched.scheduler:Scheduler.__init__(self, vllm_config, kv_cache_config, structured_output_manager)
+        vllm.v1.core.sched.scheduler:Scheduler.schedule(self)
+        vllm.v1.core.sched.scheduler:Scheduler.update_from_output(self, scheduler_output, model_runner_output)
+        vllm.v1.core.sched.scheduler:Scheduler#max_num_scheduled_tokens
+        """,
         ("PrecisionMixin",),
         SCHEDULER_CALLS,
     ),
     Hooks(
         "scheduling",
         "hands directives and measured step costs to the scheduler",
-        {
-            "vllm.v1.engine.core:EngineCore.add_request": ("self", "request"),
-            "vllm.v1.engine.core:EngineCore#scheduler": None,
-            "vllm.v1.engine.core:EngineCore#model_executor": None,
-        },
+        """
+        vllm.v1.engine.core:EngineCore.add_request(self, request)
+        vllm.v1.engine.core:EngineCore#scheduler
+        vllm.v1.engine.core:EngineCore#model_executor
+        """,
     ),
     Hooks(
         "scheduling/exact_blocks",
         "keeps cache blocks of FP8 steps from exact requests",
-        {
-            f"{SCHEDULER}._get_local_prefix_cache_hit": ("self", "request"),
-            f"{SCHEDULER}#kv_cache_manager": None,
-            "vllm.v1.core.kv_cache_manager:KVCacheManager#kv_cache_config": None,
-            "vllm.v1.core.kv_cache_manager:KVCacheManager.get_blocks": ("self", "request_id"),
-            "vllm.v1.core.kv_cache_manager:KVCacheManager#block_pool": None,
-            "vllm.v1.core.kv_cache_manager:KVCacheManager.usage": None,
-            f"{POOL}.cache_full_blocks": (
-                "self",
-                "request",
-                "blocks",
-                "num_cached_blocks",
-                "num_full_blocks",
-                "block_size",
-            ),
-            f"{POOL}.cache_partial_block": ("self", "request", "block", "num_tokens"),
-            f"{POOL}.get_cached_block": ("self", "block_hash", "kv_cache_group_ids"),
-            f"{POOL}.move_block_hashes": ("self", "src_block", "dst_block"),
-            f"{POOL}.evict_blocks": ("self", "block_ids"),
-        },
+        """
+        vllm.v1.core.sched.scheduler:Scheduler._get_local_prefix_cache_hit(self, request)
+        vllm.v1.core.sched.scheduler:Scheduler#kv_cache_manager
+        vllm.v1.core.kv_cache_manager:KVCacheManager.get_blocks(self, request_id)
+        vllm.v1.core.kv_cache_manager:KVCacheManager#block_pool
+        vllm.v1.core.kv_cache_manager:KVCacheManager.usage
+        vllm.v1.core.block_pool:BlockPool.cache_full_blocks(self, request, blocks, num_cached_blocks, num_full_blocks,
+            block_size)
+        vllm.v1.core.block_pool:BlockPool.cache_partial_block(self, request, block, num_tokens)
+        vllm.v1.core.block_pool:BlockPool.get_cached_block(self, block_hash, kv_cache_group_ids)
+        vllm.v1.core.block_pool:BlockPool.move_block_hashes(self, src_block, dst_block)
+        vllm.v1.core.block_pool:BlockPool.evict_blocks(self, block_ids)
+        """,
         ("PrecisionMixin",),
         SCHEDULER_CALLS,
     ),
     Hooks(
         "weights",
         "makes nested layers a quantisation method",
-        {
-            f"{QUANTIZATION}:register_quantization_config": ("quantization",),
-            f"{QUANTIZATION}.base_config:QuantizationConfig.get_quant_method": ("self", "layer", "prefix"),
-            f"{QUANTIZATION}.base_config:QuantizeMethodBase": None,
-            f"{QUANTIZATION}.utils.quant_utils:is_layer_skipped": ("prefix", "ignored_layers", "fused_mapping"),
-            f"{LINEAR}:LinearBase": None,
-            f"{LINEAR}:LinearMethodBase.create_weights": ("self", "layer"),
-            f"{LINEAR}:UnquantizedLinearMethod": None,
-            "vllm.lora.layers.utils:_get_lora_device": ("base_layer",),
-            "vllm.model_executor.layers.fused_moe:RoutedExperts": None,
-            f"{EXPERTS}.unquantized_fused_moe_method:UnquantizedFusedMoEMethod": None,
-            "vllm.model_executor.layers.vocab_parallel_embedding:VocabParallelEmbedding": None,
-            "vllm.model_executor.layers.vocab_parallel_embedding:UnquantizedEmbeddingMethod": None,
-            "vllm.model_executor.parameter:ModelWeightParameter": None,
-            "vllm.model_executor.model_loader.reload.layerwise:initialize_online_processing": ("layer",),
-            "vllm.config:get_current_vllm_config": (),
-            "vllm.distributed.parallel_state:get_tp_group": (),
-        },
+        """
+        *vllm.model_executor.layers.quantization:register_quantization_config(quantization)
+        *vllm.model_executor.layers.quantization.base_config:QuantizationConfig.get_quant_method(self, layer, prefix)
+        *vllm.model_executor.layers.quantization.base_config:QuantizeMethodBase
+        *vllm.model_executor.layers.linear:LinearBase
+        *vllm.model_executor.layers.linear:LinearMethodBase.create_weights(self, layer)
+        *vllm.model_executor.layers.linear:UnquantizedLinearMethod
+        vllm.lora.layers.utils:_get_lora_device(base_layer)
+        vllm.model_executor.layers.fused_moe:RoutedExperts
+        *vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method:UnquantizedFusedMoEMethod
+        *vllm.model_executor.layers.vocab_parallel_embedding:VocabParallelEmbedding
+        vllm.model_executor.parameter:ModelWeightParameter
+        vllm.model_executor.model_loader.reload.layerwise:initialize_online_processing(layer)
+        *vllm.config:get_current_vllm_config()
+        vllm.distributed.parallel_state:get_tp_group()
+        """,
         ("NestedFPConfig", "OnlineNestedLinear", "StoredNestedLinear"),
     ),
     Hooks(
         "weights/experts/experts",
         "makes nested experts a quantisation method; their FP8 steps on a GPU use vLLM's kernels",
-        {
-            f"{EXPERTS}.fused_moe_method_base:FusedMoEMethodBase.apply": (
-                "self",
-                "layer",
-                "x",
-                "topk_weights",
-                "topk_ids",
-            ),
-            f"{EXPERTS}.fused_moe_method_base:FusedMoEMethodBase.apply_monolithic": (
-                "self",
-                "layer",
-                "x",
-                "router_logits",
-            ),
-            f"{QUANTIZATION}.online.moe_base:OnlineMoEMethodBase.create_weights": ("self", "layer", "num_experts"),
-            f"{EXPERTS}.experts:cpu_moe": None,
-            f"{EXPERTS}:fused_moe.try_get_optimal_moe_config": ("w1_shape", "w2_shape", "top_k", "dtype", "M"),
-            f"{EXPERTS}:fused_moe._prepare_expert_assignment": (
-                "topk_ids",
-                "config",
-                "num_tokens",
-                "top_k_num",
-                "global_num_experts",
-                "expert_map",
-            ),
-            f"{EXPERTS}:fused_moe.invoke_fused_moe_triton_kernel": (
-                "A",
-                "B",
-                "C",
-                "A_scale",
-                "B_scale",
-                "topk_weights",
-            ),
-            f"{EXPERTS}.activation:MoEActivation": None,
-            f"{EXPERTS}.activation:apply_moe_activation": ("activation", "output", "input"),
-            "vllm:_custom_ops.scaled_fp8_quant": ("input",),
-            "vllm:_custom_ops.moe_sum": ("input", "output"),
-        },
+        """
+        *vllm.model_executor.layers.fused_moe.fused_moe_method_base:FusedMoEMethodBase.apply(self, layer, x,
+            topk_weights, topk_ids)
+        vllm.model_executor.layers.fused_moe.fused_moe_method_base:FusedMoEMethodBase.apply_monolithic(self, layer, x,
+            router_logits)
+        vllm.model_executor.layers.quantization.online.moe_base:OnlineMoEMethodBase.create_weights(self, layer,
+            num_experts)
+        vllm.model_executor.layers.fused_moe.experts:cpu_moe
+        vllm.model_executor.layers.fused_moe:fused_moe.try_get_optimal_moe_config(w1_shape, w2_shape, top_k, dtype, M)
+        vllm.model_executor.layers.fused_moe:fused_moe._prepare_expert_assignment(topk_ids, config, num_tokens,
+            top_k_num, global_num_experts, expert_map)
+        vllm.model_executor.layers.fused_moe:fused_moe.invoke_fused_moe_triton_kernel(A, B, C, A_scale, B_scale,
+            topk_weights)
+        vllm.model_executor.layers.fused_moe.activation:apply_moe_activation(activation, output, input)
+        vllm:_custom_ops.scaled_fp8_quant(input)
+        vllm:_custom_ops.moe_sum(input, output)
+        """,
     ),
     Hooks(
         "weights",
         "lets norms and activations write E4M3 codes",
-        {
-            "vllm.compilation.passes.inductor_pass:InductorPass.hash_source": None,
-            "vllm.compilation.passes.inductor_pass:enable_fake_mode": ("fn",),
-            "vllm.ir.ops.layernorm:rms_norm": None,
-            "vllm.ir.ops.layernorm:fused_add_rms_norm": None,
-            "vllm.model_executor.layers.activation:SiluAndMul.forward_native": ("x",),
-        },
+        """
+        vllm.compilation.passes.inductor_pass:InductorPass.hash_source
+        vllm.ir.ops.layernorm:rms_norm
+        vllm.ir.ops.layernorm:fused_add_rms_norm
+        *vllm.model_executor.layers.activation:SiluAndMul.forward_native(x)
+        """,
         ("FuseQuantiser",),
     ),
     Hooks(
         "weights/library_route",
         "multiplies long steps by vLLM's library on GPUs other than Hopper",
-        {
-            "vllm:_custom_ops.cutlass_scaled_mm": ("a", "b", "scale_a", "scale_b", "out_dtype"),
-        },
+        """
+        vllm:_custom_ops.cutlass_scaled_mm(a, b, scale_a, scale_b, out_dtype)
+        """,
     ),
     Hooks(
         "evaluation",
         "runs the engines of `nestedfp eval`",
-        {
-            "vllm:LLM": None,
-            "vllm:SamplingParams": None,
-            "vllm.distributed:cleanup_dist_env_and_memory": (),
-        },
+        """
+        *vllm:LLM
+        *vllm:SamplingParams
+        vllm.distributed:cleanup_dist_env_and_memory()
+        """,
     ),
     Hooks(
         "loading",
         "refuses a checkpoint that leaves parameters unset or not finite",
-        {
-            "vllm.model_executor.model_loader.base_loader:BaseModelLoader.load_model": (
-                "self",
-                "vllm_config",
-                "model_config",
-            ),
-            "vllm.model_executor.model_loader.base_loader:BaseModelLoader.load_weights": (
-                "self",
-                "model",
-                "model_config",
-            ),
-            "vllm.model_executor.model_loader.utils:initialize_model": ("vllm_config",),
-            "vllm.config:set_current_vllm_config": ("vllm_config",),
-            "vllm.distributed:parallel_state": None,
-            "vllm.model_executor.layers.attention_layer_base:AttentionLayerBase.get_attn_backend": ("self",),
-            "vllm.model_executor.layers.attention_layer_base:AttentionLayerBase.get_kv_cache_spec": (
-                "self",
-                "vllm_config",
-            ),
-        },
+        """
+        vllm.model_executor.model_loader.base_loader:BaseModelLoader.load_model(self, vllm_config, model_config)
+        *vllm.model_executor.model_loader.base_loader:BaseModelLoader.load_weights(self, model, model_config)
+        vllm.model_executor.model_loader.utils:initialize_model(vllm_config)
+        *vllm.config:set_current_vllm_config(vllm_config)
+        vllm.distributed:parallel_state
+        vllm.model_executor.layers.attention_layer_base:AttentionLayerBase.get_attn_backend(self)
+        vllm.model_executor.layers.attention_layer_base:AttentionLayerBase.get_kv_cache_spec(self, vllm_config)
+        """,
     ),
     Hooks(
         "ranks",
         "runs each step in its precision on every rank",
-        {
-            "vllm.v1.worker.gpu_worker:Worker": None,
-            "vllm.v1.worker.cpu_worker:CPUWorker": None,
-            "vllm.v1.worker.worker_base:WorkerBase.add_lora": ("self", "lora_request"),
-            "vllm.v1.worker.worker_base:WorkerBase.execute_model": ("self", "scheduler_output"),
-            "vllm.v1.worker.worker_base:WorkerBase.sample_tokens": ("self", "grammar_output"),
-            "vllm.v1.worker.worker_base:WorkerBase.compile_or_warm_up_model": ("self",),
-            "vllm.v1.outputs:AsyncModelRunnerOutput.get_output": ("self",),
-            "vllm.v1.core.kv_cache_utils|vllm.v1.core.kv_cache_planning:check_enough_kv_cache_memory": (
-                "vllm_config",
-                "kv_cache_spec",
-                "available_memory",
-            ),
-        },
+        """
+        vllm.v1.worker.gpu_worker:Worker
+        vllm.v1.worker.cpu_worker:CPUWorker
+        *vllm.v1.worker.worker_base:WorkerBase.add_lora(self, lora_request)
+        *vllm.v1.worker.worker_base:WorkerBase.execute_model(self, scheduler_output)
+        *vllm.v1.worker.worker_base:WorkerBase.sample_tokens(self, grammar_output)
+        *vllm.v1.worker.worker_base:WorkerBase.compile_or_warm_up_model(self)
+        vllm.v1.outputs:AsyncModelRunnerOutput.get_output(self)
+        vllm.v1.core.kv_cache_utils|vllm.v1.core.kv_cache_planning:check_enough_kv_cache_memory(vllm_config,
+            kv_cache_spec, available_memory)
+        """,
         ("NestedFPWorker", "_TimedOutput"),
         (("vllm.v1.executor.uniproc_executor", "self.driver_worker"),),
     ),
     Hooks(
         "ranks/cpu_seed",
         "keeps a request with a seed and a prompt in several steps from ending a CPU engine",
-        {
-            "vllm.v1.worker.cpu_model_runner:CPUModelRunner._bookkeeping_sync": ("self",),
-            "vllm.v1.worker.cpu_model_runner:CPUModelRunner._sample": ("self",),
-        },
+        """
+        vllm.v1.worker.cpu_model_runner:CPUModelRunner._bookkeeping_sync(self)
+        vllm.v1.worker.cpu_model_runner:CPUModelRunner._sample(self)
+        """,
     ),
     Hooks(
         "ranks/cpu_adapters",
         "keeps the last adapter from rows without one",
-        {
-            "vllm.lora:model_manager.from_layer": ("layer", "max_loras"),
-            "vllm.lora:model_manager.from_layer_logits_processor": ("layer", "lm_head", "max_loras"),
-        },
+        """
+        vllm.lora:model_manager.from_layer(layer, max_loras)
+        vllm.lora:model_manager.from_layer_logits_processor(layer, lm_head, max_loras)
+        """,
     ),
     Hooks(
         "ranks/row_classes",
         "puts exact rows where the operators expect them",
-        {
-            "vllm.v1.worker.gpu.model_runner:sort_batch_req_ids": (
-                "num_tokens_per_req",
-                "draft_tokens",
-                "decode_query_len",
-            ),
-            "vllm.v1.worker.cpu_model_runner:CPUModelRunner._model_forward": ("self",),
-            "vllm.v1.attention.backend:AttentionMetadataBuilder.reorder_batch_threshold": None,
-        },
+        """
+        vllm.v1.worker.gpu.model_runner:sort_batch_req_ids(num_tokens_per_req, draft_tokens, decode_query_len)
+        vllm.v1.worker.cpu_model_runner:CPUModelRunner._model_forward(self)
+        vllm.v1.attention.backend:AttentionMetadataBuilder.reorder_batch_threshold
+        """,
     ),
     Hooks(
         "ranks/graphs",
         "captures CUDA graphs for both precisions and for steps with prompts",
-        {
-            "vllm.config:CUDAGraphMode": None,
-            "vllm.v1.attention.backend:AttentionCGSupport.ALWAYS": None,
-            "vllm.v1.attention.backends.flash_attn:FlashAttentionMetadataBuilder.build": (
-                "self",
-                "common_prefix_len",
-                "common_attn_metadata",
-                "fast_build",
-            ),
-            f"{GRAPHS}:BatchExecutionDescriptor": (
-                "cg_mode",
-                "num_tokens",
-                "num_reqs",
-                "uniform_token_count",
-                "max_query_len",
-                "num_active_loras",
-            ),
-            f"{GRAPHS}:ModelCudaGraphManager.dispatch": (
-                "self",
-                "num_reqs",
-                "num_tokens",
-                "uniform_token_count",
-                "num_active_loras",
-                "max_query_len",
-            ),
-            f"{GRAPHS}:CudaGraphManager._init_candidates": ("self",),
-        },
+        """
+        *vllm.config:CUDAGraphMode
+        *vllm.v1.attention.backend:AttentionCGSupport.ALWAYS
+        vllm.v1.attention.backends.flash_attn:FlashAttentionMetadataBuilder.build(self, common_prefix_len,
+            common_attn_metadata, fast_build)
+        vllm.v1.worker.gpu.cudagraph_utils:BatchExecutionDescriptor(cg_mode, num_tokens, num_reqs,
+            uniform_token_count, max_query_len, num_active_loras)
+        vllm.v1.worker.gpu.cudagraph_utils:ModelCudaGraphManager.dispatch(self, num_reqs, num_tokens,
+            uniform_token_count, num_active_loras, max_query_len)
+        vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager._init_candidates(self)
+        """,
         ("DualPrecisionGraphManager",),
         (("vllm.v1.worker.gpu.dp_utils", "cudagraph_manager"),),
     ),
+)
+
+PUBLIC = frozenset(
+    line[1:].partition("(")[0] for hooks in HOOKS for line in lines_of(hooks.text) if line.startswith("*")
 )

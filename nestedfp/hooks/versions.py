@@ -11,7 +11,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
 TESTED = {"vllm": ("0.29.0", "0.32.0"), "torch": ("2.11.0", "2.13.0")}
-TESTED_BY_SERVICE = {"vllm": ("0.29.0",), "ray": ("2.60.0",)}
+TESTED_BY_SERVICE = {"vllm": ("0.29.0", "0.32.0"), "ray": ("2.60.0",)}
 ALLOW_ENV = "NESTEDFP_ALLOW_UNTESTED"
 
 

@@ -10,7 +10,6 @@ import torch
 import torch.library
 
 from nestedfp.kernels import activations, shared_constants
-from nestedfp.kernels.cuda_layout import packed_shapes
 from nestedfp.modes import CODES, Mode
 
 _BUILD = "build it with 'pip install --no-build-isolation .' in the environment whose torch will run it"
@@ -274,38 +273,6 @@ def silu_and_mul(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return carrier, scales
 
 
-def _fake_split(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    plane = weight.new_empty(weight.shape, dtype=torch.uint8)
-    return plane, torch.empty_like(plane), weight.new_empty(2, dtype=torch.int64)
-
-
-def _fake_list_outliers(weight: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    rows = weight.new_empty(count, dtype=torch.int32)
-    return rows, torch.empty_like(rows), weight.new_empty(count, dtype=torch.float32)
-
-
-def _fake_join(upper: torch.Tensor, lower: torch.Tensor) -> torch.Tensor:
-    return upper.new_empty(upper.shape, dtype=torch.float16)
-
-
-def _fake_histogram(weight: torch.Tensor) -> torch.Tensor:
-    return weight.new_empty(1 << 16, dtype=torch.int64)
-
-
-def _fake_pack(upper: torch.Tensor, lower: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    n, k = upper.shape
-    if upper.device.type == "cuda":
-        upper_shape, lower_shape = packed_shapes(n, k)
-        return upper.new_empty(upper_shape), upper.new_empty(lower_shape)
-    packed = upper.new_empty((n + PANEL_ROWS - 1) // PANEL_ROWS, (k + PAIR - 1) // PAIR * PAIR * PANEL_ROWS)
-    return packed, torch.empty_like(packed)
-
-
-def _fake_unpack(upper: torch.Tensor, lower: torch.Tensor, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    plane = upper.new_empty(n, k)
-    return plane, torch.empty_like(plane)
-
-
 def _fake_linear(
     x: torch.Tensor,
     upper: torch.Tensor,
@@ -357,13 +324,8 @@ def _fake_silu_and_mul(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return x.new_empty(*x.shape[:-1], x.shape[-1] // 2), activations.empty_scales(x)
 
 
+# The others run while a checkpoint loads, which nobody traces.
 for _name, _fake in (
-    ("split", _fake_split),
-    ("list_outliers", _fake_list_outliers),
-    ("join", _fake_join),
-    ("histogram", _fake_histogram),
-    ("pack", _fake_pack),
-    ("unpack", _fake_unpack),
     ("linear", _fake_linear),
     ("linear_exact", _fake_linear),
     ("linear_carried", _fake_linear_carried),

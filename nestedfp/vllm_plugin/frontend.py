@@ -21,9 +21,11 @@ prompt again says so.
 """
 
 import functools
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 from nestedfp.vllm_plugin.options import KV_IS_FP8, rounds_kv
@@ -31,6 +33,8 @@ from nestedfp.vllm_plugin.scheduling.accounting import COUNTS_KEY, TokenCounts, 
 from nestedfp.vllm_plugin.scheduling.pin import PIN_KEY, AskedPrecision, is_pinned
 
 __all__ = ["Collected", "check_pin", "check_token_ids", "collected", "counts_of", "install", "total", "usage_of"]
+
+_SALT = secrets.token_hex(16)  # which no client can know
 
 
 class Collected(dict[str, TokenCounts]):
@@ -163,8 +167,20 @@ def check_token_ids(request: Any, vocabulary_size: int) -> None:
             )
 
 
+def keep_encodings_apart(request: Any) -> None:
+    """Give what an encoder makes of a pinned request's images names of its own: a fast step may have encoded them for others.
+
+    The names are part of the hashes of KV blocks, too. ``request``: an ``EngineCoreRequest``.
+    """
+    request.mm_features = request.mm_features and [
+        replace(each, identifier=f"{each.identifier}|{_SALT}", mm_hash=each.mm_hash or each.identifier)
+        for each in request.mm_features
+    ]
+
+
 def install() -> None:
     """Wrap vLLM's methods. Idempotent."""
+    from vllm.exceptions import VLLMValidationError
     from vllm.outputs import PoolingRequestOutput, RequestOutput
     from vllm.v1.engine.input_processor import InputProcessor
     from vllm.v1.engine.output_processor import OutputProcessor
@@ -177,21 +193,21 @@ def install() -> None:
     @functools.wraps(process_inputs)
     def checked(self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         _ask(params)
-        check_pin(params, rounds_kv(self.vllm_config))
+        pinned = check_pin(params, rounds_kv(self.vllm_config))
         request = process_inputs(self, request_id, prompt, params, *args, **kwargs)
+        if request.resumable:
+            raise VLLMValidationError("nestedfp serves no streaming sessions; send each input as a request of its own")
         check_token_ids(request, self.model_config.get_vocab_size())
         _take(self, request.lora_request)
+        if pinned:
+            keep_encodings_apart(request)
         return request
 
     @functools.wraps(add_request)
     def added(
         self: Any, request: Any, prompt: Any, parent_req: Any = None, request_index: int = 0, *args: Any, **kwargs: Any
     ) -> None:
-        if request.resumable and (session := self.request_states.get(request.request_id)) is not None:
-            _check_session(session, request)
         add_request(self, request, prompt, parent_req, request_index, *args, **kwargs)
-        if request.resumable:
-            self.request_states[request.request_id].nestedfp_pinned = check_pin(request.params)
         if (state := self.request_states.get(request.request_id)) is not None:
             state.nestedfp_parent = parent_req
             _collect(state, request, is_first=request_index == 0)
@@ -250,17 +266,6 @@ def _ask(params: Any) -> None:
     if collecting is not None and (asked := collecting.asked) is not None:
         name = "extra_args" if hasattr(params, "extra_args") else "extra_kwargs"
         setattr(params, name, {**(getattr(params, name) or {}), PIN_KEY: asked.value})
-
-
-def _check_session(session: Any, request: Any) -> None:
-    from vllm.exceptions import VLLMValidationError
-
-    if check_pin(request.params) != session.nestedfp_pinned:
-        raise VLLMValidationError(
-            f"{PIN_KEY} cannot change within a streaming session: its KV entries are of the precision it began with; begin "
-            "another session",
-            parameter=f"vllm_xargs.{PIN_KEY}",
-        )
 
 
 def _ended(state: Any, output: Any) -> None:

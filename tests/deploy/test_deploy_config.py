@@ -142,7 +142,7 @@ def test_the_servers_of_replicas_have_the_fast_loop_and_parser():
     ("found", "said"),
     [
         ({"ray": "9.9.9", "vllm": "0.29.0"}, "ray 9.9.9 (tested: 2."),
-        ({"ray": "2.60.0", "vllm": "0.32.0"}, "vllm 0.32.0 (tested: 0.29.0)"),  # one engine runs with it
+        ({"ray": "2.60.0", "vllm": "0.31.0"}, "vllm 0.31.0 (tested: 0.29.0, 0.32.0)"),
     ],
 )
 def test_another_version_of_ray_or_vllm_is_refused_in_one_sentence_unless_it_is_allowed(

@@ -85,15 +85,11 @@ def test_fp8_mode_reads_no_lower_plane():
 @pytest.mark.parametrize("quantize", [True, False])
 def test_fakes_and_schemas_agree_with_the_kernels(quantize):
     _, _, on_gpu = nested(130, 200, 20)
-    planes = (on_gpu.upper, on_gpu.lower)
-    packed = ops.pack(*planes)
+    packed = ops.pack(on_gpu.upper, on_gpu.lower)
     lists = (on_gpu.outlier_rows, on_gpu.outlier_cols, on_gpu.outlier_deltas)
     x = torch.randn(5, 200).half().cuda()
-    checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(torch.ops.nestedfp.pack.default, planes, test_utils=checks)
-    torch.library.opcheck(torch.ops.nestedfp.unpack.default, (*packed, 130, 200), test_utils=checks)
     linear = (x, *packed, None, *lists, 130, 200, quantize)
-    torch.library.opcheck(torch.ops.nestedfp.linear.default, linear, test_utils=checks)
+    torch.library.opcheck(torch.ops.nestedfp.linear.default, linear, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_the_mode_is_read_when_a_compiled_graph_runs():

@@ -10,10 +10,8 @@ import sys
 import pytest
 import torch
 from counting_backend import CountingBackend
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from nestedfp.kernels import ops
-from nestedfp.kernels.cuda_layout import packed_shapes
 from nestedfp.modes import Mode
 from nestedfp.nested_weight import NestedWeight, nest
 
@@ -40,18 +38,6 @@ def outlier_lists(rows=(1, 3), cols=(0, 69)):
         torch.tensor(cols, dtype=torch.int32),
         torch.ones(len(rows), dtype=torch.float32),
     )
-
-
-def test_opcheck_of_the_plane_operators(planes, packed):
-    namespace = torch.ops.nestedfp
-    weight = (torch.randn(N, K) * 0.1).half()
-    weight[3, 4] = 2.0
-    torch.library.opcheck(namespace.split.default, (weight,))
-    torch.library.opcheck(namespace.list_outliers.default, (weight, 1))
-    torch.library.opcheck(namespace.join.default, planes)
-    torch.library.opcheck(namespace.histogram.default, (weight,))
-    torch.library.opcheck(namespace.pack.default, planes)
-    torch.library.opcheck(namespace.unpack.default, (*packed, N, K))
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -175,13 +161,3 @@ def test_an_unknown_isa_is_an_error():
     done = run_python("from nestedfp.kernels import ops; ops.cpu_isa()", NESTEDFP_CPU_ISA="sse9")
     assert done.returncode != 0
     assert "NESTEDFP_CPU_ISA: expected scalar, avx2 or avx512, got 'sse9'" in done.stderr
-
-
-@pytest.mark.parametrize(("n", "k"), [(64, 64), (130, 200), (1, 1), (4096, 14336)])
-def test_pack_of_cuda_planes_has_the_shapes_of_the_cuda_layout_under_torch_compile(n, k):
-    with FakeTensorMode():
-        plane = torch.empty(n, k, dtype=torch.uint8, device="cuda")
-        packed = ops.pack(plane, plane)
-    assert tuple(tuple(tensor.shape) for tensor in packed) == packed_shapes(n, k)
-    assert packed[0].shape[1] % 64 == 0
-    assert packed[1].numel() >= n * k

@@ -3,11 +3,10 @@
 import time
 
 import pytest
-from vllm_parts import BLOCK, Engine, RequestStatus, engine_request
+from vllm.sampling_params import StructuredOutputsParams
+from vllm_parts import BLOCK, Engine, engine_request
 
 from controller.messages import ReplicaSnapshot
-
-GRAMMAR = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
 
 
 def arrived(name, prompt=20, **params):
@@ -62,56 +61,53 @@ def test_a_step_takes_what_its_device_says_not_what_a_late_look_makes_of_it(monk
     assert step(1000.055, 0.009) - before == pytest.approx(0.009, abs=1e-4)
 
 
-def blocked(engine, request):
-    """Have a request wait for its grammar."""
-    engine.scheduler.waiting.pop_request()
-    request.status = GRAMMAR
-    engine.scheduler._enqueue_waiting_request(request)
-
-
-def asked_again(engine, request):
-    """Have vLLM look at a request again, as a step does."""
-    names = ("_try_promote_blocked_waiting_request", "_handle_blocked_waiting_request")  # by version
-    return next(getattr(engine.scheduler, name) for name in names if hasattr(engine.scheduler, name))(request)
+def with_grammar(name, prompt=20):
+    """A request that waits for its grammar."""
+    return arrived(name, prompt, structured_outputs=StructuredOutputsParams(regex="a"))
 
 
 def test_a_request_that_waits_for_a_grammar_is_not_in_line(clocks):
     engine = Engine()
-    request = engine.add(arrived("a"))
+    engine.add(with_grammar("a"))
     clocks.pass_(30)
-    blocked(engine, request)
     stats = engine.scheduler.nestedfp_stats()
     assert (stats["waiting"], stats["blocked"], stats["oldest_wait_s"]) == (0, 1, 0.0)
     assert stats["progress_age_s"] is None, "nothing to compute"
 
 
 def test_a_grammar_that_is_ready_puts_its_request_in_line_from_then_on(clocks):
-    engine = Engine(max_num_seqs=1)
-    engine.add(arrived("first", max_tokens=50))
+    engine = Engine(blocks=6)
+    engine.add(arrived("first", 4 * BLOCK, max_tokens=50))
     engine.step()
-    late = engine.add(arrived("late"))
+    late = engine.add(with_grammar("late", 6 * BLOCK))
     clocks.pass_(30)
-    blocked(engine, late)
     late.structured_output_request = type("Ready", (), {"grammar": object()})()
-    assert asked_again(engine, late)
-    assert engine.scheduler.nestedfp_stats()["oldest_wait_s"] < 1.0
+    engine.schedule()
+    stats = engine.scheduler.nestedfp_stats()
+    assert (stats["waiting"], stats["blocked"], stats["running"]) == (1, 0, 1), "there is no room for it"
+    assert stats["oldest_wait_s"] < 1.0
+
+
+def test_the_time_in_which_only_a_grammar_was_waited_for_is_no_stalled_step(clocks):
+    engine = Engine()
+    request = engine.add(with_grammar("a"))
+    clocks.pass_(30)
+    request.structured_output_request = type("Ready", (), {"grammar": object()})()
+    engine.schedule()
+    stats = engine.scheduler.nestedfp_stats()
+    assert (stats["running"], stats["progress_age_s"] < 1.0) == (1, True)
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_one_that_waits_for_a_grammar_hides_nobody_behind_it(policy, clocks):
     engine = Engine(scheduling_policy=policy)
-    first = engine.add(arrived("first"))
+    engine.add(with_grammar("first"))
     clocks.pass_(30)
     engine.add(arrived("second"))
     clocks.pass_(3)
-    blocked(engine, first)
     stats = engine.scheduler.nestedfp_stats()
     assert (stats["waiting"], stats["blocked"]) == (1, 1)
     assert stats["oldest_wait_s"] == pytest.approx(3, abs=0.5)
-    assert engine.scheduler._waiting_count() == 1
-    if not hasattr(engine.scheduler, "skipped_waiting"):  # vLLM looks at those that are not blocked, too
-        assert asked_again(engine, engine.scheduler.requests["second"])
-        assert engine.scheduler.nestedfp_stats()["oldest_wait_s"] == pytest.approx(3, abs=0.5), "it was promoted"
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])

@@ -1,6 +1,5 @@
 """What FP8 steps wrote into the prefix cache: told apart, skipped under an FP16 directive, never read by a pinned request."""
 
-import pytest
 from vllm_parts import BLOCK, Engine, engine_request
 
 PROMPT = list(range(200, 200 + 4 * BLOCK + 3))  # four whole blocks and a bit
@@ -107,15 +106,10 @@ def test_a_preempted_request_may_become_exact_again():
     assert counts.prompt_fp16 + counts.cached_fp16 == again.num_prompt_tokens
 
 
-@pytest.mark.parametrize("salt", ["nestedfp-fp16", "|nestedfp-fp16", None])
-def test_no_salt_of_a_client_reaches_the_blocks_of_pinned_requests(salt):
+def test_a_pinned_request_reads_exact_blocks_alone_and_everybody_reads_its_own():
     engine = Engine()
-    pinned = served(engine, "fp16", **PINNED)
-    assert pinned.prompt_fp16 == len(PROMPT)
-    stranger = served(engine, "fp8", cache_salt=salt)
-    assert stranger.cached_fp16 == stranger.cached_fp8 == 0
+    served(engine, "fp8")
+    pinned = served(engine, "fp8", **PINNED)
+    assert (pinned.prompt_fp16, pinned.cached_fp16, pinned.cached_fp8) == (len(PROMPT), 0, 0)
     assert served(engine, "fp8", **PINNED).cached_fp16 == 4 * BLOCK
-
-
-def test_the_salt_of_pinned_requests_differs_between_engines():
-    assert Engine().scheduler._pinned_salt != Engine().scheduler._pinned_salt
+    assert served(engine, "fp8").cached_fp16 == 4 * BLOCK

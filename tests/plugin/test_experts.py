@@ -213,9 +213,9 @@ PROMPTS = ["Once upon a time there was a king who", "The old woman said to the f
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("family", ["qwen3"], indirect=True)  # layer by layer both are compared above
+@pytest.mark.parametrize("family", ["qwen3"], indirect=True)  # layer by layer both, and planes, are compared above
 def test_an_engine_serves_both_classes_of_a_mixture_and_pins_hold(family):
-    plain, planes, _ = family
+    plain, *_ = family
     runs = [
         {"mode": "fp16", "prompts": PROMPTS},
         {"mode": "fp8", "prompts": PROMPTS},
@@ -227,10 +227,10 @@ def test_an_engine_serves_both_classes_of_a_mixture_and_pins_hold(family):
     reference = run_json(
         "engine_scenario.py", {"engines": [{**common, "model": str(plain)}], "runs": runs[:1], "nested": False}
     )["engines"][0][0]
-    engines = [{**common, "model": str(plain), "quantization": "nestedfp"}, {**common, "model": str(planes)}]
-    online, stored = run_json("engine_scenario.py", {"engines": engines, "runs": runs})["engines"]
-    assert [run["logprobs"] for run in online] == [run["logprobs"] for run in stored]
-    exact, fast, pinned, alternating, again = online
+    engines = [{**common, "model": str(plain), "quantization": "nestedfp"}]
+    ((exact, fast, pinned, alternating, again),) = run_json("engine_scenario.py", {"engines": engines, "runs": runs})[
+        "engines"
+    ]
     assert exact["tokens"] == pinned["tokens"] == again["tokens"] == reference["tokens"]
     difference = torch.tensor(exact["logprobs"]) - torch.tensor(reference["logprobs"])
     assert difference.abs().max() < 0.01

@@ -183,7 +183,7 @@ def test_what_a_checkpoint_with_experts_lacks_is_named(tmp_path, name):
 def test_without_memory_each_tensor_is_missed(tmp_path, make):
     stored = read_tensors(write(tmp_path / "a", *make()))
     for name in stored:
-        if "layers.1." in name or name.endswith("inv_freq"):
+        if any(part in name for part in ("layers.1.", "experts.1.", "experts.2.", "experts.3.", "inv_freq")):
             continue
         assert len(dry(tmp_path / "a", {each: it for each, it in stored.items() if each != name})) == 1, name
 

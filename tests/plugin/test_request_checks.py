@@ -3,13 +3,14 @@
 import pytest
 from vllm_parts import (
     Engine,
-    FrontEnd,
     InputProcessor,
     SamplingParams,
     VLLMValidationError,
     engine_config,
     engine_request,
 )
+
+from nestedfp.vllm_plugin.frontend import keep_encodings_apart
 
 VOCABULARY = 4096  # of the shipped model
 
@@ -19,9 +20,13 @@ def processor():
     return InputProcessor(engine_config())
 
 
-def process(processor, ids, params=None):
+def process(processor, ids, params=None, **more):
     return processor.process_inputs(
-        "a", {"type": "token", "prompt_token_ids": ids}, params or SamplingParams(), supported_tasks=("generate",)
+        "a",
+        {"type": "token", "prompt_token_ids": ids},
+        params or SamplingParams(),
+        supported_tasks=("generate",),
+        **more,
     )
 
 
@@ -68,36 +73,9 @@ def test_a_wrong_pin_is_refused(processor, pin):
         process(processor, [1], SamplingParams(extra_args={"precision": pin}))
 
 
-def test_a_pin_cannot_change_within_a_streaming_session():
-    front = FrontEnd()
-
-    def chunk(**params):
-        request = engine_request("s", 20, **params)
-        request.resumable = True
-        return request
-
-    front.add(chunk())
-    front.add(chunk())
-    with pytest.raises(VLLMValidationError, match="cannot change within a streaming session"):
-        front.add(chunk(extra_args={"precision": "fp16"}))
-
-
-def test_a_session_adds_up_over_its_inputs():
-    engine = Engine()
-    first = engine_request("s", 20, max_tokens=3)
-    first.resumable = True
-    session = engine.add(first)
-    engine.direct("fp8")
-    outputs = [output for _ in range(3) for output in engine.step()]
-    more = engine_request("s", 10, max_tokens=3)
-    more.resumable = True
-    engine.direct("fp16")
-    engine.add(more)
-    outputs += [output for _ in range(3) for output in engine.step()]
-    counts = [o.kv_transfer_params["nestedfp"] for o in outputs if o.kv_transfer_params]
-    assert [c[:4] for c in counts] == [(0, 20, 0, 0), (10, 20, 0, 0)]
-    assert [c[4:] for c in counts] == [(0, 3, 0), (3, 3, 0)]
-    assert session.num_prompt_tokens == 32, "two of the three sampled tokens became part of the prompt"
+def test_a_streaming_session_is_refused(processor):
+    with pytest.raises(VLLMValidationError, match="no streaming sessions; send each input"):
+        process(processor, [1], SamplingParams(), resumable=True)
 
 
 def test_pooling_requests_can_be_pinned():
@@ -114,11 +92,11 @@ def test_pooling_requests_can_be_pinned():
 def test_what_an_encoder_made_for_others_is_not_read_by_a_pinned_request():
     from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 
-    engine = Engine()
-    identifiers = []
-    for name, pin in (("a", None), ("b", {"precision": "fp16"}), ("c", {"precision": "fp16"})):
-        request = engine_request(name, 20, extra_args=pin)
+    found = []
+    for name in "ab":
+        request = engine_request(name, 20)
         request.mm_features = [MultiModalFeatureSpec(None, "image", "hash", PlaceholderRange(offset=2, length=4))]
-        identifiers.append(engine.add(request).mm_features[0].identifier)
-    assert identifiers[0] == "hash"
-    assert identifiers[1] == identifiers[2] != "hash"
+        keep_encodings_apart(request)
+        found.append((request.mm_features[0].identifier, request.mm_features[0].mm_hash))
+    assert found[0] == found[1], "pinned requests share theirs"
+    assert found[0][0] != "hash" == found[0][1], "the processor's cache is everybody's"

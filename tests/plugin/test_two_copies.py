@@ -33,9 +33,8 @@ PROMPTS = ["Once upon a time there was a king who", "The old woman said to the f
 LONG = "The youngest brother went out into the wide world to seek his fortune. " * 8
 
 
-@pytest.fixture(scope="module")
-def engines():
-    """What each run gave by plain vLLM, which does the first alone, by nested weights and by two copies."""
+@pytest.mark.engine
+def test_an_engine_switches_between_steps_and_discloses_as_with_nested_weights():
     tokens = {"prompts": PROMPTS, "max_tokens": 32}
     runs = [
         {"mode": "fp16", **tokens},
@@ -46,42 +45,18 @@ def engines():
         {"mode": "fp16", **tokens},
         {"mode": "fp8", **tokens},
     ]
-    common = {"model": str(MODEL), "enforce_eager": True, "enable_prefix_caching": False}
-    nested = {**common, "quantization": "nestedfp"}
-    given = {"engines": [nested, {**nested, **TWO_COPIES}], "runs": runs}
-    plain = run_json("engine_scenario.py", {"engines": [common], "runs": runs[:1], "nested": False})["engines"]
-    return [plain[0], *run_json("engine_scenario.py", given)["engines"]]
-
-
-@pytest.mark.engine
-def test_fp16_mode_gives_the_bits_of_plain_vllm(engines):
-    (plain,), _, two = engines
-    assert two[0]["tokens"] == plain["tokens"]
-    assert two[0]["logprobs"] == plain["logprobs"]
-
-
-@pytest.mark.engine
-def test_fp8_mode_gives_the_bits_of_nested_weights(engines):
-    _, nested, two = engines
-    assert two[1]["tokens"] == nested[1]["tokens"]
-    assert two[1]["logprobs"] == nested[1]["logprobs"] != two[0]["logprobs"]
-
-
-@pytest.mark.engine
-def test_modes_switch_between_steps_and_change_nothing_for_good(engines):
-    _, _, two = engines
+    engine = {"model": str(MODEL), "enforce_eager": True, "enable_prefix_caching": False, "quantization": "nestedfp"}
+    (two,) = run_json("engine_scenario.py", {"engines": [{**engine, **TWO_COPIES}], "runs": runs})["engines"]
+    assert [two[i]["logprobs"] for i in (3, 4, 5)] == [two[i]["logprobs"] for i in (0, 0, 1)]
+    assert two[0]["logprobs"] != two[1]["logprobs"]
+    for number, mode in enumerate(("fp16", "fp8", None, "fp16")):
+        for counts in two[number]["precision"] if mode else ():
+            assert counts["completion"] == {"fp16": 0, "fp8": 0, mode: 32}
     for counts in two[2]["precision"]:
         assert counts["prompt"]["fp16"] == 0 < counts["prompt"]["fp8"]
         assert counts["completion"]["fp8"] <= 2  # tokens that came out of a step with a prompt in it
         assert counts["completion"]["fp16"] >= 14
     assert two[2]["stats"]["switches"] > two[1]["stats"]["switches"]
-    assert [two[i]["logprobs"] for i in (3, 4, 5)] == [two[i]["logprobs"] for i in (0, 0, 1)]
-
-
-@pytest.mark.engine
-def test_what_a_request_got_is_disclosed_as_with_nested_weights(engines):
-    _, nested, two = engines
-    assert [run["precision"] for run in two] == [run["precision"] for run in nested]
     assert not two[0]["stats"]["fp16_only"]
 
 

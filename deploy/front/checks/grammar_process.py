@@ -39,6 +39,7 @@ class Setting:
     options: Any  # vLLM's StructuredOutputsConfig
     is_diffusion: bool
     cpu_s: float  # CPU time for one grammar
+    model_type: str = ""  # of the model's configuration; xgrammar treats some models apart, from vLLM 0.32 on
 
 
 def main(folder: Path) -> None:
@@ -140,7 +141,9 @@ def make_manager(setting: Setting) -> Any:
     manager.vllm_config = SimpleNamespace(
         structured_outputs_config=setting.options,
         speculative_config=None,
-        model_config=SimpleNamespace(get_vocab_size=lambda: setting.vocabulary),
+        model_config=SimpleNamespace(
+            get_vocab_size=lambda: setting.vocabulary, hf_config=SimpleNamespace(model_type=setting.model_type)
+        ),
     )
     return manager
 

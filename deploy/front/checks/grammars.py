@@ -184,6 +184,7 @@ def of_client(client: Any, cpu_s: float) -> Grammars:
             options=config.structured_outputs_config,
             is_diffusion=model.is_diffusion,
             cpu_s=cpu_s,
+            model_type=model.hf_config.model_type,
         )
     )
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
-from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 from nestedfp.checkpoint import CheckpointError, listed
@@ -30,10 +30,9 @@ METHODS = (
     NestedLinearBase,
     NestedExpertsBase,
     UnquantizedLinearMethod,
-    UnquantizedEmbeddingMethod,
     UnquantizedFusedMoEMethod,
 )
-LAYERS = (LinearBase, VocabParallelEmbedding, RoutedExperts)
+LAYERS = (LinearBase, RoutedExperts)
 
 
 class Writes(TorchDispatchMode):
@@ -86,6 +85,9 @@ class LoadCheck:
             module = modules[path]
             method = getattr(module, "quant_method", None)
             is_layers = isinstance(module, LAYERS) and isinstance(method, METHODS)
+            is_layers |= (
+                isinstance(module, VocabParallelEmbedding) and attribute == "weight"
+            )  # which no method makes up
             if method is None or is_layers:
                 place = storage(parameter)
                 self.expected.append(_Expected(name, module, attribute, parameter, place, is_layers))

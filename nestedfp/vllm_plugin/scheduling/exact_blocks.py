@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
+
 ALL = sys.maxsize  # exact positions of a sequence that no FP8 step has touched
 
 
@@ -21,7 +23,7 @@ class ExactBlocks:
     """Marks on the blocks of one engine's KV cache.
 
     Wraps the block pool's methods that enter blocks into the prefix cache and look them up. Every request must carry
-    ``nestedfp_exact_tokens``.
+    ``nestedfp_exact_tokens`` and ``nestedfp_asked``.
 
     Args:
         kv_cache_manager: vLLM's ``KVCacheManager``.
@@ -29,16 +31,22 @@ class ExactBlocks:
 
     Attributes:
         wanted: whether look-ups find exact blocks only. Set before each request's look-up.
+        settled: whether they find no blocks of the step being filled, whose precision is not decided, but of pinned requests.
     """
 
     def __init__(self, kv_cache_manager: Any, block_tokens: Sequence[int]) -> None:
-        self.wanted = False
+        self.wanted = self.settled = False
         self._manager = kv_cache_manager
         self._block_tokens = block_tokens
         self._pool = kv_cache_manager.block_pool
         self._inexact: set[int] = set()  # block ids; right for every block in the prefix cache
+        self._unsettled: set[int] = set()  # of the step being filled
         for name in ("get_cached_block", "cache_full_blocks", "cache_partial_block", "move_block_hashes"):
             setattr(self._pool, name, functools.partial(getattr(self, f"_{name}"), getattr(self._pool, name)))
+
+    def begin_step(self) -> None:
+        """What has been computed is decided; a step is about to be filled."""
+        self._unsettled.clear()
 
     def no_longer_exact(self, request: Any, exact_tokens: int, written_from: int) -> None:
         """A sequence has only ``exact_tokens`` exact positions; it computes those from ``written_from`` on itself."""
@@ -73,6 +81,8 @@ class ExactBlocks:
                 break
             # An exact block of the same tokens may stand behind it, or is about to: all requests can read that one.
             self._pool.evict_blocks(inexact)
+        if blocks is not None and self.settled and not self._unsettled.isdisjoint(block.block_id for block in blocks):
+            return None
         return blocks
 
     def _cache_full_blocks(
@@ -89,14 +99,20 @@ class ExactBlocks:
         exact_blocks = request.nestedfp_exact_tokens // block_size
         for index in range(num_cached_blocks, num_full_blocks):
             self._mark(blocks[index], index < exact_blocks)
+        if request.nestedfp_asked is not AskedPrecision.EXACT:
+            self._unsettled.update(block.block_id for block in blocks[num_cached_blocks:num_full_blocks])
         return original(request, blocks, num_cached_blocks, num_full_blocks, block_size, *args, **kwargs)
 
     def _cache_partial_block(
         self, original: Any, request: Any, block: Any, num_tokens: int, *args: Any, **kwargs: Any
     ) -> Any:
         self._mark(block, num_tokens <= request.nestedfp_exact_tokens)
+        if request.nestedfp_asked is not AskedPrecision.EXACT:
+            self._unsettled.add(block.block_id)
         return original(request, block, num_tokens, *args, **kwargs)
 
     def _move_block_hashes(self, original: Any, src_block: Any, dst_block: Any) -> Any:
         self._mark(dst_block, src_block.block_id not in self._inexact)
+        if src_block.block_id in self._unsettled:
+            self._unsettled.add(dst_block.block_id)
         return original(src_block, dst_block)

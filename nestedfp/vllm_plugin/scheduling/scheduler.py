@@ -28,6 +28,7 @@ class PrecisionMixin(EngineControl):
     """What we add to vLLM's scheduler; the base class is chosen by ``make_scheduler``."""
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        self._blocks.begin_step()
         directive, rule, _ = self._in_force
         deadlines_s = rule.row_deadlines_s(directive) if self._can_mix and self._can_plan else None
         # A step of decodes alone, which most are, asks for no more than it has.
@@ -41,6 +42,7 @@ class PrecisionMixin(EngineControl):
             if deadlines_s is None
             else self._schedule_by_row(deadlines_s, rule.tpot_grace_tokens, *args, **kwargs)
         )
+        self._see_unblocked()
         planned, self._planned = self._planned, None
         output.nestedfp_exact = frozenset()
         scheduled = output.num_scheduled_tokens
@@ -121,7 +123,7 @@ class PrecisionMixin(EngineControl):
 
     def _schedule_by_row(self, deadlines_s: tuple[float, float], grace: int, *args: Any, **kwargs: Any) -> Any:
         """Plan a step and have vLLM fill it so: prompts that are not to begin stay out of its sight meanwhile."""
-        skipped = self._queues[1]
+        skipped = self._passed_over
         for request in reversed(list(self._in_turn(skipped))):  # no longer blocked: they wait as the others do
             skipped.remove_request(request)
             self.waiting.prepend_request(request)
@@ -184,7 +186,7 @@ class PrecisionMixin(EngineControl):
             decodes,
             line,
             begun=begun,
-            places=self.scheduler_config.max_num_seqs - len(self.running) - self.num_waiting_for_streaming_input,
+            places=self.scheduler_config.max_num_seqs - len(self.running),
             pinned=self._pinned,
             may_starve=self._may_starve,
         )

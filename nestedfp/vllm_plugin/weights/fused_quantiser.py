@@ -19,7 +19,8 @@ import torch
 from torch import fx
 from torch._guards import detect_fake_mode
 from torch._inductor import pattern_matcher
-from vllm.compilation.passes.inductor_pass import InductorPass, enable_fake_mode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from vllm.compilation.passes.inductor_pass import InductorPass
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.platforms import current_platform
@@ -175,8 +176,7 @@ def _silu_patterns() -> pattern_matcher.PatternMatcherPass:
             _takes_carrier(user) and user.args[0] is product for user in product.users
         )
 
-    @enable_fake_mode
-    def register() -> None:
+    with torch._guards.tracing(None), unset_fake_temporarily(), FakeTensorMode():
         pattern_matcher.register_replacement(
             SiluAndMul.forward_native,
             replacement,
@@ -185,6 +185,4 @@ def _silu_patterns() -> pattern_matcher.PatternMatcherPass:
             patterns,
             extra_check=feeds_linear,
         )
-
-    register()
     return patterns

@@ -114,10 +114,13 @@ class NestedFPConfig(QuantizationConfig):
 
     def _stays_exact(self, options: PluginOptions, prefix: str) -> bool:
         """Whether the option ``fp8_layers`` leaves a layer in FP16."""
-        stem, dot, leaf = prefix.rpartition(".")
-        parts = [stem + dot + part for part in self.packed_modules_mapping.get(leaf, [leaf])]
-        self._layers.append(parts)
+        self._layers.append(parts := self._parts(prefix))
         return not computes_fp8(self._patterns(options), parts)
+
+    def _parts(self, prefix: str) -> list[str]:
+        """Return the names of the modules that are fused into a layer."""
+        stem, dot, leaf = prefix.rpartition(".")
+        return [stem + dot + part for part in self.packed_modules_mapping.get(leaf, [leaf])]
 
     def _patterns(self, options: PluginOptions) -> list[str]:
         """Return the patterns of ``fp8_layers`` for names in vLLM's model."""
@@ -139,13 +142,12 @@ class NestedFPConfig(QuantizationConfig):
 
     def _stays_plain(self, layer: Any, prefix: str) -> bool:
         from vllm.config import get_current_vllm_config
-        from vllm.model_executor.layers.quantization.utils.quant_utils import is_layer_skipped
 
         if layer.params_dtype != torch.float16:  # a head that computes in FP32, say
             return True
         if is_router(prefix) or (is_latent_up(prefix) and get_current_vllm_config().model_config.use_mla):
             return True
-        return is_layer_skipped(prefix, self.ignore, self.packed_modules_mapping)
+        return prefix in self.ignore or any(part in self.ignore for part in self._parts(prefix))
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
         """Give the ignored modules the names that they have in vLLM's model."""

@@ -210,7 +210,9 @@ def test_a_killed_controller_comes_back_above_the_old_epoch_under_what_it_had_re
 
 
 def test_no_process_is_there_to_report_usage(service):
-    names = {process.name() for process in psutil.Process(service.process.pid).children(recursive=True)}
-    titles = {" ".join(process.cmdline()) for process in psutil.Process(service.process.pid).children(recursive=True)}
+    found = [
+        each.as_dict(["name", "cmdline"], "") for each in psutil.Process(service.process.pid).children(recursive=True)
+    ]
+    names, titles = {each["name"] for each in found}, {" ".join(each["cmdline"]) for each in found}
     assert any("ServeReplica" in title for title in titles), titles
     assert not any("Telemetry" in text for text in names | titles), titles

@@ -3,7 +3,6 @@
 from dataclasses import asdict
 from typing import Any
 
-from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import RequestStatus
 
 from nestedfp.modes import DirectiveMode, Mode
@@ -86,7 +85,7 @@ class EngineControl(RequestClasses):
         there has been work and no step has ended; None: no work.
         """
         totals, (directive, _, epoch) = self._totals, self._in_force
-        waiting = self._turn_waiting()
+        waiting = list(self._turn_waiting())
         waiting_tokens = sum(
             max(0, r.num_tokens - r.num_computed_tokens) for r in waiting if r.request_id not in self._may_starve
         ) + sum(max(0, r.num_prompt_tokens - r.num_computed_tokens) for r in self.running)
@@ -109,7 +108,7 @@ class EngineControl(RequestClasses):
             "step_ms_fp16": totals.step_ms[Mode.FP16],
             "step_ms_fp8": totals.step_ms[Mode.FP8],
             "waiting": len(waiting),
-            "blocked": sum(map(len, self._queues)) - len(waiting),
+            "blocked": len(self._blocked),
             "waiting_tokens": waiting_tokens,
             **self._room_stats(waiting_tokens),
             "oldest_wait_s": self._oldest_wait_s(),
@@ -140,12 +139,10 @@ class EngineControl(RequestClasses):
         return len(self.running) - sum(r.status is RequestStatus.RUNNING for r in self._in_prompt.values())
 
     def _oldest_wait_s(self) -> float:
-        """Return how long the first request in line that has a deadline has waited for its turn."""
-        first = (request for request in self._first_in_line() if request.request_id not in self._may_starve)
-        return max((steady_s() - request.nestedfp_waits_since_s for request in first), default=0.0)
+        """Return how long a request that has a deadline has waited for its turn at most."""
+        with_deadline = (request for request in self._turn_waiting() if request.request_id not in self._may_starve)
+        return max((steady_s() - request.nestedfp_waits_since_s for request in with_deadline), default=0.0)
 
     def _progress_age_s(self) -> float | None:
         """Return for how long there has been work and no step has ended; None: nothing to do."""
-        if self.pause_state is not PauseState.UNPAUSED or not (self.running or self._any_waits()):
-            return None
-        return steady_s() - self._progress_s
+        return steady_s() - self._progress_s if self.running or self._any_waits() else None

@@ -1,11 +1,9 @@
 """The requests of the scheduler: which are exact, which are pinned, and what the front end is told of them."""
 
 import os
-import secrets
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 from vllm.v1.request import Request, RequestStatus
@@ -74,52 +72,44 @@ class RequestClasses(WaitingRequests):
         self._clock = DeviceClock()
         self._last_end_s = 0.0  # of a step
         self._progress_s = steady_s()  # when a step last ended, or work came to an idle engine
-        # Nobody outside can know it, so no request can name the cache that pinned requests share.
-        self._pinned_salt = secrets.token_hex(16)
         ranks = self.vllm_config.parallel_config.decode_context_parallel_size  # a block's tokens lie on all of them
-        specs = [group.kv_cache_spec for group in self.kv_cache_manager.kv_cache_config.kv_cache_groups]
+        specs = [group.kv_cache_spec for group in kwargs["kv_cache_config"].kv_cache_groups]
         self._blocks = ExactBlocks(
             self.kv_cache_manager,
             [spec.block_size * (ranks if getattr(spec, "dcp_sharded", True) else 1) for spec in specs],
         )
-        compile_aside(self.structured_output_manager)
+        compile_aside(kwargs["structured_output_manager"])
         self._pinned: dict[str, Request] = {}
         self._in_prompt: dict[str, Request] = {}  # parts of their prompt are still to be computed or read
         self._exact: dict[str, Request] = {}  # no FP8 step has written or will be read in their KV entries
         self._may_end: dict[str, Request] = {}  # the front end may end them at any output: they have stop strings
         self._may_starve: dict[str, Request] = {}  # others may overtake them for ever: they have no deadlines
-        self._ended: dict[str, Request] = {}  # ended by the step whose output is being taken
+        self._ended: dict[str, Request] = {}  # since the last step's output was taken
 
     def add_request(self, request: Request) -> None:
         rid = request.request_id
-        if rid not in self.requests:
-            if not self.running and not self._any_waits():
-                self._progress_s = steady_s()
-            self._arrivals += 1
-            self._arrived_tokens += request.num_prompt_tokens
-            request.nestedfp_tokens = RequestTokens()
-            request.nestedfp_earlier_tokens = 0  # sampled for a streaming session's earlier inputs
-            self._arrives(request)
-            request.nestedfp_first_token_s = None
-            request.nestedfp_asked = asked_of(request.sampling_params or request.pooling_params)
-            if request.nestedfp_asked is AskedPrecision.EXACT:
-                self._pinned[rid] = request
-                self._keep_off_shared_blocks(request)
-            if request.sampling_params is not None and request.sampling_params.stop:
-                self._may_end[rid] = request
-            if self._by_priority and request.priority > 0:
-                self._may_starve[rid] = request
-            self._starts_over(request)
-            super().add_request(request)
-            if self._waits_for_turn(request):
-                self._waits(request)
-            return
-        super().add_request(request)
-
-    def _arrives(self, request: Request) -> None:
+        if not self.running and not self._any_waits():
+            self._progress_s = steady_s()
+        self._arrivals += 1
+        self._arrived_tokens += request.num_prompt_tokens
+        request.nestedfp_tokens = RequestTokens()
         # vLLM's queue of priorities goes by this too: a wall clock that is set back would let all later requests overtake.
         request.nestedfp_waits_since_s = request.arrival_time = arrived_s(request.arrival_time)
         request.nestedfp_has_room = False  # until it waits for its turn (deadline_watch.py)
+        request.nestedfp_first_token_s = None
+        request.nestedfp_asked = asked_of(request.sampling_params or request.pooling_params)
+        if request.nestedfp_asked is AskedPrecision.EXACT:
+            self._pinned[rid] = request
+        if request.sampling_params is not None and request.sampling_params.stop:
+            self._may_end[rid] = request
+        if self._by_priority and request.priority > 0:
+            self._may_starve[rid] = request
+        self._starts_over(request)
+        super().add_request(request)
+        if self._waits_for_turn(request):
+            self._waits(request)
+        else:
+            self._blocked[rid] = request
 
     def _waits(self, request: Request) -> None:
         """A request waits for its turn, with a deadline unless others may overtake it for ever."""
@@ -139,48 +129,24 @@ class RequestClasses(WaitingRequests):
         self._starts_over(request)
         super()._preempt_request(request, *args, **kwargs)
 
-    def _promoted(self, request: Request) -> None:
-        request.nestedfp_waits_since_s = steady_s()
-        self._waits(request)
-        if not self.running and self._turn_waiting() in ([], [request]):
-            self._progress_s = steady_s()
-
-    def _update_request_as_session(self, session: Request, update: Any, *args: Any, **kwargs: Any) -> None:
-        session.nestedfp_earlier_tokens += session.num_output_tokens  # vLLM makes them part of the prompt
-        super()._update_request_as_session(session, update, *args, **kwargs)
-        self._arrives(session)
-        session.nestedfp_first_token_s = None
-        self._waits(session)
-        self._in_prompt[session.request_id] = session
-
-    def _handle_stopped_request(self, request: Request, *args: Any, **kwargs: Any) -> bool:
-        self._ended[request.request_id] = request
-        self._watch.left(request.request_id)  # a session stays, and waits for its client: no deadline runs
-        request.nestedfp_sampled = request.nestedfp_earlier_tokens + request.num_output_tokens
-        finished: bool = super()._handle_stopped_request(request, *args, **kwargs)
-        return finished
+    def _see_unblocked(self) -> None:
+        """Requests whose grammars are ready wait for their turn from now on, if the step just filled has not taken them."""
+        if not (unblocked := self._take_unblocked()):
+            return
+        now_s = steady_s()
+        for request in unblocked:
+            request.nestedfp_waits_since_s = now_s
+            self._waits(request)
+        if len(unblocked) == len(self.requests) - len(self._blocked):  # there was nothing else to do
+            self._progress_s = now_s
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self._finished += 1
-        for few in (self._pinned, self._in_prompt, self._exact, self._may_end, self._may_starve):
+        self._ended[request.request_id] = request
+        for few in (self._pinned, self._in_prompt, self._exact, self._may_end, self._may_starve, self._blocked):
             few.pop(request.request_id, None)
         self._watch.left(request.request_id)
         return super()._free_request(request, *args, **kwargs)
-
-    def _keep_off_shared_blocks(self, request: Request) -> None:
-        """Give a pinned request a prefix cache, and an encoder cache, of its own kind.
-
-        A cached block may have been written by an FP8 step. Blocks are found by a hash that starts from the request's
-        salt, and every step of a pinned request runs FP16, so a salt that only pinned requests use leads to exact blocks
-        only, and pinned requests still share prefixes with each other. What an encoder makes of an image is found by the
-        image's identifier, which gets the salt too.
-        """
-        request.mm_features = [
-            replace(feature, identifier=f"{feature.identifier}|{self._pinned_salt}") for feature in request.mm_features
-        ]
-        request.cache_salt = f"{request.cache_salt or ''}|{self._pinned_salt}"
-        request.block_hashes = []
-        request.update_block_hashes()
 
     def _get_local_prefix_cache_hit(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         rid, planned = request.request_id, self._planned
@@ -188,7 +154,8 @@ class RequestClasses(WaitingRequests):
             planned is None and self._in_force[0] is DirectiveMode.FP16 and not self._fp16_reads_fp8_blocks
         )
         is_exact = planned is not None and request.nestedfp_class == "exact" and rid not in planned.fast
-        self._blocks.wanted = exact_directive or is_exact or rid in self._pinned
+        self._blocks.settled = rid in self._pinned
+        self._blocks.wanted = exact_directive or is_exact or self._blocks.settled
         return super()._get_local_prefix_cache_hit(request, *args, **kwargs)
 
     def _count_prompt(self, request: Request, mode: Mode, count: int) -> None:
@@ -212,14 +179,12 @@ class RequestClasses(WaitingRequests):
 
     def _account_for(self, item: Any, mode: Mode) -> None:
         rid = item.request_id
-        ended = self._ended.get(rid)
-        request = ended or self.requests.get(rid)
+        request = self._ended.get(rid) or self.requests.get(rid)
         if request is None:
             return
         if mode is Mode.FP8:
             request.nestedfp_tokens.completion_fp8 += len(item.new_token_ids)
-        if ended is not None or rid in self._may_end:
+        if rid in self._ended or rid in self._may_end:
             # kv_transfer_params is the one free-form field that vLLM passes through to the front end.
-            completion = request.num_output_tokens if ended is None else ended.nestedfp_sampled
-            counts = {COUNTS_KEY: request.nestedfp_tokens.counts(completion, rounds_kv=self._rounds_kv)}
+            counts = {COUNTS_KEY: request.nestedfp_tokens.counts(request.num_output_tokens, rounds_kv=self._rounds_kv)}
             item.kv_transfer_params = {**(item.kv_transfer_params or {}), **counts}

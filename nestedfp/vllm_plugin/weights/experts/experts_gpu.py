@@ -10,7 +10,7 @@ import torch
 import triton.language as tl
 from vllm import _custom_ops
 from vllm.model_executor.layers.fused_moe import fused_moe
-from vllm.model_executor.layers.fused_moe.activation import MoEActivation, apply_moe_activation
+from vllm.model_executor.layers.fused_moe.activation import apply_moe_activation
 
 from nestedfp.format import UPPER_SCALE
 from nestedfp.kernels import experts_triton
@@ -48,7 +48,7 @@ class Choice:
     weights: torch.Tensor  # [rows, chosen] float32
     ids: torch.Tensor  # [rows, chosen] int32, of all experts of all ranks
     expert_map: torch.Tensor | None  # [experts of all ranks] int32: numbers on this rank, or -1
-    activation: MoEActivation
+    activation: Any  # vLLM's ``MoEActivation``
 
 
 def exact(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice) -> torch.Tensor:
