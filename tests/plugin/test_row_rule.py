@@ -181,6 +181,6 @@ def test_near_the_most_that_fast_steps_compute_prompts_are_fast_until_the_load_h
     full = 620  # rows of a fast step that takes STEP_S
     assert times.predicted_s(Mode.FP8, full, with_prompts=True) == pytest.approx(STEP_S, rel=0.1)
     assert all(classes(int(0.4 * full), 0.0))
-    assert not any(classes(int(0.7 * full), 10.0))
-    assert not any(classes(int(0.5 * full), 19.0)), "it is to fall below the lower share"
+    assert not any(classes(int(0.75 * full), 10.0))
+    assert not any(classes(int(0.6 * full), 19.0)), "it is to fall below the lower share"
     assert all(classes(int(0.3 * full), 28.0))

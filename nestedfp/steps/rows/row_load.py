@@ -12,8 +12,8 @@ from nestedfp.steps.step_times import StepTimes
 
 LOAD_S = 3.0  # over which rows are counted: shorter than a burst, longer than a prompt
 # Of the rows that fast steps of the TPOT deadline compute: with more the engine is overloaded, until there are fewer than the
-# second share. The rest is for what comes at once. Chosen on two windows of a trace, 24B on an H100.
-OVERLOAD_SHARES = (0.55, 0.45)
+# second share. The rest is for what comes at once. Chosen on two windows of a trace, 8B and 24B.
+OVERLOAD_SHARES = (0.65, 0.55)
 
 
 class RowLoad:
