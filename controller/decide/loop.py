@@ -26,6 +26,7 @@ from controller.policies.base import Decision
 from controller.protocol import NO_RULE, Content, DirectivePublisher, Stated, lease_expired
 from controller.protocol.clock import SteadyClock
 from nestedfp.modes import DirectiveMode
+from nestedfp.steps.slo_rule import exact_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +216,8 @@ class ControlLoop:
         ordered = self._overrides.for_all
         if ordered is not None and not self._config.advisory:
             self._blind_since_s = None
-            return Plan(Decision(ordered.mode, "override"))
+            rule = exact_steps(self._config.slo.tpot_ms) if ordered.mode is DirectiveMode.FP16 else NO_RULE
+            return Plan(Decision(ordered.mode, "override", rule))
         if (fail_safe := self._fail_safe(now_s, views)) is not None:
             return fail_safe
         spec = self._planner.spec

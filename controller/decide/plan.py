@@ -30,6 +30,7 @@ class Plan:
         decision, auto = self.decision, DirectiveMode.AUTO
         exceptions = {name: mode for name, mode in decision.exceptions.items() if mode is not decision.mode}
         follows = decision.mode is auto or auto in exceptions.values()
+        follows = follows or (decision.mode is DirectiveMode.FP16 and decision.rule.exact_step_s is not None)
         return Content(decision.mode, decision.rule if follows else NO_RULE, exceptions, admission_scale)
 
 

@@ -5,8 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from controller.policies.base import Decision, PolicySpec
+from controller.policies.base import Decision, Observation, PolicySpec
 from nestedfp.modes import DirectiveMode
+from nestedfp.steps.slo_rule import exact_steps
 from nestedfp.steps.step_rule import StepRule
 from workload.frozen import FrozenModel
 
@@ -47,7 +48,14 @@ def _always(config: type[Any], decision: Callable[[Any], Decision]) -> PolicySpe
     return PolicySpec(config, lambda observation, state, given: start(given), start, adaptive=False)
 
 
-SPEC_FP16 = _always(StaticFp16, lambda config: Decision(DirectiveMode.FP16, "static_fp16"))
+def decide_fp16(observation: Observation, state: None, config: StaticFp16) -> tuple[Decision, None]:
+    """Say FP16, in steps that the TPOT objective bounds."""
+    return Decision(DirectiveMode.FP16, "static_fp16", exact_steps(observation.slo.tpot_ms)), None
+
+
+SPEC_FP16 = PolicySpec(
+    StaticFp16, decide_fp16, lambda config: (Decision(DirectiveMode.FP16, "static_fp16"), None), adaptive=False
+)
 SPEC_FP8 = _always(StaticFp8, lambda config: Decision(DirectiveMode.FP8, "static_fp8"))
 SPEC_TOKEN_FRACTION = _always(
     TokenFraction, lambda config: Decision(DirectiveMode.AUTO, "token_fraction", config.rule())

@@ -45,4 +45,13 @@ class SloShares:
         )
 
 
+# Of the TPOT objective: what a step with prompts may take under FP16 alone. Shorter ones have first tokens wait.
+EXACT_STEP_SHARE = 1.1
+
+
+def exact_steps(tpot_ms: float) -> StepRule:
+    """Return the rule that bounds the steps of an engine held in FP16: no long prompt has all answers miss the objective."""
+    return StepRule(exact_step_s=EXACT_STEP_SHARE * tpot_ms * 1e-3)
+
+
 USUAL_SHARES = SloShares()

@@ -10,6 +10,7 @@ from controller.config import ControllerConfig, check_deployed, explain
 from controller.policies import POLICIES
 from controller.policies.threshold import Threshold
 from nestedfp.modes import DirectiveMode
+from nestedfp.steps.slo_rule import exact_steps
 from nestedfp.steps.step_rule import StepRule
 
 BAND = {"enter": 0.1, "leave": 0.1}
@@ -45,7 +46,9 @@ def test_without_a_controller_an_engine_keeps_the_deadlines_of_the_slo_by_itself
 
 @pytest.mark.parametrize(("name", "mode"), [("static_fp16", DirectiveMode.FP16), ("static_fp8", DirectiveMode.FP8)])
 def test_without_a_controller_a_fixed_precision_stays(name: str, mode: DirectiveMode) -> None:
-    assert ControllerConfig.model_validate({"policy": {"name": name}}).lapsed == (mode, StepRule())
+    rule = exact_steps(33.3) if mode is DirectiveMode.FP16 else StepRule()
+    config = {"policy": {"name": name}, "slo": {"ttft_ms": 200, "tpot_ms": 33.3}}
+    assert ControllerConfig.model_validate(config).lapsed == (mode, rule)
 
 
 @pytest.mark.parametrize("name", ["exact_first", "deadlines", "threshold", "static_fp16"])

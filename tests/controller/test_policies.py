@@ -15,7 +15,9 @@ from controller.policies.base import Decision, Observation
 from controller.policies.fixed import StaticFp8, StaticFp16, TokenFraction
 from controller.policies.threshold import Hysteresis, Threshold
 from nestedfp.modes import DirectiveMode, Mode
+from nestedfp.steps.slo_rule import exact_steps
 from nestedfp.steps.step_rule import StepRule
+from workload.slo import Slo
 
 FP16, FP8, AUTO = DirectiveMode.FP16, DirectiveMode.FP8, DirectiveMode.AUTO
 ADAPTIVE = [name for name, spec in POLICIES.items() if spec.adaptive]
@@ -38,7 +40,7 @@ def decide_for(name: str, view: ReplicaView, current: DirectiveMode, seconds: fl
 @pytest.mark.parametrize(
     ("name", "config", "decision"),
     [
-        ("static_fp16", StaticFp16(), Decision(FP16, "static_fp16")),
+        ("static_fp16", StaticFp16(), Decision(FP16, "static_fp16", exact_steps(Slo().tpot_ms))),
         ("static_fp8", StaticFp8(), Decision(FP8, "static_fp8")),
         (
             "token_fraction",
@@ -50,7 +52,7 @@ def decide_for(name: str, view: ReplicaView, current: DirectiveMode, seconds: fl
 def test_fixed_policies_say_the_same_whatever_they_see(name: str, config: Any, decision: Decision) -> None:
     spec = POLICIES[name]
     overloaded = observe(make_view(oldest_wait_s=60.0), current=FP8)
-    assert spec.start(config) == (decision, None)
+    assert spec.start(config)[0].mode is decision.mode
     assert spec.decide(observe(), None, config) == (decision, None)
     assert spec.decide(overloaded, None, config) == (decision, None)
 

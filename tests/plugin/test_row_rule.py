@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nestedfp.modes import Mode
 from nestedfp.steps.rows.row_rule import RowRule
 from nestedfp.steps.rows.row_state import Decode, Prompt, RowState, first_due_s
 from nestedfp.steps.step_costs import MixedCosts, StepCost, StepCosts
@@ -162,3 +163,24 @@ def test_a_prompt_that_is_not_due_is_computed_all_the_same(pinned, due_s):
     slow = StepCosts(tuple(StepCost(row.tokens, 10 * row.fp16_ms, 10 * row.fp8_ms) for row in PLAIN.rows))
     plan = RowRule().plan(state([prompt(100, due_s, pinned=pinned)], [PATIENT], [PATIENT]), StepTimes(slow))
     assert plan.chunks
+
+
+def test_near_the_most_that_fast_steps_compute_prompts_are_fast_until_the_load_has_fallen():
+    rule, times = RowRule(), StepTimes(COSTS)
+
+    def classes(tokens: int, began_s: float, steps: int = 300) -> list[bool]:
+        """Whether the prompts of the last second are exact, where every step brings one that nothing hurries."""
+        exact = []
+        for now_s in [began_s + i * STEP_S for i in range(steps)]:
+            line, fast = [prompt(32, now_s + 1.0)], [Decode(now_s + 1.0, is_pinned=False)] * (tokens - 32)
+            plan = rule.plan(replace(state(line, fast=fast), now_s=now_s), times)
+            exact += [chunk.is_exact for chunk in plan.chunks]
+        assert len(exact) >= 30
+        return exact[-30:]
+
+    full = 620  # rows of a fast step that takes STEP_S
+    assert times.predicted_s(Mode.FP8, full, with_prompts=True) == pytest.approx(STEP_S, rel=0.1)
+    assert all(classes(int(0.4 * full), 0.0))
+    assert not any(classes(int(0.75 * full), 10.0))
+    assert not any(classes(int(0.6 * full), 19.0)), "it is to fall below the lower share"
+    assert all(classes(int(0.3 * full), 28.0))

@@ -8,7 +8,7 @@ all of it exact, and gives up as little as the deadlines ask for, in this order:
 2. exact decodes sit out a step of fast rows while their own slack lasts;
 3. the longest unpinned prompt up to the first late one becomes fast, which may take the room of a step up to its longest time;
 4. where prompts would still be late, the decodes that are not pinned and have no slack left become fast;
-5. an engine that is behind computes the most tokens in a second, all fast but the pinned ones, until the line is in time again.
+5. an engine that is behind, or overloaded (row_load.py), computes the most tokens in a second, all fast but the pinned ones.
 
 A step whose rows would cost no less by class runs FP16 whole, and costs nobody anything. An engine that cannot compute both classes
 in one step (``StepTimes.of_rows_s`` has no such time) runs every step that holds both in FP16.
@@ -19,6 +19,7 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from nestedfp.steps.rows.row_ahead import Ahead, StepRoom
+from nestedfp.steps.rows.row_load import RowLoad
 from nestedfp.steps.rows.row_state import MOST_PLANNED, Prompt, PromptChunk, RowPlan, RowState
 from nestedfp.steps.step_times import LEAST_CHUNK_TOKENS, StepTimes
 
@@ -48,10 +49,11 @@ class _Filled(NamedTuple):
 
 
 class RowRule:
-    """Plans steps; remembers when it last demoted."""
+    """Plans steps; remembers when it last demoted, and the load."""
 
     def __init__(self) -> None:
         self._closed_until_s = -inf
+        self._load = RowLoad()
 
     def plan(self, state: RowState, times: StepTimes) -> RowPlan:
         """Return the next step.
@@ -60,7 +62,10 @@ class RowRule:
             state: with at least one request; times that have passed are late.
             times: what steps take.
         """
-        plan = _Planner(state, times, closed=state.now_s < self._closed_until_s).plan()
+        is_over = self._load.is_over(state.now_s, times, state.step_s, state.budget_tokens)
+        plan = _Planner(state, times, closed=state.now_s < self._closed_until_s, is_over=is_over).plan()
+        decodes = len(plan.exact) + len(plan.demoted) + len(state.fast)
+        self._load.computes(decodes + sum([chunk.tokens for chunk in plan.chunks]))
         if plan.demoted and not plan.is_whole:
             self._closed_until_s = state.now_s + CLOSED_S
         return plan
@@ -73,8 +78,8 @@ class _Planner:
     So a plan costs a few searches for a room and a few walks along the line, whatever is in it.
     """
 
-    def __init__(self, state: RowState, times: StepTimes, *, closed: bool) -> None:
-        self._state, self._times = state, times
+    def __init__(self, state: RowState, times: StepTimes, *, closed: bool, is_over: bool) -> None:
+        self._state, self._times, self._is_over = state, times, is_over
         self._known_s: dict[tuple[int, int, bool], float] = {}  # what steps take
         self._rooms: dict[tuple[int, int, float, bool, int], StepRoom] = {}
         self._line = state.line[:MOST_PLANNED]
@@ -98,7 +103,7 @@ class _Planner:
         every = tuple(range(self._exact_rows))
         if not self._line:
             return self._as_plan(_Filled([], self._exact_rows, self._fast_rows), every, (), "fast")
-        if any(prompt.due_s == -inf for prompt in self._line):
+        if self._is_over or any(prompt.due_s == -inf for prompt in self._line):
             return self._fastest()
         limits, turned, late = self._least_turned()
         if late and any(self._line[i].is_pinned for i in late):
