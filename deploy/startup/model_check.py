@@ -68,7 +68,7 @@ def check_adapters(config: DeployConfig, engine: Any, front: Any) -> None:
     Raises:
         ValueError: with the adapter and what to change.
     """
-    from nestedfp.vllm_plugin.adapters import check, layer_shapes
+    from nestedfp.vllm_plugin.lora.adapters import check, layer_shapes
 
     given = front.lora_modules or []
     if given and not engine.enable_lora:

@@ -260,7 +260,7 @@ HOOKS = (
         """,
     ),
     Hooks(
-        "ranks/cpu_adapters",
+        "lora/cpu_slots",
         "keeps the last adapter from rows without one",
         """
         vllm.lora:model_manager.from_layer(layer, max_loras)

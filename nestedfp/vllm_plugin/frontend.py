@@ -243,7 +243,7 @@ def _take(processor: Any, adapter: Any) -> None:
         return
     from vllm.exceptions import VLLMValidationError
 
-    from nestedfp.vllm_plugin.adapters import Adapters
+    from nestedfp.vllm_plugin.lora.adapters import Adapters
 
     if not hasattr(processor, "nestedfp_adapters"):
         processor.nestedfp_adapters = Adapters(processor.vllm_config)

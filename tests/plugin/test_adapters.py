@@ -9,7 +9,7 @@ import torch
 from greedy import assert_same_greedy_tokens
 from test_engine import LONG, MODEL, PROMPTS, scenario
 
-from nestedfp.vllm_plugin.adapters import Adapters
+from nestedfp.vllm_plugin.lora.adapters import Adapters
 
 THREE = [prompt for prompt in PROMPTS[:2] for _ in range(3)]
 EXACT = [0, 2, 4]  # of them: without an adapter, with b, with a

@@ -11,10 +11,11 @@ from nestedfp.kernels import ops
 from nestedfp.modes import Mode
 from nestedfp.steps.step_costs import StepCosts
 from nestedfp.vllm_plugin import failure
-from nestedfp.vllm_plugin.adapters import Adapters
 from nestedfp.vllm_plugin.loading import load_check
+from nestedfp.vllm_plugin.lora import cpu_slots
+from nestedfp.vllm_plugin.lora.adapters import Adapters
 from nestedfp.vllm_plugin.options import PluginOptions
-from nestedfp.vllm_plugin.ranks import cpu_adapters, cpu_seed, row_classes, self_check
+from nestedfp.vllm_plugin.ranks import cpu_seed, row_classes, self_check
 from nestedfp.vllm_plugin.ranks.timing import step_timing
 from nestedfp.vllm_plugin.ranks.timing.step_ends import StepEnds
 from nestedfp.vllm_plugin.weights import coverage, library_route
@@ -51,7 +52,7 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
     def init_device(self) -> None:
         if current_platform.is_cpu():
             cpu_seed.install()
-            cpu_adapters.install()
+            cpu_slots.install()
         if not current_platform.is_cpu() and not PluginOptions.of(self.vllm_config).fp16_only:
             if not self.use_v2_model_runner:
                 raise ValueError(

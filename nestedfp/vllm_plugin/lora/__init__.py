@@ -1,0 +1,1 @@
+"""LoRA adapters: which ones are taken, and their slots on a CPU."""
