@@ -46,7 +46,7 @@ class SloShares:
 
 
 # Of the TPOT objective: what a step with prompts may take under FP16 alone. Shorter ones have first tokens wait.
-EXACT_STEP_SHARE = 1.1
+EXACT_STEP_SHARE = 1.2
 
 
 def exact_steps(tpot_ms: float) -> StepRule:
