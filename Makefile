@@ -53,7 +53,7 @@ $(INSTALLED): requirements/cpu.txt requirements/vllm-$(VLLM).txt
 	@test -n "$(PYTHON)" || { echo "error: need Python 3.11 or 3.12 with venv (Debian: apt install python3 python3-venv); or set PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --no-compile --no-deps "torch==$(TORCH_VERSION)+cpu" 2>/dev/null || $(BIN)/python -m pip install -q --no-compile "torch==$(TORCH_VERSION)"
-	$(BIN)/python -m pip install -q $(UV)
+	$(BIN)/python -m pip install -q $(UV) || true
 	$(call install,$(VENV),-r requirements/cpu.txt -r requirements/vllm-$(VLLM).txt)
 	@rm -f $(VENV)/.installed*; touch $@
 endif

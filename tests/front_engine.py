@@ -90,7 +90,7 @@ class FrontEngine:
         await init_app_state(self.client, state, options, await self.client.get_supported_tasks())
         self.grammars = grammars.of_client(self.client, GRAMMAR_CPU_S)
         self.grammars.start()
-        grammars.WALL_S = PATIENCE_S
+        grammars.CHILD_S = PATIENCE_S
         routes = text.routes(state)
         stand_before_engine((route.serving for route in routes.values()), self.grammars)
         take_over(state.openai_serving_completion, state.openai_serving_chat)

@@ -28,7 +28,10 @@ def haproxies(folder: Path) -> list[psutil.Process]:
 
 def lives(process: psutil.Process) -> bool:
     """Whether a process runs or stands still."""
-    return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:  # it has ended between the two
+        return False
 
 
 @contextlib.contextmanager

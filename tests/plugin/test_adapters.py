@@ -91,14 +91,35 @@ def test_a_refused_adapter_leaves_the_engine_as_it_was(runs):
     assert last["tokens"] == runs[0][0]["tokens"]
 
 
-def take(folder, *, max_rank=4, model=MODEL, **given):
+def taker(*, max_rank=4, model=MODEL):
     config = SimpleNamespace(
         model_config=SimpleNamespace(model=str(model)),
         load_config=SimpleNamespace(load_format="auto"),
         lora_config=SimpleNamespace(max_lora_rank=max_rank),
     )
-    adapter = {"lora_name": "a", "lora_int_id": 1, "lora_path": str(folder), "load_inplace": False, **given}
-    Adapters(config).take(SimpleNamespace(**adapter))
+    return Adapters(config)
+
+
+def request(folder, **given):
+    return SimpleNamespace(
+        **{"lora_name": "a", "lora_int_id": 1, "lora_path": str(folder), "load_inplace": False, **given}
+    )
+
+
+def take(folder, *, max_rank=4, model=MODEL, **given):
+    taker(max_rank=max_rank, model=model).take(request(folder, **given))
+
+
+@pytest.mark.parametrize("number", [1, 2])  # 2: unloaded and loaded again
+def test_an_adapter_that_was_written_anew_is_another_one(tmp_path, number):
+    adapters_taken, folder = taker(), adapters.save(tmp_path)
+    adapters_taken.take(request(folder))
+    adapters_taken.take(request(folder, lora_int_id=2))
+    adapters.save(tmp_path, adapters.matrices(seed=2))
+    with pytest.raises(ValueError, match="have changed since this engine loaded them"):
+        adapters_taken.take(request(folder, lora_int_id=number))
+    shutil.rmtree(tmp_path)
+    adapters_taken.take(request(folder))  # the engine has it
 
 
 def changed(name, tensor):

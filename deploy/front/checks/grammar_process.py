@@ -7,11 +7,13 @@ Children have a low priority, so that engine and front go first.
 """
 
 import contextlib
+import ctypes
 import json
 import logging
 import os
 import resource
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -23,7 +25,8 @@ from typing import Any
 
 DOOR, SETTING = "grammars", "setting"  # in the folder that both share: the socket, and what is written before the start
 CHILD_MEMORY_BYTES = 4 << 30  # beyond what this process has: a few characters may ask for any amount
-CHILD_S = 300  # on the clock, for one that waits for anything
+CHILD_S = 60  # on the clock, beside everything else that computes here
+PR_SET_PDEATHSIG = 1
 LOW_PRIORITY = 10
 FIELDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 ERROR = "error: "  # before what is wrong, in Rust's regexes' account of it
@@ -70,9 +73,11 @@ def main(folder: Path) -> None:
                         _answer(line, setting, manager)
                     finally:
                         os._exit(0)
+    shutil.rmtree(folder, ignore_errors=True)  # a replica that was killed leaves it
 
 
 def _answer(line: socket.socket, setting: Setting, manager: Any) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends with this process
     signal.alarm(CHILD_S)
     os.nice(LOW_PRIORITY)
     with line.makefile("rwb") as file:

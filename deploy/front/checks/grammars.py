@@ -21,12 +21,11 @@ from typing import Any
 
 from deploy.config import REPOSITORY
 from deploy.front.checks import grammar_process
-from deploy.front.checks.grammar_process import DOOR, FIELDS, OPTIONS, SETTING, Setting
+from deploy.front.checks.grammar_process import CHILD_S, DOOR, FIELDS, OPTIONS, SETTING, Setting
 from deploy.front.replies import OVERLOADED, Refused
 
 log = logging.getLogger(__name__)
 
-WALL_S = 60.0  # beside everything else that computes here
 MOST_ASKED = 64  # grammars that are tried or wait for it, also of clients that have left
 MOST_AT_ONCE = 8  # that are tried
 REMEMBERED_BYTES = 16 << 20
@@ -117,14 +116,14 @@ class Grammars:
     async def _try(self, text: str) -> str:
         answer: str | None = None
         try:
-            async with asyncio.timeout(WALL_S), self._places:
+            async with asyncio.timeout(CHILD_S), self._places:
                 while answer is None:
                     answer = await self._asked_once(text)
         except TimeoutError:
-            message = f"the grammar was not compiled within {WALL_S:g} s: this machine is busy; try again"
+            message = f"the grammar was not compiled within {CHILD_S:g} s: this machine is busy; try again"
             raise Refused(503, message, OVERLOADED) from None
-        if not answer:
-            answer = json.dumps(
+        if not answer:  # and not remembered: it may be another process that took the memory
+            return json.dumps(
                 {"refused": f"it takes more than {self._setting.cpu_s:g} s of processor time, or too much memory"}
             )
         self._known[text] = answer

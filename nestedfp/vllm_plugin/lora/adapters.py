@@ -30,7 +30,7 @@ class Adapters:
         if model.is_dir() and config.load_config.load_format != "dummy":
             self._shapes = layer_shapes(model)
         self._max_rank = config.lora_config.max_lora_rank
-        self._taken: set[tuple[str, int, str]] = set()
+        self._taken: dict[tuple[str, int, str], tuple[int, int] | None] = {}
 
     def take(self, adapter: Any) -> None:
         """Look at an adapter, a ``LoRARequest``, once.
@@ -39,9 +39,15 @@ class Adapters:
             ValueError: it cannot be served, or is another one than its name or number stood for.
         """
         name, number, path = known = adapter.lora_name, adapter.lora_int_id, adapter.lora_path
-        if known in self._taken:
+        written = _written(path)
+        if known in self._taken and written in (None, self._taken[known]):
             return
-        for other in self._taken:
+        for other, its in self._taken.items():
+            if name == other[0] and path == other[2] and written != its:
+                raise ValueError(
+                    f"adapter {name!r} of {path}: its weights have changed since this engine loaded them, and blocks of the prefix "
+                    "cache are from those; give the new ones a name of their own"
+                )
             if number == other[1] or (name == other[0] and path != other[2]):
                 raise ValueError(
                     f"adapter {name!r} ({number}) of {path}: {other[0]!r} ({other[1]}) stands for {other[2]} in this engine; "
@@ -53,7 +59,7 @@ class Adapters:
                 "name of its own"
             )
         check(Path(path).expanduser(), self._shapes, self._max_rank)
-        self._taken.add(known)
+        self._taken[known] = written
 
 
 def check(folder: Path, shapes: Mapping[str, set[tuple[int, ...]]], max_rank: int) -> None:
@@ -97,6 +103,15 @@ def check(folder: Path, shapes: Mapping[str, set[tuple[int, ...]]], max_rank: in
                 f"{folder}: {layer} has {sides}, which is not of rank {rank} and of the model's {sorted(shapes[tail(layer)])}; "
                 "take the model that it was made for"
             )
+
+
+def _written(path: str) -> tuple[int, int] | None:
+    """When an adapter's weights were written, and how long they are; None: they are not there."""
+    try:
+        found = (Path(path).expanduser() / WEIGHTS).stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
 
 
 def _fits(sides: Mapping[str, tuple[int, ...]], weight: tuple[int, ...], rank: int) -> bool:

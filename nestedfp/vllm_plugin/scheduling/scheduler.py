@@ -6,7 +6,7 @@ outputs are executed in the order in which they were scheduled, so the attached 
 
 import copy
 import functools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from vllm.v1.request import Request, RequestStatus
@@ -50,7 +50,8 @@ class PrecisionMixin(EngineControl):
             output.nestedfp_mode = self._totals.last_mode or Mode.FP16
             return output
         tokens = output.total_num_scheduled_tokens
-        prompts = [self._in_prompt[rid] for rid in self._in_prompt.keys() & scheduled.keys()]
+        # In their order: a block that one writes is read by those behind it.
+        prompts = [self._in_prompt[rid] for rid in scheduled if rid in self._in_prompt]
         for request in prompts:
             self._watch.computes(request, min(request.num_computed_tokens, request.num_prompt_tokens))
         if planned is None:
@@ -131,9 +132,10 @@ class PrecisionMixin(EngineControl):
         behind, self.waiting = self.waiting, type(self.waiting)()
         chosen: list[Request] = []
         try:
-            ready = list(self._with_adapter_slots(waiting))
+            ready = list(self._with_adapter_slots(self._in_turn(waiting)))
             planned = self._planned = self._plan(deadlines_s, grace, ready)
-            chosen = [request for request in ready if planned.most_tokens.get(request.request_id)]
+            # Blocked ones, which vLLM keeps here from 0.31 on, are its to look at.
+            chosen = [r for r in waiting if not self._waits_for_turn(r) or planned.most_tokens.get(r.request_id)]
             for request in chosen:
                 self.waiting.add_request(request)
             output = super().schedule(*args, **kwargs)
@@ -149,7 +151,7 @@ class PrecisionMixin(EngineControl):
         self._everybody_runs = not output.num_scheduled_tokens
         return output
 
-    def _with_adapter_slots(self, waiting: list[Request]) -> Iterator[Request]:
+    def _with_adapter_slots(self, waiting: Iterable[Request]) -> Iterator[Request]:
         """Yield the requests whose LoRA adapter has a slot beside those of all that run.
 
         vLLM counts the adapters of a step, which is the same where all that run are in it; here some may rest.

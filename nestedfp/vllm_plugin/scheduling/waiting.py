@@ -1,6 +1,7 @@
 """The requests of vLLM's scheduler that wait: for their turn, or, blocked, for a grammar to compile."""
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from vllm.v1.request import Request, RequestStatus
@@ -38,7 +39,7 @@ class WaitingRequests:
     def _turn_waiting(self) -> Iterator[Request]:
         """Yield all that wait for nothing but their turn."""
         scheduler: Any = self
-        return self._in_turn(scheduler.requests.values())
+        return self._in_turn(chain(scheduler.waiting, self._passed_over))
 
     def _any_waits(self) -> bool:
         """Whether a request waits for nothing but its turn."""

@@ -45,7 +45,7 @@ def processes():
 @pytest.fixture(scope="module")
 def trial():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grammars, "WALL_S", 300.0)
+        patch.setattr(grammars, "CHILD_S", 300.0)
         trial = Trial()
         trial.grammars.start()
         yield trial
