@@ -135,7 +135,8 @@ class PrecisionMixin(EngineControl):
             ready = list(self._with_adapter_slots(self._in_turn(waiting)))
             planned = self._planned = self._plan(deadlines_s, grace, ready)
             # Blocked ones, which vLLM keeps here from 0.31 on, are its to look at.
-            chosen = [r for r in waiting if not self._waits_for_turn(r) or planned.most_tokens.get(r.request_id)]
+            begin = {request.request_id for request in ready if planned.most_tokens.get(request.request_id)}
+            chosen = [r for r in waiting if r.request_id in begin or not self._waits_for_turn(r)]
             for request in chosen:
                 self.waiting.add_request(request)
             output = super().schedule(*args, **kwargs)
