@@ -148,7 +148,7 @@ def test_a_prompt_with_no_token_left_harms_nobody():
 @pytest.mark.parametrize("pinned", [False, True])
 def test_an_engine_that_is_behind_computes_all_that_is_not_pinned_fast_in_a_large_step(pinned):
     line = [prompt(400, -inf if i < 3 else 0.1, pinned=pinned and i == 1) for i in range(20)]
-    decodes = [Decode(0.5, is_pinned=pinned and i < 3) for i in range(30)]
+    decodes = [Decode(0.05, is_pinned=pinned and i < 3) for i in range(30)]
     plan = RowRule().plan(state(line, decodes), StepTimes(COSTS))
     assert not plan.is_whole
     assert len(plan.exact) == (3 if pinned else 0)
@@ -184,3 +184,16 @@ def test_near_the_most_that_fast_steps_compute_prompts_are_fast_until_the_load_h
     assert not any(classes(int(0.75 * full), 10.0))
     assert not any(classes(int(0.6 * full), 19.0)), "it is to fall below the lower share"
     assert all(classes(int(0.3 * full), 28.0))
+
+
+def test_pinned_decodes_sit_out_a_step_of_an_engine_that_is_behind_while_their_slack_lasts():
+    times = StepTimes(COSTS)
+    line = [prompt(900, -inf), prompt(900, 0.05)]
+    others = [Decode(0.02, is_pinned=False)] * 20
+    for due_s, rests in ((1.0, True), (0.05, False)):
+        plan = RowRule().plan(state(line, [Decode(due_s, is_pinned=True), *others], [PATIENT] * 5), times)
+        assert plan.exact == (() if rests else (0,))
+        assert plan.demoted == tuple(range(1, 21))
+        assert plan.chunks
+    first = [prompt(100, -inf, pinned=True), *line]
+    assert RowRule().plan(state(first, [Decode(1.0, is_pinned=True)], [PATIENT] * 5), times).chunks[0].is_exact

@@ -170,6 +170,8 @@ class _Planner:
         state, loose = self._state, self._loose()
         classes = [prompt.is_pinned for prompt in self._line]
         kept = self._exact_rows - len(loose)
+        if kept and self._rests(self._hurried_s, kept, self._fast_rows + len(loose)):
+            kept = 0
         demoting = _Limits(min(self._slack_s, PACES[-1] * state.step_s), self._hurried_s)
         demoted_s = self._ends(classes, kept, self._fast_rows + len(loose), demoting)
         least = self._lateness_s(self._ends(self._is_exact, self._exact_rows, self._fast_rows, limits))
@@ -196,8 +198,18 @@ class _Planner:
         plan = self._demoting(loose, classes, _Limits(limit_s, limit_s))
         return plan if plan.chunks else self._demoting(loose, classes, _Limits(inf, inf))
 
+    def _rests(self, takes_s: float, kept: int, fast_rows: int) -> bool:
+        """Whether the pinned decodes, so many, have slack for a step without them: one alone costs a step what all do."""
+        next_s = self._state.now_s + takes_s + self._takes(kept, fast_rows, with_prompts=True)
+        return not self._line[0].is_pinned and all(d.due_s >= next_s for d in self._state.exact if d.is_pinned)
+
     def _demoting(self, demoted: list[int], classes: list[bool], limits: _Limits) -> RowPlan:
         kept = tuple(i for i, decode in enumerate(self._state.exact) if decode.is_pinned)
+        if kept:
+            filled = self._fill(classes, 0, self._fast_rows + len(demoted), limits._replace(exact_s=-inf))
+            takes_s = self._takes(*filled[1:], with_prompts=bool(filled.chunks))
+            if filled.chunks and self._rests(takes_s, len(kept), self._fast_rows + len(demoted)):
+                return self._as_plan(filled, (), tuple(demoted), "tpot_slack" if demoted else "ttft_slack")
         filled = self._fill(classes, len(kept), self._fast_rows + len(demoted), limits)
         return self._as_plan(filled, kept, tuple(demoted), "tpot_slack" if demoted else "ttft_slack")
 
