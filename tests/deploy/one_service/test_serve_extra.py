@@ -14,6 +14,7 @@ TOOL = {
     "type": "function",
     "function": {
         "name": "door",
+        "strict": True,  # without it vLLM 0.32 holds arguments to no schema
         "parameters": {
             "type": "object",
             "properties": {"state": {"enum": ["open", "shut"]}},
