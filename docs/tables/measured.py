@@ -185,8 +185,8 @@ def portable(name: str) -> str:
         "portable_upper_fp16": "FP8 mode, portable, FP16 activations",
         "portable_fp8": "FP8 mode, portable, E4M3 activations",
         "library_fp8": "FP8 mode, vLLM's CUTLASS",
-        "nestedfp_fp16": "the Hopper kernels, FP16 mode",
-        "nestedfp_fp8": "the Hopper kernels, FP8 mode",
+        "hopper_fp16": "the Hopper kernels, FP16 mode",
+        "hopper_fp8": "the Hopper kernels, FP8 mode",
     }
     rows = []
     for system, label in systems.items():

@@ -12,7 +12,7 @@ from nestedfp.steps.step_times import StepTimes
 
 LOAD_S = 3.0  # over which rows are counted: shorter than a burst, longer than a prompt
 # Of the rows that fast steps of the TPOT deadline compute: with more the engine is overloaded, until there are fewer than the
-# second share. The rest is for what comes at once. Chosen on two windows of a trace, 8B and 24B.
+# second share. The rest is for what comes at once. Chosen in the simulator, on four windows of one trace, 8B and 24B.
 OVERLOAD_SHARES = (0.65, 0.55)
 
 
