@@ -38,12 +38,12 @@ KNOWN_EXACT = {"vllm_fp16": 1.0, "vllm_fp8": 0.0}  # vLLM's own answers disclose
 README_LOADS = (("24b-rows-h200", 19.0),)
 README_SYSTEMS = (PLAIN_FP16_384, PLAIN_FP8, DEFAULT)
 SHAPES = {"mistral-24b": "Mistral Small 24B", "llama-8b": "Llama 3.1 8B", "llama-70b": "Llama 70B"}
-OTHER_CARD = "-h200"  # results of another card, by the same configuration
+OTHER_CARD = "-h200"  # results of another card, by the same configuration; what follows tells machines apart
 LATENCIES = ("TTFT p50/p90, ms", "TPOT p50/p90, ms")
 
 
 def _experiment(name: str) -> Experiment:
-    return load(ROOT / f"experiments/configs/{name.removesuffix(OTHER_CARD)}.yaml")
+    return load(ROOT / f"experiments/configs/{name.partition(OTHER_CARD)[0]}.yaml")
 
 
 def _measured(name: str) -> Results:
@@ -172,7 +172,7 @@ def _conditions(command: str, facts: dict[str, list[str]]) -> str:
     common = [each for each in next(iter(facts.values())) if all(each in others for others in facts.values())]
     own = {name: [each for each in found if each not in common] for name, found in facts.items()}
     each = [f"{name}: {', '.join(said)}" for name, said in own.items() if said]
-    name = "<NAME>" if len(facts) > 1 else next(iter(facts)).removesuffix(OTHER_CARD)
+    name = "<NAME>" if len(facts) > 1 else next(iter(facts)).partition(OTHER_CARD)[0]
     said = (
         f"`python -m experiments {command} experiments/configs/{name}.yaml`; {'; '.join(['random weights', *common])}."
     )
@@ -245,8 +245,11 @@ def accuracy(*lines: str) -> str:
                 if prediction is not None and NAMES.get(cell.policy) in pairs:
                     pairs[NAMES[cell.policy]].append((cell, prediction))
         for system, found in pairs.items():
+            if not found:
+                continue
             rows.append([group.strip(), system.strip("*"), str(len(found)), *_errors(found)])
-    return markdown(["steps", "policy", "runs", "in the SLO, points", "TTFT p50/p90, %", "TPOT p50/p90, %"], rows)
+    headings = ["steps", "policy", "runs", "in the SLO, points", "exact answers, points", "TTFT p50/p90, %", "TPOT p50/p90, %"]
+    return markdown(headings, rows)
 
 
 def _errors(pairs: Sequence[tuple[Cell, Prediction]]) -> list[str]:
@@ -258,8 +261,14 @@ def _errors(pairs: Sequence[tuple[Cell, Prediction]]) -> list[str]:
         return max(abs(simulated / measured - 1) for measured, simulated in of) * 100
 
     points = max(abs(cell.tight_slo - each.tight_slo) for cell, each in pairs) * 100
+    exact = [
+        abs(cell.exact_answer_share - each.exact_answer_share) * 100
+        for cell, each in pairs
+        if cell.exact_answer_share is not None and each.exact_answer_share is not None
+    ]
     return [
         f"{points:.1f}",
+        f"{max(exact):.1f}" if exact else "",
         *("/".join(f"{largest(name, p):.0f}" for p in ("p50", "p90")) for name in ("ttft_ms", "tpot_ms")),
     ]
 
