@@ -24,6 +24,8 @@ UV            := uv==0.13.9
 SOURCES_CXX   := $(shell find csrc -type f $(if $(filter gpu,$(ACCELERATOR)),,-not -path 'csrc/cuda/*'))
 
 export RAY_USAGE_STATS_ENABLED := 0
+# Where it is set, as in many container images, every process of a service compiles vLLM's modules anew: half a minute each.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 
