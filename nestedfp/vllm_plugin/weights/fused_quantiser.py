@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import vllm.ir.ops  # noqa: F401  registers the norms
 from torch import fx
 from torch._guards import detect_fake_mode
 from torch._inductor import pattern_matcher
