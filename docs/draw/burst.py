@@ -1,7 +1,7 @@
 """One burst as the simulator sees it: load, time to first token and precision, for FP16 alone, FP8 alone and deadlines.
 
-The engine is the shipped table of a 24B model on one H100; arrivals are Poisson, with the lengths of ``workload.synthetic``,
-and double for half a minute.
+The engine is the shipped table of a 24B model on one H100; arrivals are Poisson, with the lengths of ``workload.synthetic`` times
+0.4, and double for half a minute.
 """
 
 from itertools import pairwise
@@ -21,10 +21,12 @@ from simulator.cluster.scenario import Scenario
 from simulator.engine.cost_table import TABLE, read_table
 from simulator.simulation_summary import attainment
 from workload.azure import Arrival
+from workload.shape import Lengths, fit_lengths
 from workload.slo import Slo
 from workload.synthetic import synthetic_trace
 
-CALM_LOAD, BURST_LOAD = 0.45, 1.05  # of what the engine serves in FP16
+CALM_LOAD, BURST_LOAD = 0.45, 0.9  # of what full steps serve in FP16
+LENGTHS = Lengths(context_tokens=4096, scale=0.4, max_prompt_tokens=1024)  # as in the measured tables
 BURST_S, END_S = (40.0, 70.0), 110.0
 BIN_S = 2.0
 SLO = Slo(ttft_ms=200.0, tpot_ms=33.3)
@@ -34,8 +36,8 @@ POLICIES = {"static_fp16": ("FP16 alone", FP16), "static_fp8": ("FP8 alone", FP8
 def draw() -> Path:
     """Write ``burst.svg``."""
     table = read_table(TABLE.with_name("h100-mistral-24b-load.json"))
-    capacity_rps = make_bench(table, synthetic_trace(1, 300.0, 20.0, bursts=False)).fp16_capacity_rps
-    bench = make_bench(table, _arrivals(capacity_rps))
+    usual, _ = fit_lengths(synthetic_trace(1, 300.0, 20.0, bursts=False), LENGTHS)
+    bench = make_bench(table, _arrivals(make_bench(table, usual).fp16_capacity_rps))
     figure = Figure(figsize=(8.4, 5.2), layout="constrained", facecolor="white")
     load, ttft, share = figure.subplots(3, 1, sharex=True, height_ratios=(1, 2, 1))
     for policy, (label, colour) in POLICIES.items():
@@ -54,14 +56,14 @@ def draw() -> Path:
     return save(figure, "burst")
 
 
-def _arrivals(capacity_rps: float) -> list[Arrival]:
+def _arrivals(capacity_rps: float) -> tuple[Arrival, ...]:
     edges_s = (0.0, *BURST_S, END_S)
     arrivals = []
     for seed, (begin_s, end_s) in enumerate(pairwise(edges_s)):
         rate_rps = capacity_rps * (BURST_LOAD if begin_s == BURST_S[0] else CALM_LOAD)
         part = synthetic_trace(seed, end_s - begin_s, rate_rps, bursts=False)
         arrivals += [Arrival(begin_s + a.at_s, a.prompt_tokens, a.output_tokens) for a in part]
-    return arrivals
+    return fit_lengths(arrivals, LENGTHS)[0]
 
 
 def _load(axes: Axes, result: RunResult) -> None:
