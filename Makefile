@@ -138,9 +138,8 @@ bench-gpu: setup ## time the GPU kernels against the libraries on random problem
 
 ENGINE_MODELS ?= llama-8b,mistral-24b
 
-bench-engine: setup ## whole engines on one GPU: throughput, steps, switches -> benchmarks/results/h100-*.csv (an hour)
+bench-engine: setup ## whole engines on one GPU: throughput, switches -> benchmarks/results/h100-*.csv (an hour)
 	$(RUN) -m benchmarks.engine.engine_offline --models $(ENGINE_MODELS) $(ARGS)
-	$(RUN) -m benchmarks.engine.engine_steps --models $(ENGINE_MODELS)
 	$(RUN) -m benchmarks.engine.engine_switch --models $(ENGINE_MODELS)
 
 bench-http: setup ## the HTTP path against vllm serve and the engine alone -> benchmarks/results/http-path.csv (ARGS=--gpu: h100-http.csv)

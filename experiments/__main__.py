@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     run.add_argument(
         "--step-log",
         type=Path,
-        help="folder for a log of every step, which slows each (python -m benchmarks.steps.step_sizes)",
+        help="folder for a log of the service's steps, which slows each (python -m simulator fit)",
     )
     summary = commands.add_parser("summary", help="sum up the reports that are there: summary.json, picture, table")
     summary.add_argument(

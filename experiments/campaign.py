@@ -57,7 +57,7 @@ def loadtest_command(experiment: Experiment, run: Run, rate_rps: float, seed: in
 class Campaign:
     """An experiment on a trace; reports go to ``out/runs/<run>/<rate>-<seed>``, what happens to ``say``.
 
-    With ``step_log`` every engine keeps a log of its steps in a folder of its system's name there.
+    With ``step_log`` every engine of the service keeps a log of its steps there.
     """
 
     experiment: Experiment

@@ -11,9 +11,9 @@ import sys
 
 import pytest
 from gemm_library import CSRC, CUDA
+from gemm_shapes import SHAPES, TABLE_TOKENS, TOKENS
 
 from benchmarks.kernels import gpu_kernels as kernels
-from benchmarks.kernels.gpu_shapes import SHAPES, TABLE_TOKENS, TOKENS
 
 pytestmark = pytest.mark.usefixtures("host_library")
 
