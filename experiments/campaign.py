@@ -46,7 +46,6 @@ def loadtest_command(experiment: Experiment, run: Run, rate_rps: float, seed: in
         "drain": load.drain_s,
         "settle-limit": load.settle_limit_s,
         "policies": (run.directive or "adaptive") if run.system == "nestedfp" else f"plain-{run.name}",
-        "admin-key-env": ADMIN_KEY_ENV,
         "exact-share": run.exact_share or None,
     }
     given = [(f"--{name}", str(value)) for name, value in options.items() if value is not None]
