@@ -8,7 +8,6 @@ from typing import Annotated, Self
 from pydantic import Field, ValidationError, model_validator
 
 from controller.fleet.fleet import FORGET_AFTER_S, RATE_WINDOW_S
-from controller.messages import Fallback
 from controller.policies import POLICIES, PolicyConfig
 from controller.policies.base import Observation
 from controller.policies.deadlines import Deadlines
@@ -34,10 +33,7 @@ class GuardConfig(FrozenModel):
     stats_stale_after_s: Annotated[float, Field(gt=0)] = 5.0
     no_progress_after_s: Annotated[float, Field(gt=0)] = 10.0  # an engine with work and no step for so long is stuck
     quorum: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the replicas that must be ready and fresh
-    expected_replicas: Annotated[int, Field(ge=1)] | None = None  # the quorum counts from this; None: from the ready
     warm_up_s: Annotated[float, Field(ge=0)] = 2.0  # a replica that has been ready for less is no evidence
-    fail_safe: Fallback | None = None  # in force when there has been no quorum for long; None: the mode stays
-    fail_safe_after_s: Annotated[float, Field(ge=0)] = 30.0
 
 
 class LadderConfig(FrozenModel):
@@ -86,15 +82,6 @@ class ControllerConfig(FrozenModel):
     reload_on_change: bool = False  # take the file up again whenever it changes, besides when the operator asks
 
     @model_validator(mode="after")
-    def _fail_safe_leaves_fixed_modes(self) -> Self:
-        if self.guards.fail_safe is not None and self.policy.name in ("static_fp16", "static_fp8"):
-            raise ValueError(
-                f"guards.fail_safe does not go with the policy {self.policy.name}, which is for replicas that stay in one "
-                "precision, also without a quorum; remove it or choose another policy"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _exact_replicas_are_there_to_share(self) -> Self:
         if self.ladder.exact_share is not None and self.policy.name != "exact_first":
             raise ValueError(
@@ -127,16 +114,9 @@ class ControllerConfig(FrozenModel):
         decision, state = spec.start(self.policy)
         if not self.advisory:
             if spec.adaptive and not spec.keeps_own_pace:
-                return self.in_full(Fallback())
+                return DirectiveMode.AUTO, Deadlines().rule_for(self.slo)
             decision, _ = spec.decide(Observation(0.0, (), slo=self.slo), state, self.policy)
         return decision.mode, decision.rule
-
-    def in_full(self, fallback: Fallback) -> tuple[DirectiveMode, StepRule]:
-        """A fallback's mode and rule; without a rule the deadlines of the SLO, by the policy's fractions where it has them."""
-        if fallback.rule is not None:
-            return fallback.mode, fallback.rule
-        deadlines = self.policy if isinstance(self.policy, Deadlines) else Deadlines()
-        return fallback.mode, deadlines.rule_for(self.slo)
 
 
 def check_reload(old: ControllerConfig, new: ControllerConfig) -> None:

@@ -3,7 +3,7 @@
 Each guard is a pure function, all in seconds and none in ticks, so that a change of the step period changes nothing.
 Missing data argues against a change (as in Kubernetes' horizontal autoscaler): a silent replica is taken to be calm
 when the policy wants FP8, and to be loaded when it wants to leave it. A replica whose snapshots are implausible counts
-as silent. Only the fail-safe, where one is configured, changes the mode without data.
+as silent.
 
 A policy that keeps its own pace (``PolicySpec``) knows dwell times and switches itself: only the quorum holds it back, and silent
 replicas keep what they do.
@@ -78,12 +78,11 @@ def usable(replicas: Replicas, config: GuardConfig) -> Replicas:
     return tuple([replica for replica in heard if engine_fault(replica, config) is None])
 
 
-def hold_for_quorum(fresh_count: int, ready_count: int, quorum: float, expected_count: int | None = None) -> str | None:
-    """Hold when too few of the ready replicas, or of those expected, are fresh to judge the cluster."""
+def hold_for_quorum(fresh_count: int, ready_count: int, quorum: float) -> str | None:
+    """Hold when too few of the ready replicas are fresh to judge the cluster."""
     if ready_count == 0:
         return "held_no_ready_replicas"
-    of_count = max(ready_count, expected_count or 0)
-    return "held_by_quorum" if fresh_count == 0 or fresh_count < quorum * of_count else None
+    return "held_by_quorum" if fresh_count == 0 or fresh_count < quorum * ready_count else None
 
 
 def hold_for_stale(
@@ -138,7 +137,7 @@ def guarded_decide(
     ready = warmed_up(observation.replicas, guards.warm_up_s)
     heard = fresh(ready, guards.stale_after_s)
     evidence = usable(heard, guards)
-    if (hold := hold_for_quorum(len(evidence), len(ready), guards.quorum, guards.expected_replicas)) is not None:
+    if (hold := hold_for_quorum(len(evidence), len(ready), guards.quorum)) is not None:
         if not len(ready) and len(warmed_up(observation.replicas)):
             hold = "held_by_warm_up"
         return GuardedDecision(stay(observation, hold), policy_state, None, hold)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from controller.audit import DecisionRecord, Rung, StatusReport
 from controller.config import ControllerConfig, check_reload
-from controller.decide import guards, overload
+from controller.decide import overload
 from controller.decide.journal import DecisionJournal
 from controller.decide.overload import measure
 from controller.decide.overrides import Overrides
@@ -58,7 +58,6 @@ class ControlLoop:
         self._journal = DecisionJournal(self._start, start.reason)
         self._since_s: float | None = None  # when the mode came into force; None before the first event
         self._began_s = 0.0
-        self._blind_since_s: float | None = None  # since when there is no quorum
         # The operator has, since the last directive. It gets an epoch of its own also where it changes nothing: the next controller
         # knows replicas alone, and by their epochs which of them have heard it.
         self._spoken = False
@@ -212,14 +211,11 @@ class ControlLoop:
         return plan, climbed
 
     def _plan(self, now_s: float, views: Replicas) -> Plan:
-        """Ask the operator, the fail-safe, and then the policy."""
+        """Ask the operator, and then the policy."""
         ordered = self._overrides.for_all
         if ordered is not None and not self._config.advisory:
-            self._blind_since_s = None
             rule = exact_steps(self._config.slo.tpot_ms) if ordered.mode is DirectiveMode.FP16 else NO_RULE
             return Plan(Decision(ordered.mode, "override", rule))
-        if (fail_safe := self._fail_safe(now_s, views)) is not None:
-            return fail_safe
         spec = self._planner.spec
         if spec.keeps_own_pace and self._adopts_from and now_s - self._began_s < self._config.lease_s:
             # Until every replica that lives has said what it does, a policy would decide for those who spoke first.
@@ -228,25 +224,6 @@ class ControlLoop:
         plan = self._planner.plan(now_s, views, self._decided, self._fleet.faults)
         # A policy that never changes its directive is the operator's word, as it is for the guards.
         return keep_fp8(plan, self._decided, views) if self._ladder.holds_fp8 and spec.adaptive else plan
-
-    def _fail_safe(self, now_s: float, views: Replicas) -> Plan | None:
-        """The configured mode, once there has been no quorum for long."""
-        bounds = self._config.guards
-        if bounds.fail_safe is None:
-            return None
-        ready = guards.warmed_up(views, bounds.warm_up_s)
-        usable = guards.usable(ready, bounds)
-        hold = guards.hold_for_quorum(len(usable), len(ready), bounds.quorum, bounds.expected_replicas)
-        if hold is None:
-            self._blind_since_s = None
-            return None
-        if self._blind_since_s is None:
-            self._blind_since_s = now_s
-        if now_s - self._blind_since_s < bounds.fail_safe_after_s:
-            return None
-        inputs = (("without_quorum_s", now_s - self._blind_since_s), ("fresh_replicas", float(len(usable))))
-        mode, rule = self._config.in_full(bounds.fail_safe)
-        return Plan(Decision(mode, "fail_safe", rule, inputs))
 
     def _climb(self, now_s: float, views: Replicas) -> str | None:
         """Go a step up or down the ladder where it is time to; returns why."""

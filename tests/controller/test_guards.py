@@ -62,9 +62,6 @@ def judge(
         ([{}], {"current": FP8, "state": GuardState(80.0, (80.0,))}, FP16, "below_leave", FP16),
         ([HOT], {"state": GuardState(40.0, (40.0,) * 6)}, FP8, "wait_ratio_over_enter", FP8),
         ([HOT, {"age_s": 2.0}, {"age_s": 2.0}], {}, FP16, "held_by_quorum", None),
-        # of four that should be there one is too few, whatever it says
-        ([HOT], {"guards": GuardConfig(expected_replicas=4)}, FP16, "held_by_quorum", None),
-        ([HOT], {"guards": GuardConfig(expected_replicas=2)}, FP8, "wait_ratio_over_enter", FP8),
         # cold starts are no overload
         ([{**HOT, "ready_for_s": 1.9}, {}], {}, FP16, "below_enter", FP16),
         ([{**HOT, "ready_for_s": 2.0}, {}], {}, FP8, "wait_ratio_over_enter", FP8),

@@ -1,4 +1,4 @@
-"""The control loop while it runs: advisory mode, the fail-safe, overrides by replica, the ladder, reloads.
+"""The control loop while it runs: advisory mode, overrides by replica, the ladder, reloads.
 
 What it makes of loads, bad input and restarts: test_loop.py.
 """
@@ -12,7 +12,7 @@ from nestedfp.modes import DirectiveMode
 FP16, FP8, AUTO = DirectiveMode.FP16, DirectiveMode.FP8, DirectiveMode.AUTO
 
 
-# -- advisory mode, fail-safe ------------------------------------------------------------------------------------------
+# -- advisory mode ------------------------------------------------------------------------------------------
 
 
 def test_advisory_decides_and_logs_as_if_it_acted_and_does_not() -> None:
@@ -38,18 +38,6 @@ def test_the_operator_acts_in_advisory_mode_too_and_a_reload_ends_it() -> None:
     assert cluster.modes == {FP16}
     cluster.carry_out(cluster.loop.reload(cluster.now_s, make_config()))
     assert cluster.modes == {FP8}
-
-
-def test_the_fail_safe_comes_into_force_without_data_and_goes_with_it() -> None:
-    fail_safe = {"fail_safe": {"mode": "fp8"}, "fail_safe_after_s": 5}
-    cluster = Cluster(make_loop(guards=fail_safe), ("r0", "r1")).run(2)
-    cluster.silent = {"r0", "r1"}
-    cluster.run(5)
-    assert cluster.status.mode is FP16
-    cluster.run(2)
-    assert (cluster.status.mode, cluster.records[-1].reason) == (FP8, "fail_safe")
-    cluster.silent = set()
-    assert cluster.run(25).modes == {FP16}
 
 
 # -- overrides by replica ----------------------------------------------------------------------------------------------
