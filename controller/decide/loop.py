@@ -221,7 +221,7 @@ class ControlLoop:
             # Until every replica that lives has said what it does, a policy would decide for those who spoke first.
             decided = self._decided
             return Plan(Decision(decided.mode, "held_by_adoption", decided.rule, exceptions=decided.exceptions))
-        plan = self._planner.plan(now_s, views, self._decided, self._fleet.faults)
+        plan = self._planner.plan(now_s, views, self._decided)
         # A policy that never changes its directive is the operator's word, as it is for the guards.
         return keep_fp8(plan, self._decided, views) if self._ladder.holds_fp8 and spec.adaptive else plan
 

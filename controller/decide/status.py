@@ -53,16 +53,13 @@ def status_report(
         override=override,
         replica_overrides=replica_overrides,
         path_saturated=path_limit.limited_count(views) > 0,
-        replicas=tuple(
-            _replica(view, config, publisher, fleet.faults.get(view.replica_id), view.replica_id in replica_overrides)
-            for view in views
-        ),
+        replicas=tuple(_replica(view, config, publisher, view.replica_id in replica_overrides) for view in views),
         config_loads=journal.reload_count,
     )
 
 
 def _replica(
-    view: ReplicaView, config: ControllerConfig, publisher: DirectivePublisher, fault: str | None, overridden: bool
+    view: ReplicaView, config: ControllerConfig, publisher: DirectivePublisher, overridden: bool
 ) -> ReplicaStatus:
     snapshot, rates = view.snapshot, view.rates
     heard = publisher.last_heard(snapshot.replica_id)
@@ -77,7 +74,7 @@ def _replica(
         overridden=overridden,
         acked=publisher.acked(snapshot.replica_id),
         stale=view.age_s > config.guards.stale_after_s or stuck is not None,
-        fault=fault or snapshot.fault or stuck,
+        fault=snapshot.fault or stuck,
         age_s=view.age_s,
         path_saturated=path_limit.limits(view),
         ttft_p90_ms=snapshot.ttft.p90_ms if snapshot.ttft.count else None,

@@ -26,7 +26,6 @@ def judge(
     policy: str = "threshold",
     guards: GuardConfig | None = None,
     state: GuardState | None = None,
-    faulty: tuple[str, ...] = (),
 ) -> GuardedDecision:
     spec = POLICIES[policy]
     config = spec.config(**({"leave_after_s": 0} if policy == "threshold" else {}))
@@ -37,7 +36,6 @@ def judge(
         config,
         guards or GuardConfig(),
         state or GuardState(),
-        faulty,
     )
 
 
@@ -65,13 +63,6 @@ def judge(
         # cold starts are no overload
         ([{**HOT, "ready_for_s": 1.9}, {}], {}, FP16, "below_enter", FP16),
         ([{**HOT, "ready_for_s": 2.0}, {}], {}, FP8, "wait_ratio_over_enter", FP8),
-        (
-            [{}, {"age_s": 2.0, "replica_id": "r1"}],
-            {"current": FP8, "faulty": ("r1",)},
-            FP8,
-            "held_by_implausible_replica",
-            FP16,
-        ),
         ([], {"policy": "static_fp16", "current": FP8, "state": GuardState(99.9)}, FP16, "static_fp16", FP16),
     ],
 )
