@@ -73,7 +73,6 @@ class ControllerConfig(FrozenModel):
     policy: PolicyConfig = Deadlines()
     guards: GuardConfig = GuardConfig()
     ladder: LadderConfig = LadderConfig()  # what comes when FP8 is not enough
-    advisory: bool = False  # decide and log, but leave the replicas in the mode of the start
     slo: Slo = Slo()
     report_period_s: Annotated[float, Field(gt=0, le=RATE_WINDOW_S / 2)] = 0.1  # pause between a replica's snapshots
     step_period_s: Annotated[float, Field(gt=0, le=60)] = 0.05  # pause between two decisions
@@ -108,14 +107,13 @@ class ControllerConfig(FrozenModel):
         """What a replica does without a lease, and without an operator's order: mode and rule.
 
         What the policy says, where it says the same whatever it observes; under any other every engine keeps the deadlines of
-        the SLO by itself. In advisory mode replicas stay as they start.
+        the SLO by itself.
         """
         spec = POLICIES[self.policy.name]
-        decision, state = spec.start(self.policy)
-        if not self.advisory:
-            if spec.adaptive and not spec.keeps_own_pace:
-                return DirectiveMode.AUTO, Deadlines().rule_for(self.slo)
-            decision, _ = spec.decide(Observation(0.0, (), slo=self.slo), state, self.policy)
+        if spec.adaptive and not spec.keeps_own_pace:
+            return DirectiveMode.AUTO, Deadlines().rule_for(self.slo)
+        _, state = spec.start(self.policy)
+        decision, _ = spec.decide(Observation(0.0, (), slo=self.slo), state, self.policy)
         return decision.mode, decision.rule
 
 

@@ -1,6 +1,6 @@
 """What a step wants to be in force: the policy at work behind its guards, and the shortest way to say who does what. Zero I/O.
 
-A plan is not published here: the loop may hold it back (operator, ladder, advisory mode) and tells the planner what came into
+A plan is not published here: the loop may hold it back (operator, ladder) and tells the planner what came into
 force.
 """
 

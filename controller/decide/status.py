@@ -10,7 +10,7 @@ from controller.fleet import path_limit
 from controller.fleet.fleet import Fleet
 from controller.fleet.view import ReplicaView
 from controller.messages import ReplicaState
-from controller.protocol.publisher import Content, DirectivePublisher
+from controller.protocol.publisher import DirectivePublisher
 from nestedfp.modes import DirectiveMode
 
 
@@ -21,7 +21,6 @@ def status_report(
     fleet: Fleet,
     overrides: Overrides,
     journal: DecisionJournal,
-    decided: Content,
     rung: Rung,
     ladder: LadderState,
     since_s: float,
@@ -41,9 +40,6 @@ def status_report(
         slo_ttft_ms=config.slo.ttft_ms,
         slo_tpot_ms=config.slo.tpot_ms,
         fp8_replicas=sum(content.mode_for(view.replica_id) is DirectiveMode.FP8 for view in views),
-        advisory=config.advisory,
-        advised_mode=decided.mode if config.advisory else None,
-        advised_exceptions=dict(decided.exceptions) if config.advisory else {},
         rung=rung,
         fp8_insufficient=ladder.insufficient,
         admission_scale=content.admission_scale,

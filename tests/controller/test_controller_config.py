@@ -51,12 +51,6 @@ def test_without_a_controller_a_fixed_precision_stays(name: str, mode: Directive
     assert ControllerConfig.model_validate(config).lapsed == (mode, rule)
 
 
-@pytest.mark.parametrize("name", ["exact_first", "deadlines", "threshold", "static_fp16"])
-def test_in_advisory_mode_replicas_stay_as_they_start_without_a_controller_too(name: str) -> None:
-    config = ControllerConfig.model_validate({"policy": {"name": name}, "advisory": True})
-    assert config.lapsed[0] is DirectiveMode.FP16
-
-
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_can_be_named_and_is_the_one_its_config_says(name: str) -> None:
     config = ControllerConfig.model_validate({"policy": {"name": name}})
