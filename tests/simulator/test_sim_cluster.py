@@ -48,12 +48,10 @@ def times(result: RunResult) -> list[tuple[str, float, float]]:
     return [(request.outcome, request.first_s, request.finished_s) for request in result.requests]
 
 
-def test_the_same_seed_gives_the_same_run_and_another_seed_another():
-    crowd = steady(1500, 240.0)  # more than FP16 does, so that the network's delays tell when FP8 begins
-    one, two, other = (
-        times(run(policy_config("threshold"), Scenario(replicas=3, seed=seed), *crowd)) for seed in (5, 5, 6)
-    )
-    assert one == two != other
+def test_the_same_seed_gives_the_same_run():
+    crowd = steady(1500, 240.0)  # more than FP16 does, so that FP8 begins
+    one, two = (times(run(policy_config("threshold"), Scenario(replicas=3, seed=5), *crowd)) for _ in range(2))
+    assert one == two
 
 
 def test_more_load_is_never_better_and_fp8_carries_more():
