@@ -140,9 +140,8 @@ bench-gpu: setup ## time the GPU kernels against the libraries on random problem
 
 ENGINE_MODELS ?= llama-8b,mistral-24b
 
-bench-engine: setup ## whole engines on one GPU: throughput, steps, switches -> benchmarks/results/h100-*.csv (an hour)
+bench-engine: setup ## whole engines on one GPU: throughput, switches -> benchmarks/results/h100-*.csv (an hour)
 	$(RUN) -m benchmarks.engine.engine_offline --models $(ENGINE_MODELS) $(ARGS)
-	$(RUN) -m benchmarks.engine.engine_steps --models $(ENGINE_MODELS)
 	$(RUN) -m benchmarks.engine.engine_switch --models $(ENGINE_MODELS)
 
 bench-http: setup ## the HTTP path against vllm serve and the engine alone -> benchmarks/results/http-path.csv (ARGS=--gpu: h100-http.csv)
@@ -153,7 +152,7 @@ LOADTEST_ARGS ?= --duration 60 --load-fraction 0.68 --length-scale 0.1 --max-pro
 loadtest: setup ## a burst against fp16, fp8 and adaptive, five minutes (ARGS="--duration 240 --trace FILE") -> runs/
 	$(RUN) -m loadtest --config deploy/configs/loadtest.yaml $(LOADTEST_ARGS) $(ARGS)
 
-chaos: setup ## kill, stop and attack a service under load, then soak it (ARGS="--minutes 30") -> runs/chaos-TIME/: three quarters of an hour
+chaos: setup ## kill and stop the parts of a service under load, then soak it (ARGS="--minutes 30") -> runs/chaos-TIME/: three quarters of an hour
 	$(RUN) -m chaos $(ARGS)
 
 clean: ## remove the build output (the virtual environment stays)

@@ -1,1 +1,1 @@
-"""The fault campaign: a service is killed, stopped and attacked part by part under a steady load; what that costs is measured."""
+"""The fault campaign: parts of a service are killed and stopped under a steady load; the cost of that is measured."""

@@ -4,16 +4,19 @@ What each fault cost is written to ``runs/chaos-TIME/chaos.json``, and as a tabl
 """
 
 import argparse
+import json
 import signal
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
-from chaos import campaign, report
+from chaos import campaign
+from chaos.campaign import SoakResult
 from chaos.fault_cost import FaultResult
 from chaos.faults import FAULTS
-from chaos.soak import SoakResult
 from deploy.config import ConfigError, load
 from loadtest.errors import InputError, ServiceError
 
@@ -27,12 +30,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m chaos", description=__doc__)
     parser.add_argument("--config", type=Path, default=CONFIG, help="deployment YAML (default: %(default)s)")
     parser.add_argument("--faults", help=f"comma-separated (default: all): {', '.join(FAULTS)}; '' for none")
-    parser.add_argument("--malformed", type=int, default=10_000, help="malformed requests (default: %(default)s)")
     parser.add_argument(
         "--minutes", type=float, default=3.0, help="of the soak at the end; 0: none (default: %(default)g)"
     )
     parser.add_argument("--port", type=int, default=8490)
-    parser.add_argument("--start-limit", type=float, default=900.0, help="seconds (default: %(default)g)")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="the report goes to a folder of this one")
     args = parser.parse_args(argv)
     names = list(FAULTS) if args.faults is None else [name.strip() for name in args.faults.split(",") if name.strip()]
@@ -40,8 +41,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--faults: unknown: {', '.join(sorted(unknown))}; known: {', '.join(FAULTS)}")
     if not args.config.is_file():
         parser.error(f"--config: no such file: {args.config}")
-    if args.malformed < 1 or args.minutes < 0 or 0 < args.minutes < 1:
-        parser.error("--malformed: at least 1; --minutes: 0, or at least 1")
+    if args.minutes < 0 or 0 < args.minutes < 1:
+        parser.error("--minutes: 0, or at least 1")
     try:
         load(args.config)
     except ConfigError as error:
@@ -62,34 +63,47 @@ def run(args: argparse.Namespace, names: list[str], folder: Path) -> int:
 
     found: list[FaultResult] = []
     soak: SoakResult | None = None
-    notes = ""
     whole = True
     try:
-        with campaign.running(args.config, args.port, folder, args.start_limit, say) as service:
-            try:
-                for fault in campaign.strike_all(service, names, args.malformed, folder, say):
-                    found.append(fault)
-                    report.write(folder, found, soak, notes)
-                    say(
-                        f"  detected after {fault.detect_s} s, recovered after {fault.recover_s} s; in flight "
-                        f"{fault.in_flight}, failed {fault.failed}, hung {fault.hung}, lost {fault.lost}; {fault.notes}"
-                    )
-                if args.minutes:
-                    say("soak")
-                    soak, notes = campaign.soaked(service, args.minutes, folder)
-            except campaign.CampaignError as error:
-                say(f"error: {error}")
-                whole = False
+        with campaign.running(args.config, args.port, folder, say) as service:
+            for fault in campaign.strike_all(service, names, folder, say):
+                found.append(fault)
+                write(folder, found, soak)
+                say(f"  detected after {fault.detect_s} s, recovered after {fault.recover_s} s; {fault.notes}")
+            if args.minutes:
+                say("soak")
+                soak = campaign.soaked(service, args.minutes, folder)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except (ServiceError, campaign.CampaignError, ValueError) as error:
+    except (ServiceError, campaign.CampaignError) as error:
         say(f"error: {error}")
         whole = False
-    report.write(folder, found, soak, notes)
+    write(folder, found, soak)
     print((folder / "chaos.md").read_text())
     print(folder / "chaos.json")
-    return 0 if whole and report.is_good(found) else 1
+    return 0 if whole and all(fault.is_good for fault in found) else 1
+
+
+def table(faults: Sequence[FaultResult]) -> str:
+    """Return a Markdown table of the faults."""
+    columns = [field.name.replace("_", " ") for field in fields(FaultResult)]
+    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    for fault in faults:
+        cells = ["-" if value is None else str(value).replace("|", "/") for value in asdict(fault).values()]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def write(folder: Path, faults: Sequence[FaultResult], soak: SoakResult | None) -> None:
+    """Write chaos.json and chaos.md; ``soak`` is null where there was none."""
+    whole = {"faults": [asdict(fault) for fault in faults], "soak": None if soak is None else asdict(soak)}
+    (folder / "chaos.json").write_text(json.dumps(whole, indent=1) + "\n")
+    text = table(faults)
+    if soak is not None:
+        growth = f"resident memory {soak.rss_growth_pct:+.2f} %, descriptors {soak.fd_growth:+d}"
+        text += f"\nSoak: {soak.minutes:g} minutes, {growth}\n"
+    (folder / "chaos.md").write_text(text)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,11 @@
 All times are seconds of ``time.monotonic``.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
+from chaos.watch import ProcessLook, StatusLook
 from loadtest.report.error_kinds import error_kinds, most_frequent
 from loadtest.sender.plan import CUT, TOO_LONG, WRONG_LENGTH
 from loadtest.sender.sse import UNFINISHED
@@ -14,35 +15,6 @@ from workload.records import RequestRecord
 
 ClientOutcome = Literal["ok", "refused", "failed", "hung", "lost"]
 REFUSED_STATUS = 429
-SEVERAL = ("engine", "worker", "replica")  # kinds of which each replica has its own
-
-
-@dataclass(frozen=True, slots=True)
-class StatusLook:
-    """One answer to ``GET /status``, when it came."""
-
-    at_s: float
-    code: int  # of HTTP; 0: no answer
-    ready: frozenset[str]  # replicas that take requests and whose engine goes forward
-
-    def sound(self, replicas: int) -> bool:
-        """Whether the service says that it is whole."""
-        return self.code == 200 and len(self.ready) >= replicas
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessLook:
-    """The service's processes that run, by kind."""
-
-    at_s: float
-    alive: Mapping[str, frozenset[int]]
-
-    def whole(self, before: "ProcessLook") -> bool:
-        """Whether no kind has fewer processes than before. Of a kind that needs one alone, another may have been on its way out."""
-        return all(
-            len(self.alive.get(kind, ())) >= (len(pids) if kind in SEVERAL else min(1, len(pids)))
-            for kind, pids in before.alive.items()
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +48,7 @@ class FaultResult:
         failed: requests that ended with an error, or without an answer that can be taken for whole.
         hung: requests that ended by the client's patience.
         lost: requests that ended as if all were well, with a part of the answer.
+        notes: the errors, and how many were refused.
     """
 
     fault: str
@@ -86,6 +59,11 @@ class FaultResult:
     hung: int
     lost: int
     notes: str
+
+    @property
+    def is_good(self) -> bool:
+        """Whether everything recovered, and no request hung or was lost."""
+        return self.recover_s is not None and not self.hung and not self.lost
 
 
 def outcome(record: RequestRecord) -> ClientOutcome:
@@ -153,7 +131,6 @@ def result(
     records: Sequence[RequestRecord],
     statuses: Sequence[StatusLook],
     processes: Sequence[ProcessLook],
-    notes: Sequence[str] = (),
 ) -> FaultResult:
     """Sum up a fault.
 
@@ -162,14 +139,8 @@ def result(
         statuses, processes: looks in the order of time, of which the first came before the fault.
     """
     by_outcome: dict[ClientOutcome, list[RequestRecord]] = {
-        "ok": [],
-        "refused": [],
-        "failed": [],
-        "hung": [],
-        "lost": [],
+        kind: [record for record in records if outcome(record) == kind] for kind in get_args(ClientOutcome)
     }
-    for record in records:
-        by_outcome[outcome(record)].append(record)
     failed = by_outcome["failed"]
     before = [look for look in statuses if look.at_s < injection.began_s][-1]
     kinds = error_kinds(record.error for record in failed if record.error is not None)
@@ -187,7 +158,7 @@ def result(
         failed=len(failed),
         hung=len(by_outcome["hung"]),
         lost=len(by_outcome["lost"]),
-        notes="; ".join([*said, *notes]),
+        notes="; ".join(said),
     )
 
 

@@ -14,9 +14,9 @@ from types import TracebackType
 
 from benchmarks.http import http_procs
 from benchmarks.http.http_procs import Process
-from chaos.fault_cost import ProcessLook, StatusLook
 from deploy.environment import FOLDER_PREFIX
 
+SEVERAL = ("engine", "worker", "replica")  # kinds of which each replica has its own
 STATUS_ASKERS = 4
 STATUS_PERIOD_S = 0.8  # of each of them
 PROCESS_PERIOD_S = 0.1
@@ -40,6 +40,34 @@ KINDS: Mapping[str, Callable[[Process], bool]] = {
     "serve_controller": _is("serve_controller"),
     "gcs": lambda process: "gcs_server" in process.command.split(" ")[0],
 }
+
+
+@dataclass(frozen=True, slots=True)
+class StatusLook:
+    """One answer to ``GET /status``, when it came."""
+
+    at_s: float
+    code: int  # of HTTP; 0: no answer
+    ready: frozenset[str]  # replicas that take requests and whose engine goes forward
+
+    def sound(self, replicas: int) -> bool:
+        """Whether the service says that it is whole."""
+        return self.code == 200 and len(self.ready) >= replicas
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLook:
+    """The service's processes that run, by kind."""
+
+    at_s: float
+    alive: Mapping[str, frozenset[int]]
+
+    def whole(self, before: "ProcessLook") -> bool:
+        """Whether no kind has fewer processes than before. Of a kind that needs one alone, another may have been on its way out."""
+        return all(
+            len(self.alive.get(kind, ())) >= (len(pids) if kind in SEVERAL else min(1, len(pids)))
+            for kind, pids in before.alive.items()
+        )
 
 
 def running(pid: int) -> bool:

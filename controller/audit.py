@@ -10,8 +10,8 @@ from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
 from workload.frozen import FrozenModel
 
-# 2: the ladder's rungs, held decisions, advisory mode; 3: the path, ages of statistics; 4: slo_evaluated; 5: no scopes, no loads.
-SCHEMA_VERSION = 5
+# 4: slo_evaluated; 5: no scopes, no loads; 6: no advisory mode.
+SCHEMA_VERSION = 6
 
 
 class Rung(enum.StrEnum):
@@ -43,7 +43,6 @@ class DecisionRecord(FrozenModel):
     now_s: float  # the loop's clock
     wall_s: float | None = None  # seconds since 1970, stamped by the driver
     outcome: DecisionOutcome = DecisionOutcome.APPLIED
-    advisory: bool = False  # decided and logged only; the epoch is that of the directive in force
     from_mode: DirectiveMode
     to_mode: DirectiveMode
     wanted: DirectiveMode | None = None  # the policy's proposal for most replicas; None when it was not asked
@@ -84,7 +83,7 @@ class ReplicaStatus(ReplicaState):
     acked: bool  # reports the directive in force: its epoch, its mode and a running lease
     stale: bool  # silent for longer than the guards allow, or its engine does not answer or make steps
     age_s: Seconds  # since the last snapshot, by the controller's clock
-    fault: str | None = None  # what is wrong with it, or why its latest snapshots are no evidence; None: nothing
+    fault: str | None = None  # what is wrong with it; None: nothing
     directed: DirectiveMode  # what it should have in force
     overridden: bool = False  # the operator's word for this replica alone
     ttft_p90_ms: Milliseconds | None  # None: no request in the window
@@ -119,9 +118,6 @@ class StatusReport(FrozenModel):
     slo_ttft_ms: Milliseconds | None = None  # objectives; None: not reported
     slo_tpot_ms: Milliseconds | None = None
     fp8_replicas: Count = 0  # directed to FP8, of those known
-    advisory: bool = False
-    advised_mode: DirectiveMode | None = None  # what would be in force; None unless advisory
-    advised_exceptions: dict[str, DirectiveMode] = Field(default_factory=dict)
     rung: Rung = Rung.NONE
     fp8_insufficient: bool = False  # FP8 alone does not hold the SLO
     admission_scale: float = 1.0

@@ -8,7 +8,6 @@ from typing import Annotated, Self
 from pydantic import Field, ValidationError, model_validator
 
 from controller.fleet.fleet import FORGET_AFTER_S, RATE_WINDOW_S
-from controller.messages import Fallback
 from controller.policies import POLICIES, PolicyConfig
 from controller.policies.base import Observation
 from controller.policies.deadlines import Deadlines
@@ -34,10 +33,7 @@ class GuardConfig(FrozenModel):
     stats_stale_after_s: Annotated[float, Field(gt=0)] = 5.0
     no_progress_after_s: Annotated[float, Field(gt=0)] = 10.0  # an engine with work and no step for so long is stuck
     quorum: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the replicas that must be ready and fresh
-    expected_replicas: Annotated[int, Field(ge=1)] | None = None  # the quorum counts from this; None: from the ready
     warm_up_s: Annotated[float, Field(ge=0)] = 2.0  # a replica that has been ready for less is no evidence
-    fail_safe: Fallback | None = None  # in force when there has been no quorum for long; None: the mode stays
-    fail_safe_after_s: Annotated[float, Field(ge=0)] = 30.0
 
 
 class LadderConfig(FrozenModel):
@@ -77,22 +73,12 @@ class ControllerConfig(FrozenModel):
     policy: PolicyConfig = Deadlines()
     guards: GuardConfig = GuardConfig()
     ladder: LadderConfig = LadderConfig()  # what comes when FP8 is not enough
-    advisory: bool = False  # decide and log, but leave the replicas in the mode of the start
     slo: Slo = Slo()
     report_period_s: Annotated[float, Field(gt=0, le=RATE_WINDOW_S / 2)] = 0.1  # pause between a replica's snapshots
     step_period_s: Annotated[float, Field(gt=0, le=60)] = 0.05  # pause between two decisions
     lease_s: Annotated[float, Field(gt=0, le=3600)] = 2.0  # each answer to a replica's call renews it
     renew_s: Annotated[float, Field(gt=0)] = 0.5  # after which a replica's call is answered though nothing is new
     reload_on_change: bool = False  # take the file up again whenever it changes, besides when the operator asks
-
-    @model_validator(mode="after")
-    def _fail_safe_leaves_fixed_modes(self) -> Self:
-        if self.guards.fail_safe is not None and self.policy.name in ("static_fp16", "static_fp8"):
-            raise ValueError(
-                f"guards.fail_safe does not go with the policy {self.policy.name}, which is for replicas that stay in one "
-                "precision, also without a quorum; remove it or choose another policy"
-            )
-        return self
 
     @model_validator(mode="after")
     def _exact_replicas_are_there_to_share(self) -> Self:
@@ -121,22 +107,14 @@ class ControllerConfig(FrozenModel):
         """What a replica does without a lease, and without an operator's order: mode and rule.
 
         What the policy says, where it says the same whatever it observes; under any other every engine keeps the deadlines of
-        the SLO by itself. In advisory mode replicas stay as they start.
+        the SLO by itself.
         """
         spec = POLICIES[self.policy.name]
-        decision, state = spec.start(self.policy)
-        if not self.advisory:
-            if spec.adaptive and not spec.keeps_own_pace:
-                return self.in_full(Fallback())
-            decision, _ = spec.decide(Observation(0.0, (), slo=self.slo), state, self.policy)
+        if spec.adaptive and not spec.keeps_own_pace:
+            return DirectiveMode.AUTO, Deadlines().rule_for(self.slo)
+        _, state = spec.start(self.policy)
+        decision, _ = spec.decide(Observation(0.0, (), slo=self.slo), state, self.policy)
         return decision.mode, decision.rule
-
-    def in_full(self, fallback: Fallback) -> tuple[DirectiveMode, StepRule]:
-        """A fallback's mode and rule; without a rule the deadlines of the SLO, by the policy's fractions where it has them."""
-        if fallback.rule is not None:
-            return fallback.mode, fallback.rule
-        deadlines = self.policy if isinstance(self.policy, Deadlines) else Deadlines()
-        return fallback.mode, deadlines.rule_for(self.slo)
 
 
 def check_reload(old: ControllerConfig, new: ControllerConfig) -> None:

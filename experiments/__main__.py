@@ -32,9 +32,9 @@ def main(argv: list[str] | None = None) -> int:
     run.add_argument(
         "--step-log",
         type=Path,
-        help="folder for a log of every step, which slows each (python -m benchmarks.steps.step_sizes)",
+        help="folder for a log of the service's steps, which slows each (python -m simulator fit)",
     )
-    summary = commands.add_parser("summary", help="sum up the reports that are there: summary.json, picture, table")
+    summary = commands.add_parser("summary", help="sum up the reports that are there: summary.json and a picture")
     summary.add_argument(
         "--add",
         action="store_true",
@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     results.write(found, folder)
     plots.draw(found, folder / "attainment.svg")
-    print(results.table(found))
+    print(f"{len(found.runs)} load tests in {folder / results.KEPT}; python -m docs.tables shows them")
     return 0 if whole else 1
 
 

@@ -46,7 +46,6 @@ def loadtest_command(experiment: Experiment, run: Run, rate_rps: float, seed: in
         "drain": load.drain_s,
         "settle-limit": load.settle_limit_s,
         "policies": (run.directive or "adaptive") if run.system == "nestedfp" else f"plain-{run.name}",
-        "admin-key-env": ADMIN_KEY_ENV,
         "exact-share": run.exact_share or None,
     }
     given = [(f"--{name}", str(value)) for name, value in options.items() if value is not None]
@@ -57,7 +56,7 @@ def loadtest_command(experiment: Experiment, run: Run, rate_rps: float, seed: in
 class Campaign:
     """An experiment on a trace; reports go to ``out/runs/<run>/<rate>-<seed>``, what happens to ``say``.
 
-    With ``step_log`` every engine keeps a log of its steps in a folder of its system's name there.
+    With ``step_log`` every engine of the service keeps a log of its steps there.
     """
 
     experiment: Experiment

@@ -27,8 +27,8 @@ from workload.shape import Lengths, fit_lengths, select_at_rate
 
 KEPT = "predicted.json"
 # What a request's first token takes beside the engine's steps: client, proxy, HTTP, tokens, the processes' ways to wake. Median of
-# nine measured on idle services of two shapes and three hosts, 7.0 to 10.9: the unloaded TTFT (benchmarks/results/h100-http*.csv,
-# nestedfp) less the engine's step of 16 tokens (start_costs of simulator/engine/tables/h100-*-load.json).
+# nine measured on idle services of two shapes and three hosts, 7.0 to 10.9: the unloaded TTFT (make bench-http ARGS=--gpu) less the
+# engine's step of 16 tokens (start_costs of simulator/engine/tables/h100-*-load.json).
 FRONT_MS = 9.7
 REST_S = 15.0  # before the load: the service was ready, or between two load tests
 

@@ -1,7 +1,7 @@
-"""Reports of an experiment's load tests -> one summary: a table for readers, JSON for programs, a picture."""
+"""Reports of an experiment's load tests -> one summary. python -m docs.tables shows it."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -204,44 +204,17 @@ def read(folder: Path) -> Results:
         ) from error
 
 
-HEADINGS = (
+COMPARED = (
     "requests/s",
     "policy",
     "exact answers, %",
     "tokens in FP16, %",
     "within the SLO, %",
-    "within twice the SLO, %",
-    "TTFT p50 / p90 / p99, ms",
-    "TPOT p50 / p90, ms",
-    "switches",
-    "failed",
+    "TTFT p50, ms",
+    "p90",
+    "TPOT p50, ms",
+    "p90",
 )
-COMPARED = (*HEADINGS[:5], "TTFT p50, ms", "p90", "TPOT p50, ms", "p90")
-
-
-def table(results: Results) -> str:
-    """Return a Markdown table: one line a policy and rate, means over seeds.
-
-    Behind the share within the SLO stands its range: over seeds, or of one seed the bootstrap's interval.
-    """
-    rows = []
-    for (rate, policy), cells in groups(results).items():
-        switches = [c.switches for c in cells if c.switches is not None]
-        low, high = interval(cells)
-        fields = (
-            f"{rate:g}",
-            policy,
-            _mean_percent(c.exact_answer_share for c in cells),
-            _mean_percent(c.fp16_token_share for c in cells),
-            f"{100 * mean(c.tight_slo for c in cells):.1f} ({100 * low:.1f} to {100 * high:.1f})",
-            f"{100 * mean(c.loose_slo for c in cells):.1f}",
-            " / ".join(f"{mean(getattr(c.ttft_ms, p) or np.nan for c in cells):.0f}" for p in ("p50", "p90", "p99")),
-            " / ".join(f"{mean(getattr(c.tpot_ms, p) or np.nan for c in cells):.1f}" for p in ("p50", "p90")),
-            f"{mean(switches):.0f}" if switches else "-",
-            str(sum(sum(c.errors.values()) for c in cells)),
-        )
-        rows.append(fields)
-    return _markdown(HEADINGS, rows)
 
 
 def predictions(predicted: Sequence[Prediction], measured: Results | None = None) -> str:
@@ -253,7 +226,7 @@ def predictions(predicted: Sequence[Prediction], measured: Results | None = None
         if measured is None or cell is not None:
             sides: tuple[Cell | Prediction, ...] = (each,) if cell is None else (cell, each)
             rows.append((f"{each.rate_rps:g}", each.policy, *map(" / ".join, zip(*map(_figures, sides), strict=True))))
-    return _markdown(COMPARED, rows)
+    return "\n".join(f"| {' | '.join(fields)} |" for fields in (COMPARED, ["---"] * len(COMPARED), *rows))
 
 
 def _figures(one: Cell | Prediction) -> list[str]:
@@ -268,15 +241,6 @@ def _figures(one: Cell | Prediction) -> list[str]:
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.0f}"
-
-
-def _mean_percent(shares: Iterable[float | None]) -> str:
-    known = [share for share in shares if share is not None]
-    return f"{100 * mean(known):.1f}" if known else "-"
-
-
-def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(fields)} |" for fields in (headings, ["---"] * len(headings), *rows))
 
 
 def interval(cells: Sequence[Cell]) -> tuple[float, float]:

@@ -29,7 +29,7 @@ def engine_of(experiment: Experiment, system: str, step_log: Path | None = None)
     """Return the engine's arguments, the same for every system but for its weights' precision.
 
     Args:
-        step_log: folder that gets one for the system, with a log of every step; None: none is kept.
+        step_log: folder for a log of every step of the service's engines; None: none is kept.
     """
     engine = experiment.engine
     if experiment.shape is not None:
@@ -58,7 +58,7 @@ def engine_of(experiment: Experiment, system: str, step_log: Path | None = None)
         gpu_memory_utilization=engine.gpu_memory_utilization,
         extra=extra,
         plugin=engine.plugin,
-        step_log=None if step_log is None else step_log / system,
+        step_log=step_log,
     )
 
 

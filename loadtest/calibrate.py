@@ -3,8 +3,7 @@
 One request at a time gives the unloaded latency. Then, in each precision, a closed loop whose number of users doubles, stage by
 stage, until another doubling brings less than 5 % more output tokens per second: the rate that the service carries. Tokens are
 counted after each stage's start-up, whether or not their requests were cut at the end, so that short stages are not biased
-against long answers. What stood in the way of more is read from the service's status during the last stage: only a rate that
-the engine limited is the engine's capacity.
+against long answers.
 """
 
 from collections.abc import Sequence
@@ -15,14 +14,12 @@ from typing import Literal
 from loadtest.config import LoadtestConfig
 from loadtest.errors import LoadtestError
 from loadtest.progress import Progress
-from loadtest.report.standing import Limit, PlaceStats, limited_by, places, stand
-from loadtest.sampling import Sampler
 from loadtest.sender.dispatch import run_plan
 from loadtest.sender.plan import CUT, WARM_SHARE, Event, PlannedRequest, SendPlan
 from loadtest.service.admin import ServiceClient
 from workload.azure import Arrival
 from workload.frozen import FrozenModel
-from workload.records import RequestRecord, TimelineSample, write_jsonl
+from workload.records import RequestRecord
 from workload.slo import Slo
 
 FIRST_USERS = 8
@@ -30,7 +27,6 @@ MIN_GROWTH = 0.05
 REFUSALS = (429, 503)  # admission control: the service says itself that it carries no more
 
 ProbeMode = Literal["fp16", "fp8", "plain"]
-ProbeLimit = Literal[Limit, "admission", "users"]  # users: throughput still grew with the most that were tried
 
 
 class Stage(FrozenModel):
@@ -38,22 +34,15 @@ class Stage(FrozenModel):
 
     users: int
     tokens_per_s: float  # output
-    where: dict[str, PlaceStats]
 
 
 class Capacity(FrozenModel):
-    """What the service carried of this load's requests, and what kept it from more."""
+    """What the service carried of this load's requests."""
 
     mode: ProbeMode
     carried_rps: float
     users: int  # with which it was reached
-    saturated_by: ProbeLimit
     stages: tuple[Stage, ...]
-
-    @property
-    def engine_rps(self) -> float | None:
-        """The engine's capacity; None where something else was the limit, or nobody tells."""
-        return self.carried_rps if self.saturated_by == "engine" else None
 
 
 class Calibration(FrozenModel):
@@ -82,11 +71,10 @@ def calibrate(
     mixed = tuple(
         PlannedRequest(at_s=0.0, prompt_tokens=a.prompt_tokens, output_tokens=a.output_tokens) for a in load[:2000]
     )
-    tells = config.directed or service.has_status()
 
     def probe(
         name: str, run: int, mode: ProbeMode, stages: tuple[int, ...], requests: tuple[PlannedRequest, ...]
-    ) -> tuple[tuple[RequestRecord, ...], tuple[TimelineSample, ...], tuple[int, ...]]:
+    ) -> tuple[tuple[RequestRecord, ...], tuple[int, ...]]:
         if mode != "plain":
             service.direct(mode, config.settle_limit_s, progress.say)
         plan = SendPlan(
@@ -95,7 +83,6 @@ def calibrate(
             request_timeout_s=config.request_timeout_s, seed=config.seed, token_ids=config.token_ids,
             records_path=work_dir / f"probe-{name}.jsonl",
         )  # fmt: skip
-        sampler = Sampler(service, "probe", tells)
         run_stages: list[int] = []
 
         def tick(elapsed_s: float, event: Event) -> None:
@@ -104,28 +91,22 @@ def calibrate(
                 return
             if event.event == "end" or elapsed_s <= 0:  # all users are gone, or not there yet
                 return
-            sampler.take(elapsed_s, event)
             users = run_stages[-1] if run_stages else 0
             progress.say(f"calibrating, {name}: {elapsed_s:.0f} s, {users} at once, {event.done} done")
 
-        records = run_plan(plan, tick, service.key)
-        samples = stand(records, sampler.samples)
-        write_jsonl(work_dir / f"probe-{name}-timeline.jsonl", samples)
-        return records, samples, tuple(run_stages)
+        return run_plan(plan, tick, service.key), tuple(run_stages)
 
     found: dict[str, object] = {}
     if config.slo_ttft_ms is None or config.slo_tpot_ms is None:
-        records, _, _ = probe("unloaded", 1000, "fp16" if config.directed else "plain", (1,), typical)
+        records, _ = probe("unloaded", 1000, "fp16" if config.directed else "plain", (1,), typical)
         ttft_ms, tpot_ms, count = unloaded_latency(records)
         found |= {"unloaded_ttft_ms": ttft_ms, "unloaded_tpot_ms": tpot_ms, "unloaded_requests": count}
     capacities = []
     if config.rate_rps is None:
         modes: tuple[ProbeMode, ...] = ("fp16", "fp8") if config.directed else ("plain",)
         for run, mode in enumerate(modes, start=1001):
-            records, samples, stages = probe(
-                f"capacity-{mode}", run, mode, user_stages(config.probe_concurrency), mixed
-            )
-            capacities.append(capacity(mode, records, samples, stages, config.probe_s, output_tokens))
+            records, stages = probe(f"capacity-{mode}", run, mode, user_stages(config.probe_concurrency), mixed)
+            capacities.append(capacity(mode, records, stages, config.probe_s, output_tokens))
             progress.note(capacity_text(capacities[-1]))
     return Calibration.model_validate(
         {
@@ -172,7 +153,6 @@ def tokens_between(records: Sequence[RequestRecord], begin_s: float, end_s: floa
 def capacity(
     mode: ProbeMode,
     records: Sequence[RequestRecord],
-    samples: Sequence[TimelineSample],
     users: Sequence[int],
     stage_s: float,
     mean_output_tokens: float,
@@ -182,63 +162,25 @@ def capacity(
     Raises:
         LoadtestError: requests failed for another reason than a refusal, or no token came back.
     """
-    refused = [record for record in records if record.error is not None and record.status in REFUSALS]
     _refuse_errors([record for record in records if record.status not in REFUSALS])
-    stages, seen = [], []
+    stages = []
     for number, count in enumerate(users):
         begin_s, end_s = (number + WARM_SHARE) * stage_s, (number + 1) * stage_s
-        seen = [sample for sample in samples if begin_s <= sample.at_s < end_s]
         per_s = tokens_between(records, begin_s, end_s) / (end_s - begin_s)
-        stages.append(Stage(users=count, tokens_per_s=per_s, where=places(seen)))
+        stages.append(Stage(users=count, tokens_per_s=per_s))
     best = max(stages, key=lambda stage: stage.tokens_per_s, default=None)
     if best is None or not best.tokens_per_s:
         raise LoadtestError(
             f"calibration: no token came back in {stage_s:g} s of the probe; raise --probe, "
             "shorten the requests (--length-scale), or give --rate, --slo-ttft-ms and --slo-tpot-ms"
         )
-    return Capacity(
-        mode=mode,
-        carried_rps=best.tokens_per_s / mean_output_tokens,
-        users=best.users,
-        saturated_by="admission" if refused else saturated_by(stages, limited_by(seen)),
-        stages=tuple(stages),
-    )
-
-
-def saturated_by(stages: Sequence[Stage], seen: Limit) -> ProbeLimit:
-    """What kept the last stage from more, from what its samples showed.
-
-    A standing queue in the engine, the path or the client tells. Without one, throughput that no longer grew although the
-    engine ran most of the users' requests at once tells of the engine too: its steps became longer.
-    """
-    if seen in ("engine", "path", "client"):
-        return seen
-    last, before = stages[-1], [stage.tokens_per_s for stage in stages[:-1]]
-    if not before or last.tokens_per_s > (1 + MIN_GROWTH) * max(before):
-        return "users"
-    if seen == "unknown":
-        return "unknown"
-    running = last.where.get("running")
-    return "engine" if running is not None and running.mean >= 0.5 * last.users else "unknown"
-
-
-LIMIT_TEXTS: dict[ProbeLimit, str] = {
-    "engine": "the engine was the limit",
-    "path": "the PATH in front of the engine was the limit: this is not the engine's capacity",
-    "client": "the CLIENT was the limit: this is not the engine's capacity",
-    "admission": "the service refused more (admission control)",
-    "users": "throughput still grew with the most users tried: the capacity is higher (--probe-concurrency)",
-    "unknown": "what was the limit is not known",
-    "none": "nothing was short",
-}
+    carried_rps = best.tokens_per_s / mean_output_tokens
+    return Capacity(mode=mode, carried_rps=carried_rps, users=best.users, stages=tuple(stages))
 
 
 def capacity_text(found: Capacity) -> str:
     """One sentence."""
-    return (
-        f"{found.mode} carried {found.carried_rps:.2f} requests/s with {found.users} at once; "
-        f"{LIMIT_TEXTS[found.saturated_by]}"
-    )
+    return f"{found.mode} carried {found.carried_rps:.2f} requests/s with {found.users} at once"
 
 
 def base_rps(calibration: Calibration) -> float:

@@ -31,10 +31,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "--config": "start the service with this",
         "--url": "use a running service on this machine, e.g. http://127.0.0.1:8000",
         "--allow-host": "with --url: this host of a private network may be the target as well",
-        "--admin-key-env": "with --url: variable with its key",
-        "--admin-key-file": "with --url: file with its key, instead",
+        "--admin-key-file": "with --url: file with its key (the variable NESTEDFP_ADMIN_KEY)",
         "--model": "name of the model (the first one the service lists)",
-        "--start-limit": "for the service's start",
     },
     "load": {
         "--trace": "Azure trace, CSV (a synthetic one of its shape)",

@@ -24,10 +24,8 @@ class LoadtestConfig(FrozenModel):
     service_config: Path | None = None
     allow_host: str | None = None  # other than this machine; the URL names it as well
     url: str | None = None
-    admin_key_env: str = "NESTEDFP_ADMIN_KEY"
-    admin_key_file: Path | None = None  # instead of the variable
+    admin_key_file: Path | None = None  # instead of the environment variable
     model: str | None = None
-    start_limit_s: Positive = 900.0
     # the load
     trace: Path | None = None
     seed: Annotated[int, Field(ge=0)] = 0

@@ -18,8 +18,7 @@ from loadtest.report.verdict import verdict
 from loadtest.report.write import LoadSummary, Summary, print_report, write_report
 from loadtest.runner import run_policy
 from loadtest.service.admin import ServiceClient
-from loadtest.service.process import serve_command, started_service
-from loadtest.service.settings import UNKNOWN, read_settings
+from loadtest.service.process import ADMIN_KEY_ENV, serve_command, started_service
 from loadtest.service.target import addresses
 from workload.azure import Arrival, read_trace
 from workload.records import Policy, RequestRecord, TimelineSample, write_jsonl
@@ -37,6 +36,7 @@ from workload.synthetic import synthetic_trace
 
 DEFAULT_CONTEXT_TOKENS = 2048
 SYNTHETIC_S = 3600.0
+START_LIMIT_S = 900.0  # of the service
 
 
 def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
@@ -51,12 +51,6 @@ def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
         f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
         f"load average {os.getloadavg()[0]:.1f} before the start"
     )
-    settings = read_settings(config.service_config) if config.service_config else UNKNOWN
-    if config.directed and not settings.has_controller:
-        raise InputError(
-            f"{config.service_config}: engine.quantization none runs a plain engine without a controller, which takes no "
-            "directives: give --policies plain"
-        )
     started = datetime.now(UTC)
     key = None if config.url is None else _key(config)
     with (
@@ -64,8 +58,8 @@ def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
         _service(config, key, out_dir, progress) as service,
     ):
         model, served_context = service.model(config.model)
-        context = config.context_tokens or served_context or settings.context_tokens or DEFAULT_CONTEXT_TOKENS
-        service_slo = settings.slo or service.slo()
+        context = config.context_tokens or served_context or DEFAULT_CONTEXT_TOKENS
+        service_slo = service.slo()
         lengths = Lengths(context, config.length_scale, config.max_prompt_tokens, config.max_output_tokens)
         fitted, scale = fit_lengths(trace, lengths)
         calibration = None
@@ -95,7 +89,7 @@ def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
                 slo_source=_slo_source(config),
                 service_slo=service_slo,
                 runs=tuple(runs),
-                verdict=verdict(runs, calibration),
+                verdict=verdict(runs),
                 incomplete=incomplete,
                 options=config.model_dump(mode="json"),
             )
@@ -149,7 +143,7 @@ def _service(config: LoadtestConfig, key: str | None, out_dir: Path, progress: P
     assert config.service_config is not None, "LoadtestConfig demands one of the two"
     command = serve_command(config.service_config)
     with (
-        started_service(command, out_dir / "service.log", config.start_limit_s, progress.say) as started,
+        started_service(command, out_dir / "service.log", START_LIMIT_S, progress.say) as started,
         ServiceClient(started.url, started.key) as service,
     ):
         progress.note(f"service ready at {started.url}")
@@ -164,7 +158,7 @@ def _key(config: LoadtestConfig) -> str | None:
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"--admin-key-file: cannot read {config.admin_key_file} ({error})") from error
     elif config.directed:
-        key, where = os.environ.get(config.admin_key_env, ""), f"the environment variable {config.admin_key_env}"
+        key, where = os.environ.get(ADMIN_KEY_ENV, ""), f"the environment variable {ADMIN_KEY_ENV}"
     else:
         return None
     if not key:

@@ -1,4 +1,4 @@
-"""Arguments that the command lines of the simulator share: the load, the cluster, the network, and what becomes of them."""
+"""Arguments of the simulator's command line: the load, the cluster, and what becomes of them."""
 
 import argparse
 from pathlib import Path
@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from controller.config import explain
 from simulator.bench import Bench, Generator, make_bench
-from simulator.cluster.scenario import Failure, Scenario
+from simulator.cluster.scenario import Scenario
 from simulator.engine.cost_table import TABLE, read_table
 from simulator.errors import SimulationError
 from workload.azure import read_trace
@@ -36,13 +36,11 @@ def add_load(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--start", type=float, default=0.0, metavar="S", help="of the window of the trace")
     group.add_argument("--duration", type=float, metavar="S", help="of the window (all of the trace; generated: 600)")
-    group.add_argument("--pinned-share", type=float, default=0.0, metavar="F", help="requests that demand FP16")
-    group.add_argument("--rest", type=float, default=0.0, metavar="S", help="before the first request (%(default)g)")
     group.add_argument("--seed", type=int, default=0)
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
-    """Replicas, and the network between them and the controller."""
+    """The replicas."""
     group = parser.add_argument_group("cluster")
     group.add_argument("--replicas", type=int, default=1, metavar="N", help="(%(default)s)")
     group.add_argument("--table", type=Path, default=TABLE, metavar="JSON", help="the engine (the table that ships)")
@@ -51,15 +49,6 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         "--max-replicas", type=int, metavar="N", help="up to which the autoscaler may go (none are added)"
     )
     group.add_argument("--cold-start", type=float, default=60.0, metavar="S", help="of an added replica (%(default)g)")
-    group.add_argument(
-        "--fail", type=_failure, action="append", metavar="WHO@AT+DOWN", default=[],
-        help="replica number or 'controller', when it fails and for how long, in seconds: 3@120+60; may repeat",
-    )  # fmt: skip
-    group = parser.add_argument_group("network between controller and replicas")
-    group.add_argument("--delay-ms", type=float, default=1.0, metavar="MS", help="median, one way (%(default)g)")
-    group.add_argument("--delay-spread", type=float, default=2.0, metavar="F", help="p84 over median (%(default)g)")
-    group.add_argument("--loss", type=float, default=0.0, metavar="F", help="of messages")
-    group.add_argument("--duplication", type=float, default=0.0, metavar="F", help="of messages")
 
 
 def check_window(args: argparse.Namespace) -> None:
@@ -97,51 +86,28 @@ def read_bench(args: argparse.Namespace) -> Bench:
     return make_bench(table, arrivals, 0.0, generator.duration_s, generator=generator)
 
 
-def check_folders(*paths: Path | None) -> None:
-    """Files are written at the end; that they can be is known at the start."""
-    for path in paths:
-        if path is not None and not path.parent.is_dir():
-            raise SimulationError(f"{path}: the folder {path.parent} does not exist")
-        if path is not None and path.is_dir():
-            raise SimulationError(f"{path}: expected a file to write, got a folder; name a file in it")
+def check_folder(path: Path | None) -> None:
+    """A file is written at the end; that it can be is known at the start."""
+    if path is not None and not path.parent.is_dir():
+        raise SimulationError(f"{path}: the folder {path.parent} does not exist")
+    if path is not None and path.is_dir():
+        raise SimulationError(f"{path}: expected a file to write, got a folder; name a file in it")
 
 
 def make_scenario(args: argparse.Namespace) -> Scenario:
     """The cluster of the arguments."""
     try:
-        scenario = Scenario.model_validate(
+        return Scenario.model_validate(
             {
                 "replicas": args.replicas,
                 "max_replicas": args.max_replicas,
                 "cold_start_s": args.cold_start,
                 "admission_limit": args.admission_limit,
-                "network": {
-                    "delay_ms": args.delay_ms,
-                    "spread": args.delay_spread,
-                    "loss": args.loss,
-                    "duplication": args.duplication,
-                },
-                "failures": args.fail,
-                "pinned_share": args.pinned_share,
-                "rest_s": args.rest,
                 "seed": args.seed,
             }
         )
     except ValidationError as error:
         raise SimulationError(explain(error).replace("\n", "; ")) from error
-    _check_failures(scenario)
-    return scenario
-
-
-def _check_failures(scenario: Scenario) -> None:
-    """A replica that there never is cannot fail: the run would rehearse nothing, and look as if all had been withstood."""
-    most = max(scenario.replicas, scenario.max_replicas or 0)  # added ones take the next numbers
-    for failure in scenario.failures:
-        if failure.replica is not None and failure.replica >= most:
-            raise SimulationError(
-                f"--fail: expected 'controller' or a replica from 0 to {most - 1}, got {failure.replica}: there are {most} at "
-                "most (--replicas, --max-replicas)"
-            )
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -164,14 +130,3 @@ def read_section(path: Path | None) -> dict[str, Any]:
     if not isinstance(section, dict):
         raise SimulationError(f"{path}: controller: expected keys and values, got {type(section).__name__}")
     return section
-
-
-def _failure(text: str) -> Failure:
-    who, _, rest = text.partition("@")
-    at_s, _, down_s = rest.partition("+")
-    try:
-        return Failure(replica=None if who == "controller" else int(who), at_s=float(at_s), down_s=float(down_s))
-    except (ValueError, ValidationError) as error:
-        raise argparse.ArgumentTypeError(
-            f"expected WHO@AT+DOWN, such as 3@120+60 or controller@120+5, got {text!r}"
-        ) from error

@@ -146,7 +146,6 @@ def simulate(
             "mean_replicas": result.replica_s / result.ended_s if result.ended_s else scenario.replicas,
             "shed": count["shed"],
             "refused": count["refused"],
-            "lost": count["lost"],
             "simulated_s": result.ended_s,
             "rate_rps": shaped.rate_rps,
             "fp16_capacity_rps": bench.fp16_capacity_rps * scenario.replicas,

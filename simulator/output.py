@@ -1,8 +1,6 @@
 """What a simulation prints and writes: a line of a table, and the load test's JSON lines, so that its report reads them."""
 
-from pathlib import Path
-
-from simulator.cluster.cluster import Cluster, RunResult
+from simulator.cluster.cluster import Cluster
 from simulator.engine.request import SimRequest
 from simulator.engine.stats import MODES
 from simulator.simulation_summary import SimulationSummary
@@ -14,16 +12,13 @@ from workload.records import (
     RequestRecord,
     ServiceReplica,
     ServiceStatus,
-    write_jsonl,
 )
 
 HEADER = (
     f"{'policy':16s} {'load':>5s} {'requests':>8s} {'tight':>6s} {'loose':>6s} {'TTFT p50/p90/p99 ms':>22s} "
     f"{'TPOT p50/p90/p99 ms':>20s} {'FP16':>6s} {'sw/min':>6s} {'worst':>5s} {'shed':>6s} {'wall s':>7s}"
 )
-# The load test knows three policies; whatever decides is "adaptive".
-NAMES = {"static_fp16": "fp16", "static_fp8": "fp8"}
-ERRORS = {"shed": (503, "shed"), "refused": (400, "longer than the engine takes"), "lost": (500, "its replica failed")}
+ERRORS = {"shed": (503, "shed"), "refused": (400, "longer than the engine takes")}
 
 
 def line(summary: SimulationSummary) -> str:
@@ -39,11 +34,6 @@ def line(summary: SimulationSummary) -> str:
 
 def _three(values: Percentiles, digits: int) -> str:
     return "/".join("?" if v is None else f"{v:.{digits}f}" for v in (values.p50, values.p90, values.p99))
-
-
-def write_records(path: Path, result: RunResult, policy: str, model: str) -> None:
-    """Every request as the load test records it."""
-    write_jsonl(path, (record(request, NAMES.get(policy, "adaptive"), model) for request in result.requests))
 
 
 def record(request: SimRequest, policy: str, model: str) -> RequestRecord:

@@ -28,7 +28,7 @@ examples:
   python -m simulator --trace AzureLLMInferenceTrace_conv.csv --policy deadlines --replicas 4 --load 0.8
   python -m simulator --trace FILE --policy static_fp16 --policy static_fp8 --policy deadlines \\
       --replicas 4 --load 0.6 --load 0.8 --load 1.0 --json out.json
-  python -m simulator --generate bursts --duration 600 --policy threshold --replicas 64 --load 0.9 --loss 0.1
+  python -m simulator --generate bursts --duration 600 --policy threshold --replicas 64 --load 0.9
 
 another command: python -m simulator fit --help
 
@@ -44,7 +44,6 @@ class Job:
     config: ControllerConfig
     scenario: Scenario
     load: float | None
-    records: Path | None
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -62,9 +61,6 @@ def build_parser() -> argparse.ArgumentParser:
     arguments.add_cluster(parser)
     group = parser.add_argument_group("results")
     group.add_argument("--json", type=Path, metavar="FILE", help="the numbers; several runs give a list")
-    group.add_argument(
-        "--records", type=Path, metavar="JSONL", help="every request, as the load test writes it (one run)"
-    )
     group.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at the same time (%(default)s)")
     return parser
 
@@ -97,19 +93,16 @@ def plan(args: argparse.Namespace) -> list[Job]:
     loads = arguments.read_loads(args)
     if args.jobs < 1:
         raise SimulationError(f"--jobs: expected 1 or more, got {args.jobs}")
-    arguments.check_folders(args.json, args.records)
+    arguments.check_folder(args.json)
     scenario = arguments.make_scenario(args)
     section = arguments.read_section(args.config)
     named = section.get("policy", {}).get("name") if isinstance(section.get("policy"), dict) else None
     policies = args.policy or ([named] if named else None)
     if policies is None:
         raise SimulationError(f"expected --policy NAME, one of {', '.join(POLICIES)}, or --config with a policy")
-    if len(policies) * len(loads) > 1 and args.records:
-        raise SimulationError("--records is of one run; give one --policy and one --load")
     bench = arguments.read_bench(args)
     return [
-        Job(bench, make_config(section, policy, bench), scenario, load, args.records)
-        for policy, load in product(policies, loads)
+        Job(bench, make_config(section, policy, bench), scenario, load) for policy, load in product(policies, loads)
     ]
 
 
@@ -131,13 +124,10 @@ def _print_each(summaries: Iterable[SimulationSummary]) -> list[SimulationSummar
 
 
 def run_one(job: Job) -> SimulationSummary:
-    """One run, and the files that are asked for."""
+    """One run."""
     gc.disable()  # a run makes millions of objects without a cycle
     try:
-        summary, result = simulate(job.bench, job.config, job.scenario, job.load, time.perf_counter)
-        if job.records is not None:
-            output.write_records(job.records, result, summary.policy, job.bench.table.model)
-        return summary
+        return simulate(job.bench, job.config, job.scenario, job.load, time.perf_counter)[0]
     finally:
         gc.enable()
         gc.collect()

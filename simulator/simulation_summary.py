@@ -1,7 +1,7 @@
 """What a simulation shows -> its numbers. Pure; numpy only.
 
 As in the load test: percentiles are over the answered requests and interpolate linearly; attainment is over all
-requests, so that one shed, refused or lost misses the SLO.
+requests, so that one shed or refused misses the SLO.
 """
 
 from collections import Counter
@@ -36,7 +36,6 @@ class SimulationSummary(FrozenModel):
     mean_replicas: float
     shed: int
     refused: int  # longer than the engine takes
-    lost: int  # with their replica
     preemptions: int
     simulated_s: float
     rate_rps: float

@@ -46,9 +46,8 @@ def make_sample(at_s: float, *replicas: tuple[str, int, int, int], waiting: int 
     return TimelineSample.model_validate({"policy": "adaptive", "at_s": at_s, "status": status})
 
 
-def make_capacity(mode: str, rate_rps: float, limit: str = "engine") -> Capacity:
-    stages = (Stage(users=8, tokens_per_s=10 * rate_rps, where={}),)
-    return Capacity(mode=mode, carried_rps=rate_rps, users=8, saturated_by=limit, stages=stages)
+def make_capacity(mode: str, rate_rps: float) -> Capacity:
+    return Capacity(mode=mode, carried_rps=rate_rps, users=8, stages=(Stage(users=8, tokens_per_s=10 * rate_rps),))
 
 
 CALIBRATION = Calibration(

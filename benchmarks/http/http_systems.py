@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.steps.step_log import FOLDER_ENV
+from benchmarks.steps import FOLDER_ENV
 from benchmarks.weights.random_weights import NESTED_WORKER, PLAIN_WORKER
 from loadtest.errors import ServiceError
 from loadtest.service.process import lists_models, serve_command, started_service
@@ -44,7 +44,9 @@ class EngineArguments:
     gpu_memory_utilization: float = 0.9
     extra: dict[str, Any] = field(default_factory=dict)  # further engine arguments
     plugin: dict[str, Any] = field(default_factory=dict)  # options of nested weights: nestedfp/vllm_plugin/options.py
-    step_log: Path | None = None  # folder for a log of every step (benchmarks/steps); None: none is kept
+    step_log: Path | None = (
+        None  # of the service: folder for a log of every step (benchmarks/steps); None: none is kept
+    )
 
     def arguments(self) -> dict[str, Any]:
         """Return vLLM's engine arguments, without the model and what differs between the systems."""
@@ -142,8 +144,6 @@ def vllm_command(engine: EngineArguments, port: int, replicas: int = 1) -> list[
     if engine.step_ms is not None:
         arguments["worker_cls"] = "benchmarks.timed.timed_worker.TimedCPUWorker"
         arguments["distributed_executor_backend"] = "benchmarks.timed.timed_worker.InCoreExecutor"
-    if engine.step_log is not None:
-        arguments["worker_cls"] = "benchmarks.steps.logged_worker.LoggedPlainWorker"
     command = [sys.executable, "-m", VLLM_SERVER, "--disable-uvicorn-access-log"]
     for name, value in arguments.items():
         flag = name.replace("_", "-")

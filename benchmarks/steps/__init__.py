@@ -1,1 +1,3 @@
-"""What every step of an engine takes, on the host and on the GPU: a worker that logs it, and the sizes that a fit takes."""
+"""A worker that logs the steps of an engine for the simulator's fit."""
+
+FOLDER_ENV = "STEP_LOG_FOLDER"  # tells the worker where

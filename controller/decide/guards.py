@@ -2,14 +2,12 @@
 
 Each guard is a pure function, all in seconds and none in ticks, so that a change of the step period changes nothing.
 Missing data argues against a change (as in Kubernetes' horizontal autoscaler): a silent replica is taken to be calm
-when the policy wants FP8, and to be loaded when it wants to leave it. A replica whose snapshots are implausible counts
-as silent. Only the fail-safe, where one is configured, changes the mode without data.
+when the policy wants FP8, and to be loaded when it wants to leave it.
 
 A policy that keeps its own pace (``PolicySpec``) knows dwell times and switches itself: only the quorum holds it back, and silent
 replicas keep what they do.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -78,22 +76,17 @@ def usable(replicas: Replicas, config: GuardConfig) -> Replicas:
     return tuple([replica for replica in heard if engine_fault(replica, config) is None])
 
 
-def hold_for_quorum(fresh_count: int, ready_count: int, quorum: float, expected_count: int | None = None) -> str | None:
-    """Hold when too few of the ready replicas, or of those expected, are fresh to judge the cluster."""
+def hold_for_quorum(fresh_count: int, ready_count: int, quorum: float) -> str | None:
+    """Hold when too few of the ready replicas are fresh to judge the cluster."""
     if ready_count == 0:
         return "held_no_ready_replicas"
-    of_count = max(ready_count, expected_count or 0)
-    return "held_by_quorum" if fresh_count == 0 or fresh_count < quorum * of_count else None
+    return "held_by_quorum" if fresh_count == 0 or fresh_count < quorum * ready_count else None
 
 
-def hold_for_stale(
-    current: DirectiveMode, wanted: DirectiveMode, stale_count: int, *, implausible: bool = False
-) -> str | None:
+def hold_for_stale(current: DirectiveMode, wanted: DirectiveMode, stale_count: int) -> str | None:
     """Stay in FP8 while a replica is silent: it may be the loaded one. Entering rests on fresh replicas alone."""
     leaving = current is DirectiveMode.FP8 and wanted is not DirectiveMode.FP8
-    if not leaving or stale_count == 0:
-        return None
-    return "held_by_implausible_replica" if implausible else "held_by_stale_replica"
+    return "held_by_stale_replica" if leaving and stale_count > 0 else None
 
 
 def hold_for_dwell(now_s: float, current: DirectiveMode, state: GuardState, config: GuardConfig) -> str | None:
@@ -125,12 +118,8 @@ def guarded_decide(
     policy_config: FrozenModel,
     guards: GuardConfig,
     guard_state: GuardState,
-    faulty: Collection[str] = (),
 ) -> GuardedDecision:
-    """Ask the policy and apply every guard: first quorum; then the policy; and for a proposal to change, the rest.
-
-    ``faulty`` names the replicas whose latest snapshots are implausible.
-    """
+    """Ask the policy and apply every guard: first quorum; then the policy; and for a proposal to change, the rest."""
     if not spec.adaptive:
         proposal, policy_state = spec.decide(observation, policy_state, policy_config)
         return GuardedDecision(proposal, policy_state, proposal.mode)
@@ -138,7 +127,7 @@ def guarded_decide(
     ready = warmed_up(observation.replicas, guards.warm_up_s)
     heard = fresh(ready, guards.stale_after_s)
     evidence = usable(heard, guards)
-    if (hold := hold_for_quorum(len(evidence), len(ready), guards.quorum, guards.expected_replicas)) is not None:
+    if (hold := hold_for_quorum(len(evidence), len(ready), guards.quorum)) is not None:
         if not len(ready) and len(warmed_up(observation.replicas)):
             hold = "held_by_warm_up"
         return GuardedDecision(stay(observation, hold), policy_state, None, hold)
@@ -153,7 +142,7 @@ def guarded_decide(
     if proposal.mode is current:
         return GuardedDecision(proposal, policy_state, current)
     hold = (
-        hold_for_stale(current, proposal.mode, len(ready) - len(evidence), implausible=not silent.isdisjoint(faulty))
+        hold_for_stale(current, proposal.mode, len(ready) - len(evidence))
         or hold_for_dwell(now_s, current, guard_state, guards)
         or hold_for_flip_rate(now_s, guard_state, guards)
     )

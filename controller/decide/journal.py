@@ -1,7 +1,5 @@
 """Turns what the control loop did into records, once each: changes as they come, what is held back when it changes. Pure."""
 
-from typing import Any
-
 from controller.audit import DecisionOutcome, DecisionRecord, Rung
 from controller.config import ControllerConfig
 from controller.decide.overload import LadderState
@@ -28,7 +26,6 @@ class DecisionJournal:
         self.reload_count = 0
         self._made = 0
         self._published: tuple[Content, int] = (start, 0)  # and its epoch
-        self._advised = start
         self._held: Held | None = None
         self._noted_at_s: float | None = None
         self._path_limited = False  # as last noted
@@ -59,7 +56,7 @@ class DecisionJournal:
     ) -> tuple[DecisionRecord | None, tuple[DecisionRecord, ...]]:
         """The record of this step, if something came into force or was stated, and notes."""
 
-        def make(outcome: DecisionOutcome, reason: str, before: Content, after: Content, **more: Any) -> DecisionRecord:
+        def make(outcome: DecisionOutcome, reason: str, before: Content, after: Content) -> DecisionRecord:
             self._made += 1
             return DecisionRecord(
                 decision_id=self._made,
@@ -77,7 +74,6 @@ class DecisionJournal:
                 rung=rung,
                 admission_scale=after.admission_scale,
                 desired_replicas=ladder.desired_replicas,
-                **more,
             )
 
         notes = []
@@ -92,25 +88,20 @@ class DecisionJournal:
             outcome = DecisionOutcome.RENUMBERED if same else DecisionOutcome.APPLIED
             record = make(outcome, reason, content, publisher.content)
             self._published = (publisher.content, publisher.epoch)
-        elif config.advisory and decided != self._advised:
-            reason = climbed if climbed and decided.mode is self._advised.mode else plan.decision.reason
-            record = make(DecisionOutcome.APPLIED, reason, self._advised, decided, advisory=True)
         elif climbed is not None:
-            record = make(DecisionOutcome.STATED, climbed, decided, decided, advisory=config.advisory)
-        if record is None or record.advisory or not config.advisory:
-            self._advised = decided
+            record = make(DecisionOutcome.STATED, climbed, decided, decided)
         held = None if plan.held is None else (plan.wanted, plan.held)
         if held != self._held:
             if record is not None and held is None:
                 self._held = held  # the record says it
             elif self._noted_at_s is None or now_s - self._noted_at_s >= NOTES_EVERY_S:
                 outcome = DecisionOutcome.RELEASED if held is None else DecisionOutcome.HELD
-                notes.append(make(outcome, plan.decision.reason, decided, decided, advisory=config.advisory))
+                notes.append(make(outcome, plan.decision.reason, decided, decided))
                 self._held, self._noted_at_s = held, now_s
         if path_limited is not self._path_limited and (
             self._path_noted_at_s is None or now_s - self._path_noted_at_s >= NOTES_EVERY_S
         ):
             reason = PATH_SATURATED if path_limited else "path_clear"
-            notes.append(make(DecisionOutcome.STATED, reason, decided, decided, advisory=config.advisory))
+            notes.append(make(DecisionOutcome.STATED, reason, decided, decided))
             self._path_limited, self._path_noted_at_s = path_limited, now_s
         return record, tuple(notes)

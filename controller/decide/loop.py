@@ -3,15 +3,13 @@
 The live actor and the simulator drive this same class: they read the clock, call ``on_snapshot`` and ``step``, and do
 what the returned ``Effects`` say. All times are seconds of the driver's clock; a step back counts as no time passed.
 
-What is decided and what is in force differ only in advisory mode, where the replicas stay in the mode of the start (or
-in the operator's) while the loop goes on deciding as if its word were followed.
 """
 
 from dataclasses import dataclass, replace
 
 from controller.audit import DecisionRecord, Rung, StatusReport
 from controller.config import ControllerConfig, check_reload
-from controller.decide import guards, overload
+from controller.decide import overload
 from controller.decide.journal import DecisionJournal
 from controller.decide.overload import measure
 from controller.decide.overrides import Overrides
@@ -46,8 +44,7 @@ class ControlLoop:
     def __init__(self, config: ControllerConfig) -> None:
         self._config = config
         start, _ = POLICIES[config.policy.name].start(config.policy)
-        self._start = Content(start.mode, start.rule)
-        self._decided = self._start  # what the policy and its guards want in force
+        self._decided = Content(start.mode, start.rule)  # what the policy and its guards want in force
         self._clock = SteadyClock()
         self._publisher = DirectivePublisher(config.lease_s, start.mode, start.rule, start.reason)
         self._publisher.set_terms(config.lease_s, *_terms(config))
@@ -55,10 +52,9 @@ class ControlLoop:
         self._planner = Planner(config)
         self._ladder = overload.LadderState()
         self._overrides = Overrides()
-        self._journal = DecisionJournal(self._start, start.reason)
+        self._journal = DecisionJournal(self._decided, start.reason)
         self._since_s: float | None = None  # when the mode came into force; None before the first event
         self._began_s = 0.0
-        self._blind_since_s: float | None = None  # since when there is no quorum
         # The operator has, since the last directive. It gets an epoch of its own also where it changes nothing: the next controller
         # knows replicas alone, and by their epochs which of them have heard it.
         self._spoken = False
@@ -100,7 +96,7 @@ class ControlLoop:
     ) -> Effects:
         """Put the operator's mode in force at once, for all replicas or for one; ``auto`` hands back to the policy.
 
-        A word for all ends the ones for single replicas. Holds in advisory mode too: the operator acts.
+        A word for all ends the ones for single replicas.
 
         Raises:
             ValueError: for a ``ttl_s`` that is not positive, one given with ``auto``, or an unknown replica; nothing
@@ -120,14 +116,11 @@ class ControlLoop:
             ValueError: for a change that replicas could not take up, naming the key; nothing changes then.
         """
         check_reload(self._config, config)
-        old, self._config = self._config, config
+        self._config = config
         self._planner.reconfigure(config)
         self._fleet.slo = config.slo
         self._publisher.set_terms(config.lease_s, *_terms(config))
         self._ladder = overload.limited(self._ladder, config.ladder)
-        if config.advisory and not old.advisory:
-            start, _ = POLICIES[config.policy.name].start(config.policy)
-            self._start = Content(start.mode, start.rule)
         self._journal.reloaded()
         return self.step(now_s)
 
@@ -180,7 +173,6 @@ class ControlLoop:
             self._fleet,
             self._overrides,
             self._journal,
-            self._decided,
             self._rung(),
             self._ladder,
             since_s=0.0 if self._since_s is None else max(0.0, now_s - self._since_s),
@@ -206,47 +198,24 @@ class ControlLoop:
         same_modes = (decided.mode, decided.exceptions) == (self._decided.mode, self._decided.exceptions)
         reason = climbed if climbed is not None and same_modes else plan.decision.reason
         self._put_in_force(now_s, decided, reason, adopting=not stepping)
-        desired_replicas = None if self._config.advisory else self._ladder.desired_replicas
         counts = ready_counts(views, self._publisher.content)
-        self._publisher.state(Stated(desired_replicas, *counts, *self._overrides.reported(now_s)))
+        self._publisher.state(Stated(self._ladder.desired_replicas, *counts, *self._overrides.reported(now_s)))
         return plan, climbed
 
     def _plan(self, now_s: float, views: Replicas) -> Plan:
-        """Ask the operator, the fail-safe, and then the policy."""
+        """Ask the operator, and then the policy."""
         ordered = self._overrides.for_all
-        if ordered is not None and not self._config.advisory:
-            self._blind_since_s = None
+        if ordered is not None:
             rule = exact_steps(self._config.slo.tpot_ms) if ordered.mode is DirectiveMode.FP16 else NO_RULE
             return Plan(Decision(ordered.mode, "override", rule))
-        if (fail_safe := self._fail_safe(now_s, views)) is not None:
-            return fail_safe
         spec = self._planner.spec
         if spec.keeps_own_pace and self._adopts_from and now_s - self._began_s < self._config.lease_s:
             # Until every replica that lives has said what it does, a policy would decide for those who spoke first.
             decided = self._decided
             return Plan(Decision(decided.mode, "held_by_adoption", decided.rule, exceptions=decided.exceptions))
-        plan = self._planner.plan(now_s, views, self._decided, self._fleet.faults)
+        plan = self._planner.plan(now_s, views, self._decided)
         # A policy that never changes its directive is the operator's word, as it is for the guards.
         return keep_fp8(plan, self._decided, views) if self._ladder.holds_fp8 and spec.adaptive else plan
-
-    def _fail_safe(self, now_s: float, views: Replicas) -> Plan | None:
-        """The configured mode, once there has been no quorum for long."""
-        bounds = self._config.guards
-        if bounds.fail_safe is None:
-            return None
-        ready = guards.warmed_up(views, bounds.warm_up_s)
-        usable = guards.usable(ready, bounds)
-        hold = guards.hold_for_quorum(len(usable), len(ready), bounds.quorum, bounds.expected_replicas)
-        if hold is None:
-            self._blind_since_s = None
-            return None
-        if self._blind_since_s is None:
-            self._blind_since_s = now_s
-        if now_s - self._blind_since_s < bounds.fail_safe_after_s:
-            return None
-        inputs = (("without_quorum_s", now_s - self._blind_since_s), ("fresh_replicas", float(len(usable))))
-        mode, rule = self._config.in_full(bounds.fail_safe)
-        return Plan(Decision(mode, "fail_safe", rule, inputs))
 
     def _climb(self, now_s: float, views: Replicas) -> str | None:
         """Go a step up or down the ladder where it is time to; returns why."""
@@ -308,25 +277,16 @@ class ControlLoop:
             self._put_in_force(now_s, content, "adopted_fallback", adopting=True)
 
     def _put_in_force(self, now_s: float, decided: Content, reason: str, *, adopting: bool = False) -> None:
-        """Take a decision over, and publish it unless the mode is advisory."""
+        """Take a decision over, and publish it."""
         before = self._decided
-        if not self._config.advisory:
-            decided = self._overrides.applied(decided)
+        decided = self._overrides.applied(decided)
         if decided != before:
             self._planner.changed(now_s, before, decided)
             self._decided = decided
             if not adopting and (decided.mode, decided.exceptions) != (before.mode, before.exceptions):
                 self._adopts_from = None
-        published = decided
-        if self._config.advisory:
-            ordered = self._overrides.for_all
-            start = self._start if ordered is None else Content(ordered.mode)
-            published = self._overrides.applied(start)
-            reason = "override" if ordered is not None else "advisory"
-        elif not adopting and decided == before and published.mode is not self._publisher.mode:
-            reason = "advisory_ended"
-        mode_changed = published.mode is not self._publisher.mode
-        self._publisher.set_content(now_s, published, reason, anew=self._spoken)
+        mode_changed = decided.mode is not self._publisher.mode
+        self._publisher.set_content(now_s, decided, reason, anew=self._spoken)
         self._spoken = False
         if mode_changed:
             self._since_s = now_s
@@ -338,5 +298,5 @@ class ControlLoop:
 def _terms(config: ControllerConfig) -> tuple[tuple[float, float], Fallback, bool]:
     """What comes with every directive: the objectives, and what holds without a lease."""
     mode, rule = config.lapsed
-    goes_on = POLICIES[config.policy.name].keeps_own_pace and not config.advisory
+    goes_on = POLICIES[config.policy.name].keeps_own_pace
     return (config.slo.ttft_ms, config.slo.tpot_ms), Fallback(mode=mode, rule=rule), goes_on

@@ -1,6 +1,6 @@
 """What a step wants to be in force: the policy at work behind its guards, and the shortest way to say who does what. Zero I/O.
 
-A plan is not published here: the loop may hold it back (operator, ladder, advisory mode) and tells the planner what came into
+A plan is not published here: the loop may hold it back (operator, ladder) and tells the planner what came into
 force.
 """
 
@@ -50,12 +50,12 @@ class Planner:
             self._policy_state = self.spec.start(config.policy)[1]
         self._config = config
 
-    def plan(self, now_s: float, views: Replicas, current: Content, faulty: Mapping[str, str]) -> Plan:
+    def plan(self, now_s: float, views: Replicas, current: Content) -> Plan:
         """Return what the policy wants, as far as its guards let it."""
         config = self._config
         observation = Observation(now_s, views, current.mode, config.slo, current.exceptions)
         guarded = guards.guarded_decide(
-            self.spec, observation, self._policy_state, config.policy, config.guards, self._guard_state, faulty
+            self.spec, observation, self._policy_state, config.policy, config.guards, self._guard_state
         )
         self._policy_state = guarded.policy_state
         decision = guarded.decision

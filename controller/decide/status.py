@@ -10,7 +10,7 @@ from controller.fleet import path_limit
 from controller.fleet.fleet import Fleet
 from controller.fleet.view import ReplicaView
 from controller.messages import ReplicaState
-from controller.protocol.publisher import Content, DirectivePublisher
+from controller.protocol.publisher import DirectivePublisher
 from nestedfp.modes import DirectiveMode
 
 
@@ -21,7 +21,6 @@ def status_report(
     fleet: Fleet,
     overrides: Overrides,
     journal: DecisionJournal,
-    decided: Content,
     rung: Rung,
     ladder: LadderState,
     since_s: float,
@@ -41,9 +40,6 @@ def status_report(
         slo_ttft_ms=config.slo.ttft_ms,
         slo_tpot_ms=config.slo.tpot_ms,
         fp8_replicas=sum(content.mode_for(view.replica_id) is DirectiveMode.FP8 for view in views),
-        advisory=config.advisory,
-        advised_mode=decided.mode if config.advisory else None,
-        advised_exceptions=dict(decided.exceptions) if config.advisory else {},
         rung=rung,
         fp8_insufficient=ladder.insufficient,
         admission_scale=content.admission_scale,
@@ -53,16 +49,13 @@ def status_report(
         override=override,
         replica_overrides=replica_overrides,
         path_saturated=path_limit.limited_count(views) > 0,
-        replicas=tuple(
-            _replica(view, config, publisher, fleet.faults.get(view.replica_id), view.replica_id in replica_overrides)
-            for view in views
-        ),
+        replicas=tuple(_replica(view, config, publisher, view.replica_id in replica_overrides) for view in views),
         config_loads=journal.reload_count,
     )
 
 
 def _replica(
-    view: ReplicaView, config: ControllerConfig, publisher: DirectivePublisher, fault: str | None, overridden: bool
+    view: ReplicaView, config: ControllerConfig, publisher: DirectivePublisher, overridden: bool
 ) -> ReplicaStatus:
     snapshot, rates = view.snapshot, view.rates
     heard = publisher.last_heard(snapshot.replica_id)
@@ -77,7 +70,7 @@ def _replica(
         overridden=overridden,
         acked=publisher.acked(snapshot.replica_id),
         stale=view.age_s > config.guards.stale_after_s or stuck is not None,
-        fault=fault or snapshot.fault or stuck,
+        fault=snapshot.fault or stuck,
         age_s=view.age_s,
         path_saturated=path_limit.limits(view),
         ttft_p90_ms=snapshot.ttft.p90_ms if snapshot.ttft.count else None,

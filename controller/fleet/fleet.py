@@ -1,7 +1,7 @@
 """What the controller knows about the replicas: the last snapshots, and the rates that their totals give. Zero I/O.
 
 Ages count from when a snapshot arrived, by the controller's clock: replicas' clocks are never compared. Totals that
-fall back, or that grow faster than any machine computes, give no rate until a window of plausible ones has passed.
+fall back give no rate until a window has passed.
 
 Work is done when a snapshot arrives, in constant time on average; looking at a replica costs the same however long the
 window is.
@@ -9,19 +9,16 @@ window is.
 
 import enum
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from controller.fleet.path_limit import path_saturated
-from controller.fleet.plausibility import fault, possible_wait, wait_fault
 from controller.fleet.view import Rates, Replicas, ReplicaView
 from controller.messages import ReplicaSnapshot
 from workload.slo import USUAL_SLO, Slo
 
 RATE_WINDOW_S = 1.0  # span over which arrival and token rates are taken
 FORGET_AFTER_S = 10.0  # silence after which a replica no longer exists
-MAX_TOKENS_PER_S = 1e7  # ten times what the largest replica of 2026 computes
-MAX_ARRIVALS_PER_S = 1e6
+WAIT_JUMP_S = 5.0  # a wait grows as fast as time does; one that is more beyond it is of a request that was preempted
 RETIRED_KEPT = 8
 WARM_STEPS = 16  # of a fresh engine: the first ones load and compile, and the EWMA step time must forget them
 COLD_AT_MOST_S = 10.0  # of work: an engine that has not made so many steps by then is slow, not cold
@@ -34,7 +31,6 @@ class IngestResult(enum.Enum):
     NEW = "new"  # the replica's first; what it was told by another controller counts though its statistics may be no evidence
     TAKEN = "taken"
     LATE = "late"  # a duplicate, or overtaken by a newer one: nothing is kept
-    IMPLAUSIBLE = "implausible"  # no evidence, but a sign of life
 
 
 @dataclass(slots=True)
@@ -45,15 +41,14 @@ class _Replica:
     received: deque[tuple[float, ReplicaSnapshot]] = field(default_factory=deque)
     lows: deque[tuple[float, int]] = field(default_factory=deque)  # waiting_tokens that no later snapshot undercuts
     retired: deque[str] = field(default_factory=lambda: deque(maxlen=RETIRED_KEPT))  # earlier incarnations
-    newest: ReplicaSnapshot | None = None  # the last one received, plausible or not
-    fault: str | None = None  # of the newest
+    newest: ReplicaSnapshot | None = None
     first_steps: int | None = None  # counted when the present engine was first heard of
     busy_since_s: float | None = None  # when it was first seen to have work
     cold: bool = True
     path_at_s: float | None = None  # when the path, not the engine, was last seen to be the limit
     rates: Rates | None = None
     refused_per_s: float = 0.0
-    view: ReplicaView | None = None  # of the last plausible snapshot; None: none in this incarnation
+    view: ReplicaView | None = None  # of the newest; None: none in this incarnation
     arrived_s: float = 0.0  # of that snapshot
 
     def restart(self) -> None:
@@ -125,7 +120,6 @@ class Fleet:
         self._in_order: list[_Replica] | None = None  # by id; None: to be sorted anew
         self._refusing: set[str] = set()  # replicas that have turned requests away within their window
         self._none_silent_before_s = 0.0  # until then nobody can have been silent for too long
-        self._faulty: dict[str, str] = {}
 
     def __len__(self) -> int:
         return len(self._replicas)
@@ -138,13 +132,8 @@ class Fleet:
         """The replicas known."""
         return frozenset(self._replicas)
 
-    @property
-    def faults(self) -> Mapping[str, str]:
-        """What is wrong with the latest snapshots, by replica."""
-        return self._faulty
-
     def on_snapshot(self, now_s: float, snapshot: ReplicaSnapshot) -> IngestResult:
-        """Take a snapshot, unless it is late or cannot be true."""
+        """Take a snapshot, unless it is late."""
         replica, newest = self._replicas.get(snapshot.replica_id), None
         outcome = IngestResult.TAKEN
         if replica is None:
@@ -164,11 +153,7 @@ class Fleet:
         if replica.received:
             before_s, before = replica.received[-1]
             snapshot = possible_wait(before, snapshot, now_s - before_s)
-        if self._is_faulty(now_s, replica, snapshot):
-            return outcome if outcome is IngestResult.NEW else IngestResult.IMPLAUSIBLE
-        if replica.received:
-            _, last = replica.received[-1]
-            if not _grew(last, snapshot):
+            if not _grew(before, snapshot):
                 replica.restart()
         replica.take(now_s, snapshot, self.slo)
         if replica.refused_per_s > 0:
@@ -185,7 +170,6 @@ class Fleet:
         gone = [id_ for id_, replica in self._replicas.items() if replica.heard_at_s < oldest_s]
         for id_ in gone:
             del self._replicas[id_]
-            self._faulty.pop(id_, None)
             self._refusing.discard(id_)
             self._in_order = None
         earliest_s = min((replica.heard_at_s for replica in self._replicas.values()), default=now_s)
@@ -193,7 +177,7 @@ class Fleet:
         return bool(gone)
 
     def views(self, now_s: float) -> Replicas:
-        """All replicas that have said something plausible, sorted by id. Good until the next call: their ages go on."""
+        """All replicas, sorted by id. Good until the next call: their ages go on."""
         if self._in_order is None:
             self._in_order = [self._replicas[replica_id] for replica_id in sorted(self._replicas)]
         return tuple([view for replica in self._in_order if (view := replica.view_at(now_s)) is not None])
@@ -205,17 +189,6 @@ class Fleet:
         refused = sum(self._replicas[replica_id].refused_per_s for replica_id in self._refusing)
         admitted = sum(replica.rates.arrivals_per_s for replica in self._replicas.values() if replica.rates is not None)
         return (admitted + refused) / max(admitted, 1e-3)
-
-    def _is_faulty(self, now_s: float, replica: _Replica, snapshot: ReplicaSnapshot) -> bool:
-        what = fault(snapshot)
-        if what is None and replica.received:
-            before_s, before = replica.received[-1]
-            what = wait_fault(before, snapshot, now_s - before_s)
-        if what is not None:
-            self._faulty[snapshot.replica_id] = what
-        elif self._faulty:
-            self._faulty.pop(snapshot.replica_id, None)
-        return what is not None
 
 
 def _grew(before: ReplicaSnapshot, after: ReplicaSnapshot) -> bool:
@@ -231,9 +204,21 @@ def _grew(before: ReplicaSnapshot, after: ReplicaSnapshot) -> bool:
     )
 
 
-def _rates(first: ReplicaSnapshot, last: ReplicaSnapshot, span_s: float) -> Rates | None:
-    """Differences per second, or None when no machine could have done it."""
-    rates = Rates(
+def possible_wait(before: ReplicaSnapshot, after: ReplicaSnapshot, elapsed_s: float) -> ReplicaSnapshot:
+    """The snapshot, its oldest wait no longer than it can have become in the ``elapsed_s`` since the one before.
+
+    A request that was preempted waits again, and may tell the time since its arrival: then the wait counts from when it
+    was first seen.
+    """
+    possible_s = before.oldest_wait_s + elapsed_s
+    if after.waiting == 0 or after.oldest_wait_s <= possible_s + WAIT_JUMP_S:
+        return after
+    return after.model_copy(update={"oldest_wait_s": possible_s})
+
+
+def _rates(first: ReplicaSnapshot, last: ReplicaSnapshot, span_s: float) -> Rates:
+    """Differences per second."""
+    return Rates(
         span_s=span_s,
         arrivals_per_s=(last.arrivals - first.arrivals) / span_s,
         arrived_tokens_per_s=(last.arrived_tokens - first.arrived_tokens) / span_s,
@@ -246,8 +231,3 @@ def _rates(first: ReplicaSnapshot, last: ReplicaSnapshot, span_s: float) -> Rate
         slo_evaluated_per_s=(last.slo_evaluated - first.slo_evaluated) / span_s,
         within_slo_per_s=(last.within_slo + last.path_misses - first.within_slo - first.path_misses) / span_s,
     )
-    plausible = (
-        rates.arrivals_per_s <= MAX_ARRIVALS_PER_S
-        and max(rates.arrived_tokens_per_s, rates.tokens_per_s) <= MAX_TOKENS_PER_S
-    )
-    return rates if plausible else None

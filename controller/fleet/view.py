@@ -34,7 +34,7 @@ class ReplicaView:
 
     snapshot: ReplicaSnapshot
     age_s: float = 0.0  # since the snapshot arrived
-    rates: Rates | None = None  # None: too few snapshots, a restart, or implausible totals
+    rates: Rates | None = None  # None: too few snapshots, or a restart
     standing_tokens: int = 0  # the smallest waiting_tokens over the window: the queue that never drained
     path_age_s: float | None = None  # since the path, not the engine, last was the limit; None: never
     cold: bool = False  # computes its first requests: its steps are still slow

@@ -79,7 +79,6 @@ function drawNow(error) {
   put("tile-tokens-of", `of ${number(tokens, 0)} in 5 min`);
 
   const notices = [];
-  if (status.advisory) notices.push(`Advisory: the policy would run ${name(status.advised_mode ?? status.mode)}; nothing is changed.`);
   if (status.fp8_insufficient) notices.push("FP8 alone does not hold the SLO.");
   if (status.admission_scale < 1) notices.push(`Load is shed: admission limits at ${Math.round(100 * status.admission_scale)} %.`);
   if (status.desired_replicas !== null) notices.push(`${status.desired_replicas} replicas asked for.`);
@@ -146,7 +145,6 @@ function decisionItem(each) {
   } else {
     what.append(each.outcome === "applied" ? `${name(each.to_mode)}, adjusted` : each.outcome);
   }
-  if (each.advisory) what.append(" (advisory)");
   const summary = element("summary", {}, element("time", {}, clock(each.wall_s)), what, element("span", { class: "reason" }, sentence(each.reason)));
   const facts = [["decision", each.decision_id], ["epoch", each.epoch], ["policy", words(each.policy)], ...Object.entries(each.inputs).map(([key, value]) => [words(key), number(value, 3)])];
   const list = element("dl", {}, ...facts.flatMap(([key, value]) => [element("dt", {}, key), element("dd", {}, String(value))]));

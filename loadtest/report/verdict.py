@@ -8,18 +8,16 @@ variation between runs.
 from collections.abc import Sequence
 from math import sqrt
 
-from loadtest.calibrate import Calibration, capacity_text
 from loadtest.report.error_kinds import most_frequent
 from loadtest.report.run_summary import RunSummary
 from loadtest.report.standing import LATE_MS
 
 TARGET = 0.95  # attainment from which a run "meets the SLO"
 FEW_REQUESTS = 100
-SAME = 0.03  # capacities in both precisions that differ by less
 NAMES = {"fp16": "FP16 only", "fp8": "FP8 only", "adaptive": "adaptive"}
 
 
-def verdict(runs: Sequence[RunSummary], calibration: Calibration | None = None) -> tuple[str, ...]:
+def verdict(runs: Sequence[RunSummary]) -> tuple[str, ...]:
     """Sentences, the most important first; cautions last."""
     by_policy = {run.policy: run for run in runs}
     lines: list[str] = []
@@ -31,25 +29,11 @@ def verdict(runs: Sequence[RunSummary], calibration: Calibration | None = None) 
     if fp16 and fp8:
         lines.append(_compare(fp8, fp16))
     lines.extend(_alone(run) for run in runs if run.policy not in NAMES)
-    cautions = [] if calibration is None else _calibration_cautions(calibration)
-    return tuple(lines + cautions + [caution for run in runs for caution in _cautions(run)])
+    return tuple(lines + [caution for run in runs for caution in _cautions(run)])
 
 
 def _alone(run: RunSummary) -> str:
     return f"{run.policy}: {_percent(run.slo_attainment)} of requests within the SLO. The server ran as it is: no directives."
-
-
-def _calibration_cautions(calibration: Calibration) -> list[str]:
-    cautions = [
-        f"Caution: calibration: {capacity_text(found)}."
-        for found in calibration.capacities
-        if found.saturated_by not in ("engine", "unknown")
-    ]
-    rates = {found.mode: found.engine_rps for found in calibration.capacities}
-    fp16, fp8 = rates.get("fp16"), rates.get("fp8")
-    if fp16 is not None and fp8 is not None and abs(fp8 / fp16 - 1) < SAME:
-        cautions.append("Caution: calibration: the engine's capacity is the same in both precisions.")
-    return cautions
 
 
 def _differs(a: RunSummary, b: RunSummary) -> bool:

@@ -1,1 +1,1 @@
-"""The service under test: its process, settings and admin routes."""
+"""The service under test: its process and admin routes."""

@@ -158,7 +158,7 @@ def _wait_ready(
         return target_url(url.replace("//0.0.0.0:", "//127.0.0.1:"))  # listening everywhere includes here
     raise ServiceError(
         f"the service did not print 'ready http://127.0.0.1:PORT after N s' within {limit_s:g} s; "
-        f"its output is in {log_path}; --start-limit waits longer"
+        f"its output is in {log_path}"
     )
 
 

@@ -18,7 +18,7 @@ from nestedfp.modes import DirectiveMode
 from simulator.cluster.network import Network
 from simulator.cluster.replica import Replica
 from simulator.cluster.routing import LeastConnections
-from simulator.cluster.scenario import Failure, Scenario
+from simulator.cluster.scenario import Scenario
 from simulator.engine.cost_table import EngineTable
 from simulator.engine.request import SimRequest
 from simulator.errors import SimulationError
@@ -52,15 +52,12 @@ class Cluster:
     ) -> None:
         self._table, self._config, self._scenario = table, config, scenario
         self.loop = ControlLoop(config)
-        self._network = Network(scenario.network, scenario.seed)
+        self._network = Network(scenario.seed)
         self._proxy = LeastConnections(scenario.max_replicas or scenario.replicas)
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._events_made = 0
-        self._controller_up = True
-        self._controllers = 1  # that there were
         self._told_epoch = 0
         self._waiting: dict[str, tuple[Replica, int]] = {}  # a replica's call, by the replica's name: its number
-        self._incarnations = 0
         self._everyone: list[Replica] = []
         self.present: dict[str, Replica] = {}
         self._present_since_s: dict[Replica, float] = {}
@@ -71,13 +68,11 @@ class Cluster:
         self._samples: list[Any] = []
 
     def run(self, requests: Sequence[SimRequest]) -> RunResult:
-        """Simulate until every request is answered, rejected or lost. ``requests`` are in order of arrival."""
+        """Simulate until every request is answered or rejected. ``requests`` are in order of arrival."""
         count = self._scenario.replicas
         for number in range(count):
             # Snapshots spread over the period, as those of processes that started by themselves.
             self._start_replica(0.0, number, 0.0, self._config.report_period_s * number / count)
-        for failure in self._scenario.failures:
-            self._at(failure.at_s, self._fail, failure)
         self._at(0.0, self._step)
         if self._observe is not None:
             self._at(0.0, self._sample)
@@ -89,8 +84,6 @@ class Cluster:
             now_s = request.arrived_s
             if request.prompt_tokens + request.output_tokens > largest_tokens:
                 request.outcome = "refused"
-            elif not self._proxy.replicas:
-                request.outcome = "lost"
             elif not self._proxy.send(now_s, request):
                 request.outcome = "shed"
         last_arrival_s = now_s
@@ -128,14 +121,12 @@ class Cluster:
         if replica.draining and not replica.engine.busy:
             self._remove(now_s, replica)
             return
-        for delay_s in self._network.fate():
-            self._at(now_s + delay_s, self._snapshot_arrives, replica, snapshot)
+        self._at(now_s + self._network.delay_s(), self._snapshot_arrives, replica, snapshot)
 
     def _snapshot_arrives(self, now_s: float, replica: Replica, snapshot: ReplicaSnapshot) -> None:
-        if self._controller_up:
-            new = self.loop.directive_for(replica.name) is None
-            self.loop.on_snapshot(now_s, snapshot)
-            self._tell(now_s, replica.name if new else None)
+        new = self.loop.directive_for(replica.name) is None
+        self.loop.on_snapshot(now_s, snapshot)
+        self._tell(now_s, replica.name if new else None)
 
     # -- a replica waits in a call for the next directive, as live (controller/live/delivery.py) -----------------------
 
@@ -144,8 +135,7 @@ class Cluster:
         if replica.gone:
             return
         replica.calls += 1
-        for delay_s in self._network.fate():
-            self._at(now_s + delay_s, self._call_arrives, replica, replica.calls, replica.seen, ack)
+        self._at(now_s + self._network.delay_s(), self._call_arrives, replica, replica.calls, replica.seen, ack)
         self._at(now_s + LATE * self._config.renew_s, self._late, replica, replica.calls)
 
     def _late(self, now_s: float, replica: Replica, call: int) -> None:
@@ -155,7 +145,7 @@ class Cluster:
     def _call_arrives(
         self, now_s: float, replica: Replica, call: int, seen: str | None, ack: DirectiveAck | None
     ) -> None:
-        if not self._controller_up or replica.gone:
+        if replica.gone:
             return
         if ack is not None:
             self.loop.on_ack(now_s, ack)
@@ -182,12 +172,11 @@ class Cluster:
     def _answer(self, now_s: float, name: str) -> None:
         replica, call = self._waiting.pop(name)
         directive = self.loop.directive_for(name)
-        for delay_s in self._network.fate():
-            self._at(now_s + delay_s, self._directive_arrives, replica, call, self._token, directive)
+        self._at(now_s + self._network.delay_s(), self._directive_arrives, replica, call, self._token, directive)
 
     @property
     def _token(self) -> str:
-        return f"{self._controllers}-{self.loop.epoch}"
+        return str(self.loop.epoch)
 
     def _directive_arrives(
         self, now_s: float, replica: Replica, call: int, token: str, directive: Directive | None
@@ -202,9 +191,6 @@ class Cluster:
 
     def _step(self, now_s: float) -> None:
         """The controller decides."""
-        if not self._controller_up:
-            self._at(now_s + self._config.step_period_s, self._step)
-            return
         effects = self.loop.step(now_s)
         self._at(effects.next_step_at_s, self._step)
         self._tell(now_s)
@@ -222,10 +208,9 @@ class Cluster:
     # -- replicas that come and go -------------------------------------------------------------------------------------
 
     def _start_replica(self, now_s: float, number: int, ready_in_s: float, report_in_s: float = 0.0) -> None:
-        self._incarnations += 1
         replica = Replica(
             f"replica-{number:05d}",
-            f"incarnation-{self._incarnations}",
+            f"incarnation-{len(self._everyone)}",
             self._table,
             self._config,
             now_s + ready_in_s,
@@ -250,28 +235,6 @@ class Cluster:
         del self.present[replica.name]
         self._replica_s += now_s - self._present_since_s.pop(replica)
         self._proxy.remove(replica)
-
-    def _fail(self, now_s: float, failure: Failure) -> None:
-        if failure.replica is None:
-            self._controller_up = False
-            self._waiting.clear()
-            self._at(now_s + failure.down_s, self._restart_controller)
-            return
-        replica = self.present.get(f"replica-{failure.replica:05d}")
-        if replica is None:
-            return  # it is down already
-        replica.advance(now_s)
-        for request in replica.engine.unfinished():
-            request.outcome = "lost"
-        replica.engine.stop()
-        self._remove(now_s, replica)
-        self._at(now_s + failure.down_s, self._start_replica, failure.replica, 0.0)
-
-    def _restart_controller(self, now_s: float) -> None:
-        self.loop = ControlLoop(self._config)
-        self._controller_up = True
-        self._controllers += 1
-        self._told_epoch = 0
 
     def _scale(self, now_s: float, desired: int | None) -> None:
         """Ray Serve's autoscaler, without its delays: replicas are asked for at once and serve after a cold start."""

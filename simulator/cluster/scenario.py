@@ -1,21 +1,12 @@
-"""What happens in a simulation besides the load: replicas, network, failures. Frozen models."""
+"""The cluster of a simulation. A frozen model."""
 
 from typing import Annotated
 
 from pydantic import Field
 
-from simulator.cluster.network import NetworkConfig
 from workload.frozen import FrozenModel
 
 Seconds = Annotated[float, Field(ge=0)]
-
-
-class Failure(FrozenModel):
-    """A replica dies with all its requests and comes back as a new incarnation; or the controller does."""
-
-    replica: Annotated[int, Field(ge=0)] | None  # None: the controller
-    at_s: Seconds
-    down_s: Annotated[float, Field(gt=0)]
 
 
 class Scenario(FrozenModel):
@@ -25,8 +16,6 @@ class Scenario(FrozenModel):
     max_replicas: Annotated[int, Field(ge=1)] | None = None  # of the autoscaler; None: it may not add any
     cold_start_s: Seconds = 60.0  # until an added replica serves
     admission_limit: Annotated[int, Field(ge=1)] | None = None  # sequences inside a replica
-    network: NetworkConfig = NetworkConfig()
-    failures: tuple[Failure, ...] = ()
     rest_s: Seconds = 0.0  # before the first request
     pinned_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # of the requests demand exact FP16
     seed: Annotated[int, Field(ge=0)] = 0

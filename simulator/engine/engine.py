@@ -91,10 +91,6 @@ class Engine(HoldingByRow):
         """When the next step ends: until then no request does. A time that has passed where the engine has not been advanced."""
         return self.ends_s
 
-    def stop(self) -> None:
-        """The engine dies: nothing more happens."""
-        self.ends_s = inf
-
     # -- room ----------------------------------------------------------------------------------------------------------
 
     def room(self, now_s: float) -> PromptRoom | None:

@@ -43,10 +43,6 @@ class Holding:
         self.ttft = SlidingWindow()
         self.tpot = SlidingWindow()
 
-    def unfinished(self) -> list[SimRequest]:
-        """The requests inside, in queue order: what is lost when the engine dies."""
-        return [*self.running, *self.waiting]
-
     @property
     def ongoing(self) -> int:
         """Requests inside: what HAProxy compares."""

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-SimOutcome = Literal["pending", "finished", "shed", "refused", "lost"]
+SimOutcome = Literal["pending", "finished", "shed", "refused"]
 
 
 class SimRequest:

@@ -2,15 +2,8 @@
 
 import pytest
 
-from chaos.fault_cost import (
-    Injection,
-    ProcessLook,
-    StatusLook,
-    detected_after_s,
-    outcome,
-    recovered_after_s,
-    result,
-)
+from chaos.fault_cost import Injection, detected_after_s, outcome, recovered_after_s, result
+from chaos.watch import ProcessLook, StatusLook
 from loadtest.sender.plan import CUT, TOO_LONG, WRONG_LENGTH
 from loadtest.sender.sse import UNFINISHED
 from workload.records import RequestRecord
@@ -112,7 +105,7 @@ def test_a_fault_is_summed_up():
     ]
     injection = Injection(1.0, 1.0, "engine", frozenset({1}), killed=True)
     seen = statuses(BOTH, BOTH, ONE, BOTH)
-    found = result("engine killed", injection, 2, requests, seen, processes({1, 2}, {2}, {2, 3}), ["by hand"])
+    found = result("engine killed", injection, 2, requests, seen, processes({1, 2}, {2}, {2, 3}))
     assert (found.detect_s, found.recover_s) == (1.0, 2.0)
     assert (found.in_flight, found.failed, found.hung, found.lost) == (2, 2, 1, 1)
-    assert found.notes == "7 requests; 1 x reset, 1 x none; 1 begun after the fault; 1 refused with 429; by hand"
+    assert found.notes == "7 requests; 1 x reset, 1 x none; 1 begun after the fault; 1 refused with 429"

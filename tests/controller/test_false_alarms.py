@@ -69,8 +69,6 @@ def test_a_lone_replica_whose_cache_thrashes_enters_fp8(policy: str) -> None:
 def test_a_wait_counts_from_when_it_was_first_seen() -> None:
     cluster = Cluster(make_loop("static_fp16")).run(2).run(0.5, oldest_wait_s=40.0, waiting=3)
     assert cluster.status.replicas[0].oldest_wait_s == pytest.approx(0.5, abs=0.11)
-    nobody = Cluster(make_loop("static_fp16")).run(2).run(0.5, oldest_wait_s=40.0, waiting=0).status.replicas[0]
-    assert nobody.fault is not None
 
 
 # -- engines that do not answer ----------------------------------------------------------------------------------------

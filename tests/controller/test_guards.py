@@ -26,7 +26,6 @@ def judge(
     policy: str = "threshold",
     guards: GuardConfig | None = None,
     state: GuardState | None = None,
-    faulty: tuple[str, ...] = (),
 ) -> GuardedDecision:
     spec = POLICIES[policy]
     config = spec.config(**({"leave_after_s": 0} if policy == "threshold" else {}))
@@ -37,7 +36,6 @@ def judge(
         config,
         guards or GuardConfig(),
         state or GuardState(),
-        faulty,
     )
 
 
@@ -62,19 +60,9 @@ def judge(
         ([{}], {"current": FP8, "state": GuardState(80.0, (80.0,))}, FP16, "below_leave", FP16),
         ([HOT], {"state": GuardState(40.0, (40.0,) * 6)}, FP8, "wait_ratio_over_enter", FP8),
         ([HOT, {"age_s": 2.0}, {"age_s": 2.0}], {}, FP16, "held_by_quorum", None),
-        # of four that should be there one is too few, whatever it says
-        ([HOT], {"guards": GuardConfig(expected_replicas=4)}, FP16, "held_by_quorum", None),
-        ([HOT], {"guards": GuardConfig(expected_replicas=2)}, FP8, "wait_ratio_over_enter", FP8),
         # cold starts are no overload
         ([{**HOT, "ready_for_s": 1.9}, {}], {}, FP16, "below_enter", FP16),
         ([{**HOT, "ready_for_s": 2.0}, {}], {}, FP8, "wait_ratio_over_enter", FP8),
-        (
-            [{}, {"age_s": 2.0, "replica_id": "r1"}],
-            {"current": FP8, "faulty": ("r1",)},
-            FP8,
-            "held_by_implausible_replica",
-            FP16,
-        ),
         ([], {"policy": "static_fp16", "current": FP8, "state": GuardState(99.9)}, FP16, "static_fp16", FP16),
     ],
 )

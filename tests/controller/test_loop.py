@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.audit import DecisionOutcome, Rung
-from controller.messages import LatencyWindow
 from nestedfp.modes import DirectiveMode, Mode
 
 FP16, FP8, AUTO = DirectiveMode.FP16, DirectiveMode.FP8, DirectiveMode.AUTO
@@ -60,10 +59,8 @@ def test_a_burst_of_delayed_snapshots_gives_no_rate() -> None:
     assert loop.status(5.1).replicas[0].arrivals_per_s is None
 
 
-@pytest.mark.parametrize(
-    "jump", [{"tokens_fp16": 0}, {"arrived_tokens": 1}, {"tokens_fp8": 10**12}, {"arrivals": 10**9}]
-)
-def test_implausible_totals_give_no_rate_until_a_plausible_window_has_passed(jump: dict[str, Any]) -> None:
+@pytest.mark.parametrize("jump", [{"tokens_fp16": 0}, {"arrived_tokens": 1}])
+def test_totals_that_fall_back_give_no_rate_until_a_window_has_passed(jump: dict[str, Any]) -> None:
     cluster = Cluster(make_loop()).run(3).run(0.1, **jump)
     assert cluster.status.replicas[0].tokens_per_s is None
     assert cluster.run(0.3).status.replicas[0].tokens_per_s is None
@@ -280,34 +277,6 @@ def test_a_flickering_wish_is_noted_once_a_second_at_most() -> None:
     for tick in range(100):
         cluster.run(0.1, **(HOT if tick % 2 else {}))
     assert len(cluster.notes) - before <= 11
-
-
-# -- garbage -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        {"oldest_wait_s": 300.0},  # a clock off by minutes
-        {"oldest_wait_s": 1e12},
-        {"ready_for_s": 3.0, "oldest_wait_s": 60.0},
-        {"waiting": 10**9, "waiting_tokens": 10**12},
-        {"step_ms_fp16": 1e9},
-        {"ttft": LatencyWindow(count=9, p50_ms=9e8, p90_ms=9e9, p99_ms=9e9)},
-        {"tpot": LatencyWindow(count=9, p50_ms=90, p90_ms=50, p99_ms=60)},
-    ],
-    ids=str,
-)
-def test_a_snapshot_that_cannot_be_true_is_no_evidence_and_says_so(garbage: dict[str, Any]) -> None:
-    cluster = Cluster(make_loop(), ("r0", "r1")).run(2).run(1, each={"r1": garbage})
-    assert cluster.modes == {FP16}
-    assert (cluster.status.replicas[0].fault, cluster.status.replicas[1].fault is None) == (None, False)
-    cluster.run(10, each={"r1": garbage})
-    assert (cluster.modes, len(cluster.records)) == ({FP16}, 1)
-    hot = Cluster(make_loop(), ("r0", "r1")).run(2).run(25, **HOT).run(5, each={"r1": garbage})
-    assert hot.modes == {FP8}
-    assert hot.status.last_reason == "held_by_implausible_replica"
-    assert hot.run(3).modes == {FP16}
 
 
 def test_a_replica_that_flaps_changes_nothing() -> None:

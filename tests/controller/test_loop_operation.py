@@ -1,4 +1,4 @@
-"""The control loop while it runs: advisory mode, the fail-safe, overrides by replica, the ladder, reloads.
+"""The control loop while it runs: overrides by replica, the ladder, reloads.
 
 What it makes of loads, bad input and restarts: test_loop.py.
 """
@@ -10,46 +10,6 @@ from controller.audit import DecisionOutcome, Rung
 from nestedfp.modes import DirectiveMode
 
 FP16, FP8, AUTO = DirectiveMode.FP16, DirectiveMode.FP8, DirectiveMode.AUTO
-
-
-# -- advisory mode, fail-safe ------------------------------------------------------------------------------------------
-
-
-def test_advisory_decides_and_logs_as_if_it_acted_and_does_not() -> None:
-    acting, advising = Cluster(make_loop()), Cluster(make_loop(advisory=True))
-    for cluster in (acting, advising):
-        cluster.run(2).run(3, **HOT).run(30)
-    changes = [(r.from_mode, r.to_mode, r.now_s, r.reason) for r in acting.records[1:]]
-    assert [(r.from_mode, r.to_mode, r.now_s, r.reason) for r in advising.records[1:]] == changes
-    assert len(changes) == 2
-    assert all(record.advisory for record in advising.records[1:])
-    assert {record.epoch for record in advising.records} == {1}
-    assert advising.modes == {FP16}
-    advising.run(1, **HOT)
-    assert (advising.status.mode, advising.status.advised_mode, advising.status.advisory) == (FP16, FP8, True)
-
-
-def test_the_operator_acts_in_advisory_mode_too_and_a_reload_ends_it() -> None:
-    cluster = Cluster(make_loop(advisory=True)).run(2)
-    cluster.carry_out(cluster.loop.override(cluster.now_s, FP8, 1.0))
-    assert cluster.modes == {FP8}
-    assert cluster.run(2).modes == {FP16}
-    cluster.run(1, **HOT)
-    assert cluster.modes == {FP16}
-    cluster.carry_out(cluster.loop.reload(cluster.now_s, make_config()))
-    assert cluster.modes == {FP8}
-
-
-def test_the_fail_safe_comes_into_force_without_data_and_goes_with_it() -> None:
-    fail_safe = {"fail_safe": {"mode": "fp8"}, "fail_safe_after_s": 5}
-    cluster = Cluster(make_loop(guards=fail_safe), ("r0", "r1")).run(2)
-    cluster.silent = {"r0", "r1"}
-    cluster.run(5)
-    assert cluster.status.mode is FP16
-    cluster.run(2)
-    assert (cluster.status.mode, cluster.records[-1].reason) == (FP8, "fail_safe")
-    cluster.silent = set()
-    assert cluster.run(25).modes == {FP16}
 
 
 # -- overrides by replica ----------------------------------------------------------------------------------------------

@@ -73,17 +73,6 @@ def test_an_order_for_all_survives_beside_orders_for_single_replicas(
     assert cluster.run(8).mode_of == {"r0": FP8, "r1": FP8}  # those for single ones are over
 
 
-def test_an_order_survives_a_first_snapshot_whose_statistics_cannot_be_true() -> None:
-    """The answer to it would take the order from the replica, and nobody else knows of it."""
-    cluster = Cluster(make_loop()).run(3)
-    cluster.carry_out(cluster.loop.override(cluster.now_s, FP8))
-    restarted(cluster.run(1), after_s=1.0).run(0.3, oldest_wait_s=7200.0, waiting=1)
-    assert cluster.status.replicas == ()
-    cluster.run(2)
-    assert cluster.status.override is not None
-    assert cluster.modes == {FP8}
-
-
 def test_what_was_handed_back_does_not_come_again() -> None:
     cluster = Cluster(make_loop(), ("r0", "r1")).run(3)
     cluster.carry_out(cluster.loop.override(cluster.now_s, FP8))

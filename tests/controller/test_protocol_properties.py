@@ -310,7 +310,7 @@ def test_after_any_trouble_a_well_network_brings_everybody_in_line(
 @settings(max_examples=30)
 @example([("run", 0.01)], Network(loss=0.0, double=0.0, delay_s=(0.01, 0.01)), 0)
 @given(st.lists(events, max_size=25), networks, st.integers(0, 2**32))
-def test_after_any_trouble_silence_ends_in_the_fail_safe(
+def test_after_any_trouble_silence_ends_in_the_fallback(
     script: list[tuple[str, Any]], network: Network, seed: int
 ) -> None:
     world = World(5, network, seed)

@@ -134,15 +134,3 @@ def test_an_order_for_one_that_ended_meanwhile_is_not_adopted_for_all() -> None:
     cluster.now_s = round(cluster.now_s + 1.0, 6)
     cluster.loop = make_loop()
     assert cluster.run(1).modes == {FP16}
-
-
-def test_the_fail_safe_counts_no_time_under_an_override() -> None:
-    guards = {"fail_safe": {"mode": "fp8"}, "fail_safe_after_s": 30}
-    cluster = Cluster(make_loop(guards=guards)).run(3)
-    cluster.silent = {"r0"}
-    cluster.run(2)
-    cluster.carry_out(cluster.loop.override(cluster.now_s, FP16, ttl_s=60.0))
-    cluster.silent = set()
-    cluster.run(58.5)
-    cluster.silent = {"r0"}
-    assert cluster.run(3).status.mode is FP16

@@ -12,12 +12,12 @@ import yaml
 from experiment_settings import written
 
 from benchmarks.http import http_systems
-from benchmarks.steps.step_log import steps_of
 from deploy.environment import free_ports
 from experiments import __main__ as command
 from experiments import campaign, config, results, systems
 from experiments.config import ExperimentError
 from loadtest.cli import parse_config
+from simulator.fit.observations import STEP_COLUMNS, read_csv
 
 CONFIGS = Path("experiments/configs")
 
@@ -182,9 +182,9 @@ def test_an_experiment_runs_policies_on_one_service_kills_what_it_should_and_sum
     assert found["fp16"].fp16_token_share == 1
     kept = [path.read_text(errors="replace") for path in (tmp_path / "out" / "logs" / "replicas").iterdir()]
     assert any("Finished initializing replica" in text for text in kept), "no engine's log is kept"
-    logged = steps_of(tmp_path / "steps" / "nestedfp")
-    assert sum(step.tokens for step in logged) >= 24 * 47, (
-        "of each request 40 prompt tokens, and one for each answered but one"
+    logged = [row for path in (tmp_path / "steps").iterdir() for row in read_csv(path, STEP_COLUMNS).rows]
+    assert sum(int(row["prefill_tokens"]) for row in logged) >= 24 * 40
+    assert sum(int(row["decode_requests"]) for row in logged) >= 24 * 7, (
+        "the last token of an answer is not computed on"
     )
-    assert sum(step.long_requests for step in logged) >= 24
     shutil.rmtree(tmp_path / "out")

@@ -1,12 +1,10 @@
 """Predictions of experiments."""
 
 from pathlib import Path
-from statistics import median
 
 import pytest
 from experiment_settings import SLO, TABLE_24B, TABLE_24B_LOAD, written
 
-from benchmarks import results_csv
 from experiments import __main__ as command
 from experiments import config, predict, results
 from experiments.config import ExperimentError, TraceWindow
@@ -51,19 +49,6 @@ def test_an_experiment_is_predicted_on_the_arrivals_that_the_load_test_would_sen
     results.write(Results(**measured, slo=SLO, window=window.model_copy(update={"start_s": 7})), folder)
     assert command.main(words) == 0
     assert results.predictions(found.runs) in capsys.readouterr().out  # what is there was measured under another load
-
-
-def test_the_path_s_part_of_a_first_token_is_what_idle_services_took_beside_the_engine_s_step():
-    found = []
-    for path in sorted(Path("benchmarks/results").glob("h100-http*.csv")):
-        _, columns, rows = results_csv.read(path)
-        for row in (dict(zip(columns, values, strict=True)) for values in rows):
-            if (row["system"], row["scenario"]) == ("nestedfp", "unloaded"):
-                table = read_table(Path(f"simulator/engine/tables/h100-{row['model']}-load.json"))
-                step_ms = next(costs for costs in table.start_costs if costs[0] == 16)
-                found.append(float(row["ttft_p50_ms"]) - step_ms[1 + (row["mode"] == "fp8")])
-    assert len(found) == 9
-    assert median(found) == pytest.approx(predict.FRONT_MS, abs=0.05)
 
 
 @pytest.mark.parametrize(

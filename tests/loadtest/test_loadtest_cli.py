@@ -8,9 +8,7 @@ import pytest
 
 from loadtest import session
 from loadtest.cli import main, parse_config
-from loadtest.errors import LoadtestError
 from loadtest.service.process import started_service
-from loadtest.service.settings import UNKNOWN, ServiceSettings, read_settings
 
 pytestmark = pytest.mark.slow
 
@@ -81,10 +79,8 @@ def test_what_was_given_and_cannot_be_used_is_one_line_and_status_2(tmp_path, ca
     monkeypatch.delenv("NESTEDFP_ADMIN_KEY", raising=False)
     files = {
         "broken.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n",
-        "broken.yaml": "model: [",
         "unknown.yaml": "model: {id: m, path: models/fairytales-8m}\nbogus: 1\n",
         "list.yaml": "- model\n",
-        "plain.yaml": "engine: {quantization: none}\n",
         "empty.key": "",
     }
     for name, content in files.items():
@@ -97,9 +93,6 @@ def test_what_was_given_and_cannot_be_used_is_one_line_and_status_2(tmp_path, ca
         ([*url, "--trace", "{}/none.csv"], "none.csv: cannot read the trace"),
         ([*url, "--trace", "{}/broken.csv"], "broken.csv:2: TIMESTAMP"),
         ([*url, "--policies", "plain", "--out", "{}/empty.key"], "--out: cannot make the folder"),
-        (["--config", "{}/none.yaml"], "none.yaml: cannot be read: No such file"),
-        (["--config", "{}/broken.yaml"], "broken.yaml: expected YAML: line 1, column 9: "),
-        (["--config", "{}/plain.yaml"], "engine.quantization none runs a plain engine"),
         (["--config", "{}/unknown.yaml"], "unknown.yaml: bogus: unknown key; remove it"),
         (["--config", "{}/list.yaml"], "list.yaml: expected a mapping with the keys"),
     ):
@@ -109,32 +102,11 @@ def test_what_was_given_and_cannot_be_used_is_one_line_and_status_2(tmp_path, ca
         assert error.count("\n") == 1
 
 
-def test_the_services_slo_and_context_are_read_from_its_configuration(tmp_path):
-    path = tmp_path / "c.yaml"
-    path.write_text("controller:\n  slo: {ttft_ms: 250}\nmodel: {max_model_len: 512}\n")
-    assert read_settings(path) == ServiceSettings({"ttft_ms": 250.0, "tpot_ms": 33.3}, 512)
-    path.write_text("replicas: 1\n")
-    assert read_settings(path) == ServiceSettings({"ttft_ms": 200.0, "tpot_ms": 33.3}, None)  # the defaults
-    path.write_text("controller: {bogus: 1}\n")
-    assert read_settings(path) == UNKNOWN
-    path.write_text("engine: {quantization: none}\nmodel: {max_model_len: 512}\n")
-    assert read_settings(path) == ServiceSettings({}, 512, has_controller=False)
-    path.write_text("controller:\n  slo: {ttft_ms: 250}\ncontroller: {}\n")
-    with pytest.raises(
-        LoadtestError, match=r"expected YAML: line 3: .* got 'controller' again, which stands in line 1"
-    ):
-        read_settings(path)
-    path.write_text("a: [")
-    with pytest.raises(LoadtestError, match="expected YAML"):
-        read_settings(path)
-
-
 def test_a_whole_load_test_starts_the_service_and_writes_the_report(tmp_path, capsys, monkeypatch):
     """Three policies on a stand-in whose FP8 steps are four times as fast: the report must show the difference."""
     options = ["--max-running", "3", "--step-ms-fp16", "40", "--step-ms-fp8", "10"]
     monkeypatch.setattr(session, "serve_command", lambda config: [*FAKE, *options])
     config = tmp_path / "service.yaml"
-    config.write_text("controller: {slo: {ttft_ms: 100}}\n")
     flags = "--duration 2 --probe 2 --probe-concurrency 8 --cooldown 0 --drain 10 --load-fraction 1.5 --max-prompt-tokens 20"
     assert main(["--config", str(config), "--out", str(tmp_path / "runs"), *flags.split()]) == 0
     text = capsys.readouterr().out
@@ -154,15 +126,14 @@ def test_a_whole_load_test_starts_the_service_and_writes_the_report(tmp_path, ca
     assert runs["fp8"]["tpot_ms"]["p50"] < runs["fp16"]["tpot_ms"]["p50"]
     fp16, fp8 = summary["calibration"]["capacities"]
     assert fp8["carried_rps"] > 1.5 * fp16["carried_rps"]
-    assert {fp16["saturated_by"], fp8["saturated_by"]} <= {"engine", "client"}  # client: this machine is busy
     for run in runs.values():
         assert run["where"]["running"]["max"] <= 3
         assert run["valid"] == (run["invalid_because"] is None) == (run["late_starts"] <= 0.01 * run["requests"])
-    assert runs["fp16"]["saturated_by"] in ("engine", "client")
+    assert runs["fp16"]["saturated_by"] in ("engine", "client")  # client: this machine is busy
     samples = [json.loads(line) for line in (folder / "timeline.jsonl").read_text().splitlines()]
     assert {sample["policy"] for sample in samples} == {"fp16", "fp8", "adaptive"}
     assert max(sample["standing"]["waiting"] for sample in samples) > 0
-    assert summary["service_slo"]["ttft_ms"] == 100.0
+    assert summary["service_slo"] == {"ttft_ms": 300.0, "tpot_ms": 40.0}, "of its status"
     assert summary["options"]["load_fraction"] == 1.5
     for name in ("report.html", "timeline.jsonl", "requests-fp16.jsonl", "requests-adaptive.jsonl", "latencies.png"):
         assert (folder / name).stat().st_size > 500
@@ -216,13 +187,6 @@ def test_a_load_test_of_which_nothing_was_answered_fails_and_says_why(answered, 
         assert f"loadtest: plain: {run['invalid_because']}" in told.err
 
 
-def test_a_running_services_slo_is_read_from_its_status(tmp_path, capsys, monkeypatch):
-    monkeypatch.delenv("NESTEDFP_ADMIN_KEY", raising=False)
-    summary = run_against(tmp_path, [], f"--policies plain {GIVEN}")
-    assert summary["service_slo"] == {"ttft_ms": 300.0, "tpot_ms": 40.0}
-    assert "SLO of the service's controller: ttft_ms = 300, tpot_ms = 40" in capsys.readouterr().out
-
-
 def test_a_model_that_is_not_served_is_said_before_a_request_is_sent(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("NESTEDFP_ADMIN_KEY", raising=False)
     flags = f"--policies plain --model other {GIVEN}"
@@ -248,4 +212,4 @@ def test_a_plain_server_is_calibrated_by_itself_and_one_that_refuses_is_not_take
     (found,) = summary["calibration"]["capacities"]
     assert found["mode"] == "plain"
     assert found["carried_rps"] > 0
-    assert (found["saturated_by"], [stage["users"] for stage in found["stages"]]) == ("admission", [8, 16])
+    assert [stage["users"] for stage in found["stages"]] == [8, 16]

@@ -1,4 +1,4 @@
-"""The simulated cluster: determinism, network, failures, and that it runs the live core.
+"""The simulated cluster: determinism, overload, and that it runs the live core.
 
 Run: python -m pytest tests/simulator/test_sim_cluster.py
 """
@@ -24,9 +24,8 @@ from controller.messages import Directive, ReplicaSnapshot
 from nestedfp.modes import DirectiveMode, Mode
 from simulator.bench import make_bench, make_config, simulate
 from simulator.cluster.cluster import Cluster, RunResult
-from simulator.cluster.network import Network, NetworkConfig
 from simulator.cluster.replica import Replica
-from simulator.cluster.scenario import Failure, Scenario
+from simulator.cluster.scenario import Scenario
 from workload.synthetic import synthetic_trace
 
 pytestmark = pytest.mark.slow
@@ -49,14 +48,10 @@ def times(result: RunResult) -> list[tuple[str, float, float]]:
     return [(request.outcome, request.first_s, request.finished_s) for request in result.requests]
 
 
-def test_the_same_seed_gives_the_same_run_and_another_seed_another():
-    noisy = NetworkConfig(delay_ms=20, loss=0.1, duplication=0.1)
-    crowd = steady(1500, 240.0)  # more than FP16 does, so that the network's delays tell when FP8 begins
-    one, two, other = (
-        times(run(policy_config("threshold"), Scenario(replicas=3, network=noisy, seed=seed), *crowd))
-        for seed in (5, 5, 6)
-    )
-    assert one == two != other
+def test_the_same_seed_gives_the_same_run():
+    crowd = steady(1500, 240.0)  # more than FP16 does, so that FP8 begins
+    one, two = (times(run(policy_config("threshold"), Scenario(replicas=3, seed=5), *crowd)) for _ in range(2))
+    assert one == two
 
 
 def test_more_load_is_never_better_and_fp8_carries_more():
@@ -84,17 +79,10 @@ def test_at_the_capacity_a_queue_neither_empties_nor_explodes():
     assert shed[0] == 0 < shed[1]
 
 
-def test_every_request_is_answered_or_said_to_be_shed_refused_or_lost():
-    scenario = Scenario(
-        replicas=2,
-        admission_limit=6,
-        failures=(Failure(replica=0, at_s=3.0, down_s=2.0),),
-        network=NetworkConfig(loss=0.2),
-    )
+def test_every_request_is_answered_or_said_to_be_shed_or_refused():
+    scenario = Scenario(replicas=2, admission_limit=6)
     result = run(policy_config("static_fp16"), scenario, *steady(300, 40.0), (9.0, 9000, 10))
-    outcomes = {request.outcome for request in result.requests}
-    assert outcomes == {"finished", "shed", "lost", "refused"}
-    assert [replica.name for replica in result.replicas].count("replica-00000") == 2
+    assert {request.outcome for request in result.requests} == {"finished", "shed", "refused"}
     served = sum(replica.engine.finished_count for replica in result.replicas)
     assert served == sum(request.outcome == "finished" for request in result.requests)
 
@@ -141,33 +129,6 @@ def test_an_engine_that_lets_everybody_in_and_is_slow_for_all_sheds_and_is_in_ti
     shed, served = in_time({"shed": True, "shed_after_s": 3, "shed_settle_s": 5})
     assert shed > everybody + 0.2
     assert served < 1.0
-
-
-@pytest.mark.parametrize(("loss", "most"), [(0.0, 0), (0.1, 6), (0.3, 32)])
-def test_a_directive_reaches_all_replicas_and_most_keep_their_lease_over_a_lossy_network(loss: float, most: int):
-    scenario = Scenario(replicas=64, network=NetworkConfig(loss=loss, duplication=0.1), seed=3)
-    behind: list[tuple[float, int]] = []
-    reached: set[str] = set()
-
-    def look(now_s: float, cluster: Cluster) -> None:
-        there = {name for name, r in cluster.present.items() if r.engine.directive is DirectiveMode.FP16}
-        reached.update(there)
-        behind.append((now_s, len(cluster.present) - len(there)))
-
-    config = policy_config("threshold")  # FP16 at so light a load; without a word of it replicas begin in auto
-    Cluster(TABLE, config, scenario, observe=look, observe_every_s=0.05).run(make_requests((10.0, 10, 2)))
-    assert len(reached) == 64
-    assert all(count <= most for now_s, count in behind if now_s > (0.25 if loss == 0 else 8.0))
-
-
-def test_delays_losses_and_duplicates_come_as_often_as_asked():
-    network = Network(NetworkConfig(delay_ms=10, spread=2.0, loss=0.2, duplication=0.25), seed=0)
-    fates = [network.fate() for _ in range(20_000)]
-    assert sum(not fate for fate in fates) / 20_000 == pytest.approx(0.2, abs=0.01)
-    assert sum(len(fate) == 2 for fate in fates) / 20_000 == pytest.approx(0.2, abs=0.01)  # a quarter of the rest
-    delays = sorted(delay for fate in fates for delay in fate)
-    assert delays[len(delays) // 2] == pytest.approx(0.010, rel=0.05)
-    assert delays[int(0.8413 * len(delays))] == pytest.approx(0.020, rel=0.06)
 
 
 def test_snapshots_are_what_the_schema_demands():

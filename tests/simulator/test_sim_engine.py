@@ -99,7 +99,7 @@ def test_every_token_is_accounted_for_and_nothing_is_left_behind(seed: int, rate
     if engine.preemptions == 0:
         assert sum(engine.stats.tokens) == needed
     assert (engine.used_blocks, engine.waiting_tokens, len(engine.running), len(engine.waiting)) == (0, 0, 0, 0)
-    assert engine.unfinished() == []
+    assert engine.ongoing == 0
 
 
 def test_pins_and_step_rule_decide_like_the_live_engine():

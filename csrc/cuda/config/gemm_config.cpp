@@ -35,9 +35,9 @@ constexpr bool is_tile_of(int tile, Precision precision) {
 }
 
 // The table names tiles by their position in tiles.inc; the compiler points at the line that does not fit.
-#define NESTEDFP_ROW(precision, n, k, m, tile, ...)                                                      \
-    static_assert(is_tile_of(tile, Precision::precision), "gemm_table.inc: tiles.inc has no tile " #tile \
-                                                          " of that precision; run benchmarks.choice.gpu_tune again");
+#define NESTEDFP_ROW(precision, n, k, m, tile, ...)       \
+    static_assert(is_tile_of(tile, Precision::precision), \
+                  "gemm_table.inc: tiles.inc has no tile " #tile " of that precision");
 #include "cuda/generated/gemm_table.inc"
 #undef NESTEDFP_ROW
 

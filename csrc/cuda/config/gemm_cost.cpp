@@ -23,8 +23,7 @@ constexpr bool has_every_tile() {
     }
     return true;
 }
-static_assert(has_every_tile(),
-              "gemm_cost.inc lacks constants of the last tiles; run benchmarks.choice.gpu_fit_cost again");
+static_assert(has_every_tile(), "gemm_cost.inc lacks constants of the last tiles");
 
 }  // namespace
 

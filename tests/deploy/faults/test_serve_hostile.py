@@ -9,13 +9,14 @@ import sys
 import time
 from pathlib import Path
 
+import heavy
+import hostile
 import psutil
 import pytest
 from fault_service import HANG_S, PORT, URL, Poll, settled
+from hostile import send_all
 from live_service import KEY, MODEL, complete
 
-from chaos.abuse import heavy, hostile
-from chaos.abuse.attacks import send_all
 from deploy.startup.accelerator import resolve
 from loadtest.sender.dispatch import run_plan
 from loadtest.sender.plan import PlannedRequest, SendPlan

@@ -6,7 +6,7 @@ A replica's loop reads every body and writes every stream: as long as it is busy
 import json
 from typing import Any
 
-from chaos.abuse.hostile import CHAT, COMPLETIONS, JSON, MODEL, HostileRequest
+from hostile import CHAT, COMPLETIONS, JSON, MODEL, HostileRequest
 
 FILL = 7_500_000  # characters: a little less than http.max_body_bytes
 

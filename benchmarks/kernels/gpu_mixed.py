@@ -1,6 +1,6 @@
 """Times exact and fast rows in one launch against two launches and one precision -> benchmarks/results/h100-rows-mixed.csv.
 
-python -m benchmarks.choice.gpu_mixed
+python -m benchmarks.kernels.gpu_mixed
 
 Systems, all of the operator that reads a carrier: fused (the mixed GEMM), two (the FP16 GEMM of the exact rows, then the FP8 GEMM
 of the fast ones), all_fp16, all_fp8. A time is of the linear layers of the whole model: three layers with weights of their own,

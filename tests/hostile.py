@@ -1,16 +1,22 @@
 """A corpus of hostile requests, the same at every run: sent by mistake, or to do harm.
 
-``cases()`` makes it from the fields below and the values of ``corpus.txt``, one JSON text a line under each heading.
-``malformed()`` damages these requests at random into as many more as are wanted. None of them asks for more than a few tokens.
+``cases()`` makes it from the fields below and the values of ``hostile_corpus.txt``, one JSON text a line under each heading, and
+damages some of these requests at random. None of them asks for more than a few tokens. ``send_all()`` sends them.
 """
 
+import asyncio
+import collections
 import functools
 import itertools
 import json
 import random
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 MODEL = "fairytales-8m"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -37,13 +43,15 @@ class Raw(str):
 
 
 def texts(heading: str) -> list[Any]:
-    """Return what stands under a heading of corpus.txt, as it is written."""
-    _, _, found = Path(__file__).with_name("corpus.txt").read_text(encoding="utf-8").partition(f"## {heading}\n")
+    """Return what stands under a heading of hostile_corpus.txt, as it is written."""
+    _, _, found = (
+        Path(__file__).with_name("hostile_corpus.txt").read_text(encoding="utf-8").partition(f"## {heading}\n")
+    )
     return [Raw(line) for line in found.partition("## ")[0].splitlines()]
 
 
 def loaded(heading: str) -> list[dict[str, Any]]:
-    """Return the objects under a heading of corpus.txt."""
+    """Return the objects under a heading of hostile_corpus.txt."""
     return [json.loads(text) for text in texts(heading)]
 
 
@@ -286,27 +294,19 @@ def other_routes() -> list[HostileRequest]:
     return cases
 
 
+DAMAGED = 500  # requests that are damaged besides
+MOST_DAMAGED_BYTES = 20_000  # of a body: what is wrong with a larger one is its size, which the corpus has
+
+
 @functools.cache
 def cases() -> tuple[HostileRequest, ...]:
     """All of them, in an order that mixes the kinds. Making them takes seconds."""
     kinds = (wrong_types, bad_json, odd_prompts, odd_messages, structured, large, odd_headers, other_routes)
     made = [case for kind in kinds for case in kind()]
-    random.Random(0).shuffle(made)
-    return tuple(made)
-
-
-MOST_MUTATED_BYTES = 20_000  # of a body: what is wrong with a larger one is its size, which the corpus has
-
-
-def malformed(count: int, seed: int = 1) -> list[HostileRequest]:
-    """The corpus, and bodies of it that were damaged at random, until there are so many; a smaller ``count`` takes its first."""
-    made = list(cases()[:count])
-    source = random.Random(seed)
-    sound = [case for case in made if case.method == "POST" and 2 < len(case.body) < MOST_MUTATED_BYTES]
-    while sound and len(made) < count:
-        case = source.choice(sound)
-        made.append(replace(case, name=f"damaged {case.name}", body=_damaged(case.body, source)))
-    return made
+    source = random.Random(0)
+    source.shuffle(made)
+    sound = [case for case in made if case.method == "POST" and 2 < len(case.body) < MOST_DAMAGED_BYTES]
+    return (*made, *(replace(case, body=_damaged(case.body, source)) for case in source.choices(sound, k=DAMAGED)))
 
 
 def _damaged(body: bytes, source: random.Random) -> bytes:
@@ -323,3 +323,39 @@ def _damaged(body: bytes, source: random.Random) -> bytes:
             body[:end] + body[at:],
         )
     )
+
+
+@dataclass(frozen=True, slots=True)
+class HostileAnswer:
+    """A hostile request and what came of it."""
+
+    case: HostileRequest
+    came: int | httpx.HTTPError  # status, or why there is none
+    took_s: float
+    text: str  # of the answer
+
+
+def send_all(url: str, cases: Iterable[HostileRequest], limit_s: float, workers: int = 6) -> list[HostileAnswer]:
+    """Send every case, so many at a time. One silent for ``limit_s`` is given up."""
+    waiting, done = collections.deque(cases), list[HostileAnswer]()
+
+    async def work() -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=limit_s, trust_env=False) as own:
+            while waiting:
+                case = waiting.popleft()
+                headers = [(name.encode(), value.encode("latin-1")) for name, value in case.headers]
+                began_s = time.monotonic()
+                try:
+                    try:
+                        answer = await own.request(case.method, case.path, headers=headers, content=case.body)
+                    except httpx.RemoteProtocolError:  # a connection kept open may end just then; clients try again
+                        answer = await own.request(case.method, case.path, headers=headers, content=case.body)
+                    done.append(HostileAnswer(case, answer.status_code, time.monotonic() - began_s, answer.text))
+                except httpx.HTTPError as error:
+                    done.append(HostileAnswer(case, error, time.monotonic() - began_s, ""))
+
+    async def main() -> None:
+        await asyncio.gather(*(work() for _ in range(workers)))
+
+    asyncio.run(main())
+    return done

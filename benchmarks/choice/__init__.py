@@ -1,1 +1,0 @@
-"""What the choice of GEMM configs is fitted to and tuned by."""

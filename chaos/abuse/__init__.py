@@ -1,1 +1,0 @@
-"""Requests that mean harm, and what is made of them."""
