@@ -27,10 +27,9 @@ from deploy.front.app import Front, allowing
 from deploy.front.checks import grammars
 from deploy.front.context import PathMeter
 from deploy.front.deadline import EngineQueue
-from deploy.front.decoding import prompt_end
 from deploy.front.generate import Generate, Inexact, Queueing
 from deploy.front.handover import stand_before_engine, take_over
-from deploy.front.routes import text, tokens
+from deploy.front.routes import text
 from deploy.front.routes.pages import Shown
 from deploy.metrics import bulk
 from deploy.metrics.openmetrics import CONTENT_TYPE
@@ -102,7 +101,6 @@ class NestedFPServer:
         self._inexact: Inexact | None = None
         frontend.install()  # an engine without nested weights does not do it
         streams.install()
-        prompt_end.install()
         short_logs.install()
         with failure.explained():
             self.engine = await ReplicaEngine.start(engine)
@@ -194,7 +192,7 @@ class NestedFPServer:
         take_over(app.state.openai_serving_completion, app.state.openai_serving_chat)
         tokenizer_queue.install(self.engine.client.renderer._executor)
         generate = Generate(
-            routes | tokens.routes(app.state.serving_tokenization),
+            routes,
             self.engine.client,
             self._admission,
             self._meter,
