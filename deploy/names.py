@@ -45,6 +45,7 @@ NAMES: dict[str, tuple[str, ...] | None] = {
     "vllm.tool_parsers:ToolParserManager": None,
     # the start of an engine (deploy/replica/vllm_engine.py)
     "vllm.usage.usage_lib:UsageContext.OPENAI_API_SERVER": None,
+    "vllm.version:__version__": None,
     "vllm.v1.engine.async_llm:AsyncLLM.from_vllm_config": (
         "vllm_config",
         "start_engine_loop",

@@ -20,7 +20,6 @@ from live_service import ADMIN, demo_config, serve
 
 PORT = 8128
 URL = f"http://127.0.0.1:{PORT}"
-PAGE = "https://page.example"  # a web page that may ask
 SECRETS = {
     "user": "user-7f3a1c9e0b5d",
     "pin": "pin-5b2e8d7c1f90",
@@ -102,7 +101,6 @@ def started(folder: Path) -> Iterator[KeyedService]:
     config["decision_log"] = str(folder / "decisions.jsonl")
     http = {
         "keys_file": str(folder / "keys.yaml"),
-        "cors_origins": [PAGE],
         "access_log_folder": str(folder / "access"),
     }
     with serve(folder, config, PORT, http=http) as process:
