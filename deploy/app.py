@@ -75,7 +75,6 @@ def application(config: DeployConfig, path: Path | None = None) -> Any:
         queue_deadline_s=config.engine.queue_deadline_s,
         max_body_bytes=config.http.max_body_bytes,
         keys_file=config.http.keys_file,
-        cors_origins=list(config.http.cors_origins),
         access_log=config.http.access_log,
         access_log_folder=config.http.access_log_folder,
         grammar_cpu_s=config.engine.grammar_cpu_s,

@@ -59,7 +59,7 @@ RESERVED = {
     **dict.fromkeys(("host", "port", "uds", "root_path"), "is not vLLM's to say here: set http.host and http.port"),
     **dict.fromkeys(
         ("allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials"),
-        "is not vLLM's to say here: set http.cors_origins",
+        "would have no effect: let the ingress say which web pages may ask",
     ),
     **dict.fromkeys(
         ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "enable_ssl_refresh"),
@@ -197,9 +197,6 @@ class EngineSection(FrozenModel):
         return extra
 
 
-Origin = Annotated[str, Field(pattern=r"^(https?://[^/*\s]+|\*)$")]  # "https://chat.example.com"; "*": every page
-
-
 class HttpSection(FrozenModel):
     """Where the service listens."""
 
@@ -208,7 +205,6 @@ class HttpSection(FrozenModel):
     max_body_bytes: Annotated[int, Field(ge=1024)] = 8 << 20  # a larger body gets 413
     drain_s: Annotated[float, Field(ge=1, le=3600)] = 20.0  # for running streams, when the service or a replica stops
     keys_file: str | None = None  # who may ask (access/keys.py); None: everybody, unless NESTEDFP_KEYS_FILE is set
-    cors_origins: tuple[Origin, ...] = ()  # web pages of these may ask from their visitors' browsers
     access_log: bool = True  # a line for each request that asked to generate
     access_log_folder: str | None = None  # a file for each replica; None: beside Ray Serve's logs
 

@@ -20,7 +20,6 @@ NAMES: dict[str, tuple[str, ...] | None] = {
     "vllm:SamplingParams": None,
     "vllm:envs": None,
     "vllm.engine.arg_utils:AsyncEngineArgs": None,
-    "vllm.entrypoints.anthropic.protocol:AnthropicMessagesRequest": None,
     "vllm.engine.arg_utils:AsyncEngineArgs.create_engine_config": ("self", "usage_context"),
     "vllm.entrypoints.launchers.api_server.app_state:init_app_state": (
         "engine_client",
@@ -36,8 +35,6 @@ NAMES: dict[str, tuple[str, ...] | None] = {
     "vllm.entrypoints.serve.engine.protocol:ErrorResponse": None,
     "vllm.entrypoints.serve.exception_handling.error_response:create_error_response": None,
     "vllm.entrypoints.serve.exception_handling.utils:sanitize_message": None,
-    "vllm.entrypoints.serve.tokenize.protocol:DetokenizeRequest": None,
-    "vllm.entrypoints.serve.tokenize.protocol:TokenizeRequest": None,
     "vllm.exceptions:GenerationError": None,
     "vllm.exceptions:VLLMClientError": None,
     "vllm.exceptions:VLLMValidationError": None,
@@ -48,6 +45,7 @@ NAMES: dict[str, tuple[str, ...] | None] = {
     "vllm.tool_parsers:ToolParserManager": None,
     # the start of an engine (deploy/replica/vllm_engine.py)
     "vllm.usage.usage_lib:UsageContext.OPENAI_API_SERVER": None,
+    "vllm.version:__version__": None,
     "vllm.v1.engine.async_llm:AsyncLLM.from_vllm_config": (
         "vllm_config",
         "start_engine_loop",
@@ -60,7 +58,6 @@ NAMES: dict[str, tuple[str, ...] | None] = {
     "vllm.v1.engine.async_llm:AsyncLLM.reset_mm_cache": ("self",),
     "vllm.v1.engine.async_llm:AsyncLLM.shutdown": ("self",),
     # what goes from the engine to the socket (deploy/front/streams.py) and into metrics
-    "vllm.v1.engine.detokenizer:FastIncrementalDetokenizer": None,
     "vllm.v1.engine.exceptions:EngineDeadError": None,
     "vllm.v1.engine.exceptions:EngineGenerateError": None,
     "vllm.v1.engine.output_processor:OutputProcessor.process_outputs": ("self", "engine_core_outputs"),

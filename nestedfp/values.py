@@ -1,12 +1,8 @@
 """Which tensors hold a NaN, an infinity, or a value that FP16 cannot: one pass over each, a chunk at a time, on its own device."""
 
-from collections.abc import Iterable, Iterator, Mapping
-
 import torch
-from safetensors import SafetensorError, safe_open
 
 from nestedfp.cast import cast_report
-from nestedfp.checkpoint import FLOATS, CheckpointError, Stored
 
 CHUNK_ELEMENTS = 1 << 20  # on a CPU, so that what is compared stays in its cache
 GPU_CHUNK_ELEMENTS = 1 << 26
@@ -50,29 +46,3 @@ def fault(tensor: torch.Tensor, *, as_fp16: bool = True) -> str | None:
     if counts.nonfinite:
         return f"{counts.nonfinite} of {counts.total} weights are NaN or infinite"
     return f"{counts.overflowed} values beyond FP16's 65504 overflow in the cast from {tensor.dtype}"
-
-
-def stream(tensors: Mapping[str, Stored], names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield tensors by name, shard by shard. They are views of the mapped file: no more than a shard's pages are held.
-
-    Raises:
-        CheckpointError: when a shard cannot be read.
-    """
-    wanted: dict[str, list[str]] = {}
-    for name in names:
-        wanted.setdefault(str(tensors[name].shard), []).append(name)
-    for shard, held in wanted.items():
-        try:
-            with safe_open(shard, framework="pt") as file:
-                for name in held:
-                    yield name, file.get_tensor(name)
-        except SafetensorError as error:
-            raise CheckpointError(f"{shard}: cannot be read ({error}); copy it again") from None
-
-
-def faults(tensors: Mapping[str, Stored], *, as_fp16: bool = True) -> dict[str, str]:
-    """Read every weight of a checkpoint; return ``fault`` of those that have one."""
-    names = [name for name, stored in tensors.items() if stored.dtype in FLOATS and not name.endswith(BUFFERS)]
-    return {
-        name: found for name, tensor in stream(tensors, names) if (found := fault(tensor, as_fp16=as_fp16)) is not None
-    }

@@ -22,7 +22,6 @@ from deploy.front import streams
 from deploy.front.app import Front
 from deploy.front.checks import grammars
 from deploy.front.context import PathMeter
-from deploy.front.decoding import prompt_end
 from deploy.front.generate import Generate
 from deploy.front.handover import stand_before_engine, take_over
 from deploy.front.routes import text
@@ -95,7 +94,6 @@ class FrontEngine:
         stand_before_engine((route.serving for route in routes.values()), self.grammars)
         take_over(state.openai_serving_completion, state.openai_serving_chat)
         streams.install()
-        prompt_end.install()
         generate = Generate(
             routes,
             self.client,

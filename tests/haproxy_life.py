@@ -12,18 +12,13 @@ import psutil
 from deploy.haproxy import launcher
 
 
-def family(folder: Path) -> list[psutil.Process]:
-    """Processes that run because of this folder: HAProxy and its watchers."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if any(str(folder) in part for part in process.info["cmdline"] or ()):
-            found.append(process)
-    return found
-
-
 def haproxies(folder: Path) -> list[psutil.Process]:
-    """Those of them that are HAProxy itself."""
-    return [process for process in family(folder) if process.name() == "haproxy"]
+    """The HAProxies whose files lie in this folder."""
+    return [
+        process
+        for process in psutil.process_iter(["name", "cmdline"])
+        if process.info["name"] == "haproxy" and any(str(folder) in part for part in process.info["cmdline"] or ())
+    ]
 
 
 def lives(process: psutil.Process) -> bool:

@@ -4,6 +4,7 @@ import contextlib
 import http.server
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -135,13 +136,14 @@ def render(folder: Path, port: int, backends: Mapping[str, tuple[str, list[int]]
     return path
 
 
-# What Ray Serve's manager does, as a process: starts HAProxy and waits. Its parent stands for the node's raylet.
+# What Ray Serve's manager does, as a process: starts HAProxy and ends with its node. Its parent stands for the node's raylet.
 MANAGER = (
     "import os, subprocess, sys, time\n"
     "node = os.getppid()\n"
     "p = subprocess.Popen(sys.argv[1:])\n"
-    "p.wait()\n"
-    "while os.getppid() == node: time.sleep(0.1)"
+    "while os.getppid() == node:\n"
+    "    p.poll()\n"
+    "    time.sleep(0.1)"
 )
 NODE = (
     "import subprocess, sys, time\n"
@@ -156,7 +158,7 @@ class Node:
     """A process that stands for a node's raylet; starts managers, which start HAProxy through our launcher."""
 
     def __init__(self, folder: Path, limits: Limits) -> None:
-        self.folder = folder
+        self.manager: int | None = None
         variables = launcher.environment(folder, 2, limits)
         command = [variables["RAY_SERVE_HAPROXY_BINARY_PATH"], "-db", "-f", str(folder / "haproxy.cfg"), "-dR"]
         log = (folder / "haproxy.log").open("ab")
@@ -171,12 +173,16 @@ class Node:
         log.close()
 
     def start_manager(self) -> int:
-        """Start a manager with its HAProxy; return the manager's process id."""
+        """Start a manager with its HAProxy, after the end of the one before; return the manager's process id."""
+        if self.manager is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.manager, signal.SIGKILL)
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write("start\n")
         self.process.stdin.flush()
-        return int(self.process.stdout.readline())
+        self.manager = int(self.process.stdout.readline())
+        return self.manager
 
     def kill(self) -> None:
         """End the node's process, and nothing else."""

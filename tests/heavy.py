@@ -40,13 +40,8 @@ def bodies() -> list[HostileRequest]:
         "fields that are none": {"prompt": "a", **{f"k{n}": 0 for n in range(FILL // 14)}},
         "quotes in a grammar": {"prompt": "a", "structured_outputs": {"grammar": '"' + '\\"' * 16_000}},
     }
-    others: dict[str, dict[str, Any]] = {
-        "/detokenize": {"tokens": [1] * (FILL // 3)},
-        "/tokenize": {"prompt": "ab " * (FILL // 3)},
-    }
     made = [_made(CHAT, name, {**body, "max_tokens": 1}) for name, body in chats.items()]
     made += [_made(COMPLETIONS, name, {**body, "max_tokens": 1}) for name, body in completions.items()]
-    made += [_made(path, path, body) for path, body in others.items()]
     open_ended = b'{"model": "' + b"a" * FILL
     return [*made, HostileRequest("a body without an end", "POST", CHAT, tuple(JSON.items()), open_ended)]
 

@@ -280,14 +280,6 @@ def other_routes() -> list[HostileRequest]:
     ]
     cases += [HostileRequest("a long path", "GET", "/v1/" + "x" * 6000, (), b"")]
     cases += [HostileRequest("an unknown method", "BREW", "/v1/completions", (), b"")]
-    tokenize: list[Any] = [
-        *texts("tokenize"),
-        {"model": MODEL, "prompt": "x" * 100_000},
-        {"model": MODEL, "tokens": [1] * 100_000},
-    ]
-    cases += [
-        post(f"{path} {encode(each)[:50]}", path, each) for path in ("/tokenize", "/detokenize") for each in tokenize
-    ]
     orders: list[Any] = texts("directives")
     # Without the key: none of them may have an effect.
     cases += [post(f"admin {encode(each)[:50]}", "/admin/directive", each) for each in orders]

@@ -6,8 +6,6 @@ answer or a key. What a client may choose (id, model) is cut.
 """
 
 import atexit
-import contextlib
-import fcntl
 import json
 import logging
 import queue
@@ -26,7 +24,6 @@ log = logging.getLogger(__name__)
 LONGEST_VALUE = 128  # characters of what a client chose
 WAITING_LINES = 10_000
 SAY_DROPPED_EVERY_S = 10.0
-ENDED_KEPT = 16  # replicas that have ended whose logs stay, the latest ones; each has 80 MiB at most
 
 
 class Access(NamedTuple):
@@ -115,33 +112,10 @@ class AccessLog:
 
 
 def open_log(folder: Path, replica: str) -> AccessLog:
-    """Return the log of a replica: ``folder/access_<replica>.log``, rotated.
-
-    Removes logs of replicas that ended long ago. Each replica holds a lock on a file beside its log as long as it runs; a log
-    without such a file is not this service's.
-    """
-    prune(folder)
-    lines = RotatingLines(str(folder / f"access_{replica}.log"))
-    lock = (folder / f"access_{replica}.lock").open("w")
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    atexit.register(lock.close)  # which keeps it open until then
-    opened = AccessLog(lines.write)
+    """Return the log of a replica: ``folder/access_<replica>.log``, rotated."""
+    opened = AccessLog(RotatingLines(str(folder / f"access_{replica}.log")).write)
     atexit.register(opened.close)
     return opened
-
-
-def prune(folder: Path, kept: int = ENDED_KEPT) -> None:
-    """Remove the logs of replicas that have ended, but for those of the last ``kept`` of them."""
-    ended: list[tuple[float, Path, list[Path]]] = []
-    for path in folder.glob("access_*.lock"):
-        with contextlib.suppress(OSError), path.open("r+") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # else its replica runs
-            logs = [path.with_suffix(".log"), *folder.glob(f"{path.stem}.log.[0-9]*")]
-            ended.append((max(each.stat().st_mtime for each in [path, *logs] if each.exists()), path, logs))
-    for _, path, logs in sorted(ended, reverse=True)[kept:]:
-        with contextlib.suppress(OSError):  # another replica was faster, or the folder is not ours to change
-            for each in [*logs, path]:
-                each.unlink(missing_ok=True)
 
 
 def serve_logs() -> Path:

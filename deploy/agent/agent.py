@@ -248,27 +248,21 @@ class ReplicaAgent:
             began_s = time.monotonic()
             try:
                 # Not cancelled at the limit: a late answer is an answer.
-                call = asyncio.ensure_future(self._statistics())
+                call = asyncio.ensure_future(self._engine("nestedfp_stats"))
                 while not (await asyncio.wait({call}, timeout=ENGINE_TIMEOUT_S))[0]:
                     if self._dead():  # nobody will answer this call
                         call.cancel()
                         return
                     log.warning("the engine has not answered for %.0f s", time.monotonic() - self._stats_at_s)
-                self._stats = call.result()
-                self._stats_at_s = time.monotonic()
-                if self._stats is not None:
-                    self._admission.engine_has(self._stats["running"], self._stats["waiting"])
+                stats: dict[str, Any] = call.result()
+                self._stats, self._stats_at_s = stats, time.monotonic()
+                self._admission.engine_has(stats["running"], stats["waiting"])
             except Exception as error:
                 if self._dead():
                     return
                 log.error("the engine does not answer; the health check will replace this replica: %r", error)
                 await asyncio.sleep(1.0)
             await asyncio.sleep(max(0.0, self._period_s - (time.monotonic() - began_s)))
-
-    async def _statistics(self) -> dict[str, Any] | None:
-        """What the engine says between two steps."""
-        stats: dict[str, Any] = await self._engine("nestedfp_stats")
-        return stats
 
     async def _watch_engine(self) -> None:
         """Say once when the engine dies or hangs, and end what is in one that hangs: its clients would wait for nothing."""

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import ray
 from fastapi import FastAPI, Header, HTTPException, Query, Request, Response, status
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, StreamingResponse
+from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from starlette.exceptions import HTTPException as StarletteHTTPException
@@ -63,7 +63,7 @@ class Control:
         self._application = application
         self._keys = Keys(path_of(keys_file))
         self._metrics = ApplicationMetrics(application, self._ask)
-        self._feed = Feed(self._ask, ending=_is_ending)
+        self._feed = Feed(self._ask)
 
     async def check_health(self) -> None:
         """Have the control room's timelines begin with the application; called by Serve."""
@@ -74,24 +74,16 @@ class Control:
         """The control room's page. It holds no data, so it needs no key; what it asks for does."""
         return HTMLResponse(page.HTML, headers=page.HEADERS)
 
-    @routes.head("/events")
-    async def events_head(self, authorization: Annotated[str | None, Header()] = None) -> Response:
-        """Headers of a stream that is not begun."""
+    @routes.api_route("/data", methods=READ)
+    async def data(
+        self,
+        since: Annotated[float, Query(ge=0, allow_inf_nan=False)] = 0.0,
+        authorization: Annotated[str | None, Header()] = None,
+    ) -> dict[str, Any]:
+        """What the control room shows that has come since, for whoever may read ``/status``."""
         self._require_role(authorization)
-        return Response(media_type="text/event-stream", headers=page.EVENT_HEADERS)
-
-    @routes.get("/events")
-    async def events(self, authorization: Annotated[str | None, Header()] = None) -> StreamingResponse:
-        """The control room's server-sent events, for whoever may read ``/status``."""
-        self._require_role(authorization)
-        if not self._feed.may_enter:
-            raise HTTPException(
-                status.HTTP_503_SERVICE_UNAVAILABLE,
-                "too many control rooms are open, or this one is about to stop; close one or try again",
-                headers={"Retry-After": "2"},
-            )
-        events = self._feed.events(lambda: self._require_role(authorization))
-        return StreamingResponse(events, media_type="text/event-stream", headers=page.EVENT_HEADERS)
+        self._feed.start()
+        return self._feed.since(since)
 
     @routes.api_route("/metrics", methods=READ)
     async def metrics(self) -> Response:
@@ -220,16 +212,6 @@ def _nobody() -> HTTPException:
         "replicas go on under the override or the policy; try again",
         headers={"Retry-After": "2"},
     )
-
-
-def _is_ending() -> bool:
-    """Whether Serve is stopping this replica.
-
-    Serve tells a deployment only when all its requests have ended, which a listener's would not before the limit; so its own flag
-    is looked at. In a version of Serve without it, listeners stay until that limit, some seconds.
-    """
-    actors = ray._private.worker.global_worker.actors.values()
-    return any(getattr(getattr(actor, "_replica_impl", None), "_shutting_down", False) for actor in actors)
 
 
 def require_admin(authorization: str | None) -> None:

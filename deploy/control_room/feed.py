@@ -1,12 +1,6 @@
-"""The stream behind the control room: server-sent events (text/event-stream) from one producer to a bounded number of pages.
+"""What the control room shows, by the time since when: samples of the cluster, decisions, the newest status.
 
-The producer asks the controller once a second, whoever listens: a page that is opened in an incident shows what came before.
-Each event is encoded once. A listener that does not keep up is let go; its page comes again and gets everything anew.
-
-Events: ``whole`` (``columns`` of all samples, ``decisions``, ``status``, and ``judged``: each replica's counts of requests some
-minutes ago) once, then ``tick`` (``sample``, new ``decisions``, ``status``) every second; where the controller does not answer,
-``status`` is null and ``error`` says why. ``end``: the stream ends and the page should come again; ``denied``: the key no longer
-opens it.
+The controller is asked once a second, whoever looks: a page that is opened in an incident shows what came before.
 """
 
 import asyncio
@@ -14,10 +8,8 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
-
-import msgspec
 
 from deploy.control_room.samples import StatusHistory
 from deploy.metrics.new_decisions import Ask, NewDecisions
@@ -27,148 +19,83 @@ log = logging.getLogger(__name__)
 PERIOD_S = 1.0
 SAMPLES_KEPT = 900  # a quarter of an hour
 DECISIONS_KEPT = 200
-LISTENERS = 32
-EVENTS_WAITING = 5  # for one listener
 JUDGED_EVERY, JUDGED_KEPT = 10, 30  # periods, entries: five minutes
 
 
 class Feed:
-    """Follows one controller and tells every listener.
+    """Follows one controller.
 
     Args:
         ask: asks the controller.
-        ending: whether this process is about to stop: listeners are let go then.
-        period_s: between two ticks.
         wall: seconds since 1970.
     """
 
-    def __init__(
-        self,
-        ask: Ask,
-        ending: Callable[[], bool] = lambda: False,
-        period_s: float = PERIOD_S,
-        wall: Callable[[], float] = time.time,
-    ) -> None:
-        self._ask, self._ending, self._period_s, self._wall = ask, ending, period_s, wall
+    def __init__(self, ask: Ask, wall: Callable[[], float] = time.time) -> None:
+        self._ask, self._wall = ask, wall
         self._timeline = StatusHistory(SAMPLES_KEPT)
-        self._decisions: deque[dict[str, Any]] = deque(maxlen=DECISIONS_KEPT)
+        self._decisions: deque[tuple[float, dict[str, Any]]] = deque(maxlen=DECISIONS_KEPT)  # and when they came
         self._judged: deque[dict[str, list[float]]] = deque(maxlen=JUDGED_KEPT)
         self._new_decisions = NewDecisions(ask)
         self._ticks = 0
+        self._at_s = 0.0
         self._status: dict[str, Any] | None = None
         self._error: str | None = None
-        self._listeners: set[asyncio.Queue[bytes | None]] = set()
-        self._producer: asyncio.Task[None] | None = None
-
-    @property
-    def may_enter(self) -> bool:
-        """Whether there is room for another listener."""
-        return len(self._listeners) < LISTENERS and not self._ending()
+        self._following: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start the producer on the running event loop, unless it runs."""
-        if self._producer is None or self._producer.done():
-            self._producer = asyncio.get_running_loop().create_task(self._produce())
+        """Begin to follow on the running event loop, unless that is done."""
+        if self._following is None or self._following.done():
+            self._following = asyncio.get_running_loop().create_task(self._follow())
 
     async def stop(self) -> None:
-        """End the producer and let all listeners go."""
-        self._let_go()
-        if self._producer is not None:
-            self._producer.cancel()
+        """Follow no longer."""
+        if self._following is not None:
+            self._following.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._producer
+                await self._following
 
-    async def events(self, allowed: Callable[[], object]) -> AsyncIterator[bytes]:
-        """Yield the events of one listener.
+    def since(self, wall_s: float) -> dict[str, Any]:
+        """Return what has come after the ``at_s`` of an earlier answer; 0: all that is kept.
 
-        Args:
-            allowed: raises when the listener may no longer listen; asked before every event.
+        ``status`` is None where the controller does not answer, and ``error`` says why. ``judged`` has each replica's counts of
+        requests some minutes ago.
         """
-        self.start()
-        queue: asyncio.Queue[bytes | None] = asyncio.Queue(EVENTS_WAITING + 1)
-        self._listeners.add(queue)
-        try:
-            yield self._whole()
-            while (event := await queue.get()) is not None:
-                try:
-                    allowed()
-                except Exception:
-                    yield _event("denied", {})
-                    return
-                yield event
-            yield _event("end", {})
-        finally:
-            self._listeners.discard(queue)
-
-    def _whole(self) -> bytes:
-        return _event(
-            "whole",
-            {
-                "wall_s": self._wall(),
-                "columns": self._timeline.columns(),
-                "judged": self._oldest_judged(),
-                "decisions": list(self._decisions),
-                "status": self._status,
-                "error": self._error,
-            },
-        )
-
-    def _oldest_judged(self) -> dict[str, list[float]]:
-        found: dict[str, list[float]] = {}
+        judged: dict[str, list[float]] = {}
         for entry in self._judged:
-            for name, counts in entry.items():
-                found.setdefault(name, counts)
-        return found
+            judged = {**entry, **judged}
+        return {
+            "at_s": self._at_s,
+            "wall_s": self._wall(),
+            "samples": [each._asdict() for each in self._timeline.since(wall_s)],
+            "judged": judged,
+            "decisions": [each for came_s, each in self._decisions if came_s > wall_s],
+            "status": self._status,
+            "error": self._error,
+        }
 
-    async def _produce(self) -> None:
+    async def _follow(self) -> None:
         while True:
             began_s = time.monotonic()
-            if self._ending():
-                self._let_go()
-            try:
-                tick = await self._tick()
-            except Exception:
-                log.exception("a tick of the control room failed; the next one tries again")
-            else:
-                self._tell(tick)
-            await asyncio.sleep(max(0.0, self._period_s - (time.monotonic() - began_s)))
+            await self.tick()
+            await asyncio.sleep(max(0.0, PERIOD_S - (time.monotonic() - began_s)))
 
-    async def _tick(self) -> bytes:
-        sample, new = None, []
+    async def tick(self) -> None:
+        """Ask the controller."""
         try:
-            self._status = await self._ask("status")
-            self._ticks += 1
-            new = (await self._new_decisions.take())[-DECISIONS_KEPT:]
-            self._decisions.extend(new)
-            self._error = None
-            sample = self._timeline.add(self._wall(), self._status)
-            if self._ticks % JUDGED_EVERY == 1:
-                now_s, replicas = self._wall(), self._status["replicas"]
+            status = await self._ask("status")
+            new = await self._new_decisions.take()
+            self._at_s = now_s = round(self._wall(), 3)
+            self._timeline.add(now_s, status)
+            self._decisions.extend((now_s, each) for each in new)
+            if self._ticks % JUDGED_EVERY == 0:
+                replicas = status["replicas"]
                 self._judged.append(
                     {each["id"]: [now_s, each["slo_evaluated"], each["within_slo"]] for each in replicas}
                 )
+            self._ticks += 1
+            self._status, self._error = status, None
         except Exception as error:
             # HTTPException says it in one sentence; anything else is for the log.
             self._status, self._error = None, str(getattr(error, "detail", "the controller does not answer"))
             self._timeline.gap()
             log.debug("no status for the control room: %r", error)
-        content = {"wall_s": self._wall(), "sample": sample and sample._asdict(), "decisions": new}
-        return _event("tick", {**content, "status": self._status, "error": self._error})
-
-    def _tell(self, event: bytes) -> None:
-        for queue in list(self._listeners):
-            if queue.qsize() >= EVENTS_WAITING:
-                self._listeners.discard(queue)
-                queue.put_nowait(None)
-            else:
-                queue.put_nowait(event)
-
-    def _let_go(self) -> None:
-        for queue in self._listeners:
-            queue.put_nowait(None)
-        self._listeners.clear()
-
-
-def _event(name: str, content: Any) -> bytes:
-    # JSON has no line break of its own, so the data is one line.
-    return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(content) + b"\n\n"

@@ -50,4 +50,3 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
-EVENT_HEADERS = {**PRIVATE, "X-Accel-Buffering": "no"}  # the last: an ingress must not hold events back

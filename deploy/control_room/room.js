@@ -1,13 +1,13 @@
-// The control room. Everything on the page comes from one stream of server-sent events; an override is one POST. Texts from the
+// The control room. Everything on the page comes from one request a second; an override is one POST. Texts from the
 // service go into the page as text nodes, never as HTML. The key lives in the variable below and nowhere else.
 const base = location.pathname.replace(/\/*$/, "/");
-const KEPT_S = 900, SLO_WINDOW_S = 300, SILENT_MS = 8000, SHOWN_DECISIONS = 100;
+const KEPT_S = 900, SLO_WINDOW_S = 300, PERIOD_MS = 1000, SILENT_MS = 8000, SHOWN_DECISIONS = 100;
 const SVG = "http://www.w3.org/2000/svg";
 const at = (id) => document.getElementById(id);
 const samples = [];    // oldest first
 const decisions = [];  // oldest first
 const judged = new Map();  // by replica: [wall_s, slo_evaluated, within_slo] over the last minutes
-let status = null, key = "", span_s = 300, hover_s = null, ahead_s = 0, lastEvent_ms = 0, attempt = 0, stream = null, ordered = null;
+let status = null, key = "", span_s = 300, hover_s = null, ahead_s = 0, seen_s = 0, ordered = null;
 
 // -- words ---------------------------------------------------------------------------------------------------------
 
@@ -156,6 +156,8 @@ function addDecisions(more) {
   const list = at("decisions");
   if (more.length && list.querySelector(".none")) list.replaceChildren();
   for (const each of more) {
+    // The control routes that have started anew tell of all that the controller has in memory.
+    if (decisions.some((one) => one.decision_id === each.decision_id && one.wall_s === each.wall_s)) continue;
     decisions.push(each);
     list.prepend(decisionItem(each));
   }
@@ -164,21 +166,13 @@ function addDecisions(more) {
   if (!list.childElementCount) list.append(element("li", { class: "none" }, "None yet."));
 }
 
-// -- the stream ----------------------------------------------------------------------------------------------------
+// -- the data ------------------------------------------------------------------------------------------------------
 
-function take(event, content) {
-  lastEvent_ms = Date.now();
-  if (event === "end" || event === "denied") return;
+function take(content) {
   ahead_s = content.wall_s - Date.now() / 1000;  // times are the service's, whatever this machine's clock says
-  if (event === "whole") {
-    const columns = Object.entries(content.columns);
-    samples.length = decisions.length = 0;
-    at("decisions").replaceChildren();
-    for (const [id, seen] of Object.entries(content.judged)) if (!judged.has(id)) judged.set(id, [seen]);
-    for (let row = 0; row < content.columns.wall_s.length; row += 1) samples.push(Object.fromEntries(columns.map(([key, values]) => [key, values[row]])));
-  } else if (content.sample !== null) {
-    samples.push(content.sample);
-  }
+  seen_s = content.at_s;
+  for (const [id, seen] of Object.entries(content.judged)) if (!judged.has(id)) judged.set(id, [seen]);
+  samples.push(...content.samples);
   while (samples.length && samples[0].wall_s < content.wall_s - KEPT_S) samples.shift();
   addDecisions(content.decisions);
   status = content.status;
@@ -187,7 +181,7 @@ function take(event, content) {
   show(content.error);
 }
 
-function count() {  // the answer to an override does not wait for a slow replica: the events say when it has acknowledged
+function count() {  // the answer to an override does not wait for a slow replica: the data say when it has acknowledged
   const reached = status.replicas.filter((each) => each.acked).length;
   put("said", `${name(ordered)}: ${reached} of ${status.replicas.length} replicas have acknowledged.`);
   if (reached === status.replicas.length) ordered = null;
@@ -209,29 +203,17 @@ function say(state, text) {
   at("room").classList.toggle("old", state === "lost");
 }
 
-async function follow() {
-  stream = new AbortController();
-  const response = await fetch(`${base}events`, { headers: key ? { Authorization: `Bearer ${key}` } : {}, signal: stream.signal, cache: "no-store" });
+async function poll() {
+  const headers = key ? { Authorization: `Bearer ${key}` } : {};
+  const response = await fetch(`${base}data?since=${seen_s}`, { headers, signal: AbortSignal.timeout(SILENT_MS), cache: "no-store" });
   if (response.status === 401 || response.status === 403) {
     const { error } = await response.json();
     return denied(key ? error.message : "");
   }
   if (!response.ok) throw new Error(`HTTP ${response.status}`);
-  attempt = 0;
-  lastEvent_ms = Date.now();
+  take(await response.json());
   say("live", "live");
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let text = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return true;
-    const events = (text + value).split("\n\n");
-    text = events.pop();
-    for (const each of events) {
-      const [head, data] = each.split("\n");
-      take(head.slice("event: ".length), JSON.parse(data.slice("data: ".length)));
-    }
-  }
+  return true;
 }
 
 function denied(message) {
@@ -246,18 +228,13 @@ function denied(message) {
 async function stayCurrent() {
   for (let again = true; again;) {
     try {
-      again = await follow();
+      again = await poll();
     } catch (error) {
-      again = true;
+      say("lost", samples.length ? `connection lost, last seen ${clock(samples.at(-1).wall_s)}; trying again` : "no answer; trying again");
     }
-    if (!again) return;
-    say("lost", samples.length ? `connection lost, last seen ${clock(samples.at(-1).wall_s)}; trying again` : "no answer; trying again");
-    await new Promise((resolve) => setTimeout(resolve, Math.min(10000, 500 * 2 ** attempt)));
-    attempt += 1;
+    await new Promise((resolve) => setTimeout(resolve, PERIOD_MS));
   }
 }
-
-setInterval(() => { if (stream && Date.now() - lastEvent_ms > SILENT_MS) stream.abort(); }, 1000);
 
 // -- the operator --------------------------------------------------------------------------------------------------
 

@@ -73,9 +73,9 @@ class StatusHistory:
         self._last_s = None
         self._totals = {}
 
-    def columns(self) -> dict[str, list[Any]]:
-        """Return all samples, oldest first, as a list for each field."""
-        return {name: [getattr(each, name) for each in self._samples] for name in StatusSample._fields}
+    def since(self, wall_s: float) -> list[StatusSample]:
+        """Return the samples that are younger, oldest first."""
+        return [each for each in self._samples if each.wall_s > wall_s]
 
 
 def _known(values: Any) -> list[float]:

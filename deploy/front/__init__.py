@@ -7,7 +7,6 @@
     deadline.py   ends a request that the engine has not begun in time
     handover.py   takes a request over from vLLM's serving objects just before they would consume its outputs
     streams.py    server-sent events written straight from the engine's outputs
-    decoding/     answers to prompts that end inside a character, and where each token begins in the text
     replies.py    answers that are no stream, and errors in OpenAI's format
 
 One process, one event loop: the loop that reads the engine's outputs writes them to the sockets.

@@ -8,13 +8,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from starlette.middleware.cors import CORSMiddleware
-
 from deploy.front.generate import Generate
-from deploy.front.replies import Headers, Refused, identifying, refuse, request_id_of
-from deploy.front.routes.pages import MODELS, PageSource, model_entry, show
+from deploy.front.replies import Headers, Refused, refuse, request_id_of
+from deploy.front.routes.pages import MODELS, VERSION, PageSource, models, show, version
 
-PASSED_ON = (MODELS, "/version")  # answered by vLLM's application
 READ, WRITE = ("GET", "HEAD"), ("POST",)
 
 
@@ -56,47 +53,23 @@ class Front:
         root = scope.get("root_path", "")
         path = scope["path"].removeprefix(root).rstrip("/") or "/"
         route, method = self._generate.routes.get(path), scope["method"]
-        own = path.startswith(f"{MODELS}/") or path in self._pages
+        told = path == VERSION or f"{path}/".startswith(f"{MODELS}/")
         request_id = request_id_of(scope)
         try:
-            if not (route or own or path in PASSED_ON):
+            if not (route or told or path in self._pages):
                 raise Refused(404, f"there is no {path[:200]} here")
             if method not in (allowed := WRITE if route else READ):
                 raise WrongMethod(path, method, allowed)
             if (page := self._pages.get(path)) is not None:
-                await show(identifying(send, request_id), await page())
+                await show(send, await page())
                 return
             self.asked += 1
             if route is None:
                 self._generate.keys.of(dict(scope["headers"]))
-                if own:
-                    serving = self._app.state.openai_serving_models
-                    await show(send, await model_entry(serving, path.removeprefix(f"{MODELS}/")))
-                    return
-                # The server leaves the body of an answer to HEAD out. Whom a web page may let its visitors' browsers ask is not for
-                # vLLM to say: it would allow every page.
-                headers = [header for header in scope["headers"] if header[0] != b"origin"]
-                inner = {**scope, "path": root + path, "method": "GET", "headers": headers}
-                await self._app(inner, receive, identifying(send, request_id))
+                serving = self._app.state.openai_serving_models
+                await show(send, version() if path == VERSION else await models(serving, path[len(MODELS) + 1 :]))
                 return
         except Refused as refusal:
             await refuse(send, refusal, request_id)
             return
         await self._generate(route, scope, receive, send, arrived_s)
-
-
-def allowing(origins: Sequence[str], app: Any) -> Any:
-    """Return the ASGI application, answering browsers that ask for pages of these origins; no origins: as it is.
-
-    Without credentials: a key is sent by the page itself, never by a browser on its own.
-    """
-    if not origins:
-        return app
-    return CORSMiddleware(
-        app,
-        allow_origins=list(origins),
-        allow_methods=["GET", "POST"],
-        allow_headers=["*"],  # OpenAI's clients send some of their own
-        expose_headers=["x-nestedfp-precision", "x-request-id", "retry-after"],
-        max_age=600,
-    )

@@ -103,7 +103,7 @@ class Generate:
             await self._admitted(route, scope, receive, send, context)
         except Refused as refusal:
             context.outcome, context.status = refusal.outcome, refusal.status
-            await reply(send, refusal.status, route.error(refusal, context.id), refusal.headers())
+            await reply(send, refusal.status, refusal.body(context.id), refusal.headers())
         except asyncio.CancelledError:
             context.outcome = RequestOutcome.LEFT
             raise
@@ -156,8 +156,7 @@ class Generate:
                 except Limited as limited:
                     raise limited.elsewhere() if self._goes_elsewhere(context) else limited from None
                 entered.callback(lambda: holder.leave(context.used_tokens, context.pinned))
-            if route.computes:
-                context.notes.append((PIN_HEADER.encode(), self._decided(context.asked).encode()))
+            context.notes.append((PIN_HEADER.encode(), self._decided(context.asked).encode()))
             context.given = {name: vars(request).get(name) for name in request.model_fields_set}
             await self._answer(route, request, scope, send, context)
 
@@ -336,7 +335,7 @@ class Generate:
                 raise
             failed = True
             refusal = error if isinstance(error, Refused) else self._explained(error, context)
-            data = route.last_words(route.error(refusal, context.id))
+            data = route.last_words(refusal.body(context.id))
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
         if failed:

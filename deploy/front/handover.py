@@ -13,7 +13,6 @@ from typing import Any
 
 from deploy.front.checks.grammars import Grammars
 from deploy.front.context import CONTEXT, RequestContext
-from deploy.front.decoding.text_offsets import StreamOffsets, TextOffsets
 from deploy.front.streams import Frame
 from deploy.replica.health_routes import GivenUp
 
@@ -125,12 +124,7 @@ def _take_over_completion(serving: Any) -> None:
     ) -> Any:
         call = _plain_call()
         if call is None:
-            if request.logprobs is None:
-                return original(request, inputs, results, request_id, created, model, *args, **kwargs)
-            texts = [serving._extract_prompt_text(each) for each in inputs]
-            offsets = StreamOffsets(_fast(serving), request, texts)
-            watched = offsets.watch(results)
-            return offsets.corrected(original(request, inputs, watched, request_id, created, model, *args, **kwargs))
+            return original(request, inputs, results, request_id, created, model, *args, **kwargs)
         call.frame = Frame.make(
             request_id,
             created,
@@ -141,26 +135,7 @@ def _take_over_completion(serving: Any) -> None:
         )
         return call
 
-    answered = serving.request_output_to_completion_response
-
-    def answer(results: list[Any], request: Any, *args: Any, **kwargs: Any) -> Any:
-        response = answered(results, request, *args, **kwargs)
-        sequences = [(result, output) for result in results for output in result.outputs]
-        for choice, (result, output) in zip(response.choices, sequences, strict=True):
-            if choice.logprobs is not None and (tokenizer := _fast(serving)) is not None:
-                echoed = result.prompt if request.echo else None
-                offsets = TextOffsets(tokenizer, result.prompt_token_ids, echoed, request.skip_special_tokens)
-                found = {"text_offset": offsets.next(len(choice.logprobs.tokens), output.token_ids)}
-                choice.logprobs = choice.logprobs.model_copy(update=found)
-        return response
-
     serving.completion_stream_generator = stream
-    serving.request_output_to_completion_response = answer
-
-
-def _fast(serving: Any) -> Any:
-    """Return the model's tokenizer of the library ``tokenizers``; None: it is of another kind."""
-    return getattr(serving.renderer.tokenizer, "_tokenizer", None)
 
 
 def _take_over_chat(serving: Any) -> None:

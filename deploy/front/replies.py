@@ -85,49 +85,6 @@ def request_id_of(scope: Any) -> str | None:
     return next(found, b"").decode("latin-1") or None
 
 
-def identified(body: bytes, request_id: str | None) -> bytes:
-    """Return the JSON body of an error that another part made, with the request's id and a type of OpenAI's.
-
-    What is no such body is returned as it is.
-    """
-    try:
-        answer = msgspec.json.decode(body)
-    except msgspec.DecodeError:
-        return body
-    if not isinstance(answer, dict):
-        return body
-    error = answer.get("error")
-    (error if isinstance(error, dict) else answer)[REQUEST_ID] = request_id
-    if isinstance(error, dict) and isinstance(code := error.get("code"), int):
-        error["type"] = error_type(code)
-    return msgspec.json.encode(answer)
-
-
-def identifying(send: Send, request_id: str | None) -> Send:
-    """Return ASGI's send for the answers of another application: errors in JSON are ``identified``."""
-    start: dict[str, Any] | None = None  # of an error whose body has not come as a whole
-    parts: list[bytes] = []
-
-    async def sending(message: dict[str, Any]) -> None:
-        nonlocal start
-        if message["type"] == "http.response.start" and message["status"] >= 400:
-            start = message
-            return
-        if start is None or message["type"] != "http.response.body":
-            await send(message)
-            return
-        parts.append(message.get("body", b""))
-        if message.get("more_body"):
-            return
-        body = identified(b"".join(parts), request_id)
-        length = (b"content-length", str(len(body)).encode())
-        headers = [header for header in start.get("headers", ()) if header[0].lower() != b"content-length"]
-        await send({**start, "headers": [*headers, length]})
-        await send({"type": "http.response.body", "body": body})
-
-    return sending
-
-
 def error_events(body: bytes) -> bytes:
     """Return the events that end a stream with an error in OpenAI's format."""
     return b"data: " + body + GAP + DONE

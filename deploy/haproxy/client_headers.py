@@ -11,8 +11,6 @@ from typing import Any
 
 KNOWN = (
     "accept",
-    "access-control-request-headers",
-    "access-control-request-method",
     "authorization",
     "connection",
     "content-encoding",
@@ -20,7 +18,6 @@ KNOWN = (
     "content-type",
     "expect",
     "host",
-    "origin",
     "traceparent",
     "tracestate",
     "transfer-encoding",

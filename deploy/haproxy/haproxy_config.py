@@ -41,7 +41,7 @@ OF_SERVE = (
     (503, 503, "this replica cannot take the request now; try again", True),
 )
 ROUTE = Path(__file__).with_name("route.lua")
-PROMPTS = "/(completions|responses|messages)/*$"  # the routes whose prompts go by the replicas' room
+PROMPTS = "/(completions|responses)/*$"  # the routes whose prompts go by the replicas' room
 
 
 def tries(replicas: int) -> int:

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,16 @@ from deploy.access.admission import TOKENS_IN_QUEUE, Admission, Shares
 from deploy.access.keys import Keys, path_of
 from deploy.access.peers import PeerView
 from deploy.agent.agent import ReplicaAgent
-from deploy.agent.plain_agent import PlainAgent
 from deploy.agent.room_page import room_page
 from deploy.control.controller_link import DirectiveCall, ServeControllerLink
 from deploy.front import streams
-from deploy.front.app import Front, allowing
+from deploy.front.app import Front
 from deploy.front.checks import grammars
 from deploy.front.context import PathMeter
 from deploy.front.deadline import EngineQueue
-from deploy.front.decoding import prompt_end
 from deploy.front.generate import Generate, Inexact, Queueing
 from deploy.front.handover import stand_before_engine, take_over
-from deploy.front.routes import text, tokens
+from deploy.front.routes import text
 from deploy.front.routes.pages import Shown
 from deploy.metrics import bulk
 from deploy.metrics.openmetrics import CONTENT_TYPE
@@ -66,7 +64,6 @@ class NestedFPServer:
         max_body_bytes: largest body of a request.
         grammar_cpu_s: processor time that compiling one grammar may take.
         keys_file: who may ask (deploy/access/keys.py); None: everybody, unless the environment names a file.
-        cors_origins: web pages of these origins may ask from their visitors' browsers.
         access_log: whether there is one (deploy/access/access_log.py).
         access_log_folder: where they go; None: beside Ray Serve's logs.
     """
@@ -83,16 +80,13 @@ class NestedFPServer:
         max_body_bytes: int,
         grammar_cpu_s: float,
         keys_file: str | None = None,
-        cors_origins: Sequence[str] = (),
         access_log: bool = True,
         access_log_folder: str | None = None,
     ) -> None:
         self._model = model
-        self._agent: ReplicaAgent | None = None
-        self._watch: ReplicaAgent | None = None  # the agent, or that of a plain engine
+        self._agent: ReplicaAgent | None = None  # a plain engine has none
         self._front: Front | None = None  # until Serve has it built, after this
         self._max_body_bytes = max_body_bytes
-        self._cors_origins = list(cors_origins)
         self._keys = Keys(path_of(keys_file), parts=lambda: 1 if self._agent is None else self._agent.replicas)
         folder = serve_logs() if access_log_folder is None else Path(access_log_folder).expanduser()
         name = serve.get_replica_context().replica_id.unique_id
@@ -102,7 +96,6 @@ class NestedFPServer:
         self._inexact: Inexact | None = None
         frontend.install()  # an engine without nested weights does not do it
         streams.install()
-        prompt_end.install()
         short_logs.install()
         with failure.explained():
             self.engine = await ReplicaEngine.start(engine)
@@ -130,8 +123,6 @@ class NestedFPServer:
             in_order=not self._by_priority,
         )
         if not precision:
-            self._watch = PlainAgent(self.engine.call, self._meter, lambda: self.engine.dead, self.engine.give_up)
-            await self._watch.start()
             self._page = await self._metrics()
             return
         context = serve.get_replica_context()
@@ -141,7 +132,7 @@ class NestedFPServer:
             await self.engine.call("nestedfp_self_checks"),
         )
         await self.engine.call("nestedfp_warmed_up")
-        self._agent = self._watch = ReplicaAgent(
+        self._agent = ReplicaAgent(
             replica_id=context.replica_id.unique_id,
             engine=self.engine.call,
             controller=ServeControllerLink(),
@@ -194,11 +185,11 @@ class NestedFPServer:
         take_over(app.state.openai_serving_completion, app.state.openai_serving_chat)
         tokenizer_queue.install(self.engine.client.renderer._executor)
         generate = Generate(
-            routes | tokens.routes(app.state.serving_tokenization),
+            routes,
             self.engine.client,
             self._admission,
             self._meter,
-            self._watch or PeerView(),
+            self._agent or PeerView(),
             self._max_body_bytes,
             self._keys,
             Queueing(
@@ -212,7 +203,7 @@ class NestedFPServer:
         health = HealthRoutes(
             serve.get_replica_context().replica_id.unique_id,
             self.check_health,
-            lambda: None if self._watch is None else self._watch.stats_age_s,
+            lambda: None if self._agent is None else self._agent.stats_age_s,
             self._start,
         )
         pages = {
@@ -222,7 +213,7 @@ class NestedFPServer:
             "/room": self._show_room,
         }
         self._front = Front(app, generate, pages)
-        return allowing(self._cors_origins, self._front)
+        return self._front
 
     async def _show_room(self) -> Shown:
         agent = self._agent
@@ -232,14 +223,14 @@ class NestedFPServer:
 
     async def __del__(self) -> None:
         # Serve calls it at the end of a drain.
-        if self._watch is not None:
-            await self._watch.stop()
+        if self._agent is not None:
+            await self._agent.stop()
 
     async def check_health(self) -> None:
         """Fail where the engine has died or hangs; called by Serve, which then replaces this replica."""
         await self.engine.client.check_health()
-        if self._watch is not None:
-            self._watch.check_engine()
+        if self._agent is not None:
+            self._agent.check_engine()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What the autoscaler's policy hears from this replica; called by Serve where it scales this deployment."""

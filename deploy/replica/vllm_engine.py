@@ -5,7 +5,7 @@ A single rank runs in the engine core, as ``vllm serve`` has it on a GPU, on a C
 
 import argparse
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
@@ -14,7 +14,6 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from deploy.replica.arguments import parsed
-from deploy.replica.process_life import Life
 
 
 class ReplicaEngine:
@@ -27,10 +26,7 @@ class ReplicaEngine:
 
     def __init__(self, client: Any, app: Any) -> None:
         self.client, self.app = client, app
-        manager = client.engine_core.resources.engine_manager
-        self._lives: Sequence[Life] = [
-            Life(process.pid) for process in manager.processes
-        ]  # of the engine core's processes
+        self._processes = client.engine_core.resources.engine_manager.processes  # of the engine core
 
     @classmethod
     async def start(cls, arguments: Mapping[str, Any]) -> "ReplicaEngine":
@@ -72,8 +68,8 @@ class ReplicaEngine:
 
     @property
     def dead(self) -> bool:
-        """Whether the engine core has ended, begins to, or has said that it cannot go on. vLLM knows a tenth of a second later."""
-        return bool(self.client.errored) or any(life.ending for life in self._lives)
+        """Whether the engine core has ended, or has said that it cannot go on. vLLM knows the first a tenth of a second later."""
+        return bool(self.client.errored) or not all(process.is_alive() for process in self._processes)
 
     def give_up(self, error: Exception) -> None:
         """End every request that is in the engine with this error, whatever the engine does."""

@@ -29,7 +29,6 @@ def check_model(config: DeployConfig) -> None:
     from deploy.app import engine_kwargs
     from deploy.replica.arguments import ENGINE, SERVER, parsed
     from deploy.startup.accelerator import resolve
-    from deploy.startup.parser_check import check_parsers
 
     names = SERVER | ENGINE.keys()
     for name in config.engine.extra:
@@ -60,6 +59,24 @@ def check_model(config: DeployConfig) -> None:
             f"model {config.model.path!r}: its tokenizer cannot be loaded ({cause(error)}); the folder needs the tokenizer's "
             "files as well, tokenizer.json and tokenizer_config.json as a rule"
         ) from None
+
+
+def check_parsers(extra: dict[str, Any]) -> None:
+    """Refuse the name of a parser that vLLM does not have.
+
+    Raises:
+        ConfigError: it has others, which the message names.
+    """
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    for key, known in (
+        ("tool_call_parser", ToolParserManager.list_registered()),
+        ("reasoning_parser", ReasoningParserManager.list_registered()),
+    ):
+        wanted = key == "tool_call_parser" and extra.get("enable_auto_tool_choice")
+        if (extra.get(key) is not None or wanted) and extra.get(key) not in known:
+            raise ConfigError(f"engine.extra.{key}: expected one of {', '.join(sorted(known))}; got {extra.get(key)!r}")
 
 
 def check_adapters(config: DeployConfig, engine: Any, front: Any) -> None:

@@ -6,7 +6,7 @@
     scheduler.py   decides the precision of every step and attaches it to the step's SchedulerOutput
     worker.py      applies the attached precision around the model's forward pass
     exact_blocks.py  which KV blocks FP8 steps have written
-    load_check.py  whether a load has set all of a model to finite values; dry_load.py the same without memory, before the load
+    load_check.py  whether a load has set all of a model to finite values
     coverage.py    which share of a model's weights has an FP8 mode
     accounting.py  tokens computed per precision, for each request and for the engine (pure)
     serving/       a plain ``vllm serve``: pins, disclosure, metrics, directives, the SLO from the start

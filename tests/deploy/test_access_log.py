@@ -1,12 +1,11 @@
 """The access log: one line for each request that has left, whatever a client chose to call it, and no waiting for a disk."""
 
 import json
-import os
 import threading
 
 import pytest
 
-from deploy.access.access_log import ENDED_KEPT, LONGEST_VALUE, Access, AccessLog, line_of, open_log
+from deploy.access.access_log import LONGEST_VALUE, Access, AccessLog, line_of, open_log
 from deploy.front.context import PathMeter
 from deploy.metrics.request_metrics import RequestOutcome
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
@@ -166,26 +165,3 @@ def test_an_answer_that_fails_inside_its_stream_says_so(meter, clock, lines):
     passage.outcome = RequestOutcome.FAILED
     passage.ended()
     assert (lines[0].outcome, lines[0].status) == ("failed", 200)
-
-
-def test_logs_of_replicas_that_ended_long_ago_are_removed_and_nobody_elses(tmp_path):
-    def ended(number):
-        stem = f"access_r{number:02}"
-        for name in (f"{stem}.lock", f"{stem}.log", f"{stem}.log.1"):
-            (tmp_path / name).write_text("x")
-            os.utime(tmp_path / name, (number, number))
-
-    for number in range(1, ENDED_KEPT + 6):
-        ended(number)
-    (tmp_path / "access_website.log").write_text("another program's")
-    running = open_log(tmp_path, "running")
-    for name in ("access_running.log", "access_running.lock"):
-        os.utime(tmp_path / name, (0, 0))
-    new = open_log(tmp_path, "new")
-    new.close()
-    kept = {path.stem.removesuffix(".log") for path in tmp_path.glob("access_r*.log*")} - {"access_running"}
-    assert kept == {f"access_r{number:02}" for number in range(6, ENDED_KEPT + 6)}
-    assert len(list(tmp_path.glob("access_r[0-9]*"))) == 3 * ENDED_KEPT
-    assert (tmp_path / "access_website.log").read_text() == "another program's"
-    assert (tmp_path / "access_running.log").exists()
-    running.close()

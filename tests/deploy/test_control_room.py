@@ -1,4 +1,4 @@
-"""The control room without a service: its timelines, its stream of events, who may open it, and what holds a browser to it."""
+"""The control room without a service: its timelines, what has come since, who may open it, and what holds a browser to it."""
 
 import asyncio
 import base64
@@ -37,8 +37,7 @@ def test_a_sample_adds_up_the_replicas_and_takes_the_slowest():
     assert (sample.tokens_fp16, sample.tokens_fp8, sample.slo_evaluated, sample.within_slo) == (50, 30, 4, 3)
     assert (sample.answers_exact, sample.answers_fast, sample.answers_mixed) == (2, 0, 1)
     assert (sample.ttft_p90_ms, sample.tpot_p90_ms) == (50.0, None)
-    assert line.columns()["waiting"] == [5, 2]
-    assert line.columns()["ttft_p90_ms"] == [80.0, 50.0]
+    assert [(each.waiting, each.ttft_p90_ms) for each in line.since(0.0)] == [(5, 80.0), (2, 50.0)]
 
 
 def test_an_engine_that_starts_anew_and_a_replica_that_joins_count_from_there():
@@ -60,8 +59,7 @@ def test_the_timeline_forgets_the_oldest():
     line = StatusHistory(3)
     for second in range(5):
         line.add(float(second), {"replicas": []})
-    assert line.columns()["wall_s"] == [2.0, 3.0, 4.0]
-    assert line.columns()["arrivals_per_s"] == [None] * 3
+    assert [(each.wall_s, each.arrivals_per_s) for each in line.since(1.0)] == [(2.0, None), (3.0, None), (4.0, None)]
 
 
 # -- the stream ----------------------------------------------------------------------------------------------------------
@@ -88,159 +86,63 @@ class Controller:
         return [each for each in self.made if each["decision_id"] > args[0]]
 
 
-def read(event):
-    """(name, content) of one event, read as the page reads it."""
-    found = re.fullmatch(rb"event: (\w+)\ndata: ([^\n]*)\n\n", event)
-    assert found, event
-    return found[1].decode(), json.loads(found[2])
+def following(scenario):
+    """Run a scenario with a controller, the feed that follows it, and a clock."""
+    controller, clock = Controller(), HandClock(5.0)
+    asyncio.run(scenario(controller, Feed(controller.ask, wall=clock), clock))
 
 
-def following(scenario, **options):
-    """Run a scenario with a controller and the feed that follows it."""
-
-    async def run():
-        controller = Controller()
-        stream = Feed(controller.ask, period_s=0.02, wall=HandClock(5.0), **options)
-        try:
-            async with asyncio.timeout(20):
-                await scenario(controller, stream)
-        finally:
-            await stream.stop()
-
-    asyncio.run(run())
-
-
-async def next_of(events, name):
-    while True:
-        found, content = read(await anext(events))
-        if found == name:
-            return content
-
-
-def test_a_listener_gets_everything_first_and_then_what_is_new():
-    async def scenario(controller, stream):
+def test_a_page_gets_everything_first_and_then_what_is_new():
+    async def scenario(controller, stream, clock):
         controller.decide(2)
-        stream.start()
-        while controller.asked < 3:  # the sample of the third answer may not be there yet
-            await asyncio.sleep(0.01)
-        events = stream.events(lambda: None)
-        whole = await next_of(events, "whole")
+        for clock.now_s in (5.0, 6.0):
+            await stream.tick()
+        whole = stream.since(0.0)
         assert [each["decision_id"] for each in whole["decisions"]] == [1, 2]
-        assert (whole["status"]["mode"], whole["wall_s"]) == ("fp16", 5.0)
-        assert len(whole["columns"]["wall_s"]) >= 2
+        assert (whole["status"]["mode"], whole["wall_s"], whole["error"]) == ("fp16", 6.0, None)
+        assert [each["wall_s"] for each in whole["samples"]] == [5.0, 6.0]
         assert whole["judged"] == {"r1": [5.0, 10, 10]}
+        assert (stream.since(whole["at_s"])["samples"], stream.since(whole["at_s"])["decisions"]) == ([], [])
         controller.decide()
-        while not (tick := await next_of(events, "tick"))["decisions"]:
-            assert tick["sample"]["waiting"] == 1
-        assert [each["decision_id"] for each in tick["decisions"]] == [3]
-
-    following(scenario)
-
-
-def test_any_number_of_listeners_costs_the_controller_one_question():
-    async def scenario(controller, stream):
-        streams = [stream.events(lambda: None) for _ in range(feed.LISTENERS)]
-        for each in streams:
-            await next_of(each, "whole")
-        before = controller.asked
-        got = [await next_of(each, "tick") for each in streams]
-        assert all(each == got[0] for each in got)
-        assert controller.asked - before <= 3
-
-    following(scenario)
-
-
-def test_there_is_room_for_a_bounded_number_of_listeners():
-    async def scenario(controller, stream):
-        streams = [stream.events(lambda: None) for _ in range(feed.LISTENERS)]
-        for each in streams:
-            assert stream.may_enter
-            await anext(each)
-        assert not stream.may_enter
-        await streams[0].aclose()
-        assert stream.may_enter
-
-    following(scenario)
-
-
-def test_a_listener_that_does_not_read_is_let_go_and_the_others_stay():
-    async def scenario(controller, stream):
-        slow, quick = stream.events(lambda: None), stream.events(lambda: None)
-        await anext(slow)
-        await anext(quick)
-        for _ in range(3 * feed.EVENTS_WAITING):
-            await next_of(quick, "tick")
-        left = [read(event)[0] async for event in slow]
-        assert left[-1] == "end"
-        assert len(left) <= feed.EVENTS_WAITING + 1
-        await next_of(quick, "tick")
+        clock.now_s = 7.0
+        await stream.tick()
+        new = stream.since(whole["at_s"])
+        assert [each["decision_id"] for each in new["decisions"]] == [3]
+        assert [(each["wall_s"], each["waiting"]) for each in new["samples"]] == [(7.0, 1)]
 
     following(scenario)
 
 
 def test_a_silent_controller_is_said_and_one_that_starts_anew_is_followed():
-    async def scenario(controller, stream):
+    async def scenario(controller, stream, clock):
         controller.decide(3)
-        events = stream.events(lambda: None)
-        while not (await next_of(events, "tick"))["decisions"]:
-            pass
+        await stream.tick()
         controller.silent = True
-        while (tick := await next_of(events, "tick"))["status"] is not None:
-            pass
-        assert (tick["sample"], tick["error"]) == (None, "the controller does not answer")
+        await stream.tick()
+        seen = stream.since(0.0)
+        assert (seen["status"], seen["error"]) == (None, "the controller does not answer")
         controller.made.clear()
-        controller.decide()
-        controller.silent = False
-        while not (tick := await next_of(events, "tick"))["decisions"]:
-            pass
-        assert [each["decision_id"] for each in tick["decisions"]] == [1]
-        assert tick["sample"]["span_s"] is None
+        controller.decide(3)  # as far as the one before
+        controller.silent, clock.now_s = False, 9.0
+        await stream.tick()
+        new = stream.since(seen["at_s"])
+        assert [each["decision_id"] for each in new["decisions"]] == [1, 2, 3]
+        assert [each["span_s"] for each in new["samples"]] == [None]
 
     following(scenario)
 
 
-def test_the_decisions_of_a_controller_that_has_come_just_as_far_as_the_one_before_are_new():
-    async def scenario(controller, stream):
-        controller.decide(3)
-        events = stream.events(lambda: None)
-        while not (await next_of(events, "tick"))["decisions"]:
-            pass
-        controller.made.clear()
-        controller.decide(3)
-        while not (tick := await next_of(events, "tick"))["decisions"]:
-            pass
-        assert [each["decision_id"] for each in tick["decisions"]] == [1, 2, 3]
+def test_the_controller_is_asked_although_nobody_looks(monkeypatch):
+    monkeypatch.setattr(feed, "PERIOD_S", 0.01)
+
+    async def scenario(controller, stream, clock):
+        stream.start()
+        async with asyncio.timeout(20):
+            while controller.asked < 3:
+                await asyncio.sleep(0.01)
+        await stream.stop()
 
     following(scenario)
-
-
-def test_a_listener_whose_key_is_withdrawn_is_let_go():
-    async def scenario(controller, stream):
-        refused = []
-
-        def check():
-            if refused:
-                raise HTTPException(401)
-
-        events = stream.events(check)
-        await next_of(events, "tick")
-        refused.append(True)
-        assert [read(event)[0] async for event in events] == ["denied"]
-
-    following(scenario)
-
-
-def test_all_listeners_are_let_go_when_the_process_is_about_to_stop():
-    ending = []
-
-    async def scenario(controller, stream):
-        events = stream.events(lambda: None)
-        await next_of(events, "tick")
-        ending.append(True)
-        assert [read(event)[0] async for event in events][-1] == "end"
-        assert not stream.may_enter
-
-    following(scenario, ending=lambda: bool(ending))
 
 
 # -- the routes ----------------------------------------------------------------------------------------------------------
@@ -275,12 +177,11 @@ def control(monkeypatch, tmp_path):
 
 
 def opened(control, authorization):
-    """(headers, first event) of the stream, or the refusal's status."""
+    """The data, or the refusal's status."""
 
     async def run():
         try:
-            response = await control.events(authorization)
-            return response.headers, read(await anext(response.body_iterator))
+            return await control.data(0.0, authorization)
         except HTTPException as refusal:
             return refusal.status_code
         finally:
@@ -289,27 +190,17 @@ def opened(control, authorization):
     return asyncio.run(run())
 
 
-def test_without_keys_everybody_may_follow(control):
-    headers, (name, _) = opened(control(), None)
-    assert (headers["content-type"], name) == ("text/event-stream; charset=utf-8", "whole")
-    assert headers["cache-control"] == "no-store"
-
-
 @pytest.mark.parametrize(
     ("authorization", "status"), [(None, 401), ("Bearer wrong", 401), ("Bearer user", 403), ("Bearer pin", 403)]
 )
-def test_with_keys_the_stream_needs_what_the_status_needs(control, authorization, status):
+def test_with_keys_the_data_need_what_the_status_needs(control, authorization, status):
     assert opened(control("user", "pin", "admin"), authorization) == status
 
 
-@pytest.mark.parametrize("key", ["admin", "the-admin-key"])
-def test_a_key_that_reads_the_status_opens_the_stream(control, key):
-    assert opened(control("user", "admin"), f"Bearer {key}")[1][0] == "whole"
-
-
-def test_one_listener_too_many_is_told_to_come_again(control, monkeypatch):
-    monkeypatch.setattr(feed, "LISTENERS", 0)
-    assert opened(control(), None) == 503
+@pytest.mark.parametrize("key", [None, "admin", "the-admin-key"])
+def test_a_key_that_reads_the_status_shows_the_data_and_without_keys_nobody_needs_one(control, key):
+    found = opened(control(*(("user", "admin") if key else ())), key and f"Bearer {key}")
+    assert found["samples"] == []
 
 
 # -- the page ------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from front_calls import Peers, ask, front
 
 from deploy.access.keys import MOST_KEYS, Keys, Limited, Role, Unauthorized, load
 from deploy.config import ConfigError
-from deploy.front.app import allowing
 from deploy.front.context import PathMeter
 from deploy.front.replies import Refused
 from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS
@@ -328,33 +327,3 @@ def test_a_used_up_quota_is_offered_to_another_replica_first(tmp_path, clock):
     assert ask(app, headers=headers)[0] == ELSEWHERE_STATUS
     status, told, _ = ask(app, headers=headers)
     assert (status, told["retry-after"]) == (429, "60")
-
-
-# -- web pages ---------------------------------------------------------------------------------------------------------
-
-
-ORIGIN = {"origin": "https://page.example"}
-PREFLIGHT = {
-    **ORIGIN,
-    "access-control-request-method": "POST",
-    "access-control-request-headers": "content-type,authorization,x-stainless-lang",
-}
-
-
-def test_no_page_may_ask_unless_its_origin_is_configured():
-    app = allowing([], front(keys=Keys()))
-    status, headers, _ = ask(app, "/v1/models", "GET", headers=ORIGIN)
-    assert (status, [name for name in headers if name.startswith("access-control")]) == (200, [])
-    assert ask(app, method="OPTIONS", headers=PREFLIGHT)[0] == 405
-
-
-def test_a_configured_page_may_ask_and_another_may_not():
-    app = allowing(["https://page.example"], front(keys=Keys()))
-    status, headers, _ = ask(app, method="OPTIONS", headers=PREFLIGHT)
-    assert (status, headers["access-control-allow-origin"]) == (200, "https://page.example")
-    assert "access-control-allow-credentials" not in headers
-    _, headers, _ = ask(app, "/v1/models", "GET", headers=ORIGIN)
-    assert headers["access-control-allow-origin"] == "https://page.example"
-    other = {"origin": "https://other.example"}
-    assert ask(app, method="OPTIONS", headers={**PREFLIGHT, **other})[0] == 400
-    assert "access-control-allow-origin" not in ask(app, "/v1/models", "GET", headers=other)[1]

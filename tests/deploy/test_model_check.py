@@ -51,19 +51,12 @@ def test_the_shipped_model_passes_with_arguments_of_engine_and_server(tmp_path):
 @pytest.mark.parametrize(
     ("extra", "said"),
     [
-        (
-            {"tool_call_parser": "herms"},
-            "engine.extra.tool_call_parser: vLLM has no parser 'herms'; did you mean 'hermes'?",
-        ),
-        ({"reasoning_parser": "nope!"}, "engine.extra.reasoning_parser: vLLM has no parser 'nope!'; it has "),
-        ({"enable_auto_tool_choice": True}, "set tool_call_parser, one of "),
-        (
-            {"tool_call_parser": "hermes", "enable_auto_tool_choice": False},
-            "does nothing with enable_auto_tool_choice: false",
-        ),
+        ({"tool_call_parser": "herms"}, "engine.extra.tool_call_parser: expected one of "),
+        ({"reasoning_parser": "nope!"}, "engine.extra.reasoning_parser: expected one of "),
+        ({"enable_auto_tool_choice": True}, "engine.extra.tool_call_parser: expected one of "),
     ],
 )
-def test_a_parser_that_vllm_does_not_have_or_would_not_use(tmp_path, extra, said):
+def test_a_parser_that_vllm_does_not_have(tmp_path, extra, said):
     assert said in refused(configured(tmp_path, extra=extra))
 
 

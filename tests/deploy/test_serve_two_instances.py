@@ -113,8 +113,7 @@ def test_two_services_share_a_cluster_and_nothing_else(cluster, files):
             page = client.get(f"{base}/control")
             assert page.status_code == 200
             assert "<html" in page.text
-            with client.stream("GET", f"{base}/control/events", headers=headers(name)) as events:
-                assert events.status_code == 200
+            assert client.get(f"{base}/control/data", headers=headers(name)).status_code == 200
             metrics = client.get(f"{base}/metrics").text
             assert set(re.findall(r'application="([^"]+)"', metrics)) == {name}
             assert f'nestedfp_replicas_scraped{{application="{name}"}} 1.0' in metrics

@@ -54,7 +54,7 @@ def served(cluster):
     found = {}
     for path in cluster.folder.glob("session_latest/logs/serve/access_*.log*"):
         name = re.match(r"access_(\w+)\.log", path.name)[1]
-        found[name] = found.get(name, 0) + path.read_text().count("outcome=ok")
+        found[name] = found.get(name, 0) + path.read_text().count('"outcome":"ok"')
     return found
 
 

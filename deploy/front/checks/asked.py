@@ -35,12 +35,6 @@ def asked_of_input(request: Any) -> Asked:
     return Asked(1, 1, tokens, None if output is None else max(0, output))
 
 
-def asked_of_tokenizer(given: Any) -> Asked:
-    """Return what a request for tokens, or for their text, asks for: a text, token ids, or a chat's messages."""
-    chat = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
-    return Asked(1, 1, sum(map(_tokens_of_message, given)) if chat else _tokens(given), 0)
-
-
 def _tokens(prompt: Any) -> int:
     """A text, or token ids."""
     return len(prompt) // CHARACTERS_PER_TOKEN if isinstance(prompt, str) else len(prompt)

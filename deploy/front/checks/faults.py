@@ -40,8 +40,7 @@ def refusal(error: ValidationError, body: bytes) -> Refused:
     """Return what the client hears of a body that is no request.
 
     Where a field may be one of several things, pydantic tells of each why it is none of them, under names of its own. Of these
-    the one counts that lies deepest in the body, and there one of the right type with a wrong value. An alternative of which a word
-    of the client's, as the role of a message, says that it is not meant, does not count.
+    the one counts that lies deepest in the body, and there one of the right type with a wrong value.
     """
     try:
         given = from_json(body)
@@ -52,33 +51,27 @@ def refusal(error: ValidationError, body: bytes) -> Refused:
             400, f"expected a request of OpenAI's form, got one with {count} faults, more than are looked at"
         )
     errors = error.errors(include_url=False, include_input=False, include_context=False)
-    found = [(*_place(each["loc"], each["type"] == "missing", given), each) for each in errors]
-    others = {branch for _, branch, each in found if branch and each["type"] == "literal_error"}
-    where, _, told = max([each for each in found if each[1] not in others] or found, key=_rank)
+    where, told = max(((_place(each["loc"], given), each) for each in errors), key=_rank)
     text, param = OF_ITS_WAY.sub("", told["msg"]), ".".join(map(str, where)) or None
     return Refused(400, f"{text}, at {param}" if param else text, param=param)
 
 
-def _rank(found: tuple[Any, Any, Any]) -> tuple[Any, ...]:
-    place, _, error = found
-    value = 0 if error["type"] == "missing" else 1 if error["type"].endswith(("_type", "_parsing")) else 2
-    return len(place), value, [part for part in place if isinstance(part, int)]
+def _rank(found: tuple[list[Any], Any]) -> tuple[Any, ...]:
+    place, error = found
+    kind = error["type"]
+    # A literal that is another one, as a message's role, says that the alternative is not meant.
+    weight = 0 if kind == "literal_error" else 1 if kind.endswith(("_type", "_parsing")) else 2
+    return len(place), weight, [part for part in place if isinstance(part, int)]
 
 
-def _place(loc: tuple[Any, ...], missing: bool, given: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return pydantic's path without its own names of alternatives, and where the last alternative begins; empty: there is none."""
+def _place(loc: tuple[Any, ...], given: Any) -> list[Any]:
+    """Return pydantic's path without its own names of alternatives."""
     path: list[Any] = []
-    branch: tuple[Any, ...] = ()
-    for number, part in enumerate(loc, 1):
-        inside = isinstance(given, dict) and part in given
-        if inside or (isinstance(given, list) and isinstance(part, int) and part < len(given)):
+    for part in loc:
+        if (isinstance(given, dict) and part in given) or (isinstance(given, list) and part in range(len(given))):
             path.append(part)
             given = given[part]
-        elif missing and number == len(loc):
-            path.append(part)
-        else:
-            branch = loc[:number]
-    return tuple(path), branch
+    return path
 
 
 def of_engine(

@@ -31,7 +31,7 @@ PRIORITY_HEADER = "x-vllm-priority"  # vLLM's own; it goes before the body's fie
 MOST_VALUES = 30_000  # half a second where each is wrong, a tenth where none is
 MOST_IDS = 1 << 18  # where the model's context is no longer: a million of them take 0.7 s
 # Fields of lists of token ids.
-OF_IDS = frozenset({"prompt", "input", "tokens", "stop_token_ids", "allowed_token_ids", "logprob_token_ids"})
+OF_IDS = frozenset({"prompt", "input", "stop_token_ids", "allowed_token_ids", "logprob_token_ids"})
 MOST_SEQUENCES = 1024  # prompts times n
 # Of all stop strings; vLLM takes four. Each token is compared with each: the most that may come cost it 3 us.
 MOST_STOP_CHARACTERS = 4096
@@ -254,17 +254,6 @@ def check_length(prompts: int, tokens: int, longest: int | None) -> None:
         f"This model's maximum context length is {longest} tokens. However, the prompt has about {tokens // prompts}, and no more "
         f"than {most} are read at all: send less",
     )
-
-
-def check_extra(request: Any) -> None:
-    """Check a field that this service reads and vLLM's class of the request does not have.
-
-    Raises:
-        Refused: 400.
-    """
-    given = getattr(request, "vllm_xargs", None)
-    if given is not None and not isinstance(given, dict):
-        raise Refused(400, f"vllm_xargs: expected an object, got {given!r:.40}", param="vllm_xargs")
 
 
 def _at_most(name: str, value: int, bound: int, unit: str) -> None:

@@ -1,1 +1,1 @@
-"""Routes beside those that generate: pages, tokens, and the forms of an answer."""
+"""Routes beside those that generate: pages, and the forms of an answer."""

@@ -7,7 +7,7 @@ import msgspec
 
 from deploy.front.replies import Refused
 
-MODELS = "/v1/models"
+MODELS, VERSION = "/v1/models", "/version"
 
 
 class Shown(NamedTuple):
@@ -32,16 +32,24 @@ async def show(send: Any, shown: Shown) -> None:
     await send({"type": "http.response.body", "body": shown.body})
 
 
-async def model_entry(serving: Any, model: str) -> Shown:
-    """Return the answer to ``GET /v1/models/MODEL``: its entry in vLLM's list. Ray Serve's own route for it knows another object.
+def version() -> Shown:
+    """Return the answer to ``GET /version``: vLLM's."""
+    from vllm.version import __version__
+
+    return Shown(200, "application/json", msgspec.json.encode({"version": __version__}))
+
+
+async def models(serving: Any, model: str) -> Shown:
+    """Return the answer to ``GET /v1/models``, or to ``GET /v1/models/MODEL``: its entry in the list.
 
     Args:
         serving: vLLM's ``OpenAIServingModels``.
+        model: empty: all.
 
     Raises:
         Refused: 404 where the list has no such model.
     """
-    for card in (await serving.show_available_models()).data:
-        if card.id == model:
-            return Shown(200, "application/json", msgspec.json.encode(card.model_dump()))
+    found = await serving.show_available_models()
+    for card in [found] if not model else [each for each in found.data if each.id == model]:
+        return Shown(200, "application/json", msgspec.json.encode(card.model_dump()))
     raise Refused(404, f"there is no model {model[:200]!r} here; {MODELS} lists those that there are", param="model")

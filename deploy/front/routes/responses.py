@@ -1,23 +1,24 @@
 """OpenAI's ``/v1/responses``, without what would have to be kept between two requests, and without tools that run here."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from deploy.access.admission import Asked
 from deploy.front.checks.asked import asked_of_input
 from deploy.front.checks.requests import check_bounds
-from deploy.front.replies import Refused
-from deploy.front.routes.text import NamedEventsRoute
+from deploy.front.replies import GAP, Refused
+from deploy.front.routes.text import Route, tokens_of
+from nestedfp.vllm_plugin.serving.disclosure import NamedDiscloser
 
+LAST_EVENTS = ("response.completed", "response.incomplete")
 BEFORE_THE_ENGINE = ("response.created", "response.in_progress")  # events that say nothing of it
 
 
 @dataclass(frozen=True)
-class ResponsesRoute(NamedEventsRoute):
+class ResponsesRoute(Route):
     """The route; the usage stands in the response of the last event."""
 
-    last_events: tuple[str, ...] = ("response.completed", "response.incomplete")
     method: str = "create_responses"
 
     def check(self, request: Any) -> None:
@@ -43,6 +44,14 @@ class ResponsesRoute(NamedEventsRoute):
         """See ``Route.answer``."""
         found: dict[str, Any] = result.model_dump(mode="json", by_alias=True)
         return found
+
+    def discloser(self, request: Any, counts: Any, prompt_tokens: Callable[[], int]) -> Any:
+        """See ``Route.discloser``."""
+        return NamedDiscloser(lambda: tokens_of(counts), LAST_EVENTS)
+
+    def last_words(self, body: bytes) -> bytes:
+        """See ``Route.last_words``: events have names here."""
+        return b"event: error\ndata: " + body + GAP
 
     async def events(self, result: Any) -> AsyncIterator[str]:
         """See ``Route.events``: an error that comes before the engine has begun comes before any event."""

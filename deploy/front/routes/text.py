@@ -3,14 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from deploy.access.admission import Asked
 from deploy.front.checks.asked import asked_of
 from deploy.front.checks.requests import check_bounds
-from deploy.front.replies import GAP, Refused, error_events
+from deploy.front.replies import error_events
 from nestedfp.vllm_plugin.scheduling.accounting import total, usage_of
-from nestedfp.vllm_plugin.serving.disclosure import NamedDiscloser, StreamDiscloser, Tokens
+from nestedfp.vllm_plugin.serving.disclosure import StreamDiscloser, Tokens
 
 
 def tokens_of(counts: Any) -> Tokens | None:
@@ -31,8 +31,6 @@ class Route(ABC):
     model: Any
     serving: Any
     method: str = "__call__"
-
-    computes: ClassVar[bool] = True  # the engine computes the answer
 
     @abstractmethod
     def check(self, request: Any) -> None:
@@ -70,32 +68,9 @@ class Route(ABC):
         asked = bool(options and options.include_usage)
         return StreamDiscloser(lambda: tokens_of(counts), asked, prompt_tokens, lambda: bool(counts.whole))
 
-    def error(self, refusal: Refused, request_id: str | None) -> bytes:
-        """Return the JSON of an error."""
-        return refusal.body(request_id)
-
     def last_words(self, body: bytes) -> bytes:
         """Return the event with which a broken stream ends."""
         return error_events(body)
-
-
-@dataclass(frozen=True)
-class NamedEventsRoute(Route):
-    """A route whose events have names.
-
-    Attributes:
-        last_events: those that carry the usage.
-    """
-
-    last_events: tuple[str, ...] = ()
-
-    def discloser(self, request: Any, counts: Any, prompt_tokens: Callable[[], int]) -> Any:
-        """See ``Route.discloser``."""
-        return NamedDiscloser(lambda: tokens_of(counts), self.last_events)
-
-    def last_words(self, body: bytes) -> bytes:
-        """See ``Route.last_words``."""
-        return b"event: error\ndata: " + body + GAP
 
 
 def is_plain(request: Any, chat: bool) -> bool:
@@ -147,22 +122,16 @@ def routes(state: Any) -> dict[str, Route]:
     Args:
         state: of vLLM's application.
     """
-    from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
     from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
-    from deploy.front.routes.messages import MessagesRoute
     from deploy.front.routes.responses import ResponsesRoute
-
-    class MessagesRequest(AnthropicMessagesRequest, extra="allow"):
-        """vLLM's, which forgets the fields that it does not know."""
 
     completion, chat = state.openai_serving_completion, state.openai_serving_chat
     found: dict[str, Route] = {
         "/v1/completions": TextRoute(CompletionRequest, completion, "create_completion"),
         "/v1/chat/completions": TextRoute(ChatCompletionRequest, chat, "create_chat_completion", chat=True),
         "/v1/responses": ResponsesRoute(ResponsesRequest, state.openai_serving_responses),
-        "/v1/messages": MessagesRoute(MessagesRequest, state.anthropic_serving_messages),
     }
     return {path: route for path, route in found.items() if route.serving is not None}

@@ -18,111 +18,7 @@ def engine():
         yield found
 
 
-@pytest.fixture(scope="module")
-def tokenizer(engine):
-    return engine.client.get_tokenizer()
-
-
-def text_of(answer):
-    assert answer.status == 200, answer.body
-    return answer.json["choices"][0]["text"]
-
-
-def streamed_text(answer):
-    assert answer.status == 200, answer.body
-    return "".join(choice["text"] for event in answer.events for choice in event["choices"])
-
-
-# -- prompts that end inside a character ----------------------------------------------------------------------------------
-
-
-def parts_of(tokenizer, character):
-    """The tokens of a character that is more than one."""
-    ids = tokenizer.encode(character, add_special_tokens=False)
-    assert len(ids) > 1
-    return ids
-
-
-@pytest.mark.parametrize("end", ["ê", "漢", "\U0001f409", "\ufffd"])
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_an_answer_to_a_prompt_that_ends_inside_a_character_does_not_begin_with_the_prompt(
-    engine, tokenizer, end, stream
-):
-    prompt = (
-        tokenizer.encode("Once upon a time there was ") + parts_of(tokenizer, end)[: None if end == "\ufffd" else -1]
-    )
-    answer = engine.complete(prompt, max_tokens=12, stream=stream, stop=["Once upon"])
-    text = streamed_text(answer) if stream else text_of(answer)
-    assert text
-    assert "Once upon" not in text
-    assert not text.startswith("\ufffd")
-
-
-def test_a_character_that_the_prompt_began_and_the_answer_completes_is_the_answers(engine, tokenizer):
-    first, *rest = parts_of(tokenizer, "ê")
-    prompt = [*tokenizer.encode("Once upon a time there was "), first]
-    answer = engine.complete(prompt, max_tokens=len(rest) + 1, logit_bias={str(rest[0]): 100})
-    assert text_of(answer).startswith("ê")
-
-
-def test_a_prompt_cut_on_the_right_inside_a_character_is_no_part_of_the_answer(engine, tokenizer):
-    prompt = "Once upon a time there was a dragon: \U0001f409"
-    length = len(tokenizer.encode(prompt)) - 1
-    answer = engine.complete(prompt, truncate_prompt_tokens=length, truncation_side="right", max_tokens=8)
-    assert "Once upon" not in text_of(answer)
-
-
-# -- echo and log-probabilities -------------------------------------------------------------------------------------------
-
-
-def check_offsets(choice, text, tokenizer):
-    """Each token's text stands at its offset, unless it is a special one or a part of a character."""
-    found = choice["logprobs"]
-    assert found["text_offset"] == sorted(found["text_offset"])
-    for token, offset in zip(found["tokens"], found["text_offset"], strict=True):
-        if token not in tokenizer.all_special_tokens and "\ufffd" not in token:
-            assert text[offset : offset + len(token)] == token, (token, offset, text)
-
-
-PROMPT = "Once upon a time, «ê», there was"
-
-
-@pytest.mark.parametrize("fields", [{}, {"echo": True}, {"echo": True, "max_tokens": 0}], ids=str)
-@pytest.mark.parametrize("as_ids", [False, True], ids=["text", "ids"])
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_a_tokens_text_stands_where_its_offset_says(engine, tokenizer, fields, as_ids, stream):
-    prompt = tokenizer.encode(PROMPT) if as_ids else PROMPT
-    answer = engine.complete(prompt, logprobs=1, stream=stream, **{"max_tokens": 8, **fields})
-    assert answer.status == 200, answer.body
-    if not stream:
-        choice = answer.json["choices"][0]
-        check_offsets(choice, choice["text"], tokenizer)
-        return
-    choices = [choice for event in answer.events for choice in event["choices"]]
-    text = "".join(choice["text"] for choice in choices)
-    for choice in choices:
-        check_offsets(choice, text, tokenizer)
-
-
-def test_tokens_that_are_told_as_ids_have_the_offsets_of_their_texts(engine):
-    answers = [
-        engine.complete(PROMPT, logprobs=1, max_tokens=8, return_tokens_as_token_ids=as_ids) for as_ids in (False, True)
-    ]
-    offsets = [answer.json["choices"][0]["logprobs"]["text_offset"] for answer in answers]
-    assert offsets[0] == offsets[1]
-
-
-def test_several_sequences_of_a_stream_echo_the_prompt_with_its_log_probabilities(engine):
-    for seed in range(4):  # vLLM merges the outputs of sequences that the client has not read yet
-        answer = engine.complete(n=3, echo=True, logprobs=1, stream=True, temperature=1, seed=seed, max_tokens=6)
-        assert answer.status == 200, answer.body
-        assert not [event for event in answer.events if "error" in event], answer.body
-        for index in range(3):
-            parts = [c for event in answer.events for c in event["choices"] if c["index"] == index]
-            assert "".join(part["text"] for part in parts).startswith("Once upon a time")
-            tokens = [token for part in parts for token in part["logprobs"]["tokens"]]
-            assert tokens[:2] == ["<|endoftext|>", "Once"]
-            assert len(tokens) == 5 + 6
+# -- log-probabilities --------------------------------------------------------------------------------------------------
 
 
 def test_a_chat_that_asks_for_log_probabilities_alone_gets_them(engine):
@@ -198,16 +94,11 @@ def test_an_error_is_one_line_at_the_path_of_the_clients_own_field(engine, param
     assert not [word for word in INSIDES if word in answer.error["message"]]
 
 
-# -- responses and messages -----------------------------------------------------------------------------------------------
+# -- responses ------------------------------------------------------------------------------------------------------------
 
 
 def respond(engine, **fields):
     return engine.ask("responses", {"model": "m", "input": "Once upon a time", "max_output_tokens": 5, **fields})
-
-
-def message(engine, headers=None, **fields):
-    body = {"model": "m", "messages": [{"role": "user", "content": "Once upon a time"}], "max_tokens": 5, **fields}
-    return engine.ask("messages", body, headers)
 
 
 def computed(usage):
@@ -234,26 +125,10 @@ def test_a_streamed_response_says_it_in_its_last_event(engine):
     assert text == answer.events[-1]["response"]["output"][0]["content"][0]["text"]
 
 
-def test_a_message_says_its_precision_in_its_usage(engine):
-    answer = message(engine, temperature=0).json
-    assert (answer["type"], answer["stop_reason"]) == ("message", "max_tokens")
-    assert answer["content"][0]["text"]
-    assert computed(answer["usage"]) == (answer["usage"]["input_tokens"], 5)
-
-
-def test_a_streamed_message_says_it_with_its_stop_reason(engine):
-    answer = message(engine, stream=True)
-    kinds = [event["type"] for event in answer.events]
-    assert (kinds[0], kinds[-2:]) == ("message_start", ["message_delta", "message_stop"])
-    assert answer.events[-2]["usage"]["precision"] == "exact"
-    assert computed(answer.events[-2]["usage"]) == (answer.events[-2]["usage"]["input_tokens"], 5)
-
-
-@pytest.mark.parametrize("ask", [respond, message])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("pin", [{"vllm_xargs": {"precision": "fp8"}}, {"vllm_xargs": {"precision": "fp16"}}], ids=str)
-def test_a_response_and_a_message_can_be_pinned(engine, ask, stream, pin):
-    answer = ask(engine, stream=stream, **pin)
+def test_a_response_can_be_pinned(engine, stream, pin):
+    answer = respond(engine, stream=stream, **pin)
     right = pin["vllm_xargs"]["precision"] == "fp16"
     assert answer.status == (200 if right else 400)
     assert not right or answer.headers["x-nestedfp-precision"] == "exact"
@@ -262,39 +137,29 @@ def test_a_response_and_a_message_can_be_pinned(engine, ask, stream, pin):
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize(
-    ("ask", "fields", "param"),
+    ("fields", "param"),
     [
-        (respond, {"input": "a" + " a" * (LENGTH - 2), "max_output_tokens": None}, "input"),
-        (respond, {"input": "a" + " a" * LENGTH}, "input"),
-        (respond, {"previous_response_id": "resp_1"}, "previous_response_id"),
-        (respond, {"background": True}, "background"),
-        (respond, {"tools": [{"type": "web_search_preview"}]}, "tools.0.type"),
-        (respond, {"max_output_tokens": 0}, "max_output_tokens"),
-        (respond, {"structured_outputs": {"regex": "("}}, "structured_outputs"),
-        (respond, {"stop": [""]}, "stop"),
-        (message, {"messages": [{"role": "user", "content": "a" + " a" * LENGTH}]}, "messages"),
-        (message, {"stop_sequences": [""]}, "stop_sequences"),
-        (message, {"max_tokens": 0}, "max_tokens"),
-        (message, {"temperature": 3}, "temperature"),
-        (message, {"messages": [{"role": "user", "content": [{"type": "foo"}]}]}, "messages.0.content"),
-        (message, {"output_config": {"format": {"type": "json_schema", "schema": {"type": "foo"}}}}, "output_config"),
+        ({"input": "a" + " a" * (LENGTH - 2), "max_output_tokens": None}, "input"),
+        ({"input": "a" + " a" * LENGTH}, "input"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"tools": [{"type": "web_search_preview"}]}, "tools.0.type"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
+        ({"stop": [""]}, "stop"),
     ],
 )
-def test_a_wrong_response_or_message_gets_one_line_at_the_clients_field_before_any_event(
-    engine, ask, fields, param, stream
-):
-    answer = ask(engine, stream=stream, **fields)
+def test_a_wrong_response_gets_one_line_at_the_clients_field_before_any_event(engine, fields, param, stream):
+    answer = respond(engine, stream=stream, **fields)
     assert answer.status == 400, answer.body
     assert answer.error["param"] == param, answer.error
     assert not [word for word in INSIDES if word in answer.error["message"]]
-    assert answer.json.get("type") == ("error" if ask is message else None)
-    if param in ("input", "messages"):
+    if param == "input":
         assert f"maximum context length is {LENGTH} tokens" in answer.error["message"]
 
 
-@pytest.mark.parametrize("ask", [respond, message])
-def test_what_the_engine_refuses_leaves_no_open_stream_and_no_request(engine, ask):
-    ask(engine, stream=True, vllm_xargs={"queue_deadline_s": 1e-9})
+def test_what_the_engine_refuses_leaves_no_open_stream_and_no_request(engine):
+    respond(engine, stream=True, vllm_xargs={"queue_deadline_s": 1e-9})
     assert engine.meter.stats(0.0).open_streams == 0
     assert not engine.client.output_processor.request_states
 

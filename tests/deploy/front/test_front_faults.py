@@ -14,7 +14,6 @@ vllm = pytest.importorskip("vllm")
 
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest  # noqa: E402
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest  # noqa: E402
-from vllm.entrypoints.serve.tokenize.protocol import TokenizeRequest  # noqa: E402
 
 JSON = {b"content-type": b"application/json"}
 
@@ -54,15 +53,14 @@ def said(model, body):
         (CompletionRequest, {"response_format": {"type": "no"}}, "'text', 'json_object' or", "response_format.type"),
         (ChatCompletionRequest, {"content": None}, "a valid", "messages.0.content"),
         (ChatCompletionRequest, {"role": None}, "should be", "messages.0.role"),
-        (TokenizeRequest, {"messages": 5}, "Input should be a valid array", "messages"),
-        (TokenizeRequest, {}, "Field required", "prompt"),
     ],
 )
 def test_of_what_a_field_may_be_the_client_hears_of_that_which_it_meant(model, body, message, param):
-    if model is CompletionRequest:
-        body = {"prompt": "x", **body}
-    elif model is ChatCompletionRequest:
-        body = {"messages": [{"role": "user", "content": "x", **body}]}
+    body = (
+        {"prompt": "x", **body}
+        if model is CompletionRequest
+        else {"messages": [{"role": "user", "content": "x", **body}]}
+    )
     told, field = said(model, body)
     assert message in told
     assert (told.endswith(f", at {param}"), field) == (True, param)
@@ -132,7 +130,7 @@ def read(model, body):
     return None
 
 
-@pytest.mark.parametrize("model", [CompletionRequest, ChatCompletionRequest, TokenizeRequest])
+@pytest.mark.parametrize("model", [CompletionRequest, ChatCompletionRequest])
 @settings(max_examples=50, deadline=None)
 @given(body=st.dictionaries(st.sampled_from(FIELDS), VALUES, min_size=1, max_size=4))
 def test_whatever_stands_in_the_fields_is_a_request_or_refused_with_a_sentence(model, body):

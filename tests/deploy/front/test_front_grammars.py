@@ -39,7 +39,9 @@ class Trial:
 
 def processes():
     """Those that try grammars."""
-    return [each for each in psutil.Process().children() if grammar_process.__name__ in " ".join(each.cmdline())]
+    # Of a zombie, which has no command line, None.
+    found = {each: each.as_dict(["cmdline"])["cmdline"] or () for each in psutil.Process().children()}
+    return [each for each, words in found.items() if grammar_process.__name__ in words]
 
 
 @pytest.fixture(scope="module")

@@ -58,7 +58,6 @@ def test_more_values_than_a_request_has_use_for_are_refused(body):
         {"prompt": [1] * MOST_IDS},
         {"prompt": [[1] * (MOST_IDS // 10)] * 10, "stop_token_ids": list(range(MANY))},
         {"input": [0] * MANY},
-        {"tokens": [0] * MANY},
         {"messages": [{"role": "user", "content": ', [ { \\ " ] }' * (LONG // 10)}]},
         {"messages": [{"role": "user", "content": "a"}] * (MOST_VALUES // 3 - 1)},
         b'{"prompt": [' + b"1," * MOST_IDS,  # no JSON: whoever reads it says so

@@ -36,12 +36,12 @@ FOREIGN = {
     "x-forwarded-for": "8.8.8.8",
     "forwarded": "for=8.8.8.8",
     "baggage": "a=b",
+    "origin": "https://a.example",
     "user-agent": "\xe9",
 }
 OFFERED = {
     "authorization": "Bearer k",
     "content-type": "application/json",
-    "origin": "https://a.example",
     "x-nestedfp-precision": "fp16",
     "x-nestedfp-queue-deadline-s": "2",
     "x-vllm-priority": "1",

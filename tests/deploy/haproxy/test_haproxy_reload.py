@@ -2,7 +2,6 @@
 
 import contextlib
 import http.client
-import signal
 import threading
 import time
 
@@ -41,20 +40,6 @@ def test_a_reload_drops_nothing_and_starts_no_second_haproxy(folder, replicas):
                 assert set(outcomes) == {200}
         finally:
             stop.set()
-
-
-def test_one_that_is_killed_just_after_a_reload_is_back_as_well(folder, replicas):
-    with in_front(folder, app=[replicas(ok("old"))]) as (_, port):
-        up(port)
-        first = haproxies(folder)[0]
-        render(folder, port, {APP: ("/", [replicas(ok("new")).port])})
-        with reloaded(folder, first) as manager:
-            assert wait_until(lambda: says(port, b"new"), 20, 0.02)
-            assert wait_until(lambda: not lives(first), 10, 0.02)
-            for process in haproxies(folder):
-                process.kill()
-            assert manager.wait(10) == -signal.SIGKILL
-            assert wait_until(lambda: says(port, b"new"), 10, 0.02)
 
 
 def test_an_application_that_serve_leaves_out_while_it_builds_the_next_version_is_served_on(folder, replicas):

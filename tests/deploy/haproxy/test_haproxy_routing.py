@@ -108,7 +108,7 @@ def test_control_routes_of_the_root_go_to_the_control_application(served):
     ]
 
 
-@pytest.mark.parametrize("path", ["/status", "/decisions?since=3", "/admin/directive", "/control/events", "/metrics"])
+@pytest.mark.parametrize("path", ["/status", "/decisions?since=3", "/admin/directive", "/control/data", "/metrics"])
 @pytest.mark.parametrize("slashes", ["/", "//"])
 def test_a_slash_at_the_end_of_a_control_route_changes_nothing(served, path, slashes):
     for asked in (path, path.replace("?", f"{slashes}?") if "?" in path else path + slashes):

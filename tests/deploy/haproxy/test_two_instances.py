@@ -11,7 +11,7 @@ from processes import ROOT
 from deploy.config import ConfigError
 from deploy.startup.attach import require_place, require_words
 
-ROUTES = ("/status", "/decisions?since=3", "/metrics", "/admin/directive", "/control", "/control/events")
+ROUTES = ("/status", "/decisions?since=3", "/metrics", "/admin/directive", "/control", "/control/data")
 
 
 def test_each_applications_control_routes_lead_to_its_own_control_application(folder, replicas):
@@ -27,7 +27,7 @@ def test_each_applications_control_routes_lead_to_its_own_control_application(fo
             for route in ROUTES:
                 ask(port, base + route)
         wanted = ["/control/status", "/control/decisions?since=3", "/control/metrics", "/control/admin/directive"]
-        wanted += ["/control/", "/control/events"]
+        wanted += ["/control/", "/control/data"]
         assert [path for path, _ in made["first-control"].seen] == wanted
         assert [path for path, _ in made["second-control"].seen] == [f"/a/second{path}" for path in wanted]
         others = ["/a/second/v1/models", "/a/second/statusx", "/a/second/x/status", "/a/second/admin"]

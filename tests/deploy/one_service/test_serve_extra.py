@@ -104,6 +104,4 @@ def test_reasoning_is_told_apart_from_the_answer(client, stream):
 
 
 def test_the_chat_template_is_the_one_that_was_given(client):
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "a king"}]}
-    tokens = client.post("/tokenize", json=body).json()["tokens"]
-    assert client.post("/detokenize", json={"model": MODEL, "tokens": tokens}).json()["prompt"].endswith("A KING")
+    assert chat(client, "a king", return_prompt_text=True).json()["prompt_text"].endswith("A KING")
