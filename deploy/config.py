@@ -142,7 +142,6 @@ class EngineSection(FrozenModel):
     gemm_choice: Literal["measure", "model"] = (
         "measure"  # on a GPU: kernel configs by what they take on this card, timed at the first start; or by the shipped model
     )
-    gemm_timings: str | None = None  # folder of kept times to choose by, so that every engine chooses alike
     graph_tokens: Annotated[int, Field(ge=0)] = 2048  # on a GPU: CUDA graphs for steps of up to so many tokens
     whole_graph_tokens: Annotated[int, Field(ge=0)] = (
         512  # on a GPU: one CUDA graph, attention included, for steps with prompts of up to so many tokens

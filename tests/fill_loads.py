@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nestedfp.modes import DirectiveMode
-from nestedfp.steps.deadlines.step_fill import FillWatch
 from nestedfp.steps.step_rule import StepRule
 from simulator.engine.cost_table import TABLE, EngineTable, StepTimeModel, read_table
 from simulator.engine.engine import Engine
@@ -16,7 +15,7 @@ from workload.slo import Slo
 
 SLO = Slo(ttft_ms=200, tpot_ms=33.3)
 DEADLINES: dict[str, Any] = {"ttft_deadline_s": 0.14, "tpot_deadline_s": 0.0267, "tpot_grace_tokens": 3}
-HORIZON: dict[str, Any] = {"fill_horizon_s": 6.0}
+FULL: dict[str, Any] = {"full_share": 0.5}
 
 
 class Arrivals(NamedTuple):
@@ -42,13 +41,6 @@ STEADY = Arrivals(((25, 20),), output=(100, 300))
 FEW, FEW_LONG_ANSWERS = Arrivals(((5, 40),), output=(100, 300)), Arrivals(((2.4, 60),), output=(200, 600))
 
 
-class RequestsOnly(FillWatch):
-    """Sees no KV cache."""
-
-    def late(self, *args: Any) -> str | None:
-        return super().late(*args[:-1], 0.0)
-
-
 def engine_table(kv_tokens: int | None = None) -> EngineTable:
     """Return the engine of the 8B shape with so large a KV cache."""
     measured = read_table(TABLE.parent / "h100-llama-8b-steps.json")
@@ -69,13 +61,9 @@ def slow_table() -> EngineTable:
     return table.model_copy(update={"fp16": stretched(table.fp16), "fp8": stretched(table.fp8)})
 
 
-def directed(
-    table: EngineTable, sizes: list[tuple[float, int, int]], rule: StepRule | None, sees_kv: bool = True
-) -> tuple[float, float]:
+def directed(table: EngineTable, sizes: list[tuple[float, int, int]], rule: StepRule | None) -> tuple[float, float]:
     """Return the share of requests within the SLO, and of tokens in FP16, under a rule; without one all in FP8."""
     engine = Engine(table)
-    if not sees_kv:
-        engine._watch._fill = RequestsOnly(table.engine.max_num_seqs)
     requests = [SimRequest(number, *size) for number, size in enumerate(sizes)]
     engine.direct(DirectiveMode.FP8 if rule is None else DirectiveMode.AUTO, rule or StepRule())
     for request in requests:

@@ -23,10 +23,7 @@ class Deadlines(FrozenModel):
     ttft_fraction: Annotated[float, Field(gt=0, le=1)] = USUAL_SHARES.ttft_fraction
     tpot_fraction: Annotated[float, Field(gt=0, le=1)] = USUAL_SHARES.tpot_fraction
     tpot_grace_tokens: Annotated[int, Field(ge=0, le=1000)] = USUAL_SHARES.tpot_grace_tokens
-    decode_reserve_steps: Annotated[float, Field(ge=0, le=100)] = USUAL_SHARES.decode_reserve_steps
-    decode_reserve_share: Annotated[float, Field(ge=0, le=1)] = USUAL_SHARES.decode_reserve_share
-    fill_horizon_s: Annotated[float, Field(gt=0, le=600)] | None = USUAL_SHARES.fill_horizon_s
-    fill_decode_share: Annotated[float, Field(gt=0, le=1)] = USUAL_SHARES.fill_decode_share
+    full_share: Annotated[float, Field(gt=0, le=1)] | None = USUAL_SHARES.full_share
     rows_ttft_fraction: Annotated[float, Field(gt=0, le=1)] = USUAL_SHARES.rows_ttft_fraction
     rows_tpot_fraction: Annotated[float, Field(gt=0, le=1)] = USUAL_SHARES.rows_tpot_fraction
 

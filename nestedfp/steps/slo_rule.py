@@ -13,15 +13,8 @@ class SloShares:
     tpot_fraction: float = 0.8
     # Tokens that an answer is trusted to have still to come, to make up for a long step: most have hundreds.
     tpot_grace_tokens: int = 3
-    # Exact steps with a usual prompt that one of decodes alone leaves time for: they make more tokens exact for the same time.
-    decode_reserve_steps: float = 2.0
-    # All of them once this share of the steps with prompts has run FP8 for the decodes' sake, before that fewer; 0: always all,
-    # with which answers in quiet hours begin in FP8.
-    decode_reserve_share: float = 0.2
-    # FP8 when the engine would be full in so many seconds at the growth of the last one; None: deadlines alone.
-    fill_horizon_s: float | None = 6.0
-    # Full: an FP8 step of decodes takes this share of the TPOT deadline; the rest is for prompts. Or max_num_seqs is reached.
-    fill_decode_share: float = 0.6
+    # FP8 when so large a share of max_num_seqs or of the KV cache is taken; None: deadlines alone.
+    full_share: float | None = 0.5
     # The first two where an engine computes exact and fast requests in one step.
     rows_ttft_fraction: float = 0.8
     rows_tpot_fraction: float = 0.9
@@ -36,10 +29,7 @@ class SloShares:
             ttft_deadline_s=self.ttft_fraction * ttft_ms * 1e-3,
             tpot_deadline_s=self.tpot_fraction * tpot_ms * 1e-3,
             tpot_grace_tokens=self.tpot_grace_tokens,
-            decode_reserve_steps=self.decode_reserve_steps,
-            decode_reserve_share=self.decode_reserve_share,
-            fill_horizon_s=self.fill_horizon_s,
-            fill_decode_share=self.fill_decode_share,
+            full_share=self.full_share,
             rows_ttft_s=self.rows_ttft_fraction * ttft_ms * 1e-3,
             rows_tpot_s=self.rows_tpot_fraction * tpot_ms * 1e-3,
         )

@@ -14,15 +14,11 @@ from nestedfp.steps.step_costs import StepCosts
 # Of a step rule's numbers: least and most.
 RANGES: dict[str, tuple[float, float]] = {
     "fp8_step_tokens": (0, 1e9),
-    "fp8_wait_s": (0, 1e9),
     "fp8_budget_fraction": (0, 1),
     "ttft_deadline_s": (1e-6, 1e15),
     "tpot_deadline_s": (1e-6, 1e15),
     "tpot_grace_tokens": (0, 1e9),
-    "decode_reserve_steps": (0, 1e9),
-    "decode_reserve_share": (0, 1),
-    "fill_horizon_s": (1e-6, 1e9),
-    "fill_decode_share": (1e-6, 1),
+    "full_share": (0, 1),
     "exact_step_s": (1e-6, 1e9),
     "room_ttft_s": (1e-6, 1e15),
     "rows_ttft_s": (1e-6, 1e15),
@@ -39,7 +35,6 @@ class StepRule:
     Attributes:
         fp8_step_tokens: FP8 when the step schedules more tokens than this (the paper's rule takes half of the
             engine's token budget). None switches the threshold off.
-        fp8_wait_s: FP8 when the oldest waiting request has waited longer than this, in seconds. None switches it off.
         fp8_budget_fraction: FP8 when the step schedules more than this share of the engine's own token budget. Unlike
             ``fp8_step_tokens`` it is right for engines of different budgets. None switches it off.
         ttft_deadline_s: FP8 when the step in FP16 would make a request's time to first token longer than this, the
@@ -48,15 +43,9 @@ class StepRule:
             seconds. None switches it off.
         tpot_grace_tokens: a request may be above ``tpot_deadline_s`` as long as it would be within it again were its next
             so many tokens to come at once. 0: never above.
-        decode_reserve_steps: a step of decodes alone in FP16 must leave, of what ``tpot_deadline_s`` leaves, enough for so many
-            steps in FP16 with a usual prompt, or as many as prompts come in a second if that is fewer: these make more tokens
-            exact for the time that they take. 0: nothing.
-        decode_reserve_share: all of that once ``tpot_deadline_s`` has made this share of the last steps with prompts run FP8, and
-            of a smaller share as much less, so that answers begin exact where prompts are few. 0: always all.
-        fill_horizon_s: FP8 when the engine would be full in so many seconds, at the growth of the last one. None switches
-            it off; it is asked of engines with a deadline only.
-        fill_decode_share: an engine is full when an FP8 step of one token for each request would take more than this share
-            of ``tpot_deadline_s``; nestedfp/steps/deadlines/step_fill.py has the other limits.
+        full_share: FP8 when the requests in the engine, those that wait among them, are a larger share of those that it runs at
+            once, or their KV entries of the cache: at its limits FP8 would come too late. None switches it off; it is asked of
+            engines with a deadline only.
         exact_step_s: under the directive ``fp16`` a step computes no more prompt tokens than fit into so many seconds. None: as
             many as the token budget allows.
         room_ttft_s: that a first token may take, for the engine to say how many prompt tokens it can take
@@ -70,15 +59,11 @@ class StepRule:
     """
 
     fp8_step_tokens: int | None = None
-    fp8_wait_s: float | None = None
     fp8_budget_fraction: float | None = None
     ttft_deadline_s: float | None = None
     tpot_deadline_s: float | None = None
     tpot_grace_tokens: int = 0
-    decode_reserve_steps: float = 0.0
-    decode_reserve_share: float = 0.2
-    fill_horizon_s: float | None = None
-    fill_decode_share: float = 0.6
+    full_share: float | None = None
     exact_step_s: float | None = None
     room_ttft_s: float | None = None
     rows_ttft_s: float | None = None
@@ -118,12 +103,9 @@ class StepSignals:
     """What the scheduler sees at the moment it has filled a step."""
 
     scheduled_tokens: int
-    oldest_wait_s: float  # age of the oldest request that is still waiting; 0 when none waits
     has_pinned: bool  # a scheduled request demands FP16
     budget_tokens: int | None = None  # the most tokens that a step may schedule; None: the caller does not know
-    late: str | None = (
-        None  # what FP16 would break: a deadline as nestedfp/steps/deadlines/step_slack.py names it, or "fill_slack"
-    )
+    late: str | None = None  # why FP16 would be too slow, as nestedfp/steps/deadlines/step_watch.py names it
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +113,7 @@ class StepChoice:
     """The precision of a step, and why."""
 
     mode: Mode
-    # "pinned", "directive", "step_tokens", "step_budget", "wait", "below_thresholds", "no_gain", or what was late
+    # "pinned", "directive", "step_tokens", "step_budget", "below_thresholds", "no_gain", or what was late
     reason: str
 
 
@@ -164,6 +146,4 @@ def _reason_for_fp8(signals: StepSignals, rule: StepRule) -> str | None:
     fraction, budget_tokens = rule.fp8_budget_fraction, signals.budget_tokens
     if fraction is not None and budget_tokens is not None and signals.scheduled_tokens > fraction * budget_tokens:
         return "step_budget"
-    if rule.fp8_wait_s is not None and signals.oldest_wait_s > rule.fp8_wait_s:
-        return "wait"
     return signals.late

@@ -36,19 +36,6 @@ class StepTimes:
         """Whether the cost of a step is known by its size."""
         return self._costs is not None
 
-    def of_decodes_s(self, mode: Mode, decodes: int, now: int) -> float:
-        """Return how long a step of one token for each of so many requests would take, in seconds.
-
-        What such steps take beyond their measured cost is attention in the main, and grows with the requests. Of steps with prompts
-        it is not: their cost was measured on an idle card, and under a load large ones take longer.
-
-        Args:
-            mode: of the step.
-            decodes: the requests.
-            now: those there are while steps take what they take.
-        """
-        return self._cost_s(mode, decodes) + max(0.0, self._excess_s[False]) * decodes / max(1, now)
-
     def s_per_prompt_token(self, budget_tokens: int) -> float:
         """What a prompt token costs in full FP8 steps; 0 where nothing was measured."""
         return 0.0 if self._costs is None else self._costs.times_ms(budget_tokens)[1] * 1e-3 / budget_tokens

@@ -47,14 +47,12 @@ class PluginOptions:
         unsupported_gpu: what to do on a GPU other than Hopper: "refuse", "fp16" to serve plain FP16 through vLLM's own
             kernels, with no FP8 mode, or "portable" to serve both precisions through the portable kernels (compute
             capability 8.0 and newer) and, from numbers of tokens that are measured at the start, the libraries' GEMMs
-            (weights/library_route.py; gemm_choice "model", gemm_timings and fused_quantiser "always" do without them).
+            (weights/library_route.py; gemm_choice "model" and fused_quantiser "always" do without them).
         fp16_only: no FP8 mode: weights are kept or restored as plain FP16 and run through vLLM's own kernels. Filled in
             by the plugin on an unsupported GPU; may be set anywhere.
         gemm_choice: how a GPU's GEMM configs are chosen: "measure", by what configs take on this card, timed when an engine
             with such layers first starts and kept on disk, or "model", by the shipped table and the cost model. Times of
             another day may choose another order of additions, so that last bits differ between engines.
-        gemm_timings: a folder of kept times (a copy of ``~/.cache/nestedfp``) to choose by instead of measuring, so that
-            every engine chooses alike; empty: this card's own.
         graph_tokens: CUDA graphs for steps of up to so many tokens, in both precisions, beyond the sizes that vLLM captures;
             0: vLLM's sizes alone.
         whole_graph_tokens: steps with prompts in them of up to so many tokens, ``graph_tokens`` at most, replay one graph with
@@ -83,7 +81,6 @@ class PluginOptions:
     fp16_only: bool = False
     fp16_reads_fp8_blocks: bool = False
     gemm_choice: str = "measure"
-    gemm_timings: str = ""
     graph_tokens: int = 2048
     whole_graph_tokens: int = 512
     fused_quantiser: str = "auto"

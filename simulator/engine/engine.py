@@ -166,7 +166,7 @@ class Engine(HoldingByRow):
     def _chooses_fp8(self, now_s: float, tokens: int, *, with_prompts: bool) -> bool:
         """The precision of a step that has been filled."""
         late = self._late(now_s, tokens, with_prompts) if self._has_deadlines else None
-        signals = StepSignals(tokens, self.oldest_wait_s(now_s), self._pinned > 0, self._budget, late)
+        signals = StepSignals(tokens, self._pinned > 0, self._budget, late)
         return choose(signals, self.directive, self.rule, self._step_costs).mode is Mode.FP8
 
     @property
@@ -174,7 +174,7 @@ class Engine(HoldingByRow):
         return self.directive is DirectiveMode.AUTO and self.rule.has_deadlines
 
     def _late(self, now_s: float, tokens: int, with_prompts: bool) -> str | None:
-        """Which deadline the step would break in FP16, or that the engine fills up."""
+        """Which deadline the step would break in FP16, or that the engine is full."""
         inside = len(self.running) + len(self.waiting) - len(self._unseen)  # without those on their way to it
         kv_usage = self.used_blocks / self.total_blocks
         return self._watch.late(self.rule, now_s, tokens, inside, kv_usage, with_prompts=with_prompts)
@@ -276,8 +276,7 @@ class Engine(HoldingByRow):
             return inf
         fp16_s = self._times.predicted_s(Mode.FP16, decodes, with_prompts=False)
         latest_s = self._slack.decodes.latest_end_s(tpot_s, 1 + self.rule.tpot_grace_tokens)
-        # After an FP16 step, without what is kept back; negative: it is late.
-        left_s = latest_s - now_s - fp16_s - self._watch.reserve_s(self.rule, now_s, decodes)
+        left_s = latest_s - now_s - fp16_s  # after an FP16 step; negative: it is late
         if not is_fp8:
             return inf if fp16_s <= tpot_s else 1 + max(0, left_s // (fp16_s - tpot_s))
         gained_s = tpot_s - self._times.predicted_s(Mode.FP8, decodes, with_prompts=False)

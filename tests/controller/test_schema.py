@@ -59,5 +59,5 @@ def test_records_are_immutable() -> None:
 
 
 def test_an_unknown_threshold_in_a_rule_is_refused() -> None:
-    with pytest.raises(ValidationError, match="fp8_wait_ms"):
-        Directive.model_validate({"epoch": 1, "mode": "auto", "lease_s": 1, "reason": "", "rule": {"fp8_wait_ms": 3}})
+    with pytest.raises(ValidationError, match="fp8_wait_s"):
+        Directive.model_validate({"epoch": 1, "mode": "auto", "lease_s": 1, "reason": "", "rule": {"fp8_wait_s": 3}})

@@ -49,10 +49,10 @@ def order(client, body, headers=KEY):
 
 def test_an_order_reaches_the_engine_with_its_rule(client, engine):
     assert order(client, {"mode": "fp8"}) == (200, "")
-    assert order(client, {"mode": "auto", "rule": {"fp8_step_tokens": 512, "fp8_wait_s": 0.5}}) == (200, "")
+    assert order(client, {"mode": "auto", "rule": {"fp8_step_tokens": 512, "fp8_budget_fraction": 0.5}}) == (200, "")
     assert [(told["mode"], told["epoch"]) for told in engine.told] == [("fp8", 1), ("auto", 2)]
     assert engine.told[0]["rule"] == asdict(StepRule())
-    assert (engine.told[1]["rule"]["fp8_step_tokens"], engine.told[1]["rule"]["fp8_wait_s"]) == (512, 0.5)
+    assert (engine.told[1]["rule"]["fp8_step_tokens"], engine.told[1]["rule"]["fp8_budget_fraction"]) == (512, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def test_an_order_reaches_the_engine_with_its_rule(client, engine):
         ({"mode": "auto", "rule": {}}, 'needs a "rule"'),
         ({"mode": "auto", "rule": {"tokens": 5}}, "fp8_step_tokens"),
         ({"mode": "auto", "rule": {"fp8_step_tokens": "5"}}, "rule.fp8_step_tokens: expected a number"),
-        ({"mode": "auto", "rule": {"fp8_wait_s": -1}}, "expected fp8_wait_s from 0 to"),
-        ({"mode": "auto", "rule": {"fp8_wait_s": True}}, "rule.fp8_wait_s: expected a number"),
-        ({"mode": "fp8", "rule": {"fp8_wait_s": 1}}, 'a rule with "auto" only'),
+        ({"mode": "auto", "rule": {"fp8_budget_fraction": -1}}, "expected fp8_budget_fraction from 0 to"),
+        ({"mode": "auto", "rule": {"fp8_budget_fraction": True}}, "rule.fp8_budget_fraction: expected a number"),
+        ({"mode": "fp8", "rule": {"fp8_budget_fraction": 1}}, 'a rule with "auto" only'),
         ({"mode": "fp8", "ttl_s": 5}, '"mode": one of'),
         ({"mode": "fp4"}, '"mode": one of'),
         ({"mode": ["fp8"]}, '"mode": one of'),

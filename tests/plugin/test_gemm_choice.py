@@ -5,6 +5,7 @@ Run: ``pytest -q tests/plugin/test_gemm_choice.py``
 
 import logging
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -165,32 +166,24 @@ def test_any_beginning_of_the_order_of_token_counts_covers_their_range():
     assert widest <= 5
 
 
-def test_kept_timings_come_back_as_they_were():
+def save(reach, rows):
+    gemm_cache.save("gemm", CARD, *SHAPE, reach, rows)
+
+
+def load(reach, card=CARD, shape=SHAPE, kind="gemm", of_list=Timing.of_list):
+    return gemm_cache.load(kind, card, *shape, reach, of_list)
+
+
+def test_kept_timings_come_back_as_they_were_for_smaller_steps_of_this_shape_and_card():
     timings = predicted(kernels.FP8, 48, *SHAPE)
-    gemm_cache.save(CARD, *SHAPE, 8192, timings)
-    found = gemm_cache.load(CARD, *SHAPE, 8192)
+    save(2048, timings)
+    found = load(2048)
     assert [(t.m, t.config) for t in found] == [(t.m, t.config) for t in timings]
     assert all(abs(a.us - b.us) < 1e-3 for a, b in zip(found, timings, strict=True))
-    assert gemm_cache.load(CARD, *SHAPE, 2048) == found
-
-
-def test_nothing_is_found_for_larger_steps_another_shape_or_another_card():
-    gemm_cache.save(CARD, *SHAPE, 2048, predicted(kernels.FP8, 48, *SHAPE))
-    throttled = Card(CARD.gpu, CARD.multiprocessors, CARD.limits.replace("700", "400"), CARD.kernels)
-    rebuilt = Card(CARD.gpu, CARD.multiprocessors, CARD.limits, "fedcba9876543210")
-    assert gemm_cache.load(CARD, *SHAPE, 8192) is None
-    assert gemm_cache.load(CARD, 4096, 4096, 2048) is None
-    assert gemm_cache.load(throttled, *SHAPE, 2048) is None
-    assert gemm_cache.load(rebuilt, *SHAPE, 2048) is None
-
-
-def test_timings_of_fp8_alone_serve_two_copies_and_are_measured_again_for_nested_weights():
-    alone = predicted(kernels.FP8, 48, *SHAPE)
-    gemm_cache.save(CARD, *SHAPE, 2048, alone, [kernels.FP8])
-    assert len(gemm_cache.load(CARD, *SHAPE, 2048, [kernels.FP8])) == len(alone)
-    assert gemm_cache.load(CARD, *SHAPE, 2048) is None
-    gemm_cache.save(CARD, *SHAPE, 2048, alone + predicted(kernels.FP16, 48, *SHAPE))
-    assert gemm_cache.load(CARD, *SHAPE, 2048, [kernels.FP8]) == gemm_cache.load(CARD, *SHAPE, 2048)
+    assert load(16) == found
+    assert load(8192) is load(2048, shape=(4096, 4096)) is load(2048, kind="mixed") is None
+    assert load(2048, replace(CARD, limits=CARD.limits.replace("700", "400"))) is None
+    assert load(2048, replace(CARD, kernels="fedcba9876543210")) is None
 
 
 @pytest.mark.parametrize(
@@ -199,23 +192,23 @@ def test_timings_of_fp8_alone_serve_two_copies_and_are_measured_again_for_nested
         "",
         "{",
         "[]",
-        '{"format": 0}',
-        '{"format": 1, "max_tokens": 9, "timings": [[1, 2]]}',
-        '{"format": 1, "max_tokens": 9, "timings": [[0, 1, 64, 64, 0, 1, 0, 0, 3.0]]}',  # of another shape
+        '{"reach": 9}',
+        '{"reach": 9, "rows": [[1, 2]]}',
+        '{"reach": 9, "rows": [[0, 1, 64, 64, 0, 1, 0, 0, 3.0]]}',  # of another shape
     ],
 )
 def test_a_damaged_file_costs_one_warning_and_is_written_anew(damage, caplog):
-    gemm_cache.save(CARD, *SHAPE, 9, [])
-    path = gemm_cache.path_of(CARD, *SHAPE)
+    save(9, [])
+    path = gemm_cache.path_of("gemm", CARD, *SHAPE)
     path.write_text(damage)
     with caplog.at_level(logging.WARNING, "vllm.nestedfp"):
         logging.getLogger("vllm.nestedfp").addHandler(caplog.handler)
-        assert gemm_cache.load(CARD, *SHAPE, 9) is None
+        assert load(9) is None
         logging.getLogger("vllm.nestedfp").removeHandler(caplog.handler)
     assert len({record.getMessage() for record in caplog.records}) == 1
     assert str(path) in caplog.text
-    gemm_cache.save(CARD, *SHAPE, 9, predicted(kernels.FP16, 9, *SHAPE))
-    assert gemm_cache.load(CARD, *SHAPE, 9)
+    save(9, predicted(kernels.FP16, 9, *SHAPE))
+    assert load(9)
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning_only(cache_folder, caplog, monkeypatch):
@@ -224,23 +217,9 @@ def test_a_folder_that_cannot_be_written_costs_a_warning_only(cache_folder, capl
     caplog.set_level(logging.WARNING, "vllm.nestedfp")
     monkeypatch.setattr(logging.getLogger("vllm.nestedfp"), "disabled", False)
     logging.getLogger("vllm.nestedfp").addHandler(caplog.handler)
-    gemm_cache.save(CARD, *SHAPE, 9, [])
+    save(9, [])
     logging.getLogger("vllm.nestedfp").removeHandler(caplog.handler)
     assert "cannot be written" in caplog.text
-
-
-def test_a_folder_of_kept_timings_can_be_pinned(cache_folder, tmp_path):
-    shapes = (SHAPE, (4096, 4096))
-    for shape in shapes:
-        gemm_cache.save(CARD, *shape, 16, predicted(kernels.FP16, 16, *shape))
-    pinned = cache_folder.rename(tmp_path / "pinned")
-    found = gemm_cache.load_folder(pinned)
-    assert {(t.n, t.k) for t in found} == set(shapes)
-    with pytest.raises(ValueError, match=r"holds no file gemm-\*\.json"):
-        gemm_cache.load_folder(tmp_path)
-    next(pinned.iterdir()).write_text("{")
-    with pytest.raises(ValueError, match="cannot be used"):
-        gemm_cache.load_folder(pinned)
 
 
 def test_random_problems_depend_on_the_seed_alone_and_stay_in_their_bounds():

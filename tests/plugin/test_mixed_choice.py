@@ -74,22 +74,9 @@ def test_numbers_of_fast_rows_are_those_that_steps_have_room_for(max_tokens, lar
     assert max(mixed_tuning.fast_rows(max_tokens), default=None) == largest
 
 
-def test_kept_choices_come_back_as_they_were(tmp_path):
+def test_kept_choices_come_back_as_they_were(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     choices = [MixedChoice(N, K, 256, config_for(256)), MixedChoice(N, K, 512, TWO_LAUNCHES)]
-    assert gemm_cache.load_mixed(tmp_path / "none.json") is None
-    gemm_cache.save_mixed(tmp_path / "folder" / "mixed.json", choices)
-    assert gemm_cache.load_mixed(tmp_path / "folder" / "mixed.json") == choices
-
-
-@pytest.mark.parametrize("damage", ["", "{", "[[1, 2, 3]]", '[["a", 1, 1, 1, 1, 1, 1]]', "7", "[1]"])
-def test_a_damaged_file_costs_one_warning(damage, tmp_path, plugin_log):
-    file = tmp_path / "mixed.json"
-    file.write_text(damage)
-    assert gemm_cache.load_mixed(file) is None
-    assert [record.levelname for record in plugin_log.records] == ["WARNING"]
-
-
-def test_a_folder_that_cannot_be_written_costs_a_warning_only(tmp_path, plugin_log):
-    (tmp_path / "file").write_text("")
-    gemm_cache.save_mixed(tmp_path / "file" / "mixed.json", [])
-    assert "cannot be written" in plugin_log.text
+    card = gemm_cache.Card("H100", 132, "", "")
+    gemm_cache.save("mixed", card, N, K, 512, choices)
+    assert gemm_cache.load("mixed", card, N, K, 512, MixedChoice.of_list) == choices

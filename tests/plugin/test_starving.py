@@ -37,8 +37,7 @@ def fp8_steps_of_others(engine, clocks, priority=0, requests=20):
 
 RULES = {
     "deadlines": {"ttft_deadline_s": 0.14, "tpot_deadline_s": 1e3},
-    "fill": {"ttft_deadline_s": 1e6, "tpot_deadline_s": 1e6, "fill_horizon_s": 0.001},
-    "wait": {"fp8_wait_s": 0.5},
+    "full": {"ttft_deadline_s": 1e6, "full_share": 1.0},
 }
 
 
@@ -65,16 +64,6 @@ def test_one_of_a_usual_priority_that_starves_steers_until_its_deadline_is_misse
     engine.add(arrived("starves", prompt))
     assert 0 < fp8_steps_of_others(engine, clocks, priority=-1) < 60
     assert fp8_steps_of_others(engine, clocks, priority=-1) == 0
-
-
-def test_first_come_first_served_knows_no_low_priority(clocks):
-    engine = Engine(max_num_seqs=1)
-    engine.direct("auto", fp8_wait_s=0.5)
-    engine.add(arrived("x"))
-    engine.step()
-    engine.add(arrived("batch", priority=1))
-    clocks.pass_(1.0)
-    assert engine.schedule().nestedfp_mode.value == "fp8"
 
 
 def test_one_that_is_preempted_while_its_first_token_is_on_its_way_does_not_decode():

@@ -6,7 +6,7 @@ import pytest
 from vllm_parts import Engine, engine_request
 
 COSTS = [[[1, 10.0, 6.0], [256, 14.0, 8.5], [2048, 60.0, 35.0]]]
-RULE = {"ttft_deadline_s": 0.14, "tpot_deadline_s": 0.5, "fill_horizon_s": 6.0}
+RULE = {"ttft_deadline_s": 0.14, "tpot_deadline_s": 0.5}
 
 
 def arrived(name, prompt=20, priority=0, **params):

@@ -8,10 +8,10 @@ from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.steps.step_rule import RANGES, StepRule, StepSignals, choose
 
 AUTO, FP16, FP8 = DirectiveMode.AUTO, DirectiveMode.FP16, DirectiveMode.FP8
-BOTH = StepRule(fp8_step_tokens=1024, fp8_wait_s=0.1)
-BUSY = StepSignals(scheduled_tokens=2048, oldest_wait_s=5.0, has_pinned=False)
+BOTH = StepRule(fp8_step_tokens=1024, fp8_budget_fraction=0.1)
+BUSY = StepSignals(scheduled_tokens=2048, has_pinned=False)
 HALF = StepRule(fp8_budget_fraction=0.5)
-CALM = StepSignals(scheduled_tokens=8, oldest_wait_s=0.0, has_pinned=False)
+CALM = StepSignals(scheduled_tokens=8, has_pinned=False)
 
 
 @pytest.mark.parametrize(
@@ -22,23 +22,21 @@ CALM = StepSignals(scheduled_tokens=8, oldest_wait_s=0.0, has_pinned=False)
         (BUSY, FP16, BOTH, Mode.FP16, "directive"),
         (CALM, AUTO, BOTH, Mode.FP16, "below_thresholds"),
         (BUSY, AUTO, BOTH, Mode.FP8, "step_tokens"),
-        (BUSY, AUTO, StepRule(fp8_wait_s=0.1), Mode.FP8, "wait"),
         (BUSY, AUTO, StepRule(), Mode.FP16, "below_thresholds"),
-        (StepSignals(1024, 0.1, False), AUTO, BOTH, Mode.FP16, "below_thresholds"),  # at a threshold is not past it
-        (StepSignals(1025, 0.0, False), AUTO, BOTH, Mode.FP8, "step_tokens"),
-        (StepSignals(1, 0.11, False), AUTO, BOTH, Mode.FP8, "wait"),
-        (StepSignals(1, 0.0, False), AUTO, StepRule(fp8_step_tokens=0), Mode.FP8, "step_tokens"),
+        (StepSignals(1024, False), AUTO, BOTH, Mode.FP16, "below_thresholds"),  # at a threshold is not past it
+        (StepSignals(1025, False), AUTO, BOTH, Mode.FP8, "step_tokens"),
+        (StepSignals(1, False), AUTO, StepRule(fp8_step_tokens=0), Mode.FP8, "step_tokens"),
         (
-            StepSignals(1024, 9.0, False, budget_tokens=2048),
+            StepSignals(1024, False, budget_tokens=2048),
             AUTO,
             HALF,
             Mode.FP16,
             "below_thresholds",
         ),  # half: not past
-        (StepSignals(1025, 0.0, False, budget_tokens=2048), AUTO, HALF, Mode.FP8, "step_budget"),
-        (StepSignals(1025, 0.0, False, budget_tokens=8192), AUTO, HALF, Mode.FP16, "below_thresholds"),
-        (StepSignals(1025, 0.0, False), AUTO, HALF, Mode.FP16, "below_thresholds"),  # budget unknown: no ground for FP8
-        (StepSignals(1025, 0.0, False, budget_tokens=2048), FP16, HALF, Mode.FP16, "directive"),
+        (StepSignals(1025, False, budget_tokens=2048), AUTO, HALF, Mode.FP8, "step_budget"),
+        (StepSignals(1025, False, budget_tokens=8192), AUTO, HALF, Mode.FP16, "below_thresholds"),
+        (StepSignals(1025, False), AUTO, HALF, Mode.FP16, "below_thresholds"),  # budget unknown: no ground for FP8
+        (StepSignals(1025, False, budget_tokens=2048), FP16, HALF, Mode.FP16, "directive"),
     ],
 )
 def test_the_rule(signals: StepSignals, directive: DirectiveMode, rule: StepRule, mode: Mode, reason: str) -> None:
@@ -48,7 +46,7 @@ def test_the_rule(signals: StepSignals, directive: DirectiveMode, rule: StepRule
 
 @pytest.mark.parametrize("directive", list(DirectiveMode))
 def test_a_pinned_request_makes_every_step_fp16(directive: DirectiveMode) -> None:
-    choice = choose(StepSignals(2048, 5.0, has_pinned=True), directive, BOTH)
+    choice = choose(StepSignals(2048, has_pinned=True), directive, BOTH)
     assert (choice.mode, choice.reason) == (Mode.FP16, "pinned")
 
 

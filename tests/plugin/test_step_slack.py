@@ -1,8 +1,7 @@
 """What is left of deadlines: against a walk over every request, and by hand."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -11,10 +10,10 @@ from hypothesis import strategies as st
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.steps.deadlines.prompt_line import MISSED_AFTER, PromptLine, PromptLines
 from nestedfp.steps.deadlines.step_slack import DecodeHeap, StepSlack
+from nestedfp.steps.deadlines.step_watch import StepWatch
 from nestedfp.steps.step_costs import StepCost, StepCosts
 from nestedfp.steps.step_rule import StepRule, StepSignals, choose
 from nestedfp.steps.step_times import StepTimes
-from nestedfp.vllm_plugin.scheduling.deadline_watch import DeadlineWatch, steady_s
 
 S_PER_TOKEN = 1e-3
 COSTS = StepCosts((StepCost(1, 10.0, 6.0), StepCost(100, 20.0, 12.0)))
@@ -188,9 +187,7 @@ def test_one_that_has_missed_its_deadline_for_certain_decides_nothing_and_is_sti
     slack.prompts.arrived("starves", 0.0, 300)
     assert slack.late(RULE, 0.6, ends_s=0.61) == "ttft_slack"
     late_s = MISSED_AFTER * 0.5 + 0.01
-    assert slack.late(RULE, late_s, ends_s=late_s + 0.01) == "next_slack", (
-        "a usual one of 300 tokens would come behind it"
-    )
+    assert slack.late(RULE, late_s, ends_s=late_s + 0.01) is None
     slack.prompts.arrived("behind", late_s, 100)
     assert slack.late(RULE, late_s, ends_s=late_s + 0.09) != "ttft_slack"
     assert slack.late(RULE, late_s, ends_s=late_s + 0.11) == "ttft_slack"  # 400 tokens
@@ -243,18 +240,6 @@ def test_a_step_that_leaves_too_little_time_for_the_last_in_line_is_late() -> No
     assert slack.late(StepRule(tpot_deadline_s=0.02), 10.0, ends_s=99.0) is None
 
 
-def test_a_step_that_the_next_usual_request_could_not_wait_for_is_late() -> None:
-    slack = StepSlack(S_PER_TOKEN)
-    for number in range(100):  # 200 tokens, one request a second
-        slack.prompts.arrived(number, float(number), 200)
-        slack.left(number)
-    # Of a step of 0.2 s: the rest of it, 0.2 * 200 tokens that come meanwhile, and its own 200.
-    assert slack.prompts.wait_of_next_s(99.0, 99.2) == pytest.approx(0.2 + 0.2 * 0.2 + 0.2, rel=0.1)
-    assert slack.late(RULE, 99.0, ends_s=99.2) is None
-    assert slack.late(RULE, 99.0, ends_s=99.3) == "next_slack"
-    assert slack.late(RULE, 109.0, ends_s=109.29) is None  # ten quiet seconds later
-
-
 def test_a_step_that_brings_a_mean_above_the_objective_is_late() -> None:
     slack = StepSlack(S_PER_TOKEN)
     slack.decodes.entered("a", 10.0)
@@ -277,87 +262,22 @@ def test_a_mean_above_the_objective_is_forgiven_while_the_tokens_of_grace_would_
     assert slack.late(rule, 10.059, ends_s=10.081) == "tpot_slack"
 
 
-RESERVE = StepRule(tpot_deadline_s=0.02, tpot_grace_tokens=2, decode_reserve_steps=2.0, decode_reserve_share=0.0)
-
-
-def test_a_step_of_decodes_alone_leaves_time_for_exact_steps_with_a_usual_prompt() -> None:
-    slack, times = StepSlack(S_PER_TOKEN), StepTimes(COSTS)
-    for number in range(60):  # 20 requests a second
-        slack.prompts.arrived(number, number / 20, 59)
-        slack.prompts.left(number)
-
-    def exact_s(tokens: int) -> float:
-        return times.predicted_s(Mode.FP16, tokens, with_prompts=True)
-
-    assert slack.reserve_s(RESERVE, times, 2.95, 1, 2048) == pytest.approx(2 * exact_s(60))
-    assert slack.reserve_s(RESERVE, times, 2.95, 1, 30) == pytest.approx(2 * exact_s(30))
-    assert slack.reserve_s(RULE, times, 2.95, 1, 2048) == 0.0
-    assert slack.reserve_s(RESERVE, times, 30.0, 1, 2048) < 1e-3 * exact_s(60)  # half a minute without a request
-    slack.decodes.entered("a", 100.0)
-    left_s = 0.03
-    assert slack.late(RESERVE, 100.0, ends_s=100.06 - left_s) is None  # one with a prompt may use it up
-    assert slack.late(RESERVE, 100.0, ends_s=100.06 - left_s, reserve_s=left_s - 1e-6) is None
-    assert slack.late(RESERVE, 100.0, ends_s=100.06 - left_s, reserve_s=left_s + 1e-6) == "tpot_slack"
-
-
-def test_it_is_kept_back_as_far_as_prompts_had_to_run_fp8_for_the_decodes_sake() -> None:
-    slack, times, rule = StepSlack(S_PER_TOKEN), StepTimes(COSTS), replace(RESERVE, decode_reserve_share=0.5)
-    for number in range(60):
-        slack.prompts.arrived(number, number / 20, 59)
-        slack.prompts.left(number)
-
-    def kept_s(rule: StepRule) -> float:
-        return slack.reserve_s(rule, times, 2.95, 1, 2048)
-
-    assert kept_s(rule) == 0.0
-    for _ in range(100):
-        slack.asked("ttft_slack")
-        slack.asked(None)
-    assert kept_s(rule) == 0.0
-    for number in range(400):
-        slack.asked("tpot_slack" if number % 4 == 0 else None)
-    assert kept_s(rule) == pytest.approx(0.5 * kept_s(RESERVE), rel=0.15)
-    for _ in range(100):
-        slack.asked("tpot_slack")
-    assert kept_s(rule) == kept_s(RESERVE)
-    for _ in range(200):
-        slack.asked(None)
-    assert kept_s(rule) < 1e-3 * kept_s(RESERVE)
-
-
-@pytest.mark.parametrize(("steps", "share", "answer"), [(0.0, 0.0, None), (2.0, 0.0, "tpot_slack"), (2.0, 0.2, None)])
-def test_the_engines_watch_keeps_it_back_in_steps_of_decodes_alone(
-    steps: float, share: float, answer: str | None
-) -> None:
-    rule = StepRule(tpot_deadline_s=0.03, decode_reserve_steps=steps, decode_reserve_share=share)
-    watch = DeadlineWatch(2048, 64)
-    watch.use(COSTS)
-    request = SimpleNamespace(
-        request_id="a",
-        num_prompt_tokens=60,
-        num_output_tokens=1,
-        nestedfp_waits_since_s=steady_s(),
-        nestedfp_first_token_s=None,
-    )
-    for number in range(8):
-        watch.waits(SimpleNamespace(**{**vars(request), "request_id": number}))
-        watch.left(number)
-    watch.waits(request)
-    watch.computes(request, 60)
-    watch.filled((60, 0), ["a"], with_prompts=True)
-    watch.ended((60, 0), COSTS.times_ms(60)[0] * 1e-3, [request], [], with_prompts=True, at_s=steady_s())
-    assert watch.late(rule, watch.begins_s(), 1, 1, 0.0, with_prompts=False) == answer
-    assert watch.late(rule, watch.begins_s(), 1, 1, 0.0, with_prompts=True) is None
+@pytest.mark.parametrize(("share", "requests", "kv_usage", "answer"), [
+    (0.5, 4, 0.5, None), (0.5, 5, 0.0, "full"), (0.5, 1, 0.51, "full"), (None, 9, 1.0, None),
+])  # fmt: skip
+def test_an_engine_more_than_half_full_runs_fp8(share: float, requests: int, kv_usage: float, answer: str) -> None:
+    rule = StepRule(ttft_deadline_s=1e6, full_share=share)
+    assert StepWatch(2048, 8, COSTS).late(rule, 0.0, 8, requests, kv_usage, with_prompts=True) == answer
 
 
 def test_what_is_late_runs_fp8_where_fp8_pays() -> None:
-    signals = StepSignals(64, 0.0, has_pinned=False, late="ttft_slack")
+    signals = StepSignals(64, has_pinned=False, late="ttft_slack")
     assert choose(signals, DirectiveMode.AUTO, RULE, COSTS).mode is Mode.FP8
     assert choose(signals, DirectiveMode.AUTO, RULE, COSTS).reason == "ttft_slack"
     assert choose(signals, DirectiveMode.FP16, RULE, COSTS).mode is Mode.FP16
     even = StepCosts((StepCost(1, 10.0, 10.0),))
     assert choose(signals, DirectiveMode.AUTO, RULE, even).reason == "no_gain"
-    pinned = StepSignals(64, 0.0, has_pinned=True, late="ttft_slack")
+    pinned = StepSignals(64, has_pinned=True, late="ttft_slack")
     assert choose(pinned, DirectiveMode.AUTO, RULE, COSTS).mode is Mode.FP16
 
 

@@ -130,7 +130,6 @@ def tune(
     num_sms: int,
     budget_s: float = math.inf,
     report: Callable[[str], None] | None = None,
-    precisions: Sequence[int] = PRECISIONS,
 ) -> dict[tuple[int, int], list[Timing]]:
     """Time configs for every shape, one precision at a time, so that the power cap charges whoever draws the power.
 
@@ -140,7 +139,6 @@ def tune(
         num_sms: multiprocessors of the current device.
         budget_s: every shape has its share of it; token counts that a share does not reach are left to the cost model.
         report: gets a line of progress for every shape.
-        precisions: to time; without FP16 the weights need no lower plane.
 
     Returns:
         Timings by (N, K); not yet taken.
@@ -150,10 +148,10 @@ def tune(
     ordered = spread(sorted(set(tokens)))
     for i, ((n, k), weights) in enumerate(shapes.items()):
         rotated = rotation(weights)
-        cells, skipped = [(precision, m) for precision in precisions for m in ordered], 0
+        cells, skipped = [(precision, m) for precision in PRECISIONS for m in ordered], 0
         timings: list[Timing] = []
         for precision, m in cells:
-            share = (i + (precisions.index(precision) + 1) / len(precisions)) / len(shapes)
+            share = (i + (PRECISIONS.index(precision) + 1) / len(PRECISIONS)) / len(shapes)
             if time.monotonic() - began_s > budget_s * share:
                 skipped += 1
                 continue

@@ -1,1 +1,1 @@
-"""Deadlines of requests: what a step may take, what an engine can still take, whether it fills up."""
+"""Deadlines of requests: what a step may take, and what an engine can still take."""

@@ -8,14 +8,11 @@ is the front of a queue of maxima.
 
 from collections import deque
 from collections.abc import Hashable
-from math import exp, inf
+from math import inf
 
-RATE_S = 2.0  # time constant of the rate at which prompt tokens arrive
-MEAN_WEIGHT = 0.05  # of the newest prompt in the mean length
 SPARE = 64  # entries of requests that have left, before the line of the others is made anew
 # Deadlines after which a request has missed its own for certain: policies hand down 0.45 to 0.75 of the objective.
 MISSED_AFTER = 2.5
-MOST_VOTES = 32  # requests of one priority in a row, of which as many of another make the other the usual one
 
 
 class _Place:
@@ -146,10 +143,6 @@ class PromptLines:
         self._s_per_token = s_per_token
         self._lines: dict[int, PromptLine] = {}  # that have requests, in their order
         self._priorities: dict[Hashable, int] = {}  # of the requests in line
-        self._usual_priority = self._votes = 0  # of most of the last ones
-        self._tokens_per_s = 0.0
-        self._mean_tokens = 0.0  # of a prompt
-        self._newest_s = -inf
 
     def __len__(self) -> int:
         return len(self._priorities)
@@ -162,20 +155,6 @@ class PromptLines:
             self._lines = dict(sorted(self._lines.items()))
         self._lines[priority].arrived(key, arrived_s, tokens)
         self._priorities[key] = priority
-        self._learn(arrived_s, tokens, priority)
-
-    def _learn(self, arrived_s: float, tokens: int, priority: int) -> None:
-        if priority == self._usual_priority:
-            self._votes = min(self._votes + 1, MOST_VOTES)
-        elif self._votes:
-            self._votes -= 1
-        else:
-            self._usual_priority = priority
-        if priority > self._usual_priority:  # the usual ones do not wait for it
-            return
-        passed_s, self._newest_s = max(0.0, arrived_s - self._newest_s), max(arrived_s, self._newest_s)
-        self._tokens_per_s = self._tokens_per_s * exp(-passed_s / RATE_S) + tokens / RATE_S
-        self._mean_tokens += MEAN_WEIGHT * (tokens - self._mean_tokens) if self._mean_tokens else tokens
 
     def price(self, s_per_token: float) -> None:
         """From now on a prompt token costs so much; the requests stay in line."""
@@ -200,28 +179,6 @@ class PromptLines:
     def tokens(self) -> int:
         """Prompt tokens still to be computed, of every line."""
         return sum(line.tokens for line in self._lines.values())
-
-    @property
-    def usual_tokens(self) -> int:
-        """Of a prompt, in the mean of the last ones; 0 before the first."""
-        return round(self._mean_tokens)
-
-    def coming(self, now_s: float, within_s: float) -> float:
-        """How many prompts come within so many seconds, at the rate of the last ones."""
-        return self._rate(now_s) * within_s / self._mean_tokens if self._mean_tokens else 0.0
-
-    def _rate(self, now_s: float) -> float:
-        return self._tokens_per_s * exp(-max(0.0, now_s - self._newest_s) / RATE_S)
-
-    def wait_of_next_s(self, now_s: float, ends_s: float) -> float:
-        """Seconds to the first token of a usual request that comes right after a step has begun: it cannot be in the step.
-
-        It waits for the step's end; then, at FP8 speed, come those that go before it, those that arrive during the step, and
-        itself.
-        """
-        before = sum(line.tokens for priority, line in self._lines.items() if priority <= self._usual_priority)
-        tokens = before + (ends_s - now_s) * self._rate(now_s) + self._mean_tokens
-        return ends_s - now_s + tokens * self._s_per_token
 
     def latest_end_s(self, now_s: float, ttft_s: float) -> float:
         """Until when a step must have ended so that every request in line can have its first token within ``ttft_s``.

@@ -12,26 +12,15 @@ Two facts make that possible.
   the deadline ``d`` while ``t <= first_s - d * n0 + d * (n + 1)``: again a constant of the request and one number of all, so
   the tightest one is the top of a heap.
 
-A third number stands for requests that nobody knows yet: a usual prompt that comes just after a step has begun.
-
-A fourth is kept back. What FP16 takes longer, per token, is least in steps with parts of prompts: there are more tokens in them.
-But steps of decodes alone are the most, and would use up what the TPOT deadline leaves before the next prompt is there; so
-they must leave enough for some steps with a prompt. Those that come at once, in a burst, find it unspent in either precision.
-But only as far as it is needed: an answer that has just begun has no slack, and where prompts are few, keeping back would let
-it begin in FP8 for nothing. What says that it is needed are prompts that had to run FP8 for the decodes' sake.
 """
 
 from collections.abc import Hashable
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from nestedfp.modes import Mode
 from nestedfp.steps.deadlines.prompt_line import PromptLines
 from nestedfp.steps.step_rule import StepRule
-from nestedfp.steps.step_times import StepTimes
 
-RESERVE_S = 1.0  # nothing is kept back for more prompts than come in so long: an idle engine keeps nothing back
-SQUEEZED_WEIGHT = 0.05  # of the newest step with prompts in the share of those that would have made a decode late
 SPARE = 64  # entries of requests that have left, before the heap of the others is made anew
 
 
@@ -98,36 +87,13 @@ class StepSlack:
     def __init__(self, s_per_token: float) -> None:
         self.prompts = PromptLines(s_per_token)
         self.decodes = DecodeHeap()
-        self._squeezed = 0.0  # share of the last steps with prompts
-
-    def asked(self, late: str | None) -> None:
-        """Learn what ``late`` said of a step with parts of prompts."""
-        self._squeezed += SQUEEZED_WEIGHT * ((late == "tpot_slack") - self._squeezed)
 
     def left(self, key: Hashable) -> None:
         """A request is gone from wherever it was."""
         self.prompts.left(key)
         self.decodes.left(key)
 
-    def reserve_s(self, rule: StepRule, times: StepTimes, now_s: float, decodes: int, budget_tokens: int) -> float:
-        """What a step of decodes alone must leave of the TPOT deadline, in seconds.
-
-        Args:
-            rule: with ``decode_reserve_steps``.
-            times: what steps take.
-            now_s: when it would begin.
-            decodes: tokens of the step.
-            budget_tokens: the most tokens of a step.
-        """
-        if not rule.decode_reserve_steps:
-            return 0.0
-        tokens = min(decodes + self.prompts.usual_tokens, budget_tokens)
-        share = rule.decode_reserve_share
-        needed = min(1.0, self._squeezed / share) if share else 1.0
-        steps = needed * min(rule.decode_reserve_steps, self.prompts.coming(now_s, RESERVE_S))
-        return steps * times.predicted_s(Mode.FP16, tokens, with_prompts=True)
-
-    def late(self, rule: StepRule, now_s: float, ends_s: float, steps: int = 1, reserve_s: float = 0.0) -> str | None:
+    def late(self, rule: StepRule, now_s: float, ends_s: float, steps: int = 1) -> str | None:
         """Say which deadline a step would break, if any; what it computes of prompts has been noted already.
 
         Args:
@@ -135,21 +101,14 @@ class StepSlack:
             now_s: when the step would begin.
             ends_s: when it would end.
             steps: decode steps until then; more than one where others have been filled and not been counted yet.
-            reserve_s: what it must leave of the TPOT deadline: ``reserve_s`` if it is one of decodes alone.
 
         Returns:
-            ``"ttft_slack"``: of a request that waits or is in the step; ``"next_slack"``: of the next one to come;
-            ``"tpot_slack"``: of one that decodes; or None.
+            ``"ttft_slack"``: of a request that waits or is in the step; ``"tpot_slack"``: of one that decodes; or None.
         """
-        if (ttft_s := rule.ttft_deadline_s) is not None:
-            if ends_s > self.prompts.latest_end_s(now_s, ttft_s):
-                return "ttft_slack"
-            if self.prompts.wait_of_next_s(now_s, ends_s) > ttft_s:
-                return "next_slack"
+        if (ttft_s := rule.ttft_deadline_s) is not None and ends_s > self.prompts.latest_end_s(now_s, ttft_s):
+            return "ttft_slack"
         # An answer is judged when it is whole: one long step just after its first token is made up for by a few more.
         tpot_s = rule.tpot_deadline_s
-        if tpot_s is not None and ends_s + reserve_s > self.decodes.latest_end_s(
-            tpot_s, steps + rule.tpot_grace_tokens
-        ):
+        if tpot_s is not None and ends_s > self.decodes.latest_end_s(tpot_s, steps + rule.tpot_grace_tokens):
             return "tpot_slack"
         return None

@@ -1,11 +1,10 @@
-"""What one engine goes by for its steps: their times, its requests' deadlines, its growth, and its word of room.
+"""What one engine goes by for its steps: their times, its requests' deadlines, and its word of room.
 
 Pure and standard library only: the engine's scheduler and the simulated engine each have one. Times are seconds of one clock.
 """
 
 from nestedfp.modes import Mode
 from nestedfp.steps.deadlines.prompt_room import PromptRoom, RoomMargin, capacity_tokens_per_s, prompt_room
-from nestedfp.steps.deadlines.step_fill import FillWatch
 from nestedfp.steps.deadlines.step_slack import StepSlack
 from nestedfp.steps.step_costs import StepCosts
 from nestedfp.steps.step_rule import StepRule
@@ -28,7 +27,7 @@ class StepWatch:
 
     def __init__(self, budget_tokens: int, max_seqs: int, costs: StepCosts | None = None) -> None:
         self._budget_tokens = budget_tokens
-        self._fill = FillWatch(max_seqs)
+        self._max_seqs = max_seqs
         self.times = StepTimes(costs)
         self.slack = StepSlack(self.times.s_per_prompt_token(budget_tokens))
         self.margin = RoomMargin()
@@ -81,10 +80,6 @@ class StepWatch:
             return None
         return capacity_tokens_per_s(self.times, mode, rule.exact_step_s, self._budget_tokens)
 
-    def reserve_s(self, rule: StepRule, now_s: float, decodes: int) -> float:
-        """Return what a step of decodes alone must leave of the TPOT deadline, in seconds."""
-        return self.slack.reserve_s(rule, self.times, now_s, decodes, self._budget_tokens)
-
     def late(
         self,
         rule: StepRule,
@@ -96,7 +91,7 @@ class StepWatch:
         with_prompts: bool,
         steps: int = 1,
     ) -> str | None:
-        """Say which deadline a step that has just been filled would break in FP16, if any; or that the engine fills up.
+        """Say which deadline a step that has just been filled would break in FP16, if any; or that it is "full".
 
         Args:
             rule: with the deadlines.
@@ -108,9 +103,6 @@ class StepWatch:
             steps: on their way and not counted yet, with this one.
         """
         ends_s = now_s + self.times.predicted_s(Mode.FP16, tokens, with_prompts=with_prompts)
-        fill = self._fill.late(rule, self.times, now_s, requests, kv_usage)  # learns from every step
-        reserve_s = 0.0 if with_prompts else self.reserve_s(rule, now_s, tokens)
-        late = self.slack.late(rule, now_s, ends_s, steps, reserve_s)
-        if with_prompts:
-            self.slack.asked(late)
-        return late or fill
+        late = self.slack.late(rule, now_s, ends_s, steps)
+        is_full = rule.full_share is not None and max(requests / self._max_seqs, kv_usage) > rule.full_share
+        return late or ("full" if is_full else None)

@@ -98,7 +98,6 @@ class PrecisionMixin(EngineControl):
         watched = directive is DirectiveMode.AUTO and rule.has_deadlines
         signals = StepSignals(
             scheduled_tokens=tokens,
-            oldest_wait_s=0.0 if rule.fp8_wait_s is None else self._oldest_wait_s(),
             has_pinned=bool(pinned) and not self._can_mix,
             budget_tokens=self._budget_tokens,
             late=self._late(rule, tokens, with_prompts=with_prompts) if watched else None,

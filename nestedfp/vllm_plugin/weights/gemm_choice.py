@@ -6,9 +6,8 @@ choice on each keeps them in step.
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from vllm.distributed.parallel_state import get_tp_group
@@ -24,6 +23,10 @@ from nestedfp.vllm_plugin.options import PluginOptions
 from nestedfp.vllm_plugin.weights import library_route
 
 logger = init_logger("vllm.nestedfp")
+
+Shapes = Mapping[tuple[int, int], Sequence[PackedWeight]]  # by (N, K)
+
+R = TypeVar("R", bound=gemm_cache.Row)
 
 BUDGET_S = 20.0
 MIXED_BUDGET_S = 15.0
@@ -52,71 +55,62 @@ def choose(model: torch.nn.Module, options: PluginOptions, max_tokens: int) -> N
 
     Args:
         max_tokens: the most tokens that a step has.
-
-    Raises:
-        ValueError: when the folder that ``options.gemm_timings`` names holds no timings, or damaged ones.
     """
+    shapes = {} if options.weights == "two_copies" else weights_by_shape(model)  # whose FP16 steps are vLLM's own
     if is_portable(torch.cuda.get_device_capability()):
         logger.info("GEMM tiles are chosen by the portable kernels' rule")
-        shapes = {} if options.weights == "two_copies" else weights_by_shape(model)
-        pinned = options.gemm_choice == "model" or options.gemm_timings or options.fused_quantiser == "always"
+        pinned = options.gemm_choice == "model" or options.fused_quantiser == "always"
         library_route.choose(shapes, max_tokens, measure=not pinned)
         return
-    if options.gemm_choice == "model":
-        logger.info("GEMM configs are chosen by the shipped table and the cost model (gemm_choice: model)")
+    if options.gemm_choice == "model" or not shapes:
+        logger.info("GEMM configs are chosen by the shipped table and the cost model")
         return
-    began_s = time.monotonic()
-    group = get_tp_group()
-    lists: Any = None
-    precisions = (FP8,) if options.weights == "two_copies" else gemm_tuning.PRECISIONS  # the others are cuBLAS's
-    if group.rank_in_group == 0:
-        timings = _pinned(Path(options.gemm_timings)) if options.gemm_timings else _timed(model, max_tokens, precisions)
-        lists = [timing.as_list() for timing in timings]
-    if group.world_size > 1:
-        lists = group.broadcast_object(lists, src=0)
-    num_sms = torch.cuda.get_device_properties().multi_processor_count
-    taken = gemm_tuning.take(map(Timing.of_list, lists), num_sms)
+    began_s, num_sms = time.monotonic(), torch.cuda.get_device_properties().multi_processor_count
+    tokens, fast_rows = token_counts(max_tokens), mixed_tuning.fast_rows(max_tokens)
+
+    def time_configs(missing: Shapes) -> dict[tuple[int, int], list[Timing]]:
+        return gemm_tuning.tune(missing, tokens, num_sms, BUDGET_S, logger.info)
+
+    def compare(missing: Shapes) -> dict[tuple[int, int], list[MixedChoice]]:
+        return mixed_tuning.tune(missing, max_tokens, num_sms, MIXED_BUDGET_S, logger.info)
+
+    taken = gemm_tuning.take(_of_rank_0("gemm", shapes, tokens[-1], Timing.of_list, time_configs), num_sms)
     logger.info("GEMM configs: %d timings guide the choice, ready after %.1f s", taken, time.monotonic() - began_s)
-    if options.mixed_steps and options.weights != "two_copies":  # which runs none
-        _choose_mixed(model, options, max_tokens, num_sms)
-    if group.rank_in_group == 0:
-        for line in chosen_lines(weights_by_shape(model), precisions, max_tokens, num_sms):
+    if options.mixed_steps and fast_rows:
+        mixed_tuning.take(_of_rank_0("mixed", shapes, fast_rows[-1], MixedChoice.of_list, compare))
+    if get_tp_group().rank_in_group == 0:
+        for line in chosen_lines(shapes, gemm_tuning.PRECISIONS, max_tokens, num_sms):
             logger.info("%s", line)
 
 
-def _choose_mixed(model: torch.nn.Module, options: PluginOptions, max_tokens: int, num_sms: int) -> None:
-    """Choose where exact and fast rows are multiplied in one launch, as ``choose`` does the rest."""
+def _of_rank_0(
+    kind: str,
+    shapes: Shapes,
+    reach: int,
+    of_list: Callable[[Any], R],
+    measure: Callable[[Shapes], Mapping[tuple[int, int], list[R]]],
+) -> list[R]:
+    """Return what rank 0 has kept or measures; the others wait for it."""
     group = get_tp_group()
     lists: Any = None
     if group.rank_in_group == 0:
-        choices = (
-            _pinned_mixed(Path(options.gemm_timings)) if options.gemm_timings else _mixed(model, max_tokens, num_sms)
-        )
-        lists = [choice.as_list() for choice in choices]
+        card = gemm_cache.this_card()
+        kept = {s: None if card is None else gemm_cache.load(kind, card, *s, reach, of_list) for s in shapes}
+        if missing := {shape: weights for shape, weights in shapes.items() if kept[shape] is None}:
+            logger.info(
+                "GEMM configs (%s): measuring %d of %d layer shapes, once for each card; gemm_choice: model leaves it",
+                kind,
+                len(missing),
+                len(shapes),
+            )
+            for shape, rows in measure(missing).items():
+                kept[shape] = rows
+                if card is not None:
+                    gemm_cache.save(kind, card, *shape, reach, rows)
+        lists = [row.as_list() for rows in kept.values() for row in rows or ()]
     if group.world_size > 1:
         lists = group.broadcast_object(lists, src=0)
-    mixed_tuning.take(map(MixedChoice.of_list, lists))
-
-
-def _pinned_mixed(path: Path) -> list[MixedChoice]:
-    return [choice for file in sorted(path.glob("mixed-*.json")) for choice in gemm_cache.load_mixed(file) or ()]
-
-
-def _mixed(model: torch.nn.Module, max_tokens: int, num_sms: int) -> list[MixedChoice]:
-    shapes, card = weights_by_shape(model), gemm_cache.this_card()
-    paths = {} if card is None else {shape: gemm_cache.path_of(card, *shape, kind="mixed") for shape in shapes}
-    found = {shape: gemm_cache.load_mixed(path) or [] for shape, path in paths.items()}
-    wanted = set(mixed_tuning.fast_rows(max_tokens))
-    missing = {
-        shape: weights
-        for shape, weights in shapes.items()
-        if not wanted <= {choice.fast_rows for choice in found.get(shape, ())}
-    }
-    for shape, choices in mixed_tuning.tune(missing, max_tokens, num_sms, MIXED_BUDGET_S, logger.info).items():
-        found[shape] = choices
-        if shape in paths:
-            gemm_cache.save_mixed(paths[shape], choices)
-    return [choice for choices in found.values() for choice in choices]
+    return [of_list(values) for values in lists]
 
 
 def chosen_lines(
@@ -132,30 +126,3 @@ def chosen_lines(
                 f"GEMM configs for N={n}, K={k} in {'FP8' if precision == FP8 else 'FP16'}, by tokens: {parts}"
             )
     return lines
-
-
-def _pinned(path: Path) -> list[Timing]:
-    timings = gemm_cache.load_folder(path)
-    logger.info("GEMM configs are chosen by the %d timings in %s and the cost model", len(timings), path)
-    return timings
-
-
-def _timed(model: torch.nn.Module, max_tokens: int, precisions: Sequence[int]) -> list[Timing]:
-    shapes, card = weights_by_shape(model), gemm_cache.this_card()
-    wanted = token_counts(max_tokens)
-    kept = {shape: None if card is None else gemm_cache.load(card, *shape, wanted[-1], precisions) for shape in shapes}
-    missing = {shape: weights for shape, weights in shapes.items() if kept[shape] is None}
-    if missing:
-        logger.info(
-            "GEMM configs: timing %d of %d layer shapes, at most %.0f s (once for each card; gemm_choice: model leaves it)",
-            len(missing),
-            len(shapes),
-            BUDGET_S,
-        )
-        num_sms = torch.cuda.get_device_properties().multi_processor_count
-        measured = gemm_tuning.tune(missing, wanted, num_sms, BUDGET_S, logger.info, precisions)
-        for shape, timings in measured.items():
-            kept[shape] = timings
-            if card is not None:
-                gemm_cache.save(card, *shape, wanted[-1], timings, precisions)
-    return [timing for timings in kept.values() if timings is not None for timing in timings]
