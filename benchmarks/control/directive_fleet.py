@@ -48,7 +48,7 @@ IDLE = dict.fromkeys(
 
 
 @ray.remote(num_cpus=0)  # type: ignore[misc]
-class Replica:
+class CountingReplica:
     """An agent and an engine that only counts.
 
     Args:
@@ -143,7 +143,7 @@ def main(argv: list[str] | None = None) -> int:
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=tempfile.mkdtemp(prefix="nestedfp-"))
     try:
         actor = ray.remote(num_cpus=0)(ControllerActor).remote(CONFIG)
-        replicas = [Replica.remote(f"replica-{number}", actor) for number in range(args.replicas)]
+        replicas = [CountingReplica.remote(f"replica-{number}", actor) for number in range(args.replicas)]
         ray.get([replica.start.remote() for replica in replicas])
         took_ms = sorted(measure(replicas, args.count))
     except RuntimeError as error:
