@@ -51,7 +51,7 @@ def refusal(error: ValidationError, body: bytes) -> Refused:
             400, f"expected a request of OpenAI's form, got one with {count} faults, more than are looked at"
         )
     errors = error.errors(include_url=False, include_input=False, include_context=False)
-    where, told = max(((_place(each["loc"], given), each) for each in errors), key=_rank)
+    where, told = max(((_place(each, given), each) for each in errors), key=_rank)
     text, param = OF_ITS_WAY.sub("", told["msg"]), ".".join(map(str, where)) or None
     return Refused(400, f"{text}, at {param}" if param else text, param=param)
 
@@ -60,18 +60,18 @@ def _rank(found: tuple[list[Any], Any]) -> tuple[Any, ...]:
     place, error = found
     kind = error["type"]
     # A literal that is another one, as a message's role, says that the alternative is not meant.
-    weight = 0 if kind == "literal_error" else 1 if kind.endswith(("_type", "_parsing")) else 2
+    weight = 0 if kind in ("literal_error", "missing") else 1 if kind.endswith(("_type", "_parsing")) else 2
     return len(place), weight, [part for part in place if isinstance(part, int)]
 
 
-def _place(loc: tuple[Any, ...], given: Any) -> list[Any]:
+def _place(error: Any, given: Any) -> list[Any]:
     """Return pydantic's path without its own names of alternatives."""
     path: list[Any] = []
-    for part in loc:
+    for part in error["loc"]:
         if (isinstance(given, dict) and part in given) or (isinstance(given, list) and part in range(len(given))):
             path.append(part)
             given = given[part]
-    return path
+    return [*path, error["loc"][-1]] if error["type"] == "missing" else path
 
 
 def of_engine(
