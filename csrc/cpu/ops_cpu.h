@@ -44,10 +44,4 @@ torch::stable::Tensor linear_carried_cpu(torch::stable::Tensor carrier, torch::s
                                          torch::stable::Tensor upper, std::optional<torch::stable::Tensor> lower,
                                          std::optional<torch::stable::Tensor> bias, int64_t n, int64_t k);
 
-// Checks x and bias, fills in what depends on them, and runs the kernels over torch's thread pool. The caller has set
-// n, k, the weights and the outliers.
-torch::stable::Tensor run_linear(const char* op, const torch::stable::Tensor& x,
-                                 const std::optional<torch::stable::Tensor>& bias, cpu::LinearArgs args,
-                                 cpu::Weights weights, bool quantize_activations);
-
 }  // namespace nestedfp

@@ -152,8 +152,8 @@ Tensor run_by_row(const Tensor& x, int64_t n, int64_t k, Run&& run) {
     return out;
 }
 
-}  // namespace
-
+// Checks x and bias, fills in what depends on them, and runs the kernels over torch's thread pool. The caller has set
+// n, k, the weights and the outliers.
 Tensor run_linear(const char* op, const Tensor& x, const std::optional<Tensor>& bias, cpu::LinearArgs args,
                   cpu::Weights weights, bool quantize_activations) {
     check_x(op, x, args.k);
@@ -185,8 +185,6 @@ Tensor run_linear(const char* op, const Tensor& x, const std::optional<Tensor>& 
     }
     return out;
 }
-
-namespace {
 
 // Both ops: by the mode in force, or exact in every mode.
 Tensor linear_of(const char* op, bool is_exact_always, Tensor x, Tensor upper, std::optional<Tensor> lower,

@@ -248,7 +248,15 @@ def accuracy(*lines: str) -> str:
             if not found:
                 continue
             rows.append([group.strip(), system.strip("*"), str(len(found)), *_errors(found)])
-    headings = ["steps", "policy", "runs", "in the SLO, points", "exact answers, points", "TTFT p50/p90, %", "TPOT p50/p90, %"]
+    headings = [
+        "steps",
+        "policy",
+        "runs",
+        "in the SLO, points",
+        "exact answers, points",
+        "TTFT p50/p90, %",
+        "TPOT p50/p90, %",
+    ]
     return markdown(headings, rows)
 
 

@@ -57,7 +57,6 @@ HOOKS = (
         *vllm.usage.usage_lib:UsageContext.OPENAI_API_SERVER
         *vllm.config:SchedulerConfig.get_scheduler_cls(self)
         vllm:plugins.load_endpoint_plugins(supported_tasks)
-        vllm:envs.VLLM_LORA_ENABLE_DUAL_STREAM
         *vllm.config:VllmConfig
         *vllm.config:CompilationMode.VLLM_COMPILE
         *vllm.version:__version__
@@ -218,7 +217,6 @@ HOOKS = (
         """
         *vllm:LLM
         *vllm:SamplingParams
-        vllm.distributed:cleanup_dist_env_and_memory()
         """,
     ),
     Hooks(
@@ -250,14 +248,6 @@ HOOKS = (
         """,
         ("NestedFPWorker", "_TimedOutput"),
         (("vllm.v1.executor.uniproc_executor", "self.driver_worker"),),
-    ),
-    Hooks(
-        "ranks/cpu_seed",
-        "keeps a request with a seed and a prompt in several steps from ending a CPU engine",
-        """
-        vllm.v1.worker.cpu_model_runner:CPUModelRunner._bookkeeping_sync(self)
-        vllm.v1.worker.cpu_model_runner:CPUModelRunner._sample(self)
-        """,
     ),
     Hooks(
         "lora/cpu_slots",

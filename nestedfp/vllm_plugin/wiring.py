@@ -307,7 +307,6 @@ def choose_path(config: "VllmConfig") -> None:
 
 def model_obstacles(config: "VllmConfig") -> list[str]:
     """Return why models, adapters and drafts of this kind cannot be served, and what to set instead."""
-    from vllm import envs
     from vllm.platforms import current_platform
 
     model, parallel, is_cpu = config.model_config, config.parallel_config, current_platform.is_cpu()
@@ -319,7 +318,7 @@ def model_obstacles(config: "VllmConfig") -> list[str]:
                 f"nestedfp serves LoRA adapters on dense models only, and this one has {kind}; set enable_lora=False or merge the "
                 "adapter's weights"
             )
-        if not is_cpu and envs.VLLM_LORA_ENABLE_DUAL_STREAM:
+        if not is_cpu and os.environ.get("VLLM_LORA_ENABLE_DUAL_STREAM", "0") not in ("", "0"):
             found.append(
                 "VLLM_LORA_ENABLE_DUAL_STREAM: its kernels end before those that nestedfp's launched early; unset it, or set "
                 "enable_lora=False"

@@ -151,8 +151,8 @@ def test_the_step_rule_runs_long_prompts_in_fp8_and_decodes_in_fp16(online):
 
 
 def test_a_step_runs_fp8_where_a_request_would_be_late(online):
-    for counts in online[11]["precision"]:  # nobody comes in time: neither those that wait nor whoever came next
-        assert counts["prompt"]["fp16"] == counts["completion"]["fp16"] == 0
+    for counts in online[11]["precision"]:  # no first token comes in time; no time per output token is asked for
+        assert counts["prompt"]["fp16"] == 0 < counts["prompt"]["fp8"]
     for counts in online[12]["precision"]:  # no time to first token is asked for
         assert counts["prompt"]["fp8"] == 0 or counts["completion"]["fp8"] > 0
         assert counts["completion"]["fp8"] >= 14

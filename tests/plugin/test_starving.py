@@ -1,4 +1,4 @@
-"""A request that starves steers nobody's precision: one that others may overtake for ever, or whose deadline is missed."""
+"""A request that starves steers nobody's precision: one that others may overtake for ever."""
 
 import time
 
@@ -58,12 +58,11 @@ def test_requests_of_a_low_priority_that_starve_steer_nobody(clocks, rule, promp
 
 
 @pytest.mark.parametrize("prompt", [20, 900])
-def test_one_of_a_usual_priority_that_starves_steers_until_its_deadline_is_missed_for_certain(clocks, prompt):
+def test_one_of_a_usual_priority_that_starves_asks_for_fp8(clocks, prompt):
     engine = engine_with(RULES["deadlines"])
     fp8_steps_of_others(engine, clocks, priority=-1)
     engine.add(arrived("starves", prompt))
-    assert 0 < fp8_steps_of_others(engine, clocks, priority=-1) < 60
-    assert fp8_steps_of_others(engine, clocks, priority=-1) == 0
+    assert fp8_steps_of_others(engine, clocks, priority=-1) > 0
 
 
 def test_one_that_is_preempted_while_its_first_token_is_on_its_way_does_not_decode():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nestedfp.modes import DirectiveMode, Mode
-from nestedfp.steps.deadlines.prompt_line import MISSED_AFTER, PromptLine, PromptLines
+from nestedfp.steps.deadlines.prompt_line import PromptLine, PromptLines
 from nestedfp.steps.deadlines.step_slack import DecodeHeap, StepSlack
 from nestedfp.steps.deadlines.step_watch import StepWatch
 from nestedfp.steps.step_costs import StepCost, StepCosts
@@ -132,7 +132,7 @@ def test_nothing_grows_with_the_requests(s_per_token: float, starving: bool, ask
         slack.decodes.stepped()
         slack.left(number - 3)
         if asked:
-            slack.late(RULE, float(number), float(number))
+            slack.late(RULE, ends_s=float(number))
     assert len(slack.prompts) == starving
     assert max(held_by(slack.prompts), held_by(slack.decodes)) < 300
     assert slack.decodes.latest_end_s(1.0) == pytest.approx(4997.0 + 4)
@@ -174,36 +174,11 @@ def test_the_lines_of_all_priorities_agree_with_a_walk_over_every_request(events
         expected, ahead, seen = inf, 0, set()
         for place, name in sorted(waiting):
             ahead += left_tokens[name]
-            if arrived_s[name] >= now_s - MISSED_AFTER * ttft_s:
-                expected = min(expected, arrived_s[name] + ttft_s - ahead * s_per_token)
-                if place not in seen:  # it may have its first token with the next step
-                    expected = min(expected, arrived_s[name] + ttft_s)
-                seen.add(place)
-        assert lines.latest_end_s(now_s, ttft_s) == pytest.approx(expected)
-
-
-def test_one_that_has_missed_its_deadline_for_certain_decides_nothing_and_is_still_waited_for() -> None:
-    slack = StepSlack(S_PER_TOKEN)
-    slack.prompts.arrived("starves", 0.0, 300)
-    assert slack.late(RULE, 0.6, ends_s=0.61) == "ttft_slack"
-    late_s = MISSED_AFTER * 0.5 + 0.01
-    assert slack.late(RULE, late_s, ends_s=late_s + 0.01) is None
-    slack.prompts.arrived("behind", late_s, 100)
-    assert slack.late(RULE, late_s, ends_s=late_s + 0.09) != "ttft_slack"
-    assert slack.late(RULE, late_s, ends_s=late_s + 0.11) == "ttft_slack"  # 400 tokens
-
-
-def test_a_prompt_of_a_worse_priority_makes_nobody_wait_but_its_own() -> None:
-    slack = StepSlack(S_PER_TOKEN)
-    for number in range(40):
-        slack.prompts.arrived(number, number * 0.01, 100, 0)
-        slack.left(number)
-    slack.prompts.arrived("starves", 0.4, 30_000, 1)
-    assert slack.late(RULE, 100.0, 100.1) is None
-    slack.prompts.arrived("mine", 100.0, 100, 0)
-    assert slack.late(RULE, 100.0, 100.1) is None
-    slack.prompts.arrived("worse", 100.0, 1, 1)
-    assert slack.late(RULE, 100.0, 100.1) == "ttft_slack"  # 30,000 tokens before it
+            expected = min(expected, arrived_s[name] + ttft_s - ahead * s_per_token)
+            if place not in seen:  # it may have its first token with the next step
+                expected = min(expected, arrived_s[name] + ttft_s)
+            seen.add(place)
+        assert lines.latest_end_s(ttft_s) == pytest.approx(expected)
 
 
 def test_a_request_that_waits_anew_is_in_line_once() -> None:
@@ -226,8 +201,8 @@ def test_a_step_that_would_end_too_late_for_the_first_in_line_is_late() -> None:
     slack = StepSlack(S_PER_TOKEN)
     slack.prompts.arrived("a", 10.0, 100)
     slack.prompts.computed("a", 100)
-    assert slack.late(RULE, 10.4, ends_s=10.49) != "ttft_slack"
-    assert slack.late(RULE, 10.4, ends_s=10.51) == "ttft_slack"
+    assert slack.late(RULE, ends_s=10.49) != "ttft_slack"
+    assert slack.late(RULE, ends_s=10.51) == "ttft_slack"
 
 
 def test_a_step_that_leaves_too_little_time_for_the_last_in_line_is_late() -> None:
@@ -235,31 +210,31 @@ def test_a_step_that_leaves_too_little_time_for_the_last_in_line_is_late() -> No
     slack.prompts.arrived("a", 10.0, 100)
     slack.prompts.arrived("b", 10.0, 400)
     slack.prompts.computed("a", 100)
-    assert slack.late(RULE, 10.05, ends_s=10.09) != "ttft_slack"  # 400 tokens more by 10.49
-    assert slack.late(RULE, 10.05, ends_s=10.11) == "ttft_slack"
-    assert slack.late(StepRule(tpot_deadline_s=0.02), 10.0, ends_s=99.0) is None
+    assert slack.late(RULE, ends_s=10.09) != "ttft_slack"  # 400 tokens more by 10.49
+    assert slack.late(RULE, ends_s=10.11) == "ttft_slack"
+    assert slack.late(StepRule(tpot_deadline_s=0.02), ends_s=99.0) is None
 
 
 def test_a_step_that_brings_a_mean_above_the_objective_is_late() -> None:
     slack = StepSlack(S_PER_TOKEN)
     slack.decodes.entered("a", 10.0)
-    assert slack.late(RULE, 10.0, ends_s=10.019) is None
-    assert slack.late(RULE, 10.0, ends_s=10.021) == "tpot_slack"
+    assert slack.late(RULE, ends_s=10.019) is None
+    assert slack.late(RULE, ends_s=10.021) == "tpot_slack"
     slack.decodes.stepped()  # a quick one: what it has left is kept
-    assert slack.late(RULE, 10.02, ends_s=10.039) is None
+    assert slack.late(RULE, ends_s=10.039) is None
     slack.left("a")
-    assert slack.late(RULE, 98.9, ends_s=99.0) is None
+    assert slack.late(RULE, ends_s=99.0) is None
 
 
 def test_a_mean_above_the_objective_is_forgiven_while_the_tokens_of_grace_would_make_up_for_it() -> None:
     rule = StepRule(tpot_deadline_s=0.02, tpot_grace_tokens=2)
     slack = StepSlack(S_PER_TOKEN)
     slack.decodes.entered("a", 10.0)
-    assert slack.late(rule, 10.0, ends_s=10.059) is None  # the second token, and two more at once: 0.059 s for three
-    assert slack.late(rule, 10.0, ends_s=10.061) == "tpot_slack"
+    assert slack.late(rule, ends_s=10.059) is None  # the second token, and two more at once: 0.059 s for three
+    assert slack.late(rule, ends_s=10.061) == "tpot_slack"
     slack.decodes.stepped()
-    assert slack.late(rule, 10.059, ends_s=10.079) is None  # no new grace for every token
-    assert slack.late(rule, 10.059, ends_s=10.081) == "tpot_slack"
+    assert slack.late(rule, ends_s=10.079) is None  # no new grace for every token
+    assert slack.late(rule, ends_s=10.081) == "tpot_slack"
 
 
 @pytest.mark.parametrize(("share", "requests", "kv_usage", "answer"), [

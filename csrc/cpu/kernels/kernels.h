@@ -27,9 +27,8 @@ constexpr int64_t pair_count(int64_t k) { return (k + 1) / 2; }
 enum class Element { kFloat, kHalf, kBFloat16 };
 
 enum class Weights {
-    kFp16,   // upper and residual planes: exactly the stored FP16 weights
-    kFp8,    // upper plane alone: the weights rounded to E4M3; `residual` is never read
-    kPlain,  // benchmark: FP16 words in the same order, [panel][k / 2][k % 2][n % 16]
+    kFp16,  // upper and residual planes: exactly the stored FP16 weights
+    kFp8,   // upper plane alone: the weights rounded to E4M3; `residual` is never read
 };
 
 // X before the product: rows of K elements, converted once to FP32 and stored block by block as [K padded to 2][rows of
@@ -55,7 +54,7 @@ struct LinearArgs {
     const float* token_scale;
     // [M, K] as the caller gave it; only outliers read it.
     const void* x;
-    // Packed; the FP16 words if Weights::kPlain.
+    // Packed.
     const uint8_t* upper;
     // Packed; null unless Weights::kFp16.
     const int8_t* residual;
@@ -96,10 +95,7 @@ struct Kernels {
     // Packs row blocks [block_begin, block_end).
     void (*pack_rows)(const PackRowsArgs& args, int64_t block_begin, int64_t block_end);
     // Computes one tile of `out`, epilogue included.
-    void (*linear[3])(const LinearArgs& args, Tile tile);  // indexed by Weights
-    // Benchmark: reads `bytes` bytes (a multiple of 256) at full speed and returns something that depends on all of
-    // them.
-    uint64_t (*read)(const uint8_t* data, int64_t bytes);
+    void (*linear[2])(const LinearArgs& args, Tile tile);  // indexed by Weights
 };
 
 // M rows in as few blocks of at most block_rows as possible, their sizes differing by at most one (6 + 2 would waste

@@ -91,10 +91,6 @@ void pack_rows(const PackRowsArgs& args, int64_t block_begin, int64_t block_end)
 template <Weights weights>
 float weight_at(const LinearArgs& args, int64_t n, int64_t k) {
     const int64_t pair = (n / kPanel * pair_count(args.k) + k / 2) * kPairBytes;
-    if constexpr (weights == Weights::kPlain) {
-        const Half* const words = reinterpret_cast<const Half*>(args.upper);
-        return to_float(words[pair + k % 2 * kPanel + n % kPanel]);
-    }
     const int64_t index = pair + n % kPanel * 2 + k % 2;
     if constexpr (weights == Weights::kFp8) return to_float(Half{upper_to_half(args.upper[index])});
     return to_float(Half{join_residual(args.upper[index], args.residual[index])});
@@ -121,20 +117,12 @@ void linear(const LinearArgs& args, Tile tile) {
     }
 }
 
-uint64_t read(const uint8_t* data, int64_t bytes) {
-    const uint64_t* const words = reinterpret_cast<const uint64_t*>(data);
-    uint64_t sum = 0;
-    for (int64_t i = 0; i < bytes / 8; ++i) sum ^= words[i];
-    return sum;
-}
-
 constexpr Kernels kTable = {"scalar",
                             /*block_rows=*/1,
                             /*tile_panel_step=*/1,
                             split_words,
                             pack_rows,
-                            {linear<Weights::kFp16>, linear<Weights::kFp8>, linear<Weights::kPlain>},
-                            read};
+                            {linear<Weights::kFp16>, linear<Weights::kFp8>}};
 
 }  // namespace
 

@@ -258,10 +258,8 @@ void linear(const LinearArgs& args, Tile tile) {
 
 template <class V>
 constexpr Kernels make_table(const char* isa, decltype(Kernels::pack_rows) pack) {
-    return {
-        isa,         V::kBlockRows, V::kMultiplyPanels,
-        split_words, pack,          {linear<V, Weights::kFp16>, linear<V, Weights::kFp8>, linear<V, Weights::kPlain>},
-        read_bytes};
+    return {isa,         V::kBlockRows, V::kMultiplyPanels,
+            split_words, pack,          {linear<V, Weights::kFp16>, linear<V, Weights::kFp8>}};
 }
 
 }  // namespace

@@ -48,36 +48,28 @@ struct PanelCursor {
 template <Weights weights>
 inline PanelCursor panel_cursor(const LinearArgs& args, int64_t panel) {
     const int64_t start = panel * pair_count(args.k) * kPairBytes;
-    if constexpr (weights == Weights::kPlain) return {args.upper + 2 * start, nullptr};
     if constexpr (weights == Weights::kFp8) return {args.upper + start, nullptr};
     return {args.upper + start, args.residual + start};
 }
 
-// Returns the next 2 * pairs k of a panel as FP16 words [k][16] and moves the cursor on. They are rebuilt in `scratch`,
-// or lie in memory already. Going through the first-level cache is on purpose: VCVTPH2PS from memory needs no shuffle
+// Returns the next 2 * pairs k of a panel as FP16 words [k][16] and moves the cursor on. They are rebuilt in `scratch`.
+// Going through the first-level cache is on purpose: VCVTPH2PS from memory needs no shuffle
 // and has four times the throughput of VCVTPH2PS from a register on Zen 3.
 template <Weights weights>
 inline const uint16_t* next_words(PanelCursor& cursor, int64_t pairs, uint16_t* scratch) {
-    if constexpr (weights == Weights::kPlain) {
-        const uint16_t* const words = reinterpret_cast<const uint16_t*>(cursor.upper);
-        for (int64_t i = 0; i < pairs; ++i) __builtin_prefetch(cursor.upper + 2 * (i * kPairBytes + kPrefetchBytes));
-        cursor.upper += 2 * pairs * kPairBytes;
-        return words;
-    } else {
-        const PanelCursor from = cursor;  // a copy in registers: the stores below could alias the caller's
-        for (int64_t i = 0; i < pairs; ++i) {
-            const uint8_t* const upper = from.upper + i * kPairBytes;
-            const int8_t* const residual = weights == Weights::kFp16 ? from.residual + i * kPairBytes : nullptr;
-            __builtin_prefetch(upper + kPrefetchBytes);
-            if constexpr (weights == Weights::kFp16) __builtin_prefetch(residual + kPrefetchBytes);
-            auto* const out = reinterpret_cast<__m256i*>(scratch + i * 2 * kPanel);
-            _mm256_store_si256(out, weight_words<weights, 0>(upper, residual));
-            _mm256_store_si256(out + 1, weight_words<weights, 1>(upper, residual));
-        }
-        cursor.upper += pairs * kPairBytes;
-        if constexpr (weights == Weights::kFp16) cursor.residual += pairs * kPairBytes;
-        return scratch;
+    const PanelCursor from = cursor;  // a copy in registers: the stores below could alias the caller's
+    for (int64_t i = 0; i < pairs; ++i) {
+        const uint8_t* const upper = from.upper + i * kPairBytes;
+        const int8_t* const residual = weights == Weights::kFp16 ? from.residual + i * kPairBytes : nullptr;
+        __builtin_prefetch(upper + kPrefetchBytes);
+        if constexpr (weights == Weights::kFp16) __builtin_prefetch(residual + kPrefetchBytes);
+        auto* const out = reinterpret_cast<__m256i*>(scratch + i * 2 * kPanel);
+        _mm256_store_si256(out, weight_words<weights, 0>(upper, residual));
+        _mm256_store_si256(out + 1, weight_words<weights, 1>(upper, residual));
     }
+    cursor.upper += pairs * kPairBytes;
+    if constexpr (weights == Weights::kFp16) cursor.residual += pairs * kPairBytes;
+    return scratch;
 }
 
 struct SplitVector {
@@ -128,18 +120,6 @@ SplitCounts split_words(const uint16_t* weight, uint8_t* upper, uint8_t* lower, 
         lower[i] = nested.lower;
     }
     return {outside - nonfinite, nonfinite};
-}
-
-uint64_t read_bytes(const uint8_t* data, int64_t bytes) {
-    __m256i sums[8] = {};
-    for (int64_t i = 0; i < bytes; i += 256) {
-        for (int j = 0; j < 256; j += 64) __builtin_prefetch(data + i + j + 2 * kPrefetchBytes);
-#pragma GCC unroll 8
-        for (int j = 0; j < 8; ++j) sums[j] = _mm256_xor_si256(sums[j], load256(data + i + 32 * j));
-    }
-    for (int j = 1; j < 8; ++j) sums[0] = _mm256_xor_si256(sums[0], sums[j]);
-    return static_cast<uint64_t>(_mm256_extract_epi64(sums[0], 0) ^ _mm256_extract_epi64(sums[0], 1) ^
-                                 _mm256_extract_epi64(sums[0], 2) ^ _mm256_extract_epi64(sums[0], 3));
 }
 
 }  // namespace

@@ -220,7 +220,8 @@ class Epilogue {
     NESTEDFP_DEVICE void store_unit(int unit, const Target& target, uint32_t from) {
         const int thread = threadIdx.x % 128;
         const int row = output_row<T>(args_, target.token_tile, unit * 16 + thread / 8);
-        if (row >= 0) store_piece(load_shared(from + target.piece_offset), row, target.first_row + thread % 8 * 8);
+        if (row >= 0)
+            store_outputs(args_, load_shared(from + target.piece_offset), row, target.first_row + thread % 8 * 8);
     }
 
     // `Units` units whose first is `first_unit` of the tile and whose sums begin at sum[0].
@@ -378,22 +379,6 @@ class Epilogue {
             stage_unit(total, u, target, buffer);
             named_sync(1 + row_warpgroup_, 128);
             store_unit(u, target, buffer);
-        }
-    }
-
-    // Eight neighbouring outputs of one row of D.
-    NESTEDFP_DEVICE void store_piece(uint4 piece, int row, int feature) {
-        if (feature >= args_.n) return;
-        __half* const to = args_.out + static_cast<int64_t>(row) * args_.n + feature;
-        if (args_.n % 8 == 0) {
-            *reinterpret_cast<uint4*>(to) = piece;
-            return;
-        }
-        const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const uint32_t bits = words[i / 2] >> (i % 2 * 16);
-            if (feature + i < args_.n) to[i] = __ushort_as_half(static_cast<unsigned short>(bits));
         }
     }
 

@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from math import inf
 
 SPARE = 64  # entries of requests that have left, before the line of the others is made anew
-# Deadlines after which a request has missed its own for certain: policies hand down 0.45 to 0.75 of the objective.
+# Deadlines after which steps planned by row take a request's for missed: policies hand down 0.45 to 0.75 of the objective.
 MISSED_AFTER = 2.5
 
 
@@ -83,7 +83,7 @@ class PromptLine:
             return
         place.gone = True
         self._done += place.tokens - place.computed
-        self._drop(-inf)  # here and not where it is asked for: most policies never ask
+        self._drop()  # here and not where it is asked for: most policies never ask
 
     def oldest_s(self) -> float | None:
         """When the first in line came that still has a deadline; None: nobody has."""
@@ -103,13 +103,6 @@ class PromptLine:
             return inf
         return ttft_s - self._need(self._by_need[0]) + (self._done - ahead) * self._s_per_token
 
-    def give_up(self, before_s: float) -> None:
-        """Those that came before have missed their deadline in either precision: it decides nothing any more.
-
-        They stay in line, and whoever comes behind them waits for them.
-        """
-        self._drop(before_s)
-
     def _need(self, place: _Place) -> float:
         return place.came * self._s_per_token - place.arrived_s
 
@@ -126,9 +119,9 @@ class PromptLine:
         for place in self._places.values():
             self._enqueue(place)
 
-    def _drop(self, before_s: float) -> None:
+    def _drop(self) -> None:
         for queue in (self._by_age, self._by_need):
-            while queue and (queue[0].gone or queue[0].arrived_s < before_s):
+            while queue and queue[0].gone:
                 queue.popleft()
 
 
@@ -180,18 +173,16 @@ class PromptLines:
         """Prompt tokens still to be computed, of every line."""
         return sum(line.tokens for line in self._lines.values())
 
-    def latest_end_s(self, now_s: float, ttft_s: float) -> float:
+    def latest_end_s(self, ttft_s: float) -> float:
         """Until when a step must have ended so that every request in line can have its first token within ``ttft_s``.
 
-        The first of a line may have it with this step, all others with the full FP8 steps that follow. A request that has missed
-        its deadline for certain is not asked for: else one that starves would decide for everybody for as long as it does.
+        The first of a line may have it with this step, all others with the full FP8 steps that follow.
 
         Returns:
             A time, perhaps one that has passed; infinity where nobody has a deadline.
         """
         latest_s, ahead = inf, 0
         for line in self._lines.values():
-            line.give_up(now_s - MISSED_AFTER * ttft_s)
             if (oldest_s := line.oldest_s()) is not None:
                 latest_s = min(latest_s, oldest_s + ttft_s, line.latest_start_s(ttft_s, ahead))
             ahead += line.tokens

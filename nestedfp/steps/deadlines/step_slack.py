@@ -93,19 +93,18 @@ class StepSlack:
         self.prompts.left(key)
         self.decodes.left(key)
 
-    def late(self, rule: StepRule, now_s: float, ends_s: float, steps: int = 1) -> str | None:
+    def late(self, rule: StepRule, ends_s: float, steps: int = 1) -> str | None:
         """Say which deadline a step would break, if any; what it computes of prompts has been noted already.
 
         Args:
             rule: with the deadlines.
-            now_s: when the step would begin.
-            ends_s: when it would end.
+            ends_s: when the step would end.
             steps: decode steps until then; more than one where others have been filled and not been counted yet.
 
         Returns:
             ``"ttft_slack"``: of a request that waits or is in the step; ``"tpot_slack"``: of one that decodes; or None.
         """
-        if (ttft_s := rule.ttft_deadline_s) is not None and ends_s > self.prompts.latest_end_s(now_s, ttft_s):
+        if (ttft_s := rule.ttft_deadline_s) is not None and ends_s > self.prompts.latest_end_s(ttft_s):
             return "ttft_slack"
         # An answer is judged when it is whole: one long step just after its first token is made up for by a few more.
         tpot_s = rule.tpot_deadline_s

@@ -103,6 +103,6 @@ class StepWatch:
             steps: on their way and not counted yet, with this one.
         """
         ends_s = now_s + self.times.predicted_s(Mode.FP16, tokens, with_prompts=with_prompts)
-        late = self.slack.late(rule, now_s, ends_s, steps)
+        late = self.slack.late(rule, ends_s, steps)
         is_full = rule.full_share is not None and max(requests / self._max_seqs, kv_usage) > rule.full_share
         return late or ("full" if is_full else None)

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from vllm import LLM, SamplingParams
-from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.platforms import current_platform
 
 from nestedfp.kernels import ops
@@ -186,5 +185,7 @@ def forced_engine(model: str, quantization: str | None, context: int, **options:
         yield Forced(llm, quantization == "nestedfp")
     finally:
         del llm
+        gc.unfreeze()  # vLLM freezes what an engine has when it starts
         gc.collect()
-        cleanup_dist_env_and_memory()
+        if not current_platform.is_cpu():
+            torch.cuda.empty_cache()

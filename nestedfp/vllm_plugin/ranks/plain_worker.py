@@ -1,6 +1,7 @@
 """vLLM's own worker for this platform, for the service's plain engines: a damaged checkpoint is refused as by nested ones, and on a
 CPU a request with a seed does not end the engine (cpu_seed.py)."""
 
+from contextlib import nullcontext
 from typing import Any
 
 from vllm.platforms import current_platform
@@ -18,10 +19,9 @@ else:
 class PlainWorker(BaseWorker):  # type: ignore[misc,valid-type]
     """vLLM's worker, whose checkpoint is checked and whose seeded requests may have chunked prompts."""
 
-    def init_device(self, *args: Any, **kwargs: Any) -> None:
-        if current_platform.is_cpu():
-            cpu_seed.install()
-        super().init_device(*args, **kwargs)
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        with cpu_seed.kept(self.model_runner) if current_platform.is_cpu() else nullcontext():
+            return super().sample_tokens(grammar_output)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         with failure.reported(), load_check.checked():

@@ -1,5 +1,6 @@
 """The worker: applies the precision that the scheduler attached to a step, on every tensor-parallel rank."""
 
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -51,7 +52,6 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
 
     def init_device(self) -> None:
         if current_platform.is_cpu():
-            cpu_seed.install()
             cpu_slots.install()
         if not current_platform.is_cpu() and not PluginOptions.of(self.vllm_config).fp16_only:
             if not self.use_v2_model_runner:
@@ -122,7 +122,8 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
         return added
 
     def sample_tokens(self, grammar_output: Any) -> Any:
-        output = super().sample_tokens(grammar_output)
+        with cpu_seed.kept(self.model_runner) if current_platform.is_cpu() else nullcontext():
+            output = super().sample_tokens(grammar_output)
         return output if self._step_ends is None else self._step_ends.after(output)
 
     def compile_or_warm_up_model(self) -> Any:
