@@ -157,3 +157,14 @@ def test_the_age_of_the_last_step_counts_from_when_there_was_work():
     assert engine.scheduler.nestedfp_stats()["progress_age_s"] < 1.0
     engine.run()
     assert engine.scheduler.nestedfp_stats()["progress_age_s"] is None
+
+
+def test_a_paused_engine_has_not_stalled():
+    engine = Engine()
+    engine.add(arrived("a"))
+    unpaused = engine.scheduler.pause_state
+    engine.scheduler.set_pause_state(type(unpaused).PAUSED_ALL)
+    engine.scheduler._progress_s -= 100.0
+    assert engine.scheduler.nestedfp_stats()["progress_age_s"] is None
+    engine.scheduler.set_pause_state(unpaused)
+    assert engine.scheduler.nestedfp_stats()["progress_age_s"] < 1.0

@@ -82,7 +82,7 @@ class EngineControl(RequestClasses):
         ``waiting``, ``waiting_tokens`` and ``oldest_wait_s`` are of requests that wait for their turn; those that wait for
         a grammar to compile, a remote KV cache or their own client are in ``blocked``. The latter two leave out requests that
         others may overtake for ever. A preempted request has waited since its preemption. ``progress_age_s`` says for how long
-        there has been work and no step has ended; None: no work.
+        there has been work and no step has ended; None: no work, or a pause.
         """
         totals, (directive, _, epoch) = self._totals, self._in_force
         waiting = list(self._turn_waiting())
@@ -144,5 +144,10 @@ class EngineControl(RequestClasses):
         return max((steady_s() - request.nestedfp_waits_since_s for request in with_deadline), default=0.0)
 
     def _progress_age_s(self) -> float | None:
-        """Return for how long there has been work and no step has ended; None: nothing to do."""
-        return steady_s() - self._progress_s if self.running or self._any_waits() else None
+        """Return for how long there has been work and no step has ended; None: nothing to do, or the engine is paused."""
+        works = self.get_num_unfinished_requests() and (self.running or self._any_waits())  # the former is 0 in a pause
+        return steady_s() - self._progress_s if works else None
+
+    def set_pause_state(self, pause_state: Any) -> None:
+        super().set_pause_state(pause_state)
+        self._progress_s = steady_s()
