@@ -34,7 +34,7 @@ KINDS: Mapping[str, Callable[[Process], bool]] = {
     "replica": _is("replica"),
     "controller": _is("controller"),
     "control_routes": _is("control_routes"),
-    # Not the watchers beside it, whose command lines name it as well.
+    # Not its launcher, whose command line names it as well.
     "haproxy": lambda process: Path(process.command.split(" ")[0]).name == "haproxy",
     "proxy_manager": _is("proxy"),
     "serve_controller": _is("serve_controller"),
@@ -80,7 +80,7 @@ def running(pid: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A service's processes: what descends from the outermost, and what was started aside, HAProxy's watchers and replacements.
+    """A service's processes: what descends from the outermost, and what was started aside.
 
     Attributes:
         root: the outermost process.
@@ -104,7 +104,7 @@ class Family:
         return ProcessLook(time.monotonic(), alive)
 
     def settled(self) -> bool:
-        """Whether HAProxy is Ray Serve's own again: a replacement waits for a manager, which nothing else shows."""
+        """Whether a manager of Ray Serve's has an HAProxy."""
         found = self.processes()
         managers = {each.pid for each in found if KINDS["proxy_manager"](each)}
         return any(KINDS["haproxy"](each) and each.parent in managers for each in found)

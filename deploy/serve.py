@@ -82,9 +82,10 @@ def check(config: DeployConfig, path: Path) -> int:
         ConfigError: what vLLM cannot use.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    from deploy.startup.model_check import check_model
+    from deploy.startup.model_check import check_engine, check_model
 
     check_model(config)
+    check_engine(config)
     print(
         f"{path}: can be started: {config.replicas} replica(s) of {config.model.id}, policy {config.controller.policy.name}"
     )

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import ray
 from fastapi import FastAPI, Header, HTTPException, Query, Request, Response, status
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from starlette.exceptions import HTTPException as StarletteHTTPException
@@ -79,11 +79,11 @@ class Control:
         self,
         since: Annotated[float, Query(ge=0, allow_inf_nan=False)] = 0.0,
         authorization: Annotated[str | None, Header()] = None,
-    ) -> dict[str, Any]:
+    ) -> JSONResponse:
         """What the control room shows that has come since, for whoever may read ``/status``."""
         self._require_role(authorization)
         self._feed.start()
-        return self._feed.since(since)
+        return JSONResponse(self._feed.since(since), headers=page.PRIVATE)
 
     @routes.api_route("/metrics", methods=READ)
     async def metrics(self) -> Response:

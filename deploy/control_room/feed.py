@@ -84,7 +84,8 @@ class Feed:
         try:
             status = await self._ask("status")
             new = await self._new_decisions.take()
-            self._at_s = now_s = round(self._wall(), 3)
+            # Never back, as the clock may be set: a page would get again what it has.
+            self._at_s = now_s = max(round(self._wall(), 3), round(self._at_s + 0.001, 3))
             self._timeline.add(now_s, status)
             self._decisions.extend((now_s, each) for each in new)
             if self._ticks % JUDGED_EVERY == 0:

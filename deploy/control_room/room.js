@@ -7,7 +7,7 @@ const at = (id) => document.getElementById(id);
 const samples = [];    // oldest first
 const decisions = [];  // oldest first
 const judged = new Map();  // by replica: [wall_s, slo_evaluated, within_slo] over the last minutes
-let status = null, key = "", span_s = 300, hover_s = null, ahead_s = 0, seen_s = 0, ordered = null;
+let status = null, key = "", span_s = 300, hover_s = null, ahead_s = 0, seen_s = 0, ordered = null, ordered_ms = 0;
 
 // -- words ---------------------------------------------------------------------------------------------------------
 
@@ -175,7 +175,9 @@ function take(content) {
   samples.push(...content.samples);
   while (samples.length && samples[0].wall_s < content.wall_s - KEPT_S) samples.shift();
   addDecisions(content.decisions);
-  status = content.status;
+  // One from just before the operator's order says nothing of it.
+  const older = content.status !== null && status !== null && content.status.epoch < status.epoch;
+  if (!older || Date.now() > ordered_ms + 3000) status = content.status;
   at("room").hidden = false;
   at("gate").hidden = true;
   show(content.error);
@@ -266,6 +268,7 @@ at("override").addEventListener("submit", async (event) => {
     at("key").placeholder = "Key kept until you close the page";
     status = answer;
     ordered = mode;
+    ordered_ms = Date.now();
     show();
   } catch (error) {
     put("said", "The service did not answer; try again.", true);

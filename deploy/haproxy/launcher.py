@@ -78,7 +78,7 @@ def environment(folder: Path, replicas: int, limits: Limits | None = None) -> di
     launcher = folder / "haproxy"
     root = Path(__file__).resolve().parents[2]
     launcher.write_text(
-        f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(root))} exec {shlex.quote(sys.executable)} -m deploy.haproxy.launcher "$@"\n'
+        f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(root))} exec {shlex.quote(sys.executable)} -m deploy.haproxy.launcher "$PPID" "$@"\n'
     )
     launcher.chmod(0o700)
     return {
@@ -122,27 +122,49 @@ def most_connections() -> int:
 
 
 def launch(arguments: Sequence[str], settings: Mapping[str, Any]) -> None:
-    """Take the place of HAProxy: rewrite the configuration that ``-f`` names and become HAProxy. Does not return."""
-    manager = os.getppid()
+    """Take the place of HAProxy: rewrite the configuration that ``-f`` names and become HAProxy. Does not return.
+
+    Args:
+        arguments: the process id of Serve's manager, then HAProxy's.
+        settings: ``SETTINGS_ENV``.
+    """
+    manager, *arguments = arguments
+    _end_with(int(manager))
+    node = node_of(int(manager))
     path = Path(arguments[arguments.index("-f") + 1])
     named = read(path.read_text())
-    # Where none runs, nothing is in force: what an earlier Serve noted may be another one's addresses by now.
-    targets = keeping(named, backends_before(path.parent) if "-sf" in arguments else [], time.monotonic())
+    # What HAProxy had under another raylet may be somebody else's addresses by now.
+    before = backends_before(path.parent, None if "-sf" in arguments else node)
+    targets = keeping(named, before, time.monotonic())
     path.write_text(write(targets, Limits(**settings["limits"])))
     with contextlib.suppress(OSError):  # a disk that takes nothing ends no start
-        _replace(path.parent / BACKENDS, json.dumps([asdict(backend) for backend in targets.backends]))
-    _end_with(manager)
+        noted = {"node": node, "backends": [asdict(backend) for backend in targets.backends]}
+        _replace(path.parent / BACKENDS, json.dumps(noted))
     os.execv(settings["binary"], [settings["binary"], *arguments])
+
+
+def node_of(manager: int) -> str:
+    """Name the raylet that started a manager: its process id, and when it began.
+
+    Raises:
+        OSError: one of them has ended.
+    """
+    raylet = _stat(manager)[1]
+    return f"{raylet} {_stat(int(raylet))[19]}"
+
+
+def _stat(pid: int) -> list[str]:
+    """Return /proc/PID/stat from the process's state on: after its name, which may hold anything."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def _end_with(parent: int) -> None:
     """Have the kernel end this process, and what it becomes, when its parent ends: it would keep the port.
 
     Raises:
-        OSError: the parent has ended.
+        OSError: the parent has ended, or this machine has no such means.
     """
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0 or os.getppid() != parent:
         raise OSError("Ray Serve's manager has ended")
 
 
@@ -152,17 +174,19 @@ def _replace(path: Path, text: str) -> None:
     path.with_suffix(".new").replace(path)
 
 
-def backends_before(folder: Path) -> list[Backend]:
+def backends_before(folder: Path, node: str | None) -> list[Backend]:
     """Return the backends of the configuration before this one.
 
-    None where there was none, or where what was noted is not of this version.
+    None where there was none, or where what was noted is not of this version, or of another node than this; None: of any.
     """
     try:
-        found = [Backend(**each) for each in json.loads((folder / BACKENDS).read_text())]
-    except (OSError, ValueError, TypeError):
+        noted = json.loads((folder / BACKENDS).read_text())
+        found = [Backend(**each) for each in noted["backends"]]
+        same = node is None or noted["node"] == node
+    except (OSError, ValueError, TypeError, KeyError):
         return []
     sound = all(isinstance(each.servers, list) and isinstance(each.unnamed_s, float | None) for each in found)
-    return found if sound else []
+    return found if sound and same else []
 
 
 if __name__ == "__main__":

@@ -13,6 +13,13 @@ from deploy.config import ConfigError, DeployConfig
 from nestedfp.checkpoint import read_config
 
 LONGEST = 400  # characters of somebody else's message
+ONE_RANK = {
+    "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "data_parallel_size": 1,
+    "enforce_eager": True,
+    "worker_cls": "auto",
+}
 
 
 def check_model(config: DeployConfig) -> None:
@@ -59,6 +66,20 @@ def check_model(config: DeployConfig) -> None:
             f"model {config.model.path!r}: its tokenizer cannot be loaded ({cause(error)}); the folder needs the tokenizer's "
             "files as well, tokenizer.json and tokenizer_config.json as a rule"
         ) from None
+
+
+def check_engine(config: DeployConfig) -> None:
+    """Make vLLM's whole configuration of an engine, as if it had one rank. Sets variables of vLLM's: not where engines start.
+
+    Raises:
+        ConfigError: one sentence with the cause.
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    try:
+        AsyncEngineArgs(**{**engine_arguments(config), **ONE_RANK}).create_engine_config()
+    except ValueError as error:
+        raise ConfigError(f"model {config.model.path!r}: {cause(error)}") from None
 
 
 def check_parsers(extra: dict[str, Any]) -> None:

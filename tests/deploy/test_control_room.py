@@ -181,7 +181,7 @@ def opened(control, authorization):
 
     async def run():
         try:
-            return await control.data(0.0, authorization)
+            return json.loads((await control.data(0.0, authorization)).body)
         except HTTPException as refusal:
             return refusal.status_code
         finally:

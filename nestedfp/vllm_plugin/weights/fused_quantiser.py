@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import vllm.ir.ops  # noqa: F401  registers the norms
 from torch import fx
 from torch._guards import detect_fake_mode
 from torch._inductor import pattern_matcher
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from vllm.compilation.passes.inductor_pass import InductorPass
 from vllm.config import VllmConfig
+from vllm.ir.ops.layernorm import rms_norm  # noqa: F401  registers the norms
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.platforms import current_platform
 

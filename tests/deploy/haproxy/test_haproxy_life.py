@@ -42,3 +42,11 @@ def test_when_the_nodes_process_ends_haproxy_ends(folder, replicas):
         assert wait_until(lambda: not haproxies(folder), 5, 0.05)
         with pytest.raises(OSError, match="refused"):
             ask(port)
+
+
+def test_a_new_haproxy_keeps_the_replicas_that_a_build_does_not_name(folder, replicas):
+    with in_front(folder, app=[replicas(ok("in"))]) as (node, port):
+        up(port)
+        render(folder, port, {APP: ("/", [])})
+        node.start_manager()
+        assert wait_until(lambda: says(port, b"in"), 20, 0.05)

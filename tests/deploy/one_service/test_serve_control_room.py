@@ -53,7 +53,9 @@ def test_the_page_needs_no_key_and_what_it_shows_does(client):
 
 def test_the_data_begin_with_what_was_before_and_go_on_from_there(client):
     with httpx.Client(base_url=URL, timeout=20, trust_env=False, headers=ADMIN) as own:
-        whole = own.get("/control/data").json()
+        answer = own.get("/control/data")
+        assert answer.headers["cache-control"] == "no-store"
+        whole = answer.json()
         assert len(whole["samples"]) > 3, "from before anybody looked"
         assert whole["status"]["replicas"]
         new = wait_until(lambda: own.get(f"/control/data?since={whole['at_s']}").json()["samples"], 10)

@@ -145,9 +145,7 @@ class EngineControl(RequestClasses):
 
     def _progress_age_s(self) -> float | None:
         """Return for how long there has been work and no step has ended; None: nothing to do, or the engine is paused."""
-        works = self.get_num_unfinished_requests() and (self.running or self._any_waits())  # the former is 0 in a pause
-        return steady_s() - self._progress_s if works else None
-
-    def set_pause_state(self, pause_state: Any) -> None:
-        super().set_pause_state(pause_state)
-        self._progress_s = steady_s()
+        if not self.get_num_unfinished_requests():  # so it is in a pause as well
+            self._progress_s = steady_s()
+            return None
+        return steady_s() - self._progress_s if self.running or self._any_waits() else None
