@@ -77,9 +77,8 @@ def environment(folder: Path, replicas: int, limits: Limits | None = None) -> di
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     launcher = folder / "haproxy"
     root = Path(__file__).resolve().parents[2]
-    launcher.write_text(
-        f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(root))} exec {shlex.quote(sys.executable)} -m deploy.haproxy.launcher "$PPID" "$@"\n'
-    )
+    python = f"PYTHONPATH={shlex.quote(str(root))} exec {shlex.quote(sys.executable)}"
+    launcher.write_text(f'#!/bin/sh\n{python} -m deploy.haproxy.launcher "$PPID" "$@"\n')
     launcher.chmod(0o700)
     return {
         SETTINGS_ENV: json.dumps({"binary": binary(), "limits": asdict(limits)}),
