@@ -78,7 +78,7 @@ def test_a_cost_that_cannot_be_is_refused(fields: tuple[int, float, float]) -> N
 def test_auto_leaves_fp8_alone_where_it_saves_nothing(
     tokens: int, directive: DirectiveMode, mode: Mode, reason: str
 ) -> None:
-    choice = choose(StepSignals(tokens, 9.0, False), directive, StepRule(fp8_step_tokens=0), COSTS)
+    choice = choose(StepSignals(tokens, False), directive, StepRule(fp8_step_tokens=0), COSTS)
     assert (choice.mode, choice.reason) == (mode, reason)
 
 

@@ -1,6 +1,5 @@
 // The choice of a config as C functions, host only: with gemm_config.cpp this makes a library that needs no CUDA, which
 // the tests build with the C++ compiler alone.
-#include <cstring>
 #include <string>
 
 #include "cuda/capi/capi.h"
@@ -106,33 +105,6 @@ NESTEDFP_API int nestedfp_choose_mixed(int64_t exact_rows, int64_t fast_rows, in
     config[0] = chosen.tile, config[1] = chosen.mixed_clusters;
     config[2] = chosen.mixed_split, config[3] = chosen.rest_split;
     return 0;
-}
-
-NESTEDFP_API int nestedfp_common_constants() { return kCommonConstants; }
-NESTEDFP_API int nestedfp_tile_constants() { return kTileConstants; }
-
-// The cost model with other constants than the fitted ones, for whoever fits them. constants: CostModel, then a
-// TileCost for each tile. problems[8 * i]: precision, M, N, K, config[4].
-NESTEDFP_API void nestedfp_predict_with(const double* constants, const int64_t* problems, int count, int num_sms,
-                                        double* us) {
-    CostModel model;
-    std::memcpy(&model, constants, sizeof(model));
-    const auto* const tiles = reinterpret_cast<const TileCost*>(constants + kCommonConstants);
-    for (int i = 0; i < count; ++i) {
-        const int64_t* const row = problems + 8 * i;
-        const GemmConfig config{static_cast<int>(row[4]), static_cast<int>(row[5]), row[6] != 0, row[7] != 0};
-        us[i] = predict_us(make_desc(static_cast<int>(row[0]), row[1], row[2], row[3]), config, num_sms, model,
-                           tiles[config.tile]);
-    }
-}
-
-// constants: as above, of nestedfp_common_constants() + nestedfp_tile_constants() * nestedfp_tile_count().
-NESTEDFP_API void nestedfp_cost_constants(double* constants) {
-    std::memcpy(constants, &kCostModel, sizeof(kCostModel));
-    for (int tile = 0; tile < kTileCount; ++tile) {
-        const TileCost& cost = tile_cost(tile);
-        std::memcpy(constants + kCommonConstants + kTileConstants * tile, &cost, sizeof(cost));
-    }
 }
 
 NESTEDFP_API int64_t nestedfp_workspace_bytes(int precision, int64_t m, int64_t n, int64_t k, int num_sms,

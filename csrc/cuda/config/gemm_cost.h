@@ -45,9 +45,6 @@ struct CostModel {
     double long_run[2];
 };
 
-inline constexpr int kTileConstants = sizeof(TileCost) / sizeof(double);
-inline constexpr int kCommonConstants = sizeof(CostModel) / sizeof(double);
-
 extern const CostModel kCostModel;
 const TileCost& tile_cost(int tile);
 
