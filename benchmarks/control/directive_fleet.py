@@ -38,8 +38,6 @@ IDLE = dict.fromkeys(
         "steps_fp8",
         "tokens_fp16",
         "tokens_fp8",
-        "waiting",
-        "running",
         "arrivals",
         "arrived_tokens",
     ),
@@ -140,7 +138,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=200, help="directives to time (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args(argv)
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=tempfile.mkdtemp(prefix="nestedfp-"))
+    folder = tempfile.TemporaryDirectory(prefix="nestedfp-", ignore_cleanup_errors=True)
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=folder.name)
     try:
         actor = ray.remote(num_cpus=0)(ControllerActor).remote(CONFIG)
         replicas = [CountingReplica.remote(f"replica-{number}", actor) for number in range(args.replicas)]
@@ -151,6 +150,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     finally:
         ray.shutdown()
+        folder.cleanup()
     rows = [[number, args.replicas, f"{each:.2f}"] for number, each in enumerate(took_ms)]
     results_csv.write(args.out, ["directive", "replicas", "last_ack_ms"], rows, results_csv.heading(argv))
     print(f"p50 {statistics.median(took_ms):.1f}, p99 {took_ms[round(0.99 * (len(took_ms) - 1))]:.1f} ms")

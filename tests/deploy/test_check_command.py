@@ -1,10 +1,9 @@
 """``--check`` on damaged checkpoints: one line, status 2, no traceback."""
 
-import json
 import shutil
 
 import pytest
-from test_model_check import SHIPPED, configured
+from test_model_check import SHIPPED, change, configured
 
 from deploy import serve
 from nestedfp.offline.convert import convert
@@ -17,11 +16,6 @@ def model(tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(SHIPPED, folder)
     return folder
-
-
-def with_config(folder, **values):
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
 @pytest.fixture
@@ -70,5 +64,5 @@ def test_a_file_that_is_not_what_it_should_be(checked, model, file, text):
     ],
 )
 def test_a_quantization_config_that_cannot_be_read(checked, model, quantization):
-    with_config(model, quantization_config=quantization)
+    change(model, quantization_config=quantization)
     assert "quantization_config" in refused(checked, model)

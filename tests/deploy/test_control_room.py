@@ -113,6 +113,19 @@ def test_a_page_gets_everything_first_and_then_what_is_new():
     following(scenario)
 
 
+def test_a_clock_that_is_set_back_sends_nothing_twice():
+    async def scenario(controller, stream, clock):
+        seen_s, got = 0.0, []
+        for clock.now_s in (100.0, 101.0, 40.0, 41.0, 42.0):
+            await stream.tick()
+            new = stream.since(seen_s)
+            seen_s = new["at_s"]
+            got.append(len(new["samples"]))
+        assert got == [1] * 5
+
+    following(scenario)
+
+
 def test_a_silent_controller_is_said_and_one_that_starts_anew_is_followed():
     async def scenario(controller, stream, clock):
         controller.decide(3)

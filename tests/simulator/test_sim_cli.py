@@ -88,10 +88,11 @@ def measured(cost: StepTimeModel, steps: list[tuple[int, int, int]], noise: floa
 @pytest.mark.parametrize("noise", [0.0, 0.02])
 def test_a_fit_to_single_steps_finds_the_model_that_made_them(tmp_path: Path, noise: float):
     steps = [(p, d, kv) for p in (0, 16, 128, 512, 2048, 8192) for d in (1, 8, 64, 256) for kv in (d * 50, d * 2000)]
-    file = tmp_path / "steps.csv"
+    files = [tmp_path / "a.csv", tmp_path / "b.csv"]  # of an engine each; the second was killed while it wrote a line
     header = "# NVIDIA H100; torch 2\n# m nestedfp: ready after 1 s, KV cache 12345 tokens\n"
-    file.write_text(header + STEP_HEADER + "\n" + measured(FP16, steps, noise))
-    assert fit.main(["--steps-csv", str(file), "--model", "m", "--out", str(tmp_path / "t.json")]) == 0
+    for file, part, rest in zip(files, (steps[::2], steps[1::2]), ("", "m,nestedfp_fp16,1"), strict=True):
+        file.write_text(header + STEP_HEADER + "\n" + measured(FP16, part, noise) + rest)
+    assert fit.main(["--steps-csv", *map(str, files), "--model", "m", "--out", str(tmp_path / "t.json")]) == 0
     table = read_table(tmp_path / "t.json")
     assert table.fp16.knee_tokens == pytest.approx(256, rel=0 if noise == 0 else 0.3)
     for prefill, decodes, kv in steps:

@@ -11,8 +11,6 @@ from collections.abc import Hashable
 from math import inf
 
 SPARE = 64  # entries of requests that have left, before the line of the others is made anew
-# Deadlines after which steps planned by row take a request's for missed: policies hand down 0.45 to 0.75 of the objective.
-MISSED_AFTER = 2.5
 
 
 class _Place:

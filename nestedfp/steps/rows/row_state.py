@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from nestedfp.steps.deadlines.prompt_line import MISSED_AFTER
-
 MOST_PLANNED = 48  # prompts of the line that are looked at
+MISSED_AFTER = (
+    2.5  # deadlines after which a first token's is missed for certain: policies hand down a share of the objective
+)
 
 
 class Prompt(NamedTuple):
