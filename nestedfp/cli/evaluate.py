@@ -1,8 +1,9 @@
 """``nestedfp eval MODEL --text FILE``: what fast, mixed and exact answers cost, through the real engine.
 
 Every way to compute is told the same text, token by token: plain vLLM in FP16, which all are compared with; exact; fast; positions
-of both kinds in six mixtures; vLLM's own FP8, where it runs. Perplexity with a 95 % interval, KL divergence and agreement on the
-most likely token by kind of position, the error of every layer's output, and how greedy answers part. Takes minutes on a CPU.
+of both kinds in six mixtures; vLLM's own FP8, and both with an FP8 KV cache, where these run. Perplexity with a 95 % interval, KL
+divergence and agreement on the most likely token by kind of position, the error of every layer's output, and how greedy answers
+part. Takes minutes on a CPU.
 
 With --fp8-layers fast answers of each choice of layers alone, compared with exact ones, and what their decode steps take.
 """

@@ -152,7 +152,9 @@ class _Masked:
 
 
 @contextmanager
-def forced_engine(model: str, quantization: str | None, context: int, **options: Any) -> Iterator[Forced]:
+def forced_engine(
+    model: str, quantization: str | None, context: int, kv_cache_dtype: str = "auto", **options: Any
+) -> Iterator[Forced]:
     """Start an engine for windows of ``context`` tokens; stop it at the end.
 
     vLLM must have been told, before it was imported, to keep its engine core in this process (VLLM_ENABLE_V1_MULTIPROCESSING=0).
@@ -160,6 +162,7 @@ def forced_engine(model: str, quantization: str | None, context: int, **options:
     Args:
         model: folder of a checkpoint.
         quantization: nestedfp, fp8 (vLLM's own, made while loading), or None: plain FP16.
+        kv_cache_dtype: vLLM's; fp8 rounds what attention reads.
         options: of the plugin.
 
     Raises:
@@ -178,6 +181,7 @@ def forced_engine(model: str, quantization: str | None, context: int, **options:
         max_num_batched_tokens=max(context + 1, 256),
         max_num_seqs=16,
         kv_cache_memory_bytes=1 << 30,
+        kv_cache_dtype=kv_cache_dtype,
         disable_log_stats=True,
         **arguments,
     )

@@ -12,8 +12,13 @@ from nestedfp.evaluation.comparison import MIXES, Comparison, divergence_of
 from nestedfp.modes import Mode
 from nestedfp.vllm_plugin.evaluation.forced import Forced, forced_engine
 
-REFERENCE, EXACT, FAST, OTHER = "plain vLLM, FP16", "exact", "fast", "vLLM's own FP8"
-PASSES = 3 + len(MIXES)  # over the text
+REFERENCE, EXACT, FAST = "plain vLLM, FP16", "exact", "fast"
+# Engines that vLLM does not have everywhere: quantization, cache's type, and the classes that they are measured in.
+OPTIONAL = (
+    ("fp8", "auto", {"vLLM's own FP8": Mode.FP8}),
+    ("nestedfp", "fp8", {"exact weights, FP8 KV cache": Mode.FP16, "fast, FP8 KV cache": Mode.FP8}),
+)
+PASSES = 3 + len(MIXES) + sum(len(modes) for *_, modes in OPTIONAL)  # over the text
 ANSWER_TOKENS = 64
 LAYER_WINDOWS = 4  # for the errors of layers
 
@@ -86,7 +91,7 @@ class _Run:
 def measure(
     model: str, windows: Sequence[list[int]], answers: int, done: Callable[[int], object]
 ) -> Iterator[dict[str, Any]]:
-    """Yield ``tokens``, ``classes``, ``greedy`` and ``layer_errors`` (docs/fidelity.md has the schema), then with vLLM's own FP8.
+    """Yield ``tokens``, ``classes``, ``greedy`` and ``layer_errors`` (docs/fidelity.md has the schema), again with each of OPTIONAL.
 
     Args:
         model: folder of a plain checkpoint.
@@ -107,13 +112,15 @@ def measure(
                 run.compare(mix.name, nested, Mode.FP16, [mix.mask(context, generator) for _ in windows])
             layer_errors = nested.layer_errors(windows[:LAYER_WINDOWS])
         yield run.report(layer_errors)
-        try:
-            with forced_engine(model, "fp8", context) as other:
-                run.compare(OTHER, other, Mode.FP8)
-        except Exception as error:  # vLLM has many ways to refuse; the rest of the report stands
-            last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-            run.classes[OTHER] = {"unavailable": last[:160]}
-    yield run.report(layer_errors)
+        for quantization, kv_cache_dtype, modes in OPTIONAL:
+            try:
+                with forced_engine(model, quantization, context, kv_cache_dtype) as other:
+                    for name, mode in modes.items():
+                        run.compare(name, other, mode)
+            except Exception as error:  # vLLM has many ways to refuse; the rest of the report stands
+                last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+                run.classes |= dict.fromkeys(modes, {"unavailable": last[:160]})
+            yield run.report(layer_errors)
 
 
 def measure_choices(
