@@ -15,15 +15,8 @@ from typing import TYPE_CHECKING, Any
 from nestedfp.checkpoint import fingerprint, read_weights
 from nestedfp.eligible import ALL_LAYERS, REMEDY, require_fp8_layers
 from nestedfp.hooks import versions
-from nestedfp.vllm_plugin import short_logs
-from nestedfp.vllm_plugin.options import (
-    FP8_KV_DTYPES,
-    OPTIONS_KEY,
-    PLAIN_KV_DTYPES,
-    USUAL_SLO_MS,
-    PluginOptions,
-    rounds_kv,
-)
+from nestedfp.vllm_plugin import kv_cache, short_logs
+from nestedfp.vllm_plugin.options import OPTIONS_KEY, USUAL_SLO_MS, PluginOptions
 from nestedfp.vllm_plugin.ranks import gpu_support
 
 if TYPE_CHECKING:
@@ -31,7 +24,6 @@ if TYPE_CHECKING:
 
 SCHEDULER = "nestedfp.vllm_plugin.scheduling.scheduler.make_scheduler"
 WORKER = "nestedfp.vllm_plugin.ranks.worker.NestedFPWorker"
-KV_DTYPES = (*PLAIN_KV_DTYPES, *FP8_KV_DTYPES)
 PLATFORM_WORKERS = ("auto", "vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.worker.gpu_worker.Worker")
 
 
@@ -187,7 +179,7 @@ def checkpoint_key(config: "VllmConfig") -> str:
 
 
 def check(config: "VllmConfig") -> None:
-    """Refuse what nestedfp cannot serve.
+    """Refuse what nestedfp cannot serve; choose the attention that can read its cache.
 
     Raises:
         ValueError: with the setting, its value and what to set.
@@ -208,16 +200,7 @@ def check(config: "VllmConfig") -> None:
             f"nestedfp cannot know in which precision a connector's KV or encoder entries were computed, and so cannot keep a "
             f"request in exact FP16; remove {name} (kv_offloading_size makes one too)"
         )
-    if config.cache_config.cache_dtype not in KV_DTYPES:
-        raise ValueError(
-            f"nestedfp serves KV caches of {', '.join(KV_DTYPES)}, not kv_cache_dtype={config.cache_config.cache_dtype!r}; leave "
-            "kv_cache_dtype at 'auto'"
-        )
-    if rounds_kv(config) and current_platform.is_cpu() and "AVX512" not in torch.backends.cpu.get_cpu_capability():
-        raise ValueError(
-            f"kv_cache_dtype={config.cache_config.cache_dtype!r}: vLLM's attention on a CPU needs AVX-512 for it, and this one "
-            f"has {torch.backends.cpu.get_cpu_capability()}; leave kv_cache_dtype at 'auto'"
-        )
+    kv_cache.complete(config, is_cpu=current_platform.is_cpu())
     if config.model_config.enable_sleep_mode:
         raise ValueError("nestedfp does not support sleep mode; set enable_sleep_mode=False")
     require_our_parts(config)

