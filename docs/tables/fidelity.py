@@ -1,6 +1,7 @@
-"""Fast answers by the layers that compute in FP8, from docs/fidelity/*.json (nestedfp eval --fp8-layers)."""
+"""What fast and mixed answers cost, and by the layers that compute in FP8, from docs/fidelity/*.json (nestedfp eval)."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,27 +10,32 @@ from docs.tables.marks import markdown, under
 REPORTS = Path(__file__).resolve().parents[1] / "fidelity"
 
 
+def eval_classes(name: str) -> str:
+    """Return loss and divergence of each way to compute."""
+    return _table(name, "positions in FP8", lambda found: f"{found['fast_share']:.0%}")
+
+
 def layer_choices(name: str) -> str:
-    """Return loss, divergence and bytes read of each choice."""
+    """Return the same of each choice of layers, and the bytes read, of weights, over those of an exact step."""
+    return _table(name, "weights read", lambda found: f"{1 - found.get('fp8_weight_share', 0) / 2:.1%}")
+
+
+def _table(name: str, last_heading: str, last: Callable[[dict[str, Any]], str]) -> str:
     report = json.loads((REPORTS / f"{name}.json").read_text())
-    rows = [_row(choice, each) for choice, each in report["classes"].items()]
-    said = (
-        f"{report['tokens']:,} tokens in windows of {report['context']}; bytes of weights over those of an exact step; "
-        f"`{name}.json`."
-    )
-    headings = ("answers", "perplexity", "more loss, nats", "KL", "same top", "weights read")
+    rows = [
+        [
+            f"`{choice}`",
+            f"{found['perplexity']:.3f}",
+            f"{found['loss_increase']:.4f} ± {found['loss_increase_plus_minus']:.4f}",
+            f"{found['kl_all']:.5f}",
+            f"{found['same_top_all']:.2%}",
+            last(found),
+        ]
+        for choice, found in report["classes"].items()
+    ]
+    said = f"{report['tokens']:,} tokens in windows of {report['context']:,}; H200; [report](fidelity/{name}.json)."
+    headings = ("answers", "perplexity", "more loss, nats", "KL, nats", "same top", last_heading)
     return under(said, markdown(headings, rows))
 
 
-def _row(choice: str, found: dict[str, Any]) -> list[str]:
-    return [
-        f"`{choice}`",
-        f"{found['perplexity']:.3f}",
-        f"{found['loss_increase']:.4f} ± {found['loss_increase_plus_minus']:.4f}",
-        f"{found['kl_all']:.5f}",
-        f"{found['same_top_all']:.2%}",
-        f"{1 - found.get('fp8_weight_share', 0) / 2:.1%}",
-    ]
-
-
-TABLES = {"layer_choices": layer_choices}
+TABLES = {"eval_classes": eval_classes, "layer_choices": layer_choices}
