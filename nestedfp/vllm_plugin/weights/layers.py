@@ -123,7 +123,7 @@ class NestedLinearBase(LinearMethodBase):
 def _loaded_by(loader: Any, data: torch.Tensor) -> Parameter:
     """Return a parameter [n, k] as vLLM's loaders of linear layers read it."""
     parameter = Parameter(data, requires_grad=False)
-    parameter.output_dim, parameter.input_dim, parameter.weight_loader = 0, 1, loader
+    vars(parameter).update(output_dim=0, input_dim=1, weight_loader=loader)
     return parameter
 
 
