@@ -47,7 +47,8 @@ SCHEDULER_CALLS = (
 )
 
 # With a star: vLLM's own documentation has them: the configuration's reference (vllm.config exports them), out-of-tree quantization
-# methods, model loaders, model code, custom ops, vLLM IR, CUDA graphs, and the worker's interface under platform plugins.
+# methods, model loaders, model code, custom ops, vLLM IR, attention backends, CUDA graphs, and the worker's interface under
+# platform plugins.
 HOOKS = (
     Hooks(
         "wiring",
@@ -62,6 +63,13 @@ HOOKS = (
         *vllm.version:__version__
         *vllm.platforms:current_platform
         *vllm.logger:init_logger(name)
+        """,
+    ),
+    Hooks(
+        "kv_cache",
+        "chooses an attention that reads an FP8 KV cache",
+        """
+        *vllm.v1.attention.backends.registry:AttentionBackendEnum
         """,
     ),
     Hooks(
